@@ -1,0 +1,72 @@
+// Package svidkit is the map of a library for SPIFFE workload identity; there is no code in it.
+//
+// # Where to start
+//
+// A service that needs an identity takes [secretcache] and a CA from [caclient], and gives both to
+// [spiffetls] to serve and to dial. A platform that builds an agent or a certificate authority
+// embeds [secretcache], [sds] and [pki/ca]. A test takes [spiffetest]. Everybody meets in the words
+// of [spiffe]. To see all of it at work:
+//
+//	go run ./examples/quickstart
+//
+// # The packages
+//
+//	spiffe             IDs, trust domains, bundles, X.509-SVIDs, policies, and the Verifier
+//	spiffe/spiffetls   tls.Configs that read their source at every handshake
+//	spiffe/spiffetest  a CA and identities for tests, good and broken
+//	pki                keys, CSRs, the SAN extension, PEM, certificate building
+//	pki/ca             a certificate authority with root rotation
+//	caclient           one interface to any CA; caclient/local is the one over pki/ca
+//	secretcache        the SecretManager: obtain identities, keep them fresh, notify
+//	sds                Envoy's Secret Discovery Service, v3
+//	authn              who is calling
+//	examples           programs that put them together
+//
+// Packages are independent: siblings do not import each other, and each can be imported alone.
+// They meet in the types of spiffe and pki and in interfaces of one to three methods that the
+// caller of them declares. A test (internal/deptest) holds what each package may import, and why.
+//
+// # The security model
+//
+// Proof is a type. An ID that was parsed and a peer that was verified are different types, and
+// only a Verifier makes the second. Policies are required arguments, and the default is no.
+//
+// One immutable snapshot. An identity, its key and the trust bundles that go with it are published
+// together as one value that never changes. Readers never lock, never block, and never see a key
+// with another certificate's chain.
+//
+// Old before new. A credential that is still valid is never dropped because a renewal failed.
+// What comes from a CA is verified before it replaces what works. A failure changes the time of
+// the next attempt and nothing else.
+//
+// A CA signs what its caller may have. It takes the public key from a CSR, and nothing else.
+//
+// A trust domain is verified with its own authorities and no others. Roots of several domains are
+// never put into one pool.
+//
+// Keys do not print: every type that holds one has String, GoString and LogValue.
+//
+// # One transport
+//
+// Every server is an [net/http.Handler] and every client takes an [net/http.Client]. The gRPC wire
+// protocol is spoken over net/http, so that nothing here links grpc-go, Envoy's control plane
+// types, or a Kubernetes or cloud SDK. Wire messages are generated from minimal files of our own
+// under names of our own, and do not clash with the canonical ones in one program.
+//
+// # Dependencies
+//
+//   - connectrpc.com/connect: the gRPC protocol over net/http; only sds reaches it.
+//   - google.golang.org/protobuf: the wire messages of sds.
+//   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly; only pki reaches it.
+//   - github.com/stretchr/testify: assertions; only tests reach it.
+//
+// Packages spiffe and spiffe/spiffetls take the standard library alone.
+//
+// [secretcache]: https://pkg.go.dev/github.com/svidkit/svidkit/secretcache
+// [caclient]: https://pkg.go.dev/github.com/svidkit/svidkit/caclient
+// [spiffetls]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetls
+// [spiffetest]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetest
+// [sds]: https://pkg.go.dev/github.com/svidkit/svidkit/sds
+// [pki/ca]: https://pkg.go.dev/github.com/svidkit/svidkit/pki/ca
+// [spiffe]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe
+package svidkit

@@ -1,0 +1,12 @@
+module github.com/svidkit/svidkit
+
+go 1.26.0
+
+require (
+	connectrpc.com/connect v1.21.1
+	github.com/stretchr/testify v1.12.1
+	golang.org/x/crypto v0.58.0
+	google.golang.org/protobuf v1.36.12
+)
+
+require go.yaml.in/yaml/v3 v3.0.5 // indirect
