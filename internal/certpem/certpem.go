@@ -1,0 +1,167 @@
+// Package certpem reads and writes certificates and private keys in PEM, with limits, for the
+// packages spiffe and pki. Errors never carry the input, which may be a secret.
+package certpem
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/pem"
+	"errors"
+	"fmt"
+)
+
+// Limits on what is parsed.
+const (
+	MaxInput        = 1 << 20 // bytes of PEM
+	MaxCertificates = 1000    // certificates in one input
+	MaxKey          = 16 << 10
+)
+
+// ErrTooLarge says that input is over a limit; package spiffe exports it.
+var ErrTooLarge = errors.New("input too large")
+
+// Certificates parses every block of data, each of which must be a CERTIFICATE without headers.
+// Text before a block is allowed, as tools write comments there; text after the last one is not.
+// An input without any certificate is an error.
+func Certificates(data []byte) ([]*x509.Certificate, error) {
+	if len(data) > MaxInput {
+		return nil, fmt.Errorf("PEM of %d bytes, the limit is %d: %w", len(data), MaxInput, ErrTooLarge)
+	}
+	var certs []*x509.Certificate
+	for rest := data; ; {
+		var b *pem.Block
+		if b, rest = pem.Decode(rest); b == nil {
+			if len(bytes.TrimSpace(rest)) > 0 {
+				return nil, fmt.Errorf("after certificate %d: text that is not PEM", len(certs))
+			}
+			break
+		}
+		if b.Type != "CERTIFICATE" {
+			return nil, fmt.Errorf("block %d is %q, not CERTIFICATE", len(certs)+1, b.Type)
+		}
+		if len(certs) == MaxCertificates {
+			return nil, fmt.Errorf("more than %d certificates: %w", MaxCertificates, ErrTooLarge)
+		}
+		c, err := x509.ParseCertificate(b.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
+		}
+		certs = append(certs, c)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("no certificate found")
+	}
+	return certs, nil
+}
+
+// EncodeCertificates returns one CERTIFICATE block for each certificate, in order.
+func EncodeCertificates(certs []*x509.Certificate) []byte {
+	var buf bytes.Buffer
+	for _, c := range certs {
+		_ = pem.Encode(&buf, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}) // a Buffer does not fail
+	}
+	return buf.Bytes()
+}
+
+// PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1. An EC PARAMETERS block in
+// front, as some tools write it, is skipped; anything else is an error, and so is an encrypted key.
+func PrivateKey(data []byte) (crypto.Signer, error) {
+	if len(data) > MaxInput {
+		return nil, fmt.Errorf("PEM of %d bytes, the limit is %d: %w", len(data), MaxInput, ErrTooLarge)
+	}
+	var key crypto.Signer
+	for rest := data; ; {
+		var b *pem.Block
+		if b, rest = pem.Decode(rest); b == nil {
+			if len(bytes.TrimSpace(rest)) > 0 {
+				return nil, errors.New("text that is not PEM after the private key")
+			}
+			break
+		}
+		if b.Type == "EC PARAMETERS" && key == nil {
+			continue
+		}
+		if key != nil {
+			return nil, fmt.Errorf("a block %q after the private key", b.Type)
+		}
+		if b.Headers["DEK-Info"] != "" || b.Type == "ENCRYPTED PRIVATE KEY" {
+			return nil, errors.New("the private key is encrypted; decrypt it first")
+		}
+		if len(b.Bytes) > MaxKey {
+			return nil, fmt.Errorf("private key of %d bytes, the limit is %d: %w", len(b.Bytes), MaxKey, ErrTooLarge)
+		}
+		var err error
+		switch b.Type {
+		case "PRIVATE KEY":
+			key, err = PKCS8(b.Bytes)
+		case "RSA PRIVATE KEY":
+			if err = whole(b.Bytes); err == nil {
+				key, err = signer(x509.ParsePKCS1PrivateKey(b.Bytes))
+			}
+		case "EC PRIVATE KEY":
+			if err = whole(b.Bytes); err == nil {
+				key, err = signer(x509.ParseECPrivateKey(b.Bytes))
+			}
+		default:
+			return nil, fmt.Errorf("block %q is not a private key", b.Type)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", b.Type, err)
+		}
+	}
+	if key == nil {
+		return nil, errors.New("no private key found")
+	}
+	return key, nil
+}
+
+// PKCS8 parses a PKCS#8 private key in DER.
+func PKCS8(der []byte) (crypto.Signer, error) {
+	if len(der) > MaxKey {
+		return nil, fmt.Errorf("private key of %d bytes, the limit is %d: %w", len(der), MaxKey, ErrTooLarge)
+	}
+	if err := whole(der); err != nil {
+		return nil, err
+	}
+	k, err := x509.ParsePKCS8PrivateKey(der)
+	if err != nil {
+		return nil, err
+	}
+	s, ok := k.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("a key of type %T cannot sign", k)
+	}
+	return s, nil
+}
+
+// whole refuses bytes after the one DER value, which some parsers of crypto/x509 ignore.
+func whole(der []byte) error {
+	var v asn1.RawValue
+	rest, err := asn1.Unmarshal(der, &v)
+	if err != nil {
+		return errors.New("not DER")
+	}
+	if len(rest) > 0 {
+		return fmt.Errorf("%d bytes after the private key", len(rest))
+	}
+	return nil
+}
+
+// EncodePrivateKey returns key as a PRIVATE KEY block (PKCS#8), in the clear. A key that lives in
+// hardware cannot be exported and is an error.
+func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("a key of type %T cannot be exported", key)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+func signer[K crypto.Signer](k K, err error) (crypto.Signer, error) {
+	if err != nil {
+		return nil, err
+	}
+	return k, nil
+}
