@@ -1,0 +1,342 @@
+package spiffe
+
+import (
+	"bytes"
+	"cmp"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/x509"
+	"fmt"
+	"hash/maphash"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/certpem"
+)
+
+// BundleContents are the parts that a [Bundle] is made of.
+type BundleContents struct {
+	// X509Authorities are CA certificates: what chains of X.509-SVIDs end in. Their order is kept,
+	// and a certificate that is there twice counts once.
+	X509Authorities []*x509.Certificate
+
+	// JWTAuthorities are the keys that sign JWT-SVIDs, by key ID, which is any text that is not
+	// empty: *ecdsa.PublicKey on P-256, P-384 or P-521, or *rsa.PublicKey of 2048 to 8192 bits.
+	JWTAuthorities map[string]crypto.PublicKey
+
+	// Sequence is nil for none. A publisher should set it, and must make it grow with every change
+	// of the contents and leave it alone otherwise (BND-16, BND-17).
+	Sequence *uint64
+
+	// RefreshHint is how often consumers should look for a newer bundle, in whole seconds; 0 means
+	// none, and then five minutes are usual.
+	RefreshHint time.Duration
+}
+
+// Bundle is the trust bundle of one trust domain: the authorities that may speak for it. It holds
+// its trust domain's name, as the document that it is published in does not (BND-3). A Bundle
+// without authorities is valid and means that nothing of the domain is trusted (BND-10).
+//
+// A Bundle never changes and is safe for concurrent use. Certificates and keys that its methods
+// return are shared with it and must not be changed. It is a [BundleSource] of itself.
+type Bundle struct {
+	td      TrustDomain
+	x509    []*x509.Certificate // without duplicates
+	jwt     []jwtAuthority      // sorted by ID, without duplicates
+	seq     *uint64
+	hint    time.Duration
+	skipped []error
+
+	// Made when first needed: a process may hold many domains' bundles and meet few of their peers.
+	poolOnce sync.Once
+	roots    *x509.CertPool
+	pemOnce  sync.Once
+	pem      []byte
+}
+
+type jwtAuthority struct {
+	id  string
+	key crypto.PublicKey // *ecdsa.PublicKey or *rsa.PublicKey
+}
+
+// NewBundle returns the bundle of td with the contents c, whose slice and map it copies. It refuses
+// a certificate that is not a CA's or has an RSA key of more than 8192 bits (X5-41), a JWT key that none of the nine algorithms of JWT-SVID
+// can use (BND-32), an empty key ID, a refresh hint that is negative or not in whole seconds, and
+// more than [MaxBundleKeys] authorities, which wraps [ErrTooLarge]. The zero trust domain is an
+// error that wraps [ErrZero].
+func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
+	if td.IsZero() {
+		return nil, errZero("trust domain")
+	}
+	b := &Bundle{td: td, hint: c.RefreshHint}
+	if n := len(c.X509Authorities) + len(c.JWTAuthorities); n > MaxBundleKeys {
+		return nil, b.errorf("%d authorities, the limit is %d: %w", n, MaxBundleKeys, ErrTooLarge)
+	}
+	if c.RefreshHint < 0 || c.RefreshHint%time.Second != 0 {
+		return nil, b.errorf("the refresh hint %v is not a number of whole seconds", c.RefreshHint)
+	}
+	if c.Sequence != nil {
+		b.seq = new(*c.Sequence)
+	}
+	for i, cert := range c.X509Authorities {
+		if cert == nil || len(cert.Raw) == 0 {
+			return nil, b.errorf("X.509 authority %d is not a parsed certificate", i+1)
+		}
+		if reason := unfitAnchor(cert); reason != "" {
+			return nil, b.errorf("X.509 authority %d, %s: %s (X5-41)", i+1, short(cert.Subject.String()), reason)
+		}
+	}
+	b.x509 = distinct(slices.Clone(c.X509Authorities))
+	for id, key := range c.JWTAuthorities {
+		if id == "" || !utf8.ValidString(id) {
+			return nil, b.errorf("the key ID %s of a JWT authority is empty or not UTF-8 (BND-30)", short(id))
+		}
+		if reason := unfitForJWT(key); reason != "" {
+			return nil, b.errorf("JWT authority %s: %s (BND-32)", short(id), reason)
+		}
+		b.jwt = append(b.jwt, jwtAuthority{id, key})
+	}
+	slices.SortFunc(b.jwt, func(x, y jwtAuthority) int { return cmp.Compare(x.id, y.id) })
+	return b, nil
+}
+
+// ParseBundlePEM returns a bundle of td with the CA certificates in roots, which is PEM as in
+// [Bundle.MarshalPEM], and nothing else: no JWT authorities, sequence or hint. Unlike in a bundle
+// document, a certificate that cannot be used is an error that names it. Input over 1 MiB or 1,000
+// certificates is an error that wraps [ErrTooLarge].
+func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
+	if td.IsZero() {
+		return nil, errZero("trust domain")
+	}
+	certs, err := certpem.Certificates(roots)
+	if err != nil {
+		return nil, (&Bundle{td: td}).errorf("%w", err)
+	}
+	return NewBundle(td, BundleContents{X509Authorities: certs})
+}
+
+// TrustDomain returns the trust domain that b belongs to.
+func (b *Bundle) TrustDomain() TrustDomain { return b.td }
+
+// Contents returns the parts of b in a new slice and a new map, to edit and give to [NewBundle].
+func (b *Bundle) Contents() BundleContents {
+	c := BundleContents{
+		X509Authorities: slices.Clone(b.x509),
+		JWTAuthorities:  maps.Collect(b.JWTAuthorities()),
+		RefreshHint:     b.hint,
+	}
+	if b.seq != nil {
+		c.Sequence = new(*b.seq)
+	}
+	return c
+}
+
+// X509Authorities loops over the CA certificates, in the order in which they were given.
+func (b *Bundle) X509Authorities() iter.Seq[*x509.Certificate] { return slices.Values(b.x509) }
+
+// JWTAuthorities loops over the JWT keys, sorted by key ID.
+func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] {
+	return func(yield func(string, crypto.PublicKey) bool) {
+		for _, a := range b.jwt {
+			if !yield(a.id, a.key) {
+				return
+			}
+		}
+	}
+}
+
+// JWTAuthority returns the JWT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey.
+func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) {
+	i, ok := slices.BinarySearchFunc(b.jwt, keyID, func(a jwtAuthority, id string) int { return strings.Compare(a.id, id) })
+	if !ok {
+		return nil, false
+	}
+	return b.jwt[i].key, true
+}
+
+// Sequence returns the sequence number and whether there is one; see [Bundle.Supersedes].
+func (b *Bundle) Sequence() (n uint64, ok bool) {
+	if b.seq == nil {
+		return 0, false
+	}
+	return *b.seq, true
+}
+
+// RefreshHint returns how often the publisher suggests to look for a newer bundle, in whole
+// seconds, and whether it does. Any positive number may come from a stranger: put bounds on it.
+func (b *Bundle) RefreshHint() (d time.Duration, ok bool) { return b.hint, b.hint > 0 }
+
+// CertPool returns a new pool of the CA certificates, for other packages' use. It is empty, not
+// nil, if there are none: crypto/x509 takes nil for the roots of the host. Peers are better
+// verified by a [Verifier], as a pool has lost its trust domain.
+func (b *Bundle) CertPool() *x509.CertPool { return b.pool().Clone() }
+
+// pool is CertPool without the copy: what it returns must not be changed.
+func (b *Bundle) pool() *x509.CertPool {
+	b.poolOnce.Do(func() {
+		b.roots = x509.NewCertPool()
+		for _, c := range b.x509 {
+			b.roots.AddCert(c)
+		}
+	})
+	return b.roots
+}
+
+// Skipped returns one [*BundleError] for each entry of the document that [ParseBundle] could not
+// use, in a new slice. They are worth a line in the log.
+func (b *Bundle) Skipped() []error { return slices.Clone(b.skipped) }
+
+// Equal reports whether both are bundles of one trust domain with the same authorities in whatever
+// order, the same sequence number and the same refresh hint. What was skipped does not count.
+func (b *Bundle) Equal(other *Bundle) bool {
+	if b == other || b == nil || other == nil {
+		return b == other
+	}
+	return b.td == other.td && b.hint == other.hint && equalSequence(b.seq, other.seq) &&
+		slices.EqualFunc(b.jwt, other.jwt, jwtAuthority.equal) && equalCertificates(b.x509, other.x509)
+}
+
+// Supersedes reports whether b, which was fetched after old, takes old's place: yes, unless both
+// have sequence numbers and b's is the lower one (FED-11, FED-12). A nil old is always superseded,
+// and a bundle of another trust domain never is (FED-14).
+//
+// A lower number is worth an alert: somebody replays an old bundle, or the publisher has lost its
+// counter and an operator has to decide. So is an equal number on a bundle that is not Equal, a
+// publisher's fault.
+func (b *Bundle) Supersedes(old *Bundle) bool {
+	if old == nil {
+		return true
+	}
+	return b.td == old.td && (b.seq == nil || old.seq == nil || *b.seq >= *old.seq)
+}
+
+// MarshalPEM returns the CA certificates as CERTIFICATE blocks in PEM, in order: nothing if there
+// are none. The encoding is done once; the result is the caller's own.
+func (b *Bundle) MarshalPEM() []byte {
+	b.pemOnce.Do(func() { b.pem = certpem.EncodeCertificates(b.x509) })
+	return bytes.Clone(b.pem)
+}
+
+// Bundle returns b if it is the bundle of td, and otherwise an error that wraps
+// [ErrUnknownTrustDomain]; see [BundleSource].
+func (b *Bundle) Bundle(td TrustDomain) (*Bundle, error) {
+	if b.td != td {
+		return nil, errUnknownTrustDomain(td)
+	}
+	return b, nil
+}
+
+func (b *Bundle) errorf(format string, args ...any) error {
+	return fmt.Errorf("spiffe: bundle of %q: %w", b.td, fmt.Errorf(format, args...))
+}
+
+func (a jwtAuthority) equal(other jwtAuthority) bool {
+	return a.id == other.id && sameKey(a.key, other.key)
+}
+
+func sameKey(a, b crypto.PublicKey) bool {
+	k, ok := a.(interface{ Equal(crypto.PublicKey) bool })
+	return ok && k.Equal(b)
+}
+
+func equalSequence(a, b *uint64) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// equalCertificates compares as sets; neither slice has duplicates.
+func equalCertificates(a, b []*x509.Certificate) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	if slices.EqualFunc(a, b, (*x509.Certificate).Equal) {
+		return true
+	}
+	return len(distinct(slices.Concat(a, b))) == len(a)
+}
+
+// distinct removes certificates that are there already, in place.
+func distinct(certs []*x509.Certificate) []*x509.Certificate {
+	kept := certs[:0]
+	if len(certs) <= 8 {
+		for _, c := range certs {
+			if !slices.ContainsFunc(kept, c.Equal) {
+				kept = append(kept, c)
+			}
+		}
+	} else {
+		seed := maphash.MakeSeed()
+		seen := make(map[uint64]*x509.Certificate, len(certs))
+		for _, c := range certs {
+			sum := maphash.Bytes(seed, c.Raw)
+			if twin := seen[sum]; twin == nil {
+				seen[sum] = c
+			} else if c.Equal(twin) || slices.ContainsFunc(kept, c.Equal) {
+				continue
+			}
+			kept = append(kept, c)
+		}
+	}
+	clear(certs[len(kept):])
+	return kept
+}
+
+// unfitAnchor says why cert must not be a trust anchor, or returns "". What is not a CA must be kept
+// out, as crypto/x509 takes whatever is among the roots for trusted, even a leaf; and so must a key
+// that is too slow to verify with, as a federated domain's authorities are a stranger's.
+func unfitAnchor(cert *x509.Certificate) string {
+	switch {
+	case !cert.BasicConstraintsValid || !cert.IsCA:
+		return "not a CA certificate"
+	case rsaBits(cert) > maxRSABits:
+		return fmt.Sprintf("an RSA key of %d bits, the limit is %d", rsaBits(cert), maxRSABits)
+	}
+	return ""
+}
+
+// unfitForJWT says why key cannot verify a JWT-SVID, or returns "".
+func unfitForJWT(key crypto.PublicKey) string {
+	switch k := key.(type) {
+	case *ecdsa.PublicKey:
+		if k == nil || curveSize(k.Curve) == 0 {
+			return "the curve is not P-256, P-384 or P-521"
+		}
+		if _, err := k.Bytes(); err != nil {
+			return "the point is not on the curve"
+		}
+	case *rsa.PublicKey:
+		switch {
+		case k == nil || k.N == nil:
+			return "the RSA key is empty"
+		case k.N.BitLen() < 2048 || k.N.BitLen() > 8192:
+			return fmt.Sprintf("the RSA key has %d bits, not 2048 to 8192", k.N.BitLen())
+		case k.N.Bit(0) == 0:
+			return "the RSA modulus is even"
+		case k.E < 3 || k.E&1 == 0 || k.E > 1<<31-1:
+			return fmt.Sprintf("the RSA exponent %d is not an odd number from 3 to 2³¹-1", k.E)
+		}
+	default:
+		return fmt.Sprintf("no algorithm of JWT-SVID uses a key of type %T", key)
+	}
+	return ""
+}
+
+func errUnknownTrustDomain(td TrustDomain) error {
+	return fmt.Errorf("spiffe: trust domain %q: %w", td, ErrUnknownTrustDomain)
+}
+
+// short quotes s for an error, and cuts it: what a stranger sent must not fill the log.
+func short(s string) string {
+	if len(s) > 128 {
+		return fmt.Sprintf("%q…", s[:128])
+	}
+	return fmt.Sprintf("%q", s)
+}

@@ -1,0 +1,513 @@
+package spiffe_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/elliptic"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var bundleTD = spiffe.MustParseTrustDomain("example.org")
+
+// bundleVector is one document of testdata/bundles/index.json.
+type bundleVector struct {
+	ID, Rule, File, Expect, Why string
+	Choice                      bool
+
+	X509, JWT int
+	Sequence  *uint64
+	Hint      int64
+	Skipped   []skippedVector
+
+	Offset   int
+	TooLarge bool
+}
+
+type skippedVector struct {
+	Index     int
+	Kid, Rule string
+}
+
+// bundleSequence is a sequence of documents, fetched one after the other.
+type bundleSequence struct {
+	ID, Rule, Why string
+	Files         []string
+	InForce       int
+	Error, Alert  bool
+}
+
+type bundleIndex struct {
+	About     string
+	Documents []bundleVector
+	Sequences []bundleSequence
+}
+
+func readBundleFile(t testing.TB, file string) []byte {
+	t.Helper()
+	doc, err := os.ReadFile(filepath.Join("testdata", "bundles", file))
+	require.NoError(t, err)
+	return doc
+}
+
+func readBundleIndex(t testing.TB) bundleIndex {
+	t.Helper()
+	var index bundleIndex
+	d := json.NewDecoder(bytes.NewReader(readBundleFile(t, "index.json")))
+	d.DisallowUnknownFields()
+	require.NoError(t, d.Decode(&index))
+	return index
+}
+
+// Every vector of the conformance table is there, once, and every file belongs to a vector.
+func TestBundleVectorsComplete(t *testing.T) {
+	t.Parallel()
+	index := readBundleIndex(t)
+	want := []string{"KAT"}
+	for _, c := range []struct {
+		prefix string
+		n      int
+	}{{"BV", 46}, {"BX", 46}, {"BS", 6}} {
+		for i := range c.n {
+			want = append(want, fmt.Sprintf("%s-%02d", c.prefix, i+1))
+		}
+	}
+	var ids []string
+	files := map[string]bool{}
+	for _, v := range index.Documents {
+		ids, files[v.File] = append(ids, v.ID), true
+		assert.NotEmpty(t, v.Why, v.ID)
+	}
+	for _, s := range index.Sequences {
+		ids = append(ids, s.ID)
+		for _, f := range s.Files {
+			files[f] = true
+		}
+	}
+	assert.ElementsMatch(t, want, ids)
+	var onDisk []string
+	matches, err := filepath.Glob("testdata/bundles/*.json")
+	require.NoError(t, err)
+	for _, m := range matches {
+		if f := filepath.Base(m); f != "index.json" {
+			onDisk = append(onDisk, f)
+		}
+	}
+	assert.ElementsMatch(t, onDisk, slices.Collect(maps.Keys(files)))
+}
+
+func TestBundleVectors(t *testing.T) {
+	t.Parallel()
+	for _, v := range readBundleIndex(t).Documents {
+		t.Run(v.ID, func(t *testing.T) {
+			t.Parallel()
+			doc := readBundleFile(t, v.File)
+			b, err := spiffe.ParseBundle(bundleTD, doc)
+			if v.Expect == "reject" {
+				e, ok := errors.AsType[*spiffe.BundleError](err)
+				require.True(t, ok, "%s: %v", v.Why, err)
+				assert.Nil(t, b)
+				assert.Equal(t, bundleTD, e.TrustDomain)
+				assert.Equal(t, -1, e.Index)
+				assert.Equal(t, v.Rule, e.Rule, "%v", err)
+				assert.Equal(t, v.Offset, e.Offset, "%v", err)
+				assert.Equal(t, v.TooLarge, errors.Is(err, spiffe.ErrTooLarge))
+				return
+			}
+			require.Equal(t, "accept", v.Expect)
+			require.NoError(t, err, v.Why)
+			assert.Equal(t, bundleTD, b.TrustDomain())
+			assert.Len(t, slices.Collect(b.X509Authorities()), v.X509)
+			assert.Len(t, maps.Collect(b.JWTAuthorities()), v.JWT)
+			assert.Equal(t, v.Sequence, b.Contents().Sequence)
+			hint, ok := b.RefreshHint()
+			assert.Equal(t, v.Hint > 0, ok)
+			assert.Equal(t, time.Duration(v.Hint)*time.Second, hint)
+
+			var skipped []skippedVector
+			for _, err := range b.Skipped() {
+				e, ok := errors.AsType[*spiffe.BundleError](err)
+				require.True(t, ok)
+				assert.Equal(t, bundleTD, e.TrustDomain)
+				assert.True(t, e.Offset > 0 && e.Offset < len(doc))
+				skipped = append(skipped, skippedVector{e.Index, e.KeyID, e.Rule})
+			}
+			assert.Equal(t, v.Skipped, skipped, "%v", b.Skipped())
+			checkRoundTrip(t, b)
+		})
+	}
+}
+
+// checkRoundTrip marshals and parses b, and checks what the standards say about documents.
+func checkRoundTrip(t *testing.T, b *spiffe.Bundle) {
+	t.Helper()
+	doc, err := b.Marshal()
+	require.NoError(t, err)
+	again, err := spiffe.ParseBundle(b.TrustDomain(), doc)
+	require.NoError(t, err)
+	assert.True(t, b.Equal(again), "%s", doc)
+	assert.Empty(t, again.Skipped())
+	doc2, err := again.Marshal()
+	require.NoError(t, err)
+	assert.Equal(t, string(doc), string(doc2), "the bytes are stable")
+	checkDocument(t, b, doc)
+}
+
+// checkDocument looks at a document with encoding/json, which knows nothing of bundles.
+func checkDocument(t *testing.T, b *spiffe.Bundle, doc []byte) {
+	t.Helper()
+	var d map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(doc, &d))
+	n, hasSequence := b.Sequence()
+	hint, hasHint := b.RefreshHint()
+	want := []string{"keys"}
+	if hasSequence {
+		want = append(want, "spiffe_sequence")
+		assert.Equal(t, fmt.Sprint(n), string(d["spiffe_sequence"])) // BND-17
+	}
+	if hasHint {
+		want = append(want, "spiffe_refresh_hint")
+		assert.Equal(t, fmt.Sprint(int64(hint/time.Second)), string(d["spiffe_refresh_hint"])) // BND-20
+	}
+	assert.ElementsMatch(t, want, slices.Collect(maps.Keys(d)))
+
+	members := map[string][]string{"EC": {"crv", "x", "y"}, "RSA": {"n", "e"}, "OKP": {"crv", "x"}}
+	var keys []map[string]any
+	require.NoError(t, json.Unmarshal(d["keys"], &keys))
+	require.NotNil(t, keys) // [] and not null
+	var kids []string
+	certs := slices.Collect(b.X509Authorities())
+	for i, k := range keys {
+		want := append([]string{"use", "kty"}, members[k["kty"].(string)]...) // BND-24
+		if i < len(certs) {
+			assert.Equal(t, "x509-svid", k["use"]) // X5-51
+			var c struct {
+				Keys []struct{ X5c [][]byte }
+			}
+			require.NoError(t, json.Unmarshal(doc, &c))
+			assert.Equal(t, [][]byte{certs[i].Raw}, c.Keys[i].X5c) // X5-53
+			want = append(want, "x5c")                             // and no kid: X5-52
+		} else {
+			assert.Equal(t, "jwt-svid", k["use"])
+			kids, want = append(kids, k["kid"].(string)), append(want, "kid") // JWT-35
+		}
+		assert.ElementsMatch(t, want, slices.Collect(maps.Keys(k)))
+	}
+	assert.True(t, slices.IsSorted(kids))
+	assert.ElementsMatch(t, slices.Collect(maps.Keys(b.Contents().JWTAuthorities)), kids)
+}
+
+// What we publish is the known-answer document, but for the WIT entry.
+func TestBundleKnownAnswer(t *testing.T) {
+	t.Parallel()
+	kat := readBundleFile(t, "KAT.json")
+	b, err := spiffe.ParseBundle(bundleTD, kat)
+	require.NoError(t, err)
+	doc, err := b.Marshal()
+	require.NoError(t, err)
+	without, _, ok := bytes.Cut(kat, []byte(`,{"use":"wit-svid"`))
+	require.True(t, ok)
+	assert.Equal(t, string(without)+"]}", string(doc))
+
+	root := readBundleFile(t, "kat-ca1.pem")
+	assert.Equal(t, string(root), string(b.MarshalPEM()))
+	key, ok := b.JWTAuthority("jwt-1")
+	require.True(t, ok)
+	assert.True(t, bundleKey(elliptic.P256(), "spiffe-kat-jwt1").PublicKey.Equal(key))
+}
+
+// A consumer as the comments of ParseBundle and Supersedes describe it.
+func TestBundleSequences(t *testing.T) {
+	t.Parallel()
+	leaf := bundleLeaf()
+	trusted := func(b *spiffe.Bundle) bool {
+		_, err := leaf.Verify(x509.VerifyOptions{
+			Roots: b.CertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+			CurrentTime: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
+		})
+		return err == nil
+	}
+	for _, s := range readBundleIndex(t).Sequences {
+		t.Run(s.ID, func(t *testing.T) {
+			t.Parallel()
+			var current *spiffe.Bundle
+			var failed, alert bool
+			for _, f := range s.Files {
+				b, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, f))
+				switch {
+				case err != nil:
+					failed = true
+				case b.Supersedes(current):
+					if current != nil && !b.Equal(current) {
+						old, ok := current.Sequence()
+						n, ok2 := b.Sequence()
+						alert = ok && ok2 && old == n
+					}
+					current = b
+				default:
+					alert = true
+				}
+			}
+			assert.Equal(t, s.Error, failed)
+			assert.Equal(t, s.Alert, alert)
+			want, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, s.Files[s.InForce]))
+			require.NoError(t, err)
+			assert.True(t, current.Equal(want), s.Why)
+
+			first, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, s.Files[0]))
+			require.NoError(t, err)
+			assert.True(t, trusted(first), "CA1 is in the first document")
+			assert.Equal(t, s.InForce == 0, trusted(current), s.Why)
+		})
+	}
+}
+
+func TestParseBundleZeroTrustDomain(t *testing.T) {
+	t.Parallel()
+	_, err := spiffe.ParseBundle(spiffe.TrustDomain{}, []byte(`{"keys":[]}`))
+	require.ErrorIs(t, err, spiffe.ErrZero)
+	_, err = spiffe.ParseBundlePEM(spiffe.TrustDomain{}, readBundleFile(t, "kat-ca1.pem"))
+	require.ErrorIs(t, err, spiffe.ErrZero)
+}
+
+func TestBundleErrorText(t *testing.T) {
+	t.Parallel()
+	_, err := spiffe.ParseBundle(bundleTD, []byte(`{"keys":{}}`))
+	require.EqualError(t, err, `spiffe: bundle of "example.org": document, at byte 8: "keys" is not an array (BND-9)`)
+	_, err = spiffe.ParseBundle(bundleTD, bytes.Repeat([]byte(" "), spiffe.MaxBundleSize+1))
+	require.EqualError(t, err, `spiffe: bundle of "example.org": document, at byte 1048576: longer than 1048576 bytes: input too large (BND-33)`)
+
+	b, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, "BV-12.json"))
+	require.NoError(t, err)
+	require.Len(t, b.Skipped(), 1)
+	require.EqualError(t, b.Skipped()[0], `spiffe: bundle of "example.org": skipped entry 0, key ID "pq", at byte 9: "kty" is missing or unknown: "AKP" (BND-14)`)
+
+	// What a stranger wrote is cut: key IDs, and what crypto/x509 quotes.
+	long := strings.Repeat("k", 5000)
+	b, err = spiffe.ParseBundle(bundleTD, fmt.Appendf(nil, `{"keys":[{"use":"%s","kid":"%s","kty":"%s"},{"use":"jwt-svid","kid":"%s","kty":"%s"}]}`, long, long, long, long, long))
+	require.NoError(t, err)
+	require.Len(t, b.Skipped(), 2)
+	for _, err := range b.Skipped() {
+		assert.Less(t, len(err.Error()), 600)
+	}
+	cause := &spiffe.BundleError{TrustDomain: bundleTD, Reason: "why", Rule: "X", Err: errors.New(strings.Repeat("é", 5000))}
+	assert.Less(t, len(cause.Error()), 400)
+	assert.True(t, strings.HasSuffix(cause.Error(), "é… (X)"), cause.Error())
+}
+
+// The result of ParseBundle keeps nothing of the document, which may be a reused buffer.
+func TestParseBundleKeepsNothing(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"KAT.json", "BX-01.json", "BX-11.json", "BX-14.json"} {
+		doc := readBundleFile(t, file)
+		before := bytes.Clone(doc)
+		b, err := spiffe.ParseBundle(bundleTD, doc)
+		require.NoError(t, err)
+		assert.Equal(t, before, doc, "the document was changed")
+		want, err := b.Marshal()
+		require.NoError(t, err)
+		skipped := fmt.Sprint(b.Skipped())
+		clear(doc)
+		got, err := b.Marshal()
+		require.NoError(t, err)
+		assert.Equal(t, string(want), string(got))
+		assert.Equal(t, skipped, fmt.Sprint(b.Skipped()))
+	}
+}
+
+func TestBundleLimits(t *testing.T) {
+	t.Parallel()
+	entries := func(n int) []byte {
+		return []byte(`{"keys":[` + strings.TrimSuffix(strings.Repeat(`{"use":"sig"},`, n), ",") + `]}`)
+	}
+	b, err := spiffe.ParseBundle(bundleTD, entries(spiffe.MaxBundleKeys))
+	require.NoError(t, err)
+	assert.Len(t, b.Skipped(), spiffe.MaxBundleKeys)
+	_, err = spiffe.ParseBundle(bundleTD, entries(spiffe.MaxBundleKeys+1))
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+
+	pad := func(n int) []byte {
+		const empty = `{"keys":[]}`
+		return append([]byte(empty), bytes.Repeat([]byte(" "), n-len(empty))...)
+	}
+	_, err = spiffe.ParseBundle(bundleTD, pad(spiffe.MaxBundleSize))
+	require.NoError(t, err)
+	_, err = spiffe.ParseBundle(bundleTD, pad(spiffe.MaxBundleSize+1))
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+
+	// What cannot be read back is not written: 1,000 keys of 8192 bits are too much.
+	keys := map[string]crypto.PublicKey{}
+	wide, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, "BX-12.json"))
+	require.NoError(t, err)
+	key, ok := wide.JWTAuthority("8192")
+	require.True(t, ok)
+	for i := range spiffe.MaxBundleKeys {
+		keys[fmt.Sprint(i)] = key
+	}
+	full, err := spiffe.NewBundle(bundleTD, spiffe.BundleContents{JWTAuthorities: keys})
+	require.NoError(t, err)
+	_, err = full.Marshal()
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+}
+
+// Documents of a megabyte that are made to be expensive. Not parallel: it counts memory.
+func TestParseBundleHostile(t *testing.T) {
+	fill := func(before, unit, after string) string {
+		n := (spiffe.MaxBundleSize - len(before) - len(after)) / len(unit)
+		return before + strings.Repeat(unit, n) + after
+	}
+	names := func(format string) string {
+		var s strings.Builder
+		s.WriteString(`{"keys":[]`)
+		for i := 0; s.Len() < spiffe.MaxBundleSize-16; i++ {
+			fmt.Fprintf(&s, format, i)
+		}
+		return s.String() + "}"
+	}
+	m := newBundleMaterial()
+	const tooLarge, refused, accepted = "too large", "refused", "accepted"
+	for name, c := range map[string]struct{ doc, want string }{
+		"nested arrays":        {fill("", "[", ""), tooLarge},
+		"nested in a key":      {fill(`{"keys":[{"a":`, `[`, ""), tooLarge},
+		"nested objects":       {fill("", `{"a":`, ""), tooLarge},
+		"100,000 keys":         {fill(`{"keys":[`, `{},`, `{}]}`), tooLarge},
+		"numbers for keys":     {fill(`{"keys":[`, `1,`, `1]}`), tooLarge},
+		"flat arrays":          {fill(`{"keys":[],"a":[`, `[],`, `[]]}`), accepted},
+		"wide names":           {names(`,"%x":1`), accepted},
+		"escaped names":        {names(`,"\u0061%x":1`), accepted},
+		"the same name":        {fill(`{"keys":[]`, `,"a":1`, `}`), refused},
+		"a huge number":        {fill(`{"keys":[],"a":1`, `0`, `}`), accepted},
+		"a huge sequence":      {fill(`{"keys":[],"spiffe_sequence":1`, `0`, `}`), refused},
+		"a huge hint":          {fill(`{"keys":[],"spiffe_refresh_hint":1`, `0`, `}`), refused},
+		"a huge string":        {fill(`{"keys":[],"a":"`, `\n`, `"}`), accepted},
+		"a string cut off":     {fill(`{"keys":[],"a":"`, `\u00e9`, ``), refused},
+		"a huge key ID":        {fill(`{"keys":[{"use":"jwt-svid","kid":"`, `k`, `","kty":"EC"}]}`), accepted},
+		"a huge modulus":       {fill(`{"keys":[{"use":"jwt-svid","kid":"k","kty":"RSA","e":"AQAB","n":"`, `A`, `"}]}`), accepted},
+		"a huge exponent":      {fill(`{"keys":[{"use":"jwt-svid","kid":"k","kty":"RSA","n":"AQAB","e":"`, `A`, `"}]}`), accepted},
+		"a huge coordinate":    {fill(`{"keys":[{"use":"jwt-svid","kid":"k","kty":"EC","crv":"P-256","y":"","x":"`, `A`, `"}]}`), accepted},
+		"a huge certificate":   {fill(`{"keys":[{"use":"x509-svid","kty":"EC","x5c":["`, `AAAA`, `"]}]}`), accepted},
+		"many x5c values":      {fill(`{"keys":[{"use":"x509-svid","kty":"EC","x5c":["`+m.expand["der:CA1"]+`"`, `,"AAAA"`, `]}]}`), accepted},
+		"white space":          {fill(`{"keys":[]}`, "\r\n\t ", ``), accepted},
+		"not UTF-8 at the end": {fill(`{"keys":[]}`, " ", "\xff"), refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.LessOrEqual(t, len(c.doc), spiffe.MaxBundleSize)
+			require.Greater(t, len(c.doc), spiffe.MaxBundleSize-100)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := spiffe.ParseBundle(bundleTD, []byte(c.doc))
+			runtime.ReadMemStats(&after)
+			switch c.want {
+			case accepted:
+				require.NoError(t, err)
+			case refused:
+				require.Error(t, err)
+				require.NotErrorIs(t, err, spiffe.ErrTooLarge)
+			default:
+				require.ErrorIs(t, err, spiffe.ErrTooLarge)
+			}
+			// All that was allocated, garbage and the copy of the document included.
+			assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(8<<20))
+		})
+	}
+}
+
+func FuzzParseBundle(f *testing.F) {
+	for _, v := range readBundleIndex(f).Documents {
+		f.Add(readBundleFile(f, v.File))
+	}
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		b, err := spiffe.ParseBundle(bundleTD, doc)
+		if err != nil {
+			e, ok := errors.AsType[*spiffe.BundleError](err)
+			require.True(t, ok, "%v", err)
+			require.True(t, e.Index == -1 && e.Offset >= 0 && e.Offset <= len(doc) && e.Rule != "" && e.Reason != "", "%+v", e)
+			return
+		}
+		if !json.Valid(doc) {
+			t.Fatalf("accepted what is not JSON: %q", doc)
+		}
+		out, err := b.Marshal()
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(out), len(doc)+2)
+		again, err := spiffe.ParseBundle(bundleTD, out)
+		require.NoError(t, err)
+		require.True(t, b.Equal(again))
+		require.Empty(t, again.Skipped())
+
+		// The parts are good for NewBundle, which checks by itself.
+		built, err := spiffe.NewBundle(bundleTD, b.Contents())
+		require.NoError(t, err)
+		require.True(t, built.Equal(b))
+	})
+}
+
+// benchmarkBundle has n authorities, every second one for JWT.
+func benchmarkBundle(tb testing.TB, n int) *spiffe.Bundle {
+	tb.Helper()
+	c := spiffe.BundleContents{Sequence: new(uint64(7)), RefreshHint: 5 * time.Minute, JWTAuthorities: map[string]crypto.PublicKey{}}
+	for i := range n {
+		key := bundleKey(elliptic.P256(), fmt.Sprint("benchmark ", i))
+		if i%2 == 0 {
+			c.X509Authorities = append(c.X509Authorities, bundleCert(key.Public(), key, int64(i+1), ""))
+		} else {
+			c.JWTAuthorities[fmt.Sprintf("key-%03d", i)] = key.Public()
+		}
+	}
+	b, err := spiffe.NewBundle(bundleTD, c)
+	require.NoError(tb, err)
+	return b
+}
+
+func BenchmarkParseBundle(b *testing.B) {
+	for _, n := range []int{1, 10, 100} {
+		doc, err := benchmarkBundle(b, n).Marshal()
+		require.NoError(b, err)
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := spiffe.ParseBundle(bundleTD, doc); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkMarshalBundle(b *testing.B) {
+	for _, n := range []int{1, 10, 100} {
+		bundle := benchmarkBundle(b, n)
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := bundle.Marshal(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func TestMaxRefreshHint(t *testing.T) {
+	t.Parallel()
+	const longest = math.MaxInt64 / time.Second * time.Second
+	b, err := spiffe.NewBundle(bundleTD, spiffe.BundleContents{RefreshHint: longest})
+	require.NoError(t, err)
+	checkRoundTrip(t, b)
+}

@@ -1,0 +1,301 @@
+package spiffe
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certpem"
+)
+
+// CertificateError says which rule keeps a certificate from being the X.509-SVID of a workload.
+// The rules are:
+//
+//	X5-3   no URI name: not an X.509-SVID, but perhaps a good certificate of another kind
+//	X5-30  the subject alternative name is malformed or there twice
+//	X5-32  a CA certificate; those sign, and never authenticate
+//	X5-33  the key usage has keyCertSign or cRLSign
+//	X5-34  the scheme of the URI is not "spiffe"
+//	X5-35  the ID has no path: it names a trust domain, not a workload
+//	X5-36  more than one URI name, of whatever scheme
+//	X5-37  the URI breaks another rule of SPIFFE-ID; Err is the [*ParseError]
+//	X5-40  no key usage, or one without digitalSignature
+type CertificateError struct {
+	Rule   string // one of the above
+	Reason string // the rule in words
+	Err    error  // the cause beneath, or nil
+}
+
+// Error never carries more of the certificate than Err does.
+func (e *CertificateError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("spiffe: not an X.509-SVID: %s: %s (%s)", e.Reason, inner(e.Err), e.Rule)
+	}
+	return fmt.Sprintf("spiffe: not an X.509-SVID: %s (%s)", e.Reason, e.Rule)
+}
+
+// Unwrap returns e.Err.
+func (e *CertificateError) Unwrap() error { return e.Err }
+
+// SVID is an X.509-SVID with its private key: the identity that a program has. It never changes and
+// is safe for concurrent use. It is an [SVIDSource] that always gives itself.
+//
+// However it is printed, the key does not show. The way to take the key out is [SVID.MarshalDER]
+// or [SVID.MarshalPEM].
+type SVID struct {
+	id    ID
+	chain []*x509.Certificate
+	tls   func() *tls.Certificate // a func, because no printer, not even one that uses reflection, sees what it holds
+}
+
+// NewSVID returns the SVID made of a chain, leaf first, and the leaf's private key, which may live
+// in hardware. The leaf must be an X.509-SVID of a workload, else the error is a
+// [*CertificateError]; the key must belong to it; more than 16 certificates or an RSA key of more
+// than 8192 bits give an error that wraps [ErrTooLarge], as every verifier would refuse them. The
+// slice is copied, the certificates and the key are shared.
+//
+// Neither the signatures nor the validity are checked here, as that needs a bundle and the time: see
+// [Verifier].
+func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
+	if len(chain) == 0 {
+		return nil, errors.New("spiffe: SVID: no certificate")
+	}
+	if err := checkSize(chain); err != nil {
+		return nil, fmt.Errorf("spiffe: SVID: chain: %w", err)
+	}
+	id, err := checkLeaf(chain[0])
+	if err != nil {
+		return nil, err
+	}
+	if key == nil {
+		return nil, fmt.Errorf("spiffe: SVID: %q: no private key", clip(id.s, maxInError))
+	}
+	pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !pub.Equal(chain[0].PublicKey) {
+		return nil, fmt.Errorf("spiffe: SVID: %q: the private key does not belong to the first certificate", clip(id.s, maxInError))
+	}
+	cert := &tls.Certificate{PrivateKey: key, Leaf: chain[0], Certificate: make([][]byte, len(chain))}
+	for i, c := range chain {
+		cert.Certificate[i] = c.Raw
+	}
+	return &SVID{id: id, chain: slices.Clone(chain), tls: func() *tls.Certificate { return cert }}, nil
+}
+
+// ParseSVID parses an SVID in the form of the Workload API: certificates in DER back to back, leaf
+// first, and the private key in PKCS#8, not encrypted (WAPI-32, WAPI-33). The rules and errors are
+// those of [NewSVID]; input of more than 1 MiB gives an error that wraps [ErrTooLarge]. Errors do not
+// carry the input.
+func ParseSVID(certsDER, keyDER []byte) (*SVID, error) {
+	chain, err := parseChain(certsDER)
+	if err != nil {
+		return nil, fmt.Errorf("spiffe: SVID: %w", err)
+	}
+	key, err := certpem.PKCS8(keyDER)
+	if err != nil {
+		return nil, fmt.Errorf("spiffe: SVID: private key: %w", err)
+	}
+	return NewSVID(chain, key)
+}
+
+// parseChain stops at the seventeenth certificate, where x509.ParseCertificates would go on and
+// parse thousands.
+func parseChain(der []byte) ([]*x509.Certificate, error) {
+	if len(der) > certpem.MaxInput {
+		return nil, fmt.Errorf("certificates of %d bytes, the limit is %d: %w", len(der), certpem.MaxInput, ErrTooLarge)
+	}
+	var chain []*x509.Certificate
+	for len(der) > 0 {
+		if len(chain) == maxChain {
+			return nil, fmt.Errorf("more than %d certificates: %w", maxChain, ErrTooLarge)
+		}
+		var one asn1.RawValue
+		rest, err := asn1.Unmarshal(der, &one)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(chain)+1, err)
+		}
+		c, err := x509.ParseCertificate(one.FullBytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(chain)+1, err)
+		}
+		chain, der = append(chain, c), rest
+	}
+	return chain, nil
+}
+
+// ParseSVIDPEM parses an SVID from PEM: CERTIFICATE blocks, leaf first, and one private key in
+// PKCS#8, PKCS#1 or SEC1, not encrypted. The rules and errors are those of [NewSVID]; each input may
+// have 1 MiB. Errors do not carry the input.
+func ParseSVIDPEM(certsPEM, keyPEM []byte) (*SVID, error) {
+	chain, err := certpem.Certificates(certsPEM)
+	if err != nil {
+		return nil, fmt.Errorf("spiffe: SVID: certificates: %w", err)
+	}
+	key, err := certpem.PrivateKey(keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("spiffe: SVID: private key: %w", err)
+	}
+	return NewSVID(chain, key)
+}
+
+// ID returns the identity.
+func (s *SVID) ID() ID { return s.id }
+
+// Leaf returns the first certificate of the chain, which is shared: do not change it.
+func (s *SVID) Leaf() *x509.Certificate { return s.chain[0] }
+
+// Chain returns the certificates as they are presented to peers, leaf first. The slice is the
+// caller's; the certificates are shared.
+func (s *SVID) Chain() []*x509.Certificate { return slices.Clone(s.chain) }
+
+// Signer returns the private key, to sign with.
+func (s *SVID) Signer() crypto.Signer { return s.tls().PrivateKey.(crypto.Signer) }
+
+// NotBefore returns the start of the leaf's validity.
+func (s *SVID) NotBefore() time.Time { return s.chain[0].NotBefore }
+
+// NotAfter returns the end of the leaf's validity.
+func (s *SVID) NotAfter() time.Time { return s.chain[0].NotAfter }
+
+// TLSCertificate returns the SVID as crypto/tls wants it. It was built once and is shared: do not
+// change it. Unlike the SVID it may show the key when it is printed.
+func (s *SVID) TLSCertificate() *tls.Certificate { return s.tls() }
+
+// MarshalDER returns the SVID in the form that [ParseSVID] reads, the private key in the clear. A
+// key that cannot be exported, because it lives in hardware, is an error.
+func (s *SVID) MarshalDER() (certs, key []byte, err error) {
+	key, err = x509.MarshalPKCS8PrivateKey(s.Signer())
+	if err != nil {
+		return nil, nil, fmt.Errorf("spiffe: SVID: %q: a key of type %T cannot be exported", clip(s.id.s, maxInError), s.Signer())
+	}
+	return bytes.Join(s.tls().Certificate, nil), key, nil
+}
+
+// MarshalPEM returns the SVID in the form that [ParseSVIDPEM] reads, the private key in the clear as
+// PKCS#8. A key that cannot be exported, because it lives in hardware, is an error.
+func (s *SVID) MarshalPEM() (certs, key []byte, err error) {
+	key, err = certpem.EncodePrivateKey(s.Signer())
+	if err != nil {
+		return nil, nil, fmt.Errorf("spiffe: SVID: %q: %w", clip(s.id.s, maxInError), err)
+	}
+	return certpem.EncodeCertificates(s.chain), key, nil
+}
+
+// SVID returns s, which makes a fixed identity an [SVIDSource]. The error is always nil.
+func (s *SVID) SVID() (*SVID, error) { return s, nil }
+
+// String returns the ID.
+func (s *SVID) String() string { return s.id.String() }
+
+// GoString returns the ID in a form that is not taken for Go source.
+func (s *SVID) GoString() string { return fmt.Sprintf("spiffe.SVID(%s)", s.id) }
+
+// LogValue implements [slog.LogValuer]: the ID and when the leaf ends.
+func (s *SVID) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("id", s.id.String()), slog.Time("not_after", s.NotAfter()))
+}
+
+// IDFromCertificate returns the SPIFFE ID in cert: that of a workload, or that of a trust domain,
+// which has no path, in a CA certificate. It reads the raw bytes of the extension, because
+// cert.URIs has lost what must be refused (GO-2), and wants exactly one URI name, of whatever
+// scheme. The error is a [*CertificateError].
+//
+// The result is a claim. It is proven when a [Verifier] says so.
+func IDFromCertificate(cert *x509.Certificate) (ID, error) {
+	uri, err := uriSAN(cert)
+	if err != nil {
+		return ID{}, err
+	}
+	id, err := ParseID(uri)
+	if err == nil {
+		return id, nil
+	}
+	e := &CertificateError{Rule: "X5-37", Reason: "the URI name is not a SPIFFE ID", Err: err}
+	if pe, ok := errors.AsType[*ParseError](err); ok && pe.Rule == "ID-2" {
+		e.Rule = "X5-34"
+	}
+	return ID{}, e
+}
+
+var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
+
+// uriSAN returns the one URI name of cert.
+func uriSAN(cert *x509.Certificate) (string, error) {
+	if cert == nil {
+		return "", &CertificateError{Rule: "X5-3", Reason: "there is no certificate"}
+	}
+	var san []byte
+	seen := false
+	for _, ext := range cert.Extensions {
+		if !ext.Id.Equal(oidSubjectAltName) {
+			continue
+		}
+		if seen {
+			return "", &CertificateError{Rule: "X5-30", Reason: "the subject alternative name extension is there twice"}
+		}
+		san, seen = ext.Value, true
+	}
+	if !seen {
+		return "", &CertificateError{Rule: "X5-3", Reason: "there is no subject alternative name, so no SPIFFE ID"}
+	}
+	malformed := &CertificateError{Rule: "X5-30", Reason: "the subject alternative name is malformed"}
+	var names asn1.RawValue
+	rest, err := asn1.Unmarshal(san, &names)
+	if err != nil || len(rest) > 0 || names.Class != asn1.ClassUniversal || names.Tag != asn1.TagSequence || !names.IsCompound {
+		return "", malformed
+	}
+	uri, found := "", 0
+	for rest = names.Bytes; len(rest) > 0; {
+		var name asn1.RawValue
+		if rest, err = asn1.Unmarshal(rest, &name); err != nil || name.Class != asn1.ClassContextSpecific {
+			return "", malformed
+		}
+		if name.Tag != 6 { // uniformResourceIdentifier
+			continue
+		}
+		if name.IsCompound {
+			return "", malformed
+		}
+		uri = string(name.Bytes)
+		found++
+	}
+	switch found {
+	case 0:
+		return "", &CertificateError{Rule: "X5-3", Reason: "there is no URI name, so no SPIFFE ID"}
+	case 1:
+		return uri, nil
+	}
+	return "", &CertificateError{Rule: "X5-36", Reason: fmt.Sprintf("there are %d URI names, one is allowed", found)}
+}
+
+// checkLeaf applies the rules for the leaf of a workload and returns its ID, which is set for some
+// errors too.
+func checkLeaf(leaf *x509.Certificate) (ID, error) {
+	id, err := IDFromCertificate(leaf)
+	if err != nil {
+		return ID{}, err
+	}
+	refuse := func(rule, reason string) (ID, error) {
+		return id, &CertificateError{Rule: rule, Reason: reason}
+	}
+	const signing = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
+	switch {
+	case leaf.IsCA: // before the path: that a signing certificate has none is not what is wrong with it
+		return refuse("X5-32", "it is a CA certificate, which signs and never authenticates")
+	case id.Path() == "":
+		return refuse("X5-35", "its ID has no path, so it names a trust domain and not a workload")
+	case leaf.KeyUsage == 0:
+		return refuse("X5-40", "it has no key usage")
+	case leaf.KeyUsage&signing != 0:
+		return refuse("X5-33", "its key usage has keyCertSign or cRLSign")
+	case leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0:
+		return refuse("X5-40", "its key usage lacks digitalSignature")
+	}
+	return id, nil
+}

@@ -1,0 +1,366 @@
+package spiffe_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// hardware is a key that cannot be exported.
+type hardware struct{ crypto.Signer }
+
+func p256Chain(t testing.TB) ([]*x509.Certificate, crypto.Signer) {
+	t.Helper()
+	root := caSpec("ca1", "spiffe://example.org").issue(nil)
+	mid := caSpec("int1", "spiffe://example.org").issue(root)
+	leaf := leafSpec(webID.String()).issue(mid)
+	return []*x509.Certificate{leaf.parse(t), mid.parse(t)}, leaf.key
+}
+
+func TestSVID(t *testing.T) {
+	t.Parallel()
+	chain, key := p256Chain(t)
+	given := []*x509.Certificate{chain[0], chain[1]}
+	s, err := spiffe.NewSVID(given, key)
+	require.NoError(t, err)
+	given[0] = nil
+
+	assert.Equal(t, webID, s.ID())
+	assert.Equal(t, webID.String(), s.String())
+	assert.Same(t, chain[0], s.Leaf())
+	assert.Equal(t, chain, s.Chain())
+	s.Chain()[0] = nil
+	assert.Same(t, chain[0], s.Chain()[0])
+	assert.Equal(t, key, s.Signer())
+	assert.Equal(t, chain[0].NotBefore, s.NotBefore())
+	assert.Equal(t, chain[0].NotAfter, s.NotAfter())
+	assert.Same(t, s.TLSCertificate(), s.TLSCertificate(), "built once")
+	assert.Equal(t, &tls.Certificate{Certificate: [][]byte{chain[0].Raw, chain[1].Raw}, PrivateKey: key, Leaf: chain[0]}, s.TLSCertificate())
+	self, err := s.SVID()
+	require.NoError(t, err)
+	assert.Same(t, s, self)
+	assert.Equal(t, "spiffe.SVID(spiffe://example.org/ns/prod/sa/web)", s.GoString())
+}
+
+func TestSVIDRoundTrip(t *testing.T) {
+	t.Parallel()
+	chain, key := p256Chain(t)
+	s, err := spiffe.NewSVID(chain, key)
+	require.NoError(t, err)
+
+	certs, der, err := s.MarshalDER()
+	require.NoError(t, err)
+	fromDER, err := spiffe.ParseSVID(certs, der)
+	require.NoError(t, err)
+	certsPEM, keyPEM, err := s.MarshalPEM()
+	require.NoError(t, err)
+	fromPEM, err := spiffe.ParseSVIDPEM(certsPEM, keyPEM)
+	require.NoError(t, err)
+	for _, got := range []*spiffe.SVID{fromDER, fromPEM} {
+		assert.Equal(t, webID, got.ID())
+		assert.Equal(t, s.TLSCertificate().Certificate, got.TLSCertificate().Certificate)
+		assert.Equal(t, key, got.Signer())
+	}
+
+	sec1, err := x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey))
+	require.NoError(t, err)
+	_, err = spiffe.ParseSVIDPEM(certsPEM, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: sec1}))
+	assert.NoError(t, err, "SEC1 is fine in PEM")
+
+	kept, err := spiffe.NewSVID(chain, hardware{key})
+	require.NoError(t, err, "any signer will do")
+	_, _, err = kept.MarshalDER()
+	assert.EqualError(t, err, `spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": a key of type spiffe_test.hardware cannot be exported`)
+	_, _, err = kept.MarshalPEM()
+	assert.EqualError(t, err, `spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": a key of type spiffe_test.hardware cannot be exported`)
+}
+
+func TestSVIDErrors(t *testing.T) {
+	t.Parallel()
+	chain, key := p256Chain(t)
+	certs, keyDER, err := must(spiffe.NewSVID(chain, key)).MarshalDER()
+	require.NoError(t, err)
+
+	huge := *chain[1]
+	huge.PublicKey = &rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 8192), E: 65537}
+	_, other, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name  string
+		chain []*x509.Certificate
+		key   crypto.Signer
+		text  string
+		is    error
+	}{
+		{"no certificate", nil, key, "spiffe: SVID: no certificate", nil},
+		{"nil certificate", []*x509.Certificate{chain[0], nil}, key, "spiffe: SVID: chain: a certificate in the chain is nil", nil},
+		{"no key", chain, nil, `spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": no private key`, nil},
+		{"other key", chain, other, `spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": the private key does not belong to the first certificate`, nil},
+		{"too many", append(make([]*x509.Certificate, 16), chain[0]), key, "spiffe: SVID: chain: 17 certificates, the limit is 16: input too large", spiffe.ErrTooLarge},
+		{"huge key", []*x509.Certificate{chain[0], &huge}, key, "spiffe: SVID: chain: certificate 2 has an RSA key of 8193 bits, the limit is 8192: input too large", spiffe.ErrTooLarge},
+		{"CA first", []*x509.Certificate{chain[1], chain[0]}, key, "spiffe: not an X.509-SVID: it is a CA certificate, which signs and never authenticates (X5-32)", nil},
+	} {
+		s, err := spiffe.NewSVID(c.chain, c.key)
+		assert.Nil(t, s)
+		assert.EqualError(t, err, c.text, c.name)
+		if c.is != nil {
+			assert.ErrorIs(t, err, c.is, c.name)
+		}
+	}
+
+	_, err = spiffe.ParseSVID(bytes.Repeat(chain[0].Raw, 17), keyDER)
+	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
+	_, err = spiffe.ParseSVID(append(bytes.Clone(certs), 0x30, 0), keyDER)
+	assert.ErrorContains(t, err, "spiffe: SVID: certificate 3: x509: ")
+	_, err = spiffe.ParseSVID(make([]byte, 1<<20+1), keyDER)
+	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
+	_, err = spiffe.ParseSVID(certs, make([]byte, 1<<20))
+	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
+	_, err = spiffe.ParseSVIDPEM(make([]byte, 1<<20+1), nil)
+	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
+	_, err = spiffe.ParseSVIDPEM(nil, nil)
+	assert.EqualError(t, err, "spiffe: SVID: certificates: no certificate found")
+
+	certsPEM, keyPEM, err := must(spiffe.NewSVID(chain, key)).MarshalPEM()
+	require.NoError(t, err)
+	_, err = spiffe.ParseSVIDPEM(certsPEM, certsPEM)
+	assert.EqualError(t, err, `spiffe: SVID: private key: block "CERTIFICATE" is not a private key`)
+	_, err = spiffe.ParseSVIDPEM(keyPEM, keyPEM)
+	assert.EqualError(t, err, `spiffe: SVID: certificates: block 1 is "PRIVATE KEY", not CERTIFICATE`)
+	_, err = spiffe.ParseSVIDPEM(bytes.Repeat(certsPEM, 9), keyPEM)
+	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// secretForms are the ways in which a number or bytes of a key could be printed.
+func secretForms(key crypto.Signer, verbs []string) []string {
+	var parts []any
+	switch k := key.(type) {
+	case *ecdsa.PrivateKey:
+		d := must(k.Bytes())
+		parts = append(parts, new(big.Int).SetBytes(d), d[:8])
+	case ed25519.PrivateKey:
+		parts = append(parts, []byte(k)[:8], []byte(k.Seed())[8:16])
+	case *rsa.PrivateKey:
+		parts = append(parts, k.D, k.Primes[0])
+	}
+	var forms []string
+	for _, p := range parts {
+		for _, verb := range verbs {
+			forms = append(forms, strings.Trim(fmt.Sprintf(verb, p), "[]{}"))
+		}
+		if b, ok := p.([]byte); ok {
+			forms = append(forms, base64.StdEncoding.EncodeToString(b[:6]))
+		}
+	}
+	return forms
+}
+
+// However an SVID is printed, logged or compared, its key does not show.
+func TestSVIDDoesNotPrintItsKey(t *testing.T) {
+	t.Parallel()
+	verbs := []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%#x", "%d", "%o", "%b", "%c", "%U"}
+	root := caSpec("ca1", "spiffe://example.org").issue(nil)
+	keys := map[string]crypto.Signer{
+		"P-256":   must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)),
+		"Ed25519": leafSpec("").with(func(s *certSpec) { s.ed25519 = true }).signer(),
+		"RSA":     must(rsa.GenerateKey(rand.Reader, 2048)),
+	}
+	for name, key := range keys {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tmpl := leafSpec(webID.String()).issue(root).parse(t)
+			tmpl.ExtraExtensions = tmpl.Extensions
+			leaf := must(x509.ParseCertificate(must(x509.CreateCertificate(rand.Reader, tmpl, root.tmpl, key.Public(), root.key))))
+			s := must(spiffe.NewSVID([]*x509.Certificate{leaf}, key))
+			again := must(spiffe.NewSVID([]*x509.Certificate{leaf}, key))
+
+			var out strings.Builder
+			values := []any{
+				s, &s, *s, []*spiffe.SVID{s}, []spiffe.SVID{*s}, map[string]*spiffe.SVID{"a": s}, map[string]spiffe.SVID{"a": *s},
+				struct{ S *spiffe.SVID }{s}, struct{ s *spiffe.SVID }{s}, struct{ S spiffe.SVID }{*s}, &struct{ s spiffe.SVID }{*s},
+				struct{ S any }{s}, struct{ S any }{*s}, struct{ s spiffe.SVIDSource }{s}, fmt.Errorf("%v", s),
+			}
+			for _, v := range values {
+				for _, verb := range verbs {
+					fmt.Fprintf(&out, verb+"\n", v)
+				}
+				text, err := json.Marshal(v)
+				require.NoError(t, err)
+				out.Write(text)
+				for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
+					log := slog.New(h).With("with", v)
+					log.Info("x", "svid", v, slog.Group("g", "svid", v), slog.Any("list", []any{v}))
+				}
+			}
+			// testify prints through reflection, unexported fields too, without calling String.
+			assert.Equal(failed{&out}, s, must(spiffe.NewSVID([]*x509.Certificate{leaf}, hardware{key})))
+			assert.Equal(failed{&out}, *s, *again)
+
+			text := out.String()
+			looked := 0
+			for _, secret := range secretForms(key, verbs) {
+				if len(secret) >= 8 { // a shorter one, of a number with zeros in front, may be there by chance
+					looked++
+					assert.False(t, strings.Contains(text, secret), "%q is in the output", secret)
+				}
+			}
+			assert.GreaterOrEqual(t, looked, len(verbs)/2)
+			assert.Contains(t, fmt.Sprintf("%v", s), webID.String())
+			assert.Equal(t, "spiffe.SVID(spiffe://example.org/ns/prod/sa/web)", fmt.Sprintf("%#v", s))
+
+			// The test can fail: the parts do show the key.
+			if _, ok := key.(ed25519.PrivateKey); ok {
+				assert.Contains(t, fmt.Sprintf("%v", s.TLSCertificate()), secretForms(key, verbs)[0])
+			}
+		})
+	}
+}
+
+// failed is a test that has failed and writes why.
+type failed struct{ *strings.Builder }
+
+func (f failed) Errorf(format string, args ...any) { fmt.Fprintf(f, format, args...) }
+
+func TestSVIDLog(t *testing.T) {
+	t.Parallel()
+	chain, key := p256Chain(t)
+	s := must(spiffe.NewSVID(chain, key))
+	var out bytes.Buffer
+	slog.New(slog.NewJSONHandler(&out, nil)).Info("renewed", "svid", s)
+	var line struct {
+		SVID struct {
+			ID       string `json:"id"`
+			NotAfter string `json:"not_after"`
+		}
+	}
+	require.NoError(t, json.Unmarshal(out.Bytes(), &line))
+	assert.Equal(t, webID.String(), line.SVID.ID)
+	assert.Equal(t, "2026-01-01T01:00:00Z", line.SVID.NotAfter)
+}
+
+func TestSnapshot(t *testing.T) {
+	t.Parallel()
+	chain, key := p256Chain(t)
+	s := must(spiffe.NewSVID(chain, key))
+	home := bundleOf(t, "example.org", caSpec("ca1", "spiffe://example.org").issue(nil).parse(t))
+	set := must(spiffe.NewBundleSet(home))
+	snap := spiffe.NewSnapshot(s, set)
+	got, err := snap.SVID()
+	require.NoError(t, err)
+	assert.Same(t, s, got)
+	assert.Same(t, set, snap.Bundles())
+	b, err := snap.Bundle(home.TrustDomain())
+	require.NoError(t, err)
+	assert.Same(t, home, b)
+	_, err = snap.Bundle(spiffe.MustParseTrustDomain("other.test"))
+	assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	assert.Panics(t, func() { spiffe.NewSnapshot(nil, set) })
+	assert.Panics(t, func() { spiffe.NewSnapshot(s, nil) })
+}
+
+// checkParsed holds what came through a parser to the promises of an SVID.
+func checkParsed(t *testing.T, s *spiffe.SVID, err error) {
+	t.Helper()
+	if err != nil {
+		if s != nil || !strings.HasPrefix(err.Error(), "spiffe: ") {
+			t.Fatalf("%v, %v", s, err)
+		}
+		return
+	}
+	if id, err := spiffe.IDFromCertificate(s.Leaf()); err != nil || id != s.ID() || id.Path() == "" || s.Leaf().IsCA {
+		t.Fatalf("%v: %v, %v", s, id, err)
+	}
+	certs, key, err := s.MarshalDER()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := spiffe.ParseSVID(certs, key)
+	if err != nil {
+		t.Fatalf("%v does not come back: %v", s, err)
+	}
+	if again.ID() != s.ID() || len(again.Chain()) != len(s.Chain()) {
+		t.Fatalf("%v came back as %v", s, again)
+	}
+}
+
+func FuzzParseSVID(f *testing.F) {
+	files, err := filepath.Glob("testdata/x509/*.txt")
+	require.NoError(f, err)
+	for _, file := range files {
+		v := readX509Vector(f, file)
+		if certs, ok := v.sections["svid"]; ok {
+			f.Add(must(base64.StdEncoding.DecodeString(certs)), must(base64.StdEncoding.DecodeString(v.sections["key"])))
+		}
+	}
+	f.Fuzz(func(t *testing.T, certs, key []byte) {
+		s, err := spiffe.ParseSVID(certs, key)
+		checkParsed(t, s, err)
+	})
+}
+
+func FuzzParseSVIDPEM(f *testing.F) {
+	chain, key := p256Chain(f)
+	certs, keyPEM, err := must(spiffe.NewSVID(chain, key)).MarshalPEM()
+	require.NoError(f, err)
+	sec1 := must(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))
+	f.Add(certs, keyPEM)
+	f.Add(append([]byte("a comment\n"), certs...), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: sec1}))
+	f.Add(keyPEM, certs)
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n"), []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"))
+	f.Fuzz(func(t *testing.T, certs, key []byte) {
+		s, err := spiffe.ParseSVIDPEM(certs, key)
+		checkParsed(t, s, err)
+	})
+}
+
+// A leaf's faults are told apart by their rule.
+func TestCertificateErrorRules(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/x509/*.txt")
+	require.NoError(t, err)
+	rules := make(map[string]int)
+	for _, file := range files {
+		v := readX509Vector(t, file)
+		if v.header["stage"] != "leaf" {
+			continue
+		}
+		chain, err := parseBlocks(v.sections["chain"])
+		require.NoError(t, err)
+		_, err = spiffe.NewSVID(chain, leafSpec("").signer())
+		e, ok := errors.AsType[*spiffe.CertificateError](err)
+		require.True(t, ok, "%s: %v", v.header["id"], err)
+		assert.Equal(t, v.header["rule"], e.Rule, v.header["id"])
+		rules[e.Rule]++
+	}
+	for _, rule := range []string{"X5-3", "X5-32", "X5-33", "X5-34", "X5-35", "X5-36", "X5-37", "X5-40"} {
+		assert.NotZero(t, rules[rule], rule)
+	}
+}

@@ -1,0 +1,145 @@
+package spiffe
+
+import "strings"
+
+// MaxTrustDomainLength is the longest trust domain name in bytes (ID-13).
+const MaxTrustDomainLength = 255
+
+// TrustDomain is the name of a trust domain, such as "example.org", without a scheme. It is a
+// small immutable value that works with == and as a map key. A name that looks like an IP address
+// or a DNS name is handled as plain bytes: no look-ups, no normalisation (ID-12).
+//
+// The zero TrustDomain is not valid: IsZero reports true, String says so, and MarshalText refuses
+// it.
+type TrustDomain struct{ name string }
+
+// ParseTrustDomain parses a trust domain name. It takes the name only: for the ID form,
+// "spiffe://example.org", use [ParseID] and [ID.TrustDomain]. The error is a [*ParseError].
+func ParseTrustDomain(name string) (TrustDomain, error) {
+	if e := checkName(name); e != nil {
+		e.What, e.Input = "trust domain", name
+		return TrustDomain{}, e
+	}
+	return TrustDomain{name: name}, nil
+}
+
+// MustParseTrustDomain is [ParseTrustDomain] for constants: it panics if name is not valid.
+func MustParseTrustDomain(name string) TrustDomain {
+	td, err := ParseTrustDomain(name)
+	if err != nil {
+		panic(err)
+	}
+	return td
+}
+
+// IsZero reports whether td is the zero TrustDomain, which is not valid.
+func (td TrustDomain) IsZero() bool { return td.name == "" }
+
+// String returns the name, or "invalid trust domain" for the zero TrustDomain.
+func (td TrustDomain) String() string {
+	if td.IsZero() {
+		return "invalid trust domain"
+	}
+	return td.name
+}
+
+// Compare orders trust domains by the bytes of their names and returns -1, 0 or 1.
+func (td TrustDomain) Compare(other TrustDomain) int { return strings.Compare(td.name, other.name) }
+
+// ID returns the ID of the trust domain itself, which has no path: the name that its signing
+// certificates carry. The zero TrustDomain gives the zero ID.
+func (td TrustDomain) ID() ID {
+	if td.IsZero() {
+		return ID{}
+	}
+	return ID{s: scheme + td.name, td: uint8(len(td.name))}
+}
+
+// WorkloadID returns the ID of td whose path is made of segments, each of which is one path
+// segment without slashes. Without segments it returns [TrustDomain.ID]. The error is a
+// [*ParseError].
+func (td TrustDomain) WorkloadID(segments ...string) (ID, error) {
+	if td.IsZero() {
+		return ID{}, errZero("trust domain")
+	}
+	var b strings.Builder
+	b.WriteString(scheme)
+	b.WriteString(td.name)
+	for _, seg := range segments {
+		if i := strings.IndexByte(seg, '/'); i >= 0 {
+			return ID{}, &ParseError{What: "path segment", Input: seg, Offset: i, Rule: "ID-19", Reason: "a slash is not allowed inside a segment"}
+		}
+		b.WriteByte('/')
+		b.WriteString(seg)
+	}
+	return ParseID(b.String())
+}
+
+// KubernetesID returns the ID spiffe://TD/ns/NAMESPACE/sa/SERVICE-ACCOUNT. Names that are empty or
+// break the path rules are refused, never rewritten. The error is a [*ParseError].
+func (td TrustDomain) KubernetesID(namespace, serviceAccount string) (ID, error) {
+	return td.WorkloadID("ns", namespace, "sa", serviceAccount)
+}
+
+// AppendText implements [encoding.TextAppender]. The zero TrustDomain is an error.
+func (td TrustDomain) AppendText(b []byte) ([]byte, error) {
+	if td.IsZero() {
+		return b, errZero("trust domain")
+	}
+	return append(b, td.name...), nil
+}
+
+// MarshalText implements [encoding.TextMarshaler]. The zero TrustDomain is an error; for an
+// optional field in JSON use the tag "omitzero".
+func (td TrustDomain) MarshalText() ([]byte, error) { return td.AppendText(nil) }
+
+// UnmarshalText implements [encoding.TextUnmarshaler]; it refuses what [ParseTrustDomain] refuses
+// and then leaves td as it was.
+func (td *TrustDomain) UnmarshalText(text []byte) error {
+	p, err := ParseTrustDomain(string(text))
+	if err == nil {
+		*td = p
+	}
+	return err
+}
+
+// checkName applies the trust domain name rules. Offsets count from the start of name.
+func checkName(name string) *ParseError {
+	if name == "" {
+		return &ParseError{Rule: "ID-3", Reason: "the trust domain name is empty"}
+	}
+	for i := range len(name) {
+		if !nameByte[name[i]] {
+			return nameByteError(name, i)
+		}
+	}
+	if len(name) > MaxTrustDomainLength {
+		return &ParseError{Offset: MaxTrustDomainLength, Rule: "ID-13", Reason: "the trust domain name is longer than 255 bytes"}
+	}
+	return nil
+}
+
+func nameByteError(name string, i int) *ParseError {
+	e := &ParseError{Offset: i}
+	switch c := name[i]; {
+	case 'A' <= c && c <= 'Z':
+		e.Rule, e.Reason = "ID-8", "upper case is not allowed in a trust domain name"
+	case c == '%':
+		e.Rule, e.Reason = "ID-10", "percent-encoding is not allowed in a trust domain name"
+	case c == '@':
+		e.Rule, e.Reason = "ID-6", "user information is not allowed"
+	case c == '[':
+		e.Rule, e.Reason = "ID-11", "an IPv6 literal is not allowed as trust domain name"
+	case c == ':' && strings.IndexByte(name[i:], '@') > 0:
+		e.Rule, e.Reason = "ID-6", "user information is not allowed"
+	case c == ':':
+		e.Rule, e.Reason = "ID-7", "a port is not allowed"
+	case c == '?':
+		e.Rule, e.Reason = "ID-4", "a query is not allowed"
+	case c == '#':
+		e.Rule, e.Reason = "ID-5", "a fragment is not allowed"
+	default:
+		e.Rule, e.Reason = "ID-9", "only lower-case letters, digits, '.', '-' and '_' are allowed in a trust domain name"
+	}
+	return e
+}

@@ -1,0 +1,311 @@
+package spiffe
+
+import (
+	"crypto/rsa"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Limits on what is verified. They are checked before any signature is, as a peer that has proved
+// nothing yet chooses what we compute.
+const (
+	maxChain   = 16   // certificates in a chain
+	maxRSABits = 8192 // of an RSA key in a chain; crypto/tls draws the same line for the leaf
+)
+
+// Role is what the peer did in the handshake. If its leaf is restricted to some extended key
+// usages, the role must be among them (X5-39).
+type Role int
+
+// The roles of a peer.
+const (
+	AnyRole    Role = iota // no extended key usage is asked for
+	ServerRole             // the peer was dialled: serverAuth
+	ClientRole             // the peer dialled: clientAuth
+)
+
+// Stage says how far the verification of a peer came.
+type Stage int
+
+// The stages, in order.
+const (
+	StageLeaf   Stage = iota + 1 // the form of the leaf, and the ID in it
+	StageBundle                  // finding the trust bundle of the ID's trust domain
+	StageChain                   // the path from the leaf to an authority in that bundle, by RFC 5280
+	StagePolicy                  // the caller's policy
+)
+
+// String returns "leaf", "bundle", "chain" or "policy".
+func (s Stage) String() string {
+	switch s {
+	case StageLeaf:
+		return "leaf"
+	case StageBundle:
+		return "bundle"
+	case StageChain:
+		return "chain"
+	case StagePolicy:
+		return "policy"
+	}
+	return fmt.Sprintf("Stage(%d)", int(s))
+}
+
+// VerifyError says why a peer was not accepted. Err, which Unwrap returns, wraps a
+// [*CertificateError] at StageLeaf; [ErrUnknownTrustDomain], [ErrNoAuthority], [ErrTooLarge] or the
+// error of the caller's [BundleSource] at StageBundle; an error type of crypto/x509 or ErrTooLarge at
+// StageChain; and [ErrDenied] at StagePolicy.
+type VerifyError struct {
+	Stage Stage
+	ID    ID     // what the leaf claims; zero if it carries no valid ID
+	Rule  string // the broken rule's id, such as "X5-36"; empty if none says it
+	Err   error
+}
+
+// Error names the peer, the stage and the reason. What the peer sent is quoted and cut to a length
+// that is fit for a log line.
+func (e *VerifyError) Error() string {
+	who := ""
+	if !e.ID.IsZero() {
+		who = fmt.Sprintf(" %q", clip(e.ID.s, maxInError))
+	}
+	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", who, e.Stage, clip(inner(e.Err), 2*maxInError))
+}
+
+// Unwrap returns e.Err.
+func (e *VerifyError) Unwrap() error { return e.Err }
+
+// VerifierOptions are the choices of a [Verifier] that have a default.
+type VerifierOptions struct {
+	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
+	Now func() time.Time
+}
+
+// Verifier decides whether a chain of certificates proves an identity that is allowed. It is safe
+// for concurrent use and remembers nothing: each call asks the bundle source again, so that a
+// removed authority is distrusted at once.
+type Verifier struct {
+	bundles BundleSource
+	allow   Policy
+	now     func() time.Time
+}
+
+// NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
+// domain only, and accepts the peers that allow allows. A policy that can allow nobody is an error:
+// who may come in is the one decision that has no default. The options may be nil.
+func NewVerifier(bundles BundleSource, allow Policy, opts *VerifierOptions) (*Verifier, error) {
+	if bundles == nil {
+		return nil, errors.New("spiffe: new verifier: no bundle source")
+	}
+	if err := allow.usable(); err != nil {
+		return nil, fmt.Errorf("spiffe: new verifier: %w", err)
+	}
+	v := &Verifier{bundles: bundles, allow: allow, now: time.Now}
+	if opts != nil && opts.Now != nil {
+		v.now = opts.Now
+	}
+	return v, nil
+}
+
+// VerifyChain verifies the certificates that a peer presented, leaf first, and returns the proof.
+// The caller has seen the peer use the leaf's key, as a TLS handshake does.
+//
+// The leaf must be an X.509-SVID of a workload (see [CertificateError]) and must have a path, over
+// the rest of the chain in any order, to an authority in the bundle of the trust domain that its
+// own ID names; no other bundle counts and the host's roots never do (X5-31). The policy is asked
+// last, so that who proves nothing learns nothing about it. More than 16 certificates and RSA keys
+// of more than 8192 bits are refused unseen.
+//
+// Revocation lists are not read: an authority is revoked by leaving the bundle, a leaf by expiring.
+//
+// The error is a [*VerifyError].
+func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, error) {
+	if v == nil || v.bundles == nil {
+		return nil, &VerifyError{Stage: StageLeaf, Err: errors.New("the Verifier was not made by NewVerifier")}
+	}
+	usages, err := role.usages()
+	if err != nil {
+		return nil, &VerifyError{Stage: StageLeaf, Err: err}
+	}
+	if len(chain) == 0 {
+		return nil, &VerifyError{Stage: StageLeaf, Err: errors.New("the peer presented no certificate")}
+	}
+	if err := checkSize(chain); err != nil {
+		return nil, &VerifyError{Stage: StageChain, Err: err}
+	}
+	id, err := checkLeaf(chain[0])
+	if err != nil {
+		e := &VerifyError{Stage: StageLeaf, ID: id, Err: err}
+		if ce, ok := errors.AsType[*CertificateError](err); ok {
+			e.Rule = ce.Rule
+		}
+		return nil, e
+	}
+	b, err := v.bundle(id.TrustDomain())
+	if err != nil {
+		return nil, &VerifyError{Stage: StageBundle, ID: id, Rule: "X5-38", Err: err}
+	}
+	peer, err := verifyPath(chain, b, usages, v.now())
+	if err != nil {
+		return nil, &VerifyError{Stage: StageChain, ID: id, Rule: chainRule(err), Err: err}
+	}
+	if err := v.allow.check(id); err != nil {
+		return nil, &VerifyError{Stage: StagePolicy, ID: id, Err: err}
+	}
+	peer.id = id
+	return peer, nil
+}
+
+// bundle asks the source, and does not believe that it answers what was asked.
+func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
+	b, err := v.bundles.Bundle(td)
+	switch {
+	case err != nil:
+		return nil, err
+	case b == nil:
+		return nil, errUnknownTrustDomain(td)
+	case b.TrustDomain() != td:
+		return nil, fmt.Errorf("the bundle source was asked for %q and gave the bundle of %q: %w", td, b.TrustDomain(), ErrUnknownTrustDomain)
+	}
+	if len(b.x509) == 0 {
+		return nil, fmt.Errorf("trust domain %q: %w", td, ErrNoAuthority)
+	}
+	return b, nil
+}
+
+// usages returns what crypto/x509 calls role. It is never empty, which would mean serverAuth (GO-5).
+func (role Role) usages() ([]x509.ExtKeyUsage, error) {
+	switch role {
+	case AnyRole:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageAny}, nil
+	case ServerRole:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, nil
+	case ClientRole:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, nil
+	}
+	return nil, fmt.Errorf("unknown Role(%d)", int(role))
+}
+
+// verifyPath builds the path from the leaf to an authority of b, and makes the Peer, still without
+// its ID. A leaf that is among the roots would verify itself (GO-6), but this one is no CA, and the
+// pool of a Bundle holds nothing else.
+func verifyPath(chain []*x509.Certificate, b *Bundle, usages []x509.ExtKeyUsage, now time.Time) (*Peer, error) {
+	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: usages}
+	if len(chain) > 1 {
+		opts.Intermediates = x509.NewCertPool()
+		for _, c := range chain[1:] {
+			opts.Intermediates.AddCert(c)
+		}
+	}
+	paths, err := chain[0].Verify(opts)
+	if err != nil {
+		return nil, err
+	}
+	// While roots overlap there may be several paths; the one that lasts longest is the proof.
+	peer := &Peer{}
+	for _, p := range paths {
+		if end := earliestEnd(p); peer.chain == nil || end.After(peer.notAfter) {
+			peer.chain, peer.notAfter = p, end
+		}
+	}
+	return peer, nil
+}
+
+// checkSize refuses a chain that would cost too much to verify.
+func checkSize(chain []*x509.Certificate) error {
+	if len(chain) > maxChain {
+		return fmt.Errorf("%d certificates, the limit is %d: %w", len(chain), maxChain, ErrTooLarge)
+	}
+	if slices.Contains(chain, nil) {
+		return errors.New("a certificate in the chain is nil")
+	}
+	for i, c := range chain {
+		if bits := rsaBits(c); bits > maxRSABits {
+			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, maxRSABits, ErrTooLarge)
+		}
+	}
+	return nil
+}
+
+// rsaBits returns the size of an RSA key, and 0 for other keys, whose size is that of their curve.
+func rsaBits(c *x509.Certificate) int {
+	if k, ok := c.PublicKey.(*rsa.PublicKey); ok {
+		return k.N.BitLen()
+	}
+	return 0
+}
+
+// chainRule names the rule behind an error of path validation.
+func chainRule(err error) string {
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		return "X5-31"
+	}
+	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.IncompatibleUsage {
+		return "X5-39"
+	}
+	return "X5-30"
+}
+
+func earliestEnd(chain []*x509.Certificate) time.Time {
+	end := chain[0].NotAfter
+	for _, c := range chain[1:] {
+		if c.NotAfter.Before(end) {
+			end = c.NotAfter
+		}
+	}
+	return end
+}
+
+// Peer is proof that a chain was verified and that its ID is allowed. Only a [Verifier] makes one,
+// so a function that takes a *Peer cannot be called with an unproven name. It never changes. The
+// zero Peer proves nothing: its ID is the zero ID.
+type Peer struct {
+	id       ID
+	chain    []*x509.Certificate
+	notAfter time.Time
+}
+
+// ID returns the ID that the peer proved.
+func (p *Peer) ID() ID { return p.id }
+
+// Leaf returns the peer's own certificate, which is shared: do not change it. What it says beyond
+// the ID is only the word of that trust domain's authority (SVID-8).
+func (p *Peer) Leaf() *x509.Certificate {
+	if len(p.chain) == 0 {
+		return nil
+	}
+	return p.chain[0]
+}
+
+// Chain returns the verified path, from the leaf to the authority in the trust bundle. The slice is
+// the caller's; the certificates are shared.
+func (p *Peer) Chain() []*x509.Certificate { return slices.Clone(p.chain) }
+
+// NotAfter returns the earliest expiry in the verified path: the proof is worth nothing later. It
+// may end sooner, when the authority leaves the bundle.
+func (p *Peer) NotAfter() time.Time { return p.notAfter }
+
+// String returns the ID.
+func (p *Peer) String() string { return p.id.String() }
+
+// maxInError is how much of what a peer sent goes into an error, in bytes.
+const maxInError = 512
+
+// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// inner is the text of an error of this package inside another one, which already names the
+// package.
+func inner(err error) string { return strings.TrimPrefix(err.Error(), "spiffe: ") }
