@@ -1,0 +1,193 @@
+package pki_test
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"net"
+	"net/url"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+)
+
+func benchNames(b *testing.B) []pki.SAN {
+	b.Helper()
+	ip, err := pki.IPSAN(net.IPv4(10, 0, 0, 1))
+	require.NoError(b, err)
+	return []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.prod.svc"), ip}
+}
+
+func benchCSR(b *testing.B) *pki.CSR {
+	b.Helper()
+	csr, err := pki.NewCSR(newKey(b, pki.ECDSAP256), pki.CSROptions{SANs: benchNames(b)})
+	require.NoError(b, err)
+	return csr
+}
+
+// bare returns the cryptography that a CA cannot do without: one verification of a request and one
+// signature, P-256.
+func bare(b *testing.B) func() {
+	b.Helper()
+	key := newKey(b, pki.ECDSAP256).(*ecdsa.PrivateKey)
+	digest := sha256.Sum256([]byte("to be signed"))
+	sig, err := key.Sign(rand.Reader, digest[:], crypto.SHA256)
+	require.NoError(b, err)
+	return func() {
+		if !ecdsa.VerifyASN1(&key.PublicKey, digest[:], sig) {
+			b.Fatal("not verified")
+		}
+		if _, err := key.Sign(rand.Reader, digest[:], crypto.SHA256); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// parseAndIssue returns what a CA does for one request.
+func parseAndIssue(b *testing.B) func() {
+	b.Helper()
+	issuer, der := newRoot(b), benchCSR(b).DER()
+	return func() {
+		csr, err := pki.ParseCSR(der)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: csr.PublicKey(), ID: webID, NotBefore: base, NotAfter: base.Add(time.Hour)}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// standardLibrary returns the same with crypto/x509 alone and none of the checks.
+func standardLibrary(b *testing.B) func() {
+	b.Helper()
+	der, caKey := benchCSR(b).DER(), newKey(b, pki.ECDSAP256)
+	root, err := pki.NewRoot(caKey, rootOptions())
+	require.NoError(b, err)
+	return func() {
+		csr, err := x509.ParseCertificateRequest(der)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := csr.CheckSignature(); err != nil {
+			b.Fatal(err)
+		}
+		tmpl := &x509.Certificate{
+			NotBefore: base, NotAfter: base.Add(time.Hour), BasicConstraintsValid: true, URIs: []*url.URL{webID.URL()},
+			KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		}
+		out, err := x509.CreateCertificate(rand.Reader, tmpl, root.Certificate(), csr.PublicKey, caKey)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := x509.ParseCertificate(out); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func benchmark(b *testing.B, f func()) {
+	b.ReportAllocs()
+	for b.Loop() {
+		f()
+	}
+}
+
+func BenchmarkBare(b *testing.B)            { benchmark(b, bare(b)) }
+func BenchmarkParseAndIssue(b *testing.B)   { benchmark(b, parseAndIssue(b)) }
+func BenchmarkStandardLibrary(b *testing.B) { benchmark(b, standardLibrary(b)) }
+
+// BenchmarkRatio runs the three in turn, so that a busy machine slows all of them, and reports the
+// last two as multiples of the first.
+func BenchmarkRatio(b *testing.B) {
+	all := []func(){bare(b), parseAndIssue(b), standardLibrary(b)}
+	spent := make([][]float64, len(all))
+	for b.Loop() {
+		for i, f := range all {
+			start := time.Now()
+			f()
+			spent[i] = append(spent[i], float64(time.Since(start)))
+		}
+	}
+	median := make([]float64, len(all))
+	for i := range spent {
+		slices.Sort(spent[i])
+		median[i] = spent[i][len(spent[i])/2]
+	}
+	b.ReportMetric(median[1]/median[0], "ours/bare")
+	b.ReportMetric(median[2]/median[0], "std/bare")
+}
+
+func BenchmarkIssueLeaf(b *testing.B) {
+	issuer, pub := newRoot(b), newKey(b, pki.ECDSAP256).Public()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: pub, ID: webID, NotBefore: base, NotAfter: base.Add(time.Hour)}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkNewKey(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := pki.NewKey(pki.ECDSAP256); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkNewCSR(b *testing.B) {
+	key, names := newKey(b, pki.ECDSAP256), benchNames(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := pki.NewCSR(key, pki.CSROptions{SANs: names}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkParseCSR(b *testing.B) {
+	der := benchCSR(b).DER()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := pki.ParseCSR(der); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkMarshalSANs(b *testing.B) {
+	names := benchNames(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := pki.MarshalSANs(names...); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkParseSANs(b *testing.B) {
+	der, err := pki.MarshalSANs(benchNames(b)...)
+	require.NoError(b, err)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := pki.ParseSANs(der); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func TestSANAllocations(t *testing.T) {
+	sans := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.prod.svc"), ipSAN(t, "10.0.0.1")}
+	der, err := pki.MarshalSANs(sans...)
+	require.NoError(t, err)
+	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = pki.ParseSANs(der) }), 2.0)
+	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = pki.MarshalSANs(sans...) }), 8.0)
+}

@@ -1,0 +1,658 @@
+package pki_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var exampleOrg = spiffe.MustParseTrustDomain("example.org")
+
+// base is a moment with a fraction of a second.
+var base = time.Date(2026, 3, 1, 12, 0, 0, 987654321, time.FixedZone("", 3600))
+
+func rootOptions() pki.CAOptions {
+	return pki.CAOptions{TrustDomain: exampleOrg, NotBefore: base, NotAfter: base.AddDate(10, 0, 0)}
+}
+
+func newRoot(t testing.TB) *pki.Issuer {
+	t.Helper()
+	issuer, err := pki.NewRoot(newKey(t, pki.ECDSAP256), rootOptions())
+	require.NoError(t, err)
+	return issuer
+}
+
+func leafOptions() pki.LeafOptions {
+	return pki.LeafOptions{PublicKey: p256Key.Public(), ID: webID, NotBefore: base, NotAfter: base.Add(time.Hour)}
+}
+
+// rawCertificate is the part of a certificate that tests look at, as it is in the DER.
+type rawCertificate struct {
+	Version    int `asn1:"explicit,tag:0"`
+	Serial     *big.Int
+	Algorithm  pkix.AlgorithmIdentifier
+	Issuer     asn1.RawValue
+	Validity   asn1.RawValue
+	Subject    asn1.RawValue
+	Key        asn1.RawValue
+	Extensions []pkix.Extension `asn1:"explicit,tag:3"`
+}
+
+func raw(t testing.TB, cert *x509.Certificate) rawCertificate {
+	t.Helper()
+	var r rawCertificate
+	rest, err := asn1.Unmarshal(cert.RawTBSCertificate, &r)
+	require.NoError(t, err)
+	require.Empty(t, rest)
+	require.Equal(t, 2, r.Version)
+	require.Positive(t, r.Serial.Sign())
+	require.LessOrEqual(t, r.Serial.BitLen(), 128)
+	return r
+}
+
+// extensionLines is every extension as "OID critical value", in order.
+func (r rawCertificate) extensionLines() (lines []string) {
+	for _, e := range r.Extensions {
+		lines = append(lines, fmt.Sprintf("%s %t %x", e.Id, e.Critical, e.Value))
+	}
+	return lines
+}
+
+const (
+	extKeyUsageBoth = "2.5.29.37 false 301406082b0601050507030106082b06010505070302"
+	notCA           = "2.5.29.19 true 3000"
+)
+
+func keyID(t testing.TB, pub crypto.PublicKey) string {
+	t.Helper()
+	ski := x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
+	b, err := x509.CreateCertificate(rand.Reader, &ski, &x509.Certificate{}, pub, p256Key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	return hex.EncodeToString(c.SubjectKeyId)
+}
+
+func sanLine(t testing.TB, critical bool, sans ...pki.SAN) string {
+	t.Helper()
+	b, err := pki.MarshalSANs(sans...)
+	require.NoError(t, err)
+	return fmt.Sprintf("2.5.29.17 %t %x", critical, b)
+}
+
+func TestLeafDER(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t)
+	aki := "2.5.29.35 false 30168014" + keyID(t, root.Certificate().PublicKey)
+	ed := newKey(t, pki.Ed25519)
+	longID, err := exampleOrg.WorkloadID(strings.Repeat("a", spiffe.MaxIDLength-len("spiffe://example.org/")))
+	require.NoError(t, err)
+	for name, tc := range map[string]struct {
+		edit    func(*pki.LeafOptions)
+		subject string
+		exts    []string
+	}{
+		"plain": {
+			func(*pki.LeafOptions) {}, "3000",
+			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, "2.5.29.17 true 302586237370696666653a2f2f6578616d706c652e6f72672f6e732f70726f642f73612f776562"},
+		},
+		"RSA": {
+			func(o *pki.LeafOptions) { o.PublicKey = rsaKey().Public() }, "3000",
+			[]string{"2.5.29.15 true 030205a0", extKeyUsageBoth, notCA, aki, sanLine(t, true, pki.IDSAN(webID))},
+		},
+		"Ed25519": {
+			func(o *pki.LeafOptions) { o.PublicKey = ed.Public() }, "3000",
+			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, sanLine(t, true, pki.IDSAN(webID))},
+		},
+		"dual use": {
+			func(o *pki.LeafOptions) { o.CommonName = "web" }, "300e310c300a06035504031303776562",
+			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, sanLine(t, false, pki.IDSAN(webID))},
+		},
+		"more names": {
+			func(o *pki.LeafOptions) {
+				o.DNSNames, o.IPs = []string{"b.example.org", "*.a.example.org"}, []net.IP{net.IPv4(192, 0, 2, 1), net.IPv6loopback}
+			}, "3000",
+			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, sanLine(t, true, pki.IDSAN(webID), pki.DNSSAN("b.example.org"),
+				pki.DNSSAN("*.a.example.org"), ipSAN(t, "192.0.2.1"), ipSAN(t, "::1"))},
+		},
+		"the longest ID": {
+			func(o *pki.LeafOptions) { o.ID = longID }, "3000",
+			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, sanLine(t, true, pki.IDSAN(longID))},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := leafOptions()
+			tc.edit(&o)
+			leaf, err := root.IssueLeaf(o)
+			require.NoError(t, err)
+			r := raw(t, leaf)
+			assert.Equal(t, tc.subject, hex.EncodeToString(r.Subject.FullBytes))
+			assert.Equal(t, root.Certificate().RawSubject, r.Issuer.FullBytes)
+			assert.Equal(t, tc.exts, r.extensionLines())
+			assert.True(t, pki.PublicKeysEqual(o.PublicKey, leaf.PublicKey))
+			require.NoError(t, leaf.CheckSignatureFrom(root.Certificate()))
+
+			// Whole seconds, in UTC, with the fraction cut off.
+			assert.Equal(t, time.Date(2026, 3, 1, 11, 0, 0, 0, time.UTC), leaf.NotBefore)
+			assert.Equal(t, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), leaf.NotAfter)
+
+			id, err := spiffe.IDFromCertificate(leaf)
+			require.NoError(t, err)
+			assert.Equal(t, o.ID, id)
+		})
+	}
+}
+
+func TestCADER(t *testing.T) {
+	t.Parallel()
+	const ku, san = "2.5.29.15 true 03020106", "2.5.29.17 false 301686147370696666653a2f2f6578616d706c652e6f7267"
+	rootKey, subKey := newKey(t, pki.ECDSAP384), newKey(t, pki.ECDSAP256)
+	rootID, subID := keyID(t, rootKey.Public()), keyID(t, subKey.Public())
+	for name, tc := range map[string]struct {
+		maxPathLen *int
+		basic      string
+	}{
+		"any": {nil, "30030101ff"},
+		"0":   {new(0), "30060101ff020100"},
+		"1":   {new(1), "30060101ff020101"},
+	} {
+		t.Run("path length "+name, func(t *testing.T) {
+			t.Parallel()
+			o := rootOptions()
+			o.MaxPathLen = tc.maxPathLen
+			root, err := pki.NewRoot(rootKey, o)
+			require.NoError(t, err)
+			r := raw(t, root.Certificate())
+			assert.Equal(t, []string{ku, "2.5.29.19 true " + tc.basic, "2.5.29.14 false 0414" + rootID, san}, r.extensionLines())
+			assert.Equal(t, r.Issuer.FullBytes, r.Subject.FullBytes)
+			assert.Equal(t, []string{"example.org"}, root.Certificate().Subject.Organization)
+			assert.Equal(t, rootID, root.Certificate().Subject.SerialNumber)
+			assert.Equal(t, []*x509.Certificate{root.Certificate()}, root.Chain())
+			require.NoError(t, root.Certificate().CheckSignatureFrom(root.Certificate()))
+
+			if name == "0" {
+				return
+			}
+			o = rootOptions()
+			o.PublicKey, o.Organization = subKey.Public(), "Example, Inc."
+			sub, err := root.IssueCA(o)
+			require.NoError(t, err)
+			r = raw(t, sub)
+			assert.Equal(t, []string{ku, "2.5.29.19 true 30030101ff", "2.5.29.14 false 0414" + subID, "2.5.29.35 false 30168014" + rootID, san}, r.extensionLines())
+			assert.Equal(t, root.Certificate().RawSubject, r.Issuer.FullBytes)
+			assert.Equal(t, []string{"Example, Inc."}, sub.Subject.Organization)
+			require.NoError(t, sub.CheckSignatureFrom(root.Certificate()))
+		})
+	}
+}
+
+// TestChainVerifies: what we sign, the rest of the library and the standard library accept.
+func TestChainVerifies(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for name, key := range map[string]crypto.Signer{"P-256": newKey(t, pki.ECDSAP256), "RSA": rsaKey(), "Ed25519": newKey(t, pki.Ed25519)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := pki.CAOptions{TrustDomain: exampleOrg, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)}
+			root, err := pki.NewRoot(key, o)
+			require.NoError(t, err)
+			subKey := newKey(t, pki.ECDSAP256)
+			o.PublicKey, o.MaxPathLen = subKey.Public(), new(0)
+			sub, err := root.IssueCA(o)
+			require.NoError(t, err)
+			issuer, err := pki.NewIssuer(append([]*x509.Certificate{sub}, root.Chain()...), subKey)
+			require.NoError(t, err)
+			leafKey := newKey(t, pki.ECDSAP256)
+			leaf, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: leafKey.Public(), ID: webID, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)})
+			require.NoError(t, err)
+
+			bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
+			require.NoError(t, err)
+			v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(webID), nil)
+			require.NoError(t, err)
+			peer, err := v.VerifyChain([]*x509.Certificate{leaf, sub}, spiffe.ServerRole)
+			require.NoError(t, err)
+			require.Equal(t, webID, peer.ID())
+			_, err = spiffe.NewSVID([]*x509.Certificate{leaf, sub}, leafKey)
+			require.NoError(t, err)
+		})
+	}
+}
+
+// TestRenewRoot: a root that is renewed with its key takes over the leaves of the old one, and a root
+// with another key shares no subject with it.
+func TestRenewRoot(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.ECDSAP256)
+	before, err := pki.NewRoot(key, rootOptions())
+	require.NoError(t, err)
+	o := rootOptions()
+	o.NotBefore = o.NotBefore.AddDate(1, 0, 0)
+	after, err := pki.NewRoot(key, o)
+	require.NoError(t, err)
+	leaf, err := before.IssueLeaf(leafOptions())
+	require.NoError(t, err)
+	require.NoError(t, leaf.CheckSignatureFrom(after.Certificate()))
+	require.Equal(t, before.Certificate().RawSubject, after.Certificate().RawSubject)
+	require.NotEqual(t, before.Certificate().SerialNumber, after.Certificate().SerialNumber)
+	require.NotEqual(t, before.Certificate().RawSubject, newRoot(t).Certificate().RawSubject)
+}
+
+func TestSerials(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t)
+	seen := map[string]bool{}
+	long := 0
+	for range 300 {
+		leaf, err := root.IssueLeaf(leafOptions())
+		require.NoError(t, err)
+		n := leaf.SerialNumber
+		require.Positive(t, n.Sign())
+		require.LessOrEqual(t, n.BitLen(), 128)
+		require.False(t, seen[n.String()], "twice")
+		seen[n.String()] = true
+		if n.BitLen() > 120 {
+			long++
+		}
+	}
+	require.Greater(t, long, 250, "not 128 random bits")
+}
+
+func TestIssueLeafRefuses(t *testing.T) {
+	t.Parallel()
+	rootKey := newKey(t, pki.ECDSAP256)
+	root, err := pki.NewRoot(rootKey, rootOptions())
+	require.NoError(t, err)
+	end := root.Certificate().NotAfter
+	small, err := rsa.GenerateKey(rand.Reader, 1024)
+	require.NoError(t, err)
+	for name, tc := range map[string]struct {
+		rule string
+		also error
+		edit func(*pki.LeafOptions)
+	}{
+		"no ID":                 {"X5-1", nil, func(o *pki.LeafOptions) { o.ID = spiffe.ID{} }},
+		"no path":               {"X5-6", nil, func(o *pki.LeafOptions) { o.ID = exampleOrg.ID() }},
+		"other domain":          {"X5-11", nil, func(o *pki.LeafOptions) { o.ID = spiffe.MustParseID("spiffe://other.test/web") }},
+		"longer domain":         {"X5-11", nil, func(o *pki.LeafOptions) { o.ID = spiffe.MustParseID("spiffe://example.org.evil.test/web") }},
+		"unreadable":            {"GO-3", pki.ErrUnreadableTrustDomain, func(o *pki.LeafOptions) { o.ID = spiffe.MustParseID("spiffe://a..b/web") }},
+		"no key":                {"", pki.ErrWeakKey, func(o *pki.LeafOptions) { o.PublicKey = nil }},
+		"weak key":              {"", pki.ErrWeakKey, func(o *pki.LeafOptions) { o.PublicKey = small.Public() }},
+		"private key":           {"", pki.ErrWeakKey, func(o *pki.LeafOptions) { o.PublicKey = p256Key }},
+		"the issuer's key":      {"X5-5", nil, func(o *pki.LeafOptions) { o.PublicKey = rootKey.Public() }},
+		"empty DNS name":        {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.DNSNames = []string{""} }},
+		"DNS names in a string": {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.DNSNames = []string{"a.com,b.com"} }},
+		"an ID as DNS name":     {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.DNSNames = []string{"ok.com", "spiffe://example.org/admin"} }},
+		"an address as name":    {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.DNSNames = []string{"192.0.2.1"} }},
+		"nil address":           {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.IPs = []net.IP{nil} }},
+		"address of 5 bytes":    {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.IPs = []net.IP{make(net.IP, 5)} }},
+		"too many names":        {"", spiffe.ErrTooLarge, func(o *pki.LeafOptions) { o.DNSNames = slices.Repeat([]string{"a"}, 1000) }},
+		"names too large": {"", spiffe.ErrTooLarge, func(o *pki.LeafOptions) {
+			o.DNSNames = slices.Repeat([]string{strings.Repeat("a.", 126) + "a"}, 258)
+		}},
+		"long CN":          {"", nil, func(o *pki.LeafOptions) { o.CommonName = strings.Repeat("a", 65) }},
+		"CN not UTF-8":     {"", nil, func(o *pki.LeafOptions) { o.CommonName = "\xff" }},
+		"CN with NUL":      {"", nil, func(o *pki.LeafOptions) { o.CommonName = "a\x00" }},
+		"no NotBefore":     {"", nil, func(o *pki.LeafOptions) { o.NotBefore = time.Time{} }},
+		"no NotAfter":      {"", nil, func(o *pki.LeafOptions) { o.NotAfter = time.Time{} }},
+		"backwards":        {"", nil, func(o *pki.LeafOptions) { o.NotBefore, o.NotAfter = o.NotAfter, o.NotBefore }},
+		"less than 1 s":    {"", nil, func(o *pki.LeafOptions) { o.NotAfter = o.NotBefore.Add(12 * time.Millisecond) }},
+		"before 1950":      {"", nil, func(o *pki.LeafOptions) { o.NotBefore = time.Date(1949, 12, 31, 0, 0, 0, 0, time.UTC) }},
+		"after 9999":       {"", nil, func(o *pki.LeafOptions) { o.NotAfter = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
+		"outlives by 1 s":  {"", pki.ErrOutlivesIssuer, func(o *pki.LeafOptions) { o.NotAfter = end.Add(time.Second) }},
+		"after the issuer": {"", pki.ErrOutlivesIssuer, func(o *pki.LeafOptions) { o.NotBefore, o.NotAfter = end.Add(time.Hour), end.Add(2*time.Hour) }},
+	} {
+		o := leafOptions()
+		tc.edit(&o)
+		leaf, err := root.IssueLeaf(o)
+		require.Nil(t, leaf, name)
+		pe, ok := errors.AsType[*pki.ProfileError](err)
+		require.True(t, ok, "%s: %v", name, err)
+		assert.Equal(t, "leaf", pe.What, name)
+		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
+		assert.True(t, strings.HasPrefix(err.Error(), "pki: leaf: "), "%v", err)
+		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
+		assert.Equal(t, tc.rule != "", strings.HasSuffix(err.Error(), "("+tc.rule+")"), "%v", err)
+		for _, sentinel := range []error{pki.ErrWeakKey, pki.ErrSAN, pki.ErrOutlivesIssuer, pki.ErrUnreadableTrustDomain, spiffe.ErrTooLarge} {
+			if sentinel != pki.ErrSAN || tc.also != spiffe.ErrTooLarge {
+				assert.Equal(t, tc.also == sentinel, errors.Is(err, sentinel), "%s: %v", name, err)
+			}
+		}
+	}
+	// The edge: as long as the issuer, and a fraction of a second more, which is cut off.
+	for _, d := range []time.Duration{0, 999 * time.Millisecond} {
+		o := leafOptions()
+		o.NotAfter = end.Add(d)
+		leaf, err := root.IssueLeaf(o)
+		require.NoError(t, err)
+		require.Equal(t, end, leaf.NotAfter)
+	}
+}
+
+func TestCARefuses(t *testing.T) {
+	t.Parallel()
+	key, subKey := newKey(t, pki.ECDSAP256), newKey(t, pki.ECDSAP256)
+	withPathLen := func(n *int) *pki.Issuer {
+		o := rootOptions()
+		o.MaxPathLen = n
+		root, err := pki.NewRoot(key, o)
+		require.NoError(t, err)
+		return root
+	}
+	root, none, two := withPathLen(nil), withPathLen(new(0)), withPathLen(new(2))
+	for name, tc := range map[string]struct {
+		issuer *pki.Issuer
+		rule   string
+		also   error
+		edit   func(*pki.CAOptions)
+	}{
+		"no trust domain":  {root, "X5-10", nil, func(o *pki.CAOptions) { o.TrustDomain = spiffe.TrustDomain{} }},
+		"unreadable":       {root, "GO-3", pki.ErrUnreadableTrustDomain, func(o *pki.CAOptions) { o.TrustDomain = spiffe.MustParseTrustDomain("a.") }},
+		"no key":           {root, "", pki.ErrWeakKey, func(o *pki.CAOptions) { o.PublicKey = nil }},
+		"unknown key":      {root, "", pki.ErrWeakKey, func(o *pki.CAOptions) { o.PublicKey = unsupportedKey{} }},
+		"the issuer's key": {root, "", nil, func(o *pki.CAOptions) { o.PublicKey = key.Public() }},
+		"organization":     {root, "", nil, func(o *pki.CAOptions) { o.Organization = strings.Repeat("a", 65) }},
+		"organization NUL": {root, "", nil, func(o *pki.CAOptions) { o.Organization = "a\x00" }},
+		"negative length":  {root, "X5-14", nil, func(o *pki.CAOptions) { o.MaxPathLen = new(-1) }},
+		"below 0":          {none, "X5-14", nil, func(*pki.CAOptions) {}},
+		"as long":          {two, "X5-14", nil, func(o *pki.CAOptions) { o.MaxPathLen = new(2) }},
+		"backwards":        {root, "", nil, func(o *pki.CAOptions) { o.NotAfter = o.NotBefore }},
+		"outlives":         {root, "", pki.ErrOutlivesIssuer, func(o *pki.CAOptions) { o.NotAfter = o.NotAfter.AddDate(0, 0, 1) }},
+	} {
+		o := rootOptions()
+		o.PublicKey = subKey.Public()
+		tc.edit(&o)
+		cert, err := tc.issuer.IssueCA(o)
+		require.Nil(t, cert, name)
+		pe, ok := errors.AsType[*pki.ProfileError](err)
+		require.True(t, ok, "%s: %v", name, err)
+		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
+		assert.True(t, strings.HasPrefix(err.Error(), "pki: CA certificate: "), "%v", err)
+		if tc.also != nil {
+			assert.ErrorIs(t, err, tc.also, name)
+		}
+	}
+	o := rootOptions()
+	o.PublicKey, o.MaxPathLen = subKey.Public(), new(1)
+	_, err := two.IssueCA(o)
+	require.NoError(t, err)
+	o.TrustDomain = spiffe.MustParseTrustDomain("other.test") // X5-12
+	_, err = two.IssueCA(o)
+	require.NoError(t, err)
+	// A name that does not fit into an organization is left out of the subject.
+	o.TrustDomain = spiffe.MustParseTrustDomain(strings.Repeat("a", 65))
+	cert, err := root.IssueCA(o)
+	require.NoError(t, err)
+	require.Empty(t, cert.Subject.Organization)
+	require.NotEmpty(t, cert.Subject.SerialNumber)
+
+	_, err = pki.NewRoot(nil, rootOptions())
+	require.EqualError(t, err, "pki: CA certificate: no private key")
+	_, err = pki.NewRoot(key, o)
+	require.ErrorIs(t, err, pki.ErrKeyMismatch)
+	o = rootOptions()
+	o.PublicKey = key.Public()
+	_, err = pki.NewRoot(key, o)
+	require.NoError(t, err)
+}
+
+// unsupportedKey is a kind of key that nobody knows.
+type unsupportedKey struct{}
+
+func TestNewIssuerRefuses(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.ECDSAP256)
+	other := newKey(t, pki.ECDSAP256)
+	small, err := rsa.GenerateKey(rand.Reader, 1024)
+	require.NoError(t, err)
+	good := func() *x509.Certificate {
+		return &x509.Certificate{
+			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0),
+			IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, URIs: []*url.URL{exampleOrg.ID().URL()},
+		}
+	}
+	selfSigned := func(key crypto.Signer, edit func(*x509.Certificate)) *x509.Certificate {
+		tmpl := good()
+		edit(tmpl)
+		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+		require.NoError(t, err)
+		c, err := x509.ParseCertificate(b)
+		require.NoError(t, err)
+		return c
+	}
+	same := func(*x509.Certificate) {}
+	uris := func(all ...string) func(*x509.Certificate) {
+		return func(c *x509.Certificate) {
+			c.URIs = nil
+			for _, s := range all {
+				u, err := url.Parse(s)
+				require.NoError(t, err)
+				c.URIs = append(c.URIs, u)
+			}
+		}
+	}
+	for name, tc := range map[string]struct {
+		chain []*x509.Certificate
+		key   crypto.Signer
+		rule  string
+		also  error
+	}{
+		"no chain":         {nil, key, "", nil},
+		"nil certificate":  {[]*x509.Certificate{nil}, key, "", nil},
+		"nil in the chain": {[]*x509.Certificate{selfSigned(key, same), nil}, key, "", nil},
+		"no key":           {[]*x509.Certificate{selfSigned(key, same)}, nil, "", nil},
+		"another key":      {[]*x509.Certificate{selfSigned(key, same)}, other, "", pki.ErrKeyMismatch},
+		"weak key":         {[]*x509.Certificate{selfSigned(small, same)}, small, "", pki.ErrWeakKey},
+		"not a CA":         {[]*x509.Certificate{selfSigned(key, func(c *x509.Certificate) { c.IsCA = false })}, key, "X5-8", nil},
+		"no constraints":   {[]*x509.Certificate{selfSigned(key, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = false, false })}, key, "X5-8", nil},
+		"cannot sign":      {[]*x509.Certificate{selfSigned(key, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCRLSign })}, key, "X5-17", nil},
+		"no key usage":     {[]*x509.Certificate{selfSigned(key, func(c *x509.Certificate) { c.KeyUsage = 0 })}, key, "X5-17", nil},
+		"no subject":       {[]*x509.Certificate{selfSigned(key, func(c *x509.Certificate) { c.Subject = pkix.Name{} })}, key, "", nil},
+		"path":             {[]*x509.Certificate{selfSigned(key, uris("spiffe://example.org/ca"))}, key, "X5-9", nil},
+		"two IDs":          {[]*x509.Certificate{selfSigned(key, uris("spiffe://example.org", "spiffe://other.test"))}, key, "X5-9", nil},
+		"bad ID":           {[]*x509.Certificate{selfSigned(key, uris("spiffe://example.org/"))}, key, "X5-9", nil},
+		"not linked":       {[]*x509.Certificate{selfSigned(key, same), selfSigned(other, same)}, key, "X5-30", nil},
+	} {
+		_, err := pki.NewIssuer(tc.chain, tc.key)
+		pe, ok := errors.AsType[*pki.ProfileError](err)
+		require.True(t, ok, "%s: %v", name, err)
+		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
+		assert.True(t, strings.HasPrefix(err.Error(), "pki: issuer: "), "%v", err)
+		if tc.also != nil {
+			assert.ErrorIs(t, err, tc.also, name)
+		}
+	}
+	for name, edit := range map[string]func(*x509.Certificate){
+		"as it is":      same,
+		"no ID":         uris(),
+		"another URI":   uris("https://ca.example.org"),
+		"more key uses": func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageDigitalSignature },
+		"with names": func(c *x509.Certificate) {
+			c.DNSNames, c.EmailAddresses = []string{"ca.example.org"}, []string{"ca@example.org"}
+		},
+	} {
+		i, err := pki.NewIssuer([]*x509.Certificate{selfSigned(key, edit)}, remote{key})
+		require.NoError(t, err, name)
+		o := leafOptions()
+		_, err = i.IssueLeaf(o)
+		require.NoError(t, err, name)
+		o.ID = spiffe.MustParseID("spiffe://other.test/web")
+		_, err = i.IssueLeaf(o)
+		_, bound := errors.AsType[*pki.ProfileError](err)
+		require.Equal(t, len(i.Certificate().URIs) == 1 && i.Certificate().URIs[0].Scheme == "spiffe", bound, "%s: %v", name, err)
+	}
+	// A CA whose subject is that of its leaves still names its key in them.
+	ca := selfSigned(key, func(c *x509.Certificate) { c.Subject, c.SubjectKeyId = pkix.Name{CommonName: "web"}, []byte{1, 2, 3} })
+	i, err := pki.NewIssuer([]*x509.Certificate{ca}, key)
+	require.NoError(t, err)
+	o := leafOptions()
+	o.CommonName = "web"
+	leaf, err := i.IssueLeaf(o)
+	require.NoError(t, err)
+	require.Equal(t, ca.RawSubject, leaf.RawSubject)
+	require.Equal(t, []byte{1, 2, 3}, leaf.AuthorityKeyId)
+}
+
+func TestIssuerKeyFails(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t)
+	key := newKey(t, pki.ECDSAP256)
+	o := rootOptions()
+	o.PublicKey = key.Public()
+	sub, err := root.IssueCA(o)
+	require.NoError(t, err)
+	errHSM := errors.New("the token is not there")
+	for name, sign := range map[string]func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error){
+		"fails":         func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return nil, errHSM },
+		"another key's": newKey(t, pki.ECDSAP256).Sign,
+		"not ASN.1":     func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return make([]byte, 64), nil },
+		"of what it had": func(r io.Reader, d []byte, o crypto.SignerOpts) ([]byte, error) {
+			return key.Sign(r, make([]byte, len(d)), o)
+		},
+	} {
+		i, err := pki.NewIssuer([]*x509.Certificate{sub}, broken{key, sign})
+		require.NoError(t, err)
+		leaf, err := i.IssueLeaf(leafOptions())
+		require.ErrorContains(t, err, "pki: leaf: sign: ", name)
+		require.Nil(t, leaf)
+		require.Equal(t, name == "fails", errors.Is(err, errHSM))
+		_, ok := errors.AsType[*pki.ProfileError](err)
+		require.False(t, ok, "a broken key is not the caller's fault")
+	}
+}
+
+// TestReadableTrustDomains compares our check with what crypto/x509 does.
+func TestReadableTrustDomains(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.ECDSAP256)
+	for name, want := range map[string]bool{
+		"example.org": true, "a": true, "-": true, "_": true, "a_b": true, "a-": true, "1.2.3.4": true, "1": true, "0x7f": true,
+		strings.Repeat("a", 64) + ".org": true, strings.Repeat("a", 255): true, strings.Repeat("a.", 127) + "a": true, "xn--": true,
+		".": false, "..": false, ".a": false, "a.": false, "a..b": false, "1.2.3.4.": false, "...": false,
+	} {
+		td := spiffe.MustParseTrustDomain(name)
+		_, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: td, NotBefore: base, NotAfter: base.AddDate(1, 0, 0)})
+		assert.Equal(t, want, err == nil, "%q: %v", name, err)
+		assert.Equal(t, !want, errors.Is(err, pki.ErrUnreadableTrustDomain), "%q: %v", name, err)
+
+		san, err := pki.MarshalSANs(pki.IDSAN(td.ID()))
+		require.NoError(t, err)
+		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: san}}}
+		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+		require.NoError(t, err)
+		_, err = x509.ParseCertificate(b)
+		assert.Equal(t, want, err == nil, "crypto/x509 changed its mind about %q: %v", name, err)
+	}
+}
+
+func TestIssuerDoesNotPrintItsKey(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.Ed25519).(ed25519.PrivateKey)
+	i, err := pki.NewRoot(key, rootOptions())
+	require.NoError(t, err)
+	var buf bytes.Buffer
+	for _, log := range []*slog.Logger{slog.New(slog.NewTextHandler(&buf, nil)), slog.New(slog.NewJSONHandler(&buf, nil))} {
+		log.Info("x", "issuer", i, "value", *i, "any", struct{ I *pki.Issuer }{i})
+	}
+	assert.Contains(t, buf.String(), "example.org")
+	assertNoKey(t, key.Seed(), &buf, i, *i, pki.Issuer{})
+	assert.Equal(t, "pki.Issuer("+i.Certificate().Subject.String()+")", i.String())
+	assert.Equal(t, "pki.Issuer()", pki.Issuer{}.String())
+}
+
+// assertNoKey prints values, and structs that hold them out of reach of their methods, in every way.
+func assertNoKey(t *testing.T, secret []byte, buf *bytes.Buffer, values ...any) {
+	t.Helper()
+	for _, v := range values {
+		type holder struct{ v any }
+		for _, x := range []any{v, &v, holder{v}, &holder{v}, []any{v}, map[string]any{"k": v}} {
+			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%T", "%p"} {
+				fmt.Fprintf(buf, verb+"\n", x)
+			}
+			_ = json.NewEncoder(buf).Encode(x)
+		}
+	}
+	text := buf.String()
+	var decimal []string
+	for _, b := range secret[:8] {
+		decimal = append(decimal, fmt.Sprint(b))
+	}
+	for _, form := range []string{
+		string(secret[:8]), hex.EncodeToString(secret[:8]), strings.ToUpper(hex.EncodeToString(secret[:8])), strings.Join(decimal, " "),
+		strings.Join(decimal, ", "), fmt.Sprintf("%#v", secret[:8])[len("[]byte{"):][:30],
+	} {
+		assert.False(t, strings.Contains(text, form), "%q shows the key", form) // without printing it once more
+	}
+}
+
+func TestIssuerIsImmutableAndConcurrent(t *testing.T) {
+	t.Parallel()
+	i := newRoot(t)
+	chain := i.Chain()
+	chain[0] = nil
+	require.NotNil(t, i.Certificate())
+	csr, err := pki.NewCSR(p256Key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			o := leafOptions()
+			o.PublicKey = csr.PublicKey()
+			leaf, err := i.IssueLeaf(o)
+			assert.NoError(t, err)
+			assert.NoError(t, leaf.CheckSignatureFrom(i.Certificate()))
+			_ = i.String()
+			_ = csr.SANs()
+		})
+	}
+	wg.Wait()
+}
+
+// TestCSRIsNotAuthority: of a request that wants everything, the certificate has the key and no more.
+func TestCSRIsNotAuthority(t *testing.T) {
+	t.Parallel()
+	want := request{
+		subject: der(tagSeq, rdn(oidO, tagUTF8, "Evil"), rdn(oidCN, tagUTF8, "admin")),
+		attrs: attributes(extensions(sanExt("admin.example.org"), ext(oidBasic, yes, value(unhex("30030101ff"))),
+			ext(oidKeyUsage, yes, value(unhex("03020106"))), ext(oidUnknown, value([]byte("junk"))))),
+	}
+	csr, err := pki.ParseCSR(want.der(t))
+	require.NoError(t, err)
+	require.Equal(t, "admin", csr.CommonName())
+	o := leafOptions()
+	o.PublicKey = csr.PublicKey()
+	leaf, err := newRoot(t).IssueLeaf(o)
+	require.NoError(t, err)
+	require.Equal(t, []byte{0x30, 0}, leaf.RawSubject)
+	require.False(t, leaf.IsCA)
+	require.Equal(t, x509.KeyUsageDigitalSignature, leaf.KeyUsage)
+	require.Empty(t, leaf.DNSNames)
+	require.Len(t, leaf.Extensions, 5)
+	require.NotContains(t, string(leaf.Raw), "dmin")
+}

@@ -1,0 +1,462 @@
+package pki
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	encasn1 "encoding/asn1"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/crypto/cryptobyte"
+	"golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Limits on a request.
+const (
+	maxCSR           = 64 << 10 // bytes of DER
+	maxCSRPEM        = 128 << 10
+	maxCSRExtensions = 32
+	maxCommonName    = 64 // bytes; RFC 5280 calls it ub-common-name
+)
+
+// ErrCSR says that a certificate signing request is not valid, or that one cannot be made.
+var ErrCSR = errors.New("invalid certificate signing request")
+
+// CSR is a certificate signing request (PKCS#10) whose signature was verified and whose key is
+// acceptable. Only [NewCSR], [ParseCSR] and [ParseCSRPEM] make one. It never changes.
+//
+// A CSR proves that its sender holds the private key of [CSR.PublicKey], and nothing else. The names
+// in it are a wish: who the sender is must come from how it authenticated.
+type CSR struct {
+	der        []byte
+	key        crypto.PublicKey
+	sans       []SAN
+	commonName string
+}
+
+// CSROptions is what a request asks for. Every field may be empty.
+type CSROptions struct {
+	// CommonName is for readers that do not know alternative names ("dual use"): at most 64 bytes, not
+	// an identity. Without it the subject is empty and the alternative names are critical.
+	CommonName string
+
+	// SANs are the names to ask for: DNS, URI and IP. Unlike [MarshalSANs], which only encodes, NewCSR
+	// refuses what no certificate should have: an empty name, a DNS name that is none, a URI without a
+	// scheme, a SPIFFE ID that [spiffe.ParseID] refuses.
+	SANs []SAN
+}
+
+// NewCSR makes a request for the public key of key and signs it with key, which may live in hardware.
+// Errors wrap [ErrCSR]; those about the key wrap [ErrWeakKey] too, and those about a name [ErrSAN],
+// [spiffe.ErrTooLarge] or [ErrUnreadableTrustDomain].
+func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
+	if key == nil {
+		return nil, csrError("no private key")
+	}
+	pub := key.Public()
+	if err := checkKey(pub); err != nil {
+		return nil, csrError("%w", err)
+	}
+	tmpl := &x509.CertificateRequest{}
+	if opts.CommonName != "" {
+		if err := checkCommonName(opts.CommonName); err != nil {
+			return nil, csrError("%w", err)
+		}
+		tmpl.Subject = pkix.Name{CommonName: opts.CommonName}
+	}
+	if len(opts.SANs) > 0 {
+		for _, s := range opts.SANs {
+			if err := s.checkRequested(); err != nil {
+				return nil, csrError("%w", err)
+			}
+		}
+		value, err := marshalSANs(opts.SANs)
+		if err != nil {
+			return nil, csrError("%w", err)
+		}
+		tmpl.ExtraExtensions = []pkix.Extension{{Id: oidSAN(), Critical: opts.CommonName == "", Value: value}}
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, key) // verifies its own signature
+	if err != nil {
+		return nil, csrError("sign: %w", err)
+	}
+	if len(der) > maxCSR {
+		return nil, csrTooLarge("", len(der), maxCSR)
+	}
+	return &CSR{der: der, key: pub, sans: slices.Clone(opts.SANs), commonName: opts.CommonName}, nil
+}
+
+// ParseCSRPEM is [ParseCSR] for a request in PEM: exactly one block, CERTIFICATE REQUEST or NEW
+// CERTIFICATE REQUEST, without headers. Text in front of it is allowed, as tools write comments there;
+// text after it is not. The limit is 128 KiB of PEM.
+func ParseCSRPEM(data []byte) (*CSR, error) {
+	if len(data) > maxCSRPEM {
+		return nil, csrTooLarge(" in PEM", len(data), maxCSRPEM)
+	}
+	if n := bytes.Count(data, []byte("-----BEGIN ")); n != 1 {
+		return nil, csrError("%d PEM blocks, want one", n)
+	}
+	b, rest := pem.Decode(data)
+	switch {
+	case b == nil:
+		return nil, csrError("the PEM block is damaged")
+	case b.Type != "CERTIFICATE REQUEST" && b.Type != "NEW CERTIFICATE REQUEST":
+		return nil, csrError("the PEM block is %.40q, want CERTIFICATE REQUEST", b.Type)
+	case len(b.Headers) > 0:
+		return nil, csrError("the PEM block has headers")
+	case len(bytes.TrimSpace(rest)) > 0:
+		return nil, csrError("text after the PEM block")
+	}
+	return ParseCSR(b.Bytes)
+}
+
+// ParseCSR parses a request in DER and verifies that it is signed with the key it is for. The cheap
+// checks come first: size (64 KiB), form, key ([CheckPublicKey]), and only then the signature. It
+// copies der.
+//
+// It is strict about what it reads: no trailing bytes at any level, version 1, at most one request for
+// extensions with no extension twice, at most one common name of at most 64 bytes, alternative names
+// that [ParseSANs] takes, a signature with SHA-256 or better. The rest of the subject and other
+// attributes are skipped, as is every extension but the alternative names, with one exception: a
+// request that insists on an extension (marks it critical) that is not one of the usual ones (key
+// usage, extended key usage, basic constraints, key identifier) is refused, rather than granted in part.
+//
+// Errors wrap [ErrCSR]; where it applies also [spiffe.ErrTooLarge], [ErrWeakKey] or [ErrSAN].
+func ParseCSR(der []byte) (*CSR, error) {
+	if len(der) > maxCSR {
+		return nil, csrTooLarge("", len(der), maxCSR)
+	}
+	c := &CSR{der: bytes.Clone(der)}
+	in := cryptobyte.String(c.der)
+	var body, tbs, alg cryptobyte.String
+	var sig []byte
+	if !in.ReadASN1(&body, asn1.SEQUENCE) {
+		return nil, csrError("not a SEQUENCE in DER")
+	}
+	if !in.Empty() {
+		return nil, csrError("%d bytes after the request", len(in))
+	}
+	if !body.ReadASN1Element(&tbs, asn1.SEQUENCE) || !body.ReadASN1(&alg, asn1.SEQUENCE) ||
+		!body.ReadASN1BitStringAsBytes(&sig) || !body.Empty() {
+		return nil, csrError("not information, algorithm and signature in DER")
+	}
+	if err := c.readInfo(tbs); err != nil {
+		return nil, csrError("%w", err)
+	}
+	sigAlg, err := readSignatureAlgorithm(alg, c.der)
+	if err != nil {
+		return nil, csrError("%w", err)
+	}
+	std := &x509.CertificateRequest{
+		RawTBSCertificateRequest: tbs,
+		SignatureAlgorithm:       sigAlg,
+		Signature:                sig,
+		PublicKey:                c.key,
+	}
+	if err := std.CheckSignature(); err != nil {
+		return nil, csrError("the signature is not by the key in the request")
+	}
+	return c, nil
+}
+
+// PublicKey returns the key that the request is for. It is shared and must not be changed.
+func (c *CSR) PublicKey() crypto.PublicKey { return c.key }
+
+// DER returns a copy of the request.
+func (c *CSR) DER() []byte { return bytes.Clone(c.der) }
+
+// PEM returns the request as a CERTIFICATE REQUEST block.
+func (c *CSR) PEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: c.der})
+}
+
+// SANs returns a copy of the names that were asked for. Nothing vouches for them: a CA may compare them
+// with what it knows of the caller, to refuse a confused one early, and must never sign them.
+func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
+
+// CommonName returns the common name that was asked for, or "". Nothing vouches for it; see [CSR.SANs].
+func (c *CSR) CommonName() string { return c.commonName }
+
+// The object identifiers that matter here, in the DER contents that they are compared with.
+const (
+	rawCommonName       = "\x55\x04\x03"
+	rawExtensionRequest = "\x2a\x86\x48\x86\xf7\x0d\x01\x09\x0e"
+	rawSubjectKeyID     = "\x55\x1d\x0e"
+	rawKeyUsage         = "\x55\x1d\x0f"
+	rawSAN              = "\x55\x1d\x11"
+	rawBasicConstraints = "\x55\x1d\x13"
+	rawExtKeyUsage      = "\x55\x1d\x25"
+	rawSHA256WithRSA    = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0b"
+	rawSHA384WithRSA    = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0c"
+	rawSHA512WithRSA    = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0d"
+	rawRSAPSS           = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0a"
+	rawECDSAWithSHA256  = "\x2a\x86\x48\xce\x3d\x04\x03\x02"
+	rawECDSAWithSHA384  = "\x2a\x86\x48\xce\x3d\x04\x03\x03"
+	rawECDSAWithSHA512  = "\x2a\x86\x48\xce\x3d\x04\x03\x04"
+	rawEd25519          = "\x2b\x65\x70"
+)
+
+func oidSAN() encasn1.ObjectIdentifier { return encasn1.ObjectIdentifier{2, 5, 29, 17} }
+
+// readInfo reads a CertificationRequestInfo.
+func (c *CSR) readInfo(tbs cryptobyte.String) error {
+	var info, subject, spki, attrs cryptobyte.String
+	var version int64
+	if !tbs.ReadASN1(&info, asn1.SEQUENCE) || !info.ReadASN1Integer(&version) || !info.ReadASN1(&subject, asn1.SEQUENCE) ||
+		!info.ReadASN1Element(&spki, asn1.SEQUENCE) {
+		return errors.New("not version, subject and key in DER")
+	}
+	if version != 0 {
+		return fmt.Errorf("version %d, want 0", version)
+	}
+	if !info.ReadASN1(&attrs, asn1.Tag(0).ContextSpecific().Constructed()) || !info.Empty() {
+		return errors.New("the key is not followed by attributes and the end, in DER")
+	}
+	key, err := x509.ParsePKIXPublicKey(spki)
+	if err != nil {
+		return errors.New("the public key is malformed or of an unknown kind")
+	}
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if again, err := x509.MarshalPKIXPublicKey(key); err != nil || !bytes.Equal(again, spki) {
+		return errors.New("the public key is not in its one DER form") // the reader above ignores what follows
+	}
+	c.key = key
+	if err := c.readSubject(subject); err != nil {
+		return err
+	}
+	return c.readAttributes(attrs)
+}
+
+// readSubject reads the common name out of a Name and skips other attributes, such as the
+// organization that some clients always send.
+func (c *CSR) readSubject(rdns cryptobyte.String) error {
+	found := false
+	for !rdns.Empty() {
+		var rdn cryptobyte.String
+		if !rdns.ReadASN1(&rdn, asn1.SET) || rdn.Empty() {
+			return errors.New("the subject is not DER")
+		}
+		for !rdn.Empty() {
+			var attr, value cryptobyte.String
+			var tag asn1.Tag
+			if !rdn.ReadASN1(&attr, asn1.SEQUENCE) {
+				return errors.New("the subject is not DER")
+			}
+			oid, ok := readOID(&attr)
+			if !ok || !attr.ReadAnyASN1(&value, &tag) || !attr.Empty() {
+				return errors.New("the subject is not DER")
+			}
+			if string(oid) != rawCommonName {
+				continue
+			}
+			if found {
+				return errors.New("the subject has two common names")
+			}
+			found = true
+			if tag != asn1.UTF8String && tag != asn1.PrintableString && tag != asn1.IA5String {
+				return fmt.Errorf("the common name is a string with tag %#x", uint8(tag))
+			}
+			if tag != asn1.UTF8String && !isASCII(value) {
+				return errors.New("the common name has bytes that its string type does not allow")
+			}
+			if len(value) == 0 {
+				continue // some clients always send one
+			}
+			c.commonName = string(value)
+			if err := checkCommonName(c.commonName); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func isASCII(b []byte) bool {
+	return !slices.ContainsFunc(b, func(c byte) bool { return c >= utf8.RuneSelf })
+}
+
+// readAttributes reads the extensions that are asked for and skips other attributes, such as a
+// challenge password.
+func (c *CSR) readAttributes(attrs cryptobyte.String) error {
+	found := false
+	for !attrs.Empty() {
+		var attr, values cryptobyte.String
+		if !attrs.ReadASN1(&attr, asn1.SEQUENCE) {
+			return errors.New("the attributes are not DER")
+		}
+		oid, ok := readOID(&attr)
+		if !ok || !attr.ReadASN1(&values, asn1.SET) || !attr.Empty() {
+			return errors.New("the attributes are not DER")
+		}
+		if string(oid) != rawExtensionRequest {
+			continue
+		}
+		if found {
+			return errors.New("two requests for extensions")
+		}
+		found = true
+		var exts cryptobyte.String
+		if !values.ReadASN1(&exts, asn1.SEQUENCE) || !values.Empty() {
+			return errors.New("the request for extensions is not one SEQUENCE in DER")
+		}
+		if err := c.readExtensions(exts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *CSR) readExtensions(exts cryptobyte.String) error {
+	var seen []string
+	for !exts.Empty() {
+		var ext, value cryptobyte.String
+		if !exts.ReadASN1(&ext, asn1.SEQUENCE) {
+			return errors.New("the extensions are not DER")
+		}
+		oid, ok := readOID(&ext)
+		critical := false
+		if ok && ext.PeekASN1Tag(asn1.BOOLEAN) {
+			ok = ext.ReadASN1Boolean(&critical) && critical // DER leaves out a default value
+		}
+		if !ok || !ext.ReadASN1(&value, asn1.OCTET_STRING) || !ext.Empty() {
+			return errors.New("the extensions are not DER")
+		}
+		if len(seen) == maxCSRExtensions {
+			return fmt.Errorf("more than %d extensions: %w", maxCSRExtensions, spiffe.ErrTooLarge)
+		}
+		if slices.Contains(seen, string(oid)) {
+			return fmt.Errorf("extension %s is there twice", oidText(oid))
+		}
+		seen = append(seen, string(oid))
+		switch string(oid) {
+		case rawSAN:
+			sans, err := parseSANs(value)
+			if err != nil {
+				return err
+			}
+			c.sans = sans
+		case rawKeyUsage, rawExtKeyUsage, rawBasicConstraints, rawSubjectKeyID:
+		default:
+			if critical {
+				return fmt.Errorf("extension %s is critical and not known", oidText(oid))
+			}
+		}
+	}
+	return nil
+}
+
+// readSignatureAlgorithm takes algorithms with SHA-256 or better, and Ed25519.
+func readSignatureAlgorithm(alg cryptobyte.String, csr []byte) (x509.SignatureAlgorithm, error) {
+	oid, ok := readOID(&alg)
+	if !ok {
+		return 0, errors.New("the signature algorithm is not DER")
+	}
+	switch string(oid) {
+	case rawECDSAWithSHA256:
+		return x509.ECDSAWithSHA256, noParameters(alg)
+	case rawECDSAWithSHA384:
+		return x509.ECDSAWithSHA384, noParameters(alg)
+	case rawECDSAWithSHA512:
+		return x509.ECDSAWithSHA512, noParameters(alg)
+	case rawEd25519:
+		return x509.PureEd25519, noParameters(alg)
+	case rawSHA256WithRSA:
+		return x509.SHA256WithRSA, nullParameters(alg)
+	case rawSHA384WithRSA:
+		return x509.SHA384WithRSA, nullParameters(alg)
+	case rawSHA512WithRSA:
+		return x509.SHA512WithRSA, nullParameters(alg)
+	case rawRSAPSS:
+		// Rare, and its parameters are a small language of their own, which the standard library reads.
+		std, err := x509.ParseCertificateRequest(csr)
+		if err == nil {
+			switch std.SignatureAlgorithm {
+			case x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
+				return std.SignatureAlgorithm, nil
+			}
+		}
+		return 0, errors.New("the parameters of RSA-PSS are not those of SHA-256, SHA-384 or SHA-512")
+	default:
+		return 0, fmt.Errorf("the signature algorithm %s is not accepted, use SHA-256 or better", oidText(oid))
+	}
+}
+
+func noParameters(alg cryptobyte.String) error {
+	if !alg.Empty() {
+		return errors.New("the signature algorithm has parameters")
+	}
+	return nil
+}
+
+// nullParameters allows what is in use for RSA: NULL and nothing (RFC 4055, section 5).
+func nullParameters(alg cryptobyte.String) error {
+	if string(alg) == "\x05\x00" {
+		return nil
+	}
+	return noParameters(alg)
+}
+
+// readOID reads an object identifier and returns its contents, which are compared faster than a
+// decoded one.
+func readOID(s *cryptobyte.String) (raw cryptobyte.String, ok bool) {
+	again := *s
+	if !s.ReadASN1(&raw, asn1.OBJECT_IDENTIFIER) {
+		return nil, false
+	}
+	switch string(raw) {
+	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256:
+		return raw, true // the usual ones need no proof that they are well formed
+	}
+	var oid encasn1.ObjectIdentifier
+	return raw, again.ReadASN1ObjectIdentifier(&oid)
+}
+
+// oidText is for errors, and for contents that readOID took.
+func oidText(raw cryptobyte.String) string {
+	var oid encasn1.ObjectIdentifier
+	element := append(cryptobyte.String{byte(asn1.OBJECT_IDENTIFIER), byte(len(raw))}, raw...)
+	if len(raw) > 0x7f || !element.ReadASN1ObjectIdentifier(&oid) {
+		return "of a long name"
+	}
+	return oid.String()
+}
+
+// checkCommonName applies the rules for a common name that is there.
+func checkCommonName(cn string) error {
+	if len(cn) > maxCommonName {
+		return fmt.Errorf("the common name has %d bytes, the limit is %d", len(cn), maxCommonName)
+	}
+	return checkText("common name", cn)
+}
+
+// checkText applies the rules for text in a subject.
+func checkText(what, s string) error {
+	if !utf8.ValidString(s) {
+		return fmt.Errorf("the %s is not UTF-8", what)
+	}
+	for _, r := range s {
+		if !unicode.IsPrint(r) {
+			return fmt.Errorf("the %s has a character that does not print", what)
+		}
+	}
+	return nil
+}
+
+func csrError(format string, args ...any) error {
+	return fmt.Errorf("pki: %w: %w", ErrCSR, fmt.Errorf(format, args...))
+}
+
+func csrTooLarge(form string, n, limit int) error {
+	return csrError("%d bytes%s, the limit is %d: %w", n, form, limit, spiffe.ErrTooLarge)
+}

@@ -1,0 +1,185 @@
+package pki
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrWeakKey says that a public key is too small, too large to be worth verifying with, or of a
+	// kind that is not accepted; see [CheckPublicKey].
+	ErrWeakKey = errors.New("weak or unsupported key")
+
+	// ErrKeyMismatch says that a private key does not belong to the certificate it came with.
+	ErrKeyMismatch = errors.New("the private key does not belong to the certificate")
+)
+
+// KeyAlgorithm is the kind and size of a key to generate. The zero value is ECDSA P-256. The text
+// form, which String and MarshalText give and UnmarshalText reads, is in the comment of each constant.
+type KeyAlgorithm int
+
+// The key algorithms.
+const (
+	ECDSAP256 KeyAlgorithm = iota // "ecdsa-p256"
+	ECDSAP384                     // "ecdsa-p384"
+	RSA2048                       // "rsa-2048"
+	RSA3072                       // "rsa-3072"
+	RSA4096                       // "rsa-4096"
+	Ed25519                       // "ed25519"; not for what Envoy is to present
+)
+
+// Limits on the keys that are accepted. An RSA verification costs the square of the modulus, so an
+// upper bound is what keeps a request cheap to refuse; FIPS 186-5 sets the lower bound of the exponent.
+const (
+	minRSABits     = 2048
+	maxRSABits     = 8192
+	minRSAExponent = 1<<16 + 1
+)
+
+var keyAlgorithmNames = [...]string{"ecdsa-p256", "ecdsa-p384", "rsa-2048", "rsa-3072", "rsa-4096", "ed25519"}
+
+// String returns the text form, or "KeyAlgorithm(n)" for a value that is not one of the constants.
+func (a KeyAlgorithm) String() string {
+	if a < 0 || int(a) >= len(keyAlgorithmNames) {
+		return fmt.Sprintf("KeyAlgorithm(%d)", int(a))
+	}
+	return keyAlgorithmNames[a]
+}
+
+// MarshalText implements [encoding.TextMarshaler]. A value that is not one of the constants is an
+// error.
+func (a KeyAlgorithm) MarshalText() ([]byte, error) {
+	if a < 0 || int(a) >= len(keyAlgorithmNames) {
+		return nil, fmt.Errorf("pki: unknown key algorithm %d", int(a))
+	}
+	return []byte(a.String()), nil
+}
+
+// UnmarshalText implements [encoding.TextUnmarshaler]. It reads the exact text form and leaves a as
+// it was if that fails.
+func (a *KeyAlgorithm) UnmarshalText(text []byte) error {
+	for i, name := range keyAlgorithmNames {
+		if name == string(text) {
+			*a = KeyAlgorithm(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("pki: unknown key algorithm %.40q, want one of %q", text, keyAlgorithmNames)
+}
+
+// NewKey generates a private key. It fails only for a value that is not one of the constants.
+func NewKey(a KeyAlgorithm) (crypto.Signer, error) {
+	switch a {
+	case ECDSAP256:
+		return newKey(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	case ECDSAP384:
+		return newKey(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
+	case RSA2048:
+		return newKey(rsa.GenerateKey(rand.Reader, 2048))
+	case RSA3072:
+		return newKey(rsa.GenerateKey(rand.Reader, 3072))
+	case RSA4096:
+		return newKey(rsa.GenerateKey(rand.Reader, 4096))
+	case Ed25519:
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		return newKey(key, err)
+	default:
+		return nil, fmt.Errorf("pki: generate key: unknown key algorithm %d", int(a))
+	}
+}
+
+// newKey keeps a nil pointer out of the interface.
+func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
+	if err != nil {
+		return nil, fmt.Errorf("pki: generate key: %w", err)
+	}
+	return key, nil
+}
+
+// CheckPublicKey reports whether pub is a key that this library signs for and verifies with: RSA of
+// 2048 to 8192 bits with an odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519.
+// Anything else gives an error that wraps [ErrWeakKey].
+func CheckPublicKey(pub crypto.PublicKey) error {
+	if err := checkKey(pub); err != nil {
+		return fmt.Errorf("pki: %w", err)
+	}
+	return nil
+}
+
+// checkKey is CheckPublicKey without the name of the package, for errors that already have it.
+func checkKey(pub crypto.PublicKey) error {
+	switch pub := pub.(type) {
+	case *rsa.PublicKey:
+		return checkRSA(pub)
+	case *ecdsa.PublicKey:
+		return checkECDSA(pub)
+	case ed25519.PublicKey:
+		if len(pub) != ed25519.PublicKeySize {
+			return fmt.Errorf("Ed25519 key of %d bytes: %w", len(pub), ErrWeakKey)
+		}
+		return nil
+	case nil:
+		return fmt.Errorf("no public key: %w", ErrWeakKey)
+	default:
+		return fmt.Errorf("public key of type %T, want RSA, ECDSA or Ed25519: %w", pub, ErrWeakKey)
+	}
+}
+
+func checkRSA(pub *rsa.PublicKey) error {
+	if pub == nil || pub.N == nil || pub.N.Sign() <= 0 {
+		return fmt.Errorf("RSA key without a modulus: %w", ErrWeakKey)
+	}
+	if n := pub.N.BitLen(); n < minRSABits || n > maxRSABits {
+		return fmt.Errorf("RSA key of %d bits, want %d to %d: %w", n, minRSABits, maxRSABits, ErrWeakKey)
+	}
+	if pub.N.Bit(0) == 0 {
+		return fmt.Errorf("RSA key with an even modulus: %w", ErrWeakKey)
+	}
+	if pub.E < minRSAExponent || pub.E&1 == 0 {
+		return fmt.Errorf("RSA key with exponent %d, want an odd one of at least %d: %w", pub.E, minRSAExponent, ErrWeakKey)
+	}
+	return nil
+}
+
+func checkECDSA(pub *ecdsa.PublicKey) error {
+	if pub == nil || pub.Curve == nil {
+		return fmt.Errorf("ECDSA key without a curve: %w", ErrWeakKey)
+	}
+	switch pub.Curve {
+	case elliptic.P256(), elliptic.P384(), elliptic.P521():
+	default:
+		return fmt.Errorf("ECDSA key on curve %s, want P-256, P-384 or P-521: %w", pub.Curve.Params().Name, ErrWeakKey)
+	}
+	//lint:ignore SA1019 Bytes panics without them
+	if pub.X == nil || pub.Y == nil {
+		return fmt.Errorf("ECDSA key without a point: %w", ErrWeakKey)
+	}
+	if _, err := pub.Bytes(); err != nil {
+		return fmt.Errorf("ECDSA key that is not a point of its curve: %w", ErrWeakKey)
+	}
+	return nil
+}
+
+// PublicKeysEqual reports whether a and b are the same RSA, ECDSA or Ed25519 key. To see whether a
+// private key belongs to a certificate, compare key.Public() with the certificate's PublicKey. Keys
+// of other kinds, and nil, are equal to nothing.
+func PublicKeysEqual(a, b crypto.PublicKey) bool {
+	switch a := a.(type) {
+	case *rsa.PublicKey:
+		b, ok := b.(*rsa.PublicKey)
+		return ok && a != nil && b != nil && a.Equal(b)
+	case *ecdsa.PublicKey:
+		b, ok := b.(*ecdsa.PublicKey)
+		return ok && a != nil && b != nil && a.Equal(b)
+	case ed25519.PublicKey:
+		return len(a) == ed25519.PublicKeySize && a.Equal(b)
+	default:
+		return false
+	}
+}

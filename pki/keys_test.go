@@ -1,0 +1,171 @@
+package pki_test
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/json"
+	"math/big"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+)
+
+var algorithms = map[pki.KeyAlgorithm]string{
+	pki.ECDSAP256: "ecdsa-p256",
+	pki.ECDSAP384: "ecdsa-p384",
+	pki.RSA2048:   "rsa-2048",
+	pki.RSA3072:   "rsa-3072",
+	pki.RSA4096:   "rsa-4096",
+	pki.Ed25519:   "ed25519",
+}
+
+func newKey(t testing.TB, a pki.KeyAlgorithm) crypto.Signer {
+	t.Helper()
+	key, err := pki.NewKey(a)
+	require.NoError(t, err)
+	return key
+}
+
+// rsaKey is made once: RSA keys are slow to make, and tests only need one or two.
+var rsaKey = sync.OnceValue(func() crypto.Signer {
+	key, err := pki.NewKey(pki.RSA2048)
+	if err != nil {
+		panic(err)
+	}
+	return key
+})
+
+func TestNewKey(t *testing.T) {
+	t.Parallel()
+	p256 := newKey(t, pki.ECDSAP256)
+	assert.Equal(t, elliptic.P256(), p256.Public().(*ecdsa.PublicKey).Curve)
+	p384 := newKey(t, pki.ECDSAP384)
+	assert.Equal(t, elliptic.P384(), p384.Public().(*ecdsa.PublicKey).Curve)
+	assert.Equal(t, 2048, rsaKey().Public().(*rsa.PublicKey).N.BitLen())
+	assert.Equal(t, 3072, newKey(t, pki.RSA3072).Public().(*rsa.PublicKey).N.BitLen())
+	assert.IsType(t, ed25519.PublicKey{}, newKey(t, pki.Ed25519).Public())
+	for _, key := range []crypto.Signer{p256, p384, rsaKey(), newKey(t, pki.Ed25519)} {
+		assert.NoError(t, pki.CheckPublicKey(key.Public()))
+	}
+	var zero pki.KeyAlgorithm
+	assert.Equal(t, pki.ECDSAP256, zero)
+	for _, a := range []pki.KeyAlgorithm{-1, 6, 99} {
+		key, err := pki.NewKey(a)
+		assert.Error(t, err)
+		assert.True(t, key == nil, "a nil pointer in the interface")
+	}
+}
+
+func TestKeyAlgorithmText(t *testing.T) {
+	t.Parallel()
+	for a, name := range algorithms {
+		assert.Equal(t, name, a.String())
+		b, err := json.Marshal(map[string]pki.KeyAlgorithm{"key": a})
+		require.NoError(t, err)
+		assert.JSONEq(t, `{"key":"`+name+`"}`, string(b))
+		var back map[string]pki.KeyAlgorithm
+		require.NoError(t, json.Unmarshal(b, &back))
+		assert.Equal(t, a, back["key"])
+	}
+	assert.Equal(t, "KeyAlgorithm(-1)", pki.KeyAlgorithm(-1).String())
+	assert.Equal(t, "KeyAlgorithm(6)", pki.KeyAlgorithm(6).String())
+	_, err := pki.KeyAlgorithm(6).MarshalText()
+	assert.EqualError(t, err, "pki: unknown key algorithm 6")
+	for _, bad := range []string{"", "rsa", "RSA-2048", "ecdsa-p256 ", "KeyAlgorithm(0)", "0"} {
+		a := pki.RSA4096
+		assert.ErrorContains(t, a.UnmarshalText([]byte(bad)), "pki: unknown key algorithm", "%q", bad)
+		assert.Equal(t, pki.RSA4096, a, "changed by a failure")
+	}
+}
+
+func oddModulus(bits int) *big.Int {
+	n := new(big.Int).Lsh(big.NewInt(1), uint(bits-1))
+	return n.Add(n, big.NewInt(1))
+}
+
+func TestCheckPublicKey(t *testing.T) {
+	t.Parallel()
+	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	require.NoError(t, err)
+	p521, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
+	require.NoError(t, err)
+	rsaOf := func(bits, e int) *rsa.PublicKey { return &rsa.PublicKey{N: oddModulus(bits), E: e} }
+	for _, tc := range []struct {
+		name string
+		key  crypto.PublicKey
+		ok   bool
+	}{
+		{"RSA 2048", rsaOf(2048, 65537), true},
+		{"RSA 8192", rsaOf(8192, 65537), true},
+		{"RSA with a large exponent", rsaOf(3072, 1<<31-1), true},
+		{"P-521", &p521.PublicKey, true},
+		{"RSA 1024", rsaOf(1024, 65537), false},
+		{"RSA 2047", rsaOf(2047, 65537), false},
+		{"RSA 8193", rsaOf(8193, 65537), false},
+		{"RSA 16384", rsaOf(16384, 65537), false},
+		{"RSA exponent 1", rsaOf(2048, 1), false},
+		{"RSA exponent 3", rsaOf(2048, 3), false},
+		{"RSA exponent 65536", rsaOf(2048, 65536), false},
+		{"RSA exponent 65538", rsaOf(2048, 65538), false},
+		{"RSA exponent -65537", rsaOf(2048, -65537), false},
+		{"RSA even modulus", &rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 2047), E: 65537}, false},
+		{"RSA negative modulus", &rsa.PublicKey{N: new(big.Int).Neg(oddModulus(2048)), E: 65537}, false},
+		{"RSA no modulus", &rsa.PublicKey{E: 65537}, false},
+		{"RSA nil", (*rsa.PublicKey)(nil), false},
+		{"RSA by value", *rsaOf(2048, 65537), false},
+		{"P-224", &p224.PublicKey, false},
+		{"not on the curve", offCurve(), false},
+		{"ECDSA without a curve", &ecdsa.PublicKey{}, false},
+		{"ECDSA without a point", &ecdsa.PublicKey{Curve: elliptic.P256()}, false},
+		{"ECDSA nil", (*ecdsa.PublicKey)(nil), false},
+		{"Ed25519 short", ed25519.PublicKey(make([]byte, 31)), false},
+		{"Ed25519 nil", ed25519.PublicKey(nil), false},
+		{"another kind", struct{}{}, false},
+		{"a private key", p521, false},
+		{"nil", nil, false},
+	} {
+		err := pki.CheckPublicKey(tc.key)
+		if tc.ok {
+			assert.NoError(t, err, tc.name)
+			continue
+		}
+		assert.ErrorIs(t, err, pki.ErrWeakKey, tc.name)
+		assert.ErrorContains(t, err, "pki: ", tc.name)
+	}
+}
+
+func offCurve() *ecdsa.PublicKey {
+	//lint:ignore SA1019 nothing else makes a bad key
+	return &ecdsa.PublicKey{Curve: elliptic.P256(), X: big.NewInt(1), Y: big.NewInt(1)}
+}
+
+func TestPublicKeysEqual(t *testing.T) {
+	t.Parallel()
+	all := []crypto.PublicKey{
+		newKey(t, pki.ECDSAP256).Public(), newKey(t, pki.ECDSAP256).Public(), newKey(t, pki.ECDSAP384).Public(),
+		rsaKey().Public(), &rsa.PublicKey{N: oddModulus(2048), E: 65537},
+		newKey(t, pki.Ed25519).Public(), newKey(t, pki.Ed25519).Public(),
+	}
+	for i, a := range all {
+		for j, b := range all {
+			assert.Equal(t, i == j, pki.PublicKeysEqual(a, b), "%d, %d", i, j)
+		}
+	}
+	var noRSA *rsa.PublicKey
+	var noEC *ecdsa.PublicKey
+	nothing := []crypto.PublicKey{nil, noRSA, noEC, ed25519.PublicKey{}, "text", newKey(t, pki.ECDSAP256)}
+	for i, a := range nothing {
+		for j, b := range append(nothing, all...) {
+			assert.False(t, pki.PublicKeysEqual(a, b), "%d, %d", i, j)
+			assert.False(t, pki.PublicKeysEqual(b, a), "%d, %d", j, i)
+		}
+	}
+}

@@ -1,0 +1,232 @@
+package pki_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func block(kind string, b []byte) string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
+}
+
+// keyFiles are private keys in the three formats, as tools write them.
+func keyFiles(t testing.TB) map[string]struct {
+	pem string
+	key crypto.Signer
+} {
+	t.Helper()
+	p256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	p521, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
+	require.NoError(t, err)
+	ed := newKey(t, pki.Ed25519)
+	pkcs8 := func(key any) []byte {
+		b, err := x509.MarshalPKCS8PrivateKey(key)
+		require.NoError(t, err)
+		return b
+	}
+	sec1, err := x509.MarshalECPrivateKey(p256)
+	require.NoError(t, err)
+	pkcs1 := x509.MarshalPKCS1PrivateKey(rsaKey().(*rsa.PrivateKey))
+	params := block("EC PARAMETERS", unhex("06082a8648ce3d030107"))
+	return map[string]struct {
+		pem string
+		key crypto.Signer
+	}{
+		"PKCS#8 P-256":           {block("PRIVATE KEY", pkcs8(p256)), p256},
+		"PKCS#8 P-521":           {block("PRIVATE KEY", pkcs8(p521)), p521},
+		"PKCS#8 RSA":             {block("PRIVATE KEY", pkcs8(rsaKey())), rsaKey()},
+		"PKCS#8 Ed25519":         {block("PRIVATE KEY", pkcs8(ed)), ed},
+		"PKCS#1":                 {block("RSA PRIVATE KEY", pkcs1), rsaKey()},
+		"SEC1":                   {block("EC PRIVATE KEY", sec1), p256},
+		"SEC1 with parameters":   {params + block("EC PRIVATE KEY", sec1), p256},
+		"a comment in front":     {"# the key of web\n" + block("PRIVATE KEY", pkcs8(p256)), p256},
+		"blank lines around":     {"\n\n" + block("PRIVATE KEY", pkcs8(p256)) + "\n \n", p256},
+		"Windows line ends":      {strings.ReplaceAll(block("EC PRIVATE KEY", sec1), "\n", "\r\n"), p256},
+		"PKCS#8 in an odd block": {strings.ReplaceAll(block("PRIVATE KEY", pkcs8(p256)), "\n-----END", "\n\n-----END"), p256},
+	}
+}
+
+// requireSameKey compares as keys: an RSA key has values that it may have worked out or not, and
+// leading zeros in them or not.
+func requireSameKey(t *testing.T, want, got crypto.Signer, name string) {
+	t.Helper()
+	k, ok := want.(interface{ Equal(crypto.PrivateKey) bool })
+	require.True(t, ok, name)
+	require.True(t, k.Equal(got), "%s: another key", name)
+}
+
+func TestPrivateKeyPEM(t *testing.T) {
+	t.Parallel()
+	for name, tc := range keyFiles(t) {
+		key, err := pki.ParsePrivateKeyPEM([]byte(tc.pem))
+		require.NoError(t, err, name)
+		requireSameKey(t, tc.key, key, name)
+		out, err := pki.MarshalPrivateKeyPEM(key)
+		require.NoError(t, err, name)
+		require.True(t, bytes.HasPrefix(out, []byte("-----BEGIN PRIVATE KEY-----\n")), name)
+		back, err := pki.ParsePrivateKeyPEM(out)
+		require.NoError(t, err, name)
+		requireSameKey(t, tc.key, back, name)
+	}
+	_, err := pki.MarshalPrivateKeyPEM(remote{p256Key})
+	require.EqualError(t, err, "pki: marshal private key: a key of type pki_test.remote cannot be exported")
+	_, err = pki.MarshalPrivateKeyPEM(nil)
+	require.Error(t, err)
+}
+
+func TestPrivateKeyPEMRefuses(t *testing.T) {
+	t.Parallel()
+	files := keyFiles(t)
+	good := files["PKCS#8 P-256"].pem
+	small, err := rsa.GenerateKey(rand.Reader, 1024)
+	require.NoError(t, err)
+	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	require.NoError(t, err)
+	sec1, err := x509.MarshalECPrivateKey(p224)
+	require.NoError(t, err)
+	b, _ := pem.Decode([]byte(good))
+	for name, tc := range map[string]struct {
+		pem  string
+		also error
+	}{
+		"empty":              {"", nil},
+		"text":               {"secret-text", nil},
+		"two keys":           {good + good, nil},
+		"text after":         {good + "secret-text", nil},
+		"certificate":        {string(pki.MarshalCertificatesPEM(newRoot(t).Certificate())), nil},
+		"certificate too":    {good + string(pki.MarshalCertificatesPEM(newRoot(t).Certificate())), nil},
+		"wrong block":        {block("EC PRIVATE KEY", b.Bytes), nil},
+		"public key":         {block("PUBLIC KEY", b.Bytes), nil},
+		"encrypted PKCS#8":   {block("ENCRYPTED PRIVATE KEY", b.Bytes), nil},
+		"encrypted SEC1":     {"-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nAAAA\n-----END EC PRIVATE KEY-----\n", nil},
+		"truncated DER":      {block("PRIVATE KEY", b.Bytes[:len(b.Bytes)-1]), nil},
+		"bytes after PKCS#8": {block("PRIVATE KEY", append(slices.Clone(b.Bytes), 0)), nil},
+		"bytes after SEC1":   {block("EC PRIVATE KEY", append(slices.Clone(sec1), 0)), nil},
+		"bytes after PKCS#1": {block("RSA PRIVATE KEY", append(x509.MarshalPKCS1PrivateKey(small), 0)), nil},
+		"only parameters":    {block("EC PARAMETERS", []byte{5, 0}), nil},
+		"RSA of 1024 bits":   {block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(small)), pki.ErrWeakKey},
+		"P-224":              {block("EC PRIVATE KEY", sec1), pki.ErrWeakKey},
+		"1 MiB and one":      {strings.Repeat("#", 1<<20-len(good)) + "\n" + good, spiffe.ErrTooLarge},
+		"a key over 16 KiB":  {block("PRIVATE KEY", make([]byte, 16<<10+1)), spiffe.ErrTooLarge},
+	} {
+		key, err := pki.ParsePrivateKeyPEM([]byte(tc.pem))
+		require.ErrorContains(t, err, "pki: parse private key: ", name)
+		require.True(t, key == nil, "%s: a nil pointer in the interface", name)
+		if tc.also != nil {
+			require.ErrorIs(t, err, tc.also, name)
+		}
+		require.NotContains(t, err.Error(), "secret-text")
+		require.NotContains(t, err.Error(), base64.StdEncoding.EncodeToString(b.Bytes)[:20])
+	}
+	require.NotPanics(t, func() { _, _ = pki.ParsePrivateKeyPEM(nil) })
+}
+
+func TestCertificatesPEM(t *testing.T) {
+	t.Parallel()
+	a, b := newRoot(t).Certificate(), newRoot(t).Certificate()
+	text := string(pki.MarshalCertificatesPEM(a, b))
+	for name, in := range map[string]string{
+		"two":               text,
+		"comments in front": "# first\n" + string(pki.MarshalCertificatesPEM(a)) + "# second\n" + string(pki.MarshalCertificatesPEM(b)),
+		"blank lines":       "\n" + strings.ReplaceAll(text, "-----END CERTIFICATE-----\n", "-----END CERTIFICATE-----\n\n\n"),
+	} {
+		certs, err := pki.ParseCertificatesPEM([]byte(in))
+		require.NoError(t, err, name)
+		require.Len(t, certs, 2, name)
+		require.True(t, certs[0].Equal(a) && certs[1].Equal(b), name)
+	}
+	require.Empty(t, pki.MarshalCertificatesPEM())
+
+	one := string(pki.MarshalCertificatesPEM(a))
+	for name, in := range map[string]string{
+		"empty":         "",
+		"text":          "hello",
+		"text after":    one + "hello",
+		"key after":     one + block("PRIVATE KEY", []byte{1}),
+		"trusted":       block("TRUSTED CERTIFICATE", a.Raw),
+		"request":       block("CERTIFICATE REQUEST", a.Raw),
+		"trailing DER":  block("CERTIFICATE", append(bytes.Clone(a.Raw), 0)),
+		"empty block":   block("CERTIFICATE", nil),
+		"cut off":       one[:len(one)-30],
+		"1 MiB and one": strings.Repeat("#", 1<<20-len(one)) + "\n" + one,
+		"1,001":         strings.Repeat(one, 1001),
+	} {
+		certs, err := pki.ParseCertificatesPEM([]byte(in))
+		assert.ErrorContains(t, err, "pki: parse certificates: ", name)
+		assert.Nil(t, certs, name)
+		if slices.Contains([]string{"1 MiB and one", "1,001"}, name) {
+			assert.ErrorIs(t, err, spiffe.ErrTooLarge, name)
+		}
+	}
+	certs, err := pki.ParseCertificatesPEM([]byte(strings.Repeat(one, 1000)))
+	require.NoError(t, err)
+	require.Len(t, certs, 1000)
+}
+
+func FuzzParsePrivateKeyPEM(f *testing.F) {
+	for name, tc := range keyFiles(f) {
+		if !strings.Contains(name, "RSA") && name != "PKCS#1" { // slow to check; one is enough
+			f.Add([]byte(tc.pem))
+		}
+	}
+	f.Add([]byte(keyFiles(f)["PKCS#1"].pem))
+	f.Add([]byte("-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n"))
+	f.Add([]byte("-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nAAAA\n-----END EC PRIVATE KEY-----\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		key, err := pki.ParsePrivateKeyPEM(data)
+		if err != nil {
+			require.True(t, key == nil)
+			return
+		}
+		require.NoError(t, pki.CheckPublicKey(key.Public()))
+		out, err := pki.MarshalPrivateKeyPEM(key)
+		require.NoError(t, err)
+		back, err := pki.ParsePrivateKeyPEM(out)
+		require.NoError(t, err)
+		require.True(t, pki.PublicKeysEqual(key.Public(), back.Public()))
+		again, err := pki.MarshalPrivateKeyPEM(back)
+		require.NoError(t, err)
+		require.Equal(t, out, again)
+	})
+}
+
+func FuzzParseCertificatesPEM(f *testing.F) {
+	root := newRoot(f)
+	leaf, err := root.IssueLeaf(leafOptions())
+	require.NoError(f, err)
+	f.Add(pki.MarshalCertificatesPEM(leaf, root.Certificate()))
+	f.Add(append([]byte("# a comment\n"), pki.MarshalCertificatesPEM(leaf)...))
+	f.Add(append(pki.MarshalCertificatesPEM(leaf), "text"...))
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
+	f.Add([]byte(block("PRIVATE KEY", []byte{1, 2, 3})))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		certs, err := pki.ParseCertificatesPEM(data)
+		if err != nil {
+			require.Nil(t, certs)
+			return
+		}
+		require.NotEmpty(t, certs)
+		out := pki.MarshalCertificatesPEM(certs...)
+		back, err := pki.ParseCertificatesPEM(out)
+		require.NoError(t, err)
+		require.Len(t, back, len(certs))
+		require.Equal(t, out, pki.MarshalCertificatesPEM(back...))
+	})
+}

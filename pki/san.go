@@ -1,0 +1,334 @@
+package pki
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"golang.org/x/crypto/cryptobyte"
+	"golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Limits on a subject alternative name extension.
+const (
+	maxSANBytes = 64 << 10
+	maxSANs     = 1000
+)
+
+// ErrSAN says that a subject alternative name, or the extension that holds it, is not valid.
+var ErrSAN = errors.New("invalid subject alternative name")
+
+// SANType is the kind of a subject alternative name: its context-specific tag in RFC 5280, section
+// 4.2.1.6. Kinds that have no constant here, such as a directory name (4), keep their tag when they
+// are read, and are never written.
+type SANType int
+
+// The kinds of names that are read with a meaning.
+const (
+	Email SANType = 1 // an RFC 822 name; read only
+	DNS   SANType = 2
+	URI   SANType = 6
+	IP    SANType = 7
+)
+
+// String returns "email", "DNS", "URI", "IP", or "type n" for other kinds.
+func (t SANType) String() string {
+	switch t {
+	case Email:
+		return "email"
+	case DNS:
+		return "DNS"
+	case URI:
+		return "URI"
+	case IP:
+		return "IP"
+	default:
+		return "type " + strconv.Itoa(int(t))
+	}
+}
+
+// SAN is one subject alternative name. It works with == and as a map key.
+type SAN struct {
+	Type SANType
+
+	// Value is text for DNS, URI and Email; the 4 or 16 bytes of the address for IP, as in
+	// net.IP(san.Value); and the contents of the DER element for other kinds.
+	Value string
+}
+
+// String returns the name for people, as in "URI:spiffe://example.org/web" or "IP:192.0.2.1". Bytes
+// that are not printable ASCII are quoted.
+func (s SAN) String() string {
+	v := s.Value
+	switch {
+	case s.Type == IP && (len(v) == net.IPv4len || len(v) == net.IPv6len):
+		v = net.IP(v).String()
+	case s.Type != DNS && s.Type != URI && s.Type != Email:
+		v = hex.EncodeToString([]byte(v))
+	case !printable(v):
+		v = strconv.QuoteToASCII(v)
+	}
+	return s.Type.String() + ":" + v
+}
+
+// IDSAN returns id as a URI name. The zero ID gives an empty URI, which [NewCSR] refuses.
+func IDSAN(id spiffe.ID) SAN {
+	if id.IsZero() {
+		return SAN{Type: URI}
+	}
+	return SAN{Type: URI, Value: id.String()}
+}
+
+// DNSSAN returns name as a DNS name. It is not checked here: [NewCSR] does that.
+func DNSSAN(name string) SAN { return SAN{Type: DNS, Value: name} }
+
+// IPSAN returns ip as an address: 4 bytes for IPv4, also when it is written as IPv6
+// (::ffff:192.0.2.1), else 16. The error wraps [ErrSAN].
+func IPSAN(ip net.IP) (SAN, error) {
+	s, err := ipSAN(ip)
+	if err != nil {
+		return SAN{}, fmt.Errorf("pki: %w", err)
+	}
+	return s, nil
+}
+
+func ipSAN(ip net.IP) (SAN, error) {
+	if v4 := ip.To4(); v4 != nil {
+		return SAN{Type: IP, Value: string(v4)}, nil
+	}
+	if len(ip) != net.IPv6len {
+		return SAN{}, sanError("IP address of %d bytes, want 4 or 16", len(ip))
+	}
+	return SAN{Type: IP, Value: string(ip)}, nil
+}
+
+// MarshalSANs returns the value of a subject alternative name extension (OID 2.5.29.17) in DER, with
+// the names in the given order. It writes DNS, URI and IP names. It is the low level, which checks
+// the encoding and not the sense: an empty DNS name is written as such, while [NewCSR] and
+// [Issuer.IssueLeaf] refuse it. There must be 1 to 1,000 names, and the value is at most 64 KiB
+// ([spiffe.ErrTooLarge]). Other errors wrap [ErrSAN].
+func MarshalSANs(sans ...SAN) ([]byte, error) {
+	der, err := marshalSANs(sans)
+	if err != nil {
+		return nil, fmt.Errorf("pki: %w", err)
+	}
+	return der, nil
+}
+
+// marshalSANs is MarshalSANs without the name of the package, for errors that already have it.
+func marshalSANs(sans []SAN) ([]byte, error) {
+	if len(sans) == 0 {
+		return nil, sanError("there is no name")
+	}
+	if len(sans) > maxSANs {
+		return nil, tooManySANs()
+	}
+	size := 4
+	for _, s := range sans {
+		if err := s.check(); err != nil {
+			return nil, err
+		}
+		size += 4 + len(s.Value)
+		if size > 2*maxSANBytes { // before memory is spent on it
+			return nil, sansTooLarge(size)
+		}
+	}
+	b := cryptobyte.NewBuilder(make([]byte, 0, size))
+	b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {
+		for _, s := range sans {
+			b.AddASN1(asn1.Tag(s.Type).ContextSpecific(), func(b *cryptobyte.Builder) { b.AddBytes([]byte(s.Value)) })
+		}
+	})
+	der, err := b.Bytes()
+	if err != nil {
+		return nil, sanError("%v", err)
+	}
+	if len(der) > maxSANBytes {
+		return nil, sansTooLarge(len(der))
+	}
+	return der, nil
+}
+
+// check reports whether s can be written.
+func (s SAN) check() error {
+	switch s.Type {
+	case DNS, URI:
+		if !printable(s.Value) {
+			return sanError("%s name %.80q is not printable ASCII", s.Type, s.Value)
+		}
+	case IP:
+		if n := len(s.Value); n != net.IPv4len && n != net.IPv6len {
+			return sanError("IP address of %d bytes, want 4 or 16", n)
+		}
+	default:
+		return sanError("a name of %s cannot be written", s.Type)
+	}
+	return nil
+}
+
+// ParseSANs reads the value of a subject alternative name extension (OID 2.5.29.17). It is strict: one
+// SEQUENCE in DER with at least one name and nothing after it; DNS, URI and Email names of printable
+// ASCII, which leaves out the line breaks and NUL bytes that IA5String allows; addresses of 4 or 16
+// bytes. Names of other kinds are returned with their own type and bytes. Input of more than 64 KiB or
+// 1,000 names gives an error that wraps [spiffe.ErrTooLarge]; other errors wrap [ErrSAN].
+//
+// An empty DNS name is returned as such: what is fit for a purpose is for the caller to decide.
+func ParseSANs(der []byte) ([]SAN, error) {
+	sans, err := parseSANs(der)
+	if err != nil {
+		return nil, fmt.Errorf("pki: %w", err)
+	}
+	return sans, nil
+}
+
+// parseSANs is ParseSANs without the name of the package.
+func parseSANs(der []byte) ([]SAN, error) {
+	if len(der) > maxSANBytes {
+		return nil, sansTooLarge(len(der))
+	}
+	in := cryptobyte.String(der)
+	var names cryptobyte.String
+	if !in.ReadASN1(&names, asn1.SEQUENCE) {
+		return nil, sanError("the extension is not a SEQUENCE in DER")
+	}
+	if !in.Empty() {
+		return nil, sanError("%d bytes after the SEQUENCE", len(in))
+	}
+	if names.Empty() {
+		return nil, sanError("there is no name")
+	}
+	text := string(der) // one copy, which all values share
+	sans := make([]SAN, 0, 4)
+	for !names.Empty() {
+		if len(sans) == maxSANs {
+			return nil, tooManySANs()
+		}
+		var value cryptobyte.String
+		var tag asn1.Tag
+		if !names.ReadAnyASN1(&value, &tag) {
+			return nil, sanError("name %d is not DER", len(sans)+1)
+		}
+		end := len(text) - len(names)
+		s := SAN{Type: SANType(tag & tagNumber), Value: text[end-len(value) : end]}
+		if err := s.checkRead(tag); err != nil {
+			return nil, err
+		}
+		sans = append(sans, s)
+	}
+	return sans, nil
+}
+
+// The parts of an identifier octet.
+const (
+	tagNumber      = 0x1f
+	tagConstructed = 0x20
+	tagClass       = 0xc0
+)
+
+// checkRead reports whether s, which had this tag, can be what it says.
+func (s SAN) checkRead(tag asn1.Tag) error {
+	if tag&tagClass != asn1.Tag(0).ContextSpecific() {
+		return sanError("an element with tag %#x is not a name", uint8(tag))
+	}
+	switch s.Type {
+	case DNS, URI, Email, IP:
+		if tag&tagConstructed != 0 {
+			return sanError("%s name in constructed form", s.Type)
+		}
+	}
+	switch s.Type {
+	case DNS, URI, Email:
+		if !printable(s.Value) {
+			return sanError("%s name %.80q is not printable ASCII", s.Type, s.Value)
+		}
+	case IP:
+		if n := len(s.Value); n != net.IPv4len && n != net.IPv6len {
+			return sanError("IP address of %d bytes, want 4 or 16", n)
+		}
+	}
+	return nil
+}
+
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// checkRequested applies the rules for a name that a builder is asked to put into a CSR.
+func (s SAN) checkRequested() error {
+	switch s.Type {
+	case DNS:
+		return checkDNSName(s.Value)
+	case URI:
+		u, err := url.Parse(s.Value)
+		if err != nil || u.Scheme == "" {
+			return sanError("URI %.80q has no scheme", s.Value)
+		}
+		if u.Scheme == "spiffe" { // in any case, as url.Parse folds it and ParseID does not
+			id, err := spiffe.ParseID(s.Value)
+			if err != nil {
+				return fmt.Errorf("%w: %w", ErrSAN, err)
+			}
+			return checkReadable(id.TrustDomain())
+		}
+	}
+	return nil // the rest is for MarshalSANs to check
+}
+
+// checkDNSName applies the rules for a DNS name in a certificate: at most 253 bytes of letters, digits,
+// hyphens and underscores in labels of 1 to 63 bytes; the first label may be "*".
+func checkDNSName(name string) error {
+	bad := func(why string) error { return sanError("DNS name %.80q: %s", name, why) }
+	switch {
+	case name == "":
+		return bad("it is empty")
+	case len(name) > 253:
+		return bad("longer than 253 bytes")
+	}
+	if _, err := netip.ParseAddr(name); err == nil {
+		return bad("it is an IP address, which has a type of its own")
+	}
+	rest, wild := strings.CutPrefix(name, "*.")
+	for label := range strings.SplitSeq(rest, ".") {
+		switch {
+		case label == "" || len(label) > 63:
+			return bad("a label must have 1 to 63 bytes")
+		case label[0] == '-' || label[len(label)-1] == '-':
+			return bad("a label must not begin or end with a hyphen")
+		}
+		for i := range len(label) {
+			switch c := label[i]; {
+			case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
+			default:
+				return bad("only letters, digits, hyphens and underscores are allowed in a label")
+			}
+		}
+	}
+	if wild && !strings.Contains(rest, ".") {
+		return bad("a wildcard must not cover a top-level domain")
+	}
+	return nil
+}
+
+func sanError(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrSAN, fmt.Sprintf(format, args...))
+}
+
+func tooManySANs() error {
+	return fmt.Errorf("%w: more than %d names: %w", ErrSAN, maxSANs, spiffe.ErrTooLarge)
+}
+
+func sansTooLarge(n int) error {
+	return fmt.Errorf("%w: extension of %d bytes, the limit is %d: %w", ErrSAN, n, maxSANBytes, spiffe.ErrTooLarge)
+}

@@ -1,0 +1,291 @@
+package pki_test
+
+import (
+	"bytes"
+	"encoding/asn1"
+	"encoding/hex"
+	"encoding/json"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// sanVector is one line of testdata/sans.jsonl: names with their types, and the extension in hex.
+type sanVector struct {
+	Why      string
+	SANs     [][2]string
+	DER      string
+	OK       bool
+	ReadOnly bool
+}
+
+func (v sanVector) typed(t testing.TB) []pki.SAN {
+	t.Helper()
+	var sans []pki.SAN
+	for _, s := range v.SANs {
+		kind, text := s[0], s[1]
+		switch kind {
+		case "URI":
+			if id, err := spiffe.ParseID(text); err == nil {
+				sans = append(sans, pki.IDSAN(id))
+			} else {
+				sans = append(sans, pki.SAN{Type: pki.URI, Value: text})
+			}
+		case "DNS":
+			sans = append(sans, pki.DNSSAN(text))
+		case "IP":
+			ip, err := pki.IPSAN(net.ParseIP(text))
+			require.NoError(t, err)
+			sans = append(sans, ip)
+		case "email":
+			sans = append(sans, pki.SAN{Type: pki.Email, Value: text})
+		default:
+			tag, err := strconv.Atoi(kind)
+			require.NoError(t, err)
+			raw, err := hex.DecodeString(text)
+			require.NoError(t, err)
+			sans = append(sans, pki.SAN{Type: pki.SANType(tag), Value: string(raw)})
+		}
+	}
+	return sans
+}
+
+func sanVectors(t testing.TB) []sanVector {
+	t.Helper()
+	data, err := os.ReadFile("testdata/sans.jsonl")
+	require.NoError(t, err)
+	var all []sanVector
+	for line := range bytes.Lines(data) {
+		var v sanVector
+		d := json.NewDecoder(bytes.NewReader(line))
+		d.DisallowUnknownFields()
+		require.NoError(t, d.Decode(&v), "%s", line)
+		all = append(all, v)
+	}
+	require.Greater(t, len(all), 40)
+	return all
+}
+
+func TestSANVectors(t *testing.T) {
+	t.Parallel()
+	for _, v := range sanVectors(t) {
+		t.Run(v.Why, func(t *testing.T) {
+			t.Parallel()
+			der, err := hex.DecodeString(v.DER)
+			require.NoError(t, err)
+			sans, err := pki.ParseSANs(der)
+			if !v.OK {
+				require.ErrorIs(t, err, pki.ErrSAN)
+				require.NotErrorIs(t, err, spiffe.ErrTooLarge)
+				require.True(t, strings.HasPrefix(err.Error(), "pki: invalid subject alternative name: "), "%v", err)
+				require.Nil(t, sans)
+				return
+			}
+			require.NoError(t, err)
+			want := v.typed(t)
+			require.Equal(t, want, sans)
+			out, err := pki.MarshalSANs(want...)
+			if v.ReadOnly {
+				require.ErrorIs(t, err, pki.ErrSAN)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, v.DER, hex.EncodeToString(out))
+		})
+	}
+}
+
+func TestMarshalSANsRefuses(t *testing.T) {
+	t.Parallel()
+	for name, sans := range map[string][]pki.SAN{
+		"no name":          nil,
+		"zero":             {{}},
+		"email":            {{Type: pki.Email, Value: "a@b.c"}},
+		"directory name":   {{Type: 4, Value: "\x30\x00"}},
+		"negative type":    {{Type: -1, Value: "a"}},
+		"large type":       {{Type: 2 + 256, Value: "a"}},
+		"DNS with NUL":     {pki.DNSSAN("a\x00b")},
+		"DNS in UTF-8":     {pki.DNSSAN("ü")},
+		"URI with newline": {{Type: pki.URI, Value: "a:\n"}},
+		"IP of 3 bytes":    {{Type: pki.IP, Value: "abc"}},
+		"IP as text":       {{Type: pki.IP, Value: "192.0.2.1"}},
+		"the second bad":   {pki.DNSSAN("a"), {Type: pki.IP}},
+	} {
+		der, err := pki.MarshalSANs(sans...)
+		assert.ErrorIs(t, err, pki.ErrSAN, name)
+		assert.Nil(t, der, name)
+	}
+}
+
+func TestSANLimits(t *testing.T) {
+	t.Parallel()
+	many := make([]pki.SAN, 1000)
+	for i := range many {
+		many[i] = pki.DNSSAN("a")
+	}
+	der, err := pki.MarshalSANs(many...)
+	require.NoError(t, err)
+	back, err := pki.ParseSANs(der)
+	require.NoError(t, err)
+	require.Equal(t, many, back)
+
+	_, err = pki.MarshalSANs(append(many, many[0])...)
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+	require.ErrorIs(t, err, pki.ErrSAN)
+	// 1,001 names, put together by hand.
+	content := append(der[4:], 0x82, 1, 'a')
+	_, err = pki.ParseSANs(append([]byte{0x30, 0x82, byte(len(content) >> 8), byte(len(content))}, content...))
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+
+	// A value of exactly 64 KiB: 4 bytes for the sequence, 4 for the name.
+	der, err = pki.MarshalSANs(pki.DNSSAN(strings.Repeat("a", 64<<10-8)))
+	require.NoError(t, err)
+	require.Len(t, der, 64<<10)
+	_, err = pki.ParseSANs(der)
+	require.NoError(t, err)
+	for _, n := range []int{64<<10 - 7, 64 << 10, 1 << 20} {
+		_, err = pki.MarshalSANs(pki.DNSSAN(strings.Repeat("a", n)))
+		require.ErrorIs(t, err, spiffe.ErrTooLarge)
+	}
+	_, err = pki.ParseSANs(make([]byte, 64<<10+1))
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+}
+
+func TestIPSAN(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"192.0.2.1":        "\xc0\x00\x02\x01",
+		"::ffff:192.0.2.1": "\xc0\x00\x02\x01",
+		"0.0.0.0":          "\x00\x00\x00\x00",
+		"::":               strings.Repeat("\x00", 16),
+	} {
+		s, err := pki.IPSAN(net.ParseIP(text))
+		require.NoError(t, err)
+		assert.Equal(t, pki.SAN{Type: pki.IP, Value: want}, s)
+	}
+	for _, bad := range []net.IP{nil, {}, {1, 2, 3}, make(net.IP, 5), make(net.IP, 17)} {
+		_, err := pki.IPSAN(bad)
+		assert.ErrorIs(t, err, pki.ErrSAN)
+		assert.EqualError(t, err, "pki: invalid subject alternative name: IP address of "+strconv.Itoa(len(bad))+" bytes, want 4 or 16")
+	}
+}
+
+func TestSANString(t *testing.T) {
+	t.Parallel()
+	ip, err := pki.IPSAN(net.IPv6loopback)
+	require.NoError(t, err)
+	for want, s := range map[string]pki.SAN{
+		"URI:spiffe://example.org/web": pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web")),
+		"URI:":                         pki.IDSAN(spiffe.ID{}),
+		"DNS:a,b":                      pki.DNSSAN("a,b"),
+		`DNS:"a\nb\u00fc"`:             pki.DNSSAN("a\nbü"),
+		"IP:::1":                       ip,
+		"IP:616263":                    {Type: pki.IP, Value: "abc"},
+		"email:a@b.c":                  {Type: pki.Email, Value: "a@b.c"},
+		"type 4:3000":                  {Type: 4, Value: "\x30\x00"},
+		"type 0:":                      {},
+	} {
+		assert.Equal(t, want, s.String())
+	}
+}
+
+// slowSANs reads the same extension with encoding/asn1, which shares no code with the reader.
+func slowSANs(der []byte) (sans []pki.SAN, ok bool) {
+	var seq asn1.RawValue
+	rest, err := asn1.Unmarshal(der, &seq)
+	if err != nil || len(rest) > 0 || seq.Class != asn1.ClassUniversal || seq.Tag != asn1.TagSequence || !seq.IsCompound {
+		return nil, false
+	}
+	for rest = seq.Bytes; len(rest) > 0; {
+		var v asn1.RawValue
+		if rest, err = asn1.Unmarshal(rest, &v); err != nil || v.Class != asn1.ClassContextSpecific || v.Tag > 30 {
+			return nil, false
+		}
+		s := pki.SAN{Type: pki.SANType(v.Tag), Value: string(v.Bytes)}
+		switch s.Type {
+		case pki.DNS, pki.URI, pki.Email:
+			for _, c := range v.Bytes {
+				ok = ' ' <= c && c <= '~'
+				if !ok {
+					return nil, false
+				}
+			}
+			ok = !v.IsCompound
+		case pki.IP:
+			ok = !v.IsCompound && (len(v.Bytes) == 4 || len(v.Bytes) == 16)
+		default:
+			ok = true
+		}
+		if !ok {
+			return nil, false
+		}
+		sans = append(sans, s)
+	}
+	return sans, len(sans) > 0
+}
+
+func FuzzParseSANs(f *testing.F) {
+	for _, v := range sanVectors(f) {
+		der, err := hex.DecodeString(v.DER)
+		require.NoError(f, err)
+		f.Add(der)
+	}
+	f.Fuzz(func(t *testing.T, der []byte) {
+		sans, err := pki.ParseSANs(der)
+		if len(der) <= 64<<10 && len(sans) < 1000 {
+			if slow, ok := slowSANs(der); ok && len(slow) <= 1000 || err == nil {
+				require.Equal(t, ok, err == nil, "the slow reader disagrees: %v", err)
+				require.Equal(t, slow, sans)
+			}
+		}
+		if err != nil {
+			require.Nil(t, sans)
+			return
+		}
+		for _, s := range sans {
+			if s.Type != pki.DNS && s.Type != pki.URI && s.Type != pki.IP {
+				return // not written
+			}
+		}
+		out, err := pki.MarshalSANs(sans...)
+		require.NoError(t, err)
+		require.Equal(t, der, out)
+	})
+}
+
+// TestSANRoundTrip goes the other way: what is written reads back the same.
+func TestSANRoundTrip(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 500 {
+		sans := make([]pki.SAN, 1+r.IntN(20))
+		for i := range sans {
+			text := make([]byte, r.IntN(300))
+			for j := range text {
+				text[j] = byte(' ' + r.IntN('~'-' '+1))
+			}
+			switch r.IntN(3) {
+			case 0:
+				sans[i] = pki.DNSSAN(string(text))
+			case 1:
+				sans[i] = pki.SAN{Type: pki.URI, Value: string(text)}
+			default:
+				sans[i] = pki.SAN{Type: pki.IP, Value: strings.Repeat("\x7f", 4+12*r.IntN(2))}
+			}
+		}
+		der, err := pki.MarshalSANs(sans...)
+		require.NoError(t, err)
+		back, err := pki.ParseSANs(der)
+		require.NoError(t, err)
+		require.Equal(t, sans, back)
+	}
+}
