@@ -1,0 +1,148 @@
+package spiffetest
+
+import (
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// trust is what a root CA and its intermediates have in common: the roots, and the bundles that
+// follow from them.
+type trust struct {
+	td spiffe.TrustDomain
+
+	mu       sync.Mutex
+	roots    []*authority // oldest first
+	active   *authority   // one of roots
+	made     int          // roots made so far, to name the next
+	sequence uint64
+	bundle   *spiffe.Bundle    // of td
+	bundles  *spiffe.BundleSet // of td and those it federates with
+	changed  chan struct{}     // closed when bundles changes
+}
+
+// Bundle returns the trust bundle as it is now. Its sequence number grows with every change.
+func (ca *CA) Bundle() *spiffe.Bundle {
+	ca.trust.mu.Lock()
+	defer ca.trust.mu.Unlock()
+	return ca.trust.bundle
+}
+
+// Bundles returns what [CA.FetchBundles] gives now: the bundle of the CA and those given to
+// [CA.Federate].
+func (ca *CA) Bundles() *spiffe.BundleSet {
+	bundles, _ := ca.trust.current()
+	return bundles
+}
+
+// Root returns the certificate of the root that signs now. It is shared: do not change it.
+func (ca *CA) Root() *x509.Certificate { return ca.trust.activeRoot().cert }
+
+// Rotate adds a new root to the bundle and signs with it from now on. Older roots stay in the
+// bundle until [CA.DropOldRoots], so that identities signed by them stay valid. Whoever holds an
+// older bundle refuses what is signed from now on; [CA.Prepare] first gives them time to learn.
+func (ca *CA) Rotate() {
+	ca.t.Helper()
+	ca.addRoot(true)
+}
+
+// Prepare adds a new root to the bundle and keeps signing with the present one, until
+// [CA.Activate].
+func (ca *CA) Prepare() {
+	ca.t.Helper()
+	ca.addRoot(false)
+}
+
+// Activate signs with the newest root of the bundle from now on. The bundle stays as it is.
+func (ca *CA) Activate() {
+	ca.trust.mu.Lock()
+	defer ca.trust.mu.Unlock()
+	ca.trust.active = ca.trust.roots[len(ca.trust.roots)-1]
+}
+
+// DropOldRoots removes the roots that are older than the one that signs from the bundle. What they
+// signed is refused by whoever holds the new bundle.
+func (ca *CA) DropOldRoots() {
+	ca.t.Helper()
+	tr := ca.trust
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	first := slices.Index(tr.roots, tr.active)
+	if first == 0 {
+		return
+	}
+	ca.publish(tr.roots[first:])
+}
+
+// Federate adds the bundle of another trust domain to what [CA.FetchBundles] gives, or replaces it.
+func (ca *CA) Federate(other *spiffe.Bundle) {
+	ca.t.Helper()
+	tr := ca.trust
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	if other.TrustDomain() == tr.td {
+		ca.t.Fatalf("spiffetest: federate: %s is the CA's own trust domain", tr.td)
+	}
+	tr.announce(tr.bundles.With(other))
+}
+
+func (ca *CA) addRoot(activate bool) {
+	ca.t.Helper()
+	tr := ca.trust
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.made++
+	root, err := newRoot(tr.td, fmt.Sprintf("root %d", tr.made))
+	if err != nil {
+		ca.t.Fatalf("spiffetest: %v", err)
+	}
+	if activate {
+		tr.active = root
+	}
+	ca.publish(append(slices.Clone(tr.roots), root))
+}
+
+// publish makes roots the contents of the bundle. The caller holds the lock.
+func (ca *CA) publish(roots []*authority) {
+	ca.t.Helper()
+	tr := ca.trust
+	certs := make([]*x509.Certificate, len(roots))
+	for i, r := range roots {
+		certs[i] = r.cert
+	}
+	tr.sequence++
+	bundle, err := spiffe.NewBundle(tr.td, spiffe.BundleContents{X509Authorities: certs, Sequence: new(tr.sequence)})
+	if err != nil {
+		ca.t.Fatalf("spiffetest: bundle: %v", err)
+	}
+	tr.roots, tr.bundle = roots, bundle
+	if tr.bundles == nil {
+		if tr.bundles, err = spiffe.NewBundleSet(); err != nil {
+			ca.t.Fatalf("spiffetest: bundle: %v", err)
+		}
+	}
+	tr.announce(tr.bundles.With(bundle))
+}
+
+// announce makes bundles current and wakes the watchers. The caller holds the lock.
+func (tr *trust) announce(bundles *spiffe.BundleSet) {
+	tr.bundles = bundles
+	close(tr.changed)
+	tr.changed = make(chan struct{})
+}
+
+// current returns the bundles and a channel that is closed when they are no longer current.
+func (tr *trust) current() (*spiffe.BundleSet, <-chan struct{}) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.bundles, tr.changed
+}
+
+func (tr *trust) activeRoot() *authority {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.active
+}

@@ -1,0 +1,211 @@
+package spiffetest
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"iter"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// The calls that a CA answers, each of which fails by itself.
+const (
+	callSign = iota
+	callFetchBundles
+	callWatchBundles
+	calls // how many there are
+)
+
+// behaviour is how a CA misbehaves, and what it counts.
+type behaviour struct {
+	mu           sync.Mutex
+	failures     [calls]int // how many of the next calls fail
+	err          error      // with what
+	delay        time.Duration
+	editTemplate func(*x509.Certificate)
+	editAnswer   func([]*x509.Certificate) []*x509.Certificate
+	signed       int
+}
+
+// FailNext makes the next n calls of each of [CA.Sign], [CA.FetchBundles] and [CA.WatchBundles]
+// fail with err, as it is; a nil err stands for an error without meaning. It replaces what an
+// earlier FailNext has left over, so FailNext(0, nil) ends an outage. A watch that already runs
+// goes on.
+func (ca *CA) FailNext(n int, err error) {
+	if err == nil {
+		err = errors.New("spiffetest: told to fail")
+	}
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	ca.err = err
+	for i := range ca.failures {
+		ca.failures[i] = n
+	}
+}
+
+// Delay makes every call of Sign, FetchBundles and WatchBundles wait for d before it answers or
+// fails, or until its context is done. 0, the default, ends that. Calls that already wait are not
+// changed.
+func (ca *CA) Delay(d time.Duration) {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	ca.delay = d
+}
+
+// EditTemplates has [CA.Sign] pass the template of every leaf to edit before it is signed: to give a
+// shorter life than was asked for, to backdate, to name somebody else. A nil edit, the default, ends
+// that. The function is called on the goroutine of the caller of Sign, several at a time.
+func (ca *CA) EditTemplates(edit func(*x509.Certificate)) {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	ca.editTemplate = edit
+}
+
+// EditAnswers has [CA.Sign] return what edit makes of the chain that it would have returned: an
+// empty one, one in the wrong order, one with the root, the certificate of another key. A nil edit,
+// the default, ends that. The function is called on the goroutine of the caller of Sign, several at
+// a time.
+func (ca *CA) EditAnswers(edit func(chain []*x509.Certificate) []*x509.Certificate) {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	ca.editAnswer = edit
+}
+
+// Signed returns how many certificates Sign has signed.
+func (ca *CA) Signed() int {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	return ca.signed
+}
+
+// Sign answers a signing request and returns the chain, leaf first, without the root. The identity
+// is the one URI name in the request, which must be a SPIFFE ID of a workload of this trust domain:
+// a CA for tests believes what it is told. DNS names, IP addresses and the common name are taken
+// over too. A lifetime of 0 means one hour.
+//
+// The error is that of [CA.FailNext], the cause of ctx, or says what is wrong with the request.
+func (ca *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	if err := ca.begin(ctx, callSign); err != nil {
+		return nil, err
+	}
+	template, err := ca.template(csr, lifetime)
+	if err != nil {
+		return nil, fmt.Errorf("spiffetest: sign: %w", err)
+	}
+	ca.mu.Lock()
+	editTemplate, editAnswer := ca.editTemplate, ca.editAnswer
+	ca.mu.Unlock()
+	if editTemplate != nil {
+		editTemplate(template)
+	}
+	chain, err := ca.signer().sign(template, csr.PublicKey())
+	if err != nil {
+		return nil, fmt.Errorf("spiffetest: sign: %w", err)
+	}
+	ca.mu.Lock()
+	ca.signed++
+	ca.mu.Unlock()
+	if editAnswer != nil {
+		chain = editAnswer(chain)
+	}
+	return chain, nil
+}
+
+// FetchBundles returns the bundle of the CA, and those it federates with. The error is that of
+// [CA.FailNext] or the cause of ctx.
+func (ca *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	if err := ca.begin(ctx, callFetchBundles); err != nil {
+		return nil, err
+	}
+	return ca.Bundles(), nil
+}
+
+// WatchBundles yields what [CA.FetchBundles] returns, first as it is and then again after each
+// change, until ctx is done. A slow reader skips to the newest. A watch that fails at its start
+// yields that one error and ends. The sequence may be used many times and at the same time.
+func (ca *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return func(yield func(*spiffe.BundleSet, error) bool) {
+		if err := ca.begin(ctx, callWatchBundles); err != nil {
+			yield(nil, err)
+			return
+		}
+		for {
+			bundles, changed := ca.trust.current()
+			if !yield(bundles, nil) {
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// begin does what every call starts with: wait, and fail if told to.
+func (ca *CA) begin(ctx context.Context, call int) error {
+	ca.mu.Lock()
+	delay := ca.delay
+	ca.mu.Unlock()
+	if delay > 0 {
+		timer := time.NewTimer(delay)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("spiffetest: %w", context.Cause(ctx))
+	}
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	if ca.failures[call] > 0 {
+		ca.failures[call]--
+		return ca.err
+	}
+	return nil
+}
+
+func (ca *CA) template(csr *pki.CSR, lifetime time.Duration) (*x509.Certificate, error) {
+	var uris, dnsNames []string
+	var ips []net.IP
+	for _, san := range csr.SANs() {
+		switch san.Type {
+		case pki.URI:
+			uris = append(uris, san.Value)
+		case pki.DNS:
+			dnsNames = append(dnsNames, san.Value)
+		case pki.IP:
+			ips = append(ips, net.IP(san.Value))
+		}
+	}
+	if len(uris) != 1 {
+		return nil, fmt.Errorf("the request has %d URI names, want one", len(uris))
+	}
+	id, err := spiffe.ParseID(uris[0])
+	if err != nil {
+		return nil, err
+	}
+	if !id.MemberOf(ca.trust.td) || id.Path() == "" {
+		return nil, fmt.Errorf("%s is not a workload of %s", id, ca.trust.td)
+	}
+	if lifetime < 0 {
+		return nil, fmt.Errorf("the lifetime %v is negative", lifetime)
+	}
+	if lifetime == 0 {
+		lifetime = leafLifetime
+	}
+	template := leafTemplate(id, lifetime)
+	template.Subject = pkix.Name{CommonName: csr.CommonName()}
+	template.DNSNames, template.IPAddresses = dnsNames, ips
+	return template, nil
+}

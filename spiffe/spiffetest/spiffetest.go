@@ -1,0 +1,239 @@
+// Package spiffetest gives tests a trust domain in one line. It is to package spiffe what httptest
+// is to net/http.
+//
+//	ca := spiffetest.NewCA(t, "example.org")
+//	web := ca.SVID("/web")     // an identity: a [spiffe.SVID], good for one hour
+//	bundle := ca.Bundle()      // what others need to verify it
+//
+// An SVID is a source of itself and so is a bundle, so both go straight into a verifier or a TLS
+// configuration.
+//
+// # Wrong on purpose
+//
+// Code that refuses things needs things to refuse. [Faults] lists identities with exactly one thing
+// wrong, each with the rule that it breaks; [CA.Broken] mints one:
+//
+//	for _, f := range spiffetest.Faults() {
+//		chain, key := ca.Broken(f)
+//		…
+//	}
+//
+// Anything else is an edit of the template before it is signed:
+//
+//	chain, key := ca.Certificate("/web", func(c *x509.Certificate) { c.DNSNames = []string{"web.test"} })
+//
+// # A certificate authority to call
+//
+// A CA also answers signing requests ([CA.Sign]) and hands out bundles ([CA.FetchBundles],
+// [CA.WatchBundles]) in the way that packages caclient and secretcache ask for them. It fails
+// ([CA.FailNext]), waits ([CA.Delay]) and answers nonsense ([CA.EditTemplates],
+// [CA.EditAnswers]) when told to. [CA.Rotate] replaces its root, in one step or, with
+// [CA.Prepare], [CA.Activate] and [CA.DropOldRoots], in the three that a careful operator takes.
+//
+// # What it promises
+//
+// Certificates are made with crypto/x509 and nothing of this library, so that the code under test
+// does not check itself. Validity starts at the present second, read from time.Now when the
+// certificate is minted: in a testing/synctest bubble that is the bubble's clock, so make the CA
+// inside. There is no network and no goroutine. All methods are safe for concurrent use.
+//
+// Whatever cannot be made ends the test: methods without an error result call t.Fatal and belong on
+// the test's own goroutine, as t.Fatal does.
+//
+// # What it does not do
+//
+// It has no policy. It signs whatever it is asked for, by anyone, in its trust domain: never use it
+// outside tests.
+package spiffetest
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const (
+	rootLifetime         = 10 * 365 * 24 * time.Hour
+	intermediateLifetime = 365 * 24 * time.Hour
+	leafLifetime         = time.Hour
+)
+
+// CA is a certificate authority for tests: a root, or an intermediate below one. The zero CA is not
+// usable; see [NewCA].
+type CA struct {
+	t     testing.TB
+	trust *trust     // shared by a root CA and all its intermediates
+	fixed *authority // nil for a root CA, which signs with the active root
+	behaviour
+}
+
+// authority is a certificate that signs, with its key.
+type authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+	tail []*x509.Certificate // what links a leaf to the root, the root itself left out
+}
+
+// NewCA returns a CA for the trust domain, which is a name such as "example.org", with one root:
+// ECDSA P-256, valid from now for ten years.
+func NewCA(t testing.TB, trustDomain string) *CA {
+	t.Helper()
+	td, err := spiffe.ParseTrustDomain(trustDomain)
+	if err != nil {
+		t.Fatalf("spiffetest: new CA: %v", err)
+	}
+	ca := &CA{t: t, trust: &trust{td: td, changed: make(chan struct{})}}
+	ca.addRoot(true)
+	return ca
+}
+
+// TrustDomain returns the trust domain of the CA.
+func (ca *CA) TrustDomain() spiffe.TrustDomain { return ca.trust.td }
+
+// SVID mints an identity whose ID is the trust domain followed by path, such as "/web" or
+// "/ns/prod/sa/web". It has a new ECDSA P-256 key and is valid from now for one hour. The edits
+// change the template before it is signed and must leave an X.509-SVID; see [CA.Certificate] for
+// those that do not.
+func (ca *CA) SVID(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
+	ca.t.Helper()
+	chain, key := ca.Certificate(path, edit...)
+	svid, err := spiffe.NewSVID(chain, key)
+	if err != nil {
+		ca.t.Fatalf("spiffetest: mint %q: %v", path, err)
+	}
+	return svid
+}
+
+// Certificate mints what [CA.SVID] mints and returns it as bare certificates, leaf first and
+// without the root, and the leaf's key. Nothing is checked, so the edits can break any rule. To
+// break the SAN extension in ways that a template cannot express, put it into ExtraExtensions: it
+// then replaces the usual one.
+func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509.Certificate, crypto.Signer) {
+	ca.t.Helper()
+	id, err := spiffe.ParseID(ca.trust.td.ID().String() + path)
+	if err != nil {
+		ca.t.Fatalf("spiffetest: mint %q: %v", path, err)
+	}
+	key := ca.newKey()
+	return ca.mustSign(ca.signer(), leafTemplate(id, leafLifetime), key.Public(), edit), key
+}
+
+// Intermediate returns a CA below ca: what it signs comes with its certificate in the chain, and is
+// verified by the bundle of the root. The certificate is valid from now for a year; the edits change
+// its template and may break any rule.
+//
+// Bundle, Rotate and everything else about roots concern the one root of the family. After a
+// rotation an intermediate still signs below the root that made it, as a real one would: make
+// another. Faults such as [CA.FailNext] are the intermediate's own.
+func (ca *CA) Intermediate(edit ...func(*x509.Certificate)) *CA {
+	ca.t.Helper()
+	parent, key := ca.signer(), ca.newKey()
+	chain := ca.mustSign(parent, caTemplate(ca.trust.td, "intermediate", intermediateLifetime), key.Public(), edit)
+	return &CA{t: ca.t, trust: ca.trust, fixed: &authority{cert: chain[0], key: key, tail: chain}}
+}
+
+// String names the trust domain and not the key.
+func (ca *CA) String() string { return "spiffetest.CA(" + ca.trust.td.String() + ")" }
+
+// GoString is String: the verb %#v must not print the key either.
+func (ca *CA) GoString() string { return ca.String() }
+
+// LogValue is String as a log value.
+func (ca *CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
+
+// signer returns what signs at this moment.
+func (ca *CA) signer() *authority {
+	if ca.fixed != nil {
+		return ca.fixed
+	}
+	return ca.trust.activeRoot()
+}
+
+func (ca *CA) newKey() crypto.Signer {
+	ca.t.Helper()
+	key, err := newKey()
+	if err != nil {
+		ca.t.Fatalf("spiffetest: new key: %v", err)
+	}
+	return key
+}
+
+func (ca *CA) mustSign(by *authority, template *x509.Certificate, pub crypto.PublicKey, edit []func(*x509.Certificate)) []*x509.Certificate {
+	ca.t.Helper()
+	for _, e := range edit {
+		e(template)
+	}
+	chain, err := by.sign(template, pub)
+	if err != nil {
+		ca.t.Fatalf("spiffetest: sign: %v", err)
+	}
+	return chain
+}
+
+// sign returns the new certificate and what links it to the root.
+func (a *authority) sign(template *x509.Certificate, pub crypto.PublicKey) ([]*x509.Certificate, error) {
+	cert, err := sign(template, a.cert, pub, a.key)
+	if err != nil {
+		return nil, err
+	}
+	return append([]*x509.Certificate{cert}, a.tail...), nil
+}
+
+func sign(template, parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) (*x509.Certificate, error) {
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, pub, key)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}
+
+// newKey makes P-256 keys: the fastest of those that everyone accepts.
+func newKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
+
+func newRoot(td spiffe.TrustDomain, name string) (*authority, error) {
+	key, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	template := caTemplate(td, name, rootLifetime)
+	cert, err := sign(template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("root of %s: %w", td, err)
+	}
+	return &authority{cert: cert, key: key}, nil
+}
+
+func leafTemplate(id spiffe.ID, lifetime time.Duration) *x509.Certificate {
+	now := time.Now()
+	return &x509.Certificate{
+		URIs:                  []*url.URL{id.URL()},
+		NotBefore:             now,
+		NotAfter:              now.Add(lifetime),
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		BasicConstraintsValid: true,
+	}
+}
+
+func caTemplate(td spiffe.TrustDomain, name string, lifetime time.Duration) *x509.Certificate {
+	now := time.Now()
+	return &x509.Certificate{
+		Subject:               pkix.Name{Organization: []string{td.String()}, CommonName: "test " + name},
+		URIs:                  []*url.URL{td.ID().URL()},
+		NotBefore:             now,
+		NotAfter:              now.Add(lifetime),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}
+}
