@@ -1,0 +1,97 @@
+package spiffetls_test
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+// t is what a test function is given; an example has none, and these do not fail.
+var t testing.TB = exampleTB{}
+
+type exampleTB struct{ testing.TB }
+
+func (exampleTB) Helper() {}
+
+// A server and a client that know each other by their SPIFFE IDs. In a program the identities and
+// bundles come from a source that keeps them fresh; a test mints them.
+func Example() {
+	ca := spiffetest.NewCA(t, "example.org")
+	web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/db")
+
+	// The server is /db and serves /web.
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if peer, ok := spiffetls.PeerFromRequest(r); ok {
+			fmt.Fprintf(w, "hello %s, over %s", peer.ID(), r.Proto)
+		}
+	})}
+	if err := spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil); err != nil {
+		fmt.Println(err)
+		return
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	go server.ServeTLS(l, "", "")
+	defer server.Close()
+
+	// The client is /web and talks to /db, whatever host that is on.
+	transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client := &http.Client{Transport: transport}
+	resp, err := client.Get("https://" + l.Addr().String())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	fmt.Println(string(body), err)
+	// Output: hello spiffe://example.org/web, over HTTP/2.0 <nil>
+}
+
+// A client meets a server that it did not mean.
+func ExampleClientConfig() {
+	ca := spiffetest.NewCA(t, "example.org")
+	serverConfig, err := spiffetls.ServerConfig(ca.SVID("/impostor"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", serverConfig)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer l.Close()
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_, _ = io.Copy(io.Discard, conn)
+			_ = conn.Close()
+		}
+	}()
+
+	config, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = tls.Dial("tcp", l.Addr().String(), config)
+	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok {
+		fmt.Println(e.ID, "was refused at the stage", e.Stage)
+	}
+	// Output: spiffe://example.org/impostor was refused at the stage policy
+}
