@@ -1,0 +1,85 @@
+package ca_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// BenchmarkParseAndSign is a request from its bytes to the certificate. It reports the time as a
+// multiple of the cryptography that no CA can do without, measured in the same loop: one
+// verification, of the request, and one signature.
+func BenchmarkParseAndSign(b *testing.B) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(b, err)
+	digest := sha256.Sum256([]byte("digest"))
+	sig, err := ecdsa.SignASN1(rand.Reader, key, digest[:])
+	require.NoError(b, err)
+	a, der := newAuthority(b), newCSR(b, pki.IDSAN(web)).DER()
+
+	var bare, whole time.Duration
+	b.ReportAllocs()
+	for b.Loop() {
+		start := time.Now()
+		csr, err := pki.ParseCSR(der)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := a.Sign(b.Context(), ca.Request{CSR: csr, ID: web}); err != nil {
+			b.Fatal(err)
+		}
+		whole += time.Since(start)
+
+		b.StopTimer()
+		start = time.Now()
+		if !ecdsa.VerifyASN1(&key.PublicKey, digest[:], sig) {
+			b.Fatal("does not verify")
+		}
+		if _, err := ecdsa.SignASN1(rand.Reader, key, digest[:]); err != nil {
+			b.Fatal(err)
+		}
+		bare += time.Since(start)
+		b.StartTimer()
+	}
+	b.ReportMetric(float64(whole)/float64(bare), "x-bare")
+}
+
+func BenchmarkSign(b *testing.B) {
+	a, csr := newAuthority(b), newCSR(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := a.Sign(b.Context(), ca.Request{CSR: csr, ID: web}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkSignParallel(b *testing.B) {
+	a, csr := newAuthority(b), newCSR(b)
+	b.RunParallel(func(p *testing.PB) {
+		for p.Next() {
+			if _, err := a.Sign(b.Context(), ca.Request{CSR: csr, ID: web}); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
+
+func BenchmarkBundle(b *testing.B) {
+	a := newAuthority(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if a.Bundle() == nil {
+			b.Fatal("no bundle")
+		}
+	}
+}

@@ -1,0 +1,489 @@
+package ca_test
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// namer gives roots the names A, B, C… in the order in which it meets them.
+type namer map[string]string
+
+func (n namer) name(c *x509.Certificate) string {
+	key := string(c.SubjectKeyId)
+	if n[key] == "" {
+		n[key] = string(rune('A' + len(n)))
+	}
+	return n[key]
+}
+
+// look writes what an authority says at this moment: "seq 2: A active, B distributing; A signs".
+// It signs nothing: who signs is read from the phases.
+func (n namer) look(t *testing.T, a *ca.Authority) string {
+	t.Helper()
+	var parts []string
+	var certs []*x509.Certificate
+	for _, r := range a.Roots() {
+		parts = append(parts, n.name(r.Certificate)+" "+r.Phase.String())
+		certs = append(certs, r.Certificate)
+	}
+	b := a.Bundle()
+	require.Equal(t, certs, slices.Collect(b.X509Authorities()), "the bundle has the roots")
+	return fmt.Sprintf("seq %d: %s", sequence(t, b), strings.Join(parts, ", "))
+}
+
+func signer(t *testing.T, a *ca.Authority, leaf *x509.Certificate) *x509.Certificate {
+	t.Helper()
+	for c := range a.Bundle().X509Authorities() {
+		if string(c.SubjectKeyId) == string(leaf.AuthorityKeyId) {
+			return c
+		}
+	}
+	t.Fatal("the leaf's root is not in the bundle")
+	return nil
+}
+
+// One rotation, event by event, with and without Run.
+func TestTimeline(t *testing.T) {
+	t.Parallel()
+	type event struct {
+		at   time.Duration
+		do   string // rotate, rotate! (refused), sign TTL
+		want string // afterwards
+	}
+	const s = time.Second
+	for _, tt := range []struct {
+		name   string
+		events []event
+	}{
+		{"a root whose leaves live an hour", []event{
+			{0, "", "seq 1: A active"},
+			{0, "sign 1h0m0s by A", "seq 1: A active"},
+			{10 * s, "rotate", "seq 2: A active, B distributing"},
+			{11 * s, "rotate!", "seq 2: A active, B distributing"},
+			{60 * s, "sign 1h0m0s by A", "seq 2: A active, B distributing"},
+			{25*time.Minute + 9*s, "sign 5m0s by A", "seq 2: A active, B distributing"},
+			{25*time.Minute + 9*s, "rotate!", "seq 2: A active, B distributing"},
+			{25*time.Minute + 10*s, "", "seq 2: A retiring, B active"}, // no change of contents
+			{25*time.Minute + 10*s, "sign 1h0m0s by B", "seq 2: A retiring, B active"},
+			{time.Hour + 60*s, "", "seq 2: A retiring, B active"},                           // A's last leaf ends
+			{time.Hour + 60*s + 2*time.Minute - 1, "", "seq 2: A retiring, B active"},       // clocks may be slow
+			{time.Hour + 60*s + 2*time.Minute, "sign 1h0m0s by B", "seq 3: B active"},       // gone
+			{time.Hour + 60*s + 3*time.Minute, "rotate", "seq 4: B active, C distributing"}, // and again
+			{time.Hour + 60*s + 28*time.Minute, "", "seq 4: B retiring, C active"},
+			{3 * time.Hour, "", "seq 5: C active"},
+		}},
+		{"a root that signs nothing goes when it is replaced", []event{
+			{0, "rotate", "seq 2: A active, B distributing"},
+			{25*time.Minute - 1, "", "seq 2: A active, B distributing"},
+			{25 * time.Minute, "", "seq 3: B active"},
+		}},
+		{"a root whose leaves are dead goes when it is replaced", []event{
+			{0, "sign 23m0s by A", "seq 1: A active"},
+			{0, "rotate", "seq 2: A active, B distributing"},
+			{25 * time.Minute, "", "seq 3: B active"},
+		}},
+		{"a root whose leaves are dead, but not for slow clocks, stays a little", []event{
+			{0, "sign 24m0s by A", "seq 1: A active"},
+			{0, "rotate", "seq 2: A active, B distributing"},
+			{25 * time.Minute, "", "seq 2: A retiring, B active"},
+			{26 * time.Minute, "", "seq 3: B active"},
+		}},
+		{"rotations follow each other while old leaves live", []event{
+			{0, "sign 2160h0m0s by A", "seq 1: A active"},
+			{0, "rotate", "seq 2: A active, B distributing"},
+			{25 * time.Minute, "sign 1h0m0s by B", "seq 2: A retiring, B active"},
+			{25 * time.Minute, "rotate", "seq 3: A retiring, B active, C distributing"},
+			{50 * time.Minute, "sign 1h0m0s by C", "seq 3: A retiring, B retiring, C active"},
+			{50 * time.Minute, "rotate", "seq 4: A retiring, B retiring, C active, D distributing"},
+			{75 * time.Minute, "", "seq 4: A retiring, B retiring, C retiring, D active"},
+			{25*time.Minute + time.Hour + 2*time.Minute, "", "seq 5: A retiring, C retiring, D active"},
+			{50*time.Minute + time.Hour + 2*time.Minute, "", "seq 6: A retiring, D active"},
+			{2160*time.Hour + 2*time.Minute - 1, "", "seq 6: A retiring, D active"},
+			{2160*time.Hour + 2*time.Minute, "", "seq 7: D active"},
+		}},
+		{"nobody looks for a long time", []event{
+			{0, "sign 1h0m0s by A", "seq 1: A active"},
+			{0, "rotate", "seq 2: A active, B distributing"},
+			{1000 * time.Hour, "sign 1h0m0s by B", "seq 3: B active"},
+			{1000 * time.Hour, "rotate", "seq 4: B active, C distributing"},
+			{2000 * time.Hour, "rotate", "seq 6: C active, D distributing"},
+		}},
+	} {
+		for _, run := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/run=%v", tt.name, run), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					start := time.Now()
+					a := newAuthority(t)
+					if run {
+						go func() { _ = a.Run(t.Context()) }()
+					}
+					n, csr := namer{}, newCSR(t)
+					for i, e := range tt.events {
+						time.Sleep(time.Until(start.Add(e.at)))
+						synctest.Wait()
+						do, arg, _ := strings.Cut(e.do, " ")
+						switch do {
+						case "rotate":
+							_, err := a.Rotate(t.Context())
+							require.NoError(t, err, "event %d", i)
+						case "rotate!":
+							_, err := a.Rotate(t.Context())
+							require.ErrorIs(t, err, ca.ErrRotating, "event %d", i)
+						case "sign":
+							ttl, who, _ := strings.Cut(arg, " by ")
+							d, err := time.ParseDuration(ttl)
+							require.NoError(t, err)
+							leaf := sign(t, a, csr, d)
+							assert.Equal(t, who, n.name(signer(t, a, leaf)), "event %d: who signs", i)
+						}
+						require.Equal(t, e.want, n.look(t, a), "event %d, at %v", i, e.at)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestRootStatusTimes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now().Round(0)
+		a := newAuthority(t)
+		time.Sleep(time.Minute)
+		sign(t, a, newCSR(t), time.Hour)
+		r, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, ca.Distributing, r.Phase)
+		assert.Equal(t, start.Add(time.Minute), r.Prepared)
+		assert.Equal(t, start.Add(26*time.Minute), r.Activates)
+		assert.Zero(t, r.Retires)
+		assert.Equal(t, "root "+r.Serial()+": distributing, signs from 2000-01-01T00:26:00Z", r.String())
+		assert.Equal(t, r, a.Roots()[1])
+		_, err = a.Rotate(t.Context())
+		assert.EqualError(t, err, "ca: rotate example.org: a root rotation is under way: root "+r.Serial()+" activates at 2000-01-01T00:26:00Z")
+
+		time.Sleep(25 * time.Minute)
+		old, next := a.Roots()[0], a.Roots()[1]
+		assert.Equal(t, ca.Retiring, old.Phase)
+		assert.Equal(t, start.Add(time.Minute+time.Hour+2*time.Minute), old.Retires)
+		assert.Equal(t, "root "+old.Serial()+": retiring, leaves the bundle at 2000-01-01T01:03:00Z", old.String())
+		assert.Equal(t, "root "+next.Serial()+": active since 2000-01-01T00:26:00Z", next.String())
+		assert.Equal(t, r.Prepared, next.Prepared)
+	})
+}
+
+// Every verifier searches the bundle, so that rotations cannot make it grow without end.
+func TestBundleIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t, func(c *ca.Config) { c.Propagation = time.Second })
+		csr := newCSR(t)
+		for range 63 {
+			sign(t, a, csr, 24*time.Hour)
+			_, err := a.Rotate(t.Context())
+			require.NoError(t, err)
+			time.Sleep(time.Second)
+		}
+		require.Len(t, a.Roots(), 64)
+		_, err := a.Rotate(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		assert.ErrorContains(t, err, "64 roots are in the bundle, the next one to retire does so at 2000-01-02T00:02:00Z")
+		time.Sleep(24*time.Hour + 2*time.Minute)
+		_, err = a.Rotate(t.Context())
+		assert.NoError(t, err)
+	})
+}
+
+func TestRunTellsOfEachStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		a := newAuthority(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		done := make(chan error, 2)
+		for range 2 { // more than one does no harm
+			go func() { done <- a.Run(ctx) }()
+		}
+		n := namer{}
+		var seen []string
+		go func() {
+			for {
+				changed := a.Changed() // before reading
+				seen = append(seen, fmt.Sprintf("%v: %s", time.Since(start), n.look(t, a)))
+				select {
+				case <-changed:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		synctest.Wait()
+		sign(t, a, newCSR(t), time.Hour)
+		time.Sleep(time.Minute)
+		_, err := a.Rotate(ctx)
+		require.NoError(t, err)
+		time.Sleep(10 * time.Hour)
+		synctest.Wait()
+		assert.Equal(t, []string{
+			"0s: seq 1: A active",
+			"1m0s: seq 2: A active, B distributing",
+			"26m0s: seq 2: A retiring, B active",
+			"1h2m0s: seq 3: B active",
+		}, seen)
+		stop := errors.New("enough")
+		cancel(stop)
+		assert.Equal(t, stop, <-done)
+		assert.Equal(t, stop, <-done)
+		assert.Equal(t, n.look(t, a), "seq 3: B active", "reads work after Run")
+	})
+}
+
+// With Run, a root is replaced early enough that a leaf of the default lifetime is never cut short,
+// over several generations of roots; here with the least room that New allows.
+func TestRunReplacesRootsInTime(t *testing.T) {
+	t.Parallel()
+	for name, edit := range map[string]func(*ca.Config){
+		"least room": func(c *ca.Config) {
+			c.RootTTL, c.Propagation, c.DefaultTTL = 48*time.Hour+2*time.Second, 4*time.Hour, 20*time.Hour
+		},
+		"ten times the room": func(c *ca.Config) {
+			c.RootTTL, c.Propagation, c.DefaultTTL, c.MaxTTL = 480*time.Hour, 4*time.Hour, 20*time.Hour, 60*time.Hour
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var cfg ca.Config
+				edit(&cfg)
+				a := newAuthority(t, edit)
+				go func() { _ = a.Run(t.Context()) }()
+				csr := newCSR(t)
+				roots := map[string]bool{}
+				for end := time.Now().Add(4 * cfg.RootTTL); time.Now().Before(end); time.Sleep(cfg.RootTTL / 79) {
+					leaf := sign(t, a, csr, 0)
+					require.Equal(t, time.Now().Add(cfg.DefaultTTL).UTC().Truncate(time.Second), leaf.NotAfter, "cut short")
+					roots[string(leaf.AuthorityKeyId)] = true
+					require.LessOrEqual(t, len(a.Roots()), 3)
+				}
+				assert.GreaterOrEqual(t, len(roots), 4)
+				assert.LessOrEqual(t, len(roots), 9, "a root lives at least half of its life")
+			})
+		})
+	}
+}
+
+// While the bundle is full Run cannot rotate; it tries again until it can.
+func TestRunTriesAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t, func(c *ca.Config) {
+			c.RootTTL, c.MaxTTL, c.DefaultTTL, c.Propagation = 100*time.Hour, 90*time.Hour, time.Hour, time.Second
+		})
+		csr := newCSR(t)
+		for range 63 {
+			sign(t, a, csr, 90*time.Hour)
+			_, err := a.Rotate(t.Context())
+			require.NoError(t, err)
+			time.Sleep(time.Second)
+		}
+		go func() { _ = a.Run(t.Context()) }()
+		time.Sleep(89 * time.Hour) // a rotation came due after 50
+		require.Len(t, a.Roots(), 64)
+		time.Sleep(time.Hour + 10*time.Minute)
+		roots := a.Roots()
+		require.Len(t, roots, 1, "the 63 old ones have retired, and so has the 64th, as it signed nothing")
+		require.WithinDuration(t, time.Now(), roots[0].Prepared, 10*time.Minute)
+	})
+}
+
+func TestOneOfManyRotations(t *testing.T) {
+	t.Parallel()
+	// RSA keys take so long that all of them are made before one wins.
+	a := newAuthority(t, func(c *ca.Config) { c.KeyAlgorithm = pki.RSA2048 })
+	var won, lost atomic.Int32
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			if _, err := a.Rotate(t.Context()); err == nil {
+				won.Add(1)
+			} else if assert.ErrorIs(t, err, ca.ErrRotating) {
+				lost.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	assert.EqualValues(t, 1, won.Load())
+	assert.EqualValues(t, 2, lost.Load())
+	assert.Len(t, a.Roots(), 2)
+	assert.EqualValues(t, 2, sequence(t, a.Bundle()))
+}
+
+func TestRunDefaults(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t)
+		go func() { _ = a.Run(t.Context()) }()
+		n := namer{}
+		const day = 24 * time.Hour
+		time.Sleep(3650*day - 730*day - 90*day - 25*time.Minute - time.Second)
+		synctest.Wait()
+		assert.Equal(t, "seq 1: A active", n.look(t, a))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		assert.Equal(t, "seq 2: A active, B distributing", n.look(t, a))
+	})
+}
+
+// Whatever happens and whenever, a leaf that has not expired verifies: with the bundle of now, with
+// the bundle that a verifier fetched one Propagation ago, and for a peer whose clock is slow by
+// Backdate.
+func TestEveryLiveLeafAlwaysVerifies(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { randomSchedule(t, seed) })
+		})
+	}
+}
+
+func randomSchedule(t *testing.T, seed uint64) {
+	const tick = 10 * time.Second
+	rng := rand.New(rand.NewPCG(seed, 2))
+	lag := 1 + rng.IntN(30) // of a verifier, in ticks
+	back := time.Duration(1+rng.IntN(12)) * tick
+	a := newAuthority(t, func(c *ca.Config) {
+		c.RootTTL, c.DefaultTTL, c.MaxTTL = 6*time.Hour, time.Hour, 3*time.Hour
+		c.Propagation, c.Backdate = time.Duration(lag)*tick, back
+	})
+	if seed%2 == 0 {
+		go func() { _ = a.Run(t.Context()) }()
+	}
+	csr := newCSR(t)
+	var live []*x509.Certificate
+	var history []*spiffe.Bundle // one for each tick
+	rotations, checks := 0, 0
+	for now := range 6000 { // 16 hours
+		if rng.IntN(15) == 0 {
+			live = append(live, sign(t, a, csr, time.Duration(1+rng.Int64N(int64(2*time.Hour)))+time.Second))
+		}
+		if rng.IntN(40) == 0 {
+			if _, err := a.Rotate(t.Context()); err == nil {
+				rotations++
+			} else {
+				require.ErrorIs(t, err, ca.ErrRotating)
+			}
+		}
+		bundle := a.Bundle()
+		if n := len(history); n > 0 {
+			was, is := sequence(t, history[n-1]), sequence(t, bundle)
+			same := slices.Equal(slices.Collect(history[n-1].X509Authorities()), slices.Collect(bundle.X509Authorities()))
+			require.Equal(t, same, was == is, "the sequence changes with the contents")
+			require.GreaterOrEqual(t, is, was)
+		}
+		history = append(history, bundle)
+		// To a slow clock a leaf lives longer.
+		slow := time.Now().Add(-back)
+		live = slices.DeleteFunc(live, func(c *x509.Certificate) bool { return slow.After(c.NotAfter) })
+		for _, leaf := range live {
+			for _, b := range []*spiffe.Bundle{bundle, history[max(0, now-lag)]} {
+				require.True(t, vouches(b, leaf, slow), "seed %d, tick %d: no root for a live leaf", seed, now)
+				if checks++; checks%500 == 0 {
+					require.NoError(t, verify(b, leaf, slow), "seed %d, tick %d", seed, now)
+				}
+			}
+		}
+		time.Sleep(tick)
+	}
+	assert.Greater(t, rotations, 20)
+	assert.Greater(t, checks, 50000)
+}
+
+// vouches is verify without its arithmetic on curves.
+func vouches(b *spiffe.Bundle, leaf *x509.Certificate, now time.Time) bool {
+	for c := range b.X509Authorities() {
+		if string(c.SubjectKeyId) == string(leaf.AuthorityKeyId) && !now.Before(c.NotBefore) && !now.After(c.NotAfter) {
+			return true
+		}
+	}
+	return false
+}
+
+// Real time, real goroutines: everybody signs, rotates and reads at once.
+func TestConcurrency(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t, func(c *ca.Config) { c.Propagation, c.Backdate = 5*time.Millisecond, time.Millisecond })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // a second is the usual time
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = a.Run(ctx) })
+	for range 3 {
+		csr := newCSR(t)
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				chain, err := a.Sign(context.Background(), ca.Request{CSR: csr, ID: web, TTL: 3 * time.Second})
+				if !assert.NoError(t, err) {
+					return
+				}
+				assert.NoError(t, verify(a.Bundle(), chain[0], time.Now()))
+			}
+		})
+	}
+	rotations := 0
+	wg.Go(func() {
+		defer cancel()
+		for ctx.Err() == nil && rotations < 12 {
+			switch _, err := a.Rotate(ctx); {
+			case err == nil:
+				rotations++
+			case !errors.Is(err, ca.ErrRotating):
+				assert.ErrorIs(t, err, context.DeadlineExceeded)
+			}
+			select { // the next step
+			case <-a.Changed():
+			case <-ctx.Done():
+			}
+		}
+	})
+	wg.Go(func() {
+		last := uint64(0)
+		for ctx.Err() == nil {
+			changed := a.Changed()
+			n, _ := a.Bundle().Sequence()
+			assert.GreaterOrEqual(t, n, last)
+			last = n
+			active := 0
+			for _, r := range a.Roots() {
+				if r.Phase == ca.Active {
+					active++
+				}
+				_ = r.String()
+			}
+			assert.Equal(t, 1, active)
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
+	})
+	wg.Wait()
+	assert.Equal(t, 12, rotations)
+}
