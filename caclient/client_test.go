@@ -1,0 +1,582 @@
+package caclient_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// The fixture and the client are CAs, and watchers.
+var (
+	_ caclient.CA            = (*spiffetest.CA)(nil)
+	_ caclient.BundleWatcher = (*spiffetest.CA)(nil)
+	_ caclient.CA            = (*caclient.Client)(nil)
+	_ caclient.BundleWatcher = (*caclient.Client)(nil)
+)
+
+// plain hides that a CA is a BundleWatcher, and records when it is called.
+type plain struct {
+	ca      caclient.CA
+	start   time.Time
+	calls   []time.Duration
+	fetches []time.Duration
+	before  func(ctx context.Context, n int) error // of each Sign; may be nil
+}
+
+func newPlain(ca caclient.CA) *plain { return &plain{ca: ca, start: time.Now()} }
+
+func (p *plain) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	p.calls = append(p.calls, time.Since(p.start))
+	if p.before != nil {
+		if err := p.before(ctx, len(p.calls)); err != nil {
+			return nil, err
+		}
+	}
+	return p.ca.Sign(ctx, csr, lifetime)
+}
+
+func (p *plain) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	p.fetches = append(p.fetches, time.Since(p.start))
+	return p.ca.FetchBundles(ctx)
+}
+
+func newClient(t testing.TB, ca caclient.CA, opts *caclient.Options) *caclient.Client {
+	t.Helper()
+	c, err := caclient.New(ca, opts)
+	require.NoError(t, err)
+	return c
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := caclient.New(nil, nil)
+	assert.EqualError(t, err, "caclient: New needs a CA")
+	for _, o := range []caclient.Options{{Attempts: -1}, {Timeout: -1}} {
+		_, err := caclient.New(spiffetest.NewCA(t, "example.org"), &o)
+		assert.ErrorContains(t, err, "neither may be negative")
+	}
+}
+
+func TestSign(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	inner := newPlain(ca.Intermediate())
+	c := newClient(t, inner, nil)
+	for range 3 {
+		chain, err := c.Sign(t.Context(), newCSR(t, web), 10*time.Minute)
+		require.NoError(t, err)
+		assert.Len(t, chain, 2)
+		assert.WithinDuration(t, time.Now().Add(10*time.Minute), chain[0].NotAfter, 2*time.Second)
+	}
+	assert.Len(t, inner.calls, 3)
+	assert.Len(t, inner.fetches, 1, "bundles are remembered")
+}
+
+func TestSignRefusesRequests(t *testing.T) {
+	t.Parallel()
+	inner := newPlain(spiffetest.NewCA(t, "example.org"))
+	c := newClient(t, inner, nil)
+	api := spiffe.MustParseID("spiffe://example.org/api")
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	page, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN("web"), {Type: pki.URI, Value: "https://example.org/web"}}})
+	require.NoError(t, err)
+	for name, csr := range map[string]*pki.CSR{
+		"none": nil, "no ID": newCSR(t), "two IDs": newCSR(t, web, api), "no SPIFFE ID": page,
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := c.Sign(t.Context(), csr, 0)
+			e, ok := errors.AsType[*caclient.Error](err)
+			require.True(t, ok)
+			assert.Equal(t, caclient.Invalid, e.Code)
+		})
+	}
+	assert.Empty(t, inner.calls, "the CA was not asked")
+}
+
+// When is the CA called again, and what comes out in the end?
+func TestAttempts(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	unavailable := &caclient.Error{Op: "sign", Code: caclient.Unavailable, Err: errors.New("down")}
+	asks := func(d time.Duration) error {
+		return &caclient.Error{Op: "sign", Code: caclient.Exhausted, RetryAfter: d, Err: errors.New("slow down")}
+	}
+	normal := [][2]time.Duration{{50 * ms, 150 * ms}, {100 * ms, 300 * ms}, {200 * ms, 600 * ms}, {400 * ms, 1200 * ms}}
+	for _, tt := range []struct {
+		name     string
+		opts     caclient.Options
+		deadline time.Duration // of the whole call; 0: none
+		fail     int           // how many times
+		with     error
+		waits    [][2]time.Duration // least and most, between calls
+		good     bool
+	}{
+		{"no failure", caclient.Options{}, 0, 0, nil, nil, true},
+		{"one failure", caclient.Options{}, 0, 1, unavailable, normal[:1], true},
+		{"four failures", caclient.Options{}, 0, 4, unavailable, normal, true},
+		{"five failures", caclient.Options{}, 0, 5, unavailable, normal, false},
+		{"two attempts", caclient.Options{Attempts: 2}, 0, 5, unavailable, normal[:1], false},
+		{"one attempt", caclient.Options{Attempts: 1}, 0, 5, unavailable, nil, false},
+		{"seven attempts wait no longer", caclient.Options{Attempts: 7}, 0, 9, unavailable, append(slices.Clone(normal), normal[3], normal[3]), false},
+		{"the network", caclient.Options{}, 0, 1, io.ErrUnexpectedEOF, normal[:1], true},
+		{"denied", caclient.Options{}, 0, 1, &caclient.Error{Code: caclient.Denied, Err: io.EOF}, nil, false},
+		{"unauthenticated", caclient.Options{}, 0, 1, &caclient.Error{Code: caclient.Unauthenticated, Err: io.EOF}, nil, false},
+		{"invalid", caclient.Options{}, 0, 1, &caclient.Error{Code: caclient.Invalid, Err: io.EOF}, nil, false},
+		{"unknown", caclient.Options{}, 0, 1, errors.New("unknown"), nil, false},
+		{"the CA says when", caclient.Options{}, 0, 1, asks(3 * time.Second), [][2]time.Duration{{3000 * ms, 3300 * ms}}, true},
+		{"the CA says sooner than we would", caclient.Options{}, 0, 4, asks(ms), slices.Repeat([][2]time.Duration{{ms, 2 * ms}}, 4), true},
+		{"the CA wants ten seconds", caclient.Options{}, 0, 1, asks(10 * time.Second), [][2]time.Duration{{10 * time.Second, 11 * time.Second}}, true},
+		{"the CA wants too much", caclient.Options{}, 0, 1, asks(10*time.Second + 1), nil, false},
+		{"the CA wants more than there is", caclient.Options{}, 2 * time.Second, 1, asks(3 * time.Second), nil, false},
+		{"no time for a second attempt", caclient.Options{}, 50 * ms, 1, unavailable, nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			for range 20 { // the waits are random
+				synctest.Test(t, func(t *testing.T) {
+					inner := newPlain(spiffetest.NewCA(t, "example.org"))
+					inner.before = func(_ context.Context, n int) error {
+						if n <= tt.fail {
+							return tt.with
+						}
+						return nil
+					}
+					c := newClient(t, inner, &tt.opts)
+					ctx := t.Context()
+					if tt.deadline > 0 {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithTimeout(ctx, tt.deadline)
+						defer cancel()
+					}
+					chain, err := c.Sign(ctx, newCSR(t, web), 0)
+					assert.Equal(t, tt.good, err == nil, "%v", err)
+					assert.Equal(t, tt.good, chain != nil)
+					if err != nil {
+						assert.ErrorIs(t, err, tt.with, "the last error stays readable")
+					}
+					require.Len(t, inner.calls, len(tt.waits)+1)
+					for i, w := range tt.waits {
+						d := inner.calls[i+1] - inner.calls[i]
+						assert.GreaterOrEqual(t, d, w[0], "wait %d", i+1)
+						assert.LessOrEqual(t, d, w[1], "wait %d", i+1)
+					}
+					assert.Equal(t, inner.calls[len(inner.calls)-1], time.Since(inner.start), "no wait after the last attempt")
+				})
+			}
+		})
+	}
+}
+
+func TestEachAttemptHasADeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		inner := newPlain(ca)
+		inner.before = func(ctx context.Context, n int) error {
+			if n < 3 {
+				<-ctx.Done() // hangs
+				return ctx.Err()
+			}
+			return nil
+		}
+		var log bytes.Buffer
+		c := newClient(t, inner, &caclient.Options{Timeout: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		_, err := c.Sign(t.Context(), newCSR(t, web), 0)
+		require.NoError(t, err)
+		assert.GreaterOrEqual(t, time.Since(inner.start), 2150*time.Millisecond)
+		assert.LessOrEqual(t, time.Since(inner.start), 2450*time.Millisecond)
+		assert.Equal(t, 2, strings.Count(log.String(), `level=WARN msg="CA call failed" op=sign attempt=`))
+
+		// A CA that is down for good costs five deadlines, and says what it was.
+		ca.Delay(time.Hour)
+		inner.before, inner.start = nil, time.Now()
+		_, err = c.Sign(t.Context(), newCSR(t, web), 0)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.ErrorContains(t, err, "caclient: sign: attempt 5 of 5: ")
+		assert.Less(t, time.Since(inner.start), 5*time.Second+2250*time.Millisecond)
+	})
+}
+
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("going home")
+	for name, hang := range map[string]bool{"in an attempt": true, "between attempts": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				inner := newPlain(spiffetest.NewCA(t, "example.org"))
+				inner.before = func(ctx context.Context, _ int) error {
+					if hang {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					return &caclient.Error{Op: "sign", Code: caclient.Unavailable, RetryAfter: 5 * time.Second, Err: io.EOF}
+				}
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(3*time.Second, func() { cancel(cause) })
+				_, err := newClient(t, inner, nil).Sign(ctx, newCSR(t, web), 0)
+				assert.ErrorIs(t, err, cause)
+				assert.Equal(t, 3*time.Second, time.Since(inner.start))
+				assert.Len(t, inner.calls, 1)
+
+				_, err = newClient(t, inner, nil).FetchBundles(ctx)
+				assert.ErrorIs(t, err, cause)
+				assert.Len(t, inner.fetches, 1, "nobody is asked for a caller that has gone")
+			})
+		})
+	}
+}
+
+// What CAs send, and what the caller gets.
+func TestChainsAreTidied(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	root := ca.Root()
+	for name, edit := range map[string]func(c []*x509.Certificate) []*x509.Certificate{
+		"as it should be":      func(c []*x509.Certificate) []*x509.Certificate { return c },
+		"with the root":        func(c []*x509.Certificate) []*x509.Certificate { return append(c, root) },
+		"with the root, twice": func(c []*x509.Certificate) []*x509.Certificate { return append(c, root, root) },
+		"the root first":       func(c []*x509.Certificate) []*x509.Certificate { return append([]*x509.Certificate{root}, c...) },
+		"everything twice":     func(c []*x509.Certificate) []*x509.Certificate { return append(c, c...) },
+		"backwards":            func(c []*x509.Certificate) []*x509.Certificate { slices.Reverse(c); return append(c, root) },
+		"copies of a certificate": func(c []*x509.Certificate) []*x509.Certificate {
+			again, err := x509.ParseCertificate(c[1].Raw)
+			require.NoError(t, err)
+			return append(c, again)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			issuer := ca.Intermediate()
+			issuer.EditAnswers(edit)
+			chain, err := newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0)
+			require.NoError(t, err)
+			require.Len(t, chain, 2)
+			assert.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
+			assert.NoError(t, chain[1].CheckSignatureFrom(root))
+		})
+	}
+	t.Run("a link from an old root to a new one stays", func(t *testing.T) {
+		// The CA's own name, its new key, signed with its old one.
+		link, _ := ca.Certificate("/x", func(c *x509.Certificate) {
+			c.URIs, c.ExtKeyUsage, c.IsCA, c.BasicConstraintsValid = nil, nil, true, true
+			c.KeyUsage, c.RawSubject, c.SubjectKeyId = x509.KeyUsageCertSign, root.RawSubject, []byte("new")
+		})
+		require.Equal(t, link[0].RawSubject, link[0].RawIssuer)
+		issuer := ca.Intermediate()
+		issuer.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, root, link[0]) })
+		chain, err := newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0)
+		require.NoError(t, err)
+		assert.Len(t, chain, 3)
+	})
+}
+
+// A CA that answers nonsense is not believed, and not asked again.
+func TestBadAnswers(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	stranger, _ := spiffetest.NewCA(t, "example.org").Certificate("/web")
+	theirs, _ := ca.Certificate("/web")
+	for name, edit := range map[string]func(c []*x509.Certificate) []*x509.Certificate{
+		"nothing":           func([]*x509.Certificate) []*x509.Certificate { return nil },
+		"a hole":            func([]*x509.Certificate) []*x509.Certificate { return []*x509.Certificate{nil} },
+		"a hole at the end": func(c []*x509.Certificate) []*x509.Certificate { return append(c, nil) },
+		"too much":          func(c []*x509.Certificate) []*x509.Certificate { return append(c, slices.Repeat(c, 16)...) },
+		"another key":       func([]*x509.Certificate) []*x509.Certificate { return theirs },
+		"another CA":        func([]*x509.Certificate) []*x509.Certificate { return stranger },
+		"only the root":     func([]*x509.Certificate) []*x509.Certificate { return []*x509.Certificate{ca.Root()} },
+		"two leaves":        func(c []*x509.Certificate) []*x509.Certificate { return append(c, theirs...) },
+		"no intermediate":   func(c []*x509.Certificate) []*x509.Certificate { return c[:1] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			issuer := ca.Intermediate()
+			issuer.EditAnswers(edit)
+			inner := newPlain(issuer)
+			chain, err := newClient(t, inner, nil).Sign(t.Context(), newCSR(t, web), 0)
+			requireBadAnswer(t, err)
+			assert.Nil(t, chain)
+			assert.Len(t, inner.calls, 1)
+		})
+	}
+	for name, edit := range map[string]func(c *x509.Certificate){
+		"another ID": func(c *x509.Certificate) { c.URIs[0] = spiffe.MustParseID("spiffe://example.org/api").URL() },
+		"two IDs":    func(c *x509.Certificate) { c.URIs = append(c.URIs, c.URIs[0]) },
+		"expired": func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = c.NotBefore.Add(-48*time.Hour), c.NotBefore.Add(-time.Hour)
+		},
+		"in the future": func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) },
+		"a CA":          func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true },
+		"no signing":    func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyAgreement },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			issuer := ca.Intermediate()
+			issuer.EditTemplates(edit)
+			chain, err := newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0)
+			requireBadAnswer(t, err)
+			assert.Nil(t, chain)
+		})
+	}
+}
+
+// The CA has a new root that the client has not heard of.
+func TestNewRootIsFetched(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	inner := newPlain(ca)
+	c := newClient(t, inner, nil)
+	_, err := c.Sign(t.Context(), newCSR(t, web), 0)
+	require.NoError(t, err)
+	ca.Rotate()
+	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
+	require.NoError(t, err)
+	assert.Len(t, inner.fetches, 2)
+	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
+	require.NoError(t, err)
+	assert.Len(t, inner.fetches, 2)
+
+	// If the bundles cannot be had, that is the error, with what it says about another try.
+	ca.Rotate()
+	broken := &failingFetch{CA: ca, err: &caclient.Error{Op: "fetch bundles", Code: caclient.Denied, Err: io.EOF}}
+	_, err = newClient(t, broken, nil).Sign(t.Context(), newCSR(t, web), 0)
+	assert.ErrorIs(t, err, broken.err)
+	assert.Zero(t, broken.signed.Load(), "nothing is signed that cannot be checked")
+	broken.good.Store(1)
+	c = newClient(t, broken, nil)
+	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
+	require.NoError(t, err)
+	ca.Rotate()
+	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
+	assert.ErrorIs(t, err, broken.err)
+}
+
+// failingFetch answers good.Load() calls of FetchBundles and fails from then on.
+type failingFetch struct {
+	caclient.CA
+	err          error
+	good, signed atomic.Int32
+}
+
+func (f *failingFetch) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	f.signed.Add(1)
+	return f.CA.Sign(ctx, csr, lifetime)
+}
+
+func (f *failingFetch) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	if f.good.Add(-1) < 0 {
+		return nil, f.err
+	}
+	return f.CA.FetchBundles(ctx)
+}
+
+func TestFetchBundles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		c := newClient(t, ca, nil)
+		ca.FailNext(3, io.EOF)
+		set, err := c.FetchBundles(t.Context())
+		require.NoError(t, err)
+		assert.True(t, set.Equal(ca.Bundles()))
+
+		ca.FailNext(10, &caclient.Error{Op: "fetch bundles", Code: caclient.Unauthenticated, Err: io.EOF})
+		_, err = c.FetchBundles(t.Context())
+		assert.EqualError(t, err, "caclient: fetch bundles: attempt 1 of 5: caclient: fetch bundles: not authenticated: EOF")
+
+		_, err = newClient(t, nothing{}, nil).FetchBundles(t.Context())
+		requireBadAnswer(t, err)
+	})
+}
+
+// nothing is a CA that has nothing to say, without an error.
+type nothing struct{}
+
+func (nothing) Sign(context.Context, *pki.CSR, time.Duration) ([]*x509.Certificate, error) {
+	return nil, nil
+}
+func (nothing) FetchBundles(context.Context) (*spiffe.BundleSet, error) { return nil, nil }
+
+type nothingNew struct{ nothing }
+
+func (nothingNew) WatchBundles(context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return func(yield func(*spiffe.BundleSet, error) bool) { yield(nil, nil) }
+}
+
+func TestWatchBundles(t *testing.T) {
+	t.Parallel()
+	t.Run("the CA's own", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			c := newClient(t, ca, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var seen []*spiffe.BundleSet
+			for set, err := range c.WatchBundles(ctx) {
+				require.NoError(t, err)
+				if seen = append(seen, set); len(seen) == 3 {
+					cancel()
+				}
+				go ca.Rotate()
+			}
+			require.Len(t, seen, 3)
+			b, err := seen[2].Bundle(ca.TrustDomain())
+			require.NoError(t, err)
+			assert.Len(t, slices.Collect(b.X509Authorities()), 3)
+		})
+	})
+	t.Run("what is watched is used to check answers", func(t *testing.T) {
+		t.Parallel()
+		ca := spiffetest.NewCA(t, "example.org")
+		c := newClient(t, ca, nil)
+		for range c.WatchBundles(t.Context()) {
+			break
+		}
+		ca.FailNext(1, errors.New("the bundles are not fetched")) // one Sign and one FetchBundles
+		_, err := c.Sign(t.Context(), newCSR(t, web), 0)
+		require.ErrorContains(t, err, "sign: attempt 1")
+		_, err = c.Sign(t.Context(), newCSR(t, web), 0)
+		require.NoError(t, err)
+	})
+	t.Run("an empty yield is an error", func(t *testing.T) {
+		t.Parallel()
+		for set, err := range newClient(t, nothingNew{}, nil).WatchBundles(t.Context()) {
+			assert.Nil(t, set)
+			requireBadAnswer(t, err)
+		}
+	})
+	t.Run("by polling", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			hint := 10 * time.Second
+			foreign, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("example.com"), spiffe.BundleContents{RefreshHint: hint})
+			require.NoError(t, err)
+			ca.Federate(foreign)
+			inner := newPlain(ca)
+			c := newClient(t, inner, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), 75*time.Second)
+			defer cancel()
+			var seen []string
+			for set, err := range c.WatchBundles(ctx) {
+				poll := len(inner.fetches)
+				what := fmt.Sprintf("poll %d: %v", poll, err)
+				if err == nil {
+					b, err := set.Bundle(ca.TrustDomain())
+					require.NoError(t, err)
+					what = fmt.Sprintf("poll %d: %d roots", poll, len(slices.Collect(b.X509Authorities())))
+				}
+				seen = append(seen, what)
+				switch poll {
+				case 1:
+					time.AfterFunc(15*time.Second, ca.Rotate)
+				case 3:
+					ca.FailNext(2, io.EOF)
+					ca.Rotate()
+				}
+			}
+			assert.Equal(t, []string{"poll 1: 1 roots", "poll 3: 2 roots", "poll 4: EOF", "poll 5: EOF", "poll 6: 3 roots"}, seen)
+			assert.GreaterOrEqual(t, len(inner.fetches), 8)
+			for i := range inner.fetches[1:] {
+				d := inner.fetches[i+1] - inner.fetches[i]
+				assert.LessOrEqual(t, d, hint, "no later than the hint")
+				assert.Greater(t, d, hint*9/10, "and not much sooner, after a failure either")
+			}
+			assert.Equal(t, 75*time.Second, time.Since(inner.start), "it ends with its context")
+
+			// A reader may stop at any time, at an error too.
+			for range c.WatchBundles(t.Context()) {
+				break
+			}
+			for _, err := range c.WatchBundles(t.Context()) {
+				if err != nil {
+					break
+				}
+				ca.FailNext(1, io.EOF)
+			}
+		})
+	})
+	t.Run("by polling a CA that is down", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			inner := newPlain(spiffetest.NewCA(t, "example.org"))
+			inner.ca.(*spiffetest.CA).FailNext(100, io.EOF)
+			n := 0
+			for set, err := range newClient(t, inner, nil).WatchBundles(t.Context()) {
+				n++
+				assert.Nil(t, set)
+				assert.ErrorIs(t, err, io.EOF)
+			}
+			assert.Equal(t, 1, n, "the reader decides when to watch again")
+			assert.Len(t, inner.fetches, 5)
+			assert.Less(t, time.Since(inner.start), 3*time.Second)
+		})
+	})
+	t.Run("by polling, without a hint", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("example.org"), spiffe.BundleContents{})
+			require.NoError(t, err)
+			set, err := spiffe.NewBundleSet(b)
+			require.NoError(t, err)
+			inner := newPlain(fixed{set})
+			ctx, cancel := context.WithTimeout(t.Context(), 9*time.Minute)
+			defer cancel()
+			n := 0
+			for range newClient(t, inner, nil).WatchBundles(ctx) {
+				n++
+			}
+			assert.Equal(t, 1, n, "nothing new")
+			require.Len(t, inner.fetches, 2)
+			assert.Greater(t, inner.fetches[1], 270*time.Second)
+			assert.LessOrEqual(t, inner.fetches[1], 300*time.Second)
+		})
+	})
+}
+
+// fixed is a CA that knows bundles and signs nothing.
+type fixed struct{ set *spiffe.BundleSet }
+
+func (fixed) Sign(context.Context, *pki.CSR, time.Duration) ([]*x509.Certificate, error) {
+	return nil, errors.New("no")
+}
+func (f fixed) FetchBundles(context.Context) (*spiffe.BundleSet, error) { return f.set, nil }
+
+func TestConcurrentCalls(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	c := newClient(t, ca, nil)
+	done := make(chan error)
+	for range 8 {
+		csr := newCSR(t, web)
+		go func() {
+			_, err := c.Sign(t.Context(), csr, 0)
+			_, err2 := c.FetchBundles(t.Context())
+			done <- errors.Join(err, err2)
+		}()
+	}
+	ca.Rotate()
+	for range 8 {
+		assert.NoError(t, <-done)
+	}
+}

@@ -1,0 +1,295 @@
+package local_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var (
+	td  = spiffe.MustParseTrustDomain("example.org")
+	web = spiffe.MustParseID("spiffe://example.org/web")
+	api = spiffe.MustParseID("spiffe://example.org/api")
+
+	_ caclient.CA            = (*local.CA)(nil)
+	_ caclient.BundleWatcher = (*local.CA)(nil)
+)
+
+func newAuthority(t testing.TB, edit ...func(*ca.Config)) *ca.Authority {
+	t.Helper()
+	cfg := ca.Config{TrustDomain: td}
+	for _, e := range edit {
+		e(&cfg)
+	}
+	a, err := ca.New(cfg)
+	require.NoError(t, err)
+	return a
+}
+
+func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: sans})
+	require.NoError(t, err)
+	return csr
+}
+
+func code(t testing.TB, err error) caclient.Code {
+	t.Helper()
+	e, ok := errors.AsType[*caclient.Error](err)
+	require.True(t, ok, "%v", err)
+	return e.Code
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	decide := func(context.Context, *pki.CSR) (spiffe.ID, error) { return web, nil }
+	_, err := local.New(nil, web)
+	assert.EqualError(t, err, "local: New needs an authority")
+	_, err = local.NewFunc(nil, decide)
+	assert.Error(t, err)
+	_, err = local.NewFunc(a, nil)
+	assert.Error(t, err)
+	for _, id := range []spiffe.ID{{}, td.ID(), spiffe.MustParseID("spiffe://example.com/web")} {
+		_, err = local.New(a, id)
+		assert.ErrorContains(t, err, `is not the ID of a workload in the trust domain "example.org"`)
+	}
+}
+
+// The request's wish is compared, never obeyed.
+func TestOneIdentity(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	c, err := local.New(a, web)
+	require.NoError(t, err)
+	page := pki.SAN{Type: pki.URI, Value: "https://example.org/web"}
+	for _, tt := range []struct {
+		name string
+		sans []pki.SAN
+		good bool
+	}{
+		{"no names", nil, true},
+		{"its own ID", []pki.SAN{pki.IDSAN(web)}, true},
+		{"another ID", []pki.SAN{pki.IDSAN(api)}, false},
+		{"both", []pki.SAN{pki.IDSAN(web), pki.IDSAN(api)}, false},
+		{"an ID of another trust domain", []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.com/web"))}, false},
+		{"no SPIFFE ID", []pki.SAN{page}, false},
+		{"DNS names are ignored", []pki.SAN{pki.DNSSAN("admin.example.org")}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			csr := newCSR(t, tt.sans...)
+			chain, err := c.Sign(t.Context(), csr, time.Hour)
+			if !tt.good {
+				assert.Equal(t, caclient.Denied, code(t, err))
+				assert.ErrorContains(t, err, `the caller is "spiffe://example.org/web"`)
+				assert.Nil(t, chain)
+				return
+			}
+			require.NoError(t, err)
+			require.NoError(t, caclient.Check(chain, csr, web, a.Bundle(), time.Now()))
+			assert.Empty(t, chain[0].DNSNames)
+			assert.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, 2*time.Second)
+		})
+	}
+}
+
+// A program that knows its workloads by their keys.
+func TestManyIdentities(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	known := map[*pki.CSR]spiffe.ID{newCSR(t): web, newCSR(t, pki.IDSAN(api)): api}
+	c, err := local.NewFunc(a, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
+		for k, id := range known {
+			if pki.PublicKeysEqual(k.PublicKey(), csr.PublicKey()) {
+				return id, nil
+			}
+		}
+		return spiffe.ID{}, errors.New("nobody has this key")
+	})
+	require.NoError(t, err)
+	for csr, id := range known {
+		chain, err := c.Sign(t.Context(), csr, 0)
+		require.NoError(t, err)
+		assert.NoError(t, caclient.Check(chain, csr, id, a.Bundle(), time.Now()))
+	}
+	_, err = c.Sign(t.Context(), newCSR(t, pki.IDSAN(web)), 0)
+	assert.Equal(t, caclient.Denied, code(t, err))
+	assert.ErrorContains(t, err, "nobody has this key")
+}
+
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		decide func() (spiffe.ID, error)
+		csr    *pki.CSR
+		ttl    time.Duration
+		age    time.Duration // of the root
+		code   caclient.Code
+		is     error
+		retry  bool
+	}{
+		{"too long", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 91 * 24 * time.Hour, 0, caclient.Invalid, ca.ErrTTL, false},
+		{"a decision for another trust domain", func() (spiffe.ID, error) { return spiffe.ParseID("spiffe://example.com/web") }, newCSR(t), 0, 0, caclient.Invalid, ca.ErrIdentity, false},
+		{"no decision", func() (spiffe.ID, error) { return spiffe.ID{}, nil }, newCSR(t), 0, 0, caclient.Invalid, ca.ErrIdentity, false},
+		{"a decision for the trust domain", func() (spiffe.ID, error) { return td.ID(), nil }, newCSR(t), 0, 0, caclient.Invalid, ca.ErrIdentity, false},
+		{"no request", func() (spiffe.ID, error) { return web, nil }, nil, 0, 0, caclient.Invalid, nil, false},
+		{"an empty request", func() (spiffe.ID, error) { return web, nil }, new(pki.CSR), 0, 0, caclient.Invalid, ca.ErrCSR, false},
+		{"an expired root", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 0, 3650 * 24 * time.Hour, caclient.Unavailable, ca.ErrNotReady, true},
+		{"a refusal", func() (spiffe.ID, error) { return spiffe.ID{}, io.ErrNoProgress }, newCSR(t), 0, 0, caclient.Denied, io.ErrNoProgress, false},
+		{"a refusal with a code", func() (spiffe.ID, error) {
+			return spiffe.ID{}, &caclient.Error{Op: "sign", Code: caclient.Unavailable, Err: io.ErrNoProgress}
+		}, newCSR(t), 0, 0, caclient.Unavailable, io.ErrNoProgress, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c, err := local.NewFunc(newAuthority(t), func(context.Context, *pki.CSR) (spiffe.ID, error) { return tt.decide() })
+				require.NoError(t, err)
+				time.Sleep(tt.age)
+				chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
+				require.Error(t, err)
+				assert.Nil(t, chain)
+				assert.Equal(t, tt.code, code(t, err))
+				if tt.is != nil {
+					assert.ErrorIs(t, err, tt.is)
+				}
+				_, retry := caclient.Retryable(err)
+				assert.Equal(t, tt.retry, retry)
+			})
+		})
+	}
+}
+
+func TestDoneContext(t *testing.T) {
+	t.Parallel()
+	c, err := local.New(newAuthority(t), web)
+	require.NoError(t, err)
+	cause := errors.New("going home")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	_, err = c.Sign(ctx, newCSR(t), 0)
+	assert.ErrorIs(t, err, cause)
+	_, err = c.FetchBundles(ctx)
+	assert.ErrorIs(t, err, cause)
+	for range c.WatchBundles(ctx) {
+		t.Error("yielded for a reader that has gone")
+	}
+}
+
+func TestBundles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		a := newAuthority(t)
+		c, err := local.New(a, web)
+		require.NoError(t, err)
+		set, err := c.FetchBundles(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 1, set.Len())
+		b, err := set.Bundle(td)
+		require.NoError(t, err)
+		require.Same(t, a.Bundle(), b)
+
+		go func() { _ = a.Run(t.Context()) }()
+		_, err = c.Sign(t.Context(), newCSR(t), time.Hour)
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
+		defer cancel()
+		time.AfterFunc(time.Minute, func() { _, _ = a.Rotate(ctx) })
+		var seen []string
+		for set, err := range c.WatchBundles(ctx) {
+			require.NoError(t, err)
+			b, err := set.Bundle(td)
+			require.NoError(t, err)
+			n, _ := b.Sequence()
+			seen = append(seen, fmt.Sprintf("%v: %d, %d roots", time.Since(start), n, len(slices.Collect(b.X509Authorities()))))
+		}
+		// The activation, at 26 minutes, changes nothing in the bundle.
+		assert.Equal(t, []string{"0s: 1, 1 roots", "1m0s: 2, 2 roots", "1h2m0s: 3, 1 roots"}, seen)
+		assert.Equal(t, 3*time.Hour, time.Since(start))
+		for range c.WatchBundles(t.Context()) {
+			break // a reader may stop
+		}
+	})
+}
+
+// An authority, a client and 20 rotations: every certificate is good when it arrives, even though
+// the client learns of a new root only when it needs it.
+func TestRotationsThroughAClient(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t)
+		inner, err := local.New(a, web)
+		require.NoError(t, err)
+		c, err := caclient.New(inner, nil)
+		require.NoError(t, err)
+		go func() { _ = a.Run(t.Context()) }()
+		csr := newCSR(t, pki.IDSAN(web))
+		for range 20 {
+			_, err := a.Rotate(t.Context())
+			require.NoError(t, err)
+			for range 6 {
+				chain, err := c.Sign(t.Context(), csr, time.Hour)
+				require.NoError(t, err)
+				require.NoError(t, caclient.Check(chain, csr, web, a.Bundle(), time.Now()))
+				time.Sleep(5 * time.Minute)
+			}
+		}
+		n, _ := a.Bundle().Sequence()
+		assert.Greater(t, n, uint64(35))
+	})
+}
+
+func ExampleNewFunc() {
+	authority, err := ca.New(ca.Config{TrustDomain: td})
+	if err != nil {
+		panic(err)
+	}
+	// This program starts its workloads itself and knows which ones there are. A request that
+	// names another one is refused.
+	workloads := map[string]spiffe.ID{web.String(): web, api.String(): api}
+	c, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
+		for _, san := range csr.SANs() {
+			if id, ok := workloads[san.Value]; ok {
+				return id, nil
+			}
+		}
+		return spiffe.ID{}, errors.New("not one of ours")
+	})
+	if err != nil {
+		panic(err)
+	}
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		panic(err)
+	}
+	for _, name := range []string{"spiffe://example.org/web", "spiffe://example.org/admin"} {
+		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(name))}})
+		if err != nil {
+			panic(err)
+		}
+		chain, err := c.Sign(context.Background(), csr, time.Hour)
+		fmt.Println(len(chain), err)
+	}
+	// Output:
+	// 1 <nil>
+	// 0 caclient: sign: denied: not one of ours
+}
