@@ -1,0 +1,336 @@
+package secretcache_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"math/big"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// faults are the ways to spoil a CA's answer, by what the error says.
+var faults = map[string]func(*spiffetest.CA, *polled){
+	"the chain is empty":                     chain(func(*spiffetest.CA, answer) answer { return nil }),
+	"the chain has a nil certificate":        chain(func(_ *spiffetest.CA, c answer) answer { return append(c, nil) }),
+	"17 certificates":                        chain(func(_ *spiffetest.CA, c answer) answer { return slices.Repeat(c, 17) }),
+	"the private key does not belong":        chain(func(ca *spiffetest.CA, _ answer) answer { return ca.SVID("/web").Chain() }),
+	"no URI name, so no SPIFFE ID":           template(func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{"web.test"} }),
+	"there are 2 URI names":                  template(func(c *x509.Certificate) { c.URIs = append(c.URIs, worker.URL()) }),
+	"its ID has no path":                     template(func(c *x509.Certificate) { c.URIs = []*url.URL{domain.ID().URL()} }),
+	`it is for "spiffe://example.org/admin"`: template(func(c *x509.Certificate) { c.URIs[0].Path = "/admin" }),
+	`it is for "spiffe://other.test/web"`:    template(func(c *x509.Certificate) { c.URIs[0].Host = "other.test" }),
+	"it is a CA certificate":                 template(func(c *x509.Certificate) { c.IsCA = true }),
+	"keyCertSign or cRLSign":                 template(func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign }),
+	"lacks digitalSignature":                 template(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyAgreement }),
+	"it is valid from 1999-12-31":            template(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), c.NotBefore }),
+	"compare the clocks":                     template(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(time.Minute) }),
+	"and the certificate that it is to replace at 2000-01-01T01:00:00Z": template(func(c *x509.Certificate) {
+		c.NotAfter = c.NotBefore.Add(5 * time.Minute)
+	}),
+	"unhandled critical extension": template(func(c *x509.Certificate) {
+		c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 3, 6, 1, 4, 1, 99999, 1}, Critical: true, Value: []byte{5, 0}}}
+	}),
+	"bytes of certificates": template(func(c *x509.Certificate) {
+		c.DNSNames = slices.Repeat([]string{strings.Repeat("a", 60) + ".test"}, 1000)
+	}),
+	"signed by unknown authority": func(ca *spiffetest.CA, p *polled) { p.signer.Store(strangerTo(ca)) },
+	"sign: the CA is down":        func(ca *spiffetest.CA, _ *polled) { ca.FailNext(1<<30, errDown) },
+}
+
+type answer = []*x509.Certificate
+
+func template(edit func(*x509.Certificate)) func(*spiffetest.CA, *polled) {
+	return func(ca *spiffetest.CA, _ *polled) { ca.EditTemplates(edit) }
+}
+
+func chain(edit func(*spiffetest.CA, answer) answer) func(*spiffetest.CA, *polled) {
+	return func(ca *spiffetest.CA, _ *polled) {
+		ca.EditAnswers(func(c answer) answer { return edit(ca, c) })
+	}
+}
+
+// strangerTo returns another CA for the same trust domain: an intermediate of ca whose own
+// certificate is left out.
+func strangerTo(ca *spiffetest.CA) *spiffetest.CA {
+	stranger := ca.Intermediate()
+	stranger.EditAnswers(func(c answer) answer { return c[:1] })
+	return stranger
+}
+
+// TestBrokenAnswers has the CA answer badly, one fault at a time, from the first renewal on. What
+// works stays, the fault is reported, and the first good answer is taken.
+func TestBrokenAnswers(t *testing.T) {
+	t.Parallel()
+	for want, spoil := range faults {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				p := poll(ca)
+				m := newManager(t, secretcache.Config{CA: p})
+				var heard told
+				m.Subscribe(heard.add)
+				first, _ := ready(t, m)
+				snap, err := m.Snapshot()
+				require.NoError(t, err)
+				secret, err := m.GenerateSecret(t.Context(), "default")
+				require.NoError(t, err)
+				heard.take()
+
+				spoil(ca, p)
+				time.Sleep(50 * time.Minute)
+				assert.Empty(t, heard.take())
+				assert.Same(t, first, current(t, m))
+				now, err := m.Snapshot()
+				require.NoError(t, err)
+				assert.Same(t, snap, now)
+				same, err := m.GenerateSecret(t.Context(), "default")
+				require.NoError(t, err)
+				assert.Same(t, secret, same)
+				st := status(t, m, web)
+				assert.ErrorContains(t, st.Err, want)
+				assert.Greater(t, st.Failures, 10, "it is tried again and again")
+				assert.Less(t, st.Failures, 1000, "and not all the time")
+
+				ca.EditTemplates(nil)
+				ca.EditAnswers(nil)
+				ca.FailNext(0, nil)
+				p.signer.Store(nil)
+				time.Sleep(25 * time.Second) // 4 % of what remains
+				assert.Equal(t, []string{"default", web.String()}, heard.take())
+				assert.NotSame(t, first, current(t, m))
+				assert.NoError(t, status(t, m, web).Err)
+			})
+		})
+	}
+}
+
+// TestBrokenFirstAnswer shows that a bad answer is not taken when there is nothing else either.
+func TestBrokenFirstAnswer(t *testing.T) {
+	t.Parallel()
+	for want, spoil := range faults {
+		if strings.Contains(want, "that it is to replace") {
+			continue // there is nothing to replace
+		}
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				p := poll(ca)
+				m := newManager(t, secretcache.Config{CA: p})
+				_, err := m.GenerateSecret(t.Context(), "ROOTCA")
+				require.NoError(t, err)
+				spoil(ca, p)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, err = m.GenerateSecret(ctx, "default")
+				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				_, err = m.SVID()
+				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorContains(t, err, want)
+			})
+		})
+	}
+}
+
+// TestAcceptedAnswers are answers that are unusual and good.
+func TestAcceptedAnswers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		prepare func(*spiffetest.CA, *polled)
+		length  int // of the chain that is presented
+	}{
+		"an intermediate": {func(ca *spiffetest.CA, p *polled) { p.signer.Store(ca.Intermediate()) }, 2},
+		"with the root, twice": {func(ca *spiffetest.CA, p *polled) {
+			below := ca.Intermediate()
+			below.EditAnswers(func(c answer) answer { return append(c, ca.Root(), ca.Root()) })
+			p.signer.Store(below)
+		}, 2},
+		"a new root": {func(ca *spiffetest.CA, p *polled) { ca.Rotate() }, 1},
+		"backdated":  {template(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-time.Hour) }), 1},
+		"as long as the one it replaces": {template(func(c *x509.Certificate) {
+			c.NotAfter = time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // the CA itself ends then
+		}), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				p := poll(ca)
+				m := newManager(t, secretcache.Config{CA: p})
+				first, _ := ready(t, m)
+				c.prepare(ca, p)
+				time.Sleep(30 * time.Minute)
+				synctest.Wait()
+				assert.NotSame(t, first, current(t, m))
+				assert.Len(t, current(t, m).Chain(), c.length)
+				assert.NoError(t, status(t, m, web).Err)
+			})
+		})
+	}
+}
+
+// TestLinkBetweenRoots shows that a certificate that looks like a root, and links a new one to the
+// old one, stays in the chain.
+func TestLinkBetweenRoots(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now(), NotAfter: time.Now().AddDate(1, 0, 0),
+			KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+		}
+		sign := func(parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) *x509.Certificate {
+			der, err := x509.CreateCertificate(nil, template, parent, pub, key)
+			require.NoError(t, err)
+			c, err := x509.ParseCertificate(der)
+			require.NoError(t, err)
+			return c
+		}
+		oldKey, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		old := sign(template, oldKey.Public(), oldKey)
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		link := sign(old, key.Public(), oldKey)
+		next, err := pki.NewIssuer(answer{link}, key)
+		require.NoError(t, err)
+		ca := &issuerCA{issuer: next, tail: answer{link}}
+		ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{old}})))
+		m := newManager(t, secretcache.Config{CA: ca})
+		svid, _ := ready(t, m)
+		assert.Equal(t, link, svid.Chain()[1])
+	})
+}
+
+// TestIssuerEndsFirst shows that the end that counts is the earliest in the chain.
+func TestIssuerEndsFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		p := poll(ca)
+		p.signer.Store(ca.Intermediate(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Minute) }))
+		m := newManager(t, secretcache.Config{CA: p})
+		first, _ := ready(t, m)
+		assert.Equal(t, time.Hour, time.Until(first.NotAfter()))
+		assert.Equal(t, 20*time.Minute, time.Until(status(t, m, web).NotAfter))
+		p.signer.Store(nil)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		assert.NotSame(t, first, current(t, m))
+	})
+}
+
+// refused is an error that knows whether and when to ask again.
+type refused struct {
+	after time.Duration
+	again bool
+}
+
+func (refused) Error() string                               { return "refused" }
+func (r refused) Retryable() (after time.Duration, ok bool) { return r.after, r.again }
+
+// TestWish shows that the CA decides when to come back, within what the identity can bear.
+func TestWish(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err       error
+		low, high time.Duration // until the next attempt, with 30 minutes left
+	}{
+		"nothing said":        {errors.New("down"), time.Second, 2 * time.Second},
+		"in ten minutes":      {refused{10 * time.Minute, true}, 10 * time.Minute, 11 * time.Minute},
+		"tomorrow":            {refused{24 * time.Hour, true}, 15 * time.Minute, 15*time.Minute + 10*time.Second},
+		"never":               {refused{0, false}, 36 * time.Second, 73 * time.Second},
+		"soon, or less":       {refused{time.Millisecond, true}, time.Second, 2 * time.Second},
+		"below another error": {errors.Join(errors.New("x"), refused{10 * time.Minute, true}), 10 * time.Minute, 11 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
+				ready(t, m)
+				ca.FailNext(1, c.err)
+				time.Sleep(30 * time.Minute)
+				synctest.Wait()
+				st := status(t, m, web)
+				require.ErrorIs(t, st.Err, c.err)
+				assert.Equal(t, 1, st.Failures)
+				assert.GreaterOrEqual(t, time.Until(st.NextAttempt), c.low-time.Second)
+				assert.LessOrEqual(t, time.Until(st.NextAttempt), c.high)
+				time.Sleep(c.high + time.Second)
+				synctest.Wait()
+				assert.NoError(t, status(t, m, web).Err)
+			})
+		})
+	}
+}
+
+// TestRefusedForGood shows that nobody waits for a CA that has said no, and that it is asked again
+// all the same.
+func TestRefusedForGood(t *testing.T) {
+	t.Parallel()
+	no := refused{again: false}
+	for _, running := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			m := newManager(t, secretcache.Config{CA: ca})
+			_, err := m.GenerateSecret(t.Context(), "ROOTCA")
+			require.NoError(t, err)
+			ca.FailNext(1<<30, no)
+			if running {
+				start(t, m)
+			}
+			begin := time.Now()
+			for range 10 {
+				_, err = m.GenerateSecret(t.Context(), "default")
+				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, no)
+			}
+			assert.Zero(t, time.Since(begin))
+			assert.Equal(t, 1, status(t, m, web).Failures)
+
+			ca.FailNext(0, nil)
+			time.Sleep(30 * time.Second)
+			synctest.Wait()
+			_, err = m.SVID()
+			assert.Equal(t, running, err == nil, "Run asks by itself")
+			_, err = m.GenerateSecret(t.Context(), "default")
+			assert.NoError(t, err)
+		})
+	}
+}
+
+func TestKeyFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("the token is gone")
+		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), NewKey: newKeyFails(broken)})
+		start(t, m)
+		synctest.Wait()
+		_, err := m.SVID()
+		assert.ErrorIs(t, err, broken)
+		assert.NotEmpty(t, bundleOf(t, m, domain))
+	})
+}
+
+func bundleOf(t *testing.T, m *secretcache.Manager, td spiffe.TrustDomain) []*x509.Certificate {
+	t.Helper()
+	b, err := m.Bundle(td)
+	require.NoError(t, err)
+	return slices.Collect(b.X509Authorities())
+}

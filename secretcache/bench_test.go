@@ -1,0 +1,148 @@
+package secretcache_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// filled returns a Manager that has its default identity and n more.
+func filled(tb testing.TB, n int) *secretcache.Manager {
+	tb.Helper()
+	m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(tb, "example.org")})
+	require.NoError(tb, err)
+	_, err = m.GenerateSecret(tb.Context(), "default")
+	require.NoError(tb, err)
+	for i := range n {
+		name := fmt.Sprintf("spiffe://example.org/ns/prod/sa/web-%d", i)
+		require.NoError(tb, m.Add(spiffe.MustParseID(name)))
+		_, err := m.GenerateSecret(tb.Context(), name)
+		require.NoError(tb, err)
+	}
+	return m
+}
+
+// reads are what happens on every handshake or for every stream.
+var reads = []struct {
+	name string
+	read func(context.Context, *secretcache.Manager) error
+}{
+	{"SVID", func(_ context.Context, m *secretcache.Manager) error { _, err := m.SVID(); return err }},
+	{"Bundle", func(_ context.Context, m *secretcache.Manager) error { _, err := m.Bundle(domain); return err }},
+	{"Snapshot", func(_ context.Context, m *secretcache.Manager) error { _, err := m.Snapshot(); return err }},
+	{"Changed", func(_ context.Context, m *secretcache.Manager) error { m.Changed(); return nil }},
+	{"GenerateSecret/default", generate("default")},
+	{"GenerateSecret/ROOTCA", generate("ROOTCA")},
+	{"GenerateSecret/ID", generate("spiffe://example.org/ns/prod/sa/web-7")},
+	{"GenerateSecret/domain", generate("spiffe://example.org")},
+}
+
+func generate(name string) func(context.Context, *secretcache.Manager) error {
+	return func(ctx context.Context, m *secretcache.Manager) error {
+		_, err := m.GenerateSecret(ctx, name)
+		return err
+	}
+}
+
+func TestReadsDoNotAllocate(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	m := filled(t, 10)
+	ctx := t.Context()
+	for _, r := range reads {
+		require.NoError(t, r.read(ctx, m), r.name)
+		assert.Zero(t, testing.AllocsPerRun(100, func() { _ = r.read(ctx, m) }), r.name)
+	}
+}
+
+// TestMemory holds what one more identity costs, the PEM of its key and certificate included.
+func TestMemory(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector needs memory of its own")
+	}
+	const many = 1000
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var s runtime.MemStats
+		runtime.ReadMemStats(&s)
+		return s.HeapAlloc
+	}
+	filled(t, 100) // what is made once
+	before := heap()
+	m := filled(t, many)
+	each := float64(heap()-before) / many
+	runtime.KeepAlive(m)
+	t.Logf("%.0f bytes for each identity", each)
+	assert.Less(t, each, 4096.0)
+}
+
+// BenchmarkSVID is what a TLS handshake reads.
+func BenchmarkSVID(b *testing.B) {
+	m := filled(b, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := m.SVID(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkSVIDParallel reads on all cores at once.
+func BenchmarkSVIDParallel(b *testing.B) {
+	m := filled(b, 0)
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if _, err := m.SVID(); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+}
+
+// BenchmarkReads has everything that readers call.
+func BenchmarkReads(b *testing.B) {
+	m := filled(b, 100)
+	for _, r := range reads {
+		b.Run(r.name, func(b *testing.B) {
+			ctx := b.Context()
+			b.ReportAllocs()
+			for b.Loop() {
+				_ = r.read(ctx, m)
+			}
+		})
+	}
+}
+
+// BenchmarkTimeNow is the price of the clock, to compare GenerateSecret with.
+func BenchmarkTimeNow(b *testing.B) {
+	for b.Loop() {
+		_ = time.Now()
+	}
+}
+
+// BenchmarkObtain is everything from the new key to the published secret, the test CA included.
+func BenchmarkObtain(b *testing.B) {
+	m := filled(b, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := m.Add(worker); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := m.GenerateSecret(b.Context(), worker.String()); err != nil {
+			b.Fatal(err)
+		}
+		m.Remove(worker)
+	}
+}

@@ -1,0 +1,710 @@
+package secretcache_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"fmt"
+	"iter"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// bundle returns a bundle of the trust domain example.org.
+func bundle(t *testing.T, c spiffe.BundleContents) *spiffe.Bundle {
+	t.Helper()
+	b, err := spiffe.NewBundle(domain, c)
+	require.NoError(t, err)
+	return b
+}
+
+func set(t *testing.T, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
+	t.Helper()
+	s, err := spiffe.NewBundleSet(bundles...)
+	require.NoError(t, err)
+	return s
+}
+
+// TestBundleFirst changes the root under two identities and records, in order, what was told and
+// what could be read then. Nobody sees a leaf before everybody was told of its root, though the
+// subscriber takes its time.
+func TestBundleFirst(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		wrap   func(*spiffetest.CA) secretcache.CA
+		change func(*spiffetest.CA)
+	}{
+		"found by a leaf": {
+			func(ca *spiffetest.CA) secretcache.CA { return unhurried{poll(ca), t} },
+			func(ca *spiffetest.CA) { ca.Rotate() },
+		},
+		"told by a watch, and the old one is gone": {
+			func(ca *spiffetest.CA) secretcache.CA { return ca },
+			func(ca *spiffetest.CA) {
+				ca.Prepare()
+				ca.Activate()
+				ca.DropOldRoots()
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				m := newManager(t, secretcache.Config{CA: c.wrap(ca)})
+				require.NoError(t, m.Add(worker))
+				first, _ := ready(t, m)
+				firstWorker, err := m.GenerateSecret(t.Context(), worker.String())
+				require.NoError(t, err)
+
+				var events told
+				look := func(name, when string) {
+					snap, err := m.Snapshot()
+					assert.NoError(t, err)
+					svid, _ := snap.SVID()
+					b, err := snap.Bundle(domain)
+					assert.NoError(t, err)
+					secret, err := m.GenerateSecret(t.Context(), worker.String())
+					assert.NoError(t, err)
+					if svid != first {
+						_, err := verify(t, b, svid)
+						assert.NoError(t, err, "a new leaf comes with its root")
+					}
+					events.add(fmt.Sprintf("%s %s: root %t, leaf %t, worker %t", name, when, trusts(b, ca.Root()), svid != first, secret != firstWorker))
+				}
+				m.Subscribe(func(name string) {
+					look(name, "begins")
+					time.Sleep(time.Second)
+					look(name, "ends")
+				})
+				c.change(ca)
+				time.Sleep(31 * time.Minute)
+				got := events.take()
+				require.GreaterOrEqual(t, len(got), 10)
+				assert.Equal(t, []string{
+					"ROOTCA begins: root true, leaf false, worker false",
+					"ROOTCA ends: root true, leaf false, worker false",
+					"spiffe://example.org begins: root true, leaf false, worker false",
+					"spiffe://example.org ends: root true, leaf false, worker false",
+				}, got[:4])
+				for _, e := range got[4:] {
+					if strings.HasPrefix(e, worker.String()) {
+						assert.Contains(t, e, "worker true")
+					} else {
+						assert.Contains(t, e, "leaf true")
+					}
+				}
+			})
+		})
+	}
+}
+
+// unhurried is a CA that wants its bundles to be polled once an hour.
+type unhurried struct {
+	*polled
+	t *testing.T
+}
+
+func (u unhurried) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	if _, err := u.polled.FetchBundles(ctx); err != nil {
+		return nil, err
+	}
+	return set(u.t, hourly(u.t, u.ca.Bundle())), nil
+}
+
+// hourly returns b with a refresh hint of an hour, and no sequence number.
+func hourly(t *testing.T, b *spiffe.Bundle) *spiffe.Bundle {
+	t.Helper()
+	c := b.Contents()
+	c.RefreshHint, c.Sequence = time.Hour, nil
+	return bundle(t, c)
+}
+
+func verify(t *testing.T, b *spiffe.Bundle, s *spiffe.SVID) (*spiffe.Peer, error) {
+	t.Helper()
+	v, err := spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	return v.VerifyChain(s.Chain(), spiffe.AnyRole)
+}
+
+func trusts(b *spiffe.Bundle, root *x509.Certificate) bool {
+	for c := range b.X509Authorities() {
+		if c.Equal(root) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestCallbackThatHangs shows what a subscriber can hold back: certificates of a new root, and
+// nothing else.
+func TestCallbackThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		first, stop := ready(t, m)
+		release := make(chan struct{})
+		m.Subscribe(func(name string) {
+			if name == "ROOTCA" {
+				<-release
+			}
+		})
+		ca.Prepare()
+		synctest.Wait()
+		assert.Len(t, bundleOf(t, m, domain), 2, "the bundle is published")
+		time.Sleep(30 * time.Minute)
+		synctest.Wait()
+		second := current(t, m)
+		assert.NotSame(t, first, second, "renewed by the old root")
+
+		ca.Activate()
+		time.Sleep(40 * time.Minute)
+		assert.Same(t, second, current(t, m))
+		assert.ErrorContains(t, status(t, m, web).Err, "a subscriber that was told of a new bundle has not returned")
+		close(release)
+		time.Sleep(time.Minute)
+		assert.NotSame(t, second, current(t, m))
+		stop()
+	})
+}
+
+// TestRootGone shows that identities are renewed at once when their root leaves the bundle, and
+// served until then.
+func TestRootGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca, Concurrency: 2})
+		for i := range 20 {
+			require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w/%d", i))))
+		}
+		first, _ := ready(t, m)
+		assert.Equal(t, 21, ca.Signed())
+		ca.Rotate()
+		synctest.Wait()
+		assert.Equal(t, 21, ca.Signed(), "the old root is still in the bundle")
+
+		ca.Delay(time.Minute)
+		ca.DropOldRoots()
+		synctest.Wait()
+		assert.Same(t, first, current(t, m), "served until replaced")
+		begin := time.Now()
+		ca.Delay(0)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		assert.Equal(t, 42, ca.Signed())
+		assert.NotSame(t, first, current(t, m))
+		assert.Equal(t, time.Minute, time.Since(begin))
+		time.Sleep(10 * time.Minute)
+		assert.Equal(t, 42, ca.Signed(), "and no second time")
+	})
+}
+
+// TestRootGoneMayShorten shows that a shorter certificate is taken when the old one is worth
+// nothing any more.
+func TestRootGoneMayShorten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		first, _ := ready(t, m)
+		ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(10 * time.Minute) })
+		ca.Rotate()
+		ca.DropOldRoots()
+		synctest.Wait()
+		assert.True(t, current(t, m).NotAfter().Before(first.NotAfter()))
+	})
+}
+
+// TestReissuedRoot shows that a root that was issued anew for the same name and key is the same.
+func TestReissuedRoot(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		root := func(years int) *pki.Issuer {
+			i, err := pki.NewRoot(key, pki.CAOptions{PublicKey: key.Public(), TrustDomain: domain, NotBefore: time.Now(), NotAfter: time.Now().AddDate(years, 0, 0)})
+			require.NoError(t, err)
+			return i
+		}
+		old := root(1)
+		ca := &issuerCA{issuer: old}
+		ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{old.Certificate()}})))
+		m := newManager(t, secretcache.Config{CA: ca})
+		var heard told
+		m.Subscribe(heard.add)
+		first, _ := ready(t, m)
+		heard.take()
+		ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{root(2).Certificate()}})))
+		time.Sleep(6 * time.Minute)
+		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org"}, heard.take())
+		assert.Same(t, first, current(t, m))
+	})
+}
+
+// issuerCA is a CA over a bare issuer.
+type issuerCA struct {
+	issuer  *pki.Issuer
+	tail    answer // what follows the leaf
+	bundles atomic.Pointer[spiffe.BundleSet]
+}
+
+func (c *issuerCA) Sign(_ context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
+	leaf, err := c.issuer.IssueLeaf(pki.LeafOptions{PublicKey: csr.PublicKey(), ID: web, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
+	return append(answer{leaf}, c.tail...), err
+}
+
+func (c *issuerCA) FetchBundles(context.Context) (*spiffe.BundleSet, error) {
+	return c.bundles.Load(), nil
+}
+
+// TestRefusedBundles shows which answers replace nothing.
+func TestRefusedBundles(t *testing.T) {
+	t.Parallel()
+	other := spiffetest.NewCA(t, "other.test")
+	for want, bad := range map[string]func(*spiffetest.CA) *spiffe.BundleSet{
+		"no trust bundle": func(*spiffetest.CA) *spiffe.BundleSet { return set(t, other.Bundle()) },
+		"sequence number 1, and 3 was seen before": func(ca *spiffetest.CA) *spiffe.BundleSet {
+			return set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{ca.Root()}, Sequence: new(uint64(1))}))
+		},
+		"sequence number 0, and 3": func(*spiffetest.CA) *spiffe.BundleSet {
+			return set(t, bundle(t, spiffe.BundleContents{Sequence: new(uint64(0))}))
+		},
+		"it has no bundles": nil,
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				ca.Rotate()
+				ca.Rotate()
+				p := &nilBundles{polled: poll(ca)}
+				m := newManager(t, secretcache.Config{CA: p})
+				var heard told
+				m.Subscribe(heard.add)
+				ready(t, m)
+				before, err := m.Bundle(domain)
+				require.NoError(t, err)
+				heard.take()
+
+				if bad != nil {
+					p.bundles.Store(bad(ca))
+				} else {
+					p.nothing.Store(true)
+				}
+				time.Sleep(20 * time.Minute)
+				after, err := m.Bundle(domain)
+				require.NoError(t, err)
+				assert.Same(t, before, after)
+				assert.Empty(t, heard.take())
+				st := status(t, m, domain.ID())
+				assert.ErrorContains(t, st.Err, want)
+				assert.Greater(t, st.Failures, 4)
+				assert.Less(t, st.Failures, 40)
+
+				p.bundles.Store(nil)
+				p.nothing.Store(false)
+				time.Sleep(6 * time.Minute)
+				assert.NoError(t, status(t, m, domain.ID()).Err)
+			})
+		})
+	}
+}
+
+// nilBundles is a CA that can forget to answer.
+type nilBundles struct {
+	*polled
+	nothing atomic.Bool
+}
+
+func (n *nilBundles) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	if n.nothing.Load() {
+		return nil, nil
+	}
+	return n.polled.FetchBundles(ctx)
+}
+
+// TestRollbackOfOne shows that the other bundles of an answer are taken.
+func TestRollbackOfOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+		old := ca.Bundle()
+		ca.Rotate()
+		ca.Federate(other.Bundle())
+		p := poll(ca)
+		m := newManager(t, secretcache.Config{CA: p})
+		ready(t, m)
+		other.Rotate()
+		p.bundles.Store(set(t, old, other.Bundle()))
+		time.Sleep(6 * time.Minute)
+		assert.Len(t, bundleOf(t, m, domain), 2)
+		assert.Len(t, bundleOf(t, m, other.TrustDomain()), 2)
+		assert.ErrorContains(t, status(t, m, domain.ID()).Err, `bundle of "example.org" has sequence number 1`)
+
+		p.bundles.Store(set(t, ca.Bundle()))
+		time.Sleep(6 * time.Minute)
+		_, err := m.Bundle(other.TrustDomain())
+		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain, "what is not in the newest set is gone")
+	})
+}
+
+// TestEmptyBundle follows the revocation of everything (BND-10), and the way back.
+func TestEmptyBundle(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		p := poll(ca)
+		m := newManager(t, secretcache.Config{CA: p})
+		var heard told
+		m.Subscribe(heard.add)
+		first, _ := ready(t, m)
+		heard.take()
+		changed := m.Changed()
+		p.bundles.Store(set(t, bundle(t, spiffe.BundleContents{Sequence: new(uint64(2))})))
+		time.Sleep(6 * time.Minute)
+		<-changed
+		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org"}, heard.take())
+		assert.Empty(t, bundleOf(t, m, domain), "nobody is trusted any more")
+		_, err := m.GenerateSecret(t.Context(), "ROOTCA")
+		assert.ErrorIs(t, err, spiffe.ErrNoAuthority)
+		assert.Same(t, first, current(t, m), "our own identity is for others to judge")
+		assert.EqualValues(t, 1, p.signed.Load(), "no certificate could be good: none is asked for")
+		require.NoError(t, m.Add(worker))
+		_, err = m.GenerateSecret(t.Context(), worker.String())
+		assert.ErrorIs(t, err, spiffe.ErrNoAuthority)
+		time.Sleep(30 * time.Minute) // renewal came due
+		assert.EqualValues(t, 1, p.signed.Load())
+		assert.Zero(t, status(t, m, web).Failures, "that is not a failure of its own")
+		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+
+		p.bundles.Store(nil)
+		ca.Rotate()
+		ca.Rotate()
+		ca.DropOldRoots()
+		time.Sleep(6 * time.Minute)
+		synctest.Wait()
+		assert.NotSame(t, first, current(t, m))
+		_, err = m.GenerateSecret(t.Context(), worker.String())
+		assert.NoError(t, err)
+		_, err = m.GenerateSecret(t.Context(), "ROOTCA")
+		assert.NoError(t, err)
+	})
+}
+
+// TestPoll shows that the bundle's own hint is the interval, and five minutes without (FED-7, FED-8).
+func TestPoll(t *testing.T) {
+	t.Parallel()
+	for _, hint := range []time.Duration{0, 2 * time.Minute, 3 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			p := poll(ca)
+			p.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{ca.Root()}, RefreshHint: hint})))
+			m := newManager(t, secretcache.Config{CA: p})
+			ready(t, m)
+			interval := hint
+			if hint == 0 {
+				interval = 5 * time.Minute
+			}
+			for range 20 {
+				before := p.fetched.Load()
+				wait := time.Until(status(t, m, domain.ID()).NextAttempt)
+				assert.InDelta(t, interval, wait, float64(interval/10))
+				time.Sleep(wait - time.Millisecond)
+				assert.Equal(t, before, p.fetched.Load())
+				time.Sleep(2 * time.Millisecond)
+				synctest.Wait()
+				assert.Equal(t, before+1, p.fetched.Load())
+			}
+		})
+	}
+}
+
+// TestWatch shows that changes arrive at once, and that there is no polling besides.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
+		m := newManager(t, secretcache.Config{CA: ca})
+		ready(t, m)
+		for n := range 5 {
+			time.Sleep(time.Hour)
+			changed := m.Changed()
+			ca.ca.Prepare()
+			<-changed
+			assert.Len(t, bundleOf(t, m, domain), n+2)
+		}
+		assert.EqualValues(t, 1, ca.fetched.Load())
+		assert.EqualValues(t, 1, ca.watches.Load())
+	})
+}
+
+// watched is a CA with a watch that can break.
+type watched struct {
+	*polled
+	watches atomic.Int64
+	broken  atomic.Pointer[string] // how the watch misbehaves; nil if it does not
+}
+
+func (w *watched) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	w.watches.Add(1)
+	return func(yield func(*spiffe.BundleSet, error) bool) {
+		var how string
+		if s := w.broken.Load(); s != nil {
+			how = *s
+		}
+		switch how {
+		case "":
+			for b, err := range w.ca.WatchBundles(ctx) {
+				if !yield(b, err) || w.broken.Load() != nil {
+					return
+				}
+			}
+		case "ends after one":
+			yield(w.ca.Bundles(), nil)
+		case "errors without end":
+			for n := 1; yield(nil, fmt.Errorf("the %dth error", n)); n++ {
+				w.watches.Add(1)
+			}
+		case "one old bundle":
+			yield(w.bundles.Load(), nil)
+			<-ctx.Done()
+		}
+	}
+}
+
+// TestWatchBreaks shows that a watch that ends or fails is started again, not too often, and that
+// bundles are polled meanwhile.
+func TestWatchBreaks(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"ends at once", "ends after one", "errors without end"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
+				m := newManager(t, secretcache.Config{CA: ca})
+				ready(t, m)
+				time.Sleep(10 * time.Minute)
+				ca.broken.Store(&how)
+				ca.ca.Prepare() // the watch breaks after that
+				synctest.Wait()
+				assert.Len(t, bundleOf(t, m, domain), 2)
+
+				ca.watches.Store(0)
+				fetched := ca.fetched.Load()
+				ca.ca.Prepare()
+				time.Sleep(6 * time.Minute)
+				assert.Len(t, bundleOf(t, m, domain), 3)
+				assert.GreaterOrEqual(t, ca.watches.Load(), int64(8))
+				assert.LessOrEqual(t, ca.watches.Load(), int64(360))
+				if how != "ends after one" {
+					assert.Greater(t, ca.fetched.Load(), fetched, "polled instead")
+				}
+
+				ca.broken.Store(nil)
+				time.Sleep(time.Minute)
+				changed := m.Changed()
+				ca.ca.Prepare()
+				synctest.Wait()
+				if how == "errors without end" {
+					return // that watch never ends, and its polls are what remains
+				}
+				<-changed
+				assert.Len(t, bundleOf(t, m, domain), 4)
+			})
+		})
+	}
+}
+
+// TestWatchRollback shows that a watch is not believed more than an answer.
+func TestWatchRollback(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
+		ca.broken.Store(new("one old bundle"))
+		old := ca.ca.Bundles()
+		ca.ca.Prepare()
+		ca.polled.bundles.Store(ca.ca.Bundles())
+		m := newManager(t, secretcache.Config{CA: ca})
+		_, err := m.GenerateSecret(t.Context(), "ROOTCA")
+		require.NoError(t, err)
+		ca.polled.bundles.Store(old)
+		start(t, m)
+		time.Sleep(time.Hour)
+		assert.Len(t, bundleOf(t, m, domain), 2)
+	})
+}
+
+// TestNewRootIsFetchedOnce shows what a leaf of an unknown root leads to.
+func TestNewRootIsFetchedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		p := unhurried{poll(ca), t}
+		m := newManager(t, secretcache.Config{CA: p, Jitter: 1e-9})
+		for i := range 10 {
+			require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w/%d", i))))
+		}
+		first, _ := ready(t, m)
+		assert.EqualValues(t, 1, p.fetched.Load())
+		ca.Rotate()
+		ca.Delay(time.Second) // so that all are at it together
+		time.Sleep(30*time.Minute + 3*time.Second)
+		synctest.Wait()
+		assert.NotSame(t, first, current(t, m))
+		assert.EqualValues(t, 11*2, p.signed.Load(), "no request was in vain")
+		assert.LessOrEqual(t, p.fetched.Load(), int64(3))
+	})
+}
+
+// TestOtherKeysInBundle shows that a change that does not concern X.509 is published, and not
+// told as a new ROOTCA.
+func TestOtherKeysInBundle(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		p := poll(ca)
+		m := newManager(t, secretcache.Config{CA: p})
+		var heard told
+		m.Subscribe(heard.add)
+		ready(t, m)
+		heard.take()
+		secret, err := m.GenerateSecret(t.Context(), "ROOTCA")
+		require.NoError(t, err)
+
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		c := ca.Bundle().Contents()
+		c.JWTAuthorities = map[string]crypto.PublicKey{"one": key.Public()}
+		c.Sequence = new(uint64(2))
+		p.bundles.Store(set(t, bundle(t, c)))
+		changed := m.Changed()
+		time.Sleep(6 * time.Minute)
+		<-changed
+		snap, err := m.Snapshot()
+		require.NoError(t, err)
+		b, err := snap.Bundle(domain)
+		require.NoError(t, err)
+		_, ok := b.JWTAuthority("one")
+		assert.True(t, ok)
+		assert.Empty(t, heard.take())
+		same, err := m.GenerateSecret(t.Context(), "ROOTCA")
+		require.NoError(t, err)
+		assert.Same(t, secret, same)
+	})
+}
+
+// TestSlowFetch shows that a fetch that was overtaken by the watch brings nothing back.
+func TestSlowFetch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := &slowFetch{watched: &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}}
+		m := newManager(t, secretcache.Config{CA: ca})
+		ready(t, m)
+		ca.slow.Store(true)
+		ca.signer.Store(strangerTo(ca.ca))
+		for ca.fetched.Load() == 1 { // until a certificate that nobody vouches for makes it fetch
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		ca.ca.Prepare()
+		time.Sleep(25 * time.Second)
+		assert.Len(t, bundleOf(t, m, domain), 2)
+		assert.ErrorContains(t, status(t, m, web).Err, "unknown authority")
+		assert.NoError(t, status(t, m, domain.ID()).Err)
+	})
+}
+
+// slowFetch is a CA whose fetches take long when told to, and give what was true before.
+type slowFetch struct {
+	*watched
+	slow atomic.Bool
+}
+
+func (s *slowFetch) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	b, err := s.watched.FetchBundles(ctx)
+	if s.slow.CompareAndSwap(true, false) {
+		select {
+		case <-time.After(20 * time.Second):
+		case <-ctx.Done():
+		}
+	}
+	return b, err
+}
+
+// TestStrangerIsCheap shows what many answers that nobody vouches for cost: not a fetch for each.
+func TestStrangerIsCheap(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		p := unhurried{poll(ca), t}
+		m := newManager(t, secretcache.Config{CA: p, Jitter: 1e-9})
+		for i := range 14 {
+			require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w/%d", i))))
+		}
+		ready(t, m)
+		p.signer.Store(strangerTo(ca))
+		ca.Delay(100 * time.Millisecond)
+		before := p.fetched.Load()
+		time.Sleep(30*time.Minute + 500*time.Millisecond)
+		for _, s := range m.Status() {
+			if s.ID.Path() != "" {
+				assert.ErrorContains(t, s.Err, "unknown authority")
+				assert.Equal(t, 1, s.Failures)
+			}
+		}
+		assert.LessOrEqual(t, p.fetched.Load()-before, int64(2), "one that was under way when others came, and one after it")
+
+		ca.Delay(0)
+		ca.FailNext(1<<30, errDown)
+		time.Sleep(5 * time.Second)
+		assert.ErrorContains(t, status(t, m, web).Err, "no newer bundles: fetch bundles: the CA is down")
+	})
+}
+
+// TestBundleChangesMeanwhile changes the bundle while a certificate waits for a slow subscriber:
+// it is judged by what is current when it is published.
+func TestBundleChangesMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, stays := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
+			first, _ := ready(t, m)
+			slow := make(chan struct{})
+			cancel := m.Subscribe(func(string) { <-slow })
+			ca.Rotate()
+			time.Sleep(30*time.Minute + time.Second) // the new leaf waits
+			waiting := ca.Root()
+			assert.Same(t, first, current(t, m))
+			if stays {
+				ca.Prepare()
+			} else {
+				ca.Rotate()
+				ca.DropOldRoots()
+			}
+			synctest.Wait()
+			signed := ca.Signed()
+			cancel()
+			close(slow)
+			time.Sleep(time.Minute)
+			leaf := current(t, m).Leaf()
+			assert.Equal(t, stays, leaf.CheckSignatureFrom(waiting) == nil)
+			assert.Equal(t, stays, ca.Signed() == signed, "another one was asked for")
+			_, err := verify(t, ca.Bundle(), current(t, m))
+			assert.NoError(t, err)
+		})
+	}
+}

@@ -1,0 +1,150 @@
+package secretcache
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var errRemoved = errors.New("the identity was removed")
+
+// issue gets a certificate for e and publishes it.
+func (m *Manager) issue(base context.Context, e *entry) error {
+	ctx, cancel := context.WithTimeout(base, attemptTime(m.cfg.Timeout, e.held.Load().left(time.Now())))
+	defer cancel()
+	t := m.trust.Load()
+	if !t.usable() { // a certificate would be made for nothing
+		return fmt.Errorf("trust bundle of %q: %w", e.id.TrustDomain(), spiffe.ErrNoAuthority)
+	}
+	key, err := m.cfg.NewKey()
+	if err != nil {
+		return fmt.Errorf("new key: %w", err)
+	}
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(e.id)}})
+	if err != nil {
+		return err
+	}
+	chain, err := m.cfg.CA.Sign(ctx, csr, m.cfg.Lifetime)
+	if err != nil {
+		return fmt.Errorf("sign: %w", err)
+	}
+	received := time.Now()
+	if err := certchain.CheckSize(chain); err != nil {
+		return fmt.Errorf("the CA's answer is refused: %w", err)
+	}
+	svid, err := spiffe.NewSVID(withoutRoot(chain), key)
+	if err != nil {
+		return fmt.Errorf("the CA's answer is refused: %w", err)
+	}
+	peer, err := m.verify(t, e, svid)
+	if unvouched(err) { // the CA may have a root that we have not heard of
+		if fetchErr := m.refresh(ctx, base, t); fetchErr != nil {
+			return fmt.Errorf("the CA's answer is refused: %w; no newer bundles: %w", err, fetchErr)
+		}
+		t = m.trust.Load()
+		peer, err = m.verify(t, e, svid)
+	}
+	if err != nil {
+		return fmt.Errorf("the CA's answer is refused: %w", err)
+	}
+	return m.install(ctx, e, svid, received, t, peer)
+}
+
+// withoutRoot drops the self-signed certificates at the end of chain: peers have the root, or do not
+// trust it.
+func withoutRoot(chain []*x509.Certificate) []*x509.Certificate {
+	for len(chain) > 1 && certchain.SelfSigned(chain[len(chain)-1]) {
+		chain = chain[:len(chain)-1]
+	}
+	return chain
+}
+
+// verify proves that svid is what e asked for and good now, by the bundles in t. The form and the
+// key were checked when svid was made.
+func (m *Manager) verify(t *trust, e *entry, svid *spiffe.SVID) (*spiffe.Peer, error) {
+	if svid.ID() != e.id {
+		return nil, fmt.Errorf("it is for %q", svid.ID())
+	}
+	if now := time.Now(); now.Before(svid.NotBefore()) || !now.Before(svid.NotAfter()) {
+		return nil, fmt.Errorf("it is valid from %s to %s, and now is %s: compare the clocks", text(svid.NotBefore()), text(svid.NotAfter()), text(now))
+	}
+	v, err := spiffe.NewVerifier(t.set, spiffe.AllowIDs(e.id), nil)
+	if err != nil {
+		return nil, err
+	}
+	return v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+}
+
+// unvouched reports whether err says that the bundles do not vouch for a chain.
+func unvouched(err error) bool {
+	v, ok := errors.AsType[*spiffe.VerifyError](err)
+	return ok && (v.Stage == spiffe.StageBundle || v.Stage == spiffe.StageChain)
+}
+
+// install publishes svid, which peer proves by the bundles in t. Nobody sees it before everybody
+// was told of the bundle that vouches for it.
+func (m *Manager) install(ctx context.Context, e *entry, svid *spiffe.SVID, received time.Time, t *trust, peer *spiffe.Peer) error {
+	for {
+		path := peer.Chain()
+		h := m.hold(e, svid, received, path[len(path)-1], peer.NotAfter())
+		if err := m.awaitNews(ctx, h.anchor); err != nil {
+			return err
+		}
+		m.mu.Lock()
+		if now := m.trust.Load(); now != t { // the bundle that vouched for it may be gone
+			m.mu.Unlock()
+			t = now
+			var err error
+			if peer, err = m.verify(t, e, svid); err != nil {
+				return fmt.Errorf("the CA's answer is refused: %w", err)
+			}
+			continue
+		}
+		err := m.publish(e, h, t)
+		m.mu.Unlock()
+		return err
+	}
+}
+
+// publish makes h current. The caller holds mu.
+func (m *Manager) publish(e *entry, h *held, t *trust) error {
+	if e.removed {
+		return errRemoved
+	}
+	if old := e.held.Load(); old != nil && !e.orphan && h.notAfter.Before(old.notAfter) && old.left(h.received) > 0 {
+		return fmt.Errorf("the CA's answer is refused: it ends at %s, and the certificate that it is to replace at %s", text(h.notAfter), text(old.notAfter))
+	}
+	e.held.Store(h)
+	e.orphan = false
+	if e == m.first {
+		m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
+		m.signalChange()
+		m.tell(defaultName)
+	}
+	m.tell(e.id.String())
+	return nil
+}
+
+// hold makes what readers get of svid.
+func (m *Manager) hold(e *entry, svid *spiffe.SVID, received time.Time, anchor *x509.Certificate, notAfter time.Time) *held {
+	h := &held{anchor: anchor, received: received.Round(0), notBefore: svid.NotBefore(), notAfter: notAfter, expires: notAfter.UnixNano()}
+	h.secret, h.noSecret = pki.NewKeyPairSecret(e.id.String(), svid)
+	if e == m.first {
+		h.svid = svid
+		if h.noSecret == nil {
+			h.alias, h.noSecret = pki.NewKeyPairSecret(defaultName, svid)
+		}
+	}
+	return h
+}
+
+// signalChange wakes those who wait for Changed. The caller holds mu and has published.
+func (m *Manager) signalChange() { close(m.changed.Swap(&signal{make(chan struct{})}).ch) }
+
+func text(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -1,0 +1,5 @@
+//go:build !race
+
+package secretcache_test
+
+const raceDetector = false

@@ -1,0 +1,157 @@
+package secretcache_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// outage is a CA that is away from one moment on for 45 % of a lifetime.
+type outage struct {
+	life time.Duration
+	down func(ca *spiffetest.CA)
+	up   func(ca *spiffetest.CA)
+}
+
+// TestOutage starts the outage at any moment. Everybody is served all the time, and when the CA is
+// back, the identity is renewed before another 5 % of its remaining life are gone.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]outage{
+		"refuses for an hour": {time.Hour, func(ca *spiffetest.CA) { ca.FailNext(1<<30, errDown) }, func(ca *spiffetest.CA) { ca.FailNext(0, nil) }},
+		"refuses for a day":   {24 * time.Hour, func(ca *spiffetest.CA) { ca.FailNext(1<<30, errDown) }, func(ca *spiffetest.CA) { ca.FailNext(0, nil) }},
+		"hangs for a day":     {24 * time.Hour, func(ca *spiffetest.CA) { ca.Delay(1000 * time.Hour) }, func(ca *spiffetest.CA) { ca.Delay(0) }},
+		"twenty seconds":      {20 * time.Second, func(ca *spiffetest.CA) { ca.FailNext(1<<30, errDown) }, func(ca *spiffetest.CA) { ca.FailNext(0, nil) }},
+	} {
+		for percent := 0; percent <= 100; percent += 7 {
+			t.Run(fmt.Sprintf("%s from %d%%", name, percent), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) { o.test(t, o.life*time.Duration(percent)/100) })
+			})
+		}
+	}
+}
+
+func (o outage) test(t *testing.T, after time.Duration) {
+	ca := spiffetest.NewCA(t, "example.org")
+	m := newManager(t, secretcache.Config{CA: poll(ca), Lifetime: o.life})
+	ready(t, m)
+	var seen *spiffe.SVID
+	watch := func(d time.Duration, until func() bool) time.Duration {
+		begin := time.Now()
+		for step := o.life / 500; time.Since(begin) < d && !until(); {
+			time.Sleep(min(step, d-time.Since(begin)))
+			synctest.Wait()
+			svid := current(t, m)
+			require.True(t, time.Now().Before(svid.NotAfter()), "the identity has expired")
+			require.True(t, seen == nil || !svid.NotAfter().Before(seen.NotAfter()), "the identity went back")
+			seen = svid
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel() // a new subscriber does not wait at all
+			for _, name := range []string{"default", "ROOTCA", "spiffe://example.org/web", "spiffe://example.org"} {
+				_, err := m.GenerateSecret(ctx, name)
+				require.NoError(t, err)
+			}
+		}
+		return time.Since(begin)
+	}
+	never := func() bool { return false }
+
+	watch(after, never)
+	o.down(ca)
+	watch(o.life*45/100, never)
+	o.up(ca)
+	svid := current(t, m)
+	left := time.Until(svid.NotAfter())
+	if left > o.life/2 {
+		return // renewal did not come due
+	}
+	took := watch(left, func() bool { return current(t, m) != svid })
+	assert.LessOrEqual(t, took, left*5/100+o.life/500, "recovery, with %v left", left)
+	st := status(t, m, web)
+	assert.NoError(t, st.Err)
+	assert.Zero(t, st.Failures)
+}
+
+// TestOutageFromTheStart shows what readers learn while there is nothing yet, and that nobody has
+// to ask again.
+func TestOutageFromTheStart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		ca.FailNext(1<<30, errDown)
+		stand := poll(ca)
+		m := newManager(t, secretcache.Config{CA: stand})
+		start(t, m)
+
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		_, err := m.GenerateSecret(ctx, "default")
+		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.ErrorIs(t, err, errDown)
+		_, err = m.SVID()
+		assert.ErrorIs(t, err, errDown)
+		_, err = m.Bundle(domain)
+		assert.ErrorIs(t, err, errDown)
+		assert.LessOrEqual(t, stand.fetched.Load(), int64(70), "in ten minutes, at 15 s on the average")
+		assert.GreaterOrEqual(t, stand.fetched.Load(), int64(20))
+		assert.Zero(t, stand.signed.Load(), "no request while nothing could be verified")
+
+		time.AfterFunc(time.Minute, func() { ca.FailNext(0, nil) })
+		begin := time.Now()
+		_, err = m.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		assert.LessOrEqual(t, time.Since(begin), 91*time.Second)
+	})
+}
+
+// TestExpired shows the end of an outage that was too long: what has expired is not handed out as
+// a secret, and recovery takes half a minute at most.
+func TestExpired(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: poll(ca)})
+		first, _ := ready(t, m)
+		ca.FailNext(1<<30, errDown)
+		time.Sleep(2 * time.Hour)
+		assert.Same(t, first, current(t, m), "SVID does not look at the clock")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := m.GenerateSecret(ctx, "default")
+		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+		assert.ErrorIs(t, err, errDown)
+
+		ca.FailNext(0, nil)
+		begin := time.Now()
+		s, err := m.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		assert.True(t, s.NotAfter().After(time.Now()))
+		assert.LessOrEqual(t, time.Since(begin), 30*time.Second)
+		assert.NotSame(t, first, current(t, m))
+	})
+}
+
+// TestHangingCA shows that an attempt without an answer ends.
+func TestHangingCA(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: poll(ca), Timeout: 10 * time.Second})
+		ready(t, m)
+		ca.Delay(1000 * time.Hour)
+		time.Sleep(30*time.Minute + 11*time.Second) // half of the life, and the timeout
+		synctest.Wait()
+		assert.ErrorIs(t, status(t, m, web).Err, context.DeadlineExceeded)
+	})
+}

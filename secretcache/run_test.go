@@ -1,0 +1,474 @@
+package secretcache_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// TestRun shows that Run is alone, comes back with the cause, and can be called again; the bubble
+// fails if anything of it stays.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := poll(spiffetest.NewCA(t, "example.org"))
+		m := newManager(t, secretcache.Config{CA: ca})
+		first, stop := ready(t, m)
+		stop()
+		_, stop = ready(t, m)
+		assert.EqualValues(t, 2, ca.fetched.Load(), "each Run fetches the bundles first")
+		assert.EqualValues(t, 1, ca.signed.Load())
+		err := m.Run(t.Context())
+		assert.ErrorContains(t, err, "secretcache: run: already running")
+		stop()
+
+		var heard told
+		m.Subscribe(heard.add)
+		time.Sleep(40 * time.Minute)
+		assert.Same(t, first, current(t, m), "nobody renews")
+		assert.Empty(t, heard.take())
+		second, stop := ready(t, m)
+		assert.NotSame(t, first, second, "what is due is done at once")
+		heard.take()
+		time.Sleep(20 * time.Minute)
+		stop()
+		time.Sleep(100 * time.Hour)
+		assert.Empty(t, heard.take())
+
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(errStop)
+		assert.Equal(t, errStop, m.Run(ctx))
+		assert.EqualValues(t, 2, ca.signed.Load())
+	})
+}
+
+// TestShutdown ends Run in the middle of everything.
+func TestShutdown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		var calls atomic.Int64
+		m.Subscribe(func(string) {
+			time.Sleep(10 * time.Second)
+			calls.Add(1)
+		})
+		for i := range 50 {
+			require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w/%d", i))))
+		}
+		stop := start(t, m)
+		synctest.Wait()
+		ca.Delay(time.Minute)
+		time.Sleep(5 * time.Second)
+		var wg sync.WaitGroup
+		for i := range 10 {
+			wg.Go(func() {
+				_, err := m.GenerateSecret(t.Context(), fmt.Sprintf("spiffe://example.org/w/%d", i))
+				assert.ErrorIs(t, err, errStop)
+				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+			})
+		}
+		synctest.Wait()
+		before := time.Now()
+		stop()
+		assert.Less(t, time.Since(before), 1000*time.Second, "it waits for what is being told, and for no CA")
+		wg.Wait()
+		n := calls.Load()
+		time.Sleep(time.Hour)
+		assert.Equal(t, n, calls.Load(), "nothing is told after Run has returned")
+		for _, s := range m.Status() {
+			assert.Zero(t, s.Failures, "the end of Run is nobody's failure")
+			assert.NoError(t, s.Err)
+		}
+
+		ca.Delay(0)
+		ready(t, m)
+		time.Sleep(time.Hour)
+		for _, s := range m.Status()[2:] {
+			assert.False(t, s.NotAfter.IsZero(), s.ID)
+		}
+	})
+}
+
+// TestManyIdentities adds a thousand and shows that they cost no goroutines.
+func TestManyIdentities(t *testing.T) { // not parallel: it counts goroutines
+	synctest.Test(t, func(t *testing.T) {
+		const many = 1000
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca, Concurrency: 8})
+		ready(t, m)
+		before := runtime.NumGoroutine()
+		id := func(i int) spiffe.ID { return spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w/%d", i)) }
+		ca.Delay(time.Second)
+		for i := range many {
+			require.NoError(t, m.Add(id(i)))
+		}
+		most := 0
+		for range many / 8 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			most = max(most, runtime.NumGoroutine()-before)
+		}
+		assert.LessOrEqual(t, most, 8+4, "one for each request that is out; a few belong to the process")
+		assert.Equal(t, many+1, ca.Signed())
+		ca.Delay(0)
+		_, err := m.GenerateSecret(t.Context(), id(many-1).String())
+		require.NoError(t, err)
+		assert.Len(t, m.Status(), many+2)
+
+		for i := range many {
+			m.Remove(id(i))
+		}
+		time.Sleep(2 * time.Hour)
+		assert.LessOrEqual(t, ca.Signed(), many+1+4, "those that are gone are not renewed")
+		assert.Len(t, m.Status(), 2)
+		_, err = m.GenerateSecret(t.Context(), id(7).String())
+		assert.ErrorIs(t, err, fs.ErrNotExist)
+	})
+}
+
+// TestUrgent shows that an identity that somebody waits for goes first.
+func TestUrgent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca, Concurrency: 2})
+		ready(t, m)
+		ca.Delay(time.Second)
+		for i := range 100 {
+			require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w/%d", i))))
+		}
+		synctest.Wait()
+		begin := time.Now()
+		for _, name := range []string{"spiffe://example.org/w/50", "spiffe://example.org/w/99"} {
+			_, err := m.GenerateSecret(t.Context(), name)
+			require.NoError(t, err)
+		}
+		assert.LessOrEqual(t, time.Since(begin), 4*time.Second)
+	})
+}
+
+// TestRemoveWhileBusy removes an identity while it is being obtained and waited for.
+func TestRemoveWhileBusy(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		ready(t, m)
+		ca.Delay(10 * time.Second)
+		require.NoError(t, m.Add(worker))
+		ended := make(chan error, 1)
+		begin := time.Now()
+		go func() {
+			_, err := m.GenerateSecret(t.Context(), worker.String())
+			ended <- err
+		}()
+		synctest.Wait()
+		m.Remove(worker)
+		assert.ErrorIs(t, <-ended, fs.ErrNotExist)
+		assert.Zero(t, time.Since(begin))
+
+		require.NoError(t, m.Add(worker), "it may come back")
+		_, err := m.GenerateSecret(t.Context(), worker.String())
+		require.NoError(t, err)
+		assert.Equal(t, 2, ca.Signed(), "the attempt for the one that was removed ended")
+		m.Remove(web)
+		_, err = m.GenerateSecret(t.Context(), web.String())
+		assert.NoError(t, err, "the default identity stays")
+	})
+}
+
+func TestAddRefuses(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org")})
+	assert.ErrorIs(t, m.Add(spiffe.ID{}), spiffe.ErrZero)
+	assert.ErrorContains(t, m.Add(domain.ID()), "names a trust domain")
+	assert.ErrorContains(t, m.Add(spiffe.MustParseID("spiffe://other.test/web")), "not in the trust domain")
+	assert.NoError(t, m.Add(web), "it is there already")
+	assert.Len(t, m.Status(), 2)
+}
+
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca, ID: worker, Jitter: 1e-9})
+		require.NoError(t, m.Add(web))
+		for _, s := range m.Status() {
+			assert.Zero(t, s.NotAfter)
+			assert.Equal(t, time.Now().UTC(), s.NextAttempt.UTC())
+		}
+		start(t, m)
+		synctest.Wait()
+		all := m.Status()
+		require.Len(t, all, 3)
+		assert.Equal(t, []spiffe.ID{worker, domain.ID(), web}, []spiffe.ID{all[0].ID, all[1].ID, all[2].ID})
+		for _, i := range []int{0, 2} {
+			assert.Equal(t, time.Hour, time.Until(all[i].NotAfter))
+			assert.InDelta(t, 30*time.Minute, time.Until(all[i].NextAttempt), float64(time.Minute))
+		}
+		assert.Zero(t, all[1].NotAfter)
+
+		ca.FailNext(1<<30, errDown)
+		ca.Delay(10 * time.Second)
+		time.Sleep(30*time.Minute + time.Second)
+		assert.Zero(t, status(t, m, worker).NextAttempt, "under way")
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		s := status(t, m, worker)
+		assert.ErrorIs(t, s.Err, errDown)
+		assert.Greater(t, s.Failures, 5)
+	})
+}
+
+// TestUpdates shows that the newest wins, and that the sequence ends.
+func TestUpdates(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		start(t, m)
+		n := 0
+		var last *spiffe.Snapshot
+		for snap := range m.Updates(ctx) {
+			assert.NotSame(t, last, snap)
+			last = snap
+			switch n++; n {
+			case 1:
+				time.Sleep(2 * time.Hour) // slow: several renewals
+			case 2:
+				now, err := m.Snapshot()
+				require.NoError(t, err)
+				assert.Same(t, now, snap)
+				ca.Prepare()
+			case 3:
+				assert.Len(t, bundleOf(t, m, domain), 2)
+				cancel()
+			}
+		}
+		assert.Equal(t, 3, n)
+		for range m.Updates(t.Context()) {
+			break
+		}
+		for range m.Updates(ctx) {
+			assert.Fail(t, "it has ended")
+		}
+	})
+}
+
+// TestReadersDuringRotation has readers compare what belongs together while everything changes.
+func TestReadersDuringRotation(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca, Lifetime: 10 * time.Second})
+		stop := start(t, m)
+		synctest.Wait()
+		var wg sync.WaitGroup
+		done := make(chan struct{})
+		for range 4 {
+			wg.Go(func() {
+				for {
+					select {
+					case <-done:
+						return
+					case <-time.After(100 * time.Millisecond):
+					}
+					snap, err := m.Snapshot()
+					if !assert.NoError(t, err) {
+						return
+					}
+					svid, _ := snap.SVID()
+					b, err := snap.Bundle(domain)
+					assert.NoError(t, err)
+					_, err = verify(t, b, svid)
+					assert.NoError(t, err)
+					_, err = m.GenerateSecret(t.Context(), "default")
+					assert.NoError(t, err)
+				}
+			})
+		}
+		for range 20 {
+			time.Sleep(3 * time.Second)
+			ca.Prepare()
+			time.Sleep(time.Second)
+			ca.Activate()
+			time.Sleep(11 * time.Second) // until the last leaf of the old root has ended
+			ca.DropOldRoots()
+		}
+		close(done)
+		wg.Wait()
+		stop()
+		assert.Greater(t, ca.Signed(), 50)
+	})
+}
+
+// TestLog shows the levels and the attributes, and that no key is among them.
+func TestLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var buf bytes.Buffer
+		logger := slog.New(slog.NewTextHandler(lockedWriter{&mu, &buf}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca, Logger: logger})
+		take := func() string {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			defer buf.Reset()
+			return buf.String()
+		}
+		first, _ := ready(t, m)
+		text := take()
+		assert.Contains(t, text, `level=DEBUG msg="secretcache: attempt" id=spiffe://example.org/web`)
+		assert.Contains(t, text, `level=INFO msg="secretcache: new trust bundle" trust_domain=example.org authorities=1 sequence=1`)
+		assert.Contains(t, text, `level=INFO msg="secretcache: new certificate" id=spiffe://example.org/web not_after=2000-01-01T01:00:00.000Z renew_in=29m`)
+		assert.NotContains(t, text, "level=WARN")
+
+		ca.FailNext(1, errDown)
+		time.Sleep(31 * time.Minute)
+		assert.Regexp(t, `level=WARN msg="secretcache: attempt failed" id=spiffe://example.org/web attempt=1 err="sign: the CA is down" retry_in=1\.\d+s`, take())
+
+		logger.Info("secretcache itself", "manager", m, "status", m.Status())
+		fmt.Fprintf(lockedWriter{&mu, &buf}, "%v %+v %#v %s", m, m, m, m)
+		text = take()
+		assert.Equal(t, 5, strings.Count(text, "secretcache.Manager(spiffe://example.org/web)"), text)
+		_, key, err := first.MarshalPEM()
+		require.NoError(t, err)
+		assert.NotContains(t, text, string(key[40:80]))
+	})
+}
+
+type lockedWriter struct {
+	mu *sync.Mutex
+	w  *bytes.Buffer
+}
+
+func (l lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+// TestEmptyBundleIsLoud shows the warning that everything is revoked.
+func TestEmptyBundleIsLoud(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var buf bytes.Buffer
+		p := poll(spiffetest.NewCA(t, "example.org"))
+		p.bundles.Store(set(t, bundle(t, spiffe.BundleContents{})))
+		m := newManager(t, secretcache.Config{CA: p, Logger: slog.New(slog.NewTextHandler(lockedWriter{&mu, &buf}, nil))})
+		stop := start(t, m)
+		synctest.Wait()
+		stop()
+		assert.Contains(t, buf.String(), `level=WARN msg="secretcache: the trust bundle is empty: every identity of the trust domain is revoked" trust_domain=example.org authorities=0`)
+		_, err := m.SVID()
+		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+	})
+}
+
+// TestBothAtOnce starts Run while an attempt of a caller is under way, which is then Run's too.
+func TestBothAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		ca.Delay(time.Second)
+		m := newManager(t, secretcache.Config{CA: ca})
+		ended := make(chan error, 1)
+		go func() {
+			_, err := m.GenerateSecret(t.Context(), "default")
+			ended <- err
+		}()
+		time.Sleep(1500 * time.Millisecond) // the bundles are there, the certificate is not
+		stop := start(t, m)
+		assert.NoError(t, <-ended)
+		time.Sleep(10 * time.Minute)
+		assert.Equal(t, 1, ca.Signed())
+		stop()
+	})
+}
+
+// TestCanceledCA shows that an error of the CA when Run ends is not a failure, whatever it says.
+func TestCanceledCA(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
+		first, stop := ready(t, m)
+		ca.Delay(time.Hour)
+		time.Sleep(30*time.Minute + time.Second)
+		stop()
+		s := status(t, m, web)
+		assert.NoError(t, s.Err)
+		assert.False(t, errors.Is(s.Err, errStop))
+		assert.Same(t, first, current(t, m))
+	})
+}
+
+// deaf is a CA that does not listen to its context.
+type deaf struct{ *spiffetest.CA }
+
+func (d deaf) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	return d.CA.Sign(context.WithoutCancel(ctx), csr, lifetime)
+}
+
+// TestRemovedMeanwhile shows that an answer for an identity that is gone is dropped.
+func TestRemovedMeanwhile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: deaf{ca}})
+		ready(t, m)
+		ca.Delay(10 * time.Second)
+		require.NoError(t, m.Add(worker))
+		synctest.Wait()
+		m.Remove(worker)
+		var heard told
+		m.Subscribe(heard.add)
+		time.Sleep(time.Minute)
+		assert.Equal(t, 2, ca.Signed())
+		assert.Empty(t, heard.take())
+		assert.Len(t, m.Status(), 2)
+	})
+}
+
+// TestLateAnswer shows that an answer that comes when Run has been told to end is not lost.
+func TestLateAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: deaf{ca}})
+		first, stop := ready(t, m)
+		var heard told
+		m.Subscribe(heard.add)
+		for ca.Delay(10 * time.Second); !status(t, m, web).NextAttempt.IsZero(); synctest.Wait() {
+			time.Sleep(time.Second)
+		}
+		stop()
+		assert.NotSame(t, first, current(t, m))
+		assert.Equal(t, []string{"default", web.String()}, heard.take(), "and was told before Run returned")
+	})
+}

@@ -1,0 +1,294 @@
+package secretcache_test
+
+import (
+	"context"
+	"crypto"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+func TestNames(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		other := spiffetest.NewCA(t, "other.test")
+		ca.Federate(other.Bundle())
+		m := newManager(t, secretcache.Config{CA: ca})
+		require.NoError(t, m.Add(worker))
+		start(t, m)
+
+		for _, name := range []string{"default", web.String(), worker.String()} {
+			s, err := m.GenerateSecret(t.Context(), name)
+			require.NoError(t, err, name)
+			assert.Equal(t, name, s.Name())
+			chain, key, ok := s.KeyPair()
+			require.True(t, ok, name)
+			svid, err := spiffe.ParseSVIDPEM(chain, key)
+			require.NoError(t, err)
+			assert.Equal(t, svid.NotAfter(), s.NotAfter())
+			if name == "default" {
+				assert.Equal(t, current(t, m).Chain(), svid.Chain())
+				assert.Equal(t, current(t, m).Signer(), svid.Signer())
+			}
+			again, err := m.GenerateSecret(t.Context(), name)
+			require.NoError(t, err)
+			assert.Same(t, s, again)
+		}
+		for name, b := range map[string]*spiffe.Bundle{"ROOTCA": ca.Bundle(), "spiffe://example.org": ca.Bundle(), "spiffe://other.test": other.Bundle()} {
+			s, err := m.GenerateSecret(t.Context(), name)
+			require.NoError(t, err, name)
+			assert.Equal(t, name, s.Name())
+			roots, ok := s.Roots()
+			assert.True(t, ok)
+			assert.Equal(t, string(b.MarshalPEM()), string(roots))
+			_, _, ok = s.KeyPair()
+			assert.False(t, ok, "roots come without a key")
+		}
+		for _, name := range []string{
+			"", "DEFAULT", "rootca", "default ", "file-cert:a~b", "file-root:system", "builtin://", "spiffe://",
+			"spiffe://example.org/", "spiffe://example.org/nobody", "spiffe://other.test/web", "spiffe://unknown.test",
+			"spiffe://Example.org", "web", "/web", strings.Repeat("x", 5000),
+		} {
+			s, err := m.GenerateSecret(t.Context(), name)
+			assert.ErrorIs(t, err, fs.ErrNotExist, name)
+			assert.Nil(t, s, "unknown names never yield anything")
+			assert.ErrorContains(t, err, `the names are "default", "ROOTCA"`)
+			assert.Less(t, len(err.Error()), 600)
+		}
+		assert.Equal(t, 2, ca.Signed(), "no name but a known one makes a request")
+	})
+}
+
+// TestOneRequestForAll has a hundred callers ask at the same time, with Run and without.
+func TestOneRequestForAll(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			ca.Delay(time.Second)
+			counted := poll(ca)
+			m := newManager(t, secretcache.Config{CA: counted})
+			if running {
+				start(t, m)
+				synctest.Wait()
+			}
+			got := make([]*pki.Secret, 100)
+			var wg sync.WaitGroup
+			for i := range got {
+				wg.Go(func() {
+					var err error
+					got[i], err = m.GenerateSecret(t.Context(), "default")
+					assert.NoError(t, err)
+				})
+			}
+			wg.Wait()
+			for _, s := range got {
+				assert.Same(t, got[0], s)
+			}
+			assert.EqualValues(t, 1, counted.signed.Load())
+			assert.EqualValues(t, 1, counted.fetched.Load())
+		})
+	}
+}
+
+// TestCallersContext shows that a context bounds the wait and not the work.
+func TestCallersContext(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			ca.Delay(5 * time.Second)
+			m := newManager(t, secretcache.Config{CA: poll(ca)})
+			if running {
+				start(t, m)
+				synctest.Wait()
+			}
+			begin := time.Now()
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errStop)
+			defer cancel()
+			_, err := m.GenerateSecret(ctx, "default")
+			assert.ErrorIs(t, err, secretcache.ErrNotReady)
+			assert.ErrorIs(t, err, errStop)
+			assert.Equal(t, time.Second, time.Since(begin))
+			_, err = m.GenerateSecret(t.Context(), "ROOTCA")
+			require.NoError(t, err)
+			assert.Equal(t, 5*time.Second, time.Since(begin), "the work of the first caller went on")
+			_, err = m.GenerateSecret(t.Context(), web.String())
+			require.NoError(t, err)
+			assert.Equal(t, 10*time.Second, time.Since(begin))
+			assert.Equal(t, 1, ca.Signed())
+		})
+	}
+}
+
+// TestWithoutRun shows that GenerateSecret works alone, waits between its attempts too, renews what
+// has expired and nothing sooner.
+func TestWithoutRun(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		counted := poll(ca)
+		m := newManager(t, secretcache.Config{CA: counted})
+		ca.FailNext(3, errDown)
+		begin := time.Now()
+		for range 1000 { // impatient
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			_, err := m.GenerateSecret(ctx, "ROOTCA")
+			cancel()
+			assert.ErrorIs(t, err, errDown)
+		}
+		assert.EqualValues(t, 1, counted.fetched.Load(), "a second has not passed")
+		first, err := m.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		assert.LessOrEqual(t, time.Since(begin), 30*time.Second)
+		assert.EqualValues(t, 4, counted.fetched.Load())
+
+		time.Sleep(58 * time.Minute)
+		same, err := m.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		assert.Same(t, first, same)
+		time.Sleep(2 * time.Minute)
+		second, err := m.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		assert.NotSame(t, first, second)
+		assert.True(t, second.NotAfter().After(time.Now()))
+	})
+}
+
+// TestSequences is Istio's table of requests and callbacks, as far as it applies: there, renewal
+// waits for somebody to ask, and here it does not.
+func TestSequences(t *testing.T) {
+	t.Parallel()
+	trust := []string{"ROOTCA", "spiffe://example.org"}
+	leaf := []string{"default", "spiffe://example.org/web"}
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		var heard told
+		defer m.Subscribe(heard.add)()
+		ask := func(names ...string) {
+			for _, name := range names {
+				_, err := m.GenerateSecret(t.Context(), name)
+				require.NoError(t, err)
+			}
+		}
+
+		ask("ROOTCA")
+		assert.Equal(t, trust, heard.take())
+		assert.Zero(t, ca.Signed())
+		ask("default")
+		assert.Equal(t, leaf, heard.take(), "the first one is told too")
+		assert.Equal(t, 1, ca.Signed())
+		ask("ROOTCA", "default", web.String(), domain.ID().String())
+		assert.Empty(t, heard.take(), "from the cache")
+		assert.Equal(t, 1, ca.Signed())
+
+		start(t, m)
+		assert.Empty(t, heard.take(), "the bundle is the same, and the certificate is good")
+		time.Sleep(30 * time.Minute)
+		assert.Equal(t, leaf, heard.take(), "renewal, root unchanged")
+		assert.Equal(t, 2, ca.Signed())
+
+		ca.Prepare()
+		assert.Equal(t, trust, heard.take(), "a new root")
+		assert.Equal(t, 2, ca.Signed(), "the old one is still there, and the leaf with it")
+		ca.Federate(spiffetest.NewCA(t, "other.test").Bundle())
+		assert.Equal(t, []string{"spiffe://other.test"}, heard.take())
+
+		ca.Activate()
+		ca.DropOldRoots()
+		assert.Equal(t, append(trust, leaf...), heard.take(), "the leaf's root is gone")
+		assert.Equal(t, 3, ca.Signed())
+		ask("ROOTCA", "default")
+		assert.Empty(t, heard.take())
+	})
+
+	synctest.Test(t, func(t *testing.T) {
+		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org")})
+		var heard told
+		cancel := m.Subscribe(heard.add)
+		_, err := m.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		assert.Equal(t, append(trust, leaf...), heard.take(), "default first: ROOTCA before default")
+
+		require.NoError(t, m.Add(worker))
+		require.NoError(t, m.Add(worker))
+		assert.Equal(t, []string{worker.String()}, heard.take(), "the name appeared")
+		_, err = m.GenerateSecret(t.Context(), worker.String())
+		require.NoError(t, err)
+		assert.Equal(t, []string{worker.String()}, heard.take())
+		m.Remove(worker)
+		m.Remove(worker)
+		assert.Equal(t, []string{worker.String()}, heard.take(), "the name is gone")
+		cancel()
+		cancel()
+		require.NoError(t, m.Add(worker))
+		assert.Empty(t, heard.take())
+	})
+}
+
+// TestSubscribers shows that a callback may do what it likes but wait for another name.
+func TestSubscribers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		var first, second told
+		var cancelFirst func()
+		cancelFirst = m.Subscribe(func(name string) {
+			_, err := m.GenerateSecret(t.Context(), name)
+			assert.NoError(t, err)
+			m.Status()
+			first.add(name)
+			if name == "default" {
+				cancelFirst()
+				m.Subscribe(second.add)
+				assert.NoError(t, m.Add(worker))
+			}
+		})
+		start(t, m)
+		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "default"}, first.take())
+		assert.Equal(t, []string{worker.String()}, slices.Compact(second.take()), "what was being told belongs to those who were there")
+	})
+}
+
+type hardware struct{ crypto.Signer }
+
+func (h hardware) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	return h.Signer.Sign(r, digest, opts)
+}
+
+func TestKeysInHardware(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), NewKey: func() (crypto.Signer, error) {
+			k, err := pki.NewKey(pki.ECDSAP256)
+			return hardware{k}, err
+		}})
+		svid, _ := ready(t, m)
+		assert.IsType(t, hardware{}, svid.Signer())
+		for _, name := range []string{"default", web.String()} {
+			s, err := m.GenerateSecret(t.Context(), name)
+			assert.ErrorContains(t, err, "cannot be exported")
+			assert.Nil(t, s)
+		}
+	})
+}
+
+func newKeyFails(err error) func() (crypto.Signer, error) {
+	return func() (crypto.Signer, error) { return nil, err }
+}

@@ -1,0 +1,308 @@
+// Package secretcache is the SecretManager: it obtains workload identities from a CA, keeps them
+// and the trust bundles fresh, and hands them out without blocking.
+//
+// Most programs need [New], [Manager.Run] and the [Manager] itself, which is a
+// [spiffe.SVIDSource] and a [spiffe.BundleSource]:
+//
+//	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
+//	…
+//	go m.Run(ctx) // in a group that waits for it
+//	cfg, err := spiffetls.ServerConfig(m, m, spiffe.AllowIDs(frontend), nil)
+//
+// To serve identities to Envoy, give the Manager to package sds. Further identities for the same
+// process come with [Manager.Add].
+//
+// # What it promises
+//
+// Readers load a pointer. They never wait for a lock, for the CA or for each other, and what they
+// get never changes under them: a [spiffe.Snapshot] is a key, its chain and the trust bundles that
+// go with them.
+//
+// Old before new. What the CA sends is verified before it replaces what works: the key, the ID, the
+// validity, the form, the size, and the path to the current trust bundle. A failure changes the
+// time of the next attempt and nothing else. An identity stays until the next one is in hand.
+//
+// The bundle goes first. A leaf that a new root vouches for is published when the bundle with that
+// root was published and everybody who subscribed has been told.
+//
+// Renewal is arithmetic. An identity is renewed when half of its life is over, a little earlier by
+// chance so that a fleet does not move in step. After a failure the next attempt comes after a
+// random wait of at most 4 % of the life that remains, and never in a tight loop; what the CA asks
+// for with a method Retryable() (time.Duration, bool) of its error is respected.
+//
+// The number of goroutines does not depend on the number of identities.
+//
+// # The empty bundle
+//
+// A trust bundle without authorities is a statement: everything of that trust domain is revoked
+// (BND-10, BND-11). Such a bundle replaces the one before it, with a warning in the log, and
+// [Manager.Bundle] returns it, so that no peer is trusted any more. An answer that lacks the
+// bundle of the own trust domain, or whose sequence number went down, is not a statement but a
+// fault, and replaces nothing.
+//
+// # What it does not do
+//
+// It writes nothing to disk, and it does not judge peers: see package spiffe. It does not find out
+// who this workload is: the CA in [Config] proves that to the authority behind it.
+package secretcache
+
+import (
+	"cmp"
+	"context"
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// ErrNotReady says that there is nothing to hand out yet: no certificate was obtained so far, or
+// only one that has expired, or no trust bundle. The error around it has the cause of the last
+// failure.
+var ErrNotReady = errors.New("not ready")
+
+// CA is the authority that a [Manager] asks. Package caclient has implementations, and rules for
+// one that repeats and checks by itself. Both methods must be safe for concurrent use and return
+// when ctx is done. Each call has a deadline.
+//
+// An error may say when to ask again: the method Retryable() (after time.Duration, ok bool) of any
+// error in the chain is found. If ok is false the CA has refused for good; the Manager still asks
+// again, after long waits. An error that says nothing is taken for one that passes.
+//
+// A CA may also have the method
+//
+//	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
+//
+// which yields the current bundles first, then each newer set, until ctx is done. It is used
+// instead of polling, and started again when it ends.
+type CA interface {
+	// Sign asks for a certificate for the public key of csr, and returns the chain, leaf first. A
+	// self-signed root at its end is dropped. The lifetime is what is wished for; 0 means the CA's
+	// default.
+	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
+
+	// FetchBundles returns the current trust bundles, among them that of the own trust domain.
+	FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
+}
+
+// Config configures a [Manager]. ID and CA are required; every other zero means the default that
+// is named here. [New] copies it.
+type Config struct {
+	// ID is the default identity, known as "default" and by its own name. Its trust domain is the
+	// Manager's.
+	ID spiffe.ID
+
+	// CA issues the certificates.
+	CA CA
+
+	// NewKey makes the private key of each certificate; no key is used for two. It must be safe for
+	// concurrent use. Nil means ECDSA P-256. Keys that cannot be exported work for
+	// [Manager.SVID], not for [Manager.GenerateSecret].
+	NewKey func() (crypto.Signer, error)
+
+	// Lifetime is asked of the CA for each certificate; 0 means the CA's default. The dates in the
+	// certificate are what counts.
+	Lifetime time.Duration
+
+	// GraceRatio is the fraction of the lifetime that is left when renewal starts; 0 means 0.5.
+	// The lifetime is counted from the moment we received the certificate, not from a NotBefore
+	// that the CA may have backdated, to the earliest end in its verified chain.
+	GraceRatio float64
+
+	// Jitter is a fraction of the lifetime too: renewal starts earlier by a random part of it, never
+	// later. 0 means 0.2, or half of what GraceRatio leaves if that is less. With 0.2 a fleet that was
+	// all started in one moment asks the CA at twice the mean rate at most, from the first renewal on;
+	// with 0.01, as some agents have it, at fifty times the mean. GraceRatio and Jitter together must
+	// be less than 1.
+	Jitter float64
+
+	// Timeout bounds each attempt to get a certificate or bundles, retries within the CA included.
+	// While an identity with little life left is being renewed, an attempt gets less, down to a
+	// sixth, so that one that hangs leaves time for the next. 0 means 30 seconds.
+	Timeout time.Duration
+
+	// Concurrency is how many certificates are asked for at the same time; 0 means 16.
+	Concurrency int
+
+	// Logger is told of each attempt (Debug), of each change of an identity or a bundle (Info), and
+	// of what failed and will be tried again (Warn), with the attributes id, attempt, err, retry_in,
+	// not_after, renew_in, trust_domain, authorities and sequence. Nil means silence.
+	Logger *slog.Logger
+}
+
+// Manager is a SecretManager. [New] makes one. Its methods are safe for concurrent use, and those
+// that read work before, during and after [Manager.Run].
+type Manager struct {
+	cfg   Config
+	roots *entry        // the trust bundles; their ID is that of the trust domain
+	first *entry        // the default identity
+	slots chan struct{} // one token for each certificate being asked for
+
+	// What readers read. Writers hold mu.
+	names   sync.Map // string: *entry, all identities by ID
+	trust   atomic.Pointer[trust]
+	snap    atomic.Pointer[spiffe.Snapshot]
+	changed atomic.Pointer[signal]
+	wall    wallClock
+
+	mu    sync.Mutex
+	run   *run // nil while Run is not running
+	queue queue
+	ticks ticks
+	news  notifier
+}
+
+// signal is a channel that is closed once.
+type signal struct{ ch chan struct{} }
+
+// New checks cfg and returns a Manager. It does nothing else: no goroutine, no call to the CA.
+func New(cfg Config) (*Manager, error) {
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("secretcache: new: %w", err)
+	}
+	if cfg.NewKey == nil {
+		cfg.NewKey = func() (crypto.Signer, error) { return pki.NewKey(pki.ECDSAP256) }
+	}
+	cfg.GraceRatio, cfg.Jitter = cfg.timing()
+	cfg.Timeout = cmp.Or(cfg.Timeout, 30*time.Second)
+	cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+
+	m := &Manager{cfg: cfg, slots: make(chan struct{}, cfg.Concurrency)}
+	now := time.Now()
+	m.wall.epoch, m.wall.base, m.ticks.last = now, now.UnixNano(), now
+	m.news.told = make(chan struct{})
+	m.changed.Store(&signal{make(chan struct{})})
+	m.roots = &entry{id: cfg.ID.TrustDomain().ID()}
+	m.first = &entry{id: cfg.ID}
+	m.queue.push(m.first, 0)
+	m.names.Store(cfg.ID.String(), m.first)
+	return m, nil
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.ID.IsZero():
+		return fmt.Errorf("Config.ID is required: %w", spiffe.ErrZero)
+	case c.ID.Path() == "":
+		return fmt.Errorf("Config.ID is %q, which names a trust domain and not a workload", c.ID)
+	case c.CA == nil:
+		return errors.New("Config.CA is required")
+	case c.Lifetime < 0 || c.Timeout < 0 || c.Concurrency < 0:
+		return fmt.Errorf("Config.Lifetime is %v, Timeout %v, Concurrency %d: none may be negative", c.Lifetime, c.Timeout, c.Concurrency)
+	}
+	grace, jitter := c.timing()
+	if !(grace > 0 && jitter > 0 && grace+jitter < 1) { // written so that NaN fails
+		return fmt.Errorf("Config.GraceRatio is %v and Jitter %v: both must be positive, and less than 1 together", grace, jitter)
+	}
+	return nil
+}
+
+// timing returns GraceRatio and Jitter with their defaults.
+func (c *Config) timing() (grace, jitter float64) {
+	grace = cmp.Or(c.GraceRatio, 0.5)
+	return grace, cmp.Or(c.Jitter, min(0.2, (1-grace)/2))
+}
+
+// SVID returns the current certificate of the default identity with its key. It does not block,
+// and it does not look at the clock: after an outage that lasted longer than the certificate, it
+// is an expired one. Before the first the error wraps [ErrNotReady].
+func (m *Manager) SVID() (*spiffe.SVID, error) {
+	if s := m.snap.Load(); s != nil {
+		return s.SVID()
+	}
+	return nil, m.notReady(m.first, nil)
+}
+
+// Bundle returns the current trust bundle of td. It does not block. Before the first bundles the
+// error wraps [ErrNotReady]; for a trust domain that is not among them it wraps
+// [spiffe.ErrUnknownTrustDomain].
+func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if t := m.trust.Load(); t != nil {
+		return t.set.Bundle(td)
+	}
+	return nil, m.notReady(m.roots, nil)
+}
+
+// Snapshot returns the certificate of the default identity and the trust bundles as they were
+// published together. It does not block. Before the first certificate the error wraps
+// [ErrNotReady].
+func (m *Manager) Snapshot() (*spiffe.Snapshot, error) {
+	if s := m.snap.Load(); s != nil {
+		return s, nil
+	}
+	return nil, m.notReady(m.first, nil)
+}
+
+// Changed returns a channel that is closed when the default identity or the trust bundles change.
+// Take it before reading, so that no change is missed:
+//
+//	for {
+//		changed := m.Changed()
+//		use(m.Snapshot())
+//		<-changed
+//	}
+func (m *Manager) Changed() <-chan struct{} { return m.changed.Load().ch }
+
+// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
+// done. A loop that is slow skips to the newest. The sequence may be used more than once.
+func (m *Manager) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
+	return func(yield func(*spiffe.Snapshot) bool) {
+		var last *spiffe.Snapshot
+		for ctx.Err() == nil {
+			changed := m.Changed()
+			if s := m.snap.Load(); s != last {
+				last = s
+				if !yield(s) {
+					return
+				}
+				continue
+			}
+			select {
+			case <-ctx.Done():
+			case <-changed:
+			}
+		}
+	}
+}
+
+// String names the default identity. A Manager does not print its keys.
+func (m *Manager) String() string { return "secretcache.Manager(" + m.cfg.ID.String() + ")" }
+
+// GoString is String: the verb %#v must not walk to the keys either.
+func (m *Manager) GoString() string { return m.String() }
+
+// LogValue is String as a log value.
+func (m *Manager) LogValue() slog.Value { return slog.StringValue(m.String()) }
+
+// notReady is the error for e while it has nothing to hand out; cause says why a reader stopped
+// waiting, if one did.
+func (m *Manager) notReady(e *entry, cause error) error {
+	last := e.err()
+	if last == nil {
+		last = m.roots.err()
+	}
+	switch {
+	case cause != nil && last != nil:
+		return fmt.Errorf("secretcache: %s: %w: %w; the last attempt failed: %w", m.title(e), ErrNotReady, cause, last)
+	case cause != nil:
+		return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, cause)
+	case last != nil:
+		return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, last)
+	}
+	return fmt.Errorf("secretcache: %s: %w: nothing was tried yet; is Run running?", m.title(e), ErrNotReady)
+}
+
+func (m *Manager) title(e *entry) string {
+	if e == m.roots {
+		return fmt.Sprintf("trust bundle of %q", e.id.TrustDomain())
+	}
+	return fmt.Sprintf("%q", e.id)
+}

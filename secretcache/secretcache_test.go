@@ -1,0 +1,257 @@
+package secretcache_test
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+var (
+	web    = spiffe.MustParseID("spiffe://example.org/web")
+	worker = spiffe.MustParseID("spiffe://example.org/worker")
+	domain = web.TrustDomain()
+
+	errStop = errors.New("the test stops")
+	errDown = errors.New("the CA is down")
+)
+
+// polled is a CA that cannot be watched. It counts calls, and answers otherwise when told to.
+type polled struct {
+	ca              *spiffetest.CA
+	signer          atomic.Pointer[spiffetest.CA]    // signs instead, if not nil
+	bundles         atomic.Pointer[spiffe.BundleSet] // is fetched instead, if not nil
+	fetched, signed atomic.Int64
+}
+
+func poll(ca *spiffetest.CA) *polled { return &polled{ca: ca} }
+
+func (p *polled) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	p.signed.Add(1)
+	if s := p.signer.Load(); s != nil {
+		return s.Sign(ctx, csr, lifetime)
+	}
+	return p.ca.Sign(ctx, csr, lifetime)
+}
+
+func (p *polled) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	p.fetched.Add(1)
+	if b := p.bundles.Load(); b != nil {
+		return b, nil
+	}
+	return p.ca.FetchBundles(ctx)
+}
+
+// newManager keeps the random part of the lifetime small, so that tests can say when things happen.
+func newManager(t *testing.T, cfg secretcache.Config) *secretcache.Manager {
+	t.Helper()
+	if cfg.ID.IsZero() {
+		cfg.ID = web
+	}
+	cfg.Jitter = cmp.Or(cfg.Jitter, 0.01)
+	m, err := secretcache.New(cfg)
+	require.NoError(t, err)
+	return m
+}
+
+// start runs m until stop is called, which waits for it and checks what Run returned. The end of
+// the test stops it too.
+func start(t *testing.T, m *secretcache.Manager) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context())) // t.Context ends before the cleanup
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel(errStop)
+		assert.Equal(t, errStop, <-ended)
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// ready runs m and returns its first identity.
+func ready(t *testing.T, m *secretcache.Manager) (first *spiffe.SVID, stop func()) {
+	t.Helper()
+	stop = start(t, m)
+	synctest.Wait()
+	first, err := m.SVID()
+	require.NoError(t, err)
+	return first, stop
+}
+
+func current(t *testing.T, m *secretcache.Manager) *spiffe.SVID {
+	t.Helper()
+	s, err := m.SVID()
+	require.NoError(t, err)
+	return s
+}
+
+// told records what subscribers are told.
+type told struct {
+	mu    sync.Mutex
+	names []string
+}
+
+func (r *told) add(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.names = append(r.names, name)
+}
+
+// take returns what was recorded and forgets it.
+func (r *told) take() []string {
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	names := r.names
+	r.names = nil
+	return names
+}
+
+// status returns the row of id.
+func status(t *testing.T, m *secretcache.Manager, id spiffe.ID) secretcache.Status {
+	t.Helper()
+	for _, s := range m.Status() {
+		if s.ID == id {
+			return s
+		}
+	}
+	require.FailNow(t, "no status", "of %s", id)
+	return secretcache.Status{}
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	for want, cfg := range map[string]secretcache.Config{
+		"Config.ID is required":            {CA: ca},
+		"names a trust domain":             {ID: domain.ID(), CA: ca},
+		"Config.CA is required":            {ID: web},
+		"Lifetime is -1s":                  {ID: web, CA: ca, Lifetime: -time.Second},
+		"Timeout -1s":                      {ID: web, CA: ca, Timeout: -time.Second},
+		"Concurrency -1":                   {ID: web, CA: ca, Concurrency: -1},
+		"GraceRatio is 1 ":                 {ID: web, CA: ca, GraceRatio: 1},
+		"GraceRatio is -0.5 ":              {ID: web, CA: ca, GraceRatio: -0.5},
+		"GraceRatio is 0.9 and Jitter 0.1": {ID: web, CA: ca, GraceRatio: 0.9, Jitter: 0.1},
+		"Jitter -0.1":                      {ID: web, CA: ca, Jitter: -0.1},
+		"Jitter NaN":                       {ID: web, CA: ca, Jitter: nan()},
+	} {
+		_, err := secretcache.New(cfg)
+		assert.ErrorContains(t, err, want)
+		assert.ErrorContains(t, err, "secretcache: new: ")
+	}
+	_, err := secretcache.New(secretcache.Config{CA: ca})
+	assert.ErrorIs(t, err, spiffe.ErrZero)
+}
+
+func nan() float64 {
+	zero := 0.0
+	return zero / zero
+}
+
+func TestNewDoesNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := poll(spiffetest.NewCA(t, "example.org"))
+		m := newManager(t, secretcache.Config{CA: ca})
+		time.Sleep(time.Hour)
+		assert.Zero(t, ca.fetched.Load()+ca.signed.Load())
+		for _, read := range []func() error{
+			func() error { _, err := m.SVID(); return err },
+			func() error { _, err := m.Snapshot(); return err },
+			func() error { _, err := m.Bundle(domain); return err },
+		} {
+			assert.ErrorIs(t, read(), secretcache.ErrNotReady)
+			assert.ErrorContains(t, read(), "is Run running?")
+		}
+	})
+}
+
+// TestTiming shows when renewal starts by default, and where there is less room.
+func TestTiming(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		grace            float64
+		earliest, latest time.Duration
+	}{
+		"default":       {0, 18 * time.Minute, 30 * time.Minute},
+		"a large ratio": {0.8, 6 * time.Minute, 12 * time.Minute},
+		"a small ratio": {0.1, 42 * time.Minute, 54 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace})
+				require.NoError(t, err)
+				start(t, m)
+				var took []time.Duration
+				last := time.Time{}
+				ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+				defer cancel()
+				for range m.Updates(ctx) {
+					if !last.IsZero() {
+						took = append(took, time.Since(last))
+					}
+					last = time.Now()
+				}
+				shortest, longest := slices.Min(took), slices.Max(took)
+				assert.GreaterOrEqual(t, shortest, c.earliest-time.Second) // certificates count in whole seconds
+				assert.LessOrEqual(t, longest, c.latest)
+				assert.Greater(t, longest-shortest, (c.latest-c.earliest)/4, "it is spread")
+			})
+		})
+	}
+}
+
+// TestRenewsForDays follows one identity through ten days, and looks at each moment of renewal.
+func TestRenewsForDays(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const life = 24 * time.Hour
+		ca := spiffetest.NewCA(t, "example.org")
+		ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-10 * time.Hour) })
+		m := newManager(t, secretcache.Config{CA: ca, Lifetime: life})
+		stop := start(t, m)
+
+		begin, last := time.Now(), time.Time{}
+		var renewals int
+		var old *spiffe.SVID
+		ctx, cancel := context.WithTimeout(t.Context(), 10*24*time.Hour)
+		defer cancel()
+		for snap := range m.Updates(ctx) {
+			svid, err := snap.SVID()
+			require.NoError(t, err)
+			b, err := snap.Bundle(domain)
+			require.NoError(t, err)
+			assert.Equal(t, ca.Bundle(), b)
+			if old != nil {
+				renewals++
+				took := time.Since(last)
+				assert.GreaterOrEqual(t, took, life*49/100-time.Second) // certificates count in whole seconds
+				assert.LessOrEqual(t, took, life*50/100)
+				assert.NotEqual(t, old.Signer().Public(), svid.Signer().Public(), "each certificate has a key of its own")
+			}
+			assert.Equal(t, time.Now().Add(life).Unix(), svid.NotAfter().Unix())
+			old, last = svid, time.Now()
+		}
+		assert.Equal(t, 10*24*time.Hour, time.Since(begin))
+		assert.Equal(t, 20, renewals)
+		assert.Equal(t, 21, ca.Signed())
+		stop()
+		assert.Same(t, old, current(t, m), "reads work after Run")
+	})
+}
