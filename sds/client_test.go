@@ -1,0 +1,263 @@
+package sds_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+)
+
+func textLogger(b *syncBuffer) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
+
+// watched is what a Watch yields, one at a time.
+type watched struct {
+	secret *pki.Secret
+	err    error
+}
+
+// watch runs Watch in the background; the channel is closed when it ends.
+func watch(t testing.TB, c *sds.Client, names ...string) (<-chan watched, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ch := make(chan watched)
+	go func() {
+		defer close(ch)
+		for s, err := range c.Watch(ctx, names...) {
+			select {
+			case ch <- watched{s, err}:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		for range ch { // wait for the end
+			continue
+		}
+	})
+	return ch, cancel
+}
+
+func receive(t testing.TB, ch <-chan watched) watched {
+	t.Helper()
+	select {
+	case w, ok := <-ch:
+		require.True(t, ok, "Watch ended")
+		return w
+	case <-time.After(patient):
+		require.Fail(t, "nothing came")
+	}
+	return watched{}
+}
+
+func equal(t testing.TB, want, got *pki.Secret) {
+	t.Helper()
+	require.NotNil(t, got)
+	assert.Equal(t, want.Name(), got.Name())
+	chain, key, _ := want.KeyPair()
+	roots, _ := want.Roots()
+	gotChain, gotKey, _ := got.KeyPair()
+	gotRoots, _ := got.Roots()
+	assert.Equal(t, [][]byte{chain, key, roots}, [][]byte{gotChain, gotKey, gotRoots})
+	assert.True(t, want.NotAfter().Equal(got.NotAfter()))
+}
+
+func TestClient(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web, trust := m.pair("default"), m.roots("ROOTCA")
+	src.put("default", web)
+	dir := socketDir(t)
+	h := handler(t, src, &sds.Options{RequireHeader: true})
+	start := func() func() error { return run(t, &sds.Server{Path: dir + "/s", Handler: h}) }
+	stop := start()
+	ch, cancel := watch(t, sds.NewClient(dial(t, dir+"/s"), "http://localhost"), "default", "ROOTCA", "default")
+	w := receive(t, ch)
+	require.NoError(t, w.err)
+	equal(t, web, w.secret)
+	src.put("ROOTCA", trust)
+	equal(t, trust, receive(t, ch).secret)
+	web = m.pair("default")
+	src.put("default", web)
+	equal(t, web, receive(t, ch).secret)
+
+	// The server goes and comes back: the client says so, and what it has is not yielded again.
+	require.Equal(t, errStop, stop())
+	w = receive(t, ch)
+	assert.Equal(t, connect.CodeUnavailable, connect.CodeOf(w.err), "%v", w.err)
+	assert.ErrorContains(t, w.err, "sds: watch: ")
+	start()
+	for w.err != nil {
+		m.ca.Rotate()
+		trust = m.roots("ROOTCA")
+		src.put("ROOTCA", trust)
+		w = receive(t, ch)
+	}
+	equal(t, trust, w.secret)
+	require.Eventually(t, func() bool { return h.Status().Streams == 1 }, patient, time.Millisecond)
+	cancel()
+	_, ok := <-ch
+	assert.False(t, ok)
+	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
+	assert.Zero(t, h.Status().NACKs)
+}
+
+func TestClientBreak(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	src.put("default", m.pair("default"))
+	h := handler(t, src, nil)
+	socket, _ := serve(t, h)
+	for s, err := range sds.NewClient(dial(t, socket), "http://localhost").Watch(t.Context(), "default") {
+		require.NoError(t, err)
+		assert.Equal(t, "default", s.Name())
+		break
+	}
+	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
+
+	none := sds.NewClient(dial(t, socketDir(t)+"/none"), "http://localhost")
+	for s, err := range none.Watch(t.Context(), "default") {
+		assert.Nil(t, s)
+		require.Error(t, err)
+		break
+	}
+	for _, names := range [][]string{nil, {""}} {
+		n := 0
+		for _, err := range none.Watch(t.Context(), names...) {
+			require.ErrorContains(t, err, "name the secrets")
+			n++
+		}
+		assert.Equal(t, 1, n)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range none.Watch(ctx, "default") {
+		t.Fatal("the context is done")
+	}
+}
+
+// A server that sends nonsense is told so, and why.
+func TestClientRejects(t *testing.T) {
+	t.Parallel()
+	m := newMint(t)
+	good, other := m.pair("default"), m.pair("default")
+	chain, key, _ := good.KeyPair()
+	_, wrongKey, _ := other.KeyPair()
+	inline := func(b []byte) *envoysds.DataSource {
+		return &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineBytes{InlineBytes: b}}
+	}
+	text := func(b []byte) *envoysds.DataSource {
+		return &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineString{InlineString: string(b)}}
+	}
+	pack := func(url string, s *envoysds.Secret) *envoysds.DiscoveryResponse {
+		return &envoysds.DiscoveryResponse{
+			TypeUrl: typeURL, VersionInfo: "v", Nonce: "1", Resources: []*anypb.Any{{TypeUrl: url, Value: mustMarshal(t, s)}},
+		}
+	}
+	keyPair := func(name string, chain, key *envoysds.DataSource) *envoysds.DiscoveryResponse {
+		return pack(typeURL, &envoysds.Secret{Name: name, Type: &envoysds.Secret_TlsCertificate{
+			TlsCertificate: &envoysds.TlsCertificate{CertificateChain: chain, PrivateKey: key},
+		}})
+	}
+	trust := func(roots *envoysds.DataSource) *envoysds.DiscoveryResponse {
+		return pack(typeURL, &envoysds.Secret{Name: "default", Type: &envoysds.Secret_ValidationContext{
+			ValidationContext: &envoysds.CertificateValidationContext{TrustedCa: roots},
+		}})
+	}
+	file := &envoysds.DataSource{Specifier: &envoysds.DataSource_Filename{Filename: "/etc/passwd"}}
+	for name, test := range map[string]struct {
+		response *envoysds.DiscoveryResponse
+		want     string // empty: it is accepted
+	}{
+		"as text":         {keyPair("default", text(chain), text(key)), ""},
+		"not asked for":   {keyPair("other", inline(chain), inline(wrongKey)), ""},
+		"key of another":  {keyPair("default", inline(chain), inline(wrongKey)), "key"},
+		"no key":          {keyPair("default", inline(chain), nil), "inline"},
+		"a file":          {keyPair("default", inline(chain), file), "inline"},
+		"a leaf as root":  {trust(inline(chain)), "CA"},
+		"no roots":        {trust(inline(nil)), "neither"},
+		"nothing":         {pack(typeURL, &envoysds.Secret{Name: "default"}), "neither"},
+		"another type":    {pack("type.googleapis.com/x", &envoysds.Secret{Name: "default"}), "type"},
+		"not a secret":    {&envoysds.DiscoveryResponse{Nonce: "1", Resources: []*anypb.Any{{TypeUrl: typeURL, Value: []byte{0xff}}}}, "not a Secret"},
+		"wrapped badly":   {keyPair("default", inline(append([]byte("\n"), chain[:len(chain)-40]...)), inline(key)), "default"},
+		"empty, harmless": {&envoysds.DiscoveryResponse{Nonce: "1"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			answers := make(chan *envoysds.DiscoveryRequest, 1)
+			h := connect.NewBidiStreamHandler(service+"StreamSecrets",
+				func(ctx context.Context, s *connect.BidiStream[envoysds.DiscoveryRequest, envoysds.DiscoveryResponse]) error {
+					first, err := s.Receive()
+					if err != nil {
+						return err
+					}
+					assert.Equal(t, []string{"default"}, first.GetResourceNames())
+					assert.Equal(t, typeURL, first.GetTypeUrl())
+					assert.NotEmpty(t, first.GetNode().GetId())
+					assert.NotEmpty(t, first.GetNode().GetCluster())
+					assert.Equal(t, "true", s.RequestHeader().Get("workload.spiffe.io"))
+					if err := s.Send(test.response); err != nil {
+						return err
+					}
+					answer, err := s.Receive()
+					if err != nil {
+						return err
+					}
+					select {
+					case answers <- answer:
+					default:
+					}
+					<-ctx.Done()
+					return ctx.Err()
+				})
+			socket, _ := serve(t, h)
+			ch, _ := watch(t, sds.NewClient(dial(t, socket), "http://localhost"), "default")
+			if test.want != "" {
+				w := receive(t, ch)
+				assert.Nil(t, w.secret)
+				assert.ErrorContains(t, w.err, "rejected")
+				assert.ErrorContains(t, w.err, test.want)
+			} else if name == "as text" {
+				equal(t, good, receive(t, ch).secret)
+			}
+			answer := <-answers
+			assert.Equal(t, "1", answer.GetResponseNonce())
+			assert.Equal(t, []string{"default"}, answer.GetResourceNames())
+			if test.want == "" {
+				assert.Nil(t, answer.GetErrorDetail())
+				assert.Equal(t, test.response.GetVersionInfo(), answer.GetVersionInfo())
+			} else {
+				assert.Empty(t, answer.GetVersionInfo(), "the last one accepted")
+				assert.Contains(t, answer.GetErrorDetail().GetMessage(), test.want)
+				assert.NotContains(t, answer.GetErrorDetail().GetMessage(), string(wrongKey[30:60]))
+			}
+		})
+	}
+}
+
+// The errors of a server reach the caller.
+func TestClientRefused(t *testing.T) {
+	t.Parallel()
+	socket, _ := serve(t, handler(t, newFakeSource(), &sds.Options{Strict: true}))
+	for _, err := range sds.NewClient(dial(t, socket), "http://localhost").Watch(t.Context(), "nobody") {
+		e, ok := errors.AsType[*connect.Error](err)
+		require.True(t, ok, "%v", err)
+		assert.Equal(t, connect.CodeNotFound, e.Code())
+		break
+	}
+	socket, _ = serve(t, http.NotFoundHandler())
+	for _, err := range sds.NewClient(dial(t, socket), "http://localhost").Watch(t.Context(), "default") {
+		assert.Equal(t, connect.CodeUnimplemented, connect.CodeOf(err), "%v", err)
+		break
+	}
+}

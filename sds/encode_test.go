@@ -1,0 +1,301 @@
+package sds
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+func pair(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
+	t.Helper()
+	s, err := pki.NewKeyPairSecret(name, ca.SVID("/"+name))
+	require.NoError(t, err)
+	return s
+}
+
+func roots(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
+	t.Helper()
+	s, err := pki.NewTrustSecret(name, ca.Bundle())
+	require.NoError(t, err)
+	return s
+}
+
+// What is put together by hand is what the generated code makes of the same messages.
+func TestResponseBytes(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	web, trust := pair(t, ca, "default"), roots(t, ca, "ROOTCA")
+	chain, key, _ := web.KeyPair()
+	rootsPEM, _ := trust.Roots()
+	a, err := newEntry("default", web)
+	require.NoError(t, err)
+	b, err := newEntry("ROOTCA", trust)
+	require.NoError(t, err)
+
+	pack := func(s *envoysds.Secret) *anypb.Any {
+		value, err := proto.Marshal(s)
+		require.NoError(t, err)
+		return &anypb.Any{TypeUrl: "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", Value: value}
+	}
+	packedA := pack(&envoysds.Secret{Name: "default", Type: &envoysds.Secret_TlsCertificate{TlsCertificate: &envoysds.TlsCertificate{
+		CertificateChain: inline(chain), PrivateKey: inline(key),
+	}}})
+	packedB := pack(&envoysds.Secret{Name: "ROOTCA", Type: &envoysds.Secret_ValidationContext{
+		ValidationContext: &envoysds.CertificateValidationContext{TrustedCa: inline(rootsPEM)},
+	}})
+	v := a.version.xor(b.version)
+
+	got, err := codec{}.Marshal(&response{version: v, nonce: "7", entries: []*entry{a, b}})
+	require.NoError(t, err)
+	want, err := proto.Marshal(&envoysds.DiscoveryResponse{
+		VersionInfo: v.String(), Resources: []*anypb.Any{packedA, packedB}, TypeUrl: typeURL, Nonce: "7",
+	})
+	require.NoError(t, err)
+	assert.Equal(t, want, got)
+
+	got, err = codec{delta: true}.Marshal(&response{delta: true, version: v, nonce: "8", entries: []*entry{a, b}, removed: []string{"x", "y"}})
+	require.NoError(t, err)
+	want, err = proto.Marshal(&envoysds.DeltaDiscoveryResponse{
+		SystemVersionInfo: v.String(),
+		Resources: []*envoysds.Resource{
+			{Version: a.version.String(), Resource: packedA, Name: "default"},
+			{Version: b.version.String(), Resource: packedB, Name: "ROOTCA"},
+		},
+		TypeUrl: typeURL, Nonce: "8", RemovedResources: []string{"x", "y"},
+	})
+	require.NoError(t, err)
+	assert.Equal(t, want, got)
+}
+
+func TestResponseAllocatesNothing(t *testing.T) {
+	e, err := newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"))
+	require.NoError(t, err)
+	buf := make([]byte, 0, 16<<10)
+	for _, delta := range []bool{false, true} {
+		r := &response{delta: delta, version: e.version, nonce: "8", entries: []*entry{e}}
+		assert.Zero(t, testing.AllocsPerRun(100, func() { buf = r.append(buf[:0]) }))
+	}
+}
+
+func TestEntryVersion(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	svid := ca.SVID("/web")
+	of := func(name string, s *pki.Secret) string {
+		e, err := newEntry(name, s)
+		require.NoError(t, err)
+		return e.version.String()
+	}
+	secret := func(name string) *pki.Secret {
+		s, err := pki.NewKeyPairSecret(name, svid)
+		require.NoError(t, err)
+		return s
+	}
+	v := of("default", secret("default"))
+	assert.Len(t, v, 32)
+	assert.Equal(t, v, of("default", secret("default")), "the same content, encoded again")
+	assert.NotEqual(t, v, of("other", secret("other")), "another name")
+	assert.NotEqual(t, v, of("default", pair(t, ca, "default")), "another certificate")
+	before := of("ROOTCA", roots(t, ca, "ROOTCA"))
+	ca.Rotate()
+	assert.NotEqual(t, before, of("ROOTCA", roots(t, ca, "ROOTCA")))
+
+	_, err := newEntry("x", nil)
+	assert.Error(t, err)
+	_, err = newEntry("\xff", secret("default"))
+	assert.Error(t, err)
+}
+
+// An entry holds a key, and has no verb that shows it.
+func TestEntryDoesNotPrint(t *testing.T) {
+	t.Parallel()
+	e, err := newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"))
+	require.NoError(t, err)
+	want := "default@" + e.version.String()
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		got := fmt.Sprintf(verb, e)
+		assert.Contains(t, got, want)
+		assert.Less(t, len(got), 100)
+	}
+	assert.Equal(t, want, e.LogValue().String())
+}
+
+func TestDecode(t *testing.T) {
+	t.Parallel()
+	marshal := func(m proto.Message) []byte {
+		b, err := proto.Marshal(m)
+		require.NoError(t, err)
+		return b
+	}
+	node := protowire.AppendBytes(protowire.AppendTag(marshal(&envoysds.Node{Id: "n", Cluster: "c"}), 3, protowire.BytesType), make([]byte, 5000))
+	sotw := marshal(&envoysds.DiscoveryRequest{
+		VersionInfo: "v", ResourceNames: []string{"a", "", "a"}, TypeUrl: "t", ResponseNonce: "7", ErrorDetail: &envoysds.Status{Code: 3, Message: "no"},
+	})
+	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 2, protowire.BytesType), node)
+	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 7, protowire.BytesType), []byte("resource_locators"))
+	var got request
+	require.NoError(t, codec{maxNames: 3}.Unmarshal(sotw, &got))
+	assert.Equal(t, request{node: "n", version: "v", names: []string{"a", "", "a"}, typeURL: "t", nonce: "7", rejected: true, reason: "no"}, got)
+
+	delta := marshal(&envoysds.DeltaDiscoveryRequest{
+		Node: &envoysds.Node{Id: "n"}, TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
+		InitialResourceVersions: map[string]string{"a": "1", "c": "2"}, ResponseNonce: "7", ErrorDetail: &envoysds.Status{},
+	})
+	got = request{}
+	require.NoError(t, codec{delta: true, maxNames: 3}.Unmarshal(delta, &got))
+	assert.Equal(t, request{
+		node: "n", names: []string{"a"}, drop: []string{"b"}, have: map[string]string{"a": "1", "c": "2"},
+		typeURL: "t", nonce: "7", rejected: true,
+	}, got)
+
+	long := strings.Repeat("x", maxName+1)
+	for name, test := range map[string]struct {
+		delta bool
+		in    []byte
+	}{
+		"names":       {false, marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{"1", "2", "3", "4"}})},
+		"name":        {false, marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{long}})},
+		"delta names": {true, marshal(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: []string{"1", "2", "3", "4"}})},
+		"delta drops": {true, marshal(&envoysds.DeltaDiscoveryRequest{ResourceNamesUnsubscribe: []string{"1", "2", "3", "4"}})},
+		"versions":    {true, marshal(&envoysds.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{"1": "", "2": "", "3": "", "4": ""}})},
+		"version":     {true, marshal(&envoysds.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{long: ""}})},
+	} {
+		var r request
+		require.NoError(t, codec{delta: test.delta, maxNames: 3}.Unmarshal(test.in, &r), name)
+		assert.Error(t, r.tooLarge, name)
+		assert.LessOrEqual(t, len(r.names)+len(r.drop)+len(r.have), 3, name)
+	}
+	for name, in := range map[string][]byte{
+		"cut short": sotw[:len(sotw)-1], "not UTF-8": {3<<3 | 2, 1, 0xff}, "bad tag": {0}, "bad varint": {1 << 3, 0x80}, "bad node": {2<<3 | 2, 1, 0xff},
+	} {
+		assert.Error(t, codec{maxNames: 3}.Unmarshal(in, &request{}), name)
+	}
+	_, err := codec{}.Marshal("text")
+	assert.Error(t, err)
+	assert.Error(t, codec{}.Unmarshal(nil, "text"))
+}
+
+// The worst input of 1 MiB costs little memory: names of one byte, up to the limit. For the time see
+// BenchmarkDecodeWorst.
+func TestDecodeIsBounded(t *testing.T) {
+	in := worstRequest()
+	c := codec{maxNames: maxNames}
+	const runs = 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range runs {
+		var r request
+		require.NoError(t, c.Unmarshal(in, &r))
+		require.Error(t, r.tooLarge)
+	}
+	runtime.ReadMemStats(&after)
+	assert.Less(t, (after.TotalAlloc-before.TotalAlloc)/runs, uint64(256<<10))
+}
+
+func worstRequest() []byte {
+	var in []byte
+	for len(in) < maxMessage-3 {
+		in = append(in, 3<<3|2, 1, 'x')
+	}
+	return in
+}
+
+func BenchmarkDecodeWorst(b *testing.B) {
+	in := worstRequest()
+	c := codec{maxNames: maxNames}
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := c.Unmarshal(in, &request{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// FuzzDecodeRequest compares our reading of both requests with the generated code's.
+func FuzzDecodeRequest(f *testing.F) {
+	for _, m := range []proto.Message{
+		&envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: "n"}, ResourceNames: []string{"a", "b"}, ResponseNonce: "1", TypeUrl: "t"},
+		&envoysds.DiscoveryRequest{VersionInfo: "v", ErrorDetail: &envoysds.Status{Code: 3, Message: "m"}},
+		&envoysds.DeltaDiscoveryRequest{Node: &envoysds.Node{Id: "n"}, ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"}},
+		&envoysds.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{"a": "1"}, ResponseNonce: "1"},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	const limit = 1 << 20 // out of reach
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var a request
+		var sotw envoysds.DiscoveryRequest
+		err := codec{maxNames: limit}.Unmarshal(data, &a)
+		if proto.Unmarshal(data, &sotw) == nil && a.tooLarge == nil {
+			require.NoError(t, err)
+			assert.Equal(t, request{
+				node: sotw.GetNode().GetId(), version: sotw.GetVersionInfo(), names: sotw.GetResourceNames(), typeURL: sotw.GetTypeUrl(),
+				nonce: sotw.GetResponseNonce(), rejected: sotw.ErrorDetail != nil, reason: sotw.GetErrorDetail().GetMessage(),
+			}, a)
+		}
+		var b request
+		var delta envoysds.DeltaDiscoveryRequest
+		err = codec{delta: true, maxNames: limit}.Unmarshal(data, &b)
+		if proto.Unmarshal(data, &delta) == nil && b.tooLarge == nil {
+			require.NoError(t, err)
+			have := delta.GetInitialResourceVersions()
+			if len(have) == 0 {
+				have = nil
+			}
+			assert.Equal(t, request{
+				node: delta.GetNode().GetId(), names: delta.GetResourceNamesSubscribe(), drop: delta.GetResourceNamesUnsubscribe(),
+				have: have, typeURL: delta.GetTypeUrl(), nonce: delta.GetResponseNonce(),
+				rejected: delta.ErrorDetail != nil, reason: delta.GetErrorDetail().GetMessage(),
+			}, b)
+		}
+	})
+}
+
+func BenchmarkEncode(b *testing.B) {
+	ca := spiffetest.NewCA(b, "example.org")
+	secret := pair(b, ca, "default")
+	e, err := newEntry("default", secret)
+	require.NoError(b, err)
+	b.Run("secret", func(b *testing.B) { // once for each rotation
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = newEntry("default", secret)
+		}
+	})
+	b.Run("response", func(b *testing.B) { // for each stream
+		r := &response{version: e.version, nonce: "k3x9-1", entries: []*entry{e}}
+		buf := make([]byte, 0, 8<<10)
+		b.ReportAllocs()
+		for b.Loop() {
+			buf = r.append(buf[:0])
+		}
+	})
+}
+
+func BenchmarkDecode(b *testing.B) {
+	node := protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), make([]byte, 16<<10))
+	in := protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), node)
+	in = appendString(in, 3, "default")
+	in = appendString(in, 5, "k3x9-1")
+	c := codec{maxNames: maxNames}
+	b.ReportAllocs()
+	for b.Loop() {
+		var r request
+		_ = c.Unmarshal(in, &r)
+	}
+}

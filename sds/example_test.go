@@ -1,0 +1,91 @@
+package sds_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// An identity that renews itself, served on a Unix socket, and a client that takes it from there as
+// Envoy would.
+func Example() {
+	authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
+	if err != nil {
+		panic(err)
+	}
+	id := spiffe.MustParseID("spiffe://example.org/ns/shop/sa/web")
+	issuer, err := local.New(authority, id)
+	if err != nil {
+		panic(err)
+	}
+	manager, err := secretcache.New(secretcache.Config{ID: id, CA: issuer})
+	if err != nil {
+		panic(err)
+	}
+	dir, err := os.MkdirTemp("", "sds")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+
+	handler, err := sds.NewHandler(manager, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer handler.Close()
+	server := &sds.Server{Path: filepath.Join(dir, "sds.sock"), Handler: handler}
+	if err := server.Listen(); err != nil {
+		panic(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = manager.Run(ctx) })
+	wg.Go(func() { _ = server.Run(ctx) })
+
+	client := sds.NewClient(sds.UnixClient(server.Path), "http://localhost")
+	for secret, err := range client.Watch(ctx, "default") {
+		if err != nil {
+			panic(err)
+		}
+		chainPEM, _, _ := secret.KeyPair()
+		chain, err := pki.ParseCertificatesPEM(chainPEM)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(secret.Name(), "is", chain[0].URIs[0])
+		break // a program would go on, and get each renewal
+	}
+	cancel()
+	wg.Wait()
+	// Output: default is spiffe://example.org/ns/shop/sa/web
+}
+
+// In an http.Server of your own, the handler needs HTTP/2, many streams on a connection, and no
+// timeout that ends them. Serve it with TLS and client certificates, or on a Unix socket.
+func ExampleNewHandler() {
+	var manager *secretcache.Manager // made with secretcache.New
+	handler, err := sds.NewHandler(manager, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer handler.Close()
+
+	mux := http.NewServeMux()
+	mux.Handle("/envoy.service.secret.v3.SecretDiscoveryService/", handler)
+	mux.Handle("/v3/discovery:secrets", handler)
+	server := &http.Server{
+		Handler: mux,
+		HTTP2:   &http.HTTP2Config{MaxConcurrentStreams: 100_000},
+	}
+	panic(server.ListenAndServeTLS("server.pem", "server-key.pem"))
+}

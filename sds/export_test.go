@@ -1,0 +1,4 @@
+package sds
+
+// MaxPath is for tests.
+const MaxPath = maxPath

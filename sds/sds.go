@@ -1,0 +1,293 @@
+// Package sds serves workload identities to Envoy: the Secret Discovery Service, version 3, as an
+// [http.Handler]. Envoy takes its certificate, key and trusted roots from it and gets each new
+// version pushed, with no restart and no file.
+//
+// Most programs need two calls, with a manager of package secretcache as the source:
+//
+//	handler, err := sds.NewHandler(manager, nil)
+//	server := &sds.Server{Path: "/run/identity/sds.sock", Handler: handler}
+//	err = server.Run(ctx)
+//
+// Programs that are not Envoy can take secrets from such a socket with [NewClient].
+//
+// # What it serves
+//
+// All three methods of envoy.service.secret.v3.SecretDiscoveryService: StreamSecrets (state of the
+// world), DeltaSecrets (incremental) and FetchSecrets, the last both in gRPC and as
+// POST /v3/discovery:secrets with JSON. What names exist is up to the [Source]; each name is served
+// on its own, so that one that is unknown or late holds up no other.
+//
+// # What it promises
+//
+// A certificate and its key travel in one secret. A version is a hash of the content: the same on
+// all streams, for all proxies, and after a restart. A secret is encoded once for each rotation,
+// however many streams it goes to.
+//
+// A name that does not exist (yet), and one whose look-up fails, leave the stream open: what exists
+// is served, and the rest is pushed when it appears. What is being served is never withdrawn because
+// a look-up failed. Streams are independent: one that reads slowly, or not at all, delays nobody and
+// costs one response; when it reads again it gets the newest content, not the history.
+//
+// While a response is not answered by the client the next one waits, and then carries the newest of
+// everything that changed. Content that a client rejected (a NACK) is not sent to it again on that
+// stream; new content is. A name list that becomes empty means "nothing", never "everything".
+//
+// # What it does not do
+//
+// It authenticates nobody: who may open the socket, or pass the TLS of the http.Server it is mounted
+// on, may ask. [Options].Authorize decides by name. What a client says about itself (its node) is
+// used in logs only, and may be missing. It checks no certificates, which is the source's job. How
+// many streams a caller opens it leaves to the HTTP server. Of Envoy's other discovery services it
+// serves none.
+//
+// # In a server of your own
+//
+// The streams need HTTP/2, and each secret of each Envoy is one long-lived request, while net/http
+// allows 250 on a connection: see the example of [NewHandler]. WriteTimeout and ReadTimeout of the
+// http.Server must be zero, as they would end the streams.
+//
+// # Limits
+//
+// A request may have 1 MiB (256 KiB in JSON), a name 4 KiB, a stream 1,000 names ([Options].MaxNames);
+// what is larger is refused before it is parsed, and ends the stream. Compressed requests are refused.
+package sds
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"mime"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/svidkit/svidkit/pki"
+)
+
+// Limits on what a client may send.
+const (
+	maxMessage  = 1 << 20   // bytes of one gRPC message
+	maxJSON     = 256 << 10 // bytes of a REST request; its parser needs more memory than the input
+	maxName     = 4 << 10   // bytes of a resource name
+	maxNames    = 1000      // names of one stream, by default
+	maxText     = 1 << 10   // bytes that are kept of a text for logs and status
+	maxResponse = 1 << 20   // bytes after which a response with several secrets is split
+)
+
+const (
+	service = "/envoy.service.secret.v3.SecretDiscoveryService/"
+	restURL = "/v3/discovery:secrets"
+	typeURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+
+	securityHeader = "workload.spiffe.io"
+)
+
+// Source has the secrets; a *secretcache.Manager is one. Its methods are called from many goroutines.
+type Source interface {
+	// GenerateSecret returns the secret with that name as it is now. It may block, for instance
+	// for a CA, until ctx is done; ctx carries no values of a request, as one call serves all
+	// streams that wait. An error that wraps [io/fs.ErrNotExist] says that there is no such name,
+	// and the name is not asked for again until Subscribe's function is called with it. After any
+	// other error the call is repeated, after 0.5 s first and 30 s at most.
+	GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error)
+
+	// Subscribe registers f, to be called whenever GenerateSecret would answer differently for a
+	// name: it has a new secret, or appeared, or is gone. f returns at once. cancel ends that.
+	Subscribe(f func(resourceName string)) (cancel func())
+}
+
+// Options are the choices of a [Handler]. The zero value is what Envoy wants.
+type Options struct {
+	// Authorize decides whether the caller of a request may have a name; any error means no. To
+	// that caller the name then is like one that does not exist. It is called with the context of
+	// the request, in which middleware or [Server].ConnContext left who is calling, when a stream
+	// asks for the name and again before each version of it that is sent; it should not block.
+	// Nil allows all: the socket is the guard.
+	Authorize func(ctx context.Context, resourceName string) error
+
+	// Wildcard lists the names that a client gets that asks for everything: one that never named
+	// anything, or that names "*". Empty means that it gets nothing.
+	Wildcard []string
+
+	// Strict ends a stream with code NotFound when it asks for a name that does not exist, for
+	// callers who rather fail than wait.
+	Strict bool
+
+	// RequireHeader refuses requests without the header "workload.spiffe.io: true", which a
+	// client that was tricked into making a request does not send. Envoy sends it when
+	// initial_metadata of its gRPC service says so.
+	RequireHeader bool
+
+	// MaxNames is how many names one stream may ask for; 0 means 1,000.
+	MaxNames int
+
+	// Logger gets warnings: rejected responses, names that were refused (once for each stream) or
+	// do not exist (once while somebody wants them), and look-ups that failed. Nil means silence.
+	Logger *slog.Logger
+}
+
+// Handler serves the Secret Discovery Service. It is safe for concurrent use, and keeps an idle
+// stream with two goroutines. Close it to let go of the source.
+type Handler struct {
+	opts        Options
+	table       *table
+	unsubscribe func()
+	done        chan struct{} // closed by Close
+	stream      http.Handler
+	delta       http.Handler
+	fetchGRPC   http.Handler
+
+	mu      sync.Mutex
+	closed  bool
+	streams int
+	nacks   uint64
+	last    *NACK
+}
+
+// NewHandler returns a handler that serves the secrets of src. It subscribes to src until
+// [Handler.Close], and asks it for nothing before a client does. opts may be nil, and is copied.
+func NewHandler(src Source, opts *Options) (*Handler, error) {
+	if src == nil {
+		return nil, errors.New("sds: new handler: the source is nil")
+	}
+	h := &Handler{done: make(chan struct{})}
+	if opts != nil {
+		h.opts = *opts
+	}
+	if h.opts.MaxNames < 0 {
+		return nil, errors.New("sds: new handler: MaxNames is negative; 0 means 1,000")
+	}
+	if slices.Contains(h.opts.Wildcard, "") || slices.Contains(h.opts.Wildcard, "*") {
+		return nil, errors.New(`sds: new handler: Wildcard lists "" or "*"; it wants the names that these stand for`)
+	}
+	h.opts.Wildcard = slices.Clone(h.opts.Wildcard)
+	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
+	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
+
+	h.table = newTable(src, h.opts.Logger)
+	h.stream = connect.NewBidiStreamHandler(service+"StreamSecrets", h.serveStream(false), h.connectOptions(false)...)
+	h.delta = connect.NewBidiStreamHandler(service+"DeltaSecrets", h.serveStream(true), h.connectOptions(true)...)
+	h.fetchGRPC = connect.NewUnaryHandler(service+"FetchSecrets", h.serveFetch, h.connectOptions(false)...)
+	h.unsubscribe = src.Subscribe(h.table.changed)
+	return h, nil
+}
+
+func (h *Handler) connectOptions(delta bool) []connect.HandlerOption {
+	return []connect.HandlerOption{
+		connect.WithCodec(codec{delta: delta, maxNames: h.opts.MaxNames}),
+		connect.WithReadMaxBytes(maxMessage),
+		connect.WithCompression("gzip", nil, nil), // not worth the work for random bytes, and a bomb on the way in
+		connect.WithRequestGate(h.admit),
+	}
+}
+
+// ServeHTTP serves one request: a stream for as long as it lasts. Paths that are not of this
+// service are answered with 404, other forms of RPC than gRPC with 415.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var rpc http.Handler
+	switch r.URL.Path {
+	case service + "StreamSecrets":
+		rpc = h.stream
+	case service + "DeltaSecrets":
+		rpc = h.delta
+	case service + "FetchSecrets":
+		rpc = h.fetchGRPC
+	case restURL:
+		h.serveREST(w, r)
+		return
+	default:
+		http.NotFound(w, r)
+		return
+	}
+	switch media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media {
+	case "application/grpc", "application/grpc+proto":
+	default:
+		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
+		w.WriteHeader(http.StatusUnsupportedMediaType)
+		return
+	}
+	// The goroutine that receives is freed when the body is closed, which connect does after our
+	// function has returned, and not at all after a panic: so it is joined here.
+	var receiver sync.WaitGroup
+	defer func() {
+		_ = r.Body.Close()
+		receiver.Wait()
+	}()
+	rpc.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), receiverKey{}, &receiver)))
+}
+
+type receiverKey struct{}
+
+// admit runs before anything of a request is read.
+func (h *Handler) admit(_ context.Context, _ connect.Spec, _ connect.Peer, header http.Header) (context.Context, error) {
+	if h.opts.RequireHeader && header.Get(securityHeader) != "true" {
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			errors.New(`sds: the header "workload.spiffe.io: true" is missing; send it as metadata`))
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, errClosing()
+	}
+	return nil, nil
+}
+
+func errClosing() error {
+	return connect.NewError(connect.CodeUnavailable, errors.New("sds: the server is shutting down"))
+}
+
+// Close ends all streams with code Unavailable, cancels the source's subscription and waits for
+// look-ups that are still out. It does not wait for the streams: those belong to the http.Server,
+// and one whose client does not read ends with its connection. Requests that come later are
+// refused. Close may be called twice; it returns nil.
+func (h *Handler) Close() error {
+	h.mu.Lock()
+	first := !h.closed
+	h.closed = true
+	h.mu.Unlock()
+	if first {
+		h.unsubscribe()
+		close(h.done)
+	}
+	h.table.close()
+	return nil
+}
+
+// Status is a copy of a handler's state at one moment.
+type Status struct {
+	Streams  int               // open streams, of both kinds
+	Names    map[string]string // what clients ask for: name to version, which is "" while there is nothing to serve
+	NACKs    uint64            // responses that clients rejected
+	LastNACK *NACK             // the last of them, or nil
+}
+
+// NACK is a client's refusal of a response.
+type NACK struct {
+	Time    time.Time
+	Node    string   // ID that the client gives itself, or ""
+	Names   []string // of the secrets in the response
+	Version string   // of the response
+	Message string   // the client's reason, cut to 1 KiB; not to be trusted
+}
+
+// Status returns what the handler does now, for metrics and diagnosis. It holds no keys.
+func (h *Handler) Status() Status {
+	h.mu.Lock()
+	s := Status{Streams: h.streams, NACKs: h.nacks, LastNACK: h.last}
+	h.mu.Unlock()
+	s.Names = h.table.versions()
+	return s
+}
+
+func (h *Handler) nacked(ctx context.Context, n *NACK) {
+	h.mu.Lock()
+	h.nacks++
+	h.last = n
+	h.mu.Unlock()
+	h.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "sds: client rejected a response", slog.String("node", n.Node),
+		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("reason", n.Message))
+}

@@ -1,0 +1,685 @@
+package sds_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+)
+
+func TestStreamSecrets(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web, trust := m.pair("default"), m.roots("ROOTCA")
+	src.put("default", web)
+	src.put("ROOTCA", trust)
+	h := handler(t, src, nil)
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+
+	leaf, root := openSotW(t, c), openSotW(t, c)
+	leaf.ask("default")
+	root.ask("ROOTCA")
+	first := leaf.recv()
+	want(t, first, web)
+	leaf.ack(first, "default")
+	r := root.recv()
+	want(t, r, trust)
+	root.ack(r, "ROOTCA")
+	assert.Equal(t, map[string]string{"default": first.GetVersionInfo(), "ROOTCA": r.GetVersionInfo()}, h.Status().Names)
+	assert.Equal(t, 2, h.Status().Streams)
+
+	web = m.pair("default")
+	src.put("default", web)
+	second := leaf.recv()
+	want(t, second, web)
+	assert.NotEqual(t, first.GetVersionInfo(), second.GetVersionInfo())
+	assert.NotEqual(t, first.GetNonce(), second.GetNonce())
+	leaf.ack(second, "default")
+
+	// More names on the same stream; one that is unknown holds up nothing and comes later.
+	leaf.ack(second, "default", "late", "ROOTCA")
+	r = leaf.recv()
+	want(t, r, trust)
+	leaf.ack(second, "default") // stale: nothing is dropped
+	leaf.ack(r, "default", "late", "ROOTCA")
+	late := m.pair("late")
+	src.put("late", late)
+	r = leaf.recv()
+	want(t, r, late)
+
+	// While that is not acknowledged, changes wait, and only the newest is sent.
+	for range 5 {
+		web = m.pair("default")
+		src.put("default", web)
+	}
+	m.ca.Rotate()
+	trust = m.roots("ROOTCA")
+	src.put("ROOTCA", trust)
+	want(t, root.recv(), trust)
+	leaf.ack(r, "default", "late", "ROOTCA")
+	got := make(map[string]*envoysds.Secret)
+	for len(got) < 2 {
+		r = leaf.recv()
+		leaf.ack(r, "default", "late", "ROOTCA")
+		maps.Copy(got, secrets(t, r))
+	}
+	same(t, trust, got["ROOTCA"])
+
+	// A stream that ends well.
+	require.NoError(t, root.in.Close())
+	code, _ := root.status()
+	assert.Equal(t, codeOK, code)
+}
+
+// What comes after a reconnect is the same whatever the client brings, and has the same version,
+// also from another server.
+func TestReconnect(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("default")
+	src.put("default", web)
+	versions := make(map[string]bool)
+	for range 2 {
+		socket, stop := serve(t, handler(t, src, nil))
+		c := dial(t, socket)
+		for _, req := range []*envoysds.DiscoveryRequest{
+			{},
+			{VersionInfo: "2006-01-02T15:04:05Z/17", ResponseNonce: "1"},
+			{ResponseNonce: "1", ErrorDetail: &envoysds.Status{Message: "of the last stream"}},
+		} {
+			s := openSotW(t, c)
+			req.ResourceNames = []string{"default"}
+			s.send(req)
+			r := s.recv()
+			want(t, r, web)
+			versions[r.GetVersionInfo()] = true
+			req.VersionInfo = r.GetVersionInfo() // the client has it, and gets it again all the same
+		}
+		d := openDelta(t, c)
+		d.subscribe("default")
+		r := d.recv()
+		wantDelta(t, r, nil, web)
+		versions[r.GetResources()[0].GetVersion()] = true
+		stop()
+	}
+	assert.Len(t, versions, 1)
+}
+
+func TestDeltaSecrets(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("default")
+	src.put("default", web)
+	socket, _ := serve(t, handler(t, src, nil))
+	s := openDelta(t, dial(t, socket))
+	s.subscribe("default")
+	r := s.recv()
+	wantDelta(t, r, nil, web)
+	s.ack(r)
+
+	s.subscribe("late")
+	r = s.recv()
+	wantDelta(t, r, []string{"late"})
+	s.ack(r)
+	late := m.pair("late")
+	src.put("late", late)
+	r = s.recv()
+	wantDelta(t, r, nil, late)
+	s.ack(r)
+	src.put("late", nil)
+	r = s.recv()
+	wantDelta(t, r, []string{"late"})
+
+	// A stale nonce takes nothing from the subscription.
+	s.send(&envoysds.DeltaDiscoveryRequest{ResponseNonce: "stale", ResourceNamesSubscribe: []string{"default"}})
+	s.ack(r)
+	version := s.recv()
+	wantDelta(t, version, nil, web)
+
+	// What the client brings along is not sent again; what it does not have is.
+	again := openDelta(t, dial(t, socket))
+	again.send(&envoysds.DeltaDiscoveryRequest{
+		ResourceNamesSubscribe:  []string{"default", "late"},
+		InitialResourceVersions: map[string]string{"default": version.GetResources()[0].GetVersion(), "late": "old"},
+	})
+	wantDelta(t, again.recv(), []string{"late"})
+}
+
+// A look-up that fails, as when the CA is down at the first start, leaves the stream and the other
+// names alone, and the secret comes when the source says so.
+func TestSourceDown(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	trust := m.roots("ROOTCA")
+	src.put("ROOTCA", trust)
+	src.fail("default", errors.New("CA down"))
+	var log syncBuffer
+	h := handler(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	s, d := openSotW(t, c), openDelta(t, c)
+	s.ask("default", "ROOTCA")
+	r := s.recv()
+	want(t, r, trust)
+	s.ack(r, "default", "ROOTCA")
+	d.subscribe("default")
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "CA down") }, patient, time.Millisecond)
+	assert.Empty(t, h.Status().Names["default"])
+
+	web := m.pair("default")
+	src.put("default", web)
+	want(t, s.recv(), web)
+	wantDelta(t, d.recv(), nil, web)
+
+	// Once served, a failure takes it from nobody, not even from newcomers.
+	src.fail("default", errors.New("CA down again"))
+	late := openSotW(t, c)
+	late.ask("default")
+	want(t, late.recv(), web)
+}
+
+func TestNACK(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web, other := m.pair("default"), m.pair("other")
+	src.put("default", web)
+	src.put("other", other)
+	var log syncBuffer
+	h := handler(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	socket, _ := serve(t, h)
+	s := openSotW(t, dial(t, socket))
+	s.ask("default")
+	r := s.recv()
+	before := time.Now()
+	s.nack(r, "KEY_VALUES_MISMATCH", "default")
+	s.send(&envoysds.DiscoveryRequest{ResponseNonce: r.GetNonce(), ResourceNames: []string{"default", "other"}})
+	r2 := s.recv()
+	want(t, r2, other) // and not default again
+	s.ack(r2, "default", "other")
+	src.put("default", web) // the same content again
+	fresh := m.pair("default")
+	src.put("default", fresh)
+	want(t, s.recv(), fresh)
+
+	st := h.Status()
+	assert.Equal(t, uint64(1), st.NACKs)
+	require.NotNil(t, st.LastNACK)
+	assert.WithinRange(t, st.LastNACK.Time, before, time.Now())
+	st.LastNACK.Time = time.Time{}
+	assert.Equal(t, &sds.NACK{Node: "raw", Names: []string{"default"}, Version: r.GetVersionInfo(), Message: "KEY_VALUES_MISMATCH"}, st.LastNACK)
+	assert.Equal(t, 1, strings.Count(log.String(), "KEY_VALUES_MISMATCH"))
+	_, key, _ := web.KeyPair()
+	assert.NotContains(t, log.String(), string(key[30:60]))
+}
+
+func TestStrict(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("default")
+	src.put("default", web)
+	src.fail("down", errors.New("CA down"))
+	deny := func(_ context.Context, name string) error {
+		if name == "denied" {
+			return errors.New("not yours")
+		}
+		return nil
+	}
+	socket, _ := serve(t, handler(t, src, &sds.Options{Strict: true, Authorize: deny, Wildcard: []string{"default", "gone"}}))
+	c := dial(t, socket)
+	for _, name := range []string{"unknown", "denied"} {
+		s := openSotW(t, c)
+		s.ask(name)
+		code, _ := s.status()
+		assert.Equal(t, codeNotFound, code, name)
+		d := openDelta(t, c)
+		d.subscribe(name)
+		code, _ = d.status()
+		assert.Equal(t, codeNotFound, code, name)
+	}
+	s := openSotW(t, c)
+	s.ask("default", "down")
+	want(t, s.recv(), web) // a failed look-up is not an unknown name
+	all := openSotW(t, c)
+	all.ask()
+	want(t, all.recv(), web) // nor is one that the server itself listed
+}
+
+func TestWildcard(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web, trust := m.pair("default"), m.roots("ROOTCA")
+	src.put("default", web)
+	src.put("ROOTCA", trust)
+	h := handler(t, src, &sds.Options{Wildcard: []string{"default", "ROOTCA"}})
+	socket, _ := serve(t, h)
+	s := openSotW(t, dial(t, socket))
+	s.ask()
+	got := make(map[string]*envoysds.Secret)
+	for len(got) < 2 {
+		r := s.recv()
+		s.ack(r)
+		maps.Copy(got, secrets(t, r))
+	}
+	same(t, web, got["default"])
+	same(t, trust, got["ROOTCA"])
+
+	for name, opts := range map[string]*sds.Options{
+		"an empty name":  {Wildcard: []string{""}},
+		"itself":         {Wildcard: []string{"*"}},
+		"negative limit": {MaxNames: -1},
+	} {
+		_, err := sds.NewHandler(src, opts)
+		assert.Error(t, err, name)
+	}
+	_, err := sds.NewHandler(nil, nil)
+	assert.Error(t, err)
+}
+
+type callerKey struct{}
+
+// Each caller gets its own names only. Who it is, the connection says.
+func TestAuthorize(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web, db := m.pair("web"), m.pair("db")
+	src.put("web", web)
+	src.put("db", db)
+	var mu sync.Mutex
+	allowed := map[string]string{"web": "web", "db": "db"} // name to caller
+	var log syncBuffer
+	h := handler(t, src, &sds.Options{
+		Authorize: func(ctx context.Context, name string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if caller := ctx.Value(callerKey{}); allowed[name] != caller {
+				return fmt.Errorf("%v may not have %s", caller, name)
+			}
+			return nil
+		},
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	as := func(caller string) *http.Client {
+		socket, _ := serve(t, h, func(s *sds.Server) {
+			s.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
+				return context.WithValue(ctx, callerKey{}, caller)
+			}
+		})
+		return dial(t, socket)
+	}
+	asWeb, asDB := as("web"), as("db")
+	s, d, other := openSotW(t, asWeb), openDelta(t, asWeb), openSotW(t, asDB)
+	s.ask("db", "web")
+	r := s.recv()
+	want(t, r, web)
+	s.ack(r, "db", "web")
+	s.ack(r, "db", "web")
+	d.subscribe("db", "web")
+	rd := d.recv()
+	wantDelta(t, rd, []string{"db"}, web)
+	d.ack(rd)
+	other.ask("db")
+	r2 := other.recv()
+	want(t, r2, db)
+	other.ack(r2, "db")
+	assert.Equal(t, 2, strings.Count(log.String(), "web may not have db"), "once for each stream")
+
+	// What is taken away is not renewed, and delta says so.
+	mu.Lock()
+	allowed["web"] = "nobody"
+	mu.Unlock()
+	src.put("web", m.pair("web"))
+	wantDelta(t, d.recv(), []string{"web"})
+	newDB := m.pair("db")
+	src.put("db", newDB)
+	want(t, other.recv(), newDB)
+	code := post(t, asWeb, `{"resource_names":["db"]}`, nil)
+	assert.Equal(t, http.StatusNotFound, code.StatusCode)
+	require.NoError(t, s.in.Close())
+	status, messages := s.status()
+	assert.Equal(t, codeOK, status)
+	assert.Zero(t, messages)
+}
+
+func TestRequireHeader(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("default")
+	src.put("default", web)
+	socket, _ := serve(t, handler(t, src, &sds.Options{RequireHeader: true}))
+	c := dial(t, socket)
+	for _, value := range []string{"", "false", "True"} {
+		for _, method := range []string{"StreamSecrets", "DeltaSecrets", "FetchSecrets"} {
+			s := open(t, c, method, func(r *http.Request) { r.Header.Set("Workload.Spiffe.Io", value) })
+			code, _ := s.status()
+			assert.Equal(t, codeInvalidArgument, code, "%s with %q", method, value)
+		}
+		resp := post(t, c, `{"resource_names":["default"]}`, map[string]string{"Workload.Spiffe.Io": value})
+		assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
+	}
+	assert.Zero(t, src.count("default"))
+	s := openSotW(t, c, func(r *http.Request) { r.Header.Set("workload.spiffe.io", "true") })
+	s.ask("default")
+	want(t, s.recv(), web)
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	src.put("default", m.pair("default"))
+	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: 3}))
+	c := dial(t, socket)
+	many := []string{"1", "2", "3", "4"}
+	long := []string{strings.Repeat("x", 4097)}
+	other := "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	encode := func(r *envoysds.DiscoveryRequest) []byte { return frame(0, mustMarshal(t, r)) }
+	encodeDelta := func(r *envoysds.DeltaDiscoveryRequest) []byte { return frame(0, mustMarshal(t, r)) }
+	for name, test := range map[string]struct {
+		method string
+		in     []byte
+		want   string
+	}{
+		"other type":             {"StreamSecrets", encode(&envoysds.DiscoveryRequest{TypeUrl: other}), codeInvalidArgument},
+		"other type, delta":      {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{TypeUrl: other}), codeInvalidArgument},
+		"other type, fetch":      {"FetchSecrets", encode(&envoysds.DiscoveryRequest{TypeUrl: other}), codeInvalidArgument},
+		"too many names":         {"StreamSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: many}), codeResourceExhausted},
+		"too many names, delta":  {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: many}), codeResourceExhausted},
+		"too many names, fetch":  {"FetchSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: many}), codeResourceExhausted},
+		"long name":              {"StreamSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: long}), codeResourceExhausted},
+		"long name, delta":       {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{ResourceNamesUnsubscribe: long}), codeResourceExhausted},
+		"large message":          {"StreamSecrets", frame(0, make([]byte, 1<<20+1)), codeResourceExhausted},
+		"large message, delta":   {"DeltaSecrets", frame(0, make([]byte, 1<<20+1)), codeResourceExhausted},
+		"large message, fetch":   {"FetchSecrets", frame(0, make([]byte, 1<<20+1)), codeResourceExhausted},
+		"garbage":                {"StreamSecrets", frame(0, []byte("garbage")), codeInvalidArgument},
+		"garbage, delta":         {"DeltaSecrets", frame(0, []byte("garbage")), codeInvalidArgument},
+		"compressed":             {"StreamSecrets", frame(1, []byte("garbage")), codeInternal},
+		"end of stream in frame": {"StreamSecrets", frame(0x80, nil), codeInternal},
+		"half a message":         {"StreamSecrets", frame(0, make([]byte, 10))[:9], codeInternal},
+		"nothing":                {"StreamSecrets", nil, codeOK},
+		"fetch nothing":          {"FetchSecrets", encode(&envoysds.DiscoveryRequest{}), codeInvalidArgument},
+		"fetch what is not":      {"FetchSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: []string{"x"}}), codeNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			body := &slowCloser{Reader: bytes.NewReader(test.in), stop: make(chan struct{})}
+			defer close(body.stop)
+			s := open(t, c, test.method, func(r *http.Request) {
+				if r.Body = body; test.method == "FetchSecrets" || test.want == codeOK || test.want == codeInternal {
+					r.Body = io.NopCloser(body.Reader)
+				}
+			})
+			code, messages := s.status()
+			assert.Equal(t, test.want, code, s.resp.Trailer)
+			assert.Zero(t, messages)
+		})
+	}
+	t.Run("unknown compression", func(t *testing.T) {
+		t.Parallel()
+		s := open(t, c, "StreamSecrets", func(r *http.Request) { r.Header.Set("Grpc-Encoding", "gzip") })
+		code, _ := s.status()
+		assert.Equal(t, codeUnimplemented, code)
+	})
+	t.Run("HTTP", func(t *testing.T) {
+		t.Parallel()
+		for path, test := range map[string]struct {
+			contentType string
+			want        int
+		}{
+			service + "StreamSecrets":                  {"application/json", http.StatusUnsupportedMediaType},
+			service + "DeltaSecrets":                   {"application/grpc-web+proto", http.StatusUnsupportedMediaType},
+			service + "FetchSecrets":                   {"application/grpc+json", http.StatusUnsupportedMediaType},
+			service + "ListSecrets":                    {"application/grpc", http.StatusNotFound},
+			"/envoy.service.discovery.v3.AggregatedDi": {"application/grpc", http.StatusNotFound},
+			"/": {"", http.StatusNotFound},
+		} {
+			resp, err := c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}"))
+			require.NoError(t, err)
+			assert.NoError(t, resp.Body.Close())
+			assert.Equal(t, test.want, resp.StatusCode, path)
+		}
+	})
+	t.Run("HTTP/1.1", func(t *testing.T) {
+		t.Parallel()
+		resp, err := http1(t, socket).Post("http://localhost"+service+"StreamSecrets", "application/grpc", nil)
+		require.NoError(t, err)
+		assert.NoError(t, resp.Body.Close())
+		assert.Equal(t, http.StatusHTTPVersionNotSupported, resp.StatusCode)
+	})
+}
+
+// slowCloser is a body that stays open after its content.
+type slowCloser struct {
+	io.Reader
+	stop chan struct{}
+}
+
+func (s *slowCloser) Read(b []byte) (int, error) {
+	n, err := s.Reader.Read(b)
+	if err == io.EOF {
+		<-s.stop
+	}
+	return n, err
+}
+
+func (s *slowCloser) Close() error { return nil }
+
+func TestClose(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	src.put("default", m.pair("default"))
+	h, err := sds.NewHandler(src, nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, src.subscribers())
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	s, d := openSotW(t, c), openDelta(t, c)
+	s.ask("default")
+	s.recv()
+	require.NoError(t, h.Close())
+	require.NoError(t, h.Close())
+	assert.Zero(t, src.subscribers())
+	for _, s := range []*raw{s.raw, d.raw, open(t, c, "StreamSecrets"), open(t, c, "FetchSecrets")} {
+		code, _ := s.status()
+		assert.Equal(t, codeUnavailable, code)
+	}
+	resp := post(t, c, `{"resource_names":["default"]}`, nil)
+	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
+	assert.Empty(t, h.Status().Names)
+}
+
+// A hook that panics ends its stream and nothing else.
+func TestAuthorizePanics(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("web")
+	src.put("web", web)
+	h := handler(t, src, &sds.Options{Authorize: func(_ context.Context, name string) error {
+		if name == "panic" {
+			panic("hook")
+		}
+		return nil
+	}})
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	s, bad := openSotW(t, c), openSotW(t, c)
+	bad.ask("panic")
+	_, err := bad.next()
+	assert.ErrorContains(t, err, "INTERNAL_ERROR")
+	s.ask("web")
+	want(t, s.recv(), web)
+	require.Eventually(t, func() bool { return h.Status().Streams == 1 }, patient, time.Millisecond)
+}
+
+// A deadline that the client sets ends its stream with that reason.
+func TestDeadline(t *testing.T) {
+	t.Parallel()
+	socket, _ := serve(t, handler(t, newFakeSource(), nil))
+	s := open(t, dial(t, socket), "StreamSecrets", func(r *http.Request) { r.Header.Set("Grpc-Timeout", "50m") })
+	code, _ := s.status()
+	assert.Equal(t, "4", code)
+}
+
+// 1,100 streams on one connection, as an Envoy with as many secrets opens, get each version; the
+// source is asked once for each. When the client goes, nothing stays.
+func TestManyStreams(t *testing.T) {
+	const n = 1100
+	m, src := newMint(t), newFakeSource()
+	src.put("default", m.pair("default"))
+	before := runtime.NumGoroutine()
+	h, err := sds.NewHandler(src, nil)
+	require.NoError(t, err)
+	var conns int
+	socket, stop := serve(t, h, func(s *sds.Server) {
+		s.ConnContext = func(ctx context.Context, _ net.Conn) context.Context { conns++; return ctx }
+	})
+	c := sds.UnixClient(socket)
+	streams := make([]sotw, n)
+	for i := range streams {
+		streams[i] = openSotW(t, c)
+		streams[i].ask("default")
+	}
+	for _, s := range streams {
+		s.ack(s.recv(), "default")
+	}
+	assert.Equal(t, 1, src.count("default"))
+	assert.Equal(t, n, h.Status().Streams)
+	for round := range 3 {
+		secret := m.pair("default")
+		src.put("default", secret)
+		for _, s := range streams {
+			r := s.recv()
+			want(t, r, secret)
+			s.ack(r, "default")
+		}
+		assert.Equal(t, round+2, src.count("default"))
+	}
+	assert.Equal(t, 1, conns)
+	for _, s := range streams {
+		s.cancel()
+	}
+	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
+	assert.Empty(t, h.Status().Names, "a name that nobody wants is forgotten")
+	c.CloseIdleConnections()
+	stop()
+	require.NoError(t, h.Close())
+	for _, s := range streams {
+		_ = s.resp.Body.Close()
+		_ = s.in.Close()
+	}
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+2 }, patient, 10*time.Millisecond,
+		"goroutines: %d before, %d after", before, runtime.NumGoroutine())
+}
+
+// A client that does not read delays nobody, and when it reads at last it gets the newest.
+func TestSlowReader(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	// Larger than the window of a stream, so that the server has to wait.
+	large := func() *pki.Secret {
+		var certs []*x509.Certificate
+		for range 150 {
+			certs = append(certs, m.ca.Root())
+		}
+		m.ca.Rotate()
+		m.ca.DropOldRoots()
+		s, err := pki.NewSecretPEM("ROOTCA", nil, nil, pki.MarshalCertificatesPEM(append(certs, m.ca.Root())...), time.Time{})
+		require.NoError(t, err)
+		return s
+	}
+	src.put("ROOTCA", large())
+	socket, _ := serve(t, handler(t, src, nil))
+	small := sds.UnixClient(socket)
+	small.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 16 << 10}
+	t.Cleanup(small.CloseIdleConnections)
+	slow := openSotW(t, small)
+	slow.ask("ROOTCA")
+	fast := []sotw{openSotW(t, small), openSotW(t, dial(t, socket))}
+	for _, s := range fast {
+		s.ask("ROOTCA")
+		s.ack(s.recv(), "ROOTCA")
+	}
+	var last *pki.Secret
+	for range 5 {
+		last = large()
+		src.put("ROOTCA", last)
+		for _, s := range fast {
+			r := s.recv()
+			want(t, r, last)
+			s.ack(r, "ROOTCA")
+		}
+	}
+	r := slow.recv()
+	slow.ack(r, "ROOTCA")
+	want(t, slow.recv(), last)
+}
+
+// 2,000 names that come one by one on one stream.
+func TestManyNames(t *testing.T) {
+	t.Parallel()
+	const n = 2000
+	m, src := newMint(t), newFakeSource()
+	var names []string
+	svid := m.ca.SVID("/web")
+	for i := range n {
+		name := fmt.Sprint("name-", i)
+		names = append(names, name)
+		s, err := pki.NewKeyPairSecret(name, svid)
+		require.NoError(t, err)
+		src.put(name, s)
+	}
+	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: n}))
+	s := openSotW(t, dial(t, socket))
+	s.ask(names[0])
+	start := time.Now()
+	for i := range names {
+		r := s.recv()
+		require.Len(t, r.GetResources(), 1)
+		if i+1 < n {
+			s.ack(r, names[:i+2]...)
+		} else {
+			s.ack(r, names...)
+		}
+	}
+	t.Logf("%d names in %v", n, time.Since(start))
+	fresh, err := pki.NewKeyPairSecret(names[7], m.ca.SVID("/web"))
+	require.NoError(t, err)
+	src.put(names[7], fresh)
+	want(t, s.recv(), fresh)
+}
+
+// syncBuffer is a log that tests read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}

@@ -1,0 +1,48 @@
+//go:build unix
+
+package sds
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+)
+
+// maxPath is the longest path of a socket in bytes; the system wants a zero after it.
+const maxPath = len(syscall.RawSockaddrUnix{}.Path) - 1
+
+func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// listenUnix makes a socket with that mode. Until listen is called a connection to it is refused, so
+// nobody gets in while the mode is still what the umask made of it.
+func listenUnix(path string, mode fs.FileMode) (net.Listener, error) {
+	syscall.ForkLock.RLock()
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(fd)
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close() // the listener has a copy
+	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
+		return nil, os.NewSyscallError("bind", err)
+	}
+	err = os.Chmod(path, mode)
+	if err == nil {
+		err = os.NewSyscallError("listen", syscall.Listen(fd, syscall.SOMAXCONN))
+	}
+	var l net.Listener
+	if err == nil {
+		l, err = net.FileListener(f)
+	}
+	if err != nil {
+		_ = os.Remove(path) // ours: bind made it
+		return nil, err
+	}
+	return l, nil
+}

@@ -1,0 +1,310 @@
+package sds
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"connectrpc.com/connect"
+)
+
+// session is the protocol state of one stream, without the transport: requests and news about names
+// go in, responses come out. It is used by one goroutine.
+//
+// At most one response is out at a time. News that arrives while it is unanswered waits, by name,
+// and the next response has the newest of each: so a session's memory is bounded by its names.
+type session struct {
+	delta    bool
+	maxNames int
+	wildcard []string // what "everything" means; empty: nothing
+	stamp    string   // begins each nonce, so that one of another stream is not taken for one of ours
+
+	items    map[string]*item
+	queue    []*item // those with news, oldest first; may have dropped ones
+	version  version // of what the client was sent of the names it still wants
+	sent     uint64  // number of responses
+	awaiting bool    // the last response is neither acknowledged nor rejected
+	inFlight *NACK   // what the record of a rejection of that response will say
+	begun    bool    // there was a request
+	named    bool    // the client has named something, ever
+	node     string
+	round    uint64 // marks the items that a request names
+}
+
+// item is one name that the client wants.
+type item struct {
+	name    string
+	known   knowledge
+	cur     *entry  // the newest; set if known is present
+	sent    version // what the client was sent last; zero if nothing
+	have    string  // delta: the version that the client brought from its last stream
+	told    bool    // delta: the client was told that there is no such name
+	asked   bool    // by name
+	wild    bool    // as part of everything
+	queued  bool
+	dropped bool
+	round   uint64
+
+	watch  *watch // the stream's; not used here
+	denied bool   // the stream's; not used here
+}
+
+// knowledge is what is known about a name.
+type knowledge uint8
+
+const (
+	unknown knowledge = iota // not looked up, or that failed: the client waits
+	absent                   // there is no such name
+	present
+)
+
+// outcome is what a request did to a session.
+type outcome struct {
+	stale   bool    // SotW: an answer to an old response; nothing was done
+	nack    *NACK   // the client rejected the last response
+	added   []*item // names that were not wanted before
+	dropped []*item // and that are no longer
+}
+
+func newSession(delta bool, maxNames int, wildcard []string, stamp string) *session {
+	return &session{delta: delta, maxNames: maxNames, wildcard: wildcard, stamp: stamp, items: make(map[string]*item)}
+}
+
+// nonce returns that of the last response.
+func (s *session) nonce() string { return s.stamp + strconv.FormatUint(s.sent, 10) }
+
+// request takes one request. An error is for the client, and ends the stream.
+func (s *session) request(r *request) (outcome, error) {
+	var out outcome
+	if r.tooLarge != nil {
+		return out, connect.NewError(connect.CodeResourceExhausted, r.tooLarge)
+	}
+	if r.typeURL != "" && r.typeURL != typeURL {
+		return out, connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("sds: type URL %q: this service has %s only", clip(r.typeURL), typeURL))
+	}
+	if s.node == "" {
+		s.node = clip(r.node) // later requests may leave it out
+	}
+	switch answer := s.sent > 0 && r.nonce == s.nonce(); {
+	case answer && s.awaiting:
+		if r.rejected {
+			out.nack = s.inFlight
+			out.nack.Node, out.nack.Message = s.node, clip(r.reason)
+		}
+		s.awaiting, s.inFlight = false, nil
+	case !s.delta && !answer && r.nonce != "" && s.sent > 0:
+		// The client will answer the newer response as well, and name again what it wants. Before
+		// our first response a nonce is one of an older stream, and the request is a first one.
+		out.stale = true
+		return out, nil
+	}
+	var err error
+	if s.delta {
+		err = s.change(r, &out)
+	} else {
+		err = s.replace(r, &out)
+	}
+	s.begun = true
+	return out, err
+}
+
+// replace makes the names of a SotW request the wanted ones.
+func (s *session) replace(r *request, out *outcome) error {
+	s.round++
+	wanted := 0
+	everything := false
+	for _, name := range r.names {
+		switch it := s.items[name]; {
+		case name == "":
+			continue
+		case name == "*" && len(s.wildcard) > 0:
+			everything = true
+		case it == nil || it.round != s.round:
+			it = s.add(name, out)
+			it.round, it.asked, it.wild = s.round, true, false
+			wanted++
+		}
+		s.named = true
+	}
+	if wanted > s.maxNames {
+		return s.tooMany()
+	}
+	if everything || !s.named {
+		for _, name := range s.wildcard {
+			it := s.add(name, out)
+			it.round, it.wild = s.round, true
+		}
+	}
+	for _, it := range s.items {
+		if it.round != s.round {
+			s.drop(it, out)
+		}
+	}
+	return nil
+}
+
+// change applies a delta request. What is dropped goes first, so that a name in both lists stays.
+func (s *session) change(r *request, out *outcome) error {
+	for _, name := range r.drop {
+		if name == "*" && len(s.wildcard) > 0 {
+			for _, name := range s.wildcard {
+				if it := s.items[name]; it != nil && it.wild {
+					if it.wild = false; !it.asked {
+						s.drop(it, out)
+					}
+				}
+			}
+			continue
+		}
+		switch it := s.items[name]; {
+		case it == nil || !it.asked:
+		case it.wild: // still wanted as part of everything; the client must hear so
+			it.asked = false
+			s.forget(it)
+		default:
+			s.drop(it, out)
+		}
+	}
+	everything := !s.begun
+	for _, name := range r.names {
+		if name == "" {
+			continue
+		}
+		if everything = false; name == "*" && len(s.wildcard) > 0 {
+			everything = true
+			break
+		}
+	}
+	if everything {
+		for _, name := range s.wildcard {
+			it := s.add(name, out)
+			it.wild = true
+			s.forget(it)
+		}
+	}
+	for _, name := range r.names {
+		if name == "" || name == "*" && len(s.wildcard) > 0 {
+			continue
+		}
+		it := s.add(name, out)
+		it.asked = true
+		s.forget(it) // each subscription is answered: the client may have lost what it had
+		if len(s.items) > s.maxNames+len(s.wildcard) {
+			return s.tooMany()
+		}
+	}
+	if !s.begun {
+		for name, v := range r.have {
+			if it := s.items[name]; it != nil {
+				it.have = v
+			}
+		}
+	}
+	return nil
+}
+
+func (s *session) tooMany() error {
+	return connect.NewError(connect.CodeResourceExhausted,
+		fmt.Errorf("sds: more than %d resource names; open another stream, or raise MaxNames of the server", s.maxNames))
+}
+
+// add returns the item with that name, made if need be.
+func (s *session) add(name string, out *outcome) *item {
+	it := s.items[name]
+	if it == nil {
+		it = &item{name: name}
+		s.items[name] = it
+		if name == "*" { // everything, where that means nothing
+			s.news(it, absent, nil)
+		} else {
+			out.added = append(out.added, it)
+		}
+	}
+	return it
+}
+
+func (s *session) drop(it *item, out *outcome) {
+	delete(s.items, it.name)
+	s.version = s.version.xor(it.sent)
+	it.dropped = true
+	out.dropped = append(out.dropped, it)
+}
+
+// forget makes the next response have it, whatever was sent before.
+func (s *session) forget(it *item) {
+	s.version = s.version.xor(it.sent)
+	it.sent, it.told, it.have = version{}, false, ""
+	s.enqueue(it)
+}
+
+// news tells what is now known of a name. e is nil unless k is present.
+func (s *session) news(it *item, k knowledge, e *entry) {
+	if it.dropped {
+		return
+	}
+	it.known, it.cur = k, e
+	s.enqueue(it)
+}
+
+func (s *session) enqueue(it *item) {
+	if it.queued {
+		return
+	}
+	if len(s.queue) > 2*len(s.items) { // a client that asks and drops, and answers nothing
+		s.queue = slices.DeleteFunc(s.queue, func(it *item) bool { return it.dropped })
+	}
+	it.queued = true
+	s.queue = append(s.queue, it)
+}
+
+// next returns the response to send now, or nil. The caller sends it or ends the stream.
+func (s *session) next() *response {
+	if s.awaiting {
+		return nil
+	}
+	var r response
+	size, done := 0, 0
+	for _, it := range s.queue {
+		if size >= maxResponse {
+			break
+		}
+		done++
+		it.queued = false
+		switch {
+		case it.dropped:
+		case it.known == present && it.have == it.cur.version.String():
+			s.mark(it, it.cur.version)
+		case it.known == present && it.sent != it.cur.version:
+			r.entries = append(r.entries, it.cur)
+			size += len(it.cur.any)
+			s.mark(it, it.cur.version)
+		case it.known == absent && s.delta && !it.told:
+			r.removed = append(r.removed, it.name)
+			size += len(it.name)
+			s.mark(it, version{})
+			it.told = true
+		}
+	}
+	rest := copy(s.queue, s.queue[done:])
+	clear(s.queue[rest:])
+	s.queue = s.queue[:rest]
+	if len(r.entries) == 0 && len(r.removed) == 0 {
+		return nil // only news that the client has already; there is no more than one round of it
+	}
+	s.sent++
+	s.awaiting = true
+	r.delta, r.version, r.nonce = s.delta, s.version, s.nonce()
+	s.inFlight = &NACK{Version: r.version.String(), Names: make([]string, 0, len(r.entries)+len(r.removed))}
+	for _, e := range r.entries {
+		s.inFlight.Names = append(s.inFlight.Names, e.name)
+	}
+	s.inFlight.Names = append(s.inFlight.Names, r.removed...)
+	return &r
+}
+
+// mark notes what the client has been sent.
+func (s *session) mark(it *item, v version) {
+	s.version = s.version.xor(it.sent).xor(v)
+	it.sent, it.told, it.have = v, false, ""
+}

@@ -1,0 +1,680 @@
+package sds
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// driver drives a session like a stream does, with a world of names to values in place of a source.
+// Values are small; an entry's version is its name and value.
+type driver struct {
+	t     testing.TB
+	s     *session
+	world map[string]string // a name that is missing does not exist; "?" is one that is not looked up yet
+	watch map[string]*item
+}
+
+func drive(t testing.TB, delta bool, world map[string]string, wildcard ...string) *driver {
+	return &driver{t: t, s: newSession(delta, 5, wildcard, ""), world: world, watch: make(map[string]*item)}
+}
+
+func fakeEntry(name, value string) *entry {
+	e := &entry{name: name, any: []byte(name + "=" + value)}
+	copy(e.version[:8], value)
+	copy(e.version[8:], name)
+	return e
+}
+
+func (d *driver) look(it *item) {
+	switch value, ok := d.world[it.name]; {
+	case !ok:
+		d.s.news(it, absent, nil)
+	case value != "?":
+		d.s.news(it, present, fakeEntry(it.name, value))
+	}
+}
+
+// send hands over a request and returns what it did.
+func (d *driver) send(r request) (outcome, error) {
+	out, err := d.s.request(&r)
+	for _, it := range out.dropped {
+		delete(d.watch, it.name)
+	}
+	for _, it := range out.added {
+		d.watch[it.name] = it
+		d.look(it)
+	}
+	return out, err
+}
+
+// set changes the world. An empty value removes the name.
+func (d *driver) set(name, value string) {
+	if d.world[name] = value; value == "" {
+		delete(d.world, name)
+	}
+	if it := d.watch[name]; it != nil {
+		d.look(it)
+	}
+}
+
+// receive returns the next response as text, such as "#1 a=1 b=1 -c", or "" if there is none.
+func (d *driver) receive() string {
+	r := d.s.next()
+	if r == nil {
+		return ""
+	}
+	parts := []string{"#" + r.nonce}
+	for _, e := range r.entries {
+		parts = append(parts, string(e.any))
+	}
+	for _, name := range r.removed {
+		parts = append(parts, "-"+name)
+	}
+	return strings.Join(parts, " ")
+}
+
+// step is one thing that happens to a stream, and the response that it leads to.
+type step struct {
+	request *request
+	set     [2]string // name, value
+	want    string
+	stale   bool
+	nack    bool
+}
+
+func ask(names ...string) *request { return &request{names: names} }
+
+func ack(nonce string, names ...string) *request { return &request{nonce: nonce, names: names} }
+
+func reject(nonce string, names ...string) *request {
+	return &request{nonce: nonce, names: names, rejected: true, reason: "bad"}
+}
+
+func TestSession(t *testing.T) {
+	t.Parallel()
+	sub := func(nonce string, names ...string) *request { return &request{nonce: nonce, names: names} }
+	unsub := func(names ...string) *request { return &request{drop: names} }
+	tests := map[string]struct {
+		delta    bool
+		world    map[string]string
+		wildcard []string
+		steps    []step
+	}{
+		"SotW: answer, acknowledge, push": {
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: ask("a"), want: "#1 a=1"},
+				{request: ack("1", "a")},
+				{set: [2]string{"a", "2"}, want: "#2 a=2"},
+				{request: ack("2", "a")},
+			},
+		},
+		"SotW: an answered request is not answered again": {
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: ask("a"), want: "#1 a=1"}, {request: ack("1", "a")}, {request: ack("1", "a")}, {request: ask("a")}},
+		},
+		"SotW: a stale nonce is ignored with its names": {
+			world: map[string]string{"a": "1", "b": "1"},
+			steps: []step{
+				{request: ask("a"), want: "#1 a=1"},
+				{request: ack("1", "a")},
+				{set: [2]string{"a", "2"}, want: "#2 a=2"},
+				{request: ack("1", "a", "b"), stale: true},
+				{request: ack("x", "a", "b"), stale: true},
+				{request: ack("2", "a", "b"), want: "#3 b=1"},
+			},
+		},
+		"SotW: a stale rejection is no rejection": {
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: ask("a"), want: "#1 a=1"}, {request: ack("1", "a")}, {set: [2]string{"a", "2"}, want: "#2 a=2"},
+				{request: reject("1", "a"), stale: true},
+			},
+		},
+		"SotW: a nonce on the first request is one of an older stream": {
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: &request{nonce: "17", version: "old", names: []string{"a"}}, want: "#1 a=1"}},
+		},
+		"SotW: nor can it be a rejection": {
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: reject("17", "a"), want: "#1 a=1"}},
+		},
+		"SotW: a nonce before the first response is not stale": {
+			world: map[string]string{"b": "1"},
+			steps: []step{{request: ack("17", "a")}, {request: ack("17", "a", "b"), want: "#1 b=1"}},
+		},
+		"SotW: a rejection is recorded and the same not sent again; what is new is": {
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: ask("a"), want: "#1 a=1"},
+				{request: reject("1", "a"), nack: true},
+				{set: [2]string{"a", "1"}},
+				{set: [2]string{"a", "2"}, want: "#2 a=2"},
+				{request: ack("2", "a")},
+			},
+		},
+		"SotW: a rejection may change the names": {
+			world: map[string]string{"a": "1", "b": "1"},
+			steps: []step{{request: ask("a"), want: "#1 a=1"}, {request: reject("1", "a", "b"), nack: true, want: "#2 b=1"}},
+		},
+		"SotW: a rejection counts once": {
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: ask("a"), want: "#1 a=1"}, {request: reject("1", "a"), nack: true}, {request: reject("1", "a")}},
+		},
+		"SotW: a rejection when nothing is wanted": {
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: reject("")}, {request: ask("a"), want: "#1 a=1"}, {request: reject("1"), nack: true}},
+		},
+		"SotW: only what is added is answered": {
+			world: map[string]string{"a": "1", "b": "1", "c": "1"},
+			steps: []step{
+				{request: ask("a"), want: "#1 a=1"},
+				{request: ack("1", "a", "b"), want: "#2 b=1"},
+				{request: ack("2", "b", "c"), want: "#3 c=1"},
+				{request: ack("3", "b", "c")},
+				{set: [2]string{"a", "2"}},
+				{set: [2]string{"b", "2"}, want: "#4 b=2"},
+			},
+		},
+		"SotW: names may be added before the first answer is in": {
+			world: map[string]string{"a": "1", "b": "1"},
+			steps: []step{{request: ask("a"), want: "#1 a=1"}, {request: ask("a", "b")}, {request: ack("1", "a", "b"), want: "#2 b=1"}},
+		},
+		"SotW: no names after names is nothing, not everything": {
+			world:    map[string]string{"a": "1", "b": "1"},
+			wildcard: []string{"a", "b"},
+			steps: []step{
+				{request: ask("a"), want: "#1 a=1"}, {request: ack("1")},
+				{set: [2]string{"a", "2"}}, {set: [2]string{"b", "2"}},
+				{request: ack("1", "a"), want: "#2 a=2"},
+			},
+		},
+		"SotW: what is asked for again is sent again": {
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: ask("a"), want: "#1 a=1"}, {request: ack("1")}, {request: ack("1", "a"), want: "#2 a=1"}},
+		},
+		"SotW: everything, where that is nothing": {
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: ask()}, {request: ask("*")}, {request: ask("a"), want: "#1 a=1"}},
+		},
+		"SotW: everything, never having named anything": {
+			world:    map[string]string{"a": "1", "b": "1", "c": "1"},
+			wildcard: []string{"a", "b"},
+			steps: []step{
+				{request: ask(), want: "#1 a=1 b=1"}, {request: ack("1")},
+				{set: [2]string{"b", "2"}, want: "#2 b=2"}, {request: ack("2")},
+				{request: ack("2", "c"), want: "#3 c=1"}, {request: ack("3", "c")},
+				{set: [2]string{"a", "3"}},
+			},
+		},
+		"SotW: everything by its name, and more": {
+			world:    map[string]string{"a": "1", "b": "1", "c": "1"},
+			wildcard: []string{"a", "b"},
+			steps:    []step{{request: ask("c", "*"), want: "#1 c=1 a=1 b=1"}, {request: ack("1", "c")}, {set: [2]string{"a", "2"}}},
+		},
+		"SotW: duplicates and empty names are dropped": {
+			world: map[string]string{"a": "1", "b": "1"},
+			steps: []step{{request: ask("a", "", "b", "a", ""), want: "#1 a=1 b=1"}, {request: ack("1", "b", "b", "a")}},
+		},
+		"SotW: a list of empty names names nothing": {
+			world:    map[string]string{"a": "1"},
+			wildcard: []string{"a"},
+			steps:    []step{{request: ask("", ""), want: "#1 a=1"}},
+		},
+		"SotW: unknown names do not hold up others, and come when they appear": {
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: ask("x", "a"), want: "#1 a=1"}, {request: ack("1", "x", "a")},
+				{set: [2]string{"x", "1"}, want: "#2 x=1"},
+			},
+		},
+		"SotW: names that are not looked up yet": {
+			world: map[string]string{"x": "?"},
+			steps: []step{{request: ask("x")}, {set: [2]string{"x", "1"}, want: "#1 x=1"}},
+		},
+		"SotW: a name that goes is not mentioned, and one that comes back the same is not sent": {
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: ask("a"), want: "#1 a=1"}, {request: ack("1", "a")},
+				{set: [2]string{"a", ""}}, {set: [2]string{"a", "1"}}, {set: [2]string{"a", "2"}, want: "#2 a=2"},
+			},
+		},
+		"SotW: while a response is out, the newest of each waits": {
+			world: map[string]string{"a": "1", "b": "1"},
+			steps: []step{
+				{request: ask("a", "b"), want: "#1 a=1 b=1"},
+				{set: [2]string{"a", "2"}}, {set: [2]string{"b", "2"}}, {set: [2]string{"a", "3"}}, {set: [2]string{"b", "1"}},
+				{request: ack("1", "a", "b"), want: "#2 a=3"},
+			},
+		},
+		"SotW: what is dropped while it waits is not sent": {
+			world: map[string]string{"a": "1", "b": "1"},
+			steps: []step{
+				{request: ask("a", "b"), want: "#1 a=1 b=1"}, {set: [2]string{"a", "2"}}, {set: [2]string{"b", "2"}},
+				{request: ack("1", "b"), want: "#2 b=2"},
+			},
+		},
+
+		"delta: answer, acknowledge, push": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: sub("", "a"), want: "#1 a=1"}, {request: sub("1")},
+				{set: [2]string{"a", "2"}, want: "#2 a=2"}, {request: sub("2")},
+			},
+		},
+		"delta: subscribe, unsubscribe, subscribe is answered again": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: sub("", "a"), want: "#1 a=1"}, {request: sub("1")}, {request: unsub("a")},
+				{set: [2]string{"a", "2"}}, {set: [2]string{"a", "1"}},
+				{request: sub("", "a"), want: "#2 a=1"},
+			},
+		},
+		"delta: a second subscription is answered": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: sub("", "a"), want: "#1 a=1"}, {request: sub("1")}, {request: sub("", "a"), want: "#2 a=1"}},
+		},
+		"delta: a second subscription to what does not exist is answered": {
+			delta: true,
+			steps: []step{{request: sub("", "x"), want: "#1 -x"}, {request: sub("1")}, {request: sub("", "x"), want: "#2 -x"}},
+		},
+		"delta: a stale nonce takes nothing from the subscription": {
+			delta: true,
+			world: map[string]string{"a": "1", "b": "1", "c": "1"},
+			steps: []step{
+				{request: sub("", "a"), want: "#1 a=1"}, {request: sub("1")}, {set: [2]string{"a", "2"}, want: "#2 a=2"},
+				{request: sub("1", "b")}, {request: &request{nonce: "x", names: []string{"c"}, drop: []string{"a"}}},
+				{request: sub("2"), want: "#3 b=1 c=1"},
+				{set: [2]string{"a", "3"}},
+			},
+		},
+		"delta: an unknown name is said to be, remembered, and comes": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: sub("", "x", "a"), want: "#1 a=1 -x"}, {request: sub("1")},
+				{set: [2]string{"x", "1"}, want: "#2 x=1"}, {request: sub("2")},
+				{set: [2]string{"x", ""}, want: "#3 -x"}, {request: sub("3")},
+				{set: [2]string{"x", ""}},
+				{set: [2]string{"x", "1"}, want: "#4 x=1"},
+			},
+		},
+		"delta: a name that is not looked up yet is not said to be unknown": {
+			delta: true,
+			world: map[string]string{"x": "?"},
+			steps: []step{{request: sub("", "x")}, {set: [2]string{"x", "1"}, want: "#1 x=1"}},
+		},
+		"delta: a name that comes and goes while a response is out": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: sub("", "a", "x"), want: "#1 a=1 -x"}, {set: [2]string{"x", "1"}}, {set: [2]string{"x", ""}},
+				{set: [2]string{"a", ""}}, {request: sub("1"), want: "#2 -a"},
+			},
+		},
+		"delta: versions brought along": {
+			delta: true,
+			world: map[string]string{"same": "1", "other": "2", "late": "?"},
+			steps: []step{
+				{
+					request: &request{names: []string{"same", "other", "gone", "late"}, have: map[string]string{
+						"same": fakeEntry("same", "1").version.String(), "other": "1", "gone": "1",
+						"late": fakeEntry("late", "7").version.String(), "never asked for": "1",
+					}},
+					want: "#1 other=2 -gone",
+				},
+				{request: sub("1")},
+				{set: [2]string{"same", "2"}, want: "#2 same=2"}, {request: sub("2")},
+				{set: [2]string{"late", "7"}}, {set: [2]string{"late", "8"}, want: "#3 late=8"},
+			},
+		},
+		"delta: versions on a later request are not believed": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: sub("")}, {
+				request: &request{names: []string{"a"}, have: map[string]string{"a": fakeEntry("a", "1").version.String()}}, want: "#1 a=1",
+			}},
+		},
+		"delta: a rejection is recorded and the same not sent again": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{
+				{request: sub("", "a"), want: "#1 a=1"}, {request: &request{nonce: "1", rejected: true}, nack: true},
+				{set: [2]string{"a", "1"}}, {set: [2]string{"a", "2"}, want: "#2 a=2"},
+			},
+		},
+		"delta: to drop what was never asked for is nothing": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: unsub("a", "", "*")}, {request: sub("", "a"), want: "#1 a=1"}},
+		},
+		"delta: a name in both lists stays": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: &request{names: []string{"a"}, drop: []string{"a"}}, want: "#1 a=1"}},
+		},
+		"delta: duplicates and empty names are dropped": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: sub("", "a", "", "a"), want: "#1 a=1"}},
+		},
+		"delta: everything, where that is nothing": {
+			delta: true,
+			world: map[string]string{"a": "1"},
+			steps: []step{{request: sub("")}, {request: sub("", "*"), want: "#1 -*"}},
+		},
+		"delta: everything, having named nothing on the first request": {
+			delta:    true,
+			world:    map[string]string{"a": "1", "b": "1"},
+			wildcard: []string{"a", "x"},
+			steps: []step{
+				{request: sub(""), want: "#1 a=1 -x"}, {request: sub("1")}, {request: sub("")},
+				{request: sub("", "b"), want: "#2 b=1"},
+			},
+		},
+		"delta: everything by its name, and leaving it": {
+			delta:    true,
+			world:    map[string]string{"a": "1", "b": "1"},
+			wildcard: []string{"a", "b"},
+			steps: []step{
+				{request: sub("", "*", "a"), want: "#1 a=1 b=1"}, {request: sub("1")},
+				{request: unsub("a"), want: "#2 a=1"}, {request: sub("2")}, // it is still part of everything
+				{request: sub("", "b"), want: "#3 b=1"}, {request: sub("3")},
+				{request: unsub("*")},
+				{set: [2]string{"a", "2"}}, {set: [2]string{"b", "2"}, want: "#4 b=2"},
+			},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			world := maps.Clone(test.world)
+			if world == nil {
+				world = make(map[string]string)
+			}
+			d := drive(t, test.delta, world, test.wildcard...)
+			for i, step := range test.steps {
+				where := fmt.Sprintf("step %d", i+1)
+				if step.request != nil {
+					out, err := d.send(*step.request)
+					require.NoError(t, err, where)
+					assert.Equal(t, step.stale, out.stale, where)
+					assert.Equal(t, step.nack, out.nack != nil, where)
+				} else {
+					d.set(step.set[0], step.set[1])
+				}
+				require.Equal(t, step.want, d.receive(), where)
+			}
+		})
+	}
+}
+
+func TestSessionRefuses(t *testing.T) {
+	t.Parallel()
+	many := []string{"1", "2", "3", "4", "5", "6"}
+	tests := map[string]struct {
+		request request
+		code    connect.Code
+	}{
+		"other type":           {request{typeURL: "type.googleapis.com/envoy.config.cluster.v3.Cluster"}, connect.CodeInvalidArgument},
+		"too many names":       {request{names: many}, connect.CodeResourceExhausted},
+		"found by the decoder": {request{tooLarge: assert.AnError}, connect.CodeResourceExhausted},
+	}
+	for name, test := range tests {
+		for _, delta := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, delta %v", name, delta), func(t *testing.T) {
+				t.Parallel()
+				_, err := drive(t, delta, nil).send(test.request)
+				assert.Equal(t, test.code, connect.CodeOf(err), "%v", err)
+			})
+		}
+	}
+	t.Run("delta counts over requests", func(t *testing.T) {
+		t.Parallel()
+		d := drive(t, true, map[string]string{})
+		_, err := d.send(request{names: many[:4]})
+		require.NoError(t, err)
+		_, err = d.send(request{names: many[2:5]})
+		require.NoError(t, err)
+		_, err = d.send(request{names: many[5:]})
+		assert.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
+	})
+	t.Run("SotW counts the wanted ones", func(t *testing.T) {
+		t.Parallel()
+		d := drive(t, false, map[string]string{})
+		_, err := d.send(request{names: many[:5]})
+		require.NoError(t, err)
+		_, err = d.send(request{names: many[1:]})
+		require.NoError(t, err)
+		assert.Len(t, d.s.items, 5)
+	})
+	t.Run("own type", func(t *testing.T) {
+		t.Parallel()
+		_, err := drive(t, false, map[string]string{}).send(request{typeURL: typeURL, names: []string{"a"}})
+		require.NoError(t, err)
+	})
+}
+
+func TestSessionNode(t *testing.T) {
+	t.Parallel()
+	d := drive(t, false, map[string]string{"a": "1"})
+	for _, r := range []request{{names: []string{"a"}}, {node: "first", names: []string{"a"}}, {names: []string{"a"}}, {node: "second", names: []string{"a"}}} {
+		_, err := d.send(r)
+		require.NoError(t, err)
+	}
+	require.Equal(t, "#1 a=1", d.receive())
+	out, err := d.send(request{nonce: "1", names: []string{"a"}, rejected: true, reason: strings.Repeat("é", maxText)})
+	require.NoError(t, err)
+	assert.Equal(t, "first", out.nack.Node)
+	assert.Equal(t, []string{"a"}, out.nack.Names)
+	assert.Equal(t, fakeEntry("a", "1").version.String(), out.nack.Version)
+	assert.Len(t, out.nack.Message, maxText)
+}
+
+// The version of a response depends on what the client then has, not on the way there.
+func TestSessionVersion(t *testing.T) {
+	t.Parallel()
+	world := func() map[string]string { return map[string]string{"a": "1", "b": "1"} }
+	straight := drive(t, false, world())
+	_, err := straight.send(*ask("a", "b"))
+	require.NoError(t, err)
+	want := straight.s.next().version
+
+	crooked := drive(t, false, world())
+	for _, r := range []*request{ask("b"), ack("1", "b", "c", "a"), ack("2", "a"), ack("2", "a", "b")} {
+		_, err := crooked.send(*r)
+		require.NoError(t, err)
+		if resp := crooked.s.next(); resp != nil && len(crooked.s.items) == 2 {
+			assert.Equal(t, want, resp.version)
+		}
+	}
+	assert.Equal(t, want, crooked.s.version)
+
+	single := drive(t, false, world())
+	_, err = single.send(*ask("a"))
+	require.NoError(t, err)
+	assert.Equal(t, fakeEntry("a", "1").version, single.s.next().version)
+}
+
+// Many large secrets go out in several responses.
+func TestSessionSplits(t *testing.T) {
+	t.Parallel()
+	s := newSession(false, 10, nil, "")
+	out, err := s.request(ask("a", "b", "c", "d", "e"))
+	require.NoError(t, err)
+	for _, it := range out.added {
+		e := fakeEntry(it.name, it.name)
+		e.any = make([]byte, maxResponse/2)
+		s.news(it, present, e)
+	}
+	var got []int
+	for r := s.next(); r != nil; r = s.next() {
+		got = append(got, len(r.entries))
+		_, err := s.request(ack(r.nonce, "a", "b", "c", "d", "e"))
+		require.NoError(t, err)
+	}
+	assert.Equal(t, []int{2, 2, 1}, got)
+}
+
+// A client that asks and drops for ever, and answers nothing, costs no more than its names.
+func TestSessionChurn(t *testing.T) {
+	t.Parallel()
+	d := drive(t, true, map[string]string{"a": "1", "b": "1"})
+	for range 1000 {
+		for _, r := range []request{{names: []string{"a", "b"}}, {drop: []string{"a", "b"}}} {
+			_, err := d.send(r)
+			require.NoError(t, err)
+			d.s.next()
+		}
+	}
+	assert.Empty(t, d.s.items)
+	assert.LessOrEqual(t, cap(d.s.queue), 16)
+	assert.Equal(t, uint64(1), d.s.sent)
+}
+
+// FuzzStreamRequests drives a session with requests and news that the input spells, and checks after
+// each step what must always hold.
+func FuzzStreamRequests(f *testing.F) {
+	f.Add([]byte{0, 0, 1, 2, 0, 16, 1, 1})
+	f.Add([]byte{1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+	f.Add([]byte{3, 1, 0, 2, 4, 0, 1, 1, 3, 0, 2, 2, 1, 0, 4, 4})
+	f.Add([]byte{2, 1, 4, 1, 4, 1, 0, 1, 5, 1, 1, 2, 0, 1, 4, 2})
+	names := []string{"a", "b", "c", "d", "", "*", "e", "f"}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) == 0 || len(data) > 1000 {
+			return
+		}
+		var wildcard []string
+		if data[0]&2 != 0 {
+			wildcard = []string{"a", "w"}
+		}
+		d := drive(t, data[0]&1 != 0, map[string]string{"a": "1", "b": "1", "c": "?"}, wildcard...)
+		client := make(map[string]string) // what a client that obeys has
+		wanted := map[string]bool{}
+		data = data[1:]
+		take := func() byte {
+			if len(data) == 0 {
+				return 0
+			}
+			b := data[0]
+			data = data[1:]
+			return b
+		}
+		list := func() []string {
+			var l []string
+			for range take() % 4 {
+				l = append(l, names[take()%8])
+			}
+			return l
+		}
+		last := ""
+		for len(data) > 0 {
+			if op := take(); op%2 == 0 {
+				r := request{names: list()}
+				r.nonce = []string{"", last, "1", "x"}[take()%4]
+				r.rejected = op&4 != 0
+				if d.s.delta {
+					r.drop = list()
+				}
+				if op&8 != 0 {
+					r.have = map[string]string{"a": fakeEntry("a", "1").version.String(), "b": "?"}
+				}
+				out, err := d.send(r)
+				if err != nil {
+					return // the stream has ended
+				}
+				if out.stale && (d.s.delta || len(out.added)+len(out.dropped) > 0) {
+					t.Fatal("a stale request had an effect")
+				}
+				for _, it := range out.dropped {
+					delete(wanted, it.name)
+					delete(client, it.name)
+				}
+				for _, it := range out.added {
+					wanted[it.name] = true
+				}
+				if !d.s.delta && !out.stale && !slices.Contains(r.names, "*") && d.s.named {
+					for name := range d.s.items {
+						if !slices.Contains(r.names, name) {
+							t.Fatalf("%q is wanted and was not named in %q", name, r.names)
+						}
+					}
+				}
+			} else {
+				d.set(names[take()%4], []string{"", "1", "2", "3"}[take()%4])
+			}
+			waiting := d.s.awaiting
+			r := d.s.next()
+			if r == nil {
+				continue
+			}
+			if waiting {
+				t.Fatal("a second response before the first was answered")
+			}
+			if r.nonce == last || len(r.entries)+len(r.removed) == 0 {
+				t.Fatalf("nonce %q after %q, %d entries, %d removed", r.nonce, last, len(r.entries), len(r.removed))
+			}
+			last = r.nonce
+			seen := map[string]bool{}
+			for _, e := range r.entries {
+				if seen[e.name] || !wanted[e.name] || string(e.any) != e.name+"="+d.world[e.name] {
+					t.Fatalf("sent %s: wanted %v, world %q", e.any, wanted, d.world)
+				}
+				seen[e.name] = true
+				client[e.name] = d.world[e.name]
+			}
+			for _, name := range r.removed {
+				if _, exists := d.world[name]; exists || seen[name] || !d.s.delta {
+					t.Fatalf("said that %q does not exist", name)
+				}
+				seen[name] = true
+				delete(client, name)
+			}
+			if s := d.s; len(s.items) > s.maxNames+len(s.wildcard) || len(s.queue) > 2*len(s.items)+1 {
+				t.Fatalf("%d names, %d queued", len(s.items), len(s.queue))
+			}
+		}
+		// Once the client has answered everything it has the world as it is.
+		for range 3 {
+			r := request{nonce: last}
+			if !d.s.delta {
+				r.names = slices.Collect(maps.Keys(d.s.items))
+				if len(r.names) == 0 {
+					return
+				}
+			}
+			if _, err := d.send(r); err != nil {
+				return
+			}
+			resp := d.s.next()
+			if resp == nil {
+				break
+			}
+			for _, e := range resp.entries {
+				client[e.name] = d.world[e.name]
+			}
+			last = resp.nonce
+		}
+		var sum version
+		for name, it := range d.s.items {
+			sum = sum.xor(it.sent)
+			value, ok := d.world[name]
+			if it.known == present && it.sent != it.cur.version || it.known == present && (!ok || it.sent != fakeEntry(name, value).version) {
+				t.Fatalf("%q: the client has %v, the world %q", name, it.sent, value)
+			}
+		}
+		if sum != d.s.version {
+			t.Fatalf("version %v, sum of the parts %v", d.s.version, sum)
+		}
+	})
+}

@@ -1,0 +1,268 @@
+package sds
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	lookupTimeout = 30 * time.Second // after which a look-up counts as failed, and is repeated
+	firstRetry    = 500 * time.Millisecond
+	lastRetry     = 30 * time.Second
+)
+
+// table has the names that somebody watches, each with what the source says about it now. A name is
+// looked up and encoded once, however many watch it, outside of any lock; nothing is kept of a name
+// that nobody watches.
+type table struct {
+	src    Source
+	log    *slog.Logger
+	ctx    context.Context // of all look-ups
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // look-ups
+
+	mu     sync.Mutex
+	names  map[string]*resource
+	closed bool
+}
+
+// resource is one watched name.
+type resource struct {
+	name string
+	cur  atomic.Pointer[state] // nil before the first look-up is done
+
+	// The rest belongs to table.mu.
+	watches map[*watch]struct{}
+	loading bool
+	dirty   bool // changed while loading
+	cancel  context.CancelFunc
+	retry   *time.Timer
+	wait    time.Duration // before the next retry; zero after a success
+}
+
+// state is what is known of a name: an entry, or that there is no such name (neither), or that the
+// look-up failed and there is nothing older to serve.
+type state struct {
+	entry *entry
+	err   error
+}
+
+// watch is one stream's interest in one name.
+type watch struct {
+	res   *resource
+	inbox *inbox
+	item  *item // the stream's; nil for a fetch
+	dirty bool  // in the inbox; belongs to inbox.mu
+}
+
+// inbox tells one stream which of its watches have news. It holds each at most once, so a stream
+// that is busy piles up nothing and finds the newest.
+type inbox struct {
+	wake chan struct{} // has an element if there is news
+
+	mu   sync.Mutex
+	news []*watch
+}
+
+func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
+
+func (in *inbox) put(w *watch) {
+	in.mu.Lock()
+	if !w.dirty {
+		w.dirty = true
+		in.news = append(in.news, w)
+	}
+	in.mu.Unlock()
+	select {
+	case in.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take empties the inbox into buf.
+func (in *inbox) take(buf []*watch) []*watch {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, w := range in.news {
+		w.dirty = false
+	}
+	buf = append(buf, in.news...)
+	clear(in.news)
+	in.news = in.news[:0]
+	return buf
+}
+
+func newTable(src Source, log *slog.Logger) *table {
+	t := &table{src: src, log: log, names: make(map[string]*resource)}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	return t
+}
+
+// watch tells in about name from now on: at once if something is known.
+func (t *table) watch(name string, in *inbox, it *item) *watch {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.names[name]
+	if r == nil {
+		r = &resource{name: name, watches: make(map[*watch]struct{})}
+		t.names[name] = r
+		t.load(r)
+	}
+	w := &watch{res: r, inbox: in, item: it}
+	r.watches[w] = struct{}{}
+	if r.cur.Load() != nil {
+		in.put(w)
+	}
+	return w
+}
+
+// unwatch ends a watch. News that is in the inbox already stays there.
+func (t *table) unwatch(w *watch) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := w.res
+	delete(r.watches, w)
+	if len(r.watches) == 0 && t.names[r.name] == r {
+		delete(t.names, r.name)
+		r.stop()
+	}
+}
+
+// stop ends what a resource has under way.
+func (r *resource) stop() {
+	if r.cancel != nil {
+		r.cancel()
+	}
+	if r.retry != nil {
+		r.retry.Stop()
+	}
+}
+
+// changed is the source's callback.
+func (t *table) changed(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.names[name]; r != nil {
+		if r.loading {
+			r.dirty = true // what is on its way may be the old one
+			return
+		}
+		t.load(r)
+	}
+}
+
+// load starts a look-up; t.mu is held.
+func (t *table) load(r *resource) {
+	if t.closed {
+		return
+	}
+	if r.retry != nil {
+		r.retry.Stop()
+		r.retry = nil
+	}
+	ctx, cancel := context.WithTimeout(t.ctx, lookupTimeout)
+	r.loading, r.dirty, r.cancel = true, false, cancel
+	t.wg.Go(func() {
+		defer cancel()
+		var e *entry
+		s, err := t.src.GenerateSecret(ctx, r.name)
+		if err == nil {
+			e, err = newEntry(r.name, s)
+		}
+		t.loaded(r, e, err)
+	})
+}
+
+// loaded publishes the result of a look-up.
+func (t *table) loaded(r *resource, e *entry, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r.loading, r.cancel = false, nil
+	if t.closed || t.names[r.name] != r {
+		return
+	}
+	old := r.cur.Load()
+	switch {
+	case err == nil:
+		r.wait = 0
+		if old == nil || old.entry == nil || old.entry.version != e.version {
+			t.publish(r, &state{entry: e})
+		}
+	case errors.Is(err, fs.ErrNotExist):
+		r.wait = 0
+		if old == nil || old.entry != nil || old.err != nil {
+			t.log.LogAttrs(t.ctx, r.level(), "sds: no such resource; it is served when it appears", slog.String("name", r.name))
+			t.publish(r, &state{})
+		}
+	default:
+		r.wait = min(max(2*r.wait, firstRetry), lastRetry)
+		wait := r.wait/2 + rand.N(r.wait/2)
+		t.log.LogAttrs(t.ctx, r.level(), "sds: look-up failed", slog.String("name", r.name), slog.Any("err", err), slog.Duration("retry_in", wait))
+		if old == nil || old.entry == nil { // else the old one stays in use
+			t.publish(r, &state{err: err})
+		}
+		if !r.dirty {
+			r.retry = time.AfterFunc(wait, func() { t.retry(r) })
+		}
+	}
+	if r.dirty {
+		t.load(r)
+	}
+}
+
+// level is that of what goes wrong with r. Who fetches gets an answer, and may ask once a second.
+func (r *resource) level() slog.Level {
+	for w := range r.watches {
+		if w.item != nil {
+			return slog.LevelWarn
+		}
+	}
+	return slog.LevelDebug
+}
+
+// publish makes s the state of r and tells who watches.
+func (t *table) publish(r *resource, s *state) {
+	r.cur.Store(s)
+	for w := range r.watches {
+		w.inbox.put(w)
+	}
+}
+
+func (t *table) retry(r *resource) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.names[r.name] == r && !r.loading {
+		t.load(r)
+	}
+}
+
+func (t *table) versions() map[string]string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := make(map[string]string, len(t.names))
+	for name, r := range t.names {
+		m[name] = ""
+		if s := r.cur.Load(); s != nil && s.entry != nil {
+			m[name] = s.entry.version.String()
+		}
+	}
+	return m
+}
+
+// close cancels look-ups and waits for them.
+func (t *table) close() {
+	t.mu.Lock()
+	t.closed = true
+	t.cancel()
+	for _, r := range t.names {
+		r.stop()
+	}
+	t.mu.Unlock()
+	t.wg.Wait()
+}

@@ -1,0 +1,243 @@
+package sds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// answers is a source whose look-ups are functions.
+type answers struct {
+	mu    sync.Mutex
+	of    map[string]func(context.Context) (*pki.Secret, error)
+	calls map[string]int
+}
+
+func (a *answers) GenerateSecret(ctx context.Context, name string) (*pki.Secret, error) {
+	a.mu.Lock()
+	a.calls[name]++
+	f := a.of[name]
+	a.mu.Unlock()
+	if f == nil {
+		return nil, fmt.Errorf("%q: %w", name, fs.ErrNotExist)
+	}
+	return f(ctx)
+}
+
+func (a *answers) Subscribe(func(string)) func() { return func() {} }
+
+func (a *answers) set(name string, f func(context.Context) (*pki.Secret, error)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.of[name] = f
+}
+
+func (a *answers) count(name string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.calls[name]
+}
+
+func always(s *pki.Secret) func(context.Context) (*pki.Secret, error) {
+	return func(context.Context) (*pki.Secret, error) { return s, nil }
+}
+
+func fails(err error) func(context.Context) (*pki.Secret, error) {
+	return func(context.Context) (*pki.Secret, error) { return nil, err }
+}
+
+func newAnswers() *answers {
+	return &answers{of: make(map[string]func(context.Context) (*pki.Secret, error)), calls: make(map[string]int)}
+}
+
+var errDown = errors.New("CA down")
+
+// A look-up that fails is repeated with a growing wait; the name stays pending, and others go on.
+func TestTableRetries(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		src := newAnswers()
+		src.set("web", fails(errDown))
+		src.set("ROOTCA", always(roots(t, ca, "ROOTCA")))
+		table := newTable(src, slog.New(slog.DiscardHandler))
+		defer table.close()
+		in := newInbox()
+		web, trust := table.watch("web", in, nil), table.watch("ROOTCA", in, nil)
+		synctest.Wait()
+		assert.ErrorIs(t, web.res.cur.Load().err, errDown)
+		assert.NotNil(t, trust.res.cur.Load().entry)
+
+		start := time.Now()
+		var waits []time.Duration
+		for n := 2; n <= 12; n++ {
+			began := time.Now()
+			for src.count("web") < n {
+				time.Sleep(10 * time.Millisecond)
+				synctest.Wait()
+			}
+			waits = append(waits, time.Since(began))
+		}
+		for i, w := range waits {
+			full := min(firstRetry<<i, lastRetry)
+			assert.GreaterOrEqual(t, w, full/2, "wait %d of %v", i, waits)
+			assert.LessOrEqual(t, w, full+10*time.Millisecond, "wait %d of %v", i, waits)
+		}
+		assert.Equal(t, 1, src.count("ROOTCA"))
+
+		first := pair(t, ca, "web")
+		src.set("web", always(first))
+		time.Sleep(lastRetry)
+		synctest.Wait()
+		require.NotNil(t, web.res.cur.Load().entry, "after %v", time.Since(start))
+
+		// Now that it is served, a failure takes nothing away, and the waits begin anew.
+		served := web.res.cur.Load().entry
+		src.set("web", fails(errDown))
+		table.changed("web")
+		synctest.Wait()
+		assert.Same(t, served, web.res.cur.Load().entry)
+		second := pair(t, ca, "web")
+		src.set("web", always(second))
+		time.Sleep(firstRetry)
+		synctest.Wait()
+		assert.NotEqual(t, served.version, web.res.cur.Load().entry.version)
+
+		// What does not exist is not asked for again, until the source says so.
+		src.set("web", nil)
+		table.changed("web")
+		synctest.Wait()
+		assert.Equal(t, &state{}, web.res.cur.Load())
+		calls := src.count("web")
+		time.Sleep(time.Hour)
+		assert.Equal(t, calls, src.count("web"))
+		src.set("web", always(second))
+		table.changed("web")
+		synctest.Wait()
+		assert.NotNil(t, web.res.cur.Load().entry)
+	})
+}
+
+// One look-up and one encoding serve all who wait, and a change during a look-up leads to another.
+func TestTableLooksUpOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		src := newAnswers()
+		release := make(chan struct{})
+		secrets := []*pki.Secret{pair(t, ca, "web"), pair(t, ca, "web")}
+		src.set("web", func(context.Context) (*pki.Secret, error) {
+			n := src.count("web") - 1
+			<-release
+			return secrets[min(n, 1)], nil
+		})
+		table := newTable(src, slog.New(slog.DiscardHandler))
+		defer table.close()
+		var inboxes []*inbox
+		for range 1000 {
+			in := newInbox()
+			inboxes = append(inboxes, in)
+			table.watch("web", in, nil)
+		}
+		synctest.Wait()
+		for range 100 {
+			table.changed("web")
+		}
+		release <- struct{}{}
+		synctest.Wait()
+		assert.Equal(t, 2, src.count("web"))
+		release <- struct{}{}
+		synctest.Wait()
+		assert.Equal(t, 2, src.count("web"))
+		var e *entry
+		for _, in := range inboxes {
+			news := in.take(nil)
+			require.Len(t, news, 1)
+			got := news[0].res.cur.Load().entry
+			if e == nil {
+				e = got
+			}
+			require.Same(t, e, got)
+		}
+		want, err := newEntry("web", secrets[1])
+		require.NoError(t, err)
+		assert.Equal(t, want.version, e.version)
+
+		// The same content again is no news.
+		close(release)
+		table.changed("web")
+		synctest.Wait()
+		assert.Equal(t, 3, src.count("web"))
+		assert.Same(t, e, table.names["web"].cur.Load().entry)
+		assert.Empty(t, inboxes[0].take(nil))
+	})
+}
+
+// A look-up ends when nobody waits for it, after its time, and when the table is closed.
+func TestTableCancels(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := newAnswers()
+		ended := make(chan error, 10)
+		src.set("web", func(ctx context.Context) (*pki.Secret, error) {
+			<-ctx.Done()
+			ended <- ctx.Err()
+			return nil, ctx.Err()
+		})
+		table := newTable(src, slog.New(slog.DiscardHandler))
+		in := newInbox()
+		one, two := table.watch("web", in, nil), table.watch("web", in, nil)
+		synctest.Wait()
+		table.unwatch(one)
+		table.unwatch(one)
+		synctest.Wait()
+		assert.Empty(t, ended)
+		table.unwatch(two)
+		assert.ErrorIs(t, <-ended, context.Canceled)
+		assert.Empty(t, table.versions())
+
+		start := time.Now()
+		table.watch("web", in, nil)
+		assert.ErrorIs(t, <-ended, context.DeadlineExceeded)
+		assert.Equal(t, lookupTimeout, time.Since(start))
+		time.Sleep(firstRetry)
+		synctest.Wait()
+		assert.Equal(t, 3, src.count("web"), "it is repeated")
+		assert.Equal(t, map[string]string{"web": ""}, table.versions())
+
+		table.close()
+		assert.ErrorIs(t, <-ended, context.Canceled)
+		table.close()
+		table.changed("web")
+		table.watch("other", in, nil)
+		time.Sleep(time.Hour)
+		assert.Equal(t, 3, src.count("web"))
+		assert.Zero(t, src.count("other"))
+	})
+}
+
+// A source that returns nothing at all is a failure, not a panic.
+func TestTableNilSecret(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := newAnswers()
+		src.set("web", always(nil))
+		table := newTable(src, slog.New(slog.DiscardHandler))
+		defer table.close()
+		w := table.watch("web", newInbox(), nil)
+		synctest.Wait()
+		assert.Error(t, w.res.cur.Load().err)
+	})
+}
