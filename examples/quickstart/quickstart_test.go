@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// A whole show with lifetimes of two seconds: everything happens that the summary counts, in order.
+func TestShow(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	require.NoError(t, show(t.Context(), options{duration: 9 * time.Second, lifetime: 2 * time.Second, json: true}, &out))
+	var steps []string
+	var last event
+	for line := range strings.Lines(out.String()) {
+		last = event{}
+		require.NoError(t, json.Unmarshal([]byte(line), &last), line)
+		if last.Who == "ca" {
+			steps = append(steps, last.What)
+		}
+	}
+	assert.Equal(t, []string{"root created", "root prepared", "root distributed", "root activated", "root retiring", "root retired"}, steps)
+	require.NotNil(t, last.Summary, "the summary is last")
+	assert.GreaterOrEqual(t, last.Summary.Renewals, int64(6))
+	assert.Equal(t, int64(1), last.Summary.RootRotations)
+	assert.GreaterOrEqual(t, last.Summary.SDSUpdates, int64(5))
+	assert.Greater(t, last.Summary.Requests, int64(50))
+	assert.Zero(t, last.Summary.FailedHandshakes)
+}
+
+// A signal ends -serve; before that the bootstrap has been printed, and the root replaced.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 14*time.Second)
+	defer cancel()
+	var out bytes.Buffer
+	require.NoError(t, show(ctx, options{serve: true, lifetime: 2 * time.Second}, &out))
+	assert.Contains(t, out.String(), "root prepared")
+	assert.Contains(t, out.String(), "sds.sock")
+	assert.Contains(t, out.String(), "envoy.transport_sockets.tls")
+	assert.Contains(t, out.String(), "failed handshakes: 0")
+}
+
+// A server that does not expect this client refuses it, and that shows.
+func TestFailureShows(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	n := &narrator{start: time.Now(), out: &out}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	g := &group{ctx: ctx, fail: cancel}
+	authority, err := ca.New(ca.Config{TrustDomain: trustDomain})
+	require.NoError(t, err)
+	frontend, err := startWorkload(g, n, authority, "frontend")
+	require.NoError(t, err)
+	backend, err := startWorkload(g, n, authority, "backend")
+	require.NoError(t, err)
+	// Its server allows the backend only.
+	tr, err := startTraffic(g, n, &workload{name: "stranger", id: backend.id, manager: frontend.manager}, backend)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, 5*time.Second, 10*time.Millisecond)
+	cancel(errOver)
+	g.wait()
+	require.ErrorContains(t, tr.verdict(), "failed, the first at")
+	assert.Contains(t, out.String(), "bad certificate")
+}
+
+// The live line is taken away for each event, drawn again after it, and left at the end.
+func TestLiveLine(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	n := &narrator{start: time.Now(), out: &out, live: true}
+	n.status(progress{Done: 1})
+	n.say(event{Who: "ca", What: "root created"})
+	n.end()
+	assert.Equal(t, "  0.0s  traffic   1 requests done, 0 failed\r\x1b[K  0.0s  ca        root created\n"+
+		"  0.0s  traffic   1 requests done, 0 failed\n", out.String())
+}
