@@ -1,0 +1,93 @@
+package deptest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestWeight holds what each package links: the modules in the table of README.md, and a bound on
+// the size of a stripped program that imports it. "go test -v -run Weight" prints the table.
+func TestWeight(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("links programs")
+	}
+	readme, err := os.ReadFile(filepath.Join(root(t), "README.md"))
+	require.NoError(t, err)
+	for _, c := range []struct {
+		imports string
+		uses    string // what the program has of it
+		modules []string
+		maxMB   float64 // of 10⁶ bytes, on linux/amd64
+	}{
+		{"spiffe", "spiffe.NewVerifier, spiffe.ParseBundle, spiffe.ParseSVIDPEM", nil, 4},
+		{"spiffe/spiffetls", "spiffetls.ConfigureServer, spiffetls.Transport", nil, 7},
+		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", []string{"golang.org/x/crypto"}, 4},
+		{"pki/ca", "ca.New, (*ca.Authority).Sign, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 4.5},
+		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 4.5},
+		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", []string{"golang.org/x/crypto"}, 4.5},
+		{"authn", "authn.ClientCertificate, authn.FirstOf", nil, 7},
+		{"sds", "sds.NewHandler, (*sds.Server).Run", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 10},
+	} {
+		t.Run(c.imports, func(t *testing.T) {
+			t.Parallel()
+			var modules []string
+			for m := range strings.FieldsSeq(goCommand(t, "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./"+c.imports)) {
+				if m != module && !slices.Contains(modules, m) {
+					modules = append(modules, m)
+				}
+			}
+			slices.Sort(modules)
+			assert.Equal(t, c.modules, modules)
+
+			mb := size(t, c.imports, c.uses)
+			if runtime.GOOS == "linux" && runtime.GOARCH == "amd64" {
+				assert.Less(t, mb, c.maxMB)
+			}
+			others := "none"
+			if len(modules) > 0 {
+				others = "`" + strings.Join(modules, "`, `") + "`"
+			}
+			row := fmt.Sprintf("| `%s` | %s |", c.imports, others)
+			t.Logf("%s %.1f MB |", row, mb)
+			assert.True(t, strings.Contains(string(readme), row), "README.md has no row that begins %s", row)
+		})
+	}
+}
+
+// size returns the size of a stripped program that holds on to uses, in 10⁶ bytes.
+func size(t *testing.T, imports, uses string) float64 {
+	t.Helper()
+	dir := t.TempDir()
+	src := filepath.Join(dir, "main.go")
+	text := fmt.Sprintf("package main\n\nimport (\n\t\"runtime\"\n\n\t%q\n", module+"/"+imports)
+	if imports == "caclient/local" {
+		text += fmt.Sprintf("\t%q\n", module+"/pki/ca")
+	}
+	text += ")\n\nfunc main() { runtime.KeepAlive([]any{" + uses + "}) }\n"
+	require.NoError(t, os.WriteFile(src, []byte(text), 0o600))
+	bin := filepath.Join(dir, "main")
+	goCommand(t, "build", "-ldflags=-s -w", "-o", bin, src)
+	fi, err := os.Stat(bin)
+	require.NoError(t, err)
+	return float64(fi.Size()) / 1e6
+}
+
+func goCommand(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = root(t)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "go %s: %s", strings.Join(args, " "), out)
+	return string(out)
+}
