@@ -381,7 +381,7 @@ func randomSchedule(t *testing.T, seed uint64) {
 	var live []*x509.Certificate
 	var history []*spiffe.Bundle // one for each tick
 	rotations, checks := 0, 0
-	for now := range 6000 { // 16 hours
+	for i := range 6000 { // 16 hours
 		if rng.IntN(15) == 0 {
 			live = append(live, sign(t, a, csr, time.Duration(1+rng.Int64N(int64(2*time.Hour)))+time.Second))
 		}
@@ -404,10 +404,10 @@ func randomSchedule(t *testing.T, seed uint64) {
 		slow := time.Now().Add(-back)
 		live = slices.DeleteFunc(live, func(c *x509.Certificate) bool { return slow.After(c.NotAfter) })
 		for _, leaf := range live {
-			for _, b := range []*spiffe.Bundle{bundle, history[max(0, now-lag)]} {
-				require.True(t, vouches(b, leaf, slow), "seed %d, tick %d: no root for a live leaf", seed, now)
+			for _, b := range []*spiffe.Bundle{bundle, history[max(0, i-lag)]} {
+				require.True(t, vouches(b, leaf, slow), "seed %d, tick %d: no root for a live leaf", seed, i)
 				if checks++; checks%500 == 0 {
-					require.NoError(t, verify(b, leaf, slow), "seed %d, tick %d", seed, now)
+					require.NoError(t, verify(b, leaf, slow), "seed %d, tick %d", seed, i)
 				}
 			}
 		}
