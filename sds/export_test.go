@@ -1,4 +1,6 @@
 package sds
 
+import "github.com/svidkit/svidkit/internal/unixsocket"
+
 // MaxPath is for tests.
-const MaxPath = maxPath
+const MaxPath = unixsocket.MaxPath

@@ -122,7 +122,7 @@ func TestServerRefuses(t *testing.T) {
 		want   string
 	}{
 		"no handler":    {&sds.Server{Path: filepath.Join(dir, "s")}, "Handler is nil"},
-		"no path":       {&sds.Server{Handler: h}, "Path is empty"},
+		"no path":       {&sds.Server{Handler: h}, "the path is empty"},
 		"abstract":      {&sds.Server{Path: "@sds", Handler: h}, "abstract"},
 		"long path":     {&sds.Server{Path: filepath.Join(dir, strings.Repeat("x", 200)), Handler: h}, "use a shorter one"},
 		"file":          {&sds.Server{Path: file, Handler: h}, "not a socket"},

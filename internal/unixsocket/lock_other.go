@@ -1,6 +1,6 @@
 //go:build !(darwin || dragonfly || freebsd || linux || netbsd || openbsd)
 
-package sds
+package unixsocket
 
 // lockDir does nothing on systems without flock.
 func lockDir(string) (unlock func(), err error) { return func() {}, nil }

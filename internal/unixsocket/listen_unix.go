@@ -1,6 +1,6 @@
 //go:build unix
 
-package sds
+package unixsocket
 
 import (
 	"errors"
@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// maxPath is the longest path of a socket in bytes; the system wants a zero after it.
-const maxPath = len(syscall.RawSockaddrUnix{}.Path) - 1
+// MaxPath is the longest path of a socket in bytes; the system wants a zero after it.
+const MaxPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 

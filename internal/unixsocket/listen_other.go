@@ -1,6 +1,6 @@
 //go:build !unix
 
-package sds
+package unixsocket
 
 import (
 	"errors"
@@ -9,7 +9,8 @@ import (
 	"syscall"
 )
 
-const maxPath = 107
+// MaxPath is the longest path of a socket in bytes.
+const MaxPath = 107
 
 // refused also knows the number that Winsock uses.
 func refused(err error) bool {
