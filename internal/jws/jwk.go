@@ -1,0 +1,204 @@
+package jws
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"math/big"
+)
+
+// Limits on RSA keys: RFC 7518 sets the lower, and the upper bounds what a stranger's key costs.
+const (
+	minRSABits = 2048
+	maxRSABits = 8192
+)
+
+// JWK is the public members of a JSON Web Key as they are in a document. A member that is missing or
+// not a string is nil.
+type JWK struct{ Kty, Crv, X, Y, N, E []byte }
+
+// PublicKey returns the key, an *ecdsa.PublicKey or *rsa.PublicKey that [Unfit] has nothing against,
+// or the reason in words why there is none.
+func (k *JWK) PublicKey() (crypto.PublicKey, string) {
+	switch string(k.Kty) {
+	case "EC":
+		curve := namedCurve(string(k.Crv))
+		if curve == nil {
+			return nil, fmt.Sprintf("the curve is not P-256, P-384 or P-521: %.40q", k.Crv)
+		}
+		size := CurveSize(curve)
+		point := make([]byte, 1+2*size)
+		point[0] = 4 // uncompressed
+		if !decodeURL(point[1:1+size], k.X) || !decodeURL(point[1+size:], k.Y) {
+			return nil, fmt.Sprintf(`"x" and "y" are not both %d bytes in base64url`, size)
+		}
+		key, err := ecdsa.ParseUncompressedPublicKey(curve, point)
+		if err != nil {
+			return nil, "the point is not on the curve"
+		}
+		return key, ""
+	case "RSA":
+		n, e := make([]byte, strictURL.DecodedLen(min(len(k.N), 2048))), make([]byte, strictURL.DecodedLen(min(len(k.E), 6)))
+		if !decodeURL(n, k.N) || !decodeURL(e, k.E) || len(n) == 0 || len(e) == 0 || n[0] == 0 || e[0] == 0 {
+			return nil, `"n" and "e" are not both numbers of usual size in base64url without leading zeros`
+		}
+		key := &rsa.PublicKey{N: new(big.Int).SetBytes(n)}
+		for _, b := range e {
+			key.E = key.E<<8 | int(b)
+		}
+		if reason := Unfit(key); reason != "" {
+			return nil, reason
+		}
+		return key, ""
+	}
+	return nil, "none of the nine algorithms uses this type of key"
+}
+
+// Unfit says why none of the nine algorithms can use key, or returns "".
+func Unfit(key crypto.PublicKey) string {
+	switch k := key.(type) {
+	case *ecdsa.PublicKey:
+		if k == nil || CurveSize(k.Curve) == 0 {
+			return "the curve is not P-256, P-384 or P-521"
+		}
+		if _, err := k.Bytes(); err != nil {
+			return "the point is not on the curve"
+		}
+	case *rsa.PublicKey:
+		switch {
+		case k == nil || k.N == nil:
+			return "the RSA key is empty"
+		case k.N.BitLen() < minRSABits || k.N.BitLen() > maxRSABits:
+			return fmt.Sprintf("the RSA key has %d bits, not %d to %d", k.N.BitLen(), minRSABits, maxRSABits)
+		case k.N.Bit(0) == 0:
+			return "the RSA modulus is even"
+		case k.E < 3 || k.E&1 == 0 || k.E > 1<<31-1:
+			return fmt.Sprintf("the RSA exponent %d is not an odd number from 3 to 2³¹-1", k.E)
+		}
+	default:
+		return fmt.Sprintf("none of the nine algorithms uses a key of type %T", key)
+	}
+	return ""
+}
+
+// AppendKey appends the members of a public key, without braces, and reports whether it could: a JWK
+// cannot hold every key. Ed25519 is among those that it can, for certificates.
+func AppendKey(b []byte, key crypto.PublicKey) ([]byte, bool) {
+	switch k := key.(type) {
+	case *ecdsa.PublicKey:
+		point, err := k.Bytes()
+		if err != nil {
+			return b, false
+		}
+		return AppendPoint(b, k.Curve, point)
+	case *rsa.PublicKey:
+		b = append(b, `"kty":"RSA","n":"`...)
+		b = strictURL.AppendEncode(b, k.N.Bytes())
+		b = append(b, `","e":"`...)
+		b = strictURL.AppendEncode(b, Exponent(k))
+		return append(b, '"'), true
+	case ed25519.PublicKey:
+		b = append(b, `"kty":"OKP","crv":"Ed25519","x":"`...)
+		b = strictURL.AppendEncode(b, k)
+		return append(b, '"'), true
+	}
+	return b, false
+}
+
+// AppendPoint is [AppendKey] for an uncompressed point that is known to be on the curve.
+func AppendPoint(b []byte, curve elliptic.Curve, point []byte) ([]byte, bool) {
+	size := CurveSize(curve)
+	if size == 0 || len(point) != 1+2*size {
+		return b, false
+	}
+	b = append(b, `"kty":"EC","crv":"`...)
+	b = append(b, curve.Params().Name...)
+	b = append(b, `","x":"`...)
+	b = strictURL.AppendEncode(b, point[1:1+size])
+	b = append(b, `","y":"`...)
+	b = strictURL.AppendEncode(b, point[1+size:])
+	return append(b, '"'), true
+}
+
+// AppendCanonical appends the object that the thumbprint of a key is taken of (RFC 7638): its required
+// members in alphabetical order. The key is one that [Unfit] has nothing against.
+func AppendCanonical(b []byte, key crypto.PublicKey) []byte {
+	switch k := key.(type) {
+	case *ecdsa.PublicKey:
+		point, err := k.Bytes()
+		if err != nil {
+			return b
+		}
+		size := CurveSize(k.Curve)
+		b = append(b, `{"crv":"`...)
+		b = append(b, k.Params().Name...)
+		b = append(b, `","kty":"EC","x":"`...)
+		b = strictURL.AppendEncode(b, point[1:1+size])
+		b = append(b, `","y":"`...)
+		b = strictURL.AppendEncode(b, point[1+size:])
+	case *rsa.PublicKey:
+		b = append(b, `{"e":"`...)
+		b = strictURL.AppendEncode(b, Exponent(k))
+		b = append(b, `","kty":"RSA","n":"`...)
+		b = strictURL.AppendEncode(b, k.N.Bytes())
+	}
+	return append(b, `"}`...)
+}
+
+// namedCurve returns the curve that a JWK's "crv" means, or nil.
+func namedCurve(crv string) elliptic.Curve {
+	switch crv {
+	case "P-256":
+		return elliptic.P256()
+	case "P-384":
+		return elliptic.P384()
+	case "P-521":
+		return elliptic.P521()
+	}
+	return nil
+}
+
+// CurveSize returns the size of a coordinate in bytes, or 0 for a curve that JWKs do not know.
+func CurveSize(curve elliptic.Curve) int {
+	switch curve {
+	case elliptic.P256():
+		return 32
+	case elliptic.P384():
+		return 48
+	case elliptic.P521():
+		return 66
+	}
+	return 0
+}
+
+// Exponent returns the public exponent as big-endian bytes without leading zeros.
+func Exponent(key *rsa.PublicKey) []byte {
+	return bytes.TrimLeft(binary.BigEndian.AppendUint64(nil, uint64(key.E)), "\x00")
+}
+
+// strictURL refuses stray bits at the end; it still ignores line breaks, which shows in the length.
+var strictURL = base64.RawURLEncoding.Strict()
+
+// decodeURL fills dst with what src says, and reports whether it fits exactly.
+func decodeURL(dst, src []byte) bool {
+	if len(src) != strictURL.EncodedLen(len(dst)) {
+		return false
+	}
+	n, err := strictURL.Decode(dst, src)
+	return err == nil && n == len(dst)
+}
+
+// EqualURL reports whether text is the encoding of data.
+func EqualURL(text, data []byte) bool {
+	if len(text) != strictURL.EncodedLen(len(data)) {
+		return false
+	}
+	var buf [128]byte
+	return bytes.Equal(strictURL.AppendEncode(buf[:0], data), text)
+}

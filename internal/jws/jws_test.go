@@ -1,0 +1,326 @@
+package jws_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"math/big"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/jws"
+)
+
+var rsa2048 = sync.OnceValue(func() *rsa.PrivateKey {
+	k, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		panic(err)
+	}
+	return k
+})
+
+func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(c, rand.Reader)
+	require.NoError(t, err)
+	return k
+}
+
+// keys gives a key for each algorithm.
+func keys(t testing.TB) map[jws.Algorithm]crypto.Signer {
+	t.Helper()
+	r := rsa2048()
+	return map[jws.Algorithm]crypto.Signer{
+		jws.ES256: ecKey(t, elliptic.P256()), jws.ES384: ecKey(t, elliptic.P384()), jws.ES512: ecKey(t, elliptic.P521()),
+		jws.RS256: r, jws.RS384: r, jws.RS512: r, jws.PS256: r, jws.PS384: r, jws.PS512: r,
+	}
+}
+
+func code(t testing.TB, err error) jws.Code {
+	t.Helper()
+	e, ok := errors.AsType[*jws.Error](err)
+	require.True(t, ok, "%v", err)
+	assert.NotEmpty(t, e.Reason)
+	return e.Code
+}
+
+func TestAlgorithms(t *testing.T) {
+	t.Parallel()
+	for a, key := range keys(t) {
+		t.Run(a.String(), func(t *testing.T) {
+			t.Parallel()
+			named, ok := jws.ParseAlgorithm(a.String())
+			assert.True(t, ok)
+			assert.Equal(t, a, named)
+
+			token, err := jws.Compact(jws.AppendHeader(nil, a, "k", "JWT"), []byte(`{"a":1}`), a, key)
+			require.NoError(t, err)
+			p, err := jws.Parse(token)
+			require.NoError(t, err)
+			assert.Equal(t, `{"alg":"`+a.String()+`","kid":"k","typ":"JWT"}`, string(p.Header))
+			assert.Equal(t, `{"a":1}`, string(p.Payload))
+			assert.Equal(t, token[:strings.LastIndexByte(token, '.')], string(p.Input))
+			require.NoError(t, a.Verify(key.Public(), p.Input, p.Signature))
+
+			for i := range []int{0, len(p.Signature) - 1} {
+				bad := bytes.Clone(p.Signature)
+				bad[i] ^= 1
+				assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, bad)))
+			}
+			assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), append(p.Input, 'a'), p.Signature)))
+			assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, append(p.Signature, 0))))
+			assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, append([]byte{0}, p.Signature...))))
+			assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, nil)))
+			if pub, ok := key.Public().(*ecdsa.PublicKey); ok {
+				assert.Len(t, p.Signature, 2*jws.CurveSize(pub.Curve))
+				assert.Equal(t, jws.Signature, code(t, a.Verify(pub, p.Input, make([]byte, len(p.Signature)))), "zeros")
+			}
+
+			for b := jws.ES256; b <= jws.PS512; b++ { // an algorithm is never taken from the token
+				switch {
+				case b == a:
+				case b.Fits(key.Public()):
+					assert.Equal(t, jws.Signature, code(t, b.Verify(key.Public(), p.Input, p.Signature)), "%v", b)
+				default:
+					assert.Equal(t, jws.Key, code(t, b.Verify(key.Public(), p.Input, p.Signature)), "%v", b)
+					_, err := b.Sign(key, p.Input)
+					assert.Equal(t, jws.Key, code(t, err))
+				}
+			}
+		})
+	}
+	for _, name := range []string{"", "none", "None", "es256", "ES256 ", "EdDSA", "ES256K", "HS256", "RS1", "Algorithm(0)"} {
+		_, ok := jws.ParseAlgorithm(name)
+		assert.False(t, ok, name)
+	}
+	assert.Equal(t, "Algorithm(0)", jws.Algorithm(0).String())
+	assert.Equal(t, "Algorithm(10)", jws.Algorithm(10).String())
+	assert.False(t, jws.Algorithm(0).Fits(rsa2048().Public()))
+	assert.False(t, jws.Algorithm(10).Fits(rsa2048().Public()))
+}
+
+// Small R or S keep their leading zeros: of a few hundred signatures one has them.
+func TestFixedWidth(t *testing.T) {
+	t.Parallel()
+	key := ecKey(t, elliptic.P256())
+	for i := 0; ; i++ {
+		require.Less(t, i, 20000)
+		sig, err := jws.ES256.Sign(key, big.NewInt(int64(i)).Bytes())
+		require.NoError(t, err)
+		require.Len(t, sig, 64)
+		if sig[0] == 0 || sig[32] == 0 {
+			require.NoError(t, jws.ES256.Verify(key.Public(), big.NewInt(int64(i)).Bytes(), sig))
+			return
+		}
+	}
+}
+
+func TestDefaultAlgorithm(t *testing.T) {
+	t.Parallel()
+	_, ed, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	for want, key := range map[jws.Algorithm]crypto.PublicKey{
+		jws.ES256: ecKey(t, elliptic.P256()).Public(), jws.ES384: ecKey(t, elliptic.P384()).Public(),
+		jws.ES512: ecKey(t, elliptic.P521()).Public(), jws.RS256: rsa2048().Public(),
+	} {
+		got, ok := jws.DefaultAlgorithm(key)
+		assert.True(t, ok)
+		assert.Equal(t, want, got)
+	}
+	for _, key := range []crypto.PublicKey{
+		nil, ed.Public(), ecKey(t, elliptic.P224()).Public(), (*ecdsa.PublicKey)(nil), &ecdsa.PublicKey{}, (*rsa.PublicKey)(nil), &rsa.PublicKey{},
+		&rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 2046), E: 3}, &rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 8192), E: 3},
+	} {
+		_, ok := jws.DefaultAlgorithm(key)
+		assert.False(t, ok, "%T", key)
+	}
+}
+
+// badSigner returns what it likes.
+type badSigner struct {
+	crypto.Signer
+	sig []byte
+	err error
+}
+
+func (b badSigner) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return b.sig, b.err }
+
+func TestSignRefuses(t *testing.T) {
+	t.Parallel()
+	key := ecKey(t, elliptic.P256())
+	_, err := jws.ES256.Sign(nil, nil)
+	require.EqualError(t, err, "no key to sign with")
+	failed := errors.New("the device is gone")
+	_, err = jws.Compact(nil, nil, jws.ES256, badSigner{key, nil, failed})
+	require.ErrorIs(t, err, failed)
+	for name, sig := range map[string][]byte{
+		"raw": make([]byte, 64), "empty": nil, "zero": {0x30, 6, 2, 1, 0, 2, 1, 1}, "negative": {0x30, 6, 2, 1, 1, 2, 1, 0x80},
+		"trailing": {0x30, 6, 2, 1, 1, 2, 1, 1, 0},
+		"too wide": append([]byte{0x30, 38, 2, 33, 1}, append(make([]byte, 32), 2, 1, 1)...),
+	} {
+		_, err := jws.ES256.Sign(badSigner{Signer: key, sig: sig}, nil)
+		require.EqualError(t, err, "the signer did not return an ECDSA signature for its curve in ASN.1", name)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	t.Parallel()
+	b64 := base64.RawURLEncoding.EncodeToString
+	h, p, s := b64([]byte(`{"alg":"ES256"}`)), b64([]byte(`{}`)), b64([]byte("sig"))
+	ok, err := jws.Parse(h + "." + p + "." + s)
+	require.NoError(t, err)
+	assert.Equal(t, "sig", string(ok.Signature))
+	empty, err := jws.Parse("..")
+	require.NoError(t, err)
+	assert.Empty(t, empty.Header)
+
+	for token, want := range map[string]jws.Code{
+		"":          jws.Shape,
+		h:           jws.Shape,
+		h + "." + p: jws.Shape,
+		h + "." + p + "." + s + "." + s + "." + s:            jws.Shape,
+		`{"payload":"e30","protected":"e30","signature":""}`: jws.Shape,
+		" " + h + "." + p + "." + s:                          jws.Encoding,
+		h + "." + p + "." + s + "=":                          jws.Encoding,
+		h + "." + p + "." + s + "\n":                         jws.Encoding,
+		h + "." + p[:1] + "\r" + p[1:] + "." + s:             jws.Encoding,
+		h + "." + p + ".A":                                   jws.Encoding,
+		h + "." + p + ".AB":                                  jws.Encoding, // bits that mean nothing
+		h + "." + p + ".A+":                                  jws.Encoding,
+		h + ".é." + s:                                        jws.Encoding,
+		h + "." + p + "." + strings.Repeat("A", jws.MaxSize): jws.Size,
+	} {
+		_, err := jws.Parse(token)
+		assert.Equal(t, want, code(t, err), "%.80q", token)
+		assert.NotContains(t, err.Error(), h, "errors do not carry the token")
+	}
+}
+
+func TestParseHeader(t *testing.T) {
+	t.Parallel()
+	h, err := jws.ParseHeader([]byte(`{"crit":["x"],"typ":"t","alg":"PS384","x":{},"kid":"ké"}`))
+	require.NoError(t, err)
+	assert.Equal(t, jws.Header{Algorithm: jws.PS384, KeyID: "ké", Type: "t", HasKeyID: true, HasType: true, Extra: []string{"crit", "x"}}, h)
+	h, err = jws.ParseHeader([]byte(`{"alg":"ES256","kid":""}`))
+	require.NoError(t, err)
+	assert.Equal(t, jws.Header{Algorithm: jws.ES256, HasKeyID: true}, h)
+
+	for doc, want := range map[string]jws.Code{
+		``:                              jws.Malformed,
+		`[]`:                            jws.Malformed,
+		`"ES256"`:                       jws.Malformed,
+		`{"alg":"ES256"} {}`:            jws.Malformed,
+		`{"alg":"ES256","alg":"ES256"}`: jws.Malformed,
+		`{"alg":"ES256","kid":7}`:       jws.Malformed,
+		`{"alg":"ES256","typ":null}`:    jws.Malformed,
+		`{}`:                            jws.Forbidden,
+		`{"alg":7}`:                     jws.Forbidden,
+		`{"alg":"none"}`:                jws.Forbidden,
+		`{"Alg":"ES256"}`:               jws.Forbidden,
+		`{"alg":"EdDSA","kid":7}`:       jws.Forbidden, // before all else
+	} {
+		_, err := jws.ParseHeader([]byte(doc))
+		assert.Equal(t, want, code(t, err), doc)
+	}
+	assert.Equal(t, `{"alg":"RS256","typ":"x\"y"}`, string(jws.AppendHeader(nil, jws.RS256, "", `x"y`)))
+}
+
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	for _, key := range []crypto.PublicKey{
+		ecKey(t, elliptic.P256()).Public(), ecKey(t, elliptic.P384()).Public(), ecKey(t, elliptic.P521()).Public(), rsa2048().Public(),
+	} {
+		assert.Empty(t, jws.Unfit(key))
+		members, ok := jws.AppendKey(nil, key)
+		require.True(t, ok)
+		var doc map[string]string
+		require.NoError(t, json.Unmarshal([]byte("{"+string(members)+"}"), &doc))
+		k := jws.JWK{Kty: []byte(doc["kty"]), Crv: []byte(doc["crv"]), X: []byte(doc["x"]), Y: []byte(doc["y"]), N: []byte(doc["n"]), E: []byte(doc["e"])}
+		got, reason := k.PublicKey()
+		require.Empty(t, reason)
+		assert.Equal(t, key, got)
+
+		var sorted map[string]string // encoding/json sorts what it writes
+		require.NoError(t, json.Unmarshal(jws.AppendCanonical(nil, key), &sorted))
+		assert.Equal(t, doc, sorted)
+		again, err := json.Marshal(sorted)
+		require.NoError(t, err)
+		assert.Equal(t, string(again), string(jws.AppendCanonical(nil, key)))
+	}
+	for _, key := range []crypto.PublicKey{nil, ecKey(t, elliptic.P224()).Public(), "text"} {
+		assert.NotEmpty(t, jws.Unfit(key))
+		_, ok := jws.AppendKey(nil, key)
+		assert.False(t, ok)
+	}
+	// Ed25519 can be in a JWK, and none of the nine algorithms takes it.
+	pub, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	_, ok := jws.AppendKey(nil, pub)
+	assert.True(t, ok)
+	assert.NotEmpty(t, jws.Unfit(pub))
+	_, reason := (&jws.JWK{Kty: []byte("OKP")}).PublicKey()
+	assert.NotEmpty(t, reason)
+}
+
+func TestNumericDate(t *testing.T) {
+	t.Parallel()
+	first, last := time.Unix(-62135596800, 0), time.Unix(253402300799, 0)
+	for text, want := range map[string]time.Time{
+		"1767225600":           time.Unix(1767225600, 0),
+		"0":                    time.Unix(0, 0),
+		"-1":                   time.Unix(-1, 0),
+		"1767225600.5":         time.Unix(1767225600, 5e8),
+		"1.7672256e9":          time.Unix(1767225600, 0),
+		"9223372036854775807":  last,
+		"99999999999999999999": last,
+		"1e400":                last,
+		"-1e400":               first,
+		"-9223372036854775808": first,
+	} {
+		assert.True(t, want.Equal(jws.NumericDate(text)), "%s: %v", text, jws.NumericDate(text))
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{"", "..", "eyJhbGciOiJFUzI1NiJ9.e30.AA", "eyJhbGciOiJFUzI1NiJ9.e30.AA=", "a.b.c.d.e"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, token string) {
+		p, err := jws.Parse(token)
+		if err != nil {
+			code(t, err)
+			return
+		}
+		enc := base64.RawURLEncoding.EncodeToString
+		require.Equal(t, token, enc(p.Header)+"."+enc(p.Payload)+"."+enc(p.Signature), "one token, one spelling")
+		require.Equal(t, token, string(p.Input)+"."+enc(p.Signature))
+		if _, err := jws.ParseHeader(p.Header); err == nil {
+			require.True(t, json.Valid(p.Header))
+		}
+	})
+}
+
+func BenchmarkParse(b *testing.B) {
+	key := ecKey(b, elliptic.P256())
+	token, err := jws.Compact(jws.AppendHeader(nil, jws.ES256, "key", "JWT"), bytes.Repeat([]byte("a"), 300), jws.ES256, key)
+	require.NoError(b, err)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := jws.Parse(token); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
