@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/rsa"
 	"crypto/x509"
 	"fmt"
 	"hash/maphash"
@@ -18,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/internal/jws"
 )
 
 // BundleContents are the parts that a [Bundle] is made of.
@@ -29,6 +28,11 @@ type BundleContents struct {
 	// JWTAuthorities are the keys that sign JWT-SVIDs, by key ID, which is any text that is not
 	// empty: *ecdsa.PublicKey on P-256, P-384 or P-521, or *rsa.PublicKey of 2048 to 8192 bits.
 	JWTAuthorities map[string]crypto.PublicKey
+
+	// WITAuthorities are the keys that sign WIT-SVIDs, of the same kinds. A key ID must not be that of
+	// a JWT authority as well (WIT-61). The standard is Incubating, and consumers that predate it may
+	// refuse the whole document, so a publisher decides to have these; see [Bundle.Marshal].
+	WITAuthorities map[string]crypto.PublicKey
 
 	// Sequence is nil for none. A publisher should set it, and must make it grow with every change
 	// of the contents and leave it alone otherwise (BND-16, BND-17).
@@ -48,7 +52,8 @@ type BundleContents struct {
 type Bundle struct {
 	td      TrustDomain
 	x509    []*x509.Certificate // without duplicates
-	jwt     []jwtAuthority      // sorted by ID, without duplicates
+	jwt     []authority         // sorted by ID, without duplicates
+	wit     []authority         // likewise
 	seq     *uint64
 	hint    time.Duration
 	skipped []error
@@ -60,22 +65,24 @@ type Bundle struct {
 	pem      []byte
 }
 
-type jwtAuthority struct {
+// authority is a key that signs tokens.
+type authority struct {
 	id  string
 	key crypto.PublicKey // *ecdsa.PublicKey or *rsa.PublicKey
 }
 
-// NewBundle returns the bundle of td with the contents c, whose slice and map it copies. It refuses
-// a certificate that is not a CA's or has an RSA key of more than 8192 bits (X5-41), a JWT key that none of the nine algorithms of JWT-SVID
-// can use (BND-32), an empty key ID, a refresh hint that is negative or not in whole seconds, and
-// more than [MaxBundleKeys] authorities, which wraps [ErrTooLarge]. The zero trust domain is an
-// error that wraps [ErrZero].
+// NewBundle returns the bundle of td with the contents c, whose slice and maps it copies. It refuses
+// a certificate that is not a CA's or has an RSA key of more than 8192 bits (X5-41), a JWT or WIT key
+// that none of the nine algorithms of JWT-SVID can use (BND-32), a key ID that is empty or belongs to
+// a JWT and a WIT key (WIT-61), a refresh hint that is negative or not in whole seconds, and more than
+// [MaxBundleKeys] authorities, which wraps [ErrTooLarge]. The zero trust domain is an error that wraps
+// [ErrZero].
 func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
 	}
 	b := &Bundle{td: td, hint: c.RefreshHint}
-	if n := len(c.X509Authorities) + len(c.JWTAuthorities); n > MaxBundleKeys {
+	if n := len(c.X509Authorities) + len(c.JWTAuthorities) + len(c.WITAuthorities); n > MaxBundleKeys {
 		return nil, b.errorf("%d authorities, the limit is %d: %w", n, MaxBundleKeys, ErrTooLarge)
 	}
 	if c.RefreshHint < 0 || c.RefreshHint%time.Second != 0 {
@@ -93,21 +100,39 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 		}
 	}
 	b.x509 = distinct(slices.Clone(c.X509Authorities))
-	for id, key := range c.JWTAuthorities {
-		if id == "" || !utf8.ValidString(id) {
-			return nil, b.errorf("the key ID %s of a JWT authority is empty or not UTF-8 (BND-30)", short(id))
-		}
-		if reason := unfitForJWT(key); reason != "" {
-			return nil, b.errorf("JWT authority %s: %s (BND-32)", short(id), reason)
-		}
-		b.jwt = append(b.jwt, jwtAuthority{id, key})
+	var err error
+	if b.jwt, err = b.authorities("JWT", c.JWTAuthorities); err != nil {
+		return nil, err
 	}
-	slices.SortFunc(b.jwt, func(x, y jwtAuthority) int { return cmp.Compare(x.id, y.id) })
+	if b.wit, err = b.authorities("WIT", c.WITAuthorities); err != nil {
+		return nil, err
+	}
+	for _, a := range b.wit {
+		if _, ok := b.JWTAuthority(a.id); ok {
+			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own (WIT-61)", short(a.id))
+		}
+	}
 	return b, nil
 }
 
+// authorities checks and sorts the keys that sign one kind of token.
+func (b *Bundle) authorities(kind string, keys map[string]crypto.PublicKey) ([]authority, error) {
+	var list []authority
+	for id, key := range keys {
+		if id == "" || !utf8.ValidString(id) {
+			return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8 (BND-30)", short(id), kind)
+		}
+		if reason := jws.Unfit(key); reason != "" {
+			return nil, b.errorf("%s authority %s: %s (BND-32)", kind, short(id), reason)
+		}
+		list = append(list, authority{id, key})
+	}
+	slices.SortFunc(list, func(x, y authority) int { return cmp.Compare(x.id, y.id) })
+	return list, nil
+}
+
 // ParseBundlePEM returns a bundle of td with the CA certificates in roots, which is PEM as in
-// [Bundle.MarshalPEM], and nothing else: no JWT authorities, sequence or hint. Unlike in a bundle
+// [Bundle.MarshalPEM], and nothing else: no keys for tokens, sequence or hint. Unlike in a bundle
 // document, a certificate that cannot be used is an error that names it. Input over 1 MiB or 1,000
 // certificates is an error that wraps [ErrTooLarge].
 func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
@@ -124,11 +149,12 @@ func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
 // TrustDomain returns the trust domain that b belongs to.
 func (b *Bundle) TrustDomain() TrustDomain { return b.td }
 
-// Contents returns the parts of b in a new slice and a new map, to edit and give to [NewBundle].
+// Contents returns the parts of b in a new slice and new maps, to edit and give to [NewBundle].
 func (b *Bundle) Contents() BundleContents {
 	c := BundleContents{
 		X509Authorities: slices.Clone(b.x509),
 		JWTAuthorities:  maps.Collect(b.JWTAuthorities()),
+		WITAuthorities:  maps.Collect(b.WITAuthorities()),
 		RefreshHint:     b.hint,
 	}
 	if b.seq != nil {
@@ -141,9 +167,22 @@ func (b *Bundle) Contents() BundleContents {
 func (b *Bundle) X509Authorities() iter.Seq[*x509.Certificate] { return slices.Values(b.x509) }
 
 // JWTAuthorities loops over the JWT keys, sorted by key ID.
-func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] {
+func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.jwt) }
+
+// JWTAuthority returns the JWT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey.
+func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) { return find(b.jwt, keyID) }
+
+// WITAuthorities loops over the WIT keys, sorted by key ID: none unless NewBundle or
+// [ParseBundleWith] was asked for them.
+func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.wit) }
+
+// WITAuthority returns the WIT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey. A JWT
+// key of that ID is none (WIT-62).
+func (b *Bundle) WITAuthority(keyID string) (crypto.PublicKey, bool) { return find(b.wit, keyID) }
+
+func each(list []authority) iter.Seq2[string, crypto.PublicKey] {
 	return func(yield func(string, crypto.PublicKey) bool) {
-		for _, a := range b.jwt {
+		for _, a := range list {
 			if !yield(a.id, a.key) {
 				return
 			}
@@ -151,13 +190,12 @@ func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] {
 	}
 }
 
-// JWTAuthority returns the JWT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey.
-func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) {
-	i, ok := slices.BinarySearchFunc(b.jwt, keyID, func(a jwtAuthority, id string) int { return strings.Compare(a.id, id) })
+func find(list []authority, keyID string) (crypto.PublicKey, bool) {
+	i, ok := slices.BinarySearchFunc(list, keyID, func(a authority, id string) int { return strings.Compare(a.id, id) })
 	if !ok {
 		return nil, false
 	}
-	return b.jwt[i].key, true
+	return list[i].key, true
 }
 
 // Sequence returns the sequence number and whether there is one; see [Bundle.Supersedes].
@@ -199,7 +237,8 @@ func (b *Bundle) Equal(other *Bundle) bool {
 		return b == other
 	}
 	return b.td == other.td && b.hint == other.hint && equalSequence(b.seq, other.seq) &&
-		slices.EqualFunc(b.jwt, other.jwt, jwtAuthority.equal) && equalCertificates(b.x509, other.x509)
+		slices.EqualFunc(b.jwt, other.jwt, authority.equal) && slices.EqualFunc(b.wit, other.wit, authority.equal) &&
+		equalCertificates(b.x509, other.x509)
 }
 
 // Supersedes reports whether b, which was fetched after old, takes old's place: yes, unless both
@@ -236,7 +275,7 @@ func (b *Bundle) errorf(format string, args ...any) error {
 	return fmt.Errorf("spiffe: bundle of %q: %w", b.td, fmt.Errorf(format, args...))
 }
 
-func (a jwtAuthority) equal(other jwtAuthority) bool {
+func (a authority) equal(other authority) bool {
 	return a.id == other.id && sameKey(a.key, other.key)
 }
 
@@ -298,33 +337,6 @@ func unfitAnchor(cert *x509.Certificate) string {
 		return "not a CA certificate"
 	case rsaBits(cert) > maxRSABits:
 		return fmt.Sprintf("an RSA key of %d bits, the limit is %d", rsaBits(cert), maxRSABits)
-	}
-	return ""
-}
-
-// unfitForJWT says why key cannot verify a JWT-SVID, or returns "".
-func unfitForJWT(key crypto.PublicKey) string {
-	switch k := key.(type) {
-	case *ecdsa.PublicKey:
-		if k == nil || curveSize(k.Curve) == 0 {
-			return "the curve is not P-256, P-384 or P-521"
-		}
-		if _, err := k.Bytes(); err != nil {
-			return "the point is not on the curve"
-		}
-	case *rsa.PublicKey:
-		switch {
-		case k == nil || k.N == nil:
-			return "the RSA key is empty"
-		case k.N.BitLen() < 2048 || k.N.BitLen() > 8192:
-			return fmt.Sprintf("the RSA key has %d bits, not 2048 to 8192", k.N.BitLen())
-		case k.N.Bit(0) == 0:
-			return "the RSA modulus is even"
-		case k.E < 3 || k.E&1 == 0 || k.E > 1<<31-1:
-			return fmt.Sprintf("the RSA exponent %d is not an odd number from 3 to 2³¹-1", k.E)
-		}
-	default:
-		return fmt.Sprintf("no algorithm of JWT-SVID uses a key of type %T", key)
 	}
 	return ""
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -49,8 +50,9 @@ func fullContents() spiffe.BundleContents {
 		JWTAuthorities: map[string]crypto.PublicKey{
 			"2": bundleJWTKey("2"), "1": bundleJWTKey("1"), "rsa": bundleRSA(), `é "\`: bundleJWTKey("3"),
 		},
-		Sequence:    new(uint64(7)),
-		RefreshHint: 90 * time.Second,
+		WITAuthorities: map[string]crypto.PublicKey{"w2": bundleJWTKey("w2"), "w1": bundleRSA()},
+		Sequence:       new(uint64(7)),
+		RefreshHint:    90 * time.Second,
 	}
 }
 
@@ -72,6 +74,14 @@ func TestNewBundle(t *testing.T) {
 	for range b.JWTAuthorities() { // may be left early
 		break
 	}
+	assert.Equal(t, c.WITAuthorities, maps.Collect(b.WITAuthorities()))
+	key, ok := b.WITAuthority("w1")
+	assert.True(t, ok)
+	assert.Same(t, c.WITAuthorities["w1"], key)
+	_, ok = b.WITAuthority("1")
+	assert.False(t, ok, "a JWT key (WIT-62)")
+	_, ok = b.JWTAuthority("w1")
+	assert.False(t, ok, "a WIT key (JWT-30)")
 	for _, id := range []string{"", "0", "11", "z", "\xff"} {
 		_, ok := b.JWTAuthority(id)
 		assert.False(t, ok, id)
@@ -100,6 +110,7 @@ func TestNewBundle(t *testing.T) {
 
 func TestNewBundleRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "WIT-61")
 	rsaKey := func(edit func(*rsa.PublicKey)) *rsa.PublicKey {
 		k := bundleRSA()
 		edit(k)
@@ -111,6 +122,9 @@ func TestNewBundleRefuses(t *testing.T) {
 	jwt := func(id string, key crypto.PublicKey) spiffe.BundleContents {
 		return spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{id: key}}
 	}
+	wit := func(id string, key crypto.PublicKey) spiffe.BundleContents {
+		return spiffe.BundleContents{WITAuthorities: map[string]crypto.PublicKey{id: key}}
+	}
 	certs := func(c ...*x509.Certificate) spiffe.BundleContents { return spiffe.BundleContents{X509Authorities: c} }
 	moved := bundleJWTKey("1") // a point of P-256 is not one of P-384
 	moved.Curve = elliptic.P384()
@@ -119,26 +133,33 @@ func TestNewBundleRefuses(t *testing.T) {
 		many[fmt.Sprint(i)] = bundleJWTKey("1")
 	}
 	for want, c := range map[string]spiffe.BundleContents{
-		"X.509 authority 2 is not a parsed certificate":        certs(bundleCA("a"), nil),
-		"X.509 authority 1 is not a parsed certificate":        certs(&x509.Certificate{IsCA: true, BasicConstraintsValid: true}),
-		`X.509 authority 2, "": not a CA certificate`:          certs(bundleCA("a"), bundleLeaf()),
-		`the key ID "" of a JWT authority is empty or`:         jwt("", bundleJWTKey("1")),
-		`the key ID "\xff" of a JWT authority is empty or`:     jwt("\xff", bundleJWTKey("1")),
-		`JWT authority "k": the curve is not`:                  jwt("k", &bundleKey(elliptic.P224(), "1").PublicKey),
-		`JWT authority "k": the point is not on the curve`:     jwt("k", moved),
-		`"nil": the curve is not`:                              jwt("nil", (*ecdsa.PublicKey)(nil)),
-		`"nil": the RSA key is empty`:                          jwt("nil", (*rsa.PublicKey)(nil)),
-		`JWT authority "k": the RSA key is empty`:              jwt("k", &rsa.PublicKey{E: 65537}),
-		`the RSA key has 2047 bits, not 2048 to 8192`:          jwt("k", bits(2047)),
-		`the RSA key has 8193 bits, not 2048 to 8192`:          jwt("k", bits(8193)),
-		`the RSA modulus is even`:                              jwt("k", rsaKey(func(k *rsa.PublicKey) { k.N.SetBit(k.N, 0, 0) })),
-		`the RSA exponent 1 is not`:                            jwt("k", rsaKey(func(k *rsa.PublicKey) { k.E = 1 })),
-		`the RSA exponent 65536 is not`:                        jwt("k", rsaKey(func(k *rsa.PublicKey) { k.E = 65536 })),
-		`the RSA exponent -3 is not`:                           jwt("k", rsaKey(func(k *rsa.PublicKey) { k.E = -3 })),
-		"no algorithm of JWT-SVID uses a key of type ed25519.": jwt("k", ed25519.PublicKey(make([]byte, 32))),
-		"no algorithm of JWT-SVID uses a key of type <nil>":    jwt("k", nil),
-		"no algorithm of JWT-SVID uses a key of type rsa.":     jwt("k", *bundleRSA()),
-		"the refresh hint -1s is not a number":                 {RefreshHint: -time.Second},
+		"X.509 authority 2 is not a parsed certificate":           certs(bundleCA("a"), nil),
+		"X.509 authority 1 is not a parsed certificate":           certs(&x509.Certificate{IsCA: true, BasicConstraintsValid: true}),
+		`X.509 authority 2, "": not a CA certificate`:             certs(bundleCA("a"), bundleLeaf()),
+		`the key ID "" of a JWT authority is empty or`:            jwt("", bundleJWTKey("1")),
+		`the key ID "\xff" of a JWT authority is empty or`:        jwt("\xff", bundleJWTKey("1")),
+		`JWT authority "k": the curve is not`:                     jwt("k", &bundleKey(elliptic.P224(), "1").PublicKey),
+		`JWT authority "k": the point is not on the curve`:        jwt("k", moved),
+		`"nil": the curve is not`:                                 jwt("nil", (*ecdsa.PublicKey)(nil)),
+		`"nil": the RSA key is empty`:                             jwt("nil", (*rsa.PublicKey)(nil)),
+		`JWT authority "k": the RSA key is empty`:                 jwt("k", &rsa.PublicKey{E: 65537}),
+		`the RSA key has 2047 bits, not 2048 to 8192`:             jwt("k", bits(2047)),
+		`the RSA key has 8193 bits, not 2048 to 8192`:             jwt("k", bits(8193)),
+		`the RSA modulus is even`:                                 jwt("k", rsaKey(func(k *rsa.PublicKey) { k.N.SetBit(k.N, 0, 0) })),
+		`the RSA exponent 1 is not`:                               jwt("k", rsaKey(func(k *rsa.PublicKey) { k.E = 1 })),
+		`the RSA exponent 65536 is not`:                           jwt("k", rsaKey(func(k *rsa.PublicKey) { k.E = 65536 })),
+		`the RSA exponent -3 is not`:                              jwt("k", rsaKey(func(k *rsa.PublicKey) { k.E = -3 })),
+		"none of the nine algorithms uses a key of type ed25519.": jwt("k", ed25519.PublicKey(make([]byte, 32))),
+		"none of the nine algorithms uses a key of type <nil>":    jwt("k", nil),
+		"none of the nine algorithms uses a key of type rsa.":     jwt("k", *bundleRSA()),
+		"the refresh hint -1s is not a number":                    {RefreshHint: -time.Second},
+		`the key ID "" of a WIT authority is empty or`:            wit("", bundleJWTKey("1")),
+		`WIT authority "k": the curve is not`:                     wit("k", &bundleKey(elliptic.P224(), "1").PublicKey),
+		`the key ID "k" is that of a JWT and of a WIT`: {
+			JWTAuthorities: map[string]crypto.PublicKey{"a": bundleJWTKey("1"), "k": bundleJWTKey("1")},
+			WITAuthorities: map[string]crypto.PublicKey{"b": bundleJWTKey("1"), "k": bundleJWTKey("1")},
+		},
+		"1002 authorities, the limit is 1000: input too large": {WITAuthorities: map[string]crypto.PublicKey{"a": nil, "b": nil}, JWTAuthorities: many},
 		"the refresh hint 1.5s is not a number":                {RefreshHint: 1500 * time.Millisecond},
 		"1001 authorities, the limit is 1000: input too large": {X509Authorities: []*x509.Certificate{bundleCA("a")}, JWTAuthorities: many},
 	} {
@@ -184,6 +205,7 @@ func TestBundleNeverChanges(t *testing.T) {
 		c.X509Authorities[0] = bundleCA("other")
 		delete(c.JWTAuthorities, "1")
 		c.JWTAuthorities["2"] = bundleJWTKey("other")
+		c.WITAuthorities["w1"] = bundleJWTKey("other")
 		*c.Sequence = 99
 	}
 	spoil(c)
@@ -256,6 +278,11 @@ func TestBundleEqual(t *testing.T) {
 		"same key, other ID": {func(c *spiffe.BundleContents) {
 			c.JWTAuthorities["0"] = c.JWTAuthorities["1"]
 			delete(c.JWTAuthorities, "1")
+		}, false},
+		"other WIT key": {func(c *spiffe.BundleContents) { c.WITAuthorities["w1"] = bundleJWTKey("x") }, false},
+		"no WIT keys":   {func(c *spiffe.BundleContents) { c.WITAuthorities = nil }, false},
+		"JWT for WIT": {func(c *spiffe.BundleContents) {
+			c.JWTAuthorities, c.WITAuthorities = c.WITAuthorities, c.JWTAuthorities
 		}, false},
 		"one JWT key less": {func(c *spiffe.BundleContents) { delete(c.JWTAuthorities, "1") }, false},
 		"sequence":         {func(c *spiffe.BundleContents) { *c.Sequence = 8 }, false},
@@ -365,6 +392,7 @@ func TestBundleAllocations(t *testing.T) {
 	set, err := spiffe.NewBundleSet(b)
 	require.NoError(t, err)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = b.JWTAuthority("rsa") }))
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = b.WITAuthority("w1") }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = b.Bundle(bundleTD) }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = set.Bundle(bundleTD) }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
@@ -372,7 +400,7 @@ func TestBundleAllocations(t *testing.T) {
 			_ = c
 		}
 	}))
-	// A document is one buffer, and a point for each JWT key, taken out of its key.
+	// A document is one buffer, and a point for each JWT and WIT key, taken out of its key.
 	assert.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = b.Marshal() }), 20.0)
 }
 

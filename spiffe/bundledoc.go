@@ -3,23 +3,21 @@ package spiffe
 import (
 	"bytes"
 	"cmp"
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
-	"math/big"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
@@ -33,6 +31,7 @@ const (
 const (
 	useX509 = "x509-svid"
 	useJWT  = "jwt-svid"
+	useWIT  = "wit-svid" // if asked for
 )
 
 // BundleError says why a bundle document is refused or, if Index is not negative, why one of its
@@ -80,12 +79,26 @@ func (e *BundleError) Unwrap() error { return e.Err }
 // [Bundle.Skipped] tells. If nothing is left, the bundle is valid and nothing of the domain is
 // trusted any more: do not keep the last one then (BND-11).
 //
-// Entries of WIT-SVID are skipped as an unknown use (WIT-64). The result shares no memory with doc.
+// Entries of WIT-SVID are skipped as an unknown use (WIT-64); [ParseBundleWith] reads them too. The
+// result shares no memory with doc.
 func ParseBundle(td TrustDomain, doc []byte) (*Bundle, error) {
+	return ParseBundleWith(td, doc, ParseOptions{})
+}
+
+// ParseOptions are what [ParseBundleWith] does beyond [ParseBundle]. The zero value is nothing.
+type ParseOptions struct {
+	// WIT says to read the keys that sign WIT-SVIDs, whose standard is Incubating and may change.
+	WIT bool
+}
+
+// ParseBundleWith is [ParseBundle] with options. A WIT key whose ID is also that of a JWT key is its
+// publisher's fault and is tolerated, as each is looked up by its use (WIT-61); [NewBundle] refuses
+// the [Bundle.Contents] of such a bundle.
+func ParseBundleWith(td TrustDomain, doc []byte, o ParseOptions) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
 	}
-	p := bundleParser{b: &Bundle{td: td}, doc: doc}
+	p := bundleParser{b: &Bundle{td: td}, doc: doc, wit: o.WIT}
 	if err := p.parse(); err != nil {
 		err.TrustDomain = td
 		return nil, err
@@ -101,13 +114,15 @@ type bundleParser struct {
 	r       *strictjson.Reader
 	entries []jwk
 	seen    bool // the member "keys"
+	wit     bool // read WIT keys
 }
 
 // jwk is an entry as it is in the document. A member that is missing or not a string is nil.
 type jwk struct {
-	offset                            int
-	object                            bool
-	use, kid, kty, crv, x, y, n, e, c []byte // c is the first value of x5c
+	offset      int
+	object      bool
+	use, kid, c []byte // c is the first value of x5c
+	jws.JWK
 }
 
 func (p *bundleParser) parse() *BundleError {
@@ -188,17 +203,17 @@ func (p *bundleParser) entry(k *jwk) {
 		case "kid":
 			k.kid, _ = p.r.Text()
 		case "kty":
-			k.kty, _ = p.r.Text()
+			k.Kty, _ = p.r.Text()
 		case "crv":
-			k.crv, _ = p.r.Text()
+			k.Crv, _ = p.r.Text()
 		case "x":
-			k.x, _ = p.r.Text()
+			k.X, _ = p.r.Text()
 		case "y":
-			k.y, _ = p.r.Text()
+			k.Y, _ = p.r.Text()
 		case "n":
-			k.n, _ = p.r.Text()
+			k.N, _ = p.r.Text()
 		case "e":
-			k.e, _ = p.r.Text()
+			k.E, _ = p.r.Text()
 		case "x5c":
 			for i := range p.r.Elements() {
 				if i == 0 {
@@ -255,18 +270,19 @@ func (p *bundleParser) integer(name string) ([]byte, *BundleError) {
 
 // authorities turns the entries into the authorities of the bundle.
 func (p *bundleParser) authorities() *BundleError {
-	var jwts []numbered
+	var tokens []numbered
 	for i := range p.entries {
 		e := &p.entries[i]
 		var fault *entryFault
+		use, known := p.use(e)
 		switch {
 		case !e.object:
 			fault = &entryFault{rule: "BND-8", reason: "the entry is not an object"}
-		case string(e.use) != useX509 && string(e.use) != useJWT:
-			fault = e.unknownUse()
+		case !known:
+			fault = p.unknownUse(e)
 		case !e.knownType():
-			fault = &entryFault{rule: "BND-14", reason: fmt.Sprintf(`"kty" is missing or unknown: %s`, short(string(e.kty)))}
-		case string(e.use) == useX509:
+			fault = &entryFault{rule: "BND-14", reason: fmt.Sprintf(`"kty" is missing or unknown: %s`, short(string(e.Kty)))}
+		case use == useX509:
 			var cert *x509.Certificate
 			if cert, fault = e.certificate(); fault == nil {
 				p.b.x509 = append(p.b.x509, cert)
@@ -274,10 +290,12 @@ func (p *bundleParser) authorities() *BundleError {
 		case len(e.kid) == 0:
 			fault = &entryFault{rule: "BND-30", reason: `"kid" is missing, empty or not a string`}
 		default:
-			var key crypto.PublicKey
-			if key, fault = e.jwtKey(); fault == nil {
-				jwts = append(jwts, numbered{jwtAuthority{string(e.kid), key}, i})
+			key, reason := e.PublicKey()
+			if reason != "" {
+				fault = &entryFault{rule: "BND-32", reason: reason}
+				break
 			}
+			tokens = append(tokens, numbered{authority{string(e.kid), key}, use, i})
 		}
 		if fault != nil {
 			p.b.skipped = append(p.b.skipped, &BundleError{
@@ -288,31 +306,47 @@ func (p *bundleParser) authorities() *BundleError {
 	}
 	p.b.x509 = distinct(p.b.x509)
 
-	slices.SortFunc(jwts, func(a, b numbered) int {
-		if c := strings.Compare(a.id, b.id); c != 0 {
-			return c
-		}
-		return cmp.Compare(a.index, b.index)
+	slices.SortFunc(tokens, func(a, b numbered) int { // "jwt-svid" before "wit-svid"
+		return cmp.Or(strings.Compare(a.use, b.use), strings.Compare(a.id, b.id), cmp.Compare(a.index, b.index))
 	})
-	p.b.jwt = make([]jwtAuthority, 0, len(jwts))
-	for i, a := range jwts {
-		if i > 0 && a.id == jwts[i-1].id {
-			if sameKey(a.key, jwts[i-1].key) {
+	all := make([]authority, 0, len(tokens))
+	jwts := 0
+	for i, a := range tokens {
+		if i > 0 && a.use == tokens[i-1].use && a.id == tokens[i-1].id {
+			if sameKey(a.key, tokens[i-1].key) {
 				continue
 			}
 			f := documentFault(p.entries[a.index].offset, "BND-30", "two different keys have this key ID")
 			f.KeyID = a.id
 			return f
 		}
-		p.b.jwt = append(p.b.jwt, a.jwtAuthority)
+		all = append(all, a.authority)
+		if a.use == useJWT {
+			jwts++
+		}
 	}
+	p.b.jwt, p.b.wit = all[:jwts:jwts], all[jwts:]
 	return nil
 }
 
-// numbered is an authority with the index of its entry.
+// numbered is an authority with its use and the index of its entry.
 type numbered struct {
-	jwtAuthority
+	authority
+	use   string
 	index int
+}
+
+// use returns the use of an entry, if it is one to look at.
+func (p *bundleParser) use(k *jwk) (string, bool) {
+	switch string(k.use) {
+	case useX509:
+		return useX509, true
+	case useJWT:
+		return useJWT, true
+	case useWIT:
+		return useWIT, p.wit
+	}
+	return "", false
 }
 
 // entryFault says why an entry is skipped.
@@ -321,15 +355,15 @@ type entryFault struct {
 	err          error
 }
 
-func (k *jwk) unknownUse() *entryFault {
-	if use := string(k.use); strings.EqualFold(use, useX509) || strings.EqualFold(use, useJWT) {
+func (p *bundleParser) unknownUse(k *jwk) *entryFault {
+	if use := string(k.use); strings.EqualFold(use, useX509) || strings.EqualFold(use, useJWT) || p.wit && strings.EqualFold(use, useWIT) {
 		return &entryFault{rule: "BND-13", reason: fmt.Sprintf(`"use" is written %s: it is case-sensitive`, short(use))}
 	}
 	return &entryFault{rule: "BND-12", reason: fmt.Sprintf(`"use" is missing or unknown: %s`, short(string(k.use)))}
 }
 
 func (k *jwk) knownType() bool {
-	switch string(k.kty) {
+	switch string(k.Kty) {
 	case "EC", "RSA", "OKP":
 		return true
 	}
@@ -365,56 +399,23 @@ func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 	case *ecdsa.PublicKey:
 		point := certificatePoint(cert, pub)
 		size := len(point) / 2 // 0 if the curve is not one of JWKs
-		return size > 0 && string(k.kty) == "EC" && string(k.crv) == pub.Params().Name &&
-			equalURL(k.x, point[1:1+size]) && equalURL(k.y, point[1+size:])
+		return size > 0 && string(k.Kty) == "EC" && string(k.Crv) == pub.Params().Name &&
+			jws.EqualURL(k.X, point[1:1+size]) && jws.EqualURL(k.Y, point[1+size:])
 	case *rsa.PublicKey:
-		return string(k.kty) == "RSA" && equalURL(k.n, pub.N.Bytes()) && equalURL(k.e, exponent(pub))
+		return string(k.Kty) == "RSA" && jws.EqualURL(k.N, pub.N.Bytes()) && jws.EqualURL(k.E, jws.Exponent(pub))
 	case ed25519.PublicKey:
-		return string(k.kty) == "OKP" && string(k.crv) == "Ed25519" && equalURL(k.x, pub)
+		return string(k.Kty) == "OKP" && string(k.Crv) == "Ed25519" && jws.EqualURL(k.X, pub)
 	}
 	return false
 }
 
-// jwtKey returns the key of an entry for JWT-SVIDs.
-func (k *jwk) jwtKey() (crypto.PublicKey, *entryFault) {
-	switch string(k.kty) {
-	case "EC":
-		curve := namedCurve(string(k.crv))
-		if curve == nil {
-			return nil, &entryFault{rule: "BND-32", reason: fmt.Sprintf("the curve is not P-256, P-384 or P-521: %s", short(string(k.crv)))}
-		}
-		size := curveSize(curve)
-		point := make([]byte, 1+2*size)
-		point[0] = 4 // uncompressed
-		if !decodeURL(point[1:1+size], k.x) || !decodeURL(point[1+size:], k.y) {
-			return nil, &entryFault{rule: "BND-32", reason: fmt.Sprintf(`"x" and "y" are not both %d bytes in base64url`, size)}
-		}
-		key, err := ecdsa.ParseUncompressedPublicKey(curve, point)
-		if err != nil {
-			return nil, &entryFault{rule: "BND-32", reason: "the point is not on the curve"}
-		}
-		return key, nil
-	case "RSA":
-		n, e := make([]byte, strictURL.DecodedLen(min(len(k.n), 2048))), make([]byte, strictURL.DecodedLen(min(len(k.e), 6)))
-		if !decodeURL(n, k.n) || !decodeURL(e, k.e) || len(n) == 0 || len(e) == 0 || n[0] == 0 || e[0] == 0 {
-			return nil, &entryFault{rule: "BND-32", reason: `"n" and "e" are not both numbers of usual size in base64url without leading zeros`}
-		}
-		key := &rsa.PublicKey{N: new(big.Int).SetBytes(n)}
-		for _, b := range e {
-			key.E = key.E<<8 | int(b)
-		}
-		if reason := unfitForJWT(key); reason != "" {
-			return nil, &entryFault{rule: "BND-32", reason: reason}
-		}
-		return key, nil
-	}
-	return nil, &entryFault{rule: "BND-32", reason: "no algorithm of JWT-SVID uses this type of key"}
-}
-
-// Marshal returns the bundle document: compact JSON with the X.509 authorities in order and then
-// the JWT authorities by key ID, so that equal contents in equal order give the same bytes. It has
-// only the members that the standards define (BND-24), and [ParseBundle] reads it back. The result
-// is the caller's own.
+// Marshal returns the bundle document: compact JSON with the X.509 authorities in order, then the JWT
+// and then the WIT authorities by key ID, so that equal contents in equal order give the same bytes.
+// It has only the members that the standards define (BND-24), and [ParseBundle] reads it back, or
+// [ParseBundleWith] if there are WIT authorities. The result is the caller's own.
+//
+// Some consumers refuse a document with an entry of a use that they do not know. To publish to those,
+// make another bundle from [Bundle.Contents] with nil WITAuthorities.
 //
 // It fails for a certificate whose key a JWK cannot hold, such as one on P-224, and for a document
 // over [MaxBundleSize], which wraps [ErrTooLarge].
@@ -423,10 +424,12 @@ func (b *Bundle) Marshal() ([]byte, error) {
 	for _, c := range b.x509 {
 		size += 192 + base64.StdEncoding.EncodedLen(len(c.Raw)) + len(c.RawSubjectPublicKeyInfo)
 	}
-	for _, a := range b.jwt {
-		size += 192 + len(a.id)
-		if k, ok := a.key.(*rsa.PublicKey); ok {
-			size += k.N.BitLen() / 6
+	for _, list := range [][]authority{b.jwt, b.wit} {
+		for _, a := range list {
+			size += 192 + len(a.id)
+			if k, ok := a.key.(*rsa.PublicKey); ok {
+				size += k.N.BitLen() / 6
+			}
 		}
 	}
 	doc := append(make([]byte, 0, size), '{')
@@ -446,9 +449,9 @@ func (b *Bundle) Marshal() ([]byte, error) {
 		doc = append(doc, `{"use":"`+useX509+`",`...)
 		ok := true
 		if pub, isEC := c.PublicKey.(*ecdsa.PublicKey); isEC {
-			doc, ok = appendEC(doc, pub, certificatePoint(c, pub))
+			doc, ok = jws.AppendPoint(doc, pub.Curve, certificatePoint(c, pub))
 		} else {
-			doc, ok = appendKey(doc, c.PublicKey)
+			doc, ok = jws.AppendKey(doc, c.PublicKey)
 		}
 		if !ok {
 			return nil, b.errorf("X.509 authority %d, %s: a bundle document cannot hold its kind of key", i+1, short(c.Subject.String()))
@@ -457,17 +460,12 @@ func (b *Bundle) Marshal() ([]byte, error) {
 		doc = base64.StdEncoding.AppendEncode(doc, c.Raw)
 		doc = append(doc, `"]}`...)
 	}
-	for i, a := range b.jwt {
-		if i > 0 || len(b.x509) > 0 {
-			doc = append(doc, ',')
-		}
-		doc = append(doc, `{"use":"`+useJWT+`","kid":`...)
-		doc = append(strictjson.AppendText(doc, a.id), ',')
-		var ok bool
-		if doc, ok = appendKey(doc, a.key); !ok {
-			return nil, b.errorf("JWT authority %s: the key was changed and is not valid any more", short(a.id))
-		}
-		doc = append(doc, '}')
+	var err error
+	if doc, err = b.appendTokens(doc, useJWT, b.jwt); err != nil {
+		return nil, err
+	}
+	if doc, err = b.appendTokens(doc, useWIT, b.wit); err != nil {
+		return nil, err
 	}
 	doc = append(doc, "]}"...)
 	if len(doc) > MaxBundleSize {
@@ -476,41 +474,23 @@ func (b *Bundle) Marshal() ([]byte, error) {
 	return doc, nil
 }
 
-// appendKey appends the JWK members of a public key.
-func appendKey(doc []byte, key crypto.PublicKey) ([]byte, bool) {
-	switch k := key.(type) {
-	case *ecdsa.PublicKey:
-		point, err := k.Bytes()
-		if err != nil {
-			return doc, false
+// appendTokens appends the entries of keys that sign one kind of token.
+func (b *Bundle) appendTokens(doc []byte, use string, list []authority) ([]byte, error) {
+	for _, a := range list {
+		if doc[len(doc)-1] != '[' {
+			doc = append(doc, ',')
 		}
-		return appendEC(doc, k, point)
-	case *rsa.PublicKey:
-		doc = append(doc, `"kty":"RSA","n":"`...)
-		doc = strictURL.AppendEncode(doc, k.N.Bytes())
-		doc = append(doc, `","e":"`...)
-		doc = strictURL.AppendEncode(doc, exponent(k))
-		return append(doc, '"'), true
-	case ed25519.PublicKey:
-		doc = append(doc, `"kty":"OKP","crv":"Ed25519","x":"`...)
-		doc = strictURL.AppendEncode(doc, k)
-		return append(doc, '"'), true
+		doc = append(doc, `{"use":"`...)
+		doc = append(doc, use...)
+		doc = append(doc, `","kid":`...)
+		doc = append(strictjson.AppendText(doc, a.id), ',')
+		var ok bool
+		if doc, ok = jws.AppendKey(doc, a.key); !ok {
+			return nil, b.errorf("%s authority %s: the key was changed and is not valid any more", strings.ToUpper(use[:3]), short(a.id))
+		}
+		doc = append(doc, '}')
 	}
-	return doc, false
-}
-
-func appendEC(doc []byte, k *ecdsa.PublicKey, point []byte) ([]byte, bool) {
-	size := curveSize(k.Curve)
-	if size == 0 || len(point) != 1+2*size {
-		return doc, false
-	}
-	doc = append(doc, `"kty":"EC","crv":"`...)
-	doc = append(doc, k.Params().Name...)
-	doc = append(doc, `","x":"`...)
-	doc = strictURL.AppendEncode(doc, point[1:1+size])
-	doc = append(doc, `","y":"`...)
-	doc = strictURL.AppendEncode(doc, point[1+size:])
-	return append(doc, '"'), true
+	return doc, nil
 }
 
 // certificatePoint returns the uncompressed point of a certificate's key, or nil if a JWK cannot
@@ -529,7 +509,7 @@ func certificatePoint(cert *x509.Certificate, key *ecdsa.PublicKey) []byte {
 	default:
 		return nil
 	}
-	if spki := cert.RawSubjectPublicKeyInfo; len(spki) == header+1+2*curveSize(key.Curve) {
+	if spki := cert.RawSubjectPublicKeyInfo; len(spki) == header+1+2*jws.CurveSize(key.Curve) {
 		return spki[header:]
 	}
 	point, err := key.Bytes()
@@ -539,58 +519,5 @@ func certificatePoint(cert *x509.Certificate, key *ecdsa.PublicKey) []byte {
 	return point
 }
 
-// namedCurve returns the curve that a JWK's "crv" means, or nil.
-func namedCurve(crv string) elliptic.Curve {
-	switch crv {
-	case "P-256":
-		return elliptic.P256()
-	case "P-384":
-		return elliptic.P384()
-	case "P-521":
-		return elliptic.P521()
-	}
-	return nil
-}
-
-// curveSize returns the size of a coordinate in bytes, or 0 for a curve that JWKs do not know.
-func curveSize(curve elliptic.Curve) int {
-	switch curve {
-	case elliptic.P256():
-		return 32
-	case elliptic.P384():
-		return 48
-	case elliptic.P521():
-		return 66
-	}
-	return 0
-}
-
-// exponent returns the public exponent as big-endian bytes without leading zeros.
-func exponent(key *rsa.PublicKey) []byte {
-	return bytes.TrimLeft(binary.BigEndian.AppendUint64(nil, uint64(key.E)), "\x00")
-}
-
-// The encodings of JWKs. Strict refuses stray bits at the end; both still ignore line breaks, which
-// shows in the length.
-var (
-	strictStd = base64.StdEncoding.Strict()
-	strictURL = base64.RawURLEncoding.Strict()
-)
-
-// decodeURL fills dst with what src says, and reports whether it fits exactly.
-func decodeURL(dst, src []byte) bool {
-	if len(src) != strictURL.EncodedLen(len(dst)) {
-		return false
-	}
-	n, err := strictURL.Decode(dst, src)
-	return err == nil && n == len(dst)
-}
-
-// equalURL reports whether text is the encoding of data.
-func equalURL(text, data []byte) bool {
-	if len(text) != strictURL.EncodedLen(len(data)) {
-		return false
-	}
-	var buf [128]byte
-	return bytes.Equal(strictURL.AppendEncode(buf[:0], data), text)
-}
+// strictStd refuses stray bits at the end; it still ignores line breaks, which shows in the length.
+var strictStd = base64.StdEncoding.Strict()

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -31,10 +32,10 @@ type bundleVector struct {
 	ID, Rule, File, Expect, Why string
 	Choice                      bool
 
-	X509, JWT int
-	Sequence  *uint64
-	Hint      int64
-	Skipped   []skippedVector
+	X509, JWT, WIT int
+	Sequence       *uint64
+	Hint           int64
+	Skipped        []skippedVector
 
 	Offset   int
 	TooLarge bool
@@ -43,6 +44,7 @@ type bundleVector struct {
 type skippedVector struct {
 	Index     int
 	Kid, Rule string
+	WIT       bool // not skipped with WIT on
 }
 
 // bundleSequence is a sequence of documents, fetched one after the other.
@@ -112,46 +114,130 @@ func TestBundleVectorsComplete(t *testing.T) {
 	assert.ElementsMatch(t, onDisk, slices.Collect(maps.Keys(files)))
 }
 
+// All documents are read twice: with WIT off, as is the default, and on.
 func TestBundleVectors(t *testing.T) {
 	t.Parallel()
 	for _, v := range readBundleIndex(t).Documents {
-		t.Run(v.ID, func(t *testing.T) {
-			t.Parallel()
-			doc := readBundleFile(t, v.File)
-			b, err := spiffe.ParseBundle(bundleTD, doc)
-			if v.Expect == "reject" {
-				e, ok := errors.AsType[*spiffe.BundleError](err)
-				require.True(t, ok, "%s: %v", v.Why, err)
-				assert.Nil(t, b)
-				assert.Equal(t, bundleTD, e.TrustDomain)
-				assert.Equal(t, -1, e.Index)
-				assert.Equal(t, v.Rule, e.Rule, "%v", err)
-				assert.Equal(t, v.Offset, e.Offset, "%v", err)
-				assert.Equal(t, v.TooLarge, errors.Is(err, spiffe.ErrTooLarge))
-				return
-			}
-			require.Equal(t, "accept", v.Expect)
-			require.NoError(t, err, v.Why)
-			assert.Equal(t, bundleTD, b.TrustDomain())
-			assert.Len(t, slices.Collect(b.X509Authorities()), v.X509)
-			assert.Len(t, maps.Collect(b.JWTAuthorities()), v.JWT)
-			assert.Equal(t, v.Sequence, b.Contents().Sequence)
-			hint, ok := b.RefreshHint()
-			assert.Equal(t, v.Hint > 0, ok)
-			assert.Equal(t, time.Duration(v.Hint)*time.Second, hint)
+		for name, wit := range map[string]bool{"WIT off": false, "WIT on": true} {
+			t.Run(v.ID+" "+name, func(t *testing.T) {
+				t.Parallel()
+				conformance.Covers(t, v.ID)
+				doc := readBundleFile(t, v.File)
+				b, err := spiffe.ParseBundleWith(bundleTD, doc, spiffe.ParseOptions{WIT: wit})
+				if !wit {
+					plain, plainErr := spiffe.ParseBundle(bundleTD, doc)
+					assert.Equal(t, err, plainErr)
+					assert.True(t, b.Equal(plain))
+				}
+				if v.Expect == "reject" {
+					e, ok := errors.AsType[*spiffe.BundleError](err)
+					require.True(t, ok, "%s: %v", v.Why, err)
+					assert.Nil(t, b)
+					assert.Equal(t, bundleTD, e.TrustDomain)
+					assert.Equal(t, -1, e.Index)
+					assert.Equal(t, v.Rule, e.Rule, "%v", err)
+					assert.Equal(t, v.Offset, e.Offset, "%v", err)
+					assert.Equal(t, v.TooLarge, errors.Is(err, spiffe.ErrTooLarge))
+					return
+				}
+				require.Equal(t, "accept", v.Expect)
+				require.NoError(t, err, v.Why)
+				wits := 0
+				if wit {
+					wits = v.WIT
+				}
+				assert.Equal(t, bundleTD, b.TrustDomain())
+				assert.Len(t, slices.Collect(b.X509Authorities()), v.X509)
+				assert.Len(t, maps.Collect(b.JWTAuthorities()), v.JWT)
+				assert.Len(t, maps.Collect(b.WITAuthorities()), wits)
+				assert.Equal(t, v.Sequence, b.Contents().Sequence)
+				hint, ok := b.RefreshHint()
+				assert.Equal(t, v.Hint > 0, ok)
+				assert.Equal(t, time.Duration(v.Hint)*time.Second, hint)
 
+				var want, skipped []skippedVector
+				for _, s := range v.Skipped {
+					if !s.WIT || !wit {
+						want = append(want, skippedVector{s.Index, s.Kid, s.Rule, false})
+					}
+				}
+				for _, err := range b.Skipped() {
+					e, ok := errors.AsType[*spiffe.BundleError](err)
+					require.True(t, ok)
+					assert.Equal(t, bundleTD, e.TrustDomain)
+					assert.True(t, e.Offset > 0 && e.Offset < len(doc))
+					skipped = append(skipped, skippedVector{e.Index, e.KeyID, e.Rule, false})
+				}
+				assert.Equal(t, want, skipped, "%v", b.Skipped())
+				checkRoundTrip(t, b)
+			})
+		}
+	}
+}
+
+// Documents with WIT keys, read with WIT on: the rules for JWT keys hold for them alike.
+func TestParseBundleWIT(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WIT-64", "STAB-2", "BND-12", "BND-13", "BND-14", "BND-30", "BND-32")
+	m := newBundleMaterial()
+	parse := func(t *testing.T, template string) (*spiffe.Bundle, error) {
+		t.Helper()
+		return spiffe.ParseBundleWith(bundleTD, []byte(m.document(t, template)), spiffe.ParseOptions{WIT: true})
+	}
+	for name, c := range map[string]struct {
+		template string
+		wit      []string // key IDs
+		skipped  []skippedVector
+	}{
+		"BND-12 other use":        {`{"keys":[{"use":"wit","kid":"a",«W1»},{"use":"wit-svid","kid":"b",«W1»}]}`, []string{"b"}, []skippedVector{{0, "a", "BND-12", false}}},
+		"BND-13 upper case":       {`{"keys":[{"use":"WIT-SVID","kid":"a",«W1»}]}`, nil, []skippedVector{{0, "a", "BND-13", false}}},
+		"BND-14 unknown type":     {`{"keys":[{"use":"wit-svid","kid":"a","kty":"AKP","pub":"AA"},{"use":"wit-svid","kid":"b",«J2»}]}`, []string{"b"}, []skippedVector{{0, "a", "BND-14", false}}},
+		"BND-30 no key ID":        {`{"keys":[{"use":"wit-svid",«W1»},{"use":"wit-svid","kid":"",«W1»},{"use":"wit-svid","kid":"b",«W1»}]}`, []string{"b"}, []skippedVector{{0, "", "BND-30", false}, {1, "", "BND-30", false}}},
+		"BND-32 Ed25519":          {`{"keys":[{"use":"wit-svid","kid":"ed",«Ed»},{"use":"wit-svid","kid":"b",«J4»}]}`, []string{"b"}, []skippedVector{{0, "ed", "BND-32", false}}},
+		"the same entry twice":    {`{"keys":[{"use":"wit-svid","kid":"b",«W1»},{"use":"wit-svid","kid":"a",«J3»},{"use":"wit-svid","kid":"b",«W1»}]}`, []string{"a", "b"}, nil},
+		"one key under two names": {`{"keys":[{"use":"wit-svid","kid":"b",«W1»},{"use":"wit-svid","kid":"a",«W1»}]}`, []string{"a", "b"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, err := parse(t, c.template)
+			require.NoError(t, err)
+			var ids []string
+			for id, key := range b.WITAuthorities() {
+				ids = append(ids, id)
+				got, ok := b.WITAuthority(id)
+				assert.True(t, ok)
+				assert.Same(t, key, got)
+			}
+			assert.Equal(t, c.wit, ids, "sorted")
+			assert.Empty(t, maps.Collect(b.JWTAuthorities()))
 			var skipped []skippedVector
 			for _, err := range b.Skipped() {
 				e, ok := errors.AsType[*spiffe.BundleError](err)
 				require.True(t, ok)
-				assert.Equal(t, bundleTD, e.TrustDomain)
-				assert.True(t, e.Offset > 0 && e.Offset < len(doc))
-				skipped = append(skipped, skippedVector{e.Index, e.KeyID, e.Rule})
+				skipped = append(skipped, skippedVector{e.Index, e.KeyID, e.Rule, false})
 			}
-			assert.Equal(t, v.Skipped, skipped, "%v", b.Skipped())
+			assert.Equal(t, c.skipped, skipped)
 			checkRoundTrip(t, b)
+			plain, err := spiffe.ParseBundle(bundleTD, []byte(m.document(t, c.template)))
+			require.NoError(t, err)
+			assert.True(t, plain.Equal(mustBundle(t, bundleTD, spiffe.BundleContents{})), "WIT-64")
 		})
 	}
+
+	// Two keys of one ID: with WIT off, nobody looks.
+	const clash = `{"keys":[{"use":"wit-svid","kid":"k",«W1»},{"use":"jwt-svid","kid":"k",«J1»},{"use":"wit-svid","kid":"k",«J3»}]}`
+	_, err := parse(t, clash)
+	e, ok := errors.AsType[*spiffe.BundleError](err)
+	require.True(t, ok, "%v", err)
+	assert.Equal(t, "BND-30", e.Rule)
+	assert.Equal(t, "k", e.KeyID)
+	assert.Equal(t, strings.LastIndex(m.document(t, clash), `{"use"`), e.Offset)
+	b, err := spiffe.ParseBundle(bundleTD, []byte(m.document(t, clash)))
+	require.NoError(t, err)
+	assert.Len(t, maps.Collect(b.JWTAuthorities()), 1)
+
+	_, err = spiffe.ParseBundleWith(spiffe.TrustDomain{}, []byte(`{"keys":[]}`), spiffe.ParseOptions{WIT: true})
+	require.ErrorIs(t, err, spiffe.ErrZero)
 }
 
 // checkRoundTrip marshals and parses b, and checks what the standards say about documents.
@@ -159,7 +245,7 @@ func checkRoundTrip(t *testing.T, b *spiffe.Bundle) {
 	t.Helper()
 	doc, err := b.Marshal()
 	require.NoError(t, err)
-	again, err := spiffe.ParseBundle(b.TrustDomain(), doc)
+	again, err := spiffe.ParseBundleWith(b.TrustDomain(), doc, spiffe.ParseOptions{WIT: true})
 	require.NoError(t, err)
 	assert.True(t, b.Equal(again), "%s", doc)
 	assert.Empty(t, again.Skipped())
@@ -191,7 +277,7 @@ func checkDocument(t *testing.T, b *spiffe.Bundle, doc []byte) {
 	var keys []map[string]any
 	require.NoError(t, json.Unmarshal(d["keys"], &keys))
 	require.NotNil(t, keys) // [] and not null
-	var kids []string
+	kids := map[string][]string{}
 	certs := slices.Collect(b.X509Authorities())
 	for i, k := range keys {
 		want := append([]string{"use", "kty"}, members[k["kty"].(string)]...) // BND-24
@@ -204,22 +290,37 @@ func checkDocument(t *testing.T, b *spiffe.Bundle, doc []byte) {
 			assert.Equal(t, [][]byte{certs[i].Raw}, c.Keys[i].X5c) // X5-53
 			want = append(want, "x5c")                             // and no kid: X5-52
 		} else {
-			assert.Equal(t, "jwt-svid", k["use"])
-			kids, want = append(kids, k["kid"].(string)), append(want, "kid") // JWT-35
+			use := k["use"].(string)
+			kids[use], want = append(kids[use], k["kid"].(string)), append(want, "kid") // JWT-35, WIT-60
 		}
 		assert.ElementsMatch(t, want, slices.Collect(maps.Keys(k)))
 	}
-	assert.True(t, slices.IsSorted(kids))
-	assert.ElementsMatch(t, slices.Collect(maps.Keys(b.Contents().JWTAuthorities)), kids)
+	uses := map[string][]string{}
+	for use, keys := range map[string]map[string]crypto.PublicKey{"jwt-svid": b.Contents().JWTAuthorities, "wit-svid": b.Contents().WITAuthorities} {
+		if len(keys) > 0 {
+			uses[use] = slices.Sorted(maps.Keys(keys))
+		}
+	}
+	assert.Equal(t, uses, kids)
 }
 
-// What we publish is the known-answer document, but for the WIT entry.
+// What we publish is the known-answer document; with WIT off, but for the WIT entry.
 func TestBundleKnownAnswer(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "WIT-60")
 	kat := readBundleFile(t, "KAT.json")
+	whole, err := spiffe.ParseBundleWith(bundleTD, kat, spiffe.ParseOptions{WIT: true})
+	require.NoError(t, err)
+	doc, err := whole.Marshal()
+	require.NoError(t, err)
+	assert.Equal(t, strings.TrimSuffix(string(kat), "\n"), string(doc))
+	wit, ok := whole.WITAuthority("wit-1")
+	require.True(t, ok)
+	assert.True(t, bundleKey(elliptic.P256(), "spiffe-kat-wit1").PublicKey.Equal(wit))
+
 	b, err := spiffe.ParseBundle(bundleTD, kat)
 	require.NoError(t, err)
-	doc, err := b.Marshal()
+	doc, err = b.Marshal()
 	require.NoError(t, err)
 	without, _, ok := bytes.Cut(kat, []byte(`,{"use":"wit-svid"`))
 	require.True(t, ok)
@@ -433,7 +534,13 @@ func FuzzParseBundle(f *testing.F) {
 		f.Add(readBundleFile(f, v.File))
 	}
 	f.Fuzz(func(t *testing.T, doc []byte) {
-		b, err := spiffe.ParseBundle(bundleTD, doc)
+		plain, plainErr := spiffe.ParseBundle(bundleTD, doc)
+		b, err := spiffe.ParseBundleWith(bundleTD, doc, spiffe.ParseOptions{WIT: true})
+		if plainErr != nil {
+			require.Error(t, err)
+		} else {
+			require.Empty(t, plain.Contents().WITAuthorities)
+		}
 		if err != nil {
 			e, ok := errors.AsType[*spiffe.BundleError](err)
 			require.True(t, ok, "%v", err)
@@ -446,12 +553,24 @@ func FuzzParseBundle(f *testing.F) {
 		out, err := b.Marshal()
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(out), len(doc)+2)
-		again, err := spiffe.ParseBundle(bundleTD, out)
+		again, err := spiffe.ParseBundleWith(bundleTD, out, spiffe.ParseOptions{WIT: true})
 		require.NoError(t, err)
 		require.True(t, b.Equal(again))
 		require.Empty(t, again.Skipped())
 
+		// But for WIT, it is the same bundle.
+		c := b.Contents()
+		c.WITAuthorities = nil
+		without, err := spiffe.NewBundle(bundleTD, c)
+		require.NoError(t, err)
+		require.True(t, without.Equal(plain))
+
 		// The parts are good for NewBundle, which checks by itself.
+		for id := range b.WITAuthorities() {
+			if _, ok := b.JWTAuthority(id); ok {
+				return // tolerated in what others publish (WIT-61)
+			}
+		}
 		built, err := spiffe.NewBundle(bundleTD, b.Contents())
 		require.NoError(t, err)
 		require.True(t, built.Equal(b))

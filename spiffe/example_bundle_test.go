@@ -52,6 +52,27 @@ func ExampleParseBundle() {
 	// BND-9 "keys" is not an array
 }
 
+// Keys for WIT-SVIDs, whose standard is still changing, are read by who asks for them.
+func ExampleParseBundleWith() {
+	td := spiffe.MustParseTrustDomain("example.org")
+	doc := []byte(`{"keys": [
+		{"use": "wit-svid", "kid": "wit-1", "kty": "EC", "crv": "P-256",
+		 "x": "4_ne-_gbSYKwe6GJ3aSoAGnOGf0ucx0P4KAKw-eHDBg", "y": "nLoKGIwEG_thYogMNASMUmpmG_bZufJP40PSo0THB78"}
+	]}`)
+	for _, opts := range []spiffe.ParseOptions{{}, {WIT: true}} {
+		bundle, err := spiffe.ParseBundleWith(td, doc, opts)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		_, ok := bundle.WITAuthority("wit-1")
+		fmt.Println(ok, bundle.Skipped())
+	}
+	// Output:
+	// false [spiffe: bundle of "example.org": skipped entry 0, key ID "wit-1", at byte 13: "use" is missing or unknown: "wit-svid" (BND-12)]
+	// true []
+}
+
 // A publisher adds a key and publishes the next document. The roots are what a CA hands out in PEM.
 func ExampleBundle_Marshal() {
 	td := spiffe.MustParseTrustDomain("example.org")

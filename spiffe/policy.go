@@ -10,8 +10,9 @@ import (
 )
 
 // Policy says which verified peers are allowed. It is made by [AllowIDs], [AllowMembersOf],
-// [AllowPathPrefix] and [AllowAnyPeer], and joined by [AnyOf]. It never changes and is safe for
-// concurrent use.
+// [AllowPathPrefix] and [AllowAnyPeer], or from text by [ParsePolicy], and joined by [AnyOf]. It
+// never changes and is safe for concurrent use. It is a [PolicySource] of itself; one that can be
+// replaced while it is in use is a [LivePolicy].
 //
 // A policy fails closed. The zero Policy allows nobody. A policy that was made by mistake, from
 // the zero ID, from an empty list, from a prefix that is no path, allows nobody either, even where
@@ -117,6 +118,65 @@ func AnyOf(policies ...Policy) Policy {
 	return newPolicy(rules)
 }
 
+// WithAliases returns p with every rule about td repeated for each alias, as the workloads of td may
+// be called while a trust domain is renamed: what p says of spiffe://td/web it then says of
+// spiffe://alias/web too. Rules about other trust domains stay as they are, [AllowAnyPeer] needs no
+// alias, and nothing chains: an alias of an alias is not one. [Policy.String] shows the outcome.
+//
+// An alias is about what is allowed and never about what is trusted. A peer still proves its own ID,
+// against the bundle of the trust domain in that ID, so the verifier needs a bundle for the alias;
+// and [Peer.ID] is that ID, so whatever else decides by ID, or keeps it in a record, meets both
+// names. The danger is that whoever runs the authority of an alias can be any workload that the rules
+// name: an alias is for a second name of one organisation, and goes when the renaming is over. To let
+// some peers of a partner in, name those.
+//
+// To be given the zero TrustDomain, no alias, td as its own alias, or a policy without a rule about
+// td is a mistake; see [Policy].
+func (p Policy) WithAliases(td TrustDomain, aliases ...TrustDomain) Policy {
+	switch {
+	case p.s == nil:
+		return mistaken("WithAliases was called on the zero Policy")
+	case p.s.mistake != "":
+		return p
+	case td.IsZero():
+		return mistaken("WithAliases was given the zero TrustDomain")
+	case len(aliases) == 0:
+		return mistaken("WithAliases needs at least one alias")
+	}
+	rules, found := maps.Clone(p.s.rules), false
+	for _, alias := range aliases {
+		switch alias {
+		case TrustDomain{}:
+			return mistaken("WithAliases was given the zero TrustDomain")
+		case td:
+			return mistaken("WithAliases was given the trust domain itself as its alias")
+		}
+		for r := range p.s.rules {
+			if ruleDomain(r) != td.name {
+				continue
+			}
+			twin := scheme + alias.name + r[len(scheme)+len(td.name):]
+			if len(strings.TrimSuffix(twin, "/")) > MaxIDLength {
+				return mistaken("WithAliases makes a rule for IDs of more than 2048 bytes")
+			}
+			rules[twin], found = struct{}{}, true
+		}
+	}
+	if !found {
+		return mistaken("WithAliases finds no rule about the trust domain")
+	}
+	return newPolicy(rules)
+}
+
+// ruleDomain returns the name of the trust domain that a rule is about, or "" for any.
+func ruleDomain(rule string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(rule, scheme), "/")
+	if name == anyRule {
+		return ""
+	}
+	return name
+}
+
 func newPolicy(rules map[string]struct{}) Policy {
 	s := &ruleSet{rules: rules}
 	for r := range rules {
@@ -196,8 +256,9 @@ func (p Policy) IsZero() bool { return p.s == nil }
 
 // String returns the rules of p, sorted, with commas between them: "spiffe://example.org/web" is
 // that ID, "spiffe://example.org/*" every workload of the trust domain,
-// "spiffe://example.org/ns/prod/*" every workload below that path, and "*" every workload. A policy
-// that can allow nobody is "nobody", with the mistake if there is one.
+// "spiffe://example.org/ns/prod/*" every workload below that path, and "*" every workload.
+// [ParsePolicy] reads it back. A policy that can allow nobody is "nobody", with the mistake if there
+// is one.
 func (p Policy) String() string {
 	switch {
 	case p.s == nil:
@@ -213,9 +274,7 @@ func (p Policy) String() string {
 func (s *ruleSet) text(limit int) string {
 	var b strings.Builder
 	for i, r := range slices.Sorted(maps.Keys(s.rules)) {
-		if r[len(r)-1] == '/' {
-			r += anyRule
-		}
+		r = ruleText(r)
 		switch {
 		case limit == 0:
 		case i == 0:
@@ -230,4 +289,12 @@ func (s *ruleSet) text(limit int) string {
 		b.WriteString(r)
 	}
 	return b.String()
+}
+
+// ruleText is a rule as it is written.
+func ruleText(r string) string {
+	if r[len(r)-1] == '/' {
+		return r + anyRule
+	}
+	return r
 }

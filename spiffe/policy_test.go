@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -28,6 +29,7 @@ func slowAllows(policy string, id spiffe.ID) bool {
 
 func TestPolicy(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "ID-24", "ID-28")
 	var ids []spiffe.ID
 	for _, s := range []string{
 		"spiffe://example.org", "spiffe://example.org/ns", "spiffe://example.org/ns/prod", "spiffe://example.org/ns/prod/sa/web",

@@ -5,7 +5,8 @@
 // Most programs need four of its parts:
 //
 //   - [ParseID] and [ParseTrustDomain], where a name comes in as text.
-//   - [AllowIDs] and its siblings, to write down who is allowed.
+//   - [AllowIDs] and its siblings, to write down who is allowed, or [ParsePolicy] where that is
+//     configuration. A [LivePolicy] may change while it is in use.
 //   - [NewVerifier] and [Verifier.VerifyChain], which turn a chain of certificates into a [Peer].
 //     For TLS, package spiffetls calls them at the right moment of the handshake.
 //   - [SVIDSource] and [BundleSource], the two interfaces that whatever obtains and renews an
@@ -64,8 +65,9 @@
 //
 // # What it does not do
 //
-// It makes no certificates: see package pki. It obtains and renews nothing: see package
-// secretcache. It knows no JWT-SVIDs, only the keys for them in a [Bundle]. It reads no revocation
+// It makes no certificates: see package pki. It obtains and renews nothing: see packages workloadapi,
+// secretcache and, for the bundles of others, federation. It knows no JWT-SVIDs, only the keys for
+// them in a [Bundle]: see package jwtsvid. It reads no revocation
 // lists: an authority is revoked by leaving its bundle, and a leaf by not being renewed.
 //
 // Two things are legal in SPIFFE and cannot be had from crypto/x509: a trust domain name with an

@@ -1,6 +1,7 @@
 package spiffe
 
 import (
+	"cmp"
 	"crypto/rsa"
 	"crypto/x509"
 	"errors"
@@ -83,31 +84,65 @@ func (e *VerifyError) Unwrap() error { return e.Err }
 type VerifierOptions struct {
 	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
+
+	// Remember is how many verified chains the Verifier remembers, so that a peer who comes again
+	// costs no signature. 0 means 1,024 and less than 0 none; more than 1,048,576 is an error. See
+	// [Verifier] for what that can cost, and what it cannot.
+	Remember int
 }
 
 // Verifier decides whether a chain of certificates proves an identity that is allowed. It is safe
-// for concurrent use and remembers nothing: each call asks the bundle source again, so that a
-// removed authority is distrusted at once.
+// for concurrent use.
+//
+// # What it remembers
+//
+// Each call asks the bundle source and the policy again, so that an authority or a peer that was
+// removed is refused at once. What a Verifier remembers is only that a chain, byte for byte and in one
+// role, was found to lead to an authority of one [*Bundle], until the first certificate on that path
+// expires. When the source gives another Bundle, even an equal one, the chain is verified anew, so a
+// source should give the same Bundle until there is a newer one. A refusal is never remembered.
+//
+// Remembering is on by default, as it decides nothing: it makes the second handshake of a peer, and
+// above all the resumption of a session, a thousand times cheaper to verify. Strangers cannot fill it,
+// as only those get in whom the policy allows, and only with a chain of at most 32 KiB that holds
+// nothing beside the path: 1,024 chains of the usual two certificates take 7 MiB. The places are found
+// by a hash with a random seed and believed by comparing all bytes, so nobody can choose whose place to
+// take, or pass for another.
 type Verifier struct {
 	bundles BundleSource
-	allow   Policy
+	allow   PolicySource
 	now     func() time.Time
+	memory  *memory // nil for none
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
-// domain only, and accepts the peers that allow allows. A policy that can allow nobody is an error:
-// who may come in is the one decision that has no default. The options may be nil.
-func NewVerifier(bundles BundleSource, allow Policy, opts *VerifierOptions) (*Verifier, error) {
+// domain only, and accepts the peers that allow allows. A [Policy] that can allow nobody is an error:
+// who may come in is the one decision that has no default. Another source of policies may have none
+// yet, and then nobody is allowed. The options may be nil.
+func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions) (*Verifier, error) {
 	if bundles == nil {
 		return nil, errors.New("spiffe: new verifier: no bundle source")
 	}
-	if err := allow.usable(); err != nil {
-		return nil, fmt.Errorf("spiffe: new verifier: %w", err)
+	if allow == nil {
+		return nil, errors.New("spiffe: new verifier: no policy")
+	}
+	if p, fixed := allow.(Policy); fixed {
+		if err := p.usable(); err != nil {
+			return nil, fmt.Errorf("spiffe: new verifier: %w", err)
+		}
 	}
 	v := &Verifier{bundles: bundles, allow: allow, now: time.Now}
-	if opts != nil && opts.Now != nil {
-		v.now = opts.Now
+	places := 0
+	if opts != nil {
+		if opts.Now != nil {
+			v.now = opts.Now
+		}
+		places = opts.Remember
 	}
+	if places > maxRemembered {
+		return nil, fmt.Errorf("spiffe: new verifier: to remember %d chains is too much, the limit is %d", places, maxRemembered)
+	}
+	v.memory = newMemory(cmp.Or(places, defaultRemembered))
 	return v, nil
 }
 
@@ -118,7 +153,7 @@ func NewVerifier(bundles BundleSource, allow Policy, opts *VerifierOptions) (*Ve
 // the rest of the chain in any order, to an authority in the bundle of the trust domain that its
 // own ID names; no other bundle counts and the host's roots never do (X5-31). The policy is asked
 // last, so that who proves nothing learns nothing about it. More than 16 certificates and RSA keys
-// of more than 8192 bits are refused unseen.
+// of more than 8192 bits are refused unseen. A chain that is remembered gives the same *Peer again.
 //
 // Revocation lists are not read: an authority is revoked by leaving the bundle, a leaf by expiring.
 //
@@ -127,12 +162,15 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	if v == nil || v.bundles == nil {
 		return nil, &VerifyError{Stage: StageLeaf, Err: errors.New("the Verifier was not made by NewVerifier")}
 	}
+	if len(chain) == 0 {
+		return nil, &VerifyError{Stage: StageLeaf, Err: errors.New("the peer presented no certificate")}
+	}
+	if peer, ok := v.recall(chain, role); ok {
+		return v.admit(peer)
+	}
 	usages, err := role.usages()
 	if err != nil {
 		return nil, &VerifyError{Stage: StageLeaf, Err: err}
-	}
-	if len(chain) == 0 {
-		return nil, &VerifyError{Stage: StageLeaf, Err: errors.New("the peer presented no certificate")}
 	}
 	if err := checkSize(chain); err != nil {
 		return nil, &VerifyError{Stage: StageChain, Err: err}
@@ -149,15 +187,38 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	if err != nil {
 		return nil, &VerifyError{Stage: StageBundle, ID: id, Rule: "X5-38", Err: err}
 	}
-	peer, err := verifyPath(chain, b, usages, v.now())
+	now := v.now()
+	peer, err := verifyPath(chain, b, usages, now)
 	if err != nil {
 		return nil, &VerifyError{Stage: StageChain, ID: id, Rule: chainRule(err), Err: err}
 	}
-	if err := v.allow.check(id); err != nil {
-		return nil, &VerifyError{Stage: StagePolicy, ID: id, Err: err}
-	}
 	peer.id = id
+	if peer, err = v.admit(peer); err == nil {
+		v.memory.keep(chain, role, b, peer, now)
+	}
+	return peer, err
+}
+
+// admit asks the policy.
+func (v *Verifier) admit(peer *Peer) (*Peer, error) {
+	if err := v.allow.Policy().check(peer.id); err != nil {
+		return nil, &VerifyError{Stage: StagePolicy, ID: peer.id, Err: err}
+	}
 	return peer, nil
+}
+
+// recall returns the Peer of a chain that was verified before and would be verified again: against the
+// bundle that the source gives now, and at a time at which the path is valid.
+func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
+	m := v.memory.find(chain, role)
+	if m == nil {
+		return nil, false
+	}
+	b, err := v.bundle(m.peer.id.TrustDomain())
+	if err != nil || m.bundle.Value() != b || !m.validAt(v.now()) {
+		return nil, false
+	}
+	return m.peer, true
 }
 
 // bundle asks the source, and does not believe that it answers what was asked.

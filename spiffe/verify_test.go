@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -82,6 +83,7 @@ func TestVerifyChain(t *testing.T) {
 // While an old and a new root overlap, the proof is the path that lasts longest.
 func TestVerifyChainLongestPath(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "X5-30")
 	spec := caSpec("ca1", "spiffe://example.org")
 	long := spec.issue(nil)
 	short := spec.with(func(s *certSpec) { s.notAfter = now.Add(time.Minute) }).issue(nil)
@@ -97,6 +99,7 @@ func TestVerifyChainLongestPath(t *testing.T) {
 
 func TestVerifyErrors(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "X5-5", "X5-30", "X5-31", "X5-32", "X5-37", "X5-38")
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	home := bundleOf(t, "example.org", root.parse(t))
 	spec := leafSpec(webID.String())
@@ -225,6 +228,7 @@ func TestVerifyErrors(t *testing.T) {
 // The errors of crypto/x509 stay reachable.
 func TestVerifyErrorTypes(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "X5-30")
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	v := verifierAt(t, now, bundleOf(t, "example.org", root.parse(t)), spiffe.AllowAnyPeer())
 	spec := leafSpec(webID.String())
@@ -300,6 +304,7 @@ func TestStageString(t *testing.T) {
 // The rules about names, on bytes that crypto/x509 would refuse or forget.
 func TestIDFromCertificate(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "X5-2", "X5-3", "X5-4", "X5-34", "X5-36", "X5-37", "ID-27", "GO-2")
 	san := asn1.ObjectIdentifier{2, 5, 29, 17}
 	seq := func(parts ...string) []byte {
 		body := strings.Join(parts, "")

@@ -1,0 +1,401 @@
+package spiffe_test
+
+import (
+	"bytes"
+	"crypto/elliptic"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// mapVector is one document of testdata/bundlemaps/index.json.
+type mapVector struct {
+	ID, Rule, File, Expect, Why string
+	Domains                     []string
+}
+
+func readMapFile(t testing.TB, file string) []byte {
+	t.Helper()
+	doc, err := os.ReadFile(filepath.Join("testdata", "bundlemaps", file))
+	require.NoError(t, err)
+	return doc
+}
+
+func readMapIndex(t testing.TB) []mapVector {
+	t.Helper()
+	var index struct {
+		About     string
+		Documents []mapVector
+	}
+	d := json.NewDecoder(bytes.NewReader(readMapFile(t, "index.json")))
+	d.DisallowUnknownFields()
+	require.NoError(t, d.Decode(&index))
+	return index.Documents
+}
+
+func mapDomains(set *spiffe.BundleSet) []string {
+	names := []string{}
+	for b := range set.All() {
+		names = append(names, b.TrustDomain().String())
+	}
+	return names
+}
+
+// Every vector of the conformance table is there, once, and every file belongs to a vector.
+func TestBundleMapVectorsComplete(t *testing.T) {
+	t.Parallel()
+	want := []string{"MV-10-old", "MV-10-new"}
+	for i := range 9 {
+		want = append(want, fmt.Sprintf("MV-%02d", i+1))
+	}
+	for i := range 16 {
+		want = append(want, fmt.Sprintf("MX-%02d", i+1))
+	}
+	var ids, files []string
+	for _, v := range readMapIndex(t) {
+		ids, files = append(ids, v.ID), append(files, filepath.Join("testdata", "bundlemaps", v.File))
+		assert.NotEmpty(t, v.Why, v.ID)
+	}
+	assert.ElementsMatch(t, want, ids)
+	onDisk, err := filepath.Glob("testdata/bundlemaps/M*.json")
+	require.NoError(t, err)
+	assert.ElementsMatch(t, files, onDisk)
+}
+
+func TestBundleMapVectors(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "MV-01", "MV-02", "MV-03", "MV-04", "MV-05", "MV-06", "MV-07", "MV-08", "MV-09", "MAP-1", "MAP-2", "MAP-4", "MAP-10")
+	for _, v := range readMapIndex(t) {
+		t.Run(v.ID, func(t *testing.T) {
+			t.Parallel()
+			doc := readMapFile(t, v.File)
+			set, err := spiffe.ParseBundleMap(doc)
+			if v.Expect == "reject" {
+				e, ok := errors.AsType[*spiffe.BundleMapError](err)
+				require.True(t, ok, "%s: %v", v.Why, err)
+				assert.Nil(t, set, "nothing of a refused map is applied")
+				assert.Equal(t, v.Rule, e.Rule, "%v", err)
+				assert.True(t, e.Offset >= 0 && e.Offset <= len(doc), "%v", err)
+				return
+			}
+			require.Equal(t, "accept", v.Expect)
+			require.NoError(t, err, v.Why)
+			assert.Equal(t, v.Domains, mapDomains(set))
+			for b := range set.All() {
+				_, hint := b.RefreshHint()
+				assert.False(t, hint, "a member's hint must not get any further (MAP-6)")
+			}
+			checkMapRoundTrip(t, set)
+		})
+	}
+}
+
+// A map is the state of the world: what is not in the next one is gone.
+func TestBundleMapStateOfTheWorld(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "MV-10", "MAP-7", "MAP-8")
+	other := spiffe.MustParseTrustDomain("other.test")
+	before, err := spiffe.ParseBundleMap(readMapFile(t, "MV-10-old.json"))
+	require.NoError(t, err)
+	b, err := before.Bundle(other)
+	require.NoError(t, err)
+	n, ok := b.Sequence()
+	assert.True(t, ok)
+	assert.Equal(t, uint64(3), n, "each member has its own sequence number")
+
+	after, err := spiffe.ParseBundleMap(readMapFile(t, "MV-10-new.json"))
+	require.NoError(t, err)
+	_, err = after.Bundle(other)
+	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	assert.Equal(t, 1, after.Len())
+}
+
+func checkMapRoundTrip(t *testing.T, set *spiffe.BundleSet) {
+	t.Helper()
+	doc, err := set.Marshal()
+	require.NoError(t, err)
+	again, err := spiffe.ParseBundleMap(doc)
+	require.NoError(t, err)
+	assert.True(t, set.Equal(again), "%s", doc)
+	doc2, err := again.Marshal()
+	require.NoError(t, err)
+	assert.Equal(t, string(doc), string(doc2), "the bytes are stable")
+}
+
+// mapBundle is a bundle with an authority of each kind.
+func mapBundle(t testing.TB, td string, hint time.Duration) *spiffe.Bundle {
+	t.Helper()
+	c := benchmarkBundle(t, 2).Contents()
+	c.RefreshHint = hint
+	return mustBundle(t, spiffe.MustParseTrustDomain(td), c)
+}
+
+func TestBundleMapMarshal(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "MAP-3", "MAP-5", "MAP-9", "FED-15")
+	a, b := mapBundle(t, "b.test", 300*time.Second), mapBundle(t, "a.test", 0)
+	_, err := spiffe.NewBundleSet(a, b, a)
+	require.ErrorContains(t, err, "two bundles", "MAP-3")
+	set, err := spiffe.NewBundleSet(a, b)
+	require.NoError(t, err)
+	doc, err := set.Marshal()
+	require.NoError(t, err)
+	assert.NotContains(t, string(doc), "hint", "MAP-5")
+
+	var judge struct {
+		Domains map[string]json.RawMessage `json:"trust_domains"`
+	}
+	require.NoError(t, json.Unmarshal(doc, &judge))
+	assert.ElementsMatch(t, []string{"a.test", "b.test"}, slices.Collect(maps.Keys(judge.Domains)))
+	assert.Less(t, bytes.Index(doc, []byte("a.test")), bytes.Index(doc, []byte("b.test")), "sorted")
+	member, err := b.Marshal()
+	require.NoError(t, err)
+	assert.Equal(t, string(member), string(judge.Domains["a.test"]), "a member is a bundle document")
+
+	again, err := spiffe.ParseBundleMap(doc)
+	require.NoError(t, err)
+	got, err := again.Bundle(a.TrustDomain())
+	require.NoError(t, err)
+	want := a.Contents()
+	want.RefreshHint = 0
+	assert.True(t, got.Equal(mustBundle(t, a.TrustDomain(), want)), "all but the hint")
+
+	doc, err = new(spiffe.BundleSet).Marshal()
+	require.NoError(t, err)
+	assert.Equal(t, `{"trust_domains":{}}`, string(doc))
+
+	p224 := bundleKey(elliptic.P224(), "svidkit-bundle-ca224")
+	odd := mustBundle(t, bundleTD, spiffe.BundleContents{X509Authorities: a.Contents().X509Authorities})
+	c := odd.Contents()
+	c.X509Authorities = append(c.X509Authorities, bundleCert(p224.Public(), p224, 3, ""))
+	_, err = set.With(mustBundle(t, bundleTD, c)).Marshal()
+	require.ErrorContains(t, err, "cannot hold its kind of key")
+}
+
+func TestBundleMapErrorText(t *testing.T) {
+	t.Parallel()
+	for doc, want := range map[string]string{
+		`{}`:                     `spiffe: bundle map: document, at byte 0: the member "trust_domains" is missing (MAP-1)`,
+		`{"trust_domains":[]}`:   `spiffe: bundle map: document, at byte 17: "trust_domains" is not an object (MAP-1)`,
+		`{"trust_domains":{}} x`: `spiffe: bundle map: document, at byte 21: something follows the document (BND-28)`,
+		`{"trust_domains":{"a.test":{"keys":{}}}}`:                        `spiffe: bundle map: member "a.test", at byte 35: its bundle document is malformed: bundle of "a.test": document, at byte 35: "keys" is not an array (BND-9) (MAP-10)`,
+		`{"trust_domains":{"a.test":{"keys":[]},"a.test":{"keys":[]}}}`:   `spiffe: bundle map: member "a.test", at byte 48: it is there twice (MAP-4)`,
+		`{"trust_domains":{"A.test":{"keys":[]}}}`:                        `spiffe: bundle map: member "A.test", at byte 27: its name is not that of a trust domain: invalid trust domain "A.test" at byte 0: upper case is not allowed in a trust domain name (ID-8) (MAP-2)`,
+		`{"trust_domains":{"` + strings.Repeat("x", 4000) + `":{"a":1}}}`: `longer than 255 bytes`,
+	} {
+		_, err := spiffe.ParseBundleMap([]byte(doc))
+		require.ErrorContains(t, err, want)
+		assert.Less(t, len(err.Error()), 1000)
+	}
+	_, err := spiffe.ParseBundleMap([]byte(`{"trust_domains":{"a.test":{"keys":{}}}}`))
+	be, ok := errors.AsType[*spiffe.BundleError](err)
+	require.True(t, ok)
+	assert.Equal(t, "a.test", be.TrustDomain.String())
+	assert.Equal(t, 35, be.Offset, "counted in the map")
+
+	doc := []byte(`{"trust_domains":{"a.test":{"keys":[{"use":"sig"}]}}}`)
+	set, err := spiffe.ParseBundleMap(doc)
+	require.NoError(t, err)
+	b, err := set.Bundle(spiffe.MustParseTrustDomain("a.test"))
+	require.NoError(t, err)
+	require.Len(t, b.Skipped(), 1)
+	be, ok = errors.AsType[*spiffe.BundleError](b.Skipped()[0])
+	require.True(t, ok)
+	assert.Equal(t, bytes.Index(doc, []byte(`{"use"`)), be.Offset)
+}
+
+func TestParseBundleMapKeepsNothing(t *testing.T) {
+	t.Parallel()
+	set, err := spiffe.NewBundleSet(mapBundle(t, "a.test", 0), mapBundle(t, "b.test", 0))
+	require.NoError(t, err)
+	doc, err := set.Marshal()
+	require.NoError(t, err)
+	before := bytes.Clone(doc)
+	got, err := spiffe.ParseBundleMap(doc)
+	require.NoError(t, err)
+	assert.Equal(t, before, doc, "the document was changed")
+	clear(doc)
+	assert.True(t, set.Equal(got))
+	assert.Equal(t, []string{"a.test", "b.test"}, mapDomains(got))
+}
+
+// manyDomains is a map of n members.
+func manyDomains(n int, member string) []byte {
+	doc := []byte(`{"trust_domains":{`)
+	for i := range n {
+		if i > 0 {
+			doc = append(doc, ',')
+		}
+		doc = fmt.Appendf(doc, `"td-%d.test":%s`, i, member)
+	}
+	return append(doc, "}}"...)
+}
+
+// The limits, and maps that are made to be expensive. Not parallel: it counts memory.
+func TestParseBundleMapHostile(t *testing.T) {
+	conformance.Covers(t, "BND-33")
+	keys := func(n int) string { return `{"keys":[` + strings.TrimSuffix(strings.Repeat(`{},`, n), ",") + `]}` }
+	fill := func(before, unit, after string) []byte {
+		n := (spiffe.MaxBundleMapSize - len(before) - len(after)) / len(unit)
+		return []byte(before + strings.Repeat(unit, n) + after)
+	}
+	const tooLarge, refused, accepted = "too large", "refused", "accepted"
+	for name, c := range map[string]struct {
+		doc  []byte
+		want string
+	}{
+		"as many domains as allowed": {manyDomains(spiffe.MaxBundleMapDomains, `{"keys":[]}`), accepted},
+		"one domain more":            {manyDomains(spiffe.MaxBundleMapDomains+1, `{"keys":[]}`), tooLarge},
+		"as many keys as allowed":    {manyDomains(100, keys(1000)), accepted},
+		"more keys":                  {manyDomains(101, keys(1000)), tooLarge},
+		"too many keys in one":       {manyDomains(1, keys(100_000)), tooLarge},
+		"as long as allowed":         {fill(`{"trust_domains":{}`, " ", "}"), accepted},
+		"one byte longer":            {append(fill(`{"trust_domains":{}`, " ", "}"), ' '), tooLarge},
+		"a member too long":          {fill(`{"trust_domains":{"a.test":{"keys":[]`, " ", "}}}"), tooLarge},
+		"nested":                     {fill(`{"trust_domains":{"a.test":`, "[", ""), tooLarge},
+		"the same name":              {fill(`{"trust_domains":{"a.test":{}`, `,"a.test":{}`, "}}"), refused},
+		"a long name":                {fill(`{"trust_domains":{"`, "a", `":{}}}`), refused},
+		"wide":                       {fill(`{"trust_domains":{},"a":[1`, ",1", "]}"), accepted},
+		"not UTF-8 at the end":       {fill(`{"trust_domains":{}`, " ", "\xff"), refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := spiffe.ParseBundleMap(c.doc)
+			runtime.ReadMemStats(&after)
+			switch c.want {
+			case accepted:
+				require.NoError(t, err)
+			case refused:
+				require.Error(t, err)
+				require.NotErrorIs(t, err, spiffe.ErrTooLarge)
+			default:
+				require.ErrorIs(t, err, spiffe.ErrTooLarge)
+			}
+			// All that was allocated, garbage included: a map that is full of keys that cannot be used
+			// costs a fault for each.
+			assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(96<<20))
+		})
+	}
+
+	// What cannot be read back is not written.
+	bundles := make([]*spiffe.Bundle, 0, spiffe.MaxBundleMapDomains+1)
+	for i := range spiffe.MaxBundleMapDomains + 1 {
+		bundles = append(bundles, mustBundle(t, spiffe.MustParseTrustDomain(fmt.Sprintf("td-%d.test", i)), spiffe.BundleContents{}))
+	}
+	set, err := spiffe.NewBundleSet(bundles...)
+	require.NoError(t, err)
+	_, err = set.Marshal()
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+	set, err = spiffe.NewBundleSet(bundles[:spiffe.MaxBundleMapDomains]...)
+	require.NoError(t, err)
+	_, err = set.Marshal()
+	require.NoError(t, err)
+}
+
+func FuzzParseBundleMap(f *testing.F) {
+	for _, v := range readMapIndex(f) {
+		f.Add(readMapFile(f, v.File))
+	}
+	for _, v := range readBundleIndex(f).Documents[:10] {
+		f.Add(fmt.Appendf(nil, `{"trust_domains":{"example.org":%s}}`, readBundleFile(f, v.File)))
+	}
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		set, err := spiffe.ParseBundleMap(doc)
+		if err != nil {
+			e, ok := errors.AsType[*spiffe.BundleMapError](err)
+			require.True(t, ok, "%v", err)
+			require.True(t, e.Offset >= 0 && e.Offset <= len(doc) && e.Rule != "" && e.Reason != "", "%+v", e)
+			return
+		}
+		if !json.Valid(doc) {
+			t.Fatalf("accepted what is not JSON: %q", doc)
+		}
+		out, err := set.Marshal()
+		require.NoError(t, err)
+		again, err := spiffe.ParseBundleMap(out)
+		require.NoError(t, err)
+		require.True(t, set.Equal(again))
+		for b := range set.All() {
+			// Each member is what it would be alone, but for the hint.
+			var judge struct {
+				Domains map[string]json.RawMessage `json:"trust_domains"`
+			}
+			require.NoError(t, json.Unmarshal(doc, &judge))
+			alone, err := spiffe.ParseBundle(b.TrustDomain(), judge.Domains[b.TrustDomain().String()])
+			require.NoError(t, err)
+			c := alone.Contents()
+			c.RefreshHint = 0
+			want, err := spiffe.NewBundle(b.TrustDomain(), c)
+			require.NoError(t, err)
+			require.True(t, want.Equal(b))
+		}
+	})
+}
+
+func BenchmarkParseBundleMap(b *testing.B) {
+	for _, n := range []int{1, 100, 1000} {
+		set := &spiffe.BundleSet{}
+		for i := range n {
+			set = set.With(mapBundle(b, fmt.Sprintf("td-%d.test", i), 0))
+		}
+		doc, err := set.Marshal()
+		require.NoError(b, err)
+		b.Run(fmt.Sprint("parse/", n), func(b *testing.B) {
+			b.SetBytes(int64(len(doc)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := spiffe.ParseBundleMap(doc); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(fmt.Sprint("marshal/", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := set.Marshal(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// A control plane reads the bundles of all domains that it federates with from one document.
+func ExampleParseBundleMap() {
+	set, err := spiffe.ParseBundleMap([]byte(`{"trust_domains": {
+		"example.org": {"spiffe_sequence": 7, "keys": []},
+		"other.test":  {"spiffe_sequence": 3, "keys": []}
+	}}`))
+	if err != nil {
+		fmt.Println(err) // and the last good set stays in force
+		return
+	}
+	for b := range set.All() {
+		n, _ := b.Sequence()
+		fmt.Println(b.TrustDomain(), "sequence", n)
+	}
+
+	_, err = spiffe.ParseBundleMap([]byte(`{"trust_domains": {"spiffe://example.org": {"keys": []}}}`))
+	if e, ok := errors.AsType[*spiffe.BundleMapError](err); ok {
+		fmt.Println(e.Rule, e.Reason)
+	}
+	// Output:
+	// example.org sequence 7
+	// other.test sequence 3
+	// MAP-2 its name is not that of a trust domain
+}

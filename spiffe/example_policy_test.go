@@ -1,0 +1,82 @@
+package spiffe_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"log"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func ExampleParsePolicy() {
+	allow, err := spiffe.ParsePolicy("spiffe://example.org/ns/prod/*, spiffe://partner.test/gateway")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(allow.Allows(spiffe.MustParseID("spiffe://partner.test/gateway")))
+
+	_, err = spiffe.ParsePolicy("spiffe://example.org/ns/prod/*, spiffe://Partner.test/gateway")
+	fmt.Println(err)
+	// Output:
+	// true
+	// spiffe: invalid policy at byte 41: rule "spiffe://Partner.test/gateway": upper case is not allowed in a trust domain name (ID-8)
+}
+
+// A policy is a value in a configuration file.
+func ExamplePolicy_UnmarshalText() {
+	var config struct{ Allow spiffe.Policy }
+	if err := json.Unmarshal([]byte(`{"allow": "spiffe://example.org/*"}`), &config); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(config.Allow)
+	// Output: spiffe://example.org/*
+}
+
+func ExamplePolicy_Explain() {
+	allow := spiffe.AnyOf(
+		spiffe.AllowIDs(spiffe.MustParseID("spiffe://partner.test/gateway")),
+		spiffe.AllowPathPrefix(spiffe.MustParseTrustDomain("example.org"), "/ns/prod"),
+	)
+	for _, name := range []string{"spiffe://example.org/ns/prod/sa/web", "spiffe://example.org/ns/production/sa/web", "spiffe://sub.example.org/ns/prod/sa/web"} {
+		rule, err := allow.Explain(spiffe.MustParseID(name))
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		fmt.Println(name, "is allowed by", rule)
+	}
+	// Output:
+	// spiffe://example.org/ns/prod/sa/web is allowed by spiffe://example.org/ns/prod/*
+	// spiffe: "spiffe://example.org/ns/production/sa/web": not allowed by policy: the one rule about its trust domain is "spiffe://example.org/ns/prod/*"
+	// spiffe: "spiffe://sub.example.org/ns/prod/sa/web": not allowed by policy: no rule is about the trust domain "sub.example.org"
+}
+
+// While a trust domain is renamed, its workloads come under both names.
+func ExamplePolicy_WithAliases() {
+	home, old := spiffe.MustParseTrustDomain("example.org"), spiffe.MustParseTrustDomain("cluster.local")
+	allow := spiffe.AllowPathPrefix(home, "/ns/prod").WithAliases(home, old)
+	fmt.Println(allow)
+	// Output: spiffe://cluster.local/ns/prod/*, spiffe://example.org/ns/prod/*
+}
+
+// A policy that an operator can change while connections are open.
+func ExampleLivePolicy() {
+	var allow spiffe.LivePolicy // goes wherever a PolicySource is wanted
+	web := spiffe.MustParseID("spiffe://example.org/web")
+	fmt.Println(allow.Policy().Allows(web))
+
+	changed := allow.Changed()
+	if err := allow.Set(spiffe.AllowIDs(web)); err != nil {
+		log.Fatal(err)
+	}
+	<-changed
+	fmt.Println(allow.Policy().Allows(web))
+
+	fmt.Println(allow.Set(spiffe.AllowIDs())) // a list that is empty by accident
+	fmt.Println(allow.Policy().Allows(web))
+	// Output:
+	// false
+	// true
+	// spiffe: set policy: the policy is not valid: AllowIDs needs at least one ID
+	// true
+}

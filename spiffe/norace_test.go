@@ -1,0 +1,5 @@
+//go:build !race
+
+package spiffe_test
+
+const raceEnabled = false
