@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -19,9 +20,10 @@ import (
 // serves, then call s.ServeTLS or s.ListenAndServeTLS with empty file names.
 //
 // It sets s.TLSConfig, and it is an error if s has one: two ideas of who may come in do not mix. It
-// wraps s.ConnContext, so a ConnContext of the caller's must be set before. s.Protocols decides which
-// versions of HTTP are offered, unless the options name protocols.
-func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.Policy, opts *Options) error {
+// wraps s.ConnContext, so a ConnContext of the caller's must be set before; with a Governor also
+// s.ConnState and s.Handler. s.Protocols decides which versions of HTTP are offered, unless the options
+// name protocols.
+func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) error {
 	e, err := newEndpoint(self, peers, allow, opts)
 	switch {
 	case err != nil:
@@ -37,21 +39,20 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 	}
 	base.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, ok := hello.Context().Value(connKey{}).(*connection)
-		if !ok {
+		switch {
+		case ok:
+		case e.opts.Governor != nil:
+			return nil, e.failed(true, remote(hello.Conn), errForeign)
+		default:
 			return nil, nil // not accepted by s: checked all the same, but there is no request to tell
 		}
-		c := base.Clone()
+		c := e.configFor(base, hello, conn.finished, func(peer *spiffe.Peer, cs tls.ConnectionState) {
+			conn.peer.Store(peer) // no request is read unless the handshake succeeds
+			conn.govern(peer, cs)
+		})
 		c.NextProtos = e.opts.NextProtos
 		if c.NextProtos == nil {
-			c.NextProtos = served(s)
-		}
-		c.VerifyConnection = func(cs tls.ConnectionState) error {
-			peer, err := e.verify(cs, spiffe.ClientRole)
-			if err != nil {
-				return err
-			}
-			conn.peer.Store(peer) // no request is read unless the handshake succeeds
-			return nil
+			c.NextProtos = protocols(s)
 		}
 		return c, nil
 	}
@@ -63,22 +64,77 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 				return nil // net/http says what is wrong with that
 			}
 		}
-		return context.WithValue(ctx, connKey{}, &connection{})
+		conn := &connection{e: e}
+		if tc, ok := c.(*tls.Conn); ok {
+			conn.tls = weak.Make(tc)
+		}
+		return context.WithValue(ctx, connKey{}, conn)
+	}
+	if g := e.opts.Governor; g != nil {
+		state := s.ConnState
+		s.ConnState = func(c net.Conn, to http.ConnState) {
+			g.connState(c, to)
+			if state != nil {
+				state(c, to)
+			}
+		}
+		s.Handler = leaving{s.Handler}
 	}
 	return nil
 }
+
+var errForeign = errors.New("the connection was not accepted by the server that was configured, so the Governor cannot end it")
 
 // connKey is the key of a *connection in the context of the connection. net/http gives that context
 // to the handshake, where the connection learns its peer, and to every request.
 type connKey struct{}
 
 type connection struct {
-	peer atomic.Pointer[spiffe.Peer] // nil until the handshake is done
+	e     *endpoint
+	tls   weak.Pointer[tls.Conn]
+	peer  atomic.Pointer[spiffe.Peer] // nil until the handshake is done
+	entry atomic.Pointer[governed]    // nil without a Governor
 }
 
-// served returns the protocols that s negotiates. net/http works them out when it starts to serve,
+func (c *connection) finished() bool {
+	tc := c.tls.Value()
+	return tc == nil || tc.ConnectionState().HandshakeComplete
+}
+
+// govern puts the connection under the Governor, if there is one.
+func (c *connection) govern(peer *spiffe.Peer, cs tls.ConnectionState) {
+	g, tc := c.e.opts.Governor, c.tls.Value()
+	if g == nil || tc == nil {
+		return
+	}
+	link := &served{conn: c.tls, addr: remote(tc), h2: cs.NegotiatedProtocol == "h2", born: time.Now()}
+	link.active.Store(true) // until net/http says otherwise
+	entry := c.e.govern(link, spiffe.ClientRole, peer, cs)
+	c.entry.Store(entry)
+	g.hooked.Store(c.tls, entry)
+	g.add(entry)
+}
+
+// leaving asks the clients of connections that have to go to make another one.
+type leaving struct{ http.Handler }
+
+// ServeHTTP implements [http.Handler].
+func (h leaving) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if conn, ok := r.Context().Value(connKey{}).(*connection); ok {
+		if entry := conn.entry.Load(); entry != nil && entry.leave.Load() {
+			w.Header().Set("Connection", "close") // in HTTP/2 this sends GOAWAY
+		}
+	}
+	if h.Handler == nil {
+		http.DefaultServeMux.ServeHTTP(w, r)
+		return
+	}
+	h.Handler.ServeHTTP(w, r)
+}
+
+// protocols returns the protocols that s negotiates. net/http works them out when it starts to serve,
 // for a configuration that GetConfigForClient replaces.
-func served(s *http.Server) []string {
+func protocols(s *http.Server) []string {
 	protos := make([]string, 0, 2)
 	if _, ok := s.TLSNextProto["h2"]; ok && (s.Protocols == nil || s.Protocols.HTTP2()) {
 		protos = append(protos, "h2")
@@ -111,7 +167,11 @@ func PeerFromRequest(r *http.Request) (*spiffe.Peer, bool) { return PeerFromCont
 //
 // Connections that stay open keep the identity that they were made with; they are closed after 90
 // idle seconds. A request to an http URL, by a redirect too, is an error: it would prove nobody.
-func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.Policy, opts *Options) (*http.Transport, error) {
+//
+// With a Governor or a FailureLog the transport has a DialTLSContext, which uses the DialContext,
+// TLSClientConfig and TLSHandshakeTimeout of the transport, as they are then; a clone goes on using
+// those of the original.
+func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*http.Transport, error) {
 	e, err := newEndpoint(self, peers, allow, opts)
 	if err != nil {
 		return nil, fmt.Errorf("spiffetls: transport: %w", err)
@@ -127,7 +187,50 @@ func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 		ExpectContinueTimeout: time.Second,
 	}
 	t.RegisterProtocol("http", noPlainHTTP{})
+	if e.opts.Failures != nil || e.opts.Governor != nil {
+		t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return e.dial(ctx, t, network, addr)
+		}
+	}
 	return t, nil
+}
+
+// dial makes a connection of t that the Governor knows.
+func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr string) (net.Conn, error) {
+	below, err := t.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err // no handshake has failed
+	}
+	g := e.opts.Governor
+	raw := &rawConn{Conn: below, governor: g, client: true, born: time.Now()}
+	c := t.TLSClientConfig.Clone()
+	if c.ServerName == "" {
+		c.ServerName, _, _ = net.SplitHostPort(addr) // net/http made it
+	}
+	conn := tls.Client(raw, c)
+	hctx := ctx
+	if t.TLSHandshakeTimeout > 0 {
+		var cancel context.CancelFunc
+		hctx, cancel = context.WithTimeout(ctx, t.TLSHandshakeTimeout)
+		defer cancel()
+	}
+	if err := conn.HandshakeContext(hctx); err != nil {
+		_ = raw.Close()
+		if ctx.Err() == nil { // else it was given up
+			_ = e.failed(false, addr, err)
+		}
+		return nil, err
+	}
+	if g != nil {
+		cs := conn.ConnectionState()
+		peer, err := e.verify(cs, spiffe.ServerRole) // remembered from the handshake
+		if err != nil {
+			_ = raw.Close()
+			return nil, e.failed(false, addr, err)
+		}
+		raw.governedBy(e.govern(raw, spiffe.ServerRole, peer, cs))
+	}
+	return conn, nil
 }
 
 type noPlainHTTP struct{}

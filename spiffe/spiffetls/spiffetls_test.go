@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/memconn"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -230,6 +231,7 @@ func TestConfigs(t *testing.T) {
 // TestRefusals has one side that does not trust or allow the other.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "X5-31", "X5-38", "SVID-1")
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 	both := ca.Bundles().With(other.Bundle())
 	at := newParty(ca.SVID("/at"), both)
@@ -274,6 +276,7 @@ func TestRefusals(t *testing.T) {
 // TestFaults lets every broken identity try, in both roles.
 func TestFaults(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "X5-5", "X5-32", "X5-33", "X5-35", "X5-36", "X5-39", "X5-40")
 	ca := spiffetest.NewCA(t, "example.org")
 	good := newParty(ca.SVID("/good"), ca.Bundles())
 	for _, version := range versions {
@@ -478,6 +481,11 @@ func TestAllocs(t *testing.T) {
 	server, client := p.server(t, spiffe.AllowAnyPeer(), nil), p.client(t, spiffe.AllowAnyPeer(), nil)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = server.GetCertificate(nil) }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = client.GetClientCertificate(nil) }))
+	cs := tls.ConnectionState{PeerCertificates: ca.Intermediate().SVID("/db").Chain()}
+	require.NoError(t, server.VerifyConnection(cs))
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _ = server.VerifyConnection(cs) }), "a client that comes again")
+	require.NoError(t, client.VerifyConnection(cs))
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _ = client.VerifyConnection(cs) }))
 }
 
 // TestRotation rotates the root fifty times, with a renewal of both leaves in each round, while
@@ -564,15 +572,18 @@ func BenchmarkHandshake(b *testing.B) {
 		c.RootCAs, c.ClientCAs, c.ClientAuth = ca.Bundle().CertPool(), ca.Bundle().CertPool(), tls.RequireAndVerifyClientCert
 		return c
 	}
+	noMemory := &spiffetls.Options{Remember: -1}
 	for _, bc := range []struct {
 		name           string
 		server, client *tls.Config
 		resume         bool
 	}{
 		{"spiffetls", db.server(b, spiffe.AllowAnyPeer(), nil), web.client(b, spiffe.AllowAnyPeer(), nil), false},
+		{"spiffetls-no-memory", db.server(b, spiffe.AllowAnyPeer(), noMemory), web.client(b, spiffe.AllowAnyPeer(), noMemory), false},
 		{"crypto-tls-verified-by-name", standard(dbSVID), standard(webSVID), false},
 		{"crypto-tls-unchecked", unchecked(dbSVID), unchecked(webSVID), false},
 		{"spiffetls-resumed", db.server(b, spiffe.AllowAnyPeer(), nil), web.resuming(b, spiffe.AllowAnyPeer(), nil), true},
+		{"spiffetls-resumed-no-memory", db.server(b, spiffe.AllowAnyPeer(), noMemory), web.resuming(b, spiffe.AllowAnyPeer(), noMemory), true},
 		{"crypto-tls-unchecked-resumed", unchecked(dbSVID), func() *tls.Config {
 			c := unchecked(webSVID)
 			c.ServerName, c.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
@@ -595,10 +606,19 @@ func BenchmarkHandshake(b *testing.B) {
 func BenchmarkVerifyConnection(b *testing.B) {
 	ca := spiffetest.NewCA(b, "example.org")
 	db := newParty(ca.SVID("/db"), ca.Bundles())
-	for name, svid := range map[string]*spiffe.SVID{"root": ca.SVID("/web"), "intermediate": ca.Intermediate().SVID("/web")} {
-		b.Run(name, func(b *testing.B) {
-			verify := db.server(b, spiffe.AllowIDs(svid.ID()), nil).VerifyConnection
-			cs := tls.ConnectionState{PeerCertificates: svid.Chain()}
+	for _, bc := range []struct {
+		name     string
+		svid     *spiffe.SVID
+		remember int
+	}{
+		{"cold/root", ca.SVID("/web"), -1},
+		{"cold/intermediate", ca.Intermediate().SVID("/web"), -1},
+		{"repeated/root", ca.SVID("/web"), 0},
+		{"repeated/intermediate", ca.Intermediate().SVID("/web"), 0},
+	} {
+		b.Run(bc.name, func(b *testing.B) {
+			verify := db.server(b, spiffe.AllowIDs(bc.svid.ID()), &spiffetls.Options{Remember: bc.remember}).VerifyConnection
+			cs := tls.ConnectionState{PeerCertificates: bc.svid.Chain()}
 			b.ReportAllocs()
 			for b.Loop() {
 				if err := verify(cs); err != nil {

@@ -41,7 +41,7 @@ func (e *endpoint) checkTickets(c *tls.Config) {
 
 // ticketEntry returns nil for a session that is not to be resumed.
 func (e *endpoint) ticketEntry(client []*x509.Certificate) []byte {
-	own, err := e.certificate()
+	own, err := e.certificate(true)
 	if err != nil {
 		return nil
 	}
@@ -62,7 +62,7 @@ func (e *endpoint) resumable(ss *tls.SessionState) bool {
 		if !ok || len(entry) < sha256.Size {
 			continue
 		}
-		own, err := e.certificate()
+		own, err := e.certificate(true)
 		if err != nil || sha256.Sum256(own.Certificate[0]) != [sha256.Size]byte(entry) {
 			return false
 		}

@@ -3,6 +3,8 @@ package spiffetls_test
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"io"
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -69,6 +72,7 @@ func TestResumption(t *testing.T) {
 // once must not stay accepted.
 func TestResumptionAfterRootsWereReplaced(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "X5-31", "XV-58")
 	eachVersion(t, func(t *testing.T, ca *spiffetest.CA, db, web *party, version uint16) {
 		server, client := db.serverAt(t, version), web.resumingAt(t, version)
 		good(t, server, client, false, "first")
@@ -89,6 +93,7 @@ func TestResumptionAfterRootsWereReplaced(t *testing.T) {
 // refuses by itself.
 func TestVerifyConnectionSeesResumption(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "GO-8")
 	eachVersion(t, func(t *testing.T, _ *spiffetest.CA, db, web *party, version uint16) {
 		server, client := db.serverAt(t, version), web.resumingAt(t, version)
 		server.WrapSession, server.UnwrapSession = nil, nil
@@ -295,6 +300,105 @@ func TestForgedExtra(t *testing.T) {
 			}
 			good(t, server, client, false, "first")
 			good(t, server, client, c.resumed, "again")
+		})
+	}
+}
+
+// TestResumptionAfterPolicyChanged: a ticket is no way around a policy that is stricter now.
+func TestResumptionAfterPolicyChanged(t *testing.T) {
+	t.Parallel()
+	eachVersion(t, func(t *testing.T, ca *spiffetest.CA, db, web *party, version uint16) {
+		opts := &spiffetls.Options{MinVersion: version}
+		everyone, nobody := spiffe.AllowMembersOf(ca.TrustDomain()), spiffe.AllowIDs(ca.SVID("/else").ID())
+		var allowClient, allowServer spiffe.LivePolicy
+		require.NoError(t, allowClient.Set(everyone))
+		require.NoError(t, allowServer.Set(everyone))
+		server, err := spiffetls.ServerConfig(db, db, &allowClient, opts)
+		require.NoError(t, err)
+		server.MaxVersion = version
+		client, err := spiffetls.ClientConfig(web, web, &allowServer, opts)
+		require.NoError(t, err)
+		client.ServerName, client.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
+		good(t, server, client, false, "first")
+		good(t, server, client, true, "the ticket is good")
+
+		require.NoError(t, allowClient.Set(nobody))
+		for range 2 {
+			s, c := connect(t, server, client)
+			assert.ErrorIs(t, verifyError(t, s.err, spiffe.StagePolicy), spiffe.ErrDenied)
+			assert.False(t, s.state.DidResume, "the ticket was declined")
+			refusedBy(t, c.err)
+		}
+		require.NoError(t, allowClient.Set(everyone))
+		s, c := connect(t, server, client) // resumed or not: the client may have dropped its session
+		require.NoError(t, s.err)
+		require.NoError(t, c.err)
+		good(t, server, client, true, "allowed again")
+
+		require.NoError(t, allowServer.Set(nobody))
+		for i := range 2 {
+			s, c := connect(t, server, client)
+			assert.ErrorIs(t, verifyError(t, c.err, spiffe.StagePolicy), spiffe.ErrDenied)
+			assert.Equal(t, i == 0, c.state.DidResume, "the session is dropped when it is refused")
+			assert.Error(t, s.err)
+		}
+		require.NoError(t, allowServer.Set(everyone))
+		good(t, server, client, false, "allowed again, from the start")
+		good(t, server, client, true, "with a new ticket")
+	})
+}
+
+// TestTransportResumes has net/http on both sides and a cache in the transport, with and without a
+// dialler of ours, and removes the root of the one and then of the other.
+func TestTransportResumes(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string]*spiffetls.Options{
+		"plain": nil, "own dialler": {Failures: new(spiffetls.FailureLog)}, "HTTP/1.1": {Failures: new(spiffetls.FailureLog), NextProtos: http1.NextProtos},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ca := spiffetest.NewCA(t, "example.org")
+			other := spiffetest.NewCA(t, "example.org").Bundles()
+			db, web := newParty(ca.SVID("/db"), ca.Bundles()), newParty(ca.SVID("/web"), ca.Bundles())
+			s := &http.Server{Handler: who}
+			require.NoError(t, spiffetls.ConfigureServer(s, db, db, spiffe.AllowAnyPeer(), opts))
+			url := serve(t, s, nil)
+			transport, err := spiffetls.Transport(web, web, spiffe.AllowAnyPeer(), opts)
+			require.NoError(t, err)
+			t.Cleanup(transport.CloseIdleConnections)
+			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+			ask := func() (resumed bool, err error) {
+				transport.CloseIdleConnections()
+				resp, err := (&http.Client{Transport: transport}).Get(url)
+				if err != nil {
+					return false, err
+				}
+				body, err := io.ReadAll(resp.Body)
+				require.NoError(t, err)
+				require.NoError(t, resp.Body.Close())
+				assert.Contains(t, string(body), " spiffe://example.org/web")
+				return resp.TLS.DidResume, nil
+			}
+			expect := func(resumed bool) {
+				t.Helper()
+				got, err := ask()
+				require.NoError(t, err)
+				require.Equal(t, resumed, got)
+			}
+			expect(false)
+			expect(true)
+			db.learn(other)
+			_, err = ask()
+			require.Error(t, err)
+			db.learn(ca.Bundles())
+			_, _ = ask() // one way or the other, as the client may have lost its session
+			expect(true)
+			web.learn(other)
+			_, err = ask()
+			verifyError(t, err, spiffe.StageChain)
+			web.learn(ca.Bundles())
+			expect(false)
+			expect(true)
 		})
 	}
 }

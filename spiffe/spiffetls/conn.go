@@ -1,0 +1,157 @@
+package spiffetls
+
+import (
+	"crypto/tls"
+	"math"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+	"weak"
+)
+
+// Listener returns a listener that accepts what l accepts, below TLS, so that the Governor can end the
+// connections. It is for servers that are not net/http's, with a configuration from [ServerConfig] that
+// names the Governor:
+//
+//	listener = tls.NewListener(g.Listener(listener), config)
+//
+// The connections that it returns are not TCP connections for a type assertion: set options of the
+// socket before.
+func (g *Governor) Listener(l net.Listener) net.Listener { return governedListener{l, g} }
+
+type governedListener struct {
+	net.Listener
+	g *Governor
+}
+
+// Accept implements [net.Listener].
+func (l governedListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &rawConn{Conn: c, governor: l.g}, nil
+}
+
+// rawConn is a connection below TLS that leaves the Governor when it is closed. Of a client it also
+// notes when bytes moved.
+type rawConn struct {
+	net.Conn
+	governor *Governor
+	client   bool
+	born     time.Time
+	moved    atomic.Int64 // when bytes last moved, in nanoseconds after born; below 0 if they went out
+	entry    atomic.Pointer[governed]
+	closed   atomic.Bool
+}
+
+// Read implements [net.Conn].
+func (c *rawConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 && c.client {
+		c.moved.Store(int64(time.Since(c.born)))
+	}
+	return n, err
+}
+
+// Write implements [net.Conn].
+func (c *rawConn) Write(p []byte) (int, error) {
+	if c.client {
+		c.moved.Store(^int64(time.Since(c.born))) // before the answer can come
+	}
+	return c.Conn.Write(p)
+}
+
+// Close implements [net.Conn].
+func (c *rawConn) Close() error {
+	c.closed.Store(true)
+	if e := c.entry.Load(); e != nil {
+		c.governor.remove(e)
+	}
+	return c.Conn.Close()
+}
+
+// governedBy puts the connection under its Governor.
+func (c *rawConn) governedBy(e *governed) {
+	c.governor.add(e)
+	c.entry.Store(e)
+	if c.closed.Load() { // before the entry was there to be removed
+		c.governor.remove(e)
+	}
+}
+
+func (c *rawConn) cut()           { _ = c.Conn.Close() }
+func (c *rawConn) gone() bool     { return c.closed.Load() }
+func (c *rawConn) remote() string { return remote(c.Conn) }
+
+// idleIn: when nothing has moved for a while, and the last to move came in. That is a guess, as what
+// came in may have been a frame or a ticket while the answer is still awaited, so the while is long.
+func (c *rawConn) idleIn() time.Duration {
+	if !c.client {
+		return math.MaxInt64
+	}
+	moved := time.Duration(c.moved.Load())
+	if moved < 0 {
+		return silence
+	}
+	return silence - (time.Since(c.born) - moved)
+}
+
+// served is a connection that net/http accepted. It is weak, so that a hijacked connection, of which
+// nobody tells when it ends, is not kept.
+type served struct {
+	conn   weak.Pointer[tls.Conn]
+	addr   string
+	h2     bool
+	born   time.Time
+	active atomic.Bool  // or not idle for another reason
+	since  atomic.Int64 // nanoseconds after born at which it became idle
+}
+
+func (c *served) cut() {
+	if conn := c.conn.Value(); conn != nil {
+		_ = conn.NetConn().Close() // and not conn.Close, which would wait for a peer that does not read
+	}
+}
+
+// idleIn waits a moment for HTTP/2, of which net/http says that it is idle before the end of the last
+// response is flushed.
+func (c *served) idleIn() time.Duration {
+	switch {
+	case c.active.Load():
+		return quiet
+	case c.h2:
+		return quiet - (time.Since(c.born) - time.Duration(c.since.Load()))
+	}
+	return 0
+}
+
+func (c *served) gone() bool     { return c.conn.Value() == nil }
+func (c *served) remote() string { return c.addr }
+
+// connState is the hook of net/http: it learns what a connection is doing.
+func (g *Governor) connState(conn net.Conn, s http.ConnState) {
+	tc, ok := conn.(*tls.Conn)
+	if !ok {
+		return
+	}
+	v, ok := g.hooked.Load(weak.Make(tc))
+	if !ok {
+		return // not verified yet, or not ours
+	}
+	c := v.(*governed)
+	link := c.link.(*served)
+	switch s {
+	case http.StateIdle:
+		link.since.Store(int64(time.Since(link.born)))
+		link.active.Store(false)
+		if c.leave.Load() && !link.h2 {
+			_ = conn.Close()
+		}
+	case http.StateClosed:
+		g.remove(c)
+	default: // a hijacked connection stays active and governed
+		link.active.Store(true)
+	}
+}

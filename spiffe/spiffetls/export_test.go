@@ -1,0 +1,4 @@
+package spiffetls
+
+// JudgeAll is one round of Run.
+var JudgeAll = (*Governor).judgeAll

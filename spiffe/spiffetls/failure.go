@@ -1,0 +1,267 @@
+package spiffetls
+
+import (
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// HandshakeError says why this side ended a handshake: it refused what the other side presented, or
+// had nothing to present itself.
+type HandshakeError struct {
+	// Server says that this side is the server.
+	Server bool
+
+	// Err is the [*spiffe.VerifyError] of a refusal, with the stage, the rule and the ID, or says why
+	// there is no identity to present.
+	Err error
+
+	// Off is how far the present, as this side sees it, is from the validity of the certificate that
+	// was refused: positive if that has expired, negative if it is not valid yet, and 0 if validity is
+	// not what was wrong.
+	Off time.Duration
+
+	// Clock is empty, or says in words why a clock may be what is wrong. It is a guess.
+	Clock string
+}
+
+// Error names the side that was refused, the reason, and the suspicion if there is one.
+func (e *HandshakeError) Error() string {
+	text := "spiffetls: "
+	if !e.refusal() {
+		text += "no identity to present: "
+	} else if e.Server {
+		text += "the client is refused: "
+	} else {
+		text += "the server is refused: "
+	}
+	text += strings.TrimPrefix(strings.TrimPrefix(e.Err.Error(), "spiffetls: "), "spiffe: ")
+	if e.Clock != "" {
+		text += "; " + e.Clock
+	}
+	return text
+}
+
+// Unwrap returns e.Err.
+func (e *HandshakeError) Unwrap() error { return e.Err }
+
+// OtherSees returns what the other side has in its log for this failure, if it is written in Go.
+func (e *HandshakeError) OtherSees() string {
+	switch {
+	case e.refusal():
+		return "remote error: tls: bad certificate"
+	case e.Server:
+		return "remote error: tls: internal error"
+	}
+	return "EOF, or in TLS 1.2 remote error: tls: internal error"
+}
+
+func (e *HandshakeError) refusal() bool {
+	_, ok := errors.AsType[*spiffe.VerifyError](e.Err)
+	return ok
+}
+
+// clockSkew is how far clocks are apart that nobody looks after: more is not blamed on a clock.
+const clockSkew = 5 * time.Minute
+
+// refused makes the error for a peer that was not accepted.
+func (e *endpoint) refused(role spiffe.Role, err error) *HandshakeError {
+	he := &HandshakeError{Server: role == spiffe.ClientRole, Err: err}
+	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
+	if !ok || invalid.Reason != x509.Expired || invalid.Cert == nil {
+		return he
+	}
+	now, cert := e.now(), invalid.Cert
+	var own time.Time // when our own identity was issued, which is a word from another clock
+	if svid, err := e.self.SVID(); err == nil && svid != nil {
+		own = svid.NotBefore()
+	}
+	switch {
+	case now.Before(cert.NotBefore):
+		he.Off = now.Sub(cert.NotBefore)
+		he.Clock = fmt.Sprintf("the certificate becomes valid in %s, and nobody issues those: compare the clocks", readable(-he.Off))
+		if now.Before(own) {
+			he.Clock += "; this side's is the slow one, as its own certificate is not valid yet either"
+		}
+	case now.After(cert.NotAfter):
+		he.Off = now.Sub(cert.NotAfter)
+		if he.Off <= clockSkew && !own.After(cert.NotAfter) { // else it has expired for our CA too
+			he.Clock = fmt.Sprintf("the certificate expired %s ago: if the other side renews in time, compare the clocks", readable(he.Off))
+		}
+	}
+	return he
+}
+
+func readable(d time.Duration) time.Duration {
+	if d < time.Second {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(time.Second)
+}
+
+// Failure is what a [FailureLog] keeps of handshakes that failed, or requests that [RequirePeer]
+// denied, in one way.
+type Failure struct {
+	Count uint64    `json:"count"`
+	First time.Time `json:"first"`
+	Last  time.Time `json:"last"`
+
+	// Side is what this side was: "server" or "client".
+	Side string `json:"side"`
+
+	// Remote is the other side's address at the last time. A client that knows no address has the name
+	// that it dialled.
+	Remote string `json:"remote,omitempty"`
+
+	// Stage is how far the verification of the other side came, as in [spiffe.Stage]; or "identity" if
+	// this side had none to present, "request" if a request was denied, and "tls" if TLS itself failed
+	// or the other side ended the handshake.
+	Stage string `json:"stage"`
+
+	// Rule, ID and TrustDomain are those of the [spiffe.VerifyError]. The ID is a claim of the other
+	// side, except at the stages policy and request, which come after the proof.
+	Rule        string             `json:"rule,omitempty"`
+	ID          spiffe.ID          `json:"id,omitzero"`
+	TrustDomain spiffe.TrustDomain `json:"trust_domain,omitzero"`
+
+	Reason    string `json:"reason"`               // the error, cut if it is long
+	Clock     string `json:"clock,omitempty"`      // as in [HandshakeError]
+	OtherSees string `json:"other_sees,omitempty"` // as in [HandshakeError.OtherSees]
+}
+
+// same reports whether f and g are the same failure at another time. A client has a new port each time.
+func (f *Failure) same(g *Failure) bool {
+	return f.Side == g.Side && f.Stage == g.Stage && f.Rule == g.Rule && f.ID == g.ID && host(f.Remote) == host(g.Remote)
+}
+
+func host(addr string) string {
+	if h, _, err := net.SplitHostPort(addr); err == nil {
+		return h
+	}
+	return addr
+}
+
+const (
+	maxFailures = 64
+	maxReason   = 1024
+)
+
+// FailureLog keeps the last failures of the configurations whose [Options] name it, at most 64 kinds,
+// which is at most 256 KiB; the same failure of the same host counts up. Its zero value is ready to
+// use. It is safe for concurrent use and must not be copied.
+//
+// It is also an [http.Handler] for operators: text, or JSON if the request has "Accept:
+// application/json" or the query "format=json". What it shows are names, addresses, rules and texts of
+// errors, no certificates and no keys; mount it where strangers cannot read who talks to whom.
+type FailureLog struct {
+	mu    sync.Mutex
+	total uint64
+	kept  []Failure // the newest first
+}
+
+// Failures returns what is kept, the newest first, and how many failures there were in all.
+func (l *FailureLog) Failures() (kept []Failure, total uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.kept), l.total
+}
+
+// add records f, whose Count and times it sets. A nil log drops it.
+func (l *FailureLog) add(now time.Time, f Failure) {
+	if l == nil {
+		return
+	}
+	f.Count, f.First, f.Last = 1, now, now
+	if len(f.Reason) > maxReason {
+		f.Reason = strings.ToValidUTF8(f.Reason[:maxReason], "") + "…"
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total++
+	if i := slices.IndexFunc(l.kept, func(old Failure) bool { return old.same(&f) }); i >= 0 {
+		f.Count, f.First = l.kept[i].Count+1, l.kept[i].First
+		l.kept = slices.Delete(l.kept, i, i+1)
+	} else if len(l.kept) == maxFailures {
+		l.kept = l.kept[:maxFailures-1]
+	}
+	l.kept = slices.Insert(l.kept, 0, f)
+}
+
+// addError records an error of a handshake, as one of this side if it is that.
+func (l *FailureLog) addError(now time.Time, server bool, remote string, err error) {
+	if l == nil {
+		return
+	}
+	f := Failure{Side: "client", Remote: remote, Stage: "tls", Reason: err.Error()}
+	if server {
+		f.Side = "server"
+	}
+	if he, ok := errors.AsType[*HandshakeError](err); ok {
+		f.Stage, f.Reason, f.Clock, f.OtherSees = "identity", he.Err.Error(), he.Clock, he.OtherSees()
+	}
+	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
+		f.Stage, f.Rule, f.ID, f.TrustDomain = ve.Stage.String(), ve.Rule, ve.ID, ve.ID.TrustDomain()
+	}
+	l.add(now, f)
+}
+
+// ServeHTTP implements [http.Handler] for GET and HEAD.
+func (l *FailureLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		h.Set("Allow", "GET, HEAD")
+		http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	kept, total := l.Failures()
+	if r.FormValue("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {
+		h.Set("Content-Type", "application/json")
+		if kept == nil {
+			kept = []Failure{} // so that it is a list in JSON too
+		}
+		_ = json.NewEncoder(w).Encode(struct {
+			Total    uint64    `json:"total"`
+			Failures []Failure `json:"failures"`
+		}{total, kept}) // what cannot be written, the client does not want
+		return
+	}
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = io.WriteString(w, failureText(kept, total))
+}
+
+func failureText(kept []Failure, total uint64) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d failures since the start; the last of each kind, newest first\n", total)
+	for _, f := range kept {
+		fmt.Fprintf(&b, "\n%s  %d times since %s\n", f.Last.UTC().Format(time.RFC3339), f.Count, f.First.UTC().Format(time.RFC3339))
+		line := func(name, value string) {
+			if value != "" {
+				fmt.Fprintf(&b, "  %-13s %s\n", name, value)
+			}
+		}
+		line("this side", f.Side)
+		line("remote", f.Remote)
+		line("stage", f.Stage)
+		line("rule", f.Rule)
+		if !f.ID.IsZero() {
+			line("id", f.ID.String())
+			line("trust domain", f.TrustDomain.String())
+		}
+		line("reason", fmt.Sprintf("%q", f.Reason)) // quoted, as a stranger may have chosen parts of it
+		line("clock", f.Clock)
+		line("other sees", f.OtherSees)
+	}
+	return b.String()
+}

@@ -1,0 +1,505 @@
+package spiffetls_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+// one returns the only failure of a log.
+func one(t *testing.T, l *spiffetls.FailureLog) spiffetls.Failure {
+	t.Helper()
+	kept, total := l.Failures()
+	require.Len(t, kept, 1, "%v", kept)
+	require.Equal(t, kept[0].Count, total)
+	return kept[0]
+}
+
+// TestHandshakeErrors looks at both sides of each failure.
+func TestHandshakeErrors(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "X5-31", "X5-38")
+	ca, foreign := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+	at := newParty(ca.SVID("/at"), ca.Bundles())
+	stranger := newParty(foreign.SVID("/stranger"), ca.Bundles())
+	expired := newParty(ca.SVID("/old", func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), c.NotBefore.Add(-time.Second)
+	}), ca.Bundles())
+	for _, version := range versions {
+		for name, c := range map[string]struct {
+			other  *party
+			mine   bool // the identity that is missing is this side's
+			stage  string
+			rule   string
+			domain string
+		}{
+			"stranger":    {other: stranger, stage: "bundle", rule: "X5-38", domain: "other.test"},
+			"no identity": {other: expired, mine: true, stage: "identity"},
+		} {
+			for _, server := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/%s/server=%t", tls.VersionName(version), name, server), func(t *testing.T) {
+					t.Parallel()
+					// The strict one is the side whose log is looked at.
+					var failures, others spiffetls.FailureLog
+					opts := &spiffetls.Options{MinVersion: version, Failures: &failures}
+					otherOpts := &spiffetls.Options{MinVersion: version, Failures: &others}
+					strict, other := at, c.other
+					if c.mine {
+						strict, other = c.other, at
+					}
+					var mine, theirs result
+					if server {
+						sc := strict.server(t, spiffe.AllowAnyPeer(), opts)
+						sc.MaxVersion = version
+						mine, theirs = connect(t, sc, other.client(t, spiffe.AllowAnyPeer(), otherOpts))
+					} else {
+						sc := other.server(t, spiffe.AllowAnyPeer(), otherOpts)
+						sc.MaxVersion = version
+						cc := strict.client(t, spiffe.AllowAnyPeer(), opts)
+						cc.ServerName = "at.test"
+						theirs, mine = connect(t, sc, cc)
+					}
+					e, ok := errors.AsType[*spiffetls.HandshakeError](mine.err)
+					require.True(t, ok, "%v", mine.err)
+					assert.Equal(t, server, e.Server)
+					assert.Zero(t, e.Off)
+					assert.Empty(t, e.Clock)
+					assert.Contains(t, e.OtherSees(), theirs.err.Error(), "what we say that they see is what they see")
+
+					f := one(t, &failures)
+					assert.Equal(t, map[bool]string{true: "server", false: "client"}[server], f.Side)
+					assert.Equal(t, c.stage, f.Stage)
+					assert.Equal(t, c.rule, f.Rule)
+					if c.domain == "" {
+						assert.True(t, f.ID.IsZero())
+						assert.ErrorContains(t, e, "spiffetls: no identity to present: ")
+					} else {
+						assert.Equal(t, c.domain, f.TrustDomain.String())
+						assert.Equal(t, "spiffe://other.test/stranger", f.ID.String())
+						assert.ErrorContains(t, e, map[bool]string{true: "spiffetls: the client is refused: verify peer", false: "spiffetls: the server is refused: verify peer"}[server])
+					}
+					assert.Equal(t, e.OtherSees(), f.OtherSees)
+					assert.Contains(t, e.Error(), f.Reason[len("spiffe: "):])
+					switch {
+					case server:
+						assert.Equal(t, "mem", f.Remote)
+						kept, _ := others.Failures()
+						assert.Empty(t, kept, "the client of a refusal was content, or only saw an alert")
+					case !c.mine:
+						assert.Equal(t, "at.test", f.Remote)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestClockIsSuspected compares what both clocks say.
+func TestClockIsSuspected(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "XV-24", "XV-25")
+	ca := spiffetest.NewCA(t, "example.org")
+	now := time.Now().Truncate(time.Second)
+	valid := func(from, until time.Duration) func(*x509.Certificate) {
+		return func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(from), now.Add(until) }
+	}
+	usual := valid(-time.Hour, time.Hour)
+	for name, c := range map[string]struct {
+		peer  func(*x509.Certificate)
+		own   func(*x509.Certificate)
+		off   time.Duration
+		clock string
+	}{
+		"expired a moment ago":       {valid(-time.Hour, -3*time.Second), usual, 3 * time.Second, "the certificate expired 3s ago: if the other side renews in time, compare the clocks"},
+		"expired long ago":           {valid(-time.Hour, -6*time.Minute), usual, 6 * time.Minute, ""},
+		"expired before we got ours": {valid(-time.Hour, -30*time.Second), valid(-20*time.Second, time.Hour), 30 * time.Second, ""},
+		"from the future":            {valid(5*time.Second, time.Hour), usual, -5 * time.Second, "the certificate becomes valid in 5s, and nobody issues those: compare the clocks"},
+		"from the far future":        {valid(2*time.Hour, 3*time.Hour), usual, -2 * time.Hour, "the certificate becomes valid in 2h0m0s, and nobody issues those: compare the clocks"},
+		"and so is our own":          {valid(time.Minute, time.Hour), valid(50*time.Second, time.Hour), -time.Minute, "the certificate becomes valid in 1m0s, and nobody issues those: compare the clocks; this side's is the slow one, as its own certificate is not valid yet either"},
+		"something else, and expired": {func(c *x509.Certificate) {
+			valid(-time.Hour, -time.Second)(c)
+			c.KeyUsage = x509.KeyUsageKeyEncipherment
+		}, usual, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var failures spiffetls.FailureLog
+			self := newParty(ca.SVID("/self", c.own), ca.Bundles())
+			config := self.client(t, spiffe.AllowAnyPeer(), &spiffetls.Options{Now: func() time.Time { return now }, Failures: &failures})
+			chain, _ := ca.Certificate("/peer", c.peer)
+			err := config.VerifyConnection(tls.ConnectionState{PeerCertificates: chain})
+			e, ok := errors.AsType[*spiffetls.HandshakeError](err)
+			require.True(t, ok, "%v", err)
+			assert.Equal(t, c.off, e.Off)
+			assert.Equal(t, c.clock, e.Clock)
+			f := one(t, &failures)
+			assert.Equal(t, c.clock, f.Clock)
+			if c.clock != "" {
+				assert.True(t, strings.HasSuffix(e.Error(), "; "+c.clock), e.Error())
+			}
+			if c.off != 0 {
+				invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
+				require.True(t, ok)
+				assert.Equal(t, x509.Expired, invalid.Reason)
+			}
+		})
+	}
+}
+
+// TestFailureLog sends clients of all kinds to a server and looks at its page.
+func TestFailureLog(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	var failures, clients spiffetls.FailureLog
+	s := configured(t, ca, spiffe.AllowIDs(ca.SVID("/web").ID()), &spiffetls.Options{Failures: &failures})
+	url := serve(t, s, nil)
+	assert.Equal(t, "2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", &spiffetls.Options{Failures: &clients}), url))
+	kept, total := failures.Failures()
+	assert.Empty(t, kept)
+	assert.Zero(t, total)
+
+	for range 3 {
+		_, err := clientOf(t, ca, "/other", http1).Get(url)
+		require.Error(t, err)
+	}
+	f := one(t, &failures)
+	assert.EqualValues(t, 3, f.Count, "one host, many ports")
+	assert.Equal(t, "policy", f.Stage)
+	assert.Equal(t, "spiffe://example.org/other", f.ID.String())
+	assert.Equal(t, "server", f.Side)
+	assert.Regexp(t, `^127\.0\.0\.1:\d+$`, f.Remote)
+	assert.WithinDuration(t, time.Now(), f.Last, time.Minute)
+	assert.False(t, f.Last.Before(f.First))
+	assert.Equal(t, "remote error: tls: bad certificate", f.OtherSees)
+
+	// A client that refuses the server, and one that has no certificate.
+	impostor := spiffetest.NewCA(t, "example.org")
+	transport, err := spiffetls.Transport(impostor.SVID("/web"), impostor.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &clients})
+	require.NoError(t, err)
+	_, err = (&http.Client{Transport: transport}).Get(url)
+	verifyError(t, err, spiffe.StageChain)
+	f = one(t, &clients)
+	assert.Equal(t, "client", f.Side)
+	assert.Equal(t, strings.TrimPrefix(url, "https://"), f.Remote, "where it was")
+	assert.Equal(t, "X5-31", f.Rule)
+	require.EventuallyWithT(t, func(t *assert.CollectT) {
+		kept, _ := failures.Failures()
+		require.Len(t, kept, 2)
+		assert.Equal(t, "tls", kept[0].Stage)
+		assert.Contains(t, kept[0].Reason, "the handshake ended before the client was verified")
+	}, 5*time.Second, time.Millisecond)
+	conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{InsecureSkipVerify: true})
+	if err == nil {
+		_, err = conn.Read(make([]byte, 1))
+		_ = conn.Close()
+	}
+	require.Error(t, err)
+	require.EventuallyWithT(t, func(t *assert.CollectT) {
+		kept, total := failures.Failures()
+		require.Len(t, kept, 2)
+		assert.EqualValues(t, 2, kept[0].Count)
+		assert.EqualValues(t, 5, total)
+	}, 5*time.Second, time.Millisecond)
+
+	// A thief, who has the certificate and not the key.
+	thief := bare(ca.SVID("/web").Chain(), ca.SVID("/thief").Signer())
+	conn, err = tls.Dial("tcp", strings.TrimPrefix(url, "https://"), thief)
+	if err == nil {
+		_, err = conn.Read(make([]byte, 1))
+		_ = conn.Close()
+	}
+	require.Error(t, err)
+	require.EventuallyWithT(t, func(t *assert.CollectT) {
+		kept, _ := failures.Failures()
+		require.Len(t, kept, 3)
+		assert.Equal(t, "tls", kept[0].Stage)
+		assert.Equal(t, "spiffe://example.org/web", kept[0].ID.String())
+		assert.Contains(t, kept[0].Reason, "does not hold its key")
+	}, 5*time.Second, time.Millisecond)
+
+	// The page.
+	ask := func(method, target, accept string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(method, target, nil)
+		r.Header.Set("Accept", accept)
+		w := httptest.NewRecorder()
+		failures.ServeHTTP(w, r)
+		assert.Equal(t, "no-store", w.Header().Get("Cache-Control"))
+		assert.Equal(t, "nosniff", w.Header().Get("X-Content-Type-Options"))
+		return w
+	}
+	for _, w := range []*httptest.ResponseRecorder{ask("GET", "/?format=json", ""), ask("GET", "/", "application/json")} {
+		assert.Equal(t, "application/json", w.Header().Get("Content-Type"))
+		var page struct {
+			Total    uint64
+			Failures []spiffetls.Failure
+		}
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &page))
+		kept, total := failures.Failures()
+		assert.Equal(t, total, page.Total)
+		require.Len(t, page.Failures, len(kept))
+		assert.Equal(t, kept[1].ID, page.Failures[1].ID)
+		assert.NotContains(t, w.Body.String(), `"clock"`)
+	}
+	text := ask("GET", "/", "text/html").Body.String()
+	assert.True(t, strings.HasPrefix(text, "6 failures since the start; the last of each kind, newest first\n"), text)
+	assert.Contains(t, text, "  3 times since ")
+	assert.Contains(t, text, "\n  id            spiffe://example.org/other\n  trust domain  example.org\n")
+	assert.Contains(t, text, "\n  other sees    remote error: tls: bad certificate\n")
+	w := ask("POST", "/", "")
+	assert.Equal(t, http.StatusMethodNotAllowed, w.Code)
+	assert.Equal(t, "GET, HEAD", w.Header().Get("Allow"))
+
+	empty := httptest.NewRecorder()
+	new(spiffetls.FailureLog).ServeHTTP(empty, httptest.NewRequest("GET", "/?format=json", nil))
+	assert.JSONEq(t, `{"total":0,"failures":[]}`, empty.Body.String())
+}
+
+// TestFailureLogIsBounded: strangers cannot make it grow, nor write to its page what they like.
+func TestFailureLogIsBounded(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	var failures spiffetls.FailureLog
+	p := newParty(ca.SVID("/db"), ca.Bundles())
+	verify := p.client(t, spiffe.AllowIDs(ca.SVID("/none").ID()), &spiffetls.Options{Failures: &failures}).VerifyConnection
+	long := strings.Repeat("/a-segment-of-some-length", 70)
+	for i := range 100 {
+		chain, _ := ca.Certificate(fmt.Sprintf("/%d%s", i, long))
+		require.Error(t, verify(tls.ConnectionState{PeerCertificates: chain}))
+	}
+	kept, total := failures.Failures()
+	assert.EqualValues(t, 100, total)
+	require.Len(t, kept, 64)
+	assert.Equal(t, "/99"+long, kept[0].ID.Path())
+	assert.Equal(t, "/36"+long, kept[63].ID.Path())
+	size := 0
+	for _, f := range kept {
+		size += len(f.Reason) + len(f.ID.String()) + len(f.Clock) + len(f.OtherSees) + len(f.Remote)
+	}
+	assert.Less(t, size, 256<<10)
+
+	said := bundleFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("line\nfeed <script>") })
+	config, err := spiffetls.ClientConfig(p, said, spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures})
+	require.NoError(t, err)
+	require.Error(t, config.VerifyConnection(tls.ConnectionState{PeerCertificates: ca.SVID("/x").Chain()}))
+	w := httptest.NewRecorder()
+	failures.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	for line := range strings.Lines(w.Body.String()) {
+		assert.False(t, strings.HasPrefix(line, "feed"), "a stranger wrote a line")
+	}
+	assert.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
+}
+
+// TestDialFailures: what a transport meets before anybody is verified.
+func TestDialFailures(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	old, err := tls.Listen("tcp", "127.0.0.1:0", func() *tls.Config {
+		c := bare(ca.SVID("/old").Chain(), ca.SVID("/old").Signer())
+		c.MaxVersion = tls.VersionTLS12
+		return c
+	}())
+	require.NoError(t, err)
+	defer old.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		if c, err := old.Accept(); err == nil {
+			_ = c.(*tls.Conn).Handshake()
+			_ = c.Close()
+		}
+	})
+	var failures spiffetls.FailureLog
+	transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures})
+	require.NoError(t, err)
+	client := &http.Client{Transport: transport}
+	_, err = client.Get("https://" + old.Addr().String())
+	require.Error(t, err)
+	f := one(t, &failures)
+	assert.Equal(t, "tls", f.Stage)
+	assert.Equal(t, old.Addr().String(), f.Remote)
+	assert.Contains(t, f.Reason, "protocol version")
+
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	_, err = client.Get("https://" + closed.Addr().String())
+	require.Error(t, err)
+	assert.EqualValues(t, 1, one(t, &failures).Count, "no handshake has failed")
+}
+
+// TestHandshakeTimeout: the transport's own timeout holds, and is a failure.
+func TestHandshakeTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		var failures spiffetls.FailureLog
+		transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures})
+		require.NoError(t, err)
+		transport.DialContext = func(context.Context, string, string) (net.Conn, error) {
+			c, _ := memconn.Pipe()
+			return c, nil
+		}
+		start := time.Now()
+		_, err = (&http.Client{Transport: transport}).Get("https://silent.test/")
+		require.Error(t, err)
+		assert.Equal(t, 10*time.Second, time.Since(start))
+		f := one(t, &failures)
+		assert.Equal(t, "silent.test:443", f.Remote)
+		assert.Equal(t, "tls", f.Stage)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://silent.test/", nil)
+		require.NoError(t, err)
+		_, err = (&http.Client{Transport: transport}).Do(req)
+		require.Error(t, err)
+		after(time.Minute) // net/http dials on for other requests
+		assert.EqualValues(t, 2, one(t, &failures).Count)
+	})
+}
+
+func TestRequirePeer(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	ops, web := ca.SVID("/ops"), ca.SVID("/web")
+	live := new(spiffe.LivePolicy)
+	require.NoError(t, live.Set(spiffe.AllowIDs(ops.ID())))
+	mux := http.NewServeMux()
+	for path, allow := range map[string]spiffe.PolicySource{"/any": spiffe.AllowAnyPeer(), "/ops": spiffe.AllowIDs(ops.ID()), "/live": live} {
+		h, err := spiffetls.RequirePeer(allow, who)
+		require.NoError(t, err)
+		mux.Handle(path, h)
+	}
+	var failures spiffetls.FailureLog
+	s := &http.Server{Handler: mux}
+	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Options{Failures: &failures}))
+	url := serve(t, s, nil)
+	for _, opts := range []*spiffetls.Options{nil, http1} {
+		webClient, opsClient := clientOf(t, ca, "/web", opts), clientOf(t, ca, "/ops", opts)
+		allowed := func(c *http.Client, path string, want bool) {
+			t.Helper()
+			resp, err := c.Get(url + path)
+			require.NoError(t, err)
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			if want {
+				assert.Equal(t, http.StatusOK, resp.StatusCode)
+				assert.Contains(t, string(body), "spiffe://example.org/")
+				return
+			}
+			assert.Equal(t, http.StatusForbidden, resp.StatusCode)
+			assert.Equal(t, "forbidden\n", string(body))
+			assert.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
+			for name, values := range resp.Header {
+				assert.NotContains(t, strings.Join(values, " "), "spiffe", name)
+			}
+		}
+		allowed(webClient, "/any", true)
+		allowed(opsClient, "/any", true)
+		allowed(webClient, "/ops", false)
+		allowed(opsClient, "/ops", true)
+		allowed(webClient, "/live", false)
+		require.NoError(t, live.Set(spiffe.AllowIDs(web.ID())))
+		allowed(webClient, "/live", true)
+		allowed(opsClient, "/live", false)
+		require.NoError(t, live.Set(spiffe.AllowIDs(ops.ID())))
+	}
+	kept, total := failures.Failures()
+	assert.EqualValues(t, 6, total)
+	require.Len(t, kept, 2)
+	for _, f := range kept {
+		assert.Equal(t, "request", f.Stage)
+		assert.Equal(t, "403 Forbidden", f.OtherSees)
+		assert.Contains(t, f.Reason, "not allowed by policy, which allows ")
+		assert.False(t, f.ID.IsZero())
+	}
+
+	// Whoever comes by another way is nobody.
+	any, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
+	require.NoError(t, err)
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest("GET", "/", nil)
+	r.TLS = &tls.ConnectionState{PeerCertificates: web.Chain(), HandshakeComplete: true}
+	any.ServeHTTP(w, r)
+	assert.Equal(t, http.StatusForbidden, w.Code)
+}
+
+func TestRequirePeerMistakes(t *testing.T) {
+	t.Parallel()
+	for want, f := range map[string]func() (http.Handler, error){
+		"no handler":         func() (http.Handler, error) { return spiffetls.RequirePeer(spiffe.AllowAnyPeer(), nil) },
+		"no policy":          func() (http.Handler, error) { return spiffetls.RequirePeer(nil, who) },
+		"the policy is zero": func() (http.Handler, error) { return spiffetls.RequirePeer(spiffe.Policy{}, who) },
+		"at least one ID":    func() (http.Handler, error) { return spiffetls.RequirePeer(spiffe.AllowIDs(), who) },
+	} {
+		h, err := f()
+		assert.Nil(t, h)
+		assert.ErrorContains(t, err, "spiffetls: require peer: ")
+		assert.ErrorContains(t, err, want)
+	}
+}
+
+// TestRequirePeerAfterExpiry: a connection that nobody governs does not carry a proof for ever.
+func TestRequirePeerAfterExpiry(t *testing.T) {
+	t.Parallel()
+	for _, opts := range []*spiffetls.Options{nil, http1} {
+		t.Run("", func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				var failures spiffetls.FailureLog
+				handler, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
+				require.NoError(t, err)
+				s := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
+				require.NoError(t, spiffetls.ConfigureServer(s, newParty(ca.SVID("/town", func(c *x509.Certificate) {
+					c.NotAfter = c.NotBefore.Add(2 * time.Hour)
+				}), ca.Bundles()), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures}))
+				l := memconn.Listen()
+				var wg sync.WaitGroup
+				wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
+				defer wg.Wait()
+				defer s.Close()
+				transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), opts)
+				require.NoError(t, err)
+				transport.DialContext, transport.IdleConnTimeout = l.DialContext, 0
+				client := &http.Client{Transport: transport}
+				ask := func() int {
+					resp, err := client.Get("https://town.test/")
+					require.NoError(t, err)
+					_, _ = io.Copy(io.Discard, resp.Body)
+					require.NoError(t, resp.Body.Close())
+					return resp.StatusCode
+				}
+				assert.Equal(t, http.StatusOK, ask())
+				after(30 * time.Minute)
+				assert.Equal(t, http.StatusOK, ask())
+				after(30*time.Minute + time.Second)
+				assert.Equal(t, http.StatusForbidden, ask())
+				assert.Contains(t, one(t, &failures).Reason, "the proof has expired")
+				after(2 * time.Second)
+				_, err = client.Get("https://town.test/")
+				assert.ErrorContains(t, err, "no identity to present", "on a new connection")
+			})
+		})
+	}
+}

@@ -1,0 +1,928 @@
+package spiffetls_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+// announcer is a party that says when it learns.
+type announcer struct {
+	*party
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func announcing(p *party) *announcer { return &announcer{party: p, ch: make(chan struct{})} }
+
+func (a *announcer) Changed() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ch
+}
+
+func (a *announcer) learn(bundles *spiffe.BundleSet) {
+	a.party.learn(bundles)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.ch)
+	a.ch = make(chan struct{})
+}
+
+// town is a server in memory, in a bubble, with a Governor that runs.
+type town struct {
+	t       *testing.T
+	g       *spiffetls.Governor
+	l       *memconn.Listener
+	release chan struct{} // ends the requests for /wait
+	log     notes
+}
+
+// notes are written by one goroutine and read by another.
+type notes struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (n *notes) Write(p []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.b.Write(p)
+}
+
+func (n *notes) String() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.b.String()
+}
+
+// bounds of the Governor that towns have, and a little.
+const (
+	grace   = 30 * time.Second
+	jitter  = 10 * time.Second
+	pause   = time.Second
+	quiet   = time.Second
+	silence = 5 * time.Second
+	instant = time.Millisecond
+)
+
+func newGovernor(t *testing.T, opts *spiffetls.GovernorOptions) *spiffetls.Governor {
+	t.Helper()
+	g, err := spiffetls.NewGovernor(opts)
+	require.NoError(t, err)
+	return g
+}
+
+// govern runs g until the test ends.
+func govern(t *testing.T, g *spiffetls.Governor) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
+	enough := errors.New("enough")
+	var wg sync.WaitGroup
+	wg.Go(func() { assert.Equal(t, enough, g.Run(ctx)) })
+	t.Cleanup(func() {
+		cancel(enough)
+		wg.Wait()
+	})
+}
+
+// open makes a town. What self and peers are, and whom allow allows, a test changes.
+func open(t *testing.T, opts *spiffetls.GovernorOptions, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
+	t.Helper()
+	w := &town{t: t, l: memconn.Listen(), release: make(chan struct{})}
+	if opts == nil {
+		opts = &spiffetls.GovernorOptions{}
+	}
+	opts.Logger = slog.New(slog.NewTextHandler(&w.log, nil))
+	w.g = newGovernor(t, opts)
+	mux := http.NewServeMux()
+	mux.Handle("/", who)
+	mux.HandleFunc("/wait", func(rw http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(rw).Flush()
+		select {
+		case <-w.release:
+			_, _ = io.WriteString(rw, "released")
+		case <-r.Context().Done():
+		}
+	})
+	mux.HandleFunc("/hijack", func(rw http.ResponseWriter, r *http.Request) {
+		conn, _, err := http.NewResponseController(rw).Hijack()
+		if !assert.NoError(t, err) {
+			return
+		}
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\n")
+		_, _ = io.Copy(conn, conn)
+		_ = conn.Close()
+	})
+	s := &http.Server{Handler: mux, ErrorLog: log.New(io.Discard, "", 0)}
+	require.NoError(t, spiffetls.ConfigureServer(s, self, peers, allow, &spiffetls.Options{Governor: w.g}))
+	var wg sync.WaitGroup
+	wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(w.l, "", ""), http.ErrServerClosed) })
+	t.Cleanup(func() {
+		assert.NoError(t, s.Close())
+		wg.Wait()
+	})
+	govern(t, w.g)
+	return w
+}
+
+// citizen is a client with the connections that it has made.
+type citizen struct {
+	t *testing.T
+	*http.Client
+	mu    sync.Mutex
+	conns []*noted
+}
+
+// noted is a connection that notes when it has ended.
+type noted struct {
+	net.Conn
+	ended atomic.Pointer[time.Time]
+}
+
+func (c *noted) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		c.ended.CompareAndSwap(nil, new(time.Now()))
+	}
+	return n, err
+}
+
+func (c *noted) Close() error {
+	c.ended.CompareAndSwap(nil, new(time.Now()))
+	return c.Conn.Close()
+}
+
+func (w *town) citizen(self spiffe.SVIDSource, peers spiffe.BundleSource, opts *spiffetls.Options) *citizen {
+	w.t.Helper()
+	transport, err := spiffetls.Transport(self, peers, spiffe.AllowAnyPeer(), opts)
+	require.NoError(w.t, err)
+	transport.IdleConnTimeout = 0
+	c := &citizen{t: w.t, Client: &http.Client{Transport: transport}}
+	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := w.l.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.conns = append(c.conns, &noted{Conn: conn})
+		return c.conns[len(c.conns)-1], nil
+	}
+	w.t.Cleanup(transport.CloseIdleConnections)
+	return c
+}
+
+func (c *citizen) ask() string {
+	c.t.Helper()
+	return get(c.t, c.Client, "https://town.test/")
+}
+
+// wait begins a request that is answered when the town says so, and returns a func that waits for what
+// became of it.
+func (c *citizen) wait() func() (string, error) {
+	c.t.Helper()
+	resp, err := c.Get("https://town.test/wait")
+	require.NoError(c.t, err)
+	var body []byte
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		body, err = io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+	})
+	return func() (string, error) {
+		wg.Wait()
+		return string(body), err
+	}
+}
+
+// last returns the connection that was made last, and when it ended.
+func (c *citizen) last() *noted {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.conns[len(c.conns)-1]
+}
+
+func (c *citizen) isOpen() bool { return c.last().ended.Load() == nil }
+
+func (c *citizen) made() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.conns)
+}
+
+// crowd is a citizen for each version of HTTP that is idle, and one that waits.
+type crowd struct {
+	idle, busy []*citizen
+	waiting    []func() (string, error)
+}
+
+func (w *town) crowd(self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Options) *crowd {
+	w.t.Helper()
+	c := &crowd{}
+	for _, protos := range [][]string{nil, {"http/1.1"}} {
+		opts.NextProtos = protos
+		idle, busy := w.citizen(self, peers, &opts), w.citizen(self, peers, &opts)
+		idle.ask()
+		c.idle, c.busy = append(c.idle, idle), append(c.busy, busy)
+		c.waiting = append(c.waiting, busy.wait())
+	}
+	return c
+}
+
+func (c *crowd) requireOpen(t *testing.T, idle, busy bool, msg string) {
+	t.Helper()
+	for i := range c.idle {
+		require.Equal(t, idle, c.idle[i].isOpen(), "idle, HTTP/%d: %s", 2-i, msg)
+		require.Equal(t, busy, c.busy[i].isOpen(), "busy, HTTP/%d: %s", 2-i, msg)
+	}
+}
+
+// unharmed wants everybody to be on the connection they began with.
+func (c *crowd) unharmed(t *testing.T) {
+	t.Helper()
+	c.requireOpen(t, true, true, "not concerned")
+	for _, x := range c.idle {
+		x.ask()
+		require.Equal(t, 1, x.made())
+	}
+}
+
+func (c *crowd) cutOff(t *testing.T) {
+	t.Helper()
+	for _, wait := range c.waiting {
+		_, err := wait()
+		assert.Error(t, err, "what was cut has not ended well")
+	}
+}
+
+func bubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, f)
+}
+
+// after lets time pass, and everything happen that follows.
+func after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func twoDomains(t *testing.T) (home, other *spiffetest.CA, both *spiffe.BundleSet) {
+	t.Helper()
+	home, other = spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+	return home, other, home.Bundles().With(other.Bundle())
+}
+
+// TestServerGovernor takes away what proved half of a server's clients.
+func TestServerGovernor(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		announced bool
+		policy    bool
+	}{
+		"root, announced":     {announced: true},
+		"root, not announced": {},
+		"policy":              {announced: true, policy: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				home, other, both := twoDomains(t)
+				self := newParty(home.SVID("/town"), both)
+				allow := new(spiffe.LivePolicy)
+				require.NoError(t, allow.Set(spiffe.AllowAnyPeer()))
+				peers := announcing(self)
+				var source spiffe.BundleSource = peers
+				if !c.announced {
+					source = self
+				}
+				w := open(t, nil, self, source, allow)
+				good, bad := w.crowd(home.SVID("/good"), both, spiffetls.Options{}), w.crowd(other.SVID("/bad"), both, spiffetls.Options{})
+				require.Equal(t, spiffetls.GovernorStatus{Open: 8}, w.g.Status())
+				after(time.Minute + 10*time.Second)
+				good.unharmed(t)
+				bad.unharmed(t)
+
+				bound := pause
+				switch {
+				case c.policy:
+					require.NoError(t, allow.Set(spiffe.AllowMembersOf(home.TrustDomain())))
+				case c.announced:
+					peers.learn(home.Bundles())
+				default:
+					self.learn(home.Bundles())
+					bound = time.Minute
+				}
+				after(bound + jitter + quiet)
+				bad.requireOpen(t, false, true, "idle connections went, busy ones have grace")
+				require.Equal(t, spiffetls.GovernorStatus{Open: 6, Draining: 2, Ended: 2}, w.g.Status())
+				after(grace)
+				bad.requireOpen(t, false, false, "the bound is over")
+				bad.cutOff(t)
+				require.Equal(t, spiffetls.GovernorStatus{Open: 4, Ended: 4}, w.g.Status())
+				good.unharmed(t)
+				close(w.release)
+				for _, wait := range good.waiting {
+					body, err := wait()
+					assert.NoError(t, err)
+					assert.Equal(t, "released", body)
+				}
+				assert.Equal(t, 4, strings.Count(w.log.String(), "a connection has to go"), w.log.String())
+				assert.Equal(t, 4, strings.Count(w.log.String(), "peer=spiffe://other.test/bad remote=mem side=server reason="), w.log.String())
+			})
+		})
+	}
+}
+
+// TestBusyConnectionsEndAfterTheirWork: whoever is done within the grace loses nothing.
+func TestBusyConnectionsEndAfterTheirWork(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		self := newParty(home.SVID("/town"), both)
+		peers := announcing(self)
+		w := open(t, nil, self, peers, spiffe.AllowAnyPeer())
+		bad := w.crowd(other.SVID("/bad"), both, spiffetls.Options{})
+		synctest.Wait()
+		peers.learn(home.Bundles())
+		after(pause + jitter + instant)
+		bad.requireOpen(t, false, true, "busy ones have grace")
+		close(w.release)
+		for _, wait := range bad.waiting {
+			body, err := wait()
+			require.NoError(t, err)
+			require.Equal(t, "released", body, "to the last byte")
+		}
+		after(quiet + instant)
+		bad.requireOpen(t, false, false, "and went when they were done")
+		require.Equal(t, spiffetls.GovernorStatus{}.Open, w.g.Status().Open)
+	})
+}
+
+// TestClientGovernor takes away what proved a server, in the bundle of some of its clients.
+func TestClientGovernor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		w := open(t, nil, home.SVID("/town"), both, spiffe.AllowAnyPeer())
+		g := newGovernor(t, nil)
+		govern(t, g)
+		mine := announcing(newParty(other.SVID("/mine"), both))
+		losing := w.crowd(mine, mine, spiffetls.Options{Governor: g})
+		keeping := w.crowd(other.SVID("/other"), both, spiffetls.Options{Governor: g})
+		require.Equal(t, spiffetls.GovernorStatus{Open: 8}, g.Status())
+		after(time.Minute)
+		losing.unharmed(t)
+		mine.learn(other.Bundles())
+		after(pause + jitter + silence)
+		for _, c := range losing.idle {
+			require.False(t, c.isOpen())
+		}
+		after(grace)
+		losing.requireOpen(t, false, false, "the bound is over")
+		losing.cutOff(t)
+		keeping.unharmed(t)
+		require.Equal(t, spiffetls.GovernorStatus{Open: 4, Ended: 4}, g.Status())
+		_, err := losing.idle[0].Get("https://town.test/")
+		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+
+		// What a client closes by itself, leaves.
+		for _, c := range keeping.idle {
+			c.CloseIdleConnections()
+		}
+		synctest.Wait()
+		assert.Equal(t, 2, g.Status().Open)
+		close(w.release)
+		for _, wait := range keeping.waiting {
+			body, err := wait()
+			assert.NoError(t, err)
+			assert.Equal(t, "released", body)
+		}
+	})
+}
+
+// TestSlowAnswer: a client's connection on which something moves is not idle.
+func TestSlowAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, _, both := twoDomains(t)
+		l := memconn.Listen()
+		s := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			for range 5 {
+				_, _ = io.WriteString(rw, "slow ")
+				_ = http.NewResponseController(rw).Flush()
+				select {
+				case <-time.After(4 * time.Second):
+				case <-r.Context().Done():
+				}
+			}
+			_, _ = io.WriteString(rw, "end")
+		}), ErrorLog: log.New(io.Discard, "", 0)}
+		require.NoError(t, spiffetls.ConfigureServer(s, home.SVID("/town"), both, spiffe.AllowAnyPeer(), nil))
+		var wg sync.WaitGroup
+		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
+		defer wg.Wait()
+		defer s.Close()
+		w := &town{t: t, l: l}
+		g := newGovernor(t, &spiffetls.GovernorOptions{Jitter: -1})
+		govern(t, g)
+		mine := announcing(newParty(home.SVID("/mine"), both))
+		for _, opts := range []*spiffetls.Options{{Governor: g, NextProtos: http1.NextProtos}, {Governor: g}} {
+			mine.learn(both)
+			c := w.citizen(mine, mine, opts)
+			wg.Go(func() { assert.Equal(t, "slow slow slow slow slow end", c.ask()) })
+			after(2 * time.Second)
+			mine.learn(spiffetest.NewCA(t, "example.org").Bundles())
+			after(10 * time.Second)
+			require.True(t, c.isOpen())
+			require.Equal(t, 1, g.Status().Draining)
+			after(8 * time.Second)
+			require.True(t, c.isOpen())
+			after(silence)
+			require.False(t, c.isOpen(), "soon after the answer")
+		}
+	})
+}
+
+// TestNobodyOutlivesTheProof, and who renews in time loses no request.
+func TestNobodyOutlivesTheProof(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		start := time.Now()
+		self := newParty(ca.SVID("/town"), ca.Bundles())
+		w := open(t, nil, self, self, spiffe.AllowAnyPeer())
+		g := newGovernor(t, nil)
+		govern(t, g)
+		client := newParty(ca.SVID("/client"), ca.Bundles())
+		var working []*citizen
+		for _, opts := range []*spiffetls.Options{
+			nil, {NextProtos: http1.NextProtos}, {Governor: g}, {Governor: g, NextProtos: http1.NextProtos},
+		} {
+			working = append(working, w.citizen(client, ca.Bundles(), opts))
+		}
+		lazy := w.crowd(ca.SVID("/lazy"), ca.Bundles(), spiffetls.Options{})
+
+		for range 2 {
+			for range 1800 / 7 {
+				for _, c := range working {
+					c.ask()
+				}
+				time.Sleep(7*time.Second + 10*time.Millisecond)
+			}
+			client.renew(ca.SVID("/client"))
+			self.renew(ca.SVID("/town"))
+		}
+		for time.Since(start) < time.Hour+10*time.Minute {
+			for _, c := range working {
+				c.ask()
+			}
+			time.Sleep(7 * time.Second)
+		}
+		for _, c := range working {
+			assert.Equal(t, 2, c.made(), "one connection for each proof")
+		}
+		lazy.cutOff(t)
+		end := start.Add(time.Hour)
+		for _, c := range append(lazy.idle, lazy.busy...) {
+			ended := c.last().ended.Load()
+			require.NotNil(t, ended)
+			assert.False(t, ended.After(end), "%s", ended.Sub(end))
+			assert.True(t, ended.After(end.Add(-grace-jitter)), "%s", ended.Sub(end))
+		}
+		for _, c := range lazy.busy {
+			assert.WithinDuration(t, end, *c.last().ended.Load(), jitter, "the busy have their grace")
+		}
+	})
+}
+
+// TestShortProof: a peer with little life left can work until the end.
+func TestShortProof(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		w := open(t, nil, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		start := time.Now()
+		short := w.crowd(ca.SVID("/short", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) }), ca.Bundles(), spiffetls.Options{})
+		after(19 * time.Second)
+		short.unharmed(t)
+		after(time.Second + instant)
+		short.requireOpen(t, false, false, "over")
+		for _, c := range append(short.idle, short.busy...) {
+			assert.Equal(t, 20*time.Second, c.last().ended.Load().Sub(start))
+		}
+	})
+}
+
+// TestServerSaysGoodbye before its own certificate expires, which it has shown.
+func TestServerSaysGoodbye(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		self := newParty(ca.SVID("/town", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Minute) }), ca.Bundles())
+		w := open(t, nil, self, self, spiffe.AllowAnyPeer())
+		start := time.Now()
+		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
+		after(10 * time.Minute)
+		self.renew(ca.SVID("/town"))
+		crowd.unharmed(t)
+		after(10*time.Minute - grace - jitter - instant)
+		crowd.unharmed(t)
+		after(grace + jitter + 2*instant)
+		crowd.requireOpen(t, false, false, "over")
+		for _, c := range crowd.busy {
+			assert.WithinRange(t, *c.last().ended.Load(), start.Add(20*time.Minute-jitter), start.Add(20*time.Minute))
+		}
+		crowd.cutOff(t)
+	})
+}
+
+// TestSpread: the ends are spread over the jitter, and who is trusted again before stays.
+func TestSpread(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		self := newParty(home.SVID("/town"), both)
+		peers := announcing(self)
+		w := open(t, &spiffetls.GovernorOptions{Jitter: time.Minute, Interval: time.Hour}, self, peers, spiffe.AllowAnyPeer())
+		bad := other.SVID("/bad")
+		for range 24 {
+			w.citizen(bad, both, http1).ask()
+		}
+		after(pause)
+		peers.learn(home.Bundles())
+		after(30 * time.Second)
+		left := w.g.Status().Open
+		assert.Greater(t, left, 2, "not all in one moment")
+		assert.Less(t, left, 22)
+		peers.learn(both)
+		after(time.Hour / 2)
+		assert.Equal(t, left, w.g.Status().Open, "pardoned")
+	})
+}
+
+// TestSilentSource: a source that cannot answer ends nothing.
+func TestSilentSource(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		var down atomic.Bool
+		source := bundleFunc(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+			if down.Load() {
+				return nil, errors.New("the agent is down")
+			}
+			return ca.Bundle().Bundle(td)
+		})
+		w := open(t, nil, ca.SVID("/town"), source, spiffe.AllowAnyPeer())
+		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
+		down.Store(true)
+		after(10*time.Minute + instant)
+		crowd.unharmed(t)
+		assert.Equal(t, 10, strings.Count(w.log.String(), `msg="connections cannot be judged and stay" connections=4`), w.log.String())
+		after(time.Hour)
+		crowd.requireOpen(t, false, false, "but the proof has ended")
+	})
+}
+
+// bundleFunc is a BundleSource that is a func.
+type bundleFunc func(spiffe.TrustDomain) (*spiffe.Bundle, error)
+
+func (f bundleFunc) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return f(td) }
+
+// TestChangeDuringHandshake: a root that goes after the peer was verified, and before the Governor knows
+// the connection, is noticed all the same.
+func TestChangeDuringHandshake(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		self := announcing(newParty(home.SVID("/town"), both))
+		var fall sync.Once
+		source := &falling{announcer: self, then: func() { fall.Do(func() { self.learn(home.Bundles()) }) }}
+		w := open(t, &spiffetls.GovernorOptions{Interval: 24 * time.Hour, Grace: -1, Jitter: -1}, self, source, spiffe.AllowAnyPeer())
+		c := w.citizen(other.SVID("/bad"), both, http1)
+		if resp, err := c.Get("https://town.test/"); err == nil { // it may be quicker than the Governor
+			_, _ = io.Copy(io.Discard, resp.Body)
+			require.NoError(t, resp.Body.Close())
+		}
+		after(pause + instant)
+		require.False(t, c.isOpen())
+		assert.Zero(t, w.g.Status().Open)
+	})
+}
+
+// falling is a source that changes when it was asked.
+type falling struct {
+	*announcer
+	then func()
+}
+
+func (f *falling) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	defer f.then()
+	return f.announcer.Bundle(td)
+}
+
+// TestRestlessSource: a source that always says that it has changed costs one round a second.
+func TestRestlessSource(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		source := &restless{BundleSet: ca.Bundles()}
+		w := open(t, nil, ca.SVID("/town"), source, spiffe.AllowAnyPeer())
+		c := w.citizen(ca.SVID("/client"), ca.Bundles(), nil)
+		c.ask()
+		synctest.Wait()
+		before := source.asked.Load()
+		after(10 * time.Second)
+		assert.LessOrEqual(t, source.asked.Load()-before, int64(12))
+		assert.True(t, c.isOpen())
+	})
+}
+
+type restless struct {
+	*spiffe.BundleSet
+	asked atomic.Int64
+}
+
+func (r *restless) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	r.asked.Add(1)
+	return r.BundleSet.Bundle(td)
+}
+
+func (r *restless) Changed() <-chan struct{} {
+	ch := make(chan struct{})
+	close(ch)
+	return ch
+}
+
+// TestHijackedConnection: a handler that takes its connection does not take it away from the Governor.
+func TestHijackedConnection(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		self := newParty(home.SVID("/town"), both)
+		peers := announcing(self)
+		w := open(t, &spiffetls.GovernorOptions{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
+		c := w.citizen(other.SVID("/bad"), both, http1)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://town.test/hijack", nil)
+		require.NoError(t, err)
+		req.Header.Set("Connection", "Upgrade")
+		req.Header.Set("Upgrade", "test")
+		resp, err := c.Do(req)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+		rw := resp.Body.(io.ReadWriter)
+		_, err = io.WriteString(rw, "hello")
+		require.NoError(t, err)
+		buf := make([]byte, 5)
+		_, err = io.ReadFull(rw, buf)
+		require.NoError(t, err)
+
+		peers.learn(home.Bundles())
+		start := time.Now()
+		_, err = io.ReadFull(rw, buf)
+		require.Error(t, err)
+		assert.WithinRange(t, time.Now(), start.Add(grace), start.Add(pause+grace))
+		assert.Zero(t, w.g.Status().Open)
+	})
+}
+
+// TestForgottenConnection: a hijacked connection that has ended, of which nobody tells, is not kept.
+func TestForgottenConnection(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		w := open(t, nil, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		func() {
+			c := w.citizen(ca.SVID("/client"), ca.Bundles(), http1)
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://town.test/hijack", nil)
+			require.NoError(t, err)
+			req.Header.Set("Connection", "Upgrade")
+			req.Header.Set("Upgrade", "test")
+			resp, err := c.Do(req)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+		}()
+		synctest.Wait()
+		for range 10 {
+			runtime.GC()
+			after(time.Minute)
+		}
+		assert.Zero(t, w.g.Status().Open)
+		assert.Zero(t, w.g.Status().Ended)
+	})
+}
+
+// TestListener governs a server that is not net/http's.
+func TestListener(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		peers := announcing(newParty(home.SVID("/db"), both))
+		g := newGovernor(t, &spiffetls.GovernorOptions{Jitter: -1})
+		govern(t, g)
+		config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
+		require.NoError(t, err)
+		below := memconn.Listen()
+		l := tls.NewListener(g.Listener(below), config)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				wg.Go(func() {
+					_, _ = io.Copy(conn, conn)
+					_ = conn.Close()
+				})
+			}
+		})
+		t.Cleanup(func() {
+			_ = l.Close()
+			wg.Wait()
+		})
+		dial := func(ca *spiffetest.CA) *tls.Conn {
+			c, err := spiffetls.ClientConfig(ca.SVID("/client"), both, spiffe.AllowAnyPeer(), nil)
+			require.NoError(t, err)
+			raw, err := below.Dial(t.Context())
+			require.NoError(t, err)
+			conn := tls.Client(raw, c)
+			require.NoError(t, conn.HandshakeContext(t.Context()))
+			t.Cleanup(func() { _ = conn.Close() })
+			return conn
+		}
+		echo := func(conn *tls.Conn) error {
+			if _, err := io.WriteString(conn, "x"); err != nil {
+				return err
+			}
+			_, err := io.ReadFull(conn, make([]byte, 1))
+			return err
+		}
+		good, bad, closing := dial(home), dial(other), dial(other)
+		for _, c := range []*tls.Conn{good, bad, closing} {
+			require.NoError(t, echo(c))
+		}
+		require.Equal(t, 3, g.Status().Open)
+		require.NoError(t, closing.Close())
+		synctest.Wait()
+		require.Equal(t, 2, g.Status().Open, "who has closed has left")
+
+		peers.learn(home.Bundles())
+		after(pause + instant)
+		require.NoError(t, echo(bad), "nobody knows what it is used for")
+		require.Equal(t, 1, g.Status().Draining)
+		after(grace)
+		require.Error(t, echo(bad))
+		require.NoError(t, echo(good))
+		require.Equal(t, spiffetls.GovernorStatus{Open: 1, Ended: 1}, g.Status())
+
+		// A thief is verified, and yet gets no connection.
+		thief := bare(home.SVID("/stolen").Chain(), home.SVID("/thief").Signer())
+		raw, err := below.Dial(t.Context())
+		require.NoError(t, err)
+		conn := tls.Client(raw, thief)
+		_ = conn.HandshakeContext(t.Context())
+		_, err = conn.Read(make([]byte, 1))
+		assert.Error(t, err)
+		_ = conn.Close()
+		synctest.Wait()
+		assert.Equal(t, 1, g.Status().Open)
+	})
+}
+
+// TestUngovernedIsRefused: a Governor that cannot end a connection is a mistake, which shows at once.
+func TestUngovernedIsRefused(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	p := newParty(ca.SVID("/db"), ca.Bundles())
+	g := newGovernor(t, nil)
+	opts := &spiffetls.Options{Governor: g}
+	_, err := spiffetls.ClientConfig(p, p, spiffe.AllowAnyPeer(), opts)
+	assert.ErrorContains(t, err, "spiffetls: client: ")
+	assert.ErrorContains(t, err, "use Transport")
+
+	s, c := connect(t, p.server(t, spiffe.AllowAnyPeer(), opts), p.client(t, spiffe.AllowAnyPeer(), nil))
+	assert.ErrorContains(t, s.err, "not accepted by the Governor's Listener")
+	assert.Error(t, c.err)
+
+	server := &http.Server{}
+	require.NoError(t, spiffetls.ConfigureServer(server, p, p, spiffe.AllowAnyPeer(), opts))
+	s, c = connect(t, server.TLSConfig, p.client(t, spiffe.AllowAnyPeer(), nil))
+	assert.ErrorContains(t, s.err, "not accepted by the server that was configured")
+	assert.Error(t, c.err)
+	assert.Zero(t, g.Status().Open)
+}
+
+func TestGovernorOptions(t *testing.T) {
+	t.Parallel()
+	_, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Interval: -1})
+	assert.EqualError(t, err, "spiffetls: governor: the interval is negative")
+	g := newGovernor(t, nil)
+	synctest.Test(t, func(t *testing.T) {
+		g := newGovernor(t, nil)
+		govern(t, g)
+		synctest.Wait()
+		assert.EqualError(t, g.Run(t.Context()), "spiffetls: governor: it is running already")
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	assert.ErrorIs(t, g.Run(ctx), context.Canceled)
+	assert.ErrorIs(t, g.Run(ctx), context.Canceled, "again")
+}
+
+// TestGovernedHandlers: the caller's own hooks are kept, and a handler may be missing.
+func TestGovernedHandlers(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	p := newParty(ca.SVID("/db"), ca.Bundles())
+	var states atomic.Int64
+	s := &http.Server{ConnState: func(net.Conn, http.ConnState) { states.Add(1) }}
+	require.NoError(t, spiffetls.ConfigureServer(s, p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: newGovernor(t, nil)}))
+	url := serve(t, s, nil)
+	resp, err := clientOf(t, ca, "/web", nil).Get(url + "/nothing-is-here")
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusNotFound, resp.StatusCode, "http.DefaultServeMux")
+	assert.Positive(t, states.Load())
+
+	plain := &http.Server{Handler: who}
+	require.NoError(t, spiffetls.ConfigureServer(plain, p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: newGovernor(t, nil)}))
+	url = serve(t, plain, plain.Serve)
+	assert.Equal(t, "1 nobody", get(t, http.DefaultClient, "http"+strings.TrimPrefix(url, "https")), "without TLS")
+}
+
+// TestGoroutines is not parallel, as others would be counted.
+func TestGoroutines(t *testing.T) {
+	ca := spiffetest.NewCA(t, "example.org")
+	peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
+	g := newGovernor(t, nil)
+	config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
+	require.NoError(t, err)
+	below := memconn.Listen()
+	l := tls.NewListener(g.Listener(below), config)
+	client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(t, spiffe.AllowAnyPeer(), nil)
+	const conns = 200
+	for range conns {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			conn, err := l.Accept()
+			require.NoError(t, err)
+			require.NoError(t, conn.(*tls.Conn).HandshakeContext(t.Context()))
+			t.Cleanup(func() { _ = conn.Close() })
+		})
+		raw, err := below.Dial(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, tls.Client(raw, client).HandshakeContext(t.Context()))
+		wg.Wait()
+	}
+	require.Equal(t, conns, g.Status().Open)
+	before := runtime.NumGoroutine()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { assert.ErrorIs(t, g.Run(ctx), context.Canceled) })
+	peers.learn(ca.Bundles())
+	require.Equal(t, before+1, runtime.NumGoroutine(), "one, however many connections")
+	cancel()
+	wg.Wait()
+	require.Equal(t, conns, g.Status().Open)
+}
+
+func BenchmarkGovernor(b *testing.B) {
+	ca := spiffetest.NewCA(b, "example.org")
+	for _, n := range []int{100, 1000} {
+		b.Run(fmt.Sprintf("%d-connections", n), func(b *testing.B) {
+			peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
+			g, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Interval: time.Nanosecond})
+			require.NoError(b, err)
+			config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
+			require.NoError(b, err)
+			below := memconn.Listen()
+			l := tls.NewListener(g.Listener(below), config)
+			client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(b, spiffe.AllowAnyPeer(), nil)
+			for range n {
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					conn, err := l.Accept()
+					require.NoError(b, err)
+					require.NoError(b, conn.(*tls.Conn).HandshakeContext(b.Context()))
+				})
+				raw, err := below.Dial(b.Context())
+				require.NoError(b, err)
+				require.NoError(b, tls.Client(raw, client).HandshakeContext(b.Context()))
+				wg.Wait()
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				spiffetls.JudgeAll(g, b.Context())
+			}
+		})
+	}
+}

@@ -1,0 +1,69 @@
+package spiffetls
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// RequirePeer returns a handler that calls next for requests whose client was proved by a server that
+// [ConfigureServer] prepared, is allowed by allow, and whose proof has not expired. The server's own
+// policy says who may connect; allow says who may do this, and can only be narrower:
+//
+//	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(operator), adminHandler)
+//	…
+//	mux.Handle("/admin/", admin)
+//
+// [spiffe.AllowAnyPeer] asks for a proof and nothing more. A policy that can allow nobody is an error,
+// as it is for [spiffe.NewVerifier].
+//
+// Everybody else gets 403 and the word "forbidden", and learns neither the policy nor which of the
+// three it was; with a proof that has expired also "Connection: close", so that the client comes back
+// with a new one. The FailureLog of the server, if it has one, keeps the reason, at the stage "request".
+func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
+	if next == nil {
+		return nil, errors.New("spiffetls: require peer: no handler")
+	}
+	// A verifier has the same idea of what a policy must be.
+	if _, err := spiffe.NewVerifier(&spiffe.BundleSet{}, allow, nil); err != nil {
+		return nil, fmt.Errorf("spiffetls: require peer: %w", err)
+	}
+	return requirePeer{allow, next}, nil
+}
+
+type requirePeer struct {
+	allow spiffe.PolicySource
+	next  http.Handler
+}
+
+// ServeHTTP implements [http.Handler].
+func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	conn, ok := r.Context().Value(connKey{}).(*connection)
+	if !ok || conn.peer.Load() == nil {
+		forbid(w)
+		return
+	}
+	peer, now := conn.peer.Load(), conn.e.now()
+	var reason string
+	if now.After(peer.NotAfter()) {
+		w.Header().Set("Connection", "close")
+		reason = "the proof has expired, and the connection was kept open"
+	} else if err := h.allow.Policy().Check(peer.ID()); err != nil {
+		reason = err.Error()
+	} else {
+		h.next.ServeHTTP(w, r)
+		return
+	}
+	conn.e.opts.Failures.add(now, Failure{
+		Side: "server", Remote: r.RemoteAddr, Stage: "request",
+		ID: peer.ID(), TrustDomain: peer.ID().TrustDomain(), Reason: reason, OtherSees: "403 Forbidden",
+	})
+	forbid(w)
+}
+
+func forbid(w http.ResponseWriter) {
+	w.Header().Set("Cache-Control", "no-store")
+	http.Error(w, "forbidden", http.StatusForbidden)
+}
