@@ -1,0 +1,601 @@
+package jwtsvid_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+// newCache returns a cache of five-minute tokens, which are minted by the clock of the bubble.
+func newCache(t testing.TB, opts *jwtsvid.CacheOptions) (*jwtsvid.Cache, *mint) {
+	t.Helper()
+	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now})}
+	c, err := jwtsvid.NewCache(source, opts)
+	require.NoError(t, err)
+	return c, source
+}
+
+// start runs c until the test ends, or until stop is called.
+func start(t *testing.T, c *jwtsvid.Cache) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
+	over := errors.New("over")
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	synctest.Wait()
+	stop = sync.OnceFunc(func() {
+		cancel(over)
+		assert.ErrorIs(t, <-done, over)
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// fetch asks for a token and returns which of its source's it is: "n" in its claims.
+func fetch(t *testing.T, c *jwtsvid.Cache, audience ...string) string {
+	t.Helper()
+	token, err := c.Fetch(t.Context(), audience...)
+	require.NoError(t, err)
+	u, err := jwtsvid.ParseUnverified(token)
+	require.NoError(t, err)
+	require.True(t, time.Now().Before(u.Expires), "an expired token is never served")
+	_, payload := parts(t, token)
+	_, n, ok := strings.Cut(payload, `"n":`)
+	require.True(t, ok)
+	return strings.TrimSuffix(n, "}")
+}
+
+// every asks for a token every d for a while, as a client that is in use does.
+func every(t *testing.T, c *jwtsvid.Cache, d, total time.Duration) (last string) {
+	t.Helper()
+	for end := time.Now().Add(total); time.Now().Before(end); time.Sleep(d) {
+		last = fetch(t, c, "db")
+	}
+	return last
+}
+
+func TestCacheRefresh(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c, source := newCache(t, nil)
+			if running {
+				start(t, c)
+			}
+			assert.Equal(t, "1", fetch(t, c, "db"))
+			assert.Equal(t, "1", every(t, c, time.Second, 119*time.Second), "before half of its life less a tenth")
+			time.Sleep(time.Second)
+			every(t, c, time.Second, 31*time.Second)
+			synctest.Wait()
+			assert.Equal(t, "2", fetch(t, c, "db"), "after half of its life")
+			assert.Equal(t, 2, source.count())
+
+			// An hour of use: one token for each two to two and a half minutes.
+			every(t, c, time.Second, time.Hour)
+			assert.GreaterOrEqual(t, source.count(), 2+23)
+			assert.LessOrEqual(t, source.count(), 2+31)
+		})
+	}
+}
+
+// TestCacheSlowSource shows that nobody waits for a new token who has an old one.
+func TestCacheSlowSource(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c, source := newCache(t, nil)
+			if running {
+				start(t, c)
+			}
+			fetch(t, c, "db")
+			source.set(func(m *mint) { m.wait = sleep(20 * time.Second) })
+			for range 270 { // the third is fetched after 280 seconds or later
+				begin := time.Now()
+				fetch(t, c, "db")
+				assert.Zero(t, time.Since(begin))
+				time.Sleep(time.Second)
+			}
+			assert.Equal(t, "2", fetch(t, c, "db"))
+			time.Sleep(time.Minute) // for what is on its way
+		})
+	}
+}
+
+func sleep(d time.Duration) func(context.Context) error {
+	return func(ctx context.Context) error {
+		select {
+		case <-time.After(d):
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// TestCacheOutage has the source fail from the first renewal on: the old token is served to its end, to
+// the second, and the source is asked again and again but not all the time.
+func TestCacheOutage(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var log buffer
+			c, source := newCache(t, &jwtsvid.CacheOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			if running {
+				start(t, c)
+			}
+			fetch(t, c, "db")
+			down := errors.New("the agent is down")
+			source.set(func(m *mint) { m.err = down })
+			assert.Equal(t, "1", every(t, c, time.Second, 5*time.Minute))
+			failures := source.count() - 1
+			assert.Greater(t, failures, 40)
+			assert.Less(t, failures, 150)
+			assert.Contains(t, log.String(), `level=WARN msg="jwtsvid: no new token" audience="\"db\"" err="the agent is down" retry_in=`)
+
+			begin := time.Now()
+			for range 100 {
+				_, err := c.Fetch(t.Context(), "db")
+				assert.ErrorIs(t, err, down)
+				assert.EqualError(t, err, `jwtsvid: fetch a token for "db": the agent is down`)
+			}
+			assert.Zero(t, time.Since(begin), "while it is clear that there is none, nobody waits")
+			assert.LessOrEqual(t, source.count(), failures+2)
+
+			source.set(func(m *mint) { m.err = nil })
+			time.Sleep(5 * time.Second)
+			synctest.Wait()
+			before := source.count()
+			fetch(t, c, "db")
+			assert.Equal(t, running, source.count() == before, "Run has fetched it already")
+		})
+	}
+}
+
+// buffer is a bytes.Buffer for many goroutines.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func TestCacheFirstFetchFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log buffer
+		c, source := newCache(t, &jwtsvid.CacheOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		down := errors.New("down")
+		source.set(func(m *mint) { m.err = down })
+		for range 600 { // a minute
+			_, err := c.Fetch(t.Context(), "db")
+			assert.ErrorIs(t, err, down)
+			time.Sleep(100 * time.Millisecond)
+		}
+		assert.Empty(t, log.String(), "who waits is told, and not the log")
+		assert.Greater(t, source.count(), 12)
+		assert.Less(t, source.count(), 30)
+		source.set(func(m *mint) { m.err = nil })
+		time.Sleep(5 * time.Second)
+		fetch(t, c, "db")
+	})
+}
+
+func TestCacheSingleFlight(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c, source := newCache(t, nil)
+			if running {
+				start(t, c)
+			}
+			source.set(func(m *mint) { m.wait = sleep(time.Second) })
+			var wg sync.WaitGroup
+			for i := range 100 {
+				wg.Go(func() {
+					_, err := c.Fetch(t.Context(), []string{"a", "b"}[i%2])
+					assert.NoError(t, err)
+				})
+			}
+			begin := time.Now()
+			wg.Wait()
+			assert.Equal(t, time.Second, time.Since(begin))
+			assert.Equal(t, 2, source.count())
+		})
+	}
+}
+
+// TestCacheCallerLeaves shows that the attempt goes on for the others.
+func TestCacheCallerLeaves(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, source := newCache(t, nil)
+		source.set(func(m *mint) { m.wait = sleep(10 * time.Second) })
+		gone := errors.New("gone")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, gone)
+		defer cancel()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := c.Fetch(ctx, "db")
+			assert.ErrorIs(t, err, gone)
+			assert.Equal(t, time.Second, time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)))
+		})
+		synctest.Wait()
+		wg.Go(func() { assert.Equal(t, "1", fetch(t, c, "db")) })
+		wg.Wait()
+		assert.Equal(t, 1, source.count())
+
+		// With a token in hand the context does not matter.
+		_, err := c.Fetch(ctx, "db")
+		assert.NoError(t, err)
+	})
+}
+
+func TestCacheTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: 7 * time.Second})
+		source.set(func(m *mint) { m.wait = sleep(time.Hour) })
+		begin := time.Now()
+		_, err := c.Fetch(t.Context(), "db")
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.ErrorContains(t, err, "no answer in 7s")
+		assert.Equal(t, 7*time.Second, time.Since(begin))
+	})
+}
+
+// TestCacheBadAnswers has a source that gives what was not asked for. It does not replace what works.
+func TestCacheBadAnswers(t *testing.T) {
+	t.Parallel()
+	other := func(t *testing.T, r jwtsvid.Request) func(string) string {
+		r.ID = webID
+		return func(string) string {
+			token, err := issuer(t, jwtsvid.IssuerOptions{Now: func() time.Time { return time.Now().Add(-time.Minute) }, WideAudience: true}).Issue(r)
+			require.NoError(t, err)
+			return token
+		}
+	}
+	for want, edit := range map[string]func(*testing.T) func(string) string{
+		"the source gave something else: jwtsvid: token: malformed": func(*testing.T) func(string) string { return func(string) string { return "x" } },
+		`the source gave a token for "cache"`:                       func(t *testing.T) func(string) string { return other(t, jwtsvid.Request{Audience: []string{"cache"}}) },
+		`the source gave a token for "db", "cache"`: func(t *testing.T) func(string) string {
+			return other(t, jwtsvid.Request{Audience: []string{"db", "cache"}})
+		},
+		"the source gave a token that ended at": func(t *testing.T) func(string) string {
+			return other(t, jwtsvid.Request{Audience: []string{"db"}, Lifetime: time.Minute})
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c, source := newCache(t, nil)
+			fetch(t, c, "db")
+			source.set(func(m *mint) { m.edit = edit(t) })
+			assert.Equal(t, "1", every(t, c, time.Second, 5*time.Minute))
+			_, err := c.Fetch(t.Context(), "db")
+			assert.ErrorContains(t, err, want)
+			_, err = c.Fetch(t.Context(), "cold")
+			assert.ErrorContains(t, err, "the source gave ")
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
+func TestCacheAudiences(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, WideAudience: true})}
+		c, err := jwtsvid.NewCache(source, nil)
+		require.NoError(t, err)
+		for _, same := range [][][]string{
+			{{"db"}},
+			{{"db", "cache"}, {"cache", "db"}},
+			{{"dbcache"}},
+			{{"2:db5:cache"}},
+			{{"2:db", "cache"}},
+			{{"ab", "c"}},
+			{{"a", "bc"}},
+			{{"a1:b", "c"}},
+			{{"a", "b1:c"}},
+		} {
+			n := fetch(t, c, same[0]...)
+			assert.Equal(t, n, fmt.Sprint(source.count()), "%v is a set of its own", same)
+			for _, audience := range same {
+				assert.Equal(t, n, fetch(t, c, audience...))
+				token, err := c.Fetch(t.Context(), audience...)
+				require.NoError(t, err)
+				u, err := jwtsvid.ParseUnverified(token)
+				require.NoError(t, err)
+				assert.ElementsMatch(t, audience, u.Audience)
+			}
+		}
+		for _, bad := range [][]string{nil, {""}, {"db", ""}, {"db", "db"}, {"\xff"}} {
+			_, err := c.Fetch(t.Context(), bad...)
+			assert.ErrorContains(t, err, "jwtsvid: fetch: ")
+		}
+		assert.Equal(t, 9, source.count())
+	})
+}
+
+// TestCacheForgets shows that tokens which nobody uses are neither renewed nor kept, and that use brings
+// the renewal back.
+func TestCacheForgets(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, source := newCache(t, nil)
+		start(t, c)
+		fetch(t, c, "once")
+		assert.Equal(t, "jwtsvid.Cache(1)", c.String())
+		time.Sleep(5*time.Minute - time.Second)
+		assert.Equal(t, "jwtsvid.Cache(1)", c.String())
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		assert.Equal(t, "jwtsvid.Cache(0)", c.String())
+		assert.Equal(t, 1, source.count())
+
+		fetch(t, c, "db")
+		time.Sleep(4 * time.Minute) // unused for long, then used again
+		assert.Equal(t, "2", fetch(t, c, "db"))
+		synctest.Wait()
+		assert.Equal(t, "3", fetch(t, c, "db"))
+
+		source.set(func(m *mint) { m.err = errors.New("down") })
+		_, err := c.Fetch(t.Context(), "never")
+		assert.Error(t, err)
+		time.Sleep(10 * time.Minute)
+		assert.Equal(t, "jwtsvid.Cache(0)", c.String())
+	})
+}
+
+func TestCacheSize(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, source := newCache(t, &jwtsvid.CacheOptions{Size: 3})
+		for i := range 3 {
+			fetch(t, c, fmt.Sprint("a", i))
+			time.Sleep(2 * time.Second)
+		}
+		fetch(t, c, "a0")
+		time.Sleep(2 * time.Second)
+		fetch(t, c, "a3") // in the place of a1
+		assert.Equal(t, "jwtsvid.Cache(3)", c.String())
+		assert.Equal(t, 4, source.count())
+		fetch(t, c, "a0")
+		fetch(t, c, "a2")
+		assert.Equal(t, 4, source.count())
+		fetch(t, c, "a1")
+		assert.Equal(t, 5, source.count())
+	})
+}
+
+// TestCacheGoroutines shows that their number does not depend on that of the tokens.
+func TestCacheGoroutines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, source := newCache(t, nil)
+		start(t, c)
+		var wg sync.WaitGroup
+		for i := range 500 {
+			wg.Go(func() { fetch(t, c, fmt.Sprint(i)) })
+		}
+		wg.Wait()
+		synctest.Wait()
+		idle := runtime.NumGoroutine()
+		time.Sleep(10 * time.Second)
+		for i := range 500 {
+			fetch(t, c, fmt.Sprint(i)) // they are all in use
+		}
+		most, now := 0, 0
+		source.set(func(m *mint) {
+			m.wait = func(ctx context.Context) error {
+				m.set(func(*mint) { now++; most = max(most, now) })
+				defer m.set(func(*mint) { now-- })
+				return sleep(2 * time.Second)(ctx)
+			}
+		})
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		assert.Equal(t, 1000, source.count())
+		assert.LessOrEqual(t, runtime.NumGoroutine(), idle)
+		assert.LessOrEqual(t, most, 16)
+		assert.Greater(t, most, 8)
+	})
+}
+
+func TestCacheRun(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: time.Hour})
+		stop := start(t, c)
+		assert.ErrorContains(t, c.Run(t.Context()), "jwtsvid: cache: already running")
+		fetch(t, c, "db")
+		time.Sleep(10 * time.Second)
+		fetch(t, c, "db")
+
+		// Run ends while it fetches: that is nobody's failure, and whoever waits has another attempt.
+		source.set(func(m *mint) { m.wait = sleep(time.Hour) })
+		time.Sleep(150 * time.Second)
+		synctest.Wait()
+		assert.Equal(t, 2, source.count())
+		time.Sleep(10 * time.Second)
+		stop()
+		source.set(func(m *mint) { m.wait = sleep(time.Second) })
+		assert.Equal(t, "1", fetch(t, c, "db"), "old before new")
+		time.Sleep(2 * time.Second)
+		assert.Equal(t, "3", fetch(t, c, "db"), "asked again at once")
+
+		// It may run again.
+		start(t, c)
+		every(t, c, time.Second, 10*time.Minute)
+		assert.Greater(t, source.count(), 5)
+	})
+}
+
+// TestCacheRunWaits shows that Run does not return before what it has started has ended.
+func TestCacheRunWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log buffer
+		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		stop := start(t, c)
+		fetch(t, c, "db")
+		time.Sleep(2 * time.Second)
+		fetch(t, c, "db")
+		source.set(func(m *mint) {
+			m.wait = func(ctx context.Context) error {
+				<-ctx.Done()
+				time.Sleep(time.Second) // to clean up
+				return ctx.Err()
+			}
+		})
+		time.Sleep(3 * time.Minute)
+		begin := time.Now()
+		stop()
+		assert.Equal(t, time.Second, time.Since(begin))
+		assert.Empty(t, log.String(), "that it was stopped is no failure")
+	})
+}
+
+// TestCacheRunEndsForWaiters has somebody wait for an attempt that Run has begun and does not finish.
+func TestCacheRunEndsForWaiters(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: time.Hour})
+		stop := start(t, c)
+		fetch(t, c, "db")
+		time.Sleep(2 * time.Second)
+		fetch(t, c, "db")
+		source.set(func(m *mint) { m.wait = sleep(time.Hour) })
+		time.Sleep(5 * time.Minute) // the attempt hangs, and the token ends
+		synctest.Wait()
+		require.Equal(t, 2, source.count())
+		var wg sync.WaitGroup
+		wg.Go(func() { assert.Equal(t, "3", fetch(t, c, "db")) })
+		synctest.Wait()
+		assert.Equal(t, 2, source.count(), "it joins the attempt")
+		source.set(func(m *mint) { m.wait = nil })
+		stop()
+		wg.Wait()
+	})
+}
+
+func TestCacheWish(t *testing.T) {
+	t.Parallel()
+	plain := errors.New("down")
+	for _, c := range []struct {
+		name      string
+		err       error
+		failures  int
+		left      time.Duration
+		low, high time.Duration
+	}{
+		{"first", plain, 1, 150 * time.Second, 500 * time.Millisecond, time.Second},
+		{"second", plain, 2, 150 * time.Second, time.Second, 2 * time.Second},
+		{"tenth: 4 % of what is left", plain, 10, 150 * time.Second, 3 * time.Second, 6 * time.Second},
+		{"tenth, much left", plain, 10, 10 * time.Hour, 15 * time.Second, 30 * time.Second},
+		{"tenth, nothing left", plain, 10, 0, 2500 * time.Millisecond, 5 * time.Second},
+		{"thousandth", plain, 1000, -time.Hour, 2500 * time.Millisecond, 5 * time.Second},
+		{"little left", plain, 10, time.Second, 500 * time.Millisecond, time.Second},
+		{"a wish", wish{20 * time.Second, true}, 1, 150 * time.Second, 20 * time.Second, 20 * time.Second},
+		{"a wish, wrapped", fmt.Errorf("x: %w", wish{20 * time.Second, true}), 1, 150 * time.Second, 20 * time.Second, 20 * time.Second},
+		{"a long wish", wish{time.Hour, true}, 1, 150 * time.Second, time.Minute, time.Minute},
+		{"a long wish, little left", wish{time.Hour, true}, 1, 20 * time.Second, 10 * time.Second, 10 * time.Second},
+		{"a long wish, nothing left", wish{time.Hour, true}, 1, 0, 5 * time.Second, 5 * time.Second},
+		{"no", wish{0, false}, 1, 150 * time.Second, time.Minute, time.Minute},
+		{"a short wish", wish{time.Millisecond, true}, 1, 150 * time.Second, 500 * time.Millisecond, time.Second},
+	} {
+		for range 100 {
+			d := jwtsvid.RetryAfter(c.err, c.failures, c.left, rand.Float64())
+			assert.GreaterOrEqual(t, d, c.low, c.name)
+			assert.LessOrEqual(t, d, c.high, c.name)
+		}
+	}
+	for life, want := range map[time.Duration][2]time.Duration{
+		5 * time.Minute: {2 * time.Minute, 150 * time.Second},
+		time.Hour:       {24 * time.Minute, 30 * time.Minute},
+		time.Second:     {time.Second, time.Second},
+		0:               {time.Second, time.Second},
+	} {
+		for _, u := range []float64{0, 0.5, 0.999999} {
+			d := jwtsvid.RenewAfter(life, u)
+			assert.GreaterOrEqual(t, d, want[0])
+			assert.LessOrEqual(t, d, want[1])
+		}
+	}
+}
+
+// wish is an error that knows whether and when to ask again.
+type wish struct {
+	after time.Duration
+	again bool
+}
+
+func (wish) Error() string                               { return "not now" }
+func (w wish) Retryable() (after time.Duration, ok bool) { return w.after, w.again }
+
+func TestNewCache(t *testing.T) {
+	t.Parallel()
+	_, err := jwtsvid.NewCache(nil, nil)
+	assert.EqualError(t, err, "jwtsvid: new cache: no source")
+	for _, o := range []jwtsvid.CacheOptions{{Timeout: -1}, {Size: -1}} {
+		_, err = jwtsvid.NewCache(&mint{}, &o)
+		assert.ErrorContains(t, err, "none may be negative")
+	}
+
+	// A Cache is a Source, as is a function.
+	inner, source := newCache(t, nil)
+	outer, err := jwtsvid.NewCache(inner, nil)
+	require.NoError(t, err)
+	f, err := jwtsvid.NewCache(jwtsvid.SourceFunc(outer.Fetch), nil)
+	require.NoError(t, err)
+	for range 3 {
+		assert.Equal(t, "1", fetch(t, f, "db"))
+	}
+	assert.Equal(t, 1, source.count())
+}
+
+// TestCacheConcurrentUse is for the race detector.
+func TestCacheConcurrentUse(t *testing.T) {
+	t.Parallel()
+	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, Lifetime: time.Second})}
+	c, err := jwtsvid.NewCache(source, &jwtsvid.CacheOptions{Size: 2})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var run, wg sync.WaitGroup
+	run.Go(func() { assert.ErrorIs(t, c.Run(ctx), context.Canceled) })
+	for g := range 4 {
+		wg.Go(func() {
+			for i := range 50 {
+				_, err := c.Fetch(t.Context(), fmt.Sprint((g+i)%4))
+				if err != nil { // the token may end the moment that it arrives
+					assert.ErrorContains(t, err, "compare the clocks")
+				}
+				_ = c.String()
+			}
+		})
+	}
+	wg.Wait()
+	cancel()
+	run.Wait()
+}

@@ -1,0 +1,214 @@
+package jwtsvid_test
+
+import (
+	"context"
+	"crypto"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+// authority is a trust domain of one key: an issuer, and the bundle that others verify with. In a program
+// the bundle comes from a source that keeps it fresh, and tokens from a Workload API.
+func authority(td string) (*jwtsvid.Issuer, *spiffe.Bundle, error) {
+	domain, err := spiffe.ParseTrustDomain(td)
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		return nil, nil, err
+	}
+	issuer, err := jwtsvid.NewIssuer(domain, "key-1", key, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	bundle, err := spiffe.NewBundle(domain, spiffe.BundleContents{
+		JWTAuthorities: map[string]crypto.PublicKey{"key-1": key.Public()},
+	})
+	return issuer, bundle, err
+}
+
+// A service that is called with tokens, and a client that calls it.
+func Example() {
+	issuer, bundle, err := authority("example.org")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	web := spiffe.MustParseID("spiffe://example.org/web")
+
+	// The service is known as "db" and serves /web.
+	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	protect, err := jwtsvid.Middleware(validator, spiffe.AllowIDs(web), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server := httptest.NewTLSServer(protect(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if proof, ok := jwtsvid.FromRequest(r); ok {
+			fmt.Fprintf(w, "hello %s", proof.ID())
+		}
+	})))
+	defer server.Close()
+
+	// The client is /web.
+	cache, err := jwtsvid.NewCache(jwtsvid.SourceFunc(func(_ context.Context, audience ...string) (string, error) {
+		return issuer.Issue(jwtsvid.Request{ID: web, Audience: audience})
+	}), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	host := strings.TrimPrefix(server.URL, "https://")
+	transport, err := jwtsvid.NewTransport(cache, map[string]string{host: "db"}, &jwtsvid.TransportOptions{Base: server.Client().Transport})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client := &http.Client{Transport: transport}
+	resp, err := client.Get(server.URL)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	fmt.Println(string(body), err)
+
+	// Without a token.
+	resp, err = server.Client().Get(server.URL)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status, resp.Header.Get("WWW-Authenticate"))
+	// Output:
+	// hello spiffe://example.org/web <nil>
+	// 401 Unauthorized Bearer
+}
+
+// A token that is for somebody else.
+func ExampleValidator_Validate() {
+	issuer, bundle, err := authority("example.org")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	token, err := issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID("spiffe://example.org/web"), Audience: []string{"cache"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = validator.Validate(token)
+	if e, ok := errors.AsType[*jwtsvid.Error](err); ok && e.Reason == jwtsvid.ReasonAudience {
+		fmt.Println(e)
+	}
+	// Output: jwtsvid: token of "spiffe://example.org/web": audience: it is for "cache", and this is "db" (JWT-13)
+}
+
+// Claims beyond those of SPIFFE are read into a type of the caller's.
+func ExampleVerified_Claims() {
+	issuer, bundle, err := authority("example.org")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	token, err := issuer.Issue(jwtsvid.Request{
+		ID:       spiffe.MustParseID("spiffe://example.org/web"),
+		Audience: []string{"db"},
+		Claims:   map[string]any{"scope": []string{"read", "list"}},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	proof, err := validator.Validate(token)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var claims struct {
+		Scope []string `json:"scope"`
+	}
+	err = proof.Claims(&claims)
+	fmt.Println(proof, claims.Scope, err)
+	// Output: spiffe://example.org/web [read list] <nil>
+}
+
+// What a program can know about a token of its own.
+func ExampleParseUnverified() {
+	issuer, _, err := authority("example.org")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	token, err := issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID("spiffe://example.org/web"), Audience: []string{"db"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	u, err := jwtsvid.ParseUnverified(token)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(u.ID, u.Audience, u.KeyID, time.Until(u.Expires) > 4*time.Minute)
+	// Output: spiffe://example.org/web [db] key-1 true
+}
+
+// A token for a client that is not an HTTP client. The second call is answered from memory.
+func ExampleCache_Fetch() {
+	issuer, _, err := authority("example.org")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fetched := 0
+	cache, err := jwtsvid.NewCache(jwtsvid.SourceFunc(func(_ context.Context, audience ...string) (string, error) {
+		fetched++
+		return issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID("spiffe://example.org/web"), Audience: audience})
+	}), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := context.Background()
+	for range 2 {
+		token, err := cache.Fetch(ctx, "db")
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(strings.Count(token, "."), "dots")
+	}
+	fmt.Println("fetched:", fetched)
+	// Output:
+	// 2 dots
+	// 2 dots
+	// fetched: 1
+}

@@ -1,0 +1,128 @@
+package jwtsvid
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// ValidateHeader validates the token in the values of an "authorization" header, as they stand in an
+// [http.Header] or in the metadata of a gRPC call (JWT-32, JWT-33). There must be exactly one, with the
+// scheme Bearer, in whatever case; otherwise the reason is [ReasonNoToken]. All else is as in
+// [Validator.Validate].
+func (v *Validator) ValidateHeader(values []string) (*Verified, error) {
+	switch len(values) {
+	case 0:
+		return nil, &Error{Reason: ReasonNoToken, Rule: "JWT-32", Err: errNoHeader}
+	case 1:
+	default:
+		return nil, &Error{Reason: ReasonNoToken, Rule: "JWT-32", Err: errHeaders}
+	}
+	scheme, token, _ := strings.Cut(values[0], " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return nil, &Error{Reason: ReasonNoToken, Rule: "JWT-32", Err: errScheme}
+	}
+	return v.Validate(strings.TrimLeft(token, " ")) // RFC 9110 section 11.4 has one space or more
+}
+
+// What is wrong with a header; the second is a broken request, the others are an invitation to log in.
+var (
+	errNoHeader = errors.New("there is no Authorization header")
+	errHeaders  = errors.New("there is more than one Authorization header")
+	errScheme   = errors.New("the scheme of the Authorization header is not Bearer")
+)
+
+// MiddlewareOptions are the choices of [Middleware] that have a default.
+type MiddlewareOptions struct {
+	// Logger is told of each request that is refused (Info), with the attributes err and, if the token was
+	// valid, id. Nil means silence.
+	Logger *slog.Logger
+}
+
+// Middleware returns a function that wraps handlers so that only requests with a valid token get
+// through, of workloads that allow allows. The handler finds the proof with [FromRequest]. A policy that
+// can allow nobody is an error. The options may be nil.
+//
+// Other requests are answered as RFC 6750 section 3 says, each with a WWW-Authenticate header, and learn
+// no more: 401 without a token or with one that is not valid, 400 with more than one Authorization
+// header, and 403 if the token is valid and the policy does not allow its ID. If the bundle source fails,
+// which is no fault of the request, the answer is 503 without that header.
+//
+// The server must use TLS or a Unix socket (JWT-34): a token that crosses a network in the clear is
+// anybody's. gRPC over net/http is served by the same middleware (JWT-33).
+func Middleware(v *Validator, allow spiffe.Policy, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
+	if v == nil || v.bundles == nil {
+		return nil, errors.New("jwtsvid: middleware: the Validator was not made by NewValidator")
+	}
+	if _, err := spiffe.NewVerifier(v.bundles, allow, nil); err != nil { // it knows which policies are mistakes
+		return nil, fmt.Errorf("jwtsvid: middleware: %w", err)
+	}
+	m := &middleware{validator: v, allow: allow, logger: slog.New(slog.DiscardHandler)}
+	if opts != nil && opts.Logger != nil {
+		m.logger = opts.Logger
+	}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}, nil
+}
+
+type middleware struct {
+	validator *Validator
+	allow     spiffe.Policy
+	logger    *slog.Logger
+}
+
+func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	proof, err := m.validator.ValidateHeader(r.Header["Authorization"])
+	if err != nil {
+		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.Any("err", err))
+		status, challenge := answer(err)
+		refuseRequest(w, status, challenge)
+		return
+	}
+	if err := m.allow.Check(proof.id); err != nil {
+		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.String("id", proof.id.String()), slog.Any("err", err))
+		refuseRequest(w, http.StatusForbidden, `Bearer error="insufficient_scope"`)
+		return
+	}
+	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), proofKey{}, proof)))
+}
+
+// answer returns the status and the challenge for an error of ValidateHeader.
+func answer(err error) (status int, challenge string) {
+	e, ok := errors.AsType[*Error](err)
+	switch {
+	case errors.Is(err, errHeaders):
+		return http.StatusBadRequest, `Bearer error="invalid_request"`
+	case ok && e.Reason == ReasonNoToken:
+		return http.StatusUnauthorized, "Bearer" // RFC 6750: who has tried nothing is told no error
+	case ok && e.Reason == ReasonBundleSource:
+		return http.StatusServiceUnavailable, ""
+	}
+	return http.StatusUnauthorized, `Bearer error="invalid_token"`
+}
+
+func refuseRequest(w http.ResponseWriter, status int, challenge string) {
+	if challenge != "" {
+		w.Header().Set("WWW-Authenticate", challenge)
+	}
+	http.Error(w, http.StatusText(status), status)
+}
+
+// proofKey is the key of a *Verified in the context of a request.
+type proofKey struct{}
+
+// FromContext returns the proof of who sent the request behind ctx, if it came through [Middleware]. For
+// every other context it reports false.
+func FromContext(ctx context.Context) (*Verified, bool) {
+	p, ok := ctx.Value(proofKey{}).(*Verified)
+	return p, ok
+}
+
+// FromRequest is [FromContext] for a request that a server received.
+func FromRequest(r *http.Request) (*Verified, bool) { return FromContext(r.Context()) }

@@ -1,0 +1,206 @@
+package jwtsvid_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+// who answers with the HTTP version and the proof, as the handler knows them.
+var who = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p, ok := jwtsvid.FromRequest(r)
+	if !ok {
+		fmt.Fprintf(w, "%d nobody", r.ProtoMajor)
+		return
+	}
+	fmt.Fprintf(w, "%d %s", r.ProtoMajor, p)
+})
+
+func protect(t testing.TB, v *jwtsvid.Validator, allow spiffe.Policy, opts *jwtsvid.MiddlewareOptions) http.Handler {
+	t.Helper()
+	m, err := jwtsvid.Middleware(v, allow, opts)
+	require.NoError(t, err)
+	return m(who)
+}
+
+func TestMiddleware(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "JWT-32", "AMB-19")
+	m := newMaterial(t)
+	good := es256(t, baseHeader, basePay)
+	invalid := `Bearer error="invalid_token"`
+	var log bytes.Buffer
+	logger := slog.New(slog.NewJSONHandler(&log, nil))
+	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowMembersOf(domain), &jwtsvid.MiddlewareOptions{Logger: logger})
+	for _, c := range []struct {
+		name      string
+		header    []string
+		status    int
+		challenge string
+	}{
+		{"good", []string{"Bearer " + good}, 200, ""},
+		{"JWT-32 lower case", []string{"bearer " + good}, 200, ""},
+		{"JWT-32 mixed case", []string{"bEARER " + good}, 200, ""},
+		{"several spaces", []string{"Bearer   " + good}, 200, ""},
+		{"none", nil, 401, "Bearer"},
+		{"empty", []string{""}, 401, "Bearer"},
+		{"another scheme", []string{"Basic dXNlcjpwYXNz"}, 401, "Bearer"},
+		{"no scheme", []string{good}, 401, "Bearer"},
+		{"scheme runs on", []string{"Bearer" + good}, 401, "Bearer"},
+		{"a tab", []string{"Bearer\t" + good}, 401, "Bearer"},
+		{"nothing behind the scheme", []string{"Bearer"}, 401, invalid},
+		{"spaces behind the scheme", []string{"Bearer  "}, 401, invalid},
+		{"the token's case", []string{"Bearer " + strings.ToLower(good)}, 401, invalid},
+		{"two tokens", []string{"Bearer " + good + " " + good}, 401, invalid},
+		{"two in one line", []string{"Bearer " + good + ", Bearer " + good}, 401, invalid},
+		{"two headers", []string{"Bearer " + good, "Bearer " + good}, 400, `Bearer error="invalid_request"`},
+		{"two headers of which one is good", []string{"Basic x", "Bearer " + good}, 400, `Bearer error="invalid_request"`},
+		{"for somebody else", []string{"Bearer " + es256(t, baseHeader, strings.Replace(basePay, "db", "cache", 1))}, 401, invalid},
+		{"of a domain without bundle", []string{"Bearer " + es256(t, baseHeader, strings.Replace(basePay, "example.org", "nowhere.test", 1))}, 401, invalid},
+		{"not allowed", []string{"Bearer " + sign(baseHeader, strings.Replace(basePay, "example.org", "other.test", 1), "ES256", m.jwtx)},
+			403, `Bearer error="insufficient_scope"`},
+		{"AMB-19 no path", []string{"Bearer " + es256(t, baseHeader, strings.Replace(basePay, "/ns/prod/sa/web", "", 1))}, 403, `Bearer error="insufficient_scope"`},
+	} {
+		log.Reset()
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header["Authorization"] = c.header
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		assert.Equal(t, c.status, w.Code, c.name)
+		assert.Equal(t, c.challenge, w.Header().Get("WWW-Authenticate"), c.name)
+		if c.status == 200 {
+			assert.Equal(t, "1 "+webID.String(), w.Body.String(), c.name)
+			assert.Empty(t, log.String())
+			continue
+		}
+		assert.Equal(t, http.StatusText(c.status)+"\n", w.Body.String(), c.name)
+		assert.Contains(t, log.String(), "request refused", c.name)
+		assert.Empty(t, leaks(log.String(), strings.Join(c.header, ".")), c.name)
+	}
+}
+
+func TestMiddlewareSourceFails(t *testing.T) {
+	t.Parallel()
+	down := &counted{answer: func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("not ready") }}
+	h := protect(t, validator(t, down, jwtsvid.ValidatorOptions{}), spiffe.AllowAnyPeer(), nil)
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header.Set("Authorization", "Bearer "+es256(t, baseHeader, basePay))
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	assert.Empty(t, w.Header().Get("WWW-Authenticate"))
+}
+
+func TestMiddlewareMistakes(t *testing.T) {
+	t.Parallel()
+	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
+	for _, c := range []struct {
+		v     *jwtsvid.Validator
+		allow spiffe.Policy
+		want  string
+	}{
+		{nil, spiffe.AllowAnyPeer(), "not made by NewValidator"},
+		{&jwtsvid.Validator{}, spiffe.AllowAnyPeer(), "not made by NewValidator"},
+		{v, spiffe.Policy{}, "the policy is zero"},
+		{v, spiffe.AllowIDs(), "AllowIDs needs at least one ID"},
+	} {
+		_, err := jwtsvid.Middleware(c.v, c.allow, nil)
+		assert.ErrorContains(t, err, "jwtsvid: middleware: ")
+		assert.ErrorContains(t, err, c.want)
+	}
+	_, ok := jwtsvid.FromRequest(httptest.NewRequest(http.MethodGet, "/", nil))
+	assert.False(t, ok, "a request that came another way")
+}
+
+// TestGRPC sends a token as gRPC does: in metadata, which are the header fields of HTTP/2.
+func TestGRPC(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "JWT-32", "JWT-33", "JWT-34", "GO-14")
+	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
+	source := &mint{issuer: longIssuer(t)}
+	cache, err := jwtsvid.NewCache(source, nil)
+	require.NoError(t, err)
+	creds, err := jwtsvid.NewRPCCredentials(cache, "db")
+	require.NoError(t, err)
+	var shape interface { // google.golang.org/grpc/credentials.PerRPCCredentials
+		GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error)
+		RequireTransportSecurity() bool
+	} = creds
+	assert.True(t, shape.RequireTransportSecurity(), "JWT-34")
+	md, err := shape.GetRequestMetadata(t.Context(), "https://db.example.org/svc")
+	require.NoError(t, err)
+	require.Len(t, md, 1)
+	scheme, token, _ := strings.Cut(md["authorization"], " ")
+	assert.Equal(t, "Bearer", scheme)
+
+	// An interceptor of a server has the values of the metadata.
+	p, err := v.ValidateHeader([]string{md["authorization"]})
+	require.NoError(t, err)
+	assert.Equal(t, webID, p.ID())
+	assert.Equal(t, token, p.Token())
+	for _, values := range [][]string{nil, {}, {"Basic x"}, {md["authorization"], md["authorization"]}} {
+		_, err = v.ValidateHeader(values)
+		refused(t, err, token, "no token", "JWT-32")
+	}
+
+	// gRPC over net/http meets the middleware.
+	url := serveH2C(t, protect(t, v, spiffe.AllowIDs(webID), nil))
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: &http.Transport{Protocols: &protocols}}
+	defer client.CloseIdleConnections()
+	for want, header := range map[string]string{"2 " + webID.String(): md["authorization"], "Unauthorized\n": "Bearer x"} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/svc/Method", strings.NewReader("\x00\x00\x00\x00\x00"))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/grpc")
+		r.Header.Set("authorization", header)
+		resp, err := client.Do(r)
+		require.NoError(t, err)
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		assert.Equal(t, want, string(body))
+	}
+
+	source.set(func(m *mint) { m.err = errors.New("down") })
+	other, err := jwtsvid.NewRPCCredentials(cache, "cache")
+	require.NoError(t, err)
+	_, err = other.GetRequestMetadata(t.Context())
+	assert.ErrorContains(t, err, `jwtsvid: fetch a token for "cache": down`)
+	_, err = jwtsvid.NewRPCCredentials(nil, "db")
+	assert.ErrorContains(t, err, "no cache")
+	_, err = jwtsvid.NewRPCCredentials(cache, "")
+	assert.ErrorContains(t, err, "an audience is empty")
+}
+
+// serveH2C serves unencrypted HTTP/2 until the test ends and returns the base URL.
+func serveH2C(t *testing.T, h http.Handler) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := &http.Server{Handler: h, Protocols: new(http.Protocols)}
+	s.Protocols.SetUnencryptedHTTP2(true)
+	var wg sync.WaitGroup
+	wg.Go(func() { assert.ErrorIs(t, s.Serve(l), http.ErrServerClosed) })
+	t.Cleanup(func() {
+		assert.NoError(t, s.Close())
+		wg.Wait()
+	})
+	return "http://" + l.Addr().String()
+}

@@ -1,0 +1,282 @@
+package jwtsvid
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// TransportOptions are the choices of a [Transport] that have a default.
+type TransportOptions struct {
+	// Base sends the requests. Nil means a new [http.Transport] that trusts the roots of the host and uses
+	// no proxy, and none from the environment. For mutual TLS with SPIFFE IDs see spiffetls.Transport.
+	Base http.RoundTripper
+
+	// AllowLoopback permits http, without TLS, to loopback addresses and to "localhost". It is for tests
+	// and sidecars: whoever may listen there gets the token.
+	AllowLoopback bool
+
+	// UnixSocket is the path of a Unix socket that all requests go to, whatever the host in their URL is.
+	// They may then use http, as nothing leaves the machine (JWT-34). It excludes Base.
+	UnixSocket string
+}
+
+// Transport is an [http.RoundTripper] that presents tokens: each request to a host that it knows gets a
+// header "Authorization: Bearer TOKEN" (RFC 6750 section 2.1) with the token for that host's audience.
+// [NewTransport] makes one. It is safe for concurrent use.
+//
+// A token goes nowhere else. A request to another host is refused, before anything is sent, unless a
+// redirect led there: then it is sent without a token, and so is everything that follows, as the first
+// host must not choose where we show who we are. A request over http is refused unless the options allow
+// it. A request that has an Authorization header already is passed on as it is.
+//
+// If a server answers 401, the token may have been taken back. Then a new one is fetched, and the request
+// is repeated once, if its body can be sent again ([http.Request.GetBody]).
+type Transport struct {
+	cache     *Cache
+	audiences map[string]string // by host and port
+	base      http.RoundTripper
+	loopback  bool
+	unix      bool
+}
+
+// NewTransport returns a Transport that takes tokens from cache. The map gives for each host, as it
+// stands in URLs, the audience that the service there expects: "db.example.org" is that host at the
+// default port of the URL's scheme, "db.example.org:8443" that host and port. The map is copied. The
+// options may be nil.
+func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOptions) (*Transport, error) {
+	t := &Transport{cache: cache, audiences: make(map[string]string, len(audiences))}
+	var o TransportOptions
+	if opts != nil {
+		o = *opts
+	}
+	switch {
+	case cache == nil:
+		return nil, errors.New("jwtsvid: new transport: no cache")
+	case len(audiences) == 0:
+		return nil, errors.New("jwtsvid: new transport: no audiences; say which audience each host has")
+	case o.UnixSocket != "" && o.Base != nil:
+		return nil, errors.New("jwtsvid: new transport: UnixSocket and Base are both set; Base decides itself where it connects to")
+	}
+	for _, name := range slices.Sorted(maps.Keys(audiences)) {
+		u, err := url.Parse("https://" + name)
+		if err != nil || u.Host != name || u.Hostname() == "" || strings.HasSuffix(name, ":") {
+			return nil, fmt.Errorf("jwtsvid: new transport: %q is not a host, or a host and a port, as in a URL", clip(name, maxQuoted))
+		}
+		if err := checkAudience([]string{audiences[name]}); err != nil {
+			return nil, fmt.Errorf("jwtsvid: new transport: host %q: %w", clip(name, maxQuoted), err)
+		}
+		host := strings.ToLower(name)
+		if _, ok := t.audiences[host]; ok {
+			return nil, fmt.Errorf("jwtsvid: new transport: the host %q is there twice", clip(host, maxQuoted))
+		}
+		t.audiences[host] = audiences[name]
+	}
+	t.loopback, t.unix, t.base = o.AllowLoopback, o.UnixSocket != "", o.Base
+	if t.base == nil {
+		t.base = newBase(o.UnixSocket)
+	}
+	return t, nil
+}
+
+// newBase returns a transport that connects to the hosts in URLs or, if it is not empty, to a Unix
+// socket.
+func newBase(socket string) *http.Transport {
+	dialer := &net.Dialer{Timeout: 30 * time.Second}
+	dial := dialer.DialContext
+	if socket != "" {
+		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", socket)
+		}
+	}
+	return &http.Transport{
+		DialContext:           dial,
+		ForceAttemptHTTP2:     true,
+		TLSHandshakeTimeout:   10 * time.Second,
+		MaxIdleConns:          100,
+		IdleConnTimeout:       90 * time.Second,
+		ExpectContinueTimeout: time.Second,
+	}
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	audience, err := t.audienceFor(r)
+	if err != nil {
+		closeBody(r)
+		return nil, fmt.Errorf("jwtsvid: transport: %w", err)
+	}
+	if audience == "" {
+		return t.base.RoundTrip(r)
+	}
+	token, err := t.cache.Fetch(r.Context(), audience)
+	if err != nil {
+		closeBody(r)
+		return nil, err
+	}
+	resp, err := t.send(r, r.Body, token)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized {
+		return resp, err
+	}
+	body, ok := bodyAgain(r)
+	if !ok {
+		return resp, nil
+	}
+	if token, err = t.cache.renew(r.Context(), token, audience); err != nil {
+		if body != nil {
+			_ = body.Close()
+		}
+		return resp, nil // the server's answer says more than our error
+	}
+	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // so that the connection can be used again
+	_ = resp.Body.Close()
+	return t.send(r, body, token)
+}
+
+// audienceFor returns the audience of the token that r gets, or "" if it is to be sent without.
+func (t *Transport) audienceFor(r *http.Request) (string, error) {
+	if r.URL == nil {
+		return "", errors.New("the request has no URL")
+	}
+	for name := range r.Header {
+		if strings.EqualFold(name, "Authorization") { // in whatever case a caller has put it into the map
+			return "", nil
+		}
+	}
+	if strayed(r) {
+		return "", nil
+	}
+	host := strings.ToLower(r.URL.Host)
+	audience, ok := t.audiences[host]
+	if !ok {
+		port := map[string]string{"https": ":443", "http": ":80"}[r.URL.Scheme]
+		bare, isDefault := strings.CutSuffix(host, port)
+		if !isDefault {
+			bare += port
+		}
+		audience, ok = t.audiences[bare]
+	}
+	switch {
+	case !ok:
+		return "", fmt.Errorf("no audience is known for the host %q; add it, or use another client for it", clip(host, maxQuoted))
+	case r.URL.Scheme == "https" || r.URL.Scheme == "http" && (t.unix || t.loopback && isLoopback(r.URL.Hostname())):
+		return audience, nil
+	}
+	return "", fmt.Errorf("refusing to send a token to %q by %q, where others can read it; use https (JWT-34)",
+		clip(host, maxQuoted), clip(r.URL.Scheme, maxQuoted))
+}
+
+// strayed reports whether r comes from a redirect that led to another host or away from TLS, now or
+// before.
+func strayed(r *http.Request) bool {
+	at := r.URL
+	for r.Response != nil && r.Response.Request != nil {
+		r = r.Response.Request
+		if !strings.EqualFold(r.URL.Host, at.Host) || r.URL.Scheme != at.Scheme {
+			return true
+		}
+	}
+	return false
+}
+
+func isLoopback(host string) bool {
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback()
+}
+
+// send sends a copy of r with this body and token. In the response stands r itself, without the token.
+func (t *Transport) send(r *http.Request, body io.ReadCloser, token string) (*http.Response, error) {
+	c := r.WithContext(r.Context())
+	c.Header = r.Header.Clone()
+	if c.Header == nil {
+		c.Header = make(http.Header)
+	}
+	c.Header.Set("Authorization", "Bearer "+token)
+	c.Body = body
+	resp, err := t.base.RoundTrip(c)
+	if resp != nil {
+		resp.Request = r
+	}
+	return resp, err
+}
+
+// bodyAgain returns the body of r to send a second time, and whether that is possible.
+func bodyAgain(r *http.Request) (io.ReadCloser, bool) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return r.Body, true
+	}
+	if r.GetBody == nil {
+		return nil, false
+	}
+	body, err := r.GetBody()
+	return body, err == nil
+}
+
+func closeBody(r *http.Request) {
+	if r.Body != nil {
+		_ = r.Body.Close() // a RoundTripper always closes the body
+	}
+}
+
+// CloseIdleConnections closes the idle connections of the base transport, if it can;
+// [http.Client.CloseIdleConnections] calls it.
+func (t *Transport) CloseIdleConnections() {
+	if b, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		b.CloseIdleConnections()
+	}
+}
+
+// String returns the hosts, sorted.
+func (t *Transport) String() string {
+	return "jwtsvid.Transport(" + strings.Join(slices.Sorted(maps.Keys(t.audiences)), ", ") + ")"
+}
+
+// GoString returns the same as String.
+func (t *Transport) GoString() string { return t.String() }
+
+// LogValue implements [slog.LogValuer] with String.
+func (t *Transport) LogValue() slog.Value { return slog.StringValue(t.String()) }
+
+// RPCCredentials present tokens in gRPC calls: metadata "authorization" with the value "Bearer TOKEN". It
+// has the methods of credentials.PerRPCCredentials of google.golang.org/grpc, which this library does not
+// import. Calls over net/http, those of connectrpc.com included, need a [Transport] instead.
+type RPCCredentials struct {
+	cache    *Cache
+	audience string
+}
+
+// NewRPCCredentials returns credentials for a service that expects this audience.
+func NewRPCCredentials(cache *Cache, audience string) (*RPCCredentials, error) {
+	if cache == nil {
+		return nil, errors.New("jwtsvid: new RPC credentials: no cache")
+	}
+	if err := checkAudience([]string{audience}); err != nil {
+		return nil, fmt.Errorf("jwtsvid: new RPC credentials: %w", err)
+	}
+	return &RPCCredentials{cache: cache, audience: audience}, nil
+}
+
+// GetRequestMetadata returns the metadata for one call. The URIs that gRPC gives do not matter.
+func (c *RPCCredentials) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	token, err := c.cache.Fetch(ctx, c.audience)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"authorization": "Bearer " + token}, nil
+}
+
+// RequireTransportSecurity returns true: gRPC refuses to send a token in the clear (JWT-34).
+func (c *RPCCredentials) RequireTransportSecurity() bool { return true }
