@@ -1,0 +1,364 @@
+package witsvid
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// MiddlewareOptions are the choices of [Middleware] that have a default.
+type MiddlewareOptions struct {
+	// Tokens are the names of further header fields that carry tokens, saying on whose behalf a request is
+	// made. Where they are present, a proof has to cover them, and a proof that covers another field is
+	// refused (WPT-13). Authorization and Txn-Token are looked after anyway.
+	Tokens []string
+
+	// MaxBody is the largest body in bytes of a signed request, and of a signed response, that is kept in
+	// memory to make a digest of. 0 means 1 MiB; a larger request is refused with 413, a larger response
+	// becomes 501.
+	MaxBody int64
+
+	// TLSTerminated says that TLS ends at a proxy in front of this server, and that nobody else can reach
+	// or read the link between them. Otherwise a request that did not come by TLS is refused (WIT-44).
+	TLSTerminated bool
+
+	// Prover signs responses to clients that demand it (HSIG-10). Nil means that they are answered 501.
+	Prover *Prover
+
+	// Logger is told of each request that is refused (Info) and of each response that could not be signed
+	// (Error), with the attribute err. Nil means silence.
+	Logger *slog.Logger
+}
+
+// Middleware returns a function that wraps handlers so that only requests with a token and a valid proof
+// get through: in the fields [HeaderToken] and [HeaderProof], or with a message signature in the place of
+// the latter. With both, both have to be valid. The handler finds the proof with [FromRequest]. The
+// options may be nil.
+//
+// The targets say what this server is called, and a proof has to be for one of them: an origin such as
+// "https://db.example.org", behind which comes the path of the request, or another value that clients use
+// as a whole. They come from configuration alone; no header field of a request can add to them (WPT-5).
+//
+// Other requests never reach the handler. They are answered 400, with a problem document (RFC 9457) that
+// names the [Reason] and nothing else; 403 if the proof is valid and the policy does not allow its ID; 413
+// if a body is too large to check; and 503 if this side is at fault ([ReasonBundleSource],
+// [ReasonBusy]). There is no 401, which would invite a client to put the token into the field
+// Authorization (WIT-50).
+//
+// A response that is to be signed is kept back until the handler returns, and what the handler's writer
+// can do beyond http.ResponseWriter is not there. What changes responses, such as compression, belongs
+// inside.
+func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
+	var o MiddlewareOptions
+	if opts != nil {
+		o = *opts
+	}
+	tokens, err := tokenFields(o.Tokens)
+	at, targetsErr := newTargets(targets)
+	switch {
+	case v == nil || v.bundles == nil:
+		err = errNotMade
+	case targetsErr != nil:
+		err = targetsErr
+	case o.Prover != nil && o.Prover.source == nil:
+		err = errors.New("the Prover was not made by NewProver")
+	case o.MaxBody < 0:
+		err = fmt.Errorf("MaxBody is %d, which is less than 0", o.MaxBody)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("witsvid: middleware: %w", err)
+	}
+	m := &middleware{
+		validator: v, targets: at, tokens: tokens, maxBody: cmp.Or(o.MaxBody, defaultMaxBody),
+		terminated: o.TLSTerminated, prover: o.Prover, logger: o.Logger,
+	}
+	if m.logger == nil {
+		m.logger = slog.New(slog.DiscardHandler)
+	}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}, nil
+}
+
+type middleware struct {
+	validator  *Validator
+	targets    *targets
+	tokens     []string
+	maxBody    int64
+	terminated bool
+	prover     *Prover
+	logger     *slog.Logger
+}
+
+func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	p := &received{r: r, m: m, message: &message{method: r.Method, target: requestTarget(r), header: r.Header}}
+	proof, e := p.validate()
+	if e != nil {
+		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "witsvid: request refused", slog.Any("err", e))
+		problem(w, status(e.Reason), e.What+": "+e.Reason.String())
+		return
+	}
+	r = r.WithContext(context.WithValue(r.Context(), proofKey{}, proof))
+	if p.hasBody {
+		r.Body = io.NopCloser(bytes.NewReader(p.body))
+	}
+	if p.signed == nil || !p.signed.signResponse {
+		next.ServeHTTP(w, r)
+		return
+	}
+	m.serveSigned(w, r, next, p)
+}
+
+// status returns the HTTP status for a refusal.
+func status(r Reason) int {
+	switch r {
+	case ReasonBundleSource, ReasonBusy:
+		return http.StatusServiceUnavailable
+	case ReasonDenied:
+		return http.StatusForbidden
+	case ReasonTooLarge:
+		return http.StatusRequestEntityTooLarge
+	}
+	return http.StatusBadRequest
+}
+
+// problem answers with a problem document (RFC 9457).
+func problem(w http.ResponseWriter, status int, detail string) {
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_, _ = fmt.Fprintf(w, `{"title":%q,"status":%d,"detail":%q}`+"\n", http.StatusText(status), status, detail)
+}
+
+// received is a request on its way to the handler.
+type received struct {
+	r       *http.Request
+	m       *middleware
+	message *message
+	signed  *signed // nil if it has no message signature
+	body    []byte
+	hasBody bool // the body was read
+}
+
+// validate validates all that the request has, token first, and only then notes that its proofs were used.
+func (p *received) validate() (*Proof, *Error) {
+	v, h := p.m.validator, p.r.Header
+	if p.r.TLS == nil && !p.m.terminated {
+		return nil, refuse(whatRequest, ReasonMisplaced, "WIT-44", "it did not come by TLS")
+	}
+	if e := misplaced(h); e != nil {
+		return nil, e
+	}
+	token, e := single(h, whatRequest, HeaderToken, "WIT-49")
+	if e != nil {
+		return nil, e
+	}
+	hasProof := len(h[HeaderProof]) > 0
+	hasSignature := hasProfile(h) || !hasProof && len(h["Signature-Input"]) > 0
+	if !hasProof && !hasSignature {
+		return nil, refuse(whatRequest, ReasonMissing, "WIT-40", "there is a token and no proof of its key")
+	}
+	holder, now, e := v.verifyToken(token)
+	if e != nil {
+		return nil, e
+	}
+	proof, e := p.validateProofs(holder, token, now, hasProof, hasSignature)
+	if e != nil {
+		e.ID = holder.id
+		return nil, e
+	}
+	return proof, nil
+}
+
+func (p *received) validateProofs(holder *parsed, token string, now time.Time, hasProof, hasSignature bool) (*Proof, *Error) {
+	v, h := p.m.validator, p.r.Header
+	accept := func(aud string) bool { return p.m.targets.accept(aud, p.message.target) }
+	result := &Proof{id: holder.id, notAfter: holder.exp}
+	var jti string
+	var end time.Time
+	if hasProof {
+		proof, e := single(h, whatRequest, HeaderProof, "WPT-1")
+		if e != nil {
+			return nil, e
+		}
+		call, e := fields(h, p.m.tokens)
+		if e != nil {
+			return nil, e
+		}
+		if jti, end, e = v.verifyProof(holder, token, proof, &call, now, accept); e != nil {
+			return nil, e
+		}
+		result.covered = call.covered()
+	}
+	if hasSignature {
+		if e := p.validateSignature(holder, now, accept); e != nil {
+			return nil, e
+		}
+		result.covered = append(result.covered, p.signed.fields()...)
+	}
+	if hasProof {
+		if e := v.admit(holder, whatProof, hash(token), jti, now, end); e != nil {
+			return nil, e
+		}
+	}
+	if hasSignature {
+		if e := v.admit(holder, whatSignature, hash(token), p.signed.nonce, now, p.signed.expires); e != nil {
+			return nil, e
+		}
+	}
+	return result, nil
+}
+
+// validateSignature validates the message signature, and reads the body for it.
+func (p *received) validateSignature(holder *parsed, now time.Time, accept func(string) bool) *Error {
+	s, e := p.m.validator.verifySignature(holder, p.message, now)
+	if e != nil {
+		return e
+	}
+	if !accept(s.audience) {
+		return refuse(whatSignature, ReasonAudience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, clip(s.audience, 4*maxQuoted))
+	}
+	for _, f := range p.m.tokens {
+		if p.message.has(f) && !s.covers(component{name: f}) {
+			return refuse(whatSignature, ReasonBinding, "HSIG-2", "the signature does not cover %q", f)
+		}
+	}
+	var err error
+	if p.r.ContentLength > p.m.maxBody {
+		err = errBodyTooLarge(p.m.maxBody)
+	} else {
+		p.body, err = readBody(p.r.Body, p.m.maxBody)
+	}
+	if err != nil {
+		return bodyFault(whatRequest, err)
+	}
+	p.hasBody, p.signed = true, s
+	return checkDigest(p.message, p.body)
+}
+
+// bodyFault says why a body could not be read.
+func bodyFault(what string, err error) *Error {
+	reason := ReasonMalformed
+	if errors.Is(err, spiffe.ErrTooLarge) {
+		reason = ReasonTooLarge
+	}
+	return &Error{What: what, Reason: reason, Rule: "HSIG-3", Err: err}
+}
+
+// serveSigned calls the handler and signs its response.
+func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next http.Handler, p *received) {
+	fail := func(err error) {
+		m.logger.LogAttrs(r.Context(), slog.LevelError, "witsvid: response not signed", slog.Any("err", err))
+		problem(w, http.StatusNotImplemented, "response: cannot be signed")
+	}
+	if m.prover == nil {
+		fail(errors.New("the client demands a signed response, and there is no Prover (HSIG-10)"))
+		return
+	}
+	s, _, err := m.prover.current() // before the handler does things in vain
+	if err != nil {
+		fail(err)
+		return
+	}
+	rec := &recorder{header: w.Header().Clone(), limit: m.maxBody}
+	next.ServeHTTP(rec, r)
+	if rec.tooLarge {
+		fail(fmt.Errorf("the response is too large to be signed: %w", errBodyTooLarge(m.maxBody)))
+		return
+	}
+	rec.finish(r.Method)
+	rec.header.Set(HeaderToken, s.Token())
+	answer := &message{status: rec.status, header: rec.header, request: p.message}
+	if _, err := m.prover.sign(s, m.prover.now(), answer, nil, param{"wimse-req-nonce", item{kind: '"', text: p.signed.nonce}}); err != nil {
+		fail(err)
+		return
+	}
+	h := w.Header()
+	clear(h)
+	for name, values := range rec.header {
+		h[name] = slices.Clone(values)
+	}
+	w.WriteHeader(rec.status)
+	_, _ = w.Write(rec.body.Bytes())
+}
+
+// recorder is an http.ResponseWriter that keeps the response.
+type recorder struct {
+	header   http.Header
+	status   int
+	sent     http.Header // header, as it was when the status was written
+	body     bytes.Buffer
+	limit    int64
+	tooLarge bool
+}
+
+func (rec *recorder) Header() http.Header { return rec.header }
+
+func (rec *recorder) WriteHeader(status int) {
+	if rec.status == 0 && status >= 200 {
+		rec.status, rec.sent = status, rec.header.Clone()
+	}
+}
+
+func (rec *recorder) Write(data []byte) (int, error) {
+	rec.WriteHeader(http.StatusOK)
+	if rec.tooLarge || int64(rec.body.Len()+len(data)) > rec.limit {
+		rec.tooLarge = true
+		return 0, errBodyTooLarge(rec.limit)
+	}
+	return rec.body.Write(data)
+}
+
+// finish does what net/http would do later, after the signature.
+func (rec *recorder) finish(method string) {
+	rec.WriteHeader(http.StatusOK)
+	rec.header = rec.sent
+	h, body := rec.header, rec.body.Bytes()
+	if _, ok := h["Content-Type"]; !ok && len(body) > 0 && h.Get("Content-Encoding") == "" {
+		h.Set("Content-Type", http.DetectContentType(body))
+	}
+	h.Del("Content-Digest")
+	h.Del("Transfer-Encoding")
+	switch {
+	case rec.status == http.StatusNoContent || rec.status == http.StatusNotModified:
+		rec.body.Reset()
+		if rec.status == http.StatusNotModified {
+			h.Del("Content-Type") // as net/http does
+		}
+	case method == http.MethodHead:
+		if len(body) > 0 {
+			h.Set("Content-Length", strconv.Itoa(len(body)))
+		}
+		rec.body.Reset()
+	default:
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+		if len(body) > 0 {
+			h.Set("Content-Digest", contentDigest(body))
+		}
+	}
+}
+
+// proofKey is the key of a *Proof in the context of a request.
+type proofKey struct{}
+
+// FromContext returns the proof of who sent the request behind ctx, if it came through [Middleware]. For
+// every other context it reports false.
+func FromContext(ctx context.Context) (*Proof, bool) {
+	p, ok := ctx.Value(proofKey{}).(*Proof)
+	return p, ok
+}
+
+// FromRequest is [FromContext] for a request that a server received.
+func FromRequest(r *http.Request) (*Proof, bool) { return FromContext(r.Context()) }

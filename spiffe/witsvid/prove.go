@@ -1,0 +1,184 @@
+package witsvid
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/strictjson"
+)
+
+// The lifetimes of proofs.
+const (
+	// DefaultProofLifetime is how long a proof lasts if nobody says otherwise: long enough for slow
+	// networks, and not for much else (WIT-46).
+	DefaultProofLifetime = time.Minute
+
+	// MaxProofLifetime is the longest that a proof can last, and that validators accept if nobody says
+	// otherwise (WPT-7).
+	MaxProofLifetime = 5 * time.Minute
+)
+
+// Call is what a proof is bound to: who it is for, and the other tokens that travel with it. The sender
+// says what it does, the receiver what it has received, and both have to agree.
+type Call struct {
+	// Target is whom and what the call is for. Over HTTP it is the URI of the request without query and
+	// fragment; elsewhere it is what both sides have agreed on. A receiver takes it from its own
+	// configuration, not from the message. Required.
+	Target string
+
+	// AccessToken is the OAuth access token in the call, without its scheme; TxnToken is the transaction
+	// token. Empty means none.
+	AccessToken, TxnToken string
+
+	// Tokens are other tokens in the call that say on whose behalf it is made: for HTTP, values of header
+	// fields by the field's name in lower case. White space around a value does not count.
+	Tokens map[string]string
+}
+
+func (c *Call) check() error {
+	switch {
+	case c.Target == "":
+		return errors.New("the call has no target (WPT-5)")
+	case !utf8.ValidString(c.Target):
+		return errors.New("the target is not UTF-8")
+	case strings.ContainsAny(c.Target, "?#"):
+		return errors.New("the target has a query or a fragment; leave them out (WPT-5)")
+	}
+	for name := range c.Tokens {
+		if name == "" || name != strings.ToLower(name) || !utf8.ValidString(name) {
+			return fmt.Errorf("the name %q of a token is empty or not in lower case (WPT-13)", clip(name, maxQuoted))
+		}
+	}
+	return nil
+}
+
+// ProverOptions are the choices of a [Prover] that have a default.
+type ProverOptions struct {
+	// Lifetime is that of the proofs, in whole seconds up to MaxProofLifetime; 0 means
+	// DefaultProofLifetime. A proof never outlives its token.
+	Lifetime time.Duration
+
+	// Now gives the time. Nil means time.Now. It must be safe for concurrent use.
+	Now func() time.Time
+}
+
+// Prover makes proofs with the key of the current WIT-SVID. It is safe for concurrent use.
+type Prover struct {
+	source   Source
+	lifetime time.Duration
+	now      func() time.Time
+}
+
+// NewProver returns a Prover with the identity of source, which is asked for each proof. The options may
+// be nil.
+func NewProver(source Source, opts *ProverOptions) (*Prover, error) {
+	p := &Prover{source: source, lifetime: DefaultProofLifetime, now: time.Now}
+	if opts != nil {
+		p.lifetime = cmp.Or(opts.Lifetime, DefaultProofLifetime)
+		if opts.Now != nil {
+			p.now = opts.Now
+		}
+	}
+	switch {
+	case source == nil:
+		return nil, errors.New("witsvid: new prover: no source of a WIT-SVID")
+	case p.lifetime < time.Second || p.lifetime > MaxProofLifetime:
+		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v (WIT-46)", p.lifetime, MaxProofLifetime)
+	}
+	return p, nil
+}
+
+// Prove returns the token and a new Workload Proof Token for one call: over HTTP the values of the header
+// fields [HeaderToken] and [HeaderProof], for which [NewTransport] does all the work. Send both over TLS
+// or another secure channel, once.
+//
+// The proof has "aud", "exp", a random "jti" of 128 bits, "wth" and, for the tokens of the call, "ath",
+// "tth" and "oth".
+func (p *Prover) Prove(c Call) (token, proof string, err error) {
+	if p == nil || p.source == nil {
+		return "", "", errors.New("witsvid: prove: the Prover was not made by NewProver")
+	}
+	s, now, err := p.current()
+	if err == nil {
+		token = s.Token()
+		proof, err = p.prove(s, now, c)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("witsvid: prove: %w", err)
+	}
+	return token, proof, nil
+}
+
+// current returns the SVID, if it can still be used, and the present second.
+func (p *Prover) current() (*SVID, time.Time, error) {
+	now := p.now()
+	s, err := p.source.WITSVID()
+	switch {
+	case err != nil:
+		return nil, now, err
+	case s == nil || s.key == nil:
+		return nil, now, errors.New("the source gave no WIT-SVID")
+	case !now.Before(s.notAfter):
+		return nil, now, fmt.Errorf("the WIT-SVID of %q expired at %v, and its key is not used any more (WIT-51)",
+			clip(s.id.String(), maxInError), s.notAfter.UTC().Format(time.RFC3339))
+	}
+	return s, now, nil
+}
+
+// expiry returns when a proof that is made now expires, in seconds since 1970.
+func (p *Prover) expiry(s *SVID, now time.Time) int64 {
+	return min(now.Unix()+int64(p.lifetime/time.Second), s.notAfter.Unix())
+}
+
+func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
+	if err := c.check(); err != nil {
+		return "", err
+	}
+	b := strictjson.AppendText([]byte(`{"aud":`), c.Target)
+	b = strconv.AppendInt(append(b, `,"exp":`...), p.expiry(s, now), 10)
+	b = append(b, `,"jti":"`+random()+`","wth":"`+hash(s.Token())+`"`...)
+	if c.AccessToken != "" {
+		b = append(b, `,"ath":"`+hash(c.AccessToken)+`"`...)
+	}
+	if c.TxnToken != "" {
+		b = append(b, `,"tth":"`+hash(c.TxnToken)+`"`...)
+	}
+	if len(c.Tokens) > 0 {
+		b = append(b, `,"oth":`...)
+		sep := byte('{')
+		for _, name := range slices.Sorted(maps.Keys(c.Tokens)) {
+			b = strictjson.AppendText(append(b, sep), name)
+			b = append(b, `:"`+hash(trim(c.Tokens[name]))+`"`...)
+			sep = ','
+		}
+		b = append(b, '}')
+	}
+	b = append(b, '}')
+	proof, err := jws.Compact(jws.AppendHeader(nil, s.alg, "", proofType), b, s.alg, s.Signer())
+	if err != nil {
+		return "", err
+	}
+	if len(proof) > MaxSize {
+		return "", fmt.Errorf("the proof would have %d bytes, the limit is %d", len(proof), MaxSize)
+	}
+	return proof, nil
+}
+
+// hash returns the SHA-256 hash of a token in base64url, as "wth" and its siblings have it.
+func hash(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+// trim removes the white space that may stand around the value of a header field.
+func trim(value string) string { return strings.Trim(value, " \t") }

@@ -1,0 +1,381 @@
+package witsvid
+
+import (
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// HTTP message signatures (RFC 9421), as far as the WIMSE profile has them.
+
+const (
+	signatureTag   = "wimse-workload-to-workload"
+	signatureLabel = "wimse"
+)
+
+// fieldsIfPresent are the header fields that a signature covers if the message has them (HSIG-2, HSIG-10).
+var (
+	requestFields  = []string{tokenField, txnField, authField, digestField, typeField}
+	responseFields = []string{tokenField, digestField, typeField}
+)
+
+// message is an HTTP message as signatures see it.
+type message struct {
+	method, target string // of a request
+	status         int    // of a response
+	header         http.Header
+	request        *message // that a response answers; nil in a request
+}
+
+func (m *message) has(field string) bool { return len(m.header[http.CanonicalHeaderKey(field)]) > 0 }
+
+// required returns the components that a signature of the message has to cover.
+func (m *message) required() []component {
+	ofRequest, fields := []param(nil), requestFields
+	var list []component
+	if m.request != nil {
+		ofRequest, fields = []param{{"req", item{kind: '?', yes: true}}}, responseFields
+		list = append(list, component{name: "@status"})
+	}
+	list = append(list, component{"@method", ofRequest}, component{"@request-target", ofRequest})
+	for _, f := range fields {
+		if f == tokenField || m.has(f) {
+			list = append(list, component{name: f})
+		}
+	}
+	return list
+}
+
+// base returns the signature base: a line for each component, and the parameters (RFC 9421 section 2.5).
+func (m *message) base(list []component, params []param) ([]byte, error) {
+	var b []byte
+	for _, c := range list {
+		value, err := m.value(c)
+		if err != nil {
+			return nil, err
+		}
+		if strings.ContainsAny(value, "\r\n") { // would be further lines
+			return nil, fmt.Errorf("the component %q has a line break", clip(c.name, maxQuoted))
+		}
+		b = append(append(c.append(b), ": "...), value...)
+		b = append(b, '\n')
+	}
+	b = append(b, `"@signature-params": `...)
+	return appendList(b, list, params), nil
+}
+
+// value returns what a component of the message is.
+func (m *message) value(c component) (string, error) {
+	from := m
+	if len(c.params) > 0 {
+		p := c.params[0]
+		if len(c.params) > 1 || p.key != "req" || p.value.kind != '?' || !p.value.yes || m.request == nil {
+			return "", fmt.Errorf("the component %q has parameters that are not understood", clip(c.name, maxQuoted))
+		}
+		from = m.request
+	}
+	switch {
+	case c.name == "@method" && from.request == nil:
+		return from.method, nil
+	case c.name == "@request-target" && from.request == nil:
+		return from.target, nil
+	case c.name == "@status" && from.request != nil:
+		return strconv.Itoa(from.status), nil
+	case strings.HasPrefix(c.name, "@"), c.name != strings.ToLower(c.name):
+		return "", fmt.Errorf("the component %q is not understood", clip(c.name, maxQuoted))
+	}
+	lines := from.header[http.CanonicalHeaderKey(c.name)]
+	if len(lines) == 0 {
+		return "", fmt.Errorf("the message has no field %q", clip(c.name, maxQuoted))
+	}
+	trimmed := make([]string, len(lines))
+	for i, l := range lines {
+		trimmed[i] = trim(l)
+	}
+	return strings.Join(trimmed, ", "), nil
+}
+
+// sign signs the message and sets the header fields. More are further header fields to cover, in lower
+// case; extra are parameters beyond the usual ones. It returns the nonce.
+func (p *Prover) sign(s *SVID, now time.Time, m *message, more []string, extra ...param) (string, error) {
+	if m.has("Signature-Input") || m.has("Signature") {
+		return "", errors.New("the message has a signature already (HSIG-7)")
+	}
+	list := m.required()
+	for _, f := range more {
+		c := component{name: f}
+		if m.has(f) && !slices.ContainsFunc(list, c.is) {
+			list = append(list, c)
+		}
+	}
+	nonce := random()
+	params := append([]param{
+		{"created", item{kind: '0', n: now.Unix()}},
+		{"expires", item{kind: '0', n: p.expiry(s, now)}},
+		{"nonce", item{kind: '"', text: nonce}},
+		{"tag", item{kind: '"', text: signatureTag}},
+	}, extra...)
+	base, err := m.base(list, params)
+	if err != nil {
+		return "", err
+	}
+	sig, err := s.alg.Sign(s.Signer(), base)
+	if err != nil {
+		return "", err
+	}
+	m.header.Set("Signature-Input", string(member{key: signatureLabel, isList: true, list: list, params: params}.append(nil)))
+	m.header.Set("Signature", string(member{key: signatureLabel, value: item{kind: ':', text: string(sig)}}.append(nil)))
+	return nonce, nil
+}
+
+func (c component) is(other component) bool {
+	return c.name == other.name && slices.Equal(c.params, other.params)
+}
+
+// signed is a message signature that was read.
+type signed struct {
+	list   []component
+	params []param
+	sig    []byte
+
+	created, expires           time.Time
+	nonce, audience, answersTo string
+	signResponse               bool
+}
+
+// covers reports whether the signature covers a component.
+func (s *signed) covers(c component) bool { return slices.ContainsFunc(s.list, c.is) }
+
+// fields returns the header fields of the message itself that the signature covers.
+func (s *signed) fields() []string {
+	var names []string
+	for _, c := range s.list {
+		if len(c.params) == 0 && !strings.HasPrefix(c.name, "@") {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}
+
+// hasProfile reports whether a message has a signature with our tag. One that cannot be read counts, so
+// that it is refused and not passed over.
+func hasProfile(h http.Header) bool {
+	if len(h["Signature-Input"]) == 0 {
+		return false
+	}
+	inputs, err := parseDictionary(strings.Join(h["Signature-Input"], ", "))
+	return err != nil || slices.ContainsFunc(inputs, member.hasTag)
+}
+
+func (m member) hasTag() bool {
+	return slices.Contains(m.params, param{"tag", item{kind: '"', text: signatureTag}})
+}
+
+// readSignature reads the signature of a message and applies the rules of the profile that need no key.
+func readSignature(m *message) (*signed, *Error) {
+	fail := func(r Reason, rule, format string, args ...any) (*signed, *Error) {
+		return nil, refuse(whatSignature, r, rule, format, args...)
+	}
+	if !m.has("Signature-Input") || !m.has("Signature") {
+		return fail(ReasonMissing, "HSIG-7", "there is no Signature-Input or no Signature")
+	}
+	inputs, err := parseDictionary(strings.Join(m.header["Signature-Input"], ", "))
+	if err != nil {
+		return fail(ReasonMalformed, "HSIG-7", "Signature-Input: %w", err)
+	}
+	values, err := parseDictionary(strings.Join(m.header["Signature"], ", "))
+	if err != nil {
+		return fail(ReasonMalformed, "HSIG-7", "Signature: %w", err)
+	}
+	in := inputs[0]
+	if len(inputs) > 1 {
+		ours, labelled := 0, false
+		for _, i := range inputs {
+			if i.hasTag() {
+				ours++
+			}
+			if i.key == signatureLabel {
+				in, labelled = i, true
+			}
+		}
+		if !labelled || ours > 1 {
+			return fail(ReasonMalformed, "HSIG-7", "of several signatures, none has the label %q or more than one has our tag", signatureLabel)
+		}
+	}
+	at := slices.IndexFunc(values, func(v member) bool { return v.key == in.key })
+	if !in.isList || at < 0 || values[at].isList || values[at].value.kind != ':' {
+		return fail(ReasonMalformed, "HSIG-7", "Signature-Input and Signature do not belong together")
+	}
+	s := &signed{list: in.list, params: in.params, sig: []byte(values[at].value.text)}
+	if e := s.readParams(m.request != nil); e != nil {
+		return nil, e
+	}
+	for i, c := range s.list {
+		if slices.ContainsFunc(s.list[:i], c.is) {
+			return fail(ReasonMalformed, "HSIG-1", "the component %q is there twice", clip(c.name, maxQuoted))
+		}
+	}
+	for _, c := range m.required() {
+		if !s.covers(c) {
+			rule := "HSIG-2"
+			switch {
+			case m.request != nil:
+				rule = "HSIG-10"
+			case c.name[0] == '@':
+				rule = "HSIG-1"
+			}
+			return fail(ReasonBinding, rule, "the signature does not cover %s", c.append(nil))
+		}
+	}
+	return s, nil
+}
+
+// readParams reads the parameters of a signature (HSIG-4 to HSIG-6, HSIG-10). Parameters that it does not
+// know are covered by the signature and mean nothing here.
+func (s *signed) readParams(response bool) *Error {
+	fail := func(rule, format string, args ...any) *Error {
+		return refuse(whatSignature, ReasonClaim, rule, format, args...)
+	}
+	tag := ""
+	for _, p := range s.params {
+		kind, rule := byte('"'), "HSIG-4"
+		switch p.key {
+		case "created":
+			kind, s.created = '0', time.Unix(p.value.n, 0)
+		case "expires":
+			kind, s.expires = '0', time.Unix(p.value.n, 0)
+		case "nonce":
+			s.nonce = p.value.text
+		case "tag":
+			tag = p.value.text
+		case "wimse-aud":
+			rule, s.audience = "HSIG-5", p.value.text
+		case "wimse-req-nonce":
+			rule, s.answersTo = "HSIG-10", p.value.text
+		case "wimse-sign-response":
+			kind, rule, s.signResponse = '?', "HSIG-10", p.value.yes
+		case "keyid", "alg":
+			return fail("HSIG-6", "the parameter %q must not be used", p.key)
+		default:
+			kind = p.value.kind
+		}
+		if p.value.kind != kind {
+			return fail(rule, "the parameter %q is of the wrong type", p.key)
+		}
+	}
+	switch {
+	case tag != signatureTag:
+		return fail("HSIG-4", `"tag" is not %q`, signatureTag)
+	case s.created.IsZero():
+		return fail("HSIG-4", `"created" is missing`)
+	case s.expires.IsZero():
+		return fail("HSIG-4", `"expires" is missing`)
+	case s.nonce == "":
+		return fail("HSIG-4", `"nonce" is missing or empty`)
+	case !response && s.audience == "":
+		return fail("HSIG-5", `"wimse-aud" is missing or empty`)
+	case response && s.answersTo == "":
+		return fail("HSIG-10", `"wimse-req-nonce" is missing or empty`)
+	}
+	return nil
+}
+
+// verifySignature verifies the signature of a message, whose token was verified before (HSIG-8), with the
+// key that the token confirms. The audience is left to the caller, and so is the body: it is not worth
+// reading before this.
+func (v *Validator) verifySignature(t *parsed, m *message, now time.Time) (*signed, *Error) {
+	s, e := readSignature(m)
+	if e != nil {
+		return nil, e
+	}
+	base, err := m.base(s.list, s.params)
+	if err != nil {
+		return nil, refuse(whatSignature, ReasonBinding, "HSIG-2", "%w", err)
+	}
+	if err := t.proofAlg.Verify(t.proofKey, base, s.sig); err != nil {
+		return nil, refuse(whatSignature, ReasonSignature, "HSIG-6", "%w", err)
+	}
+	if e := v.checkProofEnd(whatSignature, "HSIG-4", "HSIG-4", s.expires, now); e != nil {
+		return nil, e
+	}
+	switch {
+	case now.Add(v.leeway).Before(s.created):
+		return nil, refuse(whatSignature, ReasonNotYetValid, "HSIG-4", "it was created at %s", stamp(s.created))
+	case s.expires.Sub(s.created) > v.maxProof:
+		return nil, refuse(whatSignature, ReasonLifetime, "HSIG-4", "it lasts longer than %v", v.maxProof)
+	}
+	return s, nil
+}
+
+// readBody reads a body that a digest is to be made of, and refuses one of more than limit bytes. A nil
+// body is empty.
+func readBody(body io.Reader, limit int64) ([]byte, error) {
+	if body == nil {
+		return nil, nil
+	}
+	data, err := io.ReadAll(io.LimitReader(body, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = errBodyTooLarge(limit)
+	}
+	return data, err
+}
+
+func errBodyTooLarge(limit int64) error {
+	return fmt.Errorf("the body has more than %d bytes: %w", limit, spiffe.ErrTooLarge)
+}
+
+// contentDigest returns the value of Content-Digest for a body (RFC 9530).
+func contentDigest(body []byte) string {
+	sum := sha256.Sum256(body)
+	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+}
+
+// checkDigest compares a body with the Content-Digest of its message (HSIG-3). Of several digests, all
+// that we can compute have to agree.
+func checkDigest(m *message, body []byte) *Error {
+	fail := func(r Reason, format string, args ...any) *Error {
+		return refuse(whatSignature, r, "HSIG-3", format, args...)
+	}
+	if !m.has(digestField) {
+		if len(body) == 0 {
+			return nil
+		}
+		return fail(ReasonBinding, "there is a body and no Content-Digest")
+	}
+	digests, err := parseDictionary(strings.Join(m.header["Content-Digest"], ", "))
+	if err != nil {
+		return fail(ReasonMalformed, "Content-Digest: %w", err)
+	}
+	found := false
+	for _, d := range digests {
+		var sum []byte
+		switch d.key {
+		case "sha-256":
+			s := sha256.Sum256(body)
+			sum = s[:]
+		case "sha-512":
+			s := sha512.Sum512(body)
+			sum = s[:]
+		default:
+			continue
+		}
+		if d.isList || d.value.kind != ':' || d.value.text != string(sum) {
+			return fail(ReasonBinding, "Content-Digest is not that of the body")
+		}
+		found = true
+	}
+	if !found {
+		return fail(ReasonBinding, "Content-Digest has neither sha-256 nor sha-512")
+	}
+	return nil
+}

@@ -1,0 +1,324 @@
+package witsvid
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// TransportOptions are the choices of a [Transport] that have a default.
+type TransportOptions struct {
+	// Base sends the requests. Nil means a new [http.Transport] that trusts the roots of the host and uses
+	// no proxy, and none from the environment. For servers with SPIFFE IDs see spiffetls.Transport.
+	Base http.RoundTripper
+
+	// SignMessages says to prove by HTTP message signatures, which cover the body too, and not by Workload
+	// Proof Tokens.
+	SignMessages bool
+
+	// Responses, if it is not nil, says to demand signed responses, of servers that it accepts. It needs
+	// SignMessages. [FromResponse] then gives the proof of the server.
+	Responses *Validator
+
+	// Audience gives the value that a proof is for, if that is not the URI of the request without query and
+	// fragment: what the server is known by behind a proxy that rewrites requests, say. Nil or an empty
+	// result means that URI.
+	Audience func(*http.Request) string
+
+	// Tokens are the names of further header fields that carry tokens, saying on whose behalf a request is
+	// made, which proofs cover where they are present. Authorization and Txn-Token are covered anyway.
+	Tokens []string
+
+	// MaxBody is the largest body in bytes of a request, and of a response, that SignMessages and Responses
+	// keep in memory to make a digest of. 0 means 1 MiB; a larger body is an error.
+	MaxBody int64
+}
+
+// Transport is an [http.RoundTripper] that presents a WIT-SVID: each request gets a token and a new proof
+// for it. [NewTransport] makes one. It is safe for concurrent use.
+//
+// Tokens and proofs travel over TLS only: a request by http is refused before anything is sent (WIT-44).
+// If a redirect leads to another host, the request there is sent without a token, and so is everything
+// that follows, as the first host must not choose where we show who we are; with Responses, which that
+// host could not sign for, it is refused.
+type Transport struct {
+	prover    *Prover
+	base      http.RoundTripper
+	sign      bool
+	responses *Validator
+	audience  func(*http.Request) string
+	tokens    []string
+	maxBody   int64
+}
+
+// NewTransport returns a Transport that proves with p. The options may be nil.
+func NewTransport(p *Prover, opts *TransportOptions) (*Transport, error) {
+	var o TransportOptions
+	if opts != nil {
+		o = *opts
+	}
+	tokens, err := tokenFields(o.Tokens)
+	switch {
+	case p == nil || p.source == nil:
+		err = errors.New("the Prover was not made by NewProver")
+	case o.Responses != nil && o.Responses.bundles == nil:
+		err = errNotMade
+	case o.Responses != nil && !o.SignMessages:
+		err = errors.New("a signed response needs a signed request; set SignMessages too (HSIG-10)")
+	case o.MaxBody < 0:
+		err = fmt.Errorf("MaxBody is %d, which is less than 0", o.MaxBody)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("witsvid: new transport: %w", err)
+	}
+	t := &Transport{
+		prover: p, base: o.Base, sign: o.SignMessages, responses: o.Responses, audience: o.Audience,
+		tokens: tokens, maxBody: cmp.Or(o.MaxBody, defaultMaxBody),
+	}
+	if t.base == nil {
+		t.base = &http.Transport{
+			DialContext:           (&net.Dialer{Timeout: 30 * time.Second}).DialContext,
+			ForceAttemptHTTP2:     true,
+			TLSHandshakeTimeout:   10 * time.Second,
+			MaxIdleConns:          100,
+			IdleConnTimeout:       90 * time.Second,
+			ExpectContinueTimeout: time.Second,
+		}
+	}
+	return t, nil
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL == nil {
+		closeBody(r)
+		return nil, errors.New("witsvid: transport: the request has no URL")
+	}
+	if strayed(r) && t.responses == nil {
+		return t.base.RoundTrip(r)
+	}
+	c, m, nonce, err := t.prove(r)
+	if err != nil {
+		closeBody(r)
+		return nil, fmt.Errorf("witsvid: transport: %w", err)
+	}
+	resp, err := t.base.RoundTrip(c)
+	if err != nil {
+		return nil, err
+	}
+	resp.Request = r // without the proof
+	if t.responses == nil {
+		return resp, nil
+	}
+	proof, e := t.verify(resp, m, nonce)
+	if e != nil {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("the server answered %d: %w", resp.StatusCode, e)
+	}
+	resp.Request = r.WithContext(context.WithValue(r.Context(), responseKey{}, &provenResponse{resp, proof}))
+	return resp, nil
+}
+
+// prove returns a copy of the request with token and proof; if it is signed, also what was signed and the
+// nonce.
+func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, error) {
+	refused := ""
+	switch {
+	case r.URL.Scheme != "https":
+		refused = fmt.Sprintf("refusing to send a WIT-SVID by %q, where others can read it; use https (WIT-44)", clip(r.URL.Scheme, maxQuoted))
+	case strayed(r):
+		refused = fmt.Sprintf("a redirect led to %q, of which no signed response was asked", clip(r.URL.Host, maxQuoted))
+	}
+	for name := range r.Header {
+		if strings.EqualFold(name, HeaderToken) || strings.EqualFold(name, HeaderProof) { // in whatever case
+			refused = "the request has a token or a proof already"
+		}
+	}
+	if refused != "" {
+		return nil, nil, "", errors.New(refused)
+	}
+	if e := misplaced(r.Header); e != nil {
+		return nil, nil, "", e.Err
+	}
+	aud, err := targetURI(r)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	if t.audience != nil {
+		aud = cmp.Or(t.audience(r), aud)
+	}
+	s, now, err := t.prover.current()
+	if err != nil {
+		return nil, nil, "", err
+	}
+	c := r.WithContext(r.Context())
+	c.Header = r.Header.Clone()
+	if c.Header == nil {
+		c.Header = make(http.Header)
+	}
+	c.Header.Set(HeaderToken, s.Token())
+	if t.sign {
+		m, nonce, err := t.signRequest(c, s, now, aud)
+		return c, m, nonce, err
+	}
+	call, e := fields(r.Header, t.tokens)
+	if e != nil {
+		return nil, nil, "", e.Err
+	}
+	call.Target = aud
+	proof, err := t.prover.prove(s, now, call)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	c.Header.Set(HeaderProof, proof)
+	return c, nil, "", nil
+}
+
+// signRequest signs c, and replaces its body by one that was read.
+func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud string) (*message, string, error) {
+	call := Call{Target: aud}
+	if err := call.check(); err != nil {
+		return nil, "", err
+	}
+	if !printable(aud) {
+		return nil, "", errors.New("the audience is not printable ASCII (HSIG-5)")
+	}
+	if len(c.Trailer) > 0 {
+		return nil, "", errors.New("the request has trailers, which a signature does not cover")
+	}
+	if c.Body != nil && c.Body != http.NoBody {
+		body, err := readBody(c.Body, t.maxBody)
+		if err != nil {
+			return nil, "", err
+		}
+		closeBody(c)
+		c.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+		c.Body, _ = c.GetBody()
+		c.ContentLength, c.TransferEncoding = int64(len(body)), nil
+		if len(body) == 0 {
+			c.Body, c.GetBody = http.NoBody, nil
+		} else {
+			c.Header.Set("Content-Digest", contentDigest(body))
+		}
+	}
+	extra := []param{{"wimse-aud", item{kind: '"', text: aud}}}
+	if t.responses != nil {
+		extra = append(extra, param{"wimse-sign-response", item{kind: '?', yes: true}})
+		if c.Header.Get("Accept-Encoding") == "" { // or net/http asks for gzip and hides what was signed
+			c.Header.Set("Accept-Encoding", "identity")
+		}
+	}
+	m := &message{method: cmp.Or(c.Method, http.MethodGet), target: c.URL.RequestURI(), header: c.Header}
+	nonce, err := t.prover.sign(s, now, m, t.tokens, extra...)
+	return m, nonce, err
+}
+
+// verify verifies a signed response (HSIG-10), and puts its body back.
+func (t *Transport) verify(resp *http.Response, request *message, nonce string) (*Proof, *Error) {
+	v := t.responses
+	token, e := single(resp.Header, whatResponse, HeaderToken, "HSIG-10")
+	if e != nil {
+		return nil, e
+	}
+	holder, now, e := v.verifyToken(token)
+	if e != nil {
+		return nil, e
+	}
+	m := &message{status: resp.StatusCode, header: resp.Header, request: request}
+	s, e := v.verifySignature(holder, m, now)
+	if e == nil && s.answersTo != nonce {
+		e = refuse(whatSignature, ReasonBinding, "HSIG-10", "the response answers another request")
+	}
+	if e == nil {
+		e = t.verifyBody(resp, m)
+	}
+	if e == nil {
+		e = v.admit(holder, whatResponse, hash(token), s.nonce, now, s.expires)
+	}
+	if e != nil {
+		e.ID = holder.id
+		return nil, e
+	}
+	return &Proof{id: holder.id, notAfter: holder.exp, covered: s.fields()}, nil
+}
+
+func (t *Transport) verifyBody(resp *http.Response, m *message) *Error {
+	body, err := readBody(resp.Body, t.maxBody)
+	if err != nil {
+		return bodyFault(whatResponse, err)
+	}
+	_ = resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	return checkDigest(m, body)
+}
+
+// responseKey is the key of a *provenResponse in the context of the request in a response.
+type responseKey struct{}
+
+// provenResponse names the response, as contexts are handed on to other requests.
+type provenResponse struct {
+	response *http.Response
+	proof    *Proof
+}
+
+// FromResponse returns the proof of who has signed a response, if a [Transport] has demanded that. For
+// every other response it reports false.
+func FromResponse(resp *http.Response) (*Proof, bool) {
+	if resp == nil || resp.Request == nil {
+		return nil, false
+	}
+	p, ok := resp.Request.Context().Value(responseKey{}).(*provenResponse)
+	if !ok || p.response != resp {
+		return nil, false
+	}
+	return p.proof, true
+}
+
+// strayed reports whether r comes from a redirect that led to another host or away from TLS, now or
+// before.
+func strayed(r *http.Request) bool {
+	at := r.URL
+	for r.Response != nil && r.Response.Request != nil {
+		r = r.Response.Request
+		if !strings.EqualFold(r.URL.Host, at.Host) || r.URL.Scheme != at.Scheme {
+			return true
+		}
+	}
+	return false
+}
+
+func closeBody(r *http.Request) {
+	if r.Body != nil {
+		_ = r.Body.Close() // a RoundTripper always closes the body
+	}
+}
+
+// CloseIdleConnections closes the idle connections of the base transport, if it can;
+// [http.Client.CloseIdleConnections] calls it.
+func (t *Transport) CloseIdleConnections() {
+	if b, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		b.CloseIdleConnections()
+	}
+}
+
+// String says what the Transport does, and nothing of the key.
+func (t *Transport) String() string {
+	if t.sign {
+		return "witsvid.Transport(message signatures)"
+	}
+	return "witsvid.Transport(proof tokens)"
+}
+
+// GoString returns the same as String.
+func (t *Transport) GoString() string { return t.String() }
+
+// LogValue implements [slog.LogValuer] with String.
+func (t *Transport) LogValue() slog.Value { return slog.StringValue(t.String()) }
