@@ -1,0 +1,9 @@
+package federation
+
+// For tables of what is arithmetic.
+var (
+	Jittered   = jittered
+	Elapsed    = elapsed
+	FileName   = fileName
+	UsableETag = usableETag
+)

@@ -1,0 +1,443 @@
+// Package federation gets the trust bundles of other trust domains from their bundle endpoints,
+// keeps them fresh, and serves ours to them.
+//
+// Most programs need [New], [Manager.Run] and the [Manager] itself, which is a
+// [spiffe.BundleSource]:
+//
+//	m, err := federation.New(federation.Config{Relationships: []federation.Relationship{
+//		{TrustDomain: partner, URL: "https://bundles.partner.test/", Profile: federation.Web{}},
+//	}})
+//	…
+//	go m.Run(ctx) // in a group that waits for it
+//	v, err := spiffe.NewVerifier(m, allow, nil)
+//
+// [Fetch] gets one bundle once, [FetchAll] many. To be the endpoint, mount the handler of
+// [NewHandler] on a server that has its TLS configuration from [ServerConfig] or
+// [WebServerConfig].
+//
+// # A relationship
+//
+// Three things are configured before the first byte is sent, and none follows from another: the
+// name of the trust domain, the URL of its endpoint, and the profile, which says how the endpoint
+// proves itself (FED-20, FED-21). [Web] is https_web: a certificate for the URL's host from an
+// authority that the host trusts. [SPIFFE] is https_spiffe: an X.509-SVID with one exact ID.
+//
+// Relationships have one direction: that we trust their names does not make them trust ours.
+//
+// # What it promises
+//
+// Readers load pointers: they never wait for a lock, for an endpoint or for each other.
+//
+// Good before broken. An answer that is late, too long, malformed, from the wrong peer or with the
+// wrong status replaces nothing, and the last good bundle stays in force. It has no end of its own:
+// [Manager.Status] tells how old it is.
+//
+// An empty bundle is an answer. It says that everything in that trust domain is revoked, and
+// replaces the one before it (BND-10, BND-11).
+//
+// No way back. A bundle with a lower sequence number than the one in force is refused and reported,
+// and an operator can accept it all the same, with [Manager.Set] (AMB-25).
+//
+// An endpoint is a stranger. Its document may have 1 MiB, its answer has an overall deadline and
+// one for silence, redirects lead only to further https URLs that prove the same, and proxies of the
+// environment are not used. A trust domain whose endpoint hangs delays no other: one that is slow
+// gives its place to the next, and those that failed last time come after those that did not.
+//
+// One request per interval. The interval is the bundle's refresh hint within bounds, give or take a
+// tenth, and five minutes without one. A failure waits for the next interval too (FED-9).
+//
+// The end is the end. After [Manager.Remove] no peer of that trust domain is verified by a verifier
+// that asks the Manager, nothing more is fetched, and the stored copy is gone.
+//
+// # Self-serving endpoints
+//
+// The endpoint of a trust domain that proves itself with an SVID of that same domain is verified by
+// the newest bundle of the domain that we have: the one that was configured at first, the one that
+// was fetched from then on (FED-67). So whoever was away for longer than the roots overlap cannot
+// come back without help, and neither can one that was told that everything is revoked: configure a
+// newer bundle, or call [Manager.Set]. [Config] has a directory for the last good bundles, which
+// makes that rarer.
+//
+// # What it does not do
+//
+// It does not merge: the bundle of one domain never speaks for another (FED-14). It does not hold the
+// bundle of our own trust domain, which comes from a CA or the Workload API. And it does not decide
+// whom to trust: parameters come from whoever configures it, and should come by a way that others
+// cannot write to (FED-22).
+package federation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Options are the choices about a single fetch, each of which has a default.
+type Options struct {
+	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30
+	// seconds.
+	Timeout time.Duration
+
+	// IdleTimeout bounds the silence of an endpoint: no byte for so long ends the fetch. 0 means 10
+	// seconds.
+	IdleTimeout time.Duration
+
+	// NoRedirects makes every redirect a failure (FED-43).
+	NoRedirects bool
+
+	// DialContext makes the connections. It must be safe for concurrent use and must return when its
+	// context is done. Nil means the one of [net.Dialer].
+	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	// Logger is told of every fetch (FED-19): at Info what succeeded, at Warn what failed or is worth
+	// a look, with the attributes trust_domain, url, redirected_to, peer, sequence, outcome,
+	// authorities, skipped, next and err. URLs are without their query. Nil means silence.
+	Logger *slog.Logger
+}
+
+// withDefaults returns a copy of o, which may be nil.
+func (o *Options) withDefaults() (*Options, error) {
+	c := Options{}
+	if o != nil {
+		c = *o
+	}
+	if c.Timeout < 0 || c.IdleTimeout < 0 {
+		return nil, fmt.Errorf("Options.Timeout is %v, IdleTimeout %v: none may be negative", c.Timeout, c.IdleTimeout)
+	}
+	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, 10*time.Second)
+	if c.DialContext == nil {
+		c.DialContext = new(net.Dialer).DialContext
+	}
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	return &c, nil
+}
+
+// Config configures a [Manager]. Every zero means the default that is named here. [New] copies it.
+type Config struct {
+	// Relationships are those to begin with, at most one for each trust domain. See [Manager.Add].
+	Relationships []Relationship
+
+	// MinInterval and MaxInterval are the bounds of the time between two fetches of one bundle, and
+	// win over its refresh hint (BND-21). 0 means one minute and 24 hours. While there is no bundle at
+	// all, the interval is MinInterval. If both are equal, chance adds up to a tenth.
+	MinInterval, MaxInterval time.Duration
+
+	// Concurrency is how many fetches run at the same time, without counting those that have run for
+	// longer than a second: a slow one gives its place to the next, and goes on until its deadline.
+	// 0 means 16. With the default timeout, at most 16·30 run at once, and only if as many hang.
+	Concurrency int
+
+	// Dir is a directory for the last good bundles, one file for each trust domain, which [Manager.Run]
+	// makes if it is missing and reads when it starts. It must not be writable by others, and it
+	// belongs to one Manager. A file that cannot be used is ignored, with a warning. "" means none.
+	Dir string
+
+	// Fetch are the choices about each fetch, and the Logger of the Manager.
+	Fetch Options
+}
+
+// Manager keeps the bundles of other trust domains. [New] makes one. Its methods are safe for
+// concurrent use, and those that read work before, during and after [Manager.Run].
+type Manager struct {
+	cfg   Config
+	fetch *Options
+
+	// What readers read. Writers hold mu.
+	relations atomic.Pointer[map[spiffe.TrustDomain]*relation] // replaced, never changed
+	set       atomic.Pointer[spiffe.BundleSet]                 // of all bundles; nil if it has to be made again
+	changed   atomic.Pointer[signal]
+
+	mu      sync.Mutex
+	run     *run // nil while Run is not running
+	healthy queue
+	failing queue // those whose last attempt failed
+	ticks   ticks
+
+	unanchored int // how many wait for the anchors of their endpoints
+
+	storing sync.Mutex // held while files are written; never taken while mu is held
+}
+
+// signal is a channel that is closed once.
+type signal struct{ ch chan struct{} }
+
+// New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. An
+// error about a relationship wraps a [*ConfigError].
+func New(cfg Config) (*Manager, error) {
+	m := &Manager{cfg: cfg}
+	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
+		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
+			cfg.MinInterval, cfg.MaxInterval, cfg.Concurrency)
+	}
+	m.cfg.MinInterval = cmp.Or(cfg.MinInterval, time.Minute)
+	m.cfg.MaxInterval = cmp.Or(cfg.MaxInterval, max(24*time.Hour, m.cfg.MinInterval))
+	m.cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
+	m.cfg.Relationships = nil
+	if m.cfg.MinInterval > m.cfg.MaxInterval {
+		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, more than MaxInterval, %v", m.cfg.MinInterval, m.cfg.MaxInterval)
+	}
+	var err error
+	if m.fetch, err = cfg.Fetch.withDefaults(); err != nil {
+		return nil, fmt.Errorf("federation: new: %w", err)
+	}
+	m.ticks.last = time.Now()
+	m.changed.Store(&signal{make(chan struct{})})
+
+	all := make(map[spiffe.TrustDomain]*relation, len(cfg.Relationships))
+	for _, r := range cfg.Relationships {
+		e, err := r.check()
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("federation: new: %w", err)
+		case all[r.TrustDomain] != nil:
+			return nil, fmt.Errorf("federation: new: %w", &ConfigError{r.TrustDomain, "FED-20", "two relationships with one trust domain"})
+		}
+		all[r.TrustDomain] = m.newRelation(e)
+	}
+	for _, r := range all {
+		if err := r.e.anchorsIn(all); err != nil {
+			return nil, fmt.Errorf("federation: new: %w", err)
+		}
+		m.healthy.push(r, 0)
+	}
+	m.relations.Store(&all)
+	return m, nil
+}
+
+// Bundle returns the bundle of td that is in force. It does not block. For a trust domain without a
+// relationship, and for one whose bundle was not fetched yet, the error wraps
+// [spiffe.ErrUnknownTrustDomain].
+func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	r := (*m.relations.Load())[td]
+	if r == nil {
+		return nil, fmt.Errorf("federation: there is no relationship with trust domain %q: %w", td, spiffe.ErrUnknownTrustDomain)
+	}
+	if b := r.bundle.Load(); b != nil {
+		return b, nil
+	}
+	return nil, fmt.Errorf("federation: no bundle was fetched yet for trust domain %q: %w", td, spiffe.ErrUnknownTrustDomain)
+}
+
+// Bundles returns all bundles that are in force. The same set is returned until something changes.
+func (m *Manager) Bundles() *spiffe.BundleSet {
+	if s := m.set.Load(); s != nil {
+		return s
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.set.Load(); s != nil {
+		return s
+	}
+	var bundles []*spiffe.Bundle
+	for _, r := range *m.relations.Load() {
+		if b := r.bundle.Load(); b != nil {
+			bundles = append(bundles, b)
+		}
+	}
+	s, _ := spiffe.NewBundleSet(bundles...) // fails for a nil or a second bundle only
+	m.set.Store(s)
+	return s
+}
+
+// Changed returns a channel that is closed when a bundle is replaced, appears, or ends. Take it
+// before reading, so that no change is missed:
+//
+//	for {
+//		changed := m.Changed()
+//		use(m.Bundles())
+//		<-changed
+//	}
+func (m *Manager) Changed() <-chan struct{} { return m.changed.Load().ch }
+
+// Add adds a relationship, and fetches its bundle at once while Run runs. If there is one with its
+// trust domain, its parameters change and the bundle in force stays. The endpoint of a [SPIFFE]
+// profile without Bundles must be in a trust domain that there is a relationship with. An error
+// wraps a [*ConfigError], and leaves everything as it was.
+func (m *Manager) Add(r Relationship) error {
+	e, err := r.check()
+	if err != nil {
+		return fmt.Errorf("federation: add: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := maps.Clone(*m.relations.Load())
+	if err := e.anchorsIn(all); err != nil {
+		return fmt.Errorf("federation: add: %w", err)
+	}
+	next := m.newRelation(e)
+	if old := all[e.td]; old != nil {
+		m.drop(old)
+		next.bundle.Store(old.bundle.Load())
+	}
+	all[e.td] = next
+	m.relations.Store(&all)
+	m.healthy.push(next, m.ticks.advance(time.Now()))
+	m.kick()
+	return nil
+}
+
+// Remove ends the relationship with td (FED-18): its bundle is gone when Remove returns, so that no
+// peer of the domain is verified any more, those who wait for [Manager.Changed] are told, a fetch that
+// is under way is ended, and the stored copy is deleted. If there is no such relationship it does
+// nothing. An error is about the stored copy only.
+//
+// Another relationship whose endpoint is in td is left without anchors, and its fetches fail.
+func (m *Manager) Remove(td spiffe.TrustDomain) error {
+	m.mu.Lock()
+	old := (*m.relations.Load())[td]
+	if old == nil {
+		m.mu.Unlock()
+		return nil
+	}
+	all := maps.Clone(*m.relations.Load())
+	delete(all, td)
+	m.relations.Store(&all)
+	m.drop(old)
+	m.signalChange()
+	m.mu.Unlock()
+	m.fetch.Logger.LogAttrs(context.Background(), slog.LevelInfo, "federation: relationship ended", slog.String("trust_domain", td.String()))
+	if err := m.unsave(td); err != nil {
+		return fmt.Errorf("federation: remove: the stored bundle of %q: %w", td, err)
+	}
+	return nil
+}
+
+// Set puts a bundle in force, in the place of the one of its trust domain, which must have a
+// relationship. Nothing is compared: this is how an operator accepts a bundle with a lower sequence
+// number, such as [Status.Refused], or helps a self-serving endpoint over a rotation that was missed.
+// It stays until a later fetch brings one that supersedes it (FED-13). A [SPIFFE.Initial] with a higher
+// number counts as newer again after a restart, so configure a newer one of those, too.
+//
+// If the last fetch failed because the endpoint could not be authenticated, the next one is due at
+// once.
+func (m *Manager) Set(b *spiffe.Bundle) error {
+	if b == nil {
+		return errors.New("federation: set: there is no bundle")
+	}
+	m.mu.Lock()
+	r := (*m.relations.Load())[b.TrustDomain()]
+	if r == nil {
+		m.mu.Unlock()
+		return fmt.Errorf("federation: set: there is no relationship with trust domain %q: %w", b.TrustDomain(), spiffe.ErrUnknownTrustDomain)
+	}
+	r.refused = nil
+	r.decree.Store(true)
+	m.publish(r, b)
+	if e, ok := errors.AsType[*FetchError](r.err); ok && e.Code == Authentication {
+		m.hasten(r)
+	}
+	m.mu.Unlock()
+	attrs := append(describe(b), slog.String("trust_domain", b.TrustDomain().String()), slog.String("outcome", "set"))
+	m.fetch.Logger.LogAttrs(context.Background(), slog.LevelWarn, "federation: bundle was set by an operator", attrs...)
+	m.save(context.Background(), r)
+	return nil
+}
+
+// publish puts b in force. The caller holds mu.
+func (m *Manager) publish(r *relation, b *spiffe.Bundle) {
+	if r.bundle.Swap(b) == b {
+		return
+	}
+	m.signalChange()
+	if m.unanchored == 0 {
+		return
+	}
+	// Whoever waits for these anchors need not wait for its next interval: it made no request.
+	for _, other := range *m.relations.Load() {
+		if other.e.borrows() && other.e.id.TrustDomain() == r.e.td && other.unanchored {
+			m.hasten(other)
+		}
+	}
+}
+
+func (m *Manager) signalChange() {
+	m.set.Store(nil)
+	close(m.changed.Swap(&signal{make(chan struct{})}).ch)
+}
+
+// drop takes a relation out of service. The caller holds mu and has taken it out of the map.
+func (m *Manager) drop(r *relation) {
+	r.gone = true
+	m.unqueue(r)
+	m.setUnanchored(r, false)
+	if r.cancel != nil {
+		r.cancel()
+	}
+}
+
+// State says how far the bundle of a relationship can be relied on.
+type State int
+
+// The states.
+const (
+	Pending State = iota // no bundle yet, and nothing was tried
+	Failed               // no bundle yet, and the last attempt failed
+	Stale                // a bundle is in force, and the endpoint has not confirmed it lately
+	Fresh                // a bundle is in force, and the last attempt confirmed it
+)
+
+// String returns "pending", "failed", "stale" or "fresh".
+func (s State) String() string {
+	switch s {
+	case Pending:
+		return "pending"
+	case Failed:
+		return "failed"
+	case Stale:
+		return "stale"
+	case Fresh:
+		return "fresh"
+	}
+	return fmt.Sprintf("State(%d)", int(s))
+}
+
+// Status is the state of one relationship at one moment.
+type Status struct {
+	TrustDomain spiffe.TrustDomain
+	URL         string // of the endpoint, without its query
+	State       State
+
+	// Bundle is what is in force, with its sequence number; nil before the first.
+	Bundle *spiffe.Bundle
+
+	// LastSuccess is when the endpoint last answered well, be it that nothing has changed; zero if it
+	// never has since the Manager was made. NextAttempt is when Run will try again; zero while an
+	// attempt is under way.
+	LastSuccess, NextAttempt time.Time
+
+	// Failures counts the failed attempts since the last that did not fail. Err is the last failure, a
+	// [*FetchError], or nil.
+	Failures int
+	Err      error
+
+	// Refused is the bundle that the endpoint offered and that was refused for its lower sequence
+	// number, or nil. To accept it all the same, give it to [Manager.Set].
+	Refused *spiffe.Bundle
+}
+
+// Status returns the state of all relationships, for health checks and diagnosis, sorted by trust
+// domain.
+func (m *Manager) Status() []Status {
+	m.mu.Lock()
+	wall := time.Now()
+	now := m.ticks.advance(wall)
+	relations := *m.relations.Load()
+	all := make([]Status, 0, len(relations))
+	for _, r := range relations {
+		all = append(all, r.status(now, wall))
+	}
+	m.mu.Unlock()
+	slices.SortFunc(all, func(a, b Status) int { return a.TrustDomain.Compare(b.TrustDomain) })
+	return all
+}

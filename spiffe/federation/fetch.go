@@ -1,0 +1,494 @@
+package federation
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Limits on what an endpoint may make us do, beside those of a bundle document.
+const (
+	maxRedirects = 5
+	maxHeader    = 64 << 10 // bytes of the header of an answer
+	maxETag      = 256      // bytes of an entity tag that we keep
+)
+
+// Fetch gets the bundle of a relationship once, without regard to earlier ones. The options may be
+// nil. An error about the parameters wraps a [*ConfigError] and comes before anything is sent; every
+// other one is a [*FetchError].
+//
+// A bundle without authorities is an answer like any other: nothing of the trust domain is trusted
+// any more (BND-10). [Manager] has the rules for which of two bundles is in force.
+func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("federation: fetch: %w", err)
+	}
+	e, err := r.check()
+	if err == nil {
+		err = e.anchorsIn(nil)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("federation: fetch: %w", err)
+	}
+	a, failed := e.fetchLogged(ctx, o)
+	if failed != nil {
+		return nil, failed
+	}
+	return a.bundle, nil
+}
+
+// FetchAll gets the bundles of many relationships once, sixteen at a time, and repeats what may go
+// away by itself ([FetchError.Retryable]) for as long as retry says: after 50 milliseconds, and twice
+// as long each time. With 10 seconds here and as Options.Timeout it has the patience of Istio.
+//
+// The set has what could be fetched, and is empty if nothing could. What could not is in the error,
+// which then is an [Errors] with one [*FetchError] for each: keep the last good bundles of those. The
+// options may be nil. An error about the parameters wraps a [*ConfigError], comes before anything is
+// sent, and comes without a set.
+func FetchAll(ctx context.Context, relationships []Relationship, retry time.Duration, opts *Options) (*spiffe.BundleSet, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("federation: fetch: %w", err)
+	}
+	endpoints := make([]*endpoint, 0, len(relationships))
+	seen := map[spiffe.TrustDomain]bool{}
+	for _, r := range relationships {
+		e, err := r.check()
+		if err == nil {
+			err = e.anchorsIn(nil)
+		}
+		if err == nil && seen[e.td] {
+			err = &ConfigError{e.td, "FED-20", "two relationships with one trust domain"}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("federation: fetch: %w", err)
+		}
+		seen[e.td] = true
+		endpoints = append(endpoints, e)
+	}
+
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var bundles []*spiffe.Bundle
+	var failures Errors
+	slots := make(chan struct{}, 16)
+	for _, e := range endpoints {
+		slots <- struct{}{}
+		wg.Go(func() {
+			release := sync.OnceFunc(func() { <-slots })
+			defer release()
+			defer time.AfterFunc(slow, release).Stop()
+			a, failed := e.fetchPatiently(ctx, o, retry)
+			mu.Lock()
+			defer mu.Unlock()
+			if failed != nil {
+				failures = append(failures, failed)
+			} else {
+				bundles = append(bundles, a.bundle)
+			}
+		})
+	}
+	wg.Wait()
+	set, err := spiffe.NewBundleSet(bundles...)
+	if err != nil {
+		return nil, fmt.Errorf("federation: fetch: %w", err)
+	}
+	if failures == nil {
+		return set, nil
+	}
+	slices.SortFunc(failures, func(a, b *FetchError) int { return a.TrustDomain.Compare(b.TrustDomain) })
+	return set, failures
+}
+
+// slow is how long a fetch may keep its place in a queue.
+const slow = time.Second
+
+func (e *endpoint) fetchPatiently(ctx context.Context, o *Options, retry time.Duration) (answer, *FetchError) {
+	start := time.Now()
+	for wait := 50 * time.Millisecond; ; wait *= 2 {
+		a, failed := e.fetchLogged(ctx, o)
+		if failed == nil {
+			return a, nil
+		}
+		if _, again := failed.Retryable(); !again || time.Since(start)+wait > retry {
+			return a, failed
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return a, failed
+		}
+	}
+}
+
+func (e *endpoint) fetchLogged(ctx context.Context, o *Options) (answer, *FetchError) {
+	a, failed := e.fetch(ctx, o, "")
+	outcome := "fetched"
+	if failed != nil {
+		outcome = "failed"
+	}
+	e.log(ctx, o, a, failed, a.bundle, outcome)
+	return a, failed
+}
+
+// endpoint is where a bundle comes from. It never changes once it is in use.
+type endpoint struct {
+	td    spiffe.TrustDomain
+	url   *url.URL
+	where string // url for people and logs
+	plan
+
+	source spiffe.BundleSource // what an https_spiffe endpoint is verified by
+}
+
+// borrows reports whether the endpoint is verified by another relationship of the same Manager.
+func (e *endpoint) borrows() bool {
+	return !e.id.IsZero() && e.initial == nil && e.bundles == nil
+}
+
+// anchorsIn checks that the anchors of an endpoint come from somewhere.
+func (e *endpoint) anchorsIn(all map[spiffe.TrustDomain]*relation) error {
+	if !e.borrows() || all[e.id.TrustDomain()] != nil {
+		return nil
+	}
+	return &ConfigError{e.td, "FED-63", fmt.Sprintf("the endpoint is in %q: set SPIFFE.Bundles, or have the Manager federate with that trust domain first", e.id.TrustDomain())}
+}
+
+// answer is what became of a fetch. After a failure it has what is known.
+type answer struct {
+	bundle   *spiffe.Bundle // nil if it is not modified
+	etag     string         // of bundle, or ""
+	url      string         // that was asked last
+	peer     string         // who was authenticated last, "" for nobody
+	unasked  bool           // there were no anchors, so that nothing was sent
+	received int            // the last HTTP status
+}
+
+// fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each fetch
+// has a connection of its own, and starts at the configured URL: authorities that were removed count
+// at once, and redirects are not remembered (FED-42, FED-67).
+func (e *endpoint) fetch(parent context.Context, o *Options, etag string) (a answer, failed *FetchError) {
+	a.url = e.where
+	ctx, cancel := context.WithTimeout(parent, o.Timeout)
+	d := &dialling{e: e, o: o}
+	defer func() {
+		cancel()
+		a.peer = d.end()
+	}()
+	fail := func(code Code, err error) (answer, *FetchError) {
+		a.bundle, a.etag = nil, ""
+		return a, &FetchError{TrustDomain: e.td, URL: a.url, Code: code, Status: a.received, Err: err}
+	}
+	broken := func(err error) (answer, *FetchError) {
+		code, err := classify(parent, ctx, o, err)
+		return fail(code, err)
+	}
+	if err := e.anchored(); err != nil {
+		a.unasked = true
+		return fail(Authentication, err)
+	}
+
+	transport := &http.Transport{
+		DialTLSContext: func(_ context.Context, network, addr string) (net.Conn, error) {
+			return d.dial(ctx, network, addr)
+		},
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return nil, errors.New("not https")
+		},
+		DisableKeepAlives:      true,
+		DisableCompression:     true, // what is counted is what was sent
+		MaxResponseHeaderBytes: maxHeader,
+	}
+	for u, hops := e.url, 0; ; hops++ {
+		a.url, a.received = display(u), 0
+		request := (&http.Request{Method: http.MethodGet, URL: u, Header: http.Header{
+			"Accept": {"application/json"}, "User-Agent": {"svidkit"},
+		}}).WithContext(ctx)
+		if etag != "" {
+			request.Header.Set("If-None-Match", etag)
+		}
+		response, err := transport.RoundTrip(request)
+		if err != nil {
+			return broken(err)
+		}
+		defer response.Body.Close() // at most maxRedirects+1
+		a.received = response.StatusCode
+		switch {
+		case redirects(response.StatusCode):
+			next, err := response.Location()
+			switch {
+			case o.NoRedirects:
+				return fail(Redirect, fmt.Errorf("status %d, and redirects are switched off", response.StatusCode))
+			case hops == maxRedirects:
+				return fail(Redirect, fmt.Errorf("more than %d", maxRedirects))
+			case err != nil || len(next.String()) > maxURL:
+				return fail(Redirect, fmt.Errorf("status %d without a usable Location", response.StatusCode))
+			}
+			if rule, reason := unfitURL(next); rule != "" {
+				return fail(Redirect, fmt.Errorf("the URL %s %s (%s, FED-40)", display(next), reason, rule))
+			}
+			u = next
+		case response.StatusCode == http.StatusNotModified && etag != "":
+			return a, nil
+		case response.StatusCode != http.StatusOK:
+			return fail(BadStatus, fmt.Errorf("HTTP status %d, not 200 (FED-45)", response.StatusCode))
+		default:
+			doc, err := readDocument(response)
+			switch {
+			case errors.Is(err, spiffe.ErrTooLarge):
+				return fail(TooLarge, err)
+			case err != nil:
+				return broken(err)
+			}
+			if a.bundle, err = spiffe.ParseBundle(e.td, doc); err != nil {
+				return fail(Document, err)
+			}
+			a.etag = usableETag(response.Header.Get("Etag"))
+			return a, nil
+		}
+	}
+}
+
+// anchored reports why the endpoint could not be verified whatever it presents.
+func (e *endpoint) anchored() error {
+	if e.id.IsZero() {
+		return nil
+	}
+	b, err := e.source.Bundle(e.id.TrustDomain())
+	switch {
+	case err != nil:
+		return err
+	case b == nil:
+		return spiffe.ErrUnknownTrustDomain
+	case !hasAuthority(b):
+		return fmt.Errorf("trust domain %q: %w", e.id.TrustDomain(), spiffe.ErrNoAuthority)
+	}
+	return nil
+}
+
+// dialling makes the connections of one fetch. net/http dials on a goroutine of its own and does not
+// wait for a dial that it has given up, so this does.
+type dialling struct {
+	e *endpoint
+	o *Options
+
+	mu      sync.Mutex
+	over    bool
+	running sync.WaitGroup
+	peer    string
+}
+
+// end waits for what is under way and returns who was authenticated last. The context of the dials
+// has ended.
+func (d *dialling) end() (peer string) {
+	d.mu.Lock()
+	d.over = true
+	d.mu.Unlock()
+	d.running.Wait()
+	return d.peer
+}
+
+// dial makes a connection to an endpoint that has proved itself. The context is that of the fetch, for
+// the one of net/http outlives it.
+func (d *dialling) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.mu.Lock()
+	if d.over {
+		d.mu.Unlock()
+		return nil, net.ErrClosed
+	}
+	d.running.Add(1)
+	d.peer = ""
+	d.mu.Unlock()
+	defer d.running.Done()
+
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	config, err := d.e.clientConfig(host)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := d.o.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(&watched{Conn: raw, patience: d.o.IdleTimeout}, config)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	peer := host
+	if !d.e.id.IsZero() {
+		peer = d.e.id.String()
+	}
+	d.mu.Lock()
+	d.peer = peer
+	d.mu.Unlock()
+	return conn, nil
+}
+
+// clientConfig is for one connection to host.
+func (e *endpoint) clientConfig(host string) (*tls.Config, error) {
+	c := baseConfig()
+	c.ServerName = host
+	c.NextProtos = []string{"http/1.1"}
+	if e.id.IsZero() {
+		c.RootCAs = e.roots
+		return c, nil
+	}
+	verifier, err := spiffe.NewVerifier(e.source, spiffe.AllowIDs(e.id), nil)
+	if err != nil {
+		return nil, err
+	}
+	// This turns off the check of the host name and of the host's roots. The profile has another one,
+	// which runs in every handshake.
+	c.InsecureSkipVerify = true
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
+		_, err := verifier.VerifyChain(cs.PeerCertificates, spiffe.ServerRole)
+		return err
+	}
+	return c, nil
+}
+
+// watched is a connection that does not bear silence. What the endpoint may take in all is bounded by
+// the context of the fetch.
+type watched struct {
+	net.Conn
+	patience time.Duration
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	if err := w.SetReadDeadline(time.Now().Add(w.patience)); err != nil {
+		return 0, err
+	}
+	return w.Conn.Read(p)
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	if err := w.SetWriteDeadline(time.Now().Add(w.patience)); err != nil {
+		return 0, err
+	}
+	return w.Conn.Write(p)
+}
+
+func redirects(status int) bool {
+	switch status {
+	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+		return true
+	}
+	return false
+}
+
+// readDocument reads no more than a document may have.
+func readDocument(response *http.Response) ([]byte, error) {
+	tooLarge := fmt.Errorf("more than %d bytes: %w", spiffe.MaxBundleSize, spiffe.ErrTooLarge)
+	if response.ContentLength > spiffe.MaxBundleSize {
+		return nil, tooLarge
+	}
+	doc, err := io.ReadAll(io.LimitReader(response.Body, spiffe.MaxBundleSize+1))
+	if err == nil && len(doc) > spiffe.MaxBundleSize {
+		return nil, tooLarge
+	}
+	return doc, err
+}
+
+// usableETag returns an entity tag that we can send back, or "".
+func usableETag(tag string) string {
+	opaque := tag
+	if len(tag) > 2 && tag[:2] == "W/" {
+		opaque = tag[2:]
+	}
+	if len(tag) > maxETag || len(opaque) < 2 || opaque[0] != '"' || opaque[len(opaque)-1] != '"' {
+		return ""
+	}
+	for _, c := range []byte(opaque[1 : len(opaque)-1]) {
+		if c <= ' ' || c == '"' || c == 0x7f {
+			return ""
+		}
+	}
+	return tag
+}
+
+// classify says what kind of failure of the network err is.
+func classify(parent, ctx context.Context, o *Options, err error) (Code, error) {
+	if parent.Err() != nil {
+		cause := context.Cause(parent)
+		if errors.Is(parent.Err(), context.DeadlineExceeded) {
+			return Timeout, cause
+		}
+		return Canceled, cause
+	}
+	if ctx.Err() != nil {
+		return Timeout, fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return Timeout, fmt.Errorf("silent for %v: %w", o.IdleTimeout, context.DeadlineExceeded)
+	}
+	if _, ok := errors.AsType[*spiffe.VerifyError](err); ok {
+		return Authentication, err
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return Authentication, err
+	}
+	return Connection, err
+}
+
+// log reports a fetch. The bundle is the one that is in force now, and may be nil.
+func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *FetchError, b *spiffe.Bundle, outcome string, more ...slog.Attr) {
+	level, msg := slog.LevelInfo, "federation: bundle fetched"
+	attrs := []slog.Attr{slog.String("trust_domain", e.td.String()), slog.String("url", e.where)}
+	if a.url != e.where {
+		attrs = append(attrs, slog.String("redirected_to", a.url))
+	}
+	attrs = append(attrs, slog.String("peer", cmp.Or(a.peer, "nobody")), slog.String("outcome", outcome))
+	if b != nil {
+		attrs = append(attrs, describe(b)...)
+	}
+	switch {
+	case failed != nil:
+		level, msg = slog.LevelWarn, "federation: bundle not fetched"
+		attrs = append(attrs, slog.Any("err", failed))
+	case b != nil && a.bundle != nil && !hasAuthority(b):
+		level, msg = slog.LevelWarn, "federation: bundle has no X.509 authority: every X.509-SVID of the trust domain is revoked"
+	case outcome == outcomeClash:
+		level, msg = slog.LevelWarn, "federation: bundle has changed under the same sequence number, which is its publisher's fault"
+	}
+	if a.bundle != nil {
+		if skipped := a.bundle.Skipped(); len(skipped) > 0 {
+			attrs = append(attrs, slog.Int("skipped", len(skipped)), slog.Any("first_skipped", skipped[0]))
+		}
+	}
+	o.Logger.LogAttrs(ctx, level, msg, append(attrs, more...)...)
+}
+
+func describe(b *spiffe.Bundle) []slog.Attr {
+	n := 0
+	for range b.X509Authorities() {
+		n++
+	}
+	for range b.JWTAuthorities() {
+		n++
+	}
+	attrs := []slog.Attr{slog.Int("authorities", n)}
+	if seq, ok := b.Sequence(); ok {
+		attrs = append(attrs, slog.Uint64("sequence", seq))
+	}
+	return attrs
+}

@@ -1,0 +1,973 @@
+package federation_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// world is one partner with a website, in a bubble.
+type world struct {
+	*internet
+	web, ca *spiffetest.CA
+	site    *site
+	diary   *diary
+	cfg     federation.Config
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{internet: newInternet(), web: spiffetest.NewCA(t, "web.test"), ca: spiffetest.NewCA(t, "partner.test"), diary: &diary{}}
+	w.site = w.host(t, "partner.test", webCert(w.web, "partner.test"), serving(t, w.ca.Bundle()))
+	w.cfg.Relationships = []federation.Relationship{{TrustDomain: partner, URL: "https://partner.test/bundle", Profile: webRoots(w.web)}}
+	w.cfg.Fetch = w.options(w.diary.logger())
+	return w
+}
+
+// next waits until the next fetch of td is over.
+func next(t *testing.T, m *federation.Manager, td spiffe.TrustDomain) {
+	t.Helper()
+	at := statusOf(t, m, td).NextAttempt
+	require.False(t, at.IsZero())
+	time.Sleep(time.Until(at))
+	synctest.Wait()
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+// New does nothing, Run does everything, and the readers work throughout.
+func TestLife(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		m := newManager(t, w.cfg)
+		synctest.Wait()
+		assert.Empty(t, w.dialled())
+		_, err := m.Bundle(partner)
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		require.EqualError(t, err, `federation: no bundle was fetched yet for trust domain "partner.test": no trust bundle for this trust domain`)
+		_, err = m.Bundle(home)
+		require.EqualError(t, err, `federation: there is no relationship with trust domain "example.org": no trust bundle for this trust domain`)
+		assert.Zero(t, m.Bundles().Len())
+		s := statusOf(t, m, partner)
+		assert.Equal(t, federation.Pending, s.State)
+		assert.Nil(t, s.Bundle)
+		assert.Zero(t, s.LastSuccess)
+		changed := m.Changed()
+
+		stop := running(t, m)
+		synctest.Wait()
+		assert.True(t, isClosed(changed))
+		assert.True(t, trusts(t, m, w.ca))
+		assert.Equal(t, 1, m.Bundles().Len())
+		assert.Same(t, m.Bundles(), m.Bundles(), "the same until something changes")
+		s = statusOf(t, m, partner)
+		assert.Equal(t, federation.Fresh, s.State)
+		assert.Equal(t, "https://partner.test/bundle", s.URL)
+		assert.Same(t, inForce(t, m, partner), s.Bundle)
+		assert.True(t, s.LastSuccess.Equal(time.Now()))
+		assert.NoError(t, s.Err)
+		require.ErrorContains(t, m.Run(t.Context()), "already running")
+
+		// It ends, and begins again where it was.
+		stop()
+		before := inForce(t, m, partner)
+		w.dialled()
+		time.Sleep(time.Hour)
+		assert.Empty(t, w.dialled())
+		assert.Equal(t, federation.Stale, statusOf(t, m, partner).State, "nobody looks after it")
+		changed = m.Changed()
+		running(t, m)
+		synctest.Wait()
+		assert.Len(t, w.dialled(), 1)
+		assert.Same(t, before, inForce(t, m, partner))
+		assert.False(t, isClosed(changed), "nothing has changed")
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+
+		// An end in the middle of a fetch is nobody's failure.
+		w.site.serve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		m = newManager(t, w.cfg)
+		stop = running(t, m)
+		synctest.Wait()
+		w.diary.read()
+		stop()
+		assert.Empty(t, w.diary.read())
+		s = statusOf(t, m, partner)
+		assert.Equal(t, federation.Pending, s.State)
+		assert.Zero(t, s.Failures)
+		w.site.serve(serving(t, w.ca.Bundle()))
+		running(t, m)
+		synctest.Wait()
+		assert.True(t, trusts(t, m, w.ca))
+
+		// Run fetches when it starts, even if nothing is due.
+		m = newManager(t, w.cfg)
+		stop = running(t, m)
+		synctest.Wait()
+		stop()
+		w.dialled()
+		running(t, m)
+		synctest.Wait()
+		assert.Len(t, w.dialled(), 1)
+	})
+}
+
+// When the next fetch comes.
+func TestIntervals(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-6", "FED-7", "FED-8", "BND-19", "BND-20", "BND-21", "BND-22", "DIV-15")
+	for _, c := range []struct {
+		name            string
+		hint, low, high time.Duration
+		cfg             federation.Config
+	}{
+		{name: "the hint", hint: 120 * time.Second, low: 108 * time.Second, high: 132 * time.Second},
+		{name: "no hint", low: 270 * time.Second, high: 330 * time.Second},
+		{name: "a short hint", hint: time.Second, low: time.Minute, high: 66 * time.Second},
+		{name: "a long hint", hint: 1000 * time.Hour, low: 21*time.Hour + 36*time.Minute, high: 24 * time.Hour},
+		{name: "a floor", hint: 120 * time.Second, low: time.Hour, high: 66 * time.Minute, cfg: federation.Config{MinInterval: time.Hour}},
+		{name: "a ceiling", hint: 120 * time.Second, low: 81 * time.Second, high: 90 * time.Second, cfg: federation.Config{MaxInterval: 90 * time.Second}},
+		{name: "one interval", low: time.Minute, high: 66 * time.Second, cfg: federation.Config{MinInterval: time.Minute, MaxInterval: time.Minute}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.site.serve(serving(t, bundleOf(t, w.ca, nil, c.hint)))
+				w.cfg.MinInterval, w.cfg.MaxInterval = c.cfg.MinInterval, c.cfg.MaxInterval
+				m := newManager(t, w.cfg)
+				running(t, m)
+				synctest.Wait()
+				require.Len(t, w.site.asked(), 1)
+				for range 20 {
+					start := time.Now()
+					in := time.Until(statusOf(t, m, partner).NextAttempt)
+					assert.True(t, in >= c.low && in <= c.high, "%v", in)
+					time.Sleep(in - time.Nanosecond)
+					synctest.Wait()
+					assert.Empty(t, w.site.asked())
+					time.Sleep(time.Nanosecond)
+					synctest.Wait()
+					assert.Len(t, w.site.asked(), 1, "after %v", time.Since(start))
+				}
+			})
+		})
+	}
+	for u := 0.0; u < 1; u += 0.001 {
+		in := federation.Jittered(2*time.Hour, time.Minute, 24*time.Hour, u)
+		assert.True(t, in >= 108*time.Minute && in < 132*time.Minute)
+	}
+}
+
+// A failure waits for the next interval like a success, with the last known hint.
+func TestFailuresWait(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-9", "FED-10", "FED-45")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		good := serving(t, bundleOf(t, w.ca, new(uint64(7)), 120*time.Second))
+		w.site.serve(answer(500, nil))
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		s := statusOf(t, m, partner)
+		assert.Equal(t, federation.Failed, s.State)
+		assert.Nil(t, s.Bundle)
+		requireCode(t, s.Err, federation.BadStatus)
+		_, err := m.Bundle(partner)
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		in := time.Until(s.NextAttempt)
+		assert.True(t, in >= time.Minute && in <= 66*time.Second, "no bundle and no hint: the floor, %v", in)
+
+		w.site.serve(good)
+		next(t, m, partner)
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.NoError(t, statusOf(t, m, partner).Err)
+		before := inForce(t, m, partner)
+		w.site.serve(answer(500, documentOf(t, bundleOf(t, w.ca, new(uint64(8)), time.Hour))))
+		w.site.asked()
+		for i := range 10 {
+			in := time.Until(statusOf(t, m, partner).NextAttempt)
+			assert.True(t, in >= 108*time.Second && in <= 132*time.Second, "%v", in)
+			next(t, m, partner)
+			assert.Len(t, w.site.asked(), 1, "one request per interval")
+			s := statusOf(t, m, partner)
+			assert.Equal(t, federation.Stale, s.State)
+			assert.Equal(t, i+1, s.Failures)
+			assert.Same(t, before, inForce(t, m, partner))
+		}
+	})
+}
+
+// The state cases of bundle documents, fetched one after the other.
+func TestStateCases(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "BS-01", "BS-02", "BS-03", "BS-04", "BS-05", "BS-06", "BND-6", "BND-10", "BND-11", "BND-28", "FED-11", "FED-12")
+	read := func(name string) []byte {
+		doc, err := os.ReadFile(filepath.Join("..", "testdata", "bundles", name))
+		require.NoError(t, err)
+		return doc
+	}
+	var index struct {
+		Sequences []struct {
+			ID           string
+			Files        []string
+			InForce      int
+			Error, Alert bool
+		}
+	}
+	require.NoError(t, json.Unmarshal(read("index.json"), &index))
+	require.Len(t, index.Sequences, 6)
+	for i, s := range index.Sequences {
+		assert.Equal(t, fmt.Sprintf("BS-%02d", i+1), s.ID)
+		t.Run(s.ID, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.cfg.Relationships[0].TrustDomain = home
+				m := newManager(t, w.cfg)
+				w.site.serve(answer(200, read(s.Files[0])))
+				running(t, m)
+				synctest.Wait()
+				w.diary.read()
+				for _, f := range s.Files[1:] {
+					w.site.serve(answer(200, read(f)))
+					next(t, m, home)
+				}
+				want, err := spiffe.ParseBundle(home, read(s.Files[s.InForce]))
+				require.NoError(t, err)
+				assert.True(t, want.Equal(inForce(t, m, home)))
+				status := statusOf(t, m, home)
+				lines := w.diary.read()
+				require.Len(t, lines, len(s.Files)-1)
+				reported := false
+				for _, line := range lines {
+					reported = reported || strings.Contains(line["msg"], "same sequence number") && line["level"] == "WARN"
+				}
+				e, _ := errors.AsType[*federation.FetchError](status.Err)
+				reported = reported || e != nil && e.Code == federation.Sequence
+				assert.Equal(t, s.Error, e != nil && e.Code == federation.Document)
+				assert.Equal(t, s.Alert, reported, "%v", lines)
+			})
+		})
+	}
+}
+
+// An empty bundle revokes everything, and so does one of which nothing can be used.
+func TestRevocation(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "BND-6", "BND-10", "BND-11", "BS-01", "BS-02", "FED-34")
+	for _, doc := range []string{`{"keys":[]}`, `{"keys":[{"use":"sig","kid":"a"},7]}`} {
+		t.Run(doc, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				m := newManager(t, w.cfg)
+				running(t, m)
+				synctest.Wait()
+				require.True(t, trusts(t, m, w.ca))
+				changed := m.Changed()
+				w.diary.read()
+
+				w.site.serve(answer(200, []byte(doc)))
+				next(t, m, partner)
+				assert.False(t, trusts(t, m, w.ca))
+				assert.True(t, isClosed(changed))
+				assert.Empty(t, inForce(t, m, partner).Contents().X509Authorities)
+				assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State, "it is an answer")
+				lines := w.diary.read()
+				require.Len(t, lines, 1)
+				assert.Equal(t, "WARN", lines[0]["level"])
+				assert.Contains(t, lines[0]["msg"], "revoked")
+
+				// A later failure does not bring the old one back.
+				w.site.serve(answer(500, nil))
+				next(t, m, partner)
+				assert.False(t, trusts(t, m, w.ca))
+			})
+		})
+	}
+
+	// One root of two.
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		old := w.ca.SVID("/old").Chain()
+		w.ca.Rotate()
+		w.site.serve(serving(t, w.ca.Bundle()))
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		v, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(partner), nil)
+		require.NoError(t, err)
+		_, err = v.VerifyChain(old, spiffe.ClientRole)
+		require.NoError(t, err)
+		w.ca.DropOldRoots()
+		w.site.serve(serving(t, w.ca.Bundle()))
+		next(t, m, partner)
+		_, err = v.VerifyChain(old, spiffe.ClientRole)
+		require.Error(t, err)
+		assert.True(t, trusts(t, m, w.ca))
+	})
+}
+
+// A lower sequence number is refused, reported, and accepted when an operator says so.
+func TestRollback(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-11", "FED-12", "FED-13", "AMB-25", "BS-04")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		seven := bundleOf(t, w.ca, new(uint64(7)), 0)
+		w.site.serve(serving(t, seven))
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		require.True(t, seven.Equal(inForce(t, m, partner)))
+
+		w.ca.Rotate()
+		six := bundleOf(t, w.ca, new(uint64(6)), 0)
+		w.site.serve(serving(t, six))
+		w.diary.read()
+		for range 2 { // and again: a 304 must not pass for consent
+			next(t, m, partner)
+			s := statusOf(t, m, partner)
+			assert.True(t, seven.Equal(s.Bundle))
+			assert.Equal(t, federation.Stale, s.State)
+			require.ErrorContains(t, requireCode(t, s.Err, federation.Sequence), "is 6, and 7 is known")
+			require.NotNil(t, s.Refused)
+			assert.True(t, six.Equal(s.Refused))
+			assert.False(t, trusts(t, m, w.ca))
+			lines := w.diary.read()
+			require.Len(t, lines, 1)
+			assert.Equal(t, "refused", lines[0]["outcome"])
+			assert.Equal(t, "WARN", lines[0]["level"])
+			assert.Equal(t, "7", lines[0]["sequence"], "what is in force")
+		}
+
+		// While it is out of order it may as well be out of reach: the offer stands.
+		w.site.serve(answer(500, nil))
+		next(t, m, partner)
+		require.NotNil(t, statusOf(t, m, partner).Refused)
+
+		changed := m.Changed()
+		require.NoError(t, m.Set(statusOf(t, m, partner).Refused))
+		assert.True(t, isClosed(changed))
+		assert.True(t, six.Equal(inForce(t, m, partner)))
+		assert.True(t, trusts(t, m, w.ca))
+		assert.Nil(t, statusOf(t, m, partner).Refused)
+		w.site.serve(serving(t, six))
+		next(t, m, partner)
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		lines := w.diary.read()
+		assert.Equal(t, "federation: bundle was set by an operator", lines[1]["msg"])
+		assert.Equal(t, "6", lines[1]["sequence"])
+
+		// A publisher that has found its place again is forgiven.
+		w.site.serve(serving(t, bundleOf(t, w.ca, new(uint64(5)), 0)))
+		next(t, m, partner)
+		require.NotNil(t, statusOf(t, m, partner).Refused)
+		w.site.serve(serving(t, bundleOf(t, w.ca, new(uint64(8)), 0)))
+		next(t, m, partner)
+		assert.Nil(t, statusOf(t, m, partner).Refused)
+		assert.NoError(t, statusOf(t, m, partner).Err)
+
+		// Without a number the later one counts.
+		w.site.serve(serving(t, bundleOf(t, w.ca, nil, 0)))
+		next(t, m, partner)
+		_, has := inForce(t, m, partner).Sequence()
+		assert.False(t, has)
+	})
+}
+
+// A local edit stays until a fetch replaces it; a 304 is no such fetch.
+func TestSet(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-13")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		published := bundleOf(t, w.ca, new(uint64(7)), 0)
+		w.site.serve(serving(t, published))
+		m := newManager(t, w.cfg)
+		other := spiffetest.NewCA(t, "partner.test")
+		edit := bundleOf(t, other, nil, 0)
+		require.NoError(t, m.Set(edit), "before Run, too")
+		assert.Same(t, edit, inForce(t, m, partner))
+		assert.Equal(t, federation.Stale, statusOf(t, m, partner).State, "no endpoint has confirmed it")
+
+		running(t, m)
+		synctest.Wait()
+		assert.True(t, published.Equal(inForce(t, m, partner)))
+		require.NoError(t, m.Set(edit))
+		assert.True(t, trusts(t, m, other))
+		time.Sleep(time.Until(statusOf(t, m, partner).NextAttempt) - 1)
+		synctest.Wait()
+		assert.Same(t, edit, inForce(t, m, partner))
+		w.site.asked()
+		next(t, m, partner)
+		assert.True(t, published.Equal(inForce(t, m, partner)), "nothing has changed there, and still it replaces the edit")
+		asked := w.site.asked()
+		require.Len(t, asked, 1)
+		assert.Empty(t, asked[0].Header.Get("If-None-Match"))
+
+		require.ErrorContains(t, m.Set(nil), "there is no bundle")
+		err := m.Set(spiffetest.NewCA(t, "stranger.test").Bundle())
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		assert.Equal(t, 1, m.Bundles().Len())
+
+		// While a fetch is under way, that learns that nothing has changed.
+		w.site.serve(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			serving(t, published)(rw, r)
+		})
+		next(t, m, partner)
+		require.NoError(t, m.Set(edit))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		assert.Same(t, edit, inForce(t, m, partner))
+		assert.Equal(t, federation.Stale, statusOf(t, m, partner).State, "this one was not confirmed")
+		asked = w.site.asked()
+		require.Len(t, asked, 1)
+		assert.NotEmpty(t, asked[0].Header.Get("If-None-Match"))
+	})
+}
+
+// Conditional requests.
+func TestNotModified(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-34")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		before := inForce(t, m, partner)
+		assert.Empty(t, w.site.asked()[0].Header.Get("If-None-Match"))
+		w.diary.read()
+		for range 3 {
+			next(t, m, partner)
+			asked := w.site.asked()
+			require.Len(t, asked, 1)
+			assert.NotEmpty(t, asked[0].Header.Get("If-None-Match"))
+			s := statusOf(t, m, partner)
+			assert.Equal(t, federation.Fresh, s.State)
+			assert.True(t, s.LastSuccess.Equal(time.Now()))
+			assert.Same(t, before, inForce(t, m, partner))
+		}
+		for _, line := range w.diary.read() {
+			assert.Equal(t, "not modified", line["outcome"])
+			assert.Equal(t, "1", line["sequence"])
+		}
+		w.ca.Rotate()
+		w.site.serve(serving(t, w.ca.Bundle()))
+		next(t, m, partner)
+		assert.True(t, trusts(t, m, w.ca))
+
+		// A document with the same bytes and no tag is no change either.
+		before = inForce(t, m, partner)
+		changed := m.Changed()
+		w.site.serve(answer(200, documentOf(t, before)))
+		next(t, m, partner)
+		assert.Same(t, before, inForce(t, m, partner))
+		assert.False(t, isClosed(changed))
+		w.site.asked()
+		next(t, m, partner)
+		assert.Empty(t, w.site.asked()[0].Header.Get("If-None-Match"), "the tag is that of the last answer")
+	})
+	for tag, ok := range map[string]bool{
+		`"a"`: true, `W/"a"`: true, `""`: true, `"` + strings.Repeat("a", 254) + `"`: true,
+		"": false, `"`: false, `a`: false, `"a`: false, `"a"b"`: false, `"a b"`: false, "\"a\x00\"": false, "\"a\x7f\"": false,
+		`W/`: false, `w/"a"`: false, `"` + strings.Repeat("a", 255) + `"`: false,
+	} {
+		want := ""
+		if ok {
+			want = tag
+		}
+		assert.Equal(t, want, federation.UsableETag(tag))
+	}
+}
+
+// Redirects are not remembered, permanent ones neither.
+func TestRedirectsAreForgotten(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-42")
+	for _, status := range []int{301, 302, 307, 308} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				moved := w.host(t, "moved.test", webCert(w.web, "moved.test"), serving(t, w.ca.Bundle()))
+				w.site.serve(redirect(status, "https://moved.test/secret?signature=secret"))
+				m := newManager(t, w.cfg)
+				running(t, m)
+				synctest.Wait()
+				assert.Len(t, w.site.asked(), 1)
+				assert.Len(t, moved.asked(), 1)
+				lines := w.diary.read()
+				require.Len(t, lines, 1)
+				assert.Equal(t, "https://partner.test/bundle", lines[0]["url"])
+				assert.Equal(t, "https://moved.test/secret?…", lines[0]["redirected_to"])
+				assert.Equal(t, "moved.test", lines[0]["peer"])
+				next(t, m, partner)
+				assert.Len(t, w.site.asked(), 1)
+				assert.Len(t, moved.asked(), 1)
+				w.site.serve(serving(t, w.ca.Bundle()))
+				next(t, m, partner)
+				assert.Len(t, w.site.asked(), 1)
+				assert.Empty(t, moved.asked())
+			})
+		})
+	}
+}
+
+// The end of a relationship is felt at once.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-18")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		require.True(t, trusts(t, m, w.ca))
+		changed := m.Changed()
+		w.dialled()
+		require.NoError(t, m.Remove(partner))
+		assert.False(t, trusts(t, m, w.ca))
+		assert.True(t, isClosed(changed))
+		_, err := m.Bundle(partner)
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		assert.Zero(t, m.Bundles().Len())
+		assert.Empty(t, m.Status())
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		assert.Empty(t, w.dialled())
+		changed = m.Changed()
+		require.NoError(t, m.Remove(partner), "once is enough")
+		assert.False(t, isClosed(changed))
+
+		// And back, and gone while a fetch is under way, which changes nothing any more.
+		require.NoError(t, m.Add(w.cfg.Relationships[0]))
+		synctest.Wait()
+		assert.True(t, trusts(t, m, w.ca))
+		gone := make(chan time.Time, 1)
+		w.site.serve(func(rw http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			gone <- time.Now()
+		})
+		next(t, m, partner)
+		assert.Zero(t, statusOf(t, m, partner).NextAttempt, "an attempt is under way")
+		w.diary.read()
+		require.NoError(t, m.Remove(partner))
+		now := time.Now()
+		assert.Equal(t, now, <-gone)
+		synctest.Wait()
+		assert.Zero(t, m.Bundles().Len())
+		lines := w.diary.read()
+		require.Len(t, lines, 1, "it is nobody's failure")
+		assert.Equal(t, "federation: relationship ended", lines[0]["msg"])
+	})
+}
+
+// Relationships that come and change while Run runs.
+func TestAdd(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-16", "FED-14", "FED-15", "BND-3", "BND-4", "BND-7")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		m := newManager(t, federation.Config{Fetch: w.cfg.Fetch})
+		running(t, m)
+		synctest.Wait()
+		require.NoError(t, m.Add(w.cfg.Relationships[0]))
+		synctest.Wait()
+		require.True(t, trusts(t, m, w.ca))
+
+		// Other parameters: the bundle stays, and the fetch comes at once.
+		moved := w.host(t, "moved.test", webCert(w.web, "moved.test"), answer(500, nil))
+		r := w.cfg.Relationships[0]
+		r.URL = "https://moved.test/"
+		before := inForce(t, m, partner)
+		w.dialled()
+		require.NoError(t, m.Add(r))
+		synctest.Wait()
+		assert.Equal(t, []string{"moved.test:443"}, w.dialled())
+		assert.Len(t, moved.asked(), 1)
+		assert.Same(t, before, inForce(t, m, partner))
+		s := statusOf(t, m, partner)
+		assert.Equal(t, federation.Stale, s.State)
+		assert.Equal(t, "https://moved.test/", s.URL)
+		moved.serve(serving(t, w.ca.Bundle()))
+		next(t, m, partner)
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.Equal(t, []string{"moved.test:443"}, w.dialled(), "the old URL is not asked any more")
+
+		// One that is refused changes nothing.
+		r.URL = "http://partner.test/"
+		require.ErrorContains(t, m.Add(r), "FED-30")
+		r.URL, r.Profile = "https://partner.test/", federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://nobody.test/e")}
+		require.ErrorContains(t, m.Add(r), "FED-63")
+		assert.Equal(t, "https://moved.test/", statusOf(t, m, partner).URL)
+
+		// Another domain, whose authority speaks for itself only.
+		ca := spiffetest.NewCA(t, "third.test")
+		w.host(t, "third.test", webCert(w.web, "third.test"), serving(t, ca.Bundle()))
+		require.NoError(t, m.Add(federation.Relationship{TrustDomain: ca.TrustDomain(), URL: "https://third.test/", Profile: webRoots(w.web)}))
+		synctest.Wait()
+		assert.True(t, trusts(t, m, ca))
+		assert.Equal(t, 2, m.Bundles().Len())
+		impostor, key := ca.Certificate("/workload", func(c *x509.Certificate) { c.URIs[0].Host = "partner.test" })
+		v, err := spiffe.NewVerifier(m, spiffe.AllowAnyPeer(), nil)
+		require.NoError(t, err)
+		_, err = v.VerifyChain(impostor, spiffe.ClientRole)
+		e, ok := errors.AsType[*spiffe.VerifyError](err)
+		require.True(t, ok)
+		assert.Equal(t, "X5-31", e.Rule)
+		assert.NotNil(t, key)
+		for b := range m.Bundles().All() {
+			assert.Len(t, b.Contents().X509Authorities, 1)
+		}
+	})
+}
+
+// A self-serving endpoint is verified by the newest bundle that is known.
+func TestSelfServing(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-61", "FED-67", "BND-6")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		initial := w.ca.Bundle()
+		w.cfg.Relationships[0].Profile = federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://partner.test/endpoint"), Initial: initial}
+		w.site.present(svidCert(w.ca, "/endpoint"))
+		w.ca.Prepare() // the next root is in the bundle before it signs
+		w.site.serve(serving(t, w.ca.Bundle()))
+		m := newManager(t, w.cfg)
+		_, err := m.Bundle(partner)
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain, "the initial bundle is for the endpoint only")
+		running(t, m)
+		synctest.Wait()
+		assert.Len(t, inForce(t, m, partner).Contents().X509Authorities, 2)
+		assert.Equal(t, "spiffe://partner.test/endpoint", w.diary.read()[0]["peer"])
+
+		// The endpoint's new root is not in the configured bundle.
+		w.ca.Activate()
+		w.site.present(svidCert(w.ca, "/endpoint"))
+		w.ca.DropOldRoots()
+		w.site.serve(serving(t, w.ca.Bundle()))
+		next(t, m, partner)
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.Len(t, inForce(t, m, partner).Contents().X509Authorities, 1)
+
+		// The old root counts for nothing now, even for the endpoint itself.
+		w.ca.Rotate()
+		w.ca.DropOldRoots()
+		w.site.present(svidCert(w.ca, "/endpoint"))
+		w.site.serve(serving(t, w.ca.Bundle()))
+		w.site.asked()
+		next(t, m, partner)
+		e := requireCode(t, statusOf(t, m, partner).Err, federation.Authentication)
+		ve, ok := errors.AsType[*spiffe.VerifyError](e)
+		require.True(t, ok)
+		assert.Equal(t, "X5-31", ve.Rule)
+		assert.Empty(t, w.site.asked())
+		assert.Equal(t, "nobody", w.diary.read()[1]["peer"])
+
+		// A rotation was missed: an operator brings the new bundle, and need not wait.
+		require.NoError(t, m.Set(w.ca.Bundle()))
+		synctest.Wait()
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.Len(t, w.site.asked(), 1)
+
+		// Or configures it: the one with the higher number counts.
+		w.ca.Rotate()
+		w.ca.DropOldRoots()
+		w.site.present(svidCert(w.ca, "/endpoint"))
+		w.site.serve(serving(t, w.ca.Bundle()))
+		next(t, m, partner)
+		requireCode(t, statusOf(t, m, partner).Err, federation.Authentication)
+		r := w.cfg.Relationships[0]
+		r.Profile = federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://partner.test/endpoint"), Initial: w.ca.Bundle()}
+		require.NoError(t, m.Add(r))
+		synctest.Wait()
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, trusts(t, m, w.ca))
+
+		// Everything is revoked: then there is nothing to verify it by, and nothing is sent.
+		w.site.serve(answer(200, []byte(`{"keys":[]}`)))
+		next(t, m, partner)
+		assert.False(t, trusts(t, m, w.ca))
+		w.dialled()
+		next(t, m, partner)
+		assert.Empty(t, w.dialled())
+		require.ErrorIs(t, statusOf(t, m, partner).Err, spiffe.ErrNoAuthority)
+	})
+
+	// What is older than the configured bundle is refused.
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.cfg.Relationships[0].Profile = federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://partner.test/endpoint"), Initial: bundleOf(t, w.ca, new(uint64(9)), 0)}
+		w.site.present(svidCert(w.ca, "/endpoint"))
+		w.site.serve(serving(t, bundleOf(t, w.ca, new(uint64(8)), 0)))
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		s := statusOf(t, m, partner)
+		requireCode(t, s.Err, federation.Sequence)
+		assert.Nil(t, s.Bundle)
+		require.NotNil(t, s.Refused)
+
+		// Until an operator says otherwise.
+		require.NoError(t, m.Set(s.Refused))
+		next(t, m, partner)
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+	})
+}
+
+// An endpoint in the trust domain of another relationship: its anchors come from there, the newest
+// ones, as soon as they are there.
+func TestBorrowedAnchors(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-63", "FED-68")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		prod := spiffetest.NewCA(t, "prod.partner.test")
+		td := prod.TrustDomain()
+		s := w.host(t, "prod.test", svidCert(w.ca, "/endpoint"), serving(t, prod.Bundle()))
+		parent := w.cfg.Relationships[0]
+		w.cfg.Relationships = append(w.cfg.Relationships, federation.Relationship{
+			TrustDomain: td, URL: "https://prod.test/", Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://partner.test/endpoint")},
+		})
+		w.site.serve(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(7 * time.Second)
+			serving(t, w.ca.Bundle())(rw, r)
+		})
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		require.ErrorIs(t, statusOf(t, m, td).Err, spiffe.ErrUnknownTrustDomain)
+		assert.Equal(t, []string{"partner.test:443"}, w.dialled(), "without anchors nothing is sent")
+		time.Sleep(7 * time.Second)
+		synctest.Wait()
+		assert.True(t, trusts(t, m, prod), "as soon as they are there")
+		assert.Equal(t, []string{"prod.test:443"}, w.dialled())
+
+		// The anchors rotate.
+		w.ca.Rotate()
+		w.ca.DropOldRoots()
+		w.site.serve(serving(t, w.ca.Bundle()))
+		s.present(svidCert(w.ca, "/endpoint"))
+		time.Sleep(15 * time.Minute)
+		synctest.Wait()
+		assert.Equal(t, federation.Fresh, statusOf(t, m, td).State)
+		time.Sleep(5 * time.Minute)
+
+		// Without the other relationship it fails, and has what it had.
+		require.NoError(t, m.Remove(partner))
+		next(t, m, td)
+		require.ErrorIs(t, statusOf(t, m, td).Err, spiffe.ErrUnknownTrustDomain)
+		assert.True(t, trusts(t, m, prod))
+		w.dialled()
+		require.NoError(t, m.Add(parent))
+		synctest.Wait()
+		assert.Equal(t, federation.Fresh, statusOf(t, m, td).State)
+		assert.ElementsMatch(t, []string{"partner.test:443", "prod.test:443"}, w.dialled())
+
+		// Gone while it waits.
+		require.NoError(t, m.Remove(partner))
+		next(t, m, td)
+		require.NoError(t, m.Remove(td))
+		require.NoError(t, m.Add(parent))
+		synctest.Wait()
+		assert.Equal(t, 1, m.Bundles().Len())
+	})
+}
+
+// Two hundred that hang do not delay one that answers, and cost no goroutine while they wait.
+func TestDeadPeersDelayNobody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var most, now atomic.Int64
+		dial := w.dial
+		w.cfg.Fetch.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if addr == "dead.test:443" {
+				n := now.Add(1)
+				defer now.Add(-1)
+				for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+				}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return dial(ctx, network, addr)
+		}
+		good := w.cfg.Relationships[0]
+		w.cfg.Relationships = nil
+		for i := range 200 {
+			w.cfg.Relationships = append(w.cfg.Relationships, federation.Relationship{
+				TrustDomain: spiffe.MustParseTrustDomain(fmt.Sprint("dead-", i)), URL: "https://dead.test/", Profile: webRoots(w.web),
+			})
+		}
+		w.cfg.Relationships = append(w.cfg.Relationships, good)
+		w.cfg.Fetch.Logger = nil
+		w.cfg.Concurrency = 2 // so that there is no time for all of them within their interval
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		assert.LessOrEqual(t, now.Load(), int64(2))
+
+		// All are new: it comes to its turn behind as many as hang, a second for each two.
+		time.Sleep(105 * time.Second)
+		synctest.Wait()
+		require.True(t, trusts(t, m, w.ca))
+
+		// From then on those that failed come last.
+		late := time.Duration(0)
+		for range 10 {
+			at := statusOf(t, m, partner).NextAttempt
+			w.site.asked()
+			time.Sleep(time.Until(at) + time.Second)
+			synctest.Wait()
+			assert.Len(t, w.site.asked(), 1)
+			late = max(late, statusOf(t, m, partner).LastSuccess.Sub(at))
+		}
+		assert.LessOrEqual(t, late, time.Second)
+		assert.LessOrEqual(t, most.Load(), int64(2*31))
+	})
+}
+
+// Whoever waits has neither goroutine nor timer.
+func TestGoroutines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
+		cfg := federation.Config{Fetch: federation.Options{DialContext: refuse}}
+		for i := range 5000 {
+			cfg.Relationships = append(cfg.Relationships, federation.Relationship{
+				TrustDomain: spiffe.MustParseTrustDomain(fmt.Sprint("td-", i)), URL: "https://a.test/", Profile: federation.Web{},
+			})
+		}
+		m := newManager(t, cfg)
+		before := runtime.NumGoroutine()
+		running(t, m)
+		synctest.Wait()
+		assert.LessOrEqual(t, runtime.NumGoroutine()-before, 40)
+		for _, s := range m.Status() {
+			require.Equal(t, federation.Failed, s.State)
+			require.Equal(t, 1, s.Failures)
+		}
+	})
+}
+
+// Every fetch has a line of its own.
+func TestLog(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-19", "MAP-8")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.cfg.Relationships[0].URL += "?token=secret"
+		w.site.serve(answer(200, append(bytes.TrimSuffix(documentOf(t, bundleOf(t, w.ca, new(uint64(7)), 0)), []byte("]}")), `,{"use":"sig"}]}`...)))
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		lines := w.diary.read()
+		require.Len(t, lines, 1)
+		assert.NotEmpty(t, lines[0]["next"])
+		delete(lines[0], "next")
+		assert.Equal(t, map[string]string{
+			"time": time.Now().UTC().Format(time.RFC3339), "level": "INFO", "msg": "federation: bundle fetched", "trust_domain": "partner.test",
+			"url": "https://partner.test/bundle?…", "peer": "partner.test", "outcome": "new", "sequence": "7", "authorities": "1",
+			"skipped":       "1",
+			"first_skipped": lines[0]["first_skipped"],
+		}, lines[0])
+		assert.Contains(t, lines[0]["first_skipped"], "BND-12")
+
+		w.site.serve(answer(503, nil))
+		next(t, m, partner)
+		lines = w.diary.read()
+		require.Len(t, lines, 1)
+		assert.Equal(t, "WARN", lines[0]["level"])
+		assert.Equal(t, "failed", lines[0]["outcome"])
+		assert.Equal(t, "partner.test", lines[0]["peer"])
+		assert.Equal(t, "7", lines[0]["sequence"], "what stays in force")
+		assert.Equal(t, `federation: bundle of "partner.test" from https://partner.test/bundle?…: bad status: HTTP status 503, not 200 (FED-45)`, lines[0]["err"])
+		s := statusOf(t, m, partner)
+		n, ok := s.Bundle.Sequence()
+		assert.True(t, ok)
+		assert.Equal(t, uint64(7), n)
+	})
+}
+
+// Readers, writers and Run at the same time; for the race detector.
+func TestConcurrency(t *testing.T) {
+	t.Parallel()
+	web, ca := spiffetest.NewCA(t, "web.test"), spiffetest.NewCA(t, "partner.test")
+	_, url := listen(t, webCert(web, "127.0.0.1"), func(w http.ResponseWriter, r *http.Request) { serving(t, ca.Bundle())(w, r) })
+	r := federation.Relationship{TrustDomain: partner, URL: url, Profile: webRoots(web)}
+	m := newManager(t, federation.Config{Relationships: []federation.Relationship{r}, MinInterval: time.Millisecond, MaxInterval: time.Millisecond, Dir: filepath.Join(t.TempDir(), "store")})
+	running(t, m)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := range 50 {
+				changed := m.Changed()
+				_, _ = m.Bundle(partner)
+				m.Bundles()
+				m.Status()
+				switch {
+				case i == 0 && n%10 == 5:
+					assert.NoError(t, m.Remove(partner))
+				case i == 0:
+					assert.NoError(t, m.Add(r))
+				case i == 1 && n%10 == 0:
+					ca.Rotate()
+				case i == 2:
+					_ = m.Set(ca.Bundle())
+				}
+				select {
+				case <-changed:
+				case <-time.After(5 * time.Millisecond):
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, m.Add(r))
+	require.Eventually(t, func() bool { return trusts(t, m, ca) }, 5*time.Second, time.Millisecond)
+}
+
+func TestElapsed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ mono, wall, want time.Duration }{
+		{time.Minute, time.Minute, time.Minute},
+		{time.Minute, time.Minute + time.Second, time.Minute},
+		{time.Minute, time.Hour, time.Hour},    // it slept
+		{time.Minute, -time.Hour, time.Minute}, // it was put back
+		{-time.Minute, -time.Hour, 0},
+	} {
+		assert.Equal(t, c.want, federation.Elapsed(c.mono, c.wall))
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package federation_test
+
+const raceDetector = false

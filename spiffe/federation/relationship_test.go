@@ -1,0 +1,166 @@
+package federation_test
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// What is missing or wrong in the parameters shows before anything is sent, in every entry point.
+func TestParameters(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-20", "FED-21", "FED-30", "FED-31", "FED-32", "FED-44", "FED-50", "FED-60", "FED-61", "FED-62", "FED-63")
+	ca, other := spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "other.test")
+	id := spiffe.MustParseID("spiffe://partner.test/endpoint")
+	foreign := spiffe.MustParseID("spiffe://other.test/endpoint")
+	empty, err := spiffe.NewBundle(partner, spiffe.BundleContents{})
+	require.NoError(t, err)
+	// The initial bundle in the format of bundle documents.
+	initial, err := spiffe.ParseBundle(partner, documentOf(t, ca.Bundle()))
+	require.NoError(t, err)
+	const url = "https://partner.test/bundle"
+
+	for _, c := range []struct {
+		rule, why string // no rule: it is fine
+		r         federation.Relationship
+	}{
+		{"FED-20", "TrustDomain is required", federation.Relationship{URL: url, Profile: federation.Web{}}},
+		{"FED-20", "URL is required", federation.Relationship{TrustDomain: partner, Profile: federation.Web{}}},
+		{"FED-20", "Profile is required", federation.Relationship{TrustDomain: partner, URL: url}},
+		{"FED-30", "does not begin with https://", federation.Relationship{TrustDomain: partner, URL: "http://partner.test/bundle", Profile: federation.Web{}}},
+		{"FED-30", "does not begin with https://", federation.Relationship{TrustDomain: partner, URL: "partner.test/bundle", Profile: federation.Web{}}},
+		{"FED-30", "does not begin with https://", federation.Relationship{TrustDomain: partner, URL: "//partner.test/bundle", Profile: federation.Web{}}},
+		{"FED-30", "not a URL", federation.Relationship{TrustDomain: partner, URL: "https://partner.test:port/", Profile: federation.Web{}}},
+		{"FED-30", "not a URL", federation.Relationship{TrustDomain: partner, URL: url + strings.Repeat("x", 9000), Profile: federation.Web{}}},
+		{"FED-30", "has no host", federation.Relationship{TrustDomain: partner, URL: "https:///bundle", Profile: federation.Web{}}},
+		{"FED-30", "has no host", federation.Relationship{TrustDomain: partner, URL: "https://:443/bundle", Profile: federation.Web{}}},
+		{"FED-30", "has no host", federation.Relationship{TrustDomain: partner, URL: "https:partner.test", Profile: federation.Web{}}},
+		{"FED-31", "has a user name or password", federation.Relationship{TrustDomain: partner, URL: "https://u:secret@partner.test/x", Profile: federation.Web{}}},
+		{"FED-31", "has a user name or password", federation.Relationship{TrustDomain: partner, URL: "https://@partner.test/x", Profile: federation.Web{}}},
+		{"FED-30", "not a URL", federation.Relationship{TrustDomain: partner, URL: "https://u:secret@partner.test:x/", Profile: federation.Web{}}},
+		{"FED-52", "Web.Roots is empty", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.Web{Roots: x509.NewCertPool()}}},
+		{"FED-60", "EndpointID is required", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{Initial: initial}}},
+		{"FED-60", "not a workload", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: partner.ID(), Initial: initial}}},
+		{"FED-61", "SPIFFE.Initial is required", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: id}}},
+		{"FED-61", "use SPIFFE.Initial", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: id, Initial: initial, Bundles: initial}}},
+		{"FED-61", `a bundle of "other.test"`, federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: id, Initial: other.Bundle()}}},
+		{"FED-62", "no X.509 authority", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: id, Initial: empty}}},
+		{"FED-63", "use SPIFFE.Bundles", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: foreign, Initial: initial}}},
+		{"FED-63", "set SPIFFE.Bundles", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: foreign}}},
+
+		{"", "FED-50", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.Web{}}},
+		{"", "FED-32", federation.Relationship{TrustDomain: partner, URL: "https://h:8443/a/b.json?x=1#f", Profile: federation.Web{}}},
+		{"", "a name that the URL does not have", federation.Relationship{TrustDomain: home, URL: "HTTPS://[::1]/", Profile: federation.Web{}}},
+		{"", "FED-62", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: id, Initial: initial}}},
+		{"", "FED-63", federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: foreign, Bundles: other.Bundle()}}},
+	} {
+		t.Run(c.rule+" "+c.why, func(t *testing.T) {
+			t.Parallel()
+			dialled := false
+			opts := federation.Options{Timeout: time.Second, DialContext: func(context.Context, string, string) (net.Conn, error) {
+				dialled = true
+				return nil, errors.New("dialled")
+			}}
+			_, fromNew := federation.New(federation.Config{Relationships: []federation.Relationship{c.r}, Fetch: opts})
+			fromAdd := newManager(t, federation.Config{Fetch: opts}).Add(c.r)
+			if c.rule == "" {
+				require.NoError(t, fromNew)
+				require.NoError(t, fromAdd)
+				return
+			}
+			b, fromFetch := federation.Fetch(t.Context(), c.r, &opts)
+			assert.Nil(t, b)
+			set, fromAll := federation.FetchAll(t.Context(), []federation.Relationship{c.r}, 0, &opts)
+			assert.Nil(t, set)
+			for _, err := range []error{fromNew, fromAdd, fromFetch, fromAll} {
+				e, ok := errors.AsType[*federation.ConfigError](err)
+				require.True(t, ok, "%v", err)
+				assert.Equal(t, c.rule, e.Rule, "%v", err)
+				assert.Equal(t, c.r.TrustDomain, e.TrustDomain)
+				require.ErrorContains(t, err, c.why)
+				assert.NotContains(t, err.Error(), "secret")
+			}
+			assert.False(t, dialled)
+		})
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	r := federation.Relationship{TrustDomain: partner, URL: "https://partner.test/", Profile: federation.Web{}}
+	for want, cfg := range map[string]federation.Config{
+		"two relationships with one trust domain": {Relationships: []federation.Relationship{r, r}},
+		"MinInterval is -1ns":                     {MinInterval: -1},
+		"MaxInterval -1ns":                        {MaxInterval: -1},
+		"Concurrency -1":                          {Concurrency: -1},
+		"more than MaxInterval":                   {MaxInterval: time.Second},
+		"Timeout is -1ns":                         {Fetch: federation.Options{Timeout: -1}},
+		"IdleTimeout -1ns":                        {Fetch: federation.Options{IdleTimeout: -1}},
+	} {
+		_, err := federation.New(cfg)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "federation: new: ")
+	}
+	_, err := federation.Fetch(t.Context(), r, &federation.Options{Timeout: -1})
+	require.ErrorContains(t, err, "federation: fetch: Options.Timeout is -1ns")
+	_, err = federation.FetchAll(t.Context(), nil, 0, &federation.Options{Timeout: -1})
+	require.ErrorContains(t, err, "federation: fetch: Options.Timeout is -1ns")
+	_, err = federation.FetchAll(t.Context(), []federation.Relationship{r, r}, 0, nil)
+	require.ErrorContains(t, err, "two relationships")
+	require.EqualError(t, err, `federation: fetch: relationship with "partner.test": two relationships with one trust domain (FED-20)`)
+
+	// An interval that is longer than the usual ceiling moves it.
+	newManager(t, federation.Config{MinInterval: 48 * time.Hour})
+
+	// An endpoint in another relationship's trust domain, in whatever order.
+	borrowing := federation.Relationship{TrustDomain: home, URL: "https://x.test/", Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://partner.test/e")}}
+	m := newManager(t, federation.Config{Relationships: []federation.Relationship{borrowing, r}})
+	require.NoError(t, m.Add(borrowing))
+}
+
+func TestWords(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[federation.Code]string{
+		federation.Connection: "connection failed", federation.Timeout: "timed out", federation.Canceled: "cancelled",
+		federation.Authentication: "endpoint not authenticated", federation.Redirect: "redirect refused",
+		federation.BadStatus: "bad status", federation.TooLarge: "too large", federation.Document: "bad document",
+		federation.Sequence: "older than a known bundle", 0: "Code(0)",
+	} {
+		assert.Equal(t, want, code.String())
+	}
+	for state, want := range map[federation.State]string{
+		federation.Pending: "pending", federation.Failed: "failed", federation.Stale: "stale", federation.Fresh: "fresh", 9: "State(9)",
+	} {
+		assert.Equal(t, want, state.String())
+	}
+	for _, c := range []struct {
+		e    federation.FetchError
+		want bool
+	}{
+		{federation.FetchError{Code: federation.Connection}, true},
+		{federation.FetchError{Code: federation.Timeout}, true},
+		{federation.FetchError{Code: federation.BadStatus, Status: 500}, true},
+		{federation.FetchError{Code: federation.BadStatus, Status: 429}, true},
+		{federation.FetchError{Code: federation.BadStatus, Status: 408}, true},
+		{federation.FetchError{Code: federation.BadStatus, Status: 404}, false},
+		{federation.FetchError{Code: federation.Authentication}, false},
+		{federation.FetchError{Code: federation.Document}, false},
+		{federation.FetchError{Code: federation.Canceled}, false},
+	} {
+		after, again := c.e.Retryable()
+		assert.Equal(t, c.want, again, "%v", c.e.Code)
+		assert.Zero(t, after)
+	}
+}

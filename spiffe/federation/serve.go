@@ -1,0 +1,210 @@
+package federation
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// NewHandler returns a handler that serves the bundle of td: a bundle endpoint. Every answer has the
+// bundle that the source gives at that moment (FED-34); it is encoded when it has changed, and equal
+// bundles have equal bytes. The path of the request plays no part: mount the handler at one.
+//
+// It answers GET and HEAD, asks nobody who they are (FED-33), has a strong entity tag for conditional
+// requests, and lets caches keep an answer for as long as the refresh hint says, or five minutes
+// without one. While the source has no bundle, and for one that cannot be encoded, the status is
+// 503.
+func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler, error) {
+	switch {
+	case source == nil:
+		return nil, errors.New("federation: handler: no bundle source")
+	case td.IsZero():
+		return nil, fmt.Errorf("federation: handler: trust domain: %w", spiffe.ErrZero)
+	}
+	return &handler[*spiffe.Bundle]{
+		current: func() *spiffe.Bundle {
+			b, err := source.Bundle(td)
+			if err != nil || b == nil || b.TrustDomain() != td {
+				return nil
+			}
+			return b
+		},
+		age: func(b *spiffe.Bundle) time.Duration {
+			if hint, ok := b.RefreshHint(); ok {
+				return hint
+			}
+			return usualInterval
+		},
+	}, nil
+}
+
+// NewMapHandler returns a handler that serves the bundles of many trust domains as a bundle map. The
+// function gives the present set, nil for none, and must not block; [Manager.Bundles] is one, and it
+// may as well choose what this consumer shall see. Members have no refresh hint of their own
+// (MAP-5): refresh is how long caches may keep the map, in whole seconds; 0 means five minutes.
+// Everything else is as for [NewHandler].
+func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (http.Handler, error) {
+	switch {
+	case bundles == nil:
+		return nil, errors.New("federation: map handler: no bundles")
+	case refresh < 0:
+		return nil, fmt.Errorf("federation: map handler: refresh is %v, and must not be negative", refresh)
+	case refresh == 0:
+		refresh = usualInterval
+	}
+	return &handler[*spiffe.BundleSet]{
+		current: bundles,
+		age:     func(*spiffe.BundleSet) time.Duration { return refresh },
+	}, nil
+}
+
+// document is what a handler serves. Two that are not == may still have the same bytes.
+type document interface {
+	comparable
+	Marshal() ([]byte, error)
+}
+
+type handler[D document] struct {
+	current func() D // the zero D for none
+	age     func(D) time.Duration
+	page    atomic.Pointer[page[D]] // the last that was made
+}
+
+// page is an encoded document. The slices go into the headers of many answers and never change.
+type page[D document] struct {
+	of           D
+	body         []byte
+	tag          string
+	etag         []string
+	cacheControl []string
+	length       []string
+}
+
+var contentType = []string{"application/json"}
+
+func (h *handler[D]) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "a bundle endpoint answers GET and HEAD", http.StatusMethodNotAllowed)
+		return
+	}
+	p := h.newest()
+	if p == nil {
+		w.Header().Set("Cache-Control", "no-store")
+		http.Error(w, "there is no bundle to serve", http.StatusServiceUnavailable)
+		return
+	}
+	header := w.Header()
+	header["Etag"], header["Cache-Control"] = p.etag, p.cacheControl
+	for _, tags := range r.Header["If-None-Match"] {
+		if matches(tags, p.tag) {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+	}
+	header["Content-Type"], header["Content-Length"] = contentType, p.length
+	w.WriteHeader(http.StatusOK)
+	if r.Method == http.MethodGet {
+		_, _ = w.Write(p.body) // who went away does not want to know
+	}
+}
+
+// newest returns the page of the present document, or nil.
+func (h *handler[D]) newest() *page[D] {
+	var none D
+	d := h.current()
+	if d == none {
+		return nil
+	}
+	if p := h.page.Load(); p != nil && p.of == d {
+		return p
+	}
+	body, err := d.Marshal()
+	if err != nil {
+		return nil
+	}
+	sum := sha256.Sum256(body)
+	p := &page[D]{of: d, body: body, tag: `"` + base64.RawURLEncoding.EncodeToString(sum[:18]) + `"`}
+	p.etag = []string{p.tag}
+	p.cacheControl = []string{"max-age=" + strconv.FormatInt(int64(h.age(d)/time.Second), 10)}
+	p.length = []string{strconv.Itoa(len(body))}
+	h.page.Store(p)
+	return p
+}
+
+// matches reports whether tags, a value of If-None-Match, has tag.
+func matches(tags, tag string) bool {
+	for one := range strings.SplitSeq(tags, ",") {
+		one = strings.TrimSpace(one)
+		if one == "*" || strings.TrimPrefix(one, "W/") == tag {
+			return true
+		}
+	}
+	return false
+}
+
+// ServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_spiffe:
+// it presents the identity of self, which is asked at every handshake and must not block, and asks
+// clients for nothing (FED-33, FED-64). Consumers configure the ID of self. An SVID that has expired is
+// not presented: the handshake fails.
+//
+// TLS 1.2 and 1.3, with forward-secret AEAD cipher suites and curves, is what the standard asks for
+// (FED-25).
+func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
+	if self == nil {
+		return nil, errors.New("federation: server: no source of the identity to present")
+	}
+	return WebServerConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		svid, err := self.SVID()
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("federation: no identity to present: %w", err)
+		case svid == nil:
+			return nil, errors.New("federation: no identity to present: the source gave none")
+		case time.Now().After(svid.NotAfter()):
+			return nil, fmt.Errorf("federation: no identity to present: the SVID of %q expired at %s; see why it was not renewed",
+				svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
+		}
+		return svid.TLSCertificate(), nil
+	})
+}
+
+// WebServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_web,
+// which is [ServerConfig]'s in all but the certificate: that comes from the function, at every
+// handshake, and must have the host of the endpoint's URL as a DNS name or IP address and be issued by an
+// authority that consumers trust for websites (FED-51).
+func WebServerConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) (*tls.Config, error) {
+	if certificate == nil {
+		return nil, errors.New("federation: server: no certificate to present")
+	}
+	c := baseConfig()
+	c.GetCertificate = certificate
+	c.SessionTicketsDisabled = true // consumers come once per interval, and shall see the newest certificate
+	return c, nil
+}
+
+// baseConfig has what FED-25 says: six cipher suites of TLS 1.2, as those of 1.3 are good, and three
+// curves, with a post-quantum hybrid before them.
+func baseConfig() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		CipherSuites: []uint16{
+			tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+			tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+			tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+			tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+			tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+			tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+		},
+		CurvePreferences: []tls.CurveID{tls.X25519MLKEM768, tls.X25519, tls.CurveP256, tls.CurveP384},
+	}
+}
