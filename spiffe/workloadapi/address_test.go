@@ -1,0 +1,187 @@
+package workloadapi_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// addressVector is one line of testdata/addresses.jsonl.
+type addressVector struct {
+	ID      string
+	In      string
+	OK      bool
+	Network string
+	Target  string // for tcp: host, a space, port
+	Why     string
+}
+
+func addressVectors(t testing.TB) []addressVector {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", "addresses.jsonl"))
+	require.NoError(t, err)
+	var all []addressVector
+	for line := range bytes.Lines(data) {
+		var v addressVector
+		require.NoError(t, json.Unmarshal(line, &v), "%s", line)
+		all = append(all, v)
+	}
+	return all
+}
+
+func TestAddressVectors(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-11", "WEP-12", "WEP-13")
+	vectors := addressVectors(t)
+	require.Len(t, vectors, 40)
+	for i, v := range vectors {
+		require.Equal(t, fmt.Sprintf("AV-%02d", i+1), v.ID)
+		t.Run(v.ID, func(t *testing.T) {
+			t.Parallel()
+			a, err := workloadapi.ParseAddress(v.In)
+			if !v.OK {
+				e, ok := errors.AsType[*workloadapi.AddressError](err)
+				require.True(t, ok, "%s: got %v, %v", v.Why, a, err)
+				assert.Zero(t, a)
+				assert.Equal(t, v.In, e.Input)
+				assert.Regexp(t, `^WEP-1[0123]$`, e.Rule)
+				_, err := workloadapi.NewClient(v.In, nil)
+				assert.Equal(t, e, err)
+				return
+			}
+			require.NoError(t, err, v.Why)
+			assert.Equal(t, v.Network, a.Network())
+			target := a.Target()
+			if v.Network == "tcp" {
+				host, port, err := net.SplitHostPort(target)
+				require.NoError(t, err)
+				target = host + " " + port
+			}
+			assert.Equal(t, v.Target, target)
+			again, err := workloadapi.ParseAddress(a.String())
+			require.NoError(t, err)
+			assert.Equal(t, a, again)
+			assert.Regexp(t, `^(unix|tcp)://`, a.String())
+		})
+	}
+}
+
+// What was probably meant is in the error.
+func TestAddressCorrected(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "DIV-10")
+	for in, want := range map[string]string{
+		"unix://run/a.sock":            "unix:///run/a.sock",
+		"unix://localhost/run/a.sock":  "unix:///run/a.sock",
+		"unix:run/a.sock":              "unix:///run/a.sock",
+		"/run/a.sock":                  "unix:///run/a.sock",
+		"run/a.sock":                   "unix:///run/a.sock",
+		"unix:///run/a.sock?x=1":       "unix:///run/a.sock",
+		"unix:///run/a.sock#f":         "unix:///run/a.sock",
+		"unix:///run/a b.sock":         "unix:///run/a%20b.sock",
+		"unix:///run/100%.sock":        "unix:///run/100%25.sock",
+		"unix:///run/ä.sock":           "unix:///run/%C3%A4.sock",
+		" unix:///run/a.sock":          "unix:///run/a.sock",
+		"unix:///run/a.sock\n":         "unix:///run/a.sock",
+		"unix:///":                     "",
+		"unix:///run/":                 "",
+		"unix:":                        "",
+		"unix:///run/%00":              "",
+		"tcp:127.0.0.1:8000":           "tcp://127.0.0.1:8000",
+		"tcp:/127.0.0.1:8000":          "tcp://127.0.0.1:8000",
+		"tcp://127.0.0.1:8000/":        "tcp://127.0.0.1:8000",
+		"tcp://127.0.0.1:8000/foo?x":   "tcp://127.0.0.1:8000",
+		"tcp://user:pw@127.0.0.1:8000": "tcp://127.0.0.1:8000",
+		"tcp://localhost:8000":         "tcp://127.0.0.1:8000",
+		"localhost:8000":               "tcp://127.0.0.1:8000",
+		"127.0.0.1:8000":               "tcp://127.0.0.1:8000",
+		"[::1]:8000":                   "tcp://[::1]:8000",
+		"http://127.0.0.1:8000":        "tcp://127.0.0.1:8000",
+		"http://127.0.0.1:8000/":       "tcp://127.0.0.1:8000",
+		" http://localhost:8000/x":     "tcp://127.0.0.1:8000",
+		"tcp://::1:8000":               "tcp://[::1]:8000",
+		"tcp://[127.0.0.1]:8000":       "tcp://127.0.0.1:8000",
+		"tcp://[::1:8000":              "",
+		"tcp://[fe80::1%25eth0]:8000":  "",
+		"tcp://[fe80::1%eth0]:8000":    "",
+		"tcp://127.0.0.1:0":            "",
+		"tcp://127.0.0.1:+80":          "",
+		"tcp://127.0.0.1":              "",
+		"tcp://api.example.org:8000":   "",
+		"npipe:spire-agent":            "",
+		"unix-abstract:a":              "",
+		"":                             "",
+		"nonsense":                     "",
+		"1:2":                          "",
+	} {
+		_, err := workloadapi.ParseAddress(in)
+		e, ok := errors.AsType[*workloadapi.AddressError](err)
+		if assert.True(t, ok, "%q: %v", in, err) {
+			assert.Equal(t, want, e.Corrected, "%q: %v", in, err)
+		}
+	}
+	_, err := workloadapi.ParseAddress("unix://run/a.sock")
+	assert.EqualError(t, err, `workloadapi: address "unix://run/a.sock": "run" is in the place of a host, because a path begins with a slash of its own; write unix:///run/a.sock (WEP-12)`)
+	_, err = workloadapi.ParseAddress("npipe:spire-agent")
+	assert.ErrorContains(t, err, "named pipes")
+	_, err = workloadapi.ParseAddress("x" + strings.Repeat("y", 10_000))
+	assert.Less(t, len(err.Error()), 500)
+}
+
+// Without an address there is a clear error, which names the variable (WEP-10).
+func TestAddressMissing(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-10")
+	assert.Equal(t, "SPIFFE_ENDPOINT_SOCKET", workloadapi.SocketEnv)
+	_, err := workloadapi.New(workloadapi.Config{})
+	assert.ErrorContains(t, err, "set SPIFFE_ENDPOINT_SOCKET")
+}
+
+func TestZeroAddress(t *testing.T) {
+	t.Parallel()
+	var a workloadapi.Address
+	assert.Equal(t, []string{"", "", "invalid address"}, []string{a.Network(), a.Target(), a.String()})
+}
+
+func FuzzParseAddress(f *testing.F) {
+	for _, v := range addressVectors(f) {
+		f.Add(v.In)
+	}
+	f.Add("tcp://[::ffff:1.2.3.4]:80")
+	f.Add("unix:////a//../b")
+	f.Fuzz(func(t *testing.T, in string) {
+		a, err := workloadapi.ParseAddress(in)
+		if err != nil {
+			e, ok := errors.AsType[*workloadapi.AddressError](err)
+			require.True(t, ok)
+			require.LessOrEqual(t, len(err.Error()), 1024+len(e.Corrected))
+			if e.Corrected != "" {
+				_, err := workloadapi.ParseAddress(e.Corrected)
+				require.NoError(t, err, "the corrected address of %q", in)
+			}
+			return
+		}
+		again, err := workloadapi.ParseAddress(a.String())
+		require.NoError(t, err)
+		require.Equal(t, a, again)
+		require.Equal(t, a.String(), again.String())
+		if a.Network() == "tcp" {
+			_, _, err := net.SplitHostPort(a.Target())
+			require.NoError(t, err)
+		} else {
+			require.True(t, filepath.IsAbs(a.Target()))
+		}
+	})
+}

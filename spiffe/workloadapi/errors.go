@@ -1,0 +1,121 @@
+package workloadapi
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/svidkit/svidkit/internal/unixsocket"
+)
+
+// Errors to test for with [errors.Is].
+var (
+	// ErrNotReady says that a [Source] has nothing to hand out: nothing was received yet, or the
+	// server has withdrawn it, or there is no identity with the wanted hint. The error around it has
+	// the cause of the last failure.
+	ErrNotReady = errors.New("not ready")
+
+	// ErrDenied says that the server has no identity for this caller, or not this one (gRPC's
+	// PermissionDenied). It may have one later, when the workload is registered. On a stream it
+	// withdraws what was received before (WAPI-17). A hook or source of a [Handler] returns an error
+	// that wraps it to say the same.
+	ErrDenied = errors.New("no identity for this caller")
+
+	// ErrRefused says that the server takes the request for a mistake of the client's (gRPC's
+	// InvalidArgument). To repeat it does not help.
+	ErrRefused = errors.New("the server refuses the request")
+
+	// ErrUnimplemented says that the server does not implement this RPC, or its operator has
+	// switched it off (gRPC's Unimplemented). To repeat it does not help.
+	ErrUnimplemented = errors.New("the server does not implement this")
+
+	// ErrBadResponse says that a response broke the rules and was discarded as a whole (WAPI-14).
+	// What was received before it stays in force.
+	ErrBadResponse = errors.New("response discarded")
+
+	// ErrSocketInUse says that another server answers on the socket that a [Server] should take.
+	ErrSocketInUse = unixsocket.ErrInUse
+)
+
+// Error says what went wrong with an RPC. What the server wrote is quoted in it, and cut to a length
+// that is fit for a log.
+type Error struct {
+	RPC     string        // such as "FetchX509SVID"
+	Server  string        // its address
+	Err     error         // the cause, which wraps one of the errors above where one fits
+	Final   bool          // to repeat does not help, and a watch has ended
+	RetryIn time.Duration // when a watch tries again; 0 means at once, or that the stream goes on
+}
+
+// Error names the RPC, the server and the cause.
+func (e *Error) Error() string {
+	return fmt.Sprintf("workloadapi: %s at %s: %v", e.RPC, e.Server, e.Err)
+}
+
+// Unwrap returns e.Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Retryable reports whether to repeat may help, and how long the server wishes us to wait, which is
+// always 0 as the protocol cannot say it.
+func (e *Error) Retryable() (after time.Duration, ok bool) { return 0, !e.Final }
+
+// maxText is how much of a text of the server's goes into an error, in bytes.
+const maxText = 512
+
+// statusError is an error that the server has sent, with what it means to us.
+type statusError struct {
+	kind error // one of the errors above, or nil
+	err  *connect.Error
+}
+
+func (e *statusError) Error() string {
+	what := "status " + e.err.Code().String()
+	if e.kind != nil {
+		what = e.kind.Error()
+	}
+	if msg := e.err.Message(); msg != "" {
+		return fmt.Sprintf("%s: %q", what, clip(msg, maxText))
+	}
+	return what
+}
+
+func (e *statusError) Unwrap() []error {
+	if e.kind == nil {
+		return []error{e.err}
+	}
+	return []error{e.kind, e.err}
+}
+
+// localError is an error of the transport. Its text may quote what the server sent.
+type localError struct{ err error }
+
+func (e *localError) Error() string { return clip(e.err.Error(), maxText) }
+func (e *localError) Unwrap() error { return e.err }
+
+// failure makes an Error of what an RPC failed with. Only what the server itself has said is taken
+// for its word: a proxy's 403 must not withdraw an identity.
+func (c *Client) failure(rpc string, err error) *Error {
+	e := &Error{RPC: rpc, Server: c.server, Err: &localError{err}}
+	status, ok := errors.AsType[*connect.Error](err)
+	if !ok || !connect.IsWireError(err) {
+		return e
+	}
+	s := &statusError{err: status}
+	switch status.Code() {
+	case connect.CodePermissionDenied:
+		s.kind = ErrDenied
+	case connect.CodeInvalidArgument:
+		s.kind, e.Final = ErrRefused, true
+	case connect.CodeUnimplemented:
+		s.kind, e.Final = ErrUnimplemented, true
+	}
+	e.Err = s
+	return e
+}
+
+// badResponse makes an Error of what is wrong with a response.
+func (c *Client) badResponse(rpc string, err error) *Error {
+	return &Error{RPC: rpc, Server: c.server, Err: fmt.Errorf("%w: %w", ErrBadResponse, &localError{err})}
+}

@@ -1,0 +1,132 @@
+package workloadapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// A workload takes its identity from the endpoint that its operator names.
+func Example() {
+	address, stop := agentForExample()
+	defer stop()
+
+	src, err := workloadapi.New(workloadapi.Config{Address: address}) // os.Getenv(workloadapi.SocketEnv)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	ended := make(chan error)
+	go func() { ended <- src.Run(ctx) }()
+
+	if err := src.Ready(ctx); err != nil {
+		log.Fatal(err)
+	}
+	svid, err := src.SVID()
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("I am", svid.ID())
+	for _, name := range []string{"example.org", "other.test", "unknown.test"} {
+		_, err := src.Bundle(spiffe.MustParseTrustDomain(name))
+		fmt.Println(name, "is known:", err == nil)
+	}
+	cancel(errors.New("enough"))
+	fmt.Println("run:", <-ended)
+	// Output:
+	// I am spiffe://example.org/web
+	// example.org is known: true
+	// other.test is known: true
+	// unknown.test is known: false
+	// run: enough
+}
+
+// A common mistake, and what to write instead.
+func ExampleParseAddress() {
+	_, err := workloadapi.ParseAddress("unix://run/spire/api.sock")
+	fmt.Println(err)
+	if e, ok := errors.AsType[*workloadapi.AddressError](err); ok {
+		a, err := workloadapi.ParseAddress(e.Corrected)
+		fmt.Println(a.Network(), a.Target(), err)
+	}
+	// Output:
+	// workloadapi: address "unix://run/spire/api.sock": "run" is in the place of a host, because a path begins with a slash of its own; write unix:///run/spire/api.sock (WEP-12)
+	// unix /run/spire/api.sock <nil>
+}
+
+// What a program sees that nobody has registered.
+func ExampleSource_Ready() {
+	ca := spiffetest.NewCA(exampleTB{}, "example.org")
+	handler, err := workloadapi.NewHandler(workloadapi.Fixed(spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())), &workloadapi.Options{
+		Identities: func(context.Context) ([]workloadapi.Identity, error) { return nil, nil },
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer handler.Close()
+	address, stop := serveForExample(handler)
+	defer stop()
+
+	src, err := workloadapi.New(workloadapi.Config{Address: address})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	ended := make(chan error)
+	go func() { ended <- src.Run(ctx) }()
+	err = src.Ready(ctx)
+	<-ended
+	fmt.Println(errors.Is(err, workloadapi.ErrNotReady), errors.Is(err, workloadapi.ErrDenied))
+	e, _ := errors.AsType[*workloadapi.Error](err)
+	fmt.Println(e.Err)
+	// Output:
+	// true true
+	// no identity for this caller: "workloadapi: there is no identity for this caller; register the workload, or try again later"
+}
+
+// agentForExample serves one identity at an address.
+func agentForExample() (address string, stop func()) {
+	ca, other := spiffetest.NewCA(exampleTB{}, "example.org"), spiffetest.NewCA(exampleTB{}, "other.test")
+	handler, err := workloadapi.NewHandler(workloadapi.Fixed(spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(other.Bundle()))), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return serveForExample(handler)
+}
+
+func serveForExample(h *workloadapi.Handler) (address string, stop func()) {
+	dir, err := os.MkdirTemp("", "wl")
+	if err != nil {
+		log.Fatal(err)
+	}
+	server := &workloadapi.Server{Address: "unix://" + filepath.Join(dir, "api.sock"), Handler: h}
+	if err := server.Listen(); err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Run(ctx)
+	}()
+	return server.Address, func() {
+		cancel()
+		<-done
+		_ = os.RemoveAll(dir)
+	}
+}
+
+// exampleTB is what a test function is given; an example has none, and these do not fail.
+type exampleTB struct{ testing.TB }
+
+func (exampleTB) Helper() {}

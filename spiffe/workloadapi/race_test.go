@@ -1,0 +1,5 @@
+//go:build race
+
+package workloadapi_test
+
+const raceEnabled = true

@@ -1,0 +1,1168 @@
+package workloadapi_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// feed is a stream that a test writes to, one message after the other.
+type feed chan func(*call)
+
+// serve is the function of a fake that does what comes through the feed.
+func (f feed) serve(c *call) {
+	for !c.ended {
+		select {
+		case do := <-f:
+			do(c)
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// send sends a message on the stream, and waits until it was taken in. In a bubble only.
+func (f feed) send(m proto.Message) { f.do(func(c *call) { c.send(m) }) }
+
+func (f feed) do(do func(*call)) {
+	f <- do
+	synctest.Wait()
+}
+
+// source makes a source that runs, of a fake server.
+func source(t testing.TB, cfg workloadapi.Config, f func(*call)) *workloadapi.Source {
+	t.Helper()
+	cfg.Client = inMemory(t, fake(t, f))
+	s, err := workloadapi.New(cfg)
+	require.NoError(t, err)
+	run(t, s)
+	return s
+}
+
+func TestSource(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-5", "WAPI-8", "WAPI-10", "WAPI-11", "WAPI-12", "WAPI-15", "WAPI-21", "WEP-1", "WEP-7", "WEP-9", "AMB-20", "AMB-23")
+	synctest.Test(t, func(t *testing.T) {
+		home, other, third := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "third.test")
+		web, db := home.SVID("/web"), home.SVID("/db")
+		streams := make(feed)
+		calls := 0
+		c := inMemory(t, fake(t, func(c *call) {
+			calls++
+			assert.Equal(t, "FetchX509SVID", c.rpc)
+			assert.Empty(t, c.request)
+			assert.NotContains(t, c.header, "Grpc-Timeout", "a stream has no deadline")
+			streams.serve(c)
+		}))
+		s, err := workloadapi.New(workloadapi.Config{Client: c})
+		require.NoError(t, err)
+		assert.Same(t, c, s.Client())
+		_, err = s.SVID()
+		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		assert.ErrorContains(t, err, "is Run running?")
+		stop := run(t, s)
+		synctest.Wait()
+		for _, read := range []func() error{
+			func() error { _, err := s.SVID(); return err },
+			func() error { _, err := s.Bundle(home.TrustDomain()); return err },
+			func() error { _, err := s.Snapshot(); return err },
+			func() error { _, err := s.X509(); return err },
+		} {
+			require.ErrorIs(t, read(), workloadapi.ErrNotReady)
+			assert.ErrorContains(t, read(), "has not answered yet")
+		}
+		require.ErrorContains(t, s.Run(t.Context()), "already running")
+
+		// The first response has two identities, two other trust domains, and a revocation list.
+		m := home.response(t, web, other, third)
+		m.Svids = append(m.Svids, home.message(t, db, ""))
+		m.Crl = [][]byte{[]byte("revoked")}
+		changed := s.Changed()
+		streams.send(m)
+		require.NoError(t, s.Ready(t.Context()))
+		<-changed
+		snap, err := s.Snapshot()
+		require.NoError(t, err)
+		svid, err := s.SVID()
+		require.NoError(t, err)
+		assert.Equal(t, web.Leaf().Raw, svid.Leaf().Raw, "the first is the default")
+		assert.True(t, svid.Signer().(*ecdsa.PrivateKey).Equal(web.Signer()))
+		all, err := s.X509()
+		require.NoError(t, err)
+		require.Len(t, all.Identities, 2)
+		assert.Equal(t, db.ID(), all.Identities[1].SVID.ID())
+		assert.Empty(t, all.Skipped)
+		assert.Equal(t, [][]byte{[]byte("revoked")}, s.CRLs())
+		for _, d := range []domain{home, other, third} {
+			b, err := s.Bundle(d.TrustDomain())
+			require.NoError(t, err)
+			sameRoots(t, d, b)
+		}
+		_, err = s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
+		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+
+		// The same again is no change.
+		changed = s.Changed()
+		streams.send(m)
+		again, err := s.Snapshot()
+		require.NoError(t, err)
+		assert.Same(t, snap, again)
+		assert.Equal(t, uint64(2), s.Status().X509.Updates)
+
+		// What is not in the newest response is gone; what has not changed is the same value.
+		third.Rotate()
+		streams.send(home.response(t, db, third))
+		<-changed
+		svid, err = s.SVID()
+		require.NoError(t, err)
+		assert.Same(t, all.Identities[1].SVID, svid)
+		_, err = s.Bundle(other.TrustDomain())
+		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		before, _ := snap.Bundle(home.TrustDomain())
+		b, err := s.Bundle(home.TrustDomain())
+		require.NoError(t, err)
+		assert.Same(t, before, b)
+		b, err = s.Bundle(third.TrustDomain())
+		require.NoError(t, err)
+		sameRoots(t, third, b)
+		assert.Empty(t, s.CRLs())
+		_, err = snap.Bundle(other.TrustDomain())
+		assert.NoError(t, err, "a snapshot does not change")
+
+		// Days pass: the stream stays.
+		time.Sleep(100 * time.Hour)
+		assert.Equal(t, 1, calls)
+		st := s.Status()
+		assert.True(t, st.X509.Open)
+		assert.True(t, st.Ready)
+		assert.Equal(t, db.ID(), st.ID)
+		assert.Equal(t, 2, st.TrustDomains)
+		assert.False(t, st.Healthy(time.Now()), "the identity has expired")
+		assert.True(t, st.Healthy(db.NotAfter()))
+
+		// After the end everything stays readable.
+		require.Equal(t, errStop, stop())
+		_, err = s.SVID()
+		require.NoError(t, err)
+		assert.False(t, s.Status().X509.Open)
+	})
+}
+
+// Updates yields each snapshot once, and skips to the newest.
+func TestUpdates(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		streams := make(feed)
+		s := source(t, workloadapi.Config{}, streams.serve)
+		ctx, cancel := context.WithCancel(t.Context())
+		var got []string
+		release := make(chan struct{})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for snap := range s.Updates(ctx) {
+				svid, _ := snap.SVID()
+				got = append(got, svid.ID().Path())
+				<-release
+			}
+		}()
+		for _, path := range []string{"/a", "/b", "/c", "/d"} {
+			streams.send(home.response(t, home.SVID(path)))
+		}
+		release <- struct{}{}
+		synctest.Wait()
+		release <- struct{}{}
+		synctest.Wait()
+		cancel()
+		<-done
+		assert.Equal(t, []string{"/a", "/d"}, got)
+		for snap := range s.Updates(t.Context()) {
+			svid, _ := snap.SVID()
+			assert.Equal(t, "/d", svid.ID().Path())
+			break
+		}
+	})
+}
+
+// A response with a fault is discarded as a whole and reported, what was before stays, and the stream
+// goes on.
+func TestDiscard(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-14", "WAPI-26", "WAPI-30", "WAPI-32", "WAPI-33", "GO-15")
+	home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+	web := home.SVID("/web")
+	edit := func(f func(s *wire.X509SVID)) *wire.X509SVIDResponse {
+		m := home.response(t, home.SVID("/edited"), other)
+		f(m.GetSvids()[0])
+		return m
+	}
+	fromChain := func(chain []*x509.Certificate, key crypto.Signer) func(*wire.X509SVID) {
+		der, err := x509.MarshalPKCS8PrivateKey(key)
+		require.NoError(t, err)
+		return func(s *wire.X509SVID) {
+			s.X509Svid, s.X509SvidKey = nil, der
+			for _, c := range chain {
+				s.X509Svid = append(s.X509Svid, c.Raw...)
+			}
+		}
+	}
+	inter := home.Intermediate()
+	chain, key := inter.Certificate("/edited")
+	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	sec1, err := x509.MarshalECPrivateKey(ecKey)
+	require.NoError(t, err)
+
+	tests := map[string]struct {
+		m    proto.Message
+		want string
+	}{
+		"no SVIDs":             {&wire.X509SVIDResponse{FederatedBundles: map[string][]byte{other.key(): other.roots()}}, "WAPI-30"},
+		"nothing at all":       {&wire.X509SVIDResponse{}, "WAPI-30"},
+		"no ID":                {edit(func(s *wire.X509SVID) { s.SpiffeId = "" }), "spiffe_id is empty"},
+		"no certificate":       {edit(func(s *wire.X509SVID) { s.X509Svid = nil }), "x509_svid is empty"},
+		"no key":               {edit(func(s *wire.X509SVID) { s.X509SvidKey = nil }), "x509_svid_key is empty"},
+		"no bundle":            {edit(func(s *wire.X509SVID) { s.Bundle = nil }), "bundle is empty"},
+		"ID of another":        {edit(func(s *wire.X509SVID) { s.SpiffeId = "spiffe://example.org/db" }), "not \"spiffe://example.org/db\""},
+		"ID of another domain": {edit(func(s *wire.X509SVID) { s.SpiffeId = "spiffe://other.test/edited" }), "not \"spiffe://other.test/edited\""},
+		"not an ID":            {edit(func(s *wire.X509SVID) { s.SpiffeId = "SPIFFE://example.org/edited" }), "ID-2"},
+		"junk certificate":     {edit(func(s *wire.X509SVID) { s.X509Svid = []byte("junk") }), "certificate 1"},
+		"junk after the chain": {edit(func(s *wire.X509SVID) { s.X509Svid = append(s.X509Svid, 0) }), "certificate 2"},
+		"PEM certificate": {edit(func(s *wire.X509SVID) {
+			s.X509Svid = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.GetX509Svid()})
+		}), "certificate 1"},
+		"intermediate first": {edit(fromChain([]*x509.Certificate{chain[1], chain[0]}, key)), "X5-32"},
+		"root as leaf":       {edit(fromChain([]*x509.Certificate{home.Root()}, ecKey)), "X5-32"},
+		"wrong key":          {edit(fromChain(chain, ecKey)), "does not belong"},
+		"SEC1 key":           {edit(func(s *wire.X509SVID) { s.X509SvidKey = sec1 }), "private key"},
+		"PEM key": {edit(func(s *wire.X509SVID) {
+			s.X509SvidKey = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: s.GetX509SvidKey()})
+		}), "private key"},
+		"junk after the key": {edit(func(s *wire.X509SVID) { s.X509SvidKey = append(s.X509SvidKey, 0) }), "private key"},
+		"junk bundle":        {edit(func(s *wire.X509SVID) { s.Bundle = []byte("junk") }), "bundle: certificate 1"},
+		"junk after the bundle": {edit(func(s *wire.X509SVID) {
+			s.Bundle = append(s.GetBundle(), 0x30, 0x00)
+		}), "bundle: certificate 2"},
+		"second SVID is bad": {func() proto.Message {
+			m := home.response(t, web)
+			bad := home.message(t, home.SVID("/db"), "")
+			bad.X509SvidKey = nil
+			m.Svids = append(m.Svids, bad)
+			return m
+		}(), "SVID 2"},
+		"too many SVIDs": {&wire.X509SVIDResponse{Svids: slices.Repeat([]*wire.X509SVID{{}}, workloadapi.MaxIdentities+1)}, "the limit is 256"},
+	}
+	for _, f := range spiffetest.Faults() {
+		if rule := f.Rule(); !slices.Contains([]string{"X5-30", "X5-31", "X5-38", "X5-39"}, rule) { // those are the peers' business
+			chain, key := home.Broken(f)
+			tests["leaf with "+f.String()] = struct {
+				m    proto.Message
+				want string
+			}{edit(fromChain(chain, key)), rule}
+		}
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			good := home.response(t, web)
+			renewed := home.response(t, home.SVID("/web"), other)
+			synctest.Test(t, func(t *testing.T) {
+				streams := make(feed)
+				calls := 0
+				s := source(t, workloadapi.Config{}, func(c *call) {
+					calls++
+					streams.serve(c)
+				})
+				streams.send(good)
+				before, err := s.Snapshot()
+				require.NoError(t, err)
+				streams.send(test.m)
+				after, err := s.Snapshot()
+				require.NoError(t, err)
+				assert.Same(t, before, after)
+				st := s.Status().X509
+				require.ErrorIs(t, st.Err, workloadapi.ErrBadResponse)
+				assert.ErrorContains(t, st.Err, test.want)
+				assert.True(t, st.Open)
+				assert.True(t, st.NextAttempt.IsZero())
+				streams.send(renewed)
+				svid, err := s.SVID()
+				require.NoError(t, err)
+				assert.Equal(t, renewed.GetSvids()[0].GetX509Svid(), svid.Leaf().Raw)
+				assert.NoError(t, s.Status().X509.Err)
+				assert.Equal(t, 1, calls)
+			})
+		})
+	}
+}
+
+// One bundle that is damaged hides no other, and costs its trust domain nothing.
+func TestBundleIsolation(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "X5-41", "BND-11", "BND-15")
+	synctest.Test(t, func(t *testing.T) {
+		home, other, third := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "third.test")
+		stranger := newDomain(t, "example.org")
+		web := home.SVID("/web")
+		streams := make(feed)
+		var log syncBuffer
+		s := source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
+
+		// From the first response on: others are there although one is junk.
+		m := home.response(t, web, other, third)
+		m.FederatedBundles[third.key()] = []byte("junk")
+		streams.send(m)
+		bundle := func(d domain) *spiffe.Bundle {
+			t.Helper()
+			b, err := s.Bundle(d.TrustDomain())
+			require.NoError(t, err)
+			return b
+		}
+		skipped := func(want ...string) {
+			t.Helper()
+			got := s.Status().X509.Skipped
+			require.Len(t, got, len(want), "%v", got)
+			for i, w := range want {
+				assert.ErrorContains(t, got[i], w)
+			}
+		}
+		sameRoots(t, other, bundle(other))
+		_, err := s.Bundle(third.TrustDomain())
+		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		skipped(`"third.test": skipped: certificate 1`)
+		assert.Equal(t, 1, strings.Count(log.String(), "part of a response skipped"))
+		streams.send(m)
+		assert.Equal(t, 1, strings.Count(log.String(), "part of a response skipped"), "the same is said once")
+
+		// What was good stays while what comes is damaged: half a bundle is not a bundle.
+		streams.send(home.response(t, web, other, third))
+		skipped()
+		good := bundle(other)
+		other.Rotate()
+		m = home.response(t, web, third)
+		m.FederatedBundles[other.key()] = append(other.roots(), "junk"...)
+		streams.send(m)
+		assert.Same(t, good, bundle(other))
+		sameRoots(t, third, bundle(third))
+		skipped(`"other.test": skipped: certificate 3`)
+
+		// A name that is not that of a trust domain, and a copy of our own: both are ignored.
+		m = home.response(t, web, other)
+		m.FederatedBundles["example.org"] = stranger.roots()
+		m.FederatedBundles["spiffe://example.org/web"] = stranger.roots()
+		m.FederatedBundles[home.key()] = stranger.roots()
+		streams.send(m)
+		sameRoots(t, home, bundle(home))
+		sameRoots(t, other, bundle(other))
+		skipped("its name", "it is the own trust domain", "its name")
+		assert.Equal(t, 2, s.Status().TrustDomains)
+
+		// Nothing is a statement: nothing of this trust domain is trusted any more.
+		m = home.response(t, web, third)
+		m.FederatedBundles[other.key()] = nil
+		streams.send(m)
+		assert.Empty(t, slices.Collect(bundle(other).X509Authorities()))
+		skipped()
+
+		// And so is a bundle in which nothing can be used. A leaf among CAs is left out.
+		m = home.response(t, web, third)
+		m.FederatedBundles[other.key()] = other.SVID("/leaf").Leaf().Raw
+		m.FederatedBundles[third.key()] = append(third.SVID("/leaf").Leaf().Raw, third.roots()...)
+		streams.send(m)
+		assert.Empty(t, slices.Collect(bundle(other).X509Authorities()))
+		sameRoots(t, third, bundle(third))
+		skipped("not a CA certificate", "not a CA certificate")
+
+		// Two SVIDs that bring two bundles of one trust domain: the first counts.
+		m = home.response(t, web)
+		second := home.message(t, home.SVID("/db"), "")
+		second.Bundle = stranger.roots()
+		m.Svids = append(m.Svids, second)
+		streams.send(m)
+		sameRoots(t, home, bundle(home))
+		skipped("brought another")
+	})
+}
+
+// A root that was revoked is not trusted any more, although the identity is still one of that root.
+func TestRevokedRoot(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "BND-6")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		web := home.SVID("/web")
+		streams := make(feed)
+		s := source(t, workloadapi.Config{}, streams.serve)
+		streams.send(home.response(t, web))
+		home.Rotate()
+		home.DropOldRoots()
+		streams.send(home.response(t, web))
+		b, err := s.Bundle(home.TrustDomain())
+		require.NoError(t, err)
+		sameRoots(t, home, b)
+		svid, err := s.SVID()
+		require.NoError(t, err)
+		assert.Equal(t, web.ID(), svid.ID())
+		skipped := s.Status().X509.Skipped
+		require.Len(t, skipped, 1)
+		assert.ErrorContains(t, skipped[0], `peers will refuse "spiffe://example.org/web"`)
+		// An identity that is not valid yet, or not any more, is another matter.
+		for _, at := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
+			svid := home.SVID("/web", func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = c.NotBefore.Add(at), c.NotAfter.Add(at)
+			})
+			streams.send(home.response(t, svid))
+			assert.Empty(t, s.Status().X509.Skipped)
+		}
+	})
+}
+
+func TestHints(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-21", "WAPI-22", "WAPI-24")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		m := &wire.X509SVIDResponse{}
+		for _, id := range []struct{ path, hint string }{{"/1", "a"}, {"/2", "a"}, {"/3", ""}, {"/4", ""}, {"/5", "b"}} {
+			m.Svids = append(m.Svids, home.message(t, home.SVID(id.path), id.hint))
+		}
+		streams := make(feed)
+		c := inMemory(t, fake(t, func(c *call) {
+			c.send(m)
+			streams.serve(c)
+		}))
+		for hint, want := range map[string]string{"": "/1", "a": "/1", "b": "/5", "c": ""} {
+			s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: hint})
+			require.NoError(t, err)
+			stop := run(t, s)
+			synctest.Wait()
+			svid, err := s.SVID()
+			if want == "" {
+				require.ErrorIs(t, err, workloadapi.ErrNotReady)
+				assert.ErrorContains(t, err, `no identity with the hint "c"`)
+				_, err = s.Snapshot()
+				assert.ErrorIs(t, err, workloadapi.ErrNotReady)
+				_, err = s.Bundle(home.TrustDomain())
+				assert.NoError(t, err)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				err = s.Ready(ctx)
+				cancel()
+				assert.ErrorIs(t, err, context.DeadlineExceeded)
+				assert.ErrorContains(t, err, `hint "c"`)
+				st := s.Status()
+				assert.False(t, st.Ready)
+				assert.False(t, st.Healthy(time.Now()))
+			} else {
+				require.NoError(t, err)
+				assert.Equal(t, want, svid.ID().Path())
+			}
+			u, err := s.X509()
+			require.NoError(t, err)
+			var got []string
+			for _, id := range u.Identities {
+				got = append(got, id.SVID.ID().Path()+" "+id.Hint)
+			}
+			assert.Equal(t, []string{"/1 a", "/3 ", "/4 ", "/5 b"}, got)
+			require.Len(t, u.Skipped, 1)
+			assert.ErrorContains(t, u.Skipped[0], "WAPI-24")
+			require.Equal(t, errStop, stop())
+		}
+		_, err := workloadapi.New(workloadapi.Config{Client: c, Hint: "a", BundlesOnly: true})
+		assert.ErrorContains(t, err, "BundlesOnly")
+		_, err = workloadapi.New(workloadapi.Config{Client: c, Address: "unix:///run/a.sock"})
+		assert.ErrorContains(t, err, "an Address and a Client")
+	})
+}
+
+// PermissionDenied withdraws what was received; nothing else does.
+func TestWithdraw(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-17", "WAPI-31", "WEP-16")
+	synctest.Test(t, func(t *testing.T) {
+		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		web := home.SVID("/web")
+		streams := make(feed)
+		var log syncBuffer
+		s := source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
+		streams.send(home.response(t, web, other))
+		snap, err := s.Snapshot()
+		require.NoError(t, err)
+
+		for _, code := range []int{codeUnavailable, codeInternal, codeResourceExhausted, codeOK, 1, 2, 16} {
+			streams.do(func(c *call) { c.end(code, "later") })
+			now, err := s.Snapshot()
+			require.NoError(t, err, "code %d", code)
+			assert.Same(t, snap, now)
+			assert.True(t, s.Status().Ready)
+			time.Sleep(time.Minute)
+			streams.send(home.response(t, web, other))
+			assert.NoError(t, s.Status().X509.Err)
+		}
+
+		changed := s.Changed()
+		streams.do(func(c *call) { c.end(codePermissionDenied, "no identity issued") })
+		<-changed
+		_, err = s.SVID()
+		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		assert.ErrorContains(t, err, `"no identity issued"`)
+		for _, d := range []domain{home, other} {
+			_, err = s.Bundle(d.TrustDomain())
+			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		}
+		_, err = s.X509()
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		assert.False(t, s.Status().Ready)
+		assert.Contains(t, log.String(), "has withdrawn")
+
+		// Three more denials, and then there is an identity again.
+		for range 3 {
+			streams.do(func(c *call) { c.end(codePermissionDenied, "") })
+			time.Sleep(time.Minute)
+		}
+		assert.Equal(t, 4, s.Status().X509.Failures)
+		streams.send(home.response(t, web))
+		require.NoError(t, s.Ready(t.Context()))
+		_, err = s.Bundle(other.TrustDomain())
+		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+
+		// It counts as well when it comes first on the next stream.
+		streams.do(func(c *call) { c.end(codeUnavailable, "restart") })
+		require.NoError(t, s.Ready(t.Context()))
+		streams.do(func(c *call) { c.end(codePermissionDenied, "") })
+		_, err = s.SVID()
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+	})
+}
+
+// The waits between attempts, with a server that notes when they come.
+func TestReconnect(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-6", "WAPI-18", "WAPI-19", "WEP-14", "WEP-15", "WEP-17", "AMB-10", "AMB-11", "AMB-13", "DIV-14")
+	home := newDomain(t, "example.org")
+	good := home.response(t, home.SVID("/web"))
+	for name, test := range map[string]struct {
+		answer func(n int, c *call) // of attempt n, from 0
+		// The longest waits before the attempts after the first.
+		waits []time.Duration
+		final bool
+	}{
+		"unavailable": {
+			func(_ int, c *call) { c.end(codeUnavailable, "") },
+			[]time.Duration{1, 2, 4, 8, 16, 30, 30, 30}, false,
+		},
+		"denied": {
+			func(_ int, c *call) { c.end(codePermissionDenied, "") },
+			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+		},
+		"unknown code": {
+			func(_ int, c *call) { c.end(77, "") },
+			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+		},
+		"ends without an answer": {
+			func(int, *call) {},
+			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+		},
+		"answers nonsense": {
+			func(_ int, c *call) { c.sendRaw([]byte("nonsense")) },
+			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+		},
+		"answers nonsense without end": {
+			func(_ int, c *call) {
+				for c.ctx.Err() == nil {
+					c.sendRaw([]byte("nonsense"))
+				}
+			},
+			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+		},
+		"one good, and then nonsense": {
+			func(_ int, c *call) {
+				c.send(good)
+				for c.ctx.Err() == nil {
+					c.sendRaw([]byte("nonsense"))
+				}
+			},
+			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+		},
+		"lives, and ends": {
+			func(_ int, c *call) {
+				c.send(good)
+				c.sleep(2 * time.Second)
+			},
+			[]time.Duration{0, 0, 0, 0, 0}, false,
+		},
+		"lives, and is cut": {
+			func(_ int, c *call) {
+				c.send(good)
+				c.sleep(2 * time.Second)
+				panic(http1Abort)
+			},
+			[]time.Duration{0, 0, 0, 0, 0}, false,
+		},
+		"answers and hangs up": {
+			func(_ int, c *call) { c.send(good) },
+			[]time.Duration{0, 1}, false, // and so on, by chance
+		},
+		"good after three failures": {
+			func(n int, c *call) {
+				if n%4 == 3 {
+					c.send(good)
+					c.sleep(time.Minute)
+				}
+				c.end(codeUnavailable, "")
+			},
+			[]time.Duration{1, 2, 4, 0, 1, 2, 4, 0, 1}, false,
+		},
+		"good and then denied": {
+			func(_ int, c *call) {
+				c.send(good)
+				c.sleep(time.Minute)
+				c.end(codePermissionDenied, "")
+			},
+			[]time.Duration{1, 1, 1}, false,
+		},
+		"refused":                  {func(_ int, c *call) { c.end(codeInvalidArgument, "no header") }, nil, true},
+		"unimplemented":            {func(_ int, c *call) { c.end(codeUnimplemented, "switched off") }, nil, true},
+		"good and then refused":    {func(_ int, c *call) { c.send(good); c.end(codeInvalidArgument, "no header") }, nil, true},
+		"not a gRPC server at all": {func(_ int, c *call) { c.w.WriteHeader(403) }, []time.Duration{1, 2, 4}, false},
+		"no such path":             {func(_ int, c *call) { c.w.WriteHeader(404) }, []time.Duration{1, 2, 4}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var attempts, ends []time.Time
+				var mu sync.Mutex
+				note := func(to *[]time.Time) int {
+					mu.Lock()
+					defer mu.Unlock()
+					*to = append(*to, time.Now())
+					return len(*to) - 1
+				}
+				cfg := workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
+					n := note(&attempts)
+					defer note(&ends)
+					test.answer(n, c)
+				}))}
+				s, err := workloadapi.New(cfg)
+				require.NoError(t, err)
+				if test.final {
+					err := s.Run(t.Context())
+					e, ok := err.(*workloadapi.Error)
+					require.True(t, ok, "%v", err)
+					assert.True(t, e.Final)
+					assert.Equal(t, "FetchX509SVID", e.RPC)
+					_, again := e.Retryable()
+					assert.False(t, again)
+					want := workloadapi.ErrRefused
+					if connect.CodeOf(err) == connect.CodeUnimplemented {
+						want = workloadapi.ErrUnimplemented
+					}
+					require.ErrorIs(t, err, want)
+					synctest.Wait() // for the handlers
+					assert.Len(t, attempts, 1)
+					assert.Zero(t, s.Status().X509.NextAttempt)
+					if _, svid := s.SVID(); svid == nil {
+						require.NoError(t, s.Ready(t.Context()), "what was received stays")
+					} else {
+						require.ErrorIs(t, s.Ready(t.Context()), want, "there is nothing to wait for")
+					}
+					return
+				}
+				stop := run(t, s)
+				time.Sleep(5 * time.Minute)
+				require.Equal(t, errStop, stop())
+				synctest.Wait() // for the handlers
+				mu.Lock()
+				defer mu.Unlock()
+				require.Greater(t, len(attempts), len(test.waits))
+				for i, most := range test.waits {
+					wait := attempts[i+1].Sub(ends[i])
+					if most == 0 {
+						assert.Zero(t, wait, "attempt %d", i+1)
+						continue
+					}
+					assert.LessOrEqual(t, wait, most*time.Second, "attempt %d", i+1)
+					assert.GreaterOrEqual(t, wait, 50*time.Millisecond, "attempt %d", i+1)
+				}
+				if name == "answers and hangs up" {
+					assert.Less(t, len(attempts), 5*60*3, "not busy")
+				}
+			})
+		})
+	}
+}
+
+// The plan behind it, for the ends of the jitter.
+func TestBackoff(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-18")
+	now := time.Now()
+	for _, u := range []float64{0, 0.999999} {
+		var b workloadapi.Backoff
+		for i := range 100 {
+			step := min(time.Second<<min(i, 10), 30*time.Second)
+			got := b.Next(false, false, now, u)
+			if u == 0 {
+				assert.Equal(t, 50*time.Millisecond, got)
+			} else {
+				assert.InDelta(t, step.Seconds(), got.Seconds(), 0.001, "failure %d", i+1)
+			}
+		}
+	}
+	var b workloadapi.Backoff
+	b.Next(false, false, now, 0)
+	b.Next(false, false, now, 0)
+	assert.Zero(t, b.Next(true, false, now, 1), "at once")
+	assert.Equal(t, time.Second, b.Next(true, false, now.Add(time.Second/2), 1), "and not at once again")
+	assert.Equal(t, 2*time.Second, b.Next(false, false, now.Add(time.Second/2), 1))
+	assert.Zero(t, b.Next(true, false, now.Add(time.Second), 1))
+	assert.Equal(t, time.Second, b.Next(true, true, now.Add(time.Hour), 1), "a denial is not followed at once")
+}
+
+// Ready tells what the last attempt failed with.
+func TestReady(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := source(t, workloadapi.Config{}, func(c *call) { c.end(codePermissionDenied, "no identity issued%0Aby me") })
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errStop)
+		defer cancel()
+		err := s.Ready(ctx)
+		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		require.ErrorIs(t, err, errStop)
+		assert.Equal(t, connect.CodePermissionDenied, connect.CodeOf(err))
+		assert.EqualError(t, err, `workloadapi: source: not ready: workloadapi: FetchX509SVID at an HTTPClient of its own: no identity for this caller: "no identity issued\nby me"; waited for it: stop`)
+		st := s.Status()
+		assert.Greater(t, st.X509.Failures, 3)
+		assert.ErrorIs(t, st.X509.Err, workloadapi.ErrDenied)
+		assert.True(t, st.X509.NextAttempt.After(time.Now()))
+		assert.Zero(t, st.X509.Updates)
+	})
+}
+
+// A server that takes a request and says nothing is left after a while.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		good := home.response(t, home.SVID("/web"))
+		var calls atomic.Int32
+		s := source(t, workloadapi.Config{}, func(c *call) {
+			if calls.Add(1) < 3 {
+				c.flush()
+				c.wait()
+				return
+			}
+			c.send(good)
+			c.wait()
+		})
+		time.Sleep(workloadapi.SilenceLimit - time.Second)
+		assert.Equal(t, int32(1), calls.Load())
+		time.Sleep(2 * time.Second)
+		assert.ErrorContains(t, s.Status().X509.Err, "did not answer within 2 minutes")
+		start := time.Now()
+		require.NoError(t, s.Ready(t.Context()))
+		assert.Less(t, time.Since(start), 3*time.Minute)
+		time.Sleep(time.Hour)
+		assert.Equal(t, int32(3), calls.Load(), "after an answer silence is fine")
+	})
+}
+
+// jwks is a JWK Set as servers send it, made with nothing of the library.
+func jwks(t testing.TB, edit func(i int, jwk map[string]any), keys ...*ecdsa.PublicKey) []byte {
+	t.Helper()
+	var all []any
+	for i, k := range keys {
+		point, err := k.Bytes()
+		require.NoError(t, err)
+		jwk := map[string]any{"kty": "EC", "crv": "P-256", "kid": fmt.Sprint("key-", i), "x": b64(point[1:33]), "y": b64(point[33:])}
+		if edit != nil {
+			edit(i, jwk)
+		}
+		all = append(all, jwk)
+	}
+	doc, err := json.Marshal(map[string]any{"keys": all})
+	require.NoError(t, err)
+	return doc
+}
+
+func newKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	return k
+}
+
+func TestJWTBundles(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-16", "WAPI-44", "WAPI-45", "WAPI-46", "WAPI-47", "WAPI-55")
+	home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+	web := home.SVID("/web")
+	a, b := newKey(t).Public().(*ecdsa.PublicKey), newKey(t).Public().(*ecdsa.PublicKey)
+	synctest.Test(t, func(t *testing.T) {
+		x509s, jwts := make(feed), make(feed)
+		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
+			if c.rpc == "FetchJWTBundles" {
+				jwts.serve(c)
+			} else {
+				x509s.serve(c)
+			}
+		})
+		x509s.send(home.response(t, web))
+		assert.False(t, s.Status().Ready)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		err := s.Ready(ctx)
+		cancel()
+		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		assert.ErrorContains(t, err, "no bundles for JWT-SVIDs: an HTTPClient of its own has not answered yet")
+		jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{
+			home.key(): jwks(t, nil, a, b), other.key(): jwks(t, nil, b), "spiffe://broken.test": []byte("{"),
+		}})
+		require.NoError(t, s.Ready(t.Context()))
+		keys := func(d domain) (ids []string, roots int) {
+			t.Helper()
+			bundle, err := s.Bundle(d.TrustDomain())
+			require.NoError(t, err)
+			for id := range bundle.JWTAuthorities() {
+				ids = append(ids, id)
+			}
+			return ids, len(slices.Collect(bundle.X509Authorities()))
+		}
+		ids, roots := keys(home)
+		assert.Equal(t, []string{"key-0", "key-1"}, ids)
+		assert.Equal(t, 1, roots)
+		ids, roots = keys(other)
+		assert.Equal(t, []string{"key-0"}, ids)
+		assert.Zero(t, roots, "keys for tokens verify no certificates")
+		_, err = s.Bundle(spiffe.MustParseTrustDomain("broken.test"))
+		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		require.Len(t, s.Status().JWT.Skipped, 1)
+		snap, err := s.Snapshot()
+		require.NoError(t, err)
+
+		// The two streams come and go by themselves.
+		x509s.send(home.response(t, home.SVID("/web"), other))
+		ids, roots = keys(other)
+		assert.Equal(t, []string{"key-0"}, ids)
+		assert.Equal(t, 1, roots)
+		now, err := s.Snapshot()
+		require.NoError(t, err)
+		before, _ := snap.Bundle(home.TrustDomain())
+		after, _ := now.Bundle(home.TrustDomain())
+		assert.Same(t, before, after, "made once")
+
+		jwts.do(func(c *call) { c.end(codePermissionDenied, "") })
+		ids, roots = keys(home)
+		assert.Empty(t, ids)
+		assert.Equal(t, 1, roots)
+		_, err = s.SVID()
+		require.NoError(t, err)
+		assert.False(t, s.Status().Ready)
+		ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
+		err = s.Ready(ctx)
+		cancel()
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		assert.ErrorContains(t, err, "no bundles for JWT-SVIDs: ")
+		jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, a)}})
+		x509s.do(func(c *call) { c.end(codePermissionDenied, "") })
+		ids, roots = keys(home)
+		assert.Equal(t, []string{"key-0"}, ids)
+		assert.Zero(t, roots)
+		x509s.send(home.response(t, web))
+
+		// A profile that is switched off stops alone.
+		jwts.do(func(c *call) { c.end(codeUnimplemented, "") })
+		assert.ErrorIs(t, s.Status().JWT.Err, workloadapi.ErrUnimplemented)
+		time.Sleep(time.Hour)
+		x509s.send(home.response(t, home.SVID("/web")))
+		ids, _ = keys(home)
+		assert.Equal(t, []string{"key-0"}, ids, "what was received stays")
+		assert.Equal(t, uint64(4), s.Status().X509.Updates)
+	})
+}
+
+// Together the authorities of both kinds may be too many for a bundle.
+func TestTooManyAuthorities(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	web := home.SVID("/web")
+	keys := slices.Repeat([]*ecdsa.PublicKey{newKey(t).Public().(*ecdsa.PublicKey)}, spiffe.MaxBundleKeys)
+	set := jwks(t, nil, keys...)
+	synctest.Test(t, func(t *testing.T) {
+		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
+			if c.rpc == "FetchJWTBundles" {
+				c.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): set}})
+			} else {
+				c.send(home.response(t, web))
+			}
+			c.wait()
+		})
+		synctest.Wait()
+		b, err := s.Bundle(home.TrustDomain())
+		require.NoError(t, err)
+		sameRoots(t, home, b)
+		assert.Empty(t, b.Contents().JWTAuthorities)
+		require.Len(t, s.Status().JWT.Skipped, 1)
+		assert.ErrorIs(t, s.Status().JWT.Skipped[0], spiffe.ErrTooLarge)
+	})
+}
+
+// What a value of FetchJWTBundles may look like.
+func TestJWTBundleValues(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-46", "AMB-21", "DIV-12")
+	home := newDomain(t, "example.org")
+	a, b := newKey(t).Public().(*ecdsa.PublicKey), newKey(t).Public().(*ecdsa.PublicKey)
+	use := func(values ...any) func(int, map[string]any) {
+		return func(i int, jwk map[string]any) {
+			if values[i] != nil {
+				jwk["use"] = values[i]
+			}
+		}
+	}
+	set := jwks(t, nil, a)
+	document, err := home.Bundle().Marshal() // with X.509 authorities
+	require.NoError(t, err)
+	for name, test := range map[string]struct {
+		value   []byte
+		want    []string
+		skipped int
+		err     string
+	}{
+		"without use":            {jwks(t, use(nil, nil), a, b), []string{"key-0", "key-1"}, 0, ""},
+		"with use of SPIFFE":     {jwks(t, use("jwt-svid", "jwt-svid"), a, b), []string{"key-0", "key-1"}, 0, ""},
+		"for signatures":         {jwks(t, use("sig", "sig"), a, b), []string{"key-0", "key-1"}, 0, ""},
+		"mixed":                  {jwks(t, use("sig", nil), a, b), []string{"key-0", "key-1"}, 0, ""},
+		"another use":            {jwks(t, use("x509-svid", "wit-svid"), a, b), nil, 2, ""},
+		"one of another use":     {jwks(t, use("enc", nil), a, b), []string{"key-1"}, 1, ""},
+		"use is not a text":      {jwks(t, use(1, nil), a, b), []string{"key-1"}, 1, ""},
+		"without a key ID":       {jwks(t, func(i int, k map[string]any) { delete(k, "kid") }, a), nil, 1, ""},
+		"an empty key":           {[]byte(`{"keys":[{}]}`), nil, 1, ""},
+		"not objects":            {[]byte(`{"keys":[1,"x",null,[{}]]}`), nil, 4, ""},
+		"white space":            {[]byte(" {\n \"keys\" : [ { \"use\" : \"sig\" , \"kty\" : \"oct\" } ] }\n"), nil, 1, ""},
+		"no keys":                {[]byte(`{"keys":[]}`), nil, 0, ""},
+		"nothing":                {nil, nil, 0, ""},
+		"an X.509 authority":     {document, nil, 0, ""},
+		"not JSON":               {[]byte("{"), nil, 0, "not a JWK Set"},
+		"not an object":          {[]byte("[]"), nil, 0, "BND-8"},
+		"no member keys":         {[]byte("{}"), nil, 0, "BND-9"},
+		"capital Keys":           {bytes.Replace(set, []byte("keys"), []byte("Keys"), 1), nil, 0, "BND-9"},
+		"keys twice":             {bytes.Replace(set, []byte(`"keys"`), []byte(`"keys":[],"keys"`), 1), nil, 0, "twice"},
+		"use twice":              {bytes.Replace(set, []byte(`"kty"`), []byte(`"use":"sig","use":"jwt-svid","kty"`), 1), nil, 0, "twice"},
+		"something after it":     {append(slices.Clone(set), "{}"...), nil, 0, "not a JWK Set"},
+		"not UTF-8":              {append(slices.Clone(set), 0xff), nil, 0, "not a JWK Set"},
+		"more than a megabyte":   {bytes.Repeat([]byte(" "), spiffe.MaxBundleSize+1), nil, 0, "the limit is"},
+		"more than 1,000 keys":   {[]byte(`{"keys":[` + strings.Repeat("0,", 1000) + `0]}`), nil, 0, "BND-33"},
+		"a name with an escape":  {bytes.Replace(set, []byte(`"kid"`), []byte(`"\u006bid"`), 1), []string{"key-0"}, 0, ""},
+		"use with an escape":     {bytes.Replace(set, []byte(`"kid"`), []byte(`"\u0075se":"si\u0067","kid"`), 1), []string{"key-0"}, 0, ""},
+		"two keys with one name": {jwks(t, func(_ int, k map[string]any) { k["kid"] = "same" }, a, b), nil, 0, "BND-30"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var r workloadapi.BundlesReader
+			u, err := r.ReadJWT(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): test.value, "spiffe://ok.test": set}}))
+			require.NoError(t, err)
+			ok, err := u.Bundles.Bundle(spiffe.MustParseTrustDomain("ok.test"))
+			require.NoError(t, err)
+			assert.Len(t, ok.Contents().JWTAuthorities, 1)
+			bundle, err := u.Bundles.Bundle(home.TrustDomain())
+			if test.err != "" {
+				require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+				require.Len(t, u.Skipped, 1)
+				assert.ErrorContains(t, u.Skipped[0], test.err)
+				return
+			}
+			require.NoError(t, err)
+			var got []string
+			for id := range bundle.JWTAuthorities() {
+				got = append(got, id)
+			}
+			assert.Equal(t, test.want, got)
+			assert.Len(t, u.Skipped, test.skipped, "%v", u.Skipped)
+			assert.Empty(t, slices.Collect(bundle.X509Authorities()))
+			if slices.Contains(got, "key-0") && name != "two keys with one name" {
+				key, _ := bundle.JWTAuthority("key-0")
+				assert.True(t, a.Equal(key))
+			}
+		})
+	}
+}
+
+// Without an identity of its own a program takes the bundles.
+func TestBundlesOnly(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-34", "WAPI-35", "WAPI-14")
+	synctest.Test(t, func(t *testing.T) {
+		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		streams := make(feed)
+		s := source(t, workloadapi.Config{BundlesOnly: true}, func(c *call) {
+			assert.Equal(t, "FetchX509Bundles", c.rpc)
+			streams.serve(c)
+		})
+		streams.send(&wire.X509BundlesResponse{Crl: [][]byte{{1}, {2}}, Bundles: map[string][]byte{home.key(): home.roots(), other.key(): other.roots()}})
+		require.NoError(t, s.Ready(t.Context()))
+		st := s.Status()
+		assert.True(t, st.Healthy(time.Now()))
+		for _, d := range []domain{home, other} {
+			b, err := s.Bundle(d.TrustDomain())
+			require.NoError(t, err)
+			sameRoots(t, d, b)
+		}
+		assert.Equal(t, [][]byte{{1}, {2}}, s.CRLs())
+		_, err := s.SVID()
+		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		assert.ErrorContains(t, err, "bundles only")
+		streams.send(&wire.X509BundlesResponse{})
+		assert.ErrorContains(t, s.Status().X509.Err, "WAPI-14")
+		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{home.key(): []byte("junk")}})
+		assert.NoError(t, s.Status().X509.Err)
+		b, err := s.Bundle(home.TrustDomain())
+		require.NoError(t, err)
+		sameRoots(t, home, b)
+		_, err = s.Bundle(other.TrustDomain())
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{other.key(): []byte("junk"), "x": nil}})
+		require.ErrorIs(t, s.Status().X509.Err, workloadapi.ErrBadResponse)
+		assert.ErrorContains(t, s.Status().X509.Err, "no bundle in it can be used")
+		streams.do(func(c *call) { c.end(codePermissionDenied, "") })
+		_, err = s.Bundle(home.TrustDomain())
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+	})
+}
+
+// A source runs again after it has stopped.
+func TestRunAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		m := home.response(t, home.SVID("/web"))
+		code := codeInvalidArgument
+		c := inMemory(t, fake(t, func(c *call) {
+			if code != codeOK {
+				c.end(code, "")
+				return
+			}
+			c.send(m)
+			c.wait()
+		}))
+		s, err := workloadapi.New(workloadapi.Config{Client: c})
+		require.NoError(t, err)
+		require.ErrorIs(t, s.Run(t.Context()), workloadapi.ErrRefused)
+		require.ErrorIs(t, s.Ready(t.Context()), workloadapi.ErrRefused)
+		code = codeOK
+		stop := run(t, s)
+		synctest.Wait()
+		require.NoError(t, s.Ready(t.Context()))
+		require.Equal(t, errStop, stop())
+	})
+}
+
+// Nothing prints keys or tokens.
+func TestNoSecretsInPrint(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	web := home.SVID("/web")
+	_, key, err := web.MarshalDER()
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		var log syncBuffer
+		s := source(t, workloadapi.Config{Logger: textLogger(&log)}, func(c *call) {
+			if c.rpc == "FetchJWTSVID" {
+				c.send(&wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{{SpiffeId: "spiffe://example.org/web", Svid: "to.ke.n"}}})
+				return
+			}
+			if c.rpc == "FetchWITSVID" {
+				c.send(&wire.WITSVIDResponse{Svids: []*wire.WITSVID{{SpiffeId: "spiffe://example.org/web", WitSvid: "to.ke.n", WitSvidKey: `{"d":"to.ke.n"}`}}})
+				return
+			}
+			c.send(home.response(t, web))
+			c.wait()
+		})
+		require.NoError(t, s.Ready(t.Context()))
+		token, err := s.Client().FetchJWTSVID(t.Context(), "a")
+		require.NoError(t, err)
+		assert.Equal(t, "to.ke.n", token.Token())
+		var wit workloadapi.WITSVID
+		for all, err := range workloadapi.NewWITClient(s.Client()).WatchSVIDs(t.Context(), spiffe.ID{}) {
+			require.NoError(t, err)
+			wit = all[0]
+			break
+		}
+		assert.Equal(t, `{"d":"to.ke.n"}`, string(wit.KeyJWK()))
+		assert.Equal(t, "to.ke.n", wit.Token())
+		u, err := s.X509()
+		require.NoError(t, err)
+		for _, v := range []any{s, s.Client(), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
+			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
+				text := fmt.Sprintf(verb, v)
+				assert.NotContains(t, text, "to.ke.n", "%s of %T", verb, v)
+				assert.NotContains(t, text, fmt.Sprint(key[40:60]), "%s of %T", verb, v)
+			}
+			b, _ := json.Marshal(v)
+			assert.NotContains(t, string(b), "to.ke.n", "%T", v)
+			slog.New(slog.NewTextHandler(&log, nil)).Info("value", "v", v)
+			slog.New(slog.NewJSONHandler(&log, nil)).Info("value", "v", v)
+		}
+		assert.NotContains(t, log.String(), "to.ke.n")
+		assert.Equal(t, "workloadapi.Source(an HTTPClient of its own)", s.String())
+		assert.Equal(t, "workloadapi.Client(an HTTPClient of its own)", s.Client().String())
+		assert.Equal(t, "spiffe://example.org/web", token.String())
+	})
+	var none workloadapi.JWTSVID
+	assert.Empty(t, none.Token())
+	var noWIT workloadapi.WITSVID
+	assert.Empty(t, noWIT.Token())
+	assert.Nil(t, noWIT.KeyJWK())
+}
+
+// Readers load a pointer. It runs alone, as it counts.
+func TestReadersDoNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	home := newDomain(t, "example.org")
+	c := dial(t, onSocket(t, fake(t, func(c *call) { c.send(home.response(t, home.SVID("/web"))); c.wait() })))
+	s, err := workloadapi.New(workloadapi.Config{Client: c})
+	require.NoError(t, err)
+	run(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	require.NoError(t, s.Ready(ctx))
+	td := home.TrustDomain()
+	for name, read := range map[string]func(){
+		"SVID":     func() { _, _ = s.SVID() },
+		"Bundle":   func() { _, _ = s.Bundle(td) },
+		"Snapshot": func() { _, _ = s.Snapshot() },
+		"X509":     func() { _, _ = s.X509() },
+		"Changed":  func() { _ = s.Changed() },
+	} {
+		assert.Zero(t, testing.AllocsPerRun(1000, read), name)
+	}
+}
