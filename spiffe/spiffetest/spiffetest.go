@@ -30,6 +30,12 @@
 // [CA.EditAnswers]) when told to. [CA.Rotate] replaces its root, in one step or, with
 // [CA.Prepare], [CA.Activate] and [CA.DropOldRoots], in the three that a careful operator takes.
 //
+// # For whoever writes a source
+//
+// [TestSVIDSource] and [TestBundleSource] check that a source of identities or bundles keeps what its
+// interface promises. A Workload API and a bundle endpoint, which both fail on command, are in the
+// packages workloadapitest and federationtest below this one.
+//
 // # What it promises
 //
 // Certificates are made with crypto/x509 and nothing of this library, so that the code under test

@@ -1,0 +1,225 @@
+// Package federationtest gives tests a bundle endpoint that works, and one that does not.
+//
+//	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
+//	m, err := federation.New(federation.Config{
+//		Relationships: []federation.Relationship{partner.Relationship()},
+//		Fetch:         federationtest.Options(partner),
+//	})
+//	…
+//	partner.Rotate()
+//	partner.Garble() // answers, but not with a bundle
+//	partner.Mend()
+//
+// # The dial
+//
+// The methods [Endpoint.Deny], [Endpoint.Hang], [Endpoint.Garble] and [Endpoint.Drop] each turn the
+// same dial, and [Endpoint.Mend] turns it back.
+//
+// # In a bubble
+//
+// Bundles are fetched every few minutes. [NewInMemory] makes an endpoint that is reached without a
+// socket, so that in a testing/synctest bubble those minutes cost nothing.
+//
+// # What it does not do
+//
+// It is an endpoint for tests: its certificate is an SVID and good for websites at the same time,
+// which no real one should be.
+package federationtest
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/faulty"
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// path is the endpoint's own identity.
+const path = "/bundle-endpoint"
+
+// Endpoint is a bundle endpoint that serves the bundle of a CA. [NewEndpoint] and [NewInMemory] make
+// one, which serves until the test is over. Its methods are safe for concurrent use; those that mint
+// certificates call t.Fatal if they cannot and belong on the test's own goroutine.
+type Endpoint struct {
+	t      testing.TB
+	ca     *spiffetest.CA
+	host   string // with a port, if it has a socket
+	memory *memconn.Listener
+	faulty *faulty.Server
+
+	mu   sync.Mutex
+	svid *spiffe.SVID
+}
+
+// NewEndpoint serves the bundle of ca as it changes, on a port of 127.0.0.1. Its certificate lasts an
+// hour.
+func NewEndpoint(t testing.TB, ca *spiffetest.CA) *Endpoint {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("federationtest: %v", err)
+	}
+	e := &Endpoint{t: t, ca: ca, host: l.Addr().String()}
+	e.start(l)
+	return e
+}
+
+// NewInMemory is [NewEndpoint] without a socket: only clients with the [Options] of the endpoint reach
+// it, by the name of the trust domain. Make it inside the bubble.
+func NewInMemory(t testing.TB, ca *spiffetest.CA) *Endpoint {
+	t.Helper()
+	e := &Endpoint{t: t, ca: ca, host: ca.TrustDomain().String(), memory: memconn.Listen()}
+	e.start(e.memory)
+	return e
+}
+
+func (e *Endpoint) start(l net.Listener) {
+	e.t.Helper()
+	e.mint(func(*x509.Certificate) {})
+	handler, err := federation.NewHandler(source{e.ca}, e.ca.TrustDomain())
+	if err != nil {
+		e.t.Fatalf("federationtest: %v", err)
+	}
+	// The configuration of a real endpoint, but for an expired certificate, which is presented.
+	config, err := federation.WebServerConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.svid.TLSCertificate(), nil
+	})
+	if err != nil {
+		e.t.Fatalf("federationtest: %v", err)
+	}
+	e.faulty = faulty.Start(e.t, faulty.Config{Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config})
+}
+
+// source is the bundle of the CA as it is now.
+type source struct{ ca *spiffetest.CA }
+
+func (s source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return s.ca.Bundle().Bundle(td)
+}
+
+// URL returns where the endpoint is.
+func (e *Endpoint) URL() string { return "https://" + e.host + "/" }
+
+// ID returns the identity of the endpoint, which is in the trust domain of its CA.
+func (e *Endpoint) ID() spiffe.ID {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.svid.ID()
+}
+
+// Relationship returns what a consumer configures: the endpoint authenticates itself with its SVID,
+// and the CA's present bundle is the one to begin with.
+func (e *Endpoint) Relationship() federation.Relationship {
+	return federation.Relationship{
+		TrustDomain: e.ca.TrustDomain(),
+		URL:         e.URL(),
+		Profile:     federation.SPIFFE{EndpointID: e.ID(), Initial: e.ca.Bundle()},
+	}
+}
+
+// WebRelationship returns what a consumer configures that knows the endpoint by its host name. The
+// CA's present roots are those that it trusts for websites.
+func (e *Endpoint) WebRelationship() federation.Relationship {
+	return federation.Relationship{
+		TrustDomain: e.ca.TrustDomain(),
+		URL:         e.URL(),
+		Profile:     federation.Web{Roots: e.ca.Bundle().CertPool()},
+	}
+}
+
+// Options returns the options of a consumer that shall reach these endpoints, in memory or not. It
+// reaches no others in memory, and everything on the network.
+func Options(endpoints ...*Endpoint) federation.Options {
+	memory := map[string]*memconn.Listener{}
+	for _, e := range endpoints {
+		if e.memory != nil {
+			memory[net.JoinHostPort(e.host, "443")] = e.memory
+		}
+	}
+	return federation.Options{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if l := memory[addr]; l != nil {
+			return l.Dial(ctx)
+		}
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}}
+}
+
+// Rotate replaces the root of the CA as a careful operator does: the new root is in the bundle from now
+// on, with a higher sequence number, and signs. The endpoint itself gets a new certificate from the root
+// that was active before, so that consumers that were there for the last rotation can verify it.
+func (e *Endpoint) Rotate() {
+	e.t.Helper()
+	e.mint(func(*x509.Certificate) {})
+	e.ca.Rotate()
+}
+
+// ExpireIn replaces the certificate of the endpoint by one that ends in d, which may be in the past.
+// It is presented beyond its end, until [Endpoint.Rotate].
+func (e *Endpoint) ExpireIn(d time.Duration) {
+	e.t.Helper()
+	end := time.Now().Add(d)
+	e.mint(func(c *x509.Certificate) {
+		c.NotAfter = end
+		if !c.NotBefore.Before(end) {
+			c.NotBefore = end.Add(-time.Hour)
+		}
+	})
+}
+
+// Deny answers every request with the status 403.
+func (e *Endpoint) Deny() { e.faulty.Turn(faulty.Deny) }
+
+// Hang answers nothing any more, until [Endpoint.Mend].
+func (e *Endpoint) Hang() { e.faulty.Turn(faulty.Hang) }
+
+// Garble answers every request with the status 200 and something that is not a bundle.
+func (e *Endpoint) Garble() { e.faulty.Turn(faulty.Garble) }
+
+// Drop cuts the connections, and those that come, before a word is said.
+func (e *Endpoint) Drop() { e.faulty.Turn(faulty.Drop) }
+
+// Mend turns the dial back: the endpoint works.
+func (e *Endpoint) Mend() { e.faulty.Turn(faulty.Good) }
+
+// Requests returns how many requests have come so far, whatever became of them. Connections that were
+// cut by [Endpoint.Drop], or on which the consumer gave up, are not among them.
+func (e *Endpoint) Requests() int { return e.faulty.Requests() }
+
+// String names the endpoint and not its key.
+func (e *Endpoint) String() string { return "federationtest.Endpoint(" + e.URL() + ")" }
+
+// GoString is String: the verb %#v must not print the key either.
+func (e *Endpoint) GoString() string { return e.String() }
+
+// mint replaces the endpoint's certificate.
+func (e *Endpoint) mint(edit func(*x509.Certificate)) {
+	e.t.Helper()
+	svid := e.ca.SVID(path, func(c *x509.Certificate) {
+		c.IPAddresses, c.DNSNames = []net.IP{net.IPv4(127, 0, 0, 1)}, []string{"localhost", e.ca.TrustDomain().String()}
+		edit(c)
+	})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.svid = svid
+}
+
+var denied = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	http.Error(w, "told to deny", http.StatusForbidden)
+})
+
+var garbled = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, `{"keys":"not a bundle`)
+})

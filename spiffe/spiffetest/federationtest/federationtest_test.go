@@ -1,0 +1,174 @@
+package federationtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
+)
+
+func fetch(t testing.TB, r federation.Relationship, endpoints ...*federationtest.Endpoint) (*spiffe.Bundle, error) {
+	t.Helper()
+	opts := federationtest.Options(endpoints...)
+	return federation.Fetch(t.Context(), r, &opts)
+}
+
+// start runs a manager for the endpoints until the test is over.
+func start(t testing.TB, endpoints ...*federationtest.Endpoint) *federation.Manager {
+	t.Helper()
+	cfg := federation.Config{Fetch: federationtest.Options(endpoints...)}
+	for _, e := range endpoints {
+		cfg.Relationships = append(cfg.Relationships, e.Relationship())
+	}
+	m, err := federation.New(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = m.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return m
+}
+
+func TestSocket(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-1", "FED-23", "FED-24", "FED-33", "FED-50")
+	ca := spiffetest.NewCA(t, "partner.test")
+	var url string
+	t.Run("endpoint", func(t *testing.T) {
+		e := federationtest.NewEndpoint(t, ca)
+		url = e.URL()
+		assert.True(t, strings.HasPrefix(url, "https://127.0.0.1:"), url)
+		assert.Equal(t, "federationtest.Endpoint("+url+")", fmt.Sprintf("%v", e))
+		assert.Equal(t, "federationtest.Endpoint("+url+")", fmt.Sprintf("%#v", e))
+		for _, r := range []federation.Relationship{e.Relationship(), e.WebRelationship()} {
+			b, err := federation.Fetch(t.Context(), r, nil)
+			require.NoError(t, err)
+			assert.True(t, b.Equal(ca.Bundle()))
+			b, err = fetch(t, r, e)
+			require.NoError(t, err)
+			assert.True(t, b.Equal(ca.Bundle()))
+		}
+		assert.Equal(t, 4, e.Requests())
+
+		m := start(t, e)
+		changed := m.Changed()
+		if _, err := m.Bundle(ca.TrustDomain()); err != nil {
+			<-changed
+		}
+		spiffetest.TestBundleSource(t, func(testing.TB) (spiffe.BundleSource, []spiffe.TrustDomain) {
+			return m, []spiffe.TrustDomain{ca.TrustDomain()}
+		})
+	})
+	_, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(url, "https://"), "/"))
+	assert.Error(t, err, "nobody is left behind")
+}
+
+// Two endpoints in memory, and an hour in no time: no rotation is missed.
+func TestRotate(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-34", "FED-67")
+	synctest.Test(t, func(t *testing.T) {
+		a := federationtest.NewInMemory(t, spiffetest.NewCA(t, "a.test"))
+		ca := spiffetest.NewCA(t, "b.test")
+		b := federationtest.NewInMemory(t, ca)
+		assert.Equal(t, "https://b.test/", b.URL())
+		assert.Equal(t, "spiffe://b.test/bundle-endpoint", b.ID().String())
+		m := start(t, a, b)
+		for range 5 {
+			time.Sleep(10 * time.Minute)
+			have, err := m.Bundle(ca.TrustDomain())
+			require.NoError(t, err)
+			assert.True(t, have.Equal(ca.Bundle()), "%v", m.Status())
+			b.Rotate()
+		}
+		_, err := fetch(t, b.WebRelationship(), b)
+		assert.NoError(t, err)
+		assert.Positive(t, a.Requests())
+	})
+}
+
+func TestExpireIn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := federationtest.NewInMemory(t, spiffetest.NewCA(t, "partner.test"))
+		e.ExpireIn(time.Minute)
+		r := e.Relationship()
+		_, err := fetch(t, r, e)
+		require.NoError(t, err)
+		time.Sleep(2 * time.Minute)
+		_, err = fetch(t, r, e)
+		assert.ErrorContains(t, err, "expired")
+		_, err = fetch(t, e.WebRelationship(), e)
+		assert.ErrorContains(t, err, "expired")
+		e.Rotate()
+		_, err = fetch(t, r, e)
+		assert.NoError(t, err)
+		e.ExpireIn(-time.Minute)
+		_, err = fetch(t, e.Relationship(), e)
+		assert.ErrorContains(t, err, "expired")
+	})
+}
+
+// What a consumer makes of each position of the dial, and of the way back.
+func TestDial(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-45")
+	for name, c := range map[string]struct {
+		turn func(*federationtest.Endpoint)
+		code federation.Code
+	}{
+		"Deny":   {(*federationtest.Endpoint).Deny, federation.BadStatus},
+		"Hang":   {(*federationtest.Endpoint).Hang, federation.Timeout},
+		"Garble": {(*federationtest.Endpoint).Garble, federation.Document},
+		"Drop":   {(*federationtest.Endpoint).Drop, federation.Connection},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "partner.test")
+				e := federationtest.NewInMemory(t, ca)
+				m := start(t, e)
+				time.Sleep(time.Minute)
+				first, err := m.Bundle(ca.TrustDomain())
+				require.NoError(t, err)
+
+				c.turn(e)
+				e.Rotate() // nobody hears of it
+				time.Sleep(20 * time.Minute)
+				have, err := m.Bundle(ca.TrustDomain())
+				require.NoError(t, err)
+				assert.Same(t, first, have, "what was there stays")
+
+				_, err = fetch(t, e.Relationship(), e)
+				fe, ok := errors.AsType[*federation.FetchError](err)
+				require.True(t, ok, "%v", err)
+				assert.Equal(t, c.code, fe.Code, "%v", err)
+
+				e.Mend()
+				time.Sleep(20 * time.Minute)
+				have, err = m.Bundle(ca.TrustDomain())
+				require.NoError(t, err)
+				assert.True(t, have.Equal(ca.Bundle()))
+			})
+		})
+	}
+}

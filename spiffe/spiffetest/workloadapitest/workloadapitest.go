@@ -1,0 +1,373 @@
+// Package workloadapitest gives tests a Workload API that works, and one that does not.
+//
+//	ca := spiffetest.NewCA(t, "example.org")
+//	api := workloadapitest.NewServer(t, ca, "/web")
+//	source, err := workloadapi.New(api.Config()) // and Run it
+//	…
+//	api.Rotate()          // the identity is renewed, and pushed
+//	api.ExpireIn(time.Minute)
+//	api.Deny()            // it is withdrawn
+//	api.Mend()            // and there again
+//
+// # The dial
+//
+// The methods [Server.Deny], [Server.Hang], [Server.Garble] and [Server.Drop] each turn the same dial,
+// and [Server.Mend] turns it back. They are what happens in the field: a workload that is not
+// registered any more, an agent that is stuck, one that speaks another language, one that is gone.
+//
+// # In a bubble
+//
+// Clients back off, for seconds. [NewInMemory] makes a server that is reached without a socket, so
+// that in a testing/synctest bubble those seconds cost nothing.
+//
+// # What it does not do
+//
+// It does not look at who is calling, and has one answer for all. Never use it outside tests.
+package workloadapitest
+
+import (
+	"cmp"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/binary"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/faulty"
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the
+// test is over. Its methods are safe for concurrent use; those that mint identities call t.Fatal if
+// they cannot and belong on the test's own goroutine.
+//
+// It serves the bundles of its CA as they change, with a key for JWT-SVIDs added to the CA's own, and
+// issues and validates JWT-SVIDs. As it watches the CA, make it before the CA is told to fail.
+type Server struct {
+	t       testing.TB
+	ca      *spiffetest.CA
+	address string
+	client  *workloadapi.Client // in memory; else nil
+	faulty  *faulty.Server
+	handler *workloadapi.Handler
+	issuer  *jwtsvid.Issuer
+	jwtKey  crypto.PublicKey
+
+	mu      sync.Mutex
+	ids     []workloadapi.Identity
+	snap    *spiffe.Snapshot
+	changed chan struct{} // closed when what clients are told changes
+}
+
+const jwtKeyID = "jwt-1"
+
+// NewServer serves an identity of the CA's trust domain for each path, such as "/web", on a Unix
+// socket in a temporary folder. The first is the default identity. At least one is needed. The
+// identities last an hour.
+func NewServer(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "wlapi") // the folder of t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.Listen("unix", filepath.Join(dir, "api.sock"))
+	if err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	s := newServer(t, ca, l, paths)
+	s.address = "unix://" + l.Addr().String()
+	return s
+}
+
+// NewInMemory is [NewServer] without a socket: only the clients of [Server.Config] reach it. Make it
+// inside the bubble.
+func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
+	t.Helper()
+	l := memconn.Listen()
+	s := newServer(t, ca, l, paths)
+	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: l.DialContext}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	var err error
+	s.client, err = workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: &http.Client{Transport: transport}})
+	if err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	t.Cleanup(s.client.Close)
+	return s
+}
+
+func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) *Server {
+	t.Helper()
+	if len(paths) == 0 {
+		t.Fatalf("workloadapitest: no identity to serve: give a path, such as \"/web\"")
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	s := &Server{t: t, ca: ca, jwtKey: key.Public(), changed: make(chan struct{})}
+	s.issuer, err = jwtsvid.NewIssuer(ca.TrustDomain(), jwtKeyID, key, &jwtsvid.IssuerOptions{WideAudience: true})
+	if err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	for _, path := range paths {
+		s.ids = append(s.ids, workloadapi.Identity{SVID: ca.SVID(path)})
+	}
+	if err := s.publish(s.ids); err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	s.handler, err = workloadapi.NewHandler(provider{s}, &workloadapi.Options{
+		Identities: s.identities,
+		Issuer:     issuer{s},
+		Validator:  validator{s},
+	})
+	if err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	s.faulty = faulty.Start(t, faulty.Config{
+		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: workloadapi.ConnContext,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { s.follow(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		_ = s.handler.Close()
+		wg.Wait()
+	})
+	return s
+}
+
+// Address returns where the server is, as [workloadapi.ParseAddress] reads it, and "" if it is in
+// memory.
+func (s *Server) Address() string { return s.address }
+
+// Config returns the configuration of a source for this server.
+func (s *Server) Config() workloadapi.Config {
+	return workloadapi.Config{Address: s.address, Client: s.client}
+}
+
+// Rotate renews all identities, with new keys and for an hour, from the root that signs now, and
+// pushes them.
+func (s *Server) Rotate() {
+	s.t.Helper()
+	s.mint(func(*x509.Certificate) {})
+}
+
+// ExpireIn replaces all identities by ones that end in d, which may be in the past, and renews
+// them no more until [Server.Rotate].
+func (s *Server) ExpireIn(d time.Duration) {
+	s.t.Helper()
+	end := time.Now().Add(d)
+	s.mint(func(c *x509.Certificate) {
+		c.NotAfter = end
+		if !c.NotBefore.Before(end) {
+			c.NotBefore = end.Add(-time.Hour)
+		}
+	})
+}
+
+// SetIdentities serves these identities from now on, in this order and with their hints. They are of
+// the CA's trust domain, or one that it federates with. Rotate and ExpireIn mint them anew only if they
+// are of the CA's.
+func (s *Server) SetIdentities(ids ...workloadapi.Identity) {
+	s.t.Helper()
+	if len(ids) == 0 {
+		s.t.Fatalf("workloadapitest: no identity to serve: to withdraw them use Deny")
+	}
+	s.update(ids)
+}
+
+// Deny withdraws the identities: requests are answered PermissionDenied, and open streams are ended
+// with that.
+func (s *Server) Deny() { s.turn(faulty.Deny) }
+
+// Hang answers nothing any more. Streams that are open stay open and silent, whatever changes; on
+// [Server.Mend] they are told.
+func (s *Server) Hang() { s.turn(faulty.Hang) }
+
+// Garble cuts the connections, and answers every request with a message that makes no sense.
+func (s *Server) Garble() { s.turn(faulty.Garble) }
+
+// Drop cuts the connections, and those that come, like a server that keeps crashing.
+func (s *Server) Drop() { s.turn(faulty.Drop) }
+
+// Mend turns the dial back: the server works, and what was asked while it hung is answered.
+func (s *Server) Mend() { s.turn(faulty.Good) }
+
+// Requests returns how many requests have come so far, whatever became of them. A stream is one.
+func (s *Server) Requests() int { return s.faulty.Requests() }
+
+// Streams returns how many streams are open.
+func (s *Server) Streams() int { return s.handler.Streams() }
+
+// Snapshot returns the default identity and the bundles that are served, those of federated trust
+// domains included.
+func (s *Server) Snapshot() *spiffe.Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.snap
+}
+
+// String names the server and not its keys.
+func (s *Server) String() string {
+	return "workloadapitest.Server(" + cmp.Or(s.address, "in memory") + ")"
+}
+
+// GoString is String: the verb %#v must not print the keys either.
+func (s *Server) GoString() string { return s.String() }
+
+func (s *Server) turn(p faulty.Position) {
+	s.faulty.Turn(p)
+	s.wake()
+}
+
+// wake tells open streams to look again, unless they hang.
+func (s *Server) wake() {
+	if s.faulty.Position() == faulty.Hang {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// mint replaces the identities of the CA's trust domain.
+func (s *Server) mint(edit func(*x509.Certificate)) {
+	s.t.Helper()
+	s.mu.Lock()
+	ids := slices.Clone(s.ids)
+	s.mu.Unlock()
+	for i, id := range ids {
+		if id.SVID.ID().MemberOf(s.ca.TrustDomain()) {
+			ids[i].SVID = s.ca.SVID(id.SVID.ID().Path(), edit)
+		}
+	}
+	s.update(ids)
+}
+
+func (s *Server) update(ids []workloadapi.Identity) {
+	s.t.Helper()
+	if err := s.publish(ids); err != nil {
+		s.t.Fatalf("workloadapitest: %v", err)
+	}
+	s.wake()
+}
+
+// follow publishes the bundles of the CA as they change.
+func (s *Server) follow(ctx context.Context) {
+	for _, err := range s.ca.WatchBundles(ctx) {
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = s.publish(nil)
+		}
+		if err != nil {
+			s.t.Errorf("workloadapitest: bundles of the CA: %v", err)
+			continue
+		}
+		s.wake()
+	}
+}
+
+// publish makes the snapshot of the identities, nil for those there are, and the CA's bundles.
+func (s *Server) publish(ids []workloadapi.Identity) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ids == nil {
+		ids = s.ids
+	}
+	bundles := s.ca.Bundles()
+	own, err := bundles.Bundle(s.ca.TrustDomain())
+	if err != nil {
+		return err
+	}
+	c := own.Contents()
+	c.JWTAuthorities = map[string]crypto.PublicKey{jwtKeyID: s.jwtKey}
+	if own, err = spiffe.NewBundle(own.TrustDomain(), c); err != nil {
+		return err
+	}
+	s.ids, s.snap = slices.Clone(ids), spiffe.NewSnapshot(ids[0].SVID, bundles.With(own))
+	return nil
+}
+
+// provider is what the handler serves.
+type provider struct{ s *Server }
+
+// Snapshot implements [workloadapi.Provider].
+func (p provider) Snapshot() (*spiffe.Snapshot, error) { return p.s.Snapshot(), nil }
+
+// Changed implements [workloadapi.Provider].
+func (p provider) Changed() <-chan struct{} {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	return p.s.changed
+}
+
+func (s *Server) identities(context.Context) ([]workloadapi.Identity, error) {
+	if s.faulty.Position() == faulty.Deny {
+		return nil, workloadapi.ErrDenied
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ids, nil
+}
+
+type issuer struct{ s *Server }
+
+// IssueJWTSVID implements [workloadapi.JWTIssuer].
+func (i issuer) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+	return i.s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
+}
+
+type validator struct{ s *Server }
+
+// ValidateJWTSVID implements [workloadapi.JWTValidator].
+func (v validator) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
+	validator, err := jwtsvid.NewValidator(v.s.Snapshot(), []string{audience}, &jwtsvid.ValidatorOptions{Remember: -1})
+	if err != nil {
+		return spiffe.ID{}, nil, err
+	}
+	verified, err := validator.Validate(token)
+	if err != nil {
+		return spiffe.ID{}, nil, err
+	}
+	var claims map[string]any
+	if err := verified.Claims(&claims); err != nil {
+		return spiffe.ID{}, nil, err
+	}
+	return verified.ID(), claims, nil
+}
+
+// denied answers with the status PermissionDenied of gRPC.
+var denied = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/grpc")
+	w.Header().Set("Grpc-Status", strconv.Itoa(7))
+	w.Header().Set("Grpc-Message", "told to deny")
+})
+
+// garbled answers with one message of gRPC that is no message of anything.
+var garbled = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	nonsense := []byte("\xff\xff\xff\xff this is not the message that you wait for")
+	w.Header().Set("Content-Type", "application/grpc")
+	w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
+	_, _ = w.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(nonsense))), nonsense...))
+})
