@@ -1,0 +1,543 @@
+package compare
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
+	peerjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
+	peerapi "github.com/spiffe/go-spiffe/v2/workloadapi"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+func timeout(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// socket returns the path of a socket that is short enough for every system.
+func socket(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cmp")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "api.sock")
+}
+
+// tokens issues and validates for our server.
+type tokens struct {
+	*authority
+	validator *jwtsvid.Validator
+}
+
+func newTokens(t *testing.T, a *authority) tokens {
+	t.Helper()
+	v, err := jwtsvid.NewValidator(a.bundle(t), []string{"db"}, nil)
+	require.NoError(t, err)
+	return tokens{a, v}
+}
+
+func (k tokens) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+	return k.jwt.Issue(jwtsvid.Request{ID: id, Audience: audience})
+}
+
+func (k tokens) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
+	if audience != "db" {
+		return spiffe.ID{}, nil, errors.New("not our audience")
+	}
+	p, err := k.validator.Validate(token)
+	if err != nil {
+		return spiffe.ID{}, nil, err
+	}
+	var claims map[string]any
+	err = p.Claims(&claims)
+	return p.ID(), claims, err
+}
+
+// serveOurs runs our server and returns its address.
+func serveOurs(t *testing.T, src workloadapi.Provider, opts *workloadapi.Options) string {
+	t.Helper()
+	h, err := workloadapi.NewHandler(src, opts)
+	require.NoError(t, err)
+	s := &workloadapi.Server{Address: "unix://" + socket(t), Handler: h}
+	require.NoError(t, s.Listen())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		assert.NoError(t, h.Close())
+		cancel()
+		assert.ErrorIs(t, <-done, context.Canceled)
+	})
+	return s.Address
+}
+
+func sameSVID(t *testing.T, want, got *spiffe.SVID) {
+	t.Helper()
+	wantCerts, wantKey, err := want.MarshalDER()
+	require.NoError(t, err)
+	certs, key, err := got.MarshalDER()
+	require.NoError(t, err)
+	assert.Equal(t, wantCerts, certs)
+	assert.Equal(t, wantKey, key)
+}
+
+func TestPeerClientX509(t *testing.T) {
+	t.Parallel()
+	ctx := timeout(t)
+	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
+	first := a.snapshot(t, "/web", other)
+	src := newLive(first)
+	addr := peerapi.WithAddr(serveOurs(t, src, nil))
+
+	check := func(snap *spiffe.Snapshot, s *peerapi.X509Source) {
+		t.Helper()
+		want, err := snap.SVID()
+		require.NoError(t, err)
+		got, err := s.GetX509SVID()
+		require.NoError(t, err)
+		certs, key, err := got.MarshalRaw()
+		require.NoError(t, err)
+		back, err := spiffe.ParseSVID(certs, key)
+		require.NoError(t, err)
+		sameSVID(t, want, back)
+		for b := range snap.Bundles().All() {
+			p, err := s.GetX509BundleForTrustDomain(peerDomain(b.TrustDomain()))
+			require.NoError(t, err)
+			assert.True(t, p.Equal(peerBundle(t, b).X509Bundle()))
+		}
+	}
+
+	source, err := peerapi.NewX509Source(ctx, peerapi.WithClientOptions(addr))
+	require.NoError(t, err)
+	defer source.Close()
+	check(first, source)
+
+	// A rotation of the identity and of the authority.
+	a.ca.Rotate()
+	second := a.snapshot(t, "/web", other)
+	fresh, err := second.SVID()
+	require.NoError(t, err)
+	src.set(second, nil)
+	for {
+		require.NoError(t, source.WaitUntilUpdated(ctx))
+		if got, err := source.GetX509SVID(); err == nil && got.Certificates[0].Equal(fresh.Leaf()) {
+			break
+		}
+	}
+	check(second, source)
+
+	svid, err := peerapi.FetchX509SVID(ctx, addr)
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
+	bundles, err := peerapi.FetchX509Bundles(ctx, addr)
+	require.NoError(t, err)
+	assert.Equal(t, 2, bundles.Len())
+
+	// Our source has the same from the same provider.
+	ours, err := workloadapi.New(workloadapi.Config{Address: serveOurs(t, src, nil)})
+	require.NoError(t, err)
+	runSource(t, ours)
+	require.NoError(t, ours.Ready(ctx))
+	got, err := ours.SVID()
+	require.NoError(t, err)
+	sameSVID(t, fresh, got)
+}
+
+func runSource(t *testing.T, s *workloadapi.Source) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+func TestPeerClientHints(t *testing.T) {
+	t.Parallel()
+	ctx := timeout(t)
+	a := newAuthority(t, "example.org")
+	snap := a.snapshot(t, "/web")
+	first, err := snap.SVID()
+	require.NoError(t, err)
+	var ids []workloadapi.Identity
+	addr := peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadapi.Options{
+		Identities: func(context.Context) ([]workloadapi.Identity, error) { return ids, nil },
+		Issuer:     newTokens(t, a),
+	}))
+
+	_, err = peerapi.FetchX509SVID(ctx, addr) // no identity
+	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+	_, err = peerapi.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db"}, addr)
+	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+
+	ids = []workloadapi.Identity{{SVID: first, Hint: "internal"}, {SVID: a.ca.Intermediate().SVID("/batch"), Hint: "external"}}
+	got, err := peerapi.FetchX509SVIDs(ctx, addr)
+	require.NoError(t, err)
+	require.Len(t, got, 2)
+	assert.Equal(t, "internal", got[0].Hint)
+	assert.Equal(t, "external", got[1].Hint)
+	assert.Equal(t, "spiffe://example.org/batch", got[1].ID.String())
+	assert.Len(t, got[1].Certificates, 2)
+	tokens, err := peerapi.FetchJWTSVIDs(ctx, peerjwt.Params{Audience: "db"}, addr)
+	require.NoError(t, err)
+	require.Len(t, tokens, 2)
+	assert.Equal(t, "external", tokens[1].Hint)
+
+	_, err = peerapi.FetchWITSVID(ctx, "", addr)
+	assert.Equal(t, codes.Unimplemented, status.Code(err), "%v", err)
+}
+
+// bundleWatcher is a watcher of the peer.
+type bundleWatcher struct{ updates chan *x509bundle.Set }
+
+func (w bundleWatcher) OnX509BundlesUpdate(s *x509bundle.Set) { w.updates <- s }
+func (w bundleWatcher) OnX509BundlesWatchError(error)         {}
+
+func TestPeerClientWatch(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(timeout(t))
+	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
+	src := newLive(a.snapshot(t, "/web", other))
+	client, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, src, nil)))
+	require.NoError(t, err)
+	defer client.Close()
+	w := bundleWatcher{make(chan *x509bundle.Set)}
+	done := make(chan error, 1)
+	go func() { done <- client.WatchX509Bundles(ctx, w) }()
+
+	require.Equal(t, 2, (<-w.updates).Len())
+	a.ca.Rotate()
+	src.set(a.snapshot(t, "/web"), nil) // and the federation has ended
+	s := <-w.updates
+	require.Equal(t, 1, s.Len())
+	b, err := s.GetX509BundleForTrustDomain(peerDomain(a.ca.TrustDomain()))
+	require.NoError(t, err)
+	assert.Equal(t, slices.Collect(a.ca.Bundle().X509Authorities()), b.X509Authorities())
+	cancel()
+	assert.Error(t, <-done)
+}
+
+func TestPeerClientJWT(t *testing.T) {
+	t.Parallel()
+	ctx := timeout(t)
+	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
+	k := newTokens(t, a)
+	addr := peerapi.WithAddr(serveOurs(t, newLive(a.snapshot(t, "/web", other)), &workloadapi.Options{Issuer: k, Validator: k}))
+
+	source, err := peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(addr))
+	require.NoError(t, err)
+	defer source.Close()
+	svid, err := source.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db"})
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
+	_, err = peerjwt.ParseAndValidate(svid.Marshal(), source, []string{"db"})
+	assert.NoError(t, err)
+	proof, err := k.validator.Validate(svid.Marshal())
+	require.NoError(t, err)
+	assert.Equal(t, svid.ID.String(), proof.ID().String())
+
+	bundles, err := peerapi.FetchJWTBundles(ctx, addr)
+	require.NoError(t, err)
+	assert.Equal(t, 2, bundles.Len())
+	for _, x := range []*authority{a, other} {
+		b, err := bundles.GetJWTBundleForTrustDomain(peerDomain(x.ca.TrustDomain()))
+		require.NoError(t, err)
+		assert.Equal(t, maps.Collect(x.bundle(t).JWTAuthorities()), b.JWTAuthorities())
+	}
+
+	back, err := peerapi.ValidateJWTSVID(ctx, svid.Marshal(), "db", addr)
+	require.NoError(t, err)
+	assert.Equal(t, svid.ID, back.ID)
+	_, err = peerapi.ValidateJWTSVID(ctx, svid.Marshal(), "cache", addr)
+	assert.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
+	_, err = peerapi.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db", Subject: peerID(spiffe.MustParseID("spiffe://example.org/else"))}, addr)
+	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+}
+
+// peerServer is a server made of the peer's generated code and its values.
+type peerServer struct {
+	workload.UnimplementedSpiffeWorkloadAPIServer
+	t    *testing.T
+	src  *live
+	a    *authority
+	hint string
+}
+
+// servePeer runs it over grpc-go and returns its address.
+func servePeer(t *testing.T, p *peerServer) string {
+	t.Helper()
+	secured := func(ctx context.Context) error {
+		if md, _ := metadata.FromIncomingContext(ctx); !slices.Equal(md.Get("workload.spiffe.io"), []string{"true"}) {
+			return status.Error(codes.InvalidArgument, "security header missing from request")
+		}
+		return nil
+	}
+	s := grpc.NewServer(
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			if err := secured(ctx); err != nil {
+				return nil, err
+			}
+			return next(ctx, req)
+		}),
+		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			if err := secured(stream.Context()); err != nil {
+				return err
+			}
+			return next(srv, stream)
+		}))
+	workload.RegisterSpiffeWorkloadAPIServer(s, p)
+	path := socket(t)
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() { s.Stop(); assert.NoError(t, <-done) })
+	return "unix://" + path
+}
+
+// push sends what make has now and after each change.
+func push[T any](p *peerServer, stream grpc.ServerStreamingServer[T], make func(*spiffe.Snapshot) *T) error {
+	for {
+		changed := p.src.Changed()
+		snap, err := p.src.Snapshot()
+		if err != nil {
+			return status.Error(codes.PermissionDenied, err.Error())
+		}
+		if err := stream.Send(make(snap)); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+func (p *peerServer) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.ServerStreamingServer[workload.X509SVIDResponse]) error {
+	return push(p, stream, func(snap *spiffe.Snapshot) *workload.X509SVIDResponse {
+		svid, err := snap.SVID()
+		assert.NoError(p.t, err)
+		self := peerSVID(p.t, svid)
+		certs, key, err := self.MarshalRaw()
+		assert.NoError(p.t, err)
+		m := &workload.X509SVIDResponse{FederatedBundles: map[string][]byte{}}
+		entry := &workload.X509SVID{SpiffeId: self.ID.String(), X509Svid: certs, X509SvidKey: key, Hint: p.hint}
+		for b := range snap.Bundles().All() {
+			if b.TrustDomain() == svid.ID().TrustDomain() {
+				entry.Bundle = roots(peerBundle(p.t, b).X509Bundle())
+			} else {
+				m.FederatedBundles[peerDomain(b.TrustDomain()).IDString()] = roots(peerBundle(p.t, b).X509Bundle())
+			}
+		}
+		m.Svids = []*workload.X509SVID{entry}
+		return m
+	})
+}
+
+func roots(b *x509bundle.Bundle) []byte {
+	var der []byte
+	for _, c := range b.X509Authorities() {
+		der = append(der, c.Raw...)
+	}
+	return der
+}
+
+func (p *peerServer) FetchX509Bundles(_ *workload.X509BundlesRequest, stream grpc.ServerStreamingServer[workload.X509BundlesResponse]) error {
+	return push(p, stream, func(snap *spiffe.Snapshot) *workload.X509BundlesResponse {
+		m := &workload.X509BundlesResponse{Bundles: map[string][]byte{}}
+		for b := range snap.Bundles().All() {
+			m.Bundles[peerDomain(b.TrustDomain()).IDString()] = roots(peerBundle(p.t, b).X509Bundle())
+		}
+		return m
+	})
+}
+
+func (p *peerServer) FetchJWTBundles(_ *workload.JWTBundlesRequest, stream grpc.ServerStreamingServer[workload.JWTBundlesResponse]) error {
+	return push(p, stream, func(snap *spiffe.Snapshot) *workload.JWTBundlesResponse {
+		m := &workload.JWTBundlesResponse{Bundles: map[string][]byte{}}
+		for b := range snap.Bundles().All() {
+			doc, err := peerBundle(p.t, b).JWTBundle().Marshal()
+			assert.NoError(p.t, err)
+			m.Bundles[peerDomain(b.TrustDomain()).IDString()] = doc
+		}
+		return m
+	})
+}
+
+func (p *peerServer) FetchJWTSVID(_ context.Context, r *workload.JWTSVIDRequest) (*workload.JWTSVIDResponse, error) {
+	snap, err := p.src.Snapshot()
+	if err != nil {
+		return nil, status.Error(codes.PermissionDenied, err.Error())
+	}
+	svid, err := snap.SVID()
+	if err != nil || r.SpiffeId != "" && r.SpiffeId != svid.ID().String() {
+		return nil, status.Error(codes.PermissionDenied, "no such identity")
+	}
+	token, err := p.a.jwt.Issue(jwtsvid.Request{ID: svid.ID(), Audience: r.Audience})
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return &workload.JWTSVIDResponse{Svids: []*workload.JWTSVID{{SpiffeId: svid.ID().String(), Svid: token, Hint: p.hint}}}, nil
+}
+
+func (p *peerServer) ValidateJWTSVID(_ context.Context, r *workload.ValidateJWTSVIDRequest) (*workload.ValidateJWTSVIDResponse, error) {
+	svid, err := peerjwt.ParseAndValidate(r.Svid, peerBundle(p.t, p.a.bundle(p.t)).JWTBundle(), []string{r.Audience})
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	claims, err := structpb.NewStruct(svid.Claims)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return &workload.ValidateJWTSVIDResponse{SpiffeId: svid.ID.String(), Claims: claims}, nil
+}
+
+// sameAuthorities compares what the Workload API can say of bundles, which is their authorities.
+func sameAuthorities(a, b *spiffe.BundleSet) bool {
+	only := func(s *spiffe.BundleSet) *spiffe.BundleSet {
+		out := new(spiffe.BundleSet)
+		for b := range s.All() {
+			c := b.Contents()
+			c.Sequence, c.RefreshHint = nil, 0
+			if b, err := spiffe.NewBundle(b.TrustDomain(), c); err == nil {
+				out = out.With(b)
+			}
+		}
+		return out
+	}
+	return only(a).Equal(only(b))
+}
+
+func TestPeerServerSource(t *testing.T) {
+	t.Parallel()
+	ctx := timeout(t)
+	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
+	first := a.snapshot(t, "/web", other)
+	p := &peerServer{t: t, src: newLive(first), a: a, hint: "internal"}
+	source, err := workloadapi.New(workloadapi.Config{Address: servePeer(t, p), JWTBundles: true, Hint: "internal"})
+	require.NoError(t, err)
+	runSource(t, source)
+	require.NoError(t, source.Ready(ctx))
+
+	// until waits for the source to be as is wanted.
+	until := func(ok func() bool) {
+		t.Helper()
+		for {
+			changed := source.Changed()
+			if ok() {
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				require.Fail(t, "the source does not change", "%+v", source.Status())
+			}
+		}
+	}
+	has := func(snap *spiffe.Snapshot) func() bool {
+		want, err := snap.SVID()
+		require.NoError(t, err)
+		return func() bool {
+			got, err := source.SVID()
+			if err != nil || !got.Leaf().Equal(want.Leaf()) {
+				return false
+			}
+			now, err := source.Snapshot()
+			return err == nil && sameAuthorities(snap.Bundles(), now.Bundles())
+		}
+	}
+	until(has(first))
+	want, err := first.SVID()
+	require.NoError(t, err)
+	got, err := source.SVID()
+	require.NoError(t, err)
+	sameSVID(t, want, got)
+
+	a.ca.Rotate()
+	second := a.snapshot(t, "/web")
+	p.src.set(second, nil)
+	until(has(second))
+
+	p.src.set(nil, errors.New("not registered"))
+	until(func() bool { _, err := source.SVID(); return errors.Is(err, workloadapi.ErrNotReady) })
+	_, err = source.SVID()
+	assert.ErrorIs(t, err, workloadapi.ErrDenied)
+}
+
+func TestPeerServerCalls(t *testing.T) {
+	t.Parallel()
+	ctx := timeout(t)
+	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
+	p := &peerServer{t: t, src: newLive(a.snapshot(t, "/web", other)), a: a, hint: "internal"}
+	client, err := workloadapi.NewClient(servePeer(t, p), nil)
+	require.NoError(t, err)
+	defer client.Close()
+
+	for u, err := range client.WatchX509SVIDs(ctx) {
+		require.NoError(t, err)
+		require.Len(t, u.Identities, 1)
+		assert.Equal(t, "internal", u.Identities[0].Hint)
+		assert.Equal(t, 2, u.Bundles.Len())
+		assert.Empty(t, u.Skipped)
+		break
+	}
+	updates := 0
+	for u, err := range client.WatchX509Bundles(ctx) {
+		require.NoError(t, err)
+		assert.Empty(t, u.Skipped)
+		if updates++; updates == 2 {
+			assert.Equal(t, 1, u.Bundles.Len())
+			break
+		}
+		assert.Equal(t, 2, u.Bundles.Len())
+		p.src.set(a.snapshot(t, "/web"), nil)
+	}
+	for u, err := range client.WatchJWTBundles(ctx) {
+		require.NoError(t, err)
+		b, err := u.Bundles.Bundle(a.ca.TrustDomain())
+		require.NoError(t, err)
+		_, ok := b.JWTAuthority(keyID)
+		assert.True(t, ok)
+		break
+	}
+
+	_, err = client.FetchJWTSVID(ctx, "db", "cache") // the issuer makes tokens for one receiver
+	require.ErrorIs(t, err, workloadapi.ErrRefused)
+	svid, err := client.FetchJWTSVID(ctx, "db")
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
+	assert.Equal(t, "internal", svid.Hint)
+	id, claims, err := client.ValidateJWTSVID(ctx, "db", svid.Token())
+	require.NoError(t, err)
+	assert.Equal(t, svid.ID, id)
+	assert.Equal(t, "spiffe://example.org/web", claims["sub"])
+	_, _, err = client.ValidateJWTSVID(ctx, "cache", svid.Token())
+	assert.ErrorIs(t, err, workloadapi.ErrRefused)
+	_, err = client.FetchJWTSVIDs(ctx, spiffe.MustParseID("spiffe://example.org/else"), "db")
+	assert.ErrorIs(t, err, workloadapi.ErrDenied)
+
+	for _, err := range workloadapi.NewWITClient(client).WatchSVIDs(ctx, spiffe.ID{}) {
+		assert.ErrorIs(t, err, workloadapi.ErrUnimplemented)
+	}
+}
