@@ -1,0 +1,177 @@
+// Service is an HTTP server and a client that prove to each other who they are, with an identity from
+// the SPIFFE Workload API:
+//
+//	go run ./examples/service
+//
+// Without more it is a demo that needs nothing else: it starts an agent in this process, with a
+// certificate authority whose certificates live for four seconds, makes eight requests, each with a
+// new handshake, and ends. The identity is renewed on the way, and no request fails.
+//
+// Beside a real agent, such as SPIRE's, the same code runs with
+//
+//	go run ./examples/service -socket unix:///run/spire/agent/public/api.sock
+//
+// or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests
+// requests.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// options are the flags.
+type options struct {
+	socket   string
+	requests int
+	interval time.Duration
+	wait     time.Duration
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: a demo)")
+	flag.IntVar(&o.requests, "requests", -1, "how many requests to make; 0 means without end (default 8 in the demo, else 0)")
+	flag.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
+	flag.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := start(ctx, o, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "service:", err)
+		os.Exit(1)
+	}
+}
+
+// start runs the service beside the agent that o names, or beside one of its own.
+func start(ctx context.Context, o options, out io.Writer) error {
+	if o.socket != "" {
+		o.requests = max(o.requests, 0)
+		return run(ctx, o, out)
+	}
+	if o.requests < 0 {
+		o.requests = 8
+	}
+	return withAgent(ctx, func(ctx context.Context, socket string) error {
+		fmt.Fprintln(out, "demo: an agent of our own at", socket)
+		o.socket = socket
+		return run(ctx, o, out)
+	})
+}
+
+// run is the service: all that it has to do with identities is at its beginning.
+func run(ctx context.Context, o options, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	src, err := workloadapi.New(workloadapi.Config{Address: o.socket})
+	if err != nil {
+		return err
+	}
+	wg.Go(func() { _ = src.Run(ctx) }) // what it fails with, Ready says
+	if err := ready(ctx, src, o.wait); err != nil {
+		return err
+	}
+	me, err := src.SVID()
+	if err != nil {
+		return err
+	}
+	colleagues := spiffe.AllowMembersOf(me.ID().TrustDomain())
+	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 10 * time.Second}
+	if err := spiffetls.ConfigureServer(server, src, src, colleagues, nil); err != nil {
+		return err
+	}
+	transport, err := spiffetls.Transport(src, src, colleagues, nil)
+	if err != nil {
+		return err
+	}
+
+	// From here on it is net/http as ever.
+	fmt.Fprintf(out, "identity: %s, until %s\n", me.ID(), me.NotAfter().Format(time.TimeOnly))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
+	defer server.Close()
+	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals
+	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	return ask(ctx, client, "https://"+l.Addr().String(), o, out)
+}
+
+// ready waits for the first identity, and not longer than that.
+func ready(ctx context.Context, src *workloadapi.Source, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return src.Ready(ctx)
+}
+
+// hello answers a client by its name.
+func hello(w http.ResponseWriter, r *http.Request) {
+	peer, ok := spiffetls.PeerFromRequest(r)
+	if !ok {
+		http.Error(w, "who are you?", http.StatusForbidden) // does not happen: the handshake asks
+		return
+	}
+	fmt.Fprintf(w, "hello %s", peer.ID())
+}
+
+// ask makes the requests. It ends with ctx, which is no error.
+func ask(ctx context.Context, client *http.Client, url string, o options, out io.Writer) error {
+	certificates := make(map[string]bool)
+	n := 0
+	for tick := time.Tick(o.interval); ctx.Err() == nil && (o.requests == 0 || n < o.requests); n++ {
+		text, serial, err := get(ctx, client, url)
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		certificates[serial] = true
+		fmt.Fprintf(out, "request %d: %s, from a server with certificate %s\n", n+1, text, serial)
+		select {
+		case <-tick:
+		case <-ctx.Done():
+		}
+	}
+	fmt.Fprintf(out, "%d requests, %d certificates, no failure\n", n, len(certificates))
+	return nil
+}
+
+func get(ctx context.Context, client *http.Client, url string) (text, serial string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", "", err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+	if err != nil {
+		return "", "", err
+	}
+	serial = resp.TLS.PeerCertificates[0].SerialNumber.Text(16)
+	return string(body), serial[:min(8, len(serial))], nil
+}

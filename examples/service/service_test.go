@@ -1,0 +1,54 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// The demo ends by itself, and the identity is renewed on the way.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	require.NoError(t, start(t.Context(), options{requests: -1, interval: 500 * time.Millisecond, wait: 10 * time.Second}, &out))
+	assert.Equal(t, 8, strings.Count(out.String(), "hello spiffe://example.org/ns/demo/sa/service"))
+	assert.Regexp(t, regexp.MustCompile(`8 requests, [23] certificates, no failure`), out.String())
+}
+
+// With a socket it runs until it is told to stop, here beside the agent of the demo.
+func TestSocket(t *testing.T) {
+	t.Parallel()
+	err := withAgent(t.Context(), func(ctx context.Context, socket string) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		var out bytes.Buffer
+		require.NoError(t, start(ctx, options{socket: socket, requests: -1, interval: 100 * time.Millisecond, wait: 10 * time.Second}, &out))
+		assert.Contains(t, out.String(), "request 3: hello")
+		assert.Contains(t, out.String(), "no failure")
+		assert.NotContains(t, out.String(), "an agent of our own")
+		return nil
+	})
+	require.NoError(t, err)
+}
+
+// Where nobody listens, and where the address is none, it says so.
+func TestNoAgent(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	socket := "unix://" + filepath.ToSlash(t.TempDir()) + "/none"
+	err := start(t.Context(), options{socket: socket, wait: 100 * time.Millisecond}, &out)
+	require.ErrorIs(t, err, workloadapi.ErrNotReady)
+	require.ErrorContains(t, err, socket)
+	err = start(t.Context(), options{socket: "unix://run/api.sock"}, &out)
+	require.ErrorContains(t, err, "write unix:///run/api.sock")
+	assert.Empty(t, out.String())
+}
