@@ -2,8 +2,9 @@
 //
 // # Where to start
 //
-// A service that needs an identity takes [secretcache] and a CA from [caclient], and gives both to
-// [spiffetls] to serve and to dial. A platform that builds an agent or a certificate authority
+// A service that needs an identity takes it from an agent on its machine with [workloadapi], or keeps
+// it fresh itself with [secretcache] and a CA from [caclient], and gives it to [spiffetls] to serve
+// and to dial. A platform that builds an agent or a certificate authority
 // embeds [secretcache], [sds] and [pki/ca]. A test takes [spiffetest]. Everybody meets in the words
 // of [spiffe]. To see all of it at work:
 //
@@ -11,16 +12,20 @@
 //
 // # The packages
 //
-//	spiffe             IDs, trust domains, bundles, X.509-SVIDs, policies, and the Verifier
-//	spiffe/spiffetls   tls.Configs that read their source at every handshake
-//	spiffe/spiffetest  a CA and identities for tests, good and broken
-//	pki                keys, CSRs, the SAN extension, PEM, certificate building
-//	pki/ca             a certificate authority with root rotation
-//	caclient           one interface to any CA; caclient/local is the one over pki/ca
-//	secretcache        the SecretManager: obtain identities, keep them fresh, notify
-//	sds                Envoy's Secret Discovery Service, v3
-//	authn              who is calling
-//	examples           programs that put them together
+//	spiffe              IDs, trust domains, bundles, X.509-SVIDs, policies, and the Verifier
+//	spiffe/spiffetls    tls.Configs that read their source at every handshake
+//	spiffe/jwtsvid      JWT-SVIDs: issue, validate, keep fresh, send and receive
+//	spiffe/witsvid      WIT-SVIDs and their proofs of possession (Incubating, opt-in)
+//	spiffe/federation   bundle endpoints: fetch, watch, cache and serve
+//	spiffe/workloadapi  the Workload API: a client that is a source, and a server over any source
+//	spiffe/spiffetest   a CA and identities for tests, good and broken, and endpoints with faults
+//	pki                 keys, CSRs, the SAN extension, PEM, certificate building
+//	pki/ca              a certificate authority with root rotation
+//	caclient            one interface to any CA; caclient/local is the one over pki/ca
+//	secretcache         the SecretManager: obtain identities, keep them fresh, notify
+//	sds                 Envoy's Secret Discovery Service, v3
+//	authn               who is calling
+//	examples            programs that put them together
 //
 // Packages are independent: siblings do not import each other, and each can be imported alone.
 // They meet in the types of spiffe and pki and in interfaces of one to three methods that the
@@ -55,15 +60,17 @@
 //
 // # Dependencies
 //
-//   - connectrpc.com/connect: the gRPC protocol over net/http; only sds reaches it.
-//   - google.golang.org/protobuf: the wire messages of sds.
+//   - connectrpc.com/connect: the gRPC protocol over net/http; only sds and spiffe/workloadapi reach it.
+//   - google.golang.org/protobuf: the wire messages of sds and spiffe/workloadapi.
 //   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly; only pki reaches it.
+//   - github.com/go-jose/go-jose/v4: an independent judge of tokens; only the tests of jwtsvid reach it.
 //   - github.com/stretchr/testify: assertions; only tests reach it.
 //
-// Packages spiffe and spiffe/spiffetls take the standard library alone.
+// Packages spiffe, spiffetls, jwtsvid, witsvid and federation take the standard library alone.
 //
 // [secretcache]: https://pkg.go.dev/github.com/svidkit/svidkit/secretcache
 // [caclient]: https://pkg.go.dev/github.com/svidkit/svidkit/caclient
+// [workloadapi]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/workloadapi
 // [spiffetls]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetls
 // [spiffetest]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetest
 // [sds]: https://pkg.go.dev/github.com/svidkit/svidkit/sds

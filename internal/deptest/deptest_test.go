@@ -23,13 +23,53 @@ const module = "github.com/svidkit/svidkit"
 // import is a new line here, which a reviewer sees. Test files may import anything of ours, and
 // testify.
 var rules = map[string]map[string]string{
-	"internal/certpem":    {},
-	"internal/certchain":  {"internal/certpem": "the error for what is too large"},
-	"internal/memconn":    {},
-	"internal/strictjson": {},
+	"internal/certpem":     {},
+	"internal/certchain":   {"internal/certpem": "the error for what is too large"},
+	"internal/memconn":     {},
+	"internal/strictjson":  {},
+	"internal/conformance": {},
+	"internal/faulty":      {},
+	"internal/unixsocket":  {},
+	"internal/jws":         {"internal/strictjson": "headers and keys are strict JSON"},
 	"spiffe": {
 		"internal/certpem":    "PEM with limits, shared with pki",
 		"internal/strictjson": "bundle documents are refused for what encoding/json lets pass",
+		"internal/jws":        "the keys of tokens in bundle documents",
+	},
+	"spiffe/jwtsvid": {
+		"spiffe":              "identities and bundles",
+		"internal/jws":        "signatures, shared with witsvid",
+		"internal/strictjson": "claims are strict JSON",
+	},
+	"spiffe/witsvid": {
+		"spiffe":              "identities and bundles",
+		"internal/jws":        "signatures, shared with jwtsvid",
+		"internal/strictjson": "claims are strict JSON",
+		"internal/certpem":    "the private key that comes with a WIT-SVID",
+	},
+	"spiffe/federation": {"spiffe": "bundles, and the verifier of endpoints"},
+	"spiffe/workloadapi": {
+		"spiffe":                    "identities and bundles",
+		"internal/unixsocket":       "care for the socket, as in sds",
+		"internal/strictjson":       "JWT bundles without their use",
+		"internal/wire/workloadapi": "its messages",
+		"connectrpc.com/connect":    "gRPC over net/http",
+		"google.golang.org/protobuf/encoding/protowire":   "messages are read within limits and encoded once",
+		"google.golang.org/protobuf/proto":                "messages",
+		"google.golang.org/protobuf/types/known/structpb": "claims of a validated token",
+	},
+	"internal/wire/workloadapi": {
+		"google.golang.org/protobuf/reflect/protoreflect": "generated code",
+		"google.golang.org/protobuf/runtime/protoimpl":    "generated code",
+		"google.golang.org/protobuf/types/known/structpb": "claims of a validated token",
+	},
+	"spiffe/spiffetest/federationtest": {
+		"internal/faulty": "the fault dial", "internal/memconn": "connections inside synctest bubbles",
+		"spiffe": "bundles", "spiffe/federation": "the endpoint that it breaks", "spiffe/spiffetest": "the CA behind it",
+	},
+	"spiffe/spiffetest/workloadapitest": {
+		"internal/faulty": "the fault dial", "internal/memconn": "connections inside synctest bubbles",
+		"spiffe": "identities", "spiffe/jwtsvid": "tokens", "spiffe/workloadapi": "the server that it breaks", "spiffe/spiffetest": "the CA behind it",
 	},
 	"spiffe/spiffetls": {"spiffe": "what is presented and verified"},
 	"spiffe/spiffetest": {
@@ -54,6 +94,7 @@ var rules = map[string]map[string]string{
 	},
 	"sds": {
 		"pki":                    "the secrets it serves",
+		"internal/unixsocket":    "care for the socket, as in spiffe/workloadapi",
 		"internal/wire/envoysds": "its messages",
 		"connectrpc.com/connect": "gRPC over net/http",
 		"google.golang.org/protobuf/encoding/protojson":    "the REST form of FetchSecrets",
@@ -63,6 +104,11 @@ var rules = map[string]map[string]string{
 		"google.golang.org/protobuf/reflect/protoregistry": "resolving the published type URL to our message",
 	},
 	"internal/envoytest": {},
+}
+
+// testRules says what the tests of a package import beyond testify, ours and what its package imports.
+var testRules = map[string]map[string]string{
+	"spiffe/jwtsvid": {"github.com/go-jose/go-jose/v4": "an independent judge of tokens"},
 }
 
 // kept out of the whole tree, tests and examples included; see doc.go.
@@ -128,6 +174,9 @@ func TestImports(t *testing.T) {
 			for a := range allowed { // and what its package has to do with anyway
 				ok = ok || !std(a) && strings.HasPrefix(imp, repository(a))
 			}
+			for a := range testRules[name] {
+				ok = ok || strings.HasPrefix(imp, a)
+			}
 			assert.True(t, ok, "the tests of %s import %s", name, imp)
 		}
 	}
@@ -146,7 +195,7 @@ func TestImports(t *testing.T) {
 func TestCore(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
-		"spiffe", "spiffe/spiffetls", "spiffe/spiffetest", "pki", "pki/ca", "caclient", "caclient/local", "secretcache", "authn",
+		"spiffe", "spiffe/spiffetls", "spiffe/jwtsvid", "spiffe/witsvid", "spiffe/federation", "spiffe/spiffetest", "pki", "pki/ca", "caclient", "caclient/local", "secretcache", "authn",
 	} {
 		for _, p := range list(t, "-deps", "./"+name) {
 			ok := p.Standard || strings.HasPrefix(p.ImportPath, module) || strings.HasPrefix(p.ImportPath, "golang.org/x/crypto/cryptobyte")

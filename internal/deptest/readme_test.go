@@ -19,13 +19,21 @@ func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root(t), "README.md"))
 	require.NoError(t, err)
 	snippets := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(readme), -1)
-	require.Len(t, snippets, 4)
+	require.Len(t, snippets, 7)
 
 	var body strings.Builder
 	for i, s := range snippets {
 		ret := "return nil\n"
-		if strings.HasPrefix(lastLine(s[1]), "return") {
+		switch name, _, _ := strings.Cut(lastLine(s[1]), " "); {
+		case name == "return":
 			ret = ""
+		case strings.Contains(lastLine(s[1]), ":="): // what the reader goes on with
+			ret = "_ = " + strings.TrimSuffix(name, ",") + "\n"
+			if strings.HasSuffix(name, ",") {
+				ret += "return err\n"
+			} else {
+				ret += "return nil\n"
+			}
 		}
 		fmt.Fprintf(&body, `func snippet%d(t *testing.T, ctx context.Context, td spiffe.TrustDomain, handler http.Handler) error {
 	var me *secretcache.Manager
@@ -40,7 +48,7 @@ func TestReadme(t *testing.T) {
 	}
 	src := body.String()
 	imports := []string{"context", "testing", "net/http", module + "/spiffe", module + "/secretcache", module + "/pki/ca"}
-	for _, name := range []string{"log/slog", module + "/spiffe/spiffetls", module + "/spiffe/spiffetest", module + "/caclient/local", module + "/sds", "github.com/stretchr/testify/require"} {
+	for _, name := range []string{"log/slog", module + "/spiffe/spiffetls", module + "/spiffe/spiffetest", module + "/caclient/local", module + "/sds", "os", module + "/spiffe/workloadapi", module + "/spiffe/federation", module + "/spiffe/jwtsvid", "github.com/stretchr/testify/require"} {
 		if strings.Contains(src, filepath.Base(name)+".") {
 			imports = append(imports, name)
 		}

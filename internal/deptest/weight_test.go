@@ -31,6 +31,9 @@ func TestWeight(t *testing.T) {
 	}{
 		{"spiffe", "spiffe.NewVerifier, spiffe.ParseBundle, spiffe.ParseSVIDPEM", nil, 4},
 		{"spiffe/spiffetls", "spiffetls.ConfigureServer, spiffetls.Transport", nil, 7},
+		{"spiffe/jwtsvid", "jwtsvid.NewValidator, jwtsvid.NewIssuer", nil, 7},
+		{"spiffe/federation", "federation.New, (*federation.Manager).Run", nil, 7},
+		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", []string{"connectrpc.com/connect", "google.golang.org/protobuf"}, 9.5},
 		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", []string{"golang.org/x/crypto"}, 4},
 		{"pki/ca", "ca.New, (*ca.Authority).Sign, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 4.5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 4.5},
@@ -64,16 +67,37 @@ func TestWeight(t *testing.T) {
 	}
 }
 
+// A program that imports spiffe, spiffetls and workloadapi, and uses nothing of them yet, is small
+// and links no grpc-go. What it uses is in TestWeight: most of that is net/http with TLS, and connect.
+func TestWeightOfImport(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("links programs")
+	}
+	mb := build(t, fmt.Sprintf("package main\n\nimport (\n\t_ %q\n\t_ %q\n\t_ %q\n)\n\nfunc main() {}\n",
+		module+"/spiffe", module+"/spiffe/spiffetls", module+"/spiffe/workloadapi"))
+	t.Logf("%.1f MB", mb)
+	if runtime.GOOS == "linux" && runtime.GOARCH == "amd64" {
+		assert.Less(t, mb, 7.5)
+	}
+}
+
 // size returns the size of a stripped program that holds on to uses, in 10⁶ bytes.
 func size(t *testing.T, imports, uses string) float64 {
 	t.Helper()
-	dir := t.TempDir()
-	src := filepath.Join(dir, "main.go")
 	text := fmt.Sprintf("package main\n\nimport (\n\t\"runtime\"\n\n\t%q\n", module+"/"+imports)
 	if imports == "caclient/local" {
 		text += fmt.Sprintf("\t%q\n", module+"/pki/ca")
 	}
 	text += ")\n\nfunc main() { runtime.KeepAlive([]any{" + uses + "}) }\n"
+	return build(t, text)
+}
+
+// build returns the size of a stripped program in 10⁶ bytes.
+func build(t *testing.T, text string) float64 {
+	t.Helper()
+	dir := t.TempDir()
+	src := filepath.Join(dir, "main.go")
 	require.NoError(t, os.WriteFile(src, []byte(text), 0o600))
 	bin := filepath.Join(dir, "main")
 	goCommand(t, "build", "-ldflags=-s -w", "-o", bin, src)
