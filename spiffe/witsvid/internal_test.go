@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // The signed response of RFC 9421 appendix B.2.4, whose key and signature are public.
@@ -67,6 +68,7 @@ func TestParseDictionary(t *testing.T) {
 		`a=( "x"  "y";q=1 );p`: `a=("x" "y";q=1);p`,
 		`a=("x");  p=tok/en`:   `a=("x");p=tok/en`,
 		`a="q\"\\"`:            `a="q\"\\"`,
+		`a=" !~"`:              `a=" !~"`,
 		`a=:AAAA:`:             `a=:AAAA:`,
 		`a=::`:                 `a=::`,
 		`*a_-.*=*t`:            `*a_-.*=*t`,
@@ -187,6 +189,51 @@ func FuzzSignatureInput(f *testing.F) {
 		}
 		require.Equal(t, len(s.list), strings.Count(string(base), "\n"), "a line for each component")
 	})
+}
+
+// Components with parameters, in a response and in a request.
+func TestComponents(t *testing.T) {
+	t.Parallel()
+	request := &message{method: "GET", target: "/a?b", header: http.Header{"X": {"of the request"}}}
+	response := &message{status: 404, header: http.Header{"X": {"of the response"}}, request: request}
+	for in, want := range map[string]string{ // "" is an error
+		`"@method";req`: "GET", `"@request-target";req`: "/a?b", `"x";req`: "of the request", `"x"`: "of the response", `"@status"`: "404",
+		`"@method"`: "", `"@status";req`: "", `"@method";req;sf`: "", `"@method";sf;req`: "", `"x";sf`: "", `"@method";req=?0`: "", `"@method";req="x"`: "",
+		`"y"`: "", `"y";req`: "", `""`: "", `"@query"`: "",
+	} {
+		members, err := parseDictionary("a=(" + in + ")")
+		require.NoError(t, err)
+		got, err := response.value(members[0].list[0])
+		assert.Equal(t, want, got, in)
+		assert.Equal(t, want == "", err != nil, in)
+		if strings.Contains(in, "req") {
+			_, err = request.value(members[0].list[0])
+			assert.Error(t, err, in)
+		}
+	}
+}
+
+// A token is remembered once its signature was verified.
+func TestRemembered(t *testing.T) {
+	t.Parallel()
+	m := newMemory(1)
+	p := &parsed{kid: "k", input: []byte("x"), sig: []byte("y")}
+	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("example.org"), spiffe.BundleContents{})
+	require.NoError(t, err)
+	m.keep("token", p, b)
+	require.NotNil(t, m.find("token"))
+	assert.Equal(t, &parsed{kid: "k"}, m.find("token").parsed)
+	assert.Same(t, b, m.find("token").bundle.Value())
+	assert.Nil(t, m.find("other"))
+	long := strings.Repeat("x", longestRemembered+1)
+	m.keep(long, p, b)
+	assert.Nil(t, m.find(long))
+	assert.NotNil(t, m.find("token"))
+	m.keep(long[1:], p, b)
+	assert.NotNil(t, m.find(long[1:]))
+	assert.Nil(t, m.find("token"), "there is one place")
+	(*memory)(nil).keep("token", p, b)
+	assert.Nil(t, (*memory)(nil).find("token"))
 }
 
 // What is remembered is forgotten when it is over, and costs what the documentation says.

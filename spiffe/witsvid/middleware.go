@@ -330,7 +330,6 @@ func (rec *recorder) finish(method string) {
 		h.Set("Content-Type", http.DetectContentType(body))
 	}
 	h.Del("Content-Digest")
-	h.Del("Transfer-Encoding")
 	switch {
 	case rec.status == http.StatusNoContent || rec.status == http.StatusNotModified:
 		rec.body.Reset()

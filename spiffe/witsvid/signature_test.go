@@ -332,6 +332,13 @@ func TestSignRequest(t *testing.T) {
 	assert.NotContains(t, got.Header, witsvid.HeaderProof)
 	assert.NotContains(t, r.Header, "Signature")
 
+	sent := &closing{Reader: strings.NewReader("hello")}
+	r = request(t, "POST", vectorURL, "")
+	r.Body = sent
+	_, err = tr.RoundTrip(r)
+	require.EqualError(t, err, "captured")
+	assert.True(t, sent.closed)
+
 	_, err = tr.RoundTrip(request(t, "GET", vectorURL, "", "Signature", "x=:AA==:"))
 	require.ErrorContains(t, err, "the message has a signature already (HSIG-7)")
 	r = request(t, "GET", vectorURL, "")
