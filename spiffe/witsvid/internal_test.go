@@ -69,6 +69,7 @@ func TestParseDictionary(t *testing.T) {
 		`a=("x");  p=tok/en`:   `a=("x");p=tok/en`,
 		`a="q\"\\"`:            `a="q\"\\"`,
 		`a=" !~"`:              `a=" !~"`,
+		`a=b!c`:                `a=b!c`,
 		`a=:AAAA:`:             `a=:AAAA:`,
 		`a=::`:                 `a=::`,
 		`*a_-.*=*t`:            `*a_-.*=*t`,
