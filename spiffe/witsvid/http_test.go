@@ -390,6 +390,7 @@ func TestTransportRefuses(t *testing.T) {
 		"MaxBody is -1, which is less than 0":               {MaxBody: -1},
 		`"" is not the name of a header field`:              {Tokens: []string{""}},
 		`"a b" is not the name of a header field`:           {Tokens: []string{"a b"}},
+		`"a:b" is not the name of a header field`:           {Tokens: []string{"a:b"}},
 		`the field "x" is there twice`:                      {Tokens: []string{"X", "x"}},
 		`the field "authorization" is looked after without`: {Tokens: []string{"Authorization"}},
 	} {

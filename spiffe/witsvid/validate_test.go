@@ -123,6 +123,8 @@ func TestTokenClaims(t *testing.T) {
 		"alg is encryption": {claims(webSubject, tokenEnd, cnfOf(jwk(wk)+`,"alg":"ECDH-ES"`)), "confirmation WIT-12"},
 		"RSA for EC":        {claims(webSubject, tokenEnd, cnfOf(jwk(wk)+`,"alg":"RS256"`)), "confirmation WIT-14"},
 		"more in cnf":       {claims(webSubject, tokenEnd, `"cnf":{"jku":"https://evil.test","kid":"x","jwk":{`+jwk(wk)+`,"alg":"ES256","use":"sig","kid":"w"}}`), ""},
+		"more after jwk":    {claims(webSubject, tokenEnd, `"cnf":{"jwk":{`+jwk(wk)+`,"alg":"ES256"},"x":{`+jwk(other)+`,"alg":"ES256"},"kid":1}`), ""},
+		"another member":    {claims(webSubject, tokenEnd, `"cnf":{"key":{`+jwk(wk)+`,"alg":"ES256"}}`), "confirmation WIT-11"},
 		"no path":           {claims(`"sub":"spiffe://example.org"`, tokenEnd, goodCNF()), "denied"},
 	} {
 		token := sign(tokenHeader, c.payload, wit1)
