@@ -73,10 +73,10 @@ type Options struct {
 	// serialisation. Nil means that all get the provider's identity: the socket is the guard.
 	Identities func(ctx context.Context) ([]Identity, error)
 
-	// Issuer makes the answers of FetchJWTSVID. Nil means that the method is not implemented.
+	// Issuer makes the answers of FetchJWTSVID. Nil means that the method answers Unimplemented.
 	Issuer JWTIssuer
 
-	// Validator makes the answers of ValidateJWTSVID. Nil means that the method is not implemented.
+	// Validator makes the answers of ValidateJWTSVID. Nil means that the method answers Unimplemented.
 	Validator JWTValidator
 
 	// MaxStreams is how many streams may be open at the same time; 0 means 10,000. One more is
@@ -144,7 +144,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 
 // ServeHTTP serves one request: a stream for as long as it lasts. Every gRPC request without the
 // header that the standard demands is refused before anything else is looked at (WEP-6). Other
-// methods than those of the stable profiles are not implemented (WAPI-2, WEP-18). What is not gRPC is
+// methods than those of the stable profiles answer Unimplemented (WAPI-2, WEP-18). What is not gRPC is
 // answered with 415.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media {

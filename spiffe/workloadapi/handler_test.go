@@ -274,7 +274,7 @@ func TestHeaderRequired(t *testing.T) {
 	assert.False(t, asked)
 }
 
-// What is not of the stable profiles, or not switched on, is not implemented.
+// What is not of the stable profiles, or not switched on, answers Unimplemented.
 func TestUnimplemented(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-2", "WAPI-4", "WEP-18", "AMB-7", "DIV-13")
