@@ -47,7 +47,21 @@ var (
 type Caller struct {
 	ID       spiffe.ID // the proven identity, never zero
 	Method   string    // how it was proven, such as "client-certificate": for logs and audit records
-	NotAfter time.Time // when the proof ends
+	NotAfter time.Time // when the proof ends; zero if the proof does not say
+
+	// DNSNames are further names that the same proof proved, such as those of a client certificate.
+	DNSNames []string
+
+	// Pod is where the caller runs, if its proof says so; nil if not.
+	Pod *Pod
+}
+
+// Pod is the Kubernetes pod that a credential is bound to.
+type Pod struct {
+	Cluster        string // the cluster that vouched for the credential; empty for our own
+	Namespace      string
+	ServiceAccount string
+	Name, UID      string // empty for a credential that is not bound to a pod
 }
 
 // LogValue shows all of the Caller, which holds no secret.

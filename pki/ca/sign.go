@@ -26,13 +26,22 @@ var (
 	ErrNotReady = errors.New("not ready to sign")
 	// ErrGeneration says that building or signing the certificate failed.
 	ErrGeneration = errors.New("certificate generation failed")
+	// ErrLimit says that too much is asked for at the moment; [SignError.RetryAfter] says when to
+	// come back.
+	ErrLimit = errors.New("too many requests")
+	// ErrAudit says that the record of the issuance could not be made durable, so that the
+	// certificate was thrown away.
+	ErrAudit = errors.New("no audit record")
 )
 
 // SignError is the error of [Authority.Sign], unless its context was done. It wraps Kind and Err.
 type SignError struct {
-	Kind error     // ErrCSR, ErrTTL, ErrIdentity, ErrNotReady or ErrGeneration
+	Kind error     // ErrCSR, ErrTTL, ErrIdentity, ErrNotReady, ErrGeneration, ErrLimit or ErrAudit
 	ID   spiffe.ID // as the caller gave it
 	Err  error     // what is wrong
+
+	// RetryAfter is when to come back; 0 if nobody knows.
+	RetryAfter time.Duration
 }
 
 func (e *SignError) Error() string {
@@ -64,7 +73,32 @@ type Request struct {
 
 	// TTL is the lifetime from now; 0 or less means the authority's default.
 	TTL time.Duration
+
+	// Backdate is how far before now the validity begins; 0 means the authority's.
+	Backdate time.Duration
+
+	// Profile says what kind of certificate this is; the zero value is an X.509-SVID.
+	Profile Profile
+
+	// Caller is who asked, as far as it was proven, and Method how: for limits per caller and for
+	// the audit record. An empty Caller means ID, or the first DNS name.
+	Caller, Method string
+
+	// Signer names one of several signers behind a registration authority; an [Authority] has one
+	// and ignores it.
+	Signer string
 }
+
+// Profile is the kind of a certificate.
+type Profile int
+
+const (
+	// SVID is an X.509-SVID: ID is required, and is the one URI name.
+	SVID Profile = iota
+	// DNSOnly is a certificate for DNSNames (at least one) without a SPIFFE ID, as Linkerd's
+	// proxies and servers that are called by name have. ID must be zero.
+	DNSOnly
+)
 
 // Sign certifies the public key of r.CSR for r.ID and returns the chain to present, leaf first,
 // which is the leaf alone as the roots sign it themselves; the roots are in [Authority.Bundle]. The
