@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
+	"math/big"
 	"net"
 	"net/url"
 	"slices"
@@ -31,9 +32,9 @@ func benchCSR(b *testing.B) *pki.CSR {
 	return csr
 }
 
-// bare returns the cryptography that a CA cannot do without: one verification of a request and one
-// signature, P-256.
-func bare(b *testing.B) func() {
+// bare returns the cryptography that a CA cannot do without: one verification of a request, which is
+// by a P-256 key, and one signature by the key of the CA.
+func bare(b *testing.B, caKey crypto.Signer) func() {
 	b.Helper()
 	key := newKey(b, pki.ECDSAP256).(*ecdsa.PrivateKey)
 	digest := sha256.Sum256([]byte("to be signed"))
@@ -43,16 +44,22 @@ func bare(b *testing.B) func() {
 		if !ecdsa.VerifyASN1(&key.PublicKey, digest[:], sig) {
 			b.Fatal("not verified")
 		}
-		if _, err := key.Sign(rand.Reader, digest[:], crypto.SHA256); err != nil {
+		if _, err := caKey.Sign(rand.Reader, digest[:], crypto.SHA256); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 // parseAndIssue returns what a CA does for one request.
-func parseAndIssue(b *testing.B) func() {
+func parseAndIssue(b *testing.B, caKey crypto.Signer, edit ...func(*pki.CAOptions)) func() {
 	b.Helper()
-	issuer, der := newRoot(b), benchCSR(b).DER()
+	o := rootOptions()
+	for _, f := range edit {
+		f(&o)
+	}
+	issuer, err := pki.NewRoot(caKey, o)
+	require.NoError(b, err)
+	der := benchCSR(b).DER()
 	return func() {
 		csr, err := pki.ParseCSR(der)
 		if err != nil {
@@ -65,9 +72,9 @@ func parseAndIssue(b *testing.B) func() {
 }
 
 // standardLibrary returns the same with crypto/x509 alone and none of the checks.
-func standardLibrary(b *testing.B) func() {
+func standardLibrary(b *testing.B, caKey crypto.Signer) func() {
 	b.Helper()
-	der, caKey := benchCSR(b).DER(), newKey(b, pki.ECDSAP256)
+	der := benchCSR(b).DER()
 	root, err := pki.NewRoot(caKey, rootOptions())
 	require.NoError(b, err)
 	return func() {
@@ -92,6 +99,12 @@ func standardLibrary(b *testing.B) func() {
 	}
 }
 
+// benchKeys are the keys of the CAs that are compared.
+func benchKeys(b *testing.B, run func(b *testing.B, caKey crypto.Signer)) {
+	b.Run("ca=ecdsa-p256", func(b *testing.B) { run(b, newKey(b, pki.ECDSAP256)) })
+	b.Run("ca=rsa-2048", func(b *testing.B) { run(b, rsaKey()) })
+}
+
 func benchmark(b *testing.B, f func()) {
 	b.ReportAllocs()
 	for b.Loop() {
@@ -99,29 +112,41 @@ func benchmark(b *testing.B, f func()) {
 	}
 }
 
-func BenchmarkBare(b *testing.B)            { benchmark(b, bare(b)) }
-func BenchmarkParseAndIssue(b *testing.B)   { benchmark(b, parseAndIssue(b)) }
-func BenchmarkStandardLibrary(b *testing.B) { benchmark(b, standardLibrary(b)) }
+func BenchmarkBare(b *testing.B) {
+	benchKeys(b, func(b *testing.B, key crypto.Signer) { benchmark(b, bare(b, key)) })
+}
 
-// BenchmarkRatio runs the three in turn, so that a busy machine slows all of them, and reports the
-// last two as multiples of the first.
+func BenchmarkParseAndIssue(b *testing.B) {
+	benchKeys(b, func(b *testing.B, key crypto.Signer) { benchmark(b, parseAndIssue(b, key)) })
+}
+
+func BenchmarkStandardLibrary(b *testing.B) {
+	benchKeys(b, func(b *testing.B, key crypto.Signer) { benchmark(b, standardLibrary(b, key)) })
+}
+
+// BenchmarkRatio runs them in turn, so that a busy machine slows all of them, and reports the others as
+// multiples of the first.
 func BenchmarkRatio(b *testing.B) {
-	all := []func(){bare(b), parseAndIssue(b), standardLibrary(b)}
-	spent := make([][]float64, len(all))
-	for b.Loop() {
-		for i, f := range all {
-			start := time.Now()
-			f()
-			spent[i] = append(spent[i], float64(time.Since(start)))
+	benchKeys(b, func(b *testing.B, key crypto.Signer) {
+		constrained := func(o *pki.CAOptions) { o.Constrain = true }
+		all := []func(){bare(b, key), parseAndIssue(b, key), standardLibrary(b, key), parseAndIssue(b, key, constrained)}
+		spent := make([][]float64, len(all))
+		for b.Loop() {
+			for i, f := range all {
+				start := time.Now()
+				f()
+				spent[i] = append(spent[i], float64(time.Since(start)))
+			}
 		}
-	}
-	median := make([]float64, len(all))
-	for i := range spent {
-		slices.Sort(spent[i])
-		median[i] = spent[i][len(spent[i])/2]
-	}
-	b.ReportMetric(median[1]/median[0], "ours/bare")
-	b.ReportMetric(median[2]/median[0], "std/bare")
+		median := make([]float64, len(all))
+		for i := range spent {
+			slices.Sort(spent[i])
+			median[i] = spent[i][len(spent[i])/2]
+		}
+		b.ReportMetric(median[1]/median[0], "ours/bare")
+		b.ReportMetric(median[2]/median[0], "std/bare")
+		b.ReportMetric(median[3]/median[0], "constrained/bare")
+	})
 }
 
 func BenchmarkIssueLeaf(b *testing.B) {
@@ -180,6 +205,54 @@ func BenchmarkParseSANs(b *testing.B) {
 	for b.Loop() {
 		if _, err := pki.ParseSANs(der); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkParseKeyCertBundle(b *testing.B) {
+	root := newTestRoot(b)
+	mid := root.below(b)
+	p := pki.KeyCertPEM{Cert: certsPEM(mid.cert()), Key: mid.keyPEM(b), Roots: certsPEM(root.cert())}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := pki.ParseKeyCertBundle(p, during); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkParseCRL(b *testing.B) {
+	root := newRoot(b)
+	o := crlOptions()
+	for n := range 10_000 {
+		o.Revoked = append(o.Revoked, pki.Revocation{SerialNumber: new(big.Int).Add(new(big.Int).Lsh(big.NewInt(1), 127), big.NewInt(int64(n))), Time: base, Reason: 1})
+	}
+	crl, err := pki.NewCRL(root, o)
+	require.NoError(b, err)
+	der := crl.DER()
+	b.SetBytes(int64(len(der)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := pki.ParseCRL(der); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkRevoked(b *testing.B) {
+	root := newRoot(b)
+	leaf, err := root.IssueLeaf(leafOptions())
+	require.NoError(b, err)
+	o := crlOptions(pki.Revocation{SerialNumber: leaf.SerialNumber, Time: base})
+	for n := range int64(10_000) {
+		o.Revoked = append(o.Revoked, revoke(n, 1))
+	}
+	crl, err := pki.NewCRL(root, o)
+	require.NoError(b, err)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, ok := crl.Revoked(leaf); !ok {
+			b.Fatal("not found")
 		}
 	}
 }

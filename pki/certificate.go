@@ -2,6 +2,7 @@ package pki
 
 import (
 	"crypto"
+	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
@@ -10,7 +11,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/big"
 	"net"
 	"slices"
@@ -102,271 +102,281 @@ type CAOptions struct {
 
 	MaxPathLen *int // how many CAs may follow below; nil means any number
 
+	// Constrain adds a critical extension that permits SPIFFE IDs of TrustDomain and of no other, below
+	// this CA and whatever it signs: see [CertificateOptions.PermittedTrustDomains].
+	Constrain bool
+
 	NotBefore, NotAfter time.Time // required; fractions of a second are cut off
 }
 
-// Issuer is a CA certificate with its key, and what links it to a root. It never changes and cannot
-// print its key. It is safe for concurrent use if the key is, as the keys of [NewKey] are.
-type Issuer struct {
-	chain []*x509.Certificate // this CA first
-	id    spiffe.ID           // of the CA; zero if the certificate has none
-	key   func() crypto.Signer
-}
-
-// seal puts a secret where package fmt cannot follow it. A struct may have an Issuer in an unexported
-// field, and then fmt calls no String method and, for a verb that does not fit, follows pointers too.
-func seal[T any](secret T) func() T { return func() T { return secret } }
-
-// NewIssuer returns an Issuer for an existing CA. The chain has the CA certificate first and then each
-// certificate that signed the one before; it may, but need not, end with the root. The slice is copied,
-// the certificates are shared and must not be changed.
+// CertificateOptions is everything that goes into a certificate that [LeafOptions] and [CAOptions] do
+// not describe, such as one for a server with DNS names and no SPIFFE ID. Of a [CSR], only the public
+// key belongs in it. Key usage and basic constraints are always there and critical; a CA has a key
+// identifier, and what it signs names that.
 //
-// The CA certificate must have the CA flag and certificate signing among its key usages (X5-8, X5-17),
-// a subject, and a key that is strong enough and belongs to key. It need not have a SPIFFE ID (X5-10),
-// but if it has one, that is one without a path (X5-9), and [Issuer.IssueLeaf] signs for that trust
-// domain only. Whether it is expired shows when it signs. The error is a [*ProfileError].
-func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
-	fail := func(rule, reason string, err error) (*Issuer, error) {
-		return nil, &ProfileError{What: whatIssuer, Rule: rule, Reason: reason, Err: err}
-	}
-	switch {
-	case len(chain) == 0 || slices.Contains(chain, nil):
-		return fail("", "no CA certificate", nil)
-	case key == nil:
-		return fail("", "no private key", nil)
-	}
-	ca := chain[0]
-	if err := checkKey(ca.PublicKey); err != nil {
-		return fail("", "", err)
-	}
-	switch {
-	case !PublicKeysEqual(ca.PublicKey, key.Public()):
-		return fail("", "", ErrKeyMismatch)
-	case !ca.BasicConstraintsValid || !ca.IsCA:
-		return fail("X5-8", "the certificate is not a CA", nil)
-	case ca.KeyUsage&x509.KeyUsageCertSign == 0:
-		return fail("X5-17", "the key usage does not include certificate signing", nil)
-	case len(ca.RawSubject) <= 2: // the certificates that it signs would have no issuer (RFC 5280, section 4.1.2.4)
-		return fail("", "the subject is empty", nil)
-	}
-	id, err := caID(ca)
-	if err != nil {
-		return fail("X5-9", "", err)
-	}
-	for i := range len(chain) - 1 {
-		if err := chain[i].CheckSignatureFrom(chain[i+1]); err != nil {
-			return fail("X5-30", fmt.Sprintf("certificate %d of the chain is not signed by the next", i+1), err)
-		}
-	}
-	return &Issuer{chain: slices.Clone(chain), id: id, key: seal(key)}, nil
+// A certificate with a SPIFFE ID is an X.509-SVID, and has to keep the rules of one.
+type CertificateOptions struct {
+	PublicKey crypto.PublicKey // required; NewSelfSigned takes it from its key
+
+	// Organization and CommonName make the subject; each is optional and has at most 64 bytes, which are
+	// not cut but refused beyond that. The common name is for readers that do not know alternative names
+	// ("dual use") and never an identity. The subject of a CA also has the key identifier in hexadecimal
+	// as serial number.
+	Organization string
+	CommonName   string
+
+	// SANs are the names, by the rules of [CSROptions.SANs]; they are critical if the subject is empty.
+	// Only a CA, or a leaf with a subject, may have none.
+	SANs []SAN
+
+	CA         bool // makes a CA certificate; the next three fields are for CAs only
+	MaxPathLen *int // how many CAs may follow below; nil means any number
+
+	// PermittedTrustDomains limits what may be below this CA, at any depth: the host of a URI must be
+	// exactly one of these trust domains. The extension is critical. It says nothing of DNS names and
+	// addresses, which PermittedDNSDomains is for. Empty means no limit.
+	//
+	// RFC 5280 and crypto/x509 do not agree whether the name of a host covers the hosts below it, so the
+	// hosts below are excluded by name. What no such extension can express is refused: a trust domain
+	// that looks like an IP address, one that is below another of the list, and those of
+	// [ErrUnreadableTrustDomain]. Verifiers that do not know constraints of URIs refuse every certificate
+	// below such a CA (X5-15): see that yours do.
+	PermittedTrustDomains []spiffe.TrustDomain
+
+	// PermittedDNSDomains limits the DNS names below this CA to these domains and what is below them.
+	// Empty means no limit.
+	PermittedDNSDomains []string
+
+	// KeyUsage is by default, 0, digital signature, for an RSA key also key encipherment, and for a CA
+	// certificate and CRL signing. A usage that the key cannot have is refused: encipherment with an
+	// ECDSA key (RFC 8813, section 3), any but signing with Ed25519 (RFC 8410, section 5), key agreement
+	// with RSA. A CA must sign certificates, and a leaf neither certificates nor CRLs.
+	KeyUsage x509.KeyUsage
+
+	// ExtKeyUsage is by default, nil, both server and client authentication, and for a CA no extension.
+	// A list that is empty and not nil means no extension.
+	ExtKeyUsage []x509.ExtKeyUsage
+
+	// SerialNumber is positive and has at most 20 octets in DER; nil means 128 random bits.
+	SerialNumber *big.Int
+
+	// NotBefore and NotAfter are required; fractions of a second are cut off. A NotBefore of a minute or
+	// two ago is for verifiers whose clocks are slow.
+	NotBefore, NotAfter time.Time
 }
 
-// NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o
-// may be nil; if it is not, it is that of key. The error is a [*ProfileError], or says why key did not
-// sign.
-func NewRoot(key crypto.Signer, o CAOptions) (*Issuer, error) {
-	if key == nil {
-		return nil, &ProfileError{What: whatCA, Reason: "no private key"}
-	}
-	if o.PublicKey != nil && !PublicKeysEqual(o.PublicKey, key.Public()) {
-		return nil, &ProfileError{What: whatCA, Err: ErrKeyMismatch}
-	}
-	o.PublicKey = key.Public()
-	tmpl, err := o.template()
-	if err != nil {
-		return nil, err
-	}
-	cert, err := sign(whatCA, tmpl, tmpl, o.PublicKey, key)
-	if err != nil {
-		return nil, err
-	}
-	return NewIssuer([]*x509.Certificate{cert}, key)
-}
-
-// Certificate returns the CA certificate. It is shared and must not be changed.
-func (i *Issuer) Certificate() *x509.Certificate { return i.chain[0] }
-
-// Chain returns the CA certificate and what links it to its root: a new slice of shared certificates.
-func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
-
-// String returns the subject of the CA.
-func (i Issuer) String() string { return "pki.Issuer(" + i.subject() + ")" }
-
-// GoString returns the same as String, so that %#v does not show the key.
-func (i Issuer) GoString() string { return i.String() }
-
-// LogValue implements [slog.LogValuer]: the subject and the end of the CA certificate.
-func (i Issuer) LogValue() slog.Value {
-	if len(i.chain) == 0 {
-		return slog.StringValue(i.String())
-	}
-	return slog.GroupValue(slog.String("subject", i.subject()), slog.Time("not_after", i.chain[0].NotAfter))
-}
-
-func (i Issuer) subject() string {
-	if len(i.chain) == 0 {
-		return ""
-	}
-	return i.chain[0].Subject.String()
-}
-
-// IssueLeaf signs an X.509-SVID for a workload. The caller vouches for every name in o.
-//
-// Everything is checked before anything is signed: the ID has a path (X5-6) and belongs to the trust
-// domain of the issuer, if that has an ID (X5-11); crypto/x509 can read the trust domain
-// ([ErrUnreadableTrustDomain]); the key is strong enough ([ErrWeakKey]) and not the issuer's own; DNS
-// names and addresses are valid and few enough ([ErrSAN], [spiffe.ErrTooLarge]); the validity is not
-// empty and ends with the issuer's or before ([ErrOutlivesIssuer]). The error is a [*ProfileError], or
-// says why the issuer's key did not sign.
-//
-// Name constraints of an issuer from elsewhere are not evaluated: who verifies the chain does that.
-func (i *Issuer) IssueLeaf(o LeafOptions) (*x509.Certificate, error) {
-	tmpl, err := o.template()
-	if err != nil {
-		return nil, err
-	}
-	ca := i.Certificate()
-	fail := func(rule, reason string, err error) (*x509.Certificate, error) {
-		return nil, &ProfileError{What: whatLeaf, Rule: rule, Reason: reason, Err: err}
-	}
-	switch {
-	case !i.id.IsZero() && !o.ID.MemberOf(i.id.TrustDomain()):
-		return fail("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", o.ID, i.id.TrustDomain()), nil)
-	case tmpl.NotAfter.After(ca.NotAfter):
-		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)), ErrOutlivesIssuer)
-	case PublicKeysEqual(o.PublicKey, ca.PublicKey):
-		return fail("X5-5", "the key is the issuer's own", nil)
-	}
-	return sign(whatLeaf, tmpl, ca, o.PublicKey, i.key())
-}
-
-// IssueCA signs the certificate of a CA below this one, of the same or, as the standard allows
-// (X5-12), of another trust domain. The checks are those of [Issuer.IssueLeaf] as far as they apply;
-// also, the issuer's own path length must leave room for another CA (X5-14).
-func (i *Issuer) IssueCA(o CAOptions) (*x509.Certificate, error) {
-	tmpl, err := o.template()
-	if err != nil {
-		return nil, err
-	}
-	ca := i.Certificate()
-	fail := func(rule, reason string, err error) (*x509.Certificate, error) {
-		return nil, &ProfileError{What: whatCA, Rule: rule, Reason: reason, Err: err}
-	}
-	switch room, limited := pathLen(ca); {
-	case limited && room == 0:
-		return fail("X5-14", "the path length of the issuer is 0, which allows no CA below it", nil)
-	case limited && o.MaxPathLen != nil && *o.MaxPathLen >= room:
-		return fail("X5-14", fmt.Sprintf("path length %d, the issuer's of %d allows at most %d", *o.MaxPathLen, room, room-1), nil)
-	case tmpl.NotAfter.After(ca.NotAfter):
-		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)), ErrOutlivesIssuer)
-	case PublicKeysEqual(o.PublicKey, ca.PublicKey):
-		return fail("", "the key is the issuer's own", nil)
-	}
-	return sign(whatCA, tmpl, ca, o.PublicKey, i.key())
-}
-
-// template checks o and returns what to sign.
-func (o *LeafOptions) template() (*x509.Certificate, error) {
-	fail := func(rule, reason string, err error) (*x509.Certificate, error) {
-		return nil, &ProfileError{What: whatLeaf, Rule: rule, Reason: reason, Err: err}
-	}
-	switch {
-	case o.ID.IsZero():
-		return fail("X5-1", "no SPIFFE ID", nil)
-	case o.ID.Path() == "":
-		return fail("X5-6", fmt.Sprintf("%s has no path", o.ID), nil)
-	}
-	if err := checkReadable(o.ID.TrustDomain()); err != nil {
-		return fail("GO-3", o.ID.TrustDomain().String(), err)
-	}
-	if err := checkKey(o.PublicKey); err != nil {
-		return fail("", "", err)
+// certificate returns o in the general form.
+func (o *LeafOptions) certificate() (*CertificateOptions, error) {
+	if o.ID.IsZero() {
+		return nil, &ProfileError{What: whatLeaf, Rule: "X5-1", Reason: "no SPIFFE ID"}
 	}
 	sans := make([]SAN, 1, 1+len(o.DNSNames)+len(o.IPs))
 	sans[0] = IDSAN(o.ID)
 	for _, name := range o.DNSNames {
-		if err := checkDNSName(name); err != nil {
-			return fail("", "", err)
-		}
 		sans = append(sans, DNSSAN(name))
 	}
 	for _, ip := range o.IPs {
 		s, err := ipSAN(ip)
 		if err != nil {
-			return fail("", "", err)
+			return nil, &ProfileError{What: whatLeaf, Err: err}
 		}
 		sans = append(sans, s)
 	}
-	tmpl, err := newTemplate(o.NotBefore, o.NotAfter, o.CommonName == "", sans...)
-	if err != nil {
-		return fail("", "", err)
-	}
-	if o.CommonName != "" {
-		if err := checkCommonName(o.CommonName); err != nil {
-			return fail("", "", err)
-		}
-		tmpl.Subject = pkix.Name{CommonName: o.CommonName}
-	}
-	tmpl.KeyUsage = x509.KeyUsageDigitalSignature
-	if _, ok := o.PublicKey.(*rsa.PublicKey); ok {
-		tmpl.KeyUsage |= x509.KeyUsageKeyEncipherment
-	}
-	tmpl.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
-	return tmpl, nil
+	return &CertificateOptions{
+		PublicKey: o.PublicKey, CommonName: o.CommonName, SANs: sans, NotBefore: o.NotBefore, NotAfter: o.NotAfter,
+	}, nil
 }
 
-// template checks o and returns what to sign.
-func (o *CAOptions) template() (*x509.Certificate, error) {
-	fail := func(rule, reason string, err error) (*x509.Certificate, error) {
-		return nil, &ProfileError{What: whatCA, Rule: rule, Reason: reason, Err: err}
-	}
+// certificate returns o in the general form.
+func (o *CAOptions) certificate() (*CertificateOptions, error) {
 	if o.TrustDomain.IsZero() {
-		return fail("X5-10", "no trust domain", nil)
+		return nil, &ProfileError{What: whatCA, Rule: "X5-10", Reason: "no trust domain"}
 	}
-	if err := checkReadable(o.TrustDomain); err != nil {
-		return fail("GO-3", o.TrustDomain.String(), err)
+	c := &CertificateOptions{
+		PublicKey: o.PublicKey, Organization: o.Organization, SANs: []SAN{IDSAN(o.TrustDomain.ID())},
+		CA: true, MaxPathLen: o.MaxPathLen, NotBefore: o.NotBefore, NotAfter: o.NotAfter,
+	}
+	if name := o.TrustDomain.String(); c.Organization == "" && len(name) <= maxOrganization {
+		c.Organization = name
+	}
+	if o.Constrain {
+		c.PermittedTrustDomains = []spiffe.TrustDomain{o.TrustDomain}
+	}
+	return c, nil
+}
+
+// what names the certificate in errors.
+func (o *CertificateOptions) what() string {
+	if o.CA {
+		return whatCA
+	}
+	return whatLeaf
+}
+
+// template checks o as far as that is possible without an issuer. It returns what to sign, and the
+// SPIFFE ID in it, if there is one.
+func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
+	fail := func(rule, reason string, err error) (*x509.Certificate, spiffe.ID, error) {
+		return nil, spiffe.ID{}, &ProfileError{What: o.what(), Rule: rule, Reason: reason, Err: err}
+	}
+	id, rule, err := o.checkNames()
+	if err != nil {
+		return fail(rule, "", err)
 	}
 	if err := checkKey(o.PublicKey); err != nil {
 		return fail("", "", err)
 	}
-	if o.MaxPathLen != nil && *o.MaxPathLen < 0 {
-		return fail("X5-14", fmt.Sprintf("path length %d", *o.MaxPathLen), nil)
-	}
-	keyID, err := keyID(o.PublicKey)
+	tmpl, err := newTemplate(o.NotBefore, o.NotAfter)
 	if err != nil {
 		return fail("", "", err)
 	}
-	subject := pkix.Name{SerialNumber: hex.EncodeToString(keyID)}
-	switch name := o.TrustDomain.String(); {
-	case len(o.Organization) > maxOrganization:
-		return fail("", fmt.Sprintf("the organization has %d bytes, the limit is %d", len(o.Organization), maxOrganization), nil)
-	case o.Organization != "":
-		if err := checkText("organization", o.Organization); err != nil {
+	tmpl.PublicKey = o.PublicKey
+	if tmpl.Subject, err = subject(o.Organization, o.CommonName); err != nil {
+		return fail("", "", err)
+	}
+	named := o.Organization != "" || o.CommonName != "" || o.CA // in the subject
+	switch {
+	case len(o.SANs) > 0:
+		value, err := marshalSANs(o.SANs)
+		if err != nil {
 			return fail("", "", err)
 		}
-		subject.Organization = []string{o.Organization}
-	case len(name) <= maxOrganization:
-		subject.Organization = []string{name}
+		tmpl.ExtraExtensions = []pkix.Extension{{Id: oidSAN(), Critical: !named, Value: value}}
+	case !named:
+		return fail("", "", sanError("there is no name, and no subject either"))
 	}
-	tmpl, err := newTemplate(o.NotBefore, o.NotAfter, false, IDSAN(o.TrustDomain.ID()))
-	if err != nil {
-		return fail("", "", err)
+	if tmpl.KeyUsage, rule, err = o.keyUsage(!id.IsZero()); err != nil {
+		return fail(rule, "", err)
 	}
-	tmpl.Subject = subject
-	tmpl.SubjectKeyId = keyID
-	tmpl.IsCA = true
-	tmpl.MaxPathLen = -1
+	if tmpl.ExtKeyUsage, rule, err = o.extKeyUsage(!id.IsZero()); err != nil {
+		return fail(rule, "", err)
+	}
+	if o.SerialNumber != nil {
+		if o.SerialNumber.Sign() <= 0 || o.SerialNumber.BitLen() > maxSerialBits {
+			return fail("", "the serial number must be positive and have at most 20 octets", nil)
+		}
+		tmpl.SerialNumber = o.SerialNumber
+	}
+	if !o.CA {
+		if o.MaxPathLen != nil || len(o.PermittedTrustDomains) > 0 || len(o.PermittedDNSDomains) > 0 {
+			return fail("", "a path length or permitted names, which are for CAs only", nil)
+		}
+		return tmpl, id, nil
+	}
+	tmpl.IsCA, tmpl.MaxPathLen = true, -1
 	if o.MaxPathLen != nil {
+		if *o.MaxPathLen < 0 {
+			return fail("X5-14", fmt.Sprintf("path length %d", *o.MaxPathLen), nil)
+		}
 		tmpl.MaxPathLen, tmpl.MaxPathLenZero = *o.MaxPathLen, *o.MaxPathLen == 0
 	}
-	tmpl.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
-	return tmpl, nil
+	if tmpl.SubjectKeyId, err = keyID(o.PublicKey); err != nil {
+		return fail("", "", err)
+	}
+	tmpl.Subject.SerialNumber = hex.EncodeToString(tmpl.SubjectKeyId)
+	if err := o.constrain(tmpl); err != nil {
+		return fail("X5-15", "", err)
+	}
+	return tmpl, id, nil
 }
 
-const maxOrganization = 64 // bytes; RFC 5280 calls it ub-organization-name
+// checkNames checks the SANs one by one. A certificate with a SPIFFE ID has no other URI (X5-1, X5-2);
+// a leaf's has a path and a CA's has none (X5-6, X5-9).
+func (o *CertificateOptions) checkNames() (id spiffe.ID, rule string, err error) {
+	uris := 0
+	for _, s := range o.SANs {
+		if s.Type == URI {
+			uris++
+		}
+		if s.Type != URI || !strings.HasPrefix(s.Value, "spiffe:") {
+			if err := s.checkRequested(); err != nil {
+				return spiffe.ID{}, "", err
+			}
+			continue
+		}
+		if !id.IsZero() {
+			return spiffe.ID{}, "X5-1", sanError("there are two SPIFFE IDs")
+		}
+		if id, err = spiffe.ParseID(s.Value); err != nil {
+			return spiffe.ID{}, "X5-1", fmt.Errorf("%w: %w", ErrSAN, err)
+		}
+		if err := checkReadable(id.TrustDomain()); err != nil {
+			return spiffe.ID{}, "GO-3", fmt.Errorf("%s: %w", id.TrustDomain(), err)
+		}
+	}
+	switch {
+	case id.IsZero():
+	case uris > 1:
+		return spiffe.ID{}, "X5-1", sanError("there is another URI beside the SPIFFE ID")
+	case o.CA && id.Path() != "":
+		return spiffe.ID{}, "X5-9", fmt.Errorf("%s has a path, as only a workload's ID should", id)
+	case !o.CA && id.Path() == "":
+		return spiffe.ID{}, "X5-6", fmt.Errorf("%s has no path", id)
+	}
+	return id, "", nil
+}
+
+// The key usages that a key can have: RFC 3279, section 2.3.1, for RSA, RFC 8813, section 3, for ECDSA
+// and RFC 8410, section 5, for Ed25519.
+const (
+	signingUsages = x509.KeyUsageDigitalSignature | x509.KeyUsageContentCommitment | x509.KeyUsageCertSign | x509.KeyUsageCRLSign
+	rsaUsages     = signingUsages | x509.KeyUsageKeyEncipherment | x509.KeyUsageDataEncipherment
+	ecdsaUsages   = signingUsages | agreement | direction
+	agreement     = x509.KeyUsageKeyAgreement
+	direction     = x509.KeyUsageEncipherOnly | x509.KeyUsageDecipherOnly
+)
+
+// keyUsage returns the key usage, which is the usual one or, after a check, the one in o.
+func (o *CertificateOptions) keyUsage(svid bool) (usage x509.KeyUsage, rule string, err error) {
+	allowed := signingUsages
+	switch o.PublicKey.(type) {
+	case *rsa.PublicKey:
+		allowed = rsaUsages
+	case *ecdsa.PublicKey:
+		allowed = ecdsaUsages
+	}
+	switch usage = o.KeyUsage; {
+	case usage == 0 && o.CA:
+		return x509.KeyUsageCertSign | x509.KeyUsageCRLSign, "", nil
+	case usage == 0:
+		return x509.KeyUsageDigitalSignature | allowed&x509.KeyUsageKeyEncipherment, "", nil
+	case usage&^allowed != 0:
+		return 0, "", fmt.Errorf("key usage %#x, of which %#x is not for a key of type %T", int(usage), int(usage&^allowed), o.PublicKey)
+	case usage&direction != 0 && usage&agreement == 0 || usage&direction == direction:
+		return 0, "", errors.New("key usage encipher only or decipher only without key agreement, or both of them")
+	case o.CA && usage&x509.KeyUsageCertSign == 0:
+		return 0, "X5-17", errors.New("the key usage does not include certificate signing")
+	case !o.CA && usage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0:
+		return 0, "X5-18", errors.New("the key usage includes certificate or CRL signing, which is for CAs")
+	case !o.CA && svid && usage&x509.KeyUsageDigitalSignature == 0:
+		return 0, "X5-18", errors.New("the key usage does not include digital signature")
+	}
+	return usage, "", nil
+}
+
+// extKeyUsage returns the extended key usage, which is the usual one or, after a check, the one in o.
+func (o *CertificateOptions) extKeyUsage(svid bool) (usage []x509.ExtKeyUsage, rule string, err error) {
+	const server, client = x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth
+	switch usage = o.ExtKeyUsage; {
+	case usage == nil && o.CA:
+		return nil, "", nil
+	case usage == nil:
+		return []x509.ExtKeyUsage{server, client}, "", nil
+	case !o.CA && svid && len(usage) > 0 && !(slices.Contains(usage, server) && slices.Contains(usage, client)):
+		return nil, "X5-20", errors.New("the extended key usage does not include both server and client authentication")
+	}
+	for n, u := range usage {
+		if u < x509.ExtKeyUsageAny || u > x509.ExtKeyUsageMicrosoftKernelCodeSigning || slices.Contains(usage[:n], u) {
+			return nil, "", fmt.Errorf("extended key usage %d is not known, or there twice", int(u))
+		}
+	}
+	return usage, "", nil
+}
+
+const maxSerialBits = 20*8 - 1 // of a positive number in 20 octets; RFC 5280, section 4.1.2.2
 
 // newTemplate returns what every certificate of ours has.
-func newTemplate(notBefore, notAfter time.Time, criticalSANs bool, sans ...SAN) (*x509.Certificate, error) {
+func newTemplate(notBefore, notAfter time.Time) (*x509.Certificate, error) {
 	if notBefore.IsZero() || notAfter.IsZero() {
 		return nil, errors.New("NotBefore and NotAfter are required")
 	}
@@ -377,16 +387,11 @@ func newTemplate(notBefore, notAfter time.Time, criticalSANs bool, sans ...SAN) 
 	case notBefore.Year() < 1950 || notAfter.Year() > 9999:
 		return nil, errors.New("the years must be 1950 to 9999")
 	}
-	value, err := marshalSANs(sans)
-	if err != nil {
-		return nil, err
-	}
 	return &x509.Certificate{
 		SerialNumber:          newSerial(),
 		NotBefore:             notBefore,
 		NotAfter:              notAfter,
 		BasicConstraintsValid: true,
-		ExtraExtensions:       []pkix.Extension{{Id: oidSAN(), Critical: criticalSANs, Value: value}},
 	}, nil
 }
 
@@ -401,28 +406,18 @@ func newSerial() *big.Int {
 	}
 }
 
-func sign(what string, tmpl, parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) (*x509.Certificate, error) {
-	if parent != tmpl {
-		// CreateCertificate leaves it out if the subjects are the same, whatever the keys.
-		tmpl.AuthorityKeyId = parent.SubjectKeyId
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, pub, key) // verifies its own signature
-	if err != nil {
-		return nil, fmt.Errorf("pki: %s: sign: %w", what, err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("pki: %s: read back: %w", what, err)
-	}
-	return cert, nil
-}
-
 // checkReadable refuses the trust domains whose certificates crypto/x509 cannot read.
 func checkReadable(td spiffe.TrustDomain) error {
-	if name := "." + td.String() + "."; strings.Contains(name, "..") {
+	if !readableHost(td.String()) {
 		return ErrUnreadableTrustDomain
 	}
 	return nil
+}
+
+// readableHost reports whether crypto/x509 reads a URI with this host, which may be empty: it takes
+// printable ASCII without empty labels.
+func readableHost(host string) bool {
+	return host == "" || !strings.Contains("."+host+".", "..") && !strings.Contains(host, " ") && printable(host)
 }
 
 // keyID returns the key identifier of RFC 7093, section 2, method 1, which is also that of
@@ -439,38 +434,4 @@ func keyID(pub crypto.PublicKey) ([]byte, error) {
 	}
 	h := sha256.Sum256(bits)
 	return h[:20], nil
-}
-
-// pathLen returns the path length constraint of ca, if there is one.
-func pathLen(ca *x509.Certificate) (n int, limited bool) {
-	return ca.MaxPathLen, ca.MaxPathLen > 0 || ca.MaxPathLen == 0 && ca.MaxPathLenZero
-}
-
-// caID returns the SPIFFE ID of a CA certificate, or the zero ID if it has none.
-func caID(ca *x509.Certificate) (spiffe.ID, error) {
-	var id spiffe.ID
-	for _, ext := range ca.Extensions {
-		if !ext.Id.Equal(oidSAN()) {
-			continue
-		}
-		sans, err := parseSANs(ext.Value)
-		if err != nil {
-			return spiffe.ID{}, err
-		}
-		for _, s := range sans {
-			if s.Type != URI || !strings.HasPrefix(s.Value, "spiffe:") {
-				continue
-			}
-			if !id.IsZero() {
-				return spiffe.ID{}, errors.New("the certificate has two SPIFFE IDs")
-			}
-			if id, err = spiffe.ParseID(s.Value); err != nil {
-				return spiffe.ID{}, err
-			}
-			if id.Path() != "" {
-				return spiffe.ID{}, fmt.Errorf("%s has a path, as only a workload's ID should", id)
-			}
-		}
-	}
-	return id, nil
 }

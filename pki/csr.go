@@ -17,6 +17,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/crypto/cryptobyte/asn1"
 
+	"github.com/svidkit/svidkit/internal/certpem"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -26,6 +27,7 @@ const (
 	maxCSRPEM        = 128 << 10
 	maxCSRExtensions = 32
 	maxCommonName    = 64 // bytes; RFC 5280 calls it ub-common-name
+	maxOrganization  = 64 // bytes; RFC 5280 calls it ub-organization-name
 )
 
 // ErrCSR says that a certificate signing request is not valid, or that one cannot be made.
@@ -45,8 +47,12 @@ type CSR struct {
 
 // CSROptions is what a request asks for. Every field may be empty.
 type CSROptions struct {
+	// Organization is the organization in the subject, at most 64 bytes, which some CAs want to see.
+	Organization string
+
 	// CommonName is for readers that do not know alternative names ("dual use"): at most 64 bytes, not
-	// an identity. Without it the subject is empty and the alternative names are critical.
+	// an identity. Without it and an organization the subject is empty and the alternative names are
+	// critical.
 	CommonName string
 
 	// SANs are the names to ask for: DNS, URI and IP. Unlike [MarshalSANs], which only encodes, NewCSR
@@ -66,13 +72,11 @@ func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 	if err := checkKey(pub); err != nil {
 		return nil, csrError("%w", err)
 	}
-	tmpl := &x509.CertificateRequest{}
-	if opts.CommonName != "" {
-		if err := checkCommonName(opts.CommonName); err != nil {
-			return nil, csrError("%w", err)
-		}
-		tmpl.Subject = pkix.Name{CommonName: opts.CommonName}
+	name, err := subject(opts.Organization, opts.CommonName)
+	if err != nil {
+		return nil, csrError("%w", err)
 	}
+	tmpl := &x509.CertificateRequest{Subject: name}
 	if len(opts.SANs) > 0 {
 		for _, s := range opts.SANs {
 			if err := s.checkRequested(); err != nil {
@@ -83,9 +87,9 @@ func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 		if err != nil {
 			return nil, csrError("%w", err)
 		}
-		tmpl.ExtraExtensions = []pkix.Extension{{Id: oidSAN(), Critical: opts.CommonName == "", Value: value}}
+		tmpl.ExtraExtensions = []pkix.Extension{{Id: oidSAN(), Critical: opts.Organization == "" && opts.CommonName == "", Value: value}}
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, key) // verifies its own signature
+	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, signer{key, pub}) // verifies its own signature
 	if err != nil {
 		return nil, csrError("sign: %w", err)
 	}
@@ -102,8 +106,11 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 	if len(data) > maxCSRPEM {
 		return nil, csrTooLarge(" in PEM", len(data), maxCSRPEM)
 	}
-	if n := bytes.Count(data, []byte("-----BEGIN ")); n != 1 {
+	if n := certpem.Blocks(data); n != 1 {
 		return nil, csrError("%d PEM blocks, want one", n)
+	}
+	if err := certpem.Check(data, maxCSRPEM, 1); err != nil {
+		return nil, csrError("%w", err)
 	}
 	b, rest := pem.Decode(data)
 	switch {
@@ -152,7 +159,13 @@ func ParseCSR(der []byte) (*CSR, error) {
 	if err := c.readInfo(tbs); err != nil {
 		return nil, csrError("%w", err)
 	}
-	sigAlg, err := readSignatureAlgorithm(alg, c.der)
+	sigAlg, err := readSignatureAlgorithm(alg, func() (x509.SignatureAlgorithm, error) {
+		std, err := x509.ParseCertificateRequest(c.der)
+		if err != nil {
+			return 0, err
+		}
+		return std.SignatureAlgorithm, nil
+	})
 	if err != nil {
 		return nil, csrError("%w", err)
 	}
@@ -310,15 +323,36 @@ func (c *CSR) readAttributes(attrs cryptobyte.String) error {
 		if !values.ReadASN1(&exts, asn1.SEQUENCE) || !values.Empty() {
 			return errors.New("the request for extensions is not one SEQUENCE in DER")
 		}
-		if err := c.readExtensions(exts); err != nil {
+		if err := readExtensions(exts, maxCSRExtensions, c.readExtension); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *CSR) readExtensions(exts cryptobyte.String) error {
-	var seen []string
+// readExtension reads one extension that is asked for.
+func (c *CSR) readExtension(oid, value cryptobyte.String, critical bool) error {
+	switch string(oid) {
+	case rawSAN:
+		sans, err := parseSANs(value)
+		if err != nil {
+			return err
+		}
+		c.sans = sans
+	case rawKeyUsage, rawExtKeyUsage, rawBasicConstraints, rawSubjectKeyID:
+	default:
+		if critical {
+			return fmt.Errorf("extension %s is critical and not known", oidText(oid))
+		}
+	}
+	return nil
+}
+
+// readExtensions hands each of exts, the contents of a SEQUENCE, to read: the contents of its OID and
+// of its OCTET STRING.
+func readExtensions(exts cryptobyte.String, limit int, read func(oid, value cryptobyte.String, critical bool) error) error {
+	var few [8]cryptobyte.String
+	seen := few[:0]
 	for !exts.Empty() {
 		var ext, value cryptobyte.String
 		if !exts.ReadASN1(&ext, asn1.SEQUENCE) {
@@ -332,32 +366,22 @@ func (c *CSR) readExtensions(exts cryptobyte.String) error {
 		if !ok || !ext.ReadASN1(&value, asn1.OCTET_STRING) || !ext.Empty() {
 			return errors.New("the extensions are not DER")
 		}
-		if len(seen) == maxCSRExtensions {
-			return fmt.Errorf("more than %d extensions: %w", maxCSRExtensions, spiffe.ErrTooLarge)
+		if len(seen) == limit {
+			return fmt.Errorf("more than %d extensions: %w", limit, spiffe.ErrTooLarge)
 		}
-		if slices.Contains(seen, string(oid)) {
+		if slices.ContainsFunc(seen, func(o cryptobyte.String) bool { return bytes.Equal(o, oid) }) {
 			return fmt.Errorf("extension %s is there twice", oidText(oid))
 		}
-		seen = append(seen, string(oid))
-		switch string(oid) {
-		case rawSAN:
-			sans, err := parseSANs(value)
-			if err != nil {
-				return err
-			}
-			c.sans = sans
-		case rawKeyUsage, rawExtKeyUsage, rawBasicConstraints, rawSubjectKeyID:
-		default:
-			if critical {
-				return fmt.Errorf("extension %s is critical and not known", oidText(oid))
-			}
+		seen = append(seen, oid)
+		if err := read(oid, value, critical); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// readSignatureAlgorithm takes algorithms with SHA-256 or better, and Ed25519.
-func readSignatureAlgorithm(alg cryptobyte.String, csr []byte) (x509.SignatureAlgorithm, error) {
+// readSignatureAlgorithm takes algorithms with SHA-256 or better, and Ed25519. For RSA-PSS it asks std.
+func readSignatureAlgorithm(alg cryptobyte.String, std func() (x509.SignatureAlgorithm, error)) (x509.SignatureAlgorithm, error) {
 	oid, ok := readOID(&alg)
 	if !ok {
 		return 0, errors.New("the signature algorithm is not DER")
@@ -379,12 +403,9 @@ func readSignatureAlgorithm(alg cryptobyte.String, csr []byte) (x509.SignatureAl
 		return x509.SHA512WithRSA, nullParameters(alg)
 	case rawRSAPSS:
 		// Rare, and its parameters are a small language of their own, which the standard library reads.
-		std, err := x509.ParseCertificateRequest(csr)
-		if err == nil {
-			switch std.SignatureAlgorithm {
-			case x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
-				return std.SignatureAlgorithm, nil
-			}
+		switch a, _ := std(); a {
+		case x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
+			return a, nil
 		}
 		return 0, errors.New("the parameters of RSA-PSS are not those of SHA-256, SHA-384 or SHA-512")
 	default:
@@ -415,7 +436,7 @@ func readOID(s *cryptobyte.String) (raw cryptobyte.String, ok bool) {
 		return nil, false
 	}
 	switch string(raw) {
-	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256:
+	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256, rawReasonCode:
 		return raw, true // the usual ones need no proof that they are well formed
 	}
 	var oid encasn1.ObjectIdentifier
@@ -432,12 +453,37 @@ func oidText(raw cryptobyte.String) string {
 	return oid.String()
 }
 
+// subject returns a name of an organization and a common name, both of which may be empty.
+func subject(organization, commonName string) (name pkix.Name, err error) {
+	if organization != "" {
+		if err := checkOrganization(organization); err != nil {
+			return name, err
+		}
+		name.Organization = []string{organization}
+	}
+	if commonName != "" {
+		if err := checkCommonName(commonName); err != nil {
+			return name, err
+		}
+		name.CommonName = commonName
+	}
+	return name, nil
+}
+
 // checkCommonName applies the rules for a common name that is there.
 func checkCommonName(cn string) error {
 	if len(cn) > maxCommonName {
 		return fmt.Errorf("the common name has %d bytes, the limit is %d", len(cn), maxCommonName)
 	}
 	return checkText("common name", cn)
+}
+
+// checkOrganization applies the rules for an organization that is there.
+func checkOrganization(o string) error {
+	if len(o) > maxOrganization {
+		return fmt.Errorf("the organization has %d bytes, the limit is %d", len(o), maxOrganization)
+	}
+	return checkText("organization", o)
 }
 
 // checkText applies the rules for text in a subject.

@@ -96,6 +96,45 @@ func TestNewCSRWithoutNames(t *testing.T) {
 	require.Empty(t, back.SANs())
 }
 
+// The subject in DER, as Istio's agents write it and as we do.
+func TestCSRSubject(t *testing.T) {
+	t.Parallel()
+	names := []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://td/ns/a/sa/b"))}
+	for name, tc := range map[string]struct {
+		opts     pki.CSROptions
+		subject  string
+		critical bool
+	}{
+		"nothing":      {pki.CSROptions{SANs: names}, "3000", true},
+		"organization": {pki.CSROptions{Organization: "Example", SANs: names}, "3012" + "3110300e060355040a1307" + hex.EncodeToString([]byte("Example")), false},
+		"dual use":     {pki.CSROptions{CommonName: "web", SANs: names}, "300e310c300a06035504031303776562", false},
+		"both":         {pki.CSROptions{Organization: "A", CommonName: "B", SANs: names}, subjectHex(rdn(oidO, tagPrintable, "A"), rdn(oidCN, tagPrintable, "B")), false},
+		"64 bytes":     {pki.CSROptions{Organization: strings.Repeat("o", 64), SANs: names}, subjectHex(rdn(oidO, tagPrintable, strings.Repeat("o", 64))), false},
+	} {
+		c, err := pki.NewCSR(p256Key, tc.opts)
+		require.NoError(t, err, name)
+		std, err := x509.ParseCertificateRequest(c.DER())
+		require.NoError(t, err, name)
+		assert.Equal(t, tc.subject, hex.EncodeToString(std.RawSubject), name)
+		require.Len(t, std.Extensions, 1)
+		assert.Equal(t, tc.critical, std.Extensions[0].Critical, name)
+		assert.Equal(t, "301786157370696666653a2f2f74642f6e732f612f73612f62", hex.EncodeToString(std.Extensions[0].Value), name)
+		back, err := pki.ParseCSR(c.DER())
+		require.NoError(t, err, name)
+		assert.Equal(t, tc.opts.CommonName, back.CommonName(), name)
+	}
+	// An organization that is there and empty, and the names critical all the same.
+	theirs := request{subject: unhex("300b31093007060355040a1300"), attrs: attributes(extensions(ext(oidSAN, yes, value(unhex("301786157370696666653a2f2f74642f6e732f612f73612f62")))))}
+	back, err := pki.ParseCSR(theirs.der(t))
+	require.NoError(t, err)
+	require.Empty(t, back.CommonName())
+	require.Equal(t, names, back.SANs())
+	// An empty name, which they send where there is no host.
+	back, err = pki.ParseCSR(request{subject: unhex("300b31093007060355040a1300"), attrs: attributes(extensions(ext(oidSAN, yes, value(unhex("30028200")))))}.der(t))
+	require.NoError(t, err)
+	require.Equal(t, []pki.SAN{pki.DNSSAN("")}, back.SANs())
+}
+
 // TestCSRNeverChanges: neither what goes in nor what comes out is a way in.
 func TestCSRNeverChanges(t *testing.T) {
 	t.Parallel()
@@ -146,6 +185,18 @@ func TestNewCSRRefuses(t *testing.T) {
 		"key signs badly":  {broken{key, newKey(t, pki.ECDSAP256).Sign}, pki.CSROptions{}, nil},
 		"long CN":          {key, pki.CSROptions{CommonName: strings.Repeat("n", 65)}, nil},
 		"long CN in bytes": {key, pki.CSROptions{CommonName: strings.Repeat("ü", 33)}, nil},
+		"long organization": {
+			key, pki.CSROptions{Organization: strings.Repeat("o", 65)}, nil,
+		},
+		"organization with newline": {
+			key, pki.CSROptions{Organization: "a\nb"}, nil,
+		},
+		"URI host with a dot at the end": {
+			key, pki.CSROptions{SANs: uri("https://example.org./")}, pki.ErrSAN,
+		},
+		"URI host with a blank": {
+			key, pki.CSROptions{SANs: uri("https://a%20b/")}, pki.ErrSAN,
+		},
 		"CN with NUL":      {key, pki.CSROptions{CommonName: "a\x00"}, nil},
 		"CN with newline":  {key, pki.CSROptions{CommonName: "a\nb"}, nil},
 		"CN not UTF-8":     {key, pki.CSROptions{CommonName: "\xff"}, nil},
@@ -268,6 +319,7 @@ func TestParseCSRPEMForm(t *testing.T) {
 		"two":              good + good,
 		"two, glued":       strings.TrimSuffix(good, "\n") + good,
 		"another first":    block("CERTIFICATE", nil) + good,
+		"many headers":     strings.Replace(good, "-----\n", "-----\n"+strings.Repeat("a: b\n", 9)+"\n", 1),
 		"a damaged first":  "-----BEGIN CERTIFICATE REQUEST-----\n!\n-----END CERTIFICATE REQUEST-----\n" + good,
 		"text after":       good + "hello",
 		"cut off":          good[:len(good)/2],
@@ -279,7 +331,7 @@ func TestParseCSRPEMForm(t *testing.T) {
 		c, err := pki.ParseCSRPEM([]byte(text))
 		require.ErrorIs(t, err, pki.ErrCSR, name)
 		require.Nil(t, c, name)
-		require.Equal(t, name == "over 128 KiB", errors.Is(err, spiffe.ErrTooLarge), name)
+		require.Equal(t, name == "over 128 KiB" || name == "many headers", errors.Is(err, spiffe.ErrTooLarge), name)
 	}
 }
 

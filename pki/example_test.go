@@ -1,10 +1,14 @@
 package pki_test
 
 import (
+	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math/big"
 	"net"
+	"testing/fstest"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
@@ -167,4 +171,149 @@ func ExampleNewSecretPEM() {
 	// Output:
 	// pki: secret "file-cert:cert.pem~key.pem": the private key does not belong to the certificate
 	// true
+}
+
+// A server that is not a workload, with a name in DNS and none in SPIFFE.
+func ExampleIssuer_IssueCertificate() {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	rootKey, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		panic(err)
+	}
+	root, err := pki.NewRoot(rootKey, pki.CAOptions{
+		TrustDomain: spiffe.MustParseTrustDomain("example.org"),
+		Constrain:   true, // nobody can make this CA sign for another trust domain
+		NotBefore:   now.Add(-2 * time.Minute),
+		NotAfter:    now.AddDate(10, 0, 0),
+	})
+	if err != nil {
+		panic(err)
+	}
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		panic(err)
+	}
+	cert, err := root.IssueCertificate(pki.CertificateOptions{
+		PublicKey:   key.Public(),
+		SANs:        []pki.SAN{pki.DNSSAN("ca.infra.svc")},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		NotBefore:   now.Add(-2 * time.Minute), // for clocks that are slow
+		NotAfter:    now.Add(24 * time.Hour),
+	})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(pki.CertificateSANs(cert))
+
+	_, err = root.IssueCertificate(pki.CertificateOptions{
+		PublicKey: key.Public(),
+		SANs:      []pki.SAN{{Type: pki.URI, Value: "https://other.test"}},
+		NotBefore: now,
+		NotAfter:  now.Add(24 * time.Hour),
+	})
+	fmt.Println(errors.Is(err, pki.ErrSAN))
+	// Output:
+	// [DNS:ca.infra.svc] <nil>
+	// true
+}
+
+// The files of a CA, read as one, and read again when they change.
+func ExampleReadKeyCertBundle() {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	folder := fstest.MapFS{} // os.DirFS("/etc/cacerts") in a program
+	_, err := pki.ReadKeyCertBundle(folder, now)
+	fmt.Println("nothing there:", errors.Is(err, fs.ErrNotExist))
+
+	write := func(organization string) {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		if err != nil {
+			panic(err)
+		}
+		cert, err := pki.NewSelfSigned(key, pki.CertificateOptions{CA: true, Organization: organization, NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
+		if err != nil {
+			panic(err)
+		}
+		keyPEM, err := pki.MarshalPrivateKeyPEM(key)
+		if err != nil {
+			panic(err)
+		}
+		certPEM := pki.MarshalCertificatesPEM(cert)
+		folder["ca-cert.pem"], folder["ca-key.pem"] = &fstest.MapFile{Data: certPEM}, &fstest.MapFile{Data: keyPEM}
+		folder["root-cert.pem"], folder["cert-chain.pem"] = &fstest.MapFile{Data: certPEM}, &fstest.MapFile{}
+	}
+	write("first")
+	bundle, err := pki.ReadKeyCertBundle(folder, now)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(bundle.Issuer().Certificate().Subject.Organization, len(bundle.Roots()), "root")
+
+	write("second")
+	next, err := pki.ReadKeyCertBundle(folder, now)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("may replace it:", next.MayReplace(bundle, true) == nil) // workloads do not have the new root yet
+	// Output:
+	// nothing there: true
+	// [first] 1 root
+	// may replace it: false
+}
+
+func ExampleRenewIn() {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		panic(err)
+	}
+	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), NotBefore: now, NotAfter: now.AddDate(0, 0, 100)})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(pki.RenewIn(root.Certificate(), 0.2, now))
+
+	later := now.AddDate(0, 0, 80)
+	_, err = pki.RenewIn(root.Certificate(), 0.2, later)
+	fmt.Println(errors.Is(err, pki.ErrRenewalDue))
+	renewed, err := root.Renew(later, later.AddDate(0, 0, 100))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(pki.PublicKeysEqual(root.Certificate().PublicKey, renewed.Certificate().PublicKey), renewed.Certificate().NotAfter.Format(time.DateOnly))
+	// Output:
+	// 1920h0m0s <nil>
+	// true
+	// true 2026-08-28
+}
+
+func ExampleNewCRL() {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		panic(err)
+	}
+	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
+	if err != nil {
+		panic(err)
+	}
+	crl, err := pki.NewCRL(root, pki.CRLOptions{
+		Revoked:    []pki.Revocation{{SerialNumber: big.NewInt(4711), Time: now, Reason: 1}}, // a compromised key
+		Number:     big.NewInt(1),
+		ThisUpdate: now,
+		NextUpdate: now.AddDate(0, 0, 7),
+	})
+	if err != nil {
+		panic(err)
+	}
+	lists, err := pki.ParseCRLsPEM(crl.PEM())
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(lists[0].CheckSignedBy(root.Certificate()))
+	for r := range lists[0].Revocations() {
+		fmt.Println(r.SerialNumber, r.Reason, r.Time)
+	}
+	// Output:
+	// <nil>
+	// 4711 1 2026-03-01 12:00:00 +0000 UTC
 }

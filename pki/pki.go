@@ -6,6 +6,11 @@
 // programs use none of this themselves: package secretcache asks a CA and keeps the answer fresh,
 // and package ca, below this one, is a whole CA.
 //
+// Who writes a CA makes a root with [NewRoot], or reads an existing CA as a [KeyCertBundle], which is
+// verified as a whole. [Issuer.IssueCA] signs a CA below, [Issuer.IssueCertificate] whatever else there
+// is to sign, [NewCRL] a list of what must not be trusted any more; [RenewIn] says when it is time for
+// [Issuer.Renew].
+//
 // # What it promises
 //
 // A name has a type. A subject alternative name is a [SAN] with a type, a [spiffe.ID] or a [net.IP];
@@ -22,18 +27,23 @@
 //
 // What is signed is right before it is signed. An X.509-SVID has one URI, which is a SPIFFE ID with
 // a path; a CA certificate names a trust domain and no path; key usage and basic constraints are
-// always there and critical; no leaf lives longer than its issuer. Who asks for something else gets a
-// [*ProfileError] that names the rule, and no certificate.
+// always there and critical; no leaf lives longer than its issuer, and no name is signed that the name
+// constraints of the issuer forbid. Who asks for something else gets a [*ProfileError] that names the
+// rule, and no certificate.
+//
+// What was signed is right before it leaves. A signature that does not verify with the key in the CA's
+// certificate is an error, whatever the key is made of and whatever it says of itself by then.
 //
 // The common name is for old readers only. It is empty unless asked for, at most 64 bytes, and never
 // an identity.
 //
 // Keys are a [crypto.Signer], which may live in hardware, until the moment they are written, and are
-// then always PKCS#8. PKCS#1 and SEC1 are read too. [Issuer] and [Secret] do not print their keys
-// with any verb of package fmt, with log/slog or as JSON.
+// then always PKCS#8. PKCS#1 and SEC1 are read too. [Issuer], [KeyCertBundle] and [Secret] do not print
+// their keys with any verb of package fmt, with log/slog or as JSON.
 //
 // # What it does not do
 //
 // It does not decide who gets which name: that is package ca. It does not verify peers: that is
-// package spiffe. It reads no clock and no files.
+// package spiffe. It reads no clock, no files but those of a file system that it is given, and writes
+// none.
 package pki

@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -225,6 +226,27 @@ func parseSANs(der []byte) ([]SAN, error) {
 	return sans, nil
 }
 
+// CertificateSANs returns all alternative names of cert, of every kind and in order, by the rules of
+// [ParseSANs]; a certificate without any gives none and no error. The SPIFFE ID of a peer is not for
+// this to find: a spiffe.Verifier returns it with the proof.
+func CertificateSANs(cert *x509.Certificate) ([]SAN, error) {
+	sans, err := certificateSANs(cert)
+	if err != nil {
+		return nil, fmt.Errorf("pki: %w", err)
+	}
+	return sans, nil
+}
+
+// certificateSANs is CertificateSANs without the name of the package.
+func certificateSANs(cert *x509.Certificate) ([]SAN, error) {
+	for _, ext := range cert.Extensions {
+		if ext.Id.Equal(oidSAN()) { // crypto/x509 refuses a second one
+			return parseSANs(ext.Value)
+		}
+	}
+	return nil, nil
+}
+
 // The parts of an identifier octet.
 const (
 	tagNumber      = 0x1f
@@ -281,6 +303,9 @@ func (s SAN) checkRequested() error {
 				return fmt.Errorf("%w: %w", ErrSAN, err)
 			}
 			return checkReadable(id.TrustDomain())
+		}
+		if !readableHost(u.Host) {
+			return sanError("URI %.80q has a host that crypto/x509 cannot read", s.Value)
 		}
 	}
 	return nil // the rest is for MarshalSANs to check

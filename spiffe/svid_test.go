@@ -144,6 +144,9 @@ func TestSVIDErrors(t *testing.T) {
 
 	certsPEM, keyPEM, err := must(spiffe.NewSVID(chain, key)).MarshalPEM()
 	require.NoError(t, err)
+	damaged := bytes.Replace(certsPEM, []byte("-----END"), []byte("----END"), 1)
+	_, err = spiffe.ParseSVIDPEM(append(damaged, certsPEM...), keyPEM)
+	require.ErrorContains(t, err, "damaged", "a block that package pem would skip")
 	_, err = spiffe.ParseSVIDPEM(certsPEM, certsPEM)
 	assert.EqualError(t, err, `spiffe: SVID: private key: block "CERTIFICATE" is not a private key`)
 	_, err = spiffe.ParseSVIDPEM(keyPEM, keyPEM)

@@ -16,18 +16,55 @@ import (
 const (
 	MaxInput        = 1 << 20 // bytes of PEM
 	MaxCertificates = 1000    // certificates in one input
-	MaxKey          = 16 << 10
+	MaxKey          = 8 << 10 // bytes of DER: an RSA key of 8192 bits has 4.7 KiB
+
+	maxKeyBlocks = 10 // in a file of one key, so that the error can say what else there is
+	maxHeaders   = 8  // of one block; no file that we read needs more than the two of an encrypted key
 )
 
 // ErrTooLarge says that input is over a limit; package spiffe exports it.
 var ErrTooLarge = errors.New("input too large")
 
-// Certificates parses every block of data, each of which must be a CERTIFICATE without headers.
-// Text before a block is allowed, as tools write comments there; text after the last one is not.
-// An input without any certificate is an error.
+const begin = "-----BEGIN "
+
+// Blocks counts the beginnings of PEM blocks. Package pem takes a damaged block for a comment in
+// front of the next one: that there are fewer blocks than beginnings is how to see it.
+func Blocks(data []byte) int { return bytes.Count(data, []byte(begin)) }
+
+// Check refuses text that would make package pem spend memory out of proportion: too much of it, too
+// many blocks, or too many headers, of which it makes a map.
+func Check(data []byte, size, blocks int) error {
+	if len(data) > size {
+		return fmt.Errorf("%d bytes of PEM, the limit is %d: %w", len(data), size, ErrTooLarge)
+	}
+	if n := Blocks(data); n > blocks {
+		return fmt.Errorf("%d PEM blocks, the limit is %d: %w", n, blocks, ErrTooLarge)
+	}
+	for rest := data; ; {
+		_, block, found := bytes.Cut(rest, []byte(begin))
+		if !found {
+			return nil
+		}
+		_, rest, _ = bytes.Cut(block, []byte("\n"))
+		for headers := 1; ; headers++ {
+			line, next, _ := bytes.Cut(rest, []byte("\n"))
+			if !bytes.Contains(line, []byte(":")) {
+				break
+			}
+			if headers > maxHeaders {
+				return fmt.Errorf("a PEM block with more than %d headers: %w", maxHeaders, ErrTooLarge)
+			}
+			rest = next
+		}
+	}
+}
+
+// Certificates parses every block of data, each of which must be a CERTIFICATE. Text before a block
+// is allowed, as tools write comments there; text after the last one is not, nor is a damaged block
+// anywhere. An input without any certificate is an error.
 func Certificates(data []byte) ([]*x509.Certificate, error) {
-	if len(data) > MaxInput {
-		return nil, fmt.Errorf("PEM of %d bytes, the limit is %d: %w", len(data), MaxInput, ErrTooLarge)
+	if err := Check(data, MaxInput, MaxCertificates); err != nil {
+		return nil, err
 	}
 	var certs []*x509.Certificate
 	for rest := data; ; {
@@ -41,14 +78,14 @@ func Certificates(data []byte) ([]*x509.Certificate, error) {
 		if b.Type != "CERTIFICATE" {
 			return nil, fmt.Errorf("block %d is %q, not CERTIFICATE", len(certs)+1, b.Type)
 		}
-		if len(certs) == MaxCertificates {
-			return nil, fmt.Errorf("more than %d certificates: %w", MaxCertificates, ErrTooLarge)
-		}
 		c, err := x509.ParseCertificate(b.Bytes)
 		if err != nil {
 			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
 		}
 		certs = append(certs, c)
+	}
+	if damaged := Blocks(data) - len(certs); damaged != 0 {
+		return nil, fmt.Errorf("%d damaged PEM blocks", damaged)
 	}
 	if len(certs) == 0 {
 		return nil, errors.New("no certificate found")
@@ -68,8 +105,8 @@ func EncodeCertificates(certs []*x509.Certificate) []byte {
 // PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1. An EC PARAMETERS block in
 // front, as some tools write it, is skipped; anything else is an error, and so is an encrypted key.
 func PrivateKey(data []byte) (crypto.Signer, error) {
-	if len(data) > MaxInput {
-		return nil, fmt.Errorf("PEM of %d bytes, the limit is %d: %w", len(data), MaxInput, ErrTooLarge)
+	if err := Check(data, MaxInput, maxKeyBlocks); err != nil {
+		return nil, err
 	}
 	var key crypto.Signer
 	for rest := data; ; {

@@ -1,0 +1,269 @@
+package pki_test
+
+import (
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// verifyAt is crypto/x509 alone: whether chain, leaf first, leads to root.
+func verifyAt(root *x509.Certificate, now time.Time, chain ...*x509.Certificate) error {
+	roots, between := x509.NewCertPool(), x509.NewCertPool()
+	roots.AddCert(root)
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{
+		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	return err
+}
+
+// forge signs a leaf with these names for parent, and none of the checks of package pki.
+func forge(t testing.TB, parent *x509.Certificate, key crypto.Signer, sans ...pki.SAN) *x509.Certificate {
+	t.Helper()
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(7), NotBefore: base, NotAfter: base.Add(time.Hour), BasicConstraintsValid: true}
+	for _, s := range sans {
+		switch s.Type {
+		case pki.URI:
+			u, err := url.Parse(s.Value)
+			require.NoError(t, err)
+			tmpl.URIs = append(tmpl.URIs, u)
+		case pki.DNS:
+			tmpl.DNSNames = append(tmpl.DNSNames, s.Value)
+		case pki.IP:
+			tmpl.IPAddresses = append(tmpl.IPAddresses, net.IP(s.Value))
+		}
+	}
+	b, err := x509.CreateCertificate(rand.Reader, tmpl, parent, p256Key.Public(), key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	return c
+}
+
+func uriSAN(s string) pki.SAN { return pki.SAN{Type: pki.URI, Value: s} }
+
+// A constrained CA cannot sign for another trust domain: not with our code, and not with any other.
+func TestConstrain(t *testing.T) {
+	t.Parallel()
+	o := rootOptions()
+	o.Constrain = true
+	key := newKey(t, pki.ECDSAP256)
+	root, err := pki.NewRoot(key, o)
+	require.NoError(t, err)
+	cert := root.Certificate()
+	lines := raw(t, cert).extensionLines()
+	require.Contains(t, lines, "2.5.29.30 true "+hex.EncodeToString(der(tagSeq,
+		der(0xa0, der(tagSeq, der(0x86, []byte("example.org")))), der(0xa1, der(tagSeq, der(0x86, []byte(".example.org")))))))
+
+	leaf, err := root.IssueLeaf(pki.LeafOptions{PublicKey: p256Key.Public(), ID: webID, DNSNames: []string{"web.other.test", "*.web.test"},
+		IPs: []net.IP{net.IPv4(192, 0, 2, 1)}, NotBefore: base, NotAfter: base.Add(time.Hour)})
+	require.NoError(t, err, "DNS names and addresses are not constrained")
+	require.NoError(t, verifyAt(cert, base.Add(time.Minute), leaf))
+
+	bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}})
+	require.NoError(t, err)
+	require.NotNil(t, bundle)
+
+	for _, id := range []string{
+		"spiffe://other.test/web", "spiffe://sub.example.org/web", "spiffe://a.b.example.org/web", "spiffe://org/web",
+		"spiffe://xexample.org/web", "spiffe://example.org.other.test/web", "spiffe://example.orgx/web", "spiffe://192.0.2.1/web",
+		"spiffe://example/web", "spiffe://-.example.org/web", "spiffe://_.example.org/web",
+	} {
+		id := spiffe.MustParseID(id)
+		forged := forge(t, cert, key, pki.IDSAN(id))
+		require.Error(t, verifyAt(cert, base.Add(time.Minute), forged), "%s: signed around our checks", id)
+
+		// A CA from elsewhere, with no ID of its own but the same constraints.
+		bare := constrainedCA(t, key, []string{"example.org"}, []string{".example.org"})
+		_, err := bare.IssueLeaf(pki.LeafOptions{PublicKey: p256Key.Public(), ID: id, NotBefore: base, NotAfter: base.Add(time.Hour)})
+		pe, ok := errors.AsType[*pki.ProfileError](err)
+		require.True(t, ok, "%s: %v", id, err)
+		require.Equal(t, "X5-15", pe.Rule, id)
+		require.ErrorIs(t, err, pki.ErrSAN)
+	}
+	require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, pki.IDSAN(webID))), "the forger works")
+
+	// Nor by way of a CA below it, whatever that one says of itself.
+	other := rootOptions()
+	subKey := newKey(t, pki.ECDSAP256)
+	other.PublicKey, other.TrustDomain = subKey.Public(), spiffe.MustParseTrustDomain("other.test")
+	_, err = root.IssueCA(other)
+	pe, ok := errors.AsType[*pki.ProfileError](err)
+	require.True(t, ok, "%v", err)
+	require.Equal(t, "X5-15", pe.Rule)
+	other.TrustDomain = exampleOrg
+	sub, err := root.IssueCA(other)
+	require.NoError(t, err)
+	require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://other.test/web")), sub))
+	require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://example.org/web")), sub))
+	below, err := pki.NewIssuer([]*x509.Certificate{sub, cert}, subKey)
+	require.NoError(t, err)
+	_, err = below.IssueCertificate(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{uriSAN("https://other.test")}, NotBefore: base, NotAfter: base.Add(time.Hour)})
+	require.ErrorIs(t, err, pki.ErrSAN, "the constraints of the CA above")
+}
+
+func constrainedCA(t testing.TB, key crypto.Signer, permitted, excluded []string) *pki.Issuer {
+	t.Helper()
+	return caWith(t, key, func(c *x509.Certificate) { c.PermittedURIDomains, c.ExcludedURIDomains = permitted, excluded })
+}
+
+// caWith returns a CA without an ID, as other tools make them.
+func caWith(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) *pki.Issuer {
+	t.Helper()
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign, PermittedDNSDomainsCritical: true,
+	}
+	tmpl.Subject.CommonName = "CA from elsewhere"
+	edit(tmpl)
+	b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	i, err := pki.NewIssuer([]*x509.Certificate{c}, key)
+	require.NoError(t, err)
+	return i
+}
+
+func TestConstrainRefuses(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.ECDSAP256)
+	domains := func(names ...string) (tds []spiffe.TrustDomain) {
+		for _, n := range names {
+			tds = append(tds, spiffe.MustParseTrustDomain(n))
+		}
+		return tds
+	}
+	ca := func(edit func(*pki.CertificateOptions)) error {
+		o := pki.CertificateOptions{CA: true, Organization: "x", NotBefore: base, NotAfter: base.AddDate(1, 0, 0)}
+		edit(&o)
+		_, err := pki.NewSelfSigned(key, o)
+		return err
+	}
+	var many []spiffe.TrustDomain
+	for n := range 101 {
+		many = append(many, spiffe.MustParseTrustDomain(fmt.Sprintf("d%d", n)))
+	}
+	for name, tc := range map[string]struct {
+		tds  []spiffe.TrustDomain
+		dns  []string
+		also error
+	}{
+		"zero":                   {[]spiffe.TrustDomain{{}}, nil, nil},
+		"empty label":            {domains("a..b"), nil, pki.ErrUnreadableTrustDomain},
+		"dot at the end":         {domains("example.org."), nil, pki.ErrUnreadableTrustDomain},
+		"dot in front":           {domains(".example.org"), nil, pki.ErrUnreadableTrustDomain},
+		"an address":             {domains("192.0.2.1"), nil, nil},
+		"the second an address":  {domains("example.org", "127.0.0.1"), nil, nil},
+		"twice":                  {domains("example.org", "example.org"), nil, nil},
+		"one below another":      {domains("example.org", "a.example.org"), nil, nil},
+		"one far above another":  {domains("a.b.example.org", "x", "org"), nil, nil},
+		"too many":               {many, nil, spiffe.ErrTooLarge},
+		"too many DNS":           {nil, slices.Repeat([]string{"a.b"}, 101), spiffe.ErrTooLarge},
+		"DNS with a wildcard":    {nil, []string{"*.example.org"}, nil},
+		"DNS with an empty name": {nil, []string{""}, pki.ErrSAN},
+		"DNS with a dot":         {nil, []string{".example.org"}, pki.ErrSAN},
+		"DNS address":            {nil, []string{"192.0.2.1"}, pki.ErrSAN},
+	} {
+		err := ca(func(o *pki.CertificateOptions) { o.PermittedTrustDomains, o.PermittedDNSDomains = tc.tds, tc.dns })
+		pe, ok := errors.AsType[*pki.ProfileError](err)
+		require.True(t, ok, "%s: %v", name, err)
+		assert.Equal(t, "X5-15", pe.Rule, "%s: %v", name, err)
+		if tc.also != nil {
+			assert.ErrorIs(t, err, tc.also, name)
+		}
+	}
+	// What is left of the odd names: the extension is readable, and says what it should.
+	for _, td := range domains("a", "a_b.test", "-", "_", "1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "0x7f.0.0.1", "xn--bcher-kva.example", strings.Repeat("a", 255)) {
+		o := rootOptions()
+		o.TrustDomain, o.Constrain = td, true
+		root, err := pki.NewRoot(key, o)
+		require.NoError(t, err, td)
+		id, err := spiffe.ParseID("spiffe://" + td.String() + "/web")
+		require.NoError(t, err)
+		cert := root.Certificate()
+		require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, pki.IDSAN(id))), td)
+		require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, uriSAN("spiffe://x"+td.String()+"/web"))), td)
+		require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, uriSAN("spiffe://x."+td.String()+"/web"))), td)
+	}
+	// The same domains in one list, and DNS names that are asked for.
+	require.NoError(t, ca(func(o *pki.CertificateOptions) {
+		o.PermittedTrustDomains, o.PermittedDNSDomains = domains("a.example.org", "b.example.org"), []string{"svc.cluster.local", "cluster.local"}
+	}))
+}
+
+// What checkPermitted says before signing is what crypto/x509 says after.
+func TestConstraintsAsVerified(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.ECDSAP256)
+	cidr := func(all ...string) (nets []*net.IPNet) {
+		for _, s := range all {
+			_, n, err := net.ParseCIDR(s)
+			require.NoError(t, err)
+			nets = append(nets, n)
+		}
+		return nets
+	}
+	cas := map[string]func(*x509.Certificate){
+		"host":            func(c *x509.Certificate) { c.PermittedURIDomains = []string{"example.org"} },
+		"upper-case host": func(c *x509.Certificate) { c.PermittedURIDomains = []string{"EXAMPLE.org"} },
+		"below":           func(c *x509.Certificate) { c.PermittedURIDomains = []string{".example.org"} },
+		"not below":       func(c *x509.Certificate) { c.ExcludedURIDomains = []string{".example.org"} },
+		"not host":        func(c *x509.Certificate) { c.ExcludedURIDomains = []string{"example.org"} },
+		"no URI at all":   func(c *x509.Certificate) { c.ExcludedURIDomains = []string{""} },
+		"any URI":         func(c *x509.Certificate) { c.PermittedURIDomains = []string{""} },
+		"two hosts":       func(c *x509.Certificate) { c.PermittedURIDomains = []string{"other.test", "a.example.org"} },
+		"DNS":             func(c *x509.Certificate) { c.PermittedDNSDomains = []string{"example.org"} },
+		"DNS below":       func(c *x509.Certificate) { c.PermittedDNSDomains = []string{".example.org"} },
+		"not DNS":         func(c *x509.Certificate) { c.ExcludedDNSDomains = []string{"a.example.org"} },
+		"no DNS at all":   func(c *x509.Certificate) { c.ExcludedDNSDomains = []string{""} },
+		"addresses":       func(c *x509.Certificate) { c.PermittedIPRanges = cidr("192.0.2.0/24") },
+		"not addresses":   func(c *x509.Certificate) { c.ExcludedIPRanges = cidr("192.0.2.0/25", "2001:db8::/32") },
+		"six":             func(c *x509.Certificate) { c.PermittedIPRanges = cidr("2001:db8::/32") },
+		"email only":      func(c *x509.Certificate) { c.PermittedEmailAddresses = []string{"example.org"} },
+		"everything at one time": func(c *x509.Certificate) {
+			c.PermittedURIDomains, c.PermittedDNSDomains, c.PermittedIPRanges = []string{"example.org"}, []string{"example.org"}, cidr("0.0.0.0/0")
+		},
+		"none": func(*x509.Certificate) {},
+	}
+	names := []pki.SAN{
+		uriSAN("spiffe://example.org/web"), uriSAN("spiffe://a.example.org/web"), uriSAN("spiffe://b.a.example.org/web"), uriSAN("spiffe://other.test/web"),
+		uriSAN("spiffe://xexample.org/web"), uriSAN("spiffe://192.0.2.1/web"), uriSAN("https://EXAMPLE.org:8080/x"), uriSAN("https://[2001:db8::1]/"),
+		uriSAN("https://[2001:db8::1]:80/"), uriSAN("https://192.0.2.1:80/"), uriSAN("https://user@example.org/"), uriSAN("urn:uuid:0"), uriSAN("athenz://instanceid/a"), uriSAN("https://example.org:/"),
+		pki.DNSSAN("example.org"), pki.DNSSAN("EXAMPLE.ORG"), pki.DNSSAN("a.example.org"), pki.DNSSAN("x.a.example.org"), pki.DNSSAN("*.example.org"), pki.DNSSAN("*.a.example.org"),
+		pki.DNSSAN("xexample.org"), pki.DNSSAN("other.test"), pki.DNSSAN("*.other.test"),
+		ipSAN(t, "192.0.2.1"), ipSAN(t, "192.0.2.200"), ipSAN(t, "198.51.100.1"), ipSAN(t, "2001:db8::1"), ipSAN(t, "::1"),
+	}
+	allowed := 0
+	for name, edit := range cas {
+		i := caWith(t, key, edit)
+		for _, s := range names {
+			want := verifyAt(i.Certificate(), base.Add(time.Minute), forge(t, i.Certificate(), key, s))
+			leaf, err := i.IssueCertificate(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{s}, NotBefore: base, NotAfter: base.Add(time.Hour)})
+			assert.Equal(t, want == nil, err == nil, "%s, %s: crypto/x509: %v, we: %v", name, s, want, err)
+			if err == nil {
+				allowed++
+				require.NoError(t, verifyAt(i.Certificate(), base.Add(time.Minute), leaf), "%s, %s", name, s)
+			}
+		}
+	}
+	assert.Greater(t, allowed, 100)
+}

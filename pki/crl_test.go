@@ -1,0 +1,713 @@
+package pki_test
+
+import (
+	"cmp"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func crlOptions(revoked ...pki.Revocation) pki.CRLOptions {
+	return pki.CRLOptions{Revoked: revoked, Number: big.NewInt(7), ThisUpdate: base, NextUpdate: base.AddDate(0, 0, 7)}
+}
+
+func revoke(serial int64, reason int) pki.Revocation {
+	return pki.Revocation{SerialNumber: big.NewInt(serial), Time: base.Add(-time.Hour), Reason: reason}
+}
+
+var crlReasons = map[int]string{0: "unspecified", 1: "keyCompromise", 4: "superseded", 6: "certificateHold"}
+
+func crlLines(c *pki.CRL) string {
+	var lines []string
+	for r := range c.Revocations() {
+		text := r.SerialNumber.Text(16)
+		if len(text)%2 == 1 {
+			text = "0" + text
+		}
+		lines = append(lines, text+" "+crlReasons[r.Reason])
+	}
+	return strings.Join(lines, ", ")
+}
+
+func TestNewCRL(t *testing.T) {
+	t.Parallel()
+	for name, key := range map[string]crypto.Signer{
+		"P-256": newKey(t, pki.ECDSAP256), "P-384": newKey(t, pki.ECDSAP384), "RSA": rsaKey(), "Ed25519": newKey(t, pki.Ed25519), "remote": remoteKey(newKey(t, pki.ECDSAP256)),
+	} {
+		root, err := pki.NewRoot(key, rootOptions())
+		require.NoError(t, err, name)
+		leaf, err := root.IssueLeaf(leafOptions())
+		require.NoError(t, err)
+		other, err := root.IssueLeaf(leafOptions())
+		require.NoError(t, err)
+		o := crlOptions(revoke(300, 4), pki.Revocation{SerialNumber: leaf.SerialNumber, Time: base, Reason: 1}, revoke(2, 0), revoke(128, 6), revoke(127, 0))
+		crl, err := pki.NewCRL(root, o)
+		require.NoError(t, err, name)
+		require.NoError(t, crl.CheckSignedBy(root.Certificate()))
+
+		assert.Equal(t, time.Date(2026, 3, 1, 11, 0, 0, 0, time.UTC), crl.ThisUpdate())
+		assert.Equal(t, time.Date(2026, 3, 8, 11, 0, 0, 0, time.UTC), crl.NextUpdate())
+		assert.Equal(t, big.NewInt(7), crl.Number())
+		crl.Number().SetInt64(8)
+		assert.Equal(t, big.NewInt(7), crl.Number())
+		assert.Equal(t, fmt.Sprintf("02 unspecified, 7f unspecified, 80 certificateHold, 012c superseded, %s keyCompromise", evenHex(leaf.SerialNumber)), crlLines(crl))
+		for range crl.Revocations() {
+			break
+		}
+		r, ok := crl.Revoked(leaf)
+		assert.True(t, ok, name)
+		assert.Equal(t, pki.Revocation{SerialNumber: leaf.SerialNumber, Time: base.UTC().Truncate(time.Second), Reason: 1}, r)
+		_, ok = crl.Revoked(other)
+		assert.False(t, ok, name)
+
+		std, err := x509.ParseRevocationList(crl.DER())
+		require.NoError(t, err, name)
+		require.NoError(t, std.CheckSignatureFrom(root.Certificate()))
+		assert.Equal(t, root.Certificate().RawSubject, std.RawIssuer)
+		assert.Equal(t, root.Certificate().SubjectKeyId, std.AuthorityKeyId)
+		assert.Equal(t, big.NewInt(7), std.Number)
+		require.Len(t, std.RevokedCertificateEntries, 5)
+		for n, e := range std.RevokedCertificateEntries {
+			assert.Zero(t, e.SerialNumber.Cmp(o.Revoked[n].SerialNumber))
+			assert.Equal(t, o.Revoked[n].Reason, e.ReasonCode)
+			assert.Equal(t, o.Revoked[n].Time.UTC().Truncate(time.Second), e.RevocationTime)
+		}
+		assert.True(t, strings.HasPrefix(crl.String(), `pki.CRL("`), crl.String())
+		assert.True(t, strings.HasSuffix(crl.String(), `", 5 entries, until 2026-03-08T11:00:00Z)`), crl.String())
+
+		back, err := pki.ParseCRLsPEM(slices.Concat([]byte("# a comment\n"), crl.PEM(), crl.PEM()))
+		require.NoError(t, err)
+		require.Len(t, back, 2)
+		assert.Equal(t, crl.DER(), back[1].DER())
+		crl.DER()[0] = 0
+		assert.Equal(t, back[0].DER(), crl.DER(), "never changes")
+	}
+}
+
+func evenHex(n *big.Int) string {
+	b := n.Bytes()
+	return hex.EncodeToString(b)
+}
+
+// The edges of what can be in a list.
+func TestNewCRLEdges(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t)
+	largest := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 159), big.NewInt(1))
+	o := crlOptions(pki.Revocation{SerialNumber: largest, Time: base}, pki.Revocation{SerialNumber: new(big.Int), Time: base})
+	for _, reason := range []int{0, 1, 2, 3, 4, 5, 6, 9, 10} {
+		o.Revoked = append(o.Revoked, revoke(int64(100+reason), reason))
+	}
+	o.Number = largest
+	crl, err := pki.NewCRL(root, o)
+	require.NoError(t, err)
+	require.Equal(t, largest, crl.Number())
+	var reasons []int
+	for r := range crl.Revocations() {
+		reasons = append(reasons, r.Reason)
+	}
+	require.Equal(t, []int{0, 0, 1, 2, 3, 4, 5, 6, 9, 10, 0}, reasons)
+	for _, serial := range []*big.Int{largest, new(big.Int)} {
+		_, ok := crl.Revoked(&x509.Certificate{SerialNumber: serial, RawIssuer: root.Certificate().RawSubject})
+		require.True(t, ok, serial)
+	}
+	for name, cert := range map[string]*x509.Certificate{
+		"nil":                nil,
+		"no serial number":   {RawIssuer: root.Certificate().RawSubject},
+		"a negative one":     {RawIssuer: root.Certificate().RawSubject, SerialNumber: big.NewInt(-101)},
+		"another issuer":     {RawIssuer: []byte{0x30, 0}, SerialNumber: largest},
+		"not in the list":    {RawIssuer: root.Certificate().RawSubject, SerialNumber: big.NewInt(99)},
+		"more than all":      {RawIssuer: root.Certificate().RawSubject, SerialNumber: new(big.Int).Lsh(largest, 8)},
+		"the last plus one":  {RawIssuer: root.Certificate().RawSubject, SerialNumber: big.NewInt(111)},
+		"a prefix of it":     {RawIssuer: root.Certificate().RawSubject, SerialNumber: new(big.Int).Rsh(largest, 8)},
+		"a leading zero bit": {RawIssuer: root.Certificate().RawSubject, SerialNumber: big.NewInt(0xe4)},
+	} {
+		_, ok := crl.Revoked(cert)
+		assert.False(t, ok, name)
+	}
+	// An empty list, on both sides of 2050, and of a CA without a key identifier.
+	o = crlOptions()
+	o.Number, o.ThisUpdate, o.NextUpdate = new(big.Int), time.Date(2049, 12, 31, 23, 59, 59, 0, time.UTC), time.Date(2050, 1, 1, 0, 0, 0, 0, time.UTC)
+	key := newKey(t, pki.ECDSAP256)
+	bare := foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign })
+	noKeyID := *bare.Certificate()
+	noKeyID.SubjectKeyId = nil
+	i, err := pki.NewIssuer([]*x509.Certificate{&noKeyID}, key)
+	require.NoError(t, err)
+	crl, err = pki.NewCRL(i, o)
+	require.NoError(t, err)
+	require.Equal(t, o.ThisUpdate, crl.ThisUpdate())
+	require.Equal(t, o.NextUpdate, crl.NextUpdate())
+	require.Zero(t, crl.Number().Sign())
+	require.NoError(t, crl.CheckSignedBy(&noKeyID))
+	require.ErrorContains(t, crl.CheckSignedBy(bare.Certificate()), "by another key")
+	require.Empty(t, crlLines(crl))
+
+	// As many as fit.
+	o = crlOptions()
+	for n := range 15_000 {
+		o.Revoked = append(o.Revoked, pki.Revocation{SerialNumber: new(big.Int).Add(new(big.Int).Lsh(big.NewInt(1), 127), big.NewInt(int64(n))), Time: base, Reason: n % 2})
+	}
+	crl, err = pki.NewCRL(root, o)
+	require.NoError(t, err)
+	back, err := pki.ParseCRLsPEM(crl.PEM())
+	require.NoError(t, err)
+	require.Equal(t, crl.DER(), back[0].DER())
+	for n := range int64(15_000) {
+		o.Revoked = append(o.Revoked, revoke(1<<40+n, 1))
+	}
+	_, err = pki.NewCRL(root, o)
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+	require.ErrorIs(t, err, pki.ErrCRL)
+	o.Revoked = slices.Repeat(o.Revoked, 3)
+	_, err = pki.NewCRL(root, o)
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+}
+
+func TestNewCRLRefuses(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t)
+	key := newKey(t, pki.ECDSAP256)
+	for name, tc := range map[string]struct {
+		issuer *pki.Issuer
+		edit   func(*pki.CRLOptions)
+		want   string
+	}{
+		"no issuer":          {nil, func(*pki.CRLOptions) {}, "no issuer"},
+		"a CA without lists": {foreignRoot(t, key, func(*x509.Certificate) {}), func(*pki.CRLOptions) {}, "does not include CRL signing"},
+		"no number":          {root, func(o *pki.CRLOptions) { o.Number = nil }, "a number is required"},
+		"a negative number":  {root, func(o *pki.CRLOptions) { o.Number = big.NewInt(-1) }, "a number is required"},
+		"a number of 21":     {root, func(o *pki.CRLOptions) { o.Number = new(big.Int).Lsh(big.NewInt(1), 159) }, "a number is required"},
+		"no ThisUpdate":      {root, func(o *pki.CRLOptions) { o.ThisUpdate = time.Time{} }, "as ThisUpdate and NextUpdate"},
+		"no NextUpdate":      {root, func(o *pki.CRLOptions) { o.NextUpdate = time.Time{} }, "as ThisUpdate and NextUpdate"},
+		"backwards":          {root, func(o *pki.CRLOptions) { o.NextUpdate = o.ThisUpdate.Add(-time.Second) }, "as ThisUpdate and NextUpdate"},
+		"no serial number":   {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(1, 0), {Time: base}} }, "entry 2: a serial number"},
+		"a negative serial":  {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(-1, 0)} }, "entry 1: a serial number"},
+		"a serial of 21": {root, func(o *pki.CRLOptions) {
+			o.Revoked = []pki.Revocation{{SerialNumber: new(big.Int).Lsh(big.NewInt(1), 159), Time: base}}
+		}, "entry 1: a serial number"},
+		"no time": {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{{SerialNumber: big.NewInt(1)}} }, "entry 1: a time"},
+		"a time before 1950": {root, func(o *pki.CRLOptions) {
+			o.Revoked = []pki.Revocation{{SerialNumber: big.NewInt(1), Time: time.Date(1949, 1, 1, 0, 0, 0, 0, time.UTC)}}
+		}, "entry 1: a time"},
+		"a serial twice":       {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, 0), revoke(6, 0), revoke(5, 1)} }, "serial number 05 is there twice"},
+		"reason 7":             {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, 7)} }, "entry 1: reason 7"},
+		"remove from the list": {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, 8)} }, "entry 1: reason 8"},
+		"reason 11":            {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, 11)} }, "entry 1: reason 11"},
+		"reason -1":            {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, -1)} }, "entry 1: reason -1"},
+	} {
+		o := crlOptions()
+		tc.edit(&o)
+		crl, err := pki.NewCRL(tc.issuer, o)
+		require.ErrorIs(t, err, pki.ErrCRL, name)
+		require.ErrorContains(t, err, tc.want, name)
+		require.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
+		require.Nil(t, crl, name)
+	}
+}
+
+func TestCheckSignedBy(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.ECDSAP256)
+	ca := foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign })
+	crl, err := pki.NewCRL(ca, crlOptions())
+	require.NoError(t, err)
+	with := func(edit func(*x509.Certificate)) *x509.Certificate {
+		c := *ca.Certificate()
+		edit(&c)
+		return &c
+	}
+	for name, tc := range map[string]struct {
+		ca   *x509.Certificate
+		want string
+		also error
+	}{
+		"no CA":              {nil, "no CA", nil},
+		"another name":       {newRoot(t).Certificate(), `the list is of "CN=Root,O=A+O=B,C=NL", not of`, nil},
+		"another key":        {with(func(c *x509.Certificate) { c.PublicKey = p256Key.Public() }), "the signature is not by", nil},
+		"another key ID":     {with(func(c *x509.Certificate) { c.SubjectKeyId = []byte("other") }), "by another key of", nil},
+		"not a CA":           {with(func(c *x509.Certificate) { c.IsCA = false }), "is not a CA", nil},
+		"may not sign lists": {with(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCertSign }), "does not include CRL signing", nil},
+		"a weak key":         {with(func(c *x509.Certificate) { c.PublicKey = unsupportedKey{} }), "weak or unsupported key", pki.ErrWeakKey},
+		"another kind":       {with(func(c *x509.Certificate) { c.PublicKey = rsaKey().Public() }), "the signature is not by", nil},
+	} {
+		err := crl.CheckSignedBy(tc.ca)
+		require.ErrorIs(t, err, pki.ErrCRL, name)
+		require.ErrorContains(t, err, tc.want, name)
+		if tc.also != nil {
+			require.ErrorIs(t, err, tc.also, name)
+		}
+	}
+	require.NoError(t, crl.CheckSignedBy(with(func(c *x509.Certificate) { c.SubjectKeyId = nil })))
+	require.NoError(t, crl.CheckSignedBy(with(func(c *x509.Certificate) { c.KeyUsage = 0 })), "no key usage allows all")
+	require.NoError(t, crl.CheckSignedBy(ca.Certificate()))
+}
+
+// TestCRLFiles reads what another program makes: the header of each file says what is expected.
+func TestCRLFiles(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/crl/openssl-*.pem")
+	require.NoError(t, err)
+	require.Greater(t, len(files), 20)
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			data, err := os.ReadFile(file)
+			require.NoError(t, err)
+			head := map[string]string{}
+			for line := range strings.Lines(string(data)) {
+				if k, v, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ":"); ok {
+					head[k] = strings.TrimSpace(v)
+				}
+			}
+			lists, err := pki.ParseCRLsPEM(data)
+			if head["expect"] != "ok" {
+				require.Equal(t, "ErrCRL", head["expect"])
+				require.ErrorIs(t, err, pki.ErrCRL)
+				return
+			}
+			require.NoError(t, err)
+			require.Len(t, lists, 1)
+			require.Equal(t, head["entries"], crlLines(lists[0]))
+			caPEM, err := os.ReadFile("testdata/crl/ca-" + head["ca"] + ".pem")
+			require.NoError(t, err)
+			ca, err := pki.ParseCertificatesPEM(caPEM)
+			require.NoError(t, err)
+			require.NoError(t, lists[0].CheckSignedBy(ca[0]))
+			require.Equal(t, time.Date(2026, 4, 1, 12, 0, 0, 0, time.UTC), lists[0].NextUpdate())
+			compareCRLWithStandardLibrary(t, lists[0])
+		})
+	}
+}
+
+// ---- lists made by hand
+
+// crlParts is a list in parts; what is nil is as it should be, and what is empty is left out.
+type crlParts struct {
+	version, inner, issuer, this, next, entries, exts, tail []byte
+	alg, sig, end, after                                    []byte
+	outer                                                   byte
+}
+
+const (
+	tagUTC, tagGeneralized, tagEnum = 0x17, 0x18, 0x0a
+)
+
+func utc(s string) []byte         { return der(tagUTC, []byte(s)) }
+func generalized(s string) []byte { return der(tagGeneralized, []byte(s)) }
+func integer(b ...byte) []byte    { return der(tagInt, b) }
+func crlEntries(e ...[]byte) []byte {
+	return der(tagSeq, e...)
+}
+func crlEntry(parts ...[]byte) []byte { return der(tagSeq, parts...) }
+func crlExts(e ...[]byte) []byte      { return der(0xa0, der(tagSeq, e...)) }
+
+var (
+	oidReason    = der(tagOID, unhex("551d15"))
+	oidNumber    = der(tagOID, unhex("551d14"))
+	oidDelta     = der(tagOID, unhex("551d1b"))
+	oidPoint     = der(tagOID, unhex("551d1c"))
+	oidCRLIssuer = der(tagOID, unhex("551d1d"))
+	oidAKI       = der(tagOID, unhex("551d23"))
+	algEd25519   = der(tagSeq, der(tagOID, unhex("2b6570")))
+	crlDate      = "260301120000Z"
+	goodEntry    = crlEntry(integer(5), utc(crlDate))
+)
+
+func (p crlParts) der(t testing.TB) []byte {
+	t.Helper()
+	or := func(b []byte, otherwise []byte) []byte {
+		if b != nil {
+			return b
+		}
+		return otherwise
+	}
+	tbs := der(tagSeq, or(p.version, integer(1)), or(p.inner, algEd25519), or(p.issuer, der(tagSeq, rdn(oidCN, tagUTF8, "CA"))),
+		or(p.this, utc(crlDate)), or(p.next, utc("260401120000Z")), or(p.entries, crlEntries(goodEntry)),
+		or(p.exts, crlExts(ext(oidNumber, value(integer(1))))), p.tail)
+	sig, err := edKey.Sign(rand.Reader, tbs, crypto.Hash(0))
+	require.NoError(t, err)
+	out := der(cmp.Or(p.outer, tagSeq), tbs, or(p.alg, algEd25519), or(p.sig, der(tagBits, []byte{0}, sig)), p.end)
+	return append(out, p.after...)
+}
+
+func reasonExt(v ...byte) []byte { return der(tagSeq, ext(oidReason, value(der(tagEnum, v)))) }
+
+func pointExt(parts ...[]byte) []byte {
+	return crlExts(ext(oidPoint, yes, value(der(tagSeq, parts...))))
+}
+
+func hostileCRLs() map[string]crlParts {
+	entry := func(parts ...[]byte) crlParts { return crlParts{entries: crlEntries(crlEntry(parts...))} }
+	at := utc(crlDate)
+	nothing := []byte{}
+	fullName := der(0xa0, der(0xa0, der(0x86, []byte("http://crl"))))
+	return map[string]crlParts{
+		// The frame.
+		"a SET":                          {outer: tagSet},
+		"bytes behind it":                {after: []byte{0}},
+		"a second list behind it":        {after: der(tagSeq)},
+		"a fourth element":               {end: der(tagNull)},
+		"no signature":                   {sig: nothing},
+		"an empty BIT STRING":            {sig: der(tagBits)},
+		"a BIT STRING with unused bits":  {sig: der(tagBits, []byte{3}, make([]byte, 63), []byte{8})},
+		"a signature in an OCTET STRING": {sig: der(tagOctets, make([]byte, 64))},
+		"no algorithm":                   {alg: nothing},
+		"another algorithm outside":      {alg: algECDSA256},
+		"another algorithm inside":       {inner: algECDSA256},
+		"an empty algorithm":             {alg: der(tagSeq), inner: der(tagSeq)},
+		"an unknown algorithm":           {alg: der(tagSeq, oidUnknown), inner: der(tagSeq, oidUnknown)},
+		"Ed25519 with parameters":        {alg: der(tagSeq, der(tagOID, unhex("2b6570")), der(tagNull)), inner: der(tagSeq, der(tagOID, unhex("2b6570")), der(tagNull))},
+		"SHA-1":                          {alg: der(tagSeq, der(tagOID, unhex("2a864886f70d010105")), der(tagNull)), inner: der(tagSeq, der(tagOID, unhex("2a864886f70d010105")), der(tagNull))},
+		"RSA-PSS without parameters":     {alg: der(tagSeq, der(tagOID, unhex("2a864886f70d01010a"))), inner: der(tagSeq, der(tagOID, unhex("2a864886f70d01010a")))},
+
+		// The list.
+		"version 1, not written":     {version: nothing},
+		"version number 0":           {version: integer(0)},
+		"version number 2":           {version: integer(2)},
+		"version number 257":         {version: integer(1, 1)},
+		"version with a zero":        {version: integer(0, 1)},
+		"version as explicit tag":    {version: der(0xa0, integer(1))},
+		"no issuer":                  {issuer: nothing},
+		"an empty issuer":            {issuer: der(tagSeq)},
+		"no thisUpdate":              {this: nothing, next: nothing},
+		"no nextUpdate":              {next: nothing},
+		"no nextUpdate and no entry": {next: nothing, entries: nothing},
+		"nextUpdate before":          {next: utc("260228120000Z")},
+		"an empty list of entries":   {entries: der(tagSeq)},
+		"entries twice":              {exts: crlEntries(goodEntry)},
+		"entries as a SET":           {entries: der(tagSet, goodEntry)},
+		"no extension in extensions": {exts: crlExts()},
+		"extensions empty":           {exts: der(0xa0)},
+		"extensions twice":           {tail: crlExts(ext(oidUnknown, value()))},
+		"extensions not wrapped":     {exts: der(tagSeq, ext(oidNumber, value(integer(1))))},
+		"extensions and more":        {exts: der(0xa0, der(tagSeq, ext(oidUnknown, value())), der(tagNull))},
+		"extensions with tag 1":      {exts: der(0xa1, der(tagSeq, ext(oidUnknown, value())))},
+		"something at the end":       {tail: der(tagNull)},
+
+		// Times.
+		"a time without seconds":        {this: utc("2603011200Z")},
+		"a time with an offset":         {this: utc("260301120000+0100")},
+		"a time with offset zero":       {this: utc("260301120000+0000")},
+		"a time without a zone":         {this: utc("2603011200000")},
+		"a time in lower case":          {this: utc("260301120000z")},
+		"month 13":                      {this: utc("261301120000Z")},
+		"month 0":                       {this: utc("260001120000Z")},
+		"30 February":                   {this: utc("260230120000Z")},
+		"hour 24":                       {this: utc("260301240000Z")},
+		"second 60":                     {this: utc("260301120060Z")},
+		"a letter":                      {this: utc("26030112000aZ")},
+		"a sign":                        {this: utc("-60301120000Z")},
+		"a blank":                       {this: utc(" 60301120000Z")},
+		"an empty time":                 {this: utc("")},
+		"generalized before 2050":       {next: generalized("20260401120000Z")},
+		"generalized with fractions":    {next: generalized("20500401120000.5Z")},
+		"generalized without seconds":   {next: generalized("205004011200Z")},
+		"a UTC time of 15 bytes":        {next: utc("20500401120000Z")},
+		"a generalized one of 13 bytes": {next: generalized("500401120000Z")},
+		"a time as text":                {this: der(tagUTF8, []byte(crlDate))},
+
+		// Entries.
+		"an entry that is no SEQUENCE": {entries: crlEntries(der(tagSet, integer(5), at))},
+		"an empty entry":               entry(),
+		"an entry without time":        entry(integer(5)),
+		"an entry without number":      entry(at),
+		"an empty number":              entry(der(tagInt), at),
+		"a negative number":            entry(integer(0xff), at),
+		"a number with a zero":         entry(integer(0, 5), at),
+		"a number of 21 octets":        entry(integer(append([]byte{1}, make([]byte, 20)...)...), at),
+		"a number of 21 with a zero":   entry(integer(append([]byte{0, 0x80}, make([]byte, 19)...)...), at),
+		"an ENUM as number":            entry(der(tagEnum, []byte{5}), at),
+		"a number twice":               {entries: crlEntries(goodEntry, crlEntry(integer(6), at), goodEntry)},
+		"a bad second entry":           {entries: crlEntries(goodEntry, crlEntry(integer(6)))},
+		"an entry and more":            entry(integer(5), at, der(tagSeq, ext(oidUnknown, value())), der(tagNull)),
+		"no extension in an entry's":   entry(integer(5), at, der(tagSeq)),
+		"an entry's bad time":          entry(integer(5), utc("260230120000Z")),
+		"reason 7":                     entry(integer(5), at, reasonExt(7)),
+		"reason 8, remove":             entry(integer(5), at, reasonExt(8)),
+		"reason 11":                    entry(integer(5), at, reasonExt(11)),
+		"a reason of two bytes":        entry(integer(5), at, reasonExt(0, 1)),
+		"an empty reason":              entry(integer(5), at, reasonExt()),
+		"a reason as INTEGER":          entry(integer(5), at, der(tagSeq, ext(oidReason, value(integer(1))))),
+		"a reason and more":            entry(integer(5), at, der(tagSeq, ext(oidReason, value(der(tagEnum, []byte{1}), der(tagNull))))),
+		"a critical reason":            entry(integer(5), at, der(tagSeq, ext(oidReason, yes, value(der(tagEnum, []byte{1}))))),
+		"two reasons":                  entry(integer(5), at, der(tagSeq, ext(oidReason, value(der(tagEnum, []byte{1}))), ext(oidReason, value(der(tagEnum, []byte{1}))))),
+		"an entry of another issuer":   entry(integer(5), at, der(tagSeq, ext(oidCRLIssuer, yes, value(der(tagSeq, der(0xa4, der(tagSeq, rdn(oidCN, tagUTF8, "other")))))))),
+		"a critical unknown one":       entry(integer(5), at, der(tagSeq, ext(oidUnknown, yes, value()))),
+		"critical false, written":      entry(integer(5), at, der(tagSeq, ext(oidUnknown, der(tagBool, []byte{0}), value()))),
+		"an extension without value":   entry(integer(5), at, der(tagSeq, ext(oidUnknown))),
+		"an extension and more":        entry(integer(5), at, der(tagSeq, ext(oidUnknown, value(), der(tagNull)))),
+		"an extension with an odd OID": entry(integer(5), at, der(tagSeq, ext(der(tagOID, []byte{0x80}), value()))),
+		"more than 32 extensions":      entry(integer(5), at, der(tagSeq, manyExtensions(33)...)),
+
+		// Extensions of the list.
+		"a critical extension nobody knows": {exts: crlExts(ext(oidUnknown, yes, value()))},
+		"an extension twice":                {exts: crlExts(ext(oidUnknown, value()), ext(oidUnknown, value()))},
+		"more than 32 of them":              {exts: crlExts(manyExtensions(33)...)},
+		"a critical number":                 {exts: crlExts(ext(oidNumber, yes, value(integer(1))))},
+		"a negative CRL number":             {exts: crlExts(ext(oidNumber, value(integer(0x80))))},
+		"a CRL number with a zero":          {exts: crlExts(ext(oidNumber, value(integer(0, 1))))},
+		"a CRL number of 21 octets":         {exts: crlExts(ext(oidNumber, value(integer(append([]byte{1}, make([]byte, 20)...)...))))},
+		"a CRL number and more":             {exts: crlExts(ext(oidNumber, value(integer(1), integer(1))))},
+		"a CRL number in text":              {exts: crlExts(ext(oidNumber, value(der(tagUTF8, []byte("1")))))},
+		"a key identifier and more":         {exts: crlExts(ext(oidAKI, value(der(tagSeq), der(tagNull))))},
+		"a key identifier in a SET":         {exts: crlExts(ext(oidAKI, value(der(tagSet))))},
+		"a key identifier cut off":          {exts: crlExts(ext(oidAKI, value(der(tagSeq, []byte{0x80, 5, 1}))))},
+		"a delta list":                      {exts: crlExts(ext(oidDelta, yes, value(integer(1))))},
+		"a delta list, not critical":        {exts: crlExts(ext(oidDelta, value(integer(1))))},
+		"a point that is not critical":      {exts: crlExts(ext(oidPoint, value(der(tagSeq, fullName))))},
+		"an empty point":                    {exts: pointExt()},
+		"a point that is no SEQUENCE":       {exts: crlExts(ext(oidPoint, yes, value(der(tagSet, fullName))))},
+		"a point and more":                  {exts: crlExts(ext(oidPoint, yes, value(der(tagSeq, fullName), der(tagNull))))},
+		"a point for some reasons":          {exts: pointExt(fullName, der(0x83, []byte{1, 6}))},
+		"an indirect list":                  {exts: pointExt(der(0x84, []byte{0xff}))},
+		"a list for attributes":             {exts: pointExt(der(0x85, []byte{0xff}))},
+		"a point with FALSE":                {exts: pointExt(fullName, der(0x81, []byte{0}))},
+		"a point with TRUE as 1":            {exts: pointExt(fullName, der(0x81, []byte{1}))},
+		"a point with a long TRUE":          {exts: pointExt(fullName, der(0x82, []byte{0xff, 0xff}))},
+		"users and CAs":                     {exts: pointExt(der(0x81, []byte{0xff}), der(0x82, []byte{0xff}))},
+		"CAs, then users":                   {exts: pointExt(der(0x82, []byte{0xff}), der(0x81, []byte{0xff}))},
+		"a point with tag 6":                {exts: pointExt(der(0x86, []byte{0xff}))},
+		"a name that is cut off":            {exts: pointExt([]byte{0xa0, 9, 1})},
+	}
+}
+
+func manyExtensions(n int) (exts [][]byte) {
+	for i := range n {
+		exts = append(exts, ext(der(tagOID, []byte{0x2a, 3, byte(i)}), value()))
+	}
+	return exts
+}
+
+func TestHostileCRL(t *testing.T) {
+	t.Parallel()
+	for name, p := range hostileCRLs() {
+		in := p.der(t)
+		crl, err := pki.ParseCRL(in)
+		require.ErrorIs(t, err, pki.ErrCRL, name)
+		require.Nil(t, crl, name)
+		require.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
+		_, err = pki.ParseCRLsPEM([]byte(block("X509 CRL", in)))
+		require.ErrorIs(t, err, pki.ErrCRL, name)
+	}
+	in := crlParts{}.der(t)
+	_, err := pki.ParseCRL(in)
+	require.NoError(t, err, "where all of them start")
+	for n := range in {
+		_, err := pki.ParseCRL(in[:n])
+		require.ErrorIs(t, err, pki.ErrCRL, "the first %d bytes", n)
+	}
+	_, err = pki.ParseCRL(slices.Concat([]byte{0x30, 0x80}, in[2:], []byte{0, 0}))
+	require.ErrorIs(t, err, pki.ErrCRL, "an indefinite length")
+}
+
+// What else is valid.
+func TestTolerantCRL(t *testing.T) {
+	t.Parallel()
+	fullName := der(0xa0, der(0xa0, der(0x86, []byte("http://crl"))))
+	for name, tc := range map[string]struct {
+		p    crlParts
+		want string
+	}{
+		"plain":                    {crlParts{}, "05 unspecified"},
+		"no entries":               {crlParts{entries: []byte{}}, ""},
+		"no extensions":            {crlParts{exts: []byte{}}, "05 unspecified"},
+		"neither":                  {crlParts{entries: []byte{}, exts: []byte{}}, ""},
+		"1950":                     {crlParts{this: utc("500101000000Z")}, "05 unspecified"},
+		"2049 and 2050":            {crlParts{this: utc("491231235959Z"), next: generalized("20500101000000Z")}, "05 unspecified"},
+		"29 February":              {crlParts{this: utc("240229000000Z")}, "05 unspecified"},
+		"next is this":             {crlParts{next: utc(crlDate)}, "05 unspecified"},
+		"serial number 0":          {crlParts{entries: crlEntries(crlEntry(integer(0), utc(crlDate)))}, "00 unspecified"},
+		"in any order":             {crlParts{entries: crlEntries(crlEntry(integer(2, 0), utc(crlDate)), crlEntry(integer(0, 0xff), utc(crlDate)), crlEntry(integer(3), utc(crlDate)))}, "03 unspecified, ff unspecified, 0200 unspecified"},
+		"reason 0, written":        {crlParts{entries: crlEntries(crlEntry(integer(5), utc(crlDate), reasonExt(0)))}, "05 unspecified"},
+		"32 extensions":            {crlParts{exts: crlExts(manyExtensions(32)...)}, "05 unspecified"},
+		"for one point":            {crlParts{exts: pointExt(fullName)}, "05 unspecified"},
+		"for users":                {crlParts{exts: pointExt(der(0x81, []byte{0xff}))}, "05 unspecified"},
+		"for CAs, at one point":    {crlParts{exts: pointExt(fullName, der(0x82, []byte{0xff}))}, "05 unspecified"},
+		"key identifier of no key": {crlParts{exts: crlExts(ext(oidAKI, value(der(tagSeq, der(0x82, []byte{1})))))}, "05 unspecified"},
+	} {
+		crl, err := pki.ParseCRL(tc.p.der(t))
+		require.NoError(t, err, name)
+		assert.Equal(t, tc.want, crlLines(crl), name)
+		compareCRLWithStandardLibrary(t, crl)
+		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), RawSubject: der(tagSeq, rdn(oidCN, tagUTF8, "CA")), IsCA: true, BasicConstraintsValid: true, NotBefore: base, NotAfter: base.Add(time.Hour)}
+		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, edKey.Public(), edKey)
+		require.NoError(t, err)
+		ca, err := x509.ParseCertificate(b)
+		require.NoError(t, err)
+		require.NoError(t, crl.CheckSignedBy(ca), name)
+	}
+}
+
+// compareCRLWithStandardLibrary: what we take, crypto/x509 takes, and reads the same way.
+func compareCRLWithStandardLibrary(t *testing.T, c *pki.CRL) {
+	t.Helper()
+	std, err := x509.ParseRevocationList(c.DER())
+	if err != nil {
+		// It reads the names inside the issuer, which to us are bytes that have to be the CA's.
+		require.NotContains(t, err.Error(), "extension")
+		return
+	}
+	require.Equal(t, std.ThisUpdate, c.ThisUpdate())
+	require.Equal(t, std.NextUpdate, c.NextUpdate())
+	if std.Number != nil {
+		require.Zero(t, std.Number.Cmp(c.Number()))
+	}
+	entries := std.RevokedCertificateEntries
+	slices.SortFunc(entries, func(a, b x509.RevocationListEntry) int { return a.SerialNumber.Cmp(b.SerialNumber) })
+	n := 0
+	for r := range c.Revocations() {
+		require.Zero(t, entries[n].SerialNumber.Cmp(r.SerialNumber))
+		require.Equal(t, entries[n].RevocationTime, r.Time)
+		require.Equal(t, entries[n].ReasonCode, r.Reason)
+		found, ok := c.Revoked(&x509.Certificate{SerialNumber: r.SerialNumber, RawIssuer: std.RawIssuer})
+		require.True(t, ok)
+		require.Equal(t, r, found)
+		n++
+	}
+	require.Len(t, entries, n)
+}
+
+func TestParseCRLsPEM(t *testing.T) {
+	t.Parallel()
+	good := block("X509 CRL", crlParts{}.der(t))
+	one := block("X509 CRL", crlParts{entries: []byte{}, exts: []byte{}}.der(t))
+	for name, tc := range map[string]struct {
+		in   string
+		want int
+		also error
+	}{
+		"one":            {good, 1, nil},
+		"two":            {good + good, 2, nil},
+		"comments":       {"# a\n" + good + "# b\n" + good + "\n \n", 2, nil},
+		"CRLF":           {strings.ReplaceAll(good, "\n", "\r\n"), 1, nil},
+		"100":            {strings.Repeat(one, 100), 100, nil},
+		"101":            {strings.Repeat(one, 101), 0, spiffe.ErrTooLarge},
+		"empty":          {"", 0, nil},
+		"text":           {"hello", 0, nil},
+		"text behind":    {good + "hello", 0, nil},
+		"a certificate":  {block("CERTIFICATE", []byte{1}) + good, 0, nil},
+		"another type":   {block("CRL", crlParts{}.der(t)), 0, nil},
+		"headers":        {string(pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Headers: map[string]string{"a": "b"}, Bytes: crlParts{}.der(t)})), 0, nil},
+		"a damaged one":  {string(damaged([]byte(good))) + good, 0, nil},
+		"the last bad":   {good + string(damaged([]byte(good))), 0, nil},
+		"cut off":        {good[:len(good)-20], 0, nil},
+		"DER":            {string(crlParts{}.der(t)), 0, nil},
+		"over 1 MiB":     {strings.Repeat("#", 1<<20-len(good)) + "\n" + good, 0, spiffe.ErrTooLarge},
+		"over 700 KiB":   {block("X509 CRL", make([]byte, 700<<10+1)), 0, spiffe.ErrTooLarge},
+		"bytes in block": {block("X509 CRL", append(crlParts{}.der(t), 0)), 0, nil},
+	} {
+		crls, err := pki.ParseCRLsPEM([]byte(tc.in))
+		if tc.want > 0 {
+			require.NoError(t, err, name)
+			require.Len(t, crls, tc.want, name)
+			continue
+		}
+		require.ErrorIs(t, err, pki.ErrCRL, name)
+		require.Nil(t, crls, name)
+		require.Equal(t, tc.also != nil, strings.Contains(err.Error(), spiffe.ErrTooLarge.Error()), "%s: %v", name, err)
+	}
+	_, err := pki.ParseCRL(make([]byte, 700<<10+1))
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+}
+
+// A list as large as they come costs a bounded amount of memory.
+func TestCRLMemory(t *testing.T) {
+	var entries [][]byte
+	for n := range 19_000 {
+		entries = append(entries, crlEntry(integer(1, byte(n>>16), byte(n>>8), byte(n)), utc(crlDate), reasonExt(byte(n%2))))
+	}
+	in := crlParts{entries: crlEntries(entries...)}.der(t)
+	require.Greater(t, len(in), 680<<10)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	crl, err := pki.ParseCRL(in)
+	runtime.ReadMemStats(&after)
+	require.NoError(t, err)
+	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
+	assert.Less(t, after.Mallocs-before.Mallocs, uint64(100))
+	last := &x509.Certificate{SerialNumber: big.NewInt(1<<24 + 18_999), RawIssuer: der(tagSeq, rdn(oidCN, tagUTF8, "CA"))}
+	r, ok := crl.Revoked(last)
+	assert.True(t, ok)
+	assert.Zero(t, r.SerialNumber.Cmp(last.SerialNumber))
+	assert.LessOrEqual(t, testing.AllocsPerRun(100, func() { crl.Revoked(last) }), 8.0)
+}
+
+// FuzzParseCRL takes its input as a list, as PEM, and as entries and extensions of a list that is well
+// signed.
+func FuzzParseCRL(f *testing.F) {
+	for _, p := range hostileCRLs() {
+		in := p.der(f)
+		f.Add(in)
+		for _, part := range [][]byte{p.entries, p.exts, p.this} {
+			if len(part) > 0 {
+				f.Add(part)
+			}
+		}
+	}
+	files, err := filepath.Glob("testdata/crl/openssl-*.pem")
+	require.NoError(f, err)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		require.NoError(f, err)
+		b, _ := pem.Decode(data)
+		f.Add(b.Bytes)
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if crls, err := pki.ParseCRLsPEM(data); err == nil {
+			var again []byte
+			for _, c := range crls {
+				again = append(again, c.PEM()...)
+			}
+			back, err := pki.ParseCRLsPEM(again)
+			require.NoError(t, err)
+			require.Len(t, back, len(crls))
+		} else {
+			require.Nil(t, crls)
+		}
+		inputs := [][]byte{data}
+		if len(data) > 0 {
+			inputs = append(inputs, crlParts{entries: data}.der(t), crlParts{exts: data}.der(t), crlParts{this: data}.der(t), crlParts{entries: crlEntries(data)}.der(t), crlParts{issuer: data}.der(t))
+		}
+		for _, in := range inputs {
+			c, err := pki.ParseCRL(in)
+			if err != nil {
+				require.ErrorIs(t, err, pki.ErrCRL)
+				require.Nil(t, c)
+				continue
+			}
+			require.Equal(t, in, c.DER())
+			require.NotEmpty(t, c.String())
+			require.Error(t, c.CheckSignedBy(newRootOnce()))
+			compareCRLWithStandardLibrary(t, c)
+		}
+	})
+}
+
+// newRootOnce is a CA that signed no list.
+var newRootOnce = sync.OnceValue(func() *x509.Certificate {
+	root, err := pki.NewRoot(p256Key, rootOptions())
+	if err != nil {
+		panic(err)
+	}
+	return root.Certificate()
+})

@@ -1,0 +1,340 @@
+package pki
+
+import (
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/crypto/cryptobyte"
+	"golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Issuer is a CA certificate with its key, and what links it to a root. It never changes and cannot
+// print its key. It is safe for concurrent use if the key is, as the keys of [NewKey] are.
+type Issuer struct {
+	chain []*x509.Certificate // this CA first
+	id    spiffe.ID           // of the CA; zero if the certificate has none
+	key   func() signer
+}
+
+// signer signs with a key that may be anywhere, and stands by the public key of the certificate that
+// it signs for: crypto/x509 verifies each signature with what Public returns, so one by a key that was
+// replaced underneath does not get out.
+type signer struct {
+	crypto.Signer
+	public crypto.PublicKey
+}
+
+func (s signer) Public() crypto.PublicKey { return s.public }
+
+// SignMessage implements [crypto.MessageSigner], as the key itself may.
+func (s signer) SignMessage(r io.Reader, msg []byte, opts crypto.SignerOpts) ([]byte, error) {
+	return crypto.SignMessage(s.Signer, r, msg, opts)
+}
+
+// seal puts a secret where package fmt cannot follow it. A struct may have an Issuer in an unexported
+// field, and then fmt calls no String method and, for a verb that does not fit, follows pointers too.
+func seal[T any](secret T) func() T { return func() T { return secret } }
+
+// NewIssuer returns an Issuer for an existing CA. The chain has the CA certificate first and then each
+// certificate that signed the one before; it may, but need not, end with the root. The slice is copied,
+// the certificates are shared and must not be changed.
+//
+// The CA certificate must have the CA flag and certificate signing among its key usages (X5-8, X5-17),
+// a subject, and a key that is strong enough and belongs to key. It need not have a SPIFFE ID (X5-10),
+// but if it has one, that is one without a path (X5-9), and [Issuer.IssueLeaf] signs for that trust
+// domain only. Whether it is expired shows when it signs. The error is a [*ProfileError].
+func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
+	fail := func(rule, reason string, err error) (*Issuer, error) {
+		return nil, &ProfileError{What: whatIssuer, Rule: rule, Reason: reason, Err: err}
+	}
+	switch {
+	case len(chain) == 0 || slices.Contains(chain, nil):
+		return fail("", "no CA certificate", nil)
+	case key == nil:
+		return fail("", "no private key", nil)
+	}
+	ca := chain[0]
+	if err := checkKey(ca.PublicKey); err != nil {
+		return fail("", "", err)
+	}
+	switch {
+	case !PublicKeysEqual(ca.PublicKey, key.Public()):
+		return fail("", "", ErrKeyMismatch)
+	case !ca.BasicConstraintsValid || !ca.IsCA:
+		return fail("X5-8", "the certificate is not a CA", nil)
+	case ca.KeyUsage&x509.KeyUsageCertSign == 0:
+		return fail("X5-17", "the key usage does not include certificate signing", nil)
+	case len(ca.RawSubject) <= 2: // the certificates that it signs would have no issuer (RFC 5280, section 4.1.2.4)
+		return fail("", "the subject is empty", nil)
+	}
+	id, err := caID(ca)
+	if err != nil {
+		return fail("X5-9", "", err)
+	}
+	for i := range len(chain) - 1 {
+		if err := checkKey(chain[i+1].PublicKey); err != nil {
+			return fail("", fmt.Sprintf("certificate %d of the chain", i+2), err)
+		}
+		if err := chain[i].CheckSignatureFrom(chain[i+1]); err != nil {
+			return fail("X5-30", fmt.Sprintf("certificate %d of the chain is not signed by the next", i+1), err)
+		}
+	}
+	if n := tooDeep(chain); n > 0 {
+		return fail("X5-14", fmt.Sprintf("certificate %d of the chain does not allow as many CAs below it", n+1), nil)
+	}
+	return &Issuer{chain: slices.Clone(chain), id: id, key: seal(signer{key, ca.PublicKey})}, nil
+}
+
+// NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o
+// may be nil; if it is not, it is that of key. The error is a [*ProfileError], or says why key did not
+// sign.
+func NewRoot(key crypto.Signer, o CAOptions) (*Issuer, error) {
+	c, err := o.certificate()
+	if err != nil {
+		return nil, err
+	}
+	cert, err := NewSelfSigned(key, *c)
+	if err != nil {
+		return nil, err
+	}
+	return NewIssuer([]*x509.Certificate{cert}, key)
+}
+
+// NewSelfSigned makes a certificate that is signed with its own key: a root of another form than that
+// of [NewRoot], or a certificate that is trusted by itself. An X.509-SVID for a workload cannot be
+// self-signed. The public key in o may be nil; if it is not, it is that of key. The error is a
+// [*ProfileError], or says why key did not sign.
+func NewSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, error) {
+	if key == nil {
+		return nil, &ProfileError{What: o.what(), Reason: "no private key"}
+	}
+	public := key.Public()
+	if o.PublicKey != nil && !PublicKeysEqual(o.PublicKey, public) {
+		return nil, &ProfileError{What: o.what(), Err: ErrKeyMismatch}
+	}
+	o.PublicKey = public
+	tmpl, id, err := o.template()
+	if err != nil {
+		return nil, err
+	}
+	if !id.IsZero() && !o.CA {
+		return nil, &ProfileError{What: whatLeaf, Rule: "X5-5", Reason: "a workload's certificate cannot be its own root"}
+	}
+	return sign(o.what(), tmpl, tmpl, signer{key, public})
+}
+
+// Renew returns an Issuer with the same key and a new certificate, which has the subject and the
+// extensions of the old one, and a serial number and dates of its own. What the old certificate signed
+// verifies under the new one, and the other way round. Fractions of a second are cut off.
+//
+// The certificate must be self-signed: any other is renewed by the CA that signed it. The error is a
+// [*ProfileError], or says why the key did not sign.
+func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
+	fail := func(reason string, err error) (*Issuer, error) {
+		return nil, &ProfileError{What: whatIssuer, Reason: reason, Err: err}
+	}
+	old := i.Certificate()
+	if !selfSigned(old) {
+		return fail("the certificate is not self-signed: its CA has to renew it", nil)
+	}
+	tmpl, err := newTemplate(notBefore, notAfter)
+	if err != nil {
+		return fail("", err)
+	}
+	// All that the certificate says of itself is in these.
+	tmpl.RawSubject, tmpl.PublicKey = old.RawSubject, old.PublicKey
+	tmpl.BasicConstraintsValid = false
+	for _, e := range old.Extensions {
+		if e.Id.Equal(oidAuthorityKeyID()) {
+			// It may name the serial number of the old certificate beside the key.
+			if len(old.AuthorityKeyId) == 0 {
+				continue
+			}
+			if e.Value, err = marshalAuthorityKeyID(old.AuthorityKeyId); err != nil {
+				return fail("", err)
+			}
+		}
+		tmpl.ExtraExtensions = append(tmpl.ExtraExtensions, e)
+	}
+	switch old.SignatureAlgorithm {
+	case x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS, x509.SHA384WithRSA, x509.SHA512WithRSA,
+		x509.ECDSAWithSHA256, x509.ECDSAWithSHA384, x509.ECDSAWithSHA512:
+		tmpl.SignatureAlgorithm = old.SignatureAlgorithm
+	}
+	cert, err := sign(whatIssuer, tmpl, tmpl, i.key())
+	if err != nil {
+		return nil, err
+	}
+	return NewIssuer([]*x509.Certificate{cert}, i.key().Signer)
+}
+
+// Certificate returns the CA certificate. It is shared and must not be changed.
+func (i *Issuer) Certificate() *x509.Certificate { return i.chain[0] }
+
+// Chain returns the CA certificate and what links it to its root: a new slice of shared certificates.
+func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
+
+// String returns the subject of the CA.
+func (i Issuer) String() string { return "pki.Issuer(" + i.subject() + ")" }
+
+// GoString returns the same as String, so that %#v does not show the key.
+func (i Issuer) GoString() string { return i.String() }
+
+// LogValue implements [slog.LogValuer]: the subject and the end of the CA certificate.
+func (i Issuer) LogValue() slog.Value {
+	if len(i.chain) == 0 {
+		return slog.StringValue(i.String())
+	}
+	return slog.GroupValue(slog.String("subject", i.subject()), slog.Time("not_after", i.chain[0].NotAfter))
+}
+
+func (i Issuer) subject() string {
+	if len(i.chain) == 0 {
+		return ""
+	}
+	return i.chain[0].Subject.String()
+}
+
+// IssueLeaf signs an X.509-SVID for a workload. The caller vouches for every name in o.
+//
+// Everything is checked before anything is signed: the ID has a path (X5-6) and belongs to the trust
+// domain of the issuer, if that has an ID (X5-11); crypto/x509 can read the trust domain
+// ([ErrUnreadableTrustDomain]); the key is strong enough ([ErrWeakKey]) and not the issuer's own; DNS
+// names and addresses are valid and few enough ([ErrSAN], [spiffe.ErrTooLarge]); no CA in
+// [Issuer.Chain] has name constraints that forbid one of the names (X5-15); the validity is not empty
+// and ends with the issuer's or before ([ErrOutlivesIssuer]). The error is a [*ProfileError], or says
+// why the issuer's key did not sign. What did not verify with the issuer's certificate does not get out.
+func (i *Issuer) IssueLeaf(o LeafOptions) (*x509.Certificate, error) {
+	c, err := o.certificate()
+	if err != nil {
+		return nil, err
+	}
+	return i.issue(c)
+}
+
+// IssueCA signs the certificate of a CA below this one, of the same or, as the standard allows
+// (X5-12), of another trust domain. The checks are those of [Issuer.IssueLeaf] as far as they apply;
+// also, the issuer's own path length must leave room for another CA (X5-14).
+func (i *Issuer) IssueCA(o CAOptions) (*x509.Certificate, error) {
+	c, err := o.certificate()
+	if err != nil {
+		return nil, err
+	}
+	return i.issue(c)
+}
+
+// IssueCertificate signs any other certificate, with the checks of [Issuer.IssueLeaf] or
+// [Issuer.IssueCA] and those that [CertificateOptions] names.
+func (i *Issuer) IssueCertificate(o CertificateOptions) (*x509.Certificate, error) {
+	return i.issue(&o)
+}
+
+func (i *Issuer) issue(o *CertificateOptions) (*x509.Certificate, error) {
+	tmpl, id, err := o.template()
+	if err != nil {
+		return nil, err
+	}
+	ca := i.Certificate()
+	fail := func(rule, reason string, err error) (*x509.Certificate, error) {
+		return nil, &ProfileError{What: o.what(), Rule: rule, Reason: reason, Err: err}
+	}
+	room, limited := pathLen(ca)
+	switch {
+	case !o.CA && !id.IsZero() && !i.id.IsZero() && !id.MemberOf(i.id.TrustDomain()):
+		return fail("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", id, i.id.TrustDomain()), nil)
+	case o.CA && limited && room == 0:
+		return fail("X5-14", "the path length of the issuer is 0, which allows no CA below it", nil)
+	case o.CA && limited && o.MaxPathLen != nil && *o.MaxPathLen >= room:
+		return fail("X5-14", fmt.Sprintf("path length %d, the issuer's of %d allows at most %d", *o.MaxPathLen, room, room-1), nil)
+	case tmpl.NotAfter.After(ca.NotAfter):
+		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)), ErrOutlivesIssuer)
+	case PublicKeysEqual(o.PublicKey, ca.PublicKey):
+		rule := "X5-5"
+		if o.CA {
+			rule = ""
+		}
+		return fail(rule, "the key is the issuer's own", nil)
+	}
+	for _, above := range i.chain {
+		if err := checkPermitted(above, o.SANs); err != nil {
+			return fail("X5-15", "", err)
+		}
+	}
+	return sign(o.what(), tmpl, ca, i.key())
+}
+
+// sign signs tmpl, which has its PublicKey, for parent, which may be tmpl.
+func sign(what string, tmpl, parent *x509.Certificate, key signer) (*x509.Certificate, error) {
+	if parent != tmpl {
+		// CreateCertificate leaves it out if the subjects are the same, whatever the keys.
+		tmpl.AuthorityKeyId = parent.SubjectKeyId
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, tmpl.PublicKey, key) // verifies its own signature
+	if err != nil {
+		return nil, fmt.Errorf("pki: %s: sign: %w", what, err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("pki: %s: read back: %w", what, err)
+	}
+	return cert, nil
+}
+
+// marshalAuthorityKeyID returns the value of an extension that names a key and nothing else.
+func marshalAuthorityKeyID(id []byte) ([]byte, error) {
+	var b cryptobyte.Builder
+	b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {
+		b.AddASN1(asn1.Tag(0).ContextSpecific(), func(b *cryptobyte.Builder) { b.AddBytes(id) })
+	})
+	return b.Bytes()
+}
+
+// tooDeep returns the place of the first CA in chain whose path length is less than its place, which
+// is the number of CAs between it and a leaf, or 0.
+func tooDeep(chain []*x509.Certificate) int {
+	for n, c := range chain {
+		if room, limited := pathLen(c); limited && n > room {
+			return n
+		}
+	}
+	return 0
+}
+
+// pathLen returns the path length constraint of ca, if there is one.
+func pathLen(ca *x509.Certificate) (n int, limited bool) {
+	return ca.MaxPathLen, ca.MaxPathLen > 0 || ca.MaxPathLen == 0 && ca.MaxPathLenZero
+}
+
+// caID returns the SPIFFE ID of a CA certificate, or the zero ID if it has none.
+func caID(ca *x509.Certificate) (spiffe.ID, error) {
+	sans, err := certificateSANs(ca)
+	if err != nil {
+		return spiffe.ID{}, err
+	}
+	var id spiffe.ID
+	for _, s := range sans {
+		if s.Type != URI || !strings.HasPrefix(s.Value, "spiffe:") {
+			continue
+		}
+		if !id.IsZero() {
+			return spiffe.ID{}, errors.New("the certificate has two SPIFFE IDs")
+		}
+		if id, err = spiffe.ParseID(s.Value); err != nil {
+			return spiffe.ID{}, err
+		}
+		if id.Path() != "" {
+			return spiffe.ID{}, fmt.Errorf("%s has a path, as only a workload's ID should", id)
+		}
+	}
+	return id, nil
+}

@@ -1,0 +1,429 @@
+package pki
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// KeyCertPEM is what a CA is made of, in PEM, as it is found in files.
+type KeyCertPEM struct {
+	// Cert is the CA certificate. More certificates behind it count as part of Chain.
+	Cert []byte
+
+	// Chain is what links the CA certificate to a root, in any order. It may be empty, and may repeat
+	// the CA certificate and the roots.
+	Chain []byte
+
+	Key   []byte // of the CA certificate, by the rules of ParsePrivateKeyPEM
+	Roots []byte // one or more, by the rules of ParseCertificatesPEM
+	CRL   []byte // by the rules of ParseCRLsPEM; may be empty
+}
+
+// String says that there is a key and does not show it.
+func (p KeyCertPEM) String() string { return "pki.KeyCertPEM(…)" }
+
+// GoString returns the same as String, so that %#v does not show the key.
+func (p KeyCertPEM) GoString() string { return p.String() }
+
+// LogValue implements [slog.LogValuer].
+func (p KeyCertPEM) LogValue() slog.Value { return slog.StringValue(p.String()) }
+
+func (p KeyCertPEM) clone() KeyCertPEM {
+	return KeyCertPEM{bytes.Clone(p.Cert), bytes.Clone(p.Chain), bytes.Clone(p.Key), bytes.Clone(p.Roots), bytes.Clone(p.CRL)}
+}
+
+// KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all
+// roots, and CRLs if there are any. It never changes, so whoever holds one behind an atomic pointer
+// replaces everything in one step, and nobody sees the key of one CA with the chain of another. It
+// cannot print its key. It is safe for concurrent use.
+type KeyCertBundle struct {
+	issuer *Issuer
+	chain  []*x509.Certificate // the CA certificate and all that came with it
+	roots  []*x509.Certificate
+	crls   []*CRL
+	pem    func() KeyCertPEM
+}
+
+// ParseKeyCertBundle verifies p and returns it as a bundle. It copies p. These are the checks, in this
+// order:
+//
+//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([CheckPublicKey]),
+//     every root is a CA;
+//   - the CA certificate leads to one of the roots at the time now, which must not be zero, by way of
+//     the chain and for any extended key usage, with room for what it signs;
+//   - the key is valid PEM and belongs to the CA certificate ([ErrKeyMismatch]), which is fit to sign
+//     with by the rules of [NewIssuer];
+//   - if there are CRLs, each CA between the CA certificate and the root, both included, has one that
+//     it signed, because Envoy refuses whole chains in which one CA has none, and none of them lists a
+//     certificate of the chain. Whether they are out of date is not checked ([ErrCRL]).
+//
+// Errors say which part is wrong. They wrap those named here, a [*ProfileError], [ErrWeakKey],
+// [spiffe.ErrTooLarge] or an error of crypto/x509, and never repeat the input.
+func ParseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
+	b, err := parseKeyCertBundle(p.clone(), now)
+	if _, told := err.(*ProfileError); err != nil && !told { // which says where it is from
+		err = fmt.Errorf("pki: key-cert bundle: %w", err)
+	}
+	return b, err
+}
+
+func parseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
+	if now.IsZero() {
+		return nil, errors.New("no time to verify at")
+	}
+	chain, err := readChain("CA certificate", p.Cert)
+	if err != nil {
+		return nil, err
+	}
+	if !blank(p.Chain) {
+		more, err := readChain("chain", p.Chain)
+		if err != nil {
+			return nil, err
+		}
+		chain = AppendCertificates(chain, more...)
+	}
+	roots, err := readChain("roots", p.Roots)
+	if err != nil {
+		return nil, err
+	}
+	roots = AppendCertificates(nil, roots...)
+	for _, r := range roots {
+		if !isCA(r) {
+			return nil, fmt.Errorf("roots: %q is not a CA certificate", r.Subject)
+		}
+	}
+	paths, err := verify(chain[0], chain[1:], roots, now)
+	if err != nil {
+		return nil, fmt.Errorf("the CA certificate %q does not lead to a root: %w", chain[0].Subject, err)
+	}
+	key, err := parsePrivateKey(p.Key)
+	if err != nil {
+		return nil, fmt.Errorf("key: %w", err)
+	}
+	// The longest way to a root serves most verifiers: one that crosses over to an old root is of use
+	// to those that do not have the new one, and the others leave it earlier.
+	path := slices.MaxFunc(paths, func(a, b []*x509.Certificate) int { return len(a) - len(b) })
+	issuer, err := NewIssuer(path[:max(1, len(path)-1)], key)
+	if err != nil {
+		return nil, err
+	}
+	b := &KeyCertBundle{issuer: issuer, chain: chain, roots: roots, pem: seal(p)}
+	if !blank(p.CRL) {
+		if b.crls, err = parseCRLs(p.CRL); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrCRL, err)
+		}
+		if err := checkCRLs(paths, b.crls); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+func blank(b []byte) bool { return len(bytes.TrimSpace(b)) == 0 }
+
+// readChain parses certificates and checks their keys, before a signature is verified with one.
+func readChain(what string, pem []byte) ([]*x509.Certificate, error) {
+	certs, err := certpem.Certificates(pem)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	for n, c := range certs {
+		if err := checkKey(c.PublicKey); err != nil {
+			return nil, fmt.Errorf("%s: certificate %d (%q): %w", what, n+1, c.Subject, err)
+		}
+	}
+	return certs, nil
+}
+
+// verify returns all ways from cert to one of roots, both included.
+func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
+	o := x509.VerifyOptions{
+		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
+		CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	}
+	for _, c := range roots {
+		o.Roots.AddCert(c)
+	}
+	for _, c := range between {
+		o.Intermediates.AddCert(c)
+	}
+	paths, err := cert.Verify(o)
+	if err != nil {
+		return nil, err
+	}
+	// As crypto/x509 sees it, cert is the end. To what cert signs, it is one CA more.
+	paths = slices.DeleteFunc(paths, func(path []*x509.Certificate) bool { return tooDeep(path) > 0 })
+	if len(paths) == 0 {
+		return nil, errors.New("a CA above it does not allow as many CAs below it (path length)")
+	}
+	return paths, nil
+}
+
+// checkCRLs applies the rules for CRLs to each way from the CA to a root.
+func checkCRLs(paths [][]*x509.Certificate, crls []*CRL) error {
+	signed := map[*x509.Certificate][]*CRL{}
+	var missing []string
+	for _, path := range paths {
+		for _, ca := range path {
+			if _, seen := signed[ca]; seen {
+				continue
+			}
+			signed[ca] = nil
+			var why error
+			for _, c := range crls {
+				if err := c.checkSignedBy(ca); err == nil {
+					signed[ca] = append(signed[ca], c)
+				} else if bytes.Equal(c.issuer, ca.RawSubject) {
+					why = err
+				}
+			}
+			if len(signed[ca]) > 0 {
+				continue
+			}
+			text := fmt.Sprintf("%q", ca.Subject)
+			if why != nil {
+				text += " (" + why.Error() + ")"
+			}
+			missing = append(missing, text)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%w: no list for %s: with CRLs, every CA of the chain needs one", ErrCRL, strings.Join(missing, ", "))
+	}
+	for _, path := range paths {
+		for n, cert := range path {
+			for _, c := range signed[path[min(n+1, len(path)-1)]] {
+				if r, ok := c.Revoked(cert); ok {
+					return fmt.Errorf("%w: %q is revoked since %s, reason %d", ErrCRL, cert.Subject, r.Time.Format(time.RFC3339), r.Reason)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Issuer returns the CA, ready to sign. Its chain is the CA certificate and what links it to a root,
+// without the root, unless the CA certificate is one.
+func (b *KeyCertBundle) Issuer() *Issuer { return b.issuer }
+
+// Roots returns all roots, in the order of the input and none twice: a new slice of shared
+// certificates.
+func (b *KeyCertBundle) Roots() []*x509.Certificate { return slices.Clone(b.roots) }
+
+// CRLs returns the CRLs: a new slice, which is nil if there are none.
+func (b *KeyCertBundle) CRLs() []*CRL { return slices.Clone(b.crls) }
+
+// PEM returns a copy of what the bundle was parsed from, byte by byte, with the key in the clear.
+func (b *KeyCertBundle) PEM() KeyCertPEM { return b.pem().clone() }
+
+// Equal reports whether b and other are the same CA with the same sets of certificates, roots and CRLs,
+// in DER: order, repetition, and how the PEM and the key are written, do not matter.
+func (b *KeyCertBundle) Equal(other *KeyCertBundle) bool {
+	if b == nil || other == nil {
+		return b == other
+	}
+	der := func(crls []*CRL) (all [][]byte) {
+		for _, c := range crls {
+			all = append(all, c.der)
+		}
+		return all
+	}
+	return b.chain[0].Equal(other.chain[0]) && sameSet(rawCertificates(b.chain), rawCertificates(other.chain)) &&
+		sameSet(rawCertificates(b.roots), rawCertificates(other.roots)) && sameSet(der(b.crls), der(other.crls))
+}
+
+// MayReplace reports whether b may take over from old in a running CA, as when files were changed. With
+// the same set of roots, it may. Another set is refused, because what trusts the old roots would refuse
+// what the new CA signs, unless multiRoot says that workloads take several roots, and either set has
+// all of the other: so a root is replaced by adding the new one, waiting, and then taking the old one
+// away. It may also replace nil. An error says what to do.
+func (b *KeyCertBundle) MayReplace(old *KeyCertBundle, multiRoot bool) error {
+	if old == nil {
+		return nil
+	}
+	was, is := rawCertificates(old.roots), rawCertificates(b.roots)
+	switch {
+	case sameSet(was, is):
+		return nil
+	case !multiRoot:
+		return errors.New("pki: key-cert bundle: the roots have changed, which needs support for several roots at a time: restart with the new ones, or turn that on")
+	case !subset(was, is) && !subset(is, was):
+		return errors.New("pki: key-cert bundle: the roots have been swapped: first add the new roots beside the old ones, and take the old ones away when all workloads have the new")
+	}
+	return nil
+}
+
+func rawCertificates(certs []*x509.Certificate) (all [][]byte) {
+	for _, c := range certs {
+		all = append(all, c.Raw)
+	}
+	return all
+}
+
+// subset reports whether every one of a is in b.
+func subset(a, b [][]byte) bool {
+	in := make(map[string]bool, len(b))
+	for _, x := range b {
+		in[string(x)] = true
+	}
+	return !slices.ContainsFunc(a, func(x []byte) bool { return !in[string(x)] })
+}
+
+func sameSet(a, b [][]byte) bool { return subset(a, b) && subset(b, a) }
+
+// String returns the subject of the CA and the number of roots, and no key.
+func (b KeyCertBundle) String() string {
+	if b.issuer == nil {
+		return "pki.KeyCertBundle()"
+	}
+	return fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", b.issuer.subject(), len(b.roots), len(b.crls))
+}
+
+// GoString returns the same as String, so that %#v does not show the key.
+func (b KeyCertBundle) GoString() string { return b.String() }
+
+// LogValue implements [slog.LogValuer]: the subject and end of the CA certificate, how many roots and
+// how many CRLs.
+func (b KeyCertBundle) LogValue() slog.Value {
+	if b.issuer == nil {
+		return slog.StringValue(b.String())
+	}
+	return slog.GroupValue(slog.String("subject", b.issuer.subject()), slog.Time("not_after", b.issuer.Certificate().NotAfter),
+		slog.Int("roots", len(b.roots)), slog.Int("crls", len(b.crls)))
+}
+
+// keyCertFiles are the names that the parts of a CA have in a folder.
+type keyCertFiles struct {
+	cert, key string
+	chain     string   // empty if there is none, else required
+	roots     []string // one of them is required, the first that exists counts
+	crl       string   // never required
+}
+
+var (
+	istioFiles   = keyCertFiles{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", []string{"root-cert.pem"}, "ca-crl.pem"}
+	tlsFiles     = keyCertFiles{"tls.crt", "tls.key", "", []string{"ca.crt", "ca-bundle.crt"}, ""}
+	linkerdFiles = keyCertFiles{"crt.pem", "key.pem", "", []string{"ca-bundle.crt", "ca.crt"}, ""}
+)
+
+// ReadKeyCertBundle reads the files of a CA and verifies them by the rules of [ParseKeyCertBundle]. It
+// knows three sets of names, of which it takes the first that applies:
+//
+//	tls.crt      tls.key     ca.crt or ca-bundle.crt                          if tls.crt exists
+//	ca-cert.pem  ca-key.pem  root-cert.pem  cert-chain.pem  (ca-crl.pem)      if one of them exists
+//	crt.pem      key.pem     ca-bundle.crt or ca.crt                          if crt.pem or key.pem exists
+//
+// The file in brackets is optional. If none of the sets applies, the error wraps [fs.ErrNotExist]. If a
+// file of the set is missing, it does not, and names the file: a folder that is half filled is not one
+// that is empty, and no reason to make a new CA. Other files are not looked at. A file must be a regular
+// one, links followed, of at most 1 MiB ([spiffe.ErrTooLarge]).
+//
+// Folders that a link named "..data" swaps, as in Kubernetes volumes, are read again if that changes
+// meanwhile.
+func ReadKeyCertBundle(fsys fs.FS, now time.Time) (*KeyCertBundle, error) {
+	for attempt := 1; ; attempt++ {
+		before := dataLink(fsys)
+		p, err := readKeyCertPEM(fsys)
+		if dataLink(fsys) != before && attempt < 5 {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("pki: key-cert bundle: %w", err)
+		}
+		return ParseKeyCertBundle(*p, now)
+	}
+}
+
+// dataLink returns where the link points that Kubernetes swaps, or "".
+func dataLink(fsys fs.FS) string {
+	target, err := fs.ReadLink(fsys, "..data")
+	if err != nil {
+		return ""
+	}
+	return target
+}
+
+func readKeyCertPEM(fsys fs.FS) (*KeyCertPEM, error) {
+	exists := func(name string) bool {
+		_, err := fs.Stat(fsys, name)
+		return !errors.Is(err, fs.ErrNotExist) // any other error shows again when the file is read
+	}
+	var files keyCertFiles
+	switch {
+	case exists(tlsFiles.cert):
+		files = tlsFiles
+	case exists(istioFiles.cert), exists(istioFiles.key), exists(istioFiles.chain), exists(istioFiles.roots[0]):
+		files = istioFiles
+	case exists(linkerdFiles.cert), exists(linkerdFiles.key):
+		files = linkerdFiles
+	case exists(tlsFiles.key):
+		files = tlsFiles
+	default:
+		return nil, fmt.Errorf("no file of a CA, such as %s, %s or %s: %w", istioFiles.cert, tlsFiles.cert, linkerdFiles.cert, fs.ErrNotExist)
+	}
+	var missing []string
+	for _, name := range []string{files.cert, files.key, files.chain} {
+		if name != "" && !exists(name) {
+			missing = append(missing, name)
+		}
+	}
+	root := slices.IndexFunc(files.roots, exists)
+	if root < 0 {
+		missing = append(missing, strings.Join(files.roots, " or "))
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(missing, ", "))
+	}
+	p := &KeyCertPEM{}
+	for _, f := range []struct {
+		name string
+		data *[]byte
+	}{{files.cert, &p.Cert}, {files.key, &p.Key}, {files.chain, &p.Chain}, {files.roots[root], &p.Roots}, {files.crl, &p.CRL}} {
+		if f.name == "" || f.name == files.crl && !exists(f.name) {
+			continue
+		}
+		var err error
+		if *f.data, err = readBounded(fsys, f.name); err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("%v", err) // it was there a moment ago: nobody must take this for an empty folder
+			}
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// readBounded reads a regular file of bounded size.
+func readBounded(fsys fs.FS, name string) ([]byte, error) {
+	info, err := fs.Stat(fsys, name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() { // a pipe would block
+		return nil, fmt.Errorf("%s is not a regular file", name)
+	}
+	f, err := fsys.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, certpem.MaxInput+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > certpem.MaxInput {
+		return nil, fmt.Errorf("%s has more than %d bytes: %w", name, certpem.MaxInput, spiffe.ErrTooLarge)
+	}
+	return data, nil
+}

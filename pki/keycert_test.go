@@ -1,0 +1,688 @@
+package pki_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// testCA is a CA in parts, from which tests make bundles.
+type testCA struct {
+	*pki.Issuer
+	key crypto.Signer
+}
+
+func (c testCA) cert() *x509.Certificate { return c.Certificate() }
+
+func newTestRoot(t testing.TB, edit ...func(*pki.CertificateOptions)) testCA {
+	t.Helper()
+	key := newKey(t, pki.ECDSAP256)
+	o := caOptions()
+	for _, f := range edit {
+		f(&o)
+	}
+	cert, err := pki.NewSelfSigned(key, o)
+	require.NoError(t, err)
+	i, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
+	require.NoError(t, err)
+	return testCA{i, key}
+}
+
+// below returns a CA that c signs.
+func (c testCA) below(t testing.TB, edit ...func(*pki.CertificateOptions)) testCA {
+	t.Helper()
+	key := newKey(t, pki.ECDSAP256)
+	o := caOptions()
+	o.PublicKey, o.NotBefore, o.NotAfter = key.Public(), c.cert().NotBefore, c.cert().NotAfter
+	for _, f := range edit {
+		f(&o)
+	}
+	cert, err := c.IssueCertificate(o)
+	require.NoError(t, err)
+	i, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
+	require.NoError(t, err)
+	return testCA{i, key}
+}
+
+func (c testCA) keyPEM(t testing.TB) []byte {
+	t.Helper()
+	return pemOf(t, c.key)
+}
+
+func (c testCA) crl(t testing.TB, revoked ...*x509.Certificate) []byte {
+	t.Helper()
+	o := pki.CRLOptions{Number: big.NewInt(1), ThisUpdate: base, NextUpdate: base.Add(time.Hour)}
+	for _, r := range revoked {
+		o.Revoked = append(o.Revoked, pki.Revocation{SerialNumber: r.SerialNumber, Time: base, Reason: 1})
+	}
+	crl, err := pki.NewCRL(c.Issuer, o)
+	require.NoError(t, err)
+	return crl.PEM()
+}
+
+func certsPEM(certs ...*x509.Certificate) []byte { return pki.MarshalCertificatesPEM(certs...) }
+
+var during = base.Add(time.Minute)
+
+func TestKeyCertBundle(t *testing.T) {
+	t.Parallel()
+	root := newTestRoot(t)
+	mid := root.below(t)
+	ca := mid.below(t)
+	old := newTestRoot(t)
+	// The new root, signed by the old one: a way to it for who does not know the new one yet.
+	cross := crossSigned(t, old, root)
+	clients := root.below(t, func(o *pki.CertificateOptions) { o.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
+	for name, tc := range map[string]struct {
+		p     pki.KeyCertPEM
+		chain []*x509.Certificate
+		roots []*x509.Certificate
+		crls  int
+	}{
+		"self-signed":              {pki.KeyCertPEM{Cert: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{root.cert()}, []*x509.Certificate{root.cert()}, 0},
+		"self-signed, blank chain": {pki.KeyCertPEM{Cert: certsPEM(root.cert()), Chain: []byte("\n"), Key: root.keyPEM(t), Roots: certsPEM(root.cert()), CRL: []byte(" \n")}, []*x509.Certificate{root.cert()}, []*x509.Certificate{root.cert()}, 0},
+		"directly below the root":  {pki.KeyCertPEM{Cert: certsPEM(mid.cert()), Key: mid.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{mid.cert()}, []*x509.Certificate{root.cert()}, 0},
+		"a CA for clients only":    {pki.KeyCertPEM{Cert: certsPEM(clients.cert()), Key: clients.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{clients.cert()}, []*x509.Certificate{root.cert()}, 0},
+		"intermediates":            {pki.KeyCertPEM{Cert: certsPEM(ca.cert()), Chain: certsPEM(mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
+		"a chain in any order, with itself, the root and strangers": {pki.KeyCertPEM{
+			Cert: certsPEM(ca.cert()), Chain: certsPEM(root.cert(), old.cert(), mid.cert(), ca.cert(), mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert(), root.cert())},
+			[]*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
+		"all in one file": {pki.KeyCertPEM{Cert: certsPEM(ca.cert(), mid.cert(), root.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
+		"two roots":       {pki.KeyCertPEM{Cert: certsPEM(mid.cert()), Key: mid.keyPEM(t), Roots: certsPEM(old.cert(), root.cert())}, []*x509.Certificate{mid.cert()}, []*x509.Certificate{old.cert(), root.cert()}, 0},
+		"a cross certificate": {pki.KeyCertPEM{Cert: certsPEM(mid.cert()), Chain: certsPEM(cross), Key: mid.keyPEM(t), Roots: certsPEM(old.cert(), root.cert())},
+			[]*x509.Certificate{mid.cert(), cross}, []*x509.Certificate{old.cert(), root.cert()}, 0},
+		"CRLs": {pki.KeyCertPEM{Cert: certsPEM(ca.cert()), Chain: certsPEM(mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert()),
+			CRL: slices.Concat([]byte("# lists\n"), old.crl(t), root.crl(t), mid.crl(t, root.cert()), ca.crl(t))}, []*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 4},
+	} {
+		b, err := pki.ParseKeyCertBundle(tc.p, during)
+		require.NoError(t, err, name)
+		assert.Equal(t, certsPEM(tc.chain...), certsPEM(b.Issuer().Chain()...), name)
+		assert.Equal(t, certsPEM(tc.roots...), certsPEM(b.Roots()...), name)
+		assert.Len(t, b.CRLs(), tc.crls, name)
+		assert.Equal(t, tc.p, b.PEM(), "%s: byte by byte", name)
+		leaf, err := b.Issuer().IssueLeaf(leafOptions())
+		require.NoError(t, err, name)
+		for n, r := range b.Roots() {
+			err := verifyAt(r, during, append([]*x509.Certificate{leaf}, b.Issuer().Chain()...)...)
+			require.Equal(t, name == "two roots" && n == 0, err != nil, "%s: what it signs, with the chain that it sends: %v", name, err)
+		}
+	}
+}
+
+// crossSigned returns a certificate for the name and key of ca, signed by over.
+func crossSigned(t testing.TB, over, ca testCA) *x509.Certificate {
+	t.Helper()
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(99), RawSubject: ca.cert().RawSubject, SubjectKeyId: ca.cert().SubjectKeyId, NotBefore: base, NotAfter: base.AddDate(1, 0, 0),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	b, err := x509.CreateCertificate(rand.Reader, tmpl, over.cert(), ca.key.Public(), over.key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	return c
+}
+
+func TestKeyCertBundleRefuses(t *testing.T) {
+	t.Parallel()
+	root := newTestRoot(t)
+	mid := root.below(t)
+	ca := mid.below(t)
+	stranger := newTestRoot(t)
+	leafKey := newKey(t, pki.ECDSAP256)
+	lo := leafOptions()
+	lo.PublicKey = leafKey.Public()
+	leaf, err := root.IssueLeaf(lo)
+	require.NoError(t, err)
+	small, err := rsa.GenerateKey(rand.Reader, 1024)
+	require.NoError(t, err)
+	weak := selfSignedBy(t, small)
+	huge := withKey(t, root.cert(), rsaSPKI(append([]byte{0x7f}, bytes.Repeat([]byte{0xff}, 2000)...), []byte{1, 0, 1}))
+	flat := foreignCA(t, func(c *x509.Certificate) { c.MaxPathLenZero = true })
+	flatSub := subordinate(t, flat)
+	noCRL := root.below(t, func(o *pki.CertificateOptions) { o.KeyUsage = x509.KeyUsageCertSign })
+	short := root.below(t, func(o *pki.CertificateOptions) { o.NotAfter = base.Add(time.Second * 30) })
+	late := root.below(t, func(o *pki.CertificateOptions) { o.NotBefore = base.Add(time.Hour) })
+	wrongDomain := newTestRoot(t, func(o *pki.CertificateOptions) { o.PermittedDNSDomains = []string{"example.org"} })
+	outside := unchecked(t, wrongDomain, "ca.other.test")
+	renewedRoot, err := root.Renew(base, base.AddDate(1, 0, 0))
+	require.NoError(t, err)
+
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(8), Subject: pkix.Name{CommonName: "lists"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCRLSign}
+	crlOnlyDER, err := x509.CreateCertificate(rand.Reader, tmpl, root.cert(), leafKey.Public(), root.key)
+	require.NoError(t, err)
+	crlOnly, err := x509.ParseCertificate(crlOnlyDER)
+	require.NoError(t, err)
+
+	good := func() pki.KeyCertPEM {
+		return pki.KeyCertPEM{Cert: certsPEM(ca.cert()), Chain: certsPEM(mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}
+	}
+	with := func(c testCA) func(*pki.KeyCertPEM) {
+		return func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(c.cert()), c.keyPEM(t) }
+	}
+	crls := func(all ...[]byte) func(*pki.KeyCertPEM) {
+		return func(p *pki.KeyCertPEM) { p.CRL = slices.Concat(all...) }
+	}
+	for name, tc := range map[string]struct {
+		edit func(*pki.KeyCertPEM)
+		want string // in the error
+		also error
+	}{
+		// The certificate.
+		"no certificate":         {func(p *pki.KeyCertPEM) { p.Cert = nil }, "CA certificate: no certificate found", nil},
+		"text as certificate":    {func(p *pki.KeyCertPEM) { p.Cert = []byte("hello") }, "CA certificate: ", nil},
+		"half a certificate":     {func(p *pki.KeyCertPEM) { p.Cert = p.Cert[:len(p.Cert)/2] }, "CA certificate: ", nil},
+		"a key as certificate":   {func(p *pki.KeyCertPEM) { p.Cert = p.Key }, `CA certificate: block 1 is "PRIVATE KEY"`, nil},
+		"a damaged second block": {func(p *pki.KeyCertPEM) { p.Chain = append(damaged(p.Cert), p.Chain...) }, "chain: 1 damaged PEM blocks", nil},
+		"a leaf":                 {func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(leaf), pemOf(t, leafKey) }, "the certificate is not a CA (X5-8)", nil},
+		"signs CRLs only":        {func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(crlOnly), pemOf(t, leafKey) }, "the key usage does not include certificate signing (X5-17)", nil},
+		"too large":              {func(p *pki.KeyCertPEM) { p.Cert = append(bytes.Repeat([]byte("#"), 1<<20), p.Cert...) }, "bytes of PEM, the limit is 1048576", spiffe.ErrTooLarge},
+		"a weak key":             {func(p *pki.KeyCertPEM) { p.Cert, p.Roots = certsPEM(weak), certsPEM(weak) }, "CA certificate: certificate 1", pki.ErrWeakKey},
+
+		// The way to a root.
+		"no chain":               {func(p *pki.KeyCertPEM) { p.Chain = nil }, "does not lead to a root", nil},
+		"text as chain":          {func(p *pki.KeyCertPEM) { p.Chain = []byte("hello") }, "chain: ", nil},
+		"another chain":          {func(p *pki.KeyCertPEM) { p.Chain = certsPEM(stranger.cert()) }, "does not lead to a root", nil},
+		"no roots":               {func(p *pki.KeyCertPEM) { p.Roots = nil }, "roots: no certificate found", nil},
+		"other roots":            {func(p *pki.KeyCertPEM) { p.Roots = certsPEM(stranger.cert()) }, "does not lead to a root", nil},
+		"text behind the roots":  {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, "hello"...) }, "roots: after certificate 1", nil},
+		"a leaf among the roots": {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(leaf)...) }, "is not a CA certificate", nil},
+		"a weak root":            {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(weak)...) }, "roots: certificate 2", pki.ErrWeakKey},
+		"a root of 16,000 bits":  {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(huge)...) }, "roots: certificate 2", pki.ErrWeakKey},
+		"a link of 16,000 bits":  {func(p *pki.KeyCertPEM) { p.Chain = append(p.Chain, certsPEM(huge)...) }, "chain: certificate 2", pki.ErrWeakKey},
+		"expired":                {with(short), "does not lead to a root", nil},
+		"not yet valid":          {with(late), "does not lead to a root", nil},
+		"no room below the root": {func(p *pki.KeyCertPEM) {
+			p.Cert, p.Key, p.Roots = certsPEM(flatSub.cert()), flatSub.keyPEM(t), certsPEM(flat.cert())
+		}, "path length", nil},
+		"a name that is forbidden": {func(p *pki.KeyCertPEM) {
+			p.Cert, p.Key, p.Roots = certsPEM(outside.cert()), outside.keyPEM(t), certsPEM(wrongDomain.cert())
+		}, "does not lead to a root", nil},
+
+		// The key.
+		"no key":             {func(p *pki.KeyCertPEM) { p.Key = nil }, "key: no private key found", nil},
+		"another key":        {func(p *pki.KeyCertPEM) { p.Key = stranger.keyPEM(t) }, "the private key does not belong to the certificate", pki.ErrKeyMismatch},
+		"the key of the mid": {func(p *pki.KeyCertPEM) { p.Key = mid.keyPEM(t) }, "the private key does not belong to the certificate", pki.ErrKeyMismatch},
+		"two keys":           {func(p *pki.KeyCertPEM) { p.Key = append(p.Key, p.Key...) }, "key: ", nil},
+		"an encrypted key":   {func(p *pki.KeyCertPEM) { p.Key = []byte(block("ENCRYPTED PRIVATE KEY", []byte{1})) }, "key: the private key is encrypted", nil},
+
+		// The lists.
+		"text as CRL":                {crls([]byte("hello")), "text that is not PEM", pki.ErrCRL},
+		"a certificate as CRL":       {crls(certsPEM(root.cert())), "not X509 CRL", pki.ErrCRL},
+		"a list of somebody else":    {crls(stranger.crl(t)), fmt.Sprintf("no list for %q, %q, %q", ca.cert().Subject, mid.cert().Subject, root.cert().Subject), pki.ErrCRL},
+		"no list for the CA":         {crls(root.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", ca.cert().Subject), pki.ErrCRL},
+		"no list in the middle":      {crls(ca.crl(t), root.crl(t)), fmt.Sprintf("no list for %q:", mid.cert().Subject), pki.ErrCRL},
+		"no list for the root":       {crls(ca.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", root.cert().Subject), pki.ErrCRL},
+		"a list by another key":      {crls(ca.crl(t), mid.crl(t), forgedCRL(t, root)), fmt.Sprintf("no list for %q (", root.cert().Subject), pki.ErrCRL},
+		"a damaged list":             {crls(ca.crl(t), mid.crl(t), damaged(root.crl(t)), root.crl(t)), "1 damaged PEM blocks", pki.ErrCRL},
+		"the CA is revoked":          {crls(ca.crl(t), mid.crl(t, ca.cert()), root.crl(t)), fmt.Sprintf("%q is revoked since 2026-03-01T11:00:00Z, reason 1", ca.cert().Subject), pki.ErrCRL},
+		"the one above is revoked":   {crls(ca.crl(t), mid.crl(t), root.crl(t, mid.cert())), fmt.Sprintf("%q is revoked", mid.cert().Subject), pki.ErrCRL},
+		"the root revokes itself":    {crls(ca.crl(t), mid.crl(t), root.crl(t, root.cert())), fmt.Sprintf("%q is revoked", root.cert().Subject), pki.ErrCRL},
+		"a CA that signs no lists":   {func(p *pki.KeyCertPEM) { p.Cert, p.Key, p.CRL = certsPEM(noCRL.cert()), noCRL.keyPEM(t), root.crl(t) }, fmt.Sprintf("no list for %q:", noCRL.cert().Subject), pki.ErrCRL},
+		"a list of the renewed root": {crls(ca.crl(t), mid.crl(t), testCA{renewedRoot, root.key}.crl(t, root.cert())), fmt.Sprintf("%q is revoked", root.cert().Subject), pki.ErrCRL},
+	} {
+		p := good()
+		tc.edit(&p)
+		b, err := pki.ParseKeyCertBundle(p, during)
+		require.ErrorContains(t, err, tc.want, name)
+		require.Nil(t, b, name)
+		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%s: %v", name, err)
+		if tc.also != nil {
+			assert.ErrorIs(t, err, tc.also, name)
+		}
+		assert.NotErrorIs(t, err, fs.ErrNotExist)
+		for line := range strings.SplitSeq(string(p.Key), "\n") {
+			if len(line) > 30 && !strings.HasPrefix(line, "-") {
+				assert.NotContains(t, err.Error(), line[:20], name)
+			}
+		}
+	}
+	_, err = pki.ParseKeyCertBundle(good(), time.Time{})
+	require.EqualError(t, err, "pki: key-cert bundle: no time to verify at")
+	_, err = pki.ParseKeyCertBundle(good(), during)
+	require.NoError(t, err, "where all of them start")
+}
+
+func damaged(pem []byte) []byte {
+	d := bytes.Clone(pem)
+	d[bytes.IndexByte(d, '\n')+10] = '!'
+	return d
+}
+
+func pemOf(t testing.TB, key crypto.Signer) []byte {
+	t.Helper()
+	b, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	return b
+}
+
+func selfSignedBy(t testing.TB, key crypto.Signer) *x509.Certificate {
+	t.Helper()
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(5), Subject: pkix.Name{CommonName: "weak"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	return c
+}
+
+// withKey returns cert with another public key, which crypto/x509 reads; the signature is not right.
+func withKey(t testing.TB, cert *x509.Certificate, spki []byte) *x509.Certificate {
+	t.Helper()
+	tbs := bytes.Replace(cert.RawTBSCertificate, cert.RawSubjectPublicKeyInfo, spki, 1)
+	content := tbs[4:] // behind tag and a length of three bytes
+	b := der(tagSeq, der(tagSeq, content), algECDSA256, der(tagBits, []byte{0}, cert.Signature))
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	return c
+}
+
+func foreignCA(t testing.TB, edit func(*x509.Certificate)) testCA {
+	t.Helper()
+	key := newKey(t, pki.ECDSAP256)
+	return testCA{foreignRoot(t, key, edit), key}
+}
+
+// subordinate signs a CA below over without looking whether there is room.
+func subordinate(t testing.TB, over testCA) testCA { return unchecked(t, over, "") }
+
+func unchecked(t testing.TB, over testCA, dns string) testCA {
+	t.Helper()
+	key := newKey(t, pki.ECDSAP256)
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(6), Subject: pkix.Name{CommonName: "below"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	if dns != "" {
+		tmpl.DNSNames = []string{dns}
+	}
+	b, err := x509.CreateCertificate(rand.Reader, tmpl, over.cert(), key.Public(), over.key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	i, err := pki.NewIssuer([]*x509.Certificate{c}, key)
+	require.NoError(t, err)
+	return testCA{i, key}
+}
+
+// forgedCRL is a list in the name of ca, by another key.
+func forgedCRL(t testing.TB, ca testCA) []byte {
+	t.Helper()
+	other := newKey(t, pki.ECDSAP256)
+	fake := *ca.cert()
+	fake.PublicKey = other.Public()
+	b, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: base, NextUpdate: base.Add(time.Hour)}, &fake, other)
+	require.NoError(t, err)
+	return []byte(block("X509 CRL", b))
+}
+
+func TestKeyCertBundleCopies(t *testing.T) {
+	t.Parallel()
+	root := newTestRoot(t)
+	p := pki.KeyCertPEM{Cert: certsPEM(root.cert()), Chain: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert()), CRL: root.crl(t)}
+	want := pki.KeyCertPEM{Cert: bytes.Clone(p.Cert), Chain: bytes.Clone(p.Chain), Key: bytes.Clone(p.Key), Roots: bytes.Clone(p.Roots), CRL: bytes.Clone(p.CRL)}
+	b, err := pki.ParseKeyCertBundle(p, during)
+	require.NoError(t, err)
+	for range 2 {
+		for _, data := range [][]byte{p.Cert, p.Chain, p.Key, p.Roots, p.CRL} {
+			clear(data)
+		}
+		b.Roots()[0] = nil
+		b.CRLs()[0] = nil
+		b.Issuer().Chain()[0] = nil
+		p = b.PEM()
+		require.Equal(t, want, p)
+		require.NotNil(t, b.Roots()[0])
+		require.NotNil(t, b.CRLs()[0])
+		require.NotNil(t, b.Issuer().Certificate())
+	}
+}
+
+func TestKeyCertBundleEqualAndMayReplace(t *testing.T) {
+	t.Parallel()
+	a, c := newTestRoot(t), newTestRoot(t)
+	mid, other := a.below(t), a.below(t)
+	parse := func(cert testCA, chain, roots, crl []byte) *pki.KeyCertBundle {
+		b, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: certsPEM(cert.cert()), Chain: chain, Key: cert.keyPEM(t), Roots: roots, CRL: crl}, during)
+		require.NoError(t, err)
+		return b
+	}
+	both := certsPEM(a.cert(), c.cert())
+	bundle := parse(mid, nil, both, nil)
+	sec1, err := x509.MarshalECPrivateKey(mid.key.(*ecdsa.PrivateKey))
+	require.NoError(t, err)
+	rewritten, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{
+		Cert:  []byte("# comment\n" + strings.ReplaceAll(string(certsPEM(mid.cert())), "\n", "\r\n")),
+		Chain: certsPEM(mid.cert()), Key: []byte(block("EC PRIVATE KEY", sec1)), Roots: certsPEM(c.cert(), a.cert(), c.cert()),
+	}, during)
+	require.NoError(t, err)
+	crl := slices.Concat(mid.crl(t), a.crl(t))
+	withCRL := parse(mid, nil, both, crl)
+	onlyA, onlyC := parse(mid, nil, certsPEM(a.cert()), nil), parse(c, nil, certsPEM(c.cert()), nil)
+	withD := parse(mid, nil, certsPEM(a.cert(), newTestRoot(t).cert()), nil)
+	for name, tc := range map[string]struct {
+		x, y              *pki.KeyCertBundle
+		equal, any, multi bool // any: y may replace x without several roots; multi: with
+	}{
+		"itself":                         {bundle, bundle, true, true, true},
+		"the same, written another way":  {bundle, rewritten, true, true, true},
+		"another CA":                     {bundle, parse(other, nil, both, nil), false, true, true},
+		"the root itself":                {bundle, parse(a, nil, both, nil), false, true, true},
+		"a longer chain":                 {bundle, parse(mid, certsPEM(other.cert()), both, nil), false, true, true},
+		"with CRLs":                      {bundle, withCRL, false, true, true},
+		"without CRLs":                   {withCRL, bundle, false, true, true},
+		"the same CRLs in another order": {withCRL, parse(mid, nil, both, slices.Concat(crl[len(mid.crl(t)):], crl)), true, true, true},
+		"a root more":                    {onlyA, bundle, false, false, true},
+		"a root less":                    {bundle, onlyA, false, false, true},
+		"all roots swapped":              {onlyA, onlyC, false, false, false},
+		"one of two swapped":             {bundle, withD, false, false, false},
+	} {
+		if strings.HasPrefix(name, "the same CRLs") { // ECDSA is random: cut the lists out of the one text
+			lists := withCRL.CRLs()
+			tc.y = parse(mid, nil, both, slices.Concat(lists[1].PEM(), lists[0].PEM(), lists[1].PEM()))
+		}
+		assert.Equal(t, tc.equal, tc.x.Equal(tc.y), name)
+		assert.Equal(t, tc.equal, tc.y.Equal(tc.x), name)
+		err := tc.y.MayReplace(tc.x, false)
+		assert.Equal(t, tc.any, err == nil, "%s: %v", name, err)
+		err = tc.y.MayReplace(tc.x, true)
+		assert.Equal(t, tc.multi, err == nil, "%s: %v", name, err)
+	}
+	var none *pki.KeyCertBundle
+	assert.True(t, none.Equal(nil))
+	assert.False(t, bundle.Equal(nil))
+	assert.False(t, none.Equal(bundle))
+	assert.NoError(t, bundle.MayReplace(nil, false))
+	assert.ErrorContains(t, bundle.MayReplace(onlyA, false), "support for several roots")
+	assert.ErrorContains(t, onlyC.MayReplace(onlyA, true), "first add the new roots beside the old ones")
+}
+
+func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
+	t.Parallel()
+	root := newTestRoot(t)
+	b, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert())}, during)
+	require.NoError(t, err)
+	key := root.keyPEM(t)
+	line := strings.Split(string(key), "\n")[1]
+	secret := []byte(line[len(line)-24:])
+	var buf bytes.Buffer
+	for _, log := range []*slog.Logger{slog.New(slog.NewTextHandler(&buf, nil)), slog.New(slog.NewJSONHandler(&buf, nil))} {
+		log.Info("x", "bundle", b, "value", *b, "any", struct{ B *pki.KeyCertBundle }{b}, "pem", b.PEM())
+	}
+	assert.Contains(t, buf.String(), "bundle.roots=1 bundle.crls=0")
+	assertNoKey(t, secret, &buf, b, *b, pki.KeyCertBundle{})
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
+		assert.NotContains(t, fmt.Sprintf(verb, b.PEM()), string(secret))
+		assert.NotContains(t, fmt.Sprintf(verb, b.PEM()), fmt.Sprintf("%x", secret))
+	}
+	assert.Equal(t, "pki.KeyCertBundle("+root.cert().Subject.String()+", 1 roots, 0 CRLs)", b.String())
+	assert.Equal(t, "pki.KeyCertBundle()", pki.KeyCertBundle{}.String())
+	out, err := json.Marshal([]any{b})
+	require.NoError(t, err)
+	assert.Equal(t, "[{}]", string(out))
+}
+
+func TestReadKeyCertBundle(t *testing.T) {
+	t.Parallel()
+	root := newTestRoot(t)
+	mid := root.below(t)
+	cert, chain, key, roots, crl := certsPEM(mid.cert()), certsPEM(mid.cert(), root.cert()), mid.keyPEM(t), certsPEM(root.cert()), slices.Concat(root.crl(t), mid.crl(t))
+	file := func(b []byte) *fstest.MapFile { return &fstest.MapFile{Data: b} }
+	self := fstest.MapFS{"ca-cert.pem": file(roots), "ca-key.pem": file(root.keyPEM(t)), "cert-chain.pem": file(nil), "root-cert.pem": file(roots), "key.pem": file(nil)}
+	istio := fstest.MapFS{"ca-cert.pem": file(cert), "ca-key.pem": file(key), "cert-chain.pem": file(chain), "root-cert.pem": file(roots), "unrelated": file([]byte("x"))}
+	tls := fstest.MapFS{"tls.crt": file(chain), "tls.key": file(key), "ca.crt": file(roots)}
+	linkerd := fstest.MapFS{"crt.pem": file(cert), "key.pem": file(key), "ca-bundle.crt": file(roots)}
+	plus := func(base fstest.MapFS, name string, data []byte) fstest.MapFS {
+		out := fstest.MapFS{name: file(data)}
+		for n, f := range base {
+			if n != name {
+				out[n] = f
+			}
+		}
+		return out
+	}
+	minus := func(base fstest.MapFS, names ...string) fstest.MapFS {
+		out := fstest.MapFS{}
+		for n, f := range base {
+			if !slices.Contains(names, n) {
+				out[n] = f
+			}
+		}
+		return out
+	}
+	bad := []byte("not PEM")
+	for name, tc := range map[string]struct {
+		fsys fs.FS
+		cert *x509.Certificate
+		crls int
+	}{
+		"Istio":                             {istio, mid.cert(), 0},
+		"Istio with CRLs":                   {plus(istio, "ca-crl.pem", crl), mid.cert(), 2},
+		"Istio with an empty CRL":           {plus(istio, "ca-crl.pem", nil), mid.cert(), 0},
+		"Istio, a secret of its own CA":     {self, root.cert(), 0},
+		"TLS":                               {tls, mid.cert(), 0},
+		"TLS with a bundle":                 {plus(minus(tls, "ca.crt"), "ca-bundle.crt", roots), mid.cert(), 0},
+		"TLS before Istio":                  {plus(plus(plus(istio, "tls.crt", cert), "tls.key", key), "ca.crt", roots), mid.cert(), 0},
+		"TLS does not look at ca-crl.pem":   {plus(tls, "ca-crl.pem", bad), mid.cert(), 0},
+		"TLS prefers ca.crt":                {plus(tls, "ca-bundle.crt", bad), mid.cert(), 0},
+		"Istio before a lone tls.key":       {plus(istio, "tls.key", bad), mid.cert(), 0},
+		"Istio before Linkerd":              {plus(plus(istio, "crt.pem", bad), "key.pem", bad), mid.cert(), 0},
+		"Linkerd":                           {linkerd, mid.cert(), 0},
+		"Linkerd with ca.crt":               {plus(minus(linkerd, "ca-bundle.crt"), "ca.crt", roots), mid.cert(), 0},
+		"Linkerd prefers ca-bundle.crt":     {plus(linkerd, "ca.crt", bad), mid.cert(), 0},
+		"Linkerd, intermediates in one PEM": {plus(linkerd, "crt.pem", chain), mid.cert(), 0},
+	} {
+		b, err := pki.ReadKeyCertBundle(tc.fsys, during)
+		require.NoError(t, err, name)
+		assert.True(t, b.Issuer().Certificate().Equal(tc.cert), name)
+		assert.Len(t, b.CRLs(), tc.crls, name)
+	}
+	for name, tc := range map[string]struct {
+		fsys fs.FS
+		want string
+		also error
+	}{
+		"an empty folder":            {fstest.MapFS{}, "no file of a CA", fs.ErrNotExist},
+		"other files":                {fstest.MapFS{"cert.pem": file(cert), "ca.crt": file(roots), "ca-crl.pem": file(crl), "istio-generated": file(nil)}, "no file of a CA", fs.ErrNotExist},
+		"no ca-cert.pem":             {minus(istio, "ca-cert.pem"), "but not ca-cert.pem", nil},
+		"no ca-key.pem":              {minus(istio, "ca-key.pem"), "but not ca-key.pem", nil},
+		"no cert-chain.pem":          {minus(istio, "cert-chain.pem"), "but not cert-chain.pem", nil},
+		"no root-cert.pem":           {minus(istio, "root-cert.pem"), "but not root-cert.pem", nil},
+		"a lone root-cert.pem":       {fstest.MapFS{"root-cert.pem": file(roots)}, "but not ca-cert.pem, ca-key.pem, cert-chain.pem", nil},
+		"a lone cert-chain.pem":      {fstest.MapFS{"cert-chain.pem": file(nil)}, "but not ca-cert.pem, ca-key.pem, root-cert.pem", nil},
+		"a lone ca-key.pem":          {fstest.MapFS{"ca-key.pem": file(key)}, "but not ca-cert.pem, cert-chain.pem, root-cert.pem", nil},
+		"no tls.key":                 {minus(tls, "tls.key"), "but not tls.key", nil},
+		"no tls.crt":                 {minus(tls, "tls.crt"), "but not tls.crt", nil},
+		"no ca.crt":                  {minus(tls, "ca.crt"), "but not ca.crt or ca-bundle.crt", nil},
+		"tls.crt and Istio's files":  {plus(istio, "tls.crt", cert), "but not tls.key, ca.crt or ca-bundle.crt", nil},
+		"no crt.pem":                 {minus(linkerd, "crt.pem"), "but not crt.pem", nil},
+		"no key.pem":                 {minus(linkerd, "key.pem"), "but not key.pem", nil},
+		"no anchors":                 {minus(linkerd, "ca-bundle.crt"), "but not ca-bundle.crt or ca.crt", nil},
+		"a bad file":                 {plus(istio, "root-cert.pem", bad), "roots: ", nil},
+		"a bad CRL":                  {plus(istio, "ca-crl.pem", bad), "certificate revocation list", pki.ErrCRL},
+		"another key":                {plus(istio, "ca-key.pem", root.keyPEM(t)), "does not belong", pki.ErrKeyMismatch},
+		"a file of 1 MiB and a byte": {plus(istio, "root-cert.pem", make([]byte, 1<<20+1)), "root-cert.pem has more than 1048576 bytes", spiffe.ErrTooLarge},
+		"a CRL of 1 MiB and a byte":  {plus(istio, "ca-crl.pem", make([]byte, 1<<20+1)), "ca-crl.pem has more than 1048576 bytes", spiffe.ErrTooLarge},
+		"a folder":                   {plus(minus(istio, "ca-key.pem"), "ca-key.pem/x", nil), "ca-key.pem is not a regular file", nil},
+		"a pipe":                     {withMode(istio, "ca-key.pem", fs.ModeNamedPipe), "ca-key.pem is not a regular file", nil},
+		"a device":                   {withMode(istio, "ca-crl.pem", fs.ModeDevice), "ca-crl.pem is not a regular file", nil},
+		"no permission":              {failing{istio, "ca-key.pem", fs.ErrPermission}, "permission denied", fs.ErrPermission},
+		"no permission for the list": {failing{istio, "ca-crl.pem", fs.ErrPermission}, "permission denied", fs.ErrPermission},
+		"gone between two looks":     {vanishing{istio, "ca-key.pem"}, "ca-key.pem", nil},
+	} {
+		b, err := pki.ReadKeyCertBundle(tc.fsys, during)
+		require.ErrorContains(t, err, tc.want, name)
+		require.Nil(t, b, name)
+		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%s: %v", name, err)
+		assert.Equal(t, tc.also == fs.ErrNotExist, errors.Is(err, fs.ErrNotExist), "%s: only an empty folder may look like one: %v", name, err)
+		if tc.also != nil {
+			assert.ErrorIs(t, err, tc.also, name)
+		}
+	}
+}
+
+func withMode(base fstest.MapFS, name string, mode fs.FileMode) fs.FS {
+	out := fstest.MapFS{name: {Mode: mode}}
+	for n, f := range base {
+		if n != name {
+			out[n] = f
+		}
+	}
+	return out
+}
+
+// failing is a file system in which one file cannot be looked at.
+type failing struct {
+	fs.FS
+	name string
+	err  error
+}
+
+func (f failing) Open(name string) (fs.File, error) {
+	if name == f.name {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: f.err}
+	}
+	return f.FS.Open(name)
+}
+
+// vanishing is a file system in which one file is there when asked about, and gone when opened.
+type vanishing struct {
+	fstest.MapFS
+	name string
+}
+
+func (f vanishing) Open(name string) (fs.File, error) {
+	if name == f.name {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return f.MapFS.Open(name)
+}
+
+// swapping is a volume that is swapped after some reads: each file is a link by way of ..data.
+type swapping struct {
+	generations []fstest.MapFS
+	reads       *int
+	every       int
+}
+
+func (s swapping) now() int { return min(*s.reads/s.every, len(s.generations)-1) }
+func (s swapping) Open(name string) (fs.File, error) {
+	*s.reads++
+	return s.generations[s.now()].Open(name)
+}
+func (s swapping) Stat(name string) (fs.FileInfo, error)  { return s.generations[s.now()].Stat(name) }
+func (s swapping) Lstat(name string) (fs.FileInfo, error) { return s.Stat(name) }
+func (s swapping) ReadLink(name string) (string, error) {
+	if name != "..data" {
+		return "", &fs.PathError{Op: "readlink", Path: name, Err: fs.ErrInvalid}
+	}
+	return fmt.Sprintf("..%d", s.now()), nil
+}
+
+// Files of two generations are never taken for one CA.
+func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
+	t.Parallel()
+	root := newTestRoot(t)
+	folder := func(ca testCA, roots ...*x509.Certificate) fstest.MapFS {
+		return fstest.MapFS{
+			"ca-cert.pem": {Data: certsPEM(ca.cert())}, "ca-key.pem": {Data: ca.keyPEM(t)}, "cert-chain.pem": {}, "root-cert.pem": {Data: certsPEM(roots...)},
+		}
+	}
+	mid := root.below(t)
+	// Any mix of these two verifies: only the link tells that they do not belong together.
+	first, second := folder(mid, root.cert()), folder(mid, root.cert(), newTestRoot(t).cert())
+	second["cert-chain.pem"] = &fstest.MapFile{Data: certsPEM(mid.cert(), root.cert())}
+	whole, err := pki.ReadKeyCertBundle(second, during)
+	require.NoError(t, err)
+	for after := 1; after <= 4; after++ {
+		reads := 0
+		b, err := pki.ReadKeyCertBundle(swapping{[]fstest.MapFS{first, second}, &reads, after}, during)
+		require.NoError(t, err)
+		require.True(t, b.Equal(whole), "swapped after %d reads", after)
+	}
+	// A volume that never comes to rest is read in the end, and what was read is verified as ever.
+	reads := 0
+	endless := swapping{slices.Repeat([]fstest.MapFS{first, second}, 1000), &reads, 1}
+	_, err = pki.ReadKeyCertBundle(endless, during)
+	require.NoError(t, err)
+	require.Less(t, reads, 100)
+
+	// And on a disk, as Kubernetes does it.
+	dir := t.TempDir()
+	write := func(generation string, fsys fstest.MapFS) {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, generation), 0o700))
+		for name, f := range fsys {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, generation, name), f.Data, 0o600))
+		}
+		require.NoError(t, os.Symlink(generation, filepath.Join(dir, "..tmp")))
+		require.NoError(t, os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")))
+	}
+	write("..1", first)
+	for name := range first {
+		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
+	}
+	b, err := pki.ReadKeyCertBundle(os.DirFS(dir), during)
+	require.NoError(t, err)
+	require.Len(t, b.Roots(), 1)
+	write("..2", second)
+	b, err = pki.ReadKeyCertBundle(os.DirFS(dir), during)
+	require.NoError(t, err)
+	require.True(t, b.Equal(whole))
+}
+
+func FuzzKeyCertBundle(f *testing.F) {
+	root := newTestRoot(f)
+	mid := root.below(f)
+	cert, key, roots, crl := certsPEM(mid.cert()), mid.keyPEM(f), certsPEM(root.cert()), slices.Concat(root.crl(f), mid.crl(f))
+	f.Add(cert, []byte{}, key, roots, []byte{})
+	f.Add(cert, certsPEM(root.cert(), mid.cert()), key, certsPEM(root.cert(), mid.cert()), crl)
+	f.Add(certsPEM(mid.cert(), root.cert()), []byte("\n"), key, roots, root.crl(f))
+	f.Add(roots, []byte("# comment\n"), root.keyPEM(f), roots, crl)
+	f.Add(cert[:100], cert[100:], key, roots, crl)
+	f.Add(damaged(cert), cert, damaged(key), damaged(roots), damaged(crl))
+	f.Fuzz(func(t *testing.T, cert, chain, key, roots, crl []byte) {
+		p := pki.KeyCertPEM{Cert: cert, Chain: chain, Key: key, Roots: roots, CRL: crl}
+		b, err := pki.ParseKeyCertBundle(p, during)
+		if err != nil {
+			require.Nil(t, b)
+			require.True(t, strings.HasPrefix(err.Error(), "pki: "), "%v", err)
+			return
+		}
+		i := b.Issuer()
+		require.True(t, i.Certificate().IsCA)
+		again, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{
+			Cert: certsPEM(i.Certificate()), Chain: slices.Concat(cert, []byte("\n"), chain), Key: key, Roots: certsPEM(b.Roots()...), CRL: crl,
+		}, during)
+		require.NoError(t, err)
+		require.True(t, b.Equal(again))
+		require.NoError(t, again.MayReplace(b, false))
+		o := leafOptions()
+		o.NotBefore, o.NotAfter = during, during.Add(time.Second)
+		if leaf, err := i.IssueLeaf(o); err == nil {
+			found := slices.ContainsFunc(b.Roots(), func(r *x509.Certificate) bool {
+				return verifyAt(r, during, append([]*x509.Certificate{leaf}, i.Chain()...)...) == nil
+			})
+			require.True(t, found || i.Certificate().ExtKeyUsage != nil, "what it signs leads to a root")
+		}
+	})
+}
