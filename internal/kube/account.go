@@ -1,0 +1,144 @@
+package kube
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"strings"
+	"time"
+)
+
+// accountDir is where the kubelet puts the files of a pod's service account, below the root.
+const accountDir = "var/run/secrets/kubernetes.io/serviceaccount"
+
+// environment is what the process is told about its cluster.
+type environment struct {
+	getenv func(string) string
+	files  fs.FS // of the root directory
+	dial   func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+func process() environment {
+	d := &net.Dialer{Timeout: requestTimeout}
+	return environment{getenv: os.Getenv, files: os.DirFS("/"), dial: d.DialContext}
+}
+
+// Namespace returns the namespace of the pod that this process runs in. Outside a pod there is none:
+// the error then wraps [fs.ErrNotExist].
+func Namespace() (string, error) { return process().namespace() }
+
+func (e environment) namespace() (string, error) {
+	s, err := readFile(e.files, "namespace", 1<<10)
+	if err != nil {
+		return "", fmt.Errorf("kube: namespace of this pod: %w", err)
+	}
+	if !ValidLabel(s) {
+		return "", fmt.Errorf("kube: namespace of this pod: /%s/namespace has %q in it", accountDir, s)
+	}
+	return s, nil
+}
+
+func (e environment) serverURL() (string, error) {
+	host, port := e.getenv("KUBERNETES_SERVICE_HOST"), e.getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return "", errors.New("this process is not in a cluster, for KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set: give the URL of the API server")
+	}
+	return "https://" + net.JoinHostPort(host, port), nil
+}
+
+// serviceAccount is the identity that Kubernetes gives to a pod. It keeps nothing: the token is read
+// for each request, and the CA certificates for each connection, which costs little beside them.
+type serviceAccount struct{ files fs.FS }
+
+func (a *serviceAccount) token() (string, error) {
+	token, err := readFile(a.files, "token", 64<<10)
+	if err != nil {
+		return "", fmt.Errorf("token of the service account: %w", err)
+	}
+	if strings.ContainsFunc(token, func(c rune) bool { return !tokenRune(c) }) {
+		return "", fmt.Errorf("token of the service account: /%s/token is not a bearer token", accountDir)
+	}
+	return token, nil
+}
+
+func (a *serviceAccount) roots() (*x509.CertPool, error) {
+	pem, err := readFile(a.files, "ca.crt", 1<<20)
+	if err != nil {
+		return nil, fmt.Errorf("CA of the API server: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM([]byte(pem)) {
+		return nil, fmt.Errorf("CA of the API server: /%s/ca.crt has no certificate in it", accountDir)
+	}
+	return pool, nil
+}
+
+func (a *serviceAccount) transport(dial func(context.Context, string, string) (net.Conn, error)) *http.Transport {
+	return &http.Transport{
+		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := a.connect(ctx, dial, network, addr)
+			if err == nil || neverSent(err) {
+				return conn, err
+			}
+			return nil, &net.OpError{Op: "dial", Net: network, Err: err} // so that neverSent knows
+		},
+		DialContext:            func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("not https") },
+		ForceAttemptHTTP2:      true,
+		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
+		IdleConnTimeout:        90 * time.Second,
+		MaxResponseHeaderBytes: 256 << 10,
+	}
+}
+
+func (a *serviceAccount) connect(ctx context.Context, dial func(context.Context, string, string) (net.Conn, error), network, addr string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	roots, err := a.roots()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	conn := tls.Client(raw, &tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: host, NextProtos: []string{"h2", "http/1.1"},
+	})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close() // nothing was sent on it
+		return nil, err
+	}
+	return conn, nil
+}
+
+// readFile reads a small file of the service account, without white space around it.
+func readFile(files fs.FS, name string, limit int64) (string, error) {
+	f, err := files.Open(path.Join(accountDir, name))
+	if err != nil {
+		return "", fmt.Errorf("not in a pod with a service account token? %w", err)
+	}
+	defer f.Close() // only read
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	s := strings.TrimSpace(string(data))
+	switch {
+	case err != nil:
+		return "", err
+	case int64(len(data)) > limit:
+		return "", fmt.Errorf("/%s/%s is larger than %d bytes", accountDir, name, limit)
+	case s == "":
+		return "", fmt.Errorf("/%s/%s is empty", accountDir, name)
+	}
+	return s, nil
+}

@@ -1,0 +1,237 @@
+package kube_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/kube"
+)
+
+// cluster is an API server with TLS that only looks at tokens, and the machine that finds it.
+type cluster struct {
+	server *httptest.Server
+
+	mu     sync.Mutex
+	cert   tls.Certificate
+	tokens []string // that came
+	dialed []string
+	protos []string
+}
+
+// newCluster starts the server, which has no certificate yet.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{}
+	c.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c.mu.Lock()
+		c.tokens, c.protos = append(c.tokens, r.Header.Get("Authorization")), append(c.protos, r.Proto)
+		c.mu.Unlock()
+		answer(w, 200, `{}`)
+	}))
+	c.server.EnableHTTP2 = true
+	c.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
+	c.server.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return &tls.Config{Certificates: []tls.Certificate{c.cert}, NextProtos: []string{"h2", "http/1.1"}}, nil
+	}}
+	c.server.StartTLS()
+	t.Cleanup(c.server.Close)
+	return c
+}
+
+// renew gives the server a certificate from a new CA, and returns that in PEM.
+func (c *cluster) renew(t *testing.T) (caPEM []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	root := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	rootDER, err := x509.CreateCertificate(rand.Reader, root, root, key.Public(), key)
+	require.NoError(t, err)
+	leaf := &x509.Certificate{
+		SerialNumber: big.NewInt(2), NotBefore: root.NotBefore, NotAfter: root.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses: []net.IP{net.ParseIP("10.96.0.1"), net.ParseIP("fd00::1")}, DNSNames: []string{"kubernetes.default.svc"},
+	}
+	leafDER, err := x509.CreateCertificate(rand.Reader, leaf, root, key.Public(), key)
+	require.NoError(t, err)
+	c.mu.Lock()
+	c.cert = tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: key}
+	c.mu.Unlock()
+	c.server.CloseClientConnections()
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: rootDER})
+}
+
+// machine is one in the cluster.
+func (c *cluster) machine(host, port string, files fs.FS) kube.Machine {
+	return kube.Machine{
+		Env: map[string]string{"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}, Files: files,
+		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c.mu.Lock()
+			c.dialed = append(c.dialed, addr)
+			c.mu.Unlock()
+			return (&net.Dialer{}).DialContext(ctx, network, c.server.Listener.Addr().String())
+		},
+	}
+}
+
+// mount writes the files of a service account as the kubelet does: into a new folder, to which a link
+// then moves.
+func mount(t *testing.T, root string, files map[string]string) {
+	t.Helper()
+	dir := filepath.Join(root, filepath.FromSlash(kube.AccountDir))
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	data, err := os.MkdirTemp(dir, "..2026_")
+	require.NoError(t, err)
+	for name, text := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(data, name), []byte(text), 0o600))
+		if _, err := os.Lstat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
+			require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
+		}
+	}
+	require.NoError(t, os.Symlink(filepath.Base(data), filepath.Join(dir, "..tmp")))
+	require.NoError(t, os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")))
+}
+
+// TestServiceAccount shows that a client in a pod follows its token and its CA as they rotate.
+func TestServiceAccount(t *testing.T) {
+	t.Parallel()
+	s := newCluster(t)
+	root := t.TempDir()
+	old := s.renew(t)
+	mount(t, root, map[string]string{"token": "first\n", "ca.crt": string(old), "namespace": "istio-system"})
+	m := s.machine("10.96.0.1", "443", os.DirFS(root))
+	c, err := m.New(kube.Options{})
+	require.NoError(t, err)
+	assert.Equal(t, "kube.Client(https://10.96.0.1:443)", c.String())
+	ns, err := m.Namespace()
+	require.NoError(t, err)
+	assert.Equal(t, "istio-system", ns)
+	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+
+	mount(t, root, map[string]string{"token": "second", "ca.crt": string(old)})
+	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+	require.NoError(t, c.Create(t.Context(), "/x", object{}, nil))
+	assert.Equal(t, []string{"Bearer first", "Bearer second", "Bearer second"}, s.tokens)
+	assert.Equal(t, []string{"10.96.0.1:443"}, s.dialed, "one connection for all of this")
+	assert.Equal(t, []string{"HTTP/2.0", "HTTP/2.0", "HTTP/2.0"}, s.protos)
+
+	next := s.renew(t)
+	for range 100 { // until the client has noticed that its connection is gone
+		if err = c.Create(t.Context(), "/x", object{}, nil); !kube.MayHaveLanded(err) {
+			break
+		}
+	}
+	_, unknown := errors.AsType[x509.UnknownAuthorityError](err)
+	assert.True(t, unknown, "%v", err)
+	assert.False(t, kube.MayHaveLanded(err), "no server was found to send it to")
+	mount(t, root, map[string]string{"token": "third", "ca.crt": string(old) + string(next)})
+	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+	assert.Equal(t, "Bearer third", s.tokens[len(s.tokens)-1])
+}
+
+// TestServiceAddresses has clusters with addresses of different kinds.
+func TestServiceAddresses(t *testing.T) {
+	t.Parallel()
+	s := newCluster(t)
+	files := account("token", string(s.renew(t)), "default")
+	for host, want := range map[string]string{"10.96.0.1": "10.96.0.1:6443", "fd00::1": "[fd00::1]:6443", "kubernetes.default.svc": "kubernetes.default.svc:6443"} {
+		c, err := s.machine(host, "6443", files).New(kube.Options{})
+		require.NoError(t, err)
+		s.dialed = nil
+		require.NoError(t, c.Get(t.Context(), "/x", nil, nil), host)
+		assert.Equal(t, []string{want}, s.dialed)
+	}
+	c, err := s.machine("10.96.0.2", "6443", files).New(kube.Options{})
+	require.NoError(t, err)
+	asked := len(s.tokens)
+	err = c.Get(t.Context(), "/x", nil, nil)
+	_, wrong := errors.AsType[x509.HostnameError](err)
+	assert.True(t, wrong, "%v", err)
+	assert.Len(t, s.tokens, asked, "the token is not for whoever answers there")
+
+	// The URL may be given, and the rest be that of the pod.
+	c, err = s.machine("", "", files).New(kube.Options{URL: "https://kubernetes.default.svc"})
+	require.NoError(t, err)
+	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+	assert.Equal(t, "Bearer token", s.tokens[len(s.tokens)-1])
+	// And the other way round: then the http.Client has its own credentials.
+	c, err = s.machine("10.96.0.1", "443", nil).New(kube.Options{Client: s.server.Client()})
+	require.NoError(t, err)
+	assert.Equal(t, "kube.Client(https://10.96.0.1:443)", c.String())
+}
+
+func account(token, ca, namespace string) fstest.MapFS {
+	files := fstest.MapFS{}
+	for name, text := range map[string]string{"token": token, "ca.crt": ca, "namespace": namespace} {
+		if text != "-" {
+			files[path.Join(kube.AccountDir, name)] = &fstest.MapFile{Data: []byte(text)}
+		}
+	}
+	return files
+}
+
+// TestBadServiceAccounts has pods whose files are not right, by what the error says.
+func TestBadServiceAccounts(t *testing.T) {
+	t.Parallel()
+	s := newCluster(t)
+	ca := string(s.renew(t))
+	const hunter = "hunter2"
+	for _, c := range []struct{ want, token, ca string }{
+		{"token of the service account: not in a pod with a service account token? open var/run/secrets", "-", ca},
+		{"/token is empty", "", ca},
+		{"/token is empty", " \n\t", ca},
+		{"/token is not a bearer token", hunter + "\nX-Header: y", ca},
+		{"/token is not a bearer token", hunter + " " + hunter, ca},
+		{"/token is not a bearer token", hunter + "\x00", ca},
+		{"/token is not a bearer token", hunter + "é", ca},
+		{"/token is larger than 65536 bytes", strings.Repeat(hunter, 1<<14), ca},
+		{"CA of the API server: not in a pod", hunter, "-"},
+		{"/ca.crt is empty", hunter, ""},
+		{"/ca.crt has no certificate in it", hunter, "certificate"},
+		{"/ca.crt has no certificate in it", hunter, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
+		{"/ca.crt is larger than 1048576 bytes", hunter, strings.Repeat(ca, 1<<20/len(ca)+1)},
+	} {
+		k, err := s.machine("10.96.0.1", "443", account(c.token, c.ca, "default")).New(kube.Options{})
+		require.NoError(t, err)
+		err = k.Create(t.Context(), "/x", object{}, nil)
+		require.ErrorContains(t, err, c.want)
+		assert.NotContains(t, fmt.Sprintf("%+v", err), hunter)
+		assert.False(t, kube.MayHaveLanded(err))
+	}
+	assert.Empty(t, s.tokens)
+	for want, namespace := range map[string]string{"no such file|not exist": "-", "is empty": "", "Istio": "Istio", "a/b": "a/b", "larger than 1024 bytes": strings.Repeat("a", 1025)} {
+		_, err := s.machine("", "", account("x", ca, namespace)).Namespace()
+		require.Error(t, err)
+		assert.Regexp(t, want, err.Error())
+		assert.Equal(t, namespace == "-", errors.Is(err, fs.ErrNotExist))
+	}
+}

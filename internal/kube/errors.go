@@ -1,0 +1,228 @@
+package kube
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// StatusError is the answer of an API server that did not do what it was asked.
+type StatusError struct {
+	Code    int    // the HTTP status
+	Reason  string // such as "AlreadyExists" or "Forbidden"; may be empty
+	Message string // for people; at most 512 bytes, without control characters and without what was sent
+
+	// RetryAfter is when the server wants to be asked again; 0 if it does not say. It is at most an
+	// hour.
+	RetryAfter time.Duration
+}
+
+func (e *StatusError) Error() string {
+	var b strings.Builder
+	b.WriteString(strconv.Itoa(e.Code))
+	if e.Reason != "" {
+		b.WriteString(" " + e.Reason)
+	} else if text := http.StatusText(e.Code); text != "" {
+		b.WriteString(" " + text)
+	}
+	if e.Message != "" {
+		b.WriteString(": " + e.Message)
+	}
+	return b.String()
+}
+
+// NotFound reports whether an API server says that there is no such object. It is false for the 404
+// of a proxy, or of a wrong URL, that knows nothing about objects.
+func NotFound(err error) bool {
+	e, ok := errors.AsType[*StatusError](err)
+	return ok && e.Code == http.StatusNotFound && e.Reason == "NotFound"
+}
+
+// Forbidden reports whether err says that the caller may not do this: a matter of RBAC.
+func Forbidden(err error) bool { return hasCode(err, http.StatusForbidden) }
+
+// AlreadyExists reports whether err says that an object with the name exists.
+func AlreadyExists(err error) bool {
+	e, ok := errors.AsType[*StatusError](err)
+	return ok && e.Code == http.StatusConflict && e.Reason == "AlreadyExists"
+}
+
+// Conflict reports whether err says that the object is not what the caller took it for: it has
+// changed since it was read, or a precondition does not hold. It is false for [AlreadyExists].
+func Conflict(err error) bool { return hasCode(err, http.StatusConflict) && !AlreadyExists(err) }
+
+// Gone reports whether err says that the resourceVersion to watch from is too old: list again.
+func Gone(err error) bool {
+	e, ok := errors.AsType[*StatusError](err)
+	return ok && (e.Code == http.StatusGone || e.Reason == "Expired" || e.Reason == "Gone")
+}
+
+func hasCode(err error, code int) bool {
+	e, ok := errors.AsType[*StatusError](err)
+	return ok && e.Code == code
+}
+
+// MayHaveLanded reports whether the change that failed with err may have taken effect: the
+// connection broke or the time ran out after it was sent, the server failed on it, or its answer
+// could not be read. Who wants to know has to look. It is false for nil, for what was refused, and
+// for what was never sent.
+func MayHaveLanded(err error) bool {
+	if e, ok := errors.AsType[*StatusError](err); ok {
+		return e.Code >= 500 || e.Code == http.StatusRequestTimeout
+	}
+	e, ok := errors.AsType[*requestError](err)
+	return ok && e.sent
+}
+
+// requestError says which request failed.
+type requestError struct {
+	method, path string
+	sent         bool // it may have reached the server
+	err          error
+}
+
+func (e *requestError) Error() string {
+	return "kube: " + e.method + " " + e.path + ": " + e.err.Error()
+}
+func (e *requestError) Unwrap() error { return e.err }
+
+// refused reads the answer to a request that had no success.
+func (x *exchange) refused(response *http.Response) error {
+	e := &StatusError{Code: response.StatusCode, RetryAfter: retryAfter(response.Header)}
+	switch {
+	case response.StatusCode/100 == 3:
+		e.Message = "redirects are refused: give the URL of the API server itself"
+	case isJSON(response.Header):
+		data, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+		if err == nil && len(data) <= maxAnswer {
+			e.fill(data, x)
+		}
+	}
+	return x.fail(true, e)
+}
+
+// fill takes what a Status object says, if data is one. The code stays, if there is one.
+func (e *StatusError) fill(data []byte, x *exchange) {
+	var s struct {
+		Kind    string `json:"kind"`
+		Message string `json:"message"`
+		Reason  string `json:"reason"`
+		Code    int    `json:"code"`
+		Details struct {
+			RetryAfterSeconds int64 `json:"retryAfterSeconds"`
+		} `json:"details"`
+	}
+	if json.Unmarshal(data, &s) == nil && s.Kind == "Status" {
+		e.Reason, e.Message = clean(s.Reason, 64), clean(x.redact(s.Message), 512)
+		if e.RetryAfter == 0 {
+			e.RetryAfter = seconds(s.Details.RetryAfterSeconds)
+		}
+		if e.Code == 0 && s.Code >= 100 && s.Code <= 999 {
+			e.Code = s.Code
+		}
+	}
+	if e.Code == 0 {
+		e.Code = http.StatusInternalServerError
+	}
+}
+
+// redact removes secrets from a message, for admission webhooks and proxies may quote what they were
+// sent. It knows the secrets of this request: the bearer token, and what the body has as a token or
+// as data, encoded or not. Words that are too long for a label go, too. A word is what a bearer token
+// may consist of (RFC 6750, section 2.1).
+func (x *exchange) redact(message string) string {
+	const redacted, most = "[redacted]", 16 << 10
+	if len(message) > most {
+		message = message[:strings.LastIndexByte(message[:most], ' ')+1] // no half of a secret
+	}
+	for _, s := range x.secrets() {
+		message = strings.ReplaceAll(message, s, redacted)
+	}
+	var b strings.Builder
+	for message != "" {
+		n := strings.IndexFunc(message, func(c rune) bool { return !tokenRune(c) })
+		switch {
+		case n < 0:
+			n = len(message)
+		case n == 0:
+			_, n = utf8.DecodeRuneInString(message)
+		}
+		if n >= 64 {
+			b.WriteString(redacted)
+		} else {
+			b.WriteString(message[:n])
+		}
+		message = message[n:]
+	}
+	return b.String()
+}
+
+// secrets returns what must not be in an error of the request, the longest first. What has less than
+// 16 bytes is not a secret.
+func (x *exchange) secrets() []string {
+	var body struct {
+		Spec struct {
+			Token string `json:"token"`
+		} `json:"spec"`
+		Data map[string]string `json:"data"`
+	}
+	_ = json.Unmarshal(x.body, &body) // what cannot be read has no such members
+	all := []string{x.token, body.Spec.Token}
+	for _, v := range body.Data {
+		all = append(all, v)
+		if plain, err := base64.StdEncoding.DecodeString(v); err == nil {
+			all = append(all, string(plain))
+			all = slices.AppendSeq(all, strings.FieldsSeq(string(plain))) // the lines of PEM
+		}
+	}
+	all = slices.DeleteFunc(all, func(s string) bool { return len(s) < 16 })
+	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) })
+	return all
+}
+
+func tokenRune(c rune) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._~+/=", c)
+}
+
+// clean makes a text from elsewhere fit for one line of a log.
+func clean(s string, limit int) string {
+	s = strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return ' '
+		}
+		return c
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+	s = strings.TrimSpace(s)
+	if len(s) <= limit {
+		return s
+	}
+	n := limit - len("…")
+	for !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// retryAfter reads RFC 9110, section 10.2.3.
+func retryAfter(h http.Header) time.Duration {
+	v := h.Get("Retry-After")
+	if n, err := strconv.ParseInt(v, 10, 64); err == nil {
+		return seconds(n)
+	}
+	if at, err := http.ParseTime(v); err == nil {
+		return min(max(time.Until(at), 0), time.Hour)
+	}
+	return 0
+}
+
+func seconds(n int64) time.Duration {
+	return time.Duration(min(max(n, 0), int64(time.Hour/time.Second))) * time.Second
+}

@@ -1,0 +1,384 @@
+// Package kube asks a Kubernetes API server for the few documents that this module needs. It is a
+// client for JSON over net/http and knows no kinds of objects: callers bring their own structs.
+//
+// [New] makes a [Client]; [Path] builds the paths that it takes. Whatever the server refuses is a
+// [*StatusError].
+//
+// # What it does not do
+//
+// It repeats nothing: when to try again is the caller's decision, with [StatusError.RetryAfter] and
+// [MayHaveLanded] to help. It reads no kubeconfig: a program outside a cluster gives the URL and an
+// http.Client that authenticates itself.
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"mime"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+)
+
+const (
+	maxAnswer      = 4 << 20          // bytes of an answer, and of one event of a watch
+	requestTimeout = 10 * time.Second // unless the context has a deadline
+)
+
+// Options says which API server to ask, and how. The zero value is for a process in a pod: the API
+// server of its cluster, with the token of its service account.
+type Options struct {
+	// URL of the API server, with https, and with a path if the API is below one. Unencrypted http
+	// is for loopback addresses, and needs a Client. Empty means the cluster that this process runs
+	// in, as KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT say.
+	URL string
+
+	// Client sends the requests and authenticates them; it is copied. Its redirects are switched
+	// off, and its Timeout does not apply to watches. Nil means a client made from the service
+	// account of this process, whose files are read anew as they rotate: the token for each
+	// request, ca.crt for each connection. Such a client uses no proxy.
+	Client *http.Client
+}
+
+// Client asks one API server. [New] makes one. Its methods may be called at the same time.
+type Client struct {
+	base    *url.URL
+	http    *http.Client
+	watch   *http.Client    // the same without a Timeout
+	account *serviceAccount // nil if the caller's http.Client authenticates itself
+}
+
+// New checks the options. It opens no file and sends nothing. In a process that is not in a cluster,
+// options that need one give an error that says so.
+func New(o Options) (*Client, error) { return newClient(o, process()) }
+
+func newClient(o Options, env environment) (*Client, error) {
+	raw := o.URL
+	if raw == "" {
+		var err error
+		if raw, err = env.serverURL(); err != nil {
+			return nil, fmt.Errorf("kube: %w", err)
+		}
+	}
+	base, err := parseBase(raw, o.Client != nil)
+	if err != nil {
+		return nil, fmt.Errorf("kube: API server %q: %w", display(raw), err)
+	}
+	c := &Client{base: base}
+	hc := http.Client{}
+	if o.Client != nil {
+		hc = *o.Client
+	} else {
+		c.account = &serviceAccount{files: env.files}
+		hc.Transport = c.account.transport(env.dial)
+	}
+	// A redirect would take the request, and the credentials that a transport adds, to another host.
+	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	c.http = &hc
+	watch := hc
+	watch.Timeout = 0
+	c.watch = &watch
+	return c, nil
+}
+
+func parseBase(raw string, ownClient bool) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil:
+		return nil, errors.New("not a URL")
+	case u.User != nil:
+		return nil, errors.New("a URL with a user or a password: let the http.Client authenticate itself")
+	case u.Opaque != "" || u.Hostname() == "":
+		return nil, errors.New("a URL without a host")
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+		return nil, errors.New("a URL with a query or a fragment")
+	case u.Scheme == "http" && !ownClient:
+		return nil, errors.New("the token of the service account is not sent without TLS: use https, or give an http.Client")
+	case u.Scheme == "http" && !loopback(u.Hostname()):
+		return nil, errors.New("http is for loopback addresses: use https")
+	case u.Scheme != "https" && u.Scheme != "http":
+		return nil, errors.New("want an https URL")
+	}
+	return &url.URL{Scheme: u.Scheme, Host: u.Host, Path: strings.TrimRight(u.Path, "/")}, nil
+}
+
+// display keeps a password in a URL out of an error.
+func display(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "…"
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}
+
+func loopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.IsLoopback()
+}
+
+// Path joins the segments of a path, such as Path("api", "v1", "namespaces", ns, "secrets"), and
+// escapes them. An empty segment, "." and ".." are refused by the request that uses the path.
+func Path(segments ...string) string {
+	var b strings.Builder
+	for _, s := range segments {
+		b.WriteByte('/')
+		b.WriteString(url.PathEscape(s))
+	}
+	return b.String()
+}
+
+// ValidName reports whether s can be the name of an object: an RFC 1123 subdomain of at most 253
+// bytes, in lower case.
+func ValidName(s string) bool {
+	for label := range strings.SplitSeq(s, ".") {
+		if !plainLabel(label) {
+			return false
+		}
+	}
+	return len(s) <= 253
+}
+
+// ValidLabel reports whether s can be the name of a namespace: an RFC 1123 label of at most 63 bytes,
+// in lower case.
+func ValidLabel(s string) bool { return len(s) <= 63 && plainLabel(s) }
+
+func plainLabel(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		inner := i > 0 && i < len(s)-1
+		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' && inner) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// Get reads the object or the list at path into out, a pointer for encoding/json. The query may be
+// nil. A list is read like any other object; its metadata.resourceVersion is where to watch from.
+//
+// As with every method, the path begins with a slash and is escaped, see [Path]; a context without a
+// deadline means ten seconds; an answer of more than 4 MiB is an error; and what the server refuses
+// is a [*StatusError], to be told apart with [NotFound] and its siblings.
+func (c *Client) Get(ctx context.Context, path string, query url.Values, out any) error {
+	return c.do(ctx, http.MethodGet, path, query, nil, out)
+}
+
+// Create posts in, which is encoded with encoding/json, to the collection at path, or to a
+// subresource, and reads the answer into out unless that is nil. See [MayHaveLanded] for errors.
+func (c *Client) Create(ctx context.Context, path string, in, out any) error {
+	return c.do(ctx, http.MethodPost, path, nil, in, out)
+}
+
+// Update replaces the object or the subresource at path with in, and reads the answer into out unless
+// that is nil. With a metadata.resourceVersion in it, an object that has changed since gives an error
+// for which [Conflict] holds; without, the last one to write wins. See [MayHaveLanded] for errors.
+func (c *Client) Update(ctx context.Context, path string, in, out any) error {
+	return c.do(ctx, http.MethodPut, path, nil, in, out)
+}
+
+// Delete removes the object at path. The options may be nil; see [DeleteOptions]. See
+// [MayHaveLanded] for errors.
+func (c *Client) Delete(ctx context.Context, path string, options *DeleteOptions) error {
+	if options == nil {
+		return c.do(ctx, http.MethodDelete, path, nil, nil, nil)
+	}
+	return c.do(ctx, http.MethodDelete, path, nil, deleteBody{
+		Kind: "DeleteOptions", APIVersion: "v1",
+		Preconditions: preconditions{UID: options.UID, ResourceVersion: options.ResourceVersion},
+	}, nil)
+}
+
+// DeleteOptions are conditions under which an object is deleted; an empty one does not apply. If
+// one does not hold, [Conflict] holds for the error.
+type DeleteOptions struct{ UID, ResourceVersion string }
+
+type deleteBody struct {
+	Kind          string        `json:"kind"`
+	APIVersion    string        `json:"apiVersion"`
+	Preconditions preconditions `json:"preconditions"`
+}
+
+type preconditions struct {
+	UID             string `json:"uid,omitempty"`
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+}
+
+// ObjectMeta is the part of an object's metadata that programs look at most. An object that is to be
+// updated needs the rest of it, too.
+type ObjectMeta struct {
+	Name              string            `json:"name,omitempty"`
+	GenerateName      string            `json:"generateName,omitempty"`
+	Namespace         string            `json:"namespace,omitempty"`
+	UID               string            `json:"uid,omitempty"`
+	ResourceVersion   string            `json:"resourceVersion,omitempty"`
+	CreationTimestamp *time.Time        `json:"creationTimestamp,omitempty"`
+	DeletionTimestamp *time.Time        `json:"deletionTimestamp,omitempty"`
+	Labels            map[string]string `json:"labels,omitempty"`
+	Annotations       map[string]string `json:"annotations,omitempty"`
+}
+
+// String names the API server and nothing secret.
+func (c *Client) String() string { return "kube.Client(" + c.base.String() + ")" }
+
+// GoString names the API server and nothing secret.
+func (c *Client) GoString() string { return c.String() }
+
+// LogValue names the API server and nothing secret.
+func (c *Client) LogValue() slog.Value { return slog.StringValue(c.base.String()) }
+
+// exchange is one request, for its errors.
+type exchange struct {
+	method, path string
+	body         []byte // that is sent
+	token        string // that is sent
+}
+
+// do sends one request and reads the answer.
+func (c *Client) do(ctx context.Context, method, path string, query url.Values, in, out any) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+	}
+	x := &exchange{method: method, path: path}
+	if in != nil {
+		var err error
+		if x.body, err = json.Marshal(in); err != nil {
+			return x.fail(false, fmt.Errorf("encode the %T: %w", in, err))
+		}
+	}
+	response, err := c.send(ctx, c.http, x, query)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close() // the answer is read or given up
+	data, err := x.read(response)
+	if err != nil {
+		return err
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(data, out); err != nil {
+		return x.fail(true, fmt.Errorf("the answer is not the JSON of a %T: %s", out, describe(err)))
+	}
+	return nil
+}
+
+// send returns the answer to a request, with a status of success; the body is to be closed.
+func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query url.Values) (*http.Response, error) {
+	target, err := c.target(x.path, query)
+	if err != nil {
+		return nil, x.fail(false, err)
+	}
+	var body io.Reader
+	if x.body != nil {
+		body = bytes.NewReader(x.body)
+	}
+	request, err := http.NewRequestWithContext(ctx, x.method, target, body)
+	if err != nil {
+		return nil, x.fail(false, err)
+	}
+	request.Header.Set("Accept", "application/json")
+	request.Header.Set("User-Agent", "svidkit")
+	if x.body != nil {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	if c.account != nil {
+		if x.token, err = c.account.token(); err != nil {
+			return nil, x.fail(false, err)
+		}
+		request.Header.Set("Authorization", "Bearer "+x.token)
+	}
+	response, err := hc.Do(request)
+	if err != nil {
+		return nil, x.fail(!neverSent(err), transportError(ctx, err))
+	}
+	if response.StatusCode/100 != 2 {
+		defer response.Body.Close() // what is left of it is not read
+		return nil, x.refused(response)
+	}
+	if !isJSON(response.Header) {
+		defer response.Body.Close() // nobody wants it
+		return nil, x.fail(true, fmt.Errorf("the answer is not application/json: is %s a Kubernetes API server?", c.base))
+	}
+	return response, nil
+}
+
+func (c *Client) target(path string, query url.Values) (string, error) {
+	rest, ok := strings.CutPrefix(path, "/")
+	if !ok {
+		return "", errors.New("the path does not begin with a slash")
+	}
+	for s := range strings.SplitSeq(rest, "/") {
+		plain, err := url.PathUnescape(s)
+		if err != nil || plain == "" || plain == "." || plain == ".." {
+			return "", fmt.Errorf("the path has the segment %q", s)
+		}
+	}
+	u := *c.base
+	joined, err := url.Parse(u.EscapedPath() + path)
+	if err != nil {
+		return "", errors.New("the path is not escaped")
+	}
+	u.Path, u.RawPath, u.RawQuery = joined.Path, joined.RawPath, query.Encode()
+	return u.String(), nil
+}
+
+// read returns the whole body of an answer.
+func (x *exchange) read(response *http.Response) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, x.fail(true, fmt.Errorf("read the answer: %w", transportError(response.Request.Context(), err)))
+	case len(data) > maxAnswer:
+		return nil, x.fail(true, fmt.Errorf("the answer is larger than %d MiB", maxAnswer>>20))
+	}
+	return data, nil
+}
+
+func (x *exchange) fail(sent bool, err error) error {
+	return &requestError{method: x.method, path: x.path, sent: sent, err: err}
+}
+
+// neverSent reports whether there was no connection that could have carried the request.
+func neverSent(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
+}
+
+// transportError drops the URL that net/http puts before its errors, for requestError has it, and
+// says why the context ended.
+func transportError(ctx context.Context, err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", cause, err)
+	}
+	return err
+}
+
+// describe leaves the data out of an error of encoding/json.
+func describe(err error) string {
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Sprintf("byte %d: the member %q has the wrong type", e.Offset, e.Field)
+	}
+	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return fmt.Sprintf("syntax error at byte %d", e.Offset)
+	}
+	return "a value that cannot be read"
+}
+
+func isJSON(h http.Header) bool {
+	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && kind == "application/json"
+}

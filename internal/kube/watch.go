@@ -1,0 +1,147 @@
+package kube
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// The types of an [Event].
+const (
+	Added    = "ADDED"
+	Modified = "MODIFIED"
+	Deleted  = "DELETED"
+	Bookmark = "BOOKMARK" // nothing but a newer ResourceVersion
+)
+
+// Event is one change that a watch reports.
+type Event struct {
+	Type            string          // Added, Modified, Deleted or Bookmark
+	ResourceVersion string          // of the object: where the next watch goes on
+	Object          json.RawMessage // the object; after a deletion, its last state. The caller's to keep
+}
+
+// errSilent is why a watch ended that the server should have ended.
+var errSilent = fmt.Errorf("%w: the server did not answer, or did not end the watch", context.DeadlineExceeded)
+
+// Watch reports the changes of the collection at path. The query says where to start
+// (resourceVersion, else the server's choice) and what of it to watch (fieldSelector, labelSelector,
+// allowWatchBookmarks); watch is added to it.
+//
+// The loop ends without an error when the server ends the watch, which it does after timeoutSeconds
+// (added if it is missing: 300). Otherwise its last round has an error: [Gone] holds for it if the
+// changes since resourceVersion are not known any more. A server that is silent for ten seconds
+// longer than it should be is given up, so a watch never hangs. After an end of either kind watch
+// again, from the ResourceVersion of the last event, or list again after Gone. Leaving the loop ends
+// the watch.
+func (c *Client) Watch(ctx context.Context, path string, query url.Values) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		x := &exchange{method: http.MethodGet, path: path}
+		limit := 300
+		query := maps.Clone(query)
+		if query == nil {
+			query = url.Values{}
+		}
+		query.Set("watch", "true")
+		if v := query.Get("timeoutSeconds"); v != "" {
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 1 || n > 24*60*60 {
+				yield(Event{}, x.fail(false, fmt.Errorf("timeoutSeconds is %q, want 1 to 86400", v)))
+				return
+			}
+			limit = n
+		}
+		query.Set("timeoutSeconds", strconv.Itoa(limit))
+
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		patience := time.AfterFunc(requestTimeout, func() { cancel(errSilent) })
+		defer func() { patience.Stop() }()
+		response, err := c.send(ctx, c.watch, x, query)
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		defer response.Body.Close() // ends the watch
+		patience.Stop()
+		patience = time.AfterFunc(time.Duration(limit)*time.Second+requestTimeout, func() { cancel(errSilent) })
+		for event, err := range events(response.Body) {
+			if err != nil {
+				yield(Event{}, x.fail(true, fmt.Errorf("watch: %w", transportError(ctx, err))))
+				return
+			}
+			if !yield(event, nil) {
+				return
+			}
+		}
+	}
+}
+
+// events reads a stream with one event on each line, until its end or the first error.
+func events(r io.Reader) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		lines := bufio.NewScanner(r)
+		lines.Buffer(nil, maxAnswer)
+		for lines.Scan() {
+			line := bytes.TrimSpace(lines.Bytes())
+			if len(line) == 0 {
+				continue
+			}
+			event, err := parseEvent(line)
+			if !yield(event, err) || err != nil {
+				return
+			}
+		}
+		err := lines.Err()
+		if errors.Is(err, bufio.ErrTooLong) {
+			err = fmt.Errorf("an event is larger than %d MiB", maxAnswer>>20)
+		}
+		if err != nil {
+			yield(Event{}, err)
+		}
+	}
+}
+
+func parseEvent(line []byte) (Event, error) {
+	var e struct {
+		Type   string          `json:"type"`
+		Object json.RawMessage `json:"object"`
+	}
+	if err := json.Unmarshal(line, &e); err != nil {
+		return Event{}, fmt.Errorf("an event is not JSON: %s", describe(err))
+	}
+	if len(e.Object) == 0 || e.Object[0] != '{' {
+		return Event{}, errors.New("an event has no object")
+	}
+	switch e.Type {
+	case Added, Modified, Deleted, Bookmark:
+	case "ERROR":
+		s := &StatusError{}
+		s.fill(e.Object, &exchange{})
+		return Event{}, s
+	default:
+		return Event{}, fmt.Errorf("an event has the unknown type %q", clean(e.Type, 64))
+	}
+	var object struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(e.Object, &object); err != nil {
+		return Event{}, fmt.Errorf("the object of an event cannot be read: %s", describe(err))
+	}
+	if object.Metadata.ResourceVersion == "" {
+		return Event{}, errors.New("the object of an event has no resourceVersion")
+	}
+	return Event{Type: e.Type, ResourceVersion: object.Metadata.ResourceVersion, Object: e.Object}, nil
+}

@@ -1,0 +1,399 @@
+package limit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/limit"
+)
+
+// refused returns what err says, which has to be an [*limit.Error].
+func refused(t *testing.T, err error, reason string) time.Duration {
+	t.Helper()
+	var e *limit.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, reason, e.Reason)
+	return e.RetryAfter
+}
+
+// Without limits everything is let in, and what makes no sense is no limit.
+func TestNoLimit(t *testing.T) {
+	t.Parallel()
+	for _, o := range []limit.Options{
+		{},
+		{Queue: 5, Burst: 1, CallerBurst: 1},
+		{Concurrent: -1, Queue: -1, Rate: -1, CallerRate: math.NaN()},
+		{Rate: math.Inf(1), CallerRate: 1e12, CallerBurst: 1},
+	} {
+		l := limit.New(o)
+		for range 1000 {
+			require.NoError(t, l.Acquire(t.Context(), "a"), "%+v", o)
+		}
+		l.Release()
+	}
+}
+
+// A burst passes at once, then one request for each token, not earlier and not later than the
+// refusal said.
+func TestRate(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		o      limit.Options
+		reason string
+	}{
+		{"caller", limit.Options{CallerRate: 4, CallerBurst: 3}, limit.CallerRate},
+		{"total", limit.Options{Rate: 4, Burst: 3}, limit.TotalRate},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := limit.New(tc.o)
+				for range 3 {
+					require.NoError(t, l.Acquire(t.Context(), "a"))
+				}
+				for range 5 { // asking again and again costs nothing
+					require.Equal(t, 250*time.Millisecond, refused(t, l.Acquire(t.Context(), "a"), tc.reason))
+				}
+				time.Sleep(250*time.Millisecond - 1)
+				require.EqualValues(t, 1, refused(t, l.Acquire(t.Context(), "a"), tc.reason))
+				time.Sleep(time.Nanosecond)
+				require.NoError(t, l.Acquire(t.Context(), "a"))
+				refused(t, l.Acquire(t.Context(), "a"), tc.reason)
+
+				time.Sleep(time.Hour) // no more than the burst is saved up
+				for range 3 {
+					require.NoError(t, l.Acquire(t.Context(), "a"))
+				}
+				require.Equal(t, 250*time.Millisecond, refused(t, l.Acquire(t.Context(), "a"), tc.reason))
+			})
+		})
+	}
+}
+
+// Over a long time as many pass as the rate says, however often somebody asks.
+func TestRateInTheLongRun(t *testing.T) {
+	t.Parallel()
+	for _, rate := range []float64{0.1, 0.7, 1, 3, 800} {
+		synctest.Test(t, func(t *testing.T) {
+			const long = 100 * time.Second
+			l := limit.New(limit.Options{CallerRate: rate, CallerBurst: 1})
+			passed := 0
+			for begin := time.Now(); time.Since(begin) < long; {
+				err := l.Acquire(t.Context(), "a")
+				if err == nil {
+					passed++
+					continue
+				}
+				time.Sleep(min(refused(t, err, limit.CallerRate), long))
+			}
+			assert.InDelta(t, rate*long.Seconds(), passed, 1+rate*long.Seconds()/1e6, "rate %v", rate)
+		})
+	}
+}
+
+// A request that is over both rates is told of the longer wait.
+func TestLongerWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{Rate: 1, Burst: 1, CallerRate: 10, CallerBurst: 1})
+		require.NoError(t, l.Acquire(t.Context(), "a"))
+		require.Equal(t, time.Second, refused(t, l.Acquire(t.Context(), "a"), limit.CallerRate))
+	})
+}
+
+// The default burst is what comes in a second, and one at least.
+func TestDefaultBurst(t *testing.T) {
+	t.Parallel()
+	for rate, burst := range map[float64]int{0.01: 1, 1: 1, 2.5: 2, 40: 40} {
+		synctest.Test(t, func(t *testing.T) {
+			l := limit.New(limit.Options{Rate: rate})
+			for range burst {
+				require.NoError(t, l.Acquire(t.Context(), ""))
+			}
+			refused(t, l.Acquire(t.Context(), ""), limit.TotalRate)
+		})
+	}
+}
+
+// Rates and bursts at the edge of what a number holds do not wrap around.
+func TestExtremes(t *testing.T) {
+	t.Parallel()
+	l := limit.New(limit.Options{CallerRate: math.SmallestNonzeroFloat64, CallerBurst: math.MaxInt})
+	require.NoError(t, l.Acquire(t.Context(), "a"))
+	require.NoError(t, l.Acquire(t.Context(), "a"))
+	l = limit.New(limit.Options{Rate: 1e-300, Burst: 1})
+	require.NoError(t, l.Acquire(t.Context(), "a"))
+	require.Greater(t, refused(t, l.Acquire(t.Context(), "a"), limit.TotalRate), 365*24*time.Hour)
+	l = limit.New(limit.Options{Rate: 1e8, Burst: math.MaxInt})
+	require.NoError(t, l.Acquire(t.Context(), "a"))
+}
+
+// What a caller over its limit asks for takes nothing from the others: no token, no slot and no
+// place in the queue.
+func TestCallerOverItsLimit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{Concurrent: 2, Queue: 1, Rate: 10, Burst: 3, CallerRate: 1, CallerBurst: 1})
+		require.NoError(t, l.Acquire(t.Context(), "greedy"))
+		for range 1000 {
+			refused(t, l.Acquire(t.Context(), "greedy"), limit.CallerRate)
+		}
+		require.NoError(t, l.Acquire(t.Context(), "b"))
+		l.Release()
+		require.NoError(t, l.Acquire(t.Context(), "c"))
+
+		// Now the total is empty: a caller that it refuses keeps its own token.
+		require.Equal(t, 100*time.Millisecond, refused(t, l.Acquire(t.Context(), "d"), limit.TotalRate))
+		time.Sleep(100 * time.Millisecond)
+		l.Release()
+		require.NoError(t, l.Acquire(t.Context(), "d"))
+		// Both are empty for the greedy one, and the longer wait counts.
+		require.Equal(t, 900*time.Millisecond, refused(t, l.Acquire(t.Context(), "greedy"), limit.CallerRate))
+	})
+}
+
+// Who waits is served in the order of arrival, and who comes later does not overtake.
+func TestQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{Concurrent: 1, Queue: 5})
+		require.NoError(t, l.Acquire(t.Context(), "first"))
+		order := make(chan int, 5)
+		for i := range 5 {
+			go func() {
+				assert.NoError(t, l.Acquire(t.Context(), "x"))
+				order <- i
+			}()
+			synctest.Wait()
+		}
+		require.Zero(t, refused(t, l.Acquire(t.Context(), "sixth"), limit.QueueFull), "nobody knows yet")
+		for i := range 5 {
+			time.Sleep(time.Second)
+			l.Release()
+			synctest.Wait()
+			require.Len(t, order, 1)
+			require.Equal(t, i, <-order)
+			require.Equal(t, 4-i, l.Waiting())
+		}
+		l.Release()
+		require.NoError(t, l.Acquire(t.Context(), "later"))
+		l.Release()
+		assert.PanicsWithValue(t, "limit: Release without Acquire", l.Release)
+	})
+}
+
+// When the queue is full, the refusal guesses from the pace of the releases, and a pace that slows
+// down makes the guess longer.
+func TestQueueFullRetryAfter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{Concurrent: 1, Queue: 2})
+		for range 3 {
+			go func() { assert.NoError(t, l.Acquire(t.Context(), "x")) }()
+		}
+		synctest.Wait()
+		for range 20 {
+			time.Sleep(100 * time.Millisecond)
+			l.Release()
+			go func() { assert.NoError(t, l.Acquire(t.Context(), "x")) }()
+			synctest.Wait()
+		}
+		require.Equal(t, 300*time.Millisecond, refused(t, l.Acquire(t.Context(), "y"), limit.QueueFull))
+		time.Sleep(time.Minute)
+		require.Equal(t, 3*time.Minute, refused(t, l.Acquire(t.Context(), "y"), limit.QueueFull))
+		for range 3 {
+			l.Release()
+		}
+	})
+}
+
+// Who gives up leaves the queue at once and never holds a slot.
+func TestGivingUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{Concurrent: 1, Queue: 2})
+		errGone := errors.New("gone")
+		done, cancel := context.WithCancelCause(t.Context())
+		cancel(errGone)
+		require.Equal(t, errGone, l.Acquire(done, "x"), "with a slot free")
+		require.NoError(t, l.Acquire(t.Context(), "x"), "that one took none")
+
+		ctx, cancel := context.WithCancelCause(t.Context())
+		errs := make(chan error, 2)
+		go func() { errs <- l.Acquire(ctx, "x") }()
+		synctest.Wait()
+		go func() { errs <- l.Acquire(t.Context(), "x") }()
+		synctest.Wait()
+		require.Equal(t, 2, l.Waiting())
+		cancel(errGone)
+		require.Equal(t, errGone, <-errs)
+		require.Equal(t, 1, l.Waiting())
+		l.Release()
+		require.NoError(t, <-errs)
+		l.Release()
+		require.NoError(t, l.Acquire(t.Context(), "x"))
+		l.Release()
+	})
+}
+
+// A slot that is granted in the moment in which its waiter gives up is not lost.
+func TestGrantedTooLate(t *testing.T) {
+	t.Parallel()
+	for range 2000 {
+		l := limit.New(limit.Options{Concurrent: 1, Queue: 1})
+		require.NoError(t, l.Acquire(t.Context(), "x"))
+		ctx, cancel := context.WithCancel(t.Context())
+		got := make(chan error, 1)
+		go func() { got <- l.Acquire(ctx, "x") }()
+		for l.Waiting() == 0 && len(got) == 0 {
+			time.Sleep(time.Microsecond)
+		}
+		var wg sync.WaitGroup
+		wg.Go(cancel)
+		wg.Go(l.Release)
+		wg.Wait()
+		if <-got == nil {
+			l.Release()
+		}
+		require.NoError(t, l.Acquire(t.Context(), "x"), "the slot is free")
+		require.Panics(t, func() { l.Release(); l.Release() }, "and there is only one")
+	}
+}
+
+// A flood of names costs bounded memory, does not refuse anybody new, and what it leaves behind
+// goes away.
+func TestFloodOfNames(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{CallerRate: 1, CallerBurst: 1})
+		for i := range 150_000 {
+			require.NoError(t, l.Acquire(t.Context(), fmt.Sprintf("%d", i)))
+		}
+		require.Equal(t, 1<<16, l.Callers())
+		require.LessOrEqual(t, l.Slots(), 1<<16+2)
+		refused(t, l.Acquire(t.Context(), "149999"), limit.CallerRate)
+
+		time.Sleep(time.Second)
+		for i := range 70_000 {
+			require.NoError(t, l.Acquire(t.Context(), fmt.Sprintf("again%d", i)))
+			time.Sleep(time.Second)
+		}
+		require.LessOrEqual(t, l.Callers(), 2, "full buckets are forgotten")
+	})
+}
+
+// A caller that keeps asking while it is refused is not forgotten for the sake of others.
+func TestBusyCallerIsRemembered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{CallerRate: 0.001, CallerBurst: 1})
+		require.NoError(t, l.Acquire(t.Context(), "busy"))
+		for i := range 140_000 {
+			require.NoError(t, l.Acquire(t.Context(), fmt.Sprintf("%d", i)))
+			if i%10_000 == 0 {
+				refused(t, l.Acquire(t.Context(), "busy"), limit.CallerRate)
+			}
+		}
+		refused(t, l.Acquire(t.Context(), "busy"), limit.CallerRate)
+	})
+}
+
+// A caller of which the total rate refuses everything leaves no trace.
+func TestRefusedLeavesNoTrace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{Rate: 1, Burst: 1, CallerRate: 1})
+		require.NoError(t, l.Acquire(t.Context(), "a"))
+		for i := range 1000 {
+			refused(t, l.Acquire(t.Context(), fmt.Sprintf("%d", i)), limit.TotalRate)
+		}
+		require.Equal(t, 1, l.Callers())
+	})
+}
+
+// Under load never more than Concurrent hold a slot, nobody starves, and everything is given back.
+func TestConcurrent(t *testing.T) {
+	t.Parallel()
+	const slots, workers, rounds = 3, 16, 400
+	l := limit.New(limit.Options{Concurrent: slots, Queue: workers, CallerRate: 1e6, CallerBurst: 1e6, Rate: 1e7, Burst: 1e7})
+	var holding, done, gaveUp atomic.Int64
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range rounds {
+				ctx := t.Context()
+				if (w+i)%5 == 0 {
+					c, cancel := context.WithTimeout(ctx, 20*time.Microsecond)
+					defer cancel()
+					ctx = c
+				}
+				if err := l.Acquire(ctx, fmt.Sprint(w)); err != nil {
+					assert.ErrorIs(t, err, context.DeadlineExceeded)
+					gaveUp.Add(1)
+					continue
+				}
+				assert.LessOrEqual(t, holding.Add(1), int64(slots))
+				if i%7 == 0 {
+					time.Sleep(10 * time.Microsecond)
+				}
+				holding.Add(-1)
+				l.Release()
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	assert.EqualValues(t, workers*rounds, done.Load()+gaveUp.Load())
+	for range slots {
+		require.NoError(t, l.Acquire(t.Context(), "after"))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	assert.ErrorIs(t, l.Acquire(ctx, "after"), context.DeadlineExceeded, "all slots are taken")
+}
+
+// The happy path allocates nothing.
+func TestAllocs(t *testing.T) {
+	l := limit.New(limit.Options{Concurrent: 4, Queue: 4, Rate: 1e8, Burst: 1e6, CallerRate: 1e8, CallerBurst: 1e6})
+	name := "spiffe://example.org/ns/a/sa/" + strings.Repeat("b", 100)
+	assert.Zero(t, testing.AllocsPerRun(1000, func() {
+		if l.Acquire(t.Context(), name) != nil {
+			t.Error("refused")
+		}
+		l.Release()
+	}))
+}
+
+func BenchmarkAcquire(b *testing.B) {
+	for _, tc := range []struct {
+		name string
+		o    limit.Options
+	}{
+		{"none", limit.Options{}},
+		{"slots", limit.Options{Concurrent: 64, Queue: 64}},
+		{"all", limit.Options{Concurrent: 64, Queue: 64, Rate: 1e8, CallerRate: 1e8, CallerBurst: 1e6}},
+	} {
+		b.Run(tc.name, func(b *testing.B) {
+			b.ReportAllocs()
+			l := limit.New(tc.o)
+			for b.Loop() {
+				if err := l.Acquire(b.Context(), "spiffe://example.org/ns/a/sa/b"); err != nil {
+					b.Fatal(err)
+				}
+				l.Release()
+			}
+		})
+	}
+}
