@@ -2,7 +2,8 @@
 //
 // An [Authenticator] looks at an HTTP request (which every server of this library takes, the gRPC
 // ones included) and gives the [Caller] that it can prove, or an error. [ClientCertificate] proves
-// a caller by the X.509-SVID of its TLS connection; [FirstOf] asks several methods in order.
+// a caller by the X.509-SVID of its TLS connection; package kube below this one proves one by the
+// token of its Kubernetes service account; [FirstOf] asks several methods in order.
 //
 //	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil)
 //	…
@@ -14,6 +15,9 @@
 // A Caller is made from a credential that was verified for this very request. No credential, and
 // a credential that this method does not understand, is [ErrNoCredential]; one that was shown and
 // refused is [ErrRefused]. There is no anonymous caller.
+//
+// A method that takes tokens takes them over TLS and Unix sockets only, unless it is told otherwise:
+// who can read a token can use it.
 //
 // # What it does not do
 //
@@ -27,6 +31,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
@@ -50,6 +56,8 @@ type Caller struct {
 	NotAfter time.Time // when the proof ends; zero if the proof does not say
 
 	// DNSNames are further names that the same proof proved, such as those of a client certificate.
+	// Whether the caller keeps them is for a policy to decide: a certificate authority that signs
+	// all of them lets a name live on for as long as it is renewed, whatever was decided since.
 	DNSNames []string
 
 	// Pod is where the caller runs, if its proof says so; nil if not.
@@ -64,9 +72,33 @@ type Pod struct {
 	Name, UID      string // empty for a credential that is not bound to a pod
 }
 
-// LogValue shows all of the Caller, which holds no secret.
+// LogValue shows all of the Caller, which holds no secret. What is empty is left out.
 func (c *Caller) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("id", c.ID.String()), slog.String("method", c.Method), slog.Time("not_after", c.NotAfter))
+	attrs := []slog.Attr{slog.String("id", c.ID.String()), slog.String("method", c.Method)}
+	if !c.NotAfter.IsZero() {
+		attrs = append(attrs, slog.Time("not_after", c.NotAfter))
+	}
+	if len(c.DNSNames) > 0 {
+		attrs = append(attrs, slog.Any("dns_names", c.DNSNames))
+	}
+	if c.Pod != nil {
+		attrs = append(attrs, slog.Any("pod", c.Pod))
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// LogValue shows all of the Pod. What is empty is left out.
+func (p *Pod) LogValue() slog.Value {
+	var attrs []slog.Attr
+	for _, a := range []slog.Attr{
+		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
+		slog.String("service_account", p.ServiceAccount), slog.String("name", p.Name), slog.String("uid", p.UID),
+	} {
+		if a.Value.String() != "" {
+			attrs = append(attrs, a)
+		}
+	}
+	return slog.GroupValue(attrs...)
 }
 
 // An Authenticator proves who sent a request. Errors wrap [ErrNoCredential] or [ErrRefused] where
@@ -86,6 +118,10 @@ func (f Func) Authenticate(r *http.Request) (*Caller, error) { return f(r) }
 // verified by v at every call, so that a request on a connection older than the newest bundle or
 // policy of v is judged by the newest. Its errors wrap [*spiffe.VerifyError].
 //
+// The DNS names of the certificate, as far as they are valid ones, become the caller's, in their
+// order: a workload that renews with its current certificate can have the same names again. What
+// else the certificate names, such as addresses, does not.
+//
 // The TLS server must ask for the certificate, as spiffetls.ServerConfig does. A header that a
 // proxy forwarded is not looked at.
 func ClientCertificate(v *spiffe.Verifier) Authenticator {
@@ -97,8 +133,49 @@ func ClientCertificate(v *spiffe.Verifier) Authenticator {
 		if err != nil {
 			return nil, fmt.Errorf("authn: client certificate: %w: %w", ErrRefused, err)
 		}
-		return &Caller{ID: peer.ID(), Method: "client-certificate", NotAfter: peer.NotAfter()}, nil
+		return &Caller{
+			ID:       peer.ID(),
+			Method:   "client-certificate",
+			NotAfter: peer.NotAfter(),
+			DNSNames: validNames(peer.Leaf().DNSNames),
+		}, nil
 	})
+}
+
+// validNames returns a copy of those names that are DNS names, each once; nil if there are none. A
+// certificate can have any text there, and what is none would make its renewal fail.
+func validNames(names []string) []string {
+	var valid []string
+	seen := make(map[string]bool, len(names))
+	for _, name := range names {
+		if !seen[name] && validName(name) {
+			valid = append(valid, name)
+		}
+		seen[name] = true
+	}
+	return valid
+}
+
+// validName reports whether name is a host name, possibly with underscores, or a wildcard for the
+// hosts of one domain.
+func validName(name string) bool {
+	if _, err := netip.ParseAddr(name); err == nil || len(name) > 253 {
+		return false
+	}
+	rest, wild := strings.CutPrefix(name, "*.")
+	for label := range strings.SplitSeq(rest, ".") {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
+			return false
+		}
+		for i := range len(label) {
+			switch c := label[i]; {
+			case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
+			default:
+				return false
+			}
+		}
+	}
+	return !wild || strings.Contains(rest, ".")
 }
 
 // FirstOf asks each method in order and returns the first Caller. A credential that one method

@@ -12,11 +12,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -44,8 +46,81 @@ func TestClientCertificate(t *testing.T) {
 	assert.Equal(t, web.ID(), caller.ID)
 	assert.Equal(t, "client-certificate", caller.Method)
 	assert.Equal(t, web.NotAfter(), caller.NotAfter)
-	assert.Contains(t, caller.LogValue().String(), "spiffe://example.org/web")
-	assert.Equal(t, slog.KindGroup, caller.LogValue().Kind())
+	assert.Nil(t, caller.DNSNames)
+	assert.Nil(t, caller.Pod)
+}
+
+func TestLogValue(t *testing.T) {
+	t.Parallel()
+	logged := func(c *authn.Caller) string {
+		var b strings.Builder
+		h := slog.NewTextHandler(&b, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+				return slog.Attr{}
+			}
+			return a
+		}})
+		slog.New(h).Info("-", "caller", c)
+		return strings.TrimSpace(b.String())
+	}
+	c := &authn.Caller{ID: spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web"), Method: "kubernetes-token"}
+	assert.Equal(t, `msg=- caller.id=spiffe://example.org/ns/prod/sa/web caller.method=kubernetes-token`, logged(c))
+	c.NotAfter = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	c.DNSNames = []string{"web.prod.svc", "web"}
+	c.Pod = &authn.Pod{Namespace: "prod", ServiceAccount: "web"}
+	assert.Equal(t, `msg=- caller.id=spiffe://example.org/ns/prod/sa/web caller.method=kubernetes-token caller.not_after=2030-01-02T03:04:05.000Z `+
+		`caller.dns_names="[web.prod.svc web]" caller.pod.namespace=prod caller.pod.service_account=web`, logged(c))
+	c.Pod = &authn.Pod{Cluster: "west", Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}
+	assert.Contains(t, logged(c), `caller.pod.cluster=west caller.pod.namespace=prod caller.pod.service_account=web caller.pod.name=web-0 caller.pod.uid=u-1`)
+}
+
+// A workload that renews with its certificate can have the same names again, if they are names.
+func TestClientCertificateDNSNames(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	a := clientCertificate(t, ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()))
+	long := strings.Repeat("a", 63)
+	longest := strings.Repeat(long+".", 3) + strings.Repeat("b", 61)
+	require.Len(t, longest, 253)
+	for _, c := range []struct{ in, want []string }{
+		{[]string{"web.prod.svc"}, []string{"web.prod.svc"}},
+		{[]string{"b.test", "a.test", "b.test"}, []string{"b.test", "a.test"}},
+		{[]string{"web", "A_b-1.Test", "*.example.org", long + ".test", longest}, []string{"web", "A_b-1.Test", "*.example.org", long + ".test", longest}},
+		{[]string{longest + "b"}, nil},
+		{[]string{long + "a.test"}, nil},
+		{[]string{"192.0.2.1"}, nil},
+		{[]string{"-a.test"}, nil},
+		{[]string{"a-.test"}, nil},
+		{[]string{"a..test"}, nil},
+		{[]string{"a.test."}, nil},
+		{[]string{".test"}, nil},
+		{[]string{"a b.test"}, nil},
+		{[]string{"a,b.test"}, nil},
+		{[]string{"a/b"}, nil},
+		{[]string{"spiffe:"}, nil},
+		{[]string{"*"}, nil},
+		{[]string{"*.test"}, nil},
+		{[]string{"a.*.test"}, nil},
+		{[]string{"*a.test"}, nil},
+		{[]string{"a..b", "ok.test", "*"}, []string{"ok.test"}},
+	} {
+		web := ca.SVID("/web", func(t *x509.Certificate) { t.DNSNames = c.in })
+		caller, err := a.Authenticate(request(web.Chain()...))
+		require.NoError(t, err, "%q", c.in)
+		assert.Equal(t, c.want, caller.DNSNames, "%q", c.in)
+		if len(c.want) > 0 { // the caller's own copy
+			caller.DNSNames[0] = "changed"
+			assert.Equal(t, c.in, web.Leaf().DNSNames)
+		}
+	}
+
+	// What this package takes for a DNS name, package pki signs.
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	for _, name := range []string{"web", "A_b-1.Test", "*.example.org", longest} {
+		_, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}})
+		assert.NoError(t, err, name)
+	}
 }
 
 func TestClientCertificateAbsent(t *testing.T) {

@@ -1,0 +1,58 @@
+package authn
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+)
+
+// maxToken is the longest bearer token in bytes. Those of Kubernetes have one to two thousand.
+const maxToken = 16 << 10
+
+// Bearer returns the bearer token of a request, for authenticators that judge tokens. It is whatever
+// follows "Bearer " in a header field "authorization": the scheme is written like that and followed
+// by one blank, and of several fields the first with that beginning counts.
+//
+// Without such a field the error wraps [ErrNoCredential], and says whether there is no field or
+// another scheme. It wraps [ErrRefused] for a token that is empty, longer than 16 KiB, or not one
+// word of printable ASCII, and for any token on a connection that others can read: one that is
+// neither TLS nor a Unix socket. The token is never part of an error.
+func Bearer(r *http.Request) (token string, err error) {
+	token, err = BearerOverPlaintext(r)
+	if err == nil && r.TLS == nil && !overUnixSocket(r) {
+		return "", fmt.Errorf("authn: bearer token: %w: the connection is not encrypted, so that others can read the token; use TLS or a Unix socket", ErrRefused)
+	}
+	return token, err
+}
+
+// BearerOverPlaintext is [Bearer] for connections that something else protects, such as a proxy
+// beside this process that ends TLS. It takes tokens from any connection.
+func BearerOverPlaintext(r *http.Request) (token string, err error) {
+	fields := r.Header.Values("Authorization")
+	if len(fields) == 0 {
+		return "", fmt.Errorf("authn: bearer token: there is no authorization header: %w", ErrNoCredential)
+	}
+	for _, f := range fields {
+		token, ok := strings.CutPrefix(f, "Bearer ")
+		if !ok {
+			continue
+		}
+		switch {
+		case token == "":
+			return "", fmt.Errorf("authn: bearer token: %w: it is empty", ErrRefused)
+		case len(token) > maxToken:
+			return "", fmt.Errorf("authn: bearer token: %w: it has %d bytes, the limit is %d", ErrRefused, len(token), maxToken)
+		case strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
+			return "", fmt.Errorf("authn: bearer token: %w: it is not one word of printable ASCII", ErrRefused)
+		}
+		return token, nil
+	}
+	return "", fmt.Errorf(`authn: bearer token: the authorization header does not begin with "Bearer ": %w`, ErrNoCredential)
+}
+
+// overUnixSocket reports whether the server that received r listens on a Unix socket.
+func overUnixSocket(r *http.Request) bool {
+	a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return ok && (a.Network() == "unix" || a.Network() == "unixpacket")
+}

@@ -1,0 +1,174 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// method is what a Caller's Method says.
+const method = "kubernetes-token"
+
+// TokenReviewOptions configure [TokenReview], which copies them.
+type TokenReviewOptions struct {
+	Reviewer    *Reviewer          // required: of our own cluster
+	TrustDomain spiffe.TrustDomain // required: of the callers, whatever their cluster
+
+	// Audiences are those that a token may be made for; nil means "istio-ca", which Istio's agents
+	// use. There is always at least one.
+	Audiences []string
+
+	// Cluster is the ID of our own cluster. Callers name theirs in the header clusterid; those that
+	// name none, or one by this ID, are from ours.
+	Cluster string
+
+	// Remotes judge the tokens of other clusters, by ID.
+	Remotes map[string]*Reviewer
+
+	// Aliases are further names of clusters, our own or remote, each with the ID it stands for.
+	Aliases map[string]string
+
+	// AllowPlaintext takes tokens from connections that are neither TLS nor Unix sockets, too. It is
+	// for servers behind something that protects their connections, such as a proxy in the same pod.
+	AllowPlaintext bool
+}
+
+// TokenReview returns an [authn.Authenticator] that proves a caller by the service account token in
+// the authorization header, see [authn.Bearer]. The caller's ID is
+// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, its method "kubernetes-token", and its Pod is
+// never nil; the pod's Cluster is the ID of the remote cluster, or empty for our own.
+//
+// The header clusterid says which cluster's API server is to judge; it counts if there is exactly one.
+// An ID goes before an alias.
+//
+// Errors of the Authenticator wrap [authn.ErrNoCredential] if there is no token, [authn.ErrRefused]
+// if the token or the cluster is not accepted, and the kinds of [Reviewer.Review]; with
+// [ErrReviewFailed] alone the same request may succeed later.
+func TokenReview(o TokenReviewOptions) (authn.Authenticator, error) {
+	if o.Audiences == nil {
+		o.Audiences = []string{"istio-ca"}
+	}
+	a := &tokenReviewer{
+		own:       o.Reviewer,
+		remotes:   maps.Clone(o.Remotes),
+		aliases:   maps.Clone(o.Aliases),
+		cluster:   o.Cluster,
+		domain:    o.TrustDomain,
+		audiences: slices.Clone(o.Audiences),
+		bearer:    authn.Bearer,
+	}
+	if o.AllowPlaintext {
+		a.bearer = authn.BearerOverPlaintext
+	}
+	if err := a.check(); err != nil {
+		return nil, fmt.Errorf("authn/kube: %w", err)
+	}
+	return a, nil
+}
+
+type tokenReviewer struct {
+	own       *Reviewer
+	remotes   map[string]*Reviewer
+	aliases   map[string]string
+	cluster   string
+	domain    spiffe.TrustDomain
+	audiences []string
+	bearer    func(*http.Request) (string, error)
+}
+
+func (a *tokenReviewer) check() error {
+	switch {
+	case a.own == nil:
+		return errors.New("TokenReviewOptions.Reviewer is required")
+	case a.domain.IsZero():
+		return fmt.Errorf("TokenReviewOptions.TrustDomain: %w", spiffe.ErrZero)
+	case len(a.audiences) == 0 || slices.Contains(a.audiences, ""):
+		return errors.New("TokenReviewOptions.Audiences is empty, or has an empty one: every token of the cluster would do; nil means istio-ca")
+	}
+	for id, r := range a.remotes {
+		switch {
+		case id == "" || id == a.cluster:
+			return fmt.Errorf("the remote cluster %q has the ID of our own", id)
+		case r == nil:
+			return fmt.Errorf("the remote cluster %q has no Reviewer", id)
+		}
+	}
+	for alias, id := range a.aliases {
+		if alias == "" || a.known(alias) {
+			return fmt.Errorf("the alias %q is the ID of a cluster", alias)
+		}
+		if !a.known(id) {
+			return fmt.Errorf("the alias %q is for the cluster %q, which is not configured", alias, id)
+		}
+	}
+	return nil
+}
+
+// known reports whether id is that of a cluster.
+func (a *tokenReviewer) known(id string) bool {
+	return a.remotes[id] != nil || id != "" && id == a.cluster
+}
+
+// Authenticate implements [authn.Authenticator].
+func (a *tokenReviewer) Authenticate(r *http.Request) (*authn.Caller, error) {
+	token, err := a.bearer(r)
+	if err != nil {
+		return nil, err
+	}
+	reviewer, cluster, err := a.choose(r.Header)
+	if err != nil {
+		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
+	}
+	account, err := reviewer.review(r.Context(), token, a.audiences)
+	switch {
+	case errors.Is(err, ErrReviewFailed):
+		return nil, fmt.Errorf("authn/kube: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
+	}
+	id, err := a.domain.KubernetesID(account.Namespace, account.ServiceAccount)
+	if err != nil { // names that Kubernetes allows never break the rules of SPIFFE
+		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
+	}
+	return &authn.Caller{
+		ID:       id,
+		Method:   method,
+		NotAfter: account.NotAfter,
+		Pod: &authn.Pod{
+			Cluster:        cluster,
+			Namespace:      account.Namespace,
+			ServiceAccount: account.ServiceAccount,
+			Name:           account.PodName,
+			UID:            account.PodUID,
+		},
+	}, nil
+}
+
+// choose returns who judges the tokens of the cluster that the caller says it is from, and the ID of
+// the cluster if it is a remote one.
+func (a *tokenReviewer) choose(h http.Header) (r *Reviewer, cluster string, err error) {
+	name := ""
+	if values := h.Values("Clusterid"); len(values) == 1 {
+		name = values[0]
+	}
+	id := name
+	if !a.known(name) {
+		id = a.aliases[name]
+	}
+	switch {
+	case name == "" || id != "" && id == a.cluster:
+		return a.own, "", nil
+	case a.remotes[id] != nil:
+		return a.remotes[id], id, nil
+	}
+	known := slices.Sorted(maps.Keys(a.remotes))
+	if a.cluster != "" {
+		known = append([]string{a.cluster}, known...)
+	}
+	return nil, "", fmt.Errorf("the cluster %.253q is not one of %.64q", name, known)
+}

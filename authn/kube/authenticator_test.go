@@ -1,0 +1,204 @@
+package kube_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var td = spiffe.MustParseTrustDomain("example.org")
+
+// request has a token, and clusterid headers.
+func request(tok string, clusters ...string) *http.Request {
+	r := httptest.NewRequest(http.MethodPost, "https://ca.example.org/", nil)
+	if tok != "" {
+		r.Header.Set("authorization", "Bearer "+tok)
+	}
+	for _, c := range clusters {
+		r.Header.Add("clusterid", c)
+	}
+	return r
+}
+
+func TestTokenReview(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	var asked kubetest.TokenReviewSpec
+	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		asked = spec
+		return good(spec.Audiences[0])
+	})
+	r := reviewer(t, s, kube.ReviewerOptions{})
+	a, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: r, TrustDomain: td})
+	require.NoError(t, err)
+	tok := token(`{"exp":4102444800}`)
+	c, err := a.Authenticate(request(tok))
+	require.NoError(t, err)
+	assert.Equal(t, &authn.Caller{
+		ID:       spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web"),
+		Method:   "kubernetes-token",
+		NotAfter: time.Unix(4102444800, 0),
+		Pod:      &authn.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "pod-uid"},
+	}, c)
+	assert.Equal(t, kubetest.TokenReviewSpec{Token: tok, Audiences: []string{"istio-ca"}}, asked)
+
+	a, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: r, TrustDomain: td, Audiences: []string{"x", "y"}})
+	require.NoError(t, err)
+	_, err = a.Authenticate(request(tok))
+	require.NoError(t, err)
+	assert.Equal(t, []string{"x", "y"}, asked.Audiences)
+}
+
+func TestTokenReviewErrors(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	a, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer(t, s, kube.ReviewerOptions{}), TrustDomain: td})
+	require.NoError(t, err)
+
+	_, err = a.Authenticate(request(""))
+	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.NotErrorIs(t, err, authn.ErrRefused)
+
+	lower := request("")
+	lower.Header.Set("Authorization", "bearer sesame")
+	_, err = a.Authenticate(lower)
+	require.ErrorIs(t, err, authn.ErrNoCredential)
+
+	plain := request("sesame")
+	plain.TLS = nil
+	_, err = a.Authenticate(plain)
+	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorContains(t, err, "not encrypted")
+	assert.Empty(t, s.Requests(), "a token that others may have read was sent on")
+
+	s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return kubetest.TokenReviewStatus{} })
+	_, err = a.Authenticate(request("sesame"))
+	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorIs(t, err, kube.ErrNotAuthenticated)
+	require.EqualError(t, err, "authn/kube: credential refused: token not authenticated: the API server does not know it")
+
+	s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		return kubetest.TokenReviewStatus{Error: "expired"}
+	})
+	_, err = a.Authenticate(request("sesame"))
+	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorIs(t, err, kube.ErrInvalidToken)
+
+	s.FailNext(1, kubetest.Fault{Code: 500}, nil)
+	_, err = a.Authenticate(request("sesame"))
+	require.ErrorIs(t, err, kube.ErrReviewFailed)
+	require.NotErrorIs(t, err, authn.ErrRefused, "nobody refused it")
+	require.NotErrorIs(t, err, authn.ErrNoCredential)
+
+	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })
+	_, err = a.Authenticate(request("sesame"))
+	require.NoError(t, err)
+	a, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer(t, s, kube.ReviewerOptions{}), TrustDomain: td, AllowPlaintext: true})
+	require.NoError(t, err)
+	_, err = a.Authenticate(plain)
+	require.NoError(t, err)
+}
+
+// Which API server judges.
+func TestTokenReviewClusters(t *testing.T) {
+	t.Parallel()
+	// The account says which server was asked.
+	cluster := func(name string) *kube.Reviewer {
+		status := good("istio-ca")
+		status.User.Username = "system:serviceaccount:" + name + ":web"
+		return answering(t, status)
+	}
+	a, err := kube.TokenReview(kube.TokenReviewOptions{
+		Reviewer: cluster("own"), TrustDomain: td, Cluster: "Kubernetes",
+		Remotes: map[string]*kube.Reviewer{"west": cluster("west"), "east": cluster("east")},
+		Aliases: map[string]string{"home": "Kubernetes", "W": "west"},
+	})
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name          string
+		header        []string
+		asked, remote string
+	}{
+		{"none", nil, "own", ""},
+		{"empty", []string{""}, "own", ""},
+		{"own ID", []string{"Kubernetes"}, "own", ""},
+		{"alias of own", []string{"home"}, "own", ""},
+		{"remote", []string{"west"}, "west", "west"},
+		{"other remote", []string{"east"}, "east", "east"},
+		{"alias of remote", []string{"W"}, "west", "west"},
+		{"two count for none", []string{"west", "east"}, "own", ""},
+		{"two unknown count for none", []string{"x", "x"}, "own", ""},
+	} {
+		caller, err := a.Authenticate(request("sesame", c.header...))
+		require.NoError(t, err, c.name)
+		assert.Equal(t, c.asked, caller.Pod.Namespace, c.name)
+		assert.Equal(t, c.remote, caller.Pod.Cluster, c.name)
+		assert.Equal(t, td, caller.ID.TrustDomain(), c.name)
+	}
+	for _, name := range []string{"north", "kubernetes", "West", "w", " west", "west,east", strings.Repeat("x", 10_000)} {
+		_, err := a.Authenticate(request("sesame", name))
+		require.ErrorIs(t, err, authn.ErrRefused, name)
+		require.ErrorContains(t, err, `is not one of ["Kubernetes" "east" "west"]`)
+		assert.Less(t, len(err.Error()), 500)
+	}
+
+	alone, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: cluster("own"), TrustDomain: td})
+	require.NoError(t, err)
+	_, err = alone.Authenticate(request("sesame", "Kubernetes"))
+	require.ErrorContains(t, err, `the cluster "Kubernetes" is not one of []`)
+	_, err = alone.Authenticate(request("sesame", ""))
+	require.NoError(t, err)
+}
+
+func TestTokenReviewOptions(t *testing.T) {
+	t.Parallel()
+	r := answering(t, good("istio-ca"))
+	base := func() kube.TokenReviewOptions {
+		return kube.TokenReviewOptions{
+			Reviewer: r, TrustDomain: td, Cluster: "own", Audiences: []string{"istio-ca"},
+			Remotes: map[string]*kube.Reviewer{"west": r}, Aliases: map[string]string{"w": "west"},
+		}
+	}
+	for name, edit := range map[string]func(*kube.TokenReviewOptions){
+		"no reviewer":               func(o *kube.TokenReviewOptions) { o.Reviewer = nil },
+		"no trust domain":           func(o *kube.TokenReviewOptions) { o.TrustDomain = spiffe.TrustDomain{} },
+		"no audience":               func(o *kube.TokenReviewOptions) { o.Audiences = []string{} },
+		"empty audience":            func(o *kube.TokenReviewOptions) { o.Audiences = []string{"a", ""} },
+		"remote without reviewer":   func(o *kube.TokenReviewOptions) { o.Remotes["east"] = nil },
+		"remote without ID":         func(o *kube.TokenReviewOptions) { o.Remotes[""] = r },
+		"remote with our ID":        func(o *kube.TokenReviewOptions) { o.Remotes["own"] = r },
+		"alias is a remote":         func(o *kube.TokenReviewOptions) { o.Aliases["west"] = "own" },
+		"alias is our ID":           func(o *kube.TokenReviewOptions) { o.Aliases["own"] = "west" },
+		"empty alias":               func(o *kube.TokenReviewOptions) { o.Aliases[""] = "west" },
+		"alias for nothing":         func(o *kube.TokenReviewOptions) { o.Aliases["e"] = "east" },
+		"alias for the empty ID":    func(o *kube.TokenReviewOptions) { o.Cluster = ""; o.Aliases["e"] = "" },
+		"alias for another alias":   func(o *kube.TokenReviewOptions) { o.Aliases["e"] = "w" },
+		"alias for our former self": func(o *kube.TokenReviewOptions) { o.Cluster = ""; o.Aliases["e"] = "own" },
+	} {
+		o := base()
+		edit(&o)
+		_, err := kube.TokenReview(o)
+		require.ErrorContains(t, err, "authn/kube: ", name)
+	}
+
+	// what is changed afterwards does not count
+	o := base()
+	a, err := kube.TokenReview(o)
+	require.NoError(t, err)
+	o.Audiences[0], o.Aliases["x"] = "changed", "west"
+	delete(o.Remotes, "west")
+	_, err = a.Authenticate(request("sesame", "w"))
+	require.NoError(t, err)
+	_, err = a.Authenticate(request("sesame", "x"))
+	require.Error(t, err)
+}

@@ -1,0 +1,563 @@
+package kube_test
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/memconn"
+)
+
+const reviews = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+// good is what an API server says about the token of a pod.
+func good(audiences ...string) kubetest.TokenReviewStatus {
+	return kubetest.TokenReviewStatus{
+		Authenticated: true,
+		Audiences:     audiences,
+		User: kubetest.UserInfo{
+			Username: "system:serviceaccount:prod:web",
+			UID:      "account-uid",
+			Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:prod", "system:authenticated"},
+			Extra: map[string][]string{
+				"authentication.kubernetes.io/pod-name":  {"web-0"},
+				"authentication.kubernetes.io/pod-uid":   {"pod-uid"},
+				"authentication.kubernetes.io/node-name": {"node-1.example.org"},
+			},
+		},
+	}
+}
+
+// token is one as Kubernetes makes them, as far as its payload goes.
+func token(payload string) string {
+	enc := base64.RawURLEncoding
+	return enc.EncodeToString([]byte(`{"alg":"RS256"}`)) + "." + enc.EncodeToString([]byte(payload)) + "." + enc.EncodeToString([]byte("signature"))
+}
+
+func reviewer(t testing.TB, s *kubetest.Server, o kube.ReviewerOptions) *kube.Reviewer {
+	t.Helper()
+	o.APIServer, o.HTTPClient = s.URL(), s.Client()
+	r, err := kube.NewReviewer(&o)
+	require.NoError(t, err)
+	return r
+}
+
+// answering is a reviewer whose API server has one answer.
+func answering(t *testing.T, status kubetest.TokenReviewStatus) *kube.Reviewer {
+	t.Helper()
+	s := kubetest.Start(t)
+	s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return status })
+	return reviewer(t, s, kube.ReviewerOptions{})
+}
+
+func TestReview(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	var asked kubetest.TokenReviewSpec
+	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		asked = spec
+		return good("istio-ca")
+	})
+	r := reviewer(t, s, kube.ReviewerOptions{})
+	tok := token(`{"exp":4102444800}`)
+	a, err := r.Review(t.Context(), tok+"\n", []string{"istio-ca", "other"})
+	require.NoError(t, err)
+	assert.Equal(t, kubetest.TokenReviewSpec{Token: tok, Audiences: []string{"istio-ca", "other"}}, asked)
+	assert.Equal(t, &kube.Account{
+		Namespace: "prod", ServiceAccount: "web", UID: "account-uid",
+		PodName: "web-0", PodUID: "pod-uid", NodeName: "node-1.example.org", NotAfter: time.Unix(4102444800, 0),
+	}, a)
+	assert.Equal(t, 1, s.Count(http.MethodPost, reviews))
+
+	// without a cache each question is a review
+	_, err = r.Review(t.Context(), tok, []string{"istio-ca"})
+	require.NoError(t, err)
+	assert.Equal(t, 2, s.Count(http.MethodPost, reviews))
+}
+
+// What a token need not say: pod, node, UIDs, its end.
+func TestReviewLess(t *testing.T) {
+	t.Parallel()
+	for name, extra := range map[string]map[string][]string{
+		"no extra":     nil,
+		"empty values": {"authentication.kubernetes.io/pod-name": {}, "authentication.kubernetes.io/pod-uid": {""}},
+		"other extra":  {"authentication.kubernetes.io/credential-id": {"JTI=1"}, "Authentication.kubernetes.io/pod-name": {"web-0"}},
+	} {
+		status := good("a")
+		status.User.Extra, status.User.UID = extra, ""
+		for _, tok := range []string{"opaque", token(`{}`), token(`{"exp":"4102444800"}`), token(`{"exp":1,"exp":1}`), token(`{"exp":4102444800`), token(`[4102444800]`)} {
+			a, err := answering(t, status).Review(t.Context(), tok, []string{"a"})
+			require.NoError(t, err, name)
+			assert.Equal(t, &kube.Account{Namespace: "prod", ServiceAccount: "web"}, a, name)
+		}
+	}
+}
+
+// Each answer has one thing wrong.
+func TestReviewRefused(t *testing.T) {
+	t.Parallel()
+	type answer = kubetest.TokenReviewStatus
+	user := func(name string) func(*answer) { return func(a *answer) { a.User.Username = name } }
+	extra := func(name, value string) func(*answer) {
+		return func(a *answer) { a.User.Extra["authentication.kubernetes.io/"+name] = []string{value} }
+	}
+	for _, c := range []struct {
+		name string
+		edit func(*answer)
+		kind error
+		text string
+	}{
+		{"an error", func(a *answer) { a.Error = "token has expired" }, kube.ErrInvalidToken, "the API server says: token has expired"},
+		{"an error and nothing else", func(a *answer) { *a = answer{Error: "[invalid bearer token, unknown]"} }, kube.ErrInvalidToken, "[invalid bearer token, unknown]"},
+		{"not authenticated", func(a *answer) { a.Authenticated = false }, kube.ErrNotAuthenticated, "does not know it"},
+		{"nothing at all", func(a *answer) { *a = answer{} }, kube.ErrNotAuthenticated, "does not know it"},
+		{"no audience confirmed", func(a *answer) { a.Audiences = nil }, kube.ErrNotAuthenticated, "does not confirm any of the audiences"},
+		{"another audience", func(a *answer) { a.Audiences = []string{"https://kubernetes.default.svc"} }, kube.ErrNotAuthenticated, `["a" "b"]`},
+		{"an empty audience", func(a *answer) { a.Audiences = []string{""} }, kube.ErrNotAuthenticated, "audiences"},
+		{"part of an audience", func(a *answer) { a.Audiences = []string{"a,b", "a b", "A"} }, kube.ErrNotAuthenticated, "audiences"},
+		{"no groups", func(a *answer) { a.User.Groups = nil }, kube.ErrInvalidToken, "not in the group system:serviceaccounts"},
+		{"only the group of the namespace", func(a *answer) { a.User.Groups = []string{"system:serviceaccounts:prod"} }, kube.ErrInvalidToken, "not in the group"},
+		{"no user", user(""), kube.ErrInvalidToken, "not a service account"},
+		{"an admin", user("kubernetes-admin"), kube.ErrInvalidToken, "not a service account"},
+		{"a node", user("system:node:worker-1"), kube.ErrInvalidToken, `"system:node:worker-1" is not a service account`},
+		{"three parts", user("system:serviceaccount:prod"), kube.ErrInvalidToken, "not a service account"},
+		{"five parts", user("system:serviceaccount:prod:web:x"), kube.ErrInvalidToken, "not a service account"},
+		{"five parts, the last empty", user("system:serviceaccount:prod:web:"), kube.ErrInvalidToken, "not a service account"},
+		{"six parts", user("system:serviceaccount:prod:web:x:y"), kube.ErrInvalidToken, "not a service account"},
+		{"not system", user("System:serviceaccount:prod:web"), kube.ErrInvalidToken, "not a service account"},
+		{"not a service account", user("system:serviceaccounts:prod:web"), kube.ErrInvalidToken, "not a service account"},
+		{"blank in front", user(" system:serviceaccount:prod:web"), kube.ErrInvalidToken, "not a service account"},
+		{"no namespace", user("system:serviceaccount::web"), kube.ErrInvalidToken, "not a namespace"},
+		{"no name", user("system:serviceaccount:prod:"), kube.ErrInvalidToken, "not a service account's name"},
+		{"upper case namespace", user("system:serviceaccount:Prod:web"), kube.ErrInvalidToken, "not a namespace"},
+		{"namespace with a dot", user("system:serviceaccount:pr.od:web"), kube.ErrInvalidToken, "not a namespace"},
+		{"namespace with a slash", user("system:serviceaccount:prod/sa:web"), kube.ErrInvalidToken, "not a namespace"},
+		{"long namespace", user("system:serviceaccount:" + strings.Repeat("a", 64) + ":web"), kube.ErrInvalidToken, "not a namespace"},
+		{"namespace begins with a hyphen", user("system:serviceaccount:-a:web"), kube.ErrInvalidToken, "not a namespace"},
+		{"upper case name", user("system:serviceaccount:prod:Web"), kube.ErrInvalidToken, "not a service account's name"},
+		{"name with a slash", user("system:serviceaccount:prod:web/../x"), kube.ErrInvalidToken, "not a service account's name"},
+		{"name is two dots", user("system:serviceaccount:prod:.."), kube.ErrInvalidToken, "not a service account's name"},
+		{"name with an empty label", user("system:serviceaccount:prod:a..b"), kube.ErrInvalidToken, "not a service account's name"},
+		{"name ends with a dot", user("system:serviceaccount:prod:web."), kube.ErrInvalidToken, "not a service account's name"},
+		{"name with an underscore", user("system:serviceaccount:prod:a_b"), kube.ErrInvalidToken, "not a service account's name"},
+		{"name with a NUL", user("system:serviceaccount:prod:web\x00"), kube.ErrInvalidToken, "not a service account's name"},
+		{"name that is not ASCII", user("system:serviceaccount:prod:wéb"), kube.ErrInvalidToken, "not a service account's name"},
+		{"name ends with a line break", user("system:serviceaccount:prod:web\n"), kube.ErrInvalidToken, "not a service account's name"},
+		{"long name", user("system:serviceaccount:prod:" + strings.Repeat("a", 254)), kube.ErrInvalidToken, "not a service account's name"},
+		{"huge name", user(strings.Repeat("a:", 100_000)), kube.ErrInvalidToken, "not a service account"},
+		{"pod name with a slash", extra("pod-name", "a/b"), kube.ErrInvalidToken, "not the name of a pod"},
+		{"upper case node", extra("node-name", "Node"), kube.ErrInvalidToken, "not the name of a node"},
+		{"UID with a line break", func(a *answer) { a.User.UID = "a\nb" }, kube.ErrInvalidToken, "UID"},
+		{"long UID of the pod", extra("pod-uid", strings.Repeat("a", 129)), kube.ErrInvalidToken, "UID"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			status := good("a")
+			c.edit(&status)
+			a, err := answering(t, status).Review(t.Context(), "sesame", []string{"a", "b"})
+			require.ErrorIs(t, err, c.kind)
+			require.ErrorContains(t, err, c.text)
+			assert.Nil(t, a)
+			assert.Less(t, len(err.Error()), 700)
+			only(t, err, c.kind)
+		})
+	}
+}
+
+// only tests that an error is of one kind.
+func only(t *testing.T, err, kind error) {
+	t.Helper()
+	for _, other := range []error{kube.ErrInvalidToken, kube.ErrNotAuthenticated, kube.ErrReviewFailed} {
+		assert.Equal(t, other == kind, errors.Is(err, other), "%v is %v", err, other)
+	}
+}
+
+// Names at the edge of what Kubernetes allows.
+func TestReviewNames(t *testing.T) {
+	t.Parallel()
+	for _, c := range [][2]string{
+		{"a", "b"}, {"0", "0-0"}, {"kube-system", "web.v1"}, {strings.Repeat("a", 63), strings.Repeat("a", 253)},
+		{"system", "serviceaccount"},
+	} {
+		status := good("a")
+		status.User.Username = "system:serviceaccount:" + c[0] + ":" + c[1]
+		a, err := answering(t, status).Review(t.Context(), "sesame", []string{"a"})
+		require.NoError(t, err)
+		assert.Equal(t, c, [2]string{a.Namespace, a.ServiceAccount})
+	}
+}
+
+// What is refused without asking anybody.
+func TestReviewNotAsked(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })
+	r := reviewer(t, s, kube.ReviewerOptions{AnyAudience: true})
+	for _, c := range []struct {
+		name, token string
+		audiences   []string
+		kind        error
+	}{
+		{"no audiences", "sesame", nil, kube.ErrReviewFailed},
+		{"empty list of audiences", "sesame", []string{}, kube.ErrReviewFailed},
+		{"empty audience", "sesame", []string{"a", ""}, kube.ErrReviewFailed},
+		{"no token", "", []string{"a"}, kube.ErrInvalidToken},
+		{"a line break", "\n", []string{"a"}, kube.ErrInvalidToken},
+		{"a blank in it", "ses ame", []string{"a"}, kube.ErrInvalidToken},
+		{"a line break in it", "ses\name", []string{"a"}, kube.ErrInvalidToken},
+		{"a line break in front", "\nsesame", []string{"a"}, kube.ErrInvalidToken},
+		{"not ASCII", "sesamé", []string{"a"}, kube.ErrInvalidToken},
+		{"not UTF-8", "ses\xffame", []string{"a"}, kube.ErrInvalidToken},
+		{"NUL", "sesame\x00", []string{"a"}, kube.ErrInvalidToken},
+		{"too long", strings.Repeat("ses", 16<<10), []string{"a"}, kube.ErrInvalidToken},
+	} {
+		_, err := r.Review(t.Context(), c.token, c.audiences)
+		require.ErrorIs(t, err, c.kind, c.name)
+		assert.NotContains(t, err.Error(), "ses", c.name)
+		only(t, err, c.kind)
+	}
+	assert.Empty(t, s.Requests())
+
+	_, err := r.Review(t.Context(), strings.Repeat("t", 16<<10), []string{"a"})
+	require.NoError(t, err)
+}
+
+// The API server that cannot be asked, or does not let us.
+func TestReviewFailed(t *testing.T) {
+	t.Parallel()
+	secret := token(`{"sub":"a secret that is long enough to be seen"}`)
+	for _, c := range []struct {
+		name  string
+		fault kubetest.Fault
+		texts []string
+	}{
+		{"forbidden", kubetest.Fault{Code: 403, Reason: "Forbidden", Message: "cannot create"}, []string{"403 Forbidden", "system:auth-delegator", "bind"}},
+		{"unauthorized", kubetest.Fault{Code: 401, Reason: "Unauthorized"}, []string{"401"}},
+		{"no such API", kubetest.Fault{Code: 404}, []string{"404"}},
+		{"too many", kubetest.Fault{Code: 429, RetryAfter: 3 * time.Second}, []string{"429"}},
+		{"broken", kubetest.Fault{Code: 500, Reason: "InternalError", Message: "etcd: " + secret}, []string{"500", "etcd"}},
+		{"cut", kubetest.Fault{}, []string{"POST"}},
+	} {
+		s := kubetest.Start(t)
+		s.FailNext(1, c.fault, nil)
+		_, err := reviewer(t, s, kube.ReviewerOptions{}).Review(t.Context(), secret, []string{"a"})
+		require.ErrorIs(t, err, kube.ErrReviewFailed, c.name)
+		for _, text := range c.texts {
+			require.ErrorContains(t, err, text)
+		}
+		for part := range strings.SplitSeq(secret, ".") {
+			assert.NotContains(t, err.Error(), part, c.name)
+		}
+		only(t, err, kube.ErrReviewFailed)
+	}
+}
+
+// What answers need not be an API server.
+func TestReviewOddAnswers(t *testing.T) {
+	t.Parallel()
+	whole := `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenReview","status":{"authenticated":true,"audiences":["a"],` +
+		`"user":{"username":"system:serviceaccount:prod:web","groups":["system:serviceaccounts"]}}}`
+	for _, c := range []struct {
+		name, kind, body string
+		err              error
+	}{
+		{"whole", "application/json", whole, nil},
+		{"with a charset", "application/json; charset=utf-8", whole, nil},
+		{"empty", "application/json", ``, kube.ErrReviewFailed},
+		{"null", "application/json", `null`, kube.ErrReviewFailed},
+		{"no object", "application/json", `{}`, kube.ErrReviewFailed},
+		{"a page", "text/html", `<html>` + whole, kube.ErrReviewFailed},
+		{"cut", "application/json", whole[:len(whole)-1], kube.ErrReviewFailed},
+		{"followed by something", "application/json", whole + `x`, kube.ErrReviewFailed},
+		{"other kind", "application/json", strings.Replace(whole, `"TokenReview"`, `"SubjectAccessReview"`, 1), kube.ErrReviewFailed},
+		{"other version", "application/json", strings.Replace(whole, `k8s.io/v1`, `k8s.io/v1beta1`, 1), kube.ErrReviewFailed},
+		{"a Status", "application/json", `{"apiVersion":"v1","kind":"Status","status":"Success"}`, kube.ErrReviewFailed},
+		{"authenticated is a text", "application/json", strings.Replace(whole, `true`, `"true"`, 1), kube.ErrReviewFailed},
+		{"groups are a text", "application/json", strings.Replace(whole, `["system:serviceaccounts"]`, `"system:serviceaccounts"`, 1), kube.ErrReviewFailed},
+		{"huge", "application/json", `{"x":"` + strings.Repeat("x", 5<<20) + `",` + whole[1:], kube.ErrReviewFailed},
+		{"not authenticated", "application/json", strings.Replace(whole, `true`, `false`, 1), kube.ErrNotAuthenticated},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", c.kind)
+				_, _ = w.Write([]byte(c.body))
+			}))
+			t.Cleanup(srv.Close)
+			r, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: srv.URL, HTTPClient: srv.Client()})
+			require.NoError(t, err)
+			_, err = r.Review(t.Context(), "sesame", []string{"a"})
+			if c.err == nil {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorIs(t, err, c.err)
+			assert.Less(t, len(err.Error()), 400)
+		})
+	}
+}
+
+// What the API server quotes of a token is not repeated.
+func TestReviewErrorWithoutToken(t *testing.T) {
+	t.Parallel()
+	tok := token(`{"exp":4102444800,"sub":"system:serviceaccount:prod:web"}`)
+	middle := strings.Split(tok, ".")[1]
+	for _, text := range []string{
+		"invalid: " + tok, "invalid:" + tok + ".", tok, "token=" + tok + "&x", "claims " + middle, "claims " + middle[3:25], middle[:16] + "!" + middle[20:40],
+		strings.Repeat("x", 290) + tok,
+	} {
+		_, err := answering(t, kubetest.TokenReviewStatus{Error: text}).Review(t.Context(), tok, []string{"a"})
+		require.ErrorIs(t, err, kube.ErrInvalidToken)
+		for i := range len(tok) - 16 {
+			require.NotContains(t, err.Error(), tok[i:i+16], text)
+		}
+	}
+	_, err := answering(t, kubetest.TokenReviewStatus{Error: "sésame\r\nis\x00 not " + strings.Repeat("ö", 10_000)}).Review(t.Context(), "sesame", []string{"a"})
+	require.ErrorContains(t, err, "says: sésame  is  not öö")
+	assert.Less(t, len(err.Error()), 400)
+	assert.NotContains(t, err.Error(), "\n")
+}
+
+// The fallback to any audience is off unless asked for, and follows one error only.
+func TestAnyAudience(t *testing.T) {
+	t.Parallel()
+	const wrong = `[invalid bearer token, token audiences ["k8s"] is invalid for the target audiences ["a"]]`
+	for _, c := range []struct {
+		name   string
+		any    bool
+		first  kubetest.TokenReviewStatus
+		second kubetest.TokenReviewStatus
+		asked  int
+		kind   error
+	}{
+		{"off", false, kubetest.TokenReviewStatus{Error: wrong}, good(), 1, kube.ErrInvalidToken},
+		{"on", true, kubetest.TokenReviewStatus{Error: wrong}, good("k8s"), 2, nil},
+		{"on, no audiences", true, kubetest.TokenReviewStatus{Error: wrong}, good(), 2, nil},
+		{"other error", true, kubetest.TokenReviewStatus{Error: "expired"}, good(), 1, kube.ErrInvalidToken},
+		{"not authenticated", true, kubetest.TokenReviewStatus{}, good(), 1, kube.ErrNotAuthenticated},
+		{"no echo", true, good(), good(), 1, kube.ErrNotAuthenticated},
+		{"the second is refused", true, kubetest.TokenReviewStatus{Error: wrong}, kubetest.TokenReviewStatus{Error: wrong}, 2, kube.ErrInvalidToken},
+		{"the second is nobody", true, kubetest.TokenReviewStatus{Error: wrong}, kubetest.TokenReviewStatus{}, 2, kube.ErrNotAuthenticated},
+	} {
+		s := kubetest.Start(t)
+		s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+			if len(spec.Audiences) > 0 {
+				return c.first
+			}
+			return c.second
+		})
+		_, err := reviewer(t, s, kube.ReviewerOptions{AnyAudience: c.any}).Review(t.Context(), "sesame", []string{"a"})
+		require.ErrorIs(t, err, c.kind, c.name)
+		assert.Equal(t, c.asked, s.Count(http.MethodPost, reviews), c.name)
+	}
+
+	s := kubetest.Start(t)
+	s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		return kubetest.TokenReviewStatus{Error: wrong}
+	})
+	var n atomic.Int32
+	s.Faults(func(*http.Request) *kubetest.Fault {
+		if n.Add(1) == 2 {
+			return &kubetest.Fault{Code: 503}
+		}
+		return nil
+	})
+	_, err := reviewer(t, s, kube.ReviewerOptions{AnyAudience: true}).Review(t.Context(), "sesame", []string{"a"})
+	only(t, err, kube.ErrReviewFailed)
+}
+
+// inBubble has a server and a reviewer in a synctest bubble.
+func inBubble(t *testing.T, o kube.ReviewerOptions) (*kubetest.Server, *kube.Reviewer) {
+	s := kubetest.StartOn(t, 1, memconn.Listen())
+	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })
+	return s, reviewer(t, s, o)
+}
+
+// An API server that does not answer blocks nobody for longer than the timeout.
+func TestReviewTimeout(t *testing.T) {
+	t.Parallel()
+	for _, timeout := range []time.Duration{0, time.Second, 30 * time.Second} {
+		want := timeout
+		if want == 0 {
+			want = 10 * time.Second
+		}
+		synctest.Test(t, func(t *testing.T) {
+			s, r := inBubble(t, kube.ReviewerOptions{Timeout: timeout})
+			s.FailNext(1, kubetest.Fault{Hang: true}, nil)
+			start := time.Now()
+			_, err := r.Review(t.Context(), "sesame", []string{"a"})
+			require.ErrorIs(t, err, kube.ErrReviewFailed)
+			require.ErrorContains(t, err, "no answer within "+want.String())
+			assert.Equal(t, want, time.Since(start))
+
+			s.FailNext(1, kubetest.Fault{Hang: true}, nil)
+			start = time.Now()
+			gone := errors.New("the caller has gone")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(time.Millisecond, func() { cancel(gone) })
+			_, err = r.Review(ctx, "sesame", []string{"a"})
+			require.ErrorIs(t, err, kube.ErrReviewFailed)
+			require.ErrorIs(t, err, gone)
+			assert.Equal(t, time.Millisecond, time.Since(start))
+
+			_, err = r.Review(t.Context(), "sesame", []string{"a"})
+			require.NoError(t, err)
+			s.Client().CloseIdleConnections()
+		})
+	}
+}
+
+func TestCache(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, r := inBubble(t, kube.ReviewerOptions{CacheFor: 10 * time.Second})
+		asked := func(tok string, audiences ...string) int {
+			before := s.Count(http.MethodPost, reviews)
+			a, err := r.Review(t.Context(), tok, audiences)
+			require.NoError(t, err)
+			assert.Equal(t, "web", a.ServiceAccount)
+			a.ServiceAccount = "changed" // the caller's own copy
+			return s.Count(http.MethodPost, reviews) - before
+		}
+		long := token(fmt.Sprintf(`{"exp":%d}`, time.Now().Add(time.Hour).Unix()))
+		assert.Equal(t, 1, asked(long, "a"))
+		assert.Equal(t, 0, asked(long, "a"))
+		assert.Equal(t, 0, asked(long+"\n", "a"))
+		time.Sleep(10*time.Second - 1)
+		assert.Equal(t, 0, asked(long, "a"), "just in time")
+		time.Sleep(time.Nanosecond)
+		assert.Equal(t, 1, asked(long, "a"), "not renewed by use")
+
+		// other audiences, in whatever way they are split, and other tokens are other questions
+		assert.Equal(t, 1, asked(long, "b"))
+		assert.Equal(t, 1, asked(long, "a", "b"))
+		assert.Equal(t, 1, asked(long, "ab"))
+		assert.Equal(t, 1, asked(long, "b", "a"))
+		assert.Equal(t, 1, asked(long+"a", "a"))
+		assert.Equal(t, 1, asked(long[:len(long)-1], "a"))
+
+		// never beyond the end of the token
+		short := token(fmt.Sprintf(`{"exp":%d}`, time.Now().Add(4*time.Second).Unix()))
+		assert.Equal(t, 1, asked(short, "a"))
+		time.Sleep(time.Second)
+		assert.Equal(t, 0, asked(short, "a"))
+		time.Sleep(3 * time.Second)
+		assert.Equal(t, 1, asked(short, "a"))
+		assert.Equal(t, 1, asked(short, "a"), "over by our clock")
+
+		// and not at all if nobody knows it
+		assert.Equal(t, 1, asked("opaque", "a"))
+		assert.Equal(t, 1, asked("opaque", "a"))
+		s.Client().CloseIdleConnections()
+	})
+}
+
+// Only good answers are remembered.
+func TestCacheRefusals(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, r := inBubble(t, kube.ReviewerOptions{CacheFor: time.Second})
+		tok := token(fmt.Sprintf(`{"exp":%d}`, time.Now().Add(time.Hour).Unix()))
+		for _, status := range []kubetest.TokenReviewStatus{{}, {Error: "no"}, good()} {
+			s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return status })
+			_, err := r.Review(t.Context(), tok, []string{"a"})
+			require.Error(t, err)
+		}
+		s.FailNext(1, kubetest.Fault{Code: 500}, nil)
+		_, err := r.Review(t.Context(), tok, []string{"a"})
+		require.Error(t, err)
+
+		s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good("a") })
+		_, err = r.Review(t.Context(), tok, []string{"a"})
+		require.NoError(t, err, "a refusal was remembered")
+
+		// a revoked token lives as long as the answer is kept
+		s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+			return kubetest.TokenReviewStatus{Error: "no"}
+		})
+		_, err = r.Review(t.Context(), tok, []string{"a"})
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		_, err = r.Review(t.Context(), tok, []string{"a"})
+		require.ErrorIs(t, err, kube.ErrInvalidToken)
+		s.Client().CloseIdleConnections()
+	})
+}
+
+// The cache does not grow without end: what is over goes first.
+func TestCacheBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.example.org", CacheFor: 10 * time.Second})
+		require.NoError(t, err)
+		r.Remember(kube.MaxCached, kube.Account{NotAfter: time.Now().Add(time.Minute)})
+		assert.Equal(t, kube.MaxCached, r.Cached())
+		r.Remember(kube.MaxCached, kube.Account{NotAfter: time.Now().Add(time.Minute)})
+		assert.Equal(t, kube.MaxCached, r.Cached(), "the same ones again")
+		r.Remember(kube.MaxCached+100, kube.Account{NotAfter: time.Now().Add(time.Minute)})
+		assert.Equal(t, kube.MaxCached, r.Cached())
+		time.Sleep(10 * time.Second)
+		r.Remember(kube.MaxCached+101, kube.Account{NotAfter: time.Now().Add(time.Minute)})
+		assert.LessOrEqual(t, r.Cached(), kube.MaxCached)
+	})
+}
+
+func TestNewReviewer(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]kube.ReviewerOptions{
+		"negative timeout":  {Timeout: -1},
+		"negative cache":    {CacheFor: -1},
+		"long cache":        {CacheFor: 10*time.Second + 1},
+		"plain http":        {APIServer: "http://api.example.org", HTTPClient: http.DefaultClient},
+		"not a URL":         {APIServer: "api.example.org"},
+		"user and password": {APIServer: "https://a:sesame@api.example.org"},
+	} {
+		_, err := kube.NewReviewer(&o)
+		require.ErrorContains(t, err, "authn/kube: new reviewer: ", name)
+		assert.NotContains(t, err.Error(), "sesame")
+	}
+	_, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.example.org", CacheFor: 10 * time.Second})
+	require.NoError(t, err)
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	r := reviewer(t, s, kube.ReviewerOptions{})
+	var asked kubetest.AccessReviewSpec
+	s.AccessReviews(func(spec kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
+		asked = spec
+		return kubetest.AccessReviewStatus{Allowed: true}
+	})
+	require.NoError(t, r.Check(t.Context()))
+	assert.Equal(t, &kubetest.ResourceAttributes{Verb: "create", Group: "authentication.k8s.io", Version: "v1", Resource: "tokenreviews"}, asked.ResourceAttributes)
+	assert.Equal(t, 1, s.Count(http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"))
+
+	s.AccessReviews(func(kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
+		return kubetest.AccessReviewStatus{Reason: "no rule\nmatches"}
+	})
+	err := r.Check(t.Context())
+	require.EqualError(t, err, "authn/kube: this program may not create tokenreviews: the API server says: no rule matches; "+
+		"bind the ClusterRole system:auth-delegator, or one that may create tokenreviews in the group authentication.k8s.io, to the service account of this program")
+
+	s.AccessReviews(nil)
+	require.ErrorContains(t, r.Check(t.Context()), "may not create tokenreviews; bind the ClusterRole")
+
+	s.FailNext(1, kubetest.Fault{Code: 503}, nil)
+	err = r.Check(t.Context())
+	require.ErrorContains(t, err, "authn/kube: check: ")
+	assert.NotContains(t, err.Error(), "bind", "nobody knows that yet")
+}

@@ -1,0 +1,329 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// ErrDenied says that a caller may not have the certificate of another workload.
+var ErrDenied = errors.New("impersonation denied")
+
+// Limits on what is asked about the pods of a node.
+const (
+	podsFresh   = 5 * time.Second // how long a pod that was seen counts as running
+	podsPage    = 50              // pods in one answer
+	maxPodPages = 100             // a node runs some hundred pods
+	maxNodes    = 4096            // namespaces of nodes that are remembered
+)
+
+// NodeAuthorizerOptions configure a [NodeAuthorizer].
+type NodeAuthorizerOptions struct {
+	// APIServer and HTTPClient say which API server to ask about pods, as in [ReviewerOptions].
+	APIServer  string
+	HTTPClient *http.Client
+
+	// Accounts are the service accounts of the proxies that may ask for others, as in
+	// "istio-system/ztunnel"; at least one is required.
+	Accounts []string
+
+	// Timeout is how long one decision may take; 0 means 10 seconds.
+	Timeout time.Duration
+
+	// Remotes decide about callers of other clusters, by the cluster's ID. What is in their own
+	// Remotes does not count. Callers of a cluster without one are refused.
+	Remotes map[string]*NodeAuthorizer
+}
+
+// NodeAuthorizer decides whether a proxy that serves the pods of its node may have the certificate of
+// one of them: its caller asks the certificate authority for another ID than its own. It is safe for
+// concurrent use.
+//
+// It needs to get and list pods of all namespaces that are served; see [NodeAuthorizer.Check].
+type NodeAuthorizer struct {
+	api     *k8s.Client
+	timeout time.Duration
+	trusted map[string]bool // NAMESPACE/NAME
+	remotes map[string]*NodeAuthorizer
+
+	mu    sync.Mutex
+	nodes map[place]*running
+}
+
+// NewNodeAuthorizer returns a NodeAuthorizer. It asks nothing.
+func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
+	n := &NodeAuthorizer{
+		timeout: cmp.Or(o.Timeout, defaultTimeout),
+		trusted: map[string]bool{},
+		remotes: maps.Clone(o.Remotes),
+		nodes:   map[place]*running{},
+	}
+	fail := func(format string, args ...any) (*NodeAuthorizer, error) {
+		return nil, fmt.Errorf("authn/kube: new node authorizer: "+format, args...)
+	}
+	if o.Timeout < 0 {
+		return fail("the timeout is %v", o.Timeout)
+	}
+	if len(o.Accounts) == 0 {
+		return fail("no accounts: nobody could be allowed anything")
+	}
+	for _, account := range o.Accounts {
+		namespace, name, _ := strings.Cut(account, "/")
+		if !k8s.ValidLabel(namespace) || !k8s.ValidName(name) {
+			return fail("the account %.300q is not NAMESPACE/SERVICE-ACCOUNT", account)
+		}
+		n.trusted[account] = true
+	}
+	for id, r := range o.Remotes {
+		if id == "" || r == nil {
+			return fail("the remote cluster %q has no ID or no NodeAuthorizer", id)
+		}
+	}
+	var err error
+	if n.api, err = k8s.New(k8s.Options{URL: o.APIServer, Client: o.HTTPClient}); err != nil {
+		return fail("%w", err)
+	}
+	return n, nil
+}
+
+// Authorize returns nil if the caller may have a certificate for id. All of this has to hold:
+//
+//  1. the caller's cluster is ours, or one of the remotes;
+//  2. the caller's service account is one of the trusted;
+//  3. id names a service account (spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/NAME), in the trust domain of
+//     the caller's own ID;
+//  4. the caller's token is bound to a pod, and the pod exists,
+//  5. with the UID of the token,
+//  6. and with the service account of the token;
+//  7. on the node of that pod runs a pod with the service account that id names. A pod that has failed
+//     does not count.
+//
+// The caller's pod is looked up each time. A pod of which 7 was true counts for five seconds more, and
+// one that is not known is looked for, so that a pod that has just started is found.
+//
+// The error wraps [ErrDenied] if one of them does not hold; any other error says that nobody knows.
+// Its text has the reason, which is for our log and not for the caller.
+func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id spiffe.ID) error {
+	if err := n.authorize(ctx, caller, id); err != nil {
+		who := "nobody"
+		if caller != nil {
+			who = caller.ID.String()
+		}
+		return fmt.Errorf("authn/kube: may %q have a certificate for %.300q: %w", who, id, err)
+	}
+	return nil
+}
+
+func denied(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrDenied}, args...)...)
+}
+
+func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id spiffe.ID) error {
+	if caller == nil || caller.Pod == nil {
+		return denied("the caller is not known to run in a pod; only Kubernetes tokens prove that")
+	}
+	if cluster := caller.Pod.Cluster; cluster != "" {
+		if n = n.remotes[cluster]; n == nil {
+			return denied("nobody decides about the cluster %.253q", cluster)
+		}
+	}
+	account := caller.Pod.Namespace + "/" + caller.Pod.ServiceAccount
+	if !n.trusted[account] {
+		return denied("%.320q is not one of the trusted accounts", account)
+	}
+	namespace, name, ok := id.Kubernetes()
+	if !ok || !k8s.ValidLabel(namespace) || !k8s.ValidName(name) {
+		return denied("the requested ID does not name a service account")
+	}
+	if !id.MemberOf(caller.ID.TrustDomain()) {
+		return denied("the requested ID is not in the trust domain of the caller")
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, n.timeout, fmt.Errorf("no answer within %v", n.timeout))
+	defer cancel()
+	node, err := n.nodeOf(ctx, caller.Pod)
+	if err != nil {
+		return err
+	}
+	return n.find(ctx, place{node, namespace}, name)
+}
+
+// pod is as much of a pod as is looked at.
+type pod struct {
+	Kind     string         `json:"kind"`
+	Metadata k8s.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		ServiceAccountName string `json:"serviceAccountName"`
+		NodeName           string `json:"nodeName"`
+	} `json:"spec"`
+	Status struct {
+		Phase string `json:"phase"`
+	} `json:"status"`
+}
+
+// nodeOf returns the node of the caller's pod, if the pod is the one that the token is bound to.
+func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *authn.Pod) (string, error) {
+	if caller.Name == "" || caller.UID == "" {
+		return "", denied("the caller's token is not bound to a pod")
+	}
+	if !k8s.ValidName(caller.Name) {
+		return "", denied("%.300q is not the name of a pod", caller.Name)
+	}
+	var p pod
+	err := n.api.Get(ctx, k8s.Path("api", "v1", "namespaces", caller.Namespace, "pods", caller.Name), nil, &p)
+	switch {
+	case k8s.NotFound(err):
+		return "", denied("there is no pod %s/%s", caller.Namespace, caller.Name)
+	case err != nil:
+		return "", fmt.Errorf("find the pod of the caller: %w", withRemedy(err))
+	case p.Metadata.Name != caller.Name || p.Metadata.Namespace != caller.Namespace:
+		return "", errors.New("find the pod of the caller: the API server answered with another object")
+	case p.Metadata.UID != caller.UID:
+		return "", denied("the pod %s/%s is not the one that the token was made for: its UID is another", caller.Namespace, caller.Name)
+	case p.Spec.ServiceAccountName != caller.ServiceAccount:
+		return "", denied("the pod %s/%s has the service account %.300q", caller.Namespace, caller.Name, p.Spec.ServiceAccountName)
+	case !k8s.ValidName(p.Spec.NodeName):
+		return "", denied("the pod %s/%s is not on a node", caller.Namespace, caller.Name)
+	}
+	return p.Spec.NodeName, nil
+}
+
+// place is a namespace of a node.
+type place struct{ node, namespace string }
+
+// running is which service accounts have pods in a place. Who holds turn, which has room for one,
+// may use the rest.
+type running struct {
+	turn     chan struct{}
+	asked    time.Time // when the last list was asked for
+	accounts map[string]bool
+}
+
+// find returns nil if a pod with the service account runs in the place.
+func (n *NodeAuthorizer) find(ctx context.Context, at place, account string) error {
+	came := time.Now()
+	r := n.at(at)
+	select {
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	case <-ctx.Done():
+		return fmt.Errorf("find a pod of the workload: %w", context.Cause(ctx))
+	}
+	if r.accounts[account] && time.Since(r.asked) < podsFresh {
+		return nil
+	}
+	if r.asked.Before(came) { // else another caller asked while we waited: its list is new enough
+		asked := time.Now()
+		accounts, err := n.list(ctx, at)
+		if err != nil {
+			return fmt.Errorf("find a pod of the workload: %w", withRemedy(err))
+		}
+		r.asked, r.accounts = asked, accounts
+	}
+	if !r.accounts[account] {
+		return denied("no pod with the service account %s/%s is on the caller's node %s", at.namespace, account, at.node)
+	}
+	return nil
+}
+
+// at returns what is remembered about a place.
+func (n *NodeAuthorizer) at(p place) *running {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r := n.nodes[p]
+	if r == nil {
+		for other := range n.nodes { // room for one more: what is forgotten is asked for again
+			if len(n.nodes) < maxNodes {
+				break
+			}
+			delete(n.nodes, other)
+		}
+		r = &running{turn: make(chan struct{}, 1)}
+		n.nodes[p] = r
+	}
+	return r
+}
+
+// list asks which service accounts have pods in a place. It asks for one namespace of one node, which
+// the API server finds without reading all pods of the cluster.
+func (n *NodeAuthorizer) list(ctx context.Context, at place) (map[string]bool, error) {
+	accounts := map[string]bool{}
+	query := url.Values{
+		"fieldSelector": {"spec.nodeName=" + at.node + ",status.phase!=Failed"},
+		"limit":         {fmt.Sprint(podsPage)},
+	}
+	for range maxPodPages {
+		var page struct {
+			Kind     string `json:"kind"`
+			Metadata struct {
+				Continue string `json:"continue"`
+			} `json:"metadata"`
+			Items []pod `json:"items"`
+		}
+		if err := n.api.Get(ctx, k8s.Path("api", "v1", "namespaces", at.namespace, "pods"), query, &page); err != nil {
+			return nil, err
+		}
+		if page.Kind != "PodList" {
+			return nil, errors.New("the answer is not a PodList")
+		}
+		for _, p := range page.Items {
+			// The selector is repeated here: a proxy between us and the API server may drop it.
+			if p.Metadata.Namespace == at.namespace && p.Spec.NodeName == at.node && p.Status.Phase != "Failed" {
+				accounts[p.Spec.ServiceAccountName] = true
+			}
+		}
+		if page.Metadata.Continue == "" {
+			return accounts, nil
+		}
+		query.Set("continue", page.Metadata.Continue)
+	}
+	return nil, fmt.Errorf("more than %d pods", podsPage*maxPodPages)
+}
+
+const podsRemedy = "bind a ClusterRole that may get and list pods to the service account of this program"
+
+func withRemedy(err error) error {
+	if k8s.Forbidden(err) {
+		return fmt.Errorf("%w; %s", err, podsRemedy)
+	}
+	return err
+}
+
+// Check asks the API servers, those of the remote clusters too, whether we may look at pods, as
+// [Reviewer.Check] does for reviews.
+func (n *NodeAuthorizer) Check(ctx context.Context) error {
+	if err := n.check(ctx); err != nil {
+		return fmt.Errorf("authn/kube: %w", err)
+	}
+	for id, r := range n.remotes {
+		if err := r.check(ctx); err != nil {
+			return fmt.Errorf("authn/kube: cluster %q: %w", id, err)
+		}
+	}
+	return nil
+}
+
+func (n *NodeAuthorizer) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, n.timeout, fmt.Errorf("no answer within %v", n.timeout))
+	defer cancel()
+	for _, verb := range []string{"get", "list"} {
+		err := mayI(ctx, n.api, access{Version: "v1", Resource: "pods", Verb: verb})
+		if errors.Is(err, errMayNot) {
+			return fmt.Errorf("%w; %s", err, podsRemedy)
+		}
+		if err != nil {
+			return fmt.Errorf("check: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,205 @@
+package istioca_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/istioca"
+	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	server "github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+var (
+	_ caclient.CA            = (*istioca.CA)(nil)
+	_ caclient.BundleWatcher = (*istioca.CA)(nil)
+)
+
+const token = "eyJhbGciOi.token.c2VjcmV0" // what must not be seen
+
+var (
+	domain = spiffe.MustParseTrustDomain("example.org")
+	webID  = spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
+)
+
+// tokens authenticates the token, and "/name" as the ID of that path.
+var tokens = authn.Func(func(r *http.Request) (*authn.Caller, error) {
+	switch t, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); {
+	case t == token:
+		return &authn.Caller{ID: webID, Method: "test-token"}, nil
+	case strings.HasPrefix(t, "/"):
+		return &authn.Caller{ID: spiffe.MustParseID(domain.ID().String() + t), Method: "test-token"}, nil
+	}
+	return nil, fmt.Errorf("tokens: %w", authn.ErrNoCredential)
+})
+
+func give(t string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return t, nil }
+}
+
+// listen serves a handler over TLS on a socket. The client has the roots of its server.
+func listen(t testing.TB, h http.Handler) (url string, client *http.Client) {
+	t.Helper()
+	host := spiffetest.NewCA(t, "server.test")
+	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	serve(t, h, tls.NewListener(l, &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, ClientAuth: tls.RequestClientCert,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}},
+	}))
+	var protocols http.Protocols
+	protocols.SetHTTP2(true)
+	tr := &http.Transport{Protocols: &protocols, TLSClientConfig: &tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test",
+	}}
+	t.Cleanup(tr.CloseIdleConnections)
+	return "https://" + l.Addr().String(), &http.Client{Transport: tr}
+}
+
+// serve serves a handler on l until the test ends.
+func serve(t testing.TB, h http.Handler, l net.Listener) {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	s := &http.Server{Handler: h, Protocols: &protocols, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = s.Serve(l) })
+	t.Cleanup(func() { _ = s.Close(); wg.Wait() })
+}
+
+func newAuthority(t testing.TB, cfg ca.Config) *ca.Authority {
+	t.Helper()
+	cfg.TrustDomain = domain
+	a, err := ca.New(cfg)
+	require.NoError(t, err)
+	return a
+}
+
+func newServer(t testing.TB, o server.Options) *server.Server {
+	t.Helper()
+	o.Authenticator = tokens
+	s, err := server.New(o)
+	require.NoError(t, err)
+	return s
+}
+
+func newCA(t testing.TB, o istioca.Options) *istioca.CA {
+	t.Helper()
+	if o.TrustDomain.IsZero() {
+		o.TrustDomain = domain
+	}
+	c, err := istioca.New(o)
+	require.NoError(t, err)
+	return c
+}
+
+type answer func(r *connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error)
+
+// fake is a handler that answers with f.
+func fake(f answer) http.Handler {
+	return connect.NewUnaryHandler(server.CreateCertificate, func(_ context.Context, r *connect.Request[wire.IstioCertificateRequest]) (*connect.Response[wire.IstioCertificateResponse], error) {
+		m, err := f(r)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(m), nil
+	})
+}
+
+// texts returns a handler that answers with the same texts each time.
+func texts(chain ...string) http.Handler {
+	return fake(func(*connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
+		return &wire.IstioCertificateResponse{CertChain: chain}, nil
+	})
+}
+
+func pem(certs ...*x509.Certificate) string { return string(pki.MarshalCertificatesPEM(certs...)) }
+
+func newCSR(t testing.TB, key crypto.Signer) *pki.CSR {
+	t.Helper()
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
+	require.NoError(t, err)
+	return csr
+}
+
+func freshCSR(t testing.TB) *pki.CSR {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	return newCSR(t, key)
+}
+
+func raw(certs []*x509.Certificate) [][]byte {
+	var out [][]byte
+	for _, c := range certs {
+		out = append(out, c.Raw)
+	}
+	return out
+}
+
+func rootsOf(t testing.TB, set *spiffe.BundleSet) []*x509.Certificate {
+	t.Helper()
+	require.NotNil(t, set)
+	b, err := set.Bundle(domain)
+	require.NoError(t, err)
+	var out []*x509.Certificate
+	for c := range b.X509Authorities() {
+		out = append(out, c)
+	}
+	return out
+}
+
+// logs collects what is logged.
+type logs struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+func (l *logs) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// metricsBuffer reads the text format of Prometheus.
+type metricsBuffer struct{ bytes.Buffer }
+
+func (b *metricsBuffer) value(name string) string {
+	for line := range strings.SplitSeq(b.String(), "\n") {
+		if v, ok := strings.CutPrefix(line, name+" "); ok {
+			return v
+		}
+	}
+	return ""
+}

@@ -1,0 +1,453 @@
+package istioca_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/istioca"
+	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	server "github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	good := istioca.Options{URL: "https://ca.test:15012", TrustDomain: domain}
+	_, err := istioca.New(good)
+	require.NoError(t, err)
+	bundle := spiffetest.NewCA(t, "example.org").Bundle()
+	for name, edit := range map[string]func(*istioca.Options){
+		"no URL":              func(o *istioca.Options) { o.URL = "" },
+		"no scheme":           func(o *istioca.Options) { o.URL = "ca.test:15012" },
+		"another scheme":      func(o *istioca.Options) { o.URL = "ftp://ca.test" },
+		"no host":             func(o *istioca.Options) { o.URL = "https://" },
+		"without TLS":         func(o *istioca.Options) { o.URL = "http://ca.test" },
+		"a path":              func(o *istioca.Options) { o.URL = "https://ca.test/x" },
+		"a query":             func(o *istioca.Options) { o.URL = "https://ca.test?x" },
+		"a fragment":          func(o *istioca.Options) { o.URL = "https://ca.test#x" },
+		"a user":              func(o *istioca.Options) { o.URL = "https://u:secret@ca.test" },
+		"not a URL":           func(o *istioca.Options) { o.URL = "https://u:secret@ca.test:port\x00" },
+		"no trust domain":     func(o *istioca.Options) { o.TrustDomain = spiffe.TrustDomain{} },
+		"two tokens":          func(o *istioca.Options) { o.Token, o.TokenFile = give("x"), "x" },
+		"two sources":         func(o *istioca.Options) { o.Roots, o.RootsFile = bundle, "x" },
+		"a line in ClusterID": func(o *istioca.Options) { o.ClusterID = "a\nb" },
+		"a line in a value":   func(o *istioca.Options) { o.Header = http.Header{"X": {"secret\r\nb"}} },
+		"a blank in a name":   func(o *istioca.Options) { o.Header = http.Header{"a b": {"x"}} },
+		"no name":             func(o *istioca.Options) { o.Header = http.Header{"": {"x"}} },
+		"our token":           func(o *istioca.Options) { o.Header = http.Header{"authorization": {"secret"}} },
+		"our cluster":         func(o *istioca.Options) { o.Header = http.Header{"ClusterID": {"x"}} },
+		"the protocol's":      func(o *istioca.Options) { o.Header = http.Header{"Grpc-Timeout": {"1S"}} },
+		"HTTP's":              func(o *istioca.Options) { o.Header = http.Header{"Content-Type": {"x"}} },
+	} {
+		bad := good
+		edit(&bad)
+		_, err := istioca.New(bad)
+		require.ErrorContains(t, err, "istioca: invalid Options: ", name)
+		assert.NotContains(t, err.Error(), "secret", name)
+	}
+	good.URL, good.AllowPlaintext = "http://127.0.0.1:15010/", true
+	_, err = istioca.New(good)
+	require.NoError(t, err)
+}
+
+// What is sent, as the API has it.
+func TestRequest(t *testing.T) {
+	t.Parallel()
+	var got *connect.Request[wire.IstioCertificateRequest]
+	var mu sync.Mutex
+	url, client := listen(t, fake(func(r *connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		got = r
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no"))
+	}))
+	csr := freshCSR(t)
+	send := func(o istioca.Options, lifetime time.Duration) {
+		o.URL, o.HTTPClient = url, client
+		_, err := newCA(t, o).Sign(t.Context(), csr, lifetime)
+		require.Error(t, err)
+	}
+	send(istioca.Options{}, 0)
+	assert.Equal(t, string(csr.PEM()), got.Msg.GetCsr())
+	assert.Zero(t, got.Msg.GetValidityDuration())
+	signer, ok := got.Msg.GetMetadata().GetFields()["CertSigner"]
+	assert.True(t, ok, "it is always there")
+	assert.Empty(t, signer.GetStringValue())
+	assert.Equal(t, []string{""}, got.Header().Values("Clusterid"), "and so is the cluster")
+	assert.Empty(t, got.Header().Values("Authorization"))
+	assert.Equal(t, "application/grpc", got.Header().Get("Content-Type"))
+
+	send(istioca.Options{
+		Token: give(token), ClusterID: "Kubernetes", CertSigner: "special", Header: http.Header{"X_custom.a": {"1", "2"}},
+	}, 90*time.Minute+999*time.Millisecond)
+	assert.Equal(t, int64(5400), got.Msg.GetValidityDuration())
+	assert.Equal(t, "special", got.Msg.GetMetadata().GetFields()["CertSigner"].GetStringValue())
+	assert.Equal(t, []string{"Kubernetes"}, got.Header().Values("Clusterid"))
+	assert.Equal(t, []string{"Bearer " + token}, got.Header().Values("Authorization"))
+	assert.Equal(t, []string{"1", "2"}, got.Header().Values("X_custom.a"))
+	send(istioca.Options{}, time.Nanosecond)
+	assert.Equal(t, int64(1), got.Msg.GetValidityDuration())
+	send(istioca.Options{Token: give("")}, 0)
+	assert.Empty(t, got.Header().Values("Authorization"))
+
+	got = nil
+	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
+	_, err := c.Sign(t.Context(), nil, 0)
+	requireCode(t, err, caclient.Invalid)
+	_, err = c.Sign(t.Context(), csr, -1)
+	requireCode(t, err, caclient.Invalid)
+	assert.Nil(t, got)
+}
+
+func requireCode(t testing.TB, err error, code caclient.Code) *caclient.Error {
+	t.Helper()
+	e, ok := errors.AsType[*caclient.Error](err)
+	require.True(t, ok, "%v", err)
+	require.Equal(t, code, e.Code, "%v", err)
+	return e
+}
+
+func TestToken(t *testing.T) {
+	t.Parallel()
+	srv := newServer(t, server.Options{Signer: newAuthority(t, ca.Config{})})
+	url, client := listen(t, srv)
+	csr := freshCSR(t)
+	sign := func(o istioca.Options) error {
+		o.URL, o.HTTPClient = url, client
+		_, err := newCA(t, o).Sign(t.Context(), csr, 0)
+		return err
+	}
+	require.NoError(t, sign(istioca.Options{Token: give(token)}))
+	requireCode(t, sign(istioca.Options{}), caclient.Unauthenticated)
+	requireCode(t, sign(istioca.Options{Token: give("unknown")}), caclient.Unauthenticated)
+	requireCode(t, sign(istioca.Options{Token: func(context.Context) (string, error) { return "", errors.New("away") }}), caclient.Unavailable)
+	own := &caclient.Error{Op: "token", Code: caclient.Denied, Err: errors.New("no")}
+	require.ErrorIs(t, sign(istioca.Options{Token: func(context.Context) (string, error) { return "", fmt.Errorf("x: %w", own) }}), own)
+	for _, bad := range []string{"secret\n", "secret x", " secret", "sécret", "secret\x00", strings.Repeat("secret", 20000)} {
+		err := sign(istioca.Options{Token: give(bad)})
+		requireCode(t, err, caclient.Invalid)
+		assert.NotContains(t, err.Error(), "cret")
+	}
+
+	// A file is read for each call.
+	file := filepath.Join(t.TempDir(), "token")
+	l := &logs{}
+	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, TokenFile: file, Logger: l.logger()})
+	_, err := c.Sign(t.Context(), csr, 0)
+	requireCode(t, err, caclient.Unauthenticated)
+	require.ErrorIs(t, err, os.ErrNotExist, "the cause behind the cause")
+	assert.Contains(t, l.String(), "no token to send")
+	require.NoError(t, os.WriteFile(file, []byte(" \n"), 0o600))
+	_, err = c.Sign(t.Context(), csr, 0)
+	require.ErrorContains(t, err, "is empty")
+	require.NoError(t, os.WriteFile(file, []byte(token+"\n"), 0o600))
+	_, err = c.Sign(t.Context(), csr, 0)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("secret", 20000)), 0o600))
+	_, err = c.Sign(t.Context(), csr, 0)
+	requireCode(t, err, caclient.Invalid)
+	assert.NotContains(t, err.Error()+l.String(), "secret")
+	assert.NotContains(t, l.String(), token)
+}
+
+// A token is not sent to where a server would like to have it.
+func TestRedirect(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var seen []string
+	note := func(r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, r.URL.Path+" "+r.Header.Get("Authorization"))
+	}
+	url, client := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		note(r)
+		http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect) // not even to the same host
+	}))
+	_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	require.Error(t, err)
+	assert.NotContains(t, err.Error(), token)
+	assert.Equal(t, []string{server.CreateCertificate + " Bearer " + token}, seen)
+	assert.Nil(t, client.CheckRedirect, "the caller's client is not changed")
+}
+
+func TestNoSecretIsPrinted(t *testing.T) {
+	t.Parallel()
+	c := newCA(t, istioca.Options{URL: "https://ca.test", Header: http.Header{"X-Key": {"secret"}}, Token: give(token)})
+	l := &logs{}
+	l.logger().Info("x", "ca", c)
+	assert.Contains(t, l.String(), "https://ca.test")
+	for _, s := range []string{fmt.Sprintf("%v", c), fmt.Sprintf("%+v", c), fmt.Sprintf("%#v", c), l.String()} {
+		assert.NotContains(t, s, "secret")
+	}
+	// Nor by a server that repeats what it was sent.
+	url, client := listen(t, fake(func(r *connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
+		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("I do not know "+r.Header().Get("Authorization")))
+	}))
+	_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	require.ErrorContains(t, err, "I do not know Bearer [token]")
+	assert.NotContains(t, err.Error(), token)
+}
+
+func TestCodes(t *testing.T) {
+	t.Parallel()
+	detail := func(d time.Duration) func(*connect.Error) {
+		return func(e *connect.Error) {
+			a, err := anypb.New(durationpb.New(d))
+			require.NoError(t, err)
+			// RetryInfo has the Duration in its field 1.
+			info := &anypb.Any{TypeUrl: "type.googleapis.com/google.rpc.RetryInfo", Value: append([]byte{0x0a, byte(len(a.GetValue()))}, a.GetValue()...)}
+			ed, err := connect.NewErrorDetail(info)
+			require.NoError(t, err)
+			e.AddDetail(ed)
+		}
+	}
+	bytes := func(b string) func(*connect.Error) {
+		return func(e *connect.Error) {
+			ed, err := connect.NewErrorDetail(&anypb.Any{TypeUrl: "type.googleapis.com/google.rpc.RetryInfo", Value: []byte(b)})
+			require.NoError(t, err)
+			e.AddDetail(ed)
+		}
+	}
+	pushback := func(v string) func(*connect.Error) {
+		return func(e *connect.Error) { e.Meta().Set("Grpc-Retry-Pushback-Ms", v) }
+	}
+	for name, test := range map[string]struct {
+		code  connect.Code
+		edit  func(*connect.Error)
+		want  caclient.Code
+		after time.Duration
+		again bool
+	}{
+		"canceled by the CA":      {connect.CodeCanceled, nil, caclient.Aborted, 0, true},
+		"unknown":                 {connect.CodeUnknown, nil, caclient.Unknown, 0, false},
+		"invalid":                 {connect.CodeInvalidArgument, nil, caclient.Invalid, 0, false},
+		"deadline":                {connect.CodeDeadlineExceeded, nil, caclient.Timeout, 0, true},
+		"not found":               {connect.CodeNotFound, nil, caclient.Invalid, 0, false},
+		"already exists":          {connect.CodeAlreadyExists, nil, caclient.Invalid, 0, false},
+		"denied":                  {connect.CodePermissionDenied, nil, caclient.Denied, 0, false},
+		"exhausted":               {connect.CodeResourceExhausted, nil, caclient.Exhausted, 0, true},
+		"exhausted, RetryInfo":    {connect.CodeResourceExhausted, detail(1500 * time.Millisecond), caclient.Exhausted, 1500 * time.Millisecond, true},
+		"exhausted, pushback":     {connect.CodeResourceExhausted, pushback("250"), caclient.Exhausted, 250 * time.Millisecond, true},
+		"unavailable, RetryInfo":  {connect.CodeUnavailable, detail(time.Hour), caclient.Unavailable, time.Hour, true},
+		"RetryInfo is negative":   {connect.CodeUnavailable, detail(-time.Hour), caclient.Unavailable, 0, true},
+		"RetryInfo is garbage":    {connect.CodeUnavailable, bytes("\xff"), caclient.Unavailable, 0, true},
+		"RetryInfo is empty":      {connect.CodeUnavailable, bytes(""), caclient.Unavailable, 0, true},
+		"its Duration is garbage": {connect.CodeUnavailable, bytes("\x0a\x01\xff"), caclient.Unavailable, 0, true},
+		"its Duration is cut":     {connect.CodeUnavailable, bytes("\x0a\x01\x08"), caclient.Unavailable, 0, true},
+		"RetryInfo is an age":     {connect.CodeUnavailable, bytes("\x0a\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f"), caclient.Unavailable, 0, true},
+		"pushback is negative":    {connect.CodeUnavailable, pushback("-1"), caclient.Unavailable, 0, true},
+		"pushback is garbage":     {connect.CodeUnavailable, pushback("soon"), caclient.Unavailable, 0, true},
+		"failed precondition":     {connect.CodeFailedPrecondition, nil, caclient.Invalid, 0, false},
+		"aborted":                 {connect.CodeAborted, nil, caclient.Aborted, 0, true},
+		"out of range":            {connect.CodeOutOfRange, nil, caclient.Invalid, 0, false},
+		"unimplemented":           {connect.CodeUnimplemented, nil, caclient.Invalid, 0, false},
+		"internal":                {connect.CodeInternal, nil, caclient.Internal, 0, true},
+		"unavailable":             {connect.CodeUnavailable, nil, caclient.Unavailable, 0, true},
+		"data loss":               {connect.CodeDataLoss, nil, caclient.Internal, 0, true},
+		"unauthenticated":         {connect.CodeUnauthenticated, nil, caclient.Unauthenticated, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, client := listen(t, fake(func(*connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
+				e := connect.NewError(test.code, errors.New("because"))
+				if test.edit != nil {
+					test.edit(e)
+				}
+				return nil, e
+			}))
+			_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client}).Sign(t.Context(), freshCSR(t), 0)
+			e := requireCode(t, err, test.want)
+			assert.Equal(t, test.after, e.RetryAfter)
+			assert.Equal(t, "sign", e.Op)
+			require.ErrorContains(t, err, `"because"`)
+			_, again := caclient.Retryable(err)
+			assert.Equal(t, test.again, again)
+		})
+	}
+}
+
+// Failures of the way to the CA.
+func TestNetwork(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	gone := "https://" + l.Addr().String()
+	require.NoError(t, l.Close())
+	url, trusting := listen(t, texts())
+	_, distrusting := listen(t, texts())
+	status := func(code int) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) })
+	}
+	for name, test := range map[string]struct {
+		handler http.Handler
+		url     string
+		client  *http.Client
+		want    caclient.Code
+	}{
+		"nobody there":                {nil, gone, trusting, caclient.Unavailable},
+		"not trusted":                 {nil, url, distrusting, caclient.Unavailable},
+		"roots of the host":           {nil, url, nil, caclient.Unavailable},
+		"503 of a proxy":              {status(503), "", nil, caclient.Unavailable},
+		"429 of a proxy":              {status(429), "", nil, caclient.Unavailable},
+		"401 of a proxy":              {status(401), "", nil, caclient.Unauthenticated},
+		"403 of a proxy":              {status(403), "", nil, caclient.Denied},
+		"404":                         {status(404), "", nil, caclient.Invalid},
+		"a page":                      {status(200), "", nil, caclient.Unknown},
+		"a connection that is cut":    {http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), "", nil, caclient.Internal},
+		"an answer that is too large": {texts(strings.Repeat("x", 3<<20)), "", nil, caclient.BadAnswer},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if test.handler != nil {
+				test.url, test.client = listen(t, test.handler)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			_, err := newCA(t, istioca.Options{URL: test.url, HTTPClient: test.client, Token: give(token)}).Sign(ctx, freshCSR(t), 0)
+			requireCode(t, err, test.want)
+			assert.NotContains(t, err.Error(), token)
+		})
+	}
+}
+
+// A certificate that was not there when the connection was made counts after one failure.
+func TestNewConnectionAfterFailure(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t, ca.Config{})
+	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(domain), nil)
+	require.NoError(t, err)
+	srv, err := server.New(server.Options{Signer: a, Authenticator: authn.ClientCertificate(v)})
+	require.NoError(t, err)
+	url, client := listen(t, srv)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t, key), ID: webID})
+	require.NoError(t, err)
+	var mu sync.Mutex
+	own := &tls.Certificate{}
+	handshakes := 0
+	client.Transport.(*http.Transport).TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		handshakes++
+		return own, nil
+	}
+	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
+	_, err = c.Sign(t.Context(), newCSR(t, key), 0)
+	requireCode(t, err, caclient.Unauthenticated)
+	mu.Lock()
+	own = &tls.Certificate{Certificate: raw(chain), PrivateKey: key}
+	mu.Unlock()
+	for range 3 {
+		_, err = c.Sign(t.Context(), newCSR(t, key), 0)
+		require.NoError(t, err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	assert.Equal(t, 2, handshakes, "and no connection is made without need")
+}
+
+// A context that is done is not a failure of the CA.
+func TestContext(t *testing.T) {
+	t.Parallel()
+	arrived := make(chan struct{}, 1)
+	url, client := listen(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- struct{}{}
+		<-r.Context().Done()
+	}))
+	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() { <-arrived; cancel(cause) }()
+	_, err := c.Sign(ctx, freshCSR(t), 0)
+	require.ErrorIs(t, err, cause)
+	_, ok := errors.AsType[*caclient.Error](err)
+	assert.False(t, ok)
+	_, err = c.FetchBundles(ctx)
+	require.ErrorIs(t, err, cause)
+	_, err = newCA(t, istioca.Options{URL: url, Token: func(ctx context.Context) (string, error) { return "", ctx.Err() }}).Sign(ctx, freshCSR(t), 0)
+	require.ErrorIs(t, err, cause)
+}
+
+// The forms in which CAs have sent chains, and those that none should.
+func TestChainForms(t *testing.T) {
+	t.Parallel()
+	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	lower := root.Intermediate().Intermediate()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr := newCSR(t, key)
+	chain, err := lower.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+	require.Len(t, chain, 3)
+	stranger, _ := root.Certificate("/stranger")
+	leaf, mid, top, r, o := chain[0], chain[1], chain[2], root.Root(), other.Root()
+	for name, test := range map[string]struct {
+		texts []string
+		chain []*x509.Certificate // nil: a bad answer
+		roots []*x509.Certificate
+	}{
+		"one certificate in each":    {[]string{pem(leaf), pem(mid), pem(top), pem(r)}, chain, []*x509.Certificate{r}},
+		"a chain in one text":        {[]string{pem(leaf), pem(mid, top), pem(r)}, chain, []*x509.Certificate{r}},
+		"leaf and chain in one text": {[]string{pem(leaf, mid, top), pem(r)}, chain, []*x509.Certificate{r}},
+		"several roots":              {[]string{pem(leaf), pem(mid), pem(top), pem(r, o)}, chain, []*x509.Certificate{r, o}},
+		"the root twice":             {[]string{pem(leaf), pem(mid), pem(top), pem(r), pem(r)}, chain, []*x509.Certificate{r}},
+		"an intermediate twice":      {[]string{pem(leaf), pem(mid), pem(mid, top), pem(r)}, chain, []*x509.Certificate{r}},
+		"no newline at the end":      {[]string{strings.TrimSpace(pem(leaf)), strings.TrimSpace(pem(mid)), pem(top), strings.TrimSpace(pem(r))}, chain, []*x509.Certificate{r}},
+		"an empty text":              {[]string{pem(leaf), "", pem(mid, top), pem(r)}, chain, []*x509.Certificate{r}},
+		"leaf and root":              {[]string{pem(leaf), pem(r)}, chain[:1], []*x509.Certificate{r}},
+		"no text":                    {nil, nil, nil},
+		"no roots":                   {[]string{pem(leaf)}, nil, nil},
+		"roots are empty":            {[]string{pem(leaf), ""}, nil, nil},
+		"chain is empty":             {[]string{"", pem(r)}, nil, nil},
+		"garbage":                    {[]string{"x", pem(r)}, nil, nil},
+		"garbage for roots":          {[]string{pem(leaf), "x"}, nil, nil},
+		"a leaf for a root":          {[]string{pem(leaf), pem(stranger[0])}, nil, nil},
+		"the key of another":         {[]string{pem(stranger[0]), pem(r)}, nil, nil},
+		"the leaf is not first":      {[]string{pem(mid), pem(leaf), pem(r)}, nil, nil},
+		"a key":                      {[]string{pem(leaf), "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"}, nil, nil},
+		"too many roots":             {[]string{pem(leaf), strings.Repeat(pem(r), 257)}, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, client := listen(t, texts(test.texts...))
+			c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "example.org").Bundle()})
+			before, err := c.FetchBundles(t.Context())
+			require.NoError(t, err)
+			got, err := c.Sign(t.Context(), csr, 0)
+			after, ferr := c.FetchBundles(t.Context())
+			require.NoError(t, ferr)
+			if test.chain == nil {
+				requireCode(t, err, caclient.BadAnswer)
+				assert.Equal(t, raw(rootsOf(t, before)), raw(rootsOf(t, after)), "nothing is learned from it")
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, raw(test.chain), raw(got))
+			assert.Equal(t, append(raw(rootsOf(t, before)), raw(test.roots)...), raw(rootsOf(t, after)))
+		})
+	}
+}

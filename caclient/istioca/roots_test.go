@@ -1,0 +1,400 @@
+package istioca_test
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/memconn"
+	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	server "github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// inMemory serves a handler without TLS inside a synctest bubble, and returns a client of it.
+func inMemory(t testing.TB, h http.Handler) *http.Client {
+	t.Helper()
+	l := memconn.Listen()
+	serve(t, h, l)
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	tr := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr}
+}
+
+// follow returns a handler that signs below ca and answers with the roots that roots returns.
+func follow(t testing.TB, from *spiffetest.CA, lifetime time.Duration, roots func() string) http.Handler {
+	t.Helper()
+	return fake(func(r *connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
+		csr, err := pki.ParseCSRPEM([]byte(r.Msg.GetCsr()))
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+		if len(csr.SANs()) == 0 { // the request of FetchBundles
+			return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no names"))
+		}
+		chain, err := from.Sign(context.Background(), csr, lifetime)
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInternal, err)
+		}
+		return &wire.IstioCertificateResponse{CertChain: []string{pem(chain...), roots()}}, nil
+	})
+}
+
+// The bundle before the first certificate, by where the roots come from.
+func TestFirstBundle(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t, ca.Config{})
+	srv := newServer(t, server.Options{Signer: a})
+	url, client := listen(t, srv)
+	want := raw(rootsOf(t, must(spiffe.NewBundleSet(a.Bundle()))))
+
+	// Nothing configured: a certificate is asked for, once.
+	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)})
+	for range 3 {
+		set, err := c.FetchBundles(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, want, raw(rootsOf(t, set)))
+	}
+	assert.Equal(t, "1", issued(t, srv))
+	_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client}).FetchBundles(t.Context())
+	requireCode(t, err, caclient.Unauthenticated)
+
+	// A source, or a file: the CA is not asked.
+	c = newCA(t, istioca.Options{URL: "https://127.0.0.1:1", Roots: a.Bundle()})
+	set, err := c.FetchBundles(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, want, raw(rootsOf(t, set)))
+	file := filepath.Join(t.TempDir(), "root-cert.pem")
+	c = newCA(t, istioca.Options{URL: "https://127.0.0.1:1", RootsFile: file})
+	_, err = c.FetchBundles(t.Context())
+	requireCode(t, err, caclient.Unavailable)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
+	_, err = c.FetchBundles(t.Context())
+	requireCode(t, err, caclient.Unavailable)
+	require.NoError(t, os.WriteFile(file, a.Bundle().MarshalPEM(), 0o600))
+	set, err = c.FetchBundles(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, want, raw(rootsOf(t, set)))
+
+	// A file that is broken later takes nothing away.
+	l := &logs{}
+	c = newCA(t, istioca.Options{URL: url, HTTPClient: client, RootsFile: file, Logger: l.logger()})
+	before, err := c.FetchBundles(t.Context())
+	require.NoError(t, err)
+	for _, text := range []string{"", "x", string(make([]byte, 2<<20))} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		set, err = c.FetchBundles(t.Context())
+		require.NoError(t, err)
+		assert.True(t, before.Equal(set))
+	}
+	assert.Contains(t, l.String(), "the roots cannot be read")
+
+	// A source of another trust domain is none.
+	c = newCA(t, istioca.Options{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "other.test").Bundle()})
+	_, err = c.FetchBundles(t.Context())
+	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	requireCode(t, err, caclient.Unavailable)
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func issued(t testing.TB, s *server.Server) string {
+	t.Helper()
+	var b metricsBuffer
+	require.NoError(t, s.WriteMetrics(&b))
+	return b.value("citadel_server_success_cert_issuance_count")
+}
+
+// A root that the CA no longer gives stays for as long as peers may have certificates of it.
+func TestOldRootsStay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		signer, old, newer := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root(), spiffetest.NewCA(t, "example.org").Root()
+		current := pem(signer.Root(), old)
+		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
+		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true})
+		sign := func() {
+			_, err := c.Sign(t.Context(), freshCSR(t), 0)
+			require.NoError(t, err)
+		}
+		roots := func() [][]byte {
+			set, err := c.FetchBundles(t.Context())
+			require.NoError(t, err)
+			return raw(rootsOf(t, set))
+		}
+		_, err := c.FetchBundles(t.Context())
+		requireCode(t, err, caclient.Invalid) // this CA wants to see names
+		sign()
+		assert.Equal(t, [][]byte{signer.Root().Raw, old.Raw}, roots())
+		time.Sleep(40 * time.Minute)
+		current = pem(newer, signer.Root())
+		assert.Equal(t, [][]byte{signer.Root().Raw, old.Raw}, roots(), "nobody has told")
+		sign()
+		all := [][]byte{signer.Root().Raw, old.Raw, newer.Raw}
+		assert.Equal(t, all, roots())
+		time.Sleep(59 * time.Minute)
+		sign()
+		assert.Equal(t, all, roots(), "a peer may have renewed a moment before the CA let go of it")
+		time.Sleep(2 * time.Minute)
+		assert.Equal(t, [][]byte{signer.Root().Raw, newer.Raw}, roots())
+	})
+}
+
+// source is a spiffe.BundleSource that tests change.
+type source struct {
+	mu sync.Mutex
+	b  *spiffe.Bundle
+}
+
+func (s *source) set(b *spiffe.Bundle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.b = b
+}
+
+func (s *source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.b == nil {
+		return nil, errors.New("away")
+	}
+	return s.b.Bundle(td)
+}
+
+// An operator who takes a root out of the source withdraws it, whatever the last certificate came with.
+func TestSourceWithdraws(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		signer, bad := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root()
+		current := pem(signer.Root(), bad)
+		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
+		src := &source{}
+		bundle := func(c spiffe.BundleContents) { src.set(must(spiffe.NewBundle(domain, c))) }
+		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src})
+		fetch := func() *spiffe.Bundle {
+			set, err := c.FetchBundles(t.Context())
+			require.NoError(t, err)
+			return must(set.Bundle(domain))
+		}
+		roots := func() [][]byte { return raw(rootsOf(t, must(spiffe.NewBundleSet(fetch())))) }
+		sign := func() {
+			_, err := c.Sign(t.Context(), freshCSR(t), 0)
+			require.NoError(t, err)
+		}
+		_, err := c.FetchBundles(t.Context())
+		requireCode(t, err, caclient.Unavailable)
+		sign() // a source that is away does not matter any more
+		assert.Len(t, roots(), 2)
+		seven := uint64(7)
+		bundle(spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer.Root(), bad}, Sequence: &seven, RefreshHint: time.Minute})
+		assert.Len(t, roots(), 2)
+		hint, ok := fetch().RefreshHint()
+		assert.True(t, ok)
+		assert.Equal(t, time.Minute, hint)
+		_, ok = fetch().Sequence()
+		assert.False(t, ok, "it counts other contents")
+
+		bundle(spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer.Root()}})
+		assert.Equal(t, [][]byte{signer.Root().Raw}, roots())
+		src.set(nil)
+		assert.Equal(t, [][]byte{signer.Root().Raw}, roots(), "an outage of the source changes nothing")
+		sign()
+		assert.Equal(t, [][]byte{signer.Root().Raw, bad.Raw}, roots(), "the CA still gives it, and later than the source took it away")
+		current = pem(signer.Root())
+		sign()
+		bundle(spiffe.BundleContents{})
+		assert.Equal(t, [][]byte{bad.Raw}, roots(), "for the time of its certificates")
+		time.Sleep(2 * time.Hour)
+		assert.Empty(t, roots(), "an empty source is a statement")
+	})
+}
+
+// A CA that has new roots each time does not fill the memory.
+func TestManyRoots(t *testing.T) {
+	t.Parallel()
+	signer := spiffetest.NewCA(t, "example.org")
+	var mu sync.Mutex
+	var newest string
+	url, client := listen(t, follow(t, signer, time.Hour, func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return newest
+	}))
+	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Roots: signer.Bundle()})
+	key := must(pki.NewKey(pki.ECDSAP256))
+	now := time.Now()
+	var last []byte
+	for range 6 {
+		var many []*x509.Certificate
+		for range 50 {
+			r, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: domain, NotBefore: now, NotAfter: now.Add(time.Hour)})
+			require.NoError(t, err)
+			many = append(many, r.Certificate())
+		}
+		mu.Lock()
+		newest, last = pem(many...), many[49].Raw
+		mu.Unlock()
+		_, err := c.Sign(t.Context(), newCSR(t, key), 0)
+		require.NoError(t, err)
+	}
+	set, err := c.FetchBundles(t.Context())
+	require.NoError(t, err)
+	got := rootsOf(t, set)
+	assert.Len(t, got, 256)
+	assert.Contains(t, pem(got...), pem(signer.Root()), "what the source has stays")
+	assert.Contains(t, raw(got), last, "and the newest")
+}
+
+func TestWatchBundles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		signer, second := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root()
+		current := pem(signer.Root())
+		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
+		src := &source{}
+		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src})
+		for set, err := range c.WatchBundles(t.Context()) {
+			assert.Nil(t, set)
+			requireCode(t, err, caclient.Unavailable)
+		}
+		src.set(signer.Bundle())
+		ctx, cancel := context.WithCancel(t.Context())
+		var seen []int
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for set, err := range c.WatchBundles(ctx) {
+				if assert.NoError(t, err) {
+					seen = append(seen, len(rootsOf(t, set)))
+				}
+			}
+		})
+		synctest.Wait()
+		require.Equal(t, []int{1}, seen)
+		_, err := c.Sign(t.Context(), freshCSR(t), 0)
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, []int{1}, seen, "nothing new")
+		current = pem(signer.Root(), second)
+		_, err = c.Sign(t.Context(), freshCSR(t), 0)
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, []int{1, 2}, seen, "at once")
+		signer.Prepare()
+		src.set(signer.Bundle())
+		synctest.Wait()
+		require.Equal(t, []int{1, 2}, seen)
+		time.Sleep(5*time.Minute + time.Second)
+		synctest.Wait()
+		require.Equal(t, []int{1, 2, 3}, seen, "within five minutes")
+		cancel()
+		wg.Wait()
+	})
+}
+
+// TestRenewal has two workloads that renew over the API for three days of a root rotation, and that trust
+// each other all the time.
+func TestRenewal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t, ca.Config{DefaultTTL: time.Hour, Propagation: 2 * time.Hour})
+		srv := newServer(t, server.Options{Signer: a, AllowPlaintext: true})
+		client := inMemory(t, srv)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = a.Run(ctx) })
+		var managers []*secretcache.Manager
+		for _, path := range []string{"/a", "/b"} {
+			c, err := caclient.New(newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Token: give(path)}), nil)
+			require.NoError(t, err)
+			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID(domain.ID().String() + path), CA: c})
+			require.NoError(t, err)
+			wg.Go(func() { _ = m.Run(ctx) })
+			managers = append(managers, m)
+		}
+		synctest.Wait()
+		judge := func() {
+			for i, m := range managers {
+				peer, err := managers[1-i].SVID()
+				require.NoError(t, err)
+				v, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil)
+				require.NoError(t, err)
+				_, err = v.VerifyChain(peer.Chain(), spiffe.AnyRole)
+				require.NoError(t, err, "%s at %v", m, time.Now())
+			}
+		}
+		serials := map[string]bool{}
+		signers := map[string]bool{}
+		for i := range 36 * 6 {
+			if i == 6 || i == 18*6 {
+				_, err := a.Rotate(ctx)
+				require.NoError(t, err)
+			}
+			judge()
+			svid := must(managers[0].SVID())
+			serials[svid.Leaf().SerialNumber.String()] = true
+			signers[string(svid.Leaf().AuthorityKeyId)] = true
+			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+		}
+		assert.GreaterOrEqual(t, len(serials), 36)
+		assert.Len(t, signers, 3, "two rotations reached the client")
+		set := rootsOf(t, must(spiffe.NewBundleSet(must(managers[0].Bundle(domain)))))
+		assert.Equal(t, raw(rootsOf(t, must(spiffe.NewBundleSet(a.Bundle())))), raw(set), "and the old roots are gone")
+		cancel()
+		wg.Wait()
+	})
+}
+
+// TestRenewalOverTLS is a short-lived certificate on real sockets.
+func TestRenewalOverTLS(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t, ca.Config{DefaultTTL: 2 * time.Second, Propagation: time.Second, RefreshHint: time.Second})
+	url, client := listen(t, newServer(t, server.Options{Signer: a}))
+	c, err := caclient.New(newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}), nil)
+	require.NoError(t, err)
+	m, err := secretcache.New(secretcache.Config{ID: webID, CA: c})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = m.Run(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	serials := map[string]bool{}
+	for range m.Updates(ctx) {
+		svid, err := m.SVID()
+		require.NoError(t, err)
+		v, err := spiffe.NewVerifier(m, spiffe.AllowIDs(webID), nil)
+		require.NoError(t, err)
+		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+		require.NoError(t, err)
+		if serials[svid.Leaf().SerialNumber.String()] = true; len(serials) == 3 {
+			break
+		}
+	}
+	assert.Len(t, serials, 3)
+}

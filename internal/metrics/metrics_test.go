@@ -1,0 +1,159 @@
+package metrics_test
+
+import (
+	"errors"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/metrics"
+)
+
+func write(t testing.TB, s *metrics.Set) string {
+	t.Helper()
+	var b strings.Builder
+	require.NoError(t, s.Write(&b))
+	return b.String()
+}
+
+// TestWrite compares with text written by hand from the description of the format.
+func TestWrite(t *testing.T) {
+	t.Parallel()
+	var s metrics.Set
+	assert.Empty(t, write(t, &s))
+	c := s.Counter("requests", `Requests in C:\ and`+"\nbelow.")
+	by := s.Counters("errors", "Errors.", "error", "CSR_ERROR", "a\"b\\c\nd")
+	left := 1.5
+	there := true
+	s.Gauge("left:seconds", "Time left.", func() (float64, bool) { return left, there })
+	c.Inc()
+	c.Inc()
+	by["CSR_ERROR"].Inc()
+	require.Equal(t, `# HELP requests Requests in C:\\ and\nbelow.
+# TYPE requests counter
+requests 2
+# HELP errors Errors.
+# TYPE errors counter
+errors{error="CSR_ERROR"} 1
+errors{error="a\"b\\c\nd"} 0
+# HELP left:seconds Time left.
+# TYPE left:seconds gauge
+left:seconds 1.5
+`, write(t, &s))
+	assert.Equal(t, uint64(2), c.Value())
+	assert.Nil(t, by["unknown"])
+
+	there = false
+	assert.NotContains(t, write(t, &s), "left", "a gauge without a value has no header either")
+	there = true
+	for v, want := range map[float64]string{
+		-7: "-7", 4102444800: "4102444800", 1e300: "1e+300", 0: "0", math.Inf(1): "+Inf", math.Inf(-1): "-Inf", math.NaN(): "NaN", 0.25: "0.25",
+	} {
+		left = v
+		assert.Contains(t, write(t, &s), "\nleft:seconds "+want+"\n")
+	}
+}
+
+// TestFormat reads all of it back with a strict reader of the format.
+func TestFormat(t *testing.T) {
+	t.Parallel()
+	var s metrics.Set
+	s.Counter("a_total", "").Inc()
+	s.Counters("b", "B", "x", "1", "2", "ü", "")
+	s.Gauge("c", "C", func() (float64, bool) { return math.Pi, true })
+	sample := regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\n"])*"\})? (\S+)$`)
+	text := write(t, &s)
+	require.True(t, strings.HasSuffix(text, "\n"))
+	var family string
+	seen := map[string]bool{}
+	samples := 0
+	for line := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n") {
+		if rest, ok := strings.CutPrefix(line, "# HELP "); ok {
+			family, _, ok = strings.Cut(rest, " ")
+			require.True(t, ok, line)
+			require.False(t, seen[family], line)
+			seen[family] = true
+			continue
+		}
+		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			name, kind, _ := strings.Cut(rest, " ")
+			require.Equal(t, family, name)
+			require.Contains(t, []string{"counter", "gauge"}, kind)
+			continue
+		}
+		m := sample.FindStringSubmatch(line)
+		require.NotNil(t, m, line)
+		require.Equal(t, family, m[1])
+		_, err := strconv.ParseFloat(m[2], 64)
+		require.NoError(t, err)
+		samples++
+	}
+	assert.Equal(t, 6, samples)
+	assert.Len(t, seen, 3)
+}
+
+func TestMistakesPanic(t *testing.T) {
+	t.Parallel()
+	for name, add := range map[string]func(*metrics.Set){
+		"no name":              func(s *metrics.Set) { s.Counter("", "") },
+		"a digit first":        func(s *metrics.Set) { s.Counter("1a", "") },
+		"a dash":               func(s *metrics.Set) { s.Gauge("a-b", "", nil) },
+		"a letter beyond":      func(s *metrics.Set) { s.Counter("ä", "") },
+		"a name twice":         func(s *metrics.Set) { s.Counter("there", "") },
+		"no label":             func(s *metrics.Set) { s.Counters("a", "", "", "x") },
+		"a colon in a label":   func(s *metrics.Set) { s.Counters("a", "", "a:b", "x") },
+		"a reserved label":     func(s *metrics.Set) { s.Counters("a", "", "__name__", "x") },
+		"a value twice":        func(s *metrics.Set) { s.Counters("a", "", "l", "x", "x") },
+		"a newline in a label": func(s *metrics.Set) { s.Counters("a", "", "l\n", "x") },
+	} {
+		var s metrics.Set
+		s.Counter("there", "")
+		assert.Panics(t, func() { add(&s) }, name)
+	}
+}
+
+type failing struct{ writes int }
+
+func (f *failing) Write([]byte) (int, error) {
+	f.writes++
+	return 0, errors.New("full")
+}
+
+func TestWriteError(t *testing.T) {
+	t.Parallel()
+	var s metrics.Set
+	s.Counter("a", "")
+	s.Counter("b", "")
+	f := &failing{}
+	require.EqualError(t, s.Write(f), "full")
+	assert.Equal(t, 1, f.writes)
+}
+
+func TestConcurrent(t *testing.T) {
+	t.Parallel()
+	var s metrics.Set
+	c := s.Counters("a", "", "l", "x")["x"]
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 1000 {
+				c.Inc()
+			}
+			_ = s.Write(&strings.Builder{})
+		})
+	}
+	wg.Wait()
+	assert.Contains(t, write(t, &s), "a{l=\"x\"} 8000\n")
+}
+
+func TestIncAllocatesNothing(t *testing.T) {
+	var s metrics.Set
+	c, by := s.Counter("a", ""), s.Counters("b", "", "l", "x")
+	assert.Zero(t, testing.AllocsPerRun(100, func() { c.Inc(); by["x"].Inc() }))
+}

@@ -1,0 +1,151 @@
+package istioca_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// TestChain has the forms in which a signer can return a chain, and what becomes of them.
+func TestChain(t *testing.T) {
+	t.Parallel()
+	td := spiffe.MustParseTrustDomain("example.org")
+	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	upper := root.Intermediate()
+	lower := upper.Intermediate()
+	chain, _ := lower.Certificate("/ns/prod/sa/web") // leaf, lower, upper
+	require.Len(t, chain, 3)
+	direct, _ := root.Certificate("/ns/prod/sa/web")
+	bundle := func(certs ...*x509.Certificate) *spiffe.Bundle {
+		b, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs})
+		require.NoError(t, err)
+		return b
+	}
+	r, o := root.Root(), other.Root()
+	type certs = []*x509.Certificate
+	for name, test := range map[string]struct {
+		chain  certs
+		bundle *spiffe.Bundle
+		want   []certs // nil: no answer
+	}{
+		"self-signed":                              {direct, bundle(r), []certs{{direct[0]}, {r}}},
+		"two roots":                                {direct, bundle(r, o), []certs{{direct[0]}, {r, o}}},
+		"intermediates":                            {chain, bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"intermediates, two roots":                 {chain, bundle(o, r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {o, r}}},
+		"root at the end":                          {append(chain[:3:3], r), bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"a root in the middle":                     {certs{chain[0], r, chain[1], chain[2]}, bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"another root at the end":                  {append(chain[:3:3], o), bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"an intermediate twice":                    {certs{chain[0], chain[1], chain[1], chain[2], chain[1]}, bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"the anchor is an intermediate":            {chain, bundle(chain[2]), []certs{{chain[0]}, {chain[1]}, {chain[2]}}},
+		"one anchor is an intermediate":            {chain, bundle(chain[1], r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {chain[1], r}}},
+		"no bundle, root at the end":               {append(chain[:3:3], r), nil, []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"no bundle, leaf and root":                 {certs{direct[0], r}, nil, []certs{{direct[0]}, {r}}},
+		"no bundle, a CA at the end":               {chain, nil, []certs{{chain[0]}, {chain[1]}, {chain[2]}}},
+		"empty bundle, root at the end":            {append(chain[:3:3], r), bundle(), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"no bundle, a leaf":                        {direct, nil, nil},
+		"empty bundle, a leaf":                     {direct, bundle(), nil},
+		"no bundle, another leaf at the end":       {certs{direct[0], chain[0]}, nil, nil},
+		"no chain":                                 {nil, bundle(r), nil},
+		"a nil certificate":                        {certs{direct[0], nil}, bundle(r), nil},
+		"more certificates than peers put up with": {append(certs{direct[0]}, bytesOf(chain[1], 16)...), bundle(r), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, istioca.Options{Signer: &signer{
+				sign:   func(context.Context, ca.Request) ([]*x509.Certificate, error) { return test.chain, nil },
+				bundle: func() *spiffe.Bundle { return test.bundle },
+			}})
+			if test.want == nil {
+				_, err := s.call(t, "web", goodRequest(t))
+				refused(t, err, connect.CodeInternal, "CSR signing error (the answer of the signer cannot be used)")
+				assert.Equal(t, "0", s.metric(t, "success_cert_issuance_count"))
+				return
+			}
+			for range 2 { // the second answer has its tail from the first
+				got := s.issue(t, "web", goodRequest(t))
+				require.Len(t, got, len(test.want))
+				for i := range got {
+					assert.Equal(t, raw(test.want[i]), raw(got[i]), "text %d", i)
+				}
+			}
+			last := test.want[len(test.want)-1]
+			assert.Equal(t, strconv.FormatInt(last[0].NotAfter.Unix(), 10), s.metric(t, "root_cert_expiry_timestamp"))
+			signing := ""
+			if len(test.want) > 2 {
+				signing = strconv.FormatInt(test.want[1][0].NotAfter.Unix(), 10)
+			}
+			assert.Equal(t, signing, s.metric(t, "cert_chain_expiry_timestamp"))
+		})
+	}
+}
+
+func bytesOf(c *x509.Certificate, n int) []*x509.Certificate {
+	var out []*x509.Certificate
+	for range n {
+		out = append(out, c)
+	}
+	return out
+}
+
+// A new root is in the very next answer, though nothing else has changed.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
+	require.NoError(t, err)
+	s := serve(t, istioca.Options{Signer: a})
+	roots := func() [][]byte {
+		got := s.issue(t, "web", goodRequest(t))
+		require.Len(t, got, 2)
+		return raw(got[1])
+	}
+	require.Len(t, roots(), 1)
+	first := roots()[0]
+	_, err = a.Rotate(t.Context())
+	require.NoError(t, err)
+	got := roots()
+	require.Len(t, got, 2)
+	assert.Equal(t, first, got[0])
+	assert.Len(t, roots(), 2)
+}
+
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	a := authority(t)
+	s := serve(t, istioca.Options{Signer: a})
+	var b bytes.Buffer
+	require.NoError(t, s.WriteMetrics(&b))
+	var names []string
+	for line := range strings.SplitSeq(b.String(), "\n") {
+		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			names = append(names, rest)
+		}
+	}
+	assert.Equal(t, []string{
+		"citadel_server_csr_count counter",
+		"citadel_server_authentication_failure_count counter",
+		"citadel_server_csr_parsing_err_count counter",
+		"citadel_server_id_extraction_err_count counter",
+		"citadel_server_csr_sign_err_count counter",
+		"citadel_server_success_cert_issuance_count counter",
+		"citadel_server_root_cert_expiry_timestamp gauge",
+		"citadel_server_root_cert_expiry_seconds gauge",
+	}, names)
+	end := a.Roots()[0].Certificate.NotAfter
+	assert.Equal(t, strconv.FormatInt(end.Unix(), 10), s.metric(t, "root_cert_expiry_timestamp"))
+	left, err := strconv.ParseFloat(s.metric(t, "root_cert_expiry_seconds"), 64)
+	require.NoError(t, err)
+	assert.InDelta(t, time.Until(end).Seconds(), left, 60)
+}

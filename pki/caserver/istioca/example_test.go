@@ -1,0 +1,50 @@
+package istioca_test
+
+import (
+	"fmt"
+	"log"
+	"net/http"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// A CA whose clients renew with the certificates that they have.
+func Example() {
+	td := spiffe.MustParseTrustDomain("example.org")
+	authority, err := ca.New(ca.Config{TrustDomain: td})
+	if err != nil {
+		log.Fatal(err)
+	}
+	members, err := spiffe.NewVerifier(source{authority}, spiffe.AllowMembersOf(td), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	srv, err := istioca.New(istioca.Options{
+		Signer:        authority,
+		Authenticator: authn.FirstOf(authn.ClientCertificate(members) /* then tokens */),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle(istioca.CreateCertificate, srv)
+	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+		_ = srv.WriteMetrics(w)
+	})
+	// Its TLSConfig asks for certificates and does not demand them; package authn verifies them.
+	server := &http.Server{Addr: ":15012", Handler: mux}
+
+	fmt.Println(server.Addr, istioca.CreateCertificate)
+	// Output: :15012 /istio.v1.auth.IstioCertificateService/CreateCertificate
+}
+
+// source has always the newest bundle of an authority.
+type source struct{ *ca.Authority }
+
+func (s source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return s.Authority.Bundle().Bundle(td)
+}

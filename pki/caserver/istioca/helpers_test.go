@@ -1,0 +1,315 @@
+package istioca_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+const (
+	webID  = "spiffe://example.org/ns/prod/sa/web"
+	nodeID = "spiffe://example.org/ns/kube-system/sa/ztunnel"
+)
+
+// tokens is an authenticator that knows tokens and what each proves; one that proves an error is refused
+// with it.
+type tokens map[string]any
+
+func (k tokens) Authenticate(r *http.Request) (*authn.Caller, error) {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !ok {
+		return nil, fmt.Errorf("tokens: %w", authn.ErrNoCredential)
+	}
+	switch v := k[token].(type) {
+	case *authn.Caller:
+		return v, nil
+	case error:
+		return nil, v
+	case func(*http.Request) (*authn.Caller, error):
+		return v(r)
+	}
+	return nil, fmt.Errorf("tokens: %w", authn.ErrRefused)
+}
+
+func caller(id string) *authn.Caller {
+	return &authn.Caller{ID: spiffe.MustParseID(id), Method: "test-token"}
+}
+
+var callers = tokens{"web": caller(webID), "node": caller(nodeID)}
+
+// signer is a Signer that tests fill, and that remembers what it was asked for.
+type signer struct {
+	sign   func(context.Context, ca.Request) ([]*x509.Certificate, error)
+	bundle func() *spiffe.Bundle
+
+	mu   sync.Mutex
+	last ca.Request
+}
+
+func (s *signer) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	s.mu.Lock()
+	s.last = r
+	s.mu.Unlock()
+	return s.sign(ctx, r)
+}
+
+func (s *signer) Bundle() *spiffe.Bundle { return s.bundle() }
+
+func (s *signer) asked() ca.Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+func authority(t testing.TB) *ca.Authority {
+	t.Helper()
+	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
+	require.NoError(t, err)
+	return a
+}
+
+// wrap is a signer around an authority.
+func wrap(a *ca.Authority) *signer { return &signer{sign: a.Sign, bundle: a.Bundle} }
+
+// logs collects what is logged.
+type logs struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+func (l *logs) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// server is a Server behind a socket.
+type server struct {
+	*istioca.Server
+	url    string
+	client *http.Client // trusts it, and has no certificate
+	tls    *tls.Config  // of the client
+	logs   *logs
+}
+
+func newServer(t testing.TB, o istioca.Options) *istioca.Server {
+	t.Helper()
+	s, err := istioca.New(o)
+	require.NoError(t, err)
+	return s
+}
+
+// serve serves o over TLS on a socket.
+func serve(t testing.TB, o istioca.Options) *server {
+	t.Helper()
+	s := &server{logs: &logs{}}
+	if o.Logger == nil {
+		o.Logger = s.logs.logger()
+	}
+	if o.Authenticator == nil {
+		o.Authenticator = callers
+	}
+	if o.Signer == nil {
+		o.Signer = authority(t)
+	}
+	s.Server = newServer(t, o)
+	s.url, s.tls = listen(t, s.Server)
+	s.client = transport(t, s.tls)
+	return s
+}
+
+// listen serves a handler over TLS on a socket, and returns the configuration of its clients.
+func listen(t testing.TB, h http.Handler) (url string, client *tls.Config) {
+	t.Helper()
+	host := spiffetest.NewCA(t, "server.test")
+	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
+	cfg := &tls.Config{
+		MinVersion:   tls.VersionTLS12,
+		NextProtos:   []string{"h2", "http/1.1"},
+		ClientAuth:   tls.RequestClientCert,
+		Certificates: []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}},
+	}
+	url = start(t, h, func(hs *http.Server, l net.Listener) error { return hs.Serve(tls.NewListener(l, cfg)) })
+	return "https" + url, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test"}
+}
+
+// start serves a handler on a socket, and returns its URL without the scheme.
+func start(t testing.TB, h http.Handler, run func(*http.Server, net.Listener) error) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	hs := &http.Server{Handler: h, Protocols: &protocols, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = run(hs, l) })
+	t.Cleanup(func() { _ = hs.Close(); wg.Wait() })
+	return "://" + l.Addr().String()
+}
+
+// transport returns a client that speaks HTTP/2 with cfg, or without TLS if that is nil.
+func transport(t testing.TB, cfg *tls.Config) *http.Client {
+	t.Helper()
+	var protocols http.Protocols
+	if cfg == nil {
+		protocols.SetUnencryptedHTTP2(true)
+	} else {
+		protocols.SetHTTP2(true)
+	}
+	tr := &http.Transport{TLSClientConfig: cfg.Clone(), Protocols: &protocols} // which changes it
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr}
+}
+
+func raw(certs []*x509.Certificate) [][]byte {
+	var out [][]byte
+	for _, c := range certs {
+		out = append(out, c.Raw)
+	}
+	return out
+}
+
+// call calls the method with connect's client and generated messages.
+func call(ctx context.Context, c *http.Client, url, token string, m *wire.IstioCertificateRequest) (*wire.IstioCertificateResponse, error) {
+	rpc := connect.NewClient[wire.IstioCertificateRequest, wire.IstioCertificateResponse](c, url+istioca.CreateCertificate, connect.WithGRPC())
+	req := connect.NewRequest(m)
+	if token != "" {
+		req.Header().Set("Authorization", "Bearer "+token)
+	}
+	resp, err := rpc.CallUnary(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg, nil
+}
+
+func (s *server) call(t testing.TB, token string, m *wire.IstioCertificateRequest) (*wire.IstioCertificateResponse, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	return call(ctx, s.client, s.url, token, m)
+}
+
+// issue is call for what must succeed, and returns the certificates of each text.
+func (s *server) issue(t testing.TB, token string, m *wire.IstioCertificateRequest) [][]*x509.Certificate {
+	t.Helper()
+	resp, err := s.call(t, token, m)
+	require.NoError(t, err)
+	return parse(t, resp.GetCertChain())
+}
+
+func parse(t testing.TB, texts []string) [][]*x509.Certificate {
+	t.Helper()
+	var out [][]*x509.Certificate
+	for _, text := range texts {
+		certs, err := pki.ParseCertificatesPEM([]byte(text))
+		require.NoError(t, err)
+		require.Equal(t, text, string(pki.MarshalCertificatesPEM(certs...)), "exactly one newline after each block, and nothing else")
+		out = append(out, certs)
+	}
+	return out
+}
+
+// refused requires an error with a code and a text, and returns it.
+func refused(t testing.TB, err error, code connect.Code, text string) *connect.Error {
+	t.Helper()
+	require.Error(t, err)
+	e, ok := errors.AsType[*connect.Error](err)
+	require.True(t, ok, "%v", err)
+	require.Equal(t, code, e.Code(), "%v", err)
+	require.Equal(t, text, e.Message())
+	require.True(t, connect.IsWireError(err), "the server's own word: %v", err)
+	return e
+}
+
+var testKey = sync.OnceValue(func() crypto.Signer {
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		panic(err)
+	}
+	return key
+})
+
+func newCSR(t testing.TB, o pki.CSROptions) string {
+	t.Helper()
+	csr, err := pki.NewCSR(testKey(), o)
+	require.NoError(t, err)
+	return string(csr.PEM())
+}
+
+func goodRequest(t testing.TB) *wire.IstioCertificateRequest {
+	t.Helper()
+	return &wire.IstioCertificateRequest{Csr: newCSR(t, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(webID))}})}
+}
+
+func (s *server) metric(t testing.TB, name string) string {
+	t.Helper()
+	var b strings.Builder
+	require.NoError(t, s.WriteMetrics(&b))
+	for line := range strings.SplitSeq(b.String(), "\n") {
+		if v, ok := strings.CutPrefix(line, "citadel_server_"+name+" "); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// post sends a body as it is, by net/http alone, and returns status, trailers (or the headers of an
+// answer without a body) and body.
+func post(ctx context.Context, t testing.TB, c *http.Client, url, token string, body io.Reader, edit func(*http.Request)) (*http.Response, []byte) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+istioca.CreateCertificate, body)
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/grpc")
+	req.Header.Set("Te", "trailers")
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if edit != nil {
+		edit(req)
+	}
+	resp, err := c.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	if resp.Trailer.Get("Grpc-Status") == "" {
+		resp.Trailer = resp.Header
+	}
+	return resp, b
+}

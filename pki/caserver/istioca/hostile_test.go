@@ -1,0 +1,307 @@
+package istioca_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/svidkit/svidkit/internal/hostilecsr"
+	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+)
+
+// frame puts a message into gRPC's envelope.
+func frame(flags byte, msg []byte) []byte {
+	return append(binary.BigEndian.AppendUint32([]byte{flags}, uint32(len(msg))), msg...)
+}
+
+func marshal(t testing.TB, m proto.Message) []byte {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	require.NoError(t, err)
+	return b
+}
+
+// TestBytes speaks to the server with bytes made by hand, both ways.
+func TestBytes(t *testing.T) {
+	t.Parallel()
+	a := authority(t)
+	s := serve(t, istioca.Options{Signer: a})
+	csr := newCSR(t, pki.CSROptions{})
+	require.Less(t, len(csr), 1<<14)
+	msg := "\x0a" + string([]byte{byte(len(csr)&0x7f | 0x80), byte(len(csr) >> 7)}) + csr + "\x18\x90\x1c" // csr = 1, validity_duration = 3: 3600
+	resp, body := post(t.Context(), t, s.client, s.url, "web", bytes.NewReader(frame(0, []byte(msg))), nil)
+	require.Equal(t, 2, resp.ProtoMajor)
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Equal(t, "application/grpc", resp.Header.Get("Content-Type"))
+	require.Equal(t, "0", resp.Trailer.Get("Grpc-Status"))
+	require.Empty(t, resp.Header.Get("Grpc-Status"), "the status is behind the message, in the trailers")
+	require.Equal(t, byte(0), body[0])
+	require.Len(t, body[5:], int(binary.BigEndian.Uint32(body[1:])))
+	var out wire.IstioCertificateResponse
+	require.NoError(t, proto.Unmarshal(body[5:], &out))
+	assert.Equal(t, body[5:], marshal(t, &out), "the one encoding")
+	chain := parse(t, out.GetCertChain())
+	require.Len(t, chain, 2)
+	assert.WithinRange(t, chain[0][0].NotAfter, time.Now().Add(59*time.Minute), time.Now().Add(time.Hour))
+}
+
+// TestHostileBodies has requests of callers that authenticated well.
+func TestHostileBodies(t *testing.T) {
+	t.Parallel()
+	s := serve(t, istioca.Options{})
+	good := marshal(t, goodRequest(t))
+	const (
+		invalid       = "3"
+		exhausted     = "8"
+		unimplemented = "12"
+		internal      = "13"
+	)
+	tests := map[string]struct {
+		body   []byte
+		edit   func(*http.Request)
+		status string // of gRPC
+		text   string
+	}{
+		"no frame":                      {nil, nil, unimplemented, ""},
+		"two frames":                    {append(frame(0, good), frame(0, good)...), nil, unimplemented, ""},
+		"two frames, the second is bad": {append(frame(0, good), frame(0, []byte{0xff})...), nil, unimplemented, ""},
+		"half a prefix":                 {[]byte{0, 0}, nil, internal, ""},
+		"half a message":                {frame(0, good)[:len(good)/2], nil, internal, ""},
+		"text after the frame":          {append(frame(0, good), 0), nil, internal, ""},
+		"an empty message":              {frame(0, nil), nil, invalid, "CSR signing error (pki: invalid certificate signing request: 0 PEM blocks, want one)"},
+		"garbage":                       {frame(0, []byte("\xff\xff\xff")), nil, invalid, "CSR signing error (the message is not an IstioCertificateRequest)"},
+		"a CSR that is not UTF-8":       {frame(0, []byte("\x0a\x01\xff")), nil, invalid, "CSR signing error (the message is not an IstioCertificateRequest)"},
+		"metadata that is garbage":      {frame(0, append([]byte("\x22\x01\xff"), good...)), nil, invalid, "CSR signing error (the message is not an IstioCertificateRequest)"},
+		"JSON":                          {frame(0, []byte(`{"csr":""}`)), nil, invalid, ""},
+		"5 MiB":                         {frame(0, append([]byte("\x0a\x80\x80\xc0\x02"), make([]byte, 5<<20)...)), nil, exhausted, ""},
+		"4 GiB promised":                {append([]byte{0, 0xff, 0xff, 0xff, 0xff}, good...), nil, exhausted, ""},
+		"200 KiB of metadata":           {frame(0, append(bytes.Repeat([]byte("\x22\x00"), 100<<10), good...)), nil, exhausted, ""},
+		"said to be compressed":         {frame(1, good), nil, internal, ""},
+		"compressed":                    {frame(1, good), func(r *http.Request) { r.Header.Set("Grpc-Encoding", "gzip") }, unimplemented, ""},
+		"a strange flag":                {frame(2, good), nil, "", ""},
+		"a strange deadline":            {frame(0, good), func(r *http.Request) { r.Header.Set("Grpc-Timeout", "soon") }, invalid, ""},
+	}
+	t.Cleanup(func() {
+		assert.Equal(t, "0", s.metric(t, "success_cert_issuance_count"))
+		assert.Equal(t, strconv.Itoa(len(tests)), s.metric(t, "csr_parsing_err_count"))
+		assert.Contains(t, s.logs.String(), "the request could not be read")
+	})
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			resp, body := post(t.Context(), t, s.client, s.url, "web", bytes.NewReader(test.body), test.edit)
+			require.Equal(t, http.StatusOK, resp.StatusCode)
+			assert.Empty(t, body)
+			if test.status == "" {
+				assert.NotContains(t, []string{"", "0"}, resp.Trailer.Get("Grpc-Status"))
+			} else {
+				assert.Equal(t, test.status, resp.Trailer.Get("Grpc-Status"), resp.Trailer.Get("Grpc-Message"))
+			}
+			if test.text != "" {
+				assert.Equal(t, test.text, resp.Trailer.Get("Grpc-Message"))
+			}
+		})
+	}
+}
+
+// Who is not known is refused before anything of the body is waited for, and who is known does not
+// keep the server waiting for ever.
+func TestSlowBodies(t *testing.T) {
+	t.Parallel()
+	s := serve(t, istioca.Options{Timeout: 300 * time.Millisecond})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for token, want := range map[string]string{"": "16", "web": ""} {
+		body, w := io.Pipe() // which the transport closes when it gives up sending
+		go func() { _, _ = w.Write(frame(0, make([]byte, 100))[:50]) }()
+		resp, _ := post(ctx, t, s.client, s.url, token, body, nil)
+		status := resp.Trailer.Get("Grpc-Status")
+		if want != "" {
+			assert.Equal(t, want, status)
+		} else {
+			assert.Contains(t, []string{"2", "3", "4"}, status, resp.Trailer.Get("Grpc-Message"))
+		}
+	}
+	require.NoError(t, ctx.Err())
+}
+
+// A client that takes nothing of its answer does not keep the server either.
+func TestClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	done := make(chan struct{})
+	inner := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, Timeout: 10 * time.Millisecond})
+	url, cfg := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		inner.ServeHTTP(w, r)
+		close(done)
+	}))
+	cfg.NextProtos = []string{"h2"}
+	conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), cfg)
+	require.NoError(t, err)
+	defer conn.Close()
+	// The preface; SETTINGS with INITIAL_WINDOW_SIZE 0; HEADERS of stream 1 without END_STREAM; DATA.
+	headers := []byte{0x83, 0x87} // :method POST, :scheme https
+	literal := func(name, value string) {
+		headers = append(headers, 0, byte(len(name)))
+		headers = append(headers, name...)
+		headers = append(headers, byte(len(value)))
+		headers = append(headers, value...)
+	}
+	literal(":path", istioca.CreateCertificate)
+	literal(":authority", "ca.test")
+	literal("content-type", "application/grpc")
+	literal("te", "trailers")
+	literal("authorization", "Bearer web")
+	h2 := func(kind, flags byte, stream uint32, payload []byte) []byte {
+		b := []byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}
+		return append(binary.BigEndian.AppendUint32(b, stream), payload...)
+	}
+	msg := frame(0, marshal(t, goodRequest(t)))
+	for _, b := range [][]byte{
+		[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+		h2(4, 0, 0, []byte{0, 4, 0, 0, 0, 0}),
+		h2(1, 4, 1, headers),
+		h2(0, 1, 1, msg),
+	} {
+		_, err = conn.Write(b)
+		require.NoError(t, err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, conn) }() // frames, which is not the flow that has no window
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the handler waits for its client")
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	t.Parallel()
+	s := serve(t, istioca.Options{})
+	good := frame(0, marshal(t, goodRequest(t)))
+	for name, test := range map[string]struct {
+		edit   func(*http.Request)
+		status int
+		grpc   string
+	}{
+		"as it should be":      {nil, 200, "0"},
+		"with its codec":       {func(r *http.Request) { r.Header.Set("Content-Type", "application/grpc+proto") }, 200, "0"},
+		"in capitals":          {func(r *http.Request) { r.Header.Set("Content-Type", "Application/gRPC") }, 200, "0"},
+		"with a parameter":     {func(r *http.Request) { r.Header.Set("Content-Type", "application/grpc; charset=utf-8") }, 415, ""},
+		"JSON in gRPC":         {func(r *http.Request) { r.Header.Set("Content-Type", "application/grpc+json") }, 415, ""},
+		"gRPC-Web":             {func(r *http.Request) { r.Header.Set("Content-Type", "application/grpc-web+proto") }, 415, ""},
+		"Connect":              {func(r *http.Request) { r.Header.Set("Content-Type", "application/proto") }, 415, ""},
+		"Connect in JSON":      {func(r *http.Request) { r.Header.Set("Content-Type", "application/json") }, 415, ""},
+		"no media type":        {func(r *http.Request) { r.Header.Del("Content-Type") }, 415, ""},
+		"a longer media type":  {func(r *http.Request) { r.Header.Set("Content-Type", "application/grpcx") }, 415, ""},
+		"GET":                  {func(r *http.Request) { r.Method = http.MethodGet }, 405, ""},
+		"PUT":                  {func(r *http.Request) { r.Method = http.MethodPut }, 405, ""},
+		"another method":       {func(r *http.Request) { r.URL.Path += "s" }, 200, "12"},
+		"another service":      {func(r *http.Request) { r.URL.Path = "/grpc.health.v1.Health/Check" }, 200, "12"},
+		"a path in lower case": {func(r *http.Request) { r.URL.Path = strings.ToLower(r.URL.Path) }, 200, "12"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			resp, _ := post(t.Context(), t, s.client, s.url, "web", bytes.NewReader(good), test.edit)
+			assert.Equal(t, test.status, resp.StatusCode)
+			assert.Equal(t, test.grpc, resp.Trailer.Get("Grpc-Status"))
+		})
+	}
+	t.Run("HTTP/1.1", func(t *testing.T) {
+		t.Parallel()
+		cfg := s.tls.Clone()
+		cfg.NextProtos = []string{"http/1.1"}
+		tr := &http.Transport{TLSClientConfig: cfg}
+		defer tr.CloseIdleConnections()
+		resp, _ := post(t.Context(), t, &http.Client{Transport: tr}, s.url, "web", bytes.NewReader(good), nil)
+		assert.Equal(t, http.StatusHTTPVersionNotSupported, resp.StatusCode)
+	})
+}
+
+// TestHostileCSRs: whatever a request asks for, the certificate has the names of the policy and the key of
+// the request, and nothing else of it.
+func TestHostileCSRs(t *testing.T) {
+	t.Parallel()
+	s := serve(t, istioca.Options{})
+	want := s.issue(t, "web", goodRequest(t))[0][0]
+	signed := 0
+	for _, c := range hostilecsr.Cases(t) {
+		resp, err := s.call(t, "web", &wire.IstioCertificateRequest{Csr: strings.ToValidUTF8(string(c.PEM), "?")})
+		if err != nil {
+			e, ok := errors.AsType[*connect.Error](err)
+			require.True(t, ok, "%s: %v", c.Name, err)
+			code := e.Code()
+			if len(c.PEM) > 128<<10 && code == connect.CodeResourceExhausted {
+				continue
+			}
+			require.Equal(t, connect.CodeInvalidArgument, code, "%s: %v", c.Name, err)
+			continue
+		}
+		require.True(t, c.Signable, c.Name)
+		signed++
+		leaf := parse(t, resp.GetCertChain())[0][0]
+		require.True(t, pki.PublicKeysEqual(c.Key, leaf.PublicKey), c.Name)
+		require.Equal(t, want.URIs, leaf.URIs, c.Name)
+		require.Empty(t, leaf.DNSNames, c.Name)
+		require.Empty(t, leaf.IPAddresses, c.Name)
+		require.Empty(t, leaf.EmailAddresses, c.Name)
+		require.False(t, leaf.IsCA, c.Name)
+		require.Zero(t, leaf.KeyUsage&^(x509.KeyUsageDigitalSignature|x509.KeyUsageKeyEncipherment), c.Name)
+		require.Equal(t, want.ExtKeyUsage, leaf.ExtKeyUsage, c.Name)
+		require.Len(t, leaf.Extensions, len(want.Extensions), c.Name)
+		if cn := leaf.Subject.CommonName; cn != "" {
+			require.Equal(t, webID, cn, c.Name)
+			require.Len(t, leaf.Subject.Names, 1, c.Name)
+		} else {
+			require.Empty(t, leaf.Subject.Names, c.Name)
+		}
+	}
+	assert.Greater(t, signed, 10)
+}
+
+// Metadata that is deep, wide or of many kinds costs what it is long.
+func TestMetadataIsCheap(t *testing.T) {
+	wide := make([]*structpb.Value, 40_000) // four bytes each on the wire
+	for i := range wide {
+		wide[i] = structpb.NewBoolValue(true)
+	}
+	m := goodRequest(t)
+	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"x": structpb.NewListValue(&structpb.ListValue{Values: wide})}}
+	body := marshal(t, m)
+	require.Less(t, len(body), 192<<10)
+	var deep []byte         // lists in lists
+	for len(deep) < 8<<10 { // list_value = 6 of one element, values = 1
+		deep = append([]byte{0x0a}, appendLen(deep)...)
+		deep = append([]byte{0x32}, appendLen(deep)...)
+	}
+	entry := append([]byte("\x0a\x01x\x12"), appendLen(deep)...)
+	nested := append([]byte{0x22}, appendLen(append([]byte{0x0a}, appendLen(entry)...))...)
+	s := serve(t, istioca.Options{})
+	for _, b := range [][]byte{body, append(nested, marshal(t, goodRequest(t))...)} {
+		resp, _ := post(t.Context(), t, s.client, s.url, "web", bytes.NewReader(frame(0, b)), nil)
+		assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"), resp.Trailer.Get("Grpc-Message"))
+	}
+	if !raceEnabled {
+		assert.Zero(t, testing.AllocsPerRun(10, func() { _ = istioca.Decode(nested) }))
+		assert.LessOrEqual(t, testing.AllocsPerRun(10, func() { _ = istioca.Decode(body) }), 1.0) // the CSR
+	}
+}
+
+func appendLen(b []byte) []byte {
+	return append(binary.AppendUvarint(nil, uint64(len(b))), b...)
+}

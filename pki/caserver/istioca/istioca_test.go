@@ -1,0 +1,578 @@
+package istioca_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/svidkit/svidkit/authn"
+	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+const (
+	unauthenticated = "request authenticate failure"
+	impersonation   = "request impersonation authentication failure"
+)
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	good := istioca.Options{Signer: authority(t), Authenticator: callers}
+	_, err := istioca.New(good)
+	require.NoError(t, err)
+	for want, edit := range map[string]func(*istioca.Options){
+		"istioca: invalid Options: Signer is nil":           func(o *istioca.Options) { o.Signer = nil },
+		"istioca: invalid Options: Authenticator is nil":    func(o *istioca.Options) { o.Authenticator = nil },
+		"istioca: invalid Options: Timeout is negative (-1": func(o *istioca.Options) { o.Timeout = -1 },
+	} {
+		bad := good
+		edit(&bad)
+		_, err := istioca.New(bad)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// What a stock client looks at: leaf first, roots last, the profile of the leaf.
+func TestIssue(t *testing.T) {
+	t.Parallel()
+	a := authority(t)
+	s := serve(t, istioca.Options{Signer: a})
+	before := time.Now().Truncate(time.Second)
+	chain := s.issue(t, "web", &wire.IstioCertificateRequest{
+		Csr: newCSR(t, pki.CSROptions{SANs: []pki.SAN{
+			pki.IDSAN(spiffe.MustParseID("spiffe://example.org/ns/kube-system/sa/admin")), pki.DNSSAN("admin.test"),
+		}}),
+		ValidityDuration: 3600,
+	})
+	require.Len(t, chain, 2)
+	require.Len(t, chain[0], 1)
+	leaf := chain[0][0]
+	assert.Equal(t, []*url.URL{{Scheme: "spiffe", Host: "example.org", Path: "/ns/prod/sa/web"}}, leaf.URIs)
+	assert.Empty(t, leaf.DNSNames)
+	assert.Empty(t, leaf.IPAddresses)
+	assert.Empty(t, leaf.EmailAddresses)
+	for _, e := range leaf.Extensions {
+		if e.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) {
+			assert.True(t, e.Critical)
+		}
+	}
+	assert.Empty(t, leaf.Subject.String())
+	assert.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage)
+	assert.False(t, leaf.IsCA)
+	assert.True(t, pki.PublicKeysEqual(testKey().Public(), leaf.PublicKey))
+	assert.WithinRange(t, leaf.NotBefore, before.Add(-2*time.Minute), time.Now().Add(-2*time.Minute))
+	assert.WithinRange(t, leaf.NotAfter, before.Add(time.Hour), time.Now().Add(time.Hour))
+	assert.Equal(t, raw(chain[1]), raw([]*x509.Certificate{a.Roots()[0].Certificate}))
+
+	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(spiffe.MustParseID(webID)), nil)
+	require.NoError(t, err)
+	_, err = v.VerifyChain(chain[0], spiffe.AnyRole)
+	require.NoError(t, err)
+}
+
+// The common name is the ID if the request has one at all, and if the ID fits.
+func TestCommonName(t *testing.T) {
+	t.Parallel()
+	fits := "spiffe://example.org/" + strings.Repeat("a", 64-len("spiffe://example.org/"))
+	s := serve(t, istioca.Options{Authenticator: tokens{"fits": caller(fits), "long": caller(fits + "a"), "web": caller(webID)}})
+	for _, test := range []struct{ token, asked, want string }{
+		{"web", "", ""},
+		{"web", "x", webID},
+		{"web", "spiffe://example.org/admin", webID},
+		{"fits", "x", fits},
+		{"long", "x", ""},
+		{"long", "", ""},
+	} {
+		leaf := s.issue(t, test.token, &wire.IstioCertificateRequest{Csr: newCSR(t, pki.CSROptions{CommonName: test.asked})})[0][0]
+		assert.Equal(t, test.want, leaf.Subject.CommonName, "%+v", test)
+		assert.Len(t, leaf.URIs, 1)
+	}
+}
+
+func TestUnauthenticated(t *testing.T) {
+	t.Parallel()
+	s := serve(t, istioca.Options{Authenticator: tokens{
+		"web":         caller(webID),
+		"refused":     fmt.Errorf("tokens: secret reason: %w", authn.ErrRefused),
+		"nobody":      (*authn.Caller)(nil),
+		"no identity": &authn.Caller{Method: "test"},
+		"never":       final{},
+	}})
+	_, err := s.call(t, "web", goodRequest(t))
+	require.NoError(t, err)
+	for name, header := range map[string][]string{
+		"no token":           nil,
+		"empty":              {""},
+		"another scheme":     {"Basic web"},
+		"lower case":         {"bearer web"},
+		"Istio":              {"Istio web"},
+		"unknown":            {"Bearer nothing"},
+		"refused":            {"Bearer refused"},
+		"no caller":          {"Bearer nobody"},
+		"no identity":        {"Bearer no identity"},
+		"never":              {"Bearer never"},
+		"the blank is a tab": {"Bearer\tweb"},
+	} {
+		rpc := connect.NewClient[wire.IstioCertificateRequest, wire.IstioCertificateResponse](s.client, s.url+istioca.CreateCertificate, connect.WithGRPC())
+		req := connect.NewRequest(goodRequest(t))
+		req.Header()["Authorization"] = header
+		_, err := rpc.CallUnary(t.Context(), req)
+		refused(t, err, connect.CodeUnauthenticated, unauthenticated)
+		assert.NotContains(t, err.Error(), "secret", name)
+	}
+	assert.Equal(t, "11", s.metric(t, "authentication_failure_count"))
+	assert.Equal(t, "12", s.metric(t, "csr_count"))
+	assert.Equal(t, "1", s.metric(t, "success_cert_issuance_count"))
+	assert.Regexp(t, `err=".*secret reason.*" peer=127\.0\.0\.1:\d+`, s.logs.String())
+	assert.Contains(t, s.logs.String(), "neither a caller with an ID nor an error")
+}
+
+// temporary is an error that says that it passes.
+type temporary time.Duration
+
+func (temporary) Error() string                      { return "secret reason: the API server is away" }
+func (e temporary) Retryable() (time.Duration, bool) { return time.Duration(e), true }
+
+// final says that it does not pass.
+type final struct{}
+
+func (final) Error() string                    { return "secret reason: never" }
+func (final) Retryable() (time.Duration, bool) { return 0, false }
+
+// Who cannot be told now is not told that the credential is bad.
+func TestAuthenticatorUnavailable(t *testing.T) {
+	t.Parallel()
+	s := serve(t, istioca.Options{
+		Authenticator: authn.FirstOf(tokens{}, tokens{
+			"no answer": errors.New("secret reason: no connection"),
+			"away":      temporary(0),
+			"later":     temporary(1500 * time.Millisecond),
+			"wrapped":   fmt.Errorf("tokens: %w", fmt.Errorf("%w", temporary(0))),
+			"two":       errors.Join(fmt.Errorf("tokens: %w", authn.ErrRefused), errors.New("secret reason: no connection")),
+			"cause":     fmt.Errorf("tokens: %w: %w", authn.ErrRefused, errors.New("secret reason: expired")),
+			"never":     errors.Join(fmt.Errorf("tokens: %w", authn.ErrNoCredential), final{}),
+			"hangs": func(r *http.Request) (*authn.Caller, error) {
+				<-r.Context().Done()
+				return nil, fmt.Errorf("tokens: %w: %w", authn.ErrRefused, r.Context().Err())
+			},
+		}, tokens{}),
+		Timeout: 300 * time.Millisecond,
+	})
+	for token, want := range map[string]time.Duration{"no answer": 0, "away": 0, "later": 1501 * time.Millisecond, "wrapped": 0, "two": 0, "hangs": 0} {
+		_, err := s.call(t, token, goodRequest(t))
+		retryInfo(t, refused(t, err, connect.CodeUnavailable, unauthenticated), want)
+	}
+	for _, token := range []string{"never", "cause", "unknown"} {
+		_, err := s.call(t, token, goodRequest(t))
+		refused(t, err, connect.CodeUnauthenticated, unauthenticated)
+	}
+	assert.Equal(t, "9", s.metric(t, "authentication_failure_count"))
+	assert.Contains(t, s.logs.String(), "secret reason: no connection")
+}
+
+// retryInfo requires that a status says when to come back, in both of its ways; 0 means that it does not.
+func retryInfo(t testing.TB, e *connect.Error, want time.Duration) {
+	t.Helper()
+	if want == 0 {
+		require.Empty(t, e.Details())
+		require.Empty(t, e.Meta().Values("Grpc-Retry-Pushback-Ms"))
+		return
+	}
+	require.Len(t, e.Details(), 1)
+	require.Equal(t, "google.rpc.RetryInfo", e.Details()[0].Type())
+	b := e.Details()[0].Bytes() // retry_delay = 1; seconds = 1, nanos = 2
+	_, _, n := protowire.ConsumeTag(b)
+	d, _ := protowire.ConsumeBytes(b[n:])
+	var got time.Duration
+	for len(d) > 0 {
+		num, _, n := protowire.ConsumeTag(d)
+		v, m := protowire.ConsumeVarint(d[n:])
+		got += time.Duration(v) * map[protowire.Number]time.Duration{1: time.Second, 2: 1}[num]
+		d = d[n+m:]
+	}
+	require.Equal(t, want, got)
+	require.Equal(t, []string{strconv.FormatInt(want.Milliseconds(), 10)}, e.Meta().Values("Grpc-Retry-Pushback-Ms"))
+}
+
+func TestPlaintext(t *testing.T) {
+	t.Parallel()
+	for allow, code := range map[bool]connect.Code{false: connect.CodeUnauthenticated, true: 0} {
+		l := &logs{}
+		s := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: allow, Logger: l.logger()})
+		url := "http" + start(t, s, func(hs *http.Server, l net.Listener) error { return hs.Serve(l) })
+		_, err := call(t.Context(), transport(t, nil), url, "web", goodRequest(t))
+		if allow {
+			require.NoError(t, err)
+			continue
+		}
+		refused(t, err, code, unauthenticated)
+		assert.Contains(t, l.String(), "not encrypted")
+	}
+}
+
+// A workload renews with the certificate that it has.
+func TestClientCertificate(t *testing.T) {
+	t.Parallel()
+	a := authority(t)
+	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.TrustDomain()), nil)
+	require.NoError(t, err)
+	s := serve(t, istioca.Options{Signer: a, Authenticator: authn.FirstOf(authn.ClientCertificate(v), callers)})
+	renew := func(id string) [][]byte {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		csr, err := pki.NewCSR(key, pki.CSROptions{})
+		require.NoError(t, err)
+		chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(id)})
+		require.NoError(t, err)
+		cfg := s.tls.Clone()
+		cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
+		resp, err := call(t.Context(), transport(t, cfg), s.url, "", goodRequest(t))
+		require.NoError(t, err)
+		return raw(parse(t, resp.GetCertChain())[0])
+	}
+	leaf, err := x509.ParseCertificate(renew("spiffe://example.org/batch")[0])
+	require.NoError(t, err)
+	id, err := spiffe.IDFromCertificate(leaf)
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://example.org/batch", id.String())
+
+	// A certificate of another CA is not proof, and does not stand in the way of a token.
+	cfg := s.tls.Clone()
+	chain, key := spiffetest.NewCA(t, "example.org").Certificate("/batch")
+	cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
+	c := transport(t, cfg)
+	_, err = call(t.Context(), c, s.url, "", goodRequest(t))
+	refused(t, err, connect.CodeUnauthenticated, unauthenticated)
+	resp, err := call(t.Context(), c, s.url, "web", goodRequest(t))
+	require.NoError(t, err)
+	id, err = spiffe.IDFromCertificate(parse(t, resp.GetCertChain())[0][0])
+	require.NoError(t, err)
+	assert.Equal(t, webID, id.String())
+}
+
+func TestPolicy(t *testing.T) {
+	t.Parallel()
+	named := caller(webID)
+	named.DNSNames = []string{"web.test", "www.web.test"}
+	known := tokens{"web": named}
+	names := func(p istioca.Policy) []string {
+		leaf := serve(t, istioca.Options{Authenticator: known, Policy: p}).issue(t, "web", goodRequest(t))[0][0]
+		sans := append([]string{}, leaf.DNSNames...)
+		for _, u := range leaf.URIs {
+			sans = append(sans, u.String())
+		}
+		for _, ip := range leaf.IPAddresses {
+			sans = append(sans, ip.String())
+		}
+		return sans
+	}
+	assert.Equal(t, []string{webID}, names(nil))
+	assert.Equal(t, []string{"web.test", "www.web.test", webID}, names(istioca.KeepDNSNames))
+	assert.Equal(t, []string{"other.test", "spiffe://example.org/other", "10.0.0.1"}, names(func(_ context.Context, c *authn.Caller) (istioca.Grant, error) {
+		assert.Same(t, named, c)
+		return istioca.Grant{ID: spiffe.MustParseID("spiffe://example.org/other"), DNSNames: []string{"other.test"}, IPs: []net.IP{net.IPv4(10, 0, 0, 1)}}, nil
+	}))
+
+	for name, test := range map[string]struct {
+		grant istioca.Grant
+		err   error
+		code  connect.Code
+		text  string
+		after time.Duration
+		id    string // of id_extraction_err_count
+	}{
+		"refused":              {err: errors.New("secret reason"), code: connect.CodePermissionDenied, text: "the CA does not certify this caller"},
+		"refused for good":     {err: final{}, code: connect.CodePermissionDenied, text: "the CA does not certify this caller"},
+		"no answer now":        {err: temporary(0), code: connect.CodeUnavailable, text: "the CA cannot answer now; try again later"},
+		"no answer for a time": {err: temporary(2 * time.Second), code: connect.CodeUnavailable, text: "the CA cannot answer now; try again later", after: 2001 * time.Millisecond},
+		"nothing":              {code: connect.CodePermissionDenied, text: "the CA does not certify this caller"},
+		"a foreign ID": {
+			grant: istioca.Grant{ID: spiffe.MustParseID("spiffe://other.test/web")}, code: connect.CodePermissionDenied, text: "the CA does not certify this caller",
+		},
+		"a trust domain": {
+			grant: istioca.Grant{ID: spiffe.MustParseID("spiffe://example.org")}, code: connect.CodePermissionDenied, text: "the CA does not certify this caller",
+		},
+	} {
+		a := wrap(authority(t))
+		s := serve(t, istioca.Options{Signer: a, Policy: func(context.Context, *authn.Caller) (istioca.Grant, error) { return test.grant, test.err }})
+		_, err := s.call(t, "web", goodRequest(t))
+		retryInfo(t, refused(t, err, test.code, "CSR signing error ("+test.text+")"), test.after)
+		assert.Equal(t, test.grant.ID, a.asked().ID, "%s: the signer is asked for no other", name)
+		assert.Equal(t, !test.grant.ID.IsZero(), a.asked().CSR != nil, "%s: and not for nothing", name)
+		assert.Equal(t, "1", s.metric(t, "id_extraction_err_count"), name)
+		assert.Equal(t, "1", s.metric(t, `csr_sign_err_count{error="ID_ERROR"}`), name)
+	}
+}
+
+// nodes is a NodeAuthorizer.
+type nodes func(context.Context, *authn.Caller, spiffe.ID) error
+
+func (f nodes) Authorize(ctx context.Context, c *authn.Caller, id spiffe.ID) error {
+	return f(ctx, c, id)
+}
+
+func impersonate(t testing.TB, v *structpb.Value) *wire.IstioCertificateRequest {
+	t.Helper()
+	m := goodRequest(t)
+	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"ImpersonatedIdentity": v}}
+	return m
+}
+
+func TestImpersonation(t *testing.T) {
+	t.Parallel()
+	a := wrap(authority(t))
+	policy := func(_ context.Context, c *authn.Caller) (istioca.Grant, error) {
+		return istioca.Grant{ID: c.ID, DNSNames: []string{"own.test"}}, nil
+	}
+	var mu sync.Mutex
+	var asked []string
+	s := serve(t, istioca.Options{Signer: a, Policy: policy, NodeAuthorizer: nodes(func(_ context.Context, c *authn.Caller, id spiffe.ID) error {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, c.ID.String()+" "+id.String())
+		if c.ID.String() != nodeID {
+			return errors.New("secret reason")
+		}
+		return nil
+	})})
+	leaf := s.issue(t, "node", impersonate(t, structpb.NewStringValue(webID)))[0][0]
+	require.Len(t, leaf.URIs, 1)
+	assert.Equal(t, webID, leaf.URIs[0].String())
+	assert.Empty(t, leaf.DNSNames, "the node's own names are not the workload's")
+	assert.Equal(t, nodeID, a.asked().Caller, "the record names who asked")
+	assert.Equal(t, []string{nodeID + " " + webID}, asked)
+
+	_, err := s.call(t, "web", impersonate(t, structpb.NewStringValue(nodeID)))
+	refused(t, err, connect.CodeUnauthenticated, impersonation)
+	assert.Contains(t, s.logs.String(), "secret reason")
+	asked = nil
+	for _, id := range []string{
+		"web", " " + webID, webID + "/", "spiffe://Example.org/ns/a/sa/b", "SPIFFE://example.org/a", "spiffe://other.test/ns/prod/sa/web", webID + "," + webID,
+		"spiffe://example.org.evil.test/a", strings.Repeat("a", 10000),
+	} {
+		_, err := s.call(t, "node", impersonate(t, structpb.NewStringValue(id)))
+		refused(t, err, connect.CodeUnauthenticated, impersonation)
+	}
+	assert.Empty(t, asked)
+	assert.Equal(t, "10", s.metric(t, "authentication_failure_count"))
+	_, err = s.call(t, "node", impersonate(t, structpb.NewStringValue("spiffe://example.org")))
+	refused(t, err, connect.CodePermissionDenied, "CSR signing error (the CA does not certify this caller)")
+
+	// What is not a text, or empty, is none: the caller is itself.
+	for _, v := range []*structpb.Value{
+		structpb.NewStringValue(""), structpb.NewNullValue(), structpb.NewBoolValue(true), structpb.NewNumberValue(1),
+		structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{structpb.NewStringValue(webID)}}),
+		structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{"ImpersonatedIdentity": structpb.NewStringValue(webID)}}),
+	} {
+		leaf := s.issue(t, "node", impersonate(t, v))[0][0]
+		assert.Equal(t, nodeID, leaf.URIs[0].String())
+	}
+
+	nobody := serve(t, istioca.Options{})
+	_, err = nobody.call(t, "node", impersonate(t, structpb.NewStringValue(webID)))
+	refused(t, err, connect.CodeUnauthenticated, impersonation)
+	_, err = nobody.call(t, "node", impersonate(t, structpb.NewStringValue(nodeID))) // not even itself
+	refused(t, err, connect.CodeUnauthenticated, impersonation)
+}
+
+// What the signer is asked for.
+func TestRequest(t *testing.T) {
+	t.Parallel()
+	a := wrap(authority(t))
+	s := serve(t, istioca.Options{Signer: a})
+	m := goodRequest(t)
+	m.ValidityDuration = 60
+	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{
+		"CertSigner": structpb.NewStringValue("special"), "WorkloadName": structpb.NewStringValue("x"), "ClusterID": structpb.NewListValue(&structpb.ListValue{}),
+	}}
+	s.issue(t, "web", m)
+	got := a.asked()
+	require.NotNil(t, got.CSR)
+	got.CSR = nil
+	assert.Equal(t, ca.Request{ID: spiffe.MustParseID(webID), TTL: time.Minute, Signer: "special", Caller: webID, Method: "test-token"}, got)
+}
+
+func TestValidity(t *testing.T) {
+	t.Parallel()
+	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), DefaultTTL: time.Hour, MaxTTL: 2 * time.Hour})
+	require.NoError(t, err)
+	s := serve(t, istioca.Options{Signer: a})
+	ask := func(seconds int64) (*wire.IstioCertificateResponse, error) {
+		m := goodRequest(t)
+		m.ValidityDuration = seconds
+		return s.call(t, "web", m)
+	}
+	for seconds, want := range map[int64]time.Duration{
+		0: time.Hour, -1: time.Hour, math.MinInt64: time.Hour, 1: time.Second, 7200: 2 * time.Hour,
+	} {
+		before := time.Now().Truncate(time.Second)
+		resp, err := ask(seconds)
+		require.NoError(t, err)
+		assert.WithinRange(t, parse(t, resp.GetCertChain())[0][0].NotAfter, before.Add(want), time.Now().Add(want), "%d", seconds)
+	}
+	tooLong := []int64{7201, math.MaxInt64 / int64(time.Second), math.MaxInt64/int64(time.Second) + 1, 1 << 62, math.MaxInt64}
+	for _, seconds := range tooLong {
+		_, err := ask(seconds)
+		refused(t, err, connect.CodeInvalidArgument, "CSR signing error (the lifetime is longer than the CA grants, or shorter than a second)")
+	}
+	assert.Equal(t, strconv.Itoa(len(tooLong)), s.metric(t, `csr_sign_err_count{error="TTL_ERROR"}`))
+}
+
+func TestBadCSR(t *testing.T) {
+	t.Parallel()
+	good := newCSR(t, pki.CSROptions{})
+	lines := strings.Split(good, "\n")
+	broken := strings.Replace(good, lines[2], strings.Repeat("A", len(lines[2])), 1)
+	s := serve(t, istioca.Options{})
+	bad := []string{"", "x", good[:len(good)/2], broken, good + good, strings.ReplaceAll(good, "CERTIFICATE REQUEST", "CERTIFICATE"), strings.Repeat("\n", 150<<10) + good}
+	for _, csr := range bad {
+		_, err := s.call(t, "web", &wire.IstioCertificateRequest{Csr: csr})
+		e, ok := errors.AsType[*connect.Error](err)
+		require.True(t, ok, "%v", err)
+		assert.Equal(t, connect.CodeInvalidArgument, e.Code())
+		assert.Regexp(t, `^CSR signing error \(pki: invalid certificate signing request.*\)$`, e.Message())
+	}
+	assert.Equal(t, strconv.Itoa(len(bad)), s.metric(t, "csr_parsing_err_count"))
+	assert.Equal(t, strconv.Itoa(len(bad)), s.metric(t, `csr_sign_err_count{error="CSR_ERROR"}`))
+}
+
+func TestSignerErrors(t *testing.T) {
+	t.Parallel()
+	kind := func(k error, after time.Duration) error {
+		return &ca.SignError{Kind: k, ID: spiffe.MustParseID(webID), Err: errors.New("secret reason"), RetryAfter: after}
+	}
+	for name, test := range map[string]struct {
+		err   error
+		code  connect.Code
+		label string
+		text  string
+		after time.Duration
+	}{
+		"CSR":              {kind(ca.ErrCSR, 0), connect.CodeInvalidArgument, "CSR_ERROR", "the key of the request must not be certified", 0},
+		"TTL":              {kind(ca.ErrTTL, 0), connect.CodeInvalidArgument, "TTL_ERROR", "the lifetime is longer than the CA grants, or shorter than a second", 0},
+		"identity":         {kind(ca.ErrIdentity, 0), connect.CodePermissionDenied, "ID_ERROR", "the CA does not certify this caller", 0},
+		"not ready":        {kind(ca.ErrNotReady, 0), connect.CodeUnavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", 0},
+		"not ready, until": {kind(ca.ErrNotReady, time.Minute), connect.CodeUnavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", time.Minute + time.Millisecond},
+		"generation":       {kind(ca.ErrGeneration, 0), connect.CodeInternal, "CERT_GEN_ERROR", "the certificate could not be made", 0},
+		"limit":            {kind(ca.ErrLimit, 0), connect.CodeResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", 0},
+		"limit, until":     {kind(ca.ErrLimit, 250*time.Millisecond), connect.CodeResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", 251 * time.Millisecond},
+		"limit, soon":      {kind(ca.ErrLimit, 1), connect.CodeResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", time.Millisecond},
+		"audit":            {kind(ca.ErrAudit, 0), connect.CodeUnavailable, "AUDIT_ERROR", "the CA cannot answer now; try again later", 0},
+		"another":          {errors.New("secret reason"), connect.CodeInternal, "UNKNOWN", "the certificate could not be made", 0},
+		"another, final":   {final{}, connect.CodeInternal, "UNKNOWN", "the certificate could not be made", 0},
+		"passing":          {fmt.Errorf("ra: %w", temporary(time.Second)), connect.CodeUnavailable, "UNKNOWN", "the CA cannot answer now; try again later", 1001 * time.Millisecond},
+		"no chain":         {nil, connect.CodeInternal, "CERT_GEN_ERROR", "the answer of the signer cannot be used", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := wrap(authority(t))
+			a.sign = func(context.Context, ca.Request) ([]*x509.Certificate, error) { return nil, test.err }
+			s := serve(t, istioca.Options{Signer: a})
+			_, err := s.call(t, "web", goodRequest(t))
+			retryInfo(t, refused(t, err, test.code, "CSR signing error ("+test.text+")"), test.after)
+			assert.Equal(t, "1", s.metric(t, `csr_sign_err_count{error="`+test.label+`"}`))
+			assert.Equal(t, "0", s.metric(t, "success_cert_issuance_count"))
+			if test.err != nil {
+				assert.Contains(t, s.logs.String(), "secret reason")
+			}
+			assert.Contains(t, s.logs.String(), "caller.id="+webID)
+		})
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	a := wrap(authority(t))
+	a.sign = func(ctx context.Context, _ ca.Request) ([]*x509.Certificate, error) {
+		<-ctx.Done()
+		return nil, fmt.Errorf("ca: sign: %w", context.Cause(ctx))
+	}
+	s := serve(t, istioca.Options{Signer: a, Timeout: 100 * time.Millisecond})
+	_, err := s.call(t, "web", goodRequest(t))
+	refused(t, err, connect.CodeUnavailable, "CSR signing error (the CA cannot answer now; try again later)")
+
+	// The client's own deadline is another matter. It may hear of it from its own clock first.
+	slow := serve(t, istioca.Options{Signer: a})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = call(ctx, slow.client, slow.url, "web", goodRequest(t))
+	assert.Equal(t, connect.CodeDeadlineExceeded, connect.CodeOf(err))
+	require.Eventually(t, func() bool { return slow.metric(t, `csr_sign_err_count{error="UNKNOWN"}`) == "1" }, 20*time.Second, 5*time.Millisecond)
+	assert.Contains(t, slow.logs.String(), "code=deadline_exceeded")
+}
+
+// A panic ends one call.
+func TestPanics(t *testing.T) {
+	t.Parallel()
+	a := wrap(authority(t))
+	sign := a.sign
+	a.sign = func(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+		if r.Signer == "panic" {
+			panic("secret reason")
+		}
+		return sign(ctx, r)
+	}
+	s := serve(t, istioca.Options{Signer: a, Authenticator: tokens{"web": caller(webID), "panic": func(*http.Request) (*authn.Caller, error) { panic("secret token") }}})
+	_, err := s.call(t, "panic", goodRequest(t))
+	refused(t, err, connect.CodeInternal, "internal error")
+	m := goodRequest(t)
+	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("panic")}}
+	_, err = s.call(t, "web", m)
+	refused(t, err, connect.CodeInternal, "internal error")
+	s.issue(t, "web", goodRequest(t))
+	assert.Equal(t, 2, strings.Count(s.logs.String(), "level=ERROR"))
+	assert.Contains(t, s.logs.String(), "secret reason")
+	assert.Equal(t, "1", s.metric(t, "authentication_failure_count"))
+}
+
+// Many at once, each with its own identity.
+func TestConcurrent(t *testing.T) {
+	t.Parallel()
+	known := tokens{}
+	for i := range 32 {
+		known[fmt.Sprint(i)] = caller(fmt.Sprintf("spiffe://example.org/w/%d", i))
+	}
+	a := authority(t)
+	s := serve(t, istioca.Options{Signer: a, Authenticator: known})
+	var wg sync.WaitGroup
+	for i := range 32 {
+		csr := newCSR(t, pki.CSROptions{})
+		c := transport(t, s.tls)
+		wg.Go(func() {
+			for range 4 {
+				resp, err := call(t.Context(), c, s.url, fmt.Sprint(i), &wire.IstioCertificateRequest{Csr: csr})
+				if !assert.NoError(t, err) {
+					return
+				}
+				certs, err := pki.ParseCertificatesPEM([]byte(resp.GetCertChain()[0]))
+				if assert.NoError(t, err) && assert.Len(t, certs[0].URIs, 1) {
+					assert.Equal(t, known[fmt.Sprint(i)].(*authn.Caller).ID.String(), certs[0].URIs[0].String())
+				}
+			}
+		})
+	}
+	wg.Wait()
+	assert.Equal(t, "128", s.metric(t, "success_cert_issuance_count"))
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package istioca_test
+
+const raceEnabled = false

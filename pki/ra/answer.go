@@ -1,0 +1,184 @@
+package ra
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// maxAnswer is the longest answer in bytes of PEM: a chain of 64 KiB in DER, and some text.
+const maxAnswer = 128 << 10
+
+// accept tests the answer of a signer, and returns the chain to present and who signed the leaf. Nil
+// roots are learned from the answer.
+func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time.Time) (chain []*x509.Certificate, issuer *x509.Certificate, err error) {
+	chain, err = parseAnswer(answer)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, c := range chain[1:] {
+		if !c.BasicConstraintsValid || !c.IsCA {
+			return nil, nil, fmt.Errorf("certificate %d of %d is not a CA, and the leaf comes first", i+2, len(chain))
+		}
+	}
+	if err := a.checkLeaf(chain[0], r, now); err != nil {
+		return nil, nil, fmt.Errorf("leaf: %w", err)
+	}
+	learned := roots == nil
+	if learned {
+		if roots, err = a.lastOf(chain); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := verify(chain, r, roots, now); err != nil {
+		return nil, nil, err
+	}
+	if learned {
+		if err := a.learn(chain[len(chain)-1], chain[0].NotAfter); err != nil {
+			return nil, nil, err
+		}
+	}
+	return tidy(chain, roots), issuerOf(chain, roots), nil
+}
+
+// parseAnswer reads the certificates of an answer. Text around them is allowed, as Kubernetes does.
+func parseAnswer(answer []byte) ([]*x509.Certificate, error) {
+	if len(answer) > maxAnswer {
+		return nil, fmt.Errorf("%d bytes, the limit is %d", len(answer), maxAnswer)
+	}
+	const end = "-----END CERTIFICATE-----"
+	i := bytes.LastIndex(answer, []byte(end))
+	if i < 0 {
+		return nil, errors.New("there is no certificate in PEM")
+	}
+	chain, err := pki.ParseCertificatesPEM(answer[:i+len(end)])
+	if err != nil {
+		return nil, err
+	}
+	if err := certchain.CheckSize(chain); err != nil {
+		return nil, err
+	}
+	return chain, nil
+}
+
+// checkLeaf compares a certificate with what was asked for.
+func (a *RA) checkLeaf(leaf *x509.Certificate, r *ca.Request, now time.Time) error {
+	switch {
+	case !pki.PublicKeysEqual(leaf.PublicKey, r.CSR.PublicKey()):
+		return errors.New("its public key is not that of the request")
+	case leaf.IsCA || leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0:
+		return errors.New("it is a CA")
+	case leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0:
+		return errors.New("its key usage has no digital signature")
+	case !allows(leaf, x509.ExtKeyUsageServerAuth) || !allows(leaf, x509.ExtKeyUsageClientAuth):
+		return errors.New("its extended key usage does not allow both servers and clients; choose a signer that gives both")
+	case leaf.NotAfter.Sub(now) > a.cfg.MaxTTL+clockSkew:
+		return fmt.Errorf("it is valid until %s, and the longest lifetime is %v: configure the signer to give less, or Config.MaxTTL to allow more",
+			leaf.NotAfter.UTC().Format(time.RFC3339), a.cfg.MaxTTL)
+	}
+	for _, attr := range leaf.Subject.Names {
+		if attr.Type.Equal(oidCommonName()) && attr.Value != "" && attr.Value != r.CSR.CommonName() {
+			return fmt.Errorf("its common name is %.80q, which was not asked for", attr.Value)
+		}
+	}
+	return sameNames(leaf, r.CSR)
+}
+
+// allows reports whether a leaf is good for a purpose. No extended key usage at all means any.
+func allows(leaf *x509.Certificate, purpose x509.ExtKeyUsage) bool {
+	return len(leaf.ExtKeyUsage) == 0 && len(leaf.UnknownExtKeyUsage) == 0 ||
+		slices.Contains(leaf.ExtKeyUsage, purpose) || slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageAny)
+}
+
+// lastOf returns the last certificate of a chain as the root.
+func (a *RA) lastOf(chain []*x509.Certificate) (*spiffe.Bundle, error) {
+	if len(chain) < 2 {
+		return nil, errors.New("the chain ends with the leaf, so that there is no root to learn: set Config.Roots")
+	}
+	return spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: chain[len(chain)-1:]})
+}
+
+// verify builds a path from the leaf to a root.
+func verify(chain []*x509.Certificate, r *ca.Request, roots *spiffe.Bundle, now time.Time) error {
+	if r.Profile == ca.SVID {
+		v, err := spiffe.NewVerifier(roots, spiffe.AllowIDs(r.ID), &spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+		if err != nil {
+			return err
+		}
+		_, err = v.VerifyChain(chain, spiffe.AnyRole)
+		return err
+	}
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{
+		Roots: roots.CertPool(), Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	return err
+}
+
+// tidy returns the chain without the roots, which peers have, and without repetitions.
+func tidy(chain []*x509.Certificate, roots *spiffe.Bundle) []*x509.Certificate {
+	out := []*x509.Certificate{chain[0]}
+	for _, c := range chain[1:] {
+		if !slices.ContainsFunc(out, c.Equal) && !isRoot(c, roots) && !certchain.SelfSigned(c) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func isRoot(c *x509.Certificate, roots *spiffe.Bundle) bool {
+	for root := range roots.X509Authorities() {
+		if root.Equal(c) {
+			return true
+		}
+	}
+	return false
+}
+
+// issuerOf returns the certificate that signed the leaf; nil if none did, which verify rules out.
+func issuerOf(chain []*x509.Certificate, roots *spiffe.Bundle) *x509.Certificate {
+	for _, c := range slices.AppendSeq(slices.Clone(chain[1:]), roots.X509Authorities()) {
+		if chain[0].CheckSignatureFrom(c) == nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// issuance describes a certificate for the audit record.
+func issuance(r *ca.Request, leaf, issuer *x509.Certificate) *ca.Issuance {
+	i := &ca.Issuance{
+		Time:      time.Now().Round(0),
+		Kind:      ca.KindSVID,
+		Serial:    leaf.SerialNumber.Text(16),
+		ID:        r.ID,
+		DNSNames:  leaf.DNSNames,
+		IPs:       leaf.IPAddresses,
+		NotBefore: leaf.NotBefore,
+		NotAfter:  leaf.NotAfter,
+		Caller:    r.Caller,
+		Method:    r.Method,
+	}
+	if r.Profile == ca.DNSOnly {
+		i.Kind = ca.KindDNS
+	}
+	if issuer != nil {
+		i.Issuer = issuer.SerialNumber.Text(16)
+	}
+	der, key := sha256.Sum256(leaf.Raw), sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
+	i.Fingerprint, i.PublicKey = hex.EncodeToString(der[:]), hex.EncodeToString(key[:])
+	return i
+}

@@ -1,0 +1,265 @@
+package ra_test
+
+import (
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ra"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// source is a bundle that changes.
+type source struct {
+	mu  sync.Mutex
+	b   *spiffe.Bundle
+	err error
+}
+
+func (s *source) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b, s.err
+}
+
+func (s *source) set(b *spiffe.Bundle, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.b, s.err = b, err
+}
+
+func roots(a *ra.RA) []string {
+	var names []string
+	for c := range a.Bundle().X509Authorities() {
+		names = append(names, c.Subject.CommonName)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestBundle(t *testing.T) {
+	t.Parallel()
+	one, two, three := newAuthority(t, "one", nil), newAuthority(t, "two", nil), newAuthority(t, "three", nil)
+	s := &source{b: bundle(t, one)}
+	a := start(t, kubetest.Start(t), nil).ra(func(c *ra.Config) {
+		c.Roots, c.SignerDomain = s, "signers.test"
+		c.SignerRoots = map[string]spiffe.BundleSource{"signers.test/b": bundle(t, two, one), "signers.test/a": bundle(t, two)}
+	})
+	b := a.Bundle()
+	assert.Equal(t, []string{"one", "two"}, roots(a))
+	assert.Equal(t, td, b.TrustDomain())
+	_, has := b.Sequence()
+	assert.False(t, has)
+	assert.Same(t, b, a.Bundle(), "nothing has changed")
+
+	s.set(bundle(t, one, three), nil)
+	assert.Equal(t, []string{"one", "three", "two"}, roots(a))
+	assert.NotSame(t, b, a.Bundle())
+	s.set(bundle(t, three), nil)
+	assert.Equal(t, []string{"one", "three", "two"}, roots(a), "one is another signer's, too")
+
+	// what a source gave last
+	b = a.Bundle()
+	for _, fails := range []func(){func() { s.set(nil, errors.New("down")) }, func() { s.set(nil, nil) }} {
+		fails()
+		assert.Same(t, b, a.Bundle())
+	}
+	s.set(bundle(t, one), nil)
+	assert.Equal(t, []string{"one", "two"}, roots(a))
+}
+
+// A source that has nothing to give yet.
+func TestBundleNotReady(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	s := &source{err: errors.New("not fetched yet")}
+	c := start(t, kubetest.Start(t), certifying(t, root))
+	a := c.ra(func(c *ra.Config) { c.Roots = s })
+	require.NotNil(t, a.Bundle())
+	assert.Empty(t, roots(a))
+	_, err := a.Sign(t.Context(), web(t))
+	signError(t, err, ca.ErrNotReady, "not fetched yet", signerName)
+	s.set(nil, nil)
+	_, err = a.Sign(t.Context(), web(t))
+	signError(t, err, ca.ErrNotReady)
+	foreign, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("example.com"), spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.cert}})
+	require.NoError(t, err)
+	s.set(foreign, nil)
+	_, err = a.Sign(t.Context(), web(t))
+	signError(t, err, ca.ErrNotReady, `the source gave those of "example.com"`)
+	assert.Empty(t, roots(a))
+	assert.Zero(t, c.Count("POST", csrs), "for nothing")
+
+	s.set(bundle(t, root), nil)
+	_, err = a.Sign(t.Context(), web(t))
+	require.NoError(t, err)
+	assert.Equal(t, []string{"root"}, roots(a))
+}
+
+// Roots that change while a signer works are those of the end.
+func TestRootsRotate(t *testing.T) {
+	t.Parallel()
+	old, next := newAuthority(t, "old", nil), newAuthority(t, "new", nil)
+	s := &source{b: bundle(t, old)}
+	c := start(t, kubetest.Start(t), func(o *object) {
+		s.set(bundle(t, old, next), nil)
+		certifying(t, next)(o)
+	})
+	_, err := c.ra(func(c *ra.Config) { c.Roots = s }).Sign(t.Context(), web(t))
+	require.NoError(t, err)
+
+	// and those of the beginning, if the source fails meanwhile
+	s.set(bundle(t, old), nil)
+	c = start(t, kubetest.Start(t), func(o *object) {
+		s.set(nil, errors.New("down"))
+		certifying(t, old)(o)
+	})
+	_, err = c.ra(func(c *ra.Config) { c.Roots = s }).Sign(t.Context(), web(t))
+	require.NoError(t, err)
+}
+
+// Bundles that do not fit into one: the last good one stays.
+func TestBundleTooLarge(t *testing.T) {
+	t.Parallel()
+	many := func(n int) *spiffe.Bundle {
+		parent := newAuthority(t, "parent", nil)
+		var list []*authority
+		for range n {
+			list = append(list, newAuthority(t, "many", parent))
+		}
+		return bundle(t, list...)
+	}
+	one, two := many(600), many(600)
+	var log strings.Builder
+	s := &source{b: bundle(t, newAuthority(t, "small", nil))}
+	a := start(t, kubetest.Start(t), nil).ra(func(c *ra.Config) {
+		c.Roots, c.SignerRoots = one, map[string]spiffe.BundleSource{"signers.test/a": s}
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	b := a.Bundle()
+	assert.Len(t, roots(a), 601)
+	s.set(two, nil)
+	assert.Same(t, b, a.Bundle())
+	assert.Same(t, b, a.Bundle())
+	assert.Equal(t, 1, strings.Count(log.String(), "do not fit"), log.String())
+}
+
+func learning(c *ra.Config) { c.LearnRoots = true }
+
+func TestLearnRoots(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		root, other := newAuthority(t, "root", nil), newAuthority(t, "other", nil)
+		between := newAuthority(t, "between", root)
+		var answer func(o *object)
+		c := start(t, bubble(t), func(o *object) { answer(o) })
+		a := c.ra(learning)
+		assert.Empty(t, roots(a), "nothing is known yet")
+		sign := func(life time.Duration, by *authority, rest ...*x509.Certificate) ([]*x509.Certificate, error) {
+			answer = func(o *object) {
+				o.Status.Certificate = encode(append([]*x509.Certificate{by.leaf(t, o.csr(t), life)}, rest...)...)
+			}
+			return a.Sign(t.Context(), web(t))
+		}
+		chain, err := sign(time.Hour, between, between.cert, root.cert)
+		require.NoError(t, err)
+		assert.Equal(t, []*x509.Certificate{between.cert}, chain[1:])
+		assert.Equal(t, []string{"root"}, roots(a))
+		b := a.Bundle()
+		chain, err = sign(2*time.Hour, root, root.cert)
+		require.NoError(t, err)
+		assert.Len(t, chain, 1)
+		assert.Same(t, b, a.Bundle(), "known already")
+
+		chain, err = sign(time.Hour, other, other.cert)
+		require.NoError(t, err)
+		assert.Len(t, chain, 1)
+		assert.Equal(t, []string{"other", "root"}, roots(a))
+
+		// a CA that is no root counts, too, and then stays out of the chain
+		chain, err = sign(time.Minute, between, between.cert)
+		require.NoError(t, err)
+		assert.Len(t, chain, 1)
+		assert.Equal(t, []string{"between", "other", "root"}, roots(a))
+		_, err = chain[0].Verify(x509.VerifyOptions{Roots: a.Bundle().CertPool()})
+		require.NoError(t, err)
+
+		// what answers with nothing to trust, or with something that does not fit, teaches nothing
+		b = a.Bundle()
+		stranger := newAuthority(t, "stranger", nil)
+		_, err = sign(time.Hour, stranger)
+		signError(t, err, ca.ErrGeneration, "there is no root to learn: set Config.Roots")
+		_, err = sign(time.Hour, root, stranger.cert)
+		signError(t, err, ca.ErrGeneration, "signed by unknown authority")
+		_, err = sign(time.Hour, stranger, root.leaf(t, &x509.CertificateRequest{PublicKey: stranger.key.Public()}, time.Hour))
+		signError(t, err, ca.ErrGeneration, "not a CA")
+		_, err = sign(91*24*time.Hour, stranger, stranger.cert)
+		signError(t, err, ca.ErrGeneration, "MaxTTL")
+		assert.Same(t, b, a.Bundle())
+
+		// a root goes when the last certificate that leads to it has ended
+		time.Sleep(2 * time.Minute)
+		assert.Equal(t, []string{"other", "root"}, roots(a))
+		time.Sleep(59 * time.Minute)
+		assert.Equal(t, []string{"root"}, roots(a))
+		time.Sleep(time.Hour)
+		assert.Empty(t, roots(a))
+	})
+}
+
+// Where roots are configured, answers teach nothing.
+func TestLearnRootsOnlyWhereNone(t *testing.T) {
+	t.Parallel()
+	root, stranger := newAuthority(t, "root", nil), newAuthority(t, "stranger", nil)
+	c := start(t, kubetest.Start(t), func(o *object) {
+		o.Status.Certificate = encode(stranger.leaf(t, o.csr(t), time.Hour), stranger.cert)
+	})
+	for name, edit := range map[string]func(*ra.Config){
+		"for all": trust(t, root),
+		"for one": func(c *ra.Config) { c.SignerRoots = map[string]spiffe.BundleSource{signerName: bundle(t, root)} },
+	} {
+		a := c.ra(edit, learning)
+		_, err := a.Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrGeneration, "signed by unknown authority")
+		assert.Equal(t, []string{"root"}, roots(a), name)
+	}
+	a := c.ra(learning, func(c *ra.Config) {
+		c.SignerRoots = map[string]spiffe.BundleSource{"signers.test/other": bundle(t, root)}
+	})
+	_, err := a.Sign(t.Context(), web(t))
+	require.NoError(t, err)
+	assert.Equal(t, []string{"root", "stranger"}, roots(a))
+}
+
+// A signer with a new root for each certificate does not fill the memory.
+func TestLearnRootsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, bubble(t), func(o *object) {
+			root := newAuthority(t, "root", nil)
+			o.Status.Certificate = encode(root.leaf(t, o.csr(t), time.Hour), root.cert)
+		})
+		a := c.ra(learning)
+		for range ra.MaxLearned {
+			require.NoError(t, a.Learn(newAuthority(t, "root", nil).cert, time.Now().Add(time.Hour)))
+		}
+		_, err := a.Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrGeneration, "64 roots with valid certificates already: set Config.Roots")
+		assert.Len(t, roots(a), ra.MaxLearned)
+		time.Sleep(2 * time.Hour)
+		_, err = a.Sign(t.Context(), web(t))
+		require.NoError(t, err, "there is room again")
+		assert.Len(t, roots(a), 1)
+	})
+}

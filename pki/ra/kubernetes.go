@@ -1,0 +1,323 @@
+package ra
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+const (
+	apiVersion = "certificates.k8s.io/v1"
+	kind       = "CertificateSigningRequest"
+
+	firstPause, lastPause = 50 * time.Millisecond, 2 * time.Second // between questions that failed
+)
+
+// requests is the path of all requests.
+func requests() string {
+	return k8s.Path("apis", "certificates.k8s.io", "v1", "certificatesigningrequests")
+}
+
+// object is a CertificateSigningRequest. What we do not look at is kept as it is.
+type object struct {
+	APIVersion string          `json:"apiVersion"`
+	Kind       string          `json:"kind"`
+	Metadata   json.RawMessage `json:"metadata"`
+	Spec       json.RawMessage `json:"spec"`
+	Status     struct {
+		Conditions  []condition `json:"conditions,omitempty"`
+		Certificate []byte      `json:"certificate,omitempty"` // PEM
+	} `json:"status,omitzero"`
+
+	meta k8s.ObjectMeta
+}
+
+type spec struct {
+	Request           []byte   `json:"request"` // PEM
+	SignerName        string   `json:"signerName"`
+	ExpirationSeconds int32    `json:"expirationSeconds,omitempty"`
+	Usages            []string `json:"usages"`
+}
+
+type condition struct {
+	Type               string `json:"type"`
+	Status             string `json:"status"`
+	Reason             string `json:"reason,omitempty"`
+	Message            string `json:"message,omitempty"`
+	LastUpdateTime     string `json:"lastUpdateTime,omitempty"`
+	LastTransitionTime string `json:"lastTransitionTime,omitempty"`
+}
+
+// condition returns the one of a type, if it holds.
+func (o *object) condition(typ string) (condition, bool) {
+	i := slices.IndexFunc(o.Status.Conditions, func(c condition) bool { return c.Type == typ && c.Status == "True" })
+	if i < 0 {
+		return condition{}, false
+	}
+	return o.Status.Conditions[i], true
+}
+
+// job is one request on its way through the API.
+type job struct {
+	a    *RA
+	name string
+	spec spec
+	uid  string // of the object that was created
+}
+
+// obtain returns the answer of the signer in PEM.
+func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer []byte, f *failure) {
+	j := &job{a: a, name: "csr-workload-" + strings.ToLower(rand.Text()), spec: spec{
+		Request:    r.CSR.PEM(),
+		SignerName: signer,
+		Usages:     []string{"digital signature", "key encipherment", "server auth", "client auth"},
+	}}
+	if r.TTL > 0 {
+		j.spec.ExpirationSeconds = int32(r.TTL / time.Second) // MaxTTL fits
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, a.cfg.Timeout, fmt.Errorf("no certificate within %v: does the signer %q run?", a.cfg.Timeout, signer))
+	defer cancel()
+	o, err := j.create(ctx)
+	switch {
+	case err == nil:
+		defer j.remove(ctx, 0)
+	case k8s.MayHaveLanded(err): // or may do so any moment
+		defer j.remove(ctx, 3)
+	}
+	if err != nil {
+		return nil, j.failure(ctx, "create", err)
+	}
+	return j.follow(ctx, o)
+}
+
+// create makes the object. It has a name of our own, so that it can be deleted even if we never learn
+// that it was created.
+func (j *job) create(ctx context.Context) (*object, error) {
+	meta, err := json.Marshal(k8s.ObjectMeta{Name: j.name})
+	if err != nil {
+		return nil, err
+	}
+	question := &object{APIVersion: apiVersion, Kind: kind, Metadata: meta}
+	if question.Spec, err = json.Marshal(j.spec); err != nil {
+		return nil, err
+	}
+	o := &object{}
+	return o, j.a.api.Create(ctx, requests(), question, o)
+}
+
+// remove deletes the object, whatever became of ctx. If the object may be on its way yet, not finding
+// it some times proves nothing.
+func (j *job) remove(ctx context.Context, absent int) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUp, fmt.Errorf("not done within %v", cleanUp))
+	defer cancel()
+	for pause := firstPause; ; pause *= 2 {
+		err := j.a.api.Delete(ctx, j.path(), nil)
+		missing := k8s.NotFound(err)
+		if err == nil || missing && absent == 0 {
+			return
+		}
+		if missing {
+			absent--
+		}
+		if !missing && !passing(err) || !sleep(ctx, pause) {
+			j.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "certificate signing request not deleted, Kubernetes does so within a day",
+				slog.String("name", j.name), slog.Any("err", err))
+			return
+		}
+	}
+}
+
+func (j *job) path() string { return requests() + k8s.Path(j.name) }
+
+// follow takes the object from its creation to the certificate.
+func (j *job) follow(ctx context.Context, o *object) ([]byte, *failure) {
+	pause := firstPause
+	for {
+		if err := j.read(o); err != nil {
+			return nil, fail(ca.ErrGeneration, "%w", err)
+		}
+		for _, bad := range []string{"Denied", "Failed"} {
+			if c, ok := o.condition(bad); ok {
+				return nil, fail(ca.ErrGeneration, "the request was %s: %s: %s", strings.ToLower(bad), clean(c.Reason), clean(c.Message))
+			}
+		}
+		if len(o.Status.Certificate) > 0 {
+			return o.Status.Certificate, nil
+		}
+		next, doing, err := j.step(ctx, o)
+		if next != nil {
+			pause = firstPause
+		}
+		for next == nil { // the present state is not known: read it, as often as it takes
+			if err != nil && !passing(err) && !k8s.Conflict(err) && !k8s.Gone(err) || !sleep(ctx, pause) {
+				return nil, j.failure(ctx, doing, err)
+			}
+			pause = min(2*pause, lastPause)
+			doing = "read"
+			next, err = j.get(ctx)
+		}
+		o = next
+	}
+}
+
+func (j *job) get(ctx context.Context) (*object, error) {
+	o := &object{}
+	if err := j.a.api.Get(ctx, j.path(), nil, o); err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// step approves the request or, if that is done, waits for the next change. It returns no object when
+// it does not know the present one.
+func (j *job) step(ctx context.Context, o *object) (next *object, doing string, err error) {
+	if _, ok := o.condition("Approved"); ok {
+		next, err = j.watch(ctx, o.meta.ResourceVersion)
+		return next, "watch", err
+	}
+	approved := *o
+	approved.Status.Conditions = append(slices.Clone(o.Status.Conditions), condition{
+		Type: "Approved", Status: "True", Reason: "Granted",
+		Message:        "every name was granted to the caller by the registration authority",
+		LastUpdateTime: time.Now().UTC().Format(time.RFC3339),
+	})
+	next = &object{}
+	if err = j.a.api.Update(ctx, j.path()+"/approval", &approved, next); err != nil {
+		return nil, "approve", err
+	}
+	return next, "approve", nil
+}
+
+// watch returns the next state of the object after a version; nil if the watch ended before.
+func (j *job) watch(ctx context.Context, version string) (*object, error) {
+	query := url.Values{"fieldSelector": {"metadata.name=" + j.name}, "resourceVersion": {version}}
+	for event, err := range j.a.api.Watch(ctx, requests(), query) {
+		if err != nil {
+			return nil, err
+		}
+		if event.Type == k8s.Bookmark {
+			continue
+		}
+		o := &object{}
+		if json.Unmarshal(event.Object, o) != nil || json.Unmarshal(o.Metadata, &o.meta) != nil {
+			return nil, errUnreadable
+		}
+		switch {
+		case o.meta.Name != j.name: // a proxy between us and the API server may drop the selector
+		case event.Type == k8s.Deleted:
+			return nil, errDeleted
+		default:
+			return o, nil
+		}
+	}
+	return nil, nil
+}
+
+var (
+	errDeleted    = errors.New("somebody deleted it before it was answered")
+	errUnreadable = errors.New("the API server answered with an object that cannot be read")
+)
+
+// read takes what has to be known of an object, and tests whether it is still the one that was
+// created: only that must be approved, and only its answer counts.
+func (j *job) read(o *object) error {
+	var s spec
+	if json.Unmarshal(o.Metadata, &o.meta) != nil || json.Unmarshal(o.Spec, &s) != nil {
+		return errUnreadable
+	}
+	if j.uid == "" {
+		j.uid = o.meta.UID
+	}
+	switch {
+	case o.APIVersion != apiVersion || o.Kind != kind || o.meta.Name != j.name || o.meta.UID == "" || o.meta.ResourceVersion == "":
+		return fmt.Errorf("the API server answered with another object than a %s of %s with our name", kind, apiVersion)
+	case o.meta.UID != j.uid:
+		return errors.New("somebody replaced the request before it was answered")
+	case !bytes.Equal(s.Request, j.spec.Request) || s.SignerName != j.spec.SignerName ||
+		s.ExpirationSeconds != j.spec.ExpirationSeconds || !slices.Equal(s.Usages, j.spec.Usages):
+		return errors.New("the request is not as we sent it: does an admission webhook change it?")
+	}
+	return nil
+}
+
+// failure says what kind of failure an error of the API is.
+func (j *job) failure(ctx context.Context, doing string, err error) *failure {
+	if ctx.Err() != nil {
+		if cause := context.Cause(ctx); err == nil || errors.Is(err, cause) {
+			err = cause
+		} else {
+			err = fmt.Errorf("%w (%w)", cause, err)
+		}
+		return fail(ca.ErrNotReady, "%s the request: %w", doing, err)
+	}
+	f := fail(ca.ErrGeneration, "%s the request: %w", doing, err)
+	if e, ok := errors.AsType[*k8s.StatusError](err); ok {
+		f.retryAfter = e.RetryAfter
+		switch {
+		case e.Code == http.StatusTooManyRequests:
+			f.kind = ca.ErrLimit
+		case e.Code == http.StatusUnauthorized: // until our token has rotated
+			f.kind = ca.ErrNotReady
+		case e.Code == http.StatusForbidden:
+			f.err = fmt.Errorf("%w; let the service account of this program create, get, watch and delete certificatesigningrequests, "+
+				"update certificatesigningrequests/approval, and approve signers named %s, all in the group certificates.k8s.io", f.err, j.spec.SignerName)
+		}
+	}
+	if f.kind == ca.ErrGeneration && passing(err) {
+		f.kind = ca.ErrNotReady
+	}
+	return f
+}
+
+// passing reports whether the same question may have another answer soon: there was none, or the
+// server says that it failed.
+func passing(err error) bool {
+	if e, ok := errors.AsType[*k8s.StatusError](err); ok {
+		return e.Code >= 500 || e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout
+	}
+	return err != nil && !errors.Is(err, errDeleted) && !errors.Is(err, errUnreadable)
+}
+
+// sleep waits, and reports whether ctx is not done.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// clean makes a text from elsewhere fit for one line of a log.
+func clean(s string) string {
+	const limit = 300
+	if s == "" {
+		return "no reason given"
+	}
+	short := s[:min(len(s), limit)]
+	short = strings.Map(func(c rune) rune {
+		if c == unicode.ReplacementChar || !unicode.IsPrint(c) {
+			return ' '
+		}
+		return c
+	}, short)
+	if len(s) > limit {
+		short += "…"
+	}
+	return short
+}

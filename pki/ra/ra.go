@@ -1,0 +1,406 @@
+// Package ra is a registration authority: it has no key, and lets the signers of a Kubernetes cluster
+// sign, through the API certificates.k8s.io/v1. To its callers it is what a [ca.Authority] is.
+//
+//	a, err := ra.New(ra.Config{TrustDomain: td, Signer: "example.com/mesh", Roots: bundle})
+//	…
+//	chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: id})
+//
+// For each request it creates a CertificateSigningRequest, approves it, waits for the certificate, and
+// deletes it again.
+//
+// # What it promises
+//
+// A signer may take any name from a signing request. So the request is sent only if every name in it
+// was granted by the caller of [RA.Sign], and if it asks for nothing else: no other extension, no
+// other subject. It is sent as it is, as nobody but its sender has the key.
+//
+// What comes back is believed as little as the answer of any CA: the certificate must have the key and
+// exactly the names of the request, be a leaf, be valid now, and lead to a root that was configured. No
+// CA certificate is ever asked for.
+//
+// A request ends: with a certificate, with a reason, or after sixty seconds; and its object is deleted
+// in any case.
+//
+// # What it does not do
+//
+// It does not decide who gets which name: as with [ca.Authority], that is up to the caller of Sign. It
+// makes no keys and no signatures.
+package ra
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Config configures an [RA]. [New] copies it. Zero means the default that is named here.
+type Config struct {
+	TrustDomain spiffe.TrustDomain // required
+
+	// Signer is the name of the signer for requests that name none, such as "example.com/mesh". Empty
+	// means that every request has to name one.
+	Signer string
+
+	// SignerDomain lets a request choose among the signers of a domain: the one that it calls "mesh"
+	// is then SignerDomain + "/mesh". Empty means that requests must not name one. It must not be the
+	// domain of Kubernetes' own signers, some of which make administrators.
+	SignerDomain string
+
+	// Roots are the roots that the signers' certificates lead to: the source is asked for the bundle of
+	// TrustDomain. For a list of roots in PEM there is [spiffe.ParseBundlePEM].
+	Roots spiffe.BundleSource
+
+	// SignerRoots are those of single signers, by their full name, in place of Roots. What there are
+	// neither roots here nor Roots for, must not be asked for.
+	SignerRoots map[string]spiffe.BundleSource
+
+	// LearnRoots takes the roots from the answers of signers that have no roots here: the last
+	// certificate of a chain, if it is a CA. Then whoever can write an answer into the API can make the
+	// whole trust domain trust a root of his; and after a start, [RA.Bundle] is empty until the first
+	// answer.
+	LearnRoots bool
+
+	// MaxTTL is the longest lifetime that may be asked for, and that a certificate may have, whatever
+	// was asked for; 0 means 90 days.
+	MaxTTL time.Duration
+
+	// Timeout is how long a certificate may take; 0 means 60 seconds.
+	Timeout time.Duration
+
+	// APIServer is the URL of the API server, https or, on loopback, http. Empty means that of the
+	// cluster that this process runs in.
+	APIServer string
+
+	// HTTPClient authenticates us to the API server. Nil means as the service account of this process,
+	// whose token and CA certificate are read anew when they rotate.
+	HTTPClient *http.Client
+
+	Limits  ca.Limits    // on what is asked of the signers at once, and in a second
+	Auditor ca.Auditor   // records each certificate before it leaves; nil means no record
+	Logger  *slog.Logger // nil means silence
+}
+
+// Defaults and limits.
+const (
+	defaultMaxTTL  = 90 * 24 * time.Hour
+	defaultTimeout = 60 * time.Second
+	minTTL         = 600 * time.Second // Kubernetes refuses less
+	cleanUp        = 5 * time.Second   // for the deletion
+	maxLearned     = 64                // roots
+	clockSkew      = 5 * time.Minute   // that a signer's clock may be ahead, for MaxTTL
+)
+
+// RA is a registration authority. [New] makes one. It is safe for concurrent use.
+type RA struct {
+	cfg     Config
+	api     *k8s.Client
+	limiter *limit.Limiter
+
+	mu      sync.Mutex
+	learned []learnedRoot
+	sources []*spiffe.Bundle // what union is made of; nil where a source had none yet
+	union   *spiffe.Bundle   // nil before the first use
+	stale   bool             // union has to be made anew
+}
+
+// learnedRoot is a root that is in the bundle because an answer had it.
+type learnedRoot struct {
+	cert     *x509.Certificate
+	lastLeaf time.Time // when the last certificate that leads to it ends
+}
+
+// New checks the configuration. It asks nothing and starts nothing.
+func New(cfg Config) (*RA, error) {
+	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, defaultMaxTTL)
+	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
+	cfg.SignerRoots = maps.Clone(cfg.SignerRoots)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("ra: %w", err)
+	}
+	api, err := k8s.New(k8s.Options{URL: cfg.APIServer, Client: cfg.HTTPClient})
+	if err != nil {
+		return nil, fmt.Errorf("ra: %w", err)
+	}
+	return &RA{cfg: cfg, api: api, limiter: limit.New(limit.Options(cfg.Limits))}, nil
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.TrustDomain.IsZero():
+		return fmt.Errorf("Config.TrustDomain: %w", spiffe.ErrZero)
+	case c.Signer == "" && c.SignerDomain == "":
+		return errors.New("Config.Signer or Config.SignerDomain is required")
+	case c.Signer != "" && !validSigner(c.Signer):
+		return fmt.Errorf("Config.Signer %.300q is not DOMAIN/NAME", c.Signer)
+	case c.SignerDomain != "" && !validDomain(c.SignerDomain):
+		return fmt.Errorf("Config.SignerDomain %.300q is not a domain", c.SignerDomain)
+	case c.SignerDomain == kubernetesDomain || strings.HasSuffix(c.SignerDomain, "."+kubernetesDomain):
+		return fmt.Errorf("Config.SignerDomain %q belongs to Kubernetes: its signers are not for callers to choose from", c.SignerDomain)
+	case c.MaxTTL < minTTL || c.MaxTTL > math.MaxInt32*time.Second:
+		return fmt.Errorf("Config.MaxTTL is %v, want %v to %v", c.MaxTTL, minTTL, math.MaxInt32*time.Second)
+	case c.Timeout < 0:
+		return fmt.Errorf("Config.Timeout is %v", c.Timeout)
+	}
+	for name, roots := range c.SignerRoots {
+		if !validSigner(name) || roots == nil {
+			return fmt.Errorf("Config.SignerRoots: %.300q is not the full name of a signer (DOMAIN/NAME), or has no roots", name)
+		}
+	}
+	if c.Signer != "" && c.Roots == nil && c.SignerRoots[c.Signer] == nil && !c.LearnRoots {
+		return fmt.Errorf("there are no roots for the signer %q: set Roots or SignerRoots, or LearnRoots to trust the answers", c.Signer)
+	}
+	if c.Signer == "" && c.Roots == nil && len(c.SignerRoots) == 0 && !c.LearnRoots {
+		return errors.New("there are no roots: set Roots or SignerRoots, or LearnRoots to trust the answers")
+	}
+	return nil
+}
+
+const kubernetesDomain = "kubernetes.io"
+
+// validDomain reports whether s can be the first part of a signer's name.
+func validDomain(s string) bool { return k8s.ValidName(s) && strings.Contains(s, ".") }
+
+// validSigner reports whether s is a domain and a name.
+func validSigner(s string) bool {
+	domain, name, _ := strings.Cut(s, "/")
+	return validDomain(domain) && k8s.ValidName(name)
+}
+
+// signer returns the full name of the signer for a request that names one, or does not.
+func (a *RA) signer(name string) (string, error) {
+	full := a.cfg.Signer
+	switch {
+	case name == "" && full == "":
+		return "", errors.New("the request names no signer, and there is no default")
+	case name == "":
+	case a.cfg.SignerDomain == "":
+		return "", fmt.Errorf("the request names the signer %.300q, and there is no signer domain to find it in", name)
+	case !k8s.ValidName(name):
+		return "", fmt.Errorf("%.300q is not the name of a signer", name)
+	default:
+		full = a.cfg.SignerDomain + "/" + name
+	}
+	if a.source(full) == nil && !a.cfg.LearnRoots {
+		return "", fmt.Errorf("the signer %q is not configured: there are no roots for it", full)
+	}
+	return full, nil
+}
+
+// source returns where the roots of a signer come from; nil if they are learned.
+func (a *RA) source(signer string) spiffe.BundleSource {
+	if s := a.cfg.SignerRoots[signer]; s != nil {
+		return s
+	}
+	return a.cfg.Roots
+}
+
+// roots returns the roots of a signer; nil if they are learned.
+func (a *RA) roots(signer string) (*spiffe.Bundle, error) {
+	source := a.source(signer)
+	if source == nil {
+		return nil, nil
+	}
+	return a.ask(source)
+}
+
+// ask returns the present bundle of a source, never nil without an error.
+func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
+	b, err := source.Bundle(a.cfg.TrustDomain)
+	switch {
+	case err != nil:
+		return nil, err
+	case b == nil:
+		return nil, errors.New("the source gave none")
+	case b.TrustDomain() != a.cfg.TrustDomain:
+		return nil, fmt.Errorf("the source gave those of %q", b.TrustDomain())
+	}
+	return b, nil
+}
+
+// TrustDomain returns the trust domain of the IDs that it has certified.
+func (a *RA) TrustDomain() spiffe.TrustDomain { return a.cfg.TrustDomain }
+
+// Bundle returns the roots of all signers: those that are configured, as their sources give them now,
+// and those that were learned, each for as long as a certificate that leads to it is valid. It is the
+// same Bundle until they change. A source that fails counts with what it gave last. The bundle has no
+// sequence number, as nothing here survives a restart that could count.
+func (a *RA) Bundle() *spiffe.Bundle {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.forget()
+	all := []spiffe.BundleSource{a.cfg.Roots}
+	for _, name := range slices.Sorted(maps.Keys(a.cfg.SignerRoots)) {
+		all = append(all, a.cfg.SignerRoots[name])
+	}
+	if a.sources == nil {
+		a.sources = make([]*spiffe.Bundle, len(all))
+	}
+	for i, source := range all {
+		if source == nil {
+			continue
+		}
+		if b, err := a.ask(source); err == nil && b != a.sources[i] {
+			a.sources[i], a.stale = b, true
+		}
+	}
+	if a.stale || a.union == nil {
+		a.union, a.stale = a.unite(), false
+	}
+	return a.union
+}
+
+// unite makes one bundle of what there is; a.mu is held.
+func (a *RA) unite() *spiffe.Bundle {
+	var roots []*x509.Certificate
+	for _, b := range a.sources {
+		if b != nil {
+			roots = slices.AppendSeq(roots, b.X509Authorities())
+		}
+	}
+	for _, r := range a.learned {
+		roots = append(roots, r.cert)
+	}
+	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
+	if err != nil {
+		// Each of them was in a bundle already; together they are too many. Better an old bundle than none.
+		a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", err))
+		if a.union != nil {
+			return a.union
+		}
+		b, _ = spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{}) // cannot fail
+	}
+	return b
+}
+
+// forget removes the learned roots that no valid certificate leads to; a.mu is held.
+func (a *RA) forget() {
+	n, now := len(a.learned), time.Now()
+	a.learned = slices.DeleteFunc(a.learned, func(r learnedRoot) bool { return now.After(r.lastLeaf) })
+	a.stale = a.stale || len(a.learned) < n
+}
+
+// learn adds a root to the bundle, until the end of the leaf that it was learned from.
+func (a *RA) learn(root *x509.Certificate, leafEnd time.Time) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.forget()
+	for i := range a.learned {
+		if r := &a.learned[i]; r.cert.Equal(root) {
+			if leafEnd.After(r.lastLeaf) {
+				r.lastLeaf = leafEnd
+			}
+			return nil
+		}
+	}
+	if len(a.learned) >= maxLearned {
+		return fmt.Errorf("the signers have %d roots with valid certificates already: set Config.Roots", maxLearned)
+	}
+	a.learned = append(a.learned, learnedRoot{root, leafEnd})
+	a.stale = true
+	return nil
+}
+
+// failure is why there is no certificate: a kind of package ca, and when to come back.
+type failure struct {
+	kind       error
+	err        error
+	retryAfter time.Duration
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+func fail(kind error, format string, args ...any) *failure {
+	return &failure{kind: kind, err: fmt.Errorf(format, args...)}
+}
+
+// Sign has a signer of the cluster certify the request and returns the chain to present: leaf first,
+// then what links it to a root in [RA.Bundle], without that root. The caller owns the result.
+//
+// Where [ca.Authority.Sign] certifies what r grants, a signer certifies what r.CSR asks for. So the CSR must ask for r.ID (or, for a certificate without ID, for a DNS name), and may ask
+// for any of r.DNSNames, r.IPs and r.CommonName; for anything else it is refused, an empty organization
+// excepted, which Istio's agents send. Who is granted a name and does not ask for it does not get it.
+//
+// A TTL of 0 or less leaves the lifetime to the signer. Other than that it is at least ten minutes,
+// which is what Kubernetes allows, and less is refused, not made longer; fractions of a second are cut
+// off. A signer may give less than was asked for, and more up to MaxTTL. Backdate is the signer's
+// choice, too.
+//
+// When ctx is done, Sign still deletes what it created, for up to five seconds. The error is a
+// [*ca.SignError], or wraps the cause of ctx's end:
+//
+//   - [ca.ErrCSR], [ca.ErrIdentity], [ca.ErrTTL]: the request is refused; so is one for an unknown signer.
+//   - [ca.ErrNotReady]: the API server does not answer, or there was no certificate in time.
+//   - [ca.ErrLimit]: over a limit of Config, or the API server asks to come back later.
+//   - [ca.ErrGeneration]: the signer or the API server refused, or what came back is not good.
+//   - [ca.ErrAudit]: there is no record, so that the certificate was thrown away.
+func (a *RA) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("ra: sign %q: %w", r.ID, context.Cause(ctx))
+	}
+	chain, f := a.sign(ctx, &r)
+	switch {
+	case f == nil:
+		return chain, nil
+	case ctx.Err() != nil && (errors.Is(f.err, context.Cause(ctx)) || errors.Is(f.err, ctx.Err())):
+		return nil, fmt.Errorf("ra: sign %q: %w", r.ID, context.Cause(ctx))
+	}
+	return nil, &ca.SignError{Kind: f.kind, ID: r.ID, Err: f.err, RetryAfter: f.retryAfter}
+}
+
+func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *failure) {
+	if f := a.check(r); f != nil {
+		return nil, f
+	}
+	signer, err := a.signer(r.Signer)
+	if err != nil {
+		return nil, fail(ca.ErrCSR, "%w", err)
+	}
+	roots, err := a.roots(signer)
+	if err != nil {
+		return nil, fail(ca.ErrNotReady, "the roots of the signer %q: %w", signer, err)
+	}
+	if err := a.limiter.Acquire(ctx, r.Caller); err != nil {
+		f := fail(ca.ErrLimit, "%w", err)
+		if over, ok := errors.AsType[*limit.Error](err); ok {
+			f.retryAfter = over.RetryAfter
+		}
+		return nil, f
+	}
+	defer a.limiter.Release()
+	answer, f := a.obtain(ctx, r, signer)
+	if f != nil {
+		return nil, f
+	}
+	if newer, err := a.roots(signer); err == nil { // they may have changed meanwhile
+		roots = newer
+	}
+	chain, issuer, err := a.accept(answer, r, roots, time.Now())
+	if err != nil {
+		return nil, fail(ca.ErrGeneration, "the answer of the signer %q: %w", signer, err)
+	}
+	if a.cfg.Auditor != nil {
+		if err := a.cfg.Auditor.Record(ctx, issuance(r, chain[0], issuer)); err != nil {
+			return nil, fail(ca.ErrAudit, "%w", err)
+		}
+	}
+	return chain, nil
+}

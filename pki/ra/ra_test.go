@@ -1,0 +1,652 @@
+package ra_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ra"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func TestSign(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	c := start(t, kubetest.Start(t), certifying(t, root))
+	a := c.ra(trust(t, root))
+	r := web(t)
+	r.TTL = time.Hour + time.Second/2
+	chain, err := a.Sign(t.Context(), r)
+	require.NoError(t, err)
+	require.Len(t, chain, 1)
+	assert.True(t, pki.PublicKeysEqual(chain[0].PublicKey, r.CSR.PublicKey()))
+	id, err := spiffe.IDFromCertificate(chain[0])
+	require.NoError(t, err)
+	assert.Equal(t, webID, id)
+	_, err = chain[0].Verify(x509.VerifyOptions{Roots: a.Bundle().CertPool()})
+	require.NoError(t, err)
+
+	// what the signer saw
+	seen := c.approved()
+	require.Len(t, seen, 1)
+	o := seen[0]
+	assert.Equal(t, "certificates.k8s.io/v1", o.APIVersion)
+	assert.Equal(t, "CertificateSigningRequest", o.Kind)
+	assert.Regexp(t, `^csr-workload-[a-z2-7]{26}$`, o.Metadata["name"])
+	assert.Equal(t, r.CSR.PEM(), o.Spec.Request)
+	assert.Equal(t, signerName, o.Spec.SignerName)
+	assert.Equal(t, []string{"digital signature", "key encipherment", "server auth", "client auth"}, o.Spec.Usages)
+	require.NotNil(t, o.Spec.ExpirationSeconds)
+	assert.EqualValues(t, 3600, *o.Spec.ExpirationSeconds)
+	require.Len(t, o.Status.Conditions, 1)
+	assert.Equal(t, "True", o.Status.Conditions[0]["status"])
+	assert.NotEmpty(t, o.Status.Conditions[0]["reason"])
+
+	// and what is left
+	assert.Equal(t, 1, c.Count(http.MethodPost, csrs))
+	assert.Equal(t, 1, c.Count(http.MethodPut, csrs))
+	assert.Equal(t, 1, c.Count(http.MethodDelete, csrs))
+	assert.Zero(t, c.left())
+	assert.Equal(t, td, a.TrustDomain())
+}
+
+// Without a lifetime the signer has the choice.
+func TestSignDefaultTTL(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	c := start(t, kubetest.Start(t), certifying(t, root))
+	for _, ttl := range []time.Duration{0, -time.Hour} {
+		r := web(t)
+		r.TTL = ttl
+		_, err := c.ra(trust(t, root)).Sign(t.Context(), r)
+		require.NoError(t, err)
+	}
+	for _, o := range c.approved() {
+		assert.Nil(t, o.Spec.ExpirationSeconds)
+	}
+	assert.Len(t, c.approved(), 2)
+}
+
+func TestSignMany(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	c := start(t, kubetest.Start(t), certifying(t, root))
+	a := c.ra(trust(t, root))
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			r := web(t)
+			chain, err := a.Sign(t.Context(), r)
+			if assert.NoError(t, err) {
+				assert.True(t, pki.PublicKeysEqual(chain[0].PublicKey, r.CSR.PublicKey()), "somebody else's certificate")
+			}
+		})
+	}
+	wg.Wait()
+	assert.Equal(t, 20, c.Count(http.MethodDelete, csrs))
+	assert.Zero(t, c.left())
+}
+
+// A signer that does nothing: the deadline, and the object is deleted.
+func TestSignNeverAnswered(t *testing.T) {
+	t.Parallel()
+	for _, timeout := range []time.Duration{0, 5 * time.Second} {
+		want := timeout
+		if want == 0 {
+			want = time.Minute
+		}
+		synctest.Test(t, func(t *testing.T) {
+			root := newAuthority(t, "root", nil)
+			c := start(t, bubble(t), nil)
+			a := c.ra(trust(t, root), func(c *ra.Config) { c.Timeout = timeout })
+			began := time.Now()
+			_, err := a.Sign(t.Context(), web(t))
+			signError(t, err, ca.ErrNotReady, "no certificate within "+want.String(), `does the signer "example.com/mesh" run?`)
+			assert.Equal(t, want, time.Since(began))
+			assert.Equal(t, 1, c.Count(http.MethodDelete, csrs))
+			assert.Zero(t, c.left())
+		})
+	}
+}
+
+func TestSignDenied(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	fails := func(condition string, status string) func(o *object) {
+		return func(o *object) {
+			o.Status.Conditions = append(o.Status.Conditions, map[string]any{"type": condition, "status": status, "reason": "Policy", "message": "not\ntoday"})
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		answer func(o *object)
+		text   string
+	}{
+		{"failed", fails("Failed", "True"), "the request was failed: Policy: not today"},
+		{"denied after all", fails("Denied", "True"), "the request was denied: Policy: not today"},
+		{"failed with a certificate", func(o *object) {
+			fails("Failed", "True")(o)
+			certifying(t, root)(o)
+		}, "the request was failed"},
+		{"without a reason", func(o *object) {
+			o.Status.Conditions = append(o.Status.Conditions, map[string]any{"type": "Failed", "status": "True"})
+		}, "no reason given: no reason given"},
+		{"a long reason", func(o *object) {
+			o.Status.Conditions = append(o.Status.Conditions, map[string]any{"type": "Failed", "status": "True", "message": strings.Repeat("ö\x00", 100_000)})
+		}, "ö ö ö"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			k := start(t, kubetest.Start(t), c.answer)
+			_, err := k.ra(trust(t, root)).Sign(t.Context(), web(t))
+			signError(t, err, ca.ErrGeneration, c.text)
+			assert.Equal(t, 1, k.Count(http.MethodDelete, csrs))
+			assert.Zero(t, k.left())
+		})
+	}
+	t.Run("a condition that does not hold", func(t *testing.T) {
+		t.Parallel()
+		k := start(t, kubetest.Start(t), func(o *object) {
+			fails("Failed", "False")(o)
+			fails("Other", "True")(o)
+			certifying(t, root)(o)
+		})
+		_, err := k.ra(trust(t, root)).Sign(t.Context(), web(t))
+		require.NoError(t, err)
+	})
+}
+
+// on runs f once, just before the server carries out the first request that matches.
+func on(c *cluster, match func(*http.Request) bool, f func(name string)) {
+	done := false
+	c.Faults(func(r *http.Request) *kubetest.Fault {
+		if !done && match(r) {
+			done = true
+			name, watched := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+			if !watched {
+				name, _, _ = strings.Cut(strings.TrimPrefix(r.URL.Path, csrs+"/"), "/")
+			}
+			f(name)
+		}
+		return nil
+	})
+}
+
+func approval(r *http.Request) bool {
+	return r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/approval")
+}
+
+// watching recognizes our watch, and not that of the signer.
+func watching(r *http.Request) bool { return r.URL.Query().Get("fieldSelector") != "" }
+
+// Somebody else writes the object between our steps.
+func TestSignConflicts(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	change := func(c *cluster, name string, edit func(*object)) {
+		o := &object{}
+		if assert.True(t, c.Get(csrs+"/"+name, o)) {
+			edit(o)
+			c.Put(csrs+"/"+name, o)
+		}
+	}
+	condition := func(typ string) map[string]any {
+		return map[string]any{"type": typ, "status": "True", "reason": "ByHand"}
+	}
+	for _, x := range []struct {
+		name  string
+		edit  func(*object)
+		kind  error // nil for a certificate
+		texts []string
+		puts  int
+	}{
+		{"an annotation", func(o *object) { o.Metadata["annotations"] = map[string]string{"a": "b"} }, nil, nil, 2},
+		{"another condition", func(o *object) { o.Status.Conditions = append(o.Status.Conditions, condition("Seen")) }, nil, nil, 2},
+		{"approved by hand", func(o *object) { o.Status.Conditions = append(o.Status.Conditions, condition("Approved")) }, nil, nil, 1},
+		{"denied by hand", func(o *object) { o.Status.Conditions = append(o.Status.Conditions, condition("Denied")) }, ca.ErrGeneration, []string{"denied: ByHand"}, 1},
+		{"another key", func(o *object) { o.Spec.Request = newCSR(t, pki.IDSAN(webID)).PEM() }, ca.ErrGeneration, []string{"the request is not as we sent it", "webhook"}, 1},
+		{"another signer", func(o *object) { o.Spec.SignerName = "example.com/other" }, ca.ErrGeneration, []string{"not as we sent it"}, 1},
+		{"another usage", func(o *object) { o.Spec.Usages = append(o.Spec.Usages, "cert sign") }, ca.ErrGeneration, []string{"not as we sent it"}, 1},
+		{"another life", func(o *object) { o.Spec.ExpirationSeconds = new(int64(86400 * 365)) }, ca.ErrGeneration, []string{"not as we sent it"}, 1},
+		{"replaced", func(o *object) { o.Metadata["uid"] = "another" }, ca.ErrGeneration, []string{"somebody replaced the request"}, 1},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, kubetest.Start(t), certifying(t, root))
+			on(c, approval, func(name string) { change(c, name, x.edit) })
+			_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
+			if x.kind == nil {
+				require.NoError(t, err)
+				require.Len(t, c.approved(), 1)
+				want := &object{Metadata: map[string]any{}}
+				x.edit(want)
+				for _, kept := range want.Status.Conditions {
+					assert.True(t, c.approved()[0].has(kept["type"].(string)), "the condition %s got lost", kept["type"])
+				}
+				assert.Equal(t, len(want.Metadata), btoi(c.approved()[0].Metadata["annotations"] != nil), "annotations")
+			} else {
+				signError(t, err, x.kind, x.texts...)
+				assert.Empty(t, c.approved(), "something that we did not send was approved")
+			}
+			assert.Equal(t, x.puts, c.Count(http.MethodPut, csrs))
+			assert.Equal(t, 1, c.Count(http.MethodDelete, csrs))
+			assert.Zero(t, c.left())
+		})
+	}
+	t.Run("changed on creation", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, kubetest.Start(t), certifying(t, root))
+		transport := c.Client().Transport
+		edited := &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPost {
+				r = r.Clone(r.Context())
+				r.URL.RawQuery = ""
+				body := `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"other"},"spec":{}}`
+				return &http.Response{StatusCode: 201, Header: http.Header{"Content-Type": {"application/json"}}, Body: readCloser(body), Request: r}, nil
+			}
+			return transport.RoundTrip(r)
+		})}
+		_, err := c.ra(trust(t, root), func(c *ra.Config) { c.HTTPClient = edited }).Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrGeneration, "another object")
+		assert.Zero(t, c.Count(http.MethodPut, csrs))
+	})
+	t.Run("deleted before the approval", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, kubetest.Start(t), certifying(t, root))
+		on(c, approval, func(name string) { c.Remove(csrs + "/" + name) })
+		_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrGeneration, "approve the request", "404")
+	})
+	t.Run("deleted while we wait", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, kubetest.Start(t), nil)
+		on(c, watching, func(name string) { time.AfterFunc(50*time.Millisecond, func() { c.Remove(csrs + "/" + name) }) })
+		_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrGeneration, "somebody deleted it")
+	})
+	t.Run("deleted before we look", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, kubetest.Start(t), nil)
+		on(c, watching, func(name string) { c.Remove(csrs + "/" + name) })
+		_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrGeneration, "somebody deleted it")
+	})
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+type body struct{ *strings.Reader }
+
+func readCloser(s string) body { return body{strings.NewReader(s)} }
+func (body) Close() error      { return nil }
+
+// Watches end, expire and break; nothing is missed, and nobody waits longer than needed.
+func TestSignWatches(t *testing.T) {
+	t.Parallel()
+	for name, disturb := range map[string]func(c *cluster, a func(d time.Duration, f func())){
+		"ended": func(c *cluster, at func(time.Duration, func())) {
+			at(time.Second, c.EndWatches)
+			at(2*time.Second, c.EndWatches)
+		},
+		"expired": func(c *cluster, at func(time.Duration, func())) { at(time.Second, c.ExpireWatches) },
+		"expired before it began": func(c *cluster, _ func(time.Duration, func())) {
+			on(c, watching, func(string) {
+				c.Put("/api/v1/namespaces/x/configmaps/x", map[string]any{})
+				c.Compact()
+			})
+		},
+		"cut":    func(c *cluster, _ func(time.Duration, func())) { c.FailNext(2, kubetest.Fault{}, watching) },
+		"broken": func(c *cluster, _ func(time.Duration, func())) { c.FailNext(3, kubetest.Fault{Code: 500}, watching) },
+		"busy": func(c *cluster, _ func(time.Duration, func())) {
+			c.FailNext(3, kubetest.Fault{Code: 429, RetryAfter: time.Second}, watching)
+		},
+		"hangs": func(c *cluster, _ func(time.Duration, func())) { c.FailNext(1, kubetest.Fault{Hang: true}, watching) },
+		"all down for a while": func(c *cluster, at func(time.Duration, func())) {
+			on(c, watching, func(string) {
+				until := time.Now().Add(2 * time.Second)
+				at(0, func() {
+					c.Faults(func(*http.Request) *kubetest.Fault {
+						if time.Now().Before(until) {
+							return &kubetest.Fault{Code: 503}
+						}
+						return nil
+					})
+					c.EndWatches()
+				})
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				root := newAuthority(t, "root", nil)
+				c := start(t, bubble(t), func(o *object) {
+					time.Sleep(3 * time.Second)
+					certifying(t, root)(o)
+				})
+				disturb(c, func(d time.Duration, f func()) { time.AfterFunc(d, f) })
+				began := time.Now()
+				_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
+				require.NoError(t, err)
+				limit := 6 * time.Second
+				if name == "hangs" {
+					limit = 14 * time.Second
+				}
+				assert.Less(t, time.Since(began), limit)
+				assert.Equal(t, 1, c.Count(http.MethodDelete, csrs))
+				assert.Zero(t, c.left())
+			})
+		})
+	}
+}
+
+// An API server that does not do as it is told.
+func TestSignAPIFails(t *testing.T) {
+	t.Parallel()
+	creation := func(r *http.Request) bool { return r.Method == http.MethodPost }
+	deletion := func(r *http.Request) bool { return r.Method == http.MethodDelete }
+	for _, x := range []struct {
+		name    string
+		n       int
+		fault   kubetest.Fault
+		at      func(*http.Request) bool
+		kind    error // nil for a certificate
+		texts   []string
+		retry   time.Duration
+		deletes int
+	}{
+		{"creation forbidden", 1, kubetest.Fault{Code: 403, Reason: "Forbidden"}, creation, ca.ErrGeneration, []string{"create the request", "let the service account of this program create", "approve signers named example.com/mesh"}, 0, 0},
+		{"creation unauthorized", 1, kubetest.Fault{Code: 401}, creation, ca.ErrNotReady, []string{"401"}, 0, 0},
+		{"creation invalid", 1, kubetest.Fault{Code: 422, Reason: "Invalid", Message: "spec.signerName"}, creation, ca.ErrGeneration, []string{"422 Invalid: spec.signerName"}, 0, 0},
+		{"no such API", 1, kubetest.Fault{Code: 404}, creation, ca.ErrGeneration, []string{"404"}, 0, 0},
+		{"creation busy", 1, kubetest.Fault{Code: 429, RetryAfter: 7 * time.Second}, creation, ca.ErrLimit, []string{"429"}, 7 * time.Second, 0},
+		{"creation broken", 1, kubetest.Fault{Code: 500}, creation, ca.ErrNotReady, []string{"500"}, 0, 4},
+		{"creation unavailable", 1, kubetest.Fault{Code: 503, RetryAfter: 2 * time.Second}, creation, ca.ErrNotReady, []string{"503"}, 2 * time.Second, 4},
+		{"creation landed, and the answer is lost", 1, kubetest.Fault{Landed: true}, creation, ca.ErrNotReady, []string{"create the request"}, 0, 1},
+		{"creation landed, and the server fails", 1, kubetest.Fault{Code: 500, Landed: true}, creation, ca.ErrNotReady, []string{"500"}, 0, 1},
+		{"approval forbidden", 1, kubetest.Fault{Code: 403, Reason: "Forbidden"}, approval, ca.ErrGeneration, []string{"approve the request", "certificatesigningrequests/approval"}, 0, 1},
+		{"approval invalid", 1, kubetest.Fault{Code: 422}, approval, ca.ErrGeneration, []string{"422"}, 0, 1},
+		{"approval broken", 3, kubetest.Fault{Code: 500}, approval, nil, nil, 0, 1},
+		{"approval busy", 3, kubetest.Fault{Code: 429}, approval, nil, nil, 0, 1},
+		{"approval cut", 2, kubetest.Fault{}, approval, nil, nil, 0, 1},
+		{"approval landed, and the answer is lost", 1, kubetest.Fault{Landed: true}, approval, nil, nil, 0, 1},
+		{"approval conflicts", 4, kubetest.Fault{Code: 409, Reason: "Conflict"}, approval, nil, nil, 0, 1},
+		{"watch forbidden", 1, kubetest.Fault{Code: 403}, watching, ca.ErrGeneration, []string{"watch the request", "get, watch and delete"}, 0, 1},
+		{"deletion broken", 2, kubetest.Fault{Code: 500}, deletion, nil, nil, 0, 3},
+		{"deletion landed, and the answer is lost", 1, kubetest.Fault{Landed: true}, deletion, nil, nil, 0, 2},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				root := newAuthority(t, "root", nil)
+				c := start(t, bubble(t), certifying(t, root))
+				c.FailNext(x.n, x.fault, x.at)
+				_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
+				if x.kind == nil {
+					require.NoError(t, err)
+				} else {
+					assert.Equal(t, x.retry, signError(t, err, x.kind, x.texts...).RetryAfter)
+				}
+				assert.Equal(t, x.deletes, c.Count(http.MethodDelete, csrs))
+				assert.Zero(t, c.left())
+			})
+		})
+	}
+	t.Run("nobody listens", func(t *testing.T) {
+		t.Parallel()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
+		root := newAuthority(t, "root", nil)
+		a, err := ra.New(ra.Config{TrustDomain: td, Signer: signerName, Roots: bundle(t, root), APIServer: "http://" + l.Addr().String(), HTTPClient: &http.Client{}})
+		require.NoError(t, err)
+		_, err = a.Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrNotReady, "create the request")
+	})
+}
+
+// What cannot be deleted is logged, and does not cost the certificate.
+func TestSignNotDeleted(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []kubetest.Fault{{Code: 403, Reason: "Forbidden"}, {Code: 503}, {Hang: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			root := newAuthority(t, "root", nil)
+			c := start(t, bubble(t), certifying(t, root))
+			c.FailNext(1000, fault, func(r *http.Request) bool { return r.Method == http.MethodDelete })
+			var log strings.Builder
+			a := c.ra(trust(t, root), func(c *ra.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+			began := time.Now()
+			_, err := a.Sign(t.Context(), web(t))
+			require.NoError(t, err)
+			assert.LessOrEqual(t, time.Since(began), 5*time.Second)
+			assert.Contains(t, log.String(), "level=WARN")
+			assert.Contains(t, log.String(), "name=csr-workload-")
+			assert.Equal(t, 1, strings.Count(log.String(), "\n"))
+			assert.Equal(t, 1, c.left())
+		})
+	}
+}
+
+// The caller leaves at each of the steps: its reason is in the error, and the object goes.
+func TestSignCanceled(t *testing.T) {
+	t.Parallel()
+	gone := errors.New("the caller has gone")
+	for _, x := range []struct {
+		name   string
+		at     func(*http.Request) bool
+		landed bool
+		answer bool
+	}{
+		{"at the creation", func(r *http.Request) bool { return r.Method == http.MethodPost }, false, true},
+		{"at the creation, which lands", func(r *http.Request) bool { return r.Method == http.MethodPost }, true, true},
+		{"at the approval", approval, false, true},
+		{"at the watch", watching, false, true},
+		{"while it waits", nil, false, false},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				root := newAuthority(t, "root", nil)
+				answer := certifying(t, root)
+				if !x.answer {
+					answer = nil
+				}
+				c := start(t, bubble(t), answer)
+				if x.at != nil {
+					c.FailNext(1, kubetest.Fault{Hang: true, Landed: x.landed}, x.at)
+				}
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(time.Second, func() { cancel(gone) })
+				began := time.Now()
+				_, err := c.ra(trust(t, root)).Sign(ctx, web(t))
+				require.ErrorIs(t, err, gone)
+				_, is := errors.AsType[*ca.SignError](err)
+				assert.False(t, is, "%v", err)
+				assert.True(t, strings.HasPrefix(err.Error(), `ra: sign "spiffe://example.org/ns/prod/sa/web": `), err)
+				assert.Less(t, time.Since(began), 2*time.Second)
+				assert.NotZero(t, c.Count(http.MethodDelete, csrs))
+				assert.Zero(t, c.left())
+			})
+		})
+	}
+	t.Run("before", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, kubetest.Start(t), nil)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(gone)
+		_, err := c.ra(trust(t, newAuthority(t, "root", nil))).Sign(ctx, web(t))
+		require.ErrorIs(t, err, gone)
+		assert.Empty(t, c.Requests())
+	})
+}
+
+// Who leaves while we clean up behind an answer gets the answer.
+func TestSignCanceledAfterwards(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	for _, answer := range []func(*object){certifying(t, root), func(o *object) {
+		o.Status.Conditions = append(o.Status.Conditions, map[string]any{"type": "Failed", "status": "True"})
+	}} {
+		c := start(t, kubetest.Start(t), answer)
+		ctx, cancel := context.WithCancel(t.Context())
+		on(c, func(r *http.Request) bool { return r.Method == http.MethodDelete }, func(string) { cancel() })
+		chain, err := c.ra(trust(t, root)).Sign(ctx, web(t))
+		require.Error(t, ctx.Err())
+		if err != nil {
+			signError(t, err, ca.ErrGeneration, "failed")
+		} else {
+			assert.Len(t, chain, 1)
+		}
+		assert.Zero(t, c.left())
+	}
+}
+
+// auditor keeps the records, or fails.
+type auditor struct {
+	mu      sync.Mutex
+	records []*ca.Issuance
+	err     error
+	wait    func(context.Context) error
+}
+
+func (a *auditor) Record(ctx context.Context, i *ca.Issuance) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.records = append(a.records, i)
+	if a.wait != nil {
+		return a.wait(ctx)
+	}
+	return a.err
+}
+
+func TestAudit(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	between := newAuthority(t, "between", root)
+	c := start(t, kubetest.Start(t), func(o *object) {
+		o.Status.Certificate = encode(between.leaf(t, o.csr(t), o.life()), between.cert)
+	})
+	sink := &auditor{}
+	a := c.ra(trust(t, root), func(c *ra.Config) { c.Auditor = sink })
+	r := web(t)
+	r.CSR = newCSR(t, pki.IDSAN(webID), pki.DNSSAN("web.prod.svc"), pki.SAN{Type: pki.IP, Value: "\xc0\x00\x02\x01"})
+	r.DNSNames, r.IPs = []string{"web.prod.svc"}, []net.IP{ip("192.0.2.1")}
+	r.Caller, r.Method = "somebody", "client-certificate"
+	before := time.Now()
+	chain, err := a.Sign(t.Context(), r)
+	require.NoError(t, err)
+	require.Len(t, sink.records, 1)
+	leaf, i := chain[0], *sink.records[0]
+	assert.WithinRange(t, i.Time, before.Round(0), time.Now())
+	i.Time = time.Time{}
+	der, key := sha256.Sum256(leaf.Raw), sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
+	assert.Equal(t, ca.Issuance{
+		Kind: ca.KindSVID, Serial: leaf.SerialNumber.Text(16), ID: webID, DNSNames: []string{"web.prod.svc"}, IPs: leaf.IPAddresses,
+		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter, Issuer: between.cert.SerialNumber.Text(16),
+		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]), Caller: "somebody", Method: "client-certificate",
+	}, i)
+
+	r = ca.Request{CSR: newCSR(t, pki.DNSSAN("web.prod.svc")), Profile: ca.DNSOnly, DNSNames: []string{"web.prod.svc"}}
+	_, err = a.Sign(t.Context(), r)
+	require.NoError(t, err)
+	i = *sink.records[1]
+	assert.Equal(t, ca.KindDNS, i.Kind)
+	assert.True(t, i.ID.IsZero())
+	assert.Equal(t, "web.prod.svc", i.Caller)
+
+	_, err = a.Sign(t.Context(), web(t))
+	require.NoError(t, err)
+	assert.Equal(t, webID.String(), sink.records[2].Caller)
+
+	sink.err = errors.New("disk full")
+	chain, err = a.Sign(t.Context(), web(t))
+	signError(t, err, ca.ErrAudit, "disk full")
+	assert.Nil(t, chain)
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gone := errors.New("gone")
+	sink.wait = func(ctx context.Context) error { cancel(gone); <-ctx.Done(); return context.Cause(ctx) }
+	chain, err = a.Sign(ctx, web(t))
+	require.ErrorIs(t, err, gone)
+	assert.Nil(t, chain)
+	_, is := errors.AsType[*ca.SignError](err)
+	assert.False(t, is)
+	assert.Zero(t, c.left())
+}
+
+// What is refused leaves no record.
+func TestAuditOnlyWhatIsSigned(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	c := start(t, kubetest.Start(t), certifying(t, newAuthority(t, "root", nil)))
+	sink := &auditor{}
+	_, err := c.ra(trust(t, root), func(c *ra.Config) { c.Auditor = sink }).Sign(t.Context(), web(t))
+	signError(t, err, ca.ErrGeneration)
+	assert.Empty(t, sink.records)
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		root := newAuthority(t, "root", nil)
+		c := start(t, bubble(t), func(o *object) {
+			time.Sleep(time.Second)
+			certifying(t, root)(o)
+		})
+		a := c.ra(trust(t, root), func(c *ra.Config) { c.Limits = ca.Limits{Concurrent: 1} })
+		var wg sync.WaitGroup
+		wg.Go(func() { _, err := a.Sign(t.Context(), web(t)); assert.NoError(t, err) })
+		time.Sleep(time.Second / 2)
+		_, err := a.Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrLimit)
+		wg.Wait()
+		_, err = a.Sign(t.Context(), web(t))
+		require.NoError(t, err, "the place is free again")
+
+		a = c.ra(trust(t, root), func(c *ra.Config) { c.Limits = ca.Limits{CallerRate: 0.1} })
+		_, err = a.Sign(t.Context(), web(t))
+		require.NoError(t, err)
+		_, err = a.Sign(t.Context(), web(t))
+		assert.Positive(t, signError(t, err, ca.ErrLimit).RetryAfter)
+		other := web(t)
+		other.Caller = "another"
+		_, err = a.Sign(t.Context(), other)
+		require.NoError(t, err)
+
+		// who waits for a place goes with its context
+		a = c.ra(trust(t, root), func(c *ra.Config) { c.Limits = ca.Limits{Concurrent: 1, Queue: 1} })
+		wg.Go(func() { _, err := a.Sign(t.Context(), web(t)); assert.NoError(t, err) })
+		time.Sleep(time.Second / 2)
+		gone := errors.New("gone")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second/10, gone)
+		defer cancel()
+		_, err = a.Sign(ctx, web(t))
+		require.ErrorIs(t, err, gone)
+		wg.Wait()
+	})
+}

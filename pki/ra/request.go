@@ -1,0 +1,178 @@
+package ra
+
+import (
+	"cmp"
+	"crypto/x509"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"net"
+
+	"golang.org/x/crypto/cryptobyte"
+	casn1 "golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func oidCommonName() asn1.ObjectIdentifier   { return asn1.ObjectIdentifier{2, 5, 4, 3} }
+func oidOrganization() asn1.ObjectIdentifier { return asn1.ObjectIdentifier{2, 5, 4, 10} }
+func oidSAN() asn1.ObjectIdentifier          { return asn1.ObjectIdentifier{2, 5, 29, 17} }
+func oidExtensionRequest() asn1.ObjectIdentifier {
+	return asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14}
+}
+
+// check tests what was asked for, before anybody else hears of it, and fills in who asked.
+func (a *RA) check(r *ca.Request) *failure {
+	switch {
+	case r.CSR == nil || r.CSR.PublicKey() == nil:
+		return fail(ca.ErrCSR, "there is none; pki.ParseCSR makes one")
+	case r.TTL > a.cfg.MaxTTL:
+		return fail(ca.ErrTTL, "%v was asked for, the longest is %v", r.TTL, a.cfg.MaxTTL)
+	case r.TTL > 0 && r.TTL < minTTL:
+		return fail(ca.ErrTTL, "%v was asked for, the shortest that Kubernetes allows is %v", r.TTL, minTTL)
+	}
+	switch r.Profile {
+	case ca.SVID:
+		switch {
+		case r.ID.IsZero():
+			return fail(ca.ErrIdentity, "ID: %w", spiffe.ErrZero)
+		case !r.ID.MemberOf(a.cfg.TrustDomain):
+			return fail(ca.ErrIdentity, "the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
+		case r.ID.Path() == "":
+			return fail(ca.ErrIdentity, "the ID has no path, so it names no workload (X5-6)")
+		}
+		r.Caller = cmp.Or(r.Caller, r.ID.String())
+	case ca.DNSOnly:
+		switch {
+		case !r.ID.IsZero():
+			return fail(ca.ErrIdentity, "a certificate for DNS names only has no ID")
+		case len(r.DNSNames) == 0:
+			return fail(ca.ErrIdentity, "a certificate for DNS names only needs one")
+		}
+		r.Caller = cmp.Or(r.Caller, r.DNSNames[0])
+	default:
+		return fail(ca.ErrIdentity, "unknown profile %d", r.Profile)
+	}
+	granted, err := grantedNames(r)
+	if err != nil {
+		return fail(ca.ErrIdentity, "%w", err)
+	}
+	if err := checkCSR(r, granted); err != nil {
+		return fail(ca.ErrCSR, "%w", err)
+	}
+	return nil
+}
+
+// grantedNames returns the names that the certificate may have.
+func grantedNames(r *ca.Request) (map[pki.SAN]bool, error) {
+	granted := map[pki.SAN]bool{}
+	if r.Profile == ca.SVID {
+		granted[pki.IDSAN(r.ID)] = true
+	}
+	for _, name := range r.DNSNames {
+		granted[pki.DNSSAN(name)] = true
+	}
+	for _, ip := range r.IPs {
+		s, err := pki.IPSAN(ip)
+		if err != nil {
+			return nil, err
+		}
+		granted[s] = true
+	}
+	return granted, nil
+}
+
+// sanKey makes one of the two forms of an IPv4 address.
+func sanKey(s pki.SAN) pki.SAN {
+	if s.Type == pki.IP {
+		if same, err := pki.IPSAN(net.IP(s.Value)); err == nil {
+			return same
+		}
+	}
+	return s
+}
+
+// checkCSR refuses a request that asks for anything that was not granted: a signer may give all of it.
+func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
+	asked := map[pki.SAN]bool{}
+	for _, s := range r.CSR.SANs() {
+		s = sanKey(s)
+		switch {
+		case !granted[s]:
+			return fmt.Errorf("it asks for the name %.300q, which is not granted to the caller", s)
+		case asked[s]:
+			return fmt.Errorf("it asks for the name %.300q twice", s)
+		}
+		asked[s] = true
+	}
+	switch {
+	case r.Profile == ca.SVID && !asked[pki.IDSAN(r.ID)]:
+		return fmt.Errorf("it does not ask for the ID %q, and the signer can only give what it asks for", r.ID)
+	case len(asked) == 0:
+		return errors.New("it asks for no name, and the signer can only give what it asks for")
+	}
+	std, err := x509.ParseCertificateRequest(r.CSR.DER())
+	if err != nil {
+		return errors.New("crypto/x509 cannot read it")
+	}
+	for _, attr := range std.Subject.Names {
+		switch {
+		case attr.Type.Equal(oidOrganization()) && attr.Value == "":
+		case attr.Type.Equal(oidCommonName()) && (attr.Value == "" || attr.Value == r.CommonName):
+		default:
+			return fmt.Errorf("its subject has something that is not granted to the caller, of the kind %s", attr.Type)
+		}
+	}
+	for _, ext := range std.Extensions {
+		if !ext.Id.Equal(oidSAN()) {
+			return fmt.Errorf("it asks for the extension %s, and only for names may be asked", ext.Id)
+		}
+	}
+	return checkAttributes(std.RawTBSCertificateRequest)
+}
+
+// checkAttributes refuses attributes beside the one that asks for extensions. There are others that
+// some CAs read extensions from, and a challenge password would become public.
+func checkAttributes(tbs cryptobyte.String) error {
+	var info, attrs cryptobyte.String
+	ok := tbs.ReadASN1(&info, casn1.SEQUENCE) && info.SkipASN1(casn1.INTEGER) && info.SkipASN1(casn1.SEQUENCE) &&
+		info.SkipASN1(casn1.SEQUENCE) && info.ReadASN1(&attrs, casn1.Tag(0).ContextSpecific().Constructed())
+	for ok && !attrs.Empty() {
+		var attr cryptobyte.String
+		var oid asn1.ObjectIdentifier
+		if ok = attrs.ReadASN1(&attr, casn1.SEQUENCE) && attr.ReadASN1ObjectIdentifier(&oid); ok && !oid.Equal(oidExtensionRequest()) {
+			return fmt.Errorf("it has the attribute %s, and only names may be asked for", oid)
+		}
+	}
+	if !ok {
+		return errors.New("its attributes cannot be read")
+	}
+	return nil
+}
+
+// sameNames reports whether a certificate has exactly the names that the request asked for, which are
+// all granted.
+func sameNames(leaf *x509.Certificate, csr *pki.CSR) error {
+	got, err := pki.CertificateSANs(leaf)
+	if err != nil {
+		return err
+	}
+	asked := map[pki.SAN]bool{}
+	for _, s := range csr.SANs() {
+		asked[sanKey(s)] = true
+	}
+	for _, s := range got {
+		if s = sanKey(s); !asked[s] {
+			return fmt.Errorf("it is for the name %.300q, which was not asked for", s)
+		}
+		asked[s] = false // a second one would be one too many
+	}
+	for s, missing := range asked {
+		if missing {
+			return fmt.Errorf("the name %.300q is missing", s)
+		}
+	}
+	return nil
+}
