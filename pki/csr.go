@@ -27,7 +27,9 @@ const (
 	maxCSRPEM        = 128 << 10
 	maxCSRExtensions = 32
 	maxCommonName    = 64 // bytes; RFC 5280 calls it ub-common-name
-	maxOrganization  = 64 // bytes; RFC 5280 calls it ub-organization-name
+
+	maxReadCommonName = 253 // of a request, as Linkerd's proxies put the whole DNS name there
+	maxOrganization   = 64  // bytes; RFC 5280 calls it ub-organization-name
 )
 
 // ErrCSR says that a certificate signing request is not valid, or that one cannot be made.
@@ -131,11 +133,12 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 // copies der.
 //
 // It is strict about what it reads: no trailing bytes at any level, version 1, at most one request for
-// extensions with no extension twice, at most one common name of at most 64 bytes, alternative names
-// that [ParseSANs] takes, a signature with SHA-256 or better. The rest of the subject and other
-// attributes are skipped, as is every extension but the alternative names, with one exception: a
-// request that insists on an extension (marks it critical) that is not one of the usual ones (key
-// usage, extended key usage, basic constraints, key identifier) is refused, rather than granted in part.
+// extensions with no extension twice, at most one common name of at most 253 bytes (proxies put whole
+// DNS names there), alternative names that [ParseSANs] takes, a signature with SHA-256 or better. The
+// rest of the subject and other attributes are skipped, as is every extension but the alternative
+// names, with one exception: a request that insists on an extension (marks it critical) that is not one
+// of the usual ones (key usage, extended key usage, basic constraints, key identifier) is refused,
+// rather than granted in part.
 //
 // Errors wrap [ErrCSR]; where it applies also [spiffe.ErrTooLarge], [ErrWeakKey] or [ErrSAN].
 func ParseCSR(der []byte) (*CSR, error) {
@@ -196,7 +199,8 @@ func (c *CSR) PEM() []byte {
 // with what it knows of the caller, to refuse a confused one early, and must never sign them.
 func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
 
-// CommonName returns the common name that was asked for, or "". Nothing vouches for it; see [CSR.SANs].
+// CommonName returns the common name that was asked for, or "". Nothing vouches for it (see
+// [CSR.SANs]), and it may be longer than the 64 bytes that a certificate can have.
 func (c *CSR) CommonName() string { return c.commonName }
 
 // The object identifiers that matter here, in the DER contents that they are compared with.
@@ -287,7 +291,10 @@ func (c *CSR) readSubject(rdns cryptobyte.String) error {
 				continue // some clients always send one
 			}
 			c.commonName = string(value)
-			if err := checkCommonName(c.commonName); err != nil {
+			if len(value) > maxReadCommonName {
+				return fmt.Errorf("the common name has %d bytes, the limit is %d", len(value), maxReadCommonName)
+			}
+			if err := checkText("common name", c.commonName); err != nil {
 				return err
 			}
 		}

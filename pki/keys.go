@@ -7,8 +7,10 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 var (
@@ -103,8 +105,8 @@ func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 }
 
 // CheckPublicKey reports whether pub is a key that this library signs for and verifies with: RSA of
-// 2048 to 8192 bits with an odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519.
-// Anything else gives an error that wraps [ErrWeakKey].
+// 2048 to 8192 bits with an odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519,
+// but for the points of small order, for which anybody can make signatures. Anything else gives an error that wraps [ErrWeakKey].
 func CheckPublicKey(pub crypto.PublicKey) error {
 	if err := checkKey(pub); err != nil {
 		return fmt.Errorf("pki: %w", err)
@@ -123,12 +125,32 @@ func checkKey(pub crypto.PublicKey) error {
 		if len(pub) != ed25519.PublicKeySize {
 			return fmt.Errorf("Ed25519 key of %d bytes: %w", len(pub), ErrWeakKey)
 		}
+		if smallOrder(pub) {
+			return fmt.Errorf("Ed25519 key of small order: %w", ErrWeakKey)
+		}
 		return nil
 	case nil:
 		return fmt.Errorf("no public key: %w", ErrWeakKey)
 	default:
 		return fmt.Errorf("public key of type %T, want RSA, ECDSA or Ed25519: %w", pub, ErrWeakKey)
 	}
+}
+
+// smallOrder reports whether pub is one of the eight points whose order divides eight: the known values
+// of y, in any encoding, whatever the sign of x.
+func smallOrder(pub ed25519.PublicKey) bool {
+	y := hex.EncodeToString(append(slices.Clone(pub[:31]), pub[31]&0x7f))
+	switch y {
+	case "0100000000000000000000000000000000000000000000000000000000000000", // 1, the neutral element
+		"eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f", // p+1, the same
+		"ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f", // p-1, of order 2
+		"0000000000000000000000000000000000000000000000000000000000000000", // 0, of order 4
+		"edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f", // p, the same
+		"26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05", // of order 8
+		"c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a":
+		return true
+	}
+	return false
 }
 
 func checkRSA(pub *rsa.PublicKey) error {

@@ -126,6 +126,10 @@ func TestCheckPublicKey(t *testing.T) {
 		{"ECDSA without a curve", &ecdsa.PublicKey{}, false},
 		{"ECDSA without a point", &ecdsa.PublicKey{Curve: elliptic.P256()}, false},
 		{"ECDSA nil", (*ecdsa.PublicKey)(nil), false},
+		{"Ed25519 neutral element", ed25519.PublicKey(append([]byte{1}, make([]byte, 31)...)), false},
+		{"Ed25519 neutral element with the other sign", ed25519.PublicKey(append(append([]byte{1}, make([]byte, 30)...), 0x80)), false},
+		{"Ed25519 of order 4", ed25519.PublicKey(make([]byte, 32)), false},
+		{"Ed25519 of order 8", ed25519.PublicKey(unhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85")), false},
 		{"Ed25519 short", ed25519.PublicKey(make([]byte, 31)), false},
 		{"Ed25519 nil", ed25519.PublicKey(nil), false},
 		{"another kind", struct{}{}, false},
@@ -140,6 +144,16 @@ func TestCheckPublicKey(t *testing.T) {
 		assert.ErrorIs(t, err, pki.ErrWeakKey, tc.name)
 		assert.ErrorContains(t, err, "pki: ", tc.name)
 	}
+}
+
+// A signature that nobody made: it verifies with a key of small order, which is why such a key is
+// refused.
+func TestSmallOrderIsForgeable(t *testing.T) {
+	t.Parallel()
+	neutral := append([]byte{1}, make([]byte, 31)...)
+	forged := append(append([]byte{}, neutral...), make([]byte, 32)...) // R is the neutral element, S is 0
+	require.True(t, ed25519.Verify(neutral, []byte("anything"), forged))
+	require.ErrorIs(t, pki.CheckPublicKey(ed25519.PublicKey(neutral)), pki.ErrWeakKey)
 }
 
 func offCurve() *ecdsa.PublicKey {

@@ -132,7 +132,7 @@ func (l *list) subjects() {
 		"common name with a NUL", name(cn(asn1.UTF8String, Name+"\x00.evil.example")),
 		"common name with a line break", name(cn(asn1.UTF8String, Name+"\n")),
 		"common name that is empty", name(cn(asn1.UTF8String, "")),
-		"common name of 65 bytes", name(cn(asn1.UTF8String, strings.Repeat("a", 65))),
+		"common name of 254 bytes", name(cn(asn1.UTF8String, strings.Repeat("a", 254))),
 		"common name of 16 KiB", name(cn(asn1.UTF8String, strings.Repeat("a", 16<<10))),
 		"common name of a wildcard", name(cn(asn1.UTF8String, "*.cluster.local")),
 		"common name in bad UTF-8", name(cn(asn1.UTF8String, "w\xff\xfeb")),

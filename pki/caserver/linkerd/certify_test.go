@@ -1,0 +1,671 @@
+package linkerd_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/hostilecsr"
+	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	good := linkerd.Options{Mesh: mesh(t), Signer: newSigner(t), Review: review}
+	_, err := linkerd.New(good)
+	require.NoError(t, err)
+	for what, edit := range map[string]func(*linkerd.Options){
+		"Mesh":      func(o *linkerd.Options) { o.Mesh = linkerd.Mesh{} },
+		"Signer":    func(o *linkerd.Options) { o.Signer = nil },
+		"Review":    func(o *linkerd.Options) { o.Review = nil },
+		"Lifetime":  func(o *linkerd.Options) { o.Lifetime = -1 },
+		"ClockSkew": func(o *linkerd.Options) { o.ClockSkew = -1 },
+		"Timeout":   func(o *linkerd.Options) { o.Timeout = -1 },
+		"whole":     func(o *linkerd.Options) { o.Lifetime = time.Second - 1 },
+		"too long":  func(o *linkerd.Options) { o.Lifetime, o.ClockSkew = 1<<62, 1<<62 },
+	} {
+		o := good
+		edit(&o)
+		_, err := linkerd.New(o)
+		assert.ErrorContains(t, err, what)
+	}
+}
+
+func TestCertify(t *testing.T) {
+	t.Parallel()
+	s := serve(t, linkerd.Options{})
+	key := newKey(t)
+	before := time.Now().Truncate(time.Second)
+	resp, err := s.certify(t, &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: csr(t, key, nil)})
+	require.NoError(t, err)
+	after := time.Now()
+	leaf := accept(t, resp, s.signer.anchors, web, after)
+	assert.True(t, key.PublicKey.Equal(leaf.PublicKey))
+	assert.Equal(t, web, leaf.Subject.CommonName)
+	assert.WithinRange(t, leaf.NotBefore, before.Add(-11*time.Second), after.Add(-10*time.Second))
+	assert.WithinRange(t, leaf.NotAfter, before.Add(24*time.Hour+10*time.Second), after.Add(24*time.Hour+10*time.Second))
+	assert.Equal(t, [][]byte{s.signer.anchors[0].Raw}, resp.GetIntermediateCertificates(), "the issuer follows, also when it is the anchor")
+
+	asked := s.signer.requests()
+	require.Len(t, asked, 1)
+	assert.Equal(t, ca.Request{
+		CSR: asked[0].CSR, Profile: ca.DNSOnly, DNSNames: []string{web}, CommonName: web,
+		TTL: 24*time.Hour + 10*time.Second, Backdate: 10 * time.Second, Caller: web, Method: "kubernetes-token",
+	}, asked[0])
+	assert.NotContains(t, s.logs.String(), webToken)
+	assert.Contains(t, s.logs.String(), web)
+}
+
+func TestLifetime(t *testing.T) {
+	t.Parallel()
+	s := serve(t, linkerd.Options{Lifetime: 24 * time.Hour, ClockSkew: 20 * time.Second})
+	resp, err := s.certify(t, goodRequest(t))
+	require.NoError(t, err)
+	leaf := accept(t, resp, s.signer.anchors, web, time.Now())
+	assert.InDelta(t, 24*time.Hour+40*time.Second, leaf.NotAfter.Sub(leaf.NotBefore), float64(time.Second))
+
+	// An issuer that ends earlier is the end of the leaf.
+	key := newKey(t)
+	root := authority(t, "root", key, nil, nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(time.Hour) })
+	short := serve(t, linkerd.Options{Signer: &signer{anchors: []*x509.Certificate{root}, chain: []*x509.Certificate{root}, key: key}})
+	resp, err = short.certify(t, goodRequest(t))
+	require.NoError(t, err)
+	assert.Equal(t, root.NotAfter.Unix(), resp.GetValidUntil().GetSeconds())
+}
+
+// chained has a root, two intermediates under it, and signs with the lower one.
+func chained(t testing.TB) *signer {
+	t.Helper()
+	rootKey, upperKey, lowerKey := newKey(t), newKey(t), newKey(t)
+	root := authority(t, "root", rootKey, nil, nil, nil)
+	upper := authority(t, "upper", upperKey, rootKey, root, nil)
+	lower := authority(t, "lower", lowerKey, upperKey, upper, nil)
+	return &signer{anchors: []*x509.Certificate{root}, chain: []*x509.Certificate{lower, upper}, inChain: 2, key: lowerKey}
+}
+
+func TestChain(t *testing.T) {
+	t.Parallel()
+	s := serve(t, linkerd.Options{Signer: chained(t)})
+	resp, err := s.certify(t, goodRequest(t))
+	require.NoError(t, err)
+	accept(t, resp, s.signer.anchors, web, time.Now())
+	assert.Equal(t, [][]byte{s.signer.chain[0].Raw, s.signer.chain[1].Raw}, resp.GetIntermediateCertificates(), "issuer, parent, and no anchor")
+
+	// Of several anchors the one that signed is sent.
+	two := newSigner(t)
+	two.anchors = append([]*x509.Certificate{newSigner(t).anchors[0]}, two.anchors...)
+	s = serve(t, linkerd.Options{Signer: two})
+	resp, err = s.certify(t, goodRequest(t))
+	require.NoError(t, err)
+	accept(t, resp, two.anchors, web, time.Now())
+	assert.Equal(t, [][]byte{two.anchors[1].Raw}, resp.GetIntermediateCertificates())
+}
+
+func TestAccepted(t *testing.T) {
+	t.Parallel()
+	s := serve(t, linkerd.Options{})
+	for name, test := range map[string]struct {
+		der []byte
+		cn  string
+	}{
+		"no common name": {csr(t, newKey(t), func(r *x509.CertificateRequest) { r.Subject = pkix.Name{} }), ""},
+		"other parts of the subject": {csr(t, newKey(t), func(r *x509.CertificateRequest) {
+			r.Subject.Organization = []string{"system:masters"}
+			r.Subject.OrganizationalUnit = []string{"admins"}
+		}), web},
+		"P-384": {csr(t, p384(t), nil), web},
+	} {
+		resp, err := s.certify(t, &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: test.der})
+		require.NoError(t, err, name)
+		leaf := accept(t, resp, s.signer.anchors, web, time.Now())
+		assert.Equal(t, pkix.Name{CommonName: test.cn}.String(), leaf.Subject.String(), name)
+	}
+}
+
+func p384(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	require.NoError(t, err)
+	return key
+}
+
+func TestSeedForm(t *testing.T) {
+	t.Parallel()
+	const name = "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"
+	s := serve(t, linkerd.Options{Mesh: seedMesh(t)})
+	r := &wire.CertifyRequest{Identity: name, Token: []byte(webToken), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+		r.Subject, r.DNSNames = pkix.Name{}, []string{name}
+	})}
+	resp, err := s.certify(t, r)
+	require.NoError(t, err)
+	accept(t, resp, s.signer.anchors, name, time.Now())
+	_, err = s.certify(t, goodRequest(t))
+	assert.Equal(t, connect.CodeFailedPrecondition, connect.CodeOf(err), "the other form is another name")
+}
+
+// faults are what can be wrong, in the order in which it is found.
+type fault struct {
+	name   string
+	code   connect.Code
+	edit   func(*wire.CertifyRequest)
+	signer func(*signer)
+}
+
+func faults(t testing.TB) []fault {
+	t.Helper()
+	bad := newSigner(t)
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	_, edKey, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	request := func(edit func(*x509.CertificateRequest)) func(*wire.CertifyRequest) {
+		der := csr(t, newKey(t), edit)
+		return func(r *wire.CertifyRequest) { r.CertificateSigningRequest = der }
+	}
+	token := func(s string) func(*wire.CertifyRequest) {
+		return func(r *wire.CertifyRequest) { r.Token = []byte(s) }
+	}
+	broken := csr(t, newKey(t), nil)
+	broken[len(broken)-1] ^= 1
+	good := csr(t, newKey(t), nil)
+	return []fault{
+		// 1
+		{"no anchors", connect.CodeUnavailable, nil, func(s *signer) { s.anchors = nil }},
+		// 2 to 4
+		{"no identity", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.Identity = "" }, nil},
+		{"no token", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.Token = nil }, nil},
+		{"no CSR", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = nil }, nil},
+		// 5
+		{"CSR that is text", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = []byte("text") }, nil},
+		{"CSR in PEM", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) {
+			c, err := pki.ParseCSR(good)
+			require.NoError(t, err)
+			r.CertificateSigningRequest = c.PEM()
+		}, nil},
+		{"CSR with bytes behind", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = append(bytes.Clone(good), 0) }, nil},
+		{"CSR of 65 KiB", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = make([]byte, 64<<10+1) }, nil},
+		// 6
+		{"anchor has expired", connect.CodeUnavailable, nil, func(s *signer) {
+			s.anchors = []*x509.Certificate{authority(t, "root", s.key, nil, nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })}
+		}},
+		{"anchor is not valid yet", connect.CodeUnavailable, nil, func(s *signer) {
+			s.anchors = []*x509.Certificate{authority(t, "root", s.key, nil, nil, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) })}
+		}},
+		// 7
+		{"no DNS name", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = nil }), nil},
+		{"two DNS names", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{web, "b"} }), nil},
+		{"the DNS name twice", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{web, web} }), nil},
+		{"another DNS name", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{"x" + web} }), nil},
+		{"the DNS name in upper case", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{strings.ToUpper(web)} }), nil},
+		{"a URI", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) {
+			r.URIs = []*url.URL{{Scheme: "spiffe", Host: "cluster.local", Path: "/a"}}
+		}), nil},
+		{"an address", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }), nil},
+		{"an email", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.EmailAddresses = []string{"a@b"} }), nil},
+		{"another common name", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "admin" }), nil},
+		{"bad signature", connect.CodeFailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = broken }, nil},
+		{"RSA key", connect.CodeFailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = csr(t, rsaKey, nil) }, nil},
+		{"Ed25519 key", connect.CodeFailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = csr(t, edKey, nil) }, nil},
+		// 8
+		{"token not authenticated", connect.CodeFailedPrecondition, token("unknown"), nil},
+		// 9
+		{"token invalid", connect.CodeInvalidArgument, token("garbage"), nil},
+		{"service account with a dot", connect.CodeInvalidArgument, token("dotted"), nil},
+		{"service account in upper case", connect.CodeInvalidArgument, token("upper"), nil},
+		{"account of nobody", connect.CodeInvalidArgument, token("nobody"), nil},
+		// 10
+		{"review fails", connect.CodeInternal, token("unreviewable"), nil},
+		{"review without an answer", connect.CodeInternal, token("nothing"), nil},
+		// 11
+		{"token of another", connect.CodeFailedPrecondition, token("voting"), nil},
+		// 12
+		{"signing fails", connect.CodeInternal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrGeneration, Err: errors.New("x")} }},
+		{"signer knows no more", connect.CodeInternal, nil, func(s *signer) { s.err = errors.New("x") }},
+		{"lifetime is not granted", connect.CodeInternal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrTTL, Err: errors.New("x")} }},
+		{"name is not granted", connect.CodeInternal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrIdentity, Err: errors.New("x")} }},
+		{"signer is not ready", connect.CodeUnavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrNotReady, Err: errors.New("x")} }},
+		{"no audit record", connect.CodeUnavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrAudit, Err: errors.New("x")} }},
+		{"limit", connect.CodeResourceExhausted, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrLimit, Err: errors.New("x")} }},
+		{"key is not accepted", connect.CodeFailedPrecondition, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrCSR, Err: errors.New("x")} }},
+		{"issuer under another root", connect.CodeUnavailable, nil, func(s *signer) { s.anchors = bad.anchors }},
+		{"leaf with another name", connect.CodeInternal, nil, func(s *signer) { s.edit = func(c *x509.Certificate) { c.DNSNames = []string{"admin"} } }},
+		{"leaf with two names", connect.CodeInternal, nil, func(s *signer) { s.edit = func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "admin") } }},
+		{"leaf with a URI", connect.CodeInternal, nil, func(s *signer) {
+			s.edit = func(c *x509.Certificate) { c.URIs = []*url.URL{{Scheme: "spiffe", Host: "a", Path: "/b"}} }
+		}},
+		{"leaf that is a CA", connect.CodeInternal, nil, func(s *signer) {
+			s.edit = func(c *x509.Certificate) { c.BasicConstraintsValid, c.IsCA = true, true }
+		}},
+		{"leaf for clients only", connect.CodeUnavailable, nil, func(s *signer) {
+			s.edit = func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }
+		}},
+		{"no chain", connect.CodeInternal, nil, func(s *signer) { s.swap = func([]*x509.Certificate) []*x509.Certificate { return nil } }},
+		{"a hole in the chain", connect.CodeInternal, nil, func(s *signer) {
+			s.swap = func(c []*x509.Certificate) []*x509.Certificate { return append(c, nil) }
+		}},
+		{"the leaf of another key", connect.CodeInternal, nil, func(s *signer) {
+			s.swap = func(c []*x509.Certificate) []*x509.Certificate {
+				tmpl := *c[0]
+				return []*x509.Certificate{create(t, &tmpl, s.chain[0], newKey(t).Public(), s.key)}
+			}
+		}},
+		{"chain with a stranger", connect.CodeUnavailable, nil, func(s *signer) {
+			s.swap = func(c []*x509.Certificate) []*x509.Certificate { return append(c, bad.anchors[0]) }
+		}},
+	}
+}
+
+// TestCodes has each fault alone.
+func TestCodes(t *testing.T) {
+	t.Parallel()
+	for _, f := range faults(t) {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			sig := newSigner(t)
+			if f.signer != nil {
+				f.signer(sig)
+			}
+			s := serve(t, linkerd.Options{Signer: sig})
+			r := goodRequest(t)
+			if f.edit != nil {
+				f.edit(r)
+			}
+			resp, err := s.certify(t, r)
+			require.Nil(t, resp)
+			assert.Equal(t, f.code, connect.CodeOf(err), "%v", err)
+			if token := string(r.GetToken()); token != "" && f.name != "token invalid" {
+				assert.NotContains(t, err.Error(), token)
+			}
+			assert.NotContains(t, s.logs.String(), webToken)
+			var m strings.Builder
+			require.NoError(t, s.WriteMetrics(&m))
+			assert.Contains(t, m.String(), fmt.Sprintf("linkerd_identity_certify_total{code=%q} 1\n", f.code.String()))
+			assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 0\n")
+		})
+	}
+}
+
+// TestOrder has each two faults of different steps together: the earlier one decides.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	all := faults(t)
+	step := map[string]int{}
+	steps := [][]string{
+		{"no anchors"},
+		{"no identity"}, {"no token"}, {"no CSR"}, {"CSR that is text"},
+		{"anchor has expired", "anchor is not valid yet"},
+		{"two DNS names", "RSA key", "bad signature"},
+		{"token not authenticated", "token invalid", "service account with a dot", "review fails"},
+		{"token of another"},
+		{"signing fails", "signer is not ready"},
+	}
+	for i, names := range steps {
+		for _, n := range names {
+			step[n] = i
+		}
+	}
+	pairs := 0
+	for _, early := range all {
+		for _, late := range all {
+			i, ok := step[early.name]
+			j, ok2 := step[late.name]
+			if !ok || !ok2 || i >= j {
+				continue
+			}
+			pairs++
+			sig := newSigner(t)
+			r := goodRequest(t)
+			for _, f := range []fault{late, early} { // where both want the same field, the earlier one has it
+				if f.signer != nil {
+					f.signer(sig)
+				}
+				if f.edit != nil {
+					f.edit(r)
+				}
+			}
+			srv := direct(t, linkerd.Options{Signer: sig})
+			_, err := srv.CallUnary(t.Context(), connect.NewRequest(r))
+			assert.Equal(t, early.code, connect.CodeOf(err), "%s, and %s: %v", early.name, late.name, err)
+		}
+	}
+	assert.Greater(t, pairs, 50)
+}
+
+func TestUnreadableMessage(t *testing.T) {
+	t.Parallel()
+	// In its turn, which is after the first check.
+	for _, test := range []struct {
+		signer func(*signer)
+		code   connect.Code
+	}{{nil, connect.CodeInvalidArgument}, {func(s *signer) { s.anchors = nil }, connect.CodeUnavailable}} {
+		sig := newSigner(t)
+		if test.signer != nil {
+			test.signer(sig)
+		}
+		s := serve(t, linkerd.Options{Signer: sig})
+		assert.Equal(t, fmt.Sprint(uint32(test.code)), s.post(t, frame(0, []byte("\x0a\x02a\xff\x12\x07a-token"))))
+		assert.NotContains(t, s.logs.String(), "a-token")
+	}
+}
+
+func TestIssuerOption(t *testing.T) {
+	t.Parallel()
+	good := chained(t)
+	expiredKey := newKey(t)
+	expired := authority(t, "root", expiredKey, nil, nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
+	notCA := create(t, &x509.Certificate{SerialNumber: serial(), NotAfter: time.Now().Add(time.Hour)}, good.chain[0], newKey(t).Public(), good.key)
+	forCode := authority(t, "code", newKey(t), good.key, good.chain[0], func(c *x509.Certificate) {
+		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}
+	})
+	for name, test := range map[string]struct {
+		issuer []*x509.Certificate
+		ok     bool
+	}{
+		"good":               {good.chain, true},
+		"not known":          {nil, true},
+		"parents are absent": {good.chain[:1], false},
+		"expired":            {[]*x509.Certificate{expired}, false},
+		"another root":       {newSigner(t).anchors, false},
+		"not a CA":           {append([]*x509.Certificate{notCA}, good.chain...), false},
+		"for code":           {append([]*x509.Certificate{forCode}, good.chain...), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, linkerd.Options{Signer: good, Issuer: func() []*x509.Certificate { return test.issuer }})
+			_, err := s.certify(t, goodRequest(t))
+			if test.ok {
+				require.NoError(t, err)
+				return
+			}
+			require.Equal(t, connect.CodeUnavailable, connect.CodeOf(err))
+			// It is found before the token and the shape of the request, and after its form.
+			r := goodRequest(t)
+			r.Token = []byte("garbage")
+			r.CertificateSigningRequest = csr(t, newKey(t), func(r *x509.CertificateRequest) { r.DNSNames = nil })
+			_, err = s.certify(t, r)
+			assert.Equal(t, connect.CodeUnavailable, connect.CodeOf(err))
+			r.CertificateSigningRequest = []byte("x")
+			_, err = s.certify(t, r)
+			assert.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err))
+		})
+	}
+}
+
+func TestEventsAndMetrics(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var events []linkerd.Event
+	taken := func() []linkerd.Event {
+		mu.Lock()
+		defer mu.Unlock()
+		out := events
+		events = nil
+		return out
+	}
+	sig := newSigner(t)
+	second := newSigner(t)
+	sig.anchors = append(sig.anchors, second.anchors...)
+	s := serve(t, linkerd.Options{Signer: sig, Events: func(_ context.Context, e linkerd.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		events = append(events, e)
+	}})
+	ttl := func() (seconds float64) {
+		var m strings.Builder
+		require.NoError(t, s.WriteMetrics(&m))
+		for line := range strings.Lines(m.String()) {
+			if _, err := fmt.Sscanf(line, "issuer_cert_ttl_seconds %g", &seconds); err == nil {
+				return seconds
+			}
+		}
+		t.Fatal("no gauge")
+		return 0
+	}
+	assert.Zero(t, ttl())
+	resp, err := s.certify(t, goodRequest(t))
+	require.NoError(t, err)
+	name, err := mesh(t).Parse(web)
+	require.NoError(t, err)
+	assert.Equal(t, []linkerd.Event{&linkerd.IssuedLeafCertificate{
+		Name: name, NotAfter: resp.GetValidUntil().AsTime(), Fingerprint: sha256.Sum256(resp.GetLeafCertificate()),
+	}}, taken(), "the first issuer is no update")
+	assert.InDelta(t, (100 * 24 * time.Hour).Seconds(), ttl(), 60)
+
+	sig.mu.Lock()
+	sig.chain, sig.key = second.chain, second.key
+	sig.mu.Unlock()
+	_, err = s.certify(t, goodRequest(t))
+	require.NoError(t, err)
+	got := taken()
+	require.Len(t, got, 2)
+	assert.True(t, got[0].(*linkerd.IssuerUpdated).Issuer.Equal(second.chain[0]))
+	_, err = s.certify(t, goodRequest(t))
+	require.NoError(t, err)
+	assert.Len(t, taken(), 1)
+
+	third := newSigner(t)
+	sig.mu.Lock()
+	sig.chain, sig.key = third.chain, third.key
+	sig.mu.Unlock()
+	_, err = s.certify(t, goodRequest(t))
+	require.Equal(t, connect.CodeUnavailable, connect.CodeOf(err))
+	got = taken()
+	require.Len(t, got, 1)
+	failed := got[0].(*linkerd.IssuerValidationFailed)
+	assert.Equal(t, web, failed.Identity)
+	assert.Error(t, failed.Err)
+	var m strings.Builder
+	require.NoError(t, s.WriteMetrics(&m))
+	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 3\n")
+	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"unavailable\"} 1\n")
+}
+
+func TestRetryInfo(t *testing.T) {
+	t.Parallel()
+	sig := newSigner(t)
+	sig.err = &ca.SignError{Kind: ca.ErrLimit, Err: errors.New("x"), RetryAfter: 1500 * time.Millisecond}
+	s := serve(t, linkerd.Options{Signer: sig})
+	_, err := s.certify(t, goodRequest(t))
+	require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
+	e, ok := errors.AsType[*connect.Error](err)
+	require.True(t, ok)
+	assert.Equal(t, "1501", e.Meta().Get("Grpc-Retry-Pushback-Ms"))
+	require.Len(t, e.Details(), 1)
+	assert.Equal(t, "google.rpc.RetryInfo", e.Details()[0].Type())
+	var d timestamppb.Timestamp // a Duration, of the same fields, which RetryInfo has as its first
+	require.Equal(t, "\x0a", string(e.Details()[0].Bytes()[:1]))
+	require.NoError(t, unmarshal(e.Details()[0].Bytes()[2:], &d))
+	assert.Equal(t, int64(1), d.GetSeconds())
+	assert.Equal(t, int32(501_000_000), d.GetNanos())
+}
+
+// passing is an error of a signer that knows that it passes.
+type passing struct{ ok bool }
+
+func (passing) Error() string                      { return "passing" }
+func (p passing) Retryable() (time.Duration, bool) { return 0, p.ok }
+
+func TestRetryable(t *testing.T) {
+	t.Parallel()
+	for ok, code := range map[bool]connect.Code{true: connect.CodeUnavailable, false: connect.CodeInternal} {
+		sig := newSigner(t)
+		sig.err = fmt.Errorf("wrapped: %w", passing{ok})
+		_, err := direct(t, linkerd.Options{Signer: sig}).CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+		assert.Equal(t, code, connect.CodeOf(err))
+	}
+}
+
+func TestPanicsAndDeadlines(t *testing.T) {
+	t.Parallel()
+	sig := newSigner(t)
+	s := serve(t, linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*linkerd.Account, error) {
+		switch token {
+		case "panic-token":
+			panic("about " + token)
+		case "slow-token":
+			<-ctx.Done()
+			return nil, fmt.Errorf("slow with %s: %w", token, ctx.Err())
+		}
+		return nil, fmt.Errorf("never heard of %s: %w", token, authn.ErrRefused)
+	}, Timeout: 200 * time.Millisecond})
+	for token, code := range map[string]connect.Code{
+		"panic-token": connect.CodeInternal, "slow-token": connect.CodeUnavailable, "loud-token\n": connect.CodeFailedPrecondition,
+	} {
+		r := goodRequest(t)
+		r.Token = []byte(token)
+		_, err := s.certify(t, r)
+		assert.Equal(t, code, connect.CodeOf(err), token)
+		assert.NotContains(t, err.Error(), strings.TrimSpace(token))
+		assert.NotContains(t, s.logs.String(), strings.TrimSpace(token))
+	}
+	assert.Contains(t, s.logs.String(), "never heard of [token]")
+	assert.Contains(t, s.logs.String(), "about [token]")
+
+	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*linkerd.Account, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := patient.CallUnary(ctx, connect.NewRequest(goodRequest(t)))
+	assert.Equal(t, connect.CodeDeadlineExceeded, connect.CodeOf(err))
+}
+
+// Linkerd's proxies send their whole name as the common name, however long it is. A certificate has no
+// room for one of more than 64 bytes, and needs none.
+func TestLongName(t *testing.T) {
+	t.Parallel()
+	name, err := mesh(t).Destination()
+	require.NoError(t, err)
+	require.Greater(t, len(name.String()), 64)
+	s := serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*linkerd.Account, error) {
+		return &linkerd.Account{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}, nil
+	}})
+	resp, err := s.certify(t, &wire.CertifyRequest{Identity: name.String(), Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+		r.Subject.CommonName, r.DNSNames = name.String(), []string{name.String()}
+	})})
+	require.NoError(t, err)
+	leaf := accept(t, resp, s.signer.anchors, name.String(), time.Now())
+	assert.Empty(t, leaf.Subject.String())
+}
+
+// A request that is too long is not read, and not only refused.
+func TestLongCSR(t *testing.T) {
+	t.Parallel()
+	s := direct(t, linkerd.Options{Signer: newSigner(t)})
+	key := newKey(t)
+	for size, code := range map[int]connect.Code{60 << 10: 0, 65 << 10: connect.CodeInvalidArgument} {
+		r := &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: csr(t, key, func(r *x509.CertificateRequest) {
+			r.Subject.Organization = []string{strings.Repeat("a", size)}
+		})}
+		_, err := s.CallUnary(t.Context(), connect.NewRequest(r))
+		if code == 0 {
+			require.NoError(t, err)
+			continue
+		}
+		assert.Equal(t, code, connect.CodeOf(err))
+	}
+}
+
+// TestHostile has every hostile request as itself: whatever it says, a certificate is for the one name
+// that the token proved, and has nothing else of it but the key.
+func TestHostile(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, web, hostilecsr.Name)
+	s := serve(t, linkerd.Options{})
+	cases, signed := 0, 0
+	for _, c := range hostilecsr.Cases(t) {
+		if c.DER == nil {
+			continue
+		}
+		cases++
+		resp, err := s.certify(t, &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: c.DER})
+		if err != nil {
+			code := connect.CodeOf(err)
+			assert.True(t, code == connect.CodeInvalidArgument || code == connect.CodeFailedPrecondition || code == connect.CodeResourceExhausted && len(c.DER) > 128<<10,
+				"%s: %v", c.Name, err)
+			continue
+		}
+		signed++
+		require.True(t, c.Signable, c.Name)
+		leaf := accept(t, resp, s.signer.anchors, web, time.Now())
+		assert.True(t, pki.PublicKeysEqual(c.Key, leaf.PublicKey), c.Name)
+		assert.Empty(t, leaf.Subject.String(), c.Name)
+		for _, e := range leaf.Extensions {
+			switch e.Id.String() {
+			case "2.5.29.15", "2.5.29.17", "2.5.29.35", "2.5.29.37": // key usage, names, authority, extended key usage
+			default:
+				t.Errorf("%s: the leaf has extension %s", c.Name, e.Id)
+			}
+		}
+	}
+	assert.Greater(t, cases, 450)
+	assert.Greater(t, signed, 60)
+	for _, r := range s.signer.requests() {
+		assert.Equal(t, []string{web}, r.DNSNames)
+		assert.Empty(t, r.CommonName)
+		assert.Empty(t, r.IPs)
+		assert.Equal(t, spiffe.ID{}, r.ID)
+	}
+}
+
+func TestConcurrentClients(t *testing.T) {
+	t.Parallel()
+	s := serve(t, linkerd.Options{Signer: chained(t)})
+	const clients, each = 32, 8
+	errs := make(chan error, clients)
+	serials := make(chan string, clients*each)
+	request := goodRequest(t)
+	for range clients {
+		c := connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](proxyClient(t), "http://"+s.addr+linkerd.Certify, connect.WithGRPC())
+		go func() {
+			for range each {
+				resp, err := c.CallUnary(t.Context(), connect.NewRequest(request))
+				if err != nil {
+					errs <- err
+					return
+				}
+				leaf, err := x509.ParseCertificate(resp.Msg.GetLeafCertificate())
+				if err != nil {
+					errs <- err
+					return
+				}
+				serials <- leaf.SerialNumber.String()
+			}
+			errs <- nil
+		}()
+	}
+	for range clients {
+		require.NoError(t, <-errs)
+	}
+	seen := map[string]bool{}
+	for range clients * each {
+		seen[<-serials] = true
+	}
+	assert.Len(t, seen, clients*each)
+}

@@ -1,0 +1,152 @@
+package linkerd_test
+
+import (
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/hostilecsr"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func realAuthority(t testing.TB) *ca.Authority {
+	t.Helper()
+	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")})
+	require.NoError(t, err)
+	return a
+}
+
+func anchorsOf(a *ca.Authority) []*x509.Certificate {
+	return slices.Collect(a.Bundle().X509Authorities())
+}
+
+// issuerOf is for the option of that name.
+func issuerOf(a *ca.Authority) func() []*x509.Certificate {
+	return func() []*x509.Certificate {
+		for _, r := range a.Roots() {
+			if r.Phase == ca.Active {
+				return []*x509.Certificate{r.Certificate}
+			}
+		}
+		return nil
+	}
+}
+
+// TestCluster has an authority of ours and an API server behind the service.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	api := kubetest.Start(t)
+	api.TokenReviews(func(r kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		user, ok := map[string]string{
+			"web": "system:serviceaccount:emojivoto:web", "node": "system:node:worker-1", "admin": "kubernetes-admin",
+			"dotted": "system:serviceaccount:emojivoto:web.v1", "deaf": "system:serviceaccount:emojivoto:web",
+			"voting": "system:serviceaccount:emojivoto:voting",
+		}[r.Token]
+		switch {
+		case r.Token == "expired":
+			return kubetest.TokenReviewStatus{Error: "token has expired: expired"}
+		case !ok:
+			return kubetest.TokenReviewStatus{}
+		}
+		s := kubetest.TokenReviewStatus{Authenticated: true, User: kubetest.UserInfo{Username: user, Groups: []string{"system:serviceaccounts"}}}
+		if r.Token != "deaf" { // an API server that knows nothing of audiences
+			s.Audiences = r.Audiences
+		}
+		return s
+	})
+	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()})
+	require.NoError(t, err)
+	authority := realAuthority(t)
+	s := serve(t, linkerd.Options{Signer: authority, Review: reviewBy(reviewer), Issuer: issuerOf(authority)})
+	r := goodRequest(t)
+	for token, code := range map[string]connect.Code{
+		"web\n": 0, "node": connect.CodeInvalidArgument, "admin": connect.CodeInvalidArgument, "dotted": connect.CodeInvalidArgument,
+		"expired": connect.CodeInvalidArgument, "unknown": connect.CodeFailedPrecondition, "deaf": connect.CodeFailedPrecondition,
+		"voting": connect.CodeFailedPrecondition,
+	} {
+		r.Token = []byte(token)
+		resp, err := s.certify(t, r)
+		if code == 0 {
+			require.NoError(t, err)
+			leaf := accept(t, resp, anchorsOf(authority), web, time.Now())
+			assert.Equal(t, web, leaf.Subject.CommonName)
+			assert.GreaterOrEqual(t, leaf.SerialNumber.BitLen(), 64)
+			continue
+		}
+		assert.Equal(t, code, connect.CodeOf(err), "%s: %v", token, err)
+	}
+	api.FailNext(1, kubetest.Fault{Code: http.StatusForbidden}, nil)
+	r.Token = []byte("web")
+	_, err = s.certify(t, r)
+	assert.Equal(t, connect.CodeInternal, connect.CodeOf(err))
+	var m strings.Builder
+	require.NoError(t, s.WriteMetrics(&m))
+	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 1\n")
+	assert.NotContains(t, m.String(), "issuer_cert_ttl_seconds 0\n")
+}
+
+// TestRealAuthorityHostile is TestHostile with what signs in earnest.
+func TestRealAuthorityHostile(t *testing.T) {
+	t.Parallel()
+	authority := realAuthority(t)
+	s := direct(t, linkerd.Options{Signer: authority})
+	signed := 0
+	for _, c := range hostilecsr.Cases(t) {
+		if c.DER == nil {
+			continue
+		}
+		resp, err := s.CallUnary(t.Context(), connect.NewRequest(&wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: c.DER}))
+		if err != nil {
+			continue
+		}
+		signed++
+		require.True(t, c.Signable, c.Name)
+		leaf := accept(t, resp.Msg, anchorsOf(authority), web, time.Now())
+		assert.True(t, pki.PublicKeysEqual(c.Key, leaf.PublicKey), c.Name)
+		assert.Empty(t, leaf.Subject.String(), c.Name)
+		assert.False(t, leaf.IsCA, c.Name)
+		assert.Zero(t, leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign), c.Name)
+		assert.ElementsMatch(t, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, c.Name)
+		for _, e := range leaf.Extensions {
+			assert.Contains(t, []string{"2.5.29.14", "2.5.29.15", "2.5.29.17", "2.5.29.19", "2.5.29.35", "2.5.29.37"}, e.Id.String(), c.Name)
+		}
+	}
+	assert.Greater(t, signed, 60)
+}
+
+// TestRotation rotates the root under the service: each answer is good under the anchors of its moment.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	authority, err := ca.New(ca.Config{
+		TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), Propagation: 50 * time.Millisecond, RefreshHint: time.Second,
+	})
+	require.NoError(t, err)
+	s := direct(t, linkerd.Options{Signer: authority})
+	issuers := map[string]bool{}
+	for range 3 {
+		_, err := authority.Rotate(t.Context())
+		require.NoError(t, err)
+		for range 10 {
+			resp, err := s.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+			require.NoError(t, err)
+			accept(t, resp.Msg, anchorsOf(authority), web, time.Now())
+			issuers[fmt.Sprintf("%x", resp.Msg.GetIntermediateCertificates()[0])] = true
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	assert.Greater(t, len(issuers), 1)
+}

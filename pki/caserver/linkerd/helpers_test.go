@@ -1,0 +1,396 @@
+package linkerd_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const (
+	web      = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
+	webToken = "the-token-of-web"
+)
+
+func mesh(t testing.TB) linkerd.Mesh {
+	t.Helper()
+	m, err := linkerd.NewMesh("linkerd", "cluster.local", linkerd.Current)
+	require.NoError(t, err)
+	return m
+}
+
+// signer is a Signer that signs whatever is asked for, with crypto/x509 alone, and that tests change.
+type signer struct {
+	anchors []*x509.Certificate
+	chain   []*x509.Certificate // what signs, and what stands between it and an anchor
+	inChain int                 // how many of chain are sent
+	key     *ecdsa.PrivateKey
+	edit    func(*x509.Certificate)
+	swap    func([]*x509.Certificate) []*x509.Certificate // changes an answer
+	err     error
+
+	once   sync.Once
+	bundle *spiffe.Bundle
+
+	mu    sync.Mutex
+	asked []ca.Request
+}
+
+func newKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	return key
+}
+
+// authority makes the certificate of a CA; a nil parent means itself.
+func authority(t testing.TB, name string, key, parentKey *ecdsa.PrivateKey, parent *x509.Certificate, edit func(*x509.Certificate)) *x509.Certificate {
+	t.Helper()
+	tmpl := &x509.Certificate{
+		SerialNumber: serial(), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(100 * 24 * time.Hour),
+		BasicConstraintsValid: true, IsCA: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	if edit != nil {
+		edit(tmpl)
+	}
+	if parent == nil {
+		parent, parentKey = tmpl, key
+	}
+	return create(t, tmpl, parent, &key.PublicKey, parentKey)
+}
+
+func serial() *big.Int {
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		panic(err)
+	}
+	return n.Add(n, big.NewInt(1))
+}
+
+func create(t testing.TB, tmpl, parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) *x509.Certificate {
+	t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, pub, key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return c
+}
+
+// newSigner has one root, which signs.
+func newSigner(t testing.TB) *signer {
+	t.Helper()
+	key := newKey(t)
+	root := authority(t, "identity.linkerd.cluster.local", key, nil, nil, nil)
+	return &signer{anchors: []*x509.Certificate{root}, chain: []*x509.Certificate{root}, key: key}
+}
+
+func (s *signer) Bundle() *spiffe.Bundle {
+	s.once.Do(func() {
+		if s.anchors == nil {
+			return
+		}
+		b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("cluster.local"), spiffe.BundleContents{X509Authorities: s.anchors})
+		if err != nil {
+			panic(err)
+		}
+		s.bundle = b
+	})
+	return s.bundle
+}
+
+func (s *signer) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	s.mu.Lock()
+	s.asked = append(s.asked, r)
+	s.mu.Unlock()
+	if s.err != nil {
+		return nil, s.err
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	now := time.Now()
+	end := now.Add(r.TTL)
+	if end.After(s.chain[0].NotAfter) {
+		end = s.chain[0].NotAfter
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: serial(), Subject: pkix.Name{CommonName: r.CommonName}, DNSNames: r.DNSNames,
+		NotBefore: now.Add(-r.Backdate), NotAfter: end,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	if s.edit != nil {
+		s.edit(tmpl)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, s.chain[0], r.CSR.PublicKey(), s.key)
+	if err != nil {
+		return nil, err
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	out := append([]*x509.Certificate{leaf}, s.chain[:s.inChain]...)
+	if s.swap != nil {
+		out = s.swap(out)
+	}
+	return out, nil
+}
+
+func (s *signer) requests() []ca.Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]ca.Request(nil), s.asked...)
+}
+
+// tokens is what the API server of these tests knows.
+var tokens = map[string]any{
+	webToken:       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "web"},
+	"voting":       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "voting"},
+	"dotted":       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "web.v1"},
+	"upper":        linkerd.Account{Namespace: "emojivoto", ServiceAccount: "Web"},
+	"nobody":       linkerd.Account{},
+	"garbage":      fmt.Errorf("tokens: it is no JWT: %w", linkerd.ErrInvalidToken),
+	"unknown":      fmt.Errorf("tokens: not known: %w", authn.ErrRefused),
+	"unreviewable": fmt.Errorf("tokens: the API server is away"),
+	"nothing":      nil,
+}
+
+func review(_ context.Context, token string, audiences []string) (*linkerd.Account, error) {
+	if len(audiences) != 1 || audiences[0] != "identity.l5d.io" {
+		return nil, fmt.Errorf("tokens: audiences %q: %w", audiences, authn.ErrRefused)
+	}
+	v, ok := tokens[token]
+	switch v := v.(type) {
+	case linkerd.Account:
+		return &v, nil
+	case error:
+		return nil, v
+	}
+	if ok {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("tokens: not known: %w", authn.ErrRefused)
+}
+
+// logs collects what is logged.
+type logs struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+func (l *logs) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// serverTLS is for a server on 127.0.0.1, and clientTLS for those who trust it.
+var serverTLS, clientTLS = sync.OnceValues(func() (*tls.Config, *tls.Config) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: serial(), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		panic(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		panic(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(cert)
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
+		&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "127.0.0.1"}
+})()
+
+// start serves a handler until the test is over and returns the address.
+func start(t testing.TB, o linkerd.ServeOptions) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	if !o.Plaintext && o.TLS == nil {
+		o.TLS = serverTLS
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- linkerd.Serve(ctx, l, o) }()
+	t.Cleanup(func() {
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+	})
+	return l.Addr().String()
+}
+
+// proxyClient is an HTTP client as Linkerd's proxies are: HTTP/2 over TLS 1.3, without ALPN.
+func proxyClient(t testing.TB) *http.Client {
+	t.Helper()
+	tr := &http.Transport{
+		Protocols: new(http.Protocols),
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := (&tls.Dialer{Config: clientTLS}).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			if p := c.(*tls.Conn).ConnectionState().NegotiatedProtocol; p != "" {
+				return nil, fmt.Errorf("negotiated %q", p)
+			}
+			return struct{ net.Conn }{c}, nil
+		},
+	}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
+}
+
+// alpnClient negotiates h2.
+func alpnClient(t testing.TB) *http.Client {
+	t.Helper()
+	tr := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: clientTLS.Clone()}
+	tr.Protocols.SetHTTP2(true)
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
+}
+
+type rpcClient = connect.Client[wire.CertifyRequest, wire.CertifyResponse]
+
+// service is a Server that listens.
+type service struct {
+	*linkerd.Server
+	*rpcClient
+	signer *signer
+	logs   *logs
+	addr   string
+	http   *http.Client
+}
+
+// serve serves over TLS, with a client without ALPN.
+func serve(t testing.TB, o linkerd.Options) *service {
+	t.Helper()
+	s := &service{logs: new(logs)}
+	if o.Signer == nil {
+		o.Signer = newSigner(t)
+	}
+	s.signer, _ = o.Signer.(*signer)
+	if o.Mesh.IsZero() {
+		o.Mesh = mesh(t)
+	}
+	if o.Review == nil {
+		o.Review = review
+	}
+	o.Logger = s.logs.logger()
+	srv, err := linkerd.New(o)
+	require.NoError(t, err)
+	s.Server = srv
+	s.addr = start(t, linkerd.ServeOptions{Handler: srv, Logger: o.Logger})
+	s.http = proxyClient(t)
+	s.rpcClient = connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](s.http, "http://"+s.addr+linkerd.Certify, connect.WithGRPC())
+	return s
+}
+
+func (s *service) certify(t testing.TB, r *wire.CertifyRequest) (*wire.CertifyResponse, error) {
+	t.Helper()
+	resp, err := s.CallUnary(t.Context(), connect.NewRequest(r))
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg, nil
+}
+
+// csr makes a request in DER with crypto/x509.
+func csr(t testing.TB, key crypto.Signer, edit func(*x509.CertificateRequest)) []byte {
+	t.Helper()
+	tmpl := &x509.CertificateRequest{Subject: pkix.Name{CommonName: web}, DNSNames: []string{web}}
+	if edit != nil {
+		edit(tmpl)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, key)
+	require.NoError(t, err)
+	return der
+}
+
+func goodRequest(t testing.TB) *wire.CertifyRequest {
+	t.Helper()
+	return &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: csr(t, newKey(t), nil)}
+}
+
+// accept does what a proxy does with an answer, and returns the leaf.
+func accept(t testing.TB, resp *wire.CertifyResponse, anchors []*x509.Certificate, name string, now time.Time) *x509.Certificate {
+	t.Helper()
+	leaf, err := x509.ParseCertificate(resp.GetLeafCertificate())
+	require.NoError(t, err)
+	between, roots := x509.NewCertPool(), x509.NewCertPool()
+	require.NotEmpty(t, resp.GetIntermediateCertificates())
+	issuer, err := x509.ParseCertificate(resp.GetIntermediateCertificates()[0])
+	require.NoError(t, err)
+	require.NoError(t, leaf.CheckSignatureFrom(issuer), "the first is the direct issuer")
+	for _, der := range resp.GetIntermediateCertificates() {
+		c, err := x509.ParseCertificate(der)
+		require.NoError(t, err)
+		between.AddCert(c)
+	}
+	for _, c := range anchors {
+		roots.AddCert(c)
+	}
+	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now})
+	require.NoError(t, err)
+	require.Equal(t, []string{name}, leaf.DNSNames)
+	require.Empty(t, leaf.URIs)
+	require.Empty(t, leaf.IPAddresses)
+	require.Empty(t, leaf.EmailAddresses)
+	require.Equal(t, leaf.NotAfter.Unix(), resp.GetValidUntil().GetSeconds())
+	require.Zero(t, resp.GetValidUntil().GetNanos())
+	sans, err := pki.ParseSANs(sanValue(t, leaf))
+	require.NoError(t, err)
+	require.Equal(t, []pki.SAN{pki.DNSSAN(name)}, sans, "of no other kind either")
+	return leaf
+}
+
+func sanValue(t testing.TB, c *x509.Certificate) []byte {
+	t.Helper()
+	for _, e := range c.Extensions {
+		if e.Id.String() == "2.5.29.17" {
+			return e.Value
+		}
+	}
+	t.Fatal("no alternative name")
+	return nil
+}

@@ -1,0 +1,350 @@
+package linkerd_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/memconn"
+	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+)
+
+// echo says what it knows of the connection.
+var echo = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	state := "no TLS"
+	if r.TLS != nil {
+		state = fmt.Sprintf("%s %q %d", tls.VersionName(r.TLS.Version), r.TLS.NegotiatedProtocol, len(r.TLS.PeerCertificates))
+	}
+	fmt.Fprintf(w, "%s, %s", r.Proto, state)
+})
+
+func get(t testing.TB, c *http.Client, url string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	resp, err := c.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(b)
+}
+
+func TestServe(t *testing.T) {
+	t.Parallel()
+	addr := start(t, linkerd.ServeOptions{Handler: echo})
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, alpnClient(t), "https://"+addr))
+
+	h1 := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: clientTLS.Clone()}
+	h1.Protocols.SetHTTP1(true)
+	defer h1.CloseIdleConnections()
+	assert.Equal(t, `HTTP/1.1, TLS 1.3 "" 0`, get(t, &http.Client{Transport: h1}, "https://"+addr))
+
+	both := &http.Transport{TLSClientConfig: clientTLS.Clone(), ForceAttemptHTTP2: true}
+	defer both.CloseIdleConnections()
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, &http.Client{Transport: both}, "https://"+addr))
+
+	plain := start(t, linkerd.ServeOptions{Handler: echo, Plaintext: true})
+	h2c := &http.Transport{Protocols: new(http.Protocols)}
+	h2c.Protocols.SetUnencryptedHTTP2(true)
+	defer h2c.CloseIdleConnections()
+	assert.Equal(t, `HTTP/2.0, no TLS`, get(t, &http.Client{Transport: h2c}, "http://"+plain))
+}
+
+func TestServeClientCertificates(t *testing.T) {
+	t.Parallel()
+	cfg := serverTLS.Clone()
+	cfg.ClientAuth = tls.RequireAnyClientCert
+	addr := start(t, linkerd.ServeOptions{Handler: echo, TLS: cfg})
+	with := clientTLS.Clone()
+	with.Certificates = serverTLS.Certificates
+	tr := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: with}
+	tr.Protocols.SetHTTP2(true)
+	defer tr.CloseIdleConnections()
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 1`, get(t, &http.Client{Transport: tr}, "https://"+addr))
+	assert.Empty(t, cfg.NextProtos, "the configuration is copied")
+}
+
+func TestCertifyWithALPN(t *testing.T) {
+	t.Parallel()
+	s := serve(t, linkerd.Options{})
+	c := connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](alpnClient(t), "https://"+s.addr+linkerd.Certify, connect.WithGRPC())
+	resp, err := c.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+	require.NoError(t, err)
+	accept(t, resp.Msg, s.signer.anchors, web, time.Now())
+}
+
+func TestServeOptions(t *testing.T) {
+	t.Parallel()
+	for what, o := range map[string]linkerd.ServeOptions{
+		"Handler is nil":       {TLS: serverTLS},
+		"TLS is nil":           {Handler: echo},
+		"no certificate":       {Handler: echo, TLS: &tls.Config{MinVersion: tls.VersionTLS13}},
+		"both set":             {Handler: echo, TLS: serverTLS, Plaintext: true},
+		"MaxConcurrentStreams": {Handler: echo, TLS: serverTLS, MaxConcurrentStreams: -1},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		require.ErrorContains(t, linkerd.Serve(t.Context(), l, o), what)
+		assert.ErrorIs(t, l.Close(), net.ErrClosed, "the listener is closed whatever happens")
+	}
+}
+
+// TestSilentClients has clients that connect and say nothing, or nothing that is TLS.
+func TestSilentClients(t *testing.T) {
+	t.Parallel()
+	addr := start(t, linkerd.ServeOptions{Handler: echo})
+	for i := range 50 {
+		c, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		defer c.Close()
+		if i%2 == 0 {
+			_, err = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+			require.NoError(t, err)
+		}
+	}
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
+}
+
+// TestHandshakeEnds measures the time that a handshake has.
+func TestHandshakeEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := memconn.Listen()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+		c, err := l.DialContext(t.Context(), "", "")
+		require.NoError(t, err)
+		defer c.Close()
+		began := time.Now()
+		_, err = c.Read(make([]byte, 1))
+		require.Error(t, err)
+		assert.Equal(t, 10*time.Second, time.Since(began))
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+	})
+}
+
+// lazy is a listener whose connections take a second to close.
+type lazy struct {
+	net.Listener
+	closed atomic.Bool
+}
+
+func (l *lazy) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &lazyConn{c, l}, nil
+}
+
+type lazyConn struct {
+	net.Conn
+	l *lazy
+}
+
+func (c *lazyConn) Close() error {
+	time.Sleep(time.Second)
+	c.l.closed.Store(true)
+	return c.Conn.Close()
+}
+
+// TestServeJoins ends in the middle of a handshake, and waits for it.
+func TestServeJoins(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		inner := memconn.Listen()
+		l := &lazy{Listener: inner}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+		c, err := inner.Dial(t.Context())
+		require.NoError(t, err)
+		defer c.Close()
+		synctest.Wait()
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+		assert.True(t, l.closed.Load())
+	})
+}
+
+func TestServeEnds(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	inside, release := make(chan struct{}), make(chan struct{})
+	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		close(inside)
+		<-release
+		fmt.Fprint(w, r.Context().Err())
+	})
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: slow, TLS: serverTLS}) }()
+	silent, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer silent.Close()
+	answer := make(chan string, 1)
+	client := proxyClient(t)
+	go func() { answer <- get(t, client, "http://"+l.Addr().String()) }()
+	<-inside
+	cancel(cause)
+	for { // until nobody is let in any more
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			break
+		}
+		c.Close()
+	}
+	close(release)
+	assert.Equal(t, "<nil>", <-answer, "a request that is under way ends well")
+	require.ErrorIs(t, <-done, cause)
+	require.NoError(t, silent.SetReadDeadline(time.Now().Add(10*time.Second)))
+	_, err = silent.Read(make([]byte, 1))
+	assert.NotErrorIs(t, err, context.DeadlineExceeded)
+	assert.Error(t, err, "a connection in the middle of its handshake is cut")
+}
+
+// moody is a listener that fails as a test wants.
+type moody struct {
+	net.Listener
+	errs chan error
+}
+
+func (m *moody) Accept() (net.Conn, error) {
+	select {
+	case err := <-m.errs:
+		return nil, err
+	default:
+		return m.Listener.Accept()
+	}
+}
+
+func TestAcceptFails(t *testing.T) {
+	t.Parallel()
+	open := func() *moody {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		return &moody{l, make(chan error, 8)}
+	}
+	// Out of file descriptors: it passes.
+	l := open()
+	for range 3 {
+		l.errs <- &net.OpError{Op: "accept", Err: syscall.EMFILE}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+l.Addr().String()))
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+
+	// Anything else is the end.
+	l = open()
+	broken := errors.New("broken")
+	l.errs <- broken
+	require.ErrorIs(t, linkerd.Serve(t.Context(), l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}), broken)
+}
+
+// TestMaxConcurrentStreams has four requests inside at a time, and looks at what connections they came
+// on.
+func TestMaxConcurrentStreams(t *testing.T) {
+	t.Parallel()
+	for limit, most := range map[int]int{1: 1, 2: 2, 0: 4} {
+		var inside sync.WaitGroup
+		inside.Add(4)
+		var mu sync.Mutex
+		streams := map[string]int{} // by connection
+		addr := start(t, linkerd.ServeOptions{MaxConcurrentStreams: limit, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/wait" {
+				return
+			}
+			mu.Lock()
+			streams[r.RemoteAddr]++
+			mu.Unlock()
+			inside.Done()
+			inside.Wait()
+		})})
+		c := proxyClient(t)
+		get(t, c, "http://"+addr) // so that the client knows the limit
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() { get(t, c, "http://"+addr+"/wait") })
+		}
+		wg.Wait()
+		got := 0
+		for _, n := range streams {
+			got = max(got, n)
+		}
+		assert.LessOrEqual(t, got, most, "limit %d", limit)
+		if limit == 0 {
+			assert.Len(t, streams, 1)
+		}
+	}
+}
+
+// BenchmarkCertify is a request over HTTP/2 and TLS on loopback, with signing.
+func BenchmarkCertify(b *testing.B) {
+	for _, clients := range []int{1, 32} {
+		b.Run(fmt.Sprint(clients, " clients"), func(b *testing.B) {
+			o := linkerd.Options{Mesh: mesh(b), Signer: newSigner(b), Review: review}
+			srv, err := linkerd.New(o)
+			require.NoError(b, err)
+			bench(b, srv, clients)
+		})
+		b.Run(fmt.Sprint(clients, " clients, empty handler"), func(b *testing.B) {
+			answer := &wire.CertifyResponse{LeafCertificate: make([]byte, 500), IntermediateCertificates: [][]byte{make([]byte, 400)}}
+			h := connect.NewUnaryHandler(linkerd.Certify, func(context.Context, *connect.Request[wire.CertifyRequest]) (*connect.Response[wire.CertifyResponse], error) {
+				return connect.NewResponse(answer), nil
+			})
+			bench(b, h, clients)
+		})
+	}
+}
+
+func bench(b *testing.B, h http.Handler, clients int) {
+	addr := start(b, linkerd.ServeOptions{Handler: h})
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(b, err)
+	der := csr(b, key, func(*x509.CertificateRequest) {})
+	r := &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: der}
+	var wg sync.WaitGroup
+	var left atomic.Int64
+	left.Store(int64(b.N))
+	b.ResetTimer()
+	for range clients {
+		c := connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](proxyClient(b), "http://"+addr+linkerd.Certify, connect.WithGRPC())
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				if _, err := c.CallUnary(b.Context(), connect.NewRequest(r)); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
