@@ -19,12 +19,16 @@
 //	spiffe/federation   bundle endpoints: fetch, watch, cache and serve
 //	spiffe/workloadapi  the Workload API: a client that is a source, and a server over any source
 //	spiffe/spiffetest   a CA and identities for tests, good and broken, and endpoints with faults
-//	pki                 keys, CSRs, the SAN extension, PEM, certificate building
-//	pki/ca              a certificate authority with root rotation
-//	caclient            one interface to any CA; caclient/local is the one over pki/ca
+//	pki                 keys, CSRs, the SAN extension, PEM, certificate building, CRLs
+//	pki/ca              a certificate authority: stores, rotation, JWT-SVIDs, audit, limits
+//	pki/ca/auditlog     a durable record of what it signed
+//	pki/ca/kubesecret   its store in a Kubernetes Secret
+//	pki/ra              a registration authority: Kubernetes' own signers
+//	pki/caserver        istioca and linkerd, the certificate services of the two
+//	caclient            one interface to any CA; local asks pki/ca, istioca asks Istio's service
 //	secretcache         the SecretManager: obtain identities, keep them fresh, notify
 //	sds                 Envoy's Secret Discovery Service, v3
-//	authn               who is calling
+//	authn               who is calling; authn/kube knows the tokens of Kubernetes
 //	examples            programs that put them together
 //
 // Packages are independent: siblings do not import each other, and each can be imported alone.
@@ -60,9 +64,10 @@
 //
 // # Dependencies
 //
-//   - connectrpc.com/connect: the gRPC protocol over net/http; only sds and spiffe/workloadapi reach it.
-//   - google.golang.org/protobuf: the wire messages of sds and spiffe/workloadapi.
-//   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly; only pki reaches it.
+//   - connectrpc.com/connect: the gRPC protocol over net/http; only sds, pki/caserver and
+//     caclient/istioca reach it.
+//   - google.golang.org/protobuf: the wire messages of the same packages.
+//   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly, for pki and pki/ra.
 //   - github.com/go-jose/go-jose/v4: an independent judge of tokens; only the tests of jwtsvid reach it.
 //   - github.com/stretchr/testify: assertions; only tests reach it.
 //

@@ -10,6 +10,12 @@
 // replaced in four steps: prepared, distributed, activated, retired. No handshake may fail: the
 // first that does makes the exit code 1, and the summary says which it was.
 //
+// With -ca and -ca-roots the identities come from a CA outside, over Istio's certificate API, such as
+// that of examples/ca, whose operator then rotates the root:
+//
+//	go run ./examples/ca -trust-domain example.org
+//	go run ./examples/quickstart -ca https://localhost:15012 -ca-roots …/root-cert.pem
+//
 // With -json each event is a line of JSON. With -serve it does not end, replaces the root again and
 // again, and prints a bootstrap for a real Envoy that takes its certificates from the socket.
 package main
@@ -26,7 +32,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -41,6 +46,9 @@ type options struct {
 	socket   string
 	json     bool
 	live     bool
+
+	ca      string // URL of a CA outside; empty for one of our own
+	caRoots string // file
 }
 
 func main() {
@@ -50,8 +58,10 @@ func main() {
 	flag.BoolVar(&o.serve, "serve", false, "keep running, and print a bootstrap for Envoy")
 	flag.StringVar(&o.socket, "socket", "", "path of the SDS socket (default: in a temporary directory)")
 	flag.BoolVar(&o.json, "json", false, "write one JSON object per event")
+	flag.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API, for the trust domain example.org (default: a CA in this process)")
+	flag.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM")
 	flag.Parse()
-	if flag.NArg() > 0 || o.lifetime < 2*time.Second {
+	if flag.NArg() > 0 || o.lifetime < 2*time.Second || (o.ca == "") != (o.caRoots == "") {
 		flag.Usage()
 		os.Exit(2)
 	}
@@ -78,34 +88,23 @@ func show(outer context.Context, o options, out io.Writer) error {
 		services.wait()
 	}()
 
-	// The certificate authority: everything is signed for the identity that local.New names, and
-	// nothing for what a request asks for.
-	authority, err := ca.New(ca.Config{
-		TrustDomain: trustDomain,
-		DefaultTTL:  o.lifetime,
-		MaxTTL:      o.lifetime,
-		Backdate:    time.Second,
-		RefreshHint: time.Second,
-		Propagation: max(o.lifetime*2/5, time.Second), // how long a new root is known before it signs
-	})
+	issuer, authority, err := newIssuer(n, o)
 	if err != nil {
 		return err
 	}
-	root := authority.Roots()[0].Certificate
-	n.say(event{Who: "ca", What: "root created", Serial: short(root), NotAfter: root.NotAfter})
-
-	frontend, err := startWorkload(services, n, authority, "frontend")
+	frontend, err := startWorkload(services, n, issuer, "frontend", o.lifetime)
 	if err != nil {
 		return err
 	}
-	backend, err := startWorkload(services, n, authority, "backend")
+	backend, err := startWorkload(services, n, issuer, "backend", o.lifetime)
 	if err != nil {
 		return err
 	}
-
 	rotation := &rotation{n: n, authority: authority, workloads: []*workload{frontend, backend}}
-	services.run("certificate authority", authority.Run)
-	services.run("rotation", rotation.run)
+	if authority != nil {
+		services.run("certificate authority", authority.Run)
+		services.run("rotation", rotation.run)
+	}
 
 	// SDS on a Unix socket, as Envoy wants it.
 	if o.socket == "" {
@@ -137,11 +136,14 @@ func show(outer context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if o.serve {
+	if o.serve && authority != nil {
 		services.run("root rotations", func(ctx context.Context) error { return rotation.every(ctx, 6*o.lifetime) })
-	} else {
+	}
+	if !o.serve {
 		after := time.AfterFunc(o.duration, func() { cancel(errOver) })
 		defer after.Stop()
+	}
+	if !o.serve && authority != nil {
 		rotate := time.AfterFunc(o.duration*3/10, func() { rotation.begin(ctx) })
 		defer rotate.Stop()
 	}

@@ -59,9 +59,9 @@ func TestFailureShows(t *testing.T) {
 	g := &group{ctx: ctx, fail: cancel}
 	authority, err := ca.New(ca.Config{TrustDomain: trustDomain})
 	require.NoError(t, err)
-	frontend, err := startWorkload(g, n, authority, "frontend")
+	frontend, err := startWorkload(g, n, inside(authority), "frontend", 0)
 	require.NoError(t, err)
-	backend, err := startWorkload(g, n, authority, "backend")
+	backend, err := startWorkload(g, n, inside(authority), "backend", 0)
 	require.NoError(t, err)
 	// Its server allows the backend only.
 	tr, err := startTraffic(g, n, &workload{name: "stranger", id: backend.id, manager: frontend.manager}, backend)

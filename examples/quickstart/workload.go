@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -45,17 +44,17 @@ type workload struct {
 }
 
 // startWorkload gives a workload its SecretManager and waits for the first identity.
-func startWorkload(g *group, n *narrator, authority *ca.Authority, name string) (*workload, error) {
+func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime time.Duration) (*workload, error) {
 	id, err := trustDomain.KubernetesID("demo", name)
 	if err != nil {
 		return nil, err
 	}
-	issuer, err := local.New(authority, id)
+	from, err := issuer(id)
 	if err != nil {
 		return nil, err
 	}
 	w := &workload{name: name, id: id}
-	w.manager, err = secretcache.New(secretcache.Config{ID: id, CA: issuer})
+	w.manager, err = secretcache.New(secretcache.Config{ID: id, CA: from, Lifetime: lifetime})
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root(t), "README.md"))
 	require.NoError(t, err)
 	snippets := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(readme), -1)
-	require.Len(t, snippets, 7)
+	require.Len(t, snippets, 8)
 
 	var body strings.Builder
 	for i, s := range snippets {
@@ -38,7 +38,8 @@ func TestReadme(t *testing.T) {
 		fmt.Fprintf(&body, `func snippet%d(t *testing.T, ctx context.Context, td spiffe.TrustDomain, handler http.Handler) error {
 	var me *secretcache.Manager
 	var authority *ca.Authority
-	_, _ = me, authority // for the snippets that have them from another
+	var authenticator authn.Authenticator
+	_, _, _ = me, authority, authenticator // for the snippets that have them from another
 	return func() error {
 		%s
 		%s}()
@@ -47,8 +48,10 @@ func TestReadme(t *testing.T) {
 `, i, s[1], ret)
 	}
 	src := body.String()
-	imports := []string{"context", "testing", "net/http", module + "/spiffe", module + "/secretcache", module + "/pki/ca"}
-	for _, name := range []string{"log/slog", module + "/spiffe/spiffetls", module + "/spiffe/spiffetest", module + "/caclient/local", module + "/sds", "os", module + "/spiffe/workloadapi", module + "/spiffe/federation", module + "/spiffe/jwtsvid", "github.com/stretchr/testify/require"} {
+	imports := []string{"context", "testing", "net/http", module + "/spiffe", module + "/secretcache", module + "/pki/ca", module + "/authn"}
+	for _, name := range []string{
+		"log/slog", module + "/pki/ca/auditlog", module + "/pki/caserver/istioca", module + "/spiffe/spiffetls", module + "/spiffe/spiffetest", module + "/caclient/local", module + "/sds", "os", module + "/spiffe/workloadapi", module + "/spiffe/federation", module + "/spiffe/jwtsvid", "github.com/stretchr/testify/require",
+	} {
 		if strings.Contains(src, filepath.Base(name)+".") {
 			imports = append(imports, name)
 		}
