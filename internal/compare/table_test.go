@@ -455,7 +455,8 @@ func TestPrograms(t *testing.T) {
 	t.Parallel()
 	address := serveOurs(t, newLive(newAuthority(t, "example.org").snapshot(t, "/web")), nil)
 	for _, p := range programs {
-		out, err := exec.CommandContext(timeout(t), build(t, p), address).CombinedOutput()
+		program := build(t, p) // which takes its time
+		out, err := exec.CommandContext(timeout(t), program, address).CombinedOutput()
 		require.NoError(t, err, "%s: %s", p, out)
 		assert.Equal(t, "spiffe://example.org/web <nil>\n", string(out), p)
 	}

@@ -2,6 +2,8 @@ package compare
 
 import (
 	"context"
+	"crypto"
+	"crypto/ecdsa"
 	"errors"
 	"maps"
 	"net"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	peerwit "github.com/spiffe/go-spiffe/v2/exp/svid/witsvid"
 	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
 	peerjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
 	peerapi "github.com/spiffe/go-spiffe/v2/workloadapi"
@@ -23,8 +26,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/witsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -540,4 +545,65 @@ func TestPeerServerCalls(t *testing.T) {
 	for _, err := range workloadapi.NewWITClient(client).WatchSVIDs(ctx, spiffe.ID{}) {
 		assert.ErrorIs(t, err, workloadapi.ErrUnimplemented)
 	}
+}
+
+// wits issues WIT-SVIDs for our server.
+type wits struct{ *witsvid.Issuer }
+
+func (w wits) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (workloadapi.IssuedWITSVID, error) {
+	return w.IssueSVID(id)
+}
+
+// The peer's client takes WIT-SVIDs, keys and bundles from our server.
+func TestPeerClientWIT(t *testing.T) {
+	t.Parallel()
+	ctx := timeout(t)
+	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	issuer, err := witsvid.NewIssuer(a.ca.TrustDomain(), key, nil)
+	require.NoError(t, err)
+	c := a.bundle(t).Contents()
+	kid, public := issuer.Authority()
+	c.WITAuthorities = map[string]crypto.PublicKey{kid: public}
+	own, err := spiffe.NewBundle(a.ca.TrustDomain(), c)
+	require.NoError(t, err)
+	snap := a.snapshot(t, "/web", other)
+	svid, err := snap.SVID()
+	require.NoError(t, err)
+	snap = spiffe.NewSnapshot(svid, snap.Bundles().With(own))
+	client, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadapi.Options{
+		Identities: func(context.Context) ([]workloadapi.Identity, error) {
+			return []workloadapi.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}}, nil
+		},
+		WITIssuer: wits{issuer},
+	})))
+	require.NoError(t, err)
+	defer client.Close()
+
+	bundles, err := client.FetchWITBundles(ctx)
+	require.NoError(t, err)
+	assert.Equal(t, 1, bundles.Len(), "others have no keys for it")
+	all, err := client.FetchWITSVIDs(ctx, "")
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	assert.Equal(t, "front", all[0].Hint)
+	for _, s := range all {
+		good, err := peerwit.ParseAndValidate(s.Marshal(), bundles)
+		require.NoError(t, err)
+		private, ok := s.PrivateKey.(*ecdsa.PrivateKey)
+		require.True(t, ok)
+		assert.True(t, private.PublicKey.Equal(good.PublicKey))
+	}
+	one, err := client.FetchWITSVID(ctx, "spiffe://example.org/db")
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://example.org/db", one.ID.String())
+	_, err = client.FetchWITSVID(ctx, "spiffe://example.org/mail")
+	assert.Equal(t, codes.PermissionDenied, status.Code(err))
+
+	off, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), nil)))
+	require.NoError(t, err)
+	defer off.Close()
+	_, err = off.FetchWITBundles(ctx)
+	assert.Equal(t, codes.Unimplemented, status.Code(err))
 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
-	"github.com/svidkit/svidkit/internal/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -236,19 +235,19 @@ type bundlesReader struct {
 func (r *bundlesReader) forget() { *r = bundlesReader{} }
 
 func (r *bundlesReader) readX509(data []byte) (*BundlesUpdate, error) {
-	var m workloadapi.X509BundlesResponse
+	var m x509BundlesResponse
 	if err := decode(data, &m, maxElements); err != nil {
 		return nil, err
 	}
-	return r.update(m.GetBundles(), m.GetCrl(), parseX509Bundle)
+	return r.update(m.bundles, m.crl, parseX509Bundle)
 }
 
 func (r *bundlesReader) readJWT(data []byte) (*BundlesUpdate, error) {
-	var m workloadapi.JWTBundlesResponse
+	var m jwtBundlesResponse
 	if err := decode(data, &m, maxElements); err != nil {
 		return nil, err
 	}
-	return r.update(m.GetBundles(), nil, parseJWTBundle)
+	return r.update(m.bundles, nil, parseJWTBundle)
 }
 
 func (r *bundlesReader) update(m map[string][]byte, crls [][]byte, parse parser) (*BundlesUpdate, error) {

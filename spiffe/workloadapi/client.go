@@ -10,8 +10,7 @@ import (
 	"net/http"
 	"time"
 
-	"connectrpc.com/connect"
-
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -89,20 +88,15 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 // String names the server.
 func (c *Client) String() string { return "workloadapi.Client(" + c.server + ")" }
 
-func (c *Client) rpc(name string, maxMessage int) *connect.Client[raw, raw] {
-	return connect.NewClient[raw, raw](c.http, "http://localhost"+service+name,
-		connect.WithGRPC(),
-		connect.WithCodec(codec{}),
-		connect.WithReadMaxBytes(maxMessage),
-		connect.WithAcceptCompression("gzip", nil, nil), // random bytes do not shrink, and hostile ones grow
-	)
+func (c *Client) rpc(maxMessage int) *grpchttp.Client {
+	return grpchttp.NewClient(c.http, "http://localhost"+service, maxMessage)
 }
 
-// request adds the header that shows that nobody was tricked into sending it (WEP-5).
-func request(m *raw) *connect.Request[raw] {
-	r := connect.NewRequest(m)
-	r.Header().Set(securityHeader, "true")
-	return r
+// metadata has the header that shows that nobody was tricked into sending the request (WEP-5).
+func metadata() http.Header {
+	h := make(http.Header)
+	h.Set(securityHeader, "true")
+	return h
 }
 
 // WatchX509SVIDs yields the identities and trust bundles of this workload as the server has them:
@@ -118,7 +112,7 @@ func (c *Client) WatchX509SVIDs(ctx context.Context) iter.Seq2[*X509Update, erro
 	return func(yield func(*X509Update, error) bool) {
 		var r x509Reader
 		w := &watch[*X509Update]{
-			client: c, rpc: c.rpc(fetchX509SVID, c.maxMessage), name: fetchX509SVID, request: &raw{}, read: r.read, forget: r.forget,
+			client: c, name: fetchX509SVID, request: &raw{}, read: r.read, forget: r.forget,
 		}
 		w.run(ctx, yield)
 	}
@@ -130,7 +124,7 @@ func (c *Client) WatchX509Bundles(ctx context.Context) iter.Seq2[*BundlesUpdate,
 	return func(yield func(*BundlesUpdate, error) bool) {
 		var r bundlesReader
 		w := &watch[*BundlesUpdate]{
-			client: c, rpc: c.rpc(fetchX509Bundles, c.maxMessage), name: fetchX509Bundles, request: &raw{}, read: r.readX509, forget: r.forget,
+			client: c, name: fetchX509Bundles, request: &raw{}, read: r.readX509, forget: r.forget,
 		}
 		w.run(ctx, yield)
 	}
@@ -141,7 +135,7 @@ func (c *Client) WatchJWTBundles(ctx context.Context) iter.Seq2[*BundlesUpdate, 
 	return func(yield func(*BundlesUpdate, error) bool) {
 		var r bundlesReader
 		w := &watch[*BundlesUpdate]{
-			client: c, rpc: c.rpc(fetchJWTBundles, c.maxMessage), name: fetchJWTBundles, request: &raw{}, read: r.readJWT, forget: r.forget,
+			client: c, name: fetchJWTBundles, request: &raw{}, read: r.readJWT, forget: r.forget,
 		}
 		w.run(ctx, yield)
 	}
@@ -151,11 +145,11 @@ func (c *Client) WatchJWTBundles(ctx context.Context) iter.Seq2[*BundlesUpdate, 
 func (c *Client) call(ctx context.Context, name string, maxMessage int, m *raw) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	resp, err := c.rpc(name, min(maxMessage, c.maxMessage)).CallUnary(ctx, request(m))
+	data, err := c.rpc(min(maxMessage, c.maxMessage)).Unary(ctx, name, metadata(), m.b)
 	if err != nil {
 		return nil, c.failure(name, err)
 	}
-	return resp.Msg.b, nil
+	return data, nil
 }
 
 // parsedID parses an ID in a response.

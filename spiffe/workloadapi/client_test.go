@@ -67,7 +67,7 @@ func TestSecurityHeader(t *testing.T) {
 	c := dial(t, onSocket(t, fake(t, func(c *call) {
 		assert.Equal(t, []string{"true"}, c.header.Values("workload.spiffe.io"), c.rpc)
 		assert.Equal(t, "application/grpc", c.header.Get("Content-Type"))
-		assert.Empty(t, c.header.Get("Grpc-Accept-Encoding"), "no compression")
+		assert.Equal(t, "identity", c.header.Get("Grpc-Accept-Encoding"), "no compression")
 		seen = append(seen, c.rpc)
 		c.end(codeUnimplemented, "")
 	})))
@@ -446,13 +446,13 @@ func TestHostileServer(t *testing.T) {
 		"a huge bundle":              {message(append(federated("other.test", make([]byte, 20*mb)), good...)), ""},
 		"24,000 certificates":        {message(manyBundles), ""},
 		"a huge chain":               {message(text(1, append(text(1, []byte("spiffe://example.org/web")), append(text(2, slices.Repeat(leaf, 20*mb/len(leaf))), append(text(3, []byte{1}), text(4, home.roots())...)...)...))), "too large"},
-		"65 MiB are promised":        {func(c *call) { c.write(prefix(0, 65*mb)); c.flush(); c.end(codeOK, "") }, "larger than configured max"},
-		"4 GiB are promised":         {func(c *call) { c.write(prefix(0, 1<<32-1)); c.write(make([]byte, mb)); c.flush() }, "larger than configured max"},
-		"a message is cut":           {func(c *call) { c.write(prefix(0, 64*mb)); c.write(make([]byte, mb)); c.flush() }, "promised"},
-		"not even a prefix":          {func(c *call) { c.write([]byte{0, 0}) }, "incomplete envelope"},
-		"compressed":                 {func(c *call) { c.write(prefix(1, uint32(len(good)))); c.write(good); c.flush() }, "without compression support"},
+		"65 MiB are promised":        {func(c *call) { c.write(prefix(0, 65*mb)); c.flush(); c.end(codeOK, "") }, "larger than the limit"},
+		"4 GiB are promised":         {func(c *call) { c.write(prefix(0, 1<<32-1)); c.write(make([]byte, mb)); c.flush() }, "larger than the limit"},
+		"a message is cut":           {func(c *call) { c.write(prefix(0, 64*mb)); c.write(make([]byte, mb)); c.flush() }, "in the middle of a message"},
+		"not even a prefix":          {func(c *call) { c.write([]byte{0, 0}) }, "in the middle of a message"},
+		"compressed":                 {func(c *call) { c.write(prefix(1, uint32(len(good)))); c.write(good); c.flush() }, "flag of a compressed one"},
 		"flags that nobody knows":    {func(c *call) { c.write(prefix(0x40, uint32(len(good)))); c.write(good); c.flush() }, ""},
-		"a status that is no number": {func(c *call) { c.w.Header().Set(http.TrailerPrefix+"Grpc-Status", "x"); c.ended = true }, "protocol error"},
+		"a status that is no number": {func(c *call) { c.w.Header().Set(http.TrailerPrefix+"Grpc-Status", "x"); c.ended = true }, "is not a number"},
 		"a long status": {func(c *call) {
 			for i := range 10 {
 				c.w.Header().Set(fmt.Sprintf("X-%d", i), strings.Repeat("x", 10<<10))
@@ -526,7 +526,7 @@ func TestLargeResponse(t *testing.T) {
 	small, transport := client(t, l.DialContext, 1<<20)
 	t.Cleanup(transport.CloseIdleConnections)
 	for _, err := range small.WatchX509SVIDs(t.Context()) {
-		require.ErrorContains(t, err, "larger than configured max")
+		require.ErrorContains(t, err, "larger than the limit")
 		assert.False(t, err.(*workloadapi.Error).Final)
 		break
 	}

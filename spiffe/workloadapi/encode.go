@@ -8,9 +8,6 @@ import (
 	"sync"
 	"unicode/utf8"
 
-	"google.golang.org/protobuf/proto"
-
-	"github.com/svidkit/svidkit/internal/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -26,10 +23,10 @@ type generation struct {
 	snap *spiffe.Snapshot
 	crls [][]byte
 
-	x509, jwt once
-	mu        sync.Mutex
-	callers   *node
-	nodes     int
+	x509, jwt, wit once
+	mu             sync.Mutex
+	callers        *node
+	nodes          int
 }
 
 // node stands for a list of identities: its own, after those on the way to it. It holds on to them,
@@ -115,7 +112,7 @@ func (e *encodings) x509SVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identi
 		if err := checkIdentities(ids); err != nil {
 			return nil, err
 		}
-		resp := &workloadapi.X509SVIDResponse{Crl: crls, FederatedBundles: make(map[string][]byte)}
+		resp := &x509SVIDResponse{crl: crls, federatedBundles: make(map[string][]byte)}
 		own := make(map[spiffe.TrustDomain][]byte)
 		for _, id := range ids {
 			td := id.SVID.ID().TrustDomain()
@@ -133,14 +130,14 @@ func (e *encodings) x509SVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identi
 			if err != nil {
 				return nil, err
 			}
-			resp.Svids = append(resp.Svids, &workloadapi.X509SVID{
-				SpiffeId: id.SVID.ID().String(), X509Svid: certs, X509SvidKey: key, Bundle: own[td], Hint: id.Hint,
+			resp.svids = append(resp.svids, x509SVID{
+				spiffeID: id.SVID.ID().String(), x509SVID: certs, x509SVIDKey: key, bundle: own[td], hint: id.Hint,
 			})
 		}
 		for b := range snap.Bundles().All() {
 			der := authorities(b)
 			if _, is := own[b.TrustDomain()]; !is && len(der) > 0 {
-				resp.FederatedBundles[b.TrustDomain().ID().String()] = der
+				resp.federatedBundles[b.TrustDomain().ID().String()] = der
 			}
 		}
 		return encode(resp)
@@ -158,19 +155,19 @@ func authorities(b *spiffe.Bundle) []byte {
 
 func (e *encodings) x509Bundles(snap *spiffe.Snapshot, crls [][]byte) (*raw, error) {
 	return e.of(snap, crls).x509.get(func() (*raw, error) {
-		resp := &workloadapi.X509BundlesResponse{Crl: crls, Bundles: make(map[string][]byte)}
+		resp := &x509BundlesResponse{crl: crls, bundles: make(map[string][]byte)}
 		for b := range snap.Bundles().All() {
 			if der := authorities(b); len(der) > 0 || isOwn(snap, b) {
-				resp.Bundles[b.TrustDomain().ID().String()] = der
+				resp.bundles[b.TrustDomain().ID().String()] = der
 			}
 		}
-		return whole(resp.GetBundles(), snap, resp)
+		return whole(resp.bundles, snap, resp)
 	})
 }
 
 func (e *encodings) jwtBundles(snap *spiffe.Snapshot, crls [][]byte) (*raw, error) {
 	return e.of(snap, crls).jwt.get(func() (*raw, error) {
-		resp := &workloadapi.JWTBundlesResponse{Bundles: make(map[string][]byte)}
+		resp := &jwtBundlesResponse{bundles: make(map[string][]byte)}
 		for b := range snap.Bundles().All() {
 			keys := b.Contents().JWTAuthorities
 			if len(keys) == 0 && !isOwn(snap, b) {
@@ -186,9 +183,9 @@ func (e *encodings) jwtBundles(snap *spiffe.Snapshot, crls [][]byte) (*raw, erro
 			}
 			// A plain JWK Set, as other servers send it: "use" belongs to bundle documents (WAPI-45). Inside
 			// of a string the quotes would be escaped.
-			resp.Bundles[b.TrustDomain().ID().String()] = bytes.ReplaceAll(doc, []byte(`"use":`+useJWT+`,`), nil)
+			resp.bundles[b.TrustDomain().ID().String()] = bytes.ReplaceAll(doc, []byte(`"use":`+useJWT+`,`), nil)
 		}
-		return whole(resp.GetBundles(), snap, resp)
+		return whole(resp.bundles, snap, resp)
 	})
 }
 
@@ -198,7 +195,7 @@ func isOwn(snap *spiffe.Snapshot, b *spiffe.Bundle) bool {
 }
 
 // whole encodes a response if its bundles have that of the server's own trust domain (WAPI-34, WAPI-44).
-func whole(bundles map[string][]byte, snap *spiffe.Snapshot, m proto.Message) (*raw, error) {
+func whole(bundles map[string][]byte, snap *spiffe.Snapshot, m message) (*raw, error) {
 	svid, err := snap.SVID()
 	if err != nil {
 		return nil, err

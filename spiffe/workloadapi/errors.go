@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"connectrpc.com/connect"
-
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/unixsocket"
 )
 
@@ -40,7 +39,7 @@ var (
 )
 
 // Error says what went wrong with an RPC. What the server wrote is quoted in it, and cut to a length
-// that is fit for a log.
+// that is fit for a log. If the server itself has ended the RPC, there is a [*StatusError] in it.
 type Error struct {
 	RPC     string        // such as "FetchX509SVID"
 	Server  string        // its address
@@ -64,29 +63,29 @@ func (e *Error) Retryable() (after time.Duration, ok bool) { return 0, !e.Final 
 // maxText is how much of a text of the server's goes into an error, in bytes.
 const maxText = 512
 
-// statusError is an error that the server has sent, with what it means to us.
-type statusError struct {
+// StatusError is the status that the server itself has ended an RPC with, in an [Error]. A broken
+// connection has none.
+type StatusError struct {
+	Code    int    // of gRPC, such as 14 for Unavailable
+	Message string // as the server sent it: not cut, and of any bytes
+
 	kind error // one of the errors above, or nil
-	err  *connect.Error
 }
 
-func (e *statusError) Error() string {
-	what := "status " + e.err.Code().String()
+// Error says what the code means to us, and quotes the message.
+func (e *StatusError) Error() string {
+	what := "status " + grpchttp.Code(e.Code).String()
 	if e.kind != nil {
 		what = e.kind.Error()
 	}
-	if msg := e.err.Message(); msg != "" {
-		return fmt.Sprintf("%s: %q", what, clip(msg, maxText))
+	if e.Message != "" {
+		return fmt.Sprintf("%s: %q", what, clip(e.Message, maxText))
 	}
 	return what
 }
 
-func (e *statusError) Unwrap() []error {
-	if e.kind == nil {
-		return []error{e.err}
-	}
-	return []error{e.kind, e.err}
-}
+// Unwrap returns the error of this package that the code stands for, or nil.
+func (e *StatusError) Unwrap() error { return e.kind }
 
 // localError is an error of the transport. Its text may quote what the server sent.
 type localError struct{ err error }
@@ -98,17 +97,17 @@ func (e *localError) Unwrap() error { return e.err }
 // for its word: a proxy's 403 must not withdraw an identity.
 func (c *Client) failure(rpc string, err error) *Error {
 	e := &Error{RPC: rpc, Server: c.server, Err: &localError{err}}
-	status, ok := errors.AsType[*connect.Error](err)
-	if !ok || !connect.IsWireError(err) {
+	status, ok := errors.AsType[*grpchttp.Error](err)
+	if !ok || !status.Remote {
 		return e
 	}
-	s := &statusError{err: status}
-	switch status.Code() {
-	case connect.CodePermissionDenied:
+	s := &StatusError{Code: int(status.Code), Message: status.Message}
+	switch status.Code {
+	case grpchttp.PermissionDenied:
 		s.kind = ErrDenied
-	case connect.CodeInvalidArgument:
+	case grpchttp.InvalidArgument:
 		s.kind, e.Final = ErrRefused, true
-	case connect.CodeUnimplemented:
+	case grpchttp.Unimplemented:
 		s.kind, e.Final = ErrUnimplemented, true
 	}
 	e.Err = s

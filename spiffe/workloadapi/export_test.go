@@ -1,6 +1,7 @@
 package workloadapi
 
 import (
+	"crypto"
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
@@ -49,4 +50,13 @@ func (h *Handler) EncodeX509SVIDs(snap *spiffe.Snapshot, ids []Identity) ([]byte
 		return nil, err
 	}
 	return m.b, nil
+}
+
+// CheckWIT checks what a WITIssuer returns, and returns the key as it is sent.
+func CheckWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, jwk string, err error) {
+	exp, alg, err := checkWIT(token, id, key, now)
+	if err == nil {
+		jwk, err = privateJWK(key, alg)
+	}
+	return exp, jwk, err
 }

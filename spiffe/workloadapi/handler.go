@@ -6,17 +6,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"mime"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/structpb"
-
-	"github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -79,11 +76,15 @@ type Options struct {
 	// Validator makes the answers of ValidateJWTSVID. Nil means that the method answers Unimplemented.
 	Validator JWTValidator
 
+	// WITIssuer makes the answers of FetchWITSVID, and with it FetchWITBundles serves the WIT
+	// authorities of the bundles. Nil means that both methods answer Unimplemented (WAPI-2).
+	WITIssuer WITIssuer
+
 	// MaxStreams is how many streams may be open at the same time; 0 means 10,000. One more is
 	// refused with code ResourceExhausted.
 	MaxStreams int
 
-	// Logger gets what callers are not told: what Identities, Issuer and the provider fail with, as
+	// Logger gets what callers are not told: what Identities, the issuers and the provider fail with, as
 	// warnings, and at level Debug when it is the same again. Nil means silence.
 	Logger *slog.Logger
 }
@@ -93,8 +94,7 @@ type Options struct {
 type Handler struct {
 	src  Provider
 	opts Options
-	rpcs map[string]http.Handler // by path
-	errs *connect.ErrorWriter
+	grpc *grpchttp.Handler
 	done chan struct{} // closed by Close
 	enc  encodings
 
@@ -120,54 +120,40 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	h.opts.MaxStreams = cmp.Or(h.opts.MaxStreams, maxStreams)
 	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
 
-	options := []connect.HandlerOption{
-		connect.WithCodec(codec{}),
-		connect.WithReadMaxBytes(maxRequest),
-		connect.WithCompression("gzip", nil, nil), // not worth the work for random bytes, and a bomb on the way in
-	}
-	h.errs = connect.NewErrorWriter(options...)
-	h.rpcs = map[string]http.Handler{
-		service + fetchX509SVID:                   h.streamHandler(fetchX509SVID, h.x509SVIDs, options),
-		service + fetchX509Bundles:                h.streamHandler(fetchX509Bundles, h.x509Bundles, options),
-		service + fetchJWTBundles:                 h.streamHandler(fetchJWTBundles, h.jwtBundles, options),
-		reflection + "v1" + reflectionMethod:      reflectionHandler("v1", options),
-		reflection + "v1alpha" + reflectionMethod: reflectionHandler("v1alpha", options),
+	rpcs := map[string]grpchttp.Method{
+		service + fetchX509SVID:                   h.streamMethod(always(h.x509SVIDs)),
+		service + fetchX509Bundles:                h.streamMethod(always(h.x509Bundles)),
+		service + fetchJWTBundles:                 h.streamMethod(always(h.jwtBundles)),
+		reflection + "v1" + reflectionMethod:      reflectionOf("v1"),
+		reflection + "v1alpha" + reflectionMethod: reflectionOf("v1alpha"),
 	}
 	if h.opts.Issuer != nil {
-		h.rpcs[service+fetchJWTSVID] = connect.NewUnaryHandler(service+fetchJWTSVID, h.fetchJWTSVID, options...)
+		rpcs[service+fetchJWTSVID] = grpchttp.Unary(h.fetchJWTSVID)
 	}
 	if h.opts.Validator != nil {
-		h.rpcs[service+validateJWTSVID] = connect.NewUnaryHandler(service+validateJWTSVID, h.validateJWTSVID, options...)
+		rpcs[service+validateJWTSVID] = grpchttp.Unary(h.validateJWTSVID)
 	}
+	if h.opts.WITIssuer != nil {
+		rpcs[service+fetchWITSVID] = h.streamMethod(h.fetchWITSVID)
+		rpcs[service+fetchWITBundles] = h.streamMethod(always(h.witBundles))
+	}
+	h.grpc = &grpchttp.Handler{Methods: rpcs, Admit: h.admit, MaxMessage: maxRequest}
 	return h, nil
 }
 
 // ServeHTTP serves one request: a stream for as long as it lasts. Every gRPC request without the
 // header that the standard demands is refused before anything else is looked at (WEP-6). Other
-// methods than those of the stable profiles answer Unimplemented (WAPI-2, WEP-18). What is not gRPC is
-// answered with 415.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media {
-	case "application/grpc", "application/grpc+proto":
-	default:
-		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
-		w.WriteHeader(http.StatusUnsupportedMediaType)
-		return
-	}
-	if err := h.admit(r); err != nil {
-		_ = h.errs.Write(w, r, err) // the client has gone
-		return
-	}
-	h.rpcs[r.URL.Path].ServeHTTP(w, r)
-}
+// methods, and those that Options leave switched off, answer Unimplemented (WAPI-2, WEP-18). What is not
+// gRPC is answered with 415, and what is not HTTP/2 with 505.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.ServeHTTP(w, r) }
 
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
 	if v := r.Header.Values(securityHeader); len(v) != 1 || v[0] != "true" {
 		return refusal(`send the metadata "workload.spiffe.io: true", once`)
 	}
-	if h.rpcs[r.URL.Path] == nil {
-		return status(connect.CodeUnimplemented, "this server does not implement the method")
+	if h.grpc.Methods[r.URL.Path] == nil {
+		return status(grpchttp.Unimplemented, "this server does not implement the method")
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -178,15 +164,15 @@ func (h *Handler) admit(r *http.Request) error {
 }
 
 // What callers are told.
-func status(code connect.Code, text string) error {
-	return connect.NewError(code, errors.New("workloadapi: "+text))
+func status(code grpchttp.Code, text string) error {
+	return grpchttp.Errorf(code, "workloadapi: %s", text)
 }
-func refusal(text string) error { return status(connect.CodeInvalidArgument, text) }
+func refusal(text string) error { return status(grpchttp.InvalidArgument, text) }
 func errClosing() error {
-	return status(connect.CodeUnavailable, "the server is shutting down")
+	return status(grpchttp.Unavailable, "the server is shutting down")
 }
 func errDenied() error {
-	return status(connect.CodePermissionDenied, "there is no identity for this caller; register the workload, or try again later")
+	return status(grpchttp.PermissionDenied, "there is no identity for this caller; register the workload, or try again later")
 }
 
 // unavailable tells the caller to come back, or that there is nothing for it, and the log why.
@@ -205,7 +191,7 @@ func (h *Handler) unavailable(ctx context.Context, what string, err error) error
 	h.logged[what] = text
 	h.mu.Unlock()
 	h.opts.Logger.LogAttrs(ctx, level, "workloadapi: request failed", slog.String("what", what), slog.Any("err", err))
-	return status(connect.CodeUnavailable, "the server has nothing to serve now; try again later")
+	return status(grpchttp.Unavailable, "the server has nothing to serve now; try again later")
 }
 
 // identities returns what the caller may have, at least one. Bundles of the own trust domains are in
@@ -251,17 +237,37 @@ func (h *Handler) crls() [][]byte {
 	return nil
 }
 
-// answer makes the current response of a stream for its caller.
-type answer func(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (*raw, error)
+// answer makes the current response of a stream for its caller. If that changes by itself, next is when
+// to ask again; else it is zero.
+type answer func(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (m *raw, next time.Time, err error)
 
-func (h *Handler) streamHandler(name string, make answer, options []connect.HandlerOption) http.Handler {
-	return connect.NewServerStreamHandler(service+name, func(ctx context.Context, _ *connect.Request[raw], s *connect.ServerStream[raw]) error {
+// always returns what begins a stream whose response does not depend on the request or the time.
+func always(f func(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (*raw, error)) func([]byte) (answer, error) {
+	return func([]byte) (answer, error) {
+		return func(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (*raw, time.Time, error) {
+			m, err := f(ctx, snap, ids)
+			return m, time.Time{}, err
+		}, nil
+	}
+}
+
+// streamMethod returns a method that answers one request with a stream. begin reads the request.
+func (h *Handler) streamMethod(begin func(request []byte) (answer, error)) grpchttp.Method {
+	return func(ctx context.Context, c *grpchttp.Call) error {
+		request, err := c.ReceiveOnly()
+		if err != nil {
+			return err
+		}
+		make, err := begin(request)
+		if err != nil {
+			return err
+		}
 		if !h.enter() {
-			return status(connect.CodeResourceExhausted, "too many streams are open; try again later")
+			return status(grpchttp.ResourceExhausted, "too many streams are open; try again later")
 		}
 		defer h.leave()
-		return h.stream(ctx, make, s)
-	}, options...)
+		return h.stream(ctx, make, c)
+	}
 }
 
 func (h *Handler) enter() bool {
@@ -282,7 +288,7 @@ func (h *Handler) leave() {
 
 // stream sends the first response at once, and another after each change of it. While a caller does
 // not read, changes pile up to one: the newest.
-func (h *Handler) stream(ctx context.Context, make answer, s *connect.ServerStream[raw]) error {
+func (h *Handler) stream(ctx context.Context, make answer, c *grpchttp.Call) error {
 	var last *raw
 	for {
 		snap, changed, err := h.snapshot(ctx)
@@ -293,32 +299,47 @@ func (h *Handler) stream(ctx context.Context, make answer, s *connect.ServerStre
 		if err != nil {
 			return err
 		}
-		m, err := make(ctx, snap, ids)
+		m, next, err := make(ctx, snap, ids)
 		if err != nil {
 			return err
 		}
 		if last == nil || m != last && !bytes.Equal(m.b, last.b) {
-			if err := s.Send(m); err != nil {
+			if err := c.Send(m.b); err != nil {
 				return err
 			}
 		}
 		last = m
-		select {
-		case <-changed[0]:
-		case <-changed[1]:
-		case <-ctx.Done():
-			return ended(ctx)
-		case <-h.done:
-			return errClosing()
+		if err := h.wait(ctx, changed, next); err != nil {
+			return err
 		}
 	}
+}
+
+// wait returns nil when the response of a stream may be another one.
+func (h *Handler) wait(ctx context.Context, changed [2]<-chan struct{}, next time.Time) error {
+	var due <-chan time.Time
+	if !next.IsZero() {
+		t := time.NewTimer(time.Until(next))
+		defer t.Stop()
+		due = t.C
+	}
+	select {
+	case <-changed[0]:
+	case <-changed[1]:
+	case <-due:
+	case <-ctx.Done():
+		return ended(ctx)
+	case <-h.done:
+		return errClosing()
+	}
+	return nil
 }
 
 // ended says why a context is done: its client has gone and does not hear it, or its deadline
 // passed, or the server is going.
 func ended(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return status(connect.CodeDeadlineExceeded, "the deadline of the stream has passed")
+		return status(grpchttp.DeadlineExceeded, "the deadline of the stream has passed")
 	}
 	return errClosing()
 }
@@ -347,12 +368,12 @@ func (h *Handler) jwtBundles(ctx context.Context, snap *spiffe.Snapshot, _ []Ide
 	return m, nil
 }
 
-func (h *Handler) fetchJWTSVID(ctx context.Context, r *connect.Request[raw]) (*connect.Response[raw], error) {
-	var req workloadapi.JWTSVIDRequest
-	if decode(r.Msg.b, &req, maxAudiences+8) != nil {
+func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
+	var req jwtSVIDRequest
+	if decode(request, &req, maxAudiences+8) != nil {
 		return nil, refusal("the request is not a JWTSVIDRequest, or has too many audiences")
 	}
-	audience := req.GetAudience()
+	audience := req.audience
 	if len(audience) == 0 || len(audience) > maxAudiences {
 		return nil, refusal("name an audience, and at most 64 (WAPI-13)")
 	}
@@ -360,7 +381,7 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, r *connect.Request[raw]) (*c
 		return nil, refusal("an audience is empty (WAPI-13)")
 	}
 	var want spiffe.ID
-	if s := req.GetSpiffeId(); s != "" {
+	if s := req.spiffeID; s != "" {
 		var err error
 		if want, err = spiffe.ParseID(s); err != nil {
 			return nil, refusal("spiffe_id is not a SPIFFE ID")
@@ -377,7 +398,7 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, r *connect.Request[raw]) (*c
 	if err := checkIdentities(ids); err != nil {
 		return nil, h.unavailable(ctx, fetchJWTSVID, err)
 	}
-	resp := &workloadapi.JWTSVIDResponse{}
+	resp := &jwtSVIDResponse{}
 	for _, id := range ids {
 		if !want.IsZero() && id.SVID.ID() != want {
 			continue
@@ -389,42 +410,38 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, r *connect.Request[raw]) (*c
 		if err != nil {
 			return nil, h.unavailable(ctx, fetchJWTSVID, err)
 		}
-		resp.Svids = append(resp.Svids, &workloadapi.JWTSVID{SpiffeId: id.SVID.ID().String(), Svid: token, Hint: id.Hint})
+		resp.svids = append(resp.svids, jwtSVID{spiffeID: id.SVID.ID().String(), svid: token, hint: id.Hint})
 	}
-	if len(resp.GetSvids()) == 0 {
+	if len(resp.svids) == 0 {
 		return nil, errDenied() // WAPI-42
 	}
 	m, err := encode(resp)
 	if err != nil {
 		return nil, h.unavailable(ctx, fetchJWTSVID, err)
 	}
-	return connect.NewResponse(m), nil
+	return m.b, nil
 }
 
-func (h *Handler) validateJWTSVID(ctx context.Context, r *connect.Request[raw]) (*connect.Response[raw], error) {
-	var req workloadapi.ValidateJWTSVIDRequest
-	if decode(r.Msg.b, &req, 16) != nil {
+func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
+	var req validateJWTSVIDRequest
+	if decode(request, &req, 16) != nil {
 		return nil, refusal("the request is not a ValidateJWTSVIDRequest")
 	}
-	if req.GetAudience() == "" || req.GetSvid() == "" {
+	if req.audience == "" || req.svid == "" {
 		return nil, refusal("the audience or the svid is empty (WAPI-52)")
 	}
-	id, claims, err := h.opts.Validator.ValidateJWTSVID(ctx, req.GetAudience(), req.GetSvid())
+	id, claims, err := h.opts.Validator.ValidateJWTSVID(ctx, req.audience, req.svid)
 	if err != nil {
-		return nil, refusal("the JWT-SVID is not valid: " + withoutToken(err.Error(), req.GetSvid()))
+		return nil, refusal("the JWT-SVID is not valid: " + withoutToken(err.Error(), req.svid))
 	}
-	s, err := structpb.NewStruct(claims)
-	if err == nil && (len(claims) == 0 || id.IsZero()) {
-		err = errors.New("the validator returned no claims or no ID, and no error")
+	if len(claims) == 0 || id.IsZero() {
+		return nil, h.unavailable(ctx, validateJWTSVID, errors.New("the validator returned no claims or no ID, and no error"))
 	}
-	if err != nil {
-		return nil, h.unavailable(ctx, validateJWTSVID, err)
-	}
-	m, err := encode(&workloadapi.ValidateJWTSVIDResponse{SpiffeId: id.String(), Claims: s})
+	m, err := encode(&validateJWTSVIDResponse{spiffeID: id.String(), claims: claims})
 	if err != nil {
 		return nil, h.unavailable(ctx, validateJWTSVID, err)
 	}
-	return connect.NewResponse(m), nil
+	return m.b, nil
 }
 
 // withoutToken returns a text that a caller may see and log: not one that has a part of the token

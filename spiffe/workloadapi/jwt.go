@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 
-	"github.com/svidkit/svidkit/internal/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -56,9 +55,9 @@ func (c *Client) FetchJWTSVID(ctx context.Context, audience string, extra ...str
 // FetchJWTSVIDs asks for tokens for one or more audiences: one of each identity that the caller has,
 // the default one first or, if id is not the zero ID, of that one only. See [Client.FetchJWTSVID].
 func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...string) ([]JWTSVID, error) {
-	req := &workloadapi.JWTSVIDRequest{Audience: audience}
+	req := &jwtSVIDRequest{audience: audience}
 	if !id.IsZero() {
-		req.SpiffeId = id.String()
+		req.spiffeID = id.String()
 	}
 	if len(audience) == 0 || slices.Contains(audience, "") {
 		return nil, c.mistake(fetchJWTSVID, "an audience is missing or empty")
@@ -79,31 +78,31 @@ func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...st
 }
 
 func readJWTSVIDs(data []byte, want spiffe.ID) ([]JWTSVID, error) {
-	var m workloadapi.JWTSVIDResponse
+	var m jwtSVIDResponse
 	if err := decode(data, &m, maxIdentities); err != nil {
 		return nil, err
 	}
-	if len(m.GetSvids()) == 0 {
+	if len(m.svids) == 0 {
 		return nil, errors.New("it has no SVIDs (WAPI-43)")
 	}
 	var all []JWTSVID
 	hints := make(map[string]bool)
-	for i, s := range m.GetSvids() {
-		if h := s.GetHint(); h != "" && hints[h] {
+	for i, s := range m.svids {
+		if h := s.hint; h != "" && hints[h] {
 			continue // WAPI-24
 		}
-		hints[s.GetHint()] = true
-		id, err := parsedID(s.GetSpiffeId())
+		hints[s.hint] = true
+		id, err := parsedID(s.spiffeID)
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("SVID %d: %w", i+1, err)
-		case s.GetSvid() == "":
+		case s.svid == "":
 			return nil, fmt.Errorf("SVID %d: svid is empty (WAPI-14)", i+1)
 		case !want.IsZero() && id != want:
 			return nil, fmt.Errorf("SVID %d: it is that of %q, not %q", i+1, id, want)
 		}
-		token := s.GetSvid()
-		all = append(all, JWTSVID{ID: id, Hint: s.GetHint(), token: func() string { return token }})
+		token := s.svid
+		all = append(all, JWTSVID{ID: id, Hint: s.hint, token: func() string { return token }})
 	}
 	return all, nil
 }
@@ -118,7 +117,7 @@ func (c *Client) ValidateJWTSVID(ctx context.Context, audience, token string) (i
 	if audience == "" || token == "" {
 		return spiffe.ID{}, nil, c.mistake(validateJWTSVID, "the audience or the token is empty")
 	}
-	m, err := encode(&workloadapi.ValidateJWTSVIDRequest{Audience: audience, Svid: token})
+	m, err := encode(&validateJWTSVIDRequest{audience: audience, svid: token})
 	if err != nil {
 		return spiffe.ID{}, nil, c.mistake(validateJWTSVID, "the audience or the token is not UTF-8")
 	}
@@ -133,18 +132,18 @@ func (c *Client) ValidateJWTSVID(ctx context.Context, audience, token string) (i
 }
 
 func readClaims(data []byte) (spiffe.ID, map[string]any, error) {
-	var m workloadapi.ValidateJWTSVIDResponse
+	var m validateJWTSVIDResponse
 	if err := decode(data, &m, 16); err != nil {
 		return spiffe.ID{}, nil, err
 	}
-	id, err := parsedID(m.GetSpiffeId())
+	id, err := parsedID(m.spiffeID)
 	switch {
 	case err != nil:
 		return spiffe.ID{}, nil, err
-	case len(m.GetClaims().GetFields()) == 0:
+	case len(m.claims) == 0:
 		return spiffe.ID{}, nil, errors.New("claims are empty (WAPI-52)")
 	}
-	return id, m.GetClaims().AsMap(), nil
+	return id, m.claims, nil
 }
 
 // mistake is a request that the server would refuse.

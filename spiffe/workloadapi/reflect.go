@@ -2,15 +2,13 @@ package workloadapi
 
 import (
 	"context"
-	"errors"
 	"io"
-	"net/http"
 	"slices"
 
-	"connectrpc.com/connect"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/wire/workloadapi/descriptors"
 )
 
 // Server reflection (WEP-20), by which tools that have no .proto file learn what is served. There is
@@ -29,30 +27,30 @@ const (
 	notFound, unimplemented = 5, 12 // codes of gRPC
 )
 
-func reflectionHandler(version string, options []connect.HandlerOption) http.Handler {
-	d := newDescriptors("grpc.reflection." + version + ".ServerReflection")
-	return connect.NewBidiStreamHandler(reflection+version+reflectionMethod, func(_ context.Context, s *connect.BidiStream[raw, raw]) error {
+func reflectionOf(version string) grpchttp.Method {
+	d := newShown("grpc.reflection." + version + ".ServerReflection")
+	return func(_ context.Context, c *grpchttp.Call) error {
 		for {
-			req, err := s.Receive()
-			if errors.Is(err, io.EOF) {
+			req, err := c.Receive()
+			if err == io.EOF {
 				return nil
 			}
 			if err != nil {
 				return err
 			}
-			resp, err := d.answer(req.b)
+			resp, err := d.answer(req)
 			if err != nil {
 				return refusal("the request is not a ServerReflectionRequest")
 			}
-			if err := s.Send(&raw{resp}); err != nil {
+			if err := c.Send(resp); err != nil {
 				return err
 			}
 		}
-	}, options...)
+	}
 }
 
-// descriptors are encoded FileDescriptorProtos.
-type descriptors struct {
+// shown are encoded FileDescriptorProtos.
+type shown struct {
 	service string // of reflection itself
 	files   []file // each after those that it imports
 }
@@ -63,9 +61,9 @@ type file struct {
 	encoded []byte
 }
 
-func newDescriptors(service string) *descriptors {
-	d := &descriptors{service: service}
-	each(workloadapi.Descriptors, func(_ protowire.Number, encoded []byte) {
+func newShown(service string) *shown {
+	d := &shown{service: service}
+	each(descriptors.WorkloadAPI, func(_ protowire.Number, encoded []byte) {
 		f := file{encoded: encoded}
 		prefix := ""
 		each(encoded, func(n protowire.Number, v []byte) {
@@ -122,7 +120,7 @@ func each(message []byte, f func(n protowire.Number, v []byte)) bool {
 }
 
 // answer makes the response to a request.
-func (d *descriptors) answer(req []byte) ([]byte, error) {
+func (d *shown) answer(req []byte) ([]byte, error) {
 	var host, arg []byte
 	var ask protowire.Number
 	if !each(req, func(n protowire.Number, v []byte) {
@@ -165,7 +163,7 @@ func (d *descriptors) answer(req []byte) ([]byte, error) {
 }
 
 // find answers with the first file that is asked for, and those that it imports, which come after it.
-func (d *descriptors) find(is func(file) bool, what *protowire.Number, body *[]byte) {
+func (d *shown) find(is func(file) bool, what *protowire.Number, body *[]byte) {
 	for i, f := range d.files {
 		if !is(f) {
 			continue

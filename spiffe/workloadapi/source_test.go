@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -20,7 +21,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
@@ -681,7 +681,7 @@ func TestReconnect(t *testing.T) {
 					_, again := e.Retryable()
 					assert.False(t, again)
 					want := workloadapi.ErrRefused
-					if connect.CodeOf(err) == connect.CodeUnimplemented {
+					if st, _ := errors.AsType[*workloadapi.StatusError](err); st != nil && st.Code == codeUnimplemented {
 						want = workloadapi.ErrUnimplemented
 					}
 					require.ErrorIs(t, err, want)
@@ -757,13 +757,16 @@ func TestReady(t *testing.T) {
 		require.ErrorIs(t, err, workloadapi.ErrNotReady)
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		require.ErrorIs(t, err, errStop)
-		assert.Equal(t, connect.CodePermissionDenied, connect.CodeOf(err))
+		st, ok := errors.AsType[*workloadapi.StatusError](err)
+		require.True(t, ok)
+		assert.Equal(t, codePermissionDenied, st.Code)
+		assert.Equal(t, "no identity issued\nby me", st.Message)
 		assert.EqualError(t, err, `workloadapi: source: not ready: workloadapi: FetchX509SVID at an HTTPClient of its own: no identity for this caller: "no identity issued\nby me"; waited for it: stop`)
-		st := s.Status()
-		assert.Greater(t, st.X509.Failures, 3)
-		assert.ErrorIs(t, st.X509.Err, workloadapi.ErrDenied)
-		assert.True(t, st.X509.NextAttempt.After(time.Now()))
-		assert.Zero(t, st.X509.Updates)
+		status := s.Status()
+		assert.Greater(t, status.X509.Failures, 3)
+		assert.ErrorIs(t, status.X509.Err, workloadapi.ErrDenied)
+		assert.True(t, status.X509.NextAttempt.After(time.Now()))
+		assert.Zero(t, status.X509.Updates)
 	})
 }
 

@@ -3,10 +3,9 @@ package workloadapi
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"time"
-
-	"connectrpc.com/connect"
 )
 
 // The waits between two streams (WAPI-18), and the one for a first response.
@@ -53,7 +52,6 @@ var (
 // watch is a stream that is opened again and again.
 type watch[U any] struct {
 	client  *Client
-	rpc     *connect.Client[raw, raw]
 	name    string // of the RPC
 	request *raw
 	read    func(data []byte) (U, error) // makes an update of a response, which it may remember
@@ -104,7 +102,7 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 		return w.client.failure(w.name, err)
 	}
 
-	s, err := w.rpc.CallServerStream(ctx, request(w.request))
+	s, err := w.client.rpc(w.client.maxMessage).Stream(ctx, w.name, metadata(), w.request.b)
 	if err != nil {
 		return false, false, fail(err)
 	}
@@ -112,9 +110,16 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 		cancel(nil)
 		_ = s.Close()
 	}()
-	for bad := 0; s.Receive(); {
+	for bad := 0; ; {
+		data, err := s.Receive()
+		if err == io.EOF {
+			return good, false, w.client.failure(w.name, errEnded)
+		}
+		if err != nil {
+			return good, false, fail(err)
+		}
 		silence.Stop()
-		u, err := w.read(s.Msg().b)
+		u, err := w.read(data)
 		if err != nil {
 			var none U
 			if !yield(none, w.client.badResponse(w.name, err)) {
@@ -130,8 +135,4 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 			return good, true, nil
 		}
 	}
-	if err := s.Err(); err != nil {
-		return good, false, fail(err)
-	}
-	return good, false, w.client.failure(w.name, errEnded)
 }

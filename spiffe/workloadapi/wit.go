@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/svidkit/svidkit/internal/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -65,16 +64,16 @@ func (s WITSVID) LogValue() slog.Value { return slog.StringValue(s.ID.String()) 
 // others come by [WITClient.WatchBundles] (WAPI-63).
 func (w *WITClient) WatchSVIDs(ctx context.Context, id spiffe.ID) iter.Seq2[[]WITSVID, error] {
 	return func(yield func([]WITSVID, error) bool) {
-		req := &workloadapi.WITSVIDRequest{}
+		req := &witSVIDRequest{}
 		if !id.IsZero() {
-			req.SpiffeId = id.String()
+			req.spiffeID = id.String()
 		}
 		m, err := encode(req)
 		if err != nil {
 			panic(err) // an ID is ASCII
 		}
 		(&watch[[]WITSVID]{
-			client: w.c, rpc: w.c.rpc(fetchWITSVID, w.c.maxMessage), name: fetchWITSVID, request: m,
+			client: w.c, name: fetchWITSVID, request: m,
 			read:   func(data []byte) ([]WITSVID, error) { return readWITSVIDs(data, id) },
 			forget: func() {},
 		}).run(ctx, yield)
@@ -82,31 +81,31 @@ func (w *WITClient) WatchSVIDs(ctx context.Context, id spiffe.ID) iter.Seq2[[]WI
 }
 
 func readWITSVIDs(data []byte, want spiffe.ID) ([]WITSVID, error) {
-	var m workloadapi.WITSVIDResponse
+	var m witSVIDResponse
 	if err := decode(data, &m, maxIdentities); err != nil {
 		return nil, err
 	}
-	if len(m.GetSvids()) == 0 {
+	if len(m.svids) == 0 {
 		return nil, errors.New("it has no SVIDs (WAPI-60)")
 	}
 	var all []WITSVID
 	hints := make(map[string]bool)
-	for i, s := range m.GetSvids() {
-		if h := s.GetHint(); h != "" && hints[h] {
+	for i, s := range m.svids {
+		if h := s.hint; h != "" && hints[h] {
 			continue // WAPI-24
 		}
-		hints[s.GetHint()] = true
-		id, err := parsedID(s.GetSpiffeId())
+		hints[s.hint] = true
+		id, err := parsedID(s.spiffeID)
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("SVID %d: %w", i+1, err)
-		case s.GetWitSvid() == "" || s.GetWitSvidKey() == "":
+		case s.witSVID == "" || s.witSVIDKey == "":
 			return nil, fmt.Errorf("SVID %d: wit_svid or wit_svid_key is empty (WAPI-14)", i+1)
 		case !want.IsZero() && id != want:
 			return nil, fmt.Errorf("SVID %d: it is that of %q, not %q", i+1, id, want)
 		}
-		token, key := s.GetWitSvid(), []byte(s.GetWitSvidKey())
-		all = append(all, WITSVID{ID: id, Hint: s.GetHint(), secret: func() (string, []byte) { return token, key }})
+		token, key := s.witSVID, []byte(s.witSVIDKey)
+		all = append(all, WITSVID{ID: id, Hint: s.hint, secret: func() (string, []byte) { return token, key }})
 	}
 	return all, nil
 }
@@ -117,19 +116,19 @@ func readWITSVIDs(data []byte, want spiffe.ID) ([]WITSVID, error) {
 func (w *WITClient) WatchBundles(ctx context.Context) iter.Seq2[map[spiffe.TrustDomain][]byte, error] {
 	return func(yield func(map[spiffe.TrustDomain][]byte, error) bool) {
 		(&watch[map[spiffe.TrustDomain][]byte]{
-			client: w.c, rpc: w.c.rpc(fetchWITBundles, w.c.maxMessage), name: fetchWITBundles, request: &raw{},
+			client: w.c, name: fetchWITBundles, request: &raw{},
 			read: readWITBundles, forget: func() {},
 		}).run(ctx, yield)
 	}
 }
 
 func readWITBundles(data []byte) (map[spiffe.TrustDomain][]byte, error) {
-	var m workloadapi.WITBundlesResponse
+	var m witBundlesResponse
 	if err := decode(data, &m, maxElements); err != nil {
 		return nil, err
 	}
-	all := make(map[spiffe.TrustDomain][]byte, len(m.GetBundles()))
-	for key, set := range maps.All(m.GetBundles()) {
+	all := make(map[spiffe.TrustDomain][]byte, len(m.bundles))
+	for key, set := range maps.All(m.bundles) {
 		if td, err := trustDomain(key); err == nil {
 			all[td] = []byte(set)
 		}

@@ -30,7 +30,7 @@
 //
 // Who gets what is up to [Options].Identities, which learns from [CallerFromContext] which process
 // is calling, as Linux knows it. Tokens come from [Options].Issuer and are judged by
-// [Options].Validator.
+// [Options].Validator; WIT-SVIDs come from [Options].WITIssuer.
 //
 // # What it promises
 //
@@ -62,13 +62,13 @@
 // # What it does not do
 //
 // It reads no environment variable and no file. It looks into no certificate revocation list: CRLs
-// are handed on in DER. It parses no token; that is package jwtsvid's. It does not judge peers: see
+// are handed on in DER. It verifies no token: see packages jwtsvid and witsvid. It does not judge peers: see
 // package spiffe. The server does not find out what a process is, beyond its IDs: attestation is the
 // program's. Named pipes of Windows are not in the standard and not in Go's standard library; a
 // client can dial them by [ClientOptions].HTTPClient.
 //
-// The WIT profile is Incubating. [NewWITClient] opts in to its messages; the server does not
-// implement it (WAPI-2).
+// The WIT profile is Incubating, and off on both sides until somebody opts in: a client with
+// [NewWITClient], a server with [Options].WITIssuer (WAPI-2).
 //
 // # In a server of your own
 //

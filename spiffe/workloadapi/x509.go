@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -67,21 +66,22 @@ func (r *x509Reader) forget() { *r = x509Reader{} }
 // read makes an update of a response. An identity that is not whole makes it bad as a whole: it says
 // what the caller has, and half of that is not what the server meant (WAPI-14, WAPI-26).
 func (r *x509Reader) read(data []byte) (*X509Update, error) {
-	var m workloadapi.X509SVIDResponse
+	var m x509SVIDResponse
 	if err := decode(data, &m, maxElements); err != nil {
 		return nil, err
 	}
-	switch n := len(m.GetSvids()); {
+	switch n := len(m.svids); {
 	case n == 0:
 		return nil, errors.New("it has no SVIDs (WAPI-30)")
 	case n > maxIdentities:
 		return nil, fmt.Errorf("it has %d SVIDs, the limit is %d: %w", n, maxIdentities, spiffe.ErrTooLarge)
 	}
-	u := &X509Update{CRLs: m.GetCrl()}
-	svids, next := make(map[[sha256.Size]byte]*spiffe.SVID, len(m.GetSvids())), make(shelf, len(m.GetFederatedBundles())+1)
+	u := &X509Update{CRLs: m.crl}
+	svids, next := make(map[[sha256.Size]byte]*spiffe.SVID, len(m.svids)), make(shelf, len(m.federatedBundles)+1)
 	hints := make(map[string]bool)
-	for i, s := range m.GetSvids() {
-		hint := s.GetHint()
+	for i := range m.svids {
+		s := &m.svids[i]
+		hint := s.hint
 		if hint != "" && hints[hint] {
 			u.Skipped = append(u.Skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too (WAPI-24)", i+1, clip(hint, 128)))
 			continue
@@ -94,7 +94,7 @@ func (r *x509Reader) read(data []byte) (*X509Update, error) {
 		u.Identities = append(u.Identities, Identity{SVID: svid, Hint: hint})
 		u.Skipped = append(u.Skipped, notes...)
 	}
-	u.Skipped = atMost(maxNotes, append(u.Skipped, r.shelf.takeAll(next, m.GetFederatedBundles(), parseX509Bundle)...))
+	u.Skipped = atMost(maxNotes, append(u.Skipped, r.shelf.takeAll(next, m.federatedBundles, parseX509Bundle)...))
 	var old *spiffe.BundleSet
 	if r.last != nil {
 		old = r.last.Bundles
@@ -105,25 +105,25 @@ func (r *x509Reader) read(data []byte) (*X509Update, error) {
 }
 
 // identity checks one SVID, and puts it into svids and the bundle of its trust domain into next.
-func (r *x509Reader) identity(s *workloadapi.X509SVID, svids map[[sha256.Size]byte]*spiffe.SVID, next shelf) (*spiffe.SVID, []error, error) {
+func (r *x509Reader) identity(s *x509SVID, svids map[[sha256.Size]byte]*spiffe.SVID, next shelf) (*spiffe.SVID, []error, error) {
 	for _, f := range []struct {
 		name  string
 		empty bool
 	}{
-		{"spiffe_id", s.GetSpiffeId() == ""}, {"x509_svid", len(s.GetX509Svid()) == 0},
-		{"x509_svid_key", len(s.GetX509SvidKey()) == 0}, {"bundle", len(s.GetBundle()) == 0},
+		{"spiffe_id", s.spiffeID == ""}, {"x509_svid", len(s.x509SVID) == 0},
+		{"x509_svid_key", len(s.x509SVIDKey) == 0}, {"bundle", len(s.bundle) == 0},
 	} {
 		if f.empty {
 			return nil, nil, fmt.Errorf("%s is empty (WAPI-14)", f.name)
 		}
 	}
-	id, err := spiffe.ParseID(s.GetSpiffeId())
+	id, err := spiffe.ParseID(s.spiffeID)
 	if err != nil {
 		return nil, nil, err
 	}
 
 	td := id.TrustDomain()
-	own, err := r.shelf.take(td, s.GetBundle(), parseX509Bundle)
+	own, err := r.shelf.take(td, s.bundle, parseX509Bundle)
 	if err != nil {
 		return nil, nil, fmt.Errorf("bundle: %w", err)
 	}
@@ -137,13 +137,13 @@ func (r *x509Reader) identity(s *workloadapi.X509SVID, svids map[[sha256.Size]by
 	}
 
 	h := sha256.New()
-	h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(s.GetX509Svid()))))
-	h.Write(s.GetX509Svid())
-	h.Write(s.GetX509SvidKey())
+	h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(s.x509SVID))))
+	h.Write(s.x509SVID)
+	h.Write(s.x509SVIDKey)
 	sum := [sha256.Size]byte(h.Sum(nil))
 	svid := cmp.Or(r.svids[sum], svids[sum])
 	if svid == nil {
-		if svid, err = spiffe.ParseSVID(s.GetX509Svid(), s.GetX509SvidKey()); err != nil {
+		if svid, err = spiffe.ParseSVID(s.x509SVID, s.x509SVIDKey); err != nil {
 			return nil, nil, err
 		}
 	}

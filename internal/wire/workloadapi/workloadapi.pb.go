@@ -2,7 +2,7 @@
 // bytes are the same; the package name is our own, so that a program may link the canonical types as
 // well. Fields that are not listed here are kept as unknown fields.
 //
-// On the wire the service is SpiffeWorkloadAPI, without a package: see reflection.proto. The WIT
+// On the wire the service is SpiffeWorkloadAPI, without a package: see descriptors/reflection.proto. The WIT
 // messages are of the Incubating profile, at revision 665a28f3253ecdce59f26f3ef29c0d6408b37c3d of the
 // standards.
 

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/wire/workloadapi/descriptors"
 )
 
 // field writes a length-delimited field, straight from the published field number.
@@ -106,7 +107,7 @@ func TestOwnPackageName(t *testing.T) {
 func TestDescriptors(t *testing.T) {
 	t.Parallel()
 	var set descriptorpb.FileDescriptorSet
-	require.NoError(t, proto.Unmarshal(workloadapi.Descriptors, &set))
+	require.NoError(t, proto.Unmarshal(descriptors.WorkloadAPI, &set))
 	files, err := protodesc.NewFiles(&set)
 	require.NoError(t, err)
 	d, err := files.FindDescriptorByName("SpiffeWorkloadAPI")
@@ -154,13 +155,13 @@ func TestDescriptorsAreFresh(t *testing.T) {
 		t.Skip("protoc is not in PATH")
 	}
 	out := filepath.Join(t.TempDir(), "set")
-	msg, err := exec.Command(protoc, "-I", ".", "--include_imports", "--descriptor_set_out="+out, "reflection.proto").CombinedOutput()
+	msg, err := exec.Command(protoc, "-I", "descriptors", "--include_imports", "--descriptor_set_out="+out, "reflection.proto").CombinedOutput()
 	require.NoError(t, err, "%s", msg)
 	data, err := os.ReadFile(out)
 	require.NoError(t, err)
 	var fresh, kept descriptorpb.FileDescriptorSet
 	require.NoError(t, proto.Unmarshal(data, &fresh))
-	require.NoError(t, proto.Unmarshal(workloadapi.Descriptors, &kept))
+	require.NoError(t, proto.Unmarshal(descriptors.WorkloadAPI, &kept))
 	require.Len(t, kept.GetFile(), 2)
 	assert.True(t, proto.Equal(fresh.GetFile()[1], kept.GetFile()[1]), "run go generate")
 }

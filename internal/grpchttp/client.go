@@ -1,0 +1,251 @@
+package grpchttp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// Client calls methods of one server. It is safe for concurrent use.
+type Client struct {
+	http *http.Client
+	url  string
+	max  int
+}
+
+// NewClient returns a client that sends its requests with c, which must speak HTTP/2 with the server,
+// to url, behind which the path of the method comes: "http://localhost" + "/Service/Method".
+// Redirections are not followed. A message that is received has at most maxMessage bytes.
+func NewClient(c *http.Client, url string, maxMessage int) *Client {
+	one := *c
+	one.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &Client{http: &one, url: url, max: maxMessage}
+}
+
+// Unary calls a method with one request and one response. The metadata may be nil. The deadline of ctx
+// is sent along.
+func (c *Client) Unary(ctx context.Context, method string, metadata http.Header, request []byte) ([]byte, error) {
+	s, err := c.Stream(ctx, method, metadata, request)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	msg, err := s.Receive()
+	if err == nil {
+		if _, err = s.Receive(); err == nil {
+			return nil, Errorf(Internal, "the server sent more than one response")
+		}
+		if err == io.EOF {
+			return msg, nil
+		}
+	}
+	if err == io.EOF {
+		return nil, Errorf(Internal, "the server sent no response")
+	}
+	return nil, err
+}
+
+// Stream calls a method with one request and any number of responses. It returns when the server has
+// begun to answer. The Stream lasts until its end was received, it is closed, or ctx is done.
+func (c *Client) Stream(ctx context.Context, method string, metadata http.Header, request []byte) (*Stream, error) {
+	frame := append(appendPrefix(make([]byte, 0, prefixSize+len(request)), len(request)), request...)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+method, bytes.NewReader(frame))
+	if err != nil {
+		return nil, &Error{Code: Internal, Message: err.Error(), Err: err}
+	}
+	for name, values := range metadata {
+		if !reserved(name) {
+			req.Header[http.CanonicalHeaderKey(name)] = values
+		}
+	}
+	h := req.Header
+	h.Set("Content-Type", "application/grpc")
+	h.Set("Te", "trailers")
+	h.Set("Accept-Encoding", identity) // or net/http asks for gzip by itself
+	h.Set(headerAcceptEncoding, identity)
+	if h.Get("User-Agent") == "" {
+		h.Set("User-Agent", "grpc-go-svidkit")
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		h.Set(headerTimeout, formatTimeout(time.Until(deadline)))
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, transportError(ctx, err)
+	}
+	s := &Stream{ctx: ctx, resp: resp, max: c.max}
+	if err := s.check(); err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Stream is a call whose responses are received one by one. It is for one goroutine at a time.
+type Stream struct {
+	ctx  context.Context
+	resp *http.Response
+	max  int
+	some bool  // bytes have been received
+	err  error // the end
+
+	prefix [prefixSize]byte
+}
+
+// check refuses an answer that is not gRPC over HTTP/2.
+func (s *Stream) check() error {
+	h := s.resp.Header
+	switch contentType, encoding := h.Get("Content-Type"), h.Get(headerEncoding); {
+	case s.resp.StatusCode != http.StatusOK:
+		return Errorf(fromHTTP(s.resp.StatusCode), "the answer has HTTP status %d", s.resp.StatusCode)
+	case s.resp.ProtoMajor < 2:
+		return Errorf(Internal, "the answer is %.20q; gRPC needs HTTP/2", s.resp.Proto)
+	case !isGRPC(contentType):
+		return Errorf(Unknown, "the answer is %.60q and not gRPC", contentType)
+	case encoding != "" && encoding != identity:
+		return Errorf(Internal, "the answer is compressed with %.40q, which was not offered", encoding)
+	}
+	return nil
+}
+
+// Header returns the metadata that the responses begin with. It is shared.
+func (s *Stream) Header() http.Header { return s.resp.Header }
+
+// Trailer returns the metadata that the responses end with: nil before [Stream.Receive] has returned an
+// error. It is shared.
+func (s *Stream) Trailer() http.Header {
+	if s.err == nil {
+		return nil
+	}
+	return s.resp.Trailer
+}
+
+// Receive returns the next response, which is the caller's own. After the last it returns io.EOF if the
+// server has ended the call with OK, and else an [*Error].
+func (s *Stream) Receive() ([]byte, error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	msg, err := s.receive()
+	if err != nil {
+		s.err = err
+		_ = s.Close()
+		return nil, err
+	}
+	return msg, nil
+}
+
+func (s *Stream) receive() ([]byte, error) {
+	flags, msg, err := readFrame((*streamBody)(s), &s.prefix, s.max)
+	switch e, ok := err.(*Error); {
+	case err == nil:
+		if err := checkFlags(flags); err != nil {
+			return nil, err
+		}
+		return msg, nil
+	case ok:
+		return nil, e
+	case err == io.EOF:
+		return nil, s.status()
+	case err == errShort: // the status tells why, if it is not OK
+		if err := s.status(); err != io.EOF {
+			return nil, err
+		}
+		return nil, Errorf(Internal, "the answer ends in the middle of a message")
+	}
+	return nil, transportError(s.ctx, err)
+}
+
+// streamBody reads the body, and takes note that there is one.
+type streamBody Stream
+
+func (s *streamBody) Read(p []byte) (int, error) {
+	n, err := s.resp.Body.Read(p)
+	s.some = s.some || n > 0
+	return n, err
+}
+
+// status returns what the call has ended with: io.EOF for OK. An answer without messages may have it in
+// the header.
+func (s *Stream) status() error {
+	h := s.resp.Trailer
+	if h.Get(headerStatus) == "" && !s.some {
+		h = s.resp.Header
+	}
+	text := h.Get(headerStatus)
+	if text == "" {
+		if err := fromContext(s.ctx); err != nil {
+			return err
+		}
+		return Errorf(Internal, "the answer ends without grpc-status")
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return Errorf(Internal, "grpc-status %.20q is not a number", text)
+	}
+	if n == 0 {
+		return io.EOF
+	}
+	return &Error{Code: Code(n), Message: decodeMessage(h.Get(headerMessage)), Remote: true}
+}
+
+// Close ends the call, if it has not ended.
+func (s *Stream) Close() error { return s.resp.Body.Close() }
+
+// transportError makes an Error of one of net/http.
+func transportError(ctx context.Context, err error) *Error {
+	if e := fromContext(ctx); e != nil {
+		return e
+	}
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		if e.Timeout() && errors.Is(e, context.DeadlineExceeded) { // of the http.Client
+			return &Error{Code: DeadlineExceeded, Message: err.Error(), Err: err}
+		}
+		err = e.Err // the URL is the same in all
+	}
+	code := Unavailable
+	if e, ok := errors.AsType[streamError](err); ok {
+		code = fromReset(e.Code)
+		// Servers cancel a stream whose deadline has passed, and may be faster than our own timer.
+		if d, ok := ctx.Deadline(); ok && code == Canceled && !d.After(time.Now()) {
+			return toError(fmt.Errorf("%w: %w", context.DeadlineExceeded, err))
+		}
+	}
+	return &Error{Code: code, Message: err.Error(), Err: err}
+}
+
+// streamError has the fields of the type in net/http that says that a stream was reset; that has a
+// method As which sets any struct of the same form.
+type streamError struct {
+	StreamID uint32
+	Code     uint32
+	Cause    error
+}
+
+func (e streamError) Error() string {
+	return fmt.Sprintf("stream %d was reset with code %d", e.StreamID, e.Code)
+}
+
+// fromReset returns the code for a stream that was reset with an error code of HTTP/2 (RFC 9113
+// section 7).
+func fromReset(code uint32) Code {
+	switch code {
+	case 0x7: // REFUSED_STREAM: nothing was done yet
+		return Unavailable
+	case 0x8: // CANCEL
+		return Canceled
+	case 0xb: // ENHANCE_YOUR_CALM
+		return ResourceExhausted
+	case 0xc: // INADEQUATE_SECURITY
+		return PermissionDenied
+	case 0xd: // HTTP_1_1_REQUIRED
+		return Unknown
+	}
+	return Internal
+}

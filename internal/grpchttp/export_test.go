@@ -1,0 +1,19 @@
+package grpchttp
+
+import "io"
+
+// For tests.
+var (
+	EncodeMessage = encodeMessage
+	DecodeMessage = decodeMessage
+	FormatTimeout = formatTimeout
+	ParseTimeout  = parseTimeout
+	AppendPrefix  = appendPrefix
+	ErrShort      = errShort
+)
+
+const FirstRead = firstRead
+
+func ReadFrame(r io.Reader, limit int) (flags byte, msg []byte, err error) {
+	return readFrame(r, new([prefixSize]byte), limit)
+}

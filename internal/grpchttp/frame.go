@@ -1,0 +1,75 @@
+package grpchttp
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+)
+
+const (
+	prefixSize = 5
+	firstRead  = 32 << 10 // bytes that are set aside for a message on its prefix alone
+)
+
+// appendPrefix appends what is in front of a message of this size.
+func appendPrefix(b []byte, size int) []byte {
+	return binary.BigEndian.AppendUint32(append(b, 0), uint32(size))
+}
+
+// errShort says that a message ends before its length.
+var errShort = errors.New("a message is cut short")
+
+// readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a
+// message errShort, and for one over the limit an Error. Other errors are those of r, io.ErrUnexpectedEOF
+// among them, which net/http has for a connection that was cut. The prefix is room for one.
+func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int) (flags byte, msg []byte, err error) {
+	if err := fill(r, prefix[:]); err != nil {
+		return 0, nil, err
+	}
+	size := uint64(binary.BigEndian.Uint32(prefix[1:]))
+	if size > uint64(limit) {
+		return 0, nil, Errorf(ResourceExhausted, "a message of %d bytes is larger than the limit of %d", size, limit)
+	}
+	msg = make([]byte, min(size, firstRead))
+	for done := uint64(0); done < size; {
+		if err := fill(r, msg[done:]); err == io.EOF {
+			return 0, nil, errShort
+		} else if err != nil {
+			return 0, nil, err
+		}
+		if done = uint64(len(msg)); done < size { // twice as much as has come, so that a promise costs nothing
+			msg = append(make([]byte, 0, min(size, 2*done)), msg...)
+			msg = msg[:cap(msg)]
+		}
+	}
+	return prefix[0], msg, nil
+}
+
+// fill reads until p is full. The error is io.EOF if nothing could be read, and errShort if too little.
+func fill(r io.Reader, p []byte) error {
+	for n := 0; n < len(p); {
+		k, err := r.Read(p[n:])
+		n += k
+		switch {
+		case n == len(p):
+			return nil
+		case err == io.EOF && n > 0:
+			return errShort
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+// checkFlags returns the Error for a message with flags. What is compressed by a method with a name was
+// refused before any message.
+func checkFlags(flags byte) error {
+	switch flags {
+	case 0:
+		return nil
+	case 1:
+		return Errorf(Internal, "a message has the flag of a compressed one, and there is no grpc-encoding")
+	}
+	return Errorf(Internal, "a message has unknown flags %#02x", flags)
+}

@@ -1,0 +1,219 @@
+// Package grpchttp speaks the gRPC wire protocol over net/http, as a client and as a server: unary and
+// streaming methods whose messages are bytes. It knows no service, no Protocol Buffers and no
+// compression, which keeps small programs small.
+//
+// It follows "gRPC over HTTP2" of the gRPC project. HTTP/2 is required on both sides; whether it comes
+// with TLS or without is up to the http.Client and the http.Server.
+//
+// # Errors
+//
+// Every failure of a call is an [*Error] with one of gRPC's codes. Remote tells what the other side has
+// said, in grpc-status, from what was made of a broken connection, of a proxy's answer or of nonsense.
+//
+// # Limits
+//
+// A message that is larger than allowed is refused by its prefix, before memory is set aside for it,
+// and memory for the others grows with what has arrived and not with what was promised. Compressed
+// messages are refused.
+//
+// # What it does not do
+//
+// Names of metadata that end in "-bin" have values in base64, which is up to the caller. There are no
+// retries but those of net/http, no load balancing, and no details of errors (grpc-status-details-bin).
+package grpchttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// Code is a status code of gRPC.
+type Code uint32
+
+// The codes.
+const (
+	OK Code = iota
+	Canceled
+	Unknown
+	InvalidArgument
+	DeadlineExceeded
+	NotFound
+	AlreadyExists
+	PermissionDenied
+	ResourceExhausted
+	FailedPrecondition
+	Aborted
+	OutOfRange
+	Unimplemented
+	Internal
+	Unavailable
+	DataLoss
+	Unauthenticated
+)
+
+var codes = [...]string{
+	"ok", "canceled", "unknown", "invalid_argument", "deadline_exceeded", "not_found", "already_exists", "permission_denied",
+	"resource_exhausted", "failed_precondition", "aborted", "out_of_range", "unimplemented", "internal", "unavailable",
+	"data_loss", "unauthenticated",
+}
+
+// String returns the name, such as "invalid_argument".
+func (c Code) String() string {
+	if int(c) < len(codes) {
+		return codes[c]
+	}
+	return "code_" + strconv.FormatUint(uint64(c), 10)
+}
+
+// Error is what a call ends with, unless that is OK.
+type Error struct {
+	Code    Code
+	Message string // as it came from the other side, whatever it is, if Remote
+	Remote  bool   // the other side has sent this as the status of the call
+	Err     error  // the cause; nil if Remote
+}
+
+// Error returns the name of the code and the message.
+func (e *Error) Error() string { return e.Code.String() + ": " + e.Message }
+
+// Unwrap returns e.Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Errorf returns an Error with a message. It wraps what a verb %w stands for.
+func Errorf(code Code, format string, args ...any) *Error {
+	err := fmt.Errorf(format, args...)
+	return &Error{Code: code, Message: err.Error(), Err: errors.Unwrap(err)}
+}
+
+// toError returns the Error that err is, or what to make of it.
+func toError(err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	code := Unknown
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		code = DeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		code = Canceled
+	}
+	return &Error{Code: code, Message: err.Error(), Err: err}
+}
+
+// fromContext returns the Error for a call whose context is done, or nil. It wraps the error and the
+// cause of ctx.
+func fromContext(ctx context.Context) *Error {
+	err := ctx.Err()
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != err {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
+	return toError(err)
+}
+
+// fromHTTP returns the code for an answer with this HTTP status and no status of gRPC. That of a proxy
+// is not what the server says, so the Error is not Remote.
+func fromHTTP(status int) Code {
+	switch status {
+	case http.StatusBadRequest:
+		return Internal
+	case http.StatusUnauthorized:
+		return Unauthenticated
+	case http.StatusForbidden:
+		return PermissionDenied
+	case http.StatusNotFound:
+		return Unimplemented
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return Unavailable
+	}
+	return Unknown
+}
+
+// Names of header fields and trailers, as net/http spells them.
+const (
+	headerStatus         = "Grpc-Status"
+	headerMessage        = "Grpc-Message"
+	headerTimeout        = "Grpc-Timeout"
+	headerEncoding       = "Grpc-Encoding"
+	headerAcceptEncoding = "Grpc-Accept-Encoding"
+
+	identity = "identity"
+)
+
+// isGRPC reports whether a Content-Type is that of gRPC with Protocol Buffers.
+func isGRPC(contentType string) bool {
+	media, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (media == "application/grpc" || media == "application/grpc+proto")
+}
+
+// reserved reports whether a header field is the protocol's own, and no metadata.
+func reserved(name string) bool {
+	switch name = http.CanonicalHeaderKey(name); name {
+	case "Content-Type", "Content-Length", "Content-Encoding", "Te", "Trailer", "Transfer-Encoding", "Connection", "Upgrade", "Accept-Encoding":
+		return true
+	}
+	return strings.HasPrefix(name, "Grpc-")
+}
+
+// encodeMessage returns a text as grpc-message has it: bytes that are not visible ASCII, and "%", in
+// hexadecimal.
+func encodeMessage(s string) string {
+	plain := true
+	for i := range len(s) {
+		plain = plain && visible(s[i])
+	}
+	if plain {
+		return s
+	}
+	const digits = "0123456789ABCDEF"
+	b := make([]byte, 0, len(s)+16)
+	for i := range len(s) {
+		if c := s[i]; visible(c) {
+			b = append(b, c)
+		} else {
+			b = append(b, '%', digits[c>>4], digits[c&15])
+		}
+	}
+	return string(b)
+}
+
+func visible(c byte) bool { return c >= ' ' && c <= '~' && c != '%' }
+
+// decodeMessage is the reverse. What is not a valid escape stays as it is, so that no text is lost.
+func decodeMessage(s string) string {
+	if !strings.Contains(s, "%") {
+		return s
+	}
+	b := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] == '%' && i+2 < len(s) {
+			hi, lo := unhex(s[i+1]), unhex(s[i+2])
+			if hi >= 0 && lo >= 0 {
+				b = append(b, byte(hi<<4|lo))
+				i += 2
+				continue
+			}
+		}
+		b = append(b, s[i])
+	}
+	return string(b)
+}
+
+func unhex(c byte) int {
+	switch {
+	case c >= '0' && c <= '9':
+		return int(c - '0')
+	case c >= 'a' && c <= 'f':
+		return int(c-'a') + 10
+	case c >= 'A' && c <= 'F':
+		return int(c-'A') + 10
+	}
+	return -1
+}

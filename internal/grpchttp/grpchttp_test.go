@@ -1,0 +1,595 @@
+package grpchttp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/memconn"
+)
+
+const limit = 1 << 20 // bytes of a message
+
+// serve serves h in memory and returns a client without anything of the package.
+func serve(t testing.TB, h http.Handler) *http.Client {
+	t.Helper()
+	l := memconn.Listen()
+	c := &http.Client{Transport: transport(t, l.DialContext)}
+	serveOn(t, l, h)
+	return c
+}
+
+func transport(t testing.TB, dial func(context.Context, string, string) (net.Conn, error)) *http.Transport {
+	tr := &http.Transport{Protocols: new(http.Protocols), DialContext: dial}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(tr.CloseIdleConnections)
+	return tr
+}
+
+func serveOn(t testing.TB, l net.Listener, h http.Handler) {
+	srv := &http.Server{Handler: h, Protocols: new(http.Protocols), ErrorLog: quiet()}
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	srv.Protocols.SetHTTP1(true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l)
+	}()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		<-done
+	})
+}
+
+// dial returns a client of ours for a handler.
+func dial(t testing.TB, h http.Handler) *grpchttp.Client {
+	t.Helper()
+	return grpchttp.NewClient(serve(t, h), "http://localhost", limit)
+}
+
+func handler(methods map[string]grpchttp.Method) *grpchttp.Handler {
+	return &grpchttp.Handler{Methods: methods, MaxMessage: limit}
+}
+
+// code returns the Error that err is.
+func asError(t testing.TB, err error) *grpchttp.Error {
+	t.Helper()
+	e, ok := errors.AsType[*grpchttp.Error](err)
+	require.True(t, ok, "%v", err)
+	return e
+}
+
+func echo(_ context.Context, request []byte) ([]byte, error) { return request, nil }
+
+// parrot answers each message with the same, as it comes.
+func parrot(_ context.Context, c *grpchttp.Call) error {
+	for {
+		msg, err := c.Receive()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.Send(msg); err != nil {
+			return err
+		}
+	}
+}
+
+// count answers one message with itself, as often as it is long.
+func count(_ context.Context, c *grpchttp.Call) error {
+	msg, err := c.ReceiveOnly()
+	if err != nil {
+		return err
+	}
+	for range msg {
+		if err := c.Send(msg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestCalls(t *testing.T) {
+	t.Parallel()
+	c := dial(t, handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo), "/S/Count": count}))
+	for _, size := range []int{0, 1, 4091, 4092, grpchttp.FirstRead - 1, grpchttp.FirstRead, grpchttp.FirstRead + 1, 3 * grpchttp.FirstRead, limit} {
+		got, err := c.Unary(t.Context(), "/S/Echo", nil, []byte(strings.Repeat("x", size)))
+		require.NoError(t, err)
+		assert.Len(t, got, size)
+	}
+	_, err := c.Unary(t.Context(), "/S/Echo", nil, make([]byte, limit+1))
+	e := asError(t, err)
+	assert.Equal(t, grpchttp.ResourceExhausted, e.Code)
+	assert.True(t, e.Remote, "the server has said so")
+
+	for n := range 4 {
+		s, err := c.Stream(t.Context(), "/S/Count", nil, make([]byte, n))
+		require.NoError(t, err)
+		for range n {
+			msg, err := s.Receive()
+			require.NoError(t, err)
+			assert.Len(t, msg, n)
+			assert.Nil(t, s.Trailer())
+		}
+		for range 3 {
+			_, err = s.Receive()
+			assert.Equal(t, io.EOF, err)
+		}
+		assert.NoError(t, s.Close())
+		_, err = c.Unary(t.Context(), "/S/Count", nil, make([]byte, n))
+		assert.Equal(t, n == 1, err == nil, "one response is wanted")
+	}
+	_, err = c.Unary(t.Context(), "/S/Other", nil, nil)
+	assert.Equal(t, grpchttp.Unimplemented, asError(t, err).Code)
+	assert.True(t, asError(t, err).Remote)
+}
+
+// Metadata goes both ways, at the beginning and at the end, and none of it can pass for the protocol's own.
+func TestMetadata(t *testing.T) {
+	t.Parallel()
+	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+		msg, err := c.ReceiveOnly()
+		if err != nil {
+			return err
+		}
+		for _, name := range []string{"one", "two"} {
+			assert.Equal(t, []string{"a", "b"}, c.Header().Values(name))
+		}
+		assert.Equal(t, "application/grpc", c.Header().Get("Content-Type"))
+		assert.Equal(t, "trailers", c.Header().Get("Te"))
+		assert.Equal(t, "identity", c.Header().Get("Grpc-Accept-Encoding"))
+		assert.Equal(t, "identity", c.Header().Get("Accept-Encoding"), "not even that of HTTP")
+		assert.Empty(t, c.Header().Get("Grpc-Encoding"))
+		assert.NotEmpty(t, c.Header().Get("User-Agent"))
+		for _, name := range []string{"begins", "Content-Type", "grpc-status", "Grpc-Message", "trailer"} {
+			c.SetHeader(name, "x", "y")
+			c.SetTrailer(name, "z")
+		}
+		c.SetTrailer("ends", "z")
+		if len(msg) > 0 {
+			if err := c.Send(msg); err != nil {
+				return err
+			}
+		}
+		if len(msg) > 1 {
+			return grpchttp.Errorf(grpchttp.Aborted, "enough")
+		}
+		return nil
+	}}))
+	for n := range 3 { // without a message, with one, and with an error after it
+		s, err := c.Stream(t.Context(), "/S/M", http.Header{
+			"One": {"a", "b"}, "two": {"a", "b"}, "Content-Type": {"text/plain"}, "grpc-encoding": {"gzip"}, "Te": {"x"},
+		}, make([]byte, n))
+		require.NoError(t, err)
+		if n > 0 {
+			_, err = s.Receive()
+			require.NoError(t, err)
+		}
+		_, err = s.Receive()
+		if n < 2 {
+			require.Equal(t, io.EOF, err)
+		} else {
+			require.Equal(t, grpchttp.Aborted, asError(t, err).Code)
+		}
+		assert.Equal(t, []string{"application/grpc"}, s.Header().Values("Content-Type"))
+		begins, ends := s.Header(), s.Trailer()
+		if n == 0 { // the only header is the last
+			ends = s.Header()
+			assert.Equal(t, []string{"x", "y", "z"}, begins.Values("Begins"), "nothing is lost")
+		} else {
+			assert.Equal(t, []string{"x", "y"}, begins.Values("Begins"))
+			assert.Equal(t, []string{"z"}, ends.Values("Begins"))
+		}
+		assert.Equal(t, []string{"z"}, ends.Values("Ends"))
+		assert.Len(t, ends.Values("Grpc-Status"), 1)
+		assert.LessOrEqual(t, len(ends.Values("Grpc-Message")), 1)
+	}
+}
+
+var messages = []string{"", "plain", "100%", "%41", "a\nb\r\n", "größer", "日本語", "\x00\x7f", "\xff\xfe", strings.Repeat("x%", 2000), " spaces "}
+
+// Every code and every text arrives as it was sent, with and without messages before it.
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	var status error
+	before := 0
+	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+		for range before {
+			if err := c.Send([]byte("m")); err != nil {
+				return err
+			}
+		}
+		return status
+	}}))
+	call := func() error {
+		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
+		require.NoError(t, err)
+		for range before {
+			_, err := s.Receive()
+			require.NoError(t, err)
+		}
+		_, err = s.Receive()
+		return err
+	}
+	for before = range 3 {
+		for code := grpchttp.Canceled; code <= grpchttp.Unauthenticated+1; code++ {
+			for _, text := range messages {
+				status = &grpchttp.Error{Code: code, Message: text}
+				assert.Equal(t, &grpchttp.Error{Code: code, Message: text, Remote: true}, call())
+			}
+		}
+		for want, err := range map[grpchttp.Code]error{
+			grpchttp.Unknown:          errors.New("what the method says"),
+			grpchttp.Canceled:         fmt.Errorf("x: %w", context.Canceled),
+			grpchttp.DeadlineExceeded: fmt.Errorf("x: %w", context.DeadlineExceeded),
+			grpchttp.NotFound:         fmt.Errorf("x: %w", grpchttp.Errorf(grpchttp.NotFound, "no")),
+		} {
+			status = err
+			assert.Equal(t, want, asError(t, call()).Code)
+		}
+		status = nil
+		assert.Equal(t, io.EOF, call())
+	}
+}
+
+func TestErrorf(t *testing.T) {
+	t.Parallel()
+	e := grpchttp.Errorf(grpchttp.DataLoss, "lost: %w", io.ErrNoProgress)
+	assert.EqualError(t, e, "data_loss: lost: "+io.ErrNoProgress.Error())
+	assert.ErrorIs(t, e, io.ErrNoProgress)
+	assert.False(t, e.Remote)
+	assert.NoError(t, grpchttp.Errorf(grpchttp.DataLoss, "x").Unwrap())
+	seen := map[string]bool{}
+	for c := grpchttp.OK; c <= grpchttp.Unauthenticated; c++ {
+		assert.Regexp(t, "^[a-z_]+$", c.String())
+		seen[c.String()] = true
+	}
+	assert.Len(t, seen, 17)
+	assert.Equal(t, "code_17", grpchttp.Code(17).String())
+	assert.Equal(t, "code_4294967295", grpchttp.Code(math.MaxUint32).String())
+}
+
+// A deadline is the same on both sides; what is behind an error can be found in it.
+func TestDeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var left time.Duration
+		c := dial(t, handler(map[string]grpchttp.Method{
+			"/S/Wait": func(ctx context.Context, c *grpchttp.Call) error {
+				left = 0
+				if d, ok := ctx.Deadline(); ok {
+					left = time.Until(d)
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			},
+			"/S/Late": func(ctx context.Context, c *grpchttp.Call) error { // does not look at its context
+				time.Sleep(time.Hour)
+				return c.Send(nil)
+			},
+		}))
+		for _, d := range []time.Duration{time.Nanosecond, 1500 * time.Microsecond, time.Second, 90 * time.Minute, 90 * 24 * time.Hour} {
+			ctx, cancel := context.WithTimeout(t.Context(), d)
+			start := time.Now()
+			_, err := c.Unary(ctx, "/S/Wait", nil, nil)
+			assert.Equal(t, grpchttp.DeadlineExceeded, asError(t, err).Code, "%v", err)
+			assert.Equal(t, d, time.Since(start))
+			synctest.Wait()
+			if d > time.Second {
+				assert.Equal(t, d, left)
+			}
+			cancel()
+		}
+		cause := errors.New("the cause")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, cause)
+		defer cancel()
+		_, err := c.Unary(ctx, "/S/Late", nil, nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, cause)
+		assert.False(t, asError(t, err).Remote)
+		_, err = c.Unary(ctx, "/S/Late", nil, nil)
+		require.ErrorIs(t, err, cause, "it was over before")
+
+		// The timeout of an http.Client is one too.
+		hc := serve(t, handler(map[string]grpchttp.Method{"/S/Late": func(ctx context.Context, c *grpchttp.Call) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}}))
+		hc.Timeout = time.Second
+		_, err = grpchttp.NewClient(hc, "http://localhost", limit).Unary(t.Context(), "/S/Late", nil, nil)
+		assert.Equal(t, grpchttp.DeadlineExceeded, asError(t, err).Code, "%v", err)
+		time.Sleep(time.Hour)
+	})
+}
+
+// Who goes away is noticed on the other side.
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var ended sync.WaitGroup
+		c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+			defer ended.Done()
+			if err := c.Send([]byte("m")); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}}))
+		for _, leave := range []func(s *grpchttp.Stream, cancel context.CancelCauseFunc){
+			func(s *grpchttp.Stream, _ context.CancelCauseFunc) { assert.NoError(t, s.Close()) },
+			func(_ *grpchttp.Stream, cancel context.CancelCauseFunc) { cancel(io.ErrClosedPipe) },
+		} {
+			ended.Add(1)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			s, err := c.Stream(ctx, "/S/M", nil, nil)
+			require.NoError(t, err)
+			_, err = s.Receive()
+			require.NoError(t, err)
+			leave(s, cancel)
+			_, err = s.Receive()
+			require.Error(t, err)
+			if ctx.Err() != nil {
+				assert.Equal(t, grpchttp.Canceled, asError(t, err).Code)
+				require.ErrorIs(t, err, context.Canceled)
+				require.ErrorIs(t, err, io.ErrClosedPipe)
+			}
+			ended.Wait()
+			cancel(nil)
+		}
+		// The client waits for an answer, and then not any more.
+		ctx, cancel := context.WithCancel(t.Context())
+		slow := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+			<-ctx.Done()
+			return nil
+		}}))
+		time.AfterFunc(time.Minute, cancel)
+		_, err := slow.Stream(ctx, "/S/M", nil, nil)
+		assert.Equal(t, grpchttp.Canceled, asError(t, err).Code)
+	})
+}
+
+// A method may receive and send at the same time.
+func TestBothWays(t *testing.T) {
+	t.Parallel()
+	hc := serve(t, handler(map[string]grpchttp.Method{"/S/P": parrot}))
+	in, out := io.Pipe()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in)
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/grpc+proto")
+	var resp *http.Response
+	for i := range 100 {
+		msg := []byte(strings.Repeat("x", i*100))
+		go func() { _, _ = out.Write(append(grpchttp.AppendPrefix(nil, len(msg)), msg...)) }()
+		if resp == nil {
+			resp, err = hc.Do(req)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+		}
+		_, got, err := grpchttp.ReadFrame(resp.Body, limit)
+		require.NoError(t, err)
+		assert.Equal(t, msg, got)
+	}
+	require.NoError(t, out.Close())
+	_, _, err = grpchttp.ReadFrame(resp.Body, limit)
+	assert.Equal(t, io.EOF, err)
+	assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"))
+}
+
+// A panic is Internal for the client, and the server lives.
+func TestPanic(t *testing.T) {
+	t.Parallel()
+	c := dial(t, handler(map[string]grpchttp.Method{
+		"/S/Echo":  grpchttp.Unary(echo),
+		"/S/Panic": func(context.Context, *grpchttp.Call) error { panic("told to") },
+		"/S/Later": func(_ context.Context, c *grpchttp.Call) error { _ = c.Send(nil); panic(http.ErrAbortHandler) },
+	}))
+	for range 2 {
+		for _, m := range []string{"/S/Panic", "/S/Later"} {
+			s, err := c.Stream(t.Context(), m, nil, nil)
+			for err == nil {
+				_, err = s.Receive()
+			}
+			e := asError(t, err)
+			assert.Equal(t, grpchttp.Internal, e.Code, "%s: %v", m, err)
+			assert.False(t, e.Remote)
+		}
+		_, err := c.Unary(t.Context(), "/S/Echo", nil, nil)
+		require.NoError(t, err)
+	}
+}
+
+// A message is shared by those who send it.
+func TestSendShares(t *testing.T) {
+	t.Parallel()
+	shared := []byte(strings.Repeat("m", 10_000))
+	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error { return c.Send(shared) }}))
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			got, err := c.Unary(t.Context(), "/S/M", nil, nil)
+			if assert.NoError(t, err) && assert.Equal(t, shared, got) {
+				clear(got) // is its own
+			}
+		})
+	}
+	wg.Wait()
+	assert.NotContains(t, string(shared), "\x00")
+}
+
+// Where responses cannot be flushed there are none.
+func TestNoFlush(t *testing.T) {
+	t.Parallel()
+	h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+		err := c.Send([]byte("m"))
+		assert.ErrorIs(t, err, http.ErrNotSupported)
+		return err
+	}})
+	c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(struct{ http.ResponseWriter }{w}, r)
+	}))
+	s, err := c.Stream(t.Context(), "/S/M", nil, nil)
+	for err == nil {
+		_, err = s.Receive()
+	}
+	assert.Equal(t, grpchttp.Unavailable, asError(t, err).Code)
+}
+
+func TestMessageEncoding(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"":            "",
+		"plain text~": "plain text~",
+		"100%":        "100%25",
+		"a\nb":        "a%0Ab",
+		"ö":           "%C3%B6",
+		"\x7f\x00":    "%7F%00",
+	} {
+		assert.Equal(t, want, grpchttp.EncodeMessage(in))
+	}
+	for in, want := range map[string]string{
+		"%41%61%7e": "Aa~", "%": "%", "%4": "%4", "%zz": "%zz", "100%": "100%", "%%41": "%A", "%c3%B6": "ö", "%ff": "\xff", "a%2": "a%2", "%4g%41": "%4gA",
+	} {
+		assert.Equal(t, want, grpchttp.DecodeMessage(in))
+	}
+}
+
+func TestTimeouts(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0n", 0: "0n", 1: "1n", 99_999_999: "99999999n", 100_000_000: "100000u", 100_000_001: "100001u",
+		time.Second: "1000000u", 100 * time.Second: "100000m", 100*time.Second + 1: "100001m", 48 * time.Hour: "172800S",
+		1157 * 24 * time.Hour: "99964800S", 10_000 * 24 * time.Hour: "14400000M", 200 * 365 * 24 * time.Hour: "1752000H",
+		math.MaxInt64: "2562048H",
+	} {
+		got := grpchttp.FormatTimeout(d)
+		assert.Equal(t, want, got)
+		back, ok := grpchttp.ParseTimeout(got)
+		require.True(t, ok, got)
+		assert.GreaterOrEqual(t, back, d, got)
+	}
+	for in, want := range map[string]time.Duration{
+		"1n": 1, "2u": 2 * time.Microsecond, "3m": 3 * time.Millisecond, "4S": 4 * time.Second, "5M": 5 * time.Minute, "6H": 6 * time.Hour,
+		"00000001S": time.Second, "99999999H": math.MaxInt64, "2562047H": 2562047 * time.Hour, "2562048H": math.MaxInt64, "0S": 0,
+	} {
+		got, ok := grpchttp.ParseTimeout(in)
+		require.True(t, ok, in)
+		assert.Equal(t, want, got, in)
+	}
+	for _, bad := range []string{"", "1", "n", "S1", "1s", "1h", "-1S", "+1S", "1.5S", "1 S", " 1S", "1S ", "100000000n", "1ms", "٣S", "0x1S", "1SS"} {
+		_, ok := grpchttp.ParseTimeout(bad)
+		assert.False(t, ok, bad)
+	}
+}
+
+// promise is a reader of one message that promises size bytes and has fewer. It notes what is asked for.
+type promise struct {
+	r    io.Reader
+	have int
+	most int
+}
+
+func (p *promise) Read(b []byte) (int, error) {
+	p.most = max(p.most, len(b))
+	n, err := p.r.Read(b[:min(len(b), 1000)])
+	p.have += n
+	return n, err
+}
+
+// What is set aside for a message follows what has come, not what was promised.
+func TestReadFrame(t *testing.T) {
+	t.Parallel()
+	for _, have := range []int{0, 1, grpchttp.FirstRead - 1, grpchttp.FirstRead, 100_000, 1 << 20} {
+		p := &promise{r: io.MultiReader(strings.NewReader(string(grpchttp.AppendPrefix(nil, 1<<30))), strings.NewReader(strings.Repeat("x", have)))}
+		_, _, err := grpchttp.ReadFrame(p, 1<<30)
+		assert.Equal(t, grpchttp.ErrShort, err)
+		assert.LessOrEqual(t, p.most, max(grpchttp.FirstRead, have))
+	}
+	p := &promise{r: strings.NewReader(string(grpchttp.AppendPrefix(nil, limit+1)) + strings.Repeat("x", limit+1))}
+	_, _, err := grpchttp.ReadFrame(p, limit)
+	assert.Equal(t, grpchttp.ResourceExhausted, asError(t, err).Code)
+	assert.Equal(t, 5, p.have, "nothing but the prefix is read")
+	for n := range 5 {
+		_, _, err := grpchttp.ReadFrame(strings.NewReader("\x00\x00\x00\x00\x01"[:n]), limit)
+		assert.Equal(t, n == 0, err == io.EOF)
+		assert.Equal(t, n != 0, err == grpchttp.ErrShort)
+	}
+	_, _, err = grpchttp.ReadFrame(io.MultiReader(strings.NewReader("\x00\x00"), iotest{io.ErrUnexpectedEOF}), limit)
+	assert.Equal(t, io.ErrUnexpectedEOF, err, "a connection that was cut")
+}
+
+type iotest struct{ err error }
+
+func (r iotest) Read([]byte) (int, error) { return 0, r.err }
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add([]byte("\x00\x00\x00\x00\x03abc\x01\x00\x00\x00\x00"), 10)
+	f.Add([]byte("\x00\xff\xff\xff\xff"), 1<<30)
+	f.Add([]byte("\x00\x00\x00\x80\x00"+strings.Repeat("x", 1<<15)), 1<<15)
+	f.Fuzz(func(t *testing.T, data []byte, limit int) {
+		if limit < 0 {
+			return
+		}
+		r := strings.NewReader(string(data))
+		var back []byte
+		for {
+			flags, msg, err := grpchttp.ReadFrame(r, limit)
+			if err != nil {
+				assert.True(t, err == io.EOF || err == grpchttp.ErrShort || asError(t, err).Code == grpchttp.ResourceExhausted)
+				if err == io.EOF {
+					assert.Equal(t, data, append([]byte{}, back...))
+				}
+				return
+			}
+			assert.LessOrEqual(t, len(msg), limit)
+			frame := append(grpchttp.AppendPrefix(nil, len(msg)), msg...)
+			frame[0] = flags
+			back = append(back, frame...)
+		}
+	})
+}
+
+func FuzzMessage(f *testing.F) {
+	for _, s := range messages {
+		f.Add(s)
+	}
+	f.Add("%e3%8")
+	f.Fuzz(func(t *testing.T, s string) {
+		sent := grpchttp.EncodeMessage(s)
+		for _, c := range []byte(sent) {
+			assert.True(t, c >= ' ' && c <= '~')
+		}
+		assert.Equal(t, s, grpchttp.DecodeMessage(sent))
+		assert.LessOrEqual(t, len(grpchttp.DecodeMessage(s)), len(s))
+	})
+}
+
+func FuzzTimeout(f *testing.F) {
+	for _, s := range []string{"1n", "99999999H", "00000000S", "", "1s", "123456789u"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		d, ok := grpchttp.ParseTimeout(s)
+		if !ok {
+			return
+		}
+		assert.GreaterOrEqual(t, d, time.Duration(0))
+		back, ok := grpchttp.ParseTimeout(grpchttp.FormatTimeout(d))
+		require.True(t, ok)
+		assert.GreaterOrEqual(t, back, d, "never shorter")
+	})
+}

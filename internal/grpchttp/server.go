@@ -1,0 +1,212 @@
+package grpchttp
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+)
+
+// Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that
+// speak HTTP/2. Set the fields before it is used.
+//
+// What is not gRPC is answered 415, what is not HTTP/2 with 505, and other methods than POST with 405. A
+// path that is not there is Unimplemented.
+type Handler struct {
+	Methods map[string]Method
+
+	// Admit, if set, runs before anything of a request is read, and before the path is looked at. Its
+	// error is the answer.
+	Admit func(r *http.Request) error
+
+	// MaxMessage is the largest request in bytes.
+	MaxMessage int
+}
+
+// Method answers one call. What it returns is the status of the call: OK for nil, that of an [*Error],
+// DeadlineExceeded or Canceled for those of package context, and else Unknown. The context is done when
+// the client has gone or its deadline has passed. A panic becomes Internal, by way of net/http, which
+// logs it.
+type Method func(ctx context.Context, c *Call) error
+
+// Unary returns a method with one request and one response.
+func Unary(f func(ctx context.Context, request []byte) (response []byte, err error)) Method {
+	return func(ctx context.Context, c *Call) error {
+		request, err := c.ReceiveOnly()
+		if err != nil {
+			return err
+		}
+		response, err := f(ctx, request)
+		if err != nil {
+			return err
+		}
+		return c.Send(response)
+	}
+}
+
+// ServeHTTP serves one call.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case !isGRPC(r.Header.Get("Content-Type")):
+		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
+		w.WriteHeader(http.StatusUnsupportedMediaType)
+		return
+	case r.ProtoMajor < 2:
+		w.WriteHeader(http.StatusHTTPVersionNotSupported)
+		return
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	c := &Call{w: w, flush: http.NewResponseController(w), r: r, max: h.MaxMessage}
+	c.finish(h.serve(c))
+}
+
+func (h *Handler) serve(c *Call) error {
+	if h.Admit != nil {
+		if err := h.Admit(c.r); err != nil {
+			return err
+		}
+	}
+	method := h.Methods[c.r.URL.Path]
+	if method == nil {
+		return Errorf(Unimplemented, "there is no method %.200q", c.r.URL.Path)
+	}
+	if encoding := c.r.Header.Get(headerEncoding); encoding != "" && encoding != identity {
+		return Errorf(Unimplemented, "the request is compressed with %.40q; send it as it is", encoding)
+	}
+	ctx := c.r.Context()
+	if text := c.r.Header.Get(headerTimeout); text != "" {
+		d, ok := parseTimeout(text)
+		if !ok {
+			return Errorf(Internal, "grpc-timeout %.20q is malformed", text)
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, d)
+		defer cancel()
+	}
+	return method(ctx, c)
+}
+
+// Call is one call that a server answers. It may be received from and sent to at the same time, by one
+// goroutine each.
+type Call struct {
+	w       http.ResponseWriter
+	flush   *http.ResponseController
+	r       *http.Request
+	max     int
+	begun   bool // the header is on its way
+	trailer http.Header
+	in, out [prefixSize]byte
+}
+
+// Header returns the header fields of the request, its metadata among them. It is shared.
+func (c *Call) Header() http.Header { return c.r.Header }
+
+// SetHeader sets metadata that the responses begin with, before the first is sent. Names of the
+// protocol's own are ignored.
+func (c *Call) SetHeader(name string, values ...string) {
+	if !reserved(name) {
+		c.w.Header()[http.CanonicalHeaderKey(name)] = values
+	}
+}
+
+// SetTrailer sets metadata that goes with the status of the call. Names of the protocol's own are
+// ignored.
+func (c *Call) SetTrailer(name string, values ...string) {
+	if reserved(name) {
+		return
+	}
+	if c.trailer == nil {
+		c.trailer = make(http.Header)
+	}
+	c.trailer[http.CanonicalHeaderKey(name)] = values
+}
+
+// Receive returns the next request, which is the caller's own. After the last it returns io.EOF. Other
+// errors are to be returned by the [Method].
+func (c *Call) Receive() ([]byte, error) {
+	flags, msg, err := readFrame(c.r.Body, &c.in, c.max)
+	switch e, ok := err.(*Error); {
+	case err == nil:
+		if err := checkFlags(flags); err != nil {
+			return nil, err
+		}
+		return msg, nil
+	case err == io.EOF:
+		return nil, io.EOF
+	case ok:
+		return nil, e
+	case err == errShort:
+		return nil, Errorf(Internal, "the request ends in the middle of a message")
+	}
+	return nil, &Error{Code: Canceled, Message: "the request was cut off", Err: err}
+}
+
+// ReceiveOnly returns the only request of a method that has one.
+func (c *Call) ReceiveOnly() ([]byte, error) {
+	msg, err := c.Receive()
+	if err == io.EOF {
+		return nil, Errorf(Internal, "there is no request message")
+	}
+	if err != nil {
+		return nil, err
+	}
+	switch _, err := c.Receive(); err {
+	case nil:
+		return nil, Errorf(Internal, "there is more than one request message")
+	case io.EOF:
+		return msg, nil
+	default:
+		return nil, err
+	}
+}
+
+// Send sends a response, at once. It blocks while the client does not read. The message may be shared: it
+// is neither changed nor kept.
+func (c *Call) Send(msg []byte) error {
+	if !c.begun {
+		c.begin()
+	}
+	_, err := c.w.Write(appendPrefix(c.out[:0], len(msg)))
+	if err == nil {
+		_, err = c.w.Write(msg)
+	}
+	if err == nil {
+		err = c.flush.Flush()
+	}
+	if err != nil {
+		return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
+	}
+	return nil
+}
+
+// begin sets the header.
+func (c *Call) begin() {
+	c.begun = true
+	h := c.w.Header()
+	h.Set("Content-Type", "application/grpc")
+	h.Set(headerAcceptEncoding, identity)
+}
+
+// finish sends the status: in trailers, or in the header if there is nothing else.
+func (c *Call) finish(err error) {
+	prefix := http.TrailerPrefix
+	if !c.begun {
+		c.begin()
+		prefix = ""
+	}
+	h := c.w.Header()
+	for name, values := range c.trailer {
+		h[prefix+name] = append(h[prefix+name], values...)
+	}
+	status := &Error{}
+	if err != nil {
+		status = toError(err)
+	}
+	h.Set(prefix+headerStatus, strconv.FormatUint(uint64(status.Code), 10))
+	if status.Message != "" {
+		h.Set(prefix+headerMessage, encodeMessage(status.Message))
+	}
+}

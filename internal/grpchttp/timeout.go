@@ -1,0 +1,59 @@
+package grpchttp
+
+import (
+	"math"
+	"strconv"
+	"time"
+)
+
+// units are those of grpc-timeout, from the smallest.
+var units = []struct {
+	name byte
+	unit time.Duration
+}{
+	{'n', time.Nanosecond}, {'u', time.Microsecond}, {'m', time.Millisecond}, {'S', time.Second}, {'M', time.Minute}, {'H', time.Hour},
+}
+
+const maxTimeoutDigits = 8
+
+// formatTimeout returns d as grpc-timeout has it: at most 8 digits in the smallest unit that they
+// suffice for, rounded up, as the server must not give up before its client does.
+func formatTimeout(d time.Duration) string {
+	if d <= 0 {
+		return "0n"
+	}
+	for _, u := range units {
+		n := d / u.unit
+		if d%u.unit != 0 {
+			n++
+		}
+		if n < 1e8 {
+			return strconv.FormatInt(int64(n), 10) + string(u.name)
+		}
+	}
+	return "99999999H" // not reached: the longest Duration has 2,562,048 hours
+}
+
+// parseTimeout is the reverse. What is longer than a Duration can be is the longest.
+func parseTimeout(s string) (time.Duration, bool) {
+	if len(s) < 2 || len(s) > maxTimeoutDigits+1 {
+		return 0, false
+	}
+	var n int64
+	for _, c := range []byte(s[:len(s)-1]) {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + int64(c-'0')
+	}
+	for _, u := range units {
+		if u.name != s[len(s)-1] {
+			continue
+		}
+		if n > math.MaxInt64/int64(u.unit) {
+			return math.MaxInt64, true
+		}
+		return time.Duration(n) * u.unit, true
+	}
+	return 0, false
+}
