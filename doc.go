@@ -64,9 +64,9 @@
 //
 // # Dependencies
 //
-//   - connectrpc.com/connect: the gRPC protocol over net/http; only sds, pki/caserver and
-//     caclient/istioca reach it.
-//   - google.golang.org/protobuf: the wire messages of the same packages.
+//   - connectrpc.com/connect: the gRPC protocol over net/http, for sds, pki/caserver and caclient/istioca.
+//   - google.golang.org/protobuf: the wire messages of the same packages; spiffe/workloadapi takes only the
+//     encoding of fields (protowire) from it, and speaks gRPC by itself, to keep workloads small.
 //   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly, for pki and pki/ra.
 //   - github.com/go-jose/go-jose/v4: an independent judge of tokens; only the tests of jwtsvid reach it.
 //   - github.com/stretchr/testify: assertions; only tests reach it.

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"crypto"
 	"crypto/x509"
 	"fmt"
 	"math/big"
@@ -21,7 +22,7 @@ var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 func at(minutes int) time.Time { return epoch.Add(time.Duration(minutes) * time.Minute) }
 
 // timeline writes roots as "1:retiring@70 2:active", with the minute of the next step.
-func timeline(roots []root) string {
+func timeline(roots []key) string {
 	var parts []string
 	for _, r := range roots {
 		s := fmt.Sprintf("%v:%v", r.cert.SerialNumber, r.phase)
@@ -38,10 +39,10 @@ func history(steps []step) string {
 	for _, s := range steps {
 		what := []string{fmt.Sprintf("%d:", int(s.at.Sub(epoch).Minutes()))}
 		if s.activated != nil {
-			what = append(what, fmt.Sprintf("+%v", s.activated.SerialNumber))
+			what = append(what, fmt.Sprintf("+%v", s.activated.cert.SerialNumber))
 		}
 		for _, c := range s.retired {
-			what = append(what, fmt.Sprintf("-%v", c.SerialNumber))
+			what = append(what, fmt.Sprintf("-%v", c.cert.SerialNumber))
 		}
 		parts = append(parts, strings.Join(what, ""))
 	}
@@ -50,52 +51,88 @@ func history(steps []step) string {
 
 func cert(n int64) *x509.Certificate { return &x509.Certificate{SerialNumber: big.NewInt(n)} }
 
-func active(n int64) root { return root{cert: cert(n), issuer: new(pki.Issuer), phase: Active} }
-func distributing(n int64, minute int) root {
-	return root{cert: cert(n), issuer: new(pki.Issuer), phase: Distributing, activates: at(minute)}
+// Keys of these tests could sign leaves of an hour, which slow verifiers accept for two minutes more.
+func signing(n int64) key {
+	return key{
+		cert: cert(n), issuer: new(pki.Issuer), secret: func() crypto.Signer { return nil },
+		terms: terms{longest: time.Hour, grace: 2 * time.Minute, propagation: 25 * time.Minute},
+	}
 }
-func retiring(n int64, minute int) root {
-	return root{cert: cert(n), phase: Retiring, retires: at(minute)}
+
+func active(n int64) key { k := signing(n); k.phase = Active; return k }
+func distributing(n int64, minute int) key {
+	k := signing(n)
+	k.phase, k.activates = Distributing, at(minute)
+	return k
+}
+func retiring(n int64, minute int) key {
+	return key{cert: cert(n), phase: Retiring, retires: at(minute)}
+}
+func trusted(n int64) key { return key{cert: cert(n), phase: Trusted} }
+
+func tainted(k key, grace int) key {
+	k.tainted, k.taintGrace = true, time.Duration(grace)*time.Minute
+	return k
 }
 
 func TestAdvance(t *testing.T) {
 	t.Parallel()
-	const grace = 2 * time.Minute
-	never := time.Time{}
-	rotating := []root{active(1), distributing(2, 25)}
+	never := new(time.Time)
+	until := func(minutes int) *time.Time { return new(at(minutes)) }
+	var shared *time.Time // nobody knows what the others signed
+	rotating := []key{active(1), distributing(2, 25)}
 	for _, tt := range []struct {
 		name     string
-		roots    []root
-		lastLeaf time.Time
+		roots    []key
+		lastLeaf *time.Time
 		now      time.Time
 		want     string
 		steps    string
 	}{
-		{"one root has no steps", []root{active(1)}, at(60), at(1e6), "1:active", ""},
-		{"too early to activate", rotating, at(60), at(25).Add(-1), "1:active 2:distributing@25", ""},
-		{"activates on the dot", rotating, at(60), at(25), "1:retiring@62 2:active", "25:+2"},
-		{"the last leaf's grace is not over", rotating, at(60), at(62).Add(-1), "1:retiring@62 2:active", "25:+2"},
-		{"retires when the last leaf and the grace are over", rotating, at(60), at(62), "2:active", "25:+2 62:-1"},
-		{"a reader that comes late sees the same steps", rotating, at(60), at(1e6), "2:active", "25:+2 62:-1"},
+		{"one root has no steps", []key{active(1)}, until(60), at(1e6), "1:active", ""},
+		{"too early to activate", rotating, until(60), at(25).Add(-1), "1:active 2:distributing@25", ""},
+		{"activates on the dot", rotating, until(60), at(25), "1:retiring@62 2:active", "25:+2"},
+		{"the last leaf's grace is not over", rotating, until(60), at(62).Add(-1), "1:retiring@62 2:active", "25:+2"},
+		{"retires when the last leaf and the grace are over", rotating, until(60), at(62), "2:active", "25:+2 62:-1"},
+		{"a reader that comes late sees the same steps", rotating, until(60), at(1e6), "2:active", "25:+2 62:-1"},
 		{"a root that signed nothing retires as it is replaced", rotating, never, at(25), "2:active", "25:+2-1"},
-		{"the last leaf ended long before", rotating, at(5), at(25), "2:active", "25:+2-1"},
-		{"the last leaf ended, its grace has not", rotating, at(24), at(25), "1:retiring@26 2:active", "25:+2"},
-		{"the clock went back before the preparation", rotating, at(60), epoch.AddDate(-30, 0, 0), "1:active 2:distributing@25", ""},
-		{"the clock went back after the activation", []root{retiring(1, 62), active(2)}, at(90), epoch.AddDate(-30, 0, 0), "1:retiring@62 2:active", ""},
-		{"old roots retire each at its time", []root{retiring(1, 70), retiring(2, 50), active(3)}, at(90), at(60), "1:retiring@70 3:active", "50:-2"},
-		{"two at one time are one step", []root{retiring(1, 50), retiring(2, 50), active(3)}, at(90), at(50), "3:active", "50:-1-2"},
-		{"an activation and a retirement at one time are one step", []root{retiring(1, 50), active(2), distributing(3, 50)}, at(90), at(55), "2:retiring@92 3:active", "50:+3-1"},
-		{"the new root's leaves are not the old one's", []root{active(1), distributing(2, 25)}, at(1e6), at(30), "1:retiring@1000002 2:active", "25:+2"},
+		{"the last leaf ended long before", rotating, until(5), at(25), "2:active", "25:+2-1"},
+		{"the last leaf ended, its grace has not", rotating, until(24), at(25), "1:retiring@26 2:active", "25:+2"},
+		{"the clock went back before the preparation", rotating, until(60), epoch.AddDate(-30, 0, 0), "1:active 2:distributing@25", ""},
+		{"the clock went back after the activation", []key{retiring(1, 62), active(2)}, until(90), epoch.AddDate(-30, 0, 0), "1:retiring@62 2:active", ""},
+		{"old roots retire each at its time", []key{retiring(1, 70), retiring(2, 50), active(3)}, until(90), at(60), "1:retiring@70 3:active", "50:-2"},
+		{"two at one time are one step", []key{retiring(1, 50), retiring(2, 50), active(3)}, until(90), at(50), "3:active", "50:-1-2"},
+		{"an activation and a retirement at one time are one step", []key{retiring(1, 50), active(2), distributing(3, 50)}, until(90), at(55), "2:retiring@92 3:active", "50:+3-1"},
+		{"the new root's leaves are not the old one's", []key{active(1), distributing(2, 25)}, until(1e6), at(30), "1:retiring@1000002 2:active", "25:+2"},
+		{"shared: until the longest leaf that anybody may have granted", rotating, shared, at(25), "1:retiring@87 2:active", "25:+2"},
+		{"shared: it counts from the activation, not from who looks", rotating, shared, at(86), "1:retiring@87 2:active", "25:+2"},
+		{"shared: gone", rotating, shared, at(87), "2:active", "25:+2 87:-1"},
+		{"shared: each root has its own longest", []key{{cert: cert(1), phase: Active, terms: terms{longest: 10 * time.Minute}}, distributing(2, 25)}, shared, at(25), "1:retiring@35 2:active", "25:+2"},
+		{"tainted: the taint's grace, when its successor signs", []key{tainted(active(1), 10), distributing(2, 25)}, shared, at(25), "1:retiring@35 2:active", "25:+2"},
+		{"tainted: not before its successor signs", []key{tainted(active(1), 10), distributing(2, 25)}, shared, at(25).Add(-1), "1:active 2:distributing@25", ""},
+		{"tainted: gone", []key{tainted(active(1), 10), distributing(2, 25)}, shared, at(35), "2:active", "25:+2 35:-1"},
+		{"tainted: the last leaf may be over before", []key{tainted(active(1), 600), distributing(2, 25)}, until(30), at(25), "1:retiring@32 2:active", "25:+2"},
+		{"tainted: the last leaf counts no more", []key{tainted(active(1), 10), distributing(2, 25)}, until(1e6), at(25), "1:retiring@35 2:active", "25:+2"},
+		{"tainted without a successor: nothing by itself", []key{tainted(active(1), 10)}, shared, at(1e6), "1:active", ""},
+		{"the successor was tainted and taken out", []key{active(1)}, shared, at(1e6), "1:active", ""},
+		{"trusted for ever", []key{trusted(1), active(2)}, shared, at(1e6), "1:trusted 2:active", ""},
+		{"trusted until it expires", []key{{cert: cert(1), phase: Trusted, retires: at(9)}, active(2)}, shared, at(9), "2:active", "9:-1"},
+		{"trusted and not expired", []key{{cert: cert(1), phase: Trusted, retires: at(9)}, active(2)}, shared, at(9).Add(-1), "1:trusted@9 2:active", ""},
+		{"the first of its kind", []key{distributing(1, 25)}, shared, at(25), "1:active", "25:+1"},
+		{"the first of its kind, too early", []key{distributing(1, 25)}, shared, at(24), "1:distributing@25", ""},
+		{"none", nil, shared, at(1e6), "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			before := timeline(tt.roots)
-			roots, steps := advance(tt.roots, tt.lastLeaf, grace, tt.now)
+			roots, steps := advance(tt.roots, tt.lastLeaf, tt.now)
 			assert.Equal(t, tt.want, timeline(roots))
 			assert.Equal(t, tt.steps, history(steps))
 			assert.Equal(t, before, timeline(tt.roots), "the input was changed")
 			for _, r := range roots {
-				assert.Equal(t, r.phase != Retiring, r.issuer != nil, "exactly the roots that may sign have a key: %v", r.cert.SerialNumber)
+				if r.phase == Retiring {
+					assert.True(t, r.issuer == nil && r.secret == nil, "it must not sign any more: %v", r.cert.SerialNumber)
+				}
 			}
 		})
 	}
@@ -107,16 +144,21 @@ func TestAdvanceDoesNotDependOnWhoLooks(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		start := []root{active(0)}
+		start := []key{active(0)}
+		if rng.IntN(3) == 0 {
+			start[0] = tainted(start[0], rng.IntN(100))
+		}
 		for n := range rng.Int64N(6) {
-			start = append([]root{retiring(-1-n, rng.IntN(200))}, start...)
+			start = append([]key{retiring(-1-n, rng.IntN(200))}, start...)
 		}
 		if rng.IntN(4) > 0 {
 			start = append(start, distributing(1, rng.IntN(200)))
 		}
-		lastLeaf := at(rng.IntN(250))
-		grace := time.Duration(rng.IntN(10)) * time.Minute
-		want, wantSteps := advance(start, lastLeaf, grace, at(1000))
+		var lastLeaf *time.Time
+		if seed%2 == 0 {
+			lastLeaf = new(at(rng.IntN(250)))
+		}
+		want, wantSteps := advance(start, lastLeaf, at(1000))
 
 		roots, last := start, lastLeaf
 		var steps []step
@@ -128,10 +170,10 @@ func TestAdvanceDoesNotDependOnWhoLooks(t *testing.T) {
 			}
 			before := slices.Clone(roots)
 			var s []step
-			roots, s = advance(roots, last, grace, at(now))
+			roots, s = advance(roots, last, at(now))
 			for _, st := range s {
-				if st.activated != nil {
-					last = time.Time{}
+				if st.activated != nil && last != nil {
+					last = new(time.Time)
 				}
 			}
 			steps = append(steps, s...)
@@ -141,7 +183,7 @@ func TestAdvanceDoesNotDependOnWhoLooks(t *testing.T) {
 				if r.phase == Active {
 					n++
 				}
-				i := slices.IndexFunc(before, func(b root) bool { return b.cert == r.cert })
+				i := slices.IndexFunc(before, func(b key) bool { return b.cert == r.cert })
 				require.GreaterOrEqual(t, i, 0, "seed %d: a root came back", seed)
 				require.GreaterOrEqual(t, r.phase, before[i].phase, "seed %d: a root went back", seed)
 			}
@@ -178,9 +220,34 @@ func TestRotateAt(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			cfg := Config{RootTTL: tt.root, MaxTTL: tt.max, Propagation: tt.spread}
+			cfg := Config{RootTTL: tt.root, MaxTTL: tt.max, Propagation: tt.spread, GraceRatio: 0.2}
 			end := epoch.Add(tt.root)
 			assert.Equal(t, tt.left, end.Sub(cfg.rotateAt(&x509.Certificate{NotAfter: end})))
+		})
+	}
+}
+
+func TestRotateAtOtherwise(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	for _, tt := range []struct {
+		name string
+		cfg  Config
+		life time.Duration // of the certificate
+		left time.Duration
+	}{
+		{"a larger grace ratio", Config{GraceRatio: 0.4, MaxTTL: day, Propagation: time.Hour}, 100 * day, 41*day + time.Hour},
+		{"never before half of its life", Config{GraceRatio: 0.5, MaxTTL: day, Propagation: time.Hour}, 100 * day, 50 * day},
+		{"a CA below counts like a leaf", Config{GraceRatio: 0.2, MaxTTL: day, MaxCATTL: 10 * day, Propagation: time.Hour}, 100 * day, 30*day + time.Hour},
+		{"a root from elsewhere with a shorter life", Config{GraceRatio: 0.2, MaxTTL: day, Propagation: time.Hour}, 10 * day, 3*day + time.Hour},
+		{"with its own key: the ratio alone", Config{GraceRatio: 0.2, KeepKey: true, MaxTTL: 40 * day, Propagation: time.Hour}, 100 * day, 20 * day},
+		{"with its own key, a shorter life", Config{GraceRatio: 0.2, KeepKey: true}, 10 * day, 2 * day},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			tt.cfg.RootTTL = 100 * day
+			c := &x509.Certificate{NotBefore: epoch, NotAfter: epoch.Add(tt.life)}
+			assert.Equal(t, tt.left, c.NotAfter.Sub(tt.cfg.rotateAt(c)).Round(time.Second))
 		})
 	}
 }

@@ -4,11 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
 func Example() {
@@ -42,6 +48,109 @@ func Example() {
 	peer, err := v.VerifyChain(chain, spiffe.ClientRole)
 	fmt.Println(peer, err)
 	// Output: spiffe://example.org/web <nil>
+}
+
+// A CA that survives its process. The folder is the backup, too.
+func ExampleOpen() {
+	dir, err := os.MkdirTemp("", "example-ca")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	store, err := ca.NewDirStore(filepath.Join(dir, "ca"))
+	if err != nil {
+		panic(err)
+	}
+	cfg := ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}
+	first, err := ca.Open(context.Background(), cfg, store)
+	if err != nil {
+		panic(err)
+	}
+	if _, err := first.Rotate(context.Background()); err != nil {
+		panic(err)
+	}
+
+	// Later, or at the same time in another process.
+	second, err := ca.Open(context.Background(), cfg, store)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("one CA:", first.Bundle().Equal(second.Bundle()))
+	for _, r := range second.Roots() {
+		fmt.Println(r.Phase)
+	}
+	// Output:
+	// one CA: true
+	// active
+	// distributing
+}
+
+// The private key of the root may be in wrong hands.
+func ExampleAuthority_Taint() {
+	authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
+	if err != nil {
+		panic(err)
+	}
+	bad := authority.Roots()[0].Serial()
+	if err := authority.Taint(context.Background(), bad); err != nil {
+		panic(err)
+	}
+	for _, r := range authority.Roots() {
+		fmt.Println(r.Phase, r.Tainted)
+	}
+	fmt.Println(errors.Is(authority.Revoke(context.Background(), bad), ca.ErrActive))
+	// Output:
+	// active true
+	// distributing false
+	// true
+}
+
+// The bundle of an authority, with its roots and JWT keys, for other trust domains. Tokens that it
+// signs are accepted by whoever has fetched it.
+func ExampleAuthority_SignJWT() {
+	td := spiffe.MustParseTrustDomain("example.org")
+	authority, err := ca.New(ca.Config{TrustDomain: td, JWT: new(ca.JWTConfig)})
+	if err != nil {
+		panic(err)
+	}
+	handler, err := federation.NewHandler(bundleOf{authority}, td)
+	if err != nil {
+		panic(err)
+	}
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/bundle", nil))
+	fetched, err := spiffe.ParseBundle(td, w.Body.Bytes())
+	if err != nil {
+		panic(err)
+	}
+	n, _ := fetched.Sequence()
+	hint, _ := fetched.RefreshHint()
+	fmt.Println("bundle", n, "for", hint)
+
+	web := spiffe.MustParseID("spiffe://example.org/web")
+	token, err := authority.SignJWT(context.Background(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
+	if err != nil {
+		panic(err)
+	}
+	v, err := jwtsvid.NewValidator(fetched, []string{"db"}, nil)
+	if err != nil {
+		panic(err)
+	}
+	who, err := v.Validate(token)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("hello", who.ID())
+	// Output:
+	// bundle 1 for 5m0s
+	// hello spiffe://example.org/web
+}
+
+// bundleOf makes an authority a source of its bundle, which changes when keys rotate.
+type bundleOf struct{ *ca.Authority }
+
+func (b bundleOf) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return b.Authority.Bundle().Bundle(td)
 }
 
 func ExampleAuthority_Rotate() {

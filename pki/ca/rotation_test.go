@@ -178,7 +178,7 @@ func TestRootStatusTimes(t *testing.T) {
 		assert.Equal(t, "root "+r.Serial()+": distributing, signs from 2000-01-01T00:26:00Z", r.String())
 		assert.Equal(t, r, a.Roots()[1])
 		_, err = a.Rotate(t.Context())
-		assert.EqualError(t, err, "ca: rotate example.org: a root rotation is under way: root "+r.Serial()+" activates at 2000-01-01T00:26:00Z")
+		assert.EqualError(t, err, "ca: rotate example.org: a rotation is under way: root "+r.Serial()+" activates at 2000-01-01T00:26:00Z")
 
 		time.Sleep(25 * time.Minute)
 		old, next := a.Roots()[0], a.Roots()[1]

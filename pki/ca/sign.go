@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -21,8 +23,9 @@ var (
 	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, or
 	// that one of the other names cannot be in its certificate.
 	ErrIdentity = errors.New("bad identity")
-	// ErrNotReady says that the active root is not valid at the present moment, so that it cannot
-	// sign: it has expired, or the clock was set back to a time before it. It may pass.
+	// ErrNotReady says that the authority cannot sign at the present moment: its active root has
+	// expired or is not valid yet, its store has not answered for too long, or its first JWT key is
+	// still being distributed. It may pass.
 	ErrNotReady = errors.New("not ready to sign")
 	// ErrGeneration says that building or signing the certificate failed.
 	ErrGeneration = errors.New("certificate generation failed")
@@ -32,11 +35,15 @@ var (
 	// ErrAudit says that the record of the issuance could not be made durable, so that the
 	// certificate was thrown away.
 	ErrAudit = errors.New("no audit record")
+	// ErrAudience says that a token is for nobody, or for more receivers than are allowed.
+	ErrAudience = errors.New("bad audience")
 )
 
-// SignError is the error of [Authority.Sign], unless its context was done. It wraps Kind and Err.
+// SignError is the error of [Authority.Sign], SignCA and SignJWT, unless the context was done. It
+// wraps Kind and Err.
 type SignError struct {
-	Kind error     // ErrCSR, ErrTTL, ErrIdentity, ErrNotReady, ErrGeneration, ErrLimit or ErrAudit
+	// Kind is one of the errors above, or [ErrNoJWT].
+	Kind error
 	ID   spiffe.ID // as the caller gave it
 	Err  error     // what is wrong
 
@@ -50,6 +57,11 @@ func (e *SignError) Error() string {
 
 // Unwrap returns Kind and Err.
 func (e *SignError) Unwrap() []error { return []error{e.Kind, e.Err} }
+
+// signCanceled is the error of a context that is done.
+func signCanceled(ctx context.Context, id spiffe.ID) error {
+	return fmt.Errorf("ca: sign %q: %w", id, context.Cause(ctx))
+}
 
 // minTTL is the shortest lifetime: certificates carry whole seconds, so that less may be nothing.
 const minTTL = time.Second
@@ -74,14 +86,15 @@ type Request struct {
 	// TTL is the lifetime from now; 0 or less means the authority's default.
 	TTL time.Duration
 
-	// Backdate is how far before now the validity begins; 0 means the authority's.
+	// Backdate is how far before now the validity begins; 0 means the authority's, and more than
+	// MaxTTL is refused.
 	Backdate time.Duration
 
 	// Profile says what kind of certificate this is; the zero value is an X.509-SVID.
 	Profile Profile
 
 	// Caller is who asked, as far as it was proven, and Method how: for limits per caller and for
-	// the audit record. An empty Caller means ID, or the first DNS name.
+	// the audit record. An empty Caller means ID, or the first of DNSNames.
 	Caller, Method string
 
 	// Signer names one of several signers behind a registration authority; an [Authority] has one
@@ -100,95 +113,369 @@ const (
 	DNSOnly
 )
 
-// Sign certifies the public key of r.CSR for r.ID and returns the chain to present, leaf first,
-// which is the leaf alone as the roots sign it themselves; the roots are in [Authority.Bundle]. The
-// caller owns the result.
+// Sign certifies the public key of r.CSR for r.ID and returns the chain to present: the leaf first,
+// then what links it to a root of [Authority.Bundle], and not the root. Roots that the authority has
+// made sign leaves themselves, so that the chain is the leaf alone. The caller owns the result.
 //
-// The leaf is valid from Backdate before now until TTL from now, or until the end of the root that
-// signs it, if that is earlier. A TTL over the authority's MaxTTL is refused, not shortened.
+// The leaf is valid from Backdate before now until TTL from now, or until the end of the CA
+// certificates above it, if that is earlier. A TTL over the authority's MaxTTL is refused, not
+// shortened.
 //
 // The error is a [*SignError], or wraps the cause of ctx's end.
 func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, error) {
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("ca: sign %q: %w", r.ID, context.Cause(ctx))
+		return nil, signCanceled(ctx, r.ID)
 	}
 	if kind, err := a.check(&r); err != nil {
 		return nil, &SignError{Kind: kind, ID: r.ID, Err: err}
 	}
-	g, err := a.reserve(r.TTL)
+	release, err := a.acquire(ctx, r.ID, r.Caller)
 	if err != nil {
-		return nil, &SignError{Kind: ErrNotReady, ID: r.ID, Err: err}
+		return nil, err
 	}
-	leaf, err := g.issuer.IssueLeaf(pki.LeafOptions{
-		PublicKey:  r.CSR.PublicKey(),
-		ID:         r.ID,
-		DNSNames:   r.DNSNames,
-		IPs:        r.IPs,
-		CommonName: r.CommonName,
-		NotBefore:  g.notBefore,
-		NotAfter:   g.notAfter,
-	})
+	defer release()
+	g, err := a.reserve(ctx, reservation{id: r.ID, ttl: r.TTL})
 	if err != nil {
-		kind := ErrGeneration
-		if errors.Is(err, pki.ErrWeakKey) {
-			kind = ErrCSR
-		} else if _, ok := errors.AsType[*pki.ProfileError](err); ok {
-			kind = ErrIdentity // the key and the dates are in order, so it is one of the names
+		return nil, err
+	}
+	leaf, err := g.issue(&r)
+	if err != nil {
+		return nil, generationError(r.ID, err)
+	}
+	if a.cfg.Auditor != nil {
+		kind := KindSVID
+		if r.Profile == DNSOnly {
+			kind = KindDNS
 		}
-		return nil, &SignError{Kind: kind, ID: r.ID, Err: err}
+		i := certificateIssuance(kind, g.now, leaf, g.key.cert)
+		i.ID, i.Caller, i.Method = r.ID, r.Caller, r.Method
+		if err := a.audit(ctx, i); err != nil {
+			return nil, err
+		}
 	}
-	return []*x509.Certificate{leaf}, nil
+	return append([]*x509.Certificate{leaf}, g.above...), nil
 }
 
-// check tests what was asked for and fills in the default lifetime.
-func (a *Authority) check(r *Request) (kind, err error) {
+// CARequest asks for the certificate of a CA below this one. Everything in it except the CSR is the
+// word of the caller of [Authority.SignCA].
+type CARequest struct {
+	CSR *pki.CSR // holds the public key to certify; nothing else of it is used
+
+	TTL time.Duration // the lifetime from now; 0 or less means Config.MaxCATTL
+
+	// MaxPathLen is how many CAs may follow below the new one; 0 means that it signs leaves only.
+	MaxPathLen int
+
+	// Organization is the organization in the subject, at most 64 bytes; empty means the name of the
+	// trust domain.
+	Organization string
+
+	Caller, Method string // as in [Request]; an empty Caller means the ID of the trust domain
+}
+
+// SignCA certifies a CA below this one, such as that of one cluster, and returns its chain as
+// [Authority.Sign] does. The new CA is of the same trust domain, and cannot sign for another one: a
+// critical extension permits SPIFFE IDs of this trust domain only (see [pki.CAOptions]). Whoever holds
+// its key can sign any identity of the trust domain, so that this is for operators and their tools.
+//
+// It is refused with [ErrTTL] unless Config.MaxCATTL is set. The error is a [*SignError], or wraps the
+// cause of ctx's end.
+func (a *Authority) SignCA(ctx context.Context, r CARequest) ([]*x509.Certificate, error) {
+	id := a.cfg.TrustDomain.ID()
+	if ctx.Err() != nil {
+		return nil, signCanceled(ctx, id)
+	}
+	r.Caller = cmp.Or(r.Caller, id.String())
+	if r.TTL <= 0 {
+		r.TTL = a.cfg.MaxCATTL
+	}
+	kind, err := checkTTL(r.TTL, a.cfg.MaxCATTL)
 	switch {
+	case a.cfg.MaxCATTL == 0:
+		kind, err = ErrTTL, errors.New("this authority signs no CAs; set MaxCATTL")
 	case r.CSR == nil || r.CSR.PublicKey() == nil:
-		return ErrCSR, errors.New("there is none; pki.ParseCSR makes one")
-	case r.ID.IsZero():
-		return ErrIdentity, fmt.Errorf("ID: %w", spiffe.ErrZero)
-	case !r.ID.MemberOf(a.cfg.TrustDomain):
-		return ErrIdentity, fmt.Errorf("the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
-	case r.ID.Path() == "":
-		return ErrIdentity, errors.New("the ID has no path, so it names no workload (X5-6)")
+		kind, err = ErrCSR, errNoCSR
+	}
+	if err != nil {
+		return nil, &SignError{Kind: kind, ID: id, Err: err}
+	}
+	release, err := a.acquire(ctx, id, r.Caller)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	g, err := a.reserve(ctx, reservation{id: id, ttl: r.TTL})
+	if err != nil {
+		return nil, err
+	}
+	cert, err := g.key.issuer.IssueCA(pki.CAOptions{
+		PublicKey:    r.CSR.PublicKey(),
+		TrustDomain:  a.cfg.TrustDomain,
+		Organization: r.Organization,
+		MaxPathLen:   &r.MaxPathLen,
+		Constrain:    true,
+		NotBefore:    g.now.Add(-a.cfg.Backdate),
+		NotAfter:     g.notAfter,
+	})
+	if err != nil {
+		return nil, generationError(id, err)
+	}
+	if a.cfg.Auditor != nil {
+		i := certificateIssuance(KindCA, g.now, cert, g.key.cert)
+		i.ID, i.Caller, i.Method = id, r.Caller, r.Method
+		if err := a.audit(ctx, i); err != nil {
+			return nil, err
+		}
+	}
+	return append([]*x509.Certificate{cert}, g.above...), nil
+}
+
+var errNoCSR = errors.New("there is none; pki.ParseCSR makes one")
+
+// check tests what was asked for and fills in what was left out.
+func (a *Authority) check(r *Request) (kind, err error) {
+	if r.CSR == nil || r.CSR.PublicKey() == nil {
+		return ErrCSR, errNoCSR
+	}
+	switch r.Profile {
+	case SVID:
+		if err := a.checkID(r.ID); err != nil {
+			return ErrIdentity, err
+		}
+		r.Caller = cmp.Or(r.Caller, r.ID.String())
+	case DNSOnly:
+		if !r.ID.IsZero() {
+			return ErrIdentity, errors.New("there is an ID, which a certificate of the profile DNSOnly does not carry")
+		}
+		if len(r.DNSNames) == 0 {
+			return ErrIdentity, errors.New("there is no DNS name")
+		}
+		r.Caller = cmp.Or(r.Caller, r.DNSNames[0])
+	default:
+		return ErrIdentity, fmt.Errorf("there is no profile %d", int(r.Profile))
 	}
 	if r.TTL <= 0 {
 		r.TTL = a.cfg.DefaultTTL
 	}
+	r.Backdate = cmp.Or(r.Backdate, a.cfg.Backdate)
+	if r.Backdate < 0 || r.Backdate > max(a.cfg.MaxTTL, a.cfg.Backdate) {
+		return ErrTTL, fmt.Errorf("to be backdated by %v was asked for, it can be 0 to %v", r.Backdate, max(a.cfg.MaxTTL, a.cfg.Backdate))
+	}
+	return checkTTL(r.TTL, a.cfg.MaxTTL)
+}
+
+func (a *Authority) checkID(id spiffe.ID) error {
 	switch {
-	case r.TTL > a.cfg.MaxTTL:
-		return ErrTTL, fmt.Errorf("%v was asked for, the longest is %v", r.TTL, a.cfg.MaxTTL)
-	case r.TTL < minTTL:
-		return ErrTTL, fmt.Errorf("%v was asked for, the shortest is %v", r.TTL, minTTL)
+	case id.IsZero():
+		return fmt.Errorf("ID: %w", spiffe.ErrZero)
+	case !id.MemberOf(a.cfg.TrustDomain):
+		return fmt.Errorf("the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
+	case id.Path() == "":
+		return errors.New("the ID has no path, so it names no workload (X5-6)")
+	}
+	return nil
+}
+
+func checkTTL(ttl, longest time.Duration) (kind, err error) {
+	switch {
+	case ttl > longest:
+		return ErrTTL, fmt.Errorf("%v was asked for, the longest is %v", ttl, longest)
+	case ttl < minTTL:
+		return ErrTTL, fmt.Errorf("%v was asked for, the shortest is %v", ttl, minTTL)
 	}
 	return nil, nil
 }
 
-// grant is a signer and the dates that it may put on a leaf.
-type grant struct {
-	issuer              *pki.Issuer
-	notBefore, notAfter time.Time
+// acquire waits for a place among those that sign.
+func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (release func(), err error) {
+	if a.limiter == nil {
+		return func() {}, nil
+	}
+	err = a.limiter.Acquire(ctx, caller)
+	if err == nil {
+		return a.limiter.Release, nil
+	}
+	if over, ok := errors.AsType[*limit.Error](err); ok {
+		return nil, &SignError{Kind: ErrLimit, ID: id, Err: over, RetryAfter: over.RetryAfter}
+	}
+	return nil, signCanceled(ctx, id)
 }
 
-// reserve chooses the root that signs a leaf of the lifetime ttl, and notes the leaf's end first:
-// the root cannot retire before it, however long the signing takes and whatever happens meanwhile.
-func (a *Authority) reserve(ttl time.Duration) (grant, error) {
+// issue signs the leaf.
+func (g *grant) issue(r *Request) (*x509.Certificate, error) {
+	notBefore := g.now.Add(-r.Backdate)
+	if r.Profile == SVID {
+		return g.key.issuer.IssueLeaf(pki.LeafOptions{
+			PublicKey:  r.CSR.PublicKey(),
+			ID:         r.ID,
+			DNSNames:   r.DNSNames,
+			IPs:        r.IPs,
+			CommonName: r.CommonName,
+			NotBefore:  notBefore,
+			NotAfter:   g.notAfter,
+		})
+	}
+	sans := make([]pki.SAN, 0, len(r.DNSNames)+len(r.IPs))
+	for _, name := range r.DNSNames {
+		sans = append(sans, pki.DNSSAN(name))
+	}
+	for _, ip := range r.IPs {
+		san, err := pki.IPSAN(ip)
+		if err != nil {
+			return nil, &pki.ProfileError{What: "leaf", Err: err}
+		}
+		sans = append(sans, san)
+	}
+	return g.key.issuer.IssueCertificate(pki.CertificateOptions{
+		PublicKey:  r.CSR.PublicKey(),
+		SANs:       sans,
+		CommonName: r.CommonName,
+		NotBefore:  notBefore,
+		NotAfter:   g.notAfter,
+	})
+}
+
+// generationError says whether what was asked for was wrong, or the signing.
+func generationError(id spiffe.ID, err error) error {
+	kind := ErrGeneration
+	if errors.Is(err, pki.ErrWeakKey) {
+		kind = ErrCSR
+	} else if _, ok := errors.AsType[*pki.ProfileError](err); ok {
+		kind = ErrIdentity // the key and the dates are in order, so it is one of the names
+	}
+	return &SignError{Kind: kind, ID: id, Err: err}
+}
+
+// reservation is what is to be signed.
+type reservation struct {
+	id  spiffe.ID
+	ttl time.Duration
+	jwt bool
+}
+
+// grant is a key to sign with, and the time until which what it signs may be valid.
+type grant struct {
+	key           key
+	above         []*x509.Certificate // what links it to a root
+	now, notAfter time.Time
+}
+
+// errTooLong says that the store does not know yet that anything may live so long.
+var errTooLong = errors.New("the store does not know yet that lifetimes may be so long")
+
+// reserve chooses the key that signs something of this lifetime, and makes sure first that the key
+// stays in the bundle until the end of it, however long the signing takes and whatever happens
+// meanwhile.
+func (a *Authority) reserve(ctx context.Context, r reservation) (*grant, error) {
+	g, err := a.tryReserve(r)
+	if errors.Is(err, errTooLong) {
+		// The settings of this authority have grown, or those of who made the key were smaller.
+		if uerr := a.update(ctx, nil); uerr != nil && ctx.Err() != nil {
+			return nil, signCanceled(ctx, r.id)
+		}
+		g, err = a.tryReserve(r)
+	}
+	return g, err
+}
+
+func (a *Authority) tryReserve(r reservation) (*grant, error) {
 	a.mu.Lock()
 	now := time.Now() // under the lock, so that a later caller has a later time
 	s, steps := a.advance(now)
-	active := s.active()
-	wall := now.Round(0)
-	left := active.cert.NotAfter.Sub(wall)
-	ready := left > 0 && !wall.Before(active.cert.NotBefore)
-	g := grant{issuer: active.issuer, notBefore: now.Add(-a.cfg.Backdate), notAfter: now.Add(min(ttl, left))}
-	if ready && g.notAfter.After(a.lastLeaf) {
-		a.lastLeaf = g.notAfter
-	}
+	g, err := a.grant(s, r, now)
 	a.mu.Unlock()
 	a.log(steps)
-	if !ready {
-		return grant{}, fmt.Errorf("the signing root %s is valid from %s to %s; rotate it, or check the clock", serial(active.cert),
-			active.cert.NotBefore.UTC().Format(time.RFC3339), active.cert.NotAfter.UTC().Format(time.RFC3339))
+	if e, ok := errors.AsType[*SignError](err); ok {
+		e.ID = r.id
 	}
+	return g, err
+}
+
+// grant decides at now; mu is held.
+func (a *Authority) grant(s *state, r reservation, now time.Time) (*grant, error) {
+	g := &grant{now: now}
+	keys, last := s.roots, &a.last.leaf
+	wall := now.Round(0)
+	end := now.Add(r.ttl)
+	if r.jwt {
+		keys, last = s.jwt, &a.last.token
+		i := inPhase(keys, Active)
+		if i < 0 {
+			return nil, firstKeyNotReady(keys, now)
+		}
+		g.key = keys[i]
+	} else {
+		g.key = s.active()
+		from, until := g.key.cert.NotBefore, g.key.cert.NotAfter
+		if s.plugged != nil {
+			g.above, from, until = s.plugged.above, s.plugged.from, s.plugged.until
+		}
+		if !wall.Before(until) || wall.Before(from) {
+			return nil, &SignError{Kind: ErrNotReady, Err: fmt.Errorf("the signing root %s is valid from %s to %s; rotate it, or check the clock", g.key.id,
+				from.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
+		}
+		end = now.Add(min(r.ttl, until.Sub(wall)))
+	}
+	switch {
+	case a.store != nil && (r.jwt || s.plugged == nil):
+		bound := a.synced.Add(g.key.propagation).Add(g.key.longest)
+		if i := inPhase(keys, Distributing); i >= 0 {
+			bound = earlier(bound, keys[i].activates.Round(0).Add(g.key.longest))
+		}
+		switch left := bound.Sub(wall); {
+		case r.ttl > g.key.longest:
+			return nil, &SignError{Kind: ErrNotReady, Err: fmt.Errorf("%w: %v, not %v", errTooLong, g.key.longest, r.ttl), RetryAfter: a.cfg.SyncInterval}
+		case left < minTTL:
+			return nil, &SignError{Kind: ErrNotReady, RetryAfter: a.cfg.SyncInterval, Err: a.staleError(bound)}
+		default:
+			end = earlier(end, now.Add(left))
+		}
+	case end.After(*last):
+		*last = end
+	}
+	g.notAfter = end
 	return g, nil
+}
+
+// The bound in grant: why no leaf is without its root while the root should be there.
+//
+// Let R be the time at which the last reading began that gave the state in use, and A the root that
+// is active in it. Whatever the record was at R, this authority knows. Somebody else may replace A by a
+// rotation that is prepared at some time P >= R. Terms only grow, so that A's successor activates not
+// before P + propagation, and A stays in every bundle until that activation plus longest plus grace,
+// with longest and propagation at least as large as in the state in use. So A stays at least until
+//
+//	P + propagation + longest + grace >= R + propagation + longest + grace
+//
+// and a leaf that ends by R + propagation + longest, as the bound has it, dies before A retires, by at
+// least the grace, which is for clocks that differ. If the successor was prepared before R, its
+// activation is known: A retires longest and grace after it, and the second bound applies; it binds
+// only an authority that still signs with A when its successor should, as its monotonic clock lags.
+// Two rotations do not overlap: the second is refused until the first has activated, and then it
+// is the successor's turn to be replaced, for which the same holds.
+//
+// Exempt is a root that is tainted or revoked, which is meant to go sooner; one renewed with its own
+// key, which verifies all the same; and one that somebody other than this library replaced, for
+// which replaceActive adds the same time when that is noticed.
+//
+// mu is held.
+func (a *Authority) staleError(bound time.Time) error {
+	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; see that Run runs and the store answers",
+		a.synced.UTC().Format(time.RFC3339), bound.UTC().Format(time.RFC3339))
+	if a.syncErr != nil {
+		err = fmt.Errorf("%w: %w", err, a.syncErr)
+	}
+	return err
+}
+
+// firstKeyNotReady is the error while no JWT key may sign.
+func firstKeyNotReady(keys []key, now time.Time) error {
+	i := inPhase(keys, Distributing)
+	if i < 0 {
+		return &SignError{Kind: ErrNotReady, Err: errors.New("there is no JWT key yet; see that Run runs and the store answers")}
+	}
+	return &SignError{
+		Kind: ErrNotReady, RetryAfter: max(0, keys[i].activates.Sub(now)),
+		Err: fmt.Errorf("the first JWT key %s signs from %s, when validators have heard of it", keys[i].id, keys[i].activates.UTC().Format(time.RFC3339)),
+	}
 }

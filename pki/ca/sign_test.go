@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/hostilecsr"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -286,6 +287,56 @@ func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark str
 	assert.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage)
 	assert.Positive(t, leaf.SerialNumber.Cmp(big.NewInt(0)))
 	assert.True(t, pki.PublicKeysEqual(r.CSR.PublicKey(), leaf.PublicKey))
+}
+
+// Requests that mean harm: refused, or certified for what the caller said and nothing else.
+func TestHostileRequests(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t, func(c *ca.Config) { c.MaxCATTL = time.Hour })
+	wantSVID, err := pki.MarshalSANs(pki.IDSAN(web))
+	require.NoError(t, err)
+	wantDNS, err := pki.MarshalSANs(pki.DNSSAN("web.shop.svc"))
+	require.NoError(t, err)
+	emptySubject := []byte{0x30, 0x00}
+	signed, cases := 0, hostilecsr.Cases(t)
+	for _, c := range cases {
+		csr, err := pki.ParseCSRPEM(c.PEM)
+		if c.DER != nil {
+			csr, err = pki.ParseCSR(c.DER)
+		}
+		if err != nil {
+			_, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+			require.ErrorIs(t, err, ca.ErrCSR, c.Name)
+			continue
+		}
+		require.True(t, c.Signable, "%s must be refused", c.Name)
+		signed++
+		for want, r := range map[*[]byte]ca.Request{&wantSVID: {CSR: csr, ID: web}, &wantDNS: {CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{"web.shop.svc"}}} {
+			chain, err := a.Sign(t.Context(), r)
+			require.NoError(t, err, c.Name)
+			leaf := chain[0]
+			require.True(t, pki.PublicKeysEqual(c.Key, leaf.PublicKey), c.Name)
+			require.Equal(t, emptySubject, leaf.RawSubject, c.Name)
+			require.False(t, leaf.IsCA, c.Name)
+			require.Zero(t, leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign), c.Name)
+			require.Len(t, leaf.Extensions, 5, c.Name)
+			for _, e := range leaf.Extensions {
+				if e.Id.String() == "2.5.29.17" {
+					require.Equal(t, *want, e.Value, c.Name)
+				}
+			}
+		}
+		sub, err := a.SignCA(t.Context(), ca.CARequest{CSR: csr})
+		require.NoError(t, err, c.Name)
+		require.True(t, pki.PublicKeysEqual(c.Key, sub[0].PublicKey), c.Name)
+		require.Len(t, sub[0].URIs, 1, c.Name)
+		require.Empty(t, sub[0].DNSNames, c.Name)
+		require.Equal(t, []string{"example.org"}, sub[0].Subject.Organization, c.Name)
+		require.Empty(t, sub[0].Subject.CommonName, c.Name)
+	}
+	t.Logf("%d requests, %d of them certified", len(cases), signed)
+	assert.GreaterOrEqual(t, len(cases), 200)
+	assert.Greater(t, signed, 20)
 }
 
 func TestExpiredRootDoesNotSign(t *testing.T) {

@@ -226,7 +226,7 @@ func (l *FailureLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	kept, total := l.Failures()
-	if r.FormValue("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {
+	if r.URL.Query().Get("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {
 		h.Set("Content-Type", "application/json")
 		if kept == nil {
 			kept = []Failure{} // so that it is a list in JSON too
