@@ -102,18 +102,22 @@ var rules = map[string]map[string]string{
 		"internal/kube": "the API server", "internal/limit": "limits, shared with pki/ca", "internal/certchain": "limits on an answer, shared with caclient",
 		"golang.org/x/crypto/cryptobyte": "the attributes of a CSR", "golang.org/x/crypto/cryptobyte/asn1": "tags for cryptobyte",
 	},
+	"internal/carpc": {
+		"connectrpc.com/connect":                        "gRPC over net/http",
+		"google.golang.org/protobuf/encoding/protowire": "when to come back",
+		"google.golang.org/protobuf/types/known/anypb":  "when to come back",
+	},
 	"internal/wire/istioca": {
 		"google.golang.org/protobuf/reflect/protoreflect": "generated code",
 		"google.golang.org/protobuf/runtime/protoimpl":    "generated code",
 		"google.golang.org/protobuf/types/known/structpb": "metadata of a request",
 	},
 	"pki/caserver/istioca": {
-		"authn": "who is asking", "internal/certchain": "limits on a signer's answer", "internal/metrics": "the counters", "internal/wire/istioca": "the path",
+		"authn": "who is asking", "internal/carpc": "gRPC, shared with linkerd", "internal/certchain": "limits on a signer's answer", "internal/metrics": "the counters", "internal/wire/istioca": "the path",
 		"pki": "CSRs and PEM", "pki/ca": "requests and kinds of errors", "spiffe": "identities and bundles",
 		"connectrpc.com/connect":                        "gRPC over net/http",
 		"google.golang.org/protobuf/encoding/protowire": "requests are read without building them, tails are encoded once",
 		"google.golang.org/protobuf/proto":              "details of a status",
-		"google.golang.org/protobuf/types/known/anypb":  "RetryInfo under its published name",
 	},
 	"internal/wire/linkerd": {
 		"google.golang.org/protobuf/reflect/protoreflect":    "generated code",
@@ -121,12 +125,10 @@ var rules = map[string]map[string]string{
 		"google.golang.org/protobuf/types/known/timestamppb": "the end of a certificate",
 	},
 	"pki/caserver/linkerd": {
-		"authn": "the error for a token that is refused", "internal/certchain": "limits on an answer", "internal/metrics": "its metrics", "internal/wire/linkerd": "its messages",
+		"authn": "the error for a token that is refused", "internal/carpc": "gRPC, shared with istioca", "internal/certchain": "limits on an answer", "internal/metrics": "its metrics", "internal/wire/linkerd": "its messages",
 		"pki": "CSRs", "pki/ca": "requests and their errors", "spiffe": "trust anchors, and IDs in policies",
 		"connectrpc.com/connect":                             "gRPC over net/http",
-		"google.golang.org/protobuf/encoding/protowire":      "when to come back",
 		"google.golang.org/protobuf/proto":                   "messages",
-		"google.golang.org/protobuf/types/known/anypb":       "when to come back",
 		"google.golang.org/protobuf/types/known/timestamppb": "the end of a certificate",
 	},
 	"caclient/istioca": {

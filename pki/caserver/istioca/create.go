@@ -8,13 +8,12 @@ import (
 	"log/slog"
 	"math"
 	"slices"
-	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/svidkit/svidkit/internal/carpc"
 	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -176,21 +175,10 @@ func (s *Server) failed(ctx context.Context, c *call, level slog.Level, code con
 // withRetryInfo adds to a status when to come back; 0 adds nothing. err is a *connect.Error.
 func withRetryInfo(err error, after time.Duration) error {
 	e, ok := errors.AsType[*connect.Error](err)
-	if !ok || after <= 0 {
+	if !ok {
 		return err
 	}
-	after = after.Truncate(time.Millisecond) + time.Millisecond // not too early, and more than 0
-	var d []byte                                                // google.protobuf.Duration
-	d = protowire.AppendVarint(protowire.AppendTag(d, 1, protowire.VarintType), uint64(after/time.Second))
-	d = protowire.AppendVarint(protowire.AppendTag(d, 2, protowire.VarintType), uint64(after%time.Second))
-	info := &anypb.Any{
-		TypeUrl: "type.googleapis.com/google.rpc.RetryInfo",
-		Value:   protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), d),
-	}
-	if detail, err := connect.NewErrorDetail(info); err == nil { // always, for an Any
-		e.AddDetail(detail)
-	}
-	e.Meta().Set("Grpc-Retry-Pushback-Ms", strconv.FormatInt(after.Milliseconds(), 10))
+	carpc.AddRetryInfo(e, after)
 	return e
 }
 

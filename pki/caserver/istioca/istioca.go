@@ -68,13 +68,13 @@ import (
 	"net/http"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/carpc"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -208,20 +208,7 @@ func (s *Server) WriteMetrics(w io.Writer) error { return s.metrics.set.Write(w)
 
 // ServeHTTP answers one request. What is not gRPC over HTTP/2 is refused with a status of HTTP.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch {
-	case r.ProtoMajor < 2:
-		w.WriteHeader(http.StatusHTTPVersionNotSupported)
-		return
-	case r.Method != http.MethodPost:
-		w.Header().Set("Allow", http.MethodPost)
-		w.WriteHeader(http.StatusMethodNotAllowed)
-		return
-	case !isGRPC(r.Header.Get("Content-Type")):
-		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
-		w.WriteHeader(http.StatusUnsupportedMediaType)
-		return
-	case r.URL.Path != CreateCertificate:
-		_ = s.errs.Write(w, r, connect.NewError(connect.CodeUnimplemented, errors.New("istioca: this server does not implement the method")))
+	if !carpc.Admit(w, r, "istioca", CreateCertificate, s.errs) {
 		return
 	}
 	s.metrics.requests.Inc()
@@ -243,11 +230,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.metrics.badCSR.Inc()
 		s.log(ctx, slog.LevelInfo, "the request could not be read: it is too large, too slow, cut, or no single message of gRPC", c)
 	}
-}
-
-// isGRPC reports whether a media type is that of gRPC with protobuf, which has no parameters.
-func isGRPC(media string) bool {
-	return strings.EqualFold(media, "application/grpc") || strings.EqualFold(media, "application/grpc+proto")
 }
 
 // call is what is known of a request beside what is in it.

@@ -10,17 +10,15 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/carpc"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -331,25 +329,10 @@ func (s *Server) ended(ctx context.Context, err error) *refusal {
 	return refuse(connect.CodeCanceled, "the call was cancelled", err)
 }
 
-// status is what the client gets, with the time to come back if it is known: as google.rpc.RetryInfo,
-// and in the trailer that the retries built into gRPC look for.
+// status is what the client gets, with the time to come back if it is known.
 func (r *refusal) status() *connect.Error {
 	e := connect.NewError(r.code, errors.New(r.text))
-	if r.after <= 0 {
-		return e
-	}
-	after := r.after.Truncate(time.Millisecond) + time.Millisecond // not too early, and more than 0
-	var d []byte                                                   // google.protobuf.Duration
-	d = protowire.AppendVarint(protowire.AppendTag(d, 1, protowire.VarintType), uint64(after/time.Second))
-	d = protowire.AppendVarint(protowire.AppendTag(d, 2, protowire.VarintType), uint64(after%time.Second))
-	info := &anypb.Any{
-		TypeUrl: "type.googleapis.com/google.rpc.RetryInfo",
-		Value:   protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), d),
-	}
-	if detail, err := connect.NewErrorDetail(info); err == nil { // always, for an Any
-		e.AddDetail(detail)
-	}
-	e.Meta().Set("Grpc-Retry-Pushback-Ms", strconv.FormatInt(after.Milliseconds(), 10))
+	carpc.AddRetryInfo(e, r.after)
 	return e
 }
 

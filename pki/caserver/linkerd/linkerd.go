@@ -62,13 +62,13 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/svidkit/svidkit/internal/carpc"
 	"github.com/svidkit/svidkit/internal/metrics"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -232,20 +232,7 @@ func (s *Server) knownIssuer() *x509.Certificate {
 
 // ServeHTTP answers one request. What is not gRPC over HTTP/2 is refused with a status of HTTP.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch {
-	case r.ProtoMajor < 2:
-		w.WriteHeader(http.StatusHTTPVersionNotSupported)
-		return
-	case r.Method != http.MethodPost:
-		w.Header().Set("Allow", http.MethodPost)
-		w.WriteHeader(http.StatusMethodNotAllowed)
-		return
-	case !isGRPC(r.Header.Get("Content-Type")):
-		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
-		w.WriteHeader(http.StatusUnsupportedMediaType)
-		return
-	case r.URL.Path != Certify:
-		_ = s.errs.Write(w, r, connect.NewError(connect.CodeUnimplemented, errors.New("linkerd: this server does not implement the method")))
+	if !carpc.Admit(w, r, "linkerd", Certify, s.errs) {
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), s.opts.Timeout, errTimeout)
@@ -260,14 +247,3 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 var errTimeout = errors.New("the server took too long")
 
 type peerKey struct{}
-
-// isGRPC reports whether a media type is that of gRPC with protobuf, which is the only one that
-// clients of this API send. A parameter, which nobody sends, is none of the type.
-func isGRPC(media string) bool {
-	media, _, _ = strings.Cut(media, ";")
-	switch strings.ToLower(strings.TrimSpace(media)) {
-	case "application/grpc", "application/grpc+proto":
-		return true
-	}
-	return false
-}
