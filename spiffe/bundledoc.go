@@ -202,24 +202,14 @@ func (p *bundleParser) entry(k *jwk) {
 			k.use, _ = p.r.Text()
 		case "kid":
 			k.kid, _ = p.r.Text()
-		case "kty":
-			k.Kty, _ = p.r.Text()
-		case "crv":
-			k.Crv, _ = p.r.Text()
-		case "x":
-			k.X, _ = p.r.Text()
-		case "y":
-			k.Y, _ = p.r.Text()
-		case "n":
-			k.N, _ = p.r.Text()
-		case "e":
-			k.E, _ = p.r.Text()
 		case "x5c":
 			for i := range p.r.Elements() {
 				if i == 0 {
 					k.c, _ = p.r.Text()
 				}
 			}
+		default:
+			k.Member(name, p.r)
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/big"
+
+	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
 // Limits on RSA keys: RFC 7518 sets the lower, and the upper bounds what a stranger's key costs.
@@ -22,6 +24,53 @@ const (
 // JWK is the public members of a JSON Web Key as they are in a document. A member that is missing or
 // not a string is nil.
 type JWK struct{ Kty, Crv, X, Y, N, E []byte }
+
+// Member takes the value of the member name from r, if it is one of the members of a JWK. The value
+// is skipped by r otherwise, as the reader does.
+func (k *JWK) Member(name []byte, r *strictjson.Reader) {
+	switch string(name) {
+	case "kty":
+		k.Kty, _ = r.Text()
+	case "crv":
+		k.Crv, _ = r.Text()
+	case "x":
+		k.X, _ = r.Text()
+	case "y":
+		k.Y, _ = r.Text()
+	case "n":
+		k.N, _ = r.Text()
+	case "e":
+		k.E, _ = r.Text()
+	}
+}
+
+// Confirmation is what the claim "cnf" of a token says (RFC 7800): the key of whoever may use it.
+type Confirmation struct {
+	JWK
+	Alg    []byte
+	There  bool // a "jwk" that is an object
+	Secret bool // it has members of a private or symmetric key
+}
+
+// Read reads the value of "cnf".
+func (c *Confirmation) Read(r *strictjson.Reader) {
+	for name := range r.Members() {
+		if string(name) != "jwk" {
+			continue
+		}
+		c.There = r.Kind() == strictjson.Object
+		for name := range r.Members() {
+			switch string(name) {
+			case "alg":
+				c.Alg, _ = r.Text()
+			case "d", "k", "p", "q", "dp", "dq", "qi", "oth", "priv":
+				c.Secret = true
+			default:
+				c.Member(name, r)
+			}
+		}
+	}
+}
 
 // PublicKey returns the key, an *ecdsa.PublicKey or *rsa.PublicKey that [Unfit] has nothing against,
 // or the reason in words why there is none.

@@ -104,7 +104,7 @@ func critical(h jws.Header) bool {
 func (p *parsed) readClaims(data []byte) *Error {
 	var sub []byte
 	var exp, nbf date
-	var cnf confirmation
+	var cnf jws.Confirmation
 	subOK, hasAud := false, false
 	r := strictjson.NewReader(data)
 	object := r.Kind() == strictjson.Object
@@ -122,7 +122,7 @@ func (p *parsed) readClaims(data []byte) *Error {
 		case "nbf":
 			nbf = readDate(r)
 		case "cnf":
-			cnf.read(r)
+			cnf.Read(r)
 		}
 	}
 	switch err := r.End(); {
@@ -149,56 +149,19 @@ func (p *parsed) readClaims(data []byte) *Error {
 	return p.confirm(&cnf)
 }
 
-// confirmation is what "cnf" says.
-type confirmation struct {
-	jwk      jws.JWK
-	alg      []byte
-	there    bool // a "jwk" that is an object
-	isSecret bool // it has members of a private or symmetric key
-}
-
-func (c *confirmation) read(r *strictjson.Reader) {
-	for name := range r.Members() {
-		if string(name) != "jwk" {
-			continue
-		}
-		c.there = r.Kind() == strictjson.Object
-		for name := range r.Members() {
-			switch string(name) {
-			case "alg":
-				c.alg, _ = r.Text()
-			case "kty":
-				c.jwk.Kty, _ = r.Text()
-			case "crv":
-				c.jwk.Crv, _ = r.Text()
-			case "x":
-				c.jwk.X, _ = r.Text()
-			case "y":
-				c.jwk.Y, _ = r.Text()
-			case "n":
-				c.jwk.N, _ = r.Text()
-			case "e":
-				c.jwk.E, _ = r.Text()
-			case "d", "p", "q", "dp", "dq", "qi", "oth", "k", "priv":
-				c.isSecret = true
-			}
-		}
-	}
-}
-
 // confirm takes the workload's key from "cnf".
-func (p *parsed) confirm(c *confirmation) *Error {
-	if !c.there {
+func (p *parsed) confirm(c *jws.Confirmation) *Error {
+	if !c.There {
 		return refuse(whatToken, ReasonConfirmation, "WIT-11", `"cnf" is missing or has no "jwk"`)
 	}
 	var ok bool
-	if p.proofAlg, ok = jws.ParseAlgorithm(string(c.alg)); !ok {
+	if p.proofAlg, ok = jws.ParseAlgorithm(string(c.Alg)); !ok {
 		return refuse(whatToken, ReasonConfirmation, "WIT-12", `the "alg" in "cnf" is missing or none of ES, RS and PS with 256, 384 and 512`)
 	}
-	if c.isSecret {
+	if c.Secret {
 		return refuse(whatToken, ReasonConfirmation, "WIT-13", `the key in "cnf" is not public: whoever has seen the token has the key`)
 	}
-	key, reason := c.jwk.PublicKey()
+	key, reason := c.JWK.PublicKey()
 	switch {
 	case reason != "":
 		return refuse(whatToken, ReasonConfirmation, "WIT-11", `the key in "cnf": %s`, reason)

@@ -207,11 +207,8 @@ func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp
 	}
 
 	var sub, number []byte
-	var cnf struct {
-		jwk jws.JWK
-		alg []byte
-	}
-	aud, secret := false, false
+	var cnf jws.Confirmation
+	aud := false
 	r := strictjson.NewReader(t.Payload)
 	if r.Kind() != strictjson.Object {
 		r.Skip()
@@ -225,31 +222,7 @@ func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp
 		case "exp":
 			number, _ = r.Number()
 		case "cnf":
-			for name := range r.Members() {
-				if string(name) != "jwk" {
-					continue
-				}
-				for name := range r.Members() {
-					switch string(name) {
-					case "alg":
-						cnf.alg, _ = r.Text()
-					case "kty":
-						cnf.jwk.Kty, _ = r.Text()
-					case "crv":
-						cnf.jwk.Crv, _ = r.Text()
-					case "x":
-						cnf.jwk.X, _ = r.Text()
-					case "y":
-						cnf.jwk.Y, _ = r.Text()
-					case "n":
-						cnf.jwk.N, _ = r.Text()
-					case "e":
-						cnf.jwk.E, _ = r.Text()
-					case "d", "k", "p", "q", "dp", "dq", "qi", "oth", "priv":
-						secret = true
-					}
-				}
-			}
+			cnf.Read(r)
 		}
 	}
 	if err := r.End(); err != nil {
@@ -262,17 +235,17 @@ func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp
 		return time.Time{}, 0, errors.New(`there is an "aud" (WIT-24)`)
 	case number == nil:
 		return time.Time{}, 0, errors.New(`"exp" is missing or not a number (WIT-16)`)
-	case secret:
+	case cnf.Secret:
 		return time.Time{}, 0, errors.New(`the key in "cnf" shows its private half (WIT-13)`)
 	}
 	if exp = jws.NumericDate(string(number)); !now.Before(exp) {
 		return time.Time{}, 0, errors.New("it has expired (WIT-16)")
 	}
-	confirmed, reason := cnf.jwk.PublicKey()
+	confirmed, reason := cnf.PublicKey()
 	if reason != "" {
 		return time.Time{}, 0, fmt.Errorf(`the key in "cnf": %s (WIT-11)`, reason)
 	}
-	alg, ok := jws.ParseAlgorithm(string(cnf.alg))
+	alg, ok := jws.ParseAlgorithm(string(cnf.Alg))
 	if !ok || !alg.Fits(confirmed) {
 		return time.Time{}, 0, errors.New(`the "alg" in "cnf" is missing or does not fit its key (WIT-12)`)
 	}
