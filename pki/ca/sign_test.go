@@ -326,6 +326,9 @@ func TestHostileRequests(t *testing.T) {
 				}
 			}
 		}
+		if signed%4 != 0 { // a CA's certificate is made by the same code whatever the request
+			continue
+		}
 		sub, err := a.SignCA(t.Context(), ca.CARequest{CSR: csr})
 		require.NoError(t, err, c.Name)
 		require.True(t, pki.PublicKeysEqual(c.Key, sub[0].PublicKey), c.Name)

@@ -1,0 +1,368 @@
+// Package kubesecret keeps the record of a certificate authority in a Kubernetes Secret, so that all
+// replicas of a CA share one root, and so that it outlives them. [New] makes a [Store] for package
+// ca:
+//
+//	store, err := kubesecret.New(kubesecret.Options{})
+//	…
+//	authority, err := ca.Open(ctx, cfg, store)
+//
+// The Secret has the name, the type and the keys that Istio's CA uses. So a cluster can move from one
+// to the other and keep its root: what Istio has created is adopted, and Istio can read what this
+// package writes. Only one of the two may run at a time: Istio's does not know of a rotation in four
+// steps.
+//
+// # Who wins
+//
+// Each write replaces the version of the Secret that was read, or creates it if there was none. The
+// API server refuses all but one of those that race, and the losers get [ca.ErrConflict]. Reads go
+// to the cluster's own store, not to a cache.
+//
+// # What it leaves alone
+//
+// Of the data, the record is Istio's five names (ca-cert.pem, ca-key.pem, cert-chain.pem, key.pem and
+// root-cert.pem) and every name that begins with svidkit-. Other data, labels, annotations and owners
+// are somebody else's, and stay as they are.
+//
+// # Rights
+//
+// The service account of the CA needs these rules in a Role of the namespace:
+//
+//	rules:
+//	- {apiGroups: [""], resources: [secrets], resourceNames: [istio-ca-secret], verbs: [get, update]}
+//	- {apiGroups: [""], resources: [secrets], verbs: [create]}
+//
+// RBAC cannot limit create to a name. An operator who does without the second rule creates the Secret
+// once, of the right type and empty. Whoever may read the Secret can sign for the whole trust domain.
+package kubesecret
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+const (
+	// DefaultName is the Secret of a self-signed CA.
+	DefaultName = "istio-ca-secret"
+
+	// CACerts is the Secret in which Istio looks for a CA that an operator has made. With this name a
+	// Store creates the Secret with the mark istio-generated, and refuses one without it, whose CA
+	// is not its to replace.
+	CACerts = "cacerts"
+
+	// Type is the type of the Secret.
+	Type = "istio.io/ca-root"
+)
+
+const (
+	mark     = "istio-generated" // a name in the data of CACerts
+	ours     = "svidkit-"        // the prefix of names that are not Istio's
+	maxBytes = 1 << 20           // of all values of a Secret together
+)
+
+// istios are the names of Istio's that belong to the record.
+var istios = []string{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "key.pem", "root-cert.pem"}
+
+// Options configures a [Store]. Zero means the default that is named here.
+type Options struct {
+	Name      string // of the Secret; empty means DefaultName
+	Namespace string // of the Secret; empty means that of the pod that this process runs in
+
+	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and
+	// nil mean the cluster that this process runs in, and the service account of its pod, whose
+	// token is read anew for each request. Unencrypted http is for loopback addresses, and needs a
+	// client.
+	APIServer  string
+	HTTPClient *http.Client
+}
+
+// Store is a [ca.Store] in one Secret. [New] makes one. It keeps nothing in memory, and may be used
+// from many goroutines. It repeats nothing by itself. The version of its records is the
+// resourceVersion of the Secret.
+type Store struct {
+	client          *kube.Client
+	namespace, name string
+}
+
+var _ ca.Store = (*Store)(nil)
+
+// New checks the options. It sends nothing.
+func New(o Options) (*Store, error) {
+	o.Name = cmp.Or(o.Name, DefaultName)
+	if !kube.ValidName(o.Name) {
+		return nil, fmt.Errorf("kubesecret: invalid Options: Name %q cannot be that of a Secret", o.Name)
+	}
+	if o.Namespace == "" {
+		ns, err := kube.Namespace()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, errors.New("kubesecret: invalid Options: this process is not in a pod, so set Namespace")
+		} else if err != nil {
+			return nil, fmt.Errorf("kubesecret: %w", err)
+		}
+		o.Namespace = ns
+	}
+	if !kube.ValidLabel(o.Namespace) {
+		return nil, fmt.Errorf("kubesecret: invalid Options: Namespace %q cannot be that of a Secret", o.Namespace)
+	}
+	client, err := kube.New(kube.Options{URL: o.APIServer, Client: o.HTTPClient})
+	if err != nil {
+		return nil, fmt.Errorf("kubesecret: invalid Options: %w", err)
+	}
+	return &Store{client: client, namespace: o.Namespace, name: o.Name}, nil
+}
+
+// Load implements [ca.Store]. Without a deadline in ctx it takes at most ten seconds. A Secret
+// without any value of a record is like none: the error wraps [ca.ErrNoRecord]. One that is not fit
+// to keep a CA in, because of its type or because it is immutable, is another error.
+func (s *Store) Load(ctx context.Context) (ca.Record, error) {
+	o, err := s.get(ctx)
+	if kube.NotFound(err) {
+		return ca.Record{}, fmt.Errorf("kubesecret: load %s: %w", s.title(), ca.ErrNoRecord)
+	}
+	if err == nil && !o.holdsRecord() {
+		err = fmt.Errorf("%w: the Secret is there, and empty", ca.ErrNoRecord)
+	}
+	if err != nil {
+		return ca.Record{}, fmt.Errorf("kubesecret: load %s: %w", s.title(), s.remedy("get", err))
+	}
+	data := map[string][]byte{}
+	for name, value := range o.data {
+		if inRecord(name) {
+			data[name] = value
+		}
+	}
+	return ca.Record{Version: o.meta.ResourceVersion, Data: data}, nil
+}
+
+// Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten
+// seconds. All names in the record must be Istio's, or begin with svidkit-, and all values in the
+// Secret together have at most 1 MiB. When nobody knows whether the Secret was written, the error
+// says so: load it again.
+func (s *Store) Save(ctx context.Context, r ca.Record) (string, error) {
+	version, err := s.save(ctx, r)
+	if err != nil {
+		return "", fmt.Errorf("kubesecret: save %s: %w", s.title(), err)
+	}
+	return version, nil
+}
+
+func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
+	total := 0
+	for name, value := range r.Data {
+		if !inRecord(name) {
+			return "", fmt.Errorf("the name %.64q is not one of a record", name)
+		}
+		total += len(value)
+	}
+	if total == 0 {
+		return "", errors.New("the record is empty")
+	}
+	o, err := s.get(ctx)
+	switch {
+	case kube.NotFound(err) && r.Version == "":
+		return s.create(ctx, r.Data)
+	case kube.NotFound(err):
+		return "", fmt.Errorf("%w: the Secret was deleted", ca.ErrConflict)
+	case err != nil:
+		return "", s.remedy("get", err)
+	case r.Version == "" && o.holdsRecord():
+		return "", fmt.Errorf("%w: the Secret exists, with resourceVersion %s", ca.ErrConflict, o.meta.ResourceVersion)
+	case r.Version != "" && r.Version != o.meta.ResourceVersion:
+		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version, o.meta.ResourceVersion)
+	}
+	body, err := o.with(r.Data, s.name == CACerts)
+	if err != nil {
+		return "", err
+	}
+	var answer written
+	err = s.client.Update(ctx, s.path(), body, &answer)
+	switch {
+	case kube.Conflict(err) || kube.AlreadyExists(err):
+		return "", fmt.Errorf("%w: resourceVersion %s is not there any more", ca.ErrConflict, o.meta.ResourceVersion)
+	case kube.NotFound(err):
+		return "", fmt.Errorf("%w: the Secret was deleted", ca.ErrConflict)
+	}
+	return s.outcome(answer, "update", err)
+}
+
+// create makes the Secret.
+func (s *Store) create(ctx context.Context, data map[string][]byte) (string, error) {
+	body, err := new(object).with(data, s.name == CACerts)
+	if err != nil {
+		return "", err
+	}
+	for name, v := range map[string]any{
+		"apiVersion": "v1", "kind": "Secret", "type": Type,
+		"metadata": kube.ObjectMeta{Name: s.name, Namespace: s.namespace},
+	} {
+		if body[name], err = json.Marshal(v); err != nil {
+			return "", err // impossible: these are strings
+		}
+	}
+	var answer written
+	err = s.client.Create(ctx, kube.Path("api", "v1", "namespaces", s.namespace, "secrets"), body, &answer)
+	switch {
+	case kube.AlreadyExists(err) || kube.Conflict(err):
+		return "", fmt.Errorf("%w: the Secret exists by now", ca.ErrConflict)
+	case kube.NotFound(err):
+		return "", fmt.Errorf("is there a namespace %q? %w", s.namespace, err)
+	}
+	return s.outcome(answer, "create", err)
+}
+
+// written is what we want to know of a Secret that was just written.
+type written struct {
+	Metadata kube.ObjectMeta `json:"metadata"`
+}
+
+// outcome is what became of a change.
+func (s *Store) outcome(w written, verb string, err error) (string, error) {
+	switch {
+	case err != nil && kube.MayHaveLanded(err):
+		return "", fmt.Errorf("it is not known whether the Secret was written, so load it again: %w", err)
+	case err != nil:
+		return "", s.remedy(verb, err)
+	case w.Metadata.ResourceVersion == "":
+		return "", errors.New("the Secret was written, and the API server does not say as which version: load it again")
+	}
+	return w.Metadata.ResourceVersion, nil
+}
+
+// remedy says what to do about an error.
+func (s *Store) remedy(verb string, err error) error {
+	if !kube.Forbidden(err) {
+		return err
+	}
+	return fmt.Errorf("the service account may not %s the Secret: bind it to a Role in namespace %q with the verbs get, create and update for secrets: %w", verb, s.namespace, err)
+}
+
+func (s *Store) path() string {
+	return kube.Path("api", "v1", "namespaces", s.namespace, "secrets", s.name)
+}
+
+// get reads the Secret and checks that it is one to keep a CA in.
+func (s *Store) get(ctx context.Context) (*object, error) {
+	o := &object{}
+	if err := s.client.Get(ctx, s.path(), nil, o); err != nil {
+		return nil, err
+	}
+	switch {
+	case o.kind != "Secret" || o.meta.Name != s.name || o.meta.Namespace != s.namespace || o.meta.ResourceVersion == "":
+		return nil, errors.New("the API server answered with something else: is its URL right?")
+	case o.typ != Type:
+		return nil, fmt.Errorf("the Secret has the type %.64q, not %q: use another name, or delete it if nobody needs it", o.typ, Type)
+	case o.immutable:
+		return nil, errors.New("the Secret is immutable, so a root in it could never be replaced: create it anew without that")
+	case s.name == CACerts && o.holdsRecord() && !o.marked():
+		return nil, fmt.Errorf("the Secret has no %s in it, so an operator has made this CA: load it as a plugged-in CA, from the files of a volume", mark)
+	}
+	return o, nil
+}
+
+// object is a Secret with everything that it had.
+type object struct {
+	raw       []byte // nil for a Secret that is not there yet
+	kind, typ string
+	immutable bool
+	meta      kube.ObjectMeta
+	data      map[string][]byte
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (o *object) UnmarshalJSON(b []byte) error {
+	var known struct {
+		Kind      string            `json:"kind"`
+		Type      string            `json:"type"`
+		Immutable bool              `json:"immutable"`
+		Metadata  kube.ObjectMeta   `json:"metadata"`
+		Data      map[string][]byte `json:"data"`
+	}
+	if err := json.Unmarshal(b, &known); err != nil {
+		return err
+	}
+	*o = object{raw: bytes.Clone(b), kind: known.Kind, typ: known.Type, immutable: known.Immutable, meta: known.Metadata, data: known.Data}
+	return nil
+}
+
+// inRecord reports whether a name is one of a record.
+func inRecord(name string) bool {
+	if slices.Contains(istios, name) {
+		return true
+	}
+	return strings.HasPrefix(name, ours) && len(name) <= 253 && !strings.ContainsFunc(name, func(c rune) bool {
+		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._", c))
+	})
+}
+
+// holdsRecord reports whether there is any value of a record. A Secret that was only prepared for
+// one, so that RBAC can name it, has none.
+func (o *object) holdsRecord() bool {
+	for name, value := range o.data {
+		if inRecord(name) && len(value) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *object) marked() bool {
+	_, ok := o.data[mark]
+	return ok
+}
+
+// with returns the members of the Secret with another record. What else is in it stays.
+func (o *object) with(record map[string][]byte, marked bool) (map[string]json.RawMessage, error) {
+	data := map[string][]byte{}
+	for name, value := range o.data {
+		if !inRecord(name) {
+			data[name] = value
+		}
+	}
+	for name, value := range record {
+		data[name] = append([]byte{}, value...) // never null
+	}
+	if marked && !o.marked() {
+		data[mark] = []byte{}
+	}
+	total := 0
+	for _, value := range data {
+		total += len(value)
+	}
+	if total > maxBytes {
+		return nil, fmt.Errorf("the Secret would have %d bytes of data, and Kubernetes allows %d", total, maxBytes)
+	}
+	encoded, err := json.Marshal(data)
+	if err != nil {
+		return nil, err // impossible: these are bytes
+	}
+	members := map[string]json.RawMessage{}
+	if o.raw != nil {
+		if err := json.Unmarshal(o.raw, &members); err != nil {
+			return nil, err // impossible: it was read before
+		}
+	}
+	members["data"] = encoded
+	return members, nil
+}
+
+func (s *Store) title() string { return "Secret " + s.namespace + "/" + s.name }
+
+// String names the Secret and nothing in it.
+func (s *Store) String() string { return "kubesecret.Store(" + s.namespace + "/" + s.name + ")" }
+
+// GoString returns the same as String.
+func (s *Store) GoString() string { return s.String() }
+
+// LogValue names the Secret and nothing in it.
+func (s *Store) LogValue() slog.Value { return slog.StringValue(s.namespace + "/" + s.name) }

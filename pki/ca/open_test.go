@@ -1,0 +1,702 @@
+package ca_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func open(t testing.TB, store ca.Store, edit ...func(*ca.Config)) *ca.Authority {
+	t.Helper()
+	a, err := tryOpen(t.Context(), store, edit...)
+	require.NoError(t, err)
+	return a
+}
+
+func tryOpen(ctx context.Context, store ca.Store, edit ...func(*ca.Config)) (*ca.Authority, error) {
+	cfg := ca.Config{TrustDomain: td, MaxTTL: time.Hour}
+	for _, e := range edit {
+		e(&cfg)
+	}
+	return ca.Open(ctx, cfg, store)
+}
+
+func withJWT(c *ca.Config) { c.JWT = new(ca.JWTConfig) }
+
+// run starts Run and returns what ends it, and waits for the end.
+func run(t testing.TB, a *ca.Authority) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = a.Run(ctx) }()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	t.Cleanup(stop)
+	return stop
+}
+
+func serials(a *ca.Authority) []string {
+	var out []string
+	for _, r := range a.Roots() {
+		out = append(out, r.Serial())
+	}
+	return out
+}
+
+// What an authority has outlives it: keys, phases, times, sequence number.
+func TestReopen(t *testing.T) {
+	t.Parallel()
+	for name, store := range map[string]func(t *testing.T) ca.Store{
+		"memory": func(*testing.T) ca.Store { return ca.NewMemoryStore() },
+		"folder": func(t *testing.T) ca.Store { d, _ := newDirStore(t); return d },
+	} {
+		for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.ECDSAP384, pki.RSA2048, pki.Ed25519} {
+			t.Run(fmt.Sprint(name, "/", alg), func(t *testing.T) {
+				t.Parallel()
+				s := store(t)
+				synctest.Test(t, func(t *testing.T) {
+					edit := func(c *ca.Config) { c.KeyAlgorithm, c.JWT = alg, new(ca.JWTConfig) }
+					a := open(t, s, edit)
+					run(t, a)
+					csr := newCSR(t)
+					leaf := sign(t, a, csr, time.Hour)
+					check := func(what string) {
+						t.Helper()
+						synctest.Wait()
+						b := open(t, s, edit)
+						require.Equal(t, a.Roots(), b.Roots(), what)
+						require.Equal(t, a.Status().JWTKeys, b.Status().JWTKeys, what)
+						require.True(t, a.Bundle().Equal(b.Bundle()), what)
+						assert.Equal(t, a.Roots()[0].Certificate.Raw, b.Roots()[0].Certificate.Raw)
+						if len(b.Roots()) > 1 || b.Roots()[0].Phase == ca.Active && what == "at first" {
+							assert.NoError(t, verify(b.Bundle(), leaf, leaf.NotBefore), what)
+						}
+						again := sign(t, b, csr, time.Hour)
+						assert.NoError(t, verify(a.Bundle(), again, time.Now()), what)
+						a = b
+					}
+					check("at first")
+					_, err := a.Rotate(t.Context())
+					require.NoError(t, err)
+					_, err = a.RotateJWT(t.Context())
+					require.NoError(t, err)
+					check("distributing")
+					time.Sleep(9 * time.Minute)
+					check("still distributing")
+					time.Sleep(16 * time.Minute)
+					check("activated by time alone")
+					require.Equal(t, ca.Retiring, a.Roots()[0].Phase)
+					time.Sleep(time.Hour + 2*time.Minute - 1)
+					check("the last moment")
+					require.Len(t, a.Roots(), 2)
+					time.Sleep(time.Nanosecond)
+					check("retired by time alone")
+					require.Len(t, a.Roots(), 1)
+					assert.EqualValues(t, 6, sequence(t, a.Bundle()), "prepared twice, retired twice, and one apart")
+				})
+			})
+		}
+	}
+}
+
+// The record says what is: the old key is gone when it must not sign any more, and Istio finds its
+// items.
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		a := open(t, store, withJWT)
+		stop := run(t, a)
+		record := func() map[string][]byte {
+			synctest.Wait()
+			r, err := store.Load(t.Context())
+			require.NoError(t, err)
+			return r.Data
+		}
+		keys := func() int { return bytes.Count(record()["svidkit-state.json"], []byte("PRIVATE KEY-----\\n")) / 2 }
+		istio := func() *x509.Certificate {
+			d := record()
+			chain, err := pki.ParseCertificatesPEM(d["ca-cert.pem"])
+			require.NoError(t, err)
+			key, err := pki.ParsePrivateKeyPEM(d["ca-key.pem"])
+			require.NoError(t, err)
+			require.True(t, pki.PublicKeysEqual(chain[0].PublicKey, key.Public()))
+			require.Contains(t, d, "cert-chain.pem")
+			require.Empty(t, d["cert-chain.pem"])
+			require.Contains(t, d, "key.pem")
+			require.Empty(t, d["key.pem"])
+			roots, err := pki.ParseCertificatesPEM(d["root-cert.pem"])
+			require.NoError(t, err)
+			require.Equal(t, slices.Collect(a.Bundle().X509Authorities()), roots)
+			return chain[0]
+		}
+		first := a.Roots()[0].Certificate
+		assert.True(t, istio().Equal(first))
+		assert.Equal(t, 2, keys(), "one root, one JWT key")
+		next, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		assert.True(t, istio().Equal(first), "the new one signs nothing yet")
+		assert.Equal(t, 3, keys())
+		time.Sleep(25 * time.Minute)
+		assert.True(t, istio().Equal(next.Certificate))
+		assert.Equal(t, 2, keys(), "the old root's key was forgotten, and Run wrote that down")
+		time.Sleep(2 * time.Hour)
+		assert.NotContains(t, string(record()["svidkit-state.json"]), "retiring")
+		stop()
+	})
+}
+
+// However many start at once, they end with one CA.
+func TestRaceToCreate(t *testing.T) {
+	t.Parallel()
+	_, dir := newDirStore(t)
+	memory := ca.NewMemoryStore()
+	for name, store := range map[string]func() ca.Store{
+		"memory": func() ca.Store { return memory },
+		"folder": func() ca.Store { d, err := ca.NewDirStore(dir); assert.NoError(t, err); return d },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const n = 5
+			all := make([]*ca.Authority, n)
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() {
+					a, err := tryOpen(t.Context(), store())
+					assert.NoError(t, err)
+					all[i] = a
+				})
+			}
+			wg.Wait()
+			for _, a := range all {
+				require.NotNil(t, a)
+				assert.Equal(t, all[0].Roots(), a.Roots())
+				assert.True(t, all[0].Bundle().Equal(a.Bundle()))
+			}
+		})
+	}
+}
+
+func TestOpenRetries(t *testing.T) {
+	t.Parallel()
+	for name, f := range map[string]fault{"fails": before, "fails after it was done": after, "hangs": hang} {
+		for _, op := range []string{"", "load", "save"} {
+			t.Run(name+"/"+op, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					store := &faultStore{Store: ca.NewMemoryStore(), decide: always(op, f)}
+					start := time.Now()
+					go func() {
+						time.Sleep(10 * time.Minute)
+						store.behave(nil)
+					}()
+					a := open(t, store)
+					if !(op == "save" && f == after) { // then it shows at once that it was done
+						assert.GreaterOrEqual(t, time.Since(start), 10*time.Minute)
+						assert.Less(t, time.Since(start), 12*time.Minute, "it looks at least every minute and a half")
+					}
+					b := open(t, store.Store)
+					assert.Equal(t, a.Roots(), b.Roots())
+					time.Sleep(time.Hour)
+				})
+			})
+		}
+	}
+	t.Run("until ctx is done", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			memory := ca.NewMemoryStore()
+			old := open(t, memory)
+			cause := errors.New("deadline of the start")
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Hour, cause)
+			defer cancel()
+			a, err := tryOpen(ctx, &faultStore{Store: memory, decide: always("load", before)})
+			require.ErrorIs(t, err, cause)
+			require.ErrorIs(t, err, errFault, "and why")
+			assert.Nil(t, a)
+			assert.Equal(t, old.Roots(), open(t, memory).Roots(), "an error is never a reason for another CA")
+		})
+	})
+}
+
+func TestOpenRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := ca.Open(t.Context(), ca.Config{TrustDomain: td}, nil)
+	require.ErrorContains(t, err, "needs a store")
+	for _, tt := range []struct {
+		name string
+		edit func(*ca.Config)
+		says string
+	}{
+		{"no trust domain", func(c *ca.Config) { c.TrustDomain = spiffe.TrustDomain{} }, "TrustDomain"},
+		{"an unreadable trust domain", func(c *ca.Config) { c.TrustDomain = spiffe.MustParseTrustDomain("a..b") }, pki.ErrUnreadableTrustDomain.Error()},
+		{"no such key", func(c *ca.Config) { c.KeyAlgorithm = -1 }, "new root of example.org"},
+		{"a grace ratio over a half", func(c *ca.Config) { c.GraceRatio = 0.6 }, "GraceRatio"},
+		{"a negative grace ratio", func(c *ca.Config) { c.GraceRatio = -0.1 }, "GraceRatio"},
+		{"too seldom in sync", func(c *ca.Config) { c.SyncInterval = 7 * time.Minute }, "SyncInterval 7m0s is more than a quarter of Propagation 25m0s"},
+		{"a negative check interval", func(c *ca.Config) { c.CheckInterval = -1 }, "CheckInterval is negative"},
+		{"a negative grace of taint", func(c *ca.Config) { c.TaintGrace = -1 }, "TaintGrace is negative"},
+		{"a negative reload interval", func(c *ca.Config) { c.ReloadInterval = -1 }, "ReloadInterval is negative"},
+		{"a negative MaxCATTL", func(c *ca.Config) { c.MaxCATTL = -1 }, "MaxCATTL is negative"},
+		{"a strange JWT algorithm", func(c *ca.Config) { c.JWT = &ca.JWTConfig{Algorithm: "HS256"} }, `"HS256" is none of`},
+		{"JWT keys that live too short", func(c *ca.Config) { c.JWT = &ca.JWTConfig{KeyTTL: 50 * time.Minute} }, "half of KeyTTL"},
+		{"a JWT default over the maximum", func(c *ca.Config) { c.JWT = &ca.JWTConfig{DefaultTTL: 2 * time.Hour} }, "DefaultTTL 2h0m0s is more than MaxTTL 1h0m0s"},
+		{"a negative JWT lifetime", func(c *ca.Config) { c.JWT = &ca.JWTConfig{MaxTTL: -1} }, "negative"},
+		{"a JWT lifetime of parts of seconds", func(c *ca.Config) { c.JWT = &ca.JWTConfig{MaxTTL: time.Millisecond} }, "whole seconds"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			store := ca.NewMemoryStore()
+			a, err := tryOpen(t.Context(), store, tt.edit)
+			require.ErrorContains(t, err, tt.says)
+			assert.Regexp(t, `^ca: `, err.Error())
+			assert.Nil(t, a)
+			_, err = store.Load(t.Context())
+			assert.ErrorIs(t, err, ca.ErrNoRecord)
+		})
+	}
+}
+
+// While the store is away, an authority signs, but nothing that could outlive its root.
+func TestStaleness(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &faultStore{Store: ca.NewMemoryStore()}
+		edit := func(c *ca.Config) { c.DefaultTTL = 30 * time.Minute }
+		a, csr := open(t, store, edit), newCSR(t)
+		run(t, a)
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		assert.WithinDuration(t, time.Now(), a.Status().Synced, 31*time.Second)
+		require.NoError(t, a.Status().SyncError)
+		store.behave(always("", before))
+		time.Sleep(time.Minute)
+		read := a.Status().Synced
+		require.ErrorIs(t, a.Status().SyncError, errFault)
+
+		bound := read.Add(25*time.Minute + time.Hour) // Propagation and the longest lifetime
+		for time.Now().Before(bound.Add(-time.Second)) {
+			leaf := sign(t, a, csr, 0)
+			assert.False(t, leaf.NotAfter.After(bound))
+			if time.Until(bound) > 30*time.Minute {
+				require.Equal(t, time.Now().Add(30*time.Minute).UTC().Truncate(time.Second), leaf.NotAfter, "not cut short")
+			}
+			time.Sleep(10 * time.Second)
+		}
+		time.Sleep(time.Until(bound))
+		_, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+		require.ErrorIs(t, err, ca.ErrNotReady)
+		require.ErrorIs(t, err, errFault, "it says why")
+		assert.ErrorContains(t, err, "the store was last read at "+read.UTC().Format(time.RFC3339))
+		e, _ := errors.AsType[*ca.SignError](err)
+		assert.Equal(t, 30*time.Second, e.RetryAfter)
+
+		store.behave(nil)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		require.NoError(t, a.Status().SyncError)
+		assert.Equal(t, time.Now().Add(30*time.Minute).UTC().Truncate(time.Second), sign(t, a, csr, 0).NotAfter)
+	})
+}
+
+// One that has not heard of a rotation signs nothing that outlives the old root in the bundle of the
+// other one.
+func TestStaleReplicaIsCovered(t *testing.T) {
+	t.Parallel()
+	for _, lifetimes := range [][2]time.Duration{{time.Hour, time.Hour}, {time.Hour, 4 * time.Hour}, {4 * time.Hour, time.Hour}} {
+		t.Run(fmt.Sprint(lifetimes), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				memory := ca.NewMemoryStore()
+				cut := &faultStore{Store: memory}
+				a := open(t, memory, func(c *ca.Config) { c.MaxTTL = lifetimes[0] })
+				b := open(t, cut, func(c *ca.Config) { c.MaxTTL = lifetimes[1] })
+				run(t, a)
+				run(t, b)
+				time.Sleep(10 * time.Minute)
+				synctest.Wait()
+				cut.behave(always("", before))
+				time.Sleep(time.Millisecond)
+				_, err := a.Rotate(t.Context())
+				require.NoError(t, err)
+				csr := newCSR(t)
+				var leaves []*x509.Certificate
+				for range 7 * 60 * 2 {
+					if chain, err := b.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: lifetimes[1]}); err == nil {
+						leaves = append(leaves, chain[0])
+					} else {
+						require.ErrorIs(t, err, ca.ErrNotReady)
+					}
+					for _, leaf := range leaves {
+						// To a slow clock a leaf lives longer.
+						if slow := time.Now().Add(-2 * time.Minute); !slow.After(leaf.NotAfter) {
+							require.True(t, vouches(a.Bundle(), leaf, slow), "a live leaf without a root")
+						}
+					}
+					time.Sleep(30 * time.Second)
+				}
+				assert.Greater(t, len(leaves), 100)
+				assert.Len(t, a.Roots(), 1, "the old root has gone in the end")
+			})
+		})
+	}
+}
+
+// What was decided and then shown to nobody must not sign because its time has come.
+func TestNobodyWasThereToDistribute(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		down    time.Duration
+		waits   time.Duration // from the start of the new process
+		running bool          // another replica was there all the time
+	}{
+		{9 * time.Minute, 16 * time.Minute, false}, // three refreshes are left
+		{11 * time.Minute, 25 * time.Minute, false},
+		{25 * time.Minute, 25 * time.Minute, false},
+		{86 * time.Minute, 25 * time.Minute, false}, // the old root's last moment is after 87
+		{88 * time.Minute, 0, false},
+		{1000 * time.Hour, 0, false},
+		{25 * time.Minute, 0, true},
+		{100 * time.Hour, 0, true},
+	} {
+		t.Run(fmt.Sprint(tt.down, tt.running), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				store := ca.NewMemoryStore()
+				a := open(t, store, withJWT)
+				if tt.running {
+					run(t, open(t, store, withJWT))
+				}
+				next, err := a.Rotate(t.Context())
+				require.NoError(t, err)
+				nextJWT, err := a.RotateJWT(t.Context())
+				require.NoError(t, err)
+				time.Sleep(tt.down) // a is gone
+				synctest.Wait()
+				b := open(t, store, withJWT)
+				jwtPhase := func(id string) ca.Phase {
+					for _, k := range b.Status().JWTKeys {
+						if k.KeyID == id {
+							return k.Phase
+						}
+					}
+					return 0
+				}
+				phase := func() ca.Phase {
+					roots := b.Roots()
+					r := roots[len(roots)-1]
+					require.Equal(t, next.Serial(), r.Serial())
+					return r.Phase
+				}
+				if tt.waits > 0 {
+					time.Sleep(tt.waits - 1)
+					assert.Equal(t, ca.Distributing, phase())
+					assert.Equal(t, ca.Distributing, jwtPhase(nextJWT.KeyID))
+					time.Sleep(time.Nanosecond)
+				}
+				assert.Equal(t, ca.Active, phase())
+				assert.Equal(t, ca.Active, jwtPhase(nextJWT.KeyID))
+			})
+		})
+	}
+}
+
+// An authority that grants more than the record knows says so before it does.
+func TestLongerLifetimesAreWrittenFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := ca.NewMemoryStore()
+		store := &faultStore{Store: memory}
+		a := open(t, memory)
+		b := open(t, store, func(c *ca.Config) { c.MaxTTL = 5 * time.Hour }) // writes it down
+		run(t, a)
+		next, err := a.Rotate(t.Context()) // knows of one hour only
+		require.NoError(t, err)
+		csr := newCSR(t)
+		time.Sleep(25 * time.Minute)
+		bRoots := b.Roots()
+		require.Len(t, bRoots, 1, "it has not read since")
+
+		// b reads, and the new root was made by a.
+		run(t, b)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		leaf := sign(t, b, csr, 5*time.Hour)
+		require.Equal(t, string(next.Certificate.SubjectKeyId), string(leaf.AuthorityKeyId))
+		third, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		time.Sleep(25*time.Minute + 5*time.Hour + 2*time.Minute - 1)
+		assert.True(t, slices.Contains(serials(a), next.Serial()), "it stays for as long as b could grant")
+		time.Sleep(time.Nanosecond)
+		assert.Equal(t, []string{third.Serial()}, serials(a))
+	})
+	// While that cannot be written, short ones are granted and long ones are not.
+	synctest.Test(t, func(t *testing.T) {
+		memory := ca.NewMemoryStore()
+		store := &faultStore{Store: memory}
+		a := open(t, memory)
+		b := open(t, store, func(c *ca.Config) { c.MaxTTL = 5 * time.Hour })
+		_, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		run(t, a)
+		time.Sleep(26 * time.Minute)
+		store.behave(always("save", before))
+		run(t, b)
+		time.Sleep(time.Minute)
+		csr := newCSR(t)
+		sign(t, b, csr, time.Hour)
+		_, err = b.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: time.Hour + 1})
+		require.ErrorIs(t, err, ca.ErrNotReady)
+	})
+}
+
+// A Save that failed and was done all the same is ours; one that was not done left all as it was.
+func TestAmbiguousSave(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		save, load fault
+		ok         bool // Rotate succeeds
+		there      int  // roots that a sees afterwards
+		stored     int  // roots in the store
+	}{
+		"nothing was done":                       {before, fine, false, 1, 1},
+		"it was done":                            {after, fine, true, 2, 2},
+		"it was done, and nobody can say":        {after, before, false, 1, 2},
+		"it hangs":                               {hang, fine, false, 1, 1},
+		"nothing was done, and nobody can say":   {before, before, false, 1, 1},
+		"it was done, but an old record is read": {after, stale, false, 1, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				store := &faultStore{Store: ca.NewMemoryStore()}
+				a := open(t, store)
+				store.behave(func(op string) (fault, time.Duration) {
+					if op == "load" {
+						return tt.load, 0
+					}
+					return tt.save, 0
+				})
+				_, err := a.Rotate(t.Context())
+				assert.Equal(t, tt.ok, err == nil, "%v", err)
+				assert.Len(t, a.Roots(), tt.there)
+				store.behave(nil)
+				assert.Len(t, open(t, store).Roots(), tt.stored)
+				run(t, a)
+				time.Sleep(31 * time.Second)
+				synctest.Wait()
+				assert.Len(t, a.Roots(), tt.stored, "the next reading shows what is there")
+				if tt.stored == 1 {
+					_, err := a.Rotate(t.Context())
+					assert.NoError(t, err)
+				}
+			})
+		})
+	}
+}
+
+func TestConflictsAreDecidedAnew(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		all := make([]*ca.Authority, 5)
+		for i := range all {
+			all[i] = open(t, store)
+		}
+		won := 0
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for _, a := range all {
+			wg.Go(func() {
+				_, err := a.Rotate(t.Context())
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					won++
+				} else {
+					assert.ErrorIs(t, err, ca.ErrRotating)
+				}
+			})
+		}
+		wg.Wait()
+		assert.Equal(t, 1, won)
+		for _, a := range all {
+			assert.Len(t, a.Roots(), 2, "who lost has read who won")
+		}
+	})
+	// Conflicts without end end with ctx.
+	synctest.Test(t, func(t *testing.T) {
+		store := &faultStore{Store: ca.NewMemoryStore()}
+		a := open(t, store)
+		store.behave(always("save", conflict))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := a.Rotate(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.ErrorIs(t, err, ca.ErrConflict)
+		assert.Len(t, a.Roots(), 1)
+	})
+}
+
+// The record disappears, goes back in time, is replaced by another CA's or damaged: what works goes
+// on, and nothing is overwritten that somebody may need.
+func TestRecordTrouble(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		do   func(t *testing.T, s *swapStore, first ca.Record)
+		says string // in Status; empty for none
+		kept bool   // the record is left as it is
+	}{
+		{"it disappears", func(_ *testing.T, s *swapStore, _ ca.Record) { s.swap(ca.NewMemoryStore()) }, "", false},
+		{"it goes back", func(t *testing.T, s *swapStore, first ca.Record) {
+			m := ca.NewMemoryStore()
+			_, err := m.Save(t.Context(), ca.Record{Data: first.Data})
+			require.NoError(t, err)
+			_, err = m.Save(t.Context(), ca.Record{Version: "1", Data: first.Data})
+			require.NoError(t, err)
+			_, err = m.Save(t.Context(), ca.Record{Version: "2", Data: first.Data}) // so that no version comes back
+			require.NoError(t, err)
+			s.swap(m)
+		}, "older than what this process has read", true},
+		{"another CA of the same trust domain", func(t *testing.T, s *swapStore, _ ca.Record) {
+			m := ca.NewMemoryStore()
+			b := open(t, m)
+			_, err := b.Rotate(t.Context())
+			require.NoError(t, err)
+			time.Sleep(25 * time.Minute)
+			_, err = b.Rotate(t.Context())
+			require.NoError(t, err)
+			for range 9 { // no version comes back
+				r := load(t, m)
+				_, err = m.Save(t.Context(), r)
+				require.NoError(t, err)
+			}
+			s.swap(m)
+		}, "another CA of the same trust domain", true},
+		{"another trust domain's", func(t *testing.T, s *swapStore, _ ca.Record) {
+			m := ca.NewMemoryStore()
+			open(t, m, func(c *ca.Config) { c.TrustDomain = spiffe.MustParseTrustDomain("example.com") })
+			_, err := m.Save(t.Context(), ca.Record{Version: "1", Data: load(t, m).Data})
+			require.NoError(t, err)
+			_, err = m.Save(t.Context(), ca.Record{Version: "2", Data: load(t, m).Data})
+			require.NoError(t, err)
+			s.swap(m)
+		}, `belongs to the trust domain "example.com"`, true},
+		{"damaged", func(t *testing.T, s *swapStore, _ ca.Record) {
+			r := load(t, s)
+			r.Data["svidkit-state.json"] = r.Data["svidkit-state.json"][1:]
+			_, err := s.Save(t.Context(), r)
+			require.NoError(t, err)
+		}, "svidkit-state.json", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var log bytes.Buffer
+				s := &swapStore{Store: ca.NewMemoryStore()}
+				a := open(t, s, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+				first := load(t, s)
+				_, err := a.Rotate(t.Context())
+				require.NoError(t, err)
+				stop := run(t, a)
+				want := serials(a)
+				tt.do(t, s, first)
+				had := load2(t, s)
+				time.Sleep(2 * time.Minute)
+				synctest.Wait()
+				assert.Equal(t, want, serials(a)[:2])
+				leaf := sign(t, a, newCSR(t), 0)
+				assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
+				err = a.Status().SyncError
+				if tt.says == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorIs(t, err, ca.ErrRecord)
+					require.ErrorContains(t, err, tt.says)
+				}
+				if tt.kept {
+					assert.Equal(t, had, load2(t, s), "left as it is")
+				} else {
+					assert.Equal(t, want, serials(open(t, s)), "written again")
+				}
+				stop()
+				assert.LessOrEqual(t, bytes.Count(log.Bytes(), []byte("level=WARN")), 2, "one thing is said once: %s", &log)
+			})
+		})
+	}
+}
+
+// swapStore is a store that may be exchanged.
+type swapStore struct {
+	mu sync.Mutex
+	ca.Store
+}
+
+func (s *swapStore) swap(to ca.Store) { s.mu.Lock(); defer s.mu.Unlock(); s.Store = to }
+func (s *swapStore) get() ca.Store    { s.mu.Lock(); defer s.mu.Unlock(); return s.Store }
+func (s *swapStore) Load(ctx context.Context) (ca.Record, error) {
+	return s.get().Load(ctx)
+}
+func (s *swapStore) Save(ctx context.Context, r ca.Record) (string, error) {
+	return s.get().Save(ctx, r)
+}
+
+func load(t *testing.T, s ca.Store) ca.Record {
+	t.Helper()
+	r, err := s.Load(t.Context())
+	require.NoError(t, err)
+	return r
+}
+
+// load2 is load, or nothing.
+func load2(t *testing.T, s ca.Store) map[string][]byte {
+	t.Helper()
+	r, err := s.Load(t.Context())
+	if !errors.Is(err, ca.ErrNoRecord) {
+		require.NoError(t, err)
+	}
+	return r.Data
+}
+
+// JWT keys that come to a CA that had none wait, as others may have its bundle.
+func TestJWTIsTurnedOnLater(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		open(t, store)
+		a := open(t, store, withJWT)
+		run(t, a)
+		keys := a.Status().JWTKeys
+		require.Len(t, keys, 1)
+		assert.Equal(t, ca.Distributing, keys[0].Phase)
+		_, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
+		require.ErrorIs(t, err, ca.ErrNotReady)
+		e, _ := errors.AsType[*ca.SignError](err)
+		assert.Equal(t, 25*time.Minute, e.RetryAfter)
+		time.Sleep(25 * time.Minute)
+		synctest.Wait()
+		_, err = a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
+		require.NoError(t, err)
+		without := open(t, store)
+		assert.True(t, a.Bundle().Equal(without.Bundle()), "who signs none publishes them all the same")
+		_, err = without.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
+		assert.ErrorIs(t, err, ca.ErrNoJWT)
+		_, err = without.RotateJWT(t.Context())
+		assert.ErrorIs(t, err, ca.ErrNoJWT)
+	})
+}

@@ -1,0 +1,411 @@
+package ca_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// offline is a root that an operator keeps in a drawer.
+type offline struct {
+	key    crypto.Signer
+	issuer *pki.Issuer
+}
+
+func newOffline(t testing.TB, edit ...func(*pki.CAOptions)) *offline {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	o := pki.CAOptions{TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * 365 * 24 * time.Hour)}
+	for _, e := range edit {
+		e(&o)
+	}
+	issuer, err := pki.NewRoot(key, o)
+	require.NoError(t, err)
+	return &offline{key, issuer}
+}
+
+func (o *offline) cert() *x509.Certificate { return o.issuer.Certificate() }
+
+// files are those of a CA below o, with Istio's names.
+func (o *offline) files(t testing.TB, life time.Duration, edit ...func(*pki.CAOptions)) map[string][]byte {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	opts := pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life)}
+	for _, e := range edit {
+		e(&opts)
+	}
+	cert, err := o.issuer.IssueCA(opts)
+	require.NoError(t, err)
+	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	return map[string][]byte{
+		"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": keyPEM,
+		"cert-chain.pem": pki.MarshalCertificatesPEM(cert), "root-cert.pem": pki.MarshalCertificatesPEM(o.cert()),
+	}
+}
+
+// folder is files that can be changed while somebody reads them.
+type folder struct{ now atomic.Pointer[fstest.MapFS] }
+
+func newFolder(files map[string][]byte) *folder {
+	f := new(folder)
+	f.now.Store(new(fstest.MapFS{}))
+	f.put(files)
+	return f
+}
+
+func (f *folder) Open(name string) (fs.File, error) { return f.now.Load().Open(name) }
+
+func (f *folder) put(files map[string][]byte) {
+	next := maps.Clone(*f.now.Load())
+	for name, b := range files {
+		next[name] = &fstest.MapFile{Data: b, Mode: 0o600, ModTime: time.Now()}
+	}
+	f.now.Store(&next)
+}
+
+func loadCA(t testing.TB, fsys fs.FS, edit ...func(*ca.Config)) *ca.Authority {
+	t.Helper()
+	a, err := tryLoadCA(t.Context(), fsys, nil, edit...)
+	require.NoError(t, err)
+	return a
+}
+
+func tryLoadCA(ctx context.Context, fsys fs.FS, store ca.Store, edit ...func(*ca.Config)) (*ca.Authority, error) {
+	cfg := ca.Config{TrustDomain: td}
+	for _, e := range edit {
+		e(&cfg)
+	}
+	return ca.Load(ctx, cfg, fsys, store)
+}
+
+func verifyChain(b *spiffe.Bundle, chain []*x509.Certificate) error {
+	v, err := spiffe.NewVerifier(b, spiffe.AllowIDs(web), nil)
+	if err != nil {
+		return err
+	}
+	_, err = v.VerifyChain(chain, spiffe.AnyRole)
+	return err
+}
+
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		root := newOffline(t)
+		istio := root.files(t, 1000*time.Hour)
+		for name, files := range map[string]map[string][]byte{
+			"Istio":      istio,
+			"TLS secret": {"tls.crt": istio["ca-cert.pem"], "tls.key": istio["ca-key.pem"], "ca.crt": istio["root-cert.pem"]},
+			"Linkerd":    {"crt.pem": istio["ca-cert.pem"], "key.pem": istio["ca-key.pem"], "ca.crt": istio["root-cert.pem"]},
+		} {
+			a := loadCA(t, newFolder(files))
+			chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+			require.NoError(t, err, name)
+			require.Len(t, chain, 2, "leaf and CA, and not the root")
+			assert.Equal(t, istio["ca-cert.pem"], pki.MarshalCertificatesPEM(chain[1]))
+			assert.NoError(t, verifyChain(a.Bundle(), chain), name)
+			assert.Equal(t, []*x509.Certificate{root.cert()}, slices.Collect(a.Bundle().X509Authorities()))
+			assert.EqualValues(t, time.Now().UnixMilli(), sequence(t, a.Bundle()))
+			require.Len(t, a.Roots(), 1)
+			assert.Equal(t, ca.Trusted, a.Roots()[0].Phase)
+			assert.Contains(t, a.Roots()[0].String(), ": trusted")
+			assert.Equal(t, time.Now().Round(0), a.Status().Synced)
+
+			id := a.Roots()[0].Serial()
+			_, err = a.Rotate(t.Context())
+			require.ErrorIs(t, err, ca.ErrPluggedIn)
+			require.ErrorIs(t, a.Taint(t.Context(), id), ca.ErrPluggedIn)
+			require.ErrorIs(t, a.Revoke(t.Context(), id), ca.ErrPluggedIn)
+			require.ErrorIs(t, a.Revoke(t.Context(), "0"), ca.ErrUnknownKey)
+		}
+		// A root that signs leaves itself.
+		keyPEM, err := pki.MarshalPrivateKeyPEM(root.key)
+		require.NoError(t, err)
+		rootPEM := pki.MarshalCertificatesPEM(root.cert())
+		a := loadCA(t, newFolder(map[string][]byte{"ca-cert.pem": rootPEM, "ca-key.pem": keyPEM, "cert-chain.pem": rootPEM, "root-cert.pem": rootPEM}))
+		leaf := sign(t, a, newCSR(t), 0)
+		assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
+		assert.Equal(t, ca.Active, a.Roots()[0].Phase)
+	})
+}
+
+// What a CA has left is what a leaf can have, at each signature anew.
+func TestPluggedInLifetimes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, csr := loadCA(t, newFolder(newOffline(t).files(t, 30*time.Hour))), newCSR(t)
+		start := time.Now()
+		for _, tt := range []struct{ age, want time.Duration }{{0, 24 * time.Hour}, {6 * time.Hour, 24 * time.Hour}, {7 * time.Hour, 23 * time.Hour}, {30*time.Hour - time.Second, time.Second}} {
+			time.Sleep(time.Until(start.Add(tt.age)))
+			chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+			require.NoError(t, err)
+			assert.Equal(t, time.Now().Add(tt.want).UTC(), chain[0].NotAfter)
+			assert.NoError(t, verifyChain(a.Bundle(), chain))
+		}
+		_, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: 91 * 24 * time.Hour})
+		require.ErrorIs(t, err, ca.ErrTTL)
+		time.Sleep(time.Second)
+		_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+		require.ErrorIs(t, err, ca.ErrNotReady)
+	})
+	// The root ends first.
+	synctest.Test(t, func(t *testing.T) {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		o := pki.CAOptions{TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(5 * time.Hour)}
+		short, err := pki.NewRoot(key, o)
+		require.NoError(t, err)
+		o.NotAfter = time.Now().Add(50 * time.Hour)
+		long, err := pki.NewRoot(key, o) // signs what outlives its twin
+		require.NoError(t, err)
+		files := (&offline{key, long}).files(t, 40*time.Hour)
+		files["root-cert.pem"] = pki.MarshalCertificatesPEM(short.Certificate())
+		a := loadCA(t, newFolder(files))
+		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+		require.NoError(t, err)
+		assert.Equal(t, short.Certificate().NotAfter, chain[0].NotAfter)
+	})
+}
+
+func TestLoadRefuses(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		files func(t *testing.T) map[string][]byte
+		says  string
+	}{
+		"another trust domain": {func(t *testing.T) map[string][]byte {
+			other := spiffe.MustParseTrustDomain("example.com")
+			return newOffline(t, func(o *pki.CAOptions) { o.TrustDomain = other }).files(t, time.Hour, func(o *pki.CAOptions) { o.TrustDomain = other })
+		}, "cannot sign for the trust domain \"example.org\""},
+		"a root that permits another trust domain": {func(t *testing.T) map[string][]byte {
+			other := spiffe.MustParseTrustDomain("example.com")
+			return newOffline(t, func(o *pki.CAOptions) { o.TrustDomain, o.Constrain = other, true }).files(t, time.Hour, func(o *pki.CAOptions) { o.TrustDomain = other })
+		}, "cannot sign"},
+		"no private key": {func(t *testing.T) map[string][]byte {
+			f := newOffline(t).files(t, time.Hour)
+			delete(f, "ca-key.pem")
+			return f
+		}, "ca-key.pem"},
+		"another's private key": {func(t *testing.T) map[string][]byte {
+			f, o := newOffline(t).files(t, time.Hour), newOffline(t).files(t, time.Hour)
+			f["ca-key.pem"] = o["ca-key.pem"]
+			return f
+		}, pki.ErrKeyMismatch.Error()},
+		"another root": {func(t *testing.T) map[string][]byte {
+			f, o := newOffline(t).files(t, time.Hour), newOffline(t).files(t, time.Hour)
+			f["root-cert.pem"] = o["root-cert.pem"]
+			return f
+		}, "does not lead to a root"},
+		"expired": {func(t *testing.T) map[string][]byte {
+			return newOffline(t).files(t, -time.Minute)
+		}, "expired"},
+		"a workload's certificate": {func(t *testing.T) map[string][]byte {
+			o := newOffline(t)
+			f := o.files(t, time.Hour)
+			key, err := pki.ParsePrivateKeyPEM(f["ca-key.pem"])
+			require.NoError(t, err)
+			leaf, err := o.issuer.IssueLeaf(pki.LeafOptions{PublicKey: key.Public(), ID: web, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
+			require.NoError(t, err)
+			f["ca-cert.pem"] = pki.MarshalCertificatesPEM(leaf)
+			return f
+		}, "CA"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, err := tryLoadCA(t.Context(), newFolder(tt.files(t)), nil)
+			require.Error(t, err)
+			assert.Nil(t, a)
+			assert.Regexp(t, `^ca: load the CA of example.org: `, err.Error())
+			assert.ErrorContains(t, err, tt.says)
+			assert.NotErrorIs(t, err, fs.ErrNotExist)
+		})
+	}
+	_, err := tryLoadCA(t.Context(), fstest.MapFS{}, nil)
+	assert.ErrorIs(t, err, fs.ErrNotExist, "there is no CA in files")
+	_, err = tryLoadCA(t.Context(), nil, nil)
+	assert.ErrorContains(t, err, "needs a folder")
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	_, err = tryLoadCA(ctx, newFolder(newOffline(t).files(t, time.Hour)), nil)
+	assert.ErrorIs(t, err, cause)
+}
+
+func TestReload(t *testing.T) {
+	t.Parallel()
+	for _, multi := range []bool{false, true} {
+		t.Run(map[bool]string{false: "one root", true: "several roots"}[multi], func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				root, other := newOffline(t), newOffline(t)
+				f := newFolder(root.files(t, 1000*time.Hour))
+				a := loadCA(t, f, func(c *ca.Config) { c.MultiRoot = multi })
+				run(t, a)
+				csr := newCSR(t)
+				signer := func() string {
+					chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+					require.NoError(t, err)
+					require.NoError(t, verifyChain(a.Bundle(), chain))
+					return chain[1].SerialNumber.Text(16)
+				}
+				look := func() { time.Sleep(2 * time.Second); synctest.Wait() }
+				look()
+				first, bundle := signer(), a.Bundle()
+
+				f.put(root.files(t, 500*time.Hour))
+				changed := a.Changed()
+				look()
+				second := signer()
+				require.NotEqual(t, first, second, "a new CA below the same root")
+				require.Same(t, bundle, a.Bundle())
+				<-changed
+				require.NoError(t, a.Status().SyncError)
+				require.WithinDuration(t, time.Now(), a.Status().Synced, 2*time.Second)
+
+				// Swapped, it is always refused; the CA that works goes on.
+				good := f.now.Load()
+				f.put(other.files(t, 500*time.Hour))
+				look()
+				require.Equal(t, second, signer())
+				require.ErrorContains(t, a.Status().SyncError, "the roots have")
+				had := a.Status().Synced
+				look()
+				require.Equal(t, had, a.Status().Synced)
+
+				// Half written, too, and what came before is in order again when it is put back.
+				f.put(map[string][]byte{"ca-key.pem": []byte("-----BEGIN")})
+				look()
+				require.Equal(t, second, signer())
+				require.Error(t, a.Status().SyncError)
+				f.now.Store(good)
+				look()
+				require.NoError(t, a.Status().SyncError)
+				require.Equal(t, second, signer())
+
+				both := root.files(t, 400*time.Hour)
+				both["root-cert.pem"] = pki.MarshalCertificatesPEM(root.cert(), other.cert())
+				f.put(both)
+				look()
+				if !multi {
+					require.Equal(t, second, signer())
+					require.ErrorContains(t, a.Status().SyncError, "the roots have changed")
+					return
+				}
+				require.NotEqual(t, second, signer())
+				require.Len(t, slices.Collect(a.Bundle().X509Authorities()), 2)
+				n := sequence(t, a.Bundle())
+				require.Greater(t, n, sequence(t, bundle))
+
+				// The new root's CA signs now, and the old root leaves.
+				next := other.files(t, 400*time.Hour)
+				next["root-cert.pem"] = both["root-cert.pem"]
+				f.put(next)
+				look()
+				third := signer()
+				require.Equal(t, n, sequence(t, a.Bundle()), "nothing has changed in it")
+				f.put(map[string][]byte{"root-cert.pem": pki.MarshalCertificatesPEM(other.cert())})
+				look()
+				require.Equal(t, third, signer())
+				require.Len(t, slices.Collect(a.Bundle().X509Authorities()), 1)
+				require.Greater(t, sequence(t, a.Bundle()), n)
+				require.GreaterOrEqual(t, sequence(t, loadCA(t, f).Bundle()), sequence(t, a.Bundle()), "not even after a restart")
+			})
+		})
+	}
+}
+
+// Links that are swapped, as Kubernetes does it, on a real file system.
+func TestReloadOfSwappedLinks(t *testing.T) {
+	t.Parallel()
+	onlyUnix(t)
+	dir := t.TempDir()
+	root := newOffline(t)
+	version := func(name string, files map[string][]byte) {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		for f, b := range files {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name, f), b, 0o600))
+		}
+		require.NoError(t, os.Symlink(name, filepath.Join(dir, "..data_tmp")))
+		require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+	}
+	version("..1", root.files(t, 1000*time.Hour))
+	for _, f := range []string{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "root-cert.pem"} {
+		require.NoError(t, os.Symlink(filepath.Join("..data", f), filepath.Join(dir, f)))
+	}
+	a, err := tryLoadCA(t.Context(), os.DirFS(dir), nil, func(c *ca.Config) { c.ReloadInterval = 10 * time.Millisecond })
+	require.NoError(t, err)
+	run(t, a)
+	changed := a.Changed()
+	old := a.LogValue().String()
+	version("..2", root.files(t, 1000*time.Hour))
+	select {
+	case <-changed:
+	case <-time.After(30 * time.Second):
+		t.Fatal("nobody noticed")
+	}
+	assert.NotEqual(t, old, a.LogValue().String())
+	require.NoError(t, a.Status().SyncError)
+}
+
+// A CA of files may have tokens of its own, in a store of their own.
+func TestPluggedInJWT(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFolder(newOffline(t).files(t, 1000*time.Hour))
+		store := ca.NewMemoryStore()
+		a, err := tryLoadCA(t.Context(), f, store, withJWT)
+		require.NoError(t, err)
+		b, err := tryLoadCA(t.Context(), f, store, withJWT)
+		require.NoError(t, err)
+		require.NoError(t, validate(b.Bundle(), signJWT(t, a, 0)))
+		assert.True(t, a.Bundle().Equal(b.Bundle()))
+		n := sequence(t, a.Bundle())
+		run(t, a)
+		run(t, b)
+		_, err = a.RotateJWT(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, n+1, sequence(t, a.Bundle()))
+		time.Sleep(26 * time.Minute)
+		synctest.Wait()
+		assert.True(t, a.Bundle().Equal(b.Bundle()))
+		require.NoError(t, validate(b.Bundle(), signJWT(t, a, 0)))
+		bad := b.Status().JWTKeys[0].KeyID
+		require.NoError(t, b.Revoke(t.Context(), bad))
+		require.Len(t, b.Status().JWTKeys, 1)
+
+		// Not in the store of a CA that has roots of its own, nor the other way round.
+		_, err = tryOpen(t.Context(), store)
+		require.ErrorIs(t, err, ca.ErrRecord)
+		own := ca.NewMemoryStore()
+		open(t, own)
+		_, err = tryLoadCA(t.Context(), f, own, withJWT)
+		require.ErrorIs(t, err, ca.ErrRecord)
+
+		// Without a store they live as long as the process.
+		c, err := tryLoadCA(t.Context(), f, nil, withJWT)
+		require.NoError(t, err)
+		require.NoError(t, validate(c.Bundle(), signJWT(t, c, 0)))
+		_, err = c.RotateJWT(t.Context())
+		require.NoError(t, err)
+	})
+}

@@ -1,0 +1,398 @@
+package ca_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"maps"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const stateName = "svidkit-state.json"
+
+// put makes a store with this record.
+func put(t testing.TB, data map[string][]byte) *ca.MemoryStore {
+	t.Helper()
+	m := ca.NewMemoryStore()
+	_, err := m.Save(t.Context(), ca.Record{Data: data})
+	require.NoError(t, err)
+	return m
+}
+
+// A document that is not quite right is an error, and stays as it is.
+func TestUnfitDocuments(t *testing.T) {
+	t.Parallel()
+	store := ca.NewMemoryStore()
+	a := open(t, store, withJWT)
+	_, err := a.Rotate(t.Context())
+	require.NoError(t, err)
+	other := load(t, func() ca.Store { s := ca.NewMemoryStore(); open(t, s, withJWT); return s }())
+	good := load(t, store)
+	root := func(d map[string]any, i int) map[string]any { return d["roots"].([]any)[i].(map[string]any) }
+	jwt := func(d map[string]any) map[string]any { return d["jwt_keys"].([]any)[0].(map[string]any) }
+	var others map[string]any
+	require.NoError(t, json.Unmarshal(other.Data[stateName], &others))
+	for name, break_ := range map[string]func(d map[string]any){
+		"version 0":                      func(d map[string]any) { d["version"] = 0 },
+		"version 2":                      func(d map[string]any) { d["version"] = 2 },
+		"another trust domain":           func(d map[string]any) { d["trust_domain"] = "example.com" },
+		"a trust domain in capitals":     func(d map[string]any) { d["trust_domain"] = "Example.org" },
+		"no trust domain":                func(d map[string]any) { delete(d, "trust_domain") },
+		"no authority":                   func(d map[string]any) { delete(d, "authority") },
+		"no revision":                    func(d map[string]any) { delete(d, "revision") },
+		"a negative revision":            func(d map[string]any) { d["revision"] = -1 },
+		"no sequence":                    func(d map[string]any) { delete(d, "sequence") },
+		"sequence 0":                     func(d map[string]any) { d["sequence"] = 0 },
+		"a field that nobody knows":      func(d map[string]any) { d["colour"] = "red" },
+		"a field of a root nobody knows": func(d map[string]any) { root(d, 0)["colour"] = "red" },
+		"no roots":                       func(d map[string]any) { delete(d, "roots") },
+		"65 roots":                       func(d map[string]any) { d["roots"] = slices.Repeat([]any{root(d, 0)}, 65) },
+		"the same root twice":            func(d map[string]any) { d["roots"] = []any{root(d, 0), root(d, 1), root(d, 1)} },
+		"no active root":                 func(d map[string]any) { d["roots"] = []any{root(d, 1)} },
+		"two active roots":               func(d map[string]any) { root(d, 1)["phase"] = "active" },
+		"two distributing roots":         func(d map[string]any) { root(d, 0)["phase"] = "distributing" },
+		"a phase that is none":           func(d map[string]any) { root(d, 0)["phase"] = "Active" },
+		"a phase that is a number":       func(d map[string]any) { root(d, 0)["phase"] = 2 },
+		"no phase":                       func(d map[string]any) { delete(root(d, 0), "phase") },
+		"active without a key":           func(d map[string]any) { delete(root(d, 0), "private_key") },
+		"distributing without a key":     func(d map[string]any) { delete(root(d, 1), "private_key") },
+		"active with a time to retire":   func(d map[string]any) { root(d, 0)["retires"] = root(d, 0)["prepared"] },
+		"retiring with a key": func(d map[string]any) {
+			root(d, 1)["phase"], root(d, 1)["retires"] = "retiring", root(d, 1)["prepared"]
+		},
+		"retiring without a time": func(d map[string]any) { root(d, 1)["phase"] = "retiring"; delete(root(d, 1), "private_key") },
+		"the other root's key":    func(d map[string]any) { root(d, 0)["private_key"] = root(d, 1)["private_key"] },
+		"a key that is none":      func(d map[string]any) { root(d, 0)["private_key"] = "none" },
+		"no certificate":          func(d map[string]any) { delete(root(d, 0), "certificate") },
+		"two certificates": func(d map[string]any) {
+			root(d, 0)["certificate"] = root(d, 0)["certificate"].(string) + root(d, 1)["certificate"].(string)
+		},
+		"a root with a key ID":    func(d map[string]any) { root(d, 0)["key_id"] = "x" },
+		"no time of preparation":  func(d map[string]any) { delete(root(d, 0), "prepared") },
+		"no time of activation":   func(d map[string]any) { delete(root(d, 1), "activates") },
+		"a time that is none":     func(d map[string]any) { root(d, 1)["activates"] = "tomorrow" },
+		"a negative longest":      func(d map[string]any) { root(d, 0)["longest"] = "-1h" },
+		"a longest that is none":  func(d map[string]any) { root(d, 0)["longest"] = "long" },
+		"a number for a duration": func(d map[string]any) { root(d, 0)["longest"] = 5 },
+		"the root of another trust domain": func(d map[string]any) {
+			s := ca.NewMemoryStore()
+			open(t, s, func(c *ca.Config) { c.TrustDomain = spiffe.MustParseTrustDomain("example.com") })
+			var od map[string]any
+			require.NoError(t, json.Unmarshal(load(t, s).Data[stateName], &od))
+			d["roots"] = od["roots"]
+		},
+		"a JWT key with a certificate":      func(d map[string]any) { jwt(d)["certificate"] = root(d, 0)["certificate"] },
+		"a JWT key without an ID":           func(d map[string]any) { delete(jwt(d), "key_id") },
+		"a JWT key without its public":      func(d map[string]any) { delete(jwt(d), "public_key") },
+		"a JWT key with another public":     func(d map[string]any) { jwt(d)["public_key"] = jwt(others)["public_key"] },
+		"a JWT key of no algorithm of ours": func(d map[string]any) { jwt(d)["algorithm"] = "HS256" },
+		"a JWT key for another algorithm":   func(d map[string]any) { jwt(d)["algorithm"] = "RS256" },
+		"a JWT key that is trusted":         func(d map[string]any) { jwt(d)["phase"] = "trusted"; delete(jwt(d), "private_key") },
+		"two active JWT keys":               func(d map[string]any) { d["jwt_keys"] = []any{jwt(d), jwt(others)} },
+		"rubbish behind the public key":     func(d map[string]any) { jwt(d)["public_key"] = jwt(d)["public_key"].(string) + "x" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var d map[string]any
+			require.NoError(t, json.Unmarshal(good.Data[stateName], &d))
+			break_(d)
+			b, err := json.Marshal(d)
+			require.NoError(t, err)
+			data := map[string][]byte{stateName: b}
+			refused(t, data)
+		})
+	}
+	for name, b := range map[string]string{
+		"empty": "", "not JSON": "hello", "null": "null", "a list": "[]", "cut": string(good.Data[stateName][:len(good.Data[stateName])-2]),
+		"something behind it": string(good.Data[stateName]) + "{}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			refused(t, map[string][]byte{stateName: []byte(b)})
+		})
+	}
+	t.Run("ca-cert.pem is damaged", func(t *testing.T) {
+		t.Parallel()
+		data := good.Data
+		refused(t, map[string][]byte{stateName: data[stateName], "ca-cert.pem": []byte("x"), "ca-key.pem": data["ca-key.pem"]})
+	})
+}
+
+// refused shows that nobody works with a record, or overwrites it.
+func refused(t *testing.T, data map[string][]byte) {
+	t.Helper()
+	s := put(t, data)
+	a, err := tryOpen(t.Context(), s, withJWT)
+	require.ErrorIs(t, err, ca.ErrRecord)
+	assert.Regexp(t, `^ca: the record in the store is unfit: `, err.Error())
+	assert.NotContains(t, err.Error(), "PRIVATE KEY")
+	assert.Nil(t, a)
+	r := load(t, s)
+	assert.Equal(t, "1", r.Version)
+	for name := range data {
+		assert.Equal(t, string(data[name]), string(r.Data[name]))
+	}
+}
+
+// istioCA is a CA as Istio makes it: RSA, no SPIFFE ID, the trust domain as organization.
+func istioCA(t testing.TB, edit ...func(*x509.Certificate)) (*x509.Certificate, *rsa.PrivateKey) {
+	t.Helper()
+	key, err := pki.NewKey(pki.RSA2048)
+	require.NoError(t, err)
+	return istioRoot(t, key.(*rsa.PrivateKey), edit...), key.(*rsa.PrivateKey)
+}
+
+func istioRoot(t testing.TB, key *rsa.PrivateKey, edit ...func(*x509.Certificate)) *x509.Certificate {
+	t.Helper()
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	require.NoError(t, err)
+	tmpl := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{Organization: []string{"example.org"}},
+		NotBefore: time.Now(), NotAfter: time.Now().Add(87600 * time.Hour),
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	}
+	for _, e := range edit {
+		e(tmpl)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	require.NoError(t, err)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return cert
+}
+
+// pkcs1 is how Istio writes a key.
+func pkcs1(key *rsa.PrivateKey) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+}
+
+func istioSecret(t testing.TB, cert *x509.Certificate, key *rsa.PrivateKey, roots ...*x509.Certificate) map[string][]byte {
+	t.Helper()
+	return map[string][]byte{
+		"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": pkcs1(key), "cert-chain.pem": {}, "key.pem": {},
+		"root-cert.pem": pki.MarshalCertificatesPEM(append([]*x509.Certificate{cert}, roots...)...), "somebody-elses": []byte("keep me"),
+	}
+}
+
+// A CA that Istio made is taken over: same key, same root, and it can be rotated.
+func TestAdoption(t *testing.T) {
+	t.Parallel()
+	cert, key := istioCA(t)
+	extra, _ := istioCA(t, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(1000 * time.Hour) })
+	start := time.Now()
+	store := put(t, istioSecret(t, cert, key, extra, cert))
+	a := open(t, store)
+	roots := a.Roots()
+	require.Len(t, roots, 2)
+	assert.Equal(t, ca.Trusted, roots[0].Phase)
+	assert.True(t, roots[0].Certificate.Equal(extra))
+	assert.Equal(t, extra.NotAfter.UTC(), roots[0].Retires.UTC())
+	assert.Equal(t, ca.Active, roots[1].Phase)
+	assert.True(t, roots[1].Certificate.Equal(cert))
+	assert.EqualValues(t, 1, sequence(t, a.Bundle()))
+	leaf := sign(t, a, newCSR(t), 0)
+	assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
+	assert.NoError(t, leaf.CheckSignatureFrom(cert))
+	old := istioLeaf(t, cert, key)
+	assert.NoError(t, verify(a.Bundle(), old, time.Now()), "what Istio signed goes on")
+
+	r := load(t, store)
+	assert.Equal(t, "keep me", string(r.Data["somebody-elses"]))
+	assert.Contains(t, r.Data, stateName)
+	assert.Equal(t, pki.MarshalCertificatesPEM(cert), r.Data["ca-cert.pem"])
+	b := open(t, store)
+	assert.True(t, a.Bundle().Equal(b.Bundle()))
+
+	_, err := a.Rotate(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, a.Roots(), 3)
+	require.NoError(t, a.Revoke(t.Context(), roots[0].Serial()), "an extra root can be taken out")
+	assert.Len(t, a.Roots(), 2)
+	assert.Less(t, time.Since(start), time.Hour)
+}
+
+func istioLeaf(t testing.TB, cert *x509.Certificate, key *rsa.PrivateKey) *x509.Certificate {
+	t.Helper()
+	issuer, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
+	require.NoError(t, err)
+	leaf, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: newCSR(t).PublicKey(), ID: web, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(90 * 24 * time.Hour)})
+	require.NoError(t, err)
+	return leaf
+}
+
+// What was adopted retires after the longest leaf that Istio may have signed.
+func TestAdoptedRootStaysForIstiosLeaves(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		cert, key := istioCA(t)
+		a := open(t, put(t, istioSecret(t, cert, key))) // MaxTTL is an hour
+		leaf := istioLeaf(t, cert, key)
+		_, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		time.Sleep(90*24*time.Hour - time.Minute)
+		assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
+		time.Sleep(time.Hour)
+		assert.Len(t, a.Roots(), 1)
+	})
+}
+
+func TestAdoptionRefuses(t *testing.T) {
+	t.Parallel()
+	cert, key := istioCA(t)
+	otherCert, otherKey := istioCA(t)
+	good := istioSecret(t, cert, key)
+	edit := func(name string, b []byte) map[string][]byte {
+		d := map[string][]byte{}
+		maps.Copy(d, good)
+		if d[name] = b; b == nil {
+			delete(d, name)
+		}
+		return d
+	}
+	expired := istioRoot(t, key, func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
+	})
+	noCA := istioRoot(t, key, func(c *x509.Certificate) { c.IsCA = false })
+	below, err := newOffline(t).issuer.IssueCA(pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)})
+	require.NoError(t, err)
+	foreign := istioRoot(t, key, func(c *x509.Certificate) {
+		c.PermittedURIDomains, c.PermittedDNSDomainsCritical = []string{"example.com"}, true
+	})
+	for name, data := range map[string]map[string][]byte{
+		"nothing at all":              {},
+		"something else":              {"password": []byte("x")},
+		"no certificate":              edit("ca-cert.pem", nil),
+		"an empty certificate":        edit("ca-cert.pem", []byte{}),
+		"no key":                      edit("ca-key.pem", nil),
+		"a certificate that is none":  edit("ca-cert.pem", []byte("x")),
+		"a key that is none":          edit("ca-key.pem", []byte("x")),
+		"another's key":               edit("ca-key.pem", pkcs1(otherKey)),
+		"another's certificate":       edit("ca-cert.pem", pki.MarshalCertificatesPEM(otherCert)),
+		"no CA":                       edit("ca-cert.pem", pki.MarshalCertificatesPEM(noCA)),
+		"expired":                     edit("ca-cert.pem", pki.MarshalCertificatesPEM(expired)),
+		"below another CA":            edit("ca-cert.pem", pki.MarshalCertificatesPEM(below)),
+		"not for this trust domain":   edit("ca-cert.pem", pki.MarshalCertificatesPEM(foreign)),
+		"roots that are none":         edit("root-cert.pem", []byte("x")),
+		"a root that is no CA":        edit("root-cert.pem", pki.MarshalCertificatesPEM(cert, noCA)),
+		"a root with the same serial": edit("root-cert.pem", pki.MarshalCertificatesPEM(istioRoot(t, otherKey, func(c *x509.Certificate) { c.SerialNumber = cert.SerialNumber }))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			refused(t, data)
+		})
+	}
+}
+
+// Somebody else replaces the root in the record.
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	cert, key := istioCA(t)
+	for _, sameKey := range []bool{true, false} {
+		for _, withState := range []bool{true, false} {
+			t.Run(strings.Join([]string{map[bool]string{true: "same key", false: "other key"}[sameKey], map[bool]string{true: "state kept", false: "state dropped"}[withState]}, ", "), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					cert := istioRoot(t, key, func(c *x509.Certificate) { c.SerialNumber = cert.SerialNumber }) // of this time
+					store := put(t, istioSecret(t, cert, key))
+					a, b := open(t, store), open(t, store)
+					run(t, a)
+					run(t, b)
+					time.Sleep(time.Minute)
+					leaf := sign(t, a, newCSR(t), 0)
+					next, nextKey := istioRoot(t, key), key
+					if !sameKey {
+						next, nextKey = istioCA(t)
+					}
+					r := load(t, store)
+					state := r.Data[stateName]
+					r.Data = istioSecret(t, next, nextKey)
+					if withState {
+						r.Data[stateName] = state
+					}
+					_, err := store.Save(t.Context(), r)
+					require.NoError(t, err)
+					time.Sleep(2 * time.Minute)
+					synctest.Wait()
+					for _, x := range []*ca.Authority{a, b, open(t, store)} {
+						roots := x.Roots()
+						require.True(t, roots[len(roots)-1].Certificate.Equal(next))
+						require.Equal(t, ca.Active, roots[len(roots)-1].Phase)
+						assert.Len(t, roots, map[bool]int{true: 1, false: 2}[sameKey])
+						assert.NoError(t, verify(x.Bundle(), leaf, time.Now()), "old leaves go on")
+						assert.NoError(t, verify(x.Bundle(), sign(t, x, newCSR(t), 0), time.Now()))
+						assert.True(t, a.Bundle().Equal(x.Bundle()))
+						assert.EqualValues(t, 2, sequence(t, x.Bundle()))
+					}
+					d := load(t, store).Data
+					assert.Contains(t, d, stateName)
+					assert.Equal(t, "keep me", string(d["somebody-elses"]))
+				})
+			})
+		}
+	}
+}
+
+// Whatever is in a record: it is an error, or a CA that works, and does so again when it is read
+// again.
+func FuzzRecord(f *testing.F) {
+	store := ca.NewMemoryStore()
+	a := open(f, store, withJWT)
+	r, err := store.Load(f.Context())
+	require.NoError(f, err)
+	add := func(d map[string][]byte) {
+		f.Add(d[stateName], d["ca-cert.pem"], d["ca-key.pem"], d["root-cert.pem"])
+	}
+	add(r.Data)
+	_, err = a.Rotate(f.Context())
+	require.NoError(f, err)
+	r, err = store.Load(f.Context())
+	require.NoError(f, err)
+	add(r.Data)
+	cert, key := istioCA(f)
+	add(istioSecret(f, cert, key))
+	add(map[string][]byte{stateName: bytes.Replace(r.Data[stateName], []byte("active"), []byte("trusted"), 1)})
+	add(map[string][]byte{stateName: []byte(`{"version":1}`)})
+	f.Fuzz(func(t *testing.T, state, cert, key, roots []byte) {
+		data := map[string][]byte{"ca-cert.pem": cert, "ca-key.pem": key, "root-cert.pem": roots}
+		if len(state) > 0 {
+			data[stateName] = state
+		}
+		s := ca.NewMemoryStore()
+		if _, err := s.Save(t.Context(), ca.Record{Data: data}); err != nil {
+			return // too large
+		}
+		// What is wrong with a record is no reason to try again, without end.
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		a, err := tryOpen(ctx, s, withJWT)
+		if err != nil {
+			require.ErrorIs(t, err, ca.ErrRecord)
+			require.Equal(t, "1", load(t, s).Version)
+			return
+		}
+		b, err := tryOpen(t.Context(), s, withJWT)
+		require.NoError(t, err)
+		require.True(t, a.Bundle().Equal(b.Bundle()))
+		require.Equal(t, serials(a), serials(b))
+		if chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web}); err == nil {
+			require.NoError(t, verify(b.Bundle(), chain[0], time.Now()))
+		}
+	})
+}

@@ -1,0 +1,459 @@
+package ca
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+)
+
+// Open makes an authority whose CA is in store, and survives it. If there is no record, it makes a
+// new CA; if there is one that Istio made, it adopts that. It starts no goroutine, but has to have
+// read the store, and tries again, with growing waits, until ctx is done; the error then wraps the
+// cause of that and the last error of the store. A record that is unfit is an error at once, which wraps
+// [ErrRecord], and is left as it is. No error of the store is ever answered by making another CA.
+//
+// Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence
+// numbers, and take each step of a rotation at the same moment without talking to each other. They
+// write only when something is decided, and only in place of what they have read; who is too late
+// reads again and decides anew. Each needs [Authority.Run]. Their clocks must not differ by more
+// than Backdate, and those of their settings that are durations, and KeepKey, should be the same.
+//
+// # While the store does not answer
+//
+// An authority goes on signing with what it read last. As another replica may have prepared a new
+// root right after, it grants no leaf beyond that reading plus Propagation plus the longest
+// lifetime: so long does the old root stay in everybody's bundle at least. With the defaults that is
+// 90 days; then, and whenever nothing is left of a lifetime, it refuses with [ErrNotReady].
+//
+// # When nobody was there
+//
+// A root that was prepared and then, while no authority ran, shown to nobody must not sign because
+// its time has come. An authority that meets a distributing key for the first time with less than
+// three fifths of its Propagation left (three refreshes, FED-3) lets it wait for the whole of it
+// again, for all replicas. Not so when the old root has come to the end of its time meanwhile, as it
+// is then out of bundles that others may have shown, and all that it signed has expired.
+func Open(ctx context.Context, cfg Config, store Store) (*Authority, error) {
+	if store == nil {
+		return nil, errors.New("ca: Open needs a store; New makes an authority without one")
+	}
+	a, err := newAuthority(cfg)
+	if err != nil {
+		return nil, err
+	}
+	a.store = store
+	if err := a.open(ctx); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// The waits between attempts to open a store.
+const (
+	openWait    = 500 * time.Millisecond
+	openMaxWait = time.Minute
+)
+
+// open reads the store until that works.
+func (a *Authority) open(ctx context.Context) error {
+	var last error
+	for wait := openWait; ; wait = min(wait+wait/2, openMaxWait) {
+		err := a.update(ctx, nil)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), errors.Join(last, err))
+		}
+		if errors.Is(err, ErrRecord) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
+			return err
+		}
+		if _, ok := errors.AsType[*creationError](err); ok {
+			return err
+		}
+		last = err
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("trust_domain", a.cfg.TrustDomain), slog.Any("err", err), slog.Duration("retry_in", wait))
+		if !sleep(ctx, wait/2+rand.N(wait)) {
+			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), last)
+		}
+	}
+}
+
+// creationError says that the settings do not make a CA, which no store can mend.
+type creationError struct{ error }
+
+func (e *creationError) Unwrap() error { return e.error }
+
+// sleep reports whether the wait was over before ctx was done.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// errNoChange is what a change returns that finds nothing to change.
+var errNoChange = errors.New("no change")
+
+// update decides and stores. The change edits a copy of the present document, at the time that it is
+// given; it is called again, on another copy, if somebody else was faster. What it makes is saved
+// first and shown after. Without a change, update reads the store, follows what is there, and
+// writes down what time has done.
+func (a *Authority) update(ctx context.Context, change func(d *document, now time.Time) error) error {
+	select {
+	case a.writing <- struct{}{}:
+		defer func() { <-a.writing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if a.store == nil {
+		return a.updateMemory(change)
+	}
+	reload := change == nil
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := a.attempt(ctx, reload, change)
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+		reload = true
+		if !sleep(ctx, wait/2+rand.N(wait)) {
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// updateMemory is update without a store.
+func (a *Authority) updateMemory(change func(d *document, now time.Time) error) error {
+	a.mu.Lock()
+	now := time.Now()
+	s, steps := a.advance(now)
+	err := errNoChange
+	if change != nil {
+		d := s.document.clone()
+		if err = change(d, now); err == nil {
+			var next *state
+			if next, err = a.newState(s, d, "", s.plugged); err == nil {
+				a.publish(next)
+			}
+		}
+	}
+	a.mu.Unlock()
+	a.log(steps)
+	if errors.Is(err, errNoChange) {
+		return nil
+	}
+	return err
+}
+
+// attempt is one turn of update; a slot of writing is held. A failure of the store is noted for
+// Status; one of the change is not the store's.
+func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *document, now time.Time) error) error {
+	base, err := a.base(ctx, reload)
+	if err != nil {
+		return a.note(ctx, err)
+	}
+	d, postponed := postpone(a.known(), base.document, time.Now())
+	differs := base.dirty || postponed
+	if reload && !differs {
+		// What others have stored is followed, even if what we would add to it cannot be.
+		if err := a.install(d, base.version, base.read, time.Now()); err != nil {
+			return err
+		}
+	}
+	now := time.Now()
+	timed, _ := base.advance(nil, now)
+	d, steps := d.advance(nil, now)
+	d, decided, err := a.groom(d, now)
+	if err != nil {
+		return a.note(ctx, err)
+	}
+	if change != nil {
+		edited := d.clone()
+		switch err := change(edited, now); {
+		case err == nil:
+			d, decided = edited, true
+		case !errors.Is(err, errNoChange):
+			return err
+		}
+	}
+	if decided = decided || postponed; decided {
+		d = d.clone()
+		d.sequence = timed.numberOfNext()
+	}
+	if decided || differs || len(steps) > 0 {
+		return a.save(ctx, d, base.version)
+	}
+	return nil
+}
+
+// known returns the document in use, or one without keys.
+func (a *Authority) known() *document {
+	if s := a.state.Load(); s != nil {
+		return s.document
+	}
+	return new(document)
+}
+
+// based is what a decision starts from.
+type based struct {
+	*document
+	version string
+	dirty   bool      // the record does not say what the document does
+	read    time.Time // when the reading began
+}
+
+// base returns the present document: the one in memory, or the one in the store if it is to be
+// read, which never goes back behind the one in memory.
+func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
+	mem := a.state.Load()
+	if !reload {
+		s := a.current()
+		return based{document: s.document, version: s.version, dirty: s.dirty}, nil
+	}
+	// What is read is at least as new as the moment before the question was asked.
+	start := time.Now()
+	r, err := a.load(ctx)
+	switch {
+	case errors.Is(err, ErrNoRecord) && mem == nil:
+		if a.fresh == nil { // once: the same CA in each attempt, as one may have landed
+			if a.fresh, err = a.create(start); err != nil {
+				return based{}, &creationError{err}
+			}
+		}
+		return based{document: a.fresh, dirty: true}, nil
+	case errors.Is(err, ErrNoRecord):
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "record missing, writing it again", slog.Any("trust_domain", a.cfg.TrustDomain))
+		s := a.current()
+		return based{document: s.document, dirty: true}, nil
+	case err != nil:
+		return based{}, err
+	}
+	if mem != nil && r.Version == mem.version {
+		a.mu.Lock()
+		a.synced, a.syncErr = start.Round(0), nil
+		a.mu.Unlock()
+		s := a.current()
+		return based{document: s.document, version: s.version, dirty: s.dirty, read: start}, nil
+	}
+	d, changed, err := a.read(r, start)
+	if err != nil {
+		return based{}, err
+	}
+	if mem != nil {
+		switch {
+		case d.authority != mem.authority:
+			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all authorities but one, and restore the record that is right", ErrRecord)
+		case d.revision < mem.revision, d.revision == mem.revision && d.writer != mem.writer:
+			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, not %d); after restoring a backup, restart all authorities", ErrRecord, d.revision, mem.revision)
+		}
+		d = merge(mem.document, d, start)
+	} else {
+		d = merge(new(document), d, start)
+	}
+	return based{document: d, version: r.Version, dirty: changed, read: start}, nil
+}
+
+// merge returns d with what the keys that are known already have beside what is stored: a reading
+// of the monotonic clock, from when they were first met, and the very same certificates.
+func merge(known, d *document, now time.Time) *document {
+	d = d.clone()
+	for _, sets := range [][2][]key{{known.roots, d.roots}, {known.jwt, d.jwt}} {
+		for i := range sets[1] {
+			k := &sets[1][i]
+			var was key
+			if j := slices.IndexFunc(sets[0], func(o key) bool { return o.id == k.id }); j >= 0 {
+				was = sets[0][j]
+			}
+			if was.cert != nil && k.cert != nil && was.cert.Equal(k.cert) {
+				k.cert = was.cert
+			}
+			for _, t := range [][2]*time.Time{{&was.prepared, &k.prepared}, {&was.activates, &k.activates}, {&was.retires, &k.retires}} {
+				if t[0].Round(0).Equal(t[1].Round(0)) {
+					*t[1] = *t[0]
+				} else {
+					*t[1] = anchor(now, *t[1])
+				}
+			}
+		}
+	}
+	return d
+}
+
+// groom returns d with what this authority needs in it: keys that cover what it is set to grant with
+// them, and a key for tokens. The bool says whether the result is another one.
+func (a *Authority) groom(d *document, now time.Time) (*document, bool, error) {
+	next := d.clone()
+	raise := func(keys []key, to terms) bool {
+		raised := false
+		for i, k := range keys {
+			if t := k.terms.raise(to); (k.phase == Active || k.phase == Distributing) && t != k.terms {
+				keys[i].terms, raised = t, true
+			}
+		}
+		return raised
+	}
+	edited := raise(next.roots, a.cfg.terms())
+	if a.cfg.JWT != nil {
+		edited = raise(next.jwt, a.cfg.jwtTerms()) || edited
+		if inPhase(next.jwt, Active) < 0 && inPhase(next.jwt, Distributing) < 0 && len(next.jwt) < maxKeys {
+			// The first one, of a CA whose bundle others may have already.
+			fresh, err := a.newJWTKey()
+			if err != nil {
+				return nil, false, &creationError{err}
+			}
+			a.prepare(&next.jwt, fresh, now)
+			next.sequence++
+			edited = true
+		}
+	}
+	if edited {
+		return next, true, nil
+	}
+	return d, false, nil
+}
+
+// postpone lets distributing keys that are not among the known wait anew, if too little is left of
+// the time in which verifiers learn of them: who has seen them till now, and whether anybody has, is
+// not known.
+func postpone(known, d *document, now time.Time) (*document, bool) {
+	changed := false
+	for _, kind := range []func(*document) []key{func(d *document) []key { return d.roots }, func(d *document) []key { return d.jwt }} {
+		i := inPhase(kind(d), Distributing)
+		if i < 0 {
+			continue
+		}
+		k := kind(d)[i]
+		if slices.ContainsFunc(kind(known), func(o key) bool { return o.id == k.id }) {
+			continue
+		}
+		// Once time has retired the old key, others may have dropped it, and nothing that it signed
+		// is alive: it must not come back.
+		if j := inPhase(kind(d), Active); j >= 0 && !now.Before(kind(d)[j].retired(nil, k.activates).retires) {
+			continue
+		}
+		if left := k.activates.Sub(now); left < k.propagation/5*3 {
+			if !changed {
+				d, changed = d.clone(), true
+			}
+			kind(d)[i].activates = now.Add(k.propagation)
+		}
+	}
+	return d, changed
+}
+
+// save stores d in place of version and installs it.
+func (a *Authority) save(ctx context.Context, d *document, version string) error {
+	d = d.clone()
+	d.revision++
+	d.writer = randomID()
+	data, err := d.record(a.cfg.TrustDomain)
+	if err != nil {
+		return fmt.Errorf("ca: record of %s: %w", a.cfg.TrustDomain, err)
+	}
+	first, known := a.state.Load() == nil, a.known()
+	start := time.Now()
+	saving, cancel := context.WithTimeout(ctx, a.patience())
+	stored, err := a.store.Save(saving, Record{Version: version, Data: data})
+	cancel()
+	switch {
+	case errors.Is(err, ErrConflict):
+		return a.note(ctx, err)
+	case err != nil:
+		// It may have been written all the same. If it was, it is ours to use; if not, or if nobody
+		// can say, the next reading shows what is there.
+		r, lerr := a.load(ctx)
+		if lerr != nil {
+			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err))
+		}
+		landed, _, lerr := a.read(r, start)
+		if lerr != nil || landed.writer != d.writer {
+			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err))
+		}
+		stored = r.Version
+	}
+	if err := a.install(d, stored, start, time.Now()); err != nil {
+		return err
+	}
+	// A slow store may have taken the time in which others should have learned of a key.
+	if late, changed := postpone(known, d, time.Now()); changed && !first {
+		late.sequence = d.numberOfNext()
+		return a.save(ctx, late, stored)
+	}
+	return nil
+}
+
+// load reads the store, but does not wait for ever.
+func (a *Authority) load(ctx context.Context) (Record, error) {
+	loading, cancel := context.WithTimeout(ctx, a.patience())
+	defer cancel()
+	r, err := a.store.Load(loading)
+	if err != nil && !errors.Is(err, ErrNoRecord) {
+		err = fmt.Errorf("ca: read the record of %s: %w", a.cfg.TrustDomain, err)
+	}
+	return r, err
+}
+
+// patience is how long the store may take: what is decided must not be old when it is stored.
+func (a *Authority) patience() time.Duration {
+	return min(10*time.Second, max(time.Second, a.cfg.Propagation/8))
+}
+
+// syncWait is how long to wait for the next reading: replicas that started together drift apart.
+func (a *Authority) syncWait() time.Duration {
+	return a.cfg.SyncInterval - rand.N(a.cfg.SyncInterval/10+1)
+}
+
+// install makes d, which the store has as version and had at the time read, what holds.
+func (a *Authority) install(d *document, version string, read, now time.Time) error {
+	a.mu.Lock()
+	// Meanwhile a reader may have taken a step.
+	d, steps := d.advance(a.lastEnds(), now)
+	old := a.state.Load()
+	if old != nil && d == old.document && version == old.version {
+		a.synced, a.syncErr = read.Round(0), nil
+		a.mu.Unlock()
+		return nil
+	}
+	var p *plugged
+	if old != nil {
+		p = old.plugged
+	} else if a.files != nil {
+		p = a.files.first
+	}
+	s, err := a.newState(old, d, version, p)
+	if err == nil {
+		s.dirty = len(steps) > 0 && a.store != nil
+		a.publish(s)
+		if a.store != nil {
+			a.synced, a.syncErr = read.Round(0), nil
+		}
+	}
+	a.mu.Unlock()
+	a.log(steps)
+	return err
+}
+
+// note keeps err for Status, and says it in the log when it is a new one.
+func (a *Authority) note(ctx context.Context, err error) error {
+	if ctx.Err() != nil || errors.Is(err, ErrConflict) {
+		return err // nothing is wrong with the store
+	}
+	a.mu.Lock()
+	again := a.syncErr != nil && a.syncErr.Error() == err.Error()
+	a.syncErr = err
+	synced := a.synced
+	a.mu.Unlock()
+	if !again && a.state.Load() != nil {
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not in sync", slog.Any("trust_domain", a.cfg.TrustDomain), slog.Any("err", err), slog.Time("synced", synced))
+	}
+	return err
+}

@@ -1,0 +1,438 @@
+package ca_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// both runs a test with an authority of New and with one of Open.
+func both(t *testing.T, f func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority)) {
+	t.Helper()
+	t.Run("New", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			f(t, func(edit ...func(*ca.Config)) *ca.Authority { return newAuthority(t, edit...) })
+		})
+	})
+	t.Run("Open", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			seldom := func(c *ca.Config) { // a reading each half minute makes long times long
+				if c.Propagation == 0 {
+					c.SyncInterval = 6 * time.Minute
+				}
+			}
+			f(t, func(edit ...func(*ca.Config)) *ca.Authority {
+				return open(t, ca.NewMemoryStore(), append(edit, seldom)...)
+			})
+		})
+	})
+}
+
+// see is look without the number of the bundle.
+func (n namer) see(t *testing.T, a *ca.Authority) string {
+	t.Helper()
+	_, what, _ := strings.Cut(n.look(t, a), ": ")
+	return what
+}
+
+func TestTaintActive(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) { c.MaxTTL, c.DefaultTTL = 90*24*time.Hour, 4*time.Hour })
+		n, csr := namer{}, newCSR(t)
+		old := sign(t, a, csr, 90*24*time.Hour)
+		require.Equal(t, "A active", n.see(t, a))
+		bad := a.Roots()[0].Serial()
+		require.NoError(t, a.Taint(t.Context(), bad))
+		require.Equal(t, "A active, B distributing", n.see(t, a))
+		assert.True(t, a.Roots()[0].Tainted)
+		assert.Contains(t, a.Roots()[0].String(), "active, tainted since")
+		assert.False(t, a.Roots()[1].Tainted)
+		require.NoError(t, a.Taint(t.Context(), bad), "twice changes nothing")
+		require.Equal(t, "A active, B distributing", n.see(t, a))
+		require.ErrorIs(t, a.Revoke(t.Context(), bad), ca.ErrActive)
+		_, err := a.Rotate(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+
+		time.Sleep(25 * time.Minute)
+		require.Equal(t, "A retiring, B active", n.see(t, a))
+		assert.Equal(t, time.Now().Add(2*time.Hour+2*time.Minute).Round(0), a.Roots()[0].Retires, "half of the default lifetime, and Backdate")
+		assert.NoError(t, verify(a.Bundle(), old, time.Now()))
+		time.Sleep(2*time.Hour + 2*time.Minute - 1)
+		require.Equal(t, "A retiring, B active", n.see(t, a))
+		time.Sleep(time.Nanosecond)
+		require.Equal(t, "B active", n.see(t, a))
+		assert.Error(t, verify(a.Bundle(), old, time.Now()))
+	})
+}
+
+func TestTaintOthers(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) { c.MaxTTL, c.TaintGrace = 90*24*time.Hour, 10*time.Minute })
+		n, csr := namer{}, newCSR(t)
+		sign(t, a, csr, 90*24*time.Hour)
+		n.see(t, a)
+		next, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		n.see(t, a)
+		time.Sleep(20 * time.Minute)
+
+		// One that has signed nothing goes at once, and another one comes in its place.
+		require.NoError(t, a.Taint(t.Context(), next.Serial()))
+		require.Equal(t, "A active, C distributing", n.see(t, a))
+		assert.Equal(t, time.Now().Add(25*time.Minute).Round(0), a.Roots()[1].Activates, "it is new to everybody")
+		time.Sleep(25 * time.Minute)
+		require.Equal(t, "A retiring, C active", n.see(t, a))
+
+		// One that retires goes sooner.
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].Serial()))
+		time.Sleep(10*time.Minute - 1)
+		require.Equal(t, "A retiring, C active", n.see(t, a))
+		time.Sleep(time.Nanosecond)
+		require.Equal(t, "C active", n.see(t, a))
+
+		// With a successor on its way, no other one is made.
+		_, err = a.Rotate(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].Serial()))
+		require.Equal(t, "C active, D distributing", n.see(t, a))
+
+		for _, id := range []string{"", "0", "nothing", next.Serial()} {
+			require.ErrorIs(t, a.Taint(t.Context(), id), ca.ErrUnknownKey)
+			require.ErrorIs(t, a.Revoke(t.Context(), id), ca.ErrUnknownKey)
+		}
+	})
+}
+
+func TestRevoke(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) { c.MaxTTL = 90 * 24 * time.Hour })
+		n, csr := namer{}, newCSR(t)
+		leaf := sign(t, a, csr, 90*24*time.Hour)
+		n.see(t, a)
+		next, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		n.see(t, a)
+		require.NoError(t, a.Revoke(t.Context(), next.Serial()), "a rotation is called off")
+		require.Equal(t, "A active", n.see(t, a))
+		time.Sleep(time.Hour)
+		require.Equal(t, "A active", n.see(t, a))
+		_, err = a.Rotate(t.Context())
+		require.NoError(t, err)
+		time.Sleep(25 * time.Minute)
+		require.Equal(t, "A retiring, C active", n.see(t, a))
+		changed := a.Changed()
+		require.NoError(t, a.Revoke(t.Context(), a.Roots()[0].Serial()))
+		require.Equal(t, "C active", n.see(t, a))
+		<-changed
+		assert.Error(t, verify(a.Bundle(), leaf, time.Now()))
+	})
+}
+
+// A full bundle has no room for a successor; there is one as soon as there is room.
+func TestTaintInAFullBundle(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) { c.Propagation, c.MaxTTL = time.Second, time.Hour })
+		csr := newCSR(t)
+		for range 63 {
+			sign(t, a, csr, time.Hour)
+			_, err := a.Rotate(t.Context())
+			require.NoError(t, err)
+			time.Sleep(time.Second)
+		}
+		roots := a.Roots()
+		require.Len(t, roots, 64)
+		require.NoError(t, a.Taint(t.Context(), roots[63].Serial()))
+		require.Len(t, a.Roots(), 64)
+		require.True(t, a.Roots()[63].Tainted)
+		run(t, a)
+		time.Sleep(70 * time.Minute)
+		synctest.Wait()
+		roots = a.Roots()
+		assert.False(t, roots[len(roots)-1].Tainted)
+	})
+}
+
+// What was decided is in the store before anybody sees it, and what could not be stored was not
+// decided.
+func TestTaintIsStoredFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &faultStore{Store: ca.NewMemoryStore()}
+		a := open(t, store, withJWT)
+		id, jwt := a.Roots()[0].Serial(), a.Status().JWTKeys[0].KeyID
+		store.behave(always("save", before))
+		for name, err := range map[string]error{"root": a.Taint(t.Context(), id), "JWT key": a.Taint(t.Context(), jwt)} {
+			require.ErrorIs(t, err, errFault, name)
+			assert.Regexp(t, `^ca: taint a key of example.org: `, err)
+		}
+		assert.False(t, a.Roots()[0].Tainted)
+		assert.Len(t, a.Roots(), 1)
+		store.behave(nil)
+		require.NoError(t, a.Taint(t.Context(), id))
+		require.NoError(t, a.Taint(t.Context(), jwt))
+		b := open(t, store, withJWT)
+		assert.Equal(t, a.Roots(), b.Roots())
+		assert.True(t, b.Roots()[0].Tainted)
+		assert.True(t, b.Status().JWTKeys[0].Tainted)
+		store.behave(always("save", before))
+		require.ErrorIs(t, a.Revoke(t.Context(), a.Roots()[1].Serial()), errFault)
+		assert.Len(t, a.Roots(), 2)
+		store.behave(nil)
+		require.NoError(t, a.Revoke(t.Context(), a.Roots()[1].Serial()))
+		assert.Len(t, open(t, store, withJWT).Roots(), 1)
+	})
+}
+
+// A renewal with the same key, as Istio's rotator does it.
+func TestKeepKey(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) { c.KeepKey = true })
+		csr := newCSR(t)
+		before, bundle := sign(t, a, csr, 50*time.Minute), a.Bundle()
+		old := a.Roots()[0]
+		time.Sleep(30 * time.Minute)
+		r, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		roots := a.Roots()
+		require.Len(t, roots, 1, "the old certificate is replaced at once")
+		assert.Equal(t, r, roots[0])
+		assert.Equal(t, ca.Active, r.Phase)
+		assert.NotEqual(t, old.Serial(), r.Serial())
+		assert.True(t, pki.PublicKeysEqual(old.Certificate.PublicKey, r.Certificate.PublicKey))
+		assert.Equal(t, old.Certificate.RawSubject, r.Certificate.RawSubject)
+		assert.Equal(t, old.Certificate.SubjectKeyId, r.Certificate.SubjectKeyId)
+		assert.Equal(t, time.Now().Add(3650*24*time.Hour).UTC().Truncate(time.Second), r.Certificate.NotAfter)
+		assert.EqualValues(t, 2, sequence(t, a.Bundle()))
+		after := sign(t, a, csr, 0)
+		assert.NoError(t, verify(a.Bundle(), before, time.Now()), "an old leaf with the new root")
+		assert.NoError(t, verify(bundle, after, time.Now()), "a new leaf with the old root")
+	})
+}
+
+func TestKeepKeyRun(t *testing.T) {
+	t.Parallel()
+	const life, check = 200 * time.Hour, 7 * time.Hour
+	for _, tt := range []struct {
+		jitter bool
+	}{{false}, {true}} {
+		t.Run(fmt.Sprint(tt.jitter), func(t *testing.T) {
+			t.Parallel()
+			both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+				start := time.Now()
+				a := make(func(c *ca.Config) {
+					c.KeepKey, c.RootTTL, c.CheckInterval, c.NoJitter = true, life, check, !tt.jitter
+				})
+				run(t, a)
+				key := a.Roots()[0].Certificate.SubjectKeyId
+				var renewals []time.Duration
+				for changed := a.Changed(); len(renewals) < 3; changed = a.Changed() {
+					<-changed
+					require.Len(t, a.Roots(), 1)
+					require.Equal(t, key, a.Roots()[0].Certificate.SubjectKeyId)
+					renewals = append(renewals, time.Since(start))
+				}
+				due := time.Duration(0)
+				for _, at := range renewals {
+					// 20 % of the life, to the dates of which Backdate belongs, is left.
+					due += life - (life+2*time.Minute)/5
+					assert.GreaterOrEqual(t, at, due-time.Second)
+					assert.LessOrEqual(t, at, due+check, "at the first look after that")
+					if !tt.jitter {
+						assert.Zero(t, at%check, "each look is an interval after the one before")
+					}
+					due = at
+				}
+			})
+		})
+	}
+}
+
+// All that can fail leaves the old root in use, and it is tried again.
+func TestKeepKeyRollsBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &faultStore{Store: ca.NewMemoryStore()}
+		a := open(t, store, func(c *ca.Config) { c.KeepKey, c.RootTTL, c.NoJitter = true, 100*time.Hour, true })
+		old := a.Roots()
+		run(t, a)
+		time.Sleep(79 * time.Hour)
+		store.behave(always("save", before))
+		time.Sleep(4 * time.Hour)
+		synctest.Wait()
+		assert.Equal(t, old, a.Roots())
+		sign(t, a, newCSR(t), 0)
+		store.behave(nil)
+		time.Sleep(2 * time.Minute)
+		assert.NotEqual(t, old, a.Roots())
+		assert.Len(t, a.Roots(), 1)
+	})
+}
+
+// A key that may be in wrong hands is not kept.
+func TestKeepKeyTainted(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) { c.KeepKey = true })
+		n := namer{}
+		n.see(t, a)
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].Serial()))
+		require.Equal(t, "A active, B distributing", n.see(t, a))
+		_, err := a.Rotate(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		time.Sleep(25 * time.Minute)
+		assert.Equal(t, "B", n.name(a.Roots()[len(a.Roots())-1].Certificate))
+		_, err = a.Rotate(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, "B", n.name(a.Roots()[len(a.Roots())-1].Certificate), "renewed")
+	})
+}
+
+// JWT keys take the same steps.
+func TestJWTRotation(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(withJWT)
+		keys := func() string {
+			var out strings.Builder
+			for _, k := range a.Status().JWTKeys {
+				out.WriteString(" " + k.Phase.String())
+			}
+			n := 0
+			for id := range a.Bundle().JWTAuthorities() {
+				n++
+				_, ok := a.Bundle().JWTAuthority(id)
+				require.True(t, ok)
+			}
+			require.Equal(t, n, len(a.Status().JWTKeys), "the bundle has the keys")
+			return strings.TrimSpace(out.String())
+		}
+		require.Equal(t, "active", keys())
+		old := signJWT(t, a, time.Hour)
+		next, err := a.RotateJWT(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, "active distributing", keys())
+		assert.Regexp(t, `^JWT key [0-9a-f]{32}: distributing, signs from 2000-01-01T00:25:00Z$`, next.String())
+		_, err = a.RotateJWT(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		assert.ErrorContains(t, err, "ca: rotate the JWT key of example.org: a rotation is under way: JWT key "+next.KeyID)
+		require.NoError(t, a.Revoke(t.Context(), next.KeyID))
+		require.Equal(t, "active", keys())
+		_, err = a.RotateJWT(t.Context())
+		require.NoError(t, err)
+		time.Sleep(25*time.Minute - 1)
+		require.Equal(t, "active distributing", keys())
+		time.Sleep(time.Nanosecond)
+		require.Equal(t, "retiring active", keys())
+		require.NoError(t, validate(a.Bundle(), old))
+		young := signJWT(t, a, time.Hour)
+		time.Sleep(35*time.Minute - time.Second)
+		require.NoError(t, validate(a.Bundle(), old), "until the end of its life")
+		time.Sleep(time.Hour)
+		require.Equal(t, "active", keys())
+		require.Error(t, validate(a.Bundle(), young))
+
+		bad := a.Status().JWTKeys[0].KeyID
+		require.NoError(t, a.Taint(t.Context(), bad))
+		require.Equal(t, "active distributing", keys())
+		require.ErrorIs(t, a.Revoke(t.Context(), bad), ca.ErrActive)
+		time.Sleep(25 * time.Minute)
+		last := signJWT(t, a, time.Hour)
+		if len(a.Status().JWTKeys) == 2 {
+			require.NoError(t, a.Revoke(t.Context(), bad))
+		}
+		require.NoError(t, validate(a.Bundle(), last))
+	})
+}
+
+func TestRunReplacesJWTKeys(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) { c.JWT = &ca.JWTConfig{KeyTTL: 10 * time.Hour} })
+		run(t, a)
+		seen := map[string]bool{}
+		for end := time.Now().Add(105 * time.Hour); time.Now().Before(end); time.Sleep(29 * time.Minute) {
+			token := signJWT(t, a, 0)
+			require.NoError(t, validate(a.Bundle(), token))
+			for _, k := range a.Status().JWTKeys {
+				if k.Phase == ca.Active {
+					seen[k.KeyID] = true
+				}
+			}
+			require.LessOrEqual(t, len(a.Status().JWTKeys), 2)
+		}
+		assert.Len(t, seen, 11, "each has ten hours")
+	})
+}
+
+// Run does not start rotations that are the operator's business.
+func TestManualRotation(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) {
+			c.ManualRotation, c.RootTTL, c.JWT = true, 100*time.Hour, &ca.JWTConfig{KeyTTL: 10 * time.Hour}
+		})
+		run(t, a)
+		time.Sleep(200 * time.Hour)
+		synctest.Wait()
+		assert.EqualValues(t, 1, sequence(t, a.Bundle()))
+		next, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		time.Sleep(25 * time.Minute)
+		synctest.Wait()
+		assert.Equal(t, next.Serial(), a.Roots()[len(a.Roots())-1].Serial())
+	})
+}
+
+func TestTaintLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var buf bytes.Buffer
+		a := newAuthority(t, withJWT, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&buf, nil)) })
+		root, jwt := a.Roots()[0].Serial(), a.Status().JWTKeys[0].KeyID
+		require.NoError(t, a.Taint(t.Context(), root))
+		require.NoError(t, a.Taint(t.Context(), jwt))
+		for _, s := range []string{
+			`level=WARN msg="root tainted" trust_domain=example.org serial=` + root, `level=INFO msg="root prepared"`,
+			`level=WARN msg="JWT key tainted" trust_domain=example.org key_id=` + jwt, `level=INFO msg="JWT key prepared"`,
+		} {
+			assert.Contains(t, buf.String(), s)
+		}
+	})
+}
+
+func TestDoneContextOfDecisions(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("shutting down")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	for name, a := range map[string]*ca.Authority{"New": newAuthority(t, withJWT), "Open": open(t, ca.NewMemoryStore(), withJWT)} {
+		_, err := a.RotateJWT(ctx)
+		assert.ErrorIs(t, err, cause, name)
+		_, err = a.Rotate(ctx)
+		assert.ErrorIs(t, err, cause, name)
+		_, err = a.SignJWT(ctx, ca.JWTRequest{ID: web, Audience: []string{"db"}})
+		assert.ErrorIs(t, err, cause, name)
+		_, err = a.SignCA(ctx, ca.CARequest{CSR: newCSR(t)})
+		assert.ErrorIs(t, err, cause, name)
+		assert.Len(t, a.Roots(), 1)
+	}
+}
