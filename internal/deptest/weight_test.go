@@ -35,10 +35,16 @@ func TestWeight(t *testing.T) {
 		{"spiffe/federation", "federation.New, (*federation.Manager).Run", nil, 7},
 		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run, workloadapi.NewHandler, (*workloadapi.Server).Run", []string{"google.golang.org/protobuf"}, 7.5},
 		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", []string{"golang.org/x/crypto"}, 4},
-		{"pki/ca", "ca.New, (*ca.Authority).Sign, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 4.5},
-		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 4.5},
+		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 6},
+		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", []string{"golang.org/x/crypto"}, 8},
+		{"pki/ra", "ra.New, (*ra.RA).Sign", []string{"golang.org/x/crypto"}, 8},
+		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 11},
+		{"pki/caserver/linkerd", "linkerd.New, linkerd.Serve", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 11},
+		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 6},
+		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 10},
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", []string{"golang.org/x/crypto"}, 4.5},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", nil, 7},
+		{"authn/kube", "kube.NewReviewer, kube.TokenReview", nil, 8},
 		{"sds", "sds.NewHandler, (*sds.Server).Run", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 10},
 	} {
 		t.Run(c.imports, func(t *testing.T) {
@@ -81,6 +87,7 @@ func TestWeightOfPrograms(t *testing.T) {
 		name, uses string
 		maxMB      float64 // of 10⁶ bytes, on linux/amd64
 	}{
+		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.5},
 		{"identity from an agent and from a CA", workload, 7.5},
 		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadapi.NewHandler", 7.5},
 		{"and a server and a client of net/http", workload + peers + ", workloadapi.NewHandler, (*workloadapi.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.2},

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+)
+
+// env is an environment.
+type env map[string]string
+
+func (e env) get(name string) string { return e[name] }
+
+// The defaults are those of Istio's CA and of Linkerd's chart.
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	c, err := parse(nil, env{}.get, io.Discard)
+	require.NoError(t, err)
+	assert.Equal(t, "cluster.local", c.trustDomain.String())
+	assert.Equal(t, "./etc/cacerts", c.rootDir)
+	assert.Equal(t, list{"istio-ca"}, c.audiences)
+	assert.Equal(t, "istio-system", c.namespace)
+	assert.Equal(t, "Kubernetes", c.cluster)
+	cfg := c.authority()
+	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
+	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
+	assert.Equal(t, 87600*time.Hour, cfg.RootTTL)
+	assert.Equal(t, time.Hour, cfg.CheckInterval)
+	assert.InDelta(t, 0.2, cfg.GraceRatio, 1e-9)
+	assert.False(t, cfg.NoJitter)
+	assert.False(t, cfg.ManualRotation)
+	assert.Equal(t, pki.ECDSAP256, cfg.KeyAlgorithm)
+	assert.Equal(t, 24*time.Hour, c.linkerdTTL)
+	assert.Equal(t, 20*time.Second, c.linkerdSkew)
+	assert.Equal(t, "linkerd", c.linkerdNS)
+	assert.False(t, c.kubernetes)
+	assert.Equal(t, command{}, c.command)
+	for _, addr := range []string{c.istioAddr, c.linkerdAddr, c.bundleAddr, c.adminAddr} {
+		assert.True(t, isLoopback(addr), addr)
+	}
+}
+
+// Each variable of Istio's CA says the same as its flag, and a flag wins.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	for variable, tc := range map[string]struct {
+		value string
+		want  any
+		get   func(c *config) any
+	}{
+		"TRUST_DOMAIN":                                          {"example.org", "example.org", func(c *config) any { return c.trustDomain.String() }},
+		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *config) any { return c.rootDir }},
+		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *config) any { return c.authority().DefaultTTL }},
+		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *config) any { return c.authority().MaxTTL }},
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *config) any { return c.authority().RootTTL }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *config) any { return c.authority().CheckInterval }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *config) any { return c.authority().GraceRatio }},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *config) any { return c.authority().NoJitter }},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.authority().KeyAlgorithm }},
+		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", "cacerts", func(c *config) any { return c.secretName() }},
+		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.authority().MultiRoot }},
+		"TOKEN_AUDIENCES":                                       {"a, b", list{"a", "b"}, func(c *config) any { return c.audiences }},
+		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", list{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.nodeAccounts }},
+		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.cluster }},
+		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *config) any { return c.namespace }},
+		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *config) any { return c.externalCA }},
+		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *config) any { return c.signer }},
+		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *config) any { return c.signerDomain }},
+	} {
+		e := env{variable: tc.value, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+		if variable == "EXTERNAL_CA" {
+			e["K8S_SIGNER"] = "example.com/mesh"
+		}
+		c, err := parse([]string{"-kubernetes"}, e.get, io.Discard)
+		require.NoError(t, err, variable)
+		assert.Equal(t, tc.want, tc.get(c), variable)
+	}
+	for _, e := range environment {
+		assert.NotNil(t, new(config).flags(io.Discard).Lookup(e.flag), e.variable)
+	}
+	c, err := parse([]string{"-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard)
+	require.NoError(t, err)
+	assert.Equal(t, 5*time.Hour, c.maxTTL)
+	assert.Equal(t, 5*time.Hour, c.defaultTTL, "which was not given")
+	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerdTTL)
+	assert.Equal(t, "b.test", c.trustDomain.String())
+
+	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard)
+	require.NoError(t, err)
+	assert.True(t, c.authority().ManualRotation, "as with Istio, this switches the rotator off")
+}
+
+// A value that is malformed is an error that names its variable.
+func TestMalformedEnvironment(t *testing.T) {
+	t.Parallel()
+	for variable, values := range map[string][]string{
+		"TRUST_DOMAIN":                                          {"Example.org", "a b", "spiffe://", "x/y"},
+		"DEFAULT_WORKLOAD_CERT_TTL":                             {"24", "1d", "x", "0s", "-1h", "500ms", "2161h"},
+		"MAX_WORKLOAD_CERT_TTL":                                 {"90d", "", "0", "-1s", "1ns"},
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"ten years", "0"},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"hourly", "1"},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"0", "51", "20%", "0.2", "-1"},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"yes", "2"},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"1024", "2047", "8192", "-2048", "x"},
+		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"maybe"},
+		"ISTIO_MULTIROOT_MESH":                                  {"maybe"},
+		"TOKEN_AUDIENCES":                                       {",", "a,,b", " "},
+		"CA_TRUSTED_NODE_ACCOUNTS":                              {"ztunnel", "/ztunnel", "istio-system/", "a/b/c", "a/b,", "a/b,c"},
+		"EXTERNAL_CA":                                           {"ISTIOD_RA_ISTIO_API", "istiod_ra_kubernetes_api", "ISTIOD_RA_KUBERNETES_API"},
+	} {
+		for _, value := range values {
+			if value == "" {
+				continue // unset
+			}
+			_, err := parse([]string{"-kubernetes"}, env{variable: value}.get, io.Discard)
+			want := variable
+			if value == kubernetesRA {
+				want = "K8S_SIGNER" // which is missing then
+			}
+			require.ErrorContains(t, err, want, value)
+		}
+	}
+	_, err := parse(nil, env{"EXTERNAL_CA": kubernetesRA}.get, io.Discard)
+	require.ErrorContains(t, err, "EXTERNAL_CA")
+	require.ErrorContains(t, err, "-kubernetes")
+	_, err = parse(nil, env{"CA_TRUSTED_NODE_ACCOUNTS": "a/b"}.get, io.Discard)
+	require.ErrorContains(t, err, "CA_TRUSTED_NODE_ACCOUNTS")
+}
+
+// Flags that are wrong, or do not go together.
+func TestBadFlags(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ args, want string }{
+		{"-nonsense", "nonsense"},
+		{"csr.pem", "csr.pem"},
+		{"-once csr.pem", "-id"},
+		{"-jwt audience", "-id"},
+		{"-id spiffe://a/b", "-id"},
+		{"-status -rotate", "at a time"},
+		{"-demo -taint 5", "at a time"},
+		{"-kubernetes-api http://127.0.0.1:8001", "-kubernetes-api"},
+		{"-trusted-node-accounts a/b", "-trusted-node-accounts"},
+		{"-concurrent -1", "-concurrent"},
+		{"-queue -1", "-queue"},
+		{"-rate -1", "-rate"},
+		{"-caller-rate NaN", "-caller-rate"},
+		{"-audit-size -1", "-audit-size"},
+		{"-propagation -1s", "-propagation"},
+		{"-linkerd-clock-skew 0", "-linkerd-clock-skew"},
+		{"-linkerd-ttl 2160h", "-linkerd-ttl"},
+		{"-backdate 0", "-backdate"},
+		{"-state-dir= -status", "-state-dir"},
+		{"-refresh-hint 10ms", "-refresh-hint"},
+	} {
+		_, err := parse(strings.Fields(tc.args), env{}.get, io.Discard)
+		require.ErrorContains(t, err, tc.want, tc.args)
+	}
+}
+
+// Without a cluster every caller is believed, so that there must be nobody else.
+func TestDevelopersOwnMachineOnly(t *testing.T) {
+	t.Parallel()
+	_, err := parse(nil, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard)
+	require.ErrorContains(t, err, "-kubernetes")
+	require.ErrorContains(t, err, "believed")
+	for _, flag := range []string{"-istio-addr", "-linkerd-addr", "-bundle-addr", "-admin-addr"} {
+		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080", "127.0.0.1", "8080"} {
+			_, err := parse([]string{flag, addr}, env{}.get, io.Discard)
+			require.ErrorContains(t, err, flag, addr)
+			_, err = parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard)
+			require.NoError(t, err)
+		}
+		for _, addr := range []string{"", "127.0.0.2:0", "[::1]:1", "localhost:8080"} {
+			_, err := parse([]string{flag, addr}, env{}.get, io.Discard)
+			require.NoError(t, err, addr)
+		}
+	}
+}
+
+// The list of flags names everything that can be set.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	_, err := parse([]string{"-help"}, env{}.get, &out)
+	require.Error(t, err)
+	for _, flag := range slices.Sorted(maps.Keys(map[string]bool{"-once": true, "-rotate": true, "-kubernetes": true, "-root-ca-dir": true})) {
+		assert.Contains(t, out.String(), flag)
+	}
+}

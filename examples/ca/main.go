@@ -1,0 +1,102 @@
+// Ca is a certificate authority: a program that serves the certificate APIs of Istio and of Linkerd,
+// the bundle endpoint of SPIFFE federation, metrics and health, from one CA.
+//
+//	go run ./examples/ca
+//
+// Without more it keeps a CA of its own in a folder of the user's, listens on 127.0.0.1, and believes
+// whatever name a caller gives as its token, which is for developers, and says so. An agent whose
+// token file has the text demo/web, and that trusts the root-cert.pem in that folder, becomes
+// spiffe://cluster.local/ns/demo/sa/web.
+//
+// In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and
+// has the API server judge the tokens of service accounts; -istio-addr=:15012 and its like open the
+// ports to others. A CA that was plugged in is found in
+// -root-ca-dir, as with Istio. With -external-ca the signers of the cluster sign instead.
+//
+// The variables of the environment that configure Istio's CA mean the same here; a flag wins over
+// its variable. -help lists the flags.
+//
+// # For operators
+//
+//	ca -status                             which roots there are, and what becomes of them
+//	ca -rotate                             prepare a new root; the other three steps come by themselves
+//	ca -taint SERIAL                       a key may be stolen: replace it, and drop its root early
+//	ca -revoke SERIAL                      drop a root or a token key now
+//	ca -once csr.pem -id spiffe://…        sign one request, from the shell
+//	ca -jwt AUDIENCE -id spiffe://…        sign one token
+//
+// They work on the store, so that they need its rights and the flags that say where it is, and no
+// server; a server that runs on the same store follows, usually within 30 seconds. Before -revoke of a
+// root that was active, wait until -status says that another one is. A backup is a copy of the store: of the
+// folder -state-dir/ca, or of the Secret. It holds the private keys. To restore it, stop all replicas,
+// put it back, and start them.
+//
+// Everything that is signed, by the server or by a command, has a line in the audit log before it
+// leaves: see package auditlog for the form. A disk that is full or slow holds the CA up.
+//
+// -demo shows all of it in a few seconds.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "ca:", err)
+		os.Exit(1)
+	}
+}
+
+// run is the program. That a signal ends it is no error.
+func run(ctx context.Context, args []string, getenv func(string) string, in io.Reader, out, errOut io.Writer) error {
+	c, err := parse(args, getenv, errOut)
+	if err != nil {
+		return err
+	}
+	level := slog.LevelInfo
+	if c.verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+	switch {
+	case c.demo:
+		return demo(ctx, c, out)
+	case c.command != command{verbose: c.verbose}:
+		return c.do(ctx, in, out, slog.New(slog.DiscardHandler))
+	}
+	if c.stateDir == "" {
+		if c.stateDir, err = os.MkdirTemp("", "svidkit-ca"); err != nil { // it stays, and is announced
+			return err
+		}
+		c.complete()
+	}
+	p, err := build(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	s, err := newServer(c, p, log)
+	if err != nil {
+		return err
+	}
+	return s.serve(ctx, func(ctx context.Context) error {
+		s.announce(out)
+		<-ctx.Done()
+		return nil
+	})
+}

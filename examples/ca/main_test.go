@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// asProgram makes this test binary be the program, so that it can be started from a shell.
+const asProgram = "SVIDKIT_EXAMPLE_CA"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// program returns the program as a process.
+func program(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd.Env = []string{asProgram + "=1"}
+	return cmd
+}
+
+// From a shell: the exit code says how it went, what was asked for comes to standard output, and
+// everything else to standard error.
+func TestShell(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, tc := range []struct {
+		in   string
+		args []string
+		code int
+		out  string // begins so
+		err  string // contains that
+	}{
+		{newCSR(t), arguments(dir, "-once", "-", "-id", "spiffe://cluster.local/web"), 0, "-----BEGIN CERTIFICATE-----", ""},
+		{"", arguments(dir, "-status"), 0, "CA of cluster.local", ""},
+		{"", arguments(dir, "-once", "none.pem", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: open none.pem"},
+		{"", []string{"-help"}, 2, "", "-trusted-node-accounts"},
+		{"", []string{"-nonsense"}, 1, "", "-nonsense"},
+		{"", []string{"-max-ttl", "long"}, 1, "", "-max-ttl"},
+	} {
+		var out, errOut bytes.Buffer
+		cmd := program(t, tc.args...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tc.in), &out, &errOut
+		_ = cmd.Run()
+		assert.Equal(t, tc.code, cmd.ProcessState.ExitCode(), "%v: %s", tc.args, errOut.String())
+		assert.True(t, strings.HasPrefix(out.String(), tc.out), "%v: %s", tc.args, out.String())
+		assert.Equal(t, tc.out == "", out.Len() == 0)
+		assert.Contains(t, errOut.String(), tc.err)
+		assert.Equal(t, tc.err == "", errOut.Len() == 0, errOut.String())
+	}
+	cmd := program(t)
+	cmd.Env = append(cmd.Env, "TRUST_DOMAIN=Example.org")
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), `TRUST_DOMAIN="Example.org"`)
+}
+
+// SIGTERM ends the server in order: its exit code is 0.
+func TestSignal(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" || signal.Ignored(syscall.SIGTERM) {
+		t.Skip("there are no such signals")
+	}
+	dir := t.TempDir()
+	cmd := program(t, arguments(dir)...)
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var text strings.Builder
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		text.WriteString(lines.Text() + "\n")
+		if strings.Contains(lines.Text(), "/ready") {
+			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		}
+	}
+	require.NoError(t, cmd.Wait(), log.String())
+	require.Contains(t, text.String(), "DEVELOPMENT ONLY")
+	require.FileExists(t, filepath.Join(dir, "root-cert.pem"))
+	require.NotContains(t, log.String(), "level=ERROR")
+	require.NotContains(t, log.String(), "PRIVATE KEY")
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var errNoCA = errors.New("there is no CA yet; it is made when the server starts, or with -once")
+
+// do carries out one command against the store. A server that runs on the same store sees what was
+// changed within -refresh-hint at the latest, and usually within 30 seconds.
+func (c *config) do(outer context.Context, in io.Reader, out io.Writer, log *slog.Logger) error {
+	ctx, cancel := context.WithTimeoutCause(outer, storeTimeout, errors.New("the store does not answer"))
+	defer cancel()
+	if c.once == "" && c.jwt == "" {
+		c.auditLog = "none" // as nothing is signed
+	}
+	if c.once == "" && c.jwt == "" && c.externalCA == "" && !c.isPluggedIn() {
+		// To look, or to change what is there, must not make something new.
+		store, where, err := c.openStore(c.secretName(), "ca")
+		if err != nil {
+			return err
+		}
+		if _, err := store.Load(ctx); errors.Is(err, ca.ErrNoRecord) {
+			return fmt.Errorf("%s: %w", where, errNoCA)
+		}
+	}
+	p, err := build(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	if c.once != "" {
+		return c.signOnce(ctx, p, in, out)
+	}
+	if p.authority == nil {
+		return errors.New("with -external-ca the keys are the cluster's; there is only -once")
+	}
+	switch {
+	case c.jwt != "":
+		return c.signToken(ctx, p, out)
+	case c.rotate:
+		if _, err := p.authority.Rotate(ctx); err != nil {
+			return err
+		}
+	case c.taint != "":
+		if err := p.authority.Taint(ctx, c.taint); err != nil {
+			return err
+		}
+	case c.revoke != "":
+		if err := p.authority.Revoke(ctx, c.revoke); err != nil {
+			return err
+		}
+	}
+	p.describe(out)
+	return nil
+}
+
+// isPluggedIn reports whether somebody put a CA into -root-ca-dir.
+func (c *config) isPluggedIn() bool {
+	_, err := pki.ReadKeyCertBundle(os.DirFS(c.rootDir), time.Now())
+	return err == nil
+}
+
+// signOnce signs a request for -id and prints the chain, leaf first, and then the roots.
+func (c *config) signOnce(ctx context.Context, p *parts, in io.Reader, out io.Writer) error {
+	id, err := spiffe.ParseID(c.id)
+	if err != nil {
+		return fmt.Errorf("-id: %w", err)
+	}
+	if c.once != "-" {
+		f, err := os.Open(c.once)
+		if err != nil {
+			return fmt.Errorf("-once: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, 1<<20))
+	if err != nil {
+		return fmt.Errorf("-once: %w", err)
+	}
+	csr, err := pki.ParseCSRPEM(text)
+	if err != nil {
+		return fmt.Errorf("-once: %w", err)
+	}
+	chain, err := p.signer.Sign(ctx, ca.Request{CSR: csr, ID: id, TTL: c.ttl, Caller: operator(), Method: "command"})
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), p.roots()...))
+	return err
+}
+
+// signToken prints a JWT-SVID.
+func (c *config) signToken(ctx context.Context, p *parts, out io.Writer) error {
+	id, err := spiffe.ParseID(c.id)
+	if err != nil {
+		return fmt.Errorf("-id: %w", err)
+	}
+	token, err := p.authority.SignJWT(ctx, ca.JWTRequest{ID: id, Audience: []string{c.jwt}, TTL: c.ttl, Caller: operator(), Method: "command"})
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(out, token)
+	return err
+}
+
+// operator is the name for the audit log: who has the right to read the store is not asked more.
+func operator() string { return fmt.Sprintf("uid %d", os.Getuid()) }
+
+// describe prints the state of the CA.
+func (p *parts) describe(out io.Writer) {
+	if p.authority == nil {
+		fmt.Fprintf(out, "CA %s\n", p.where)
+		for root := range p.signer.Bundle().X509Authorities() {
+			fmt.Fprintf(out, "root %x, until %s\n", root.SerialNumber, root.NotAfter.UTC().Format(time.RFC3339))
+		}
+		return
+	}
+	s := p.authority.Status()
+	fmt.Fprintf(out, "CA of %s, %s, bundle %d\n", s.TrustDomain, p.where, s.Sequence)
+	for _, r := range s.Roots {
+		fmt.Fprintf(out, "%s, until %s\n", r, r.Certificate.NotAfter.UTC().Format(time.RFC3339))
+	}
+	for _, k := range s.JWTKeys {
+		fmt.Fprintln(out, k)
+	}
+	if g, ok := p.store.(*glance); ok && g.held() {
+		fmt.Fprintln(out, "(servers that are running may take their next step earlier)")
+	}
+	if s.SyncError != nil {
+		fmt.Fprintf(out, "the store: %v\n", s.SyncError)
+	}
+}

@@ -1,0 +1,816 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	istiowire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+// arguments are those of a server on ports that are free, with its state in dir.
+func arguments(dir string, more ...string) []string {
+	return append([]string{
+		"-state-dir", dir, "-root-ca-dir", filepath.Join(dir, "plugged-in"),
+		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
+	}, more...)
+}
+
+func newConfig(t testing.TB, dir string, more ...string) *config {
+	t.Helper()
+	c, err := parse(arguments(dir, more...), env{}.get, io.Discard)
+	require.NoError(t, err)
+	return c
+}
+
+// start serves until the test is over, or stop is called.
+func start(t testing.TB, c *config) (s *server, stop func()) {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	p, err := build(t.Context(), c, log)
+	require.NoError(t, err)
+	s, err = newServer(c, p, log)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	up, over := make(chan struct{}), make(chan error, 1)
+	go func() {
+		over <- s.serve(ctx, func(ctx context.Context) error {
+			close(up)
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	select {
+	case <-up:
+	case err := <-over:
+		require.NoError(t, err)
+	case <-time.After(30 * time.Second):
+		require.Fail(t, "the server does not start")
+	}
+	stop = sync.OnceFunc(func() {
+		cancel()
+		assert.NoError(t, <-over)
+		p.close()
+	})
+	t.Cleanup(stop)
+	return s, stop
+}
+
+// shell runs the program as its user does, with one command.
+func shell(t testing.TB, in string, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	err := run(t.Context(), args, env{}.get, strings.NewReader(in), &out, io.Discard)
+	return out.String(), err
+}
+
+func newCSR(t testing.TB) string {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	return string(csr.PEM())
+}
+
+func get(t testing.TB, url string) (status int, body string) {
+	t.Helper()
+	resp, err := http.Get(url)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, string(text)
+}
+
+// requireUnauthenticated says that the CA does not know who is asking with that token.
+func requireUnauthenticated(t testing.TB, err error, token string) {
+	t.Helper()
+	e, ok := errors.AsType[*caclient.Error](err)
+	require.True(t, ok, "%q: %v", token, err)
+	require.Equal(t, caclient.Unauthenticated, e.Code, "%q: %v", token, err)
+}
+
+// audited returns the serial numbers in the audit log of c, which must be in order.
+func audited(t testing.TB, c *config) map[string]ca.Issuance {
+	t.Helper()
+	f, err := os.Open(c.auditLog)
+	require.NoError(t, err)
+	defer f.Close()
+	records := make(map[string]ca.Issuance)
+	for i, err := range auditlog.Read(f) {
+		require.NoError(t, err)
+		_, twice := records[i.Serial]
+		require.False(t, twice, i.Serial)
+		records[i.Serial] = i
+	}
+	return records
+}
+
+// The demo ends by itself and says what it did.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	require.NoError(t, run(t.Context(), []string{"-demo"}, env{}.get, nil, &out, io.Discard))
+	for _, want := range []string{
+		"DEVELOPMENT ONLY",
+		"demo/web is spiffe://cluster.local/ns/demo/sa/web",
+		"by its certificate instead of a token: spiffe://cluster.local/ns/demo/sa/web",
+		"demo/db is db.demo.serviceaccount.identity.linkerd.cluster.local",
+		"elsewhere.test/web is refused",
+		"bundle 2", "retiring, leaves the bundle at", "health: 200 OK", "the audit log has",
+	} {
+		assert.Contains(t, out.String(), want)
+	}
+	assert.Equal(t, 2, strings.Count(out.String(), "certificates are signed by root"), "the first and the new one")
+}
+
+// The demo ends early, without an error, when it is told to.
+func TestDemoInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.NoError(t, run(ctx, []string{"-demo"}, env{}.get, nil, io.Discard, io.Discard))
+}
+
+// A server without flags but for its ports: both APIs, bundle, metrics and health, from one CA that
+// is there again after a restart.
+func TestServer(t *testing.T) {
+	t.Parallel()
+	c := newConfig(t, t.TempDir())
+	s, stop := start(t, c)
+	root, err := os.ReadFile(c.rootsFile())
+	require.NoError(t, err)
+	bundle, err := spiffe.ParseBundlePEM(c.trustDomain, root)
+	require.NoError(t, err)
+	client := newClient(bundle, nil)
+	defer client.CloseIdleConnections()
+
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, "demo/web", key)
+	require.NoError(t, err)
+	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
+	require.Equal(t, pki.MarshalCertificatesPEM(roots...), root)
+	for _, token := range []string{"", "x", "spiffe://elsewhere.test/web", "spiffe://cluster.local", "a/b/c", "../b", "/", "a/"} {
+		_, _, err := istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, token, key)
+		requireUnauthenticated(t, err, token)
+	}
+	certified := newClient(bundle, &tls.Certificate{Certificate: raw(chain), PrivateKey: key})
+	defer certified.CloseIdleConnections()
+	again, _, err := istioRequest(t.Context(), certified, "https://"+s.istioAt.String(), s.c.trustDomain, "", key)
+	require.NoError(t, err)
+	require.Equal(t, chain[0].URIs, again[0].URIs)
+
+	const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
+	proxied, err := linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "demo/db", name, key)
+	require.NoError(t, err)
+	require.NoError(t, checkLinkerd(proxied, name, bundle))
+	_, err = linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "demo/web", name, key)
+	require.Equal(t, connect.CodeFailedPrecondition, connect.CodeOf(err), err)
+	_, err = linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "spiffe://cluster.local/other", name, key)
+	require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err), err)
+
+	fetched, err := federation.Fetch(t.Context(), federation.Relationship{
+		TrustDomain: c.trustDomain, URL: "https://" + s.bundleAt.String() + "/",
+		Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://cluster.local/ns/istio-system/sa/svidkit-ca"), Initial: bundle},
+	}, nil)
+	require.NoError(t, err)
+	sequence, _ := fetched.Sequence()
+	require.EqualValues(t, 1, sequence)
+
+	admin := "http://" + s.adminAt.String()
+	for path, want := range map[string]string{
+		"/live": "ok", "/ping": "ok", "/healthz/live": "ok", "/ready": "ok", "/healthz/ready": "ok",
+		"/status": "active since", "/root-cert.pem": string(root),
+		"/metrics": "citadel_server_success_cert_issuance_count 2",
+	} {
+		status, body := get(t, admin+path)
+		assert.Equal(t, http.StatusOK, status, path)
+		assert.Contains(t, body, want, path)
+	}
+	_, metrics := get(t, admin+"/metrics")
+	assert.Contains(t, metrics, "issuer_cert_ttl_seconds")
+	assert.NotContains(t, metrics, "# HELP citadel_server_csr_count citadel_server_csr_count")
+	status, _ := get(t, admin+"/nothing")
+	assert.Equal(t, http.StatusNotFound, status)
+
+	stop()
+	_, err = net.DialTimeout("tcp", s.istioAt.String(), time.Second)
+	require.Error(t, err, "the port is closed")
+	records := audited(t, c)
+	for _, cert := range []*x509.Certificate{chain[0], again[0], proxied[0]} {
+		require.Contains(t, records, cert.SerialNumber.Text(16))
+	}
+	require.Equal(t, "developer", records[chain[0].SerialNumber.Text(16)].Method)
+	require.Equal(t, "client-certificate", records[again[0].SerialNumber.Text(16)].Method)
+
+	later, _ := start(t, c)
+	require.Equal(t, string(root), string(later.p.roots()), "the same CA")
+}
+
+// What was announced is where it is, and the warning comes first.
+func TestAnnounce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	out := &lockedBuffer{}
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() {
+		over <- run(ctx, arguments(dir, "-linkerd-plaintext", "-bundle-addr", "", "-v"), env{}.get, nil, out, io.Discard)
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, 30*time.Second, 10*time.Millisecond)
+	text := out.String()
+	assert.True(t, strings.HasPrefix(text, "*** DEVELOPMENT ONLY"), text)
+	assert.Contains(t, text, filepath.Join(dir, "ca"))
+	assert.Regexp(t, `Istio's API: +https://127\.0\.0\.1:\d+/istio\.v1\.auth`, text)
+	assert.Regexp(t, `Linkerd's API: +http://127\.0\.0\.1:\d+/io\.linkerd`, text)
+	assert.NotContains(t, text, "bundle endpoint")
+	cancel()
+	require.NoError(t, <-over)
+}
+
+// Who has no folder gets a temporary one, and is told where.
+func TestTemporaryState(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	out := &lockedBuffer{}
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() {
+		over <- run(ctx, append(arguments(""), "-root-ca-dir", filepath.Join(t.TempDir(), "none")), env{}.get, nil, out, io.Discard)
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, 30*time.Second, 10*time.Millisecond)
+	cancel()
+	require.NoError(t, <-over)
+	matches, err := filepath.Glob(filepath.Join(os.TempDir(), "svidkit-ca*", "audit.jsonl"))
+	require.NoError(t, err)
+	require.Len(t, matches, 1)
+	require.Contains(t, out.String(), matches[0])
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// A port that is taken, or a state that cannot be used, ends the program with its name.
+func TestCannotStart(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	dir := t.TempDir()
+	err = run(t.Context(), arguments(dir, "-linkerd-addr", l.Addr().String()), env{}.get, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "Linkerd's API")
+
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	err = run(t.Context(), arguments(filepath.Join(file, "below")), env{}.get, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "-state-dir")
+	err = run(t.Context(), arguments(dir, "-audit-log", dir), env{}.get, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "auditlog")
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "plugged-in"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugged-in", "ca-cert.pem"), nil, 0o600))
+	err = run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "-root-ca-dir")
+}
+
+// The developer's authenticator believes nobody from elsewhere.
+func TestBeliever(t *testing.T) {
+	t.Parallel()
+	b := believer{spiffe.MustParseTrustDomain("cluster.local")}
+	request := func(remote string) *http.Request {
+		r := httptest.NewRequest(http.MethodPost, "https://localhost/", nil)
+		r.RemoteAddr = remote
+		r.Header.Set("Authorization", "Bearer demo/web")
+		return r
+	}
+	for _, remote := range []string{"127.0.0.1:5", "[::1]:5", "127.9.9.9:5"} {
+		caller, err := b.Authenticate(request(remote))
+		require.NoError(t, err, remote)
+		require.Equal(t, "developer", caller.Method)
+		require.Equal(t, &authn.Pod{Namespace: "demo", ServiceAccount: "web"}, caller.Pod)
+	}
+	for _, remote := range []string{"192.0.2.1:5", "[2001:db8::1]:5", "", "@", "127.0.0.1", "localhost:5"} {
+		_, err := b.Authenticate(request(remote))
+		require.ErrorIs(t, err, authn.ErrRefused, remote)
+	}
+	r := request("127.0.0.1:5")
+	r.Header.Del("Authorization")
+	_, err := b.Authenticate(r)
+	require.ErrorIs(t, err, authn.ErrNoCredential)
+	r = request("127.0.0.1:5")
+	r.Header.Set("Authorization", "Bearer eyJhbGciOiJIUzI1NiJ9.secret.secret")
+	_, err = b.Authenticate(r)
+	require.ErrorIs(t, err, authn.ErrRefused)
+	require.NotContains(t, err.Error(), "secret", "a real token that was shown by mistake is in no log")
+}
+
+// From the shell: a request is signed, with or without a server, and a token, and both are audited.
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := newConfig(t, dir)
+	const id = "spiffe://cluster.local/ns/demo/sa/web"
+	out, err := shell(t, newCSR(t), arguments(dir, "-once", "-", "-id", id, "-ttl", "1h")...)
+	require.NoError(t, err)
+	certs, err := pki.ParseCertificatesPEM([]byte(out))
+	require.NoError(t, err)
+	require.Len(t, certs, 2, "leaf and root")
+	require.NoError(t, certs[0].CheckSignatureFrom(certs[1]))
+	require.Equal(t, id, certs[0].URIs[0].String())
+	require.WithinDuration(t, time.Now().Add(time.Hour), certs[0].NotAfter, time.Minute)
+
+	start(t, c) // which has the same CA and the same audit log
+	file := filepath.Join(dir, "csr.pem")
+	require.NoError(t, os.WriteFile(file, []byte(newCSR(t)), 0o600))
+	out, err = shell(t, "", arguments(dir, "-once", file, "-id", id)...)
+	require.NoError(t, err)
+	second, err := pki.ParseCertificatesPEM([]byte(out))
+	require.NoError(t, err)
+	require.NoError(t, second[0].CheckSignatureFrom(certs[1]))
+
+	token, err := shell(t, "", arguments(dir, "-jwt", "audience", "-id", id)...)
+	require.NoError(t, err)
+	authority, err := ca.Open(t.Context(), c.authority(), mustStore(t, c))
+	require.NoError(t, err)
+	validator, err := jwtsvid.NewValidator(authority.Bundle(), []string{"audience"}, nil)
+	require.NoError(t, err)
+	verified, err := validator.Validate(strings.TrimSpace(token))
+	require.NoError(t, err)
+	require.Equal(t, id, verified.ID().String())
+
+	records := audited(t, c)
+	for _, cert := range []*x509.Certificate{certs[0], second[0]} {
+		i := records[cert.SerialNumber.Text(16)]
+		require.Equal(t, "command", i.Method)
+		require.Equal(t, operator(), i.Caller)
+	}
+	require.Len(t, records, 4, "the server's own certificate is the fourth")
+
+	for _, tc := range []struct {
+		in   string
+		args []string
+		want string
+	}{
+		{"", []string{"-once", "-", "-id", id}, "-once"},
+		{"-----BEGIN NONSENSE-----", []string{"-once", "-", "-id", id}, "-once"},
+		{string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: []byte{0x30}})), []string{"-once", "-", "-id", id}, "-once"},
+		{newCSR(t), []string{"-once", "-", "-id", "web"}, "-id"},
+		{newCSR(t), []string{"-once", "-", "-id", "spiffe://elsewhere.test/web"}, "trust domain"},
+		{newCSR(t), []string{"-once", "-", "-id", "spiffe://cluster.local"}, "path"},
+		{newCSR(t), []string{"-once", "-", "-id", id, "-ttl", "9999h"}, "lifetime"},
+		{"", []string{"-once", filepath.Join(dir, "none.pem"), "-id", id}, "none.pem"},
+		{"", []string{"-jwt", "audience", "-id", "web"}, "-id"},
+	} {
+		out, err := shell(t, tc.in, arguments(dir, tc.args...)...)
+		require.ErrorContains(t, err, tc.want, tc.args)
+		require.Empty(t, out)
+	}
+}
+
+func mustStore(t testing.TB, c *config) ca.Store {
+	t.Helper()
+	store, _, err := c.openStore(c.secretName(), "ca")
+	require.NoError(t, err)
+	return store
+}
+
+// An operator's commands work on the store, and a server on the same store follows.
+func TestOperator(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	short := []string{"-refresh-hint", "1s", "-propagation", "4s"}
+	c := newConfig(t, dir, short...)
+	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
+		_, err := shell(t, "", arguments(dir, append(args, short...)...)...)
+		require.ErrorIs(t, err, errNoCA)
+	}
+	require.NoDirExists(t, filepath.Join(dir, "ca"), "nothing was made")
+	require.NoFileExists(t, c.auditLog)
+
+	s, _ := start(t, c)
+	first := s.p.authority.Roots()[0]
+	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
+	require.NoError(t, err)
+	require.Contains(t, out, first.Serial())
+	require.Contains(t, out, "active")
+
+	out, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
+	require.NoError(t, err)
+	require.Contains(t, out, "distributing")
+	require.Eventually(t, func() bool { return len(s.p.authority.Roots()) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
+	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
+	require.ErrorIs(t, err, ca.ErrRotating)
+	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.Serial()}, short...)...)...)
+	require.Error(t, err, "it signs")
+	_, err = shell(t, "", arguments(dir, append([]string{"-taint", "abcdef"}, short...)...)...)
+	require.ErrorIs(t, err, ca.ErrUnknownKey)
+
+	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.Serial()}, short...)...)...)
+	require.NoError(t, err)
+	require.Contains(t, out, "tainted")
+	require.Eventually(t, func() bool { return s.p.authority.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { // until the server has written down that the other one signs
+		r, err := mustStore(t, c).Load(t.Context())
+		return err == nil && !bytes.Equal(r.Data["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
+	}, 30*time.Second, 10*time.Millisecond)
+	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.Serial()}, short...)...)...)
+	require.NoError(t, err)
+	require.NotContains(t, out, first.Serial())
+	require.Eventually(t, func() bool { return len(s.p.authority.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
+}
+
+// Commands that look, or sign, in the middle of a rotation do not hold it up: they write nothing.
+func TestGlance(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	short := []string{"-refresh-hint", "1s", "-propagation", "5s"}
+	c := newConfig(t, dir, short...)
+	_, err := shell(t, newCSR(t), arguments(dir, append([]string{"-once", "-", "-id", "spiffe://cluster.local/x"}, short...)...)...)
+	require.NoError(t, err)
+	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
+	require.NoError(t, err)
+	before, err := mustStore(t, c).Load(t.Context())
+	require.NoError(t, err)
+	time.Sleep(2500 * time.Millisecond) // less than three fifths are left
+	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
+	require.NoError(t, err)
+	require.Contains(t, out, "distributing")
+	require.Contains(t, out, "may take their next step earlier")
+	_, err = shell(t, newCSR(t), arguments(dir, append([]string{"-once", "-", "-id", "spiffe://cluster.local/x"}, short...)...)...)
+	require.NoError(t, err)
+	_, err = shell(t, "", arguments(dir, append([]string{"-jwt", "audience", "-id", "spiffe://cluster.local/x"}, short...)...)...)
+	require.NoError(t, err)
+	after, err := mustStore(t, c).Load(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before.Version, after.Version)
+
+	g := &glance{Store: ca.NewMemoryStore()}
+	_, err = g.Load(t.Context())
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	_, err = g.Save(t.Context(), ca.Record{Version: "1"})
+	require.ErrorIs(t, err, ca.ErrConflict)
+	version, err := g.Save(t.Context(), ca.Record{Data: map[string][]byte{"a": []byte("b")}})
+	require.NoError(t, err)
+	_, err = g.Save(t.Context(), ca.Record{})
+	require.ErrorIs(t, err, ca.ErrConflict)
+	again, err := g.Load(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, version, again.Version)
+	_, err = g.Store.Load(t.Context())
+	require.ErrorIs(t, err, ca.ErrNoRecord, "it is not there")
+}
+
+// A CA that an operator plugged in is used as it is, and rotates no roots.
+func TestPluggedIn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	plugIn(t, filepath.Join(dir, "plugged-in"))
+	c := newConfig(t, dir)
+	out, err := shell(t, "", arguments(dir, "-status")...)
+	require.NoError(t, err)
+	require.Contains(t, out, "plugged in")
+	_, err = shell(t, "", arguments(dir, "-rotate")...)
+	require.ErrorIs(t, err, ca.ErrPluggedIn)
+
+	s, _ := start(t, c)
+	bundle := s.p.signer.Bundle()
+	client := newClient(bundle, nil)
+	defer client.CloseIdleConnections()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, "demo/web", key)
+	require.NoError(t, err)
+	require.Len(t, chain, 2, "leaf and intermediate")
+	require.Len(t, roots, 1)
+	require.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
+	require.NoError(t, chain[1].CheckSignatureFrom(roots[0]))
+	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
+	proxied, err := linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "demo/web", name, key)
+	require.NoError(t, err)
+	require.NoError(t, checkLinkerd(proxied, name, bundle))
+	require.True(t, proxied[1].Equal(chain[1]))
+
+	token, err := shell(t, "", arguments(dir, "-jwt", "audience", "-id", "spiffe://cluster.local/x")...)
+	require.NoError(t, err)
+	require.Equal(t, 2, strings.Count(token, "."))
+}
+
+// plugIn writes an intermediate CA and its root in the files of Istio.
+func plugIn(t testing.TB, dir string) {
+	t.Helper()
+	td := spiffe.MustParseTrustDomain("cluster.local")
+	rootKey, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	now := time.Now()
+	root, err := pki.NewRoot(rootKey, pki.CAOptions{TrustDomain: td, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
+	require.NoError(t, err)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	cert, err := root.IssueCertificate(pki.CertificateOptions{
+		PublicKey: key.Public(), CA: true, Organization: "mesh", SANs: []pki.SAN{pki.IDSAN(td.ID())},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 30),
+	})
+	require.NoError(t, err)
+	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	for name, text := range map[string][]byte{
+		"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": keyPEM,
+		"cert-chain.pem": pki.MarshalCertificatesPEM(cert), "root-cert.pem": pki.MarshalCertificatesPEM(root.Certificate()),
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
+	}
+}
+
+// cluster is an API server that knows two pods by their tokens.
+func cluster(t *testing.T) (*kubetest.Server, []string) {
+	t.Helper()
+	k := kubetest.Start(t)
+	allow(k)
+	accounts := map[string]string{
+		"token-web": "system:serviceaccount:demo:web", "token-db": "system:serviceaccount:demo:db", "token-tunnel": "system:serviceaccount:demo:tunnel",
+	}
+	k.TokenReviews(func(s kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		user, ok := accounts[s.Token]
+		if !ok {
+			return kubetest.TokenReviewStatus{Error: "unknown token"}
+		}
+		return kubetest.TokenReviewStatus{Authenticated: true, Audiences: s.Audiences, User: kubetest.UserInfo{
+			Username: user, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:demo", "system:authenticated"},
+			Extra: map[string][]string{"authentication.kubernetes.io/pod-name": {"pod-0"}, "authentication.kubernetes.io/pod-uid": {"uid-0"}},
+		}}
+	})
+	pages := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		q.Del("limit") // everything fits on the first page
+		r.URL.RawQuery = q.Encode()
+		k.ServeHTTP(w, r)
+	}))
+	t.Cleanup(pages.Close)
+	return k, []string{"-kubernetes", "-kubernetes-api", pages.URL, "-namespace", "istio-system"}
+}
+
+func allow(k *kubetest.Server) {
+	k.AccessReviews(func(kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
+		return kubetest.AccessReviewStatus{Allowed: true}
+	})
+}
+
+// In a cluster, replicas share the CA in its Secret, and tokens are what the API server says.
+func TestKubernetes(t *testing.T) {
+	t.Parallel()
+	k, args := cluster(t)
+	first, _ := start(t, newConfig(t, t.TempDir(), args...))
+	second, _ := start(t, newConfig(t, t.TempDir(), args...))
+	require.Equal(t, first.p.roots(), second.p.roots(), "one CA")
+	var secret struct {
+		Type string            `json:"type"`
+		Data map[string]string `json:"data"`
+	}
+	require.True(t, k.Get("/api/v1/namespaces/istio-system/secrets/istio-ca-secret", &secret))
+	require.Equal(t, "istio.io/ca-root", secret.Type)
+	require.Contains(t, secret.Data, "ca-key.pem")
+
+	bundle := first.p.signer.Bundle()
+	client := newClient(bundle, nil)
+	defer client.CloseIdleConnections()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	for _, s := range []*server{first, second} {
+		chain, _, err := istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, "token-web", key)
+		require.NoError(t, err)
+		require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
+		for _, token := range []string{"demo/web", "spiffe://cluster.local/ns/demo/sa/web", "other"} {
+			_, _, err = istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, token, key)
+			requireUnauthenticated(t, err, token)
+		}
+		const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
+		proxied, err := linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "token-db", name, key)
+		require.NoError(t, err)
+		require.NoError(t, checkLinkerd(proxied, name, bundle))
+		_, err = linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "demo/db", name, key)
+		require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err))
+	}
+	var out bytes.Buffer
+	first.announce(&out)
+	require.NotContains(t, out.String(), "DEVELOPMENT")
+	require.Contains(t, out.String(), "istio-system/istio-ca-secret")
+}
+
+// A proxy that was named may ask for what runs on its node, and for nothing else; others may not.
+func TestImpersonation(t *testing.T) {
+	t.Parallel()
+	k, args := cluster(t)
+	pod := func(name, uid, account, node string) {
+		k.Put("/api/v1/namespaces/demo/pods/"+name, map[string]any{
+			"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": name, "namespace": "demo", "uid": uid},
+			"spec": map[string]any{"serviceAccountName": account, "nodeName": node}, "status": map[string]any{"phase": "Running"},
+		})
+	}
+	pod("pod-0", "uid-0", "tunnel", "n1")
+	pod("web-0", "uid-1", "web", "n1")
+	pod("db-0", "uid-2", "db", "n2")
+	s, _ := start(t, newConfig(t, t.TempDir(), append(args, "-trusted-node-accounts", "demo/tunnel")...))
+	client := newClient(s.p.signer.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	rpc := connect.NewClient[istiowire.IstioCertificateRequest, istiowire.IstioCertificateResponse](client, "https://"+s.istioAt.String()+istiowire.CreateCertificate, connect.WithGRPC())
+	ask := func(token, id string) ([]string, error) {
+		metadata, err := structpb.NewStruct(map[string]any{"ImpersonatedIdentity": id})
+		require.NoError(t, err)
+		req := connect.NewRequest(&istiowire.IstioCertificateRequest{Csr: newCSR(t), Metadata: metadata})
+		req.Header().Set("Authorization", "Bearer "+token)
+		resp, err := rpc.CallUnary(t.Context(), req)
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg.GetCertChain(), nil
+	}
+	chain, err := ask("token-tunnel", "spiffe://cluster.local/ns/demo/sa/web")
+	require.NoError(t, err)
+	certs, err := pki.ParseCertificatesPEM([]byte(chain[0]))
+	require.NoError(t, err)
+	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", certs[0].URIs[0].String())
+	for _, tc := range [][2]string{
+		{"token-tunnel", "spiffe://cluster.local/ns/demo/sa/db"}, // on another node
+		{"token-tunnel", "spiffe://elsewhere.test/ns/demo/sa/web"},
+		{"token-web", "spiffe://cluster.local/ns/demo/sa/db"}, // not trusted
+	} {
+		_, err := ask(tc[0], tc[1])
+		require.Equal(t, connect.CodeUnauthenticated, connect.CodeOf(err), "%v: %v", tc, err)
+	}
+
+	k.AccessReviews(func(s kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
+		return kubetest.AccessReviewStatus{Allowed: s.ResourceAttributes.Resource != "pods"}
+	})
+	err = run(t.Context(), arguments(t.TempDir(), append(args, "-trusted-node-accounts", "demo/tunnel")...), env{}.get, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "pods")
+}
+
+// Who may not ask for reviews finds out when it starts.
+func TestKubernetesWithoutRights(t *testing.T) {
+	t.Parallel()
+	k, args := cluster(t)
+	k.AccessReviews(func(kubetest.AccessReviewSpec) kubetest.AccessReviewStatus { return kubetest.AccessReviewStatus{} })
+	err := run(t.Context(), arguments(t.TempDir(), args...), env{}.get, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "tokenreviews")
+}
+
+// With -external-ca a signer of the cluster signs, for callers and for our own certificate.
+func TestExternalCA(t *testing.T) {
+	t.Parallel()
+	k, args := cluster(t)
+	signer := newClusterSigner(t)
+	signer.serve(t, k)
+	dir := t.TempDir()
+	roots := filepath.Join(dir, "roots.pem")
+	require.NoError(t, os.WriteFile(roots, pki.MarshalCertificatesPEM(signer.root.Certificate()), 0o600))
+	args = append(args, "-external-ca", kubernetesRA, "-k8s-signer", "example.com/mesh")
+	for name, more := range map[string][]string{"configured": {"-external-roots", roots}, "learned": {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"}} {
+		c := newConfig(t, filepath.Join(dir, name), append(args, more...)...)
+		s, stop := start(t, c)
+		client := newClient(s.p.signer.Bundle(), nil)
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://cluster.local/ns/demo/sa/web"))}})
+		require.NoError(t, err)
+		chain, _, err := istioCSR(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, "token-web", csr)
+		require.NoError(t, err, name)
+		require.NoError(t, chain[0].CheckSignatureFrom(signer.root.Certificate()))
+		require.Contains(t, audited(t, c), chain[0].SerialNumber.Text(16))
+		_, body := get(t, "http://"+s.adminAt.String()+"/status")
+		require.Contains(t, body, "signers of the cluster")
+		client.CloseIdleConnections()
+		stop()
+		_, err = shell(t, "", arguments(c.stateDir, append(append(args, more...), "-rotate")...)...)
+		require.ErrorContains(t, err, "-external-ca")
+	}
+}
+
+// clusterSigner signs what is approved in the API of a cluster.
+type clusterSigner struct{ root *pki.Issuer }
+
+func newClusterSigner(t testing.TB) *clusterSigner {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	now := time.Now()
+	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
+	require.NoError(t, err)
+	return &clusterSigner{root}
+}
+
+const requestsPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+
+// serve polls, as the fake API server has no limits on that.
+func (s *clusterSigner) serve(t *testing.T, k *kubetest.Server) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for tick := time.Tick(5 * time.Millisecond); ctx.Err() == nil; {
+			s.sign(t, k)
+			select {
+			case <-tick:
+			case <-ctx.Done():
+			}
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+}
+
+func (s *clusterSigner) sign(t *testing.T, k *kubetest.Server) {
+	resp, err := k.Client().Get(k.URL() + requestsPath)
+	if !assert.NoError(t, err) {
+		return
+	}
+	defer resp.Body.Close()
+	var requests struct {
+		Items []map[string]any `json:"items"`
+	}
+	if !assert.NoError(t, json.NewDecoder(resp.Body).Decode(&requests)) {
+		return
+	}
+	for _, item := range requests.Items {
+		status, _ := item["status"].(map[string]any)
+		if status["conditions"] == nil || status["certificate"] != nil {
+			continue
+		}
+		text, _ := item["spec"].(map[string]any)["request"].(string)
+		var request []byte
+		if !assert.NoError(t, json.Unmarshal([]byte(`"`+text+`"`), &request)) {
+			return
+		}
+		csr, err := pki.ParseCSRPEM(request)
+		if !assert.NoError(t, err) {
+			return
+		}
+		cert, err := s.root.IssueCertificate(pki.CertificateOptions{
+			PublicKey: csr.PublicKey(), SANs: csr.SANs(), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		})
+		if !assert.NoError(t, err) {
+			return
+		}
+		status = maps.Clone(status)
+		status["certificate"] = pki.MarshalCertificatesPEM(cert, s.root.Certificate())
+		item["status"] = status
+		body, err := json.Marshal(item)
+		if !assert.NoError(t, err) {
+			return
+		}
+		name, _ := item["metadata"].(map[string]any)["name"].(string)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, fmt.Sprintf("%s%s/%s/status", k.URL(), requestsPath, name), bytes.NewReader(body))
+		if !assert.NoError(t, err) {
+			return
+		}
+		req.Header.Set("Content-Type", "application/json")
+		put, err := k.Client().Do(req)
+		if assert.NoError(t, err) {
+			put.Body.Close()
+			assert.Contains(t, []int{http.StatusOK, http.StatusConflict, http.StatusNotFound}, put.StatusCode) // others may be faster
+		}
+	}
+}

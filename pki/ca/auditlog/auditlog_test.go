@@ -1,0 +1,692 @@
+package auditlog_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var _ ca.Auditor = (*auditlog.Log)(nil)
+
+// full has every field.
+func full() *ca.Issuance {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 678_000_000, time.UTC)
+	return &ca.Issuance{
+		Time: at, Kind: "x509-svid", Serial: "5d1c", ID: spiffe.MustParseID("spiffe://example.org/ns/a/sa/b"),
+		DNSNames: []string{"a.example.org", "b"}, IPs: []net.IP{net.ParseIP("192.0.2.1"), net.ParseIP("2001:db8::1")},
+		Audience: []string{"x", "y"}, NotBefore: at.Truncate(time.Second), NotAfter: at.Truncate(time.Second).Add(time.Hour),
+		Issuer: "77", Fingerprint: "00ff", PublicKey: "ff00", Caller: "spiffe://example.org/node", Method: "token-review",
+	}
+}
+
+func record(serial string) *ca.Issuance {
+	return &ca.Issuance{Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Kind: "x509-svid", Serial: serial}
+}
+
+func open(t *testing.T, path string, o *auditlog.Options, f *auditlog.Faults) *auditlog.Log {
+	t.Helper()
+	if f == nil {
+		f = &auditlog.Faults{}
+	}
+	l, err := auditlog.OpenFaulty(path, o, f)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	return l
+}
+
+func logPath(t *testing.T) string { return filepath.Join(t.TempDir(), "audit.jsonl") }
+
+// contents returns what Read says of the files together: serials, and errors in their place.
+func contents(t *testing.T, paths ...string) (got []string) {
+	t.Helper()
+	var all bytes.Buffer
+	for _, p := range paths {
+		text, err := os.ReadFile(p)
+		require.NoError(t, err)
+		all.Write(text)
+	}
+	for i, err := range auditlog.Read(&all) {
+		if err == nil {
+			got = append(got, i.Serial)
+			continue
+		}
+		e, ok := errors.AsType[*auditlog.LineError](err)
+		require.True(t, ok, "%v", err)
+		for name, kind := range map[string]error{"torn": auditlog.ErrTorn, "malformed": auditlog.ErrMalformed, "chain": auditlog.ErrChain} {
+			if errors.Is(e, kind) {
+				got = append(got, strings.Trim(name+" "+i.Serial, " "))
+			}
+		}
+	}
+	return got
+}
+
+// files returns the path of an audit log and those of its full files, in their order.
+func files(t *testing.T, path string) (all []string) {
+	t.Helper()
+	dates, err := filepath.Glob(strings.TrimSuffix(path, ".jsonl") + "-*.1.jsonl")
+	require.NoError(t, err)
+	for _, first := range dates { // in their order
+		for n := 1; ; n++ {
+			name := strings.TrimSuffix(first, "1.jsonl") + fmt.Sprint(n, ".jsonl")
+			if _, err := os.Stat(name); err != nil {
+				break
+			}
+			all = append(all, name)
+		}
+	}
+	return append(all, path)
+}
+
+// What is written is what is read, in the form that the documentation names.
+func TestFormat(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	l := open(t, path, nil, nil)
+	all := full()
+	for i, v := 0, reflect.ValueOf(*all); i < v.NumField(); i++ {
+		require.False(t, v.Field(i).IsZero(), "the record must have %s", v.Type().Field(i).Name)
+	}
+	require.NoError(t, l.Record(t.Context(), all))
+	require.NoError(t, l.Record(t.Context(), &ca.Issuance{}))
+
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	first, second, _ := strings.Cut(string(text), "\n")
+	assert.Equal(t, `{"time":"2026-01-02T03:04:05.678Z","kind":"x509-svid","serial":"5d1c","id":"spiffe://example.org/ns/a/sa/b",`+
+		`"dns_names":["a.example.org","b"],"ips":["192.0.2.1","2001:db8::1"],"audience":["x","y"],`+
+		`"not_before":"2026-01-02T03:04:05Z","not_after":"2026-01-02T04:04:05Z","issuer":"77","fingerprint":"00ff","public_key":"ff00",`+
+		`"caller":"spiffe://example.org/node","method":"token-review","prev":"`+strings.Repeat("0", 64)+`"}`, first)
+	assert.Equal(t, fmt.Sprintf(`{"time":"0001-01-01T00:00:00Z","prev":"%x"}`+"\n", sha256.Sum256([]byte(first))), second)
+
+	var got []ca.Issuance
+	for i, err := range auditlog.Read(bytes.NewReader(text)) {
+		require.NoError(t, err)
+		got = append(got, i)
+	}
+	require.Equal(t, []ca.Issuance{*all, {}}, got)
+	assert.Contains(t, l.String(), path)
+}
+
+// Names from outside cannot break out of their line.
+func TestHostileText(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	l := open(t, path, nil, nil)
+	texts := []string{
+		"a\nb", "a\r\nb", `"}`, `\`, "\x00", "\u2028", "a\xffb", "\xed\xa0\x80", strings.Repeat("x", 60_000),
+		`,"prev":"` + strings.Repeat("0", 64) + `"}`, "]}", "\u202egnp", "\x1b[2J",
+	}
+	for _, s := range texts {
+		i := record("1")
+		i.Caller, i.DNSNames, i.Audience = s, []string{"", s[:min(len(s), 100)]}, []string{s[:min(len(s), 100)]}
+		require.NoError(t, l.Record(t.Context(), i), "%.100q", s)
+	}
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	n := 0
+	for i, err := range auditlog.Read(f) {
+		require.NoError(t, err)
+		require.Equal(t, strings.ToValidUTF8(texts[n], "\uFFFD"), i.Caller)
+		n++
+	}
+	require.Len(t, texts, n)
+}
+
+// What is no line is refused, and those that share its write are not harmed.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		path := logPath(t)
+		gate := make(chan struct{})
+		calls := 0
+		l := open(t, path, nil, &auditlog.Faults{Sync: func() error {
+			if calls++; calls == 2 {
+				<-gate
+			}
+			return nil
+		}})
+		var wg sync.WaitGroup
+		wg.Go(func() { assert.NoError(t, l.Record(t.Context(), record("1"))) })
+		synctest.Wait() // the disk is at work, so the rest shares a write
+		bad := map[string]func(*ca.Issuance){
+			"65536 bytes":  func(i *ca.Issuance) { i.Caller = strings.Repeat("x", 65_500) },
+			"RFC 3339":     func(i *ca.Issuance) { i.Time = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
+			"that RFC":     func(i *ca.Issuance) { i.NotAfter = time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC) },
+			"a year":       func(i *ca.Issuance) { i.NotBefore = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
+			"4 nor 16":     func(i *ca.Issuance) { i.IPs = []net.IP{{1, 2, 3}} },
+			"bytes":        func(i *ca.Issuance) { i.DNSNames = make([]string, 30_000) },
+			"of more than": func(i *ca.Issuance) { i.Caller = strings.Repeat("\x01", 20_000) },
+		}
+		n := 0
+		for want, spoil := range bad {
+			i := record("bad")
+			spoil(i)
+			require.ErrorContains(t, l.Record(t.Context(), i), want)
+			serial := fmt.Sprint(n)
+			wg.Go(func() { assert.NoError(t, l.Record(t.Context(), record(serial))) })
+			synctest.Wait()
+			n++
+			require.Equal(t, n, l.Pending())
+		}
+		close(gate)
+		wg.Wait()
+		require.Len(t, contents(t, path), 1+len(bad))
+		require.NotContains(t, strings.Join(contents(t, path), " "), "bad")
+	})
+}
+
+// Record returns when fsync has, not before; those that come meanwhile share the next one.
+func TestGroupCommit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		path := logPath(t)
+		syncs := 0
+		l := open(t, path, nil, &auditlog.Faults{Sync: func() error {
+			if syncs++; syncs > 1 { // the first is Open's
+				time.Sleep(time.Second)
+			}
+			return nil
+		}})
+		begin := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			assert.NoError(t, l.Record(t.Context(), record("0")))
+			assert.Equal(t, time.Second, time.Since(begin))
+		})
+		synctest.Wait()
+		for i := range 50 {
+			wg.Go(func() {
+				assert.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i+1))))
+				assert.Equal(t, 2*time.Second, time.Since(begin))
+			})
+		}
+		wg.Wait()
+		require.Equal(t, 3, syncs)
+		require.Len(t, contents(t, path), 51)
+	})
+}
+
+// A disk that does not answer pushes back: the queue is bounded, and who waits is free to give up.
+func TestPushBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		path := logPath(t)
+		gate := make(chan struct{})
+		syncs := 0
+		l := open(t, path, &auditlog.Options{Queue: 3}, &auditlog.Faults{Sync: func() error {
+			if syncs++; syncs > 1 {
+				<-gate
+			}
+			return nil
+		}})
+		var wg sync.WaitGroup
+		var done atomic.Int64
+		for i := range 8 {
+			wg.Go(func() {
+				assert.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i))))
+				done.Add(1)
+			})
+			synctest.Wait()
+		}
+		require.Equal(t, 3, l.Pending())
+
+		errGone := errors.New("gone")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errGone)
+		defer cancel()
+		begin := time.Now()
+		err := l.Record(ctx, record("too many"))
+		require.ErrorIs(t, err, errGone)
+		require.ErrorContains(t, err, "the queue is full")
+		require.Equal(t, time.Minute, time.Since(begin))
+		require.ErrorIs(t, l.Record(ctx, record("too late")), errGone)
+		require.Zero(t, done.Load())
+
+		close(gate)
+		wg.Wait()
+		require.Len(t, contents(t, path), 8, "those that waited outside came in")
+		require.NotContains(t, contents(t, path), "too many")
+	})
+}
+
+// Who gives up while the disk is at work gets an error; the line may be there.
+func TestGivingUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		path := logPath(t)
+		gate := make(chan struct{})
+		syncs := 0
+		l := open(t, path, nil, &auditlog.Faults{Sync: func() error {
+			if syncs++; syncs == 2 {
+				<-gate
+			}
+			return nil
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := l.Record(ctx, record("1"))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "waiting for the disk")
+		close(gate)
+		require.NoError(t, l.Record(t.Context(), record("2")))
+		require.Equal(t, []string{"1", "2"}, contents(t, path))
+	})
+}
+
+// A full disk: all that share the write are refused, nothing is tried for a second, and then the log
+// goes on behind what was written in part.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	for _, written := range []int{0, 1, 100, 1 << 20} {
+		synctest.Test(t, func(t *testing.T) {
+			path := logPath(t)
+			var full atomic.Bool
+			writes := 0
+			l := open(t, path, nil, &auditlog.Faults{Write: func(p []byte) (int, error) {
+				writes++
+				if full.Load() {
+					time.Sleep(time.Millisecond)
+					return min(written, len(p)), syscall.ENOSPC
+				}
+				return len(p), nil
+			}})
+			require.NoError(t, l.Record(t.Context(), record("1")))
+			full.Store(true)
+			var wg sync.WaitGroup
+			for i := range 5 {
+				wg.Go(func() {
+					err := l.Record(t.Context(), record(fmt.Sprint("no", i)))
+					assert.ErrorIs(t, err, syscall.ENOSPC)
+					assert.ErrorContains(t, err, path)
+				})
+			}
+			wg.Wait()
+			full.Store(false)
+			before := writes
+			for range 10 {
+				require.ErrorIs(t, l.Record(t.Context(), record("no")), syscall.ENOSPC)
+			}
+			require.Equal(t, before, writes, "the disk is left alone")
+			time.Sleep(time.Second)
+			require.NoError(t, l.Record(t.Context(), record("2")))
+			got := contents(t, path)
+			require.Equal(t, "1", got[0])
+			require.Equal(t, "2", got[len(got)-1])
+			require.NotContains(t, strings.Join(got, " "), "chain")
+			require.NotContains(t, strings.Join(got, " "), "malformed")
+			switch written {
+			case 0:
+				require.Len(t, got, 2)
+			case 1:
+				require.Equal(t, []string{"1", "torn", "2"}, got)
+			}
+		})
+	}
+}
+
+// A write that is short without an error is a failure, too.
+func TestShortWrite(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	short := false
+	l := open(t, path, nil, &auditlog.Faults{Write: func(p []byte) (int, error) {
+		if short {
+			return len(p) - 1, nil
+		}
+		return len(p), nil
+	}})
+	short = true
+	require.ErrorContains(t, l.Record(t.Context(), record("1")), "short write")
+	short = false
+	require.NoError(t, l.Reopen())
+	require.NoError(t, l.Record(t.Context(), record("2")))
+	require.Equal(t, []string{"1", "2"}, contents(t, path), "the line was whole, but for its newline")
+}
+
+// A lost fsync is not forgotten: a later one that works does not count, before the file was opened
+// anew.
+func TestLostFsync(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		path := logPath(t)
+		var broken error
+		opens := 0
+		l := open(t, path, nil, &auditlog.Faults{
+			Sync: func() error { return broken },
+			Open: func() error { opens++; return nil },
+		})
+		require.NoError(t, l.Record(t.Context(), record("1")))
+		broken = syscall.EIO
+		require.ErrorIs(t, l.Record(t.Context(), record("lost")), syscall.EIO)
+		broken = nil
+		require.ErrorIs(t, l.Record(t.Context(), record("no")), syscall.EIO)
+		require.Equal(t, 1, opens)
+		time.Sleep(time.Second)
+		require.NoError(t, l.Record(t.Context(), record("2")))
+		require.Equal(t, 2, opens)
+		require.Equal(t, []string{"1", "lost", "2"}, contents(t, path))
+
+		broken = syscall.EIO
+		require.ErrorIs(t, l.Record(t.Context(), record("lost")), syscall.EIO)
+		require.ErrorIs(t, l.Reopen(), syscall.EIO)
+		require.ErrorIs(t, l.Record(t.Context(), record("no")), syscall.EIO)
+		for range 3 { // it goes on failing, once in a second
+			before := opens
+			time.Sleep(time.Second)
+			require.ErrorIs(t, l.Record(t.Context(), record("no")), syscall.EIO)
+			require.ErrorIs(t, l.Record(t.Context(), record("no")), syscall.EIO)
+			require.Equal(t, before+1, opens)
+		}
+		broken = nil
+		require.NoError(t, l.Reopen(), "which does not wait")
+		require.NoError(t, l.Record(t.Context(), record("3")))
+	})
+}
+
+// A file that cannot be opened any more fails the log, until it can.
+func TestCannotReopen(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	var broken error
+	l := open(t, path, nil, &auditlog.Faults{Open: func() error { return broken }})
+	broken = syscall.EACCES
+	require.NoError(t, l.Record(t.Context(), record("1")), "the file is open")
+	require.NoError(t, os.Rename(path, path+".old"))
+	require.ErrorIs(t, l.Record(t.Context(), record("no")), syscall.EACCES)
+	broken = nil
+	require.NoError(t, l.Reopen())
+	require.NoError(t, l.Record(t.Context(), record("2")))
+	require.Equal(t, []string{"1"}, contents(t, path+".old"))
+	require.Equal(t, []string{"1", "2"}, contents(t, path+".old", path))
+}
+
+// Whatever a crash left at the end of the file is ended, so that nothing is glued to it.
+func TestTornEnd(t *testing.T) {
+	t.Parallel()
+	whole, err := auditlog.Line(record("1"), [32]byte{})
+	require.NoError(t, err)
+	second, err := auditlog.Line(record("2"), sha256.Sum256([]byte(whole)))
+	require.NoError(t, err)
+	for name, tc := range map[string]struct {
+		text string
+		want []string
+	}{
+		"nothing":             {"", []string{"new"}},
+		"whole":               {whole + "\n", []string{"1", "new"}},
+		"two":                 {whole + "\n" + second + "\n", []string{"1", "2", "new"}},
+		"no newline":          {whole, []string{"1", "new"}},
+		"second, no newline":  {whole + "\n" + second, []string{"1", "2", "new"}},
+		"a byte":              {"{", []string{"torn", "new"}},
+		"half":                {whole[:len(whole)/2], []string{"torn", "new"}},
+		"second, half":        {whole + "\n" + second[:len(second)/2], []string{"1", "torn", "new"}},
+		"all but one byte":    {whole + "\n" + second[:len(second)-1], []string{"1", "torn", "new"}},
+		"all but two":         {whole + "\n" + second[:len(second)-2], []string{"1", "torn", "new"}},
+		"zeros":               {whole + "\n" + string(make([]byte, 4096)), []string{"1", "torn", "new"}},
+		"a lot of zeros":      {whole + "\n" + string(make([]byte, 300_000)), []string{"1", "torn", "new"}},
+		"zeros, then newline": {whole + "\n" + string(make([]byte, 300_000)) + "\n", []string{"1", "torn", "new"}},
+		"a newline":           {"\n", []string{"torn", "new"}},
+		"newlines":            {whole + "\n\n\n", []string{"1", "torn", "torn", "new"}},
+	} {
+		path := logPath(t)
+		require.NoError(t, os.WriteFile(path, []byte(tc.text), 0o600))
+		l := open(t, path, nil, nil)
+		sealed, err := os.ReadFile(path)
+		require.NoError(t, err)
+		assert.True(t, len(sealed) == 0 || sealed[len(sealed)-1] == '\n', "%s: at once", name)
+		assert.Equal(t, tc.text, strings.TrimSuffix(string(sealed), "\n")+tc.text[len(strings.TrimSuffix(tc.text, "\n")):], "%s: nothing is taken away", name)
+		require.NoError(t, l.Record(t.Context(), record("new")))
+		assert.Equal(t, tc.want, contents(t, path), name)
+	}
+}
+
+// Open says what is wrong with the file.
+func TestOpenErrors(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	_, err := auditlog.Open(filepath.Join(dir, "none", "audit.jsonl"), nil)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	_, err = auditlog.Open(dir, nil)
+	require.ErrorContains(t, err, dir)
+	if runtime.GOOS == "linux" {
+		_, err = auditlog.Open("/dev/null", nil)
+		require.ErrorContains(t, err, "not a regular file")
+	}
+	for _, o := range []auditlog.Options{{MaxSize: -1}, {Queue: -1}} {
+		_, err = auditlog.Open(filepath.Join(dir, "audit.jsonl"), &o)
+		require.ErrorContains(t, err, "negative")
+	}
+	require.NoFileExists(t, filepath.Join(dir, "audit.jsonl"))
+	big := filepath.Join(dir, "big")
+	require.NoError(t, os.WriteFile(big, nil, 0o600))
+	require.NoError(t, os.Truncate(big, 65<<20))
+	_, err = auditlog.Open(big, nil)
+	require.ErrorContains(t, err, "this is no audit log")
+}
+
+// The file is for its owner only.
+func TestMode(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("no modes")
+	}
+	path := logPath(t)
+	l := open(t, path, &auditlog.Options{MaxSize: 1}, nil)
+	for range 3 {
+		require.NoError(t, l.Record(t.Context(), record("1")))
+	}
+	names, err := os.ReadDir(filepath.Dir(path))
+	require.NoError(t, err)
+	require.Len(t, names, 3)
+	for _, n := range names {
+		info, err := n.Info()
+		require.NoError(t, err)
+		assert.Equal(t, fs.FileMode(0o600), info.Mode(), n.Name())
+	}
+}
+
+// A full file gets a name with the date and a number that is new, and the chain goes on.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "audit.jsonl")
+		taken := filepath.Join(dir, "audit-20000101.2.jsonl")
+		require.NoError(t, os.WriteFile(taken, []byte("not ours"), 0o600))
+		l := open(t, path, &auditlog.Options{MaxSize: 500}, nil)
+		for i := range 9 {
+			require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i))))
+		}
+		time.Sleep(24 * time.Hour)
+		for i := range 3 {
+			require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(9+i))))
+		}
+		text, err := os.ReadFile(taken)
+		require.NoError(t, err)
+		require.Equal(t, "not ours", string(text))
+		files := []string{"audit-20000101.3.jsonl", "audit-20000101.4.jsonl", "audit-20000102.1.jsonl", "audit.jsonl"}
+		for i, name := range files {
+			files[i] = filepath.Join(dir, name)
+			info, err := os.Stat(files[i])
+			require.NoError(t, err)
+			require.LessOrEqual(t, info.Size(), int64(500))
+		}
+		require.Equal(t, strings.Fields("0 1 2 3 4 5 6 7 8 9 10 11"), contents(t, files...))
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, entries, len(files)+1)
+
+		// What a later process writes follows on what is there.
+		require.NoError(t, l.Close())
+		later := open(t, path, &auditlog.Options{MaxSize: 500}, nil)
+		require.NoError(t, later.Record(t.Context(), record("12")))
+		require.Equal(t, strings.Fields("9 10 11 12"), contents(t, filepath.Join(dir, "audit-20000102.2.jsonl"), path))
+	})
+}
+
+// Another program moves, deletes or empties the file: the next record goes to where the path leads
+// now, and vouches for the last one all the same.
+func TestMovedAway(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	l := open(t, path, nil, nil)
+	require.NoError(t, l.Record(t.Context(), record("1")))
+	require.NoError(t, os.Rename(path, path+".1"))
+	require.NoError(t, l.Record(t.Context(), record("2")))
+	require.Equal(t, []string{"2"}, contents(t, path))
+	require.Equal(t, []string{"1", "2"}, contents(t, path+".1", path))
+
+	require.NoError(t, os.Rename(path, path+".2"))
+	require.NoError(t, l.Reopen())
+	require.FileExists(t, path)
+	require.NoError(t, l.Record(t.Context(), record("3")))
+	require.Equal(t, []string{"1", "2", "3"}, contents(t, path+".1", path+".2", path))
+
+	kept, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(path, 0))
+	require.NoError(t, l.Record(t.Context(), record("4")))
+	require.NoError(t, os.WriteFile(path+".3", kept, 0o600))
+	require.Equal(t, []string{"3", "4"}, contents(t, path+".3", path))
+
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, l.Record(t.Context(), record("5")))
+	require.Equal(t, []string{"5"}, contents(t, path))
+}
+
+// Several logs of one file, as in several processes, do not tear each other's lines or the chain,
+// whether they rotate it or not.
+func TestShared(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" || runtime.GOOS == "plan9" || runtime.GOOS == "solaris" || runtime.GOOS == "aix" {
+		t.Skip("no flock")
+	}
+	for _, size := range []int64{0, 2000} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "audit.jsonl")
+		var wg sync.WaitGroup
+		for w := range 3 {
+			l := open(t, path, &auditlog.Options{MaxSize: size}, nil)
+			for c := range 4 {
+				wg.Go(func() {
+					for i := range 10 {
+						assert.NoError(t, l.Record(t.Context(), record(fmt.Sprint(w, c, i))))
+					}
+				})
+			}
+		}
+		wg.Wait()
+		all := files(t, path)
+		require.Equal(t, size > 0, len(all) > 1)
+		got := contents(t, all...)
+		require.Len(t, got, 3*4*10)
+		seen := map[string]bool{}
+		for _, serial := range got {
+			require.False(t, seen[serial] || strings.HasPrefix(serial, "chain"), serial)
+			seen[serial] = true
+		}
+	}
+}
+
+// Close writes what waits, and nothing is taken after it.
+func TestClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		path := logPath(t)
+		l := open(t, path, nil, &auditlog.Faults{Sync: func() error { time.Sleep(time.Second); return nil }})
+		var wg sync.WaitGroup
+		for i := range 5 {
+			wg.Go(func() { assert.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i)))) })
+			synctest.Wait()
+		}
+		require.NoError(t, l.Close())
+		require.Len(t, contents(t, path), 5)
+		wg.Wait()
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, l.Record(t.Context(), record("no")), fs.ErrClosed)
+		require.ErrorIs(t, l.Reopen(), fs.ErrClosed)
+		require.Len(t, contents(t, path), 5)
+	})
+}
+
+// Records, moves of the file and reopening at the same time.
+func TestConcurrent(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	l := open(t, path, &auditlog.Options{Queue: 4}, nil)
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			for i := range 15 {
+				assert.NoError(t, l.Record(t.Context(), record(fmt.Sprint(w, i))))
+			}
+		})
+	}
+	files := []string{}
+	for n := range 5 {
+		name := fmt.Sprint(path, ".", n)
+		require.NoError(t, os.Rename(path, name))
+		files = append(files, name)
+		require.NoError(t, l.Reopen())
+	}
+	wg.Wait()
+	got := contents(t, append(files, path)...)
+	require.Len(t, got, 8*15)
+	require.NotContains(t, strings.Join(got, ","), "chain")
+}
+
+func BenchmarkRecord(b *testing.B) {
+	for _, tc := range []struct {
+		name    string
+		clients int
+		sync    bool
+	}{{"1", 1, true}, {"32", 32, true}, {"32/nosync", 32, false}} {
+		b.Run(tc.name, func(b *testing.B) {
+			b.ReportAllocs()
+			l, err := auditlog.OpenFaulty(filepath.Join(b.TempDir(), "audit.jsonl"), nil, &auditlog.Faults{NoSync: !tc.sync})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			i := full()
+			b.SetParallelism(max(1, tc.clients/runtime.GOMAXPROCS(0)))
+			if tc.clients == 1 {
+				for b.Loop() {
+					if err := l.Record(b.Context(), i); err != nil {
+						b.Fatal(err)
+					}
+				}
+				return
+			}
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if err := l.Record(b.Context(), i); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,85 @@
+package auditlog
+
+import (
+	"encoding/hex"
+	"fmt"
+
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// Faults stands between a Log and its disk. A nil function does nothing.
+type Faults struct {
+	Write func(p []byte) (n int, err error) // n bytes of p reach the file; an error fails the write
+	Sync  func() error
+	Open  func() error
+
+	NoSync bool // to see what the rest costs
+}
+
+// OpenFaulty is [Open] with a disk that can fail.
+func OpenFaulty(path string, o *Options, f *Faults) (*Log, error) {
+	return open(path, o, faultyFS{f: f})
+}
+
+type faultyFS struct {
+	osFileSystem
+	f *Faults
+}
+
+func (fsys faultyFS) OpenFile(path string) (file, error) {
+	if fsys.f.Open != nil {
+		if err := fsys.f.Open(); err != nil {
+			return nil, err
+		}
+	}
+	f, err := fsys.osFileSystem.OpenFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return faultyFile{f, fsys.f}, nil
+}
+
+type faultyFile struct {
+	file
+	f *Faults
+}
+
+func (f faultyFile) Write(p []byte) (int, error) {
+	if f.f.Write == nil {
+		return f.file.Write(p)
+	}
+	n, fault := f.f.Write(p)
+	n, err := f.file.Write(p[:n])
+	if fault != nil {
+		err = fault
+	}
+	return n, err
+}
+
+func (f faultyFile) Sync() error {
+	if f.f.Sync != nil {
+		if err := f.f.Sync(); err != nil {
+			return err
+		}
+	}
+	if f.f.NoSync {
+		return nil
+	}
+	return f.file.Sync()
+}
+
+// Pending returns how many records wait for the next write.
+func (l *Log) Pending() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pending == nil {
+		return 0
+	}
+	return len(l.pending.ends)
+}
+
+// Line returns the line of i, without a newline.
+func Line(i *ca.Issuance, prev [32]byte) (string, error) {
+	body, err := appendBody(nil, i)
+	return fmt.Sprintf("%s%s%s%s", body, prevMember, hex.EncodeToString(prev[:]), lineEnd), err
+}

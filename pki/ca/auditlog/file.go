@@ -1,0 +1,39 @@
+package auditlog
+
+import (
+	"io"
+	"io/fs"
+	"os"
+)
+
+// fileSystem is what a Log needs of the operating system. There is one, and a broken one in tests.
+type fileSystem interface {
+	OpenFile(path string) (file, error) // for appending and reading; created with the mode 0600
+	Stat(path string) (fs.FileInfo, error)
+	SameFile(a, b fs.FileInfo) bool
+	Rename(f file, from, to string) error // f is open at from
+	SyncDir(dir string) error
+}
+
+type file interface {
+	io.ReaderAt
+	io.WriteCloser
+	Sync() error
+	Stat() (fs.FileInfo, error)
+	Lock() (unlock func(), err error) // against other processes, waiting for them
+}
+
+type osFileSystem struct{}
+
+func (osFileSystem) OpenFile(path string) (file, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
+func (osFileSystem) Stat(path string) (fs.FileInfo, error) { return os.Stat(path) }
+func (osFileSystem) SameFile(a, b fs.FileInfo) bool        { return os.SameFile(a, b) }
+
+type osFile struct{ *os.File }
