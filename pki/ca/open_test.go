@@ -362,24 +362,31 @@ func TestNobodyWasThereToDistribute(t *testing.T) {
 	for _, tt := range []struct {
 		down    time.Duration
 		waits   time.Duration // from the start of the new process
-		running bool          // another replica was there all the time
+		running time.Duration // for how long another replica was there
 	}{
-		{9 * time.Minute, 16 * time.Minute, false}, // three refreshes are left
-		{11 * time.Minute, 25 * time.Minute, false},
-		{25 * time.Minute, 25 * time.Minute, false},
-		{86 * time.Minute, 25 * time.Minute, false}, // the old root's last moment is after 87
-		{88 * time.Minute, 0, false},
-		{1000 * time.Hour, 0, false},
-		{25 * time.Minute, 0, true},
-		{100 * time.Hour, 0, true},
+		{9 * time.Minute, 16 * time.Minute, 0}, // three refreshes are left
+		{11 * time.Minute, 25 * time.Minute, 0},
+		{25 * time.Minute, 25 * time.Minute, 0},
+		{86 * time.Minute, 25 * time.Minute, 0}, // the old root's last moment is after 87
+		{88 * time.Minute, 0, 0},
+		{1000 * time.Hour, 0, 0},
+		{11 * time.Minute, 25 * time.Minute, 9 * time.Minute}, // before that it said nothing
+		{11 * time.Minute, 14 * time.Minute, 10*time.Minute + 30*time.Second},
+		{26 * time.Minute, 0, 10*time.Minute + 30*time.Second}, // two refreshes, then nobody
+		{11 * time.Minute, 14 * time.Minute, 11 * time.Minute},
+		{25 * time.Minute, 0, 25 * time.Minute},
+		{100 * time.Hour, 0, 100 * time.Hour},
 	} {
 		t.Run(fmt.Sprint(tt.down, tt.running), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				store := ca.NewMemoryStore()
 				a := open(t, store, withJWT)
-				if tt.running {
-					run(t, open(t, store, withJWT))
+				ctx, cancel := context.WithTimeout(t.Context(), tt.running)
+				defer cancel()
+				if tt.running > 0 {
+					other := open(t, store, withJWT)
+					go func() { _ = other.Run(ctx) }()
 				}
 				next, err := a.Rotate(t.Context())
 				require.NoError(t, err)
@@ -413,6 +420,26 @@ func TestNobodyWasThereToDistribute(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Processes that come and go, such as an operator's commands or a replica that is started again and
+// again, do not hold up a rotation that others have been showing all along.
+func TestVisitorsDoNotHoldUpARotation(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		a := open(t, store, withJWT)
+		run(t, a)
+		next, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		for range 25 * 6 { // of the default Propagation
+			time.Sleep(10 * time.Second)
+			open(t, store, withJWT)
+		}
+		roots := a.Roots()
+		assert.Equal(t, next.Serial(), roots[len(roots)-1].Serial())
+		assert.Equal(t, ca.Active, roots[len(roots)-1].Phase)
+	})
 }
 
 // An authority that grants more than the record knows says so before it does.

@@ -154,7 +154,18 @@ type key struct {
 
 	tainted    bool
 	taintGrace time.Duration
+
+	met   time.Time // when this process came to know of a distributing key; not stored
+	shown bool      // a process has had the distributing key in its bundle for shownAfter
 }
+
+// shownAfter is how long a running authority has a key in its bundle before it says so in the store.
+// With the default Propagation it is two refreshes: all who poll have the key.
+func (k key) shownAfter() time.Duration { return k.propagation - k.wantsLeft() }
+
+// wantsLeft is what a process that meets a key which nobody has shown wants to see left of its time
+// to be distributed: three refreshes by default (FED-3).
+func (k key) wantsLeft() time.Duration { return k.propagation / 5 * 3 }
 
 // terms are what all who share a store have to respect in one another. They only grow while a key
 // lives.
@@ -376,7 +387,7 @@ func (a *Authority) prepare(set *[]key, fresh key, now time.Time) key {
 	if i := inPhase(*set, Active); i >= 0 {
 		wait = max(wait, (*set)[i].propagation)
 	}
-	fresh.phase, fresh.prepared, fresh.activates = Distributing, now, now.Add(wait)
+	fresh.phase, fresh.prepared, fresh.activates, fresh.met = Distributing, now, now.Add(wait), now
 	*set = append(*set, fresh)
 	return fresh
 }
@@ -683,6 +694,13 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		}
 		until(r.nextSync)
 	}
+	if a.store != nil {
+		left, err := r.show(ctx, s)
+		if err != nil {
+			left = a.cfg.SyncInterval // another replica may do it
+		}
+		wait = min(wait, left)
+	}
 	if a.cfg.ManualRotation {
 		return wait
 	}
@@ -710,6 +728,33 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		return r.rotated(ctx, "JWT key rotation failed", err)
 	}
 	return wait
+}
+
+// show writes down which distributing keys have been in the bundle of this process for long enough,
+// so that a process that comes later does not have to take them for unknown to everybody. It returns
+// how long to wait for the next one.
+func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
+	left := longestSleep
+	due := false
+	for _, set := range [][]key{s.roots, s.jwt} {
+		if i := inPhase(set, Distributing); i >= 0 && !set[i].shown {
+			wait := time.Until(set[i].met.Add(set[i].shownAfter()))
+			due = due || wait <= 0
+			left = min(left, max(wait, 0))
+		}
+	}
+	if !due {
+		return left, nil
+	}
+	return 0, r.a.update(ctx, func(d *document, now time.Time) error {
+		err := errNoChange
+		for _, set := range [][]key{d.roots, d.jwt} {
+			if i := inPhase(set, Distributing); i >= 0 && !set[i].shown && now.Sub(set[i].met) >= set[i].shownAfter() {
+				set[i].shown, err = true, errRemark
+			}
+		}
+		return err
+	})
 }
 
 // rotation returns when to replace the active root, and whether that is for Run to do at all.

@@ -161,6 +161,7 @@ type (
 		Propagation duration   `json:"propagation"`
 		Tainted     bool       `json:"tainted,omitempty"`
 		TaintGrace  duration   `json:"taint_grace,omitempty"`
+		Shown       bool       `json:"shown,omitempty"` // of a distributing key
 	}
 )
 
@@ -234,6 +235,7 @@ func (k *key) encode() (keyJSON, error) {
 		Phase: k.phase, Prepared: k.prepared.UTC().Round(0), Activates: k.activates.UTC().Round(0),
 		Longest: duration(k.longest), Grace: duration(k.grace), Propagation: duration(k.propagation),
 		Tainted: k.tainted, TaintGrace: duration(k.taintGrace),
+		Shown: k.shown && k.phase == Distributing,
 	}
 	if !k.retires.IsZero() {
 		j.Retires = new(k.retires.UTC().Round(0))
@@ -328,7 +330,7 @@ func (j *keyJSON) common() (key, crypto.Signer, error) {
 	k := key{
 		phase: j.Phase, prepared: j.Prepared, activates: j.Activates,
 		terms:   terms{longest: time.Duration(j.Longest), grace: time.Duration(j.Grace), propagation: time.Duration(j.Propagation)},
-		tainted: j.Tainted, taintGrace: time.Duration(j.TaintGrace),
+		tainted: j.Tainted, taintGrace: time.Duration(j.TaintGrace), shown: j.Shown,
 	}
 	if j.Retires != nil {
 		k.retires = *j.Retires

@@ -101,8 +101,11 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// errNoChange is what a change returns that finds nothing to change.
-var errNoChange = errors.New("no change")
+// What a change may return beside a failure.
+var (
+	errNoChange = errors.New("no change")     // there was nothing to change
+	errRemark   = errors.New("only a remark") // it is to be stored, and no bundle is another one for it
+)
 
 // update decides and stores. The change edits a copy of the present document, at the time that it is
 // given; it is called again, on another copy, if somebody else was faster. What it makes is saved
@@ -176,11 +179,14 @@ func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *doc
 	if err != nil {
 		return a.note(ctx, err)
 	}
+	remarked := false
 	if change != nil {
 		edited := d.clone()
 		switch err := change(edited, now); {
 		case err == nil:
 			d, decided = edited, true
+		case errors.Is(err, errRemark):
+			d, remarked = edited, true
 		case !errors.Is(err, errNoChange):
 			return err
 		}
@@ -189,7 +195,7 @@ func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *doc
 		d = d.clone()
 		d.sequence = timed.numberOfNext()
 	}
-	if decided || differs || len(steps) > 0 {
+	if decided || remarked || differs || len(steps) > 0 {
 		return a.save(ctx, d, base.version)
 	}
 	return nil
@@ -273,6 +279,9 @@ func merge(known, d *document, now time.Time) *document {
 			if j := slices.IndexFunc(sets[0], func(o key) bool { return o.id == k.id }); j >= 0 {
 				was = sets[0][j]
 			}
+			if k.met = was.met; k.met.IsZero() {
+				k.met = now
+			}
 			if was.cert != nil && k.cert != nil && was.cert.Equal(k.cert) {
 				k.cert = was.cert
 			}
@@ -340,7 +349,7 @@ func postpone(known, d *document, now time.Time) (*document, bool) {
 		if j := inPhase(kind(d), Active); j >= 0 && !now.Before(kind(d)[j].retired(nil, k.activates).retires) {
 			continue
 		}
-		if left := k.activates.Sub(now); left < k.propagation/5*3 {
+		if left := k.activates.Sub(now); !k.shown && left < k.wantsLeft() {
 			if !changed {
 				d, changed = d.clone(), true
 			}
