@@ -58,24 +58,13 @@ func cluster(s *kubetest.Server) *kubetest.Server {
 
 func nodeAuthorizer(t testing.TB, s *kubetest.Server, edit ...func(*kube.NodeAuthorizerOptions)) *kube.NodeAuthorizer {
 	t.Helper()
-	o := kube.NodeAuthorizerOptions{APIServer: s.URL(), HTTPClient: &http.Client{Transport: wholeLists{s.Client().Transport}}, Accounts: []string{"istio-system/ztunnel", "kube-system/proxy.v1"}}
+	o := kube.NodeAuthorizerOptions{APIServer: s.URL(), HTTPClient: s.Client(), Accounts: []string{"istio-system/ztunnel", "kube-system/proxy.v1"}}
 	for _, e := range edit {
 		e(&o)
 	}
 	n, err := kube.NewNodeAuthorizer(o)
 	require.NoError(t, err)
 	return n
-}
-
-// wholeLists asks for lists in one answer, as kubetest has no others; see TestNodeAuthorizerPages.
-type wholeLists struct{ http.RoundTripper }
-
-func (w wholeLists) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	q := r.URL.Query()
-	q.Del("limit")
-	r.URL.RawQuery = q.Encode()
-	return w.RoundTripper.RoundTrip(r)
 }
 
 func TestNodeAuthorizer(t *testing.T) {

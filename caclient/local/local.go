@@ -80,13 +80,19 @@ func signError(ctx context.Context, err error, code caclient.Code) error {
 	if _, ok := errors.AsType[*caclient.Error](err); ok || ctx.Err() != nil {
 		return err
 	}
-	return &caclient.Error{Op: "sign", Code: code, Err: err}
+	e := &caclient.Error{Op: "sign", Code: code, Err: err}
+	if refused, ok := errors.AsType[*ca.SignError](err); ok {
+		e.RetryAfter = refused.RetryAfter
+	}
+	return e
 }
 
 // code translates the kinds of failure, as Istio's CA does for its clients.
 func code(err error) caclient.Code {
 	switch {
-	case errors.Is(err, ca.ErrNotReady):
+	case errors.Is(err, ca.ErrLimit):
+		return caclient.Exhausted
+	case errors.Is(err, ca.ErrNotReady), errors.Is(err, ca.ErrAudit):
 		return caclient.Unavailable
 	case errors.Is(err, ca.ErrCSR), errors.Is(err, ca.ErrTTL), errors.Is(err, ca.ErrIdentity):
 		return caclient.Invalid

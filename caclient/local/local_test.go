@@ -178,6 +178,32 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+type noAudit struct{}
+
+func (noAudit) Record(context.Context, *ca.Issuance) error { return io.ErrShortWrite }
+
+// What the authority cannot do now can be asked for again, and when to is passed on.
+func TestAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, err := local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Limits.Rate = 0.1 }), web)
+		require.NoError(t, err)
+		_, err = c.Sign(t.Context(), newCSR(t), 0)
+		require.NoError(t, err)
+		_, err = c.Sign(t.Context(), newCSR(t), 0)
+		assert.Equal(t, caclient.Exhausted, code(t, err))
+		after, ok := caclient.Retryable(err)
+		assert.True(t, ok)
+		assert.Equal(t, 10*time.Second, after)
+
+		c, err = local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Auditor = noAudit{} }), web)
+		require.NoError(t, err)
+		_, err = c.Sign(t.Context(), newCSR(t), 0)
+		assert.Equal(t, caclient.Unavailable, code(t, err))
+		assert.ErrorIs(t, err, ca.ErrAudit)
+	})
+}
+
 func TestDoneContext(t *testing.T) {
 	t.Parallel()
 	c, err := local.New(newAuthority(t), web)

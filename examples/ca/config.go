@@ -129,7 +129,7 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.BoolVar(&c.multiRoot, "multi-root", false, "the roots of a plugged-in CA may change while we run")
 	fs.DurationVar(&c.backdate, "backdate", 2*time.Minute, "how far certificates are dated back, for peers whose clocks are slow")
 	fs.DurationVar(&c.refreshHint, "refresh-hint", 5*time.Minute, "how often consumers should fetch the bundle")
-	fs.DurationVar(&c.propagation, "propagation", 0, "how long a new root is in the bundle before it signs (default five times -refresh-hint)")
+	fs.DurationVar(&c.propagation, "propagation", 0, "how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
 
 	fs.BoolVar(&c.kubernetes, "kubernetes", false, "keep the CA in a Secret and believe the service account tokens of this cluster")
 	fs.StringVar(&c.kubeAPI, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the pod we run in)")
@@ -227,6 +227,9 @@ func (c *config) complete() {
 	}
 	if c.propagation == 0 {
 		c.propagation = 5 * c.refreshHint
+		if c.istioAddr != "" && c.defaultTTL < c.rootTTL/2-c.defaultTTL { // else a root would not live long enough
+			c.propagation = max(c.propagation, c.defaultTTL)
+		}
 	}
 }
 

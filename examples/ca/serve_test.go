@@ -585,14 +585,7 @@ func cluster(t *testing.T) (*kubetest.Server, []string) {
 			Extra: map[string][]string{"authentication.kubernetes.io/pod-name": {"pod-0"}, "authentication.kubernetes.io/pod-uid": {"uid-0"}},
 		}}
 	})
-	pages := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		q := r.URL.Query()
-		q.Del("limit") // everything fits on the first page
-		r.URL.RawQuery = q.Encode()
-		k.ServeHTTP(w, r)
-	}))
-	t.Cleanup(pages.Close)
-	return k, []string{"-kubernetes", "-kubernetes-api", pages.URL, "-namespace", "istio-system"}
+	return k, []string{"-kubernetes", "-kubernetes-api", k.URL(), "-namespace", "istio-system"}
 }
 
 func allow(k *kubetest.Server) {

@@ -7,6 +7,7 @@ import (
 	"mime"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -123,10 +124,11 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 		if isWatch(r) {
 			return 0, nil, s.store.watch(w, r, t, sel)
 		}
-		if q.Get("limit") != "" || q.Get("continue") != "" {
+		list := s.store.list(t, sel)
+		if limit, err := strconv.Atoi(q.Get("limit")); err == nil && limit < len(list["items"].([]object)) || q.Get("continue") != "" {
 			return 0, nil, failure(http.StatusNotImplemented, "", "kubetest has no paging")
 		}
-		return http.StatusOK, s.store.list(t, sel), nil
+		return http.StatusOK, list, nil
 	case r.Method == http.MethodGet && t.subresource == "":
 		o, err := s.store.get(t)
 		return http.StatusOK, o, err
