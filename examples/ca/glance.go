@@ -11,12 +11,10 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-// glance is a store as a command sees it that looks or signs, and ends: what the authority in this
-// process would write down for itself and others, stays in this process. A process that comes for a
-// moment in the middle of a rotation must not hold it up for those that have been there all along.
+// glance is a store as -status sees it: what the authority in this process would write down for itself
+// and others stays in this process. Who only looks needs no right to write, and changes nothing.
 type glance struct {
 	ca.Store
-	create bool // a CA that is not there yet is really made
 
 	mu   sync.Mutex
 	mine *ca.Record // what was not written; nil for none
@@ -40,8 +38,6 @@ func (g *glance) Save(ctx context.Context, r ca.Record) (string, error) {
 	if g.mine == nil {
 		there, err := g.Store.Load(ctx)
 		switch {
-		case errors.Is(err, ca.ErrNoRecord) && g.create:
-			return g.Store.Save(ctx, r)
 		case err != nil && !errors.Is(err, ca.ErrNoRecord):
 			return "", err
 		case there.Version != r.Version:

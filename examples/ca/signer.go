@@ -132,8 +132,8 @@ func (c *config) openStore(secret, folder string) (store ca.Store, where string,
 	if err != nil {
 		return nil, where, err
 	}
-	if c.status || c.once != "" || c.jwt != "" {
-		store = &glance{Store: store, create: !c.status}
+	if c.status {
+		store = &glance{Store: store}
 	}
 	return store, where, nil
 }

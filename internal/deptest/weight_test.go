@@ -94,12 +94,11 @@ func TestWeightOfPrograms(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			imports := []string{module + "/secretcache", module + "/spiffe", module + "/spiffe/workloadapi"}
-			if strings.Contains(c.uses, "spiffetls.") {
-				imports = append(imports, module+"/spiffe/spiffetls")
-			}
-			if strings.Contains(c.uses, "http.") {
-				imports = append(imports, "net/http")
+			var imports []string
+			for _, name := range []string{module + "/secretcache", module + "/spiffe", module + "/spiffe/workloadapi", module + "/spiffe/spiffetls", "net/http"} {
+				if strings.Contains(c.uses, filepath.Base(name)+".") {
+					imports = append(imports, name)
+				}
 			}
 			mb := build(t, fmt.Sprintf("package main\n\nimport (\n\t\"runtime\"\n\t\"%s\"\n)\n\nfunc main() { runtime.KeepAlive([]any{%s}) }\n",
 				strings.Join(imports, "\"\n\t\""), c.uses))
