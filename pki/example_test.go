@@ -221,7 +221,7 @@ func ExampleIssuer_IssueCertificate() {
 func ExampleReadKeyCertBundle() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	folder := fstest.MapFS{} // os.DirFS("/etc/cacerts") in a program
-	_, err := pki.ReadKeyCertBundle(folder, now)
+	_, err := pki.ReadKeyCertBundle(folder, nil, now)
 	fmt.Println("nothing there:", errors.Is(err, fs.ErrNotExist))
 
 	write := func(organization string) {
@@ -242,14 +242,14 @@ func ExampleReadKeyCertBundle() {
 		folder["root-cert.pem"], folder["cert-chain.pem"] = &fstest.MapFile{Data: certPEM}, &fstest.MapFile{}
 	}
 	write("first")
-	bundle, err := pki.ReadKeyCertBundle(folder, now)
+	bundle, err := pki.ReadKeyCertBundle(folder, nil, now)
 	if err != nil {
 		panic(err)
 	}
 	fmt.Println(bundle.Issuer().Certificate().Subject.Organization, len(bundle.Roots()), "root")
 
 	write("second")
-	next, err := pki.ReadKeyCertBundle(folder, now)
+	next, err := pki.ReadKeyCertBundle(folder, nil, now)
 	if err != nil {
 		panic(err)
 	}

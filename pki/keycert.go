@@ -2,6 +2,7 @@ package pki
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -25,7 +26,11 @@ type KeyCertPEM struct {
 	// the CA certificate and the roots.
 	Chain []byte
 
-	Key   []byte // of the CA certificate, by the rules of ParsePrivateKeyPEM
+	// Key belongs to the CA certificate, by the rules of ParsePrivateKeyPEM. It is empty if the key is
+	// not for files, as one in an HSM or a KMS, and is given as Signer.
+	Key    []byte
+	Signer crypto.Signer // is shared; nil with Key
+
 	Roots []byte // one or more, by the rules of ParseCertificatesPEM
 	CRL   []byte // by the rules of ParseCRLsPEM; may be empty
 }
@@ -40,7 +45,7 @@ func (p KeyCertPEM) GoString() string { return p.String() }
 func (p KeyCertPEM) LogValue() slog.Value { return slog.StringValue(p.String()) }
 
 func (p KeyCertPEM) clone() KeyCertPEM {
-	return KeyCertPEM{bytes.Clone(p.Cert), bytes.Clone(p.Chain), bytes.Clone(p.Key), bytes.Clone(p.Roots), bytes.Clone(p.CRL)}
+	return KeyCertPEM{bytes.Clone(p.Cert), bytes.Clone(p.Chain), bytes.Clone(p.Key), p.Signer, bytes.Clone(p.Roots), bytes.Clone(p.CRL)}
 }
 
 // KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all
@@ -107,9 +112,14 @@ func parseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the CA certificate %q does not lead to a root: %w", chain[0].Subject, err)
 	}
-	key, err := parsePrivateKey(p.Key)
-	if err != nil {
-		return nil, fmt.Errorf("key: %w", err)
+	key := p.Signer
+	switch {
+	case key == nil:
+		if key, err = parsePrivateKey(p.Key); err != nil {
+			return nil, fmt.Errorf("key: %w", err)
+		}
+	case !blank(p.Key):
+		return nil, errors.New("key: there are two, in PEM and as a signer")
 	}
 	// The longest way to a root serves most verifiers: one that crosses over to an old root is of use
 	// to those that do not have the new one, and the others leave it earlier.
@@ -224,7 +234,8 @@ func (b *KeyCertBundle) Roots() []*x509.Certificate { return slices.Clone(b.root
 // CRLs returns the CRLs: a new slice, which is nil if there are none.
 func (b *KeyCertBundle) CRLs() []*CRL { return slices.Clone(b.crls) }
 
-// PEM returns a copy of what the bundle was parsed from, byte by byte, with the key in the clear.
+// PEM returns a copy of what the bundle was parsed from, byte by byte, with the key in the clear or as
+// the signer that it was.
 func (b *KeyCertBundle) PEM() KeyCertPEM { return b.pem().clone() }
 
 // Equal reports whether b and other are the same CA with the same sets of certificates, roots and CRLs,
@@ -329,12 +340,15 @@ var (
 // that is empty, and no reason to make a new CA. Other files are not looked at. A file must be a regular
 // one, links followed, of at most 1 MiB ([spiffe.ErrTooLarge]).
 //
+// If key is not nil, it is the key of the CA, as one in an HSM or a KMS; then the file of the key is
+// neither needed nor read.
+//
 // Folders that a link named "..data" swaps, as in Kubernetes volumes, are read again if that changes
 // meanwhile.
-func ReadKeyCertBundle(fsys fs.FS, now time.Time) (*KeyCertBundle, error) {
+func ReadKeyCertBundle(fsys fs.FS, key crypto.Signer, now time.Time) (*KeyCertBundle, error) {
 	for attempt := 1; ; attempt++ {
 		before := dataLink(fsys)
-		p, err := readKeyCertPEM(fsys)
+		p, err := readKeyCertPEM(fsys, key)
 		if dataLink(fsys) != before && attempt < 5 {
 			continue
 		}
@@ -354,7 +368,7 @@ func dataLink(fsys fs.FS) string {
 	return target
 }
 
-func readKeyCertPEM(fsys fs.FS) (*KeyCertPEM, error) {
+func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*KeyCertPEM, error) {
 	exists := func(name string) bool {
 		_, err := fs.Stat(fsys, name)
 		return !errors.Is(err, fs.ErrNotExist) // any other error shows again when the file is read
@@ -372,6 +386,9 @@ func readKeyCertPEM(fsys fs.FS) (*KeyCertPEM, error) {
 	default:
 		return nil, fmt.Errorf("no file of a CA, such as %s, %s or %s: %w", istioFiles.cert, tlsFiles.cert, linkerdFiles.cert, fs.ErrNotExist)
 	}
+	if key != nil {
+		files.key = ""
+	}
 	var missing []string
 	for _, name := range []string{files.cert, files.key, files.chain} {
 		if name != "" && !exists(name) {
@@ -385,7 +402,7 @@ func readKeyCertPEM(fsys fs.FS) (*KeyCertPEM, error) {
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(missing, ", "))
 	}
-	p := &KeyCertPEM{}
+	p := &KeyCertPEM{Signer: key}
 	for _, f := range []struct {
 		name string
 		data *[]byte

@@ -492,11 +492,24 @@ func TestReadKeyCertBundle(t *testing.T) {
 		"Linkerd prefers ca-bundle.crt":     {plus(linkerd, "ca.crt", bad), mid.cert(), 0},
 		"Linkerd, intermediates in one PEM": {plus(linkerd, "crt.pem", chain), mid.cert(), 0},
 	} {
-		b, err := pki.ReadKeyCertBundle(tc.fsys, during)
+		b, err := pki.ReadKeyCertBundle(tc.fsys, nil, during)
 		require.NoError(t, err, name)
 		assert.True(t, b.Issuer().Certificate().Equal(tc.cert), name)
 		assert.Len(t, b.CRLs(), tc.crls, name)
 	}
+	for name, fsys := range map[string]fstest.MapFS{
+		"without the file of the key": minus(istio, "ca-key.pem"), "with it": plus(istio, "ca-key.pem", bad),
+		"TLS": minus(tls, "tls.key"), "Linkerd": minus(linkerd, "key.pem"),
+	} {
+		b, err := pki.ReadKeyCertBundle(fsys, mid.key, during)
+		require.NoError(t, err, name)
+		assert.True(t, b.Issuer().Certificate().Equal(mid.cert()), name)
+		assert.Equal(t, mid.key, b.PEM().Signer, name)
+		_, err = pki.ReadKeyCertBundle(fsys, newKey(t, pki.ECDSAP256), during)
+		assert.ErrorIs(t, err, pki.ErrKeyMismatch, name)
+	}
+	_, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: cert, Key: key, Signer: mid.key, Roots: roots}, during)
+	require.ErrorContains(t, err, "there are two")
 	for name, tc := range map[string]struct {
 		fsys fs.FS
 		want string
@@ -530,7 +543,7 @@ func TestReadKeyCertBundle(t *testing.T) {
 		"no permission for the list": {failing{istio, "ca-crl.pem", fs.ErrPermission}, "permission denied", fs.ErrPermission},
 		"gone between two looks":     {vanishing{istio, "ca-key.pem"}, "ca-key.pem", nil},
 	} {
-		b, err := pki.ReadKeyCertBundle(tc.fsys, during)
+		b, err := pki.ReadKeyCertBundle(tc.fsys, nil, during)
 		require.ErrorContains(t, err, tc.want, name)
 		require.Nil(t, b, name)
 		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%s: %v", name, err)
@@ -612,18 +625,18 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	// Any mix of these two verifies: only the link tells that they do not belong together.
 	first, second := folder(mid, root.cert()), folder(mid, root.cert(), newTestRoot(t).cert())
 	second["cert-chain.pem"] = &fstest.MapFile{Data: certsPEM(mid.cert(), root.cert())}
-	whole, err := pki.ReadKeyCertBundle(second, during)
+	whole, err := pki.ReadKeyCertBundle(second, nil, during)
 	require.NoError(t, err)
 	for after := 1; after <= 4; after++ {
 		reads := 0
-		b, err := pki.ReadKeyCertBundle(swapping{[]fstest.MapFS{first, second}, &reads, after}, during)
+		b, err := pki.ReadKeyCertBundle(swapping{[]fstest.MapFS{first, second}, &reads, after}, nil, during)
 		require.NoError(t, err)
 		require.True(t, b.Equal(whole), "swapped after %d reads", after)
 	}
 	// A volume that never comes to rest is read in the end, and what was read is verified as ever.
 	reads := 0
 	endless := swapping{slices.Repeat([]fstest.MapFS{first, second}, 1000), &reads, 1}
-	_, err = pki.ReadKeyCertBundle(endless, during)
+	_, err = pki.ReadKeyCertBundle(endless, nil, during)
 	require.NoError(t, err)
 	require.Less(t, reads, 100)
 
@@ -641,11 +654,11 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	for name := range first {
 		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
 	}
-	b, err := pki.ReadKeyCertBundle(os.DirFS(dir), during)
+	b, err := pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
 	require.NoError(t, err)
 	require.Len(t, b.Roots(), 1)
 	write("..2", second)
-	b, err = pki.ReadKeyCertBundle(os.DirFS(dir), during)
+	b, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
 	require.NoError(t, err)
 	require.True(t, b.Equal(whole))
 }

@@ -67,7 +67,7 @@ func (c *config) do(outer context.Context, in io.Reader, out io.Writer, log *slo
 
 // isPluggedIn reports whether somebody put a CA into -root-ca-dir.
 func (c *config) isPluggedIn() bool {
-	_, err := pki.ReadKeyCertBundle(os.DirFS(c.rootDir), time.Now())
+	_, err := pki.ReadKeyCertBundle(os.DirFS(c.rootDir), nil, time.Now())
 	return err == nil
 }
 

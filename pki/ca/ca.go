@@ -87,7 +87,9 @@ package ca
 import (
 	"cmp"
 	"context"
+	"crypto"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -172,6 +174,11 @@ type Config struct {
 	Limits  Limits  // on what is signed at once, and in a second
 	Auditor Auditor // keeps a record of everything that is signed; nil means none
 
+	// Key is the private key of a plugged-in CA that is not in a file, such as one in an HSM or a KMS;
+	// nil means that it is in one. It must be safe for concurrent use. Only [Load] takes one: the other
+	// authorities make keys as they rotate.
+	Key crypto.Signer
+
 	// MultiRoot allows the root file of a plugged-in CA to change while the authority runs; see [Load].
 	MultiRoot bool
 
@@ -181,6 +188,15 @@ type Config struct {
 
 	Logger *slog.Logger // nil means silence
 }
+
+// String names the trust domain and shows no key.
+func (cfg Config) String() string { return "ca.Config(" + cfg.TrustDomain.String() + ")" }
+
+// GoString returns the same as String.
+func (cfg Config) GoString() string { return cfg.String() }
+
+// LogValue implements [slog.LogValuer].
+func (cfg Config) LogValue() slog.Value { return slog.StringValue(cfg.String()) }
 
 // Limits say how much may be asked of an authority; zero means no such limit. What is over a limit is
 // refused with [ErrLimit] and the time at which to come back. Signing is limited, and not reading.
@@ -206,6 +222,9 @@ func New(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.key() != nil {
+		return nil, errKey
+	}
 	now := time.Now()
 	d, err := a.create(now)
 	if err != nil {
@@ -214,13 +233,17 @@ func New(cfg Config) (*Authority, error) {
 	return a, a.install(d, "", now, now)
 }
 
+var errKey = errors.New("ca: invalid Config: Key is for Load; an authority with roots of its own makes its keys")
+
 // newAuthority returns an authority without state.
 func newAuthority(cfg Config) (*Authority, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	a := &Authority{cfg: cfg, writing: make(chan struct{}, 1)}
+	key := cfg.Key
+	cfg.Key = nil
+	a := &Authority{cfg: cfg, key: func() crypto.Signer { return key }, writing: make(chan struct{}, 1)}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
 	}
@@ -296,10 +319,11 @@ func (cfg *Config) jwtTerms() terms {
 // Authority is a certificate authority; [New], [Open] and [Load] make one. All methods may be called
 // at the same time. It cannot print its keys.
 type Authority struct {
-	cfg     Config
-	limiter *limit.Limiter // nil for none
-	store   Store          // nil: what it knows is all there is
-	files   *files         // nil: the roots are its own
+	cfg     Config               // without Key, which package fmt would print
+	key     func() crypto.Signer // Config.Key
+	limiter *limit.Limiter       // nil for none
+	store   Store                // nil: what it knows is all there is
+	files   *files               // nil: the roots are its own
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // has a slot for the one who reads and writes the store

@@ -22,6 +22,9 @@ import (
 // [fs.ErrNotExist]: some programs then take a CA of their own, by [Open]. Files that are incomplete or
 // do not verify are another error.
 //
+// With Config.Key the private key is not in a file: a CA certificate in files whose key is in an HSM or
+// a KMS signs with that. New files have to be for the same key then.
+//
 // The bundle has the roots of the root file, and a chain of [Authority.Sign] the certificates between
 // leaf and root. Before a CA is used, it signs a leaf for the trust domain with a key that is thrown
 // away, which is verified as a peer would: so a CA of another trust domain, one whose constraints or
@@ -229,7 +232,7 @@ func (f *files) reload(now time.Time) error {
 
 // read returns the CA in the files if it is fit to sign for the trust domain.
 func (f *files) read(now time.Time) (*plugged, error) {
-	pair, err := pki.ReadKeyCertBundle(f.fsys, now)
+	pair, err := pki.ReadKeyCertBundle(f.fsys, f.a.key(), now)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,8 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -150,6 +152,65 @@ func TestLoad(t *testing.T) {
 }
 
 // What a CA has left is what a leaf can have, at each signature anew.
+// kms is a key that can sign, and nothing else, as those in an HSM or a KMS.
+type kms struct{ key crypto.Signer }
+
+func (k kms) Public() crypto.PublicKey { return k.key.Public() }
+
+func (k kms) Sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	return k.key.Sign(rand, digest, opts)
+}
+
+// The key of a plugged-in CA need not be in a file.
+func TestPluggedInKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		root := newOffline(t)
+		files := root.files(t, 24*time.Hour)
+		key, err := pki.ParsePrivateKeyPEM(files["ca-key.pem"])
+		require.NoError(t, err)
+		delete(files, "ca-key.pem")
+		hsm := func(cfg *ca.Config) { cfg.Key = kms{key} }
+		fsys := newFolder(files)
+		a := loadCA(t, fsys, hsm)
+		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+		require.NoError(t, err)
+		require.NoError(t, verifyChain(a.Bundle(), chain))
+		require.True(t, pki.PublicKeysEqual(key.Public(), chain[1].PublicKey))
+
+		// Another CA certificate for the key is taken, and one for another key is not.
+		run(t, a)
+		time.Sleep(time.Second) // so that new files have another time
+		other := root.files(t, 24*time.Hour)
+		delete(other, "ca-key.pem")
+		fsys.put(other)
+		time.Sleep(5 * time.Second)
+		require.ErrorIs(t, a.Status().SyncError, pki.ErrKeyMismatch)
+		again, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+		require.NoError(t, err)
+		assert.True(t, again[1].Equal(chain[1]))
+		renewed, err := root.issuer.IssueCA(pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(48 * time.Hour)})
+		require.NoError(t, err)
+		fsys.put(map[string][]byte{"ca-cert.pem": pki.MarshalCertificatesPEM(renewed), "cert-chain.pem": pki.MarshalCertificatesPEM(renewed)})
+		time.Sleep(5 * time.Second)
+		require.NoError(t, a.Status().SyncError)
+		again, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+		require.NoError(t, err)
+		assert.True(t, again[1].Equal(renewed))
+	})
+
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	cfg := ca.Config{TrustDomain: td, Key: key}
+	_, err = ca.New(cfg)
+	require.ErrorContains(t, err, "Key is for Load")
+	_, err = ca.Open(t.Context(), cfg, ca.NewMemoryStore())
+	require.ErrorContains(t, err, "Key is for Load")
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		assert.Equal(t, "ca.Config(example.org)", fmt.Sprintf(verb, cfg))
+	}
+}
+
 func TestPluggedInLifetimes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

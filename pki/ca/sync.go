@@ -46,6 +46,9 @@ func Open(ctx context.Context, cfg Config, store Store) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.key() != nil {
+		return nil, errKey
+	}
 	a.store = store
 	if err := a.open(ctx); err != nil {
 		return nil, err
@@ -411,9 +414,10 @@ func (a *Authority) load(ctx context.Context) (Record, error) {
 	return r, err
 }
 
-// patience is how long the store may take: what is decided must not be old when it is stored.
+// patience is how long the store may take: what is decided must not be old when it is stored. A disk
+// that others use takes its time all the same.
 func (a *Authority) patience() time.Duration {
-	return min(10*time.Second, max(time.Second, a.cfg.Propagation/8))
+	return min(10*time.Second, max(3*time.Second, a.cfg.Propagation/8))
 }
 
 // syncWait is how long to wait for the next reading: replicas that started together drift apart.
