@@ -24,14 +24,29 @@ func TestDemo(t *testing.T) {
 	assert.Regexp(t, regexp.MustCompile(`8 requests, [2-8] certificates, no failure`), out.String())
 }
 
+// until calls then when the text was written. One goroutine writes.
+type until struct {
+	bytes.Buffer
+	text string
+	then func()
+}
+
+func (u *until) Write(b []byte) (int, error) {
+	n, err := u.Buffer.Write(b)
+	if strings.Contains(u.String(), u.text) {
+		u.then()
+	}
+	return n, err
+}
+
 // With a socket it runs until it is told to stop, here beside the agent of the demo.
 func TestSocket(t *testing.T) {
 	t.Parallel()
 	err := withAgent(t.Context(), func(ctx context.Context, socket string) error {
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
-		var out bytes.Buffer
-		require.NoError(t, start(ctx, options{socket: socket, requests: -1, interval: 100 * time.Millisecond, wait: 10 * time.Second}, &out))
+		out := &until{text: "request 3: hello", then: cancel}
+		require.NoError(t, start(ctx, options{socket: socket, requests: -1, interval: 100 * time.Millisecond, wait: 10 * time.Second}, out))
 		assert.Contains(t, out.String(), "request 3: hello")
 		assert.Contains(t, out.String(), "no failure")
 		assert.NotContains(t, out.String(), "an agent of our own")
