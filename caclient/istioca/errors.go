@@ -110,7 +110,7 @@ func retryInfo(b []byte) time.Duration {
 	var nanos int32
 	for len(delay) > 0 {
 		num, typ, n := protowire.ConsumeTag(delay)
-		if n < 0 {
+		if n < 0 || num > protowire.MaxValidNumber {
 			return 0
 		}
 		delay = delay[n:]

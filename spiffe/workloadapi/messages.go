@@ -320,7 +320,7 @@ var errMalformed = errors.New("it is not the message that it should be")
 func fields(data []byte, take func(n protowire.Number, v []byte) error) error {
 	for len(data) > 0 {
 		n, kind, size := protowire.ConsumeTag(data)
-		if size < 0 {
+		if size < 0 || n > protowire.MaxValidNumber {
 			return errMalformed
 		}
 		data = data[size:]
@@ -416,7 +416,7 @@ func takeValue(have any, data []byte, depth int) (any, error) {
 	}
 	for len(data) > 0 {
 		n, kind, size := protowire.ConsumeTag(data)
-		if size < 0 {
+		if size < 0 || n > protowire.MaxValidNumber {
 			return nil, errMalformed
 		}
 		data = data[size:]

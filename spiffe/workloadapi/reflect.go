@@ -103,7 +103,7 @@ func first(descriptor []byte) (name string) {
 func each(message []byte, f func(n protowire.Number, v []byte)) bool {
 	for len(message) > 0 {
 		n, kind, size := protowire.ConsumeTag(message)
-		if size < 0 {
+		if size < 0 || n > protowire.MaxValidNumber {
 			return false
 		}
 		message = message[size:]

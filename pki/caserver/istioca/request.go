@@ -58,7 +58,7 @@ func (r *request) decode(data []byte) error {
 	var csr []byte
 	for len(data) > 0 {
 		num, typ, n := protowire.ConsumeTag(data)
-		if n < 0 {
+		if n < 0 || num > protowire.MaxValidNumber {
 			return errMalformed
 		}
 		data = data[n:]
@@ -145,7 +145,7 @@ func (v *value) read(num protowire.Number, typ protowire.Type, b []byte) error {
 func fields(data []byte, f func(num protowire.Number, typ protowire.Type, b []byte) error) error {
 	for len(data) > 0 {
 		num, typ, n := protowire.ConsumeTag(data)
-		if n < 0 {
+		if n < 0 || num > protowire.MaxValidNumber {
 			return errMalformed
 		}
 		data = data[n:]
