@@ -218,7 +218,7 @@ type bucket struct {
 	full time.Duration // since start
 }
 
-// wait returns how long it takes until a token is there; 0 for now.
+// wait returns how long it takes until a token is there; 0 if one is.
 func (b *bucket) wait(now time.Duration) time.Duration {
 	return max(0, b.full-b.burst-now)
 }
