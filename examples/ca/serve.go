@@ -34,7 +34,7 @@ type server struct {
 	bundle   http.Handler
 	log      *slog.Logger
 
-	// Where it listens; nil for nowhere.
+	// The addresses that it listens on; nil if it does not.
 	istioAt, linkerdAt, bundleAt, adminAt net.Addr
 }
 

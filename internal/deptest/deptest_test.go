@@ -29,7 +29,8 @@ var rules = map[string]map[string]string{
 	"internal/strictjson":  {},
 	"internal/conformance": {},
 	"internal/faulty":      {},
-	"internal/unixsocket":  {},
+	"internal/flock":       {},
+	"internal/unixsocket":  {"internal/flock": "two that find the same dead socket"},
 	"internal/jws":         {"internal/strictjson": "headers and keys are strict JSON"},
 	"internal/kube":        {},
 	"internal/kubetest":    {},
@@ -93,9 +94,9 @@ var rules = map[string]map[string]string{
 	},
 	"pki/ca": {
 		"spiffe": "identities and bundles", "pki": "what it signs with", "spiffe/jwtsvid": "tokens",
-		"internal/limit": "limits, shared with pki/ra",
+		"internal/limit": "limits, shared with pki/ra", "internal/flock": "one writer of a folder",
 	},
-	"pki/ca/auditlog":   {"internal/strictjson": "lines are read strictly", "pki/ca": "the records it keeps", "spiffe": "identities in records"},
+	"pki/ca/auditlog":   {"internal/flock": "processes that share a file", "internal/strictjson": "lines are read strictly", "pki/ca": "the records it keeps", "spiffe": "identities in records"},
 	"pki/ca/kubesecret": {"internal/kube": "the API server", "pki/ca": "the store it is"},
 	"pki/ra": {
 		"spiffe": "identities and bundles", "pki": "CSRs and certificates", "pki/ca": "the words of requests, errors and audit records",

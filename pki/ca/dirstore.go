@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/flock"
 )
 
 // DirStore is a [Store] in a folder of its own:
@@ -334,7 +336,7 @@ func (d *DirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err 
 	}
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		if d.mu.TryLock() {
-			ok, err := tryLockFile(f)
+			ok, err := flock.TryLock(f)
 			if ok {
 				return func() { f.Close(); d.mu.Unlock() }, nil // the file lock ends with the file
 			}

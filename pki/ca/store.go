@@ -163,7 +163,7 @@ func (m *MemoryStore) GoString() string { return m.String() }
 // Format writes the same as String for every verb, so that none shows a key.
 func (m *MemoryStore) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(m.String())) }
 
-// names returns the names in data, sorted.
+// sortedNames returns the names in data, sorted.
 func sortedNames(data map[string][]byte) []string {
 	return sorted(maps.Keys(data))
 }

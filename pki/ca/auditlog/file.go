@@ -4,6 +4,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/svidkit/svidkit/internal/flock"
 )
 
 // fileSystem is what a Log needs of the operating system. There is one, and a broken one in tests.
@@ -37,3 +39,11 @@ func (osFileSystem) Stat(path string) (fs.FileInfo, error) { return os.Stat(path
 func (osFileSystem) SameFile(a, b fs.FileInfo) bool        { return os.SameFile(a, b) }
 
 type osFile struct{ *os.File }
+
+// Lock does nothing on systems without flock.
+func (f osFile) Lock() (unlock func(), err error) {
+	if err := flock.Lock(f.File); err != nil {
+		return nil, err
+	}
+	return func() { _ = flock.Unlock(f.File) }, nil
+}

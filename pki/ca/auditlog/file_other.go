@@ -4,9 +4,6 @@ package auditlog
 
 import "os"
 
-// Lock does nothing on systems without flock.
-func (f osFile) Lock() (unlock func(), err error) { return func() {}, nil }
-
 // Rename closes the file first: Windows does not rename one that is open.
 func (osFileSystem) Rename(f file, from, to string) error {
 	if err := f.Close(); err != nil {
