@@ -74,13 +74,13 @@ func TestCheckRefuses(t *testing.T) {
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	foreign := spiffetest.NewCA(t, "example.com")
 	deep := ca.Intermediate()
-	now := time.Now()
 	good, key := deep.Certificate("/web")
 	big, bigKey := deep.Certificate("/web", func(c *x509.Certificate) {
 		c.Subject.OrganizationalUnit = []string{string(make([]byte, 64<<10))}
 	})
 	foreignChain, foreignKey := foreign.Certificate("/web")
 	stolen, stolenKey := foreign.Certificate("/web", func(c *x509.Certificate) { c.URIs[0] = web.URL() })
+	now := time.Now() // after the last leaf: a certificate is not valid in the second before it was made
 	csr := csrFor(t, key)
 	empty, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
 	require.NoError(t, err)
