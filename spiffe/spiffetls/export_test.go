@@ -1,4 +1,9 @@
 package spiffetls
 
+import "context"
+
 // JudgeAll is one round of Run.
-var JudgeAll = (*Governor).judgeAll
+func JudgeAll(g *Governor, ctx context.Context) {
+	g.takeRenewed()
+	g.judgeAll(ctx)
+}

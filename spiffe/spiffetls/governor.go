@@ -108,7 +108,7 @@ type Governor struct {
 type GovernorStatus struct {
 	Open     int    // governed at this moment, the draining ones too
 	Draining int    // about to end
-	Ended    uint64 // by the Governor, so far
+	Ended    uint64 // that have left while they were draining, so far
 }
 
 const (
@@ -226,6 +226,7 @@ func (g *Governor) remove(c *governed) {
 	}
 	if c.state == draining {
 		g.draining--
+		g.ended++ // whoever has closed it
 	}
 	if s, ok := c.link.(*served); ok {
 		g.hooked.Delete(s.conn)
@@ -255,8 +256,12 @@ func (g *Governor) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		now := time.Now()
 		due := !round.After(now)
-		if due || g.takeRenewed() {
+		if g.takeRenewed() || due {
+			before := changes
 			changes = g.changes() // before judging, so that no change is missed
+			if !due && !told && anyClosed(before) {
+				told, round = true, soon(last, round) // the channel that told of it is gone from changes
+			}
 		}
 		if due {
 			last, told, round = now, false, now.Add(g.interval)
@@ -272,13 +277,24 @@ func (g *Governor) Run(ctx context.Context) error {
 			cases = slices.Concat(own, changes)
 		}
 		if i, _, _ := reflect.Select(cases); i >= len(own) {
-			told = true
-			if pause := last.Add(governorPause); pause.Before(round) {
-				round = pause
-			}
+			told, round = true, soon(last, round)
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// soon returns when all are judged again after a change, if round is when they would have been.
+func soon(last, round time.Time) time.Time {
+	if pause := last.Add(governorPause); pause.Before(round) {
+		return pause
+	}
+	return round
+}
+
+// anyClosed reports whether a source has changed since its channel was taken.
+func anyClosed(changes []reflect.SelectCase) bool {
+	i, _, _ := reflect.Select(append(slices.Clone(changes), reflect.SelectCase{Dir: reflect.SelectDefault}))
+	return i < len(changes)
 }
 
 func (g *Governor) takeRenewed() bool {
@@ -309,10 +325,11 @@ func (g *Governor) changes() []reflect.SelectCase {
 	return cases
 }
 
-// judgeAll judges all connections, without the lock.
+// judgeAll judges all connections, without the lock. A newcomer with sources that Run does not listen to
+// yet has to wait for that; see act.
 func (g *Governor) judgeAll(ctx context.Context) {
 	g.mu.Lock()
-	all := slices.Clone(g.queue)
+	all, renewed := slices.Clone(g.queue), g.renewed
 	g.mu.Unlock()
 	var failure error
 	stay := 0
@@ -323,7 +340,7 @@ func (g *Governor) judgeAll(ctx context.Context) {
 		switch {
 		case c.link.gone():
 			g.remove(c)
-		case c.state != draining:
+		case c.state != draining && (c.state != fresh || !renewed):
 			if err := g.judge(c); err != nil {
 				failure = err
 				stay++
@@ -351,7 +368,11 @@ func (g *Governor) judge(c *governed) error {
 		return err
 	case c.state != condemned:
 		c.reason = err.Error()
-		g.schedule(c, condemned, now.Add(g.spread(c)))
+		at := now.Add(g.spread(c))
+		if end := c.end(now); end.Before(at) {
+			at = end // nobody gains time by being condemned
+		}
+		g.schedule(c, condemned, at)
 	}
 	return nil
 }
@@ -378,7 +399,7 @@ func (c *governed) end(now time.Time) time.Time {
 // farewell returns when to drain a connection so that it is gone when its proof ends.
 func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	end := c.end(now)
-	start := end.Add(-g.grace - g.spread(c))
+	start := end.Add(-g.grace).Add(-g.spread(c)) // one by one, as their sum may be too much for a Duration
 	if start.Before(c.since) {
 		return end
 	}
@@ -408,13 +429,16 @@ func (g *Governor) act(ctx context.Context) time.Time {
 			g.mu.Unlock()
 			return time.Time{}
 		}
-		c := g.queue[0]
+		c, renewed := g.queue[0], g.renewed
 		g.mu.Unlock()
 		if c.at.After(now) {
 			return c.at
 		}
 		switch c.state {
 		case fresh:
+			if renewed { // Run has to listen to its sources first, or a change right after is missed
+				return now
+			}
 			_ = g.judge(c) // if it cannot be judged, it was a moment ago
 		case watched:
 			c.reason = "the proof is about to expire"
@@ -449,9 +473,6 @@ func (g *Governor) finish(c *governed, now time.Time) {
 	}
 	g.remove(c)
 	c.link.cut()
-	g.mu.Lock()
-	g.ended++
-	g.mu.Unlock()
 }
 
 func (c *governed) side() string {

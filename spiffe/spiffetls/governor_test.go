@@ -9,6 +9,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"runtime"
@@ -110,6 +111,12 @@ func govern(t *testing.T, g *spiffetls.Governor) {
 // open makes a town. What self and peers are, and whom allow allows, a test changes.
 func open(t *testing.T, opts *spiffetls.GovernorOptions, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
 	t.Helper()
+	return openAt(t, nil, opts, self, peers, allow)
+}
+
+// openAt makes a town with a clock of its own.
+func openAt(t *testing.T, clock func() time.Time, opts *spiffetls.GovernorOptions, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
+	t.Helper()
 	w := &town{t: t, l: memconn.Listen(), release: make(chan struct{})}
 	if opts == nil {
 		opts = &spiffetls.GovernorOptions{}
@@ -136,7 +143,7 @@ func open(t *testing.T, opts *spiffetls.GovernorOptions, self spiffe.SVIDSource,
 		_ = conn.Close()
 	})
 	s := &http.Server{Handler: mux, ErrorLog: log.New(io.Discard, "", 0)}
-	require.NoError(t, spiffetls.ConfigureServer(s, self, peers, allow, &spiffetls.Options{Governor: w.g}))
+	require.NoError(t, spiffetls.ConfigureServer(s, self, peers, allow, &spiffetls.Options{Governor: w.g, Now: clock}))
 	var wg sync.WaitGroup
 	wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(w.l, "", ""), http.ErrServerClosed) })
 	t.Cleanup(func() {
@@ -375,7 +382,7 @@ func TestBusyConnectionsEndAfterTheirWork(t *testing.T) {
 		}
 		after(quiet + instant)
 		bad.requireOpen(t, false, false, "and went when they were done")
-		require.Equal(t, spiffetls.GovernorStatus{}.Open, w.g.Status().Open)
+		require.Equal(t, spiffetls.GovernorStatus{Ended: 4}, w.g.Status())
 	})
 }
 
@@ -530,6 +537,61 @@ func TestShortProof(t *testing.T) {
 	})
 }
 
+// TestCondemnedDoesNotOutliveTheProof: to be condemned gives nobody more time than the proof had left.
+func TestCondemnedDoesNotOutliveTheProof(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		allow := new(spiffe.LivePolicy)
+		require.NoError(t, allow.Set(spiffe.AllowAnyPeer()))
+		w := open(t, &spiffetls.GovernorOptions{Jitter: 24 * time.Hour}, ca.SVID("/town"), ca.Bundles(), allow)
+		start := time.Now()
+		var crowds []*crowd
+		for range 4 {
+			crowds = append(crowds, w.crowd(ca.SVID("/short", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) }), ca.Bundles(), spiffetls.Options{}))
+		}
+		after(18 * time.Second)
+		require.NoError(t, allow.Set(spiffe.AllowIDs(ca.SVID("/else").ID())))
+		after(2*time.Second + instant)
+		for _, c := range crowds {
+			c.requireOpen(t, false, false, "over")
+			for _, c := range append(c.idle, c.busy...) {
+				assert.LessOrEqual(t, c.last().ended.Load().Sub(start), 20*time.Second)
+			}
+		}
+		assert.Zero(t, w.g.Status().Open)
+	})
+}
+
+// TestClockLeaps: whose proof has expired since the last look is cut at the next, and gets no grace.
+func TestClockLeaps(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		var leap atomic.Int64
+		self := ca.SVID("/town", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(24 * time.Hour) })
+		w := openAt(t, func() time.Time { return time.Now().Add(time.Duration(leap.Load())) },
+			&spiffetls.GovernorOptions{Jitter: 24 * time.Hour}, self, ca.Bundles(), spiffe.AllowAnyPeer())
+		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
+		after(10 * time.Second)
+		leap.Store(int64(2 * time.Hour))
+		after(time.Minute)
+		crowd.requireOpen(t, false, false, "over")
+		assert.Zero(t, w.g.Status().Open)
+	})
+}
+
+// TestEndlessGrace ends with the proof, as any other.
+func TestEndlessGrace(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		w := open(t, &spiffetls.GovernorOptions{Grace: math.MaxInt64, Jitter: math.MaxInt64, Interval: math.MaxInt64}, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
+		after(time.Hour - instant)
+		crowd.unharmed(t)
+		after(2 * instant)
+		crowd.requireOpen(t, false, false, "over")
+	})
+}
+
 // TestServerSaysGoodbye before its own certificate expires, which it has shown.
 func TestServerSaysGoodbye(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -620,6 +682,88 @@ func TestChangeDuringHandshake(t *testing.T) {
 		require.False(t, c.isOpen())
 		assert.Zero(t, w.g.Status().Open)
 	})
+}
+
+// TestChangeWhileOthersCome: a source that changes while Run looks for the sources of a newcomer is
+// noticed all the same.
+func TestChangeWhileOthersCome(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		self := newParty(home.SVID("/town"), both)
+		peers := &turning{announcer: announcing(self)}
+		w := open(t, &spiffetls.GovernorOptions{Interval: 24 * time.Hour, Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
+		bad := w.citizen(other.SVID("/bad"), both, nil)
+		bad.ask()
+		after(time.Minute)
+		require.True(t, bad.isOpen())
+
+		peers.next.Store(new(func() { peers.learn(home.Bundles()) }))
+		newcomer := w.citizen(home.SVID("/newcomer"), both, &spiffetls.Options{Governor: w.g})
+		newcomer.ask()
+		after(pause + quiet + instant)
+		require.Nil(t, peers.next.Load(), "the source has changed")
+		require.False(t, bad.isOpen())
+		require.True(t, newcomer.isOpen())
+	})
+}
+
+// turning is a source that changes when it is asked for its next change.
+type turning struct {
+	*announcer
+	next atomic.Pointer[func()]
+}
+
+func (s *turning) Changed() <-chan struct{} {
+	if next := s.next.Swap(nil); next != nil {
+		(*next)()
+	}
+	return s.announcer.Changed()
+}
+
+// TestChangeOfANewcomersSource: a connection that comes while Run is busy is not judged before Run
+// listens to its sources.
+func TestChangeOfANewcomersSource(t *testing.T) {
+	t.Parallel()
+	const interval = 10 * time.Minute
+	for name, round := range map[string]bool{"between rounds": false, "in a round": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				home, _, both := twoDomains(t)
+				var newcomer *citizen
+				late := newParty(home.SVID("/late"), both)
+				fickle := announcing(late)
+				var asked atomic.Int64
+				source := &falling{announcer: fickle, then: func() {
+					if asked.Add(1) == 3 { // after the handshake and the dialler: by Run
+						fickle.learn(spiffetest.NewCA(t, "example.org").Bundles())
+					}
+				}}
+				self := newParty(home.SVID("/town"), both)
+				rounds := &turning{announcer: announcing(self)}
+				var judged atomic.Int64
+				peers := bundleFunc(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+					if judged.Add(1) == 2 && !round { // after the handshake: by Run
+						newcomer.ask()
+					}
+					return self.Bundle(td)
+				})
+				w := open(t, &spiffetls.GovernorOptions{Interval: interval, Grace: -1, Jitter: -1}, self, struct {
+					spiffe.BundleSource
+					*turning
+				}{peers, rounds}, spiffe.AllowAnyPeer())
+				newcomer = w.citizen(late, source, &spiffetls.Options{Governor: w.g})
+				w.citizen(home.SVID("/first"), both, nil).ask()
+				if round {
+					after(interval / 2)
+					rounds.next.Store(new(func() { newcomer.ask() }))
+					after(interval / 2)
+				}
+				after(pause + instant)
+				require.GreaterOrEqual(t, asked.Load(), int64(3))
+				require.False(t, newcomer.isOpen())
+			})
+		})
+	}
 }
 
 // falling is a source that changes when it was asked.
