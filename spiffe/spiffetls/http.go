@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -40,7 +41,7 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 	base.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, ok := hello.Context().Value(connKey{}).(*connection)
 		switch {
-		case ok:
+		case ok && conn.e == e: // else it was accepted by a server with another configuration
 		case e.opts.Governor != nil:
 			return nil, e.failed(true, remote(hello.Conn), errForeign)
 		default:
@@ -162,8 +163,8 @@ func PeerFromRequest(r *http.Request) (*spiffe.Peer, bool) { return PeerFromCont
 
 // Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1, that connects as [ClientConfig]
 // describes. The host in a URL decides where to connect to; who answers there is decided by allow.
-// Proxies are not used, and in particular none from the environment. The transport is the caller's,
-// to change before it is used.
+// Proxies are not used, and in particular none from the environment: the transport's Proxy finds none, and
+// refuses what is not https. The transport is the caller's, to change before it is used.
 //
 // Connections that stay open keep the identity that they were made with; they are closed after 90
 // idle seconds. A request to an http URL, by a redirect too, is an error: it would prove nobody.
@@ -186,7 +187,8 @@ func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 		IdleConnTimeout:       90 * time.Second,
 		ExpectContinueTimeout: time.Second,
 	}
-	t.RegisterProtocol("http", noPlainHTTP{})
+	t.Proxy = noProxy                         // a clone has it too
+	t.RegisterProtocol("http", noPlainHTTP{}) // for callers who set another Proxy
 	if e.opts.Failures != nil || e.opts.Governor != nil {
 		t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return e.dial(ctx, t, network, addr)
@@ -233,11 +235,21 @@ func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr st
 	return conn, nil
 }
 
+var errPlainHTTP = errors.New("spiffetls: refusing to send a request without TLS; use an https URL")
+
+// noProxy is asked for each request, before anything is dialled.
+func noProxy(r *http.Request) (*url.URL, error) {
+	if r.URL.Scheme != "https" {
+		return nil, errPlainHTTP
+	}
+	return nil, nil
+}
+
 type noPlainHTTP struct{}
 
 func (noPlainHTTP) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		_ = r.Body.Close() // a RoundTripper always closes the body
 	}
-	return nil, errors.New("spiffetls: refusing to send a request without TLS; use an https URL")
+	return nil, errPlainHTTP
 }

@@ -281,18 +281,33 @@ func TestTransport(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	client := clientOf(t, ca, "/web", nil)
 	transport := client.Transport.(*http.Transport)
-	assert.Nil(t, transport.Proxy)
 	assert.NotSame(t, transport, clientOf(t, ca, "/web", nil).Transport)
 
 	s := configured(t, ca, spiffe.AllowMembersOf(ca.TrustDomain()), nil)
 	s.Handler = http.RedirectHandler("http://127.0.0.1:1/", http.StatusTemporaryRedirect)
 	url := serve(t, s, nil)
-	for _, u := range []string{"http" + strings.TrimPrefix(url, "https"), url} {
-		for _, body := range []io.Reader{nil, strings.NewReader("secret")} {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, u, body)
-			require.NoError(t, err)
-			_, err = client.Do(req)
-			assert.ErrorContains(t, err, "spiffetls: refusing to send a request without TLS", u)
+	clone := &http.Client{Transport: transport.Clone()}
+	t.Cleanup(clone.CloseIdleConnections)
+	transport.Proxy = nil // the caller's to change
+	for _, c := range []*http.Client{client, clone} {
+		for _, u := range []string{"http" + strings.TrimPrefix(url, "https"), url} {
+			for _, body := range []io.Reader{nil, strings.NewReader("secret")} {
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, u, body)
+				require.NoError(t, err)
+				_, err = c.Do(req)
+				assert.ErrorContains(t, err, "spiffetls: refusing to send a request without TLS", u)
+			}
 		}
 	}
+}
+
+// TestConfigurationsDoNotMix: a server believes what its own configuration has proved, and nothing that
+// another one let in.
+func TestConfigurationsDoNotMix(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	strict := configured(t, ca, spiffe.AllowIDs(ca.SVID("/ops").ID()), nil)
+	open := configured(t, ca, spiffe.AllowAnyPeer(), nil)
+	url := serve(t, strict, func(l net.Listener) error { return strict.Serve(tls.NewListener(l, open.TLSConfig)) })
+	assert.Equal(t, "1 nobody", get(t, clientOf(t, ca, "/web", http1), url))
 }

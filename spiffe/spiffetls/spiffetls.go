@@ -64,7 +64,8 @@
 // And VerifyConnection has the last word.
 //
 // A client resumes only if its ClientSessionCache is set, which these configurations leave to the
-// caller. If the certificate that the server had shown no longer verifies, or is no longer allowed, the
+// caller. Each identity needs a cache of its own: whoever resumes a session is to the server whom the
+// session was made with. If the certificate that the server had shown no longer verifies, or is no longer allowed, the
 // handshake fails, crypto/tls drops the session, and the next handshake is a full one.
 //
 // # Open connections

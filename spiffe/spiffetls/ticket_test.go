@@ -402,3 +402,17 @@ func TestTransportResumes(t *testing.T) {
 		})
 	}
 }
+
+// TestSharedCache shows why each identity needs a cache of its own.
+func TestSharedCache(t *testing.T) {
+	t.Parallel()
+	eachVersion(t, func(t *testing.T, ca *spiffetest.CA, db, web *party, version uint16) {
+		server, first, second := db.serverAt(t, version), web.resumingAt(t, version), newParty(ca.SVID("/other"), ca.Bundles()).resumingAt(t, version)
+		good(t, server, first, false, "first")
+		s, _ := good(t, server, second, false, "a cache of its own")
+		assert.Equal(t, "spiffe://example.org/other", s.peer(t).String())
+		second.ClientSessionCache = first.ClientSessionCache
+		s, _ = good(t, server, second, true, "the other's session")
+		assert.Equal(t, "spiffe://example.org/web", s.peer(t).String(), "and so the other's identity")
+	})
+}
