@@ -4,6 +4,7 @@ package certchain
 
 import (
 	"bytes"
+	"crypto/rsa"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -16,10 +17,12 @@ import (
 const (
 	maxChain = 16
 	maxBytes = 64 << 10 // in DER
+
+	maxRSABits = 8192 // of a key; what fills 64 KiB takes a quarter of a minute to verify with
 )
 
-// CheckSize refuses a chain that is empty, has a nil certificate, or has more than 16 certificates
-// or 64 KiB, which wraps [certpem.ErrTooLarge].
+// CheckSize refuses a chain that is empty, has a nil certificate, or has more than 16 certificates, more
+// than 64 KiB or an RSA key of more than 8192 bits, which wraps [certpem.ErrTooLarge].
 func CheckSize(chain []*x509.Certificate) error {
 	switch {
 	case len(chain) == 0:
@@ -30,8 +33,11 @@ func CheckSize(chain []*x509.Certificate) error {
 		return errors.New("the chain has a nil certificate")
 	}
 	size := 0
-	for _, c := range chain {
+	for i, c := range chain {
 		size += len(c.Raw)
+		if bits := rsaBits(c); bits > maxRSABits {
+			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, maxRSABits, certpem.ErrTooLarge)
+		}
 	}
 	if size > maxBytes {
 		return fmt.Errorf("%d bytes of certificates, the limit is %d: %w", size, maxBytes, certpem.ErrTooLarge)
@@ -40,7 +46,15 @@ func CheckSize(chain []*x509.Certificate) error {
 }
 
 // SelfSigned reports whether c is a root. A CA's certificate for its own name under another key,
-// which links an old root to a new one, is not.
+// which links an old root to a new one, is not, nor is what [CheckSize] refuses for its key.
 func SelfSigned(c *x509.Certificate) bool {
-	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && c.CheckSignatureFrom(c) == nil
+	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && rsaBits(c) <= maxRSABits && c.CheckSignatureFrom(c) == nil
+}
+
+// rsaBits returns the size of an RSA key, and 0 for other keys.
+func rsaBits(c *x509.Certificate) int {
+	if k, ok := c.PublicKey.(*rsa.PublicKey); ok {
+		return k.N.BitLen()
+	}
+	return 0
 }
