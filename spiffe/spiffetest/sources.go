@@ -19,7 +19,7 @@ const (
 )
 
 // patience is for what must not block.
-const patience = 5 * time.Second
+const patience = 30 * time.Second
 
 // TestSVIDSource checks that a source keeps the promises of [spiffe.SVIDSource]: it answers without
 // blocking and to many at once, either with a whole identity or with an error, and an identity that it
