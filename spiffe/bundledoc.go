@@ -409,7 +409,10 @@ func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 //
 // It fails for a certificate whose key a JWK cannot hold, such as one on P-224, and for a document
 // over [MaxBundleSize], which wraps [ErrTooLarge].
-func (b *Bundle) Marshal() ([]byte, error) {
+func (b *Bundle) Marshal() ([]byte, error) { return b.marshal(b.hint) }
+
+// marshal is Marshal with another refresh hint.
+func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 	size := 64
 	for _, c := range b.x509 {
 		size += 192 + base64.StdEncoding.EncodedLen(len(c.Raw)) + len(c.RawSubjectPublicKeyInfo)
@@ -427,9 +430,9 @@ func (b *Bundle) Marshal() ([]byte, error) {
 		doc = append(doc, `"spiffe_sequence":`...)
 		doc = append(strconv.AppendUint(doc, *b.seq, 10), ',')
 	}
-	if b.hint > 0 {
+	if hint > 0 {
 		doc = append(doc, `"spiffe_refresh_hint":`...)
-		doc = append(strconv.AppendInt(doc, int64(b.hint/time.Second), 10), ',')
+		doc = append(strconv.AppendInt(doc, int64(hint/time.Second), 10), ',')
 	}
 	doc = append(doc, `"keys":[`...)
 	for i, c := range b.x509 {

@@ -169,15 +169,7 @@ func (s *BundleSet) Marshal() ([]byte, error) {
 	doc := []byte(`{"trust_domains":{`)
 	first, keys := true, 0
 	for b := range s.All() {
-		if b.hint > 0 {
-			c := b.Contents()
-			c.RefreshHint = 0
-			var err error
-			if b, err = NewBundle(b.td, c); err != nil {
-				return nil, err
-			}
-		}
-		member, err := b.Marshal()
+		member, err := b.marshal(0)
 		if err != nil {
 			return nil, err
 		}
@@ -187,7 +179,7 @@ func (s *BundleSet) Marshal() ([]byte, error) {
 		first = false
 		doc = append(strictjson.AppendText(doc, b.td.name), ':')
 		doc = append(doc, member...)
-		keys += len(b.x509) + len(b.jwt)
+		keys += len(b.x509) + len(b.jwt) + len(b.wit)
 		if len(doc)+len("}}") > MaxBundleMapSize || keys > MaxBundleMapKeys {
 			return nil, fmt.Errorf("spiffe: bundle map: more than %d bytes or %d keys: %w", MaxBundleMapSize, MaxBundleMapKeys, ErrTooLarge)
 		}

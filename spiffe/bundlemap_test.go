@@ -2,6 +2,7 @@ package spiffe_test
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/elliptic"
 	"encoding/json"
 	"errors"
@@ -184,6 +185,44 @@ func TestBundleMapMarshal(t *testing.T) {
 	c.X509Authorities = append(c.X509Authorities, bundleCert(p224.Public(), p224, 3, ""))
 	_, err = set.With(mustBundle(t, bundleTD, c)).Marshal()
 	require.ErrorContains(t, err, "cannot hold its kind of key")
+}
+
+// A bundle that was read is published as it is, with a refresh hint or without: that two of its keys have
+// one ID is its publisher's fault, and tolerated (WIT-61).
+func TestBundleMapMarshalTolerates(t *testing.T) {
+	t.Parallel()
+	for _, hint := range []string{"", `"spiffe_refresh_hint":300,`} {
+		doc := strings.Replace(string(readBundleFile(t, "KAT.json")), `"spiffe_refresh_hint":300,`, hint, 1)
+		doc = strings.Replace(doc, `"kid":"wit-1"`, `"kid":"jwt-1"`, 1)
+		b, err := spiffe.ParseBundleWith(bundleTD, []byte(doc), spiffe.ParseOptions{WIT: true})
+		require.NoError(t, err)
+		_, ok := b.WITAuthority("jwt-1")
+		require.True(t, ok)
+		set, err := spiffe.NewBundleSet(b)
+		require.NoError(t, err)
+		_, err = set.Marshal()
+		assert.NoError(t, err)
+	}
+}
+
+// What is written can be read: WIT keys, which a reader skips, count for it as for the writer.
+func TestBundleMapMarshalCountsAllKeys(t *testing.T) {
+	t.Parallel()
+	key := bundleKey(elliptic.P256(), "svidkit-bundle-wit").Public()
+	c := spiffe.BundleContents{WITAuthorities: map[string]crypto.PublicKey{}}
+	for i := range spiffe.MaxBundleKeys {
+		c.WITAuthorities[fmt.Sprint(i)] = key
+	}
+	set := new(spiffe.BundleSet)
+	for i := range spiffe.MaxBundleMapKeys/spiffe.MaxBundleKeys + 1 {
+		set = set.With(mustBundle(t, spiffe.MustParseTrustDomain(fmt.Sprintf("%d.test", i)), c))
+	}
+	_, err := set.Marshal()
+	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
+	doc, err := set.Without(spiffe.MustParseTrustDomain("0.test")).Marshal()
+	require.NoError(t, err)
+	_, err = spiffe.ParseBundleMap(doc)
+	assert.NoError(t, err)
 }
 
 func TestBundleMapErrorText(t *testing.T) {
