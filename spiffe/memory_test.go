@@ -223,6 +223,25 @@ func TestMemoryIsBounded(t *testing.T) {
 	assert.EqualError(t, err, "spiffe: new verifier: to remember 1048577 chains is too much, the limit is 1048576")
 }
 
+// Who has expired makes room before anybody else does.
+func TestMemoryForgetsTheExpiredFirst(t *testing.T) {
+	t.Parallel()
+	for range 10 {
+		w := newWorld(t, 4) // in one set
+		short := leafSpec(webID.String()).with(func(s *certSpec) { s.notAfter = now.Add(time.Minute) }).issue(w.root).parse(t)
+		chains := [][]*x509.Certificate{{short}, {w.leaf(t, 1)}, {w.leaf(t, 2)}, {w.leaf(t, 3)}}
+		peers := make([]*spiffe.Peer, len(chains))
+		for i, c := range chains {
+			peers[i] = w.good(t, c, spiffe.AnyRole)
+		}
+		w.at = now.Add(2 * time.Minute)
+		w.good(t, []*x509.Certificate{w.leaf(t, 4)}, spiffe.AnyRole)
+		for i, c := range chains[1:] {
+			assert.Same(t, peers[i+1], w.good(t, c, spiffe.AnyRole))
+		}
+	}
+}
+
 // A chain that a peer can vary at will, or that keeps much memory alive, is verified each time.
 func TestMemoryIsNotForEveryChain(t *testing.T) {
 	t.Parallel()

@@ -3,12 +3,15 @@ package spiffetls_test
 import (
 	"context"
 	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-
 	"io"
+	"math/big"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -308,6 +311,39 @@ func TestFaults(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestHostilePeers: what a peer sends to make us compute or store is refused unseen, in both roles.
+func TestHostilePeers(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	good := newParty(ca.SVID("/good"), ca.Bundles())
+	chain, key := ca.Certificate("/bad")
+	n := new(big.Int).Lsh(big.NewInt(1), 100_000)
+	huge, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, Subject: ca.Root().Subject, NotAfter: time.Now().Add(time.Hour),
+	}, &x509.Certificate{Subject: ca.Root().Subject}, &rsa.PublicKey{N: n.Sub(n, big.NewInt(1)), E: 1<<31 - 1}, key)
+	require.NoError(t, err)
+	hugeCert, err := x509.ParseCertificate(huge)
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		chain []*x509.Certificate
+		want  string
+	}{
+		"a hundred certificates": {append(chain[:1:1], slices.Repeat([]*x509.Certificate{ca.Root()}, 99)...), "100 certificates, the limit is 16"},
+		"a huge RSA key":         {append(chain[:1:1], hugeCert), "RSA key larger than 8192 bits"}, // by crypto/tls, as a Verifier would
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bad := bare(c.chain, key)
+			s, cl := connect(t, good.server(t, spiffe.AllowAnyPeer(), nil), bad)
+			assert.ErrorContains(t, s.err, c.want)
+			refusedBy(t, cl.err)
+			s, cl = connect(t, bad, good.client(t, spiffe.AllowAnyPeer(), nil))
+			assert.ErrorContains(t, cl.err, c.want)
+			refusedBy(t, s.err)
+		})
 	}
 }
 
