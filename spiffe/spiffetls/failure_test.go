@@ -443,6 +443,13 @@ func TestRequirePeer(t *testing.T) {
 	r.TLS = &tls.ConnectionState{PeerCertificates: web.Chain(), HandshakeComplete: true}
 	any.ServeHTTP(w, r)
 	assert.Equal(t, http.StatusForbidden, w.Code)
+
+	plain := configured(t, ca, spiffe.AllowAnyPeer(), nil)
+	plain.Handler = any
+	resp, err := http.Get("http" + strings.TrimPrefix(serve(t, plain, plain.Serve), "https"))
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusForbidden, resp.StatusCode, "without TLS")
 }
 
 func TestRequirePeerMistakes(t *testing.T) {

@@ -2,16 +2,22 @@ package spiffetls_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"log/slog"
 	"math"
+	"math/big"
 	"net"
 	"net/http"
+	"net/url"
 	"runtime"
 	"strings"
 	"sync"
@@ -427,6 +433,155 @@ func TestClientGovernor(t *testing.T) {
 	})
 }
 
+// TestWhoHasLeft: connections that clients close are not the server's Governor's any more.
+func TestWhoHasLeft(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		w := open(t, nil, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		for _, opts := range []*spiffetls.Options{nil, http1} {
+			c := w.citizen(ca.SVID("/client"), ca.Bundles(), opts)
+			c.ask()
+			require.Equal(t, 1, w.g.Status().Open)
+			c.CloseIdleConnections()
+			synctest.Wait()
+			require.Zero(t, w.g.Status())
+		}
+	})
+}
+
+// TestQuiet: HTTP/2 is not cut in the moment in which the end of an answer may be under way.
+func TestQuiet(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		self := newParty(home.SVID("/town"), both)
+		peers := announcing(self)
+		w := open(t, &spiffetls.GovernorOptions{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
+		h2, h1 := w.citizen(other.SVID("/bad"), both, nil), w.citizen(other.SVID("/bad"), both, http1)
+		after(pause)
+		h2.ask()
+		h1.ask()
+		peers.learn(home.Bundles())
+		after(instant)
+		require.False(t, h1.isOpen())
+		require.True(t, h2.isOpen())
+		after(quiet)
+		require.False(t, h2.isOpen())
+	})
+}
+
+// TestLongThought: a request that waits for the first byte of its answer is not idle, however long it waits.
+func TestLongThought(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, _, both := twoDomains(t)
+		l := memconn.Listen()
+		s := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(grace - 10*time.Second)
+			who(rw, r)
+		}), ErrorLog: log.New(io.Discard, "", 0)}
+		require.NoError(t, spiffetls.ConfigureServer(s, home.SVID("/town"), both, spiffe.AllowAnyPeer(), nil))
+		var wg sync.WaitGroup
+		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
+		defer wg.Wait()
+		defer s.Close()
+		w := &town{t: t, l: l}
+		g := newGovernor(t, &spiffetls.GovernorOptions{Jitter: -1})
+		govern(t, g)
+		mine := announcing(newParty(home.SVID("/mine"), both))
+		c := w.citizen(mine, mine, &spiffetls.Options{Governor: g, NextProtos: http1.NextProtos})
+		wg.Go(func() { assert.Equal(t, "1 spiffe://example.org/mine", c.ask()) })
+		after(2 * time.Second)
+		mine.learn(spiffetest.NewCA(t, "example.org").Bundles())
+		after(grace - 12*time.Second - instant)
+		require.True(t, c.isOpen())
+		require.Equal(t, 1, g.Status().Draining)
+		after(silence + 2*instant)
+		require.False(t, c.isOpen())
+	})
+}
+
+// TestClosedInTheHandshake: a connection that was closed before the Governor knew it does not stay.
+func TestClosedInTheHandshake(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	p := newParty(ca.SVID("/db"), ca.Bundles())
+	g := newGovernor(t, nil)
+	below := memconn.Listen()
+	l := g.Listener(below)
+	var accepted net.Conn
+	closing := policyFunc(func() spiffe.Policy {
+		_ = accepted.Close()
+		return spiffe.AllowAnyPeer()
+	})
+	config, err := spiffetls.ServerConfig(p, p, closing, &spiffetls.Options{Governor: g})
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var err error
+		accepted, err = l.Accept()
+		require.NoError(t, err)
+		_ = tls.Server(accepted, config).HandshakeContext(t.Context())
+	})
+	raw, err := below.Dial(t.Context())
+	require.NoError(t, err)
+	client := tls.Client(raw, p.client(t, spiffe.AllowAnyPeer(), nil))
+	_ = client.HandshakeContext(t.Context())
+	wg.Wait()
+	_ = client.Close()
+	assert.Zero(t, g.Status().Open)
+}
+
+// policyFunc is a PolicySource that is a func.
+type policyFunc func() spiffe.Policy
+
+func (f policyFunc) Policy() spiffe.Policy { return f() }
+
+// TestShorterPath: a connection ends with the path by which it is trusted now.
+func TestShorterPath(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		require.NoError(t, err)
+		// The root once more, for another time: the same name and the same key.
+		root := func(serial int64, life time.Duration) *x509.Certificate {
+			template := &x509.Certificate{
+				SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now(), NotAfter: time.Now().Add(life),
+				IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+			}
+			der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+			require.NoError(t, err)
+			cert, err := x509.ParseCertificate(der)
+			require.NoError(t, err)
+			return cert
+		}
+		bundles := func(root *x509.Certificate) *spiffe.BundleSet {
+			b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("other.test"), spiffe.BundleContents{X509Authorities: []*x509.Certificate{root}})
+			require.NoError(t, err)
+			return ca.Bundles().With(b)
+		}
+		long := root(1, 24*time.Hour)
+		id := spiffe.MustParseID("spiffe://other.test/client")
+		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+			SerialNumber: big.NewInt(3), URIs: []*url.URL{id.URL()}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+		}, long, key.Public(), key)
+		require.NoError(t, err)
+		leaf, err := x509.ParseCertificate(der)
+		require.NoError(t, err)
+		client, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
+		require.NoError(t, err)
+
+		self := newParty(ca.SVID("/town"), bundles(long))
+		peers := announcing(self)
+		w := open(t, &spiffetls.GovernorOptions{Interval: 24 * time.Hour}, self, peers, spiffe.AllowAnyPeer())
+		crowd := w.crowd(client, ca.Bundles(), spiffetls.Options{})
+		after(time.Minute)
+		peers.learn(bundles(root(2, 20*time.Minute)))
+		after(10 * time.Minute)
+		crowd.unharmed(t)
+		after(10*time.Minute + instant)
+		crowd.requireOpen(t, false, false, "over")
+	})
+}
+
 // TestSlowAnswer: a client's connection on which something moves is not idle.
 func TestSlowAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -777,6 +932,29 @@ func (f *falling) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return f.announcer.Bundle(td)
 }
 
+// TestChangeDuringDial: what goes after the server was verified, and before the Governor knows the
+// connection, fails the dial. Neither that nor a handshake that fails leaves a connection behind.
+func TestChangeDuringDial(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		w := open(t, nil, home.SVID("/town"), both, spiffe.AllowAnyPeer())
+		g := newGovernor(t, nil)
+		govern(t, g)
+		self := announcing(newParty(other.SVID("/mine"), both))
+		source := &falling{announcer: self, then: func() { self.learn(other.Bundles()) }}
+		c := w.citizen(self, source, &spiffetls.Options{Governor: g})
+		for range 2 { // in the handshake the second time
+			_, err := c.Get("https://town.test/")
+			assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+			synctest.Wait()
+			assert.False(t, c.isOpen())
+			assert.Zero(t, g.Status())
+			assert.Zero(t, w.g.Status().Open)
+		}
+		assert.Equal(t, 2, c.made())
+	})
+}
+
 // TestRestlessSource: a source that always says that it has changed costs one round a second.
 func TestRestlessSource(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -956,6 +1134,20 @@ func TestUngovernedIsRefused(t *testing.T) {
 	s, c := connect(t, p.server(t, spiffe.AllowAnyPeer(), opts), p.client(t, spiffe.AllowAnyPeer(), nil))
 	assert.ErrorContains(t, s.err, "not accepted by the Governor's Listener")
 	assert.Error(t, c.err)
+
+	below := memconn.Listen()
+	foreign := tls.NewListener(newGovernor(t, nil).Listener(below), p.server(t, spiffe.AllowAnyPeer(), opts))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		conn, err := foreign.Accept()
+		require.NoError(t, err)
+		assert.ErrorContains(t, conn.(*tls.Conn).HandshakeContext(t.Context()), "not accepted by the Governor's Listener", "but by another's")
+		_ = conn.Close()
+	})
+	raw, err := below.Dial(t.Context())
+	require.NoError(t, err)
+	assert.Error(t, tls.Client(raw, p.client(t, spiffe.AllowAnyPeer(), nil)).HandshakeContext(t.Context()))
+	wg.Wait()
 
 	server := &http.Server{}
 	require.NoError(t, spiffetls.ConfigureServer(server, p, p, spiffe.AllowAnyPeer(), opts))
