@@ -314,10 +314,12 @@ func TestServerGovernor(t *testing.T) {
 	for name, c := range map[string]struct {
 		announced bool
 		policy    bool
+		empty     bool // the root goes, and the bundle stays
 	}{
 		"root, announced":     {announced: true},
 		"root, not announced": {},
 		"policy":              {announced: true, policy: true},
+		"all roots":           {announced: true, empty: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -341,6 +343,10 @@ func TestServerGovernor(t *testing.T) {
 				switch {
 				case c.policy:
 					require.NoError(t, allow.Set(spiffe.AllowMembersOf(home.TrustDomain())))
+				case c.empty:
+					none, err := spiffe.NewBundle(other.TrustDomain(), spiffe.BundleContents{})
+					require.NoError(t, err)
+					peers.learn(both.With(none))
 				case c.announced:
 					peers.learn(home.Bundles())
 				default:
@@ -442,9 +448,11 @@ func TestWhoHasLeft(t *testing.T) {
 			c := w.citizen(ca.SVID("/client"), ca.Bundles(), opts)
 			c.ask()
 			require.Equal(t, 1, w.g.Status().Open)
+			require.Equal(t, 1, spiffetls.Hooked(w.g))
 			c.CloseIdleConnections()
 			synctest.Wait()
 			require.Zero(t, w.g.Status())
+			require.Zero(t, spiffetls.Hooked(w.g))
 		}
 	})
 }
