@@ -310,6 +310,28 @@ func TestFailureLogIsBounded(t *testing.T) {
 	assert.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
 }
 
+// TestFailureKinds: what one peer does wrong in two ways is kept as two.
+func TestFailureKinds(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	var failures spiffetls.FailureLog
+	p := newParty(ca.SVID("/db"), ca.Bundles())
+	verify := p.client(t, spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures}).VerifyConnection
+	for range 2 {
+		for _, f := range []spiffetest.Fault{spiffetest.NoKeyUsage, spiffetest.CertSignLeaf, spiffetest.ForeignCA} {
+			chain, _ := ca.Broken(f)
+			require.Error(t, verify(tls.ConnectionState{PeerCertificates: chain}))
+		}
+	}
+	kept, total := failures.Failures()
+	assert.EqualValues(t, 6, total)
+	require.Len(t, kept, 3)
+	for i, rule := range []string{"X5-31", "X5-33", "X5-40"} {
+		assert.Equal(t, rule, kept[i].Rule)
+		assert.EqualValues(t, 2, kept[i].Count)
+	}
+}
+
 // TestDialFailures: what a transport meets before anybody is verified.
 func TestDialFailures(t *testing.T) {
 	t.Parallel()

@@ -822,6 +822,28 @@ func TestSilentSource(t *testing.T) {
 	})
 }
 
+// TestSourceFallsSilent before the Governor has judged a connection for the first time.
+func TestSourceFallsSilent(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		var asked atomic.Int64
+		source := bundleFunc(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+			if asked.Add(1) > 1 {
+				return nil, errors.New("the agent is down")
+			}
+			return ca.Bundle().Bundle(td)
+		})
+		w := open(t, nil, ca.SVID("/town"), source, spiffe.AllowAnyPeer())
+		c := w.citizen(ca.SVID("/client"), ca.Bundles(), nil)
+		c.ask()
+		after(10 * time.Minute)
+		require.True(t, c.isOpen())
+		require.LessOrEqual(t, asked.Load(), int64(1+2*12), "a look each minute, which may ask twice")
+		after(50 * time.Minute)
+		require.False(t, c.isOpen(), "but the proof has ended")
+	})
+}
+
 // bundleFunc is a BundleSource that is a func.
 type bundleFunc func(spiffe.TrustDomain) (*spiffe.Bundle, error)
 
@@ -978,6 +1000,27 @@ func TestRestlessSource(t *testing.T) {
 		assert.True(t, c.isOpen())
 	})
 }
+
+// TestRestlessSourceCondemns: to be judged again and again does not put off the end.
+func TestRestlessSourceCondemns(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		home, other, both := twoDomains(t)
+		self := newParty(home.SVID("/town"), both)
+		var never restless
+		w := open(t, nil, self, struct {
+			*party
+			changer
+		}{self, &never}, spiffe.AllowAnyPeer())
+		for range 5 {
+			w.citizen(other.SVID("/bad"), both, http1).ask()
+		}
+		self.learn(home.Bundles())
+		after(pause + jitter + instant)
+		assert.Zero(t, w.g.Status().Open)
+	})
+}
+
+type changer interface{ Changed() <-chan struct{} }
 
 type restless struct {
 	*spiffe.BundleSet
