@@ -298,10 +298,12 @@ func TestFailureLogIsBounded(t *testing.T) {
 	}
 	assert.Less(t, size, 256<<10)
 
-	said := bundleFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("line\nfeed <script>") })
+	said := bundleFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("line\nfeed <script>" + strings.Repeat("x", 5000)) })
 	config, err := spiffetls.ClientConfig(p, said, spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures})
 	require.NoError(t, err)
 	require.Error(t, config.VerifyConnection(tls.ConnectionState{PeerCertificates: ca.SVID("/x").Chain()}))
+	kept, _ = failures.Failures()
+	assert.LessOrEqual(t, len(kept[0].Reason), 1024+len("…"))
 	w := httptest.NewRecorder()
 	failures.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 	for line := range strings.Lines(w.Body.String()) {
