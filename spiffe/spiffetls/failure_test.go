@@ -298,7 +298,9 @@ func TestFailureLogIsBounded(t *testing.T) {
 	}
 	assert.Less(t, size, 256<<10)
 
-	said := bundleFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("line\nfeed <script>" + strings.Repeat("x", 5000)) })
+	said := bundleFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) {
+		return nil, errors.New("line\nfeed <script>" + strings.Repeat("x", 5000))
+	})
 	config, err := spiffetls.ClientConfig(p, said, spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures})
 	require.NoError(t, err)
 	require.Error(t, config.VerifyConnection(tls.ConnectionState{PeerCertificates: ca.SVID("/x").Chain()}))
@@ -364,6 +366,7 @@ func TestDialFailures(t *testing.T) {
 	assert.Equal(t, old.Addr().String(), f.Remote)
 	assert.Contains(t, f.Reason, "protocol version")
 
+	transport.DialContext = nil // the caller's to change; net/http has a dialler of its own then
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, closed.Close())

@@ -199,7 +199,11 @@ func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 
 // dial makes a connection of t that the Governor knows.
 func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr string) (net.Conn, error) {
-	below, err := t.DialContext(ctx, network, addr)
+	dial := t.DialContext
+	if dial == nil {
+		dial = new(net.Dialer).DialContext // as net/http does
+	}
+	below, err := dial(ctx, network, addr)
 	if err != nil {
 		return nil, err // no handshake has failed
 	}
