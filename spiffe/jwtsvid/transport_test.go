@@ -297,6 +297,35 @@ func TestTransportRedirects(t *testing.T) {
 	assert.Equal(t, "home", audienceOf(t, tokens[1]))
 }
 
+// A base that does not say which request a response answers hides where a redirect comes from.
+func TestTransportRedirectUnknown(t *testing.T) {
+	t.Parallel()
+	var seen []string
+	base := roundTripper(func(r *http.Request) (*http.Response, error) {
+		seen = append(seen, fmt.Sprint(r.URL, " ", len(r.Header["Authorization"])))
+		resp := &http.Response{StatusCode: 307, Body: http.NoBody, Header: http.Header{}}
+		switch r.URL.String() {
+		case "https://home.test/":
+			resp.Header.Set("Location", "/here")
+		case "https://home.test/here":
+			resp.Header.Set("Location", "https://evil.test/")
+		case "https://evil.test/":
+			resp.Header.Set("Location", "https://evil.test/there")
+		case "https://evil.test/there":
+			resp.Header.Set("Location", "https://other.test/")
+		default:
+			resp.StatusCode = 200
+		}
+		return resp, nil
+	})
+	c, _ := client(t, map[string]string{"home.test": "home", "evil.test": "evil", "other.test": "other"}, &jwtsvid.TransportOptions{Base: base})
+	_, err := do(t, c, http.MethodGet, "https://home.test/", "")
+	require.NoError(t, err)
+	assert.Equal(t, []string{
+		"https://home.test/ 1", "https://home.test/here 1", "https://evil.test/ 0", "https://evil.test/there 0", "https://other.test/ 0",
+	}, seen)
+}
+
 // A host that sends us from https to http is the same host, and the token stays where it is.
 func TestTransportRedirectAwayFromTLS(t *testing.T) {
 	t.Parallel()

@@ -576,6 +576,30 @@ func TestRedirect(t *testing.T) {
 	require.ErrorContains(t, err, `refusing to send a WIT-SVID by "http"`)
 }
 
+// A base that does not say which request a response answers hides where a redirect comes from.
+func TestRedirectUnknown(t *testing.T) {
+	t.Parallel()
+	p := newPair(t, who)
+	var seen []string
+	c := p.client(t, func(o *witsvid.TransportOptions) {
+		o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+			seen = append(seen, fmt.Sprint(r.URL, " ", len(r.Header[witsvid.HeaderToken])))
+			resp := &http.Response{StatusCode: 307, Body: http.NoBody, Header: http.Header{}}
+			switch r.URL.String() {
+			case "https://home.test/":
+				resp.Header.Set("Location", "https://evil.test/")
+			case "https://evil.test/":
+				resp.Header.Set("Location", "https://evil.test/there")
+			default:
+				resp.StatusCode = 200
+			}
+			return resp, nil
+		})
+	})
+	_, _ = do(t, c, request(t, "GET", "https://home.test/", ""))
+	assert.Equal(t, []string{"https://home.test/ 1", "https://evil.test/ 0", "https://evil.test/there 0"}, seen)
+}
+
 func TestBodies(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "HSIG-3")

@@ -283,11 +283,14 @@ func FromResponse(resp *http.Response) (*Proof, bool) {
 }
 
 // strayed reports whether r comes from a redirect that led to another host or away from TLS, now or
-// before.
+// before. A response that does not say what it answers, as not every RoundTripper sees to that, may have
+// come from anywhere.
 func strayed(r *http.Request) bool {
 	at := r.URL
-	for r.Response != nil && r.Response.Request != nil {
-		r = r.Response.Request
+	for r.Response != nil {
+		if r = r.Response.Request; r == nil || r.URL == nil {
+			return true
+		}
 		if !strings.EqualFold(r.URL.Host, at.Host) || r.URL.Scheme != at.Scheme {
 			return true
 		}
