@@ -4,6 +4,7 @@ import (
 	"hash/maphash"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -17,11 +18,12 @@ type memory struct {
 }
 
 // memo is a token that was verified with a bundle. It is worth nothing with any other: a bundle
-// never changes, so its address is its generation.
+// never changes, so its address is its generation. The pointer is weak, so that a token which does not
+// come again keeps no bundle that nobody has any more; the address of one that is gone is nobody's.
 type memo struct {
 	hash   uint64
 	proof  *Verified
-	bundle *spiffe.Bundle
+	bundle weak.Pointer[spiffe.Bundle]
 }
 
 const (
@@ -65,7 +67,7 @@ func (m *memory) store(h uint64, token string, p *Verified, b *spiffe.Bundle) {
 			victim, end = s, e.proof.expires
 		}
 	}
-	victim.Store(&memo{hash: h, proof: p, bundle: b})
+	victim.Store(&memo{hash: h, proof: p, bundle: weak.Make(b)})
 }
 
 // forget removes e, which has turned out to be worth nothing.

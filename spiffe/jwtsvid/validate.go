@@ -155,7 +155,7 @@ func (v *Validator) again(m *memo, token string, hash uint64) (*Verified, error)
 		e.ID = p.id
 		return nil, e
 	}
-	if b != m.bundle {
+	if b != m.bundle.Value() {
 		v.memory.forget(m)
 		return v.fresh(token, hash)
 	}

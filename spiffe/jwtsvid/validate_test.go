@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -493,6 +495,21 @@ func TestMemory(t *testing.T) {
 		_, err = v.Validate(token)
 		refused(t, err, token, "expired", "JWT-19")
 	}
+}
+
+// What is remembered holds no bundle that its source has replaced: they may be large, and many.
+func TestMemoryHoldsNoBundle(t *testing.T) {
+	t.Parallel()
+	current := bundle(t, "example.org", "example.org")
+	source := &counted{answer: func(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return current.Bundle(td) }}
+	v := validator(t, source, jwtsvid.ValidatorOptions{})
+	_, err := v.Validate(es256(t, baseHeader, basePay))
+	require.NoError(t, err)
+	old := weak.Make(current)
+	current = bundle(t, "example.org", "example.org")
+	runtime.GC()
+	assert.True(t, old.Value() == nil)
+	runtime.KeepAlive(v)
 }
 
 func TestMemoryBounds(t *testing.T) {
