@@ -2,6 +2,7 @@ package jwtsvid
 
 import (
 	"bytes"
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"encoding/base64"
@@ -399,7 +400,8 @@ func exact(object []byte, into any) []byte {
 }
 
 // fieldNames returns the names under which encoding/json knows the fields of the struct that into
-// points to. It may return more, of fields that are hidden by others.
+// points to. It may return more, of fields that are hidden by others, but not of those that it never
+// fills: their names would let a claim through that it then puts into a field whose name differs by case.
 func fieldNames(into any) []string {
 	if _, ok := into.(json.Unmarshaler); ok {
 		return nil
@@ -411,13 +413,30 @@ func fieldNames(into any) []string {
 	if t == nil || t.Kind() != reflect.Struct {
 		return nil
 	}
-	var names []string
-	for _, f := range reflect.VisibleFields(t) {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == "" {
-			name = f.Name
+	return appendFields(nil, t, nil)
+}
+
+// appendFields appends the names in t, which lies in the structs above.
+func appendFields(names []string, t reflect.Type, above []reflect.Type) []string {
+	if slices.Contains(above, t) {
+		return names
+	}
+	above = append(above, t)
+	for f := range t.Fields() {
+		tag := f.Tag.Get("json")
+		name, _, _ := strings.Cut(tag, ",")
+		in := f.Type
+		if in.Kind() == reflect.Pointer {
+			in = in.Elem()
 		}
-		names = append(names, name)
+		embedded := f.Anonymous && in.Kind() == reflect.Struct
+		switch {
+		case tag == "-", !f.IsExported() && !embedded:
+		case embedded && name == "":
+			names = appendFields(names, in, above)
+		default:
+			names = append(names, cmp.Or(name, f.Name))
+		}
 	}
 	return names
 }

@@ -414,6 +414,28 @@ func TestClaims(t *testing.T) {
 	assert.Equal(t, "escaped", c.Role)
 	assert.Equal(t, webID.String(), c.Sub)
 
+	// A name that encoding/json does not fill lets no claim in through another one.
+	type Inner struct {
+		Admin string `json:"admin"`
+	}
+	type Loop struct {
+		*Loop
+		Team string `json:"TEAM"`
+	}
+	var h struct {
+		team  string
+		Role  string `json:"ROLE"`
+		Never string `json:"-"`
+		Inner `json:"inner"`
+		Loop
+		Boss string `json:"ADMIN"`
+		Dash string `json:"-,"`
+		Name string
+	}
+	require.NoError(t, verified(`,"role":"a","team":"a","Never":"a","admin":"a","-":"dash","Name":"name","inner":{"admin":"inner"}`).Claims(&h))
+	assert.Empty(t, h.Role+h.team+h.Loop.Team+h.Never+h.Boss)
+	assert.Equal(t, []string{"dash", "name", "inner"}, []string{h.Dash, h.Name, h.Admin})
+
 	// Everything as it is.
 	var raw json.RawMessage
 	require.NoError(t, verified(`,"Role":1`).Claims(&raw))
