@@ -412,12 +412,33 @@ func (c *Cache) joinForced(e *entry, rejected string) (*flight, string, error) {
 	switch {
 	case st.valid(now) && st.token != rejected:
 		return nil, st.token, nil // somebody was faster
-	case st.flight == nil && !e.forced.IsZero() && !reached(now, e.forced.Add(forcedInterval)):
+	case st.flight == nil && !e.mayForce(now):
 		return nil, "", fmt.Errorf("a server has refused another one in the last %v: it is not the token's fault", forcedInterval)
 	case st.flight == nil:
 		e.forced = now
 	}
 	return c.await(e, st), "", nil
+}
+
+// doubt has a token fetched in the place of one that a server has refused, which nobody waits for.
+func (c *Cache) doubt(rejected, audience string) {
+	e, err := c.entry([]string{audience})
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if st := e.state.Load(); st.token == rejected && st.flight == nil && e.mayForce(now) {
+		e.forced = now
+		c.start(e, nil)
+	}
+}
+
+// mayForce reports whether it is not too soon to ask for a token only because a server has refused one.
+// The caller holds mu.
+func (e *entry) mayForce(now time.Time) bool {
+	return e.forced.IsZero() || reached(now, e.forced.Add(forcedInterval))
 }
 
 // start starts an attempt for e: Run's own if r is not nil, and else one that ends by itself. The caller

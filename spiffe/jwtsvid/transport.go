@@ -40,8 +40,9 @@ type TransportOptions struct {
 // host must not choose where we show who we are. A request over http is refused unless the options allow
 // it. A request that has an Authorization header already is passed on as it is.
 //
-// If a server answers 401, the token may have been taken back. Then a new one is fetched, and the request
-// is repeated once, if its body can be sent again ([http.Request.GetBody]).
+// If a server answers 401, the token may have been taken back. Then a new one is fetched, at most every
+// ten seconds, and the request is repeated once, if its body can be sent again ([http.Request.GetBody]);
+// if it cannot, the new token is for the requests that follow.
 type Transport struct {
 	cache     *Cache
 	audiences map[string]string // by host and port
@@ -130,6 +131,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	body, ok := bodyAgain(r)
 	if !ok {
+		t.cache.doubt(token, audience)
 		return resp, nil
 	}
 	if token, err = t.cache.renew(r.Context(), token, audience); err != nil {

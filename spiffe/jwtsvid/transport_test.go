@@ -371,10 +371,10 @@ func TestTransportRetry(t *testing.T) {
 		{"refused once", 1, "POST", "hello", nil, 200, 2, 2},
 		{"no body", 1, "GET", "", nil, 200, 2, 2},
 		{"refused for good", 9, "POST", "hello", nil, 401, 2, 2},
-		{"a body that is gone", 1, "POST", "hello", reader, 401, 1, 1},
+		{"a body that is gone", 1, "POST", "hello", reader, 401, 1, 2},
 		{"a body that does not come back", 1, "POST", "hello", func(r *http.Request) {
 			r.GetBody = func() (io.ReadCloser, error) { return nil, errors.New("gone") }
-		}, 401, 1, 1},
+		}, 401, 1, 2},
 		{"the caller's own", 1, "POST", "hello", func(r *http.Request) { r.Header.Set("Authorization", "Bearer x") }, 401, 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -394,7 +394,17 @@ func TestTransportRetry(t *testing.T) {
 			if c.requests == 2 {
 				assert.NotEqual(t, tokens[0], tokens[1])
 			}
-			assert.Equal(t, c.fetched, source.count())
+			assert.Eventually(t, func() bool { return source.count() == c.fetched }, 10*time.Second, time.Millisecond)
+			if c.status == http.StatusUnauthorized && c.refused == 1 && c.fetched == 2 {
+				// It could not be repeated. The next one has the new token, when that is there.
+				assert.Eventually(t, func() bool {
+					resp, err := do(t, client, c.method, s.URL, c.body, edit)
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					return err == nil && resp.StatusCode == http.StatusOK && s.tokens[len(s.tokens)-1] != tokens[0]
+				}, 10*time.Second, time.Millisecond)
+				assert.Equal(t, c.fetched, source.count())
+			}
 			if c.name != "refused for good" {
 				return
 			}
