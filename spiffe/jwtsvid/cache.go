@@ -248,6 +248,9 @@ func (c *Cache) entry(audience []string) (*entry, error) {
 		for _, a := range sorted {
 			key.text += strconv.Itoa(len(a)) + ":" + a
 		}
+		if e := (*c.entries.Load())[key]; e != nil {
+			return e, nil
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -314,6 +317,8 @@ func (c *Cache) refresh(e *entry) {
 	switch st := e.state.Load(); {
 	case st.flight != nil || !reached(time.Now(), st.next):
 	case c.run != nil:
+		// Somebody asks, also if the clock was put back since we received the token.
+		e.asked.Store(max(e.asked.Load(), st.received.UnixNano()+1))
 		c.wake()
 	default:
 		c.start(e, nil)

@@ -92,6 +92,50 @@ func TestCacheRefresh(t *testing.T) {
 	}
 }
 
+// A clock that is put back does not keep a token that is in use from being renewed.
+func TestCacheClockPutBack(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c, source := newCache(t, nil)
+			if running {
+				start(t, c)
+			}
+			fetch(t, c, "db")
+			jwtsvid.PutBack(c, time.Hour, "db")
+			every(t, c, time.Second, 152*time.Second)
+			synctest.Wait()
+			assert.Equal(t, 2, source.count())
+			assert.Equal(t, "2", fetch(t, c, "db"))
+		})
+	}
+}
+
+// Who asks for a token that is there waits for nobody, however many audiences it has.
+func TestCacheWithoutLock(t *testing.T) {
+	t.Parallel()
+	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, WideAudience: true})}
+	c, err := jwtsvid.NewCache(source, nil)
+	require.NoError(t, err)
+	for _, audience := range [][]string{{"db"}, {"db", "cache"}} {
+		fetch(t, c, audience...)
+		done := make(chan struct{})
+		jwtsvid.Locked(c, func() {
+			go func() {
+				defer close(done)
+				_, err := c.Fetch(t.Context(), audience...)
+				assert.NoError(t, err)
+			}()
+			select {
+			case <-done:
+			case <-time.After(10 * time.Second):
+				assert.Fail(t, "waits for the lock", audience)
+			}
+		})
+		<-done
+	}
+}
+
 // TestCacheSlowSource shows that nobody waits for a new token who has an old one.
 func TestCacheSlowSource(t *testing.T) {
 	t.Parallel()
