@@ -267,8 +267,7 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 		fail(errors.New("the client demands a signed response, and there is no Prover (HSIG-10)"))
 		return
 	}
-	s, _, err := m.prover.current() // before the handler does things in vain
-	if err != nil {
+	if _, _, err := m.prover.current(); err != nil { // before the handler does things in vain
 		fail(err)
 		return
 	}
@@ -279,9 +278,14 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 		return
 	}
 	rec.finish(r.Method)
+	s, now, err := m.prover.current() // again, as the handler may have taken long
+	if err != nil {
+		fail(err)
+		return
+	}
 	rec.header.Set(HeaderToken, s.Token())
 	answer := &message{status: rec.status, header: rec.header, request: p.message}
-	if _, err := m.prover.sign(s, m.prover.now(), answer, nil, param{"wimse-req-nonce", item{kind: '"', text: p.signed.nonce}}); err != nil {
+	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", item{kind: '"', text: p.signed.nonce}}); err != nil {
 		fail(err)
 		return
 	}

@@ -323,7 +323,7 @@ func readBody(body io.Reader, limit int64) ([]byte, error) {
 	if body == nil {
 		return nil, nil
 	}
-	data, err := io.ReadAll(io.LimitReader(body, limit+1))
+	data, err := io.ReadAll(io.LimitReader(body, max(limit, limit+1))) // the largest limit has no successor
 	if err == nil && int64(len(data)) > limit {
 		err = errBodyTooLarge(limit)
 	}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -427,6 +428,24 @@ func TestSignedResponses(t *testing.T) {
 	assert.False(t, ok)
 	_, ok = witsvid.FromResponse(&http.Response{})
 	assert.False(t, ok)
+}
+
+// A handler may take longer than the token of the server lasts, whose key then signs nothing more.
+func TestResponseAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WIT-51")
+	var ahead atomic.Int64
+	handler := func(http.ResponseWriter, *http.Request) { ahead.Store(int64(2 * time.Hour)) }
+	issuer := newIssuer(t, nil)
+	db, err := issuer.IssueSVID(spiffe.MustParseID("spiffe://example.org/db"))
+	require.NoError(t, err)
+	prover, err := witsvid.NewProver(db, &witsvid.ProverOptions{Now: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+	require.NoError(t, err)
+	p := newPair(t, handler, func(o *pairOptions) { o.middleware.Prover = prover })
+	c := p.client(t, signing, func(o *witsvid.TransportOptions) { o.Responses = newValidator(t, bundleOf(t, issuer), nil) })
+	_, err = c.Do(request(t, "GET", p.url, ""))
+	require.ErrorContains(t, err, "the server answered 501")
+	require.ErrorContains(t, p.logs.take(), "its key is not used any more (WIT-51)")
 }
 
 // A response that cannot be signed is an error, on both sides.
