@@ -2,15 +2,18 @@ package witsvid_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -645,6 +648,77 @@ func TestBodies(t *testing.T) {
 	status, body := do(t, p.client(t), request(t, "POST", p.url, strings.Repeat("x", 5000)))
 	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
 	assert.Equal(t, "5000 ", body)
+}
+
+// The largest limit is none, and loses no body.
+func TestBodiesWithoutLimit(t *testing.T) {
+	t.Parallel()
+	p, _ := signedPair(t, func(w http.ResponseWriter, r *http.Request) {
+		_, err := io.Copy(w, r.Body)
+		if err != nil {
+			panic(err)
+		}
+	}, func(o *pairOptions) { o.middleware.MaxBody = math.MaxInt64 })
+	c := p.client(t, signing, func(o *witsvid.TransportOptions) {
+		o.MaxBody, o.Responses = math.MaxInt64, newValidator(t, bundleOf(t, p.issuer), nil)
+	})
+	status, body := do(t, c, request(t, "POST", p.url, "hello"))
+	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
+	assert.Equal(t, "hello", body)
+}
+
+// A body that takes its time is not what makes a signature old.
+func TestSlowBody(t *testing.T) {
+	t.Parallel()
+	clock := time.Unix(now, 0)
+	issuer := newIssuer(t, &witsvid.IssuerOptions{Now: func() time.Time { return clock }})
+	s, err := issuer.IssueSVID(spiffe.MustParseID(webID))
+	require.NoError(t, err)
+	prover, err := witsvid.NewProver(s, &witsvid.ProverOptions{Now: func() time.Time { return clock }})
+	require.NoError(t, err)
+	created := ""
+	tr, err := witsvid.NewTransport(prover, &witsvid.TransportOptions{SignMessages: true, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		_, created, _ = strings.Cut(r.Header.Get("Signature-Input"), ";created=")
+		return nil, errors.New("sent")
+	})})
+	require.NoError(t, err)
+	r := request(t, "POST", vectorURL, "")
+	r.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
+		clock = clock.Add(10 * time.Minute)
+		return 0, io.EOF
+	}))
+	_, err = tr.RoundTrip(r)
+	require.EqualError(t, err, "sent")
+	assert.True(t, strings.HasPrefix(created, fmt.Sprint(clock.Unix(), ";")), created)
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// A body that does not come holds nobody longer than the context of its request.
+func TestBodyThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, err := newIssuer(t, nil).IssueSVID(spiffe.MustParseID(webID))
+		require.NoError(t, err)
+		tr, err := witsvid.NewTransport(proverOf(t, s), &witsvid.TransportOptions{SignMessages: true, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return nil, errors.New("sent")
+		})})
+		require.NoError(t, err)
+		gone := errors.New("gone")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, gone)
+		defer cancel()
+		pipe, w := io.Pipe()
+		r, err := http.NewRequestWithContext(ctx, "POST", vectorURL, pipe)
+		require.NoError(t, err)
+		begin := time.Now()
+		_, err = tr.RoundTrip(r)
+		require.ErrorIs(t, err, gone)
+		assert.Equal(t, time.Minute, time.Since(begin))
+		_, err = w.Write([]byte("x"))
+		assert.ErrorIs(t, err, io.ErrClosedPipe, "the body is closed")
+	})
 }
 
 type errorReader struct{ err error }

@@ -155,14 +155,19 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	if t.audience != nil {
 		aud = cmp.Or(t.audience(r), aud)
 	}
-	s, now, err := t.prover.current()
-	if err != nil {
-		return nil, nil, "", err
-	}
 	c := r.WithContext(r.Context())
 	c.Header = r.Header.Clone()
 	if c.Header == nil {
 		c.Header = make(http.Header)
+	}
+	if t.sign {
+		if err := t.digestBody(c); err != nil {
+			return nil, nil, "", err
+		}
+	}
+	s, now, err := t.prover.current() // after the body, which may have taken long
+	if err != nil {
+		return nil, nil, "", err
 	}
 	c.Header.Set(HeaderToken, s.Token())
 	if t.sign {
@@ -182,7 +187,54 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	return c, nil, "", nil
 }
 
-// signRequest signs c, and replaces its body by one that was read.
+// digestBody replaces the body of c by one that was read, and sets its digest.
+func (t *Transport) digestBody(c *http.Request) error {
+	if len(c.Trailer) > 0 {
+		return errors.New("the request has trailers, which a signature does not cover")
+	}
+	if c.Body == nil || c.Body == http.NoBody {
+		return nil
+	}
+	body, err := readBodyWithin(c.Context(), c.Body, t.maxBody)
+	if err != nil {
+		return err
+	}
+	closeBody(c)
+	c.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	c.Body, _ = c.GetBody()
+	c.ContentLength, c.TransferEncoding = int64(len(body)), nil
+	if len(body) == 0 {
+		c.Body, c.GetBody = http.NoBody, nil
+	} else {
+		c.Header.Set("Content-Digest", contentDigest(body))
+	}
+	return nil
+}
+
+// readBodyWithin is readBody until ctx is done. A Read that hangs then is left behind, as net/http leaves
+// it; the caller closes the body, which ends most.
+func readBodyWithin(ctx context.Context, body io.Reader, limit int64) ([]byte, error) {
+	if ctx.Done() == nil {
+		return readBody(body, limit)
+	}
+	type result struct {
+		data []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		data, err := readBody(body, limit)
+		done <- result{data, err}
+	}()
+	select {
+	case r := <-done:
+		return r.data, r.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// signRequest signs c, whose body has its digest.
 func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud string) (*message, string, error) {
 	call := Call{Target: aud}
 	if err := call.check(); err != nil {
@@ -190,24 +242,6 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 	}
 	if !printable(aud) {
 		return nil, "", errors.New("the audience is not printable ASCII (HSIG-5)")
-	}
-	if len(c.Trailer) > 0 {
-		return nil, "", errors.New("the request has trailers, which a signature does not cover")
-	}
-	if c.Body != nil && c.Body != http.NoBody {
-		body, err := readBody(c.Body, t.maxBody)
-		if err != nil {
-			return nil, "", err
-		}
-		closeBody(c)
-		c.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-		c.Body, _ = c.GetBody()
-		c.ContentLength, c.TransferEncoding = int64(len(body)), nil
-		if len(body) == 0 {
-			c.Body, c.GetBody = http.NoBody, nil
-		} else {
-			c.Header.Set("Content-Digest", contentDigest(body))
-		}
 	}
 	extra := []param{{"wimse-aud", item{kind: '"', text: aud}}}
 	if t.responses != nil {
