@@ -152,7 +152,8 @@ type received struct {
 	hasBody bool // the body was read
 }
 
-// validate validates all that the request has, token first, and only then notes that its proofs were used.
+// validate validates all that the request has, token first, then notes that its proofs were used, and only
+// then reads the body: its sender decides how long that takes, and must not outlast what was noted.
 func (p *received) validate() (*Proof, *Error) {
 	v, h := p.m.validator, p.r.Header
 	if p.r.TLS == nil && !p.m.terminated {
@@ -217,11 +218,14 @@ func (p *received) validateProofs(holder *parsed, token string, now time.Time, h
 		if e := v.admit(holder, whatSignature, hash(token), p.signed.nonce, now, p.signed.expires); e != nil {
 			return nil, e
 		}
+		if e := p.validateBody(); e != nil {
+			return nil, e
+		}
 	}
 	return result, nil
 }
 
-// validateSignature validates the message signature, and reads the body for it.
+// validateSignature validates the message signature, but for the body.
 func (p *received) validateSignature(holder *parsed, now time.Time, accept func(string) bool) *Error {
 	s, e := p.m.validator.verifySignature(holder, p.message, now)
 	if e != nil {
@@ -235,6 +239,12 @@ func (p *received) validateSignature(holder *parsed, now time.Time, accept func(
 			return refuse(whatSignature, ReasonBinding, "HSIG-2", "the signature does not cover %q", f)
 		}
 	}
+	p.signed = s
+	return nil
+}
+
+// validateBody reads the body and compares it with its digest.
+func (p *received) validateBody() *Error {
 	var err error
 	if p.r.ContentLength > p.m.maxBody {
 		err = errBodyTooLarge(p.m.maxBody)
@@ -244,7 +254,7 @@ func (p *received) validateSignature(holder *parsed, now time.Time, accept func(
 	if err != nil {
 		return bodyFault(whatRequest, err)
 	}
-	p.hasBody, p.signed = true, s
+	p.hasBody = true
 	return checkDigest(p.message, p.body)
 }
 

@@ -299,6 +299,48 @@ func TestSignedRequests(t *testing.T) {
 	assert.Empty(t, got, "both ends within the leeway")
 }
 
+// Whoever repeats a request and holds its body back until its nonce is forgotten gets nowhere.
+func TestReplayWithSlowBody(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "HSIG-9")
+	at := now
+	rc := newReceiver(t, func(o *witsvid.ValidatorOptions) { o.Now = func() time.Time { return time.Unix(int64(at), 0) } })
+	got, _ := rc.send(t, goodDraft("slow").request())
+	require.Empty(t, got)
+	r := goodDraft("slow").request()
+	body := strings.NewReader("hello")
+	r.Body = io.NopCloser(readerFunc(func(b []byte) (int, error) {
+		if at == now {
+			at += 200
+			other := goodDraft("other")
+			other.params = strings.Replace(other.params, fmt.Sprintf("created=%d;expires=%d", now, now+60), fmt.Sprintf("created=%d;expires=%d", at, at+60), 1)
+			got, _ := rc.send(t, other.request())
+			assert.Empty(t, got)
+		}
+		return body.Read(b)
+	}))
+	got, _ = rc.send(t, r)
+	assert.Equal(t, "replay HSIG-9", got)
+}
+
+// Nobody's body is read who may not come in.
+func TestDeniedBodyIsNotRead(t *testing.T) {
+	t.Parallel()
+	v, err := witsvid.NewValidator(wit1Bundle(t), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/else")), atNow())
+	require.NoError(t, err)
+	rc := &receiver{logs: &logged{}}
+	rc.wrap, err = witsvid.Middleware(v, []string{"https://db.example.org"}, &witsvid.MiddlewareOptions{TLSTerminated: true, MaxBody: 3, Logger: rc.logs.logger()})
+	require.NoError(t, err)
+	r := goodDraft("denied").request()
+	r.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
+		assert.Fail(t, "read")
+		return 0, io.EOF
+	}))
+	got, status := rc.send(t, r)
+	assert.Equal(t, "denied", got)
+	assert.Equal(t, http.StatusForbidden, status)
+}
+
 // What a client of ours signs.
 func TestSignRequest(t *testing.T) {
 	t.Parallel()

@@ -261,6 +261,12 @@ func TestPolicy(t *testing.T) {
 	require.NoError(t, live.Set(spiffe.AllowIDs(spiffe.MustParseID(webID))))
 	_, err = v.Validate(token, proofFor(token, "1"), call)
 	require.NoError(t, err, "a proof that was denied is not used up")
+
+	// The policy does not depend on whether proofs are remembered.
+	off, err := witsvid.NewValidator(wit1Bundle(t), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/else")), atNow(func(o *witsvid.ValidatorOptions) { o.Proofs = -1 }))
+	require.NoError(t, err)
+	_, err = off.Validate(token, proofFor(token, "1"), call)
+	assert.Equal(t, "denied", outcome(t, err))
 }
 
 // source is a BundleSource that counts and can fail.
@@ -630,6 +636,9 @@ func TestReplay(t *testing.T) {
 		}
 		require.Empty(t, use())
 		for range 119 {
+			_, next := prove(t, svid, nil, witsvid.Call{Target: "x"}) // makes room
+			_, err := v.Validate(token, next, witsvid.Call{Target: "x"})
+			require.NoError(t, err)
 			require.Equal(t, "replay WPT-9", use())
 			time.Sleep(time.Second)
 		}
