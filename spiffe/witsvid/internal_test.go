@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -233,6 +234,7 @@ func TestRemembered(t *testing.T) {
 	m.keep(long[1:], p, b)
 	assert.NotNil(t, m.find(long[1:]))
 	assert.Nil(t, m.find("token"), "there is one place")
+	assert.NotSame(t, unsafe.StringData(long[1:]), unsafe.StringData(m.find(long[1:]).token), "it keeps no larger text")
 	(*memory)(nil).keep("token", p, b)
 	assert.Nil(t, (*memory)(nil).find("token"))
 }

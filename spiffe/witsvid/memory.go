@@ -2,6 +2,7 @@ package witsvid
 
 import (
 	"hash/maphash"
+	"strings"
 	"sync/atomic"
 	"weak"
 
@@ -53,5 +54,6 @@ func (m *memory) keep(token string, p *parsed, b *spiffe.Bundle) {
 	}
 	slim := *p
 	slim.input, slim.sig = nil, nil // verified
+	token = strings.Clone(token)    // which may be a small part of something large
 	m.slot(token).Store(&memo{token: token, parsed: &slim, bundle: weak.Make(b)})
 }
