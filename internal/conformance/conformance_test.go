@@ -150,6 +150,7 @@ func TestScan(t *testing.T) {
 		{"package a\nfunc TestA(t *testing.T) { conformance.Covers(t, \"ID-1\") }", ""},
 		{head + `func helper(t *testing.T) { conformance.Covers(t, "ID-1") }`, "a/b/x_test.go:3:29: Covers is called in helper, which go test does not run"},
 		{head + `func (s suite) TestA(t *testing.T) { conformance.Covers(t, "ID-1") }`, "a/b/x_test.go:3:38: Covers is called in TestA, which go test does not run"},
+		{head + `func Testing(t *testing.T) { conformance.Covers(t, "ID-1") }`, "a/b/x_test.go:3:30: Covers is called in Testing, which go test does not run"},
 		{"package 1", "a/b/x_test.go:1:9: expected 'IDENT', found 1"},
 	} {
 		ties, _, err := scan(fstest.MapFS{

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 const importPath = "github.com/svidkit/svidkit/internal/conformance"
@@ -61,7 +63,9 @@ func scanFile(name string, src []byte, known func(id string) bool, functions map
 			continue
 		}
 		runs := fn.Recv == nil && slices.ContainsFunc([]string{"Test", "Fuzz", "Example", "Benchmark"}, func(p string) bool {
-			return strings.HasPrefix(fn.Name.Name, p)
+			rest, ok := strings.CutPrefix(fn.Name.Name, p)
+			c, _ := utf8.DecodeRuneInString(rest)
+			return ok && !unicode.IsLower(c)
 		})
 		test := path.Dir(name) + "." + fn.Name.Name
 		if runs {
