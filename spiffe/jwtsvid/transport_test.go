@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -414,6 +415,46 @@ func TestTransportRetry(t *testing.T) {
 				require.NoError(t, err)
 			}
 			assert.Equal(t, c.fetched, source.count())
+		})
+	}
+}
+
+// Requests that cannot be repeated are refused at different times. That costs one new token.
+func TestTransportRefusedStreams(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		slow   time.Duration // the source
+		second time.Duration // when the second request is refused
+	}{
+		"while the new token is fetched": {20 * time.Second, 11 * time.Second},
+		"when it is there":               {0, 11 * time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			cache, source := newCache(t, nil)
+			base := roundTripper(func(r *http.Request) (*http.Response, error) {
+				if r.URL.Path == "/second" {
+					time.Sleep(c.second)
+				}
+				return &http.Response{StatusCode: http.StatusUnauthorized, Body: http.NoBody}, nil
+			})
+			rt, err := jwtsvid.NewTransport(cache, map[string]string{"db": "db"}, &jwtsvid.TransportOptions{Base: base})
+			require.NoError(t, err)
+			fetch(t, cache, "db")
+			source.set(func(m *mint) { m.wait = sleep(c.slow) })
+			var wg sync.WaitGroup
+			for _, path := range []string{"/first", "/second"} {
+				wg.Go(func() {
+					r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://db"+path, io.NopCloser(strings.NewReader("x")))
+					if assert.NoError(t, err) {
+						_, err = rt.RoundTrip(r)
+						assert.NoError(t, err)
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(time.Minute)
+			assert.Equal(t, 2, source.count(), name)
+			assert.Equal(t, "2", fetch(t, cache, "db"), name)
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 	"weak"
 
 	"github.com/stretchr/testify/assert"
@@ -485,6 +486,7 @@ func TestMemory(t *testing.T) {
 	again, err := v.Validate(strings.Clone(token))
 	require.NoError(t, err)
 	assert.Same(t, first, again, "remembered")
+	assert.NotSame(t, unsafe.StringData(token), unsafe.StringData(first.Token()), "it keeps no larger text")
 	assert.Equal(t, int64(2), source.asked.Load(), "and the source is asked each time")
 
 	// Another token of the same length is another token.

@@ -305,6 +305,9 @@ func TestMiddlewareRefuses(t *testing.T) {
 	_, withJWT := prove(t, p.web, nil, witsvid.Call{Target: call.Target, AccessToken: jwt})
 	status, _ = do(t, plain, request(t, "GET", p.url, "", witsvid.HeaderToken, token, witsvid.HeaderProof, withJWT, "Authorization", "Bearer "+jwt))
 	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
+	// And its scheme may be DPoP.
+	status, _ = do(t, plain, request(t, "GET", p.url, "", witsvid.HeaderToken, token, witsvid.HeaderProof, withAccess(), "Authorization", "dpop x"))
+	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
 	// A signature of somebody else's, for another purpose, does not disturb.
 	status, _ = do(t, plain, request(t, "GET", p.url, "", witsvid.HeaderToken, token, witsvid.HeaderProof, next(),
 		"Signature-Input", `sig=("@authority");created=1;keyid="k";tag="web-bot-auth"`, "Signature", "sig=:AA==:"))

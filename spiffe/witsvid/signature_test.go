@@ -323,22 +323,23 @@ func TestReplayWithSlowBody(t *testing.T) {
 	assert.Equal(t, "replay HSIG-9", got)
 }
 
-// Nobody's body is read who may not come in.
-func TestDeniedBodyIsNotRead(t *testing.T) {
+// Nobody's body is read who may not come in, and none that says itself that it is too large.
+func TestBodyIsNotRead(t *testing.T) {
 	t.Parallel()
-	v, err := witsvid.NewValidator(wit1Bundle(t), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/else")), atNow())
-	require.NoError(t, err)
-	rc := &receiver{logs: &logged{}}
-	rc.wrap, err = witsvid.Middleware(v, []string{"https://db.example.org"}, &witsvid.MiddlewareOptions{TLSTerminated: true, MaxBody: 3, Logger: rc.logs.logger()})
-	require.NoError(t, err)
-	r := goodDraft("denied").request()
-	r.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
-		assert.Fail(t, "read")
-		return 0, io.EOF
-	}))
-	got, status := rc.send(t, r)
-	assert.Equal(t, "denied", got)
-	assert.Equal(t, http.StatusForbidden, status)
+	for id, want := range map[string]string{"spiffe://example.org/else": "denied 403", webID: "too large HSIG-3 413"} {
+		v, err := witsvid.NewValidator(wit1Bundle(t), spiffe.AllowIDs(spiffe.MustParseID(id)), atNow())
+		require.NoError(t, err)
+		rc := &receiver{logs: &logged{}}
+		rc.wrap, err = witsvid.Middleware(v, []string{"https://db.example.org"}, &witsvid.MiddlewareOptions{TLSTerminated: true, MaxBody: 3, Logger: rc.logs.logger()})
+		require.NoError(t, err)
+		r := goodDraft("denied").request()
+		r.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
+			assert.Fail(t, "read")
+			return 0, io.EOF
+		}))
+		got, status := rc.send(t, r)
+		assert.Equal(t, want, fmt.Sprint(got, " ", status))
+	}
 }
 
 // What a client of ours signs.
