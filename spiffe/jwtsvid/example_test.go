@@ -98,7 +98,7 @@ func Example() {
 	fmt.Println(resp.Status, resp.Header.Get("WWW-Authenticate"))
 	// Output:
 	// hello spiffe://example.org/web <nil>
-	// 401 Unauthorized Bearer
+	// 401 Unauthorized Bearer realm="jwt-svid"
 }
 
 // A token that is for somebody else.

@@ -100,7 +100,7 @@ func answer(err error) (status int, challenge string) {
 	case errors.Is(err, errHeaders):
 		return http.StatusBadRequest, `Bearer error="invalid_request"`
 	case ok && e.Reason == ReasonNoToken:
-		return http.StatusUnauthorized, "Bearer" // RFC 6750: who has tried nothing is told no error
+		return http.StatusUnauthorized, `Bearer realm="jwt-svid"` // RFC 6750: who has tried nothing is told no error, and a challenge has a parameter
 	case ok && e.Reason == ReasonBundleSource:
 		return http.StatusServiceUnavailable, ""
 	}

@@ -44,7 +44,7 @@ func TestMiddleware(t *testing.T) {
 	conformance.Covers(t, "JWT-32", "AMB-19")
 	m := newMaterial(t)
 	good := es256(t, baseHeader, basePay)
-	invalid := `Bearer error="invalid_token"`
+	challenge, invalid := `Bearer realm="jwt-svid"`, `Bearer error="invalid_token"`
 	var log bytes.Buffer
 	logger := slog.New(slog.NewJSONHandler(&log, nil))
 	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowMembersOf(domain), &jwtsvid.MiddlewareOptions{Logger: logger})
@@ -58,12 +58,12 @@ func TestMiddleware(t *testing.T) {
 		{"JWT-32 lower case", []string{"bearer " + good}, 200, ""},
 		{"JWT-32 mixed case", []string{"bEARER " + good}, 200, ""},
 		{"several spaces", []string{"Bearer   " + good}, 200, ""},
-		{"none", nil, 401, "Bearer"},
-		{"empty", []string{""}, 401, "Bearer"},
-		{"another scheme", []string{"Basic dXNlcjpwYXNz"}, 401, "Bearer"},
-		{"no scheme", []string{good}, 401, "Bearer"},
-		{"scheme runs on", []string{"Bearer" + good}, 401, "Bearer"},
-		{"a tab", []string{"Bearer\t" + good}, 401, "Bearer"},
+		{"none", nil, 401, challenge},
+		{"empty", []string{""}, 401, challenge},
+		{"another scheme", []string{"Basic dXNlcjpwYXNz"}, 401, challenge},
+		{"no scheme", []string{good}, 401, challenge},
+		{"scheme runs on", []string{"Bearer" + good}, 401, challenge},
+		{"a tab", []string{"Bearer\t" + good}, 401, challenge},
 		{"nothing behind the scheme", []string{"Bearer"}, 401, invalid},
 		{"spaces behind the scheme", []string{"Bearer  "}, 401, invalid},
 		{"the token's case", []string{"Bearer " + strings.ToLower(good)}, 401, invalid},
