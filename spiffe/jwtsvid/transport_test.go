@@ -419,6 +419,38 @@ func TestTransportRetry(t *testing.T) {
 	}
 }
 
+// What a retry leaves behind is closed: the answer that refused the token, and a body that is not sent.
+func TestTransportRetryCloses(t *testing.T) {
+	t.Parallel()
+	var refused, again closing
+	base := roundTripper(func(r *http.Request) (*http.Response, error) {
+		_ = r.Body.Close()
+		r.Header.Set("X-Base", "1") // in its own copy
+		return &http.Response{StatusCode: http.StatusUnauthorized, Body: &refused}, nil
+	})
+	c, source := client(t, map[string]string{"db": "db"}, &jwtsvid.TransportOptions{Base: base})
+	send := func() *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://db/", &closing{})
+		require.NoError(t, err)
+		r.GetBody = func() (io.ReadCloser, error) { return &again, nil }
+		resp, err := c.Transport.RoundTrip(r)
+		require.NoError(t, err)
+		assert.Empty(t, r.Header)
+		return resp
+	}
+	resp := send()
+	assert.True(t, refused.closed)
+	assert.True(t, again.closed)
+	require.NoError(t, resp.Body.Close())
+
+	refused, again = closing{}, closing{}
+	source.set(func(m *mint) { m.err = errors.New("down") })
+	resp = send()
+	assert.False(t, refused.closed, "the answer of the server stands")
+	assert.True(t, again.closed)
+	require.NoError(t, resp.Body.Close())
+}
+
 // Requests that cannot be repeated are refused at different times. That costs one new token.
 func TestTransportRefusedStreams(t *testing.T) {
 	t.Parallel()

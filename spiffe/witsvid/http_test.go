@@ -39,7 +39,8 @@ type pairOptions struct {
 	http1      bool
 	middleware witsvid.MiddlewareOptions
 	targets    []string
-	signs      bool // the server can sign
+	signs      bool                            // the server can sign
+	around     func(http.Handler) http.Handler // the middleware
 }
 
 func newPair(t testing.TB, handler http.HandlerFunc, edit ...func(*pairOptions)) *pair {
@@ -71,6 +72,9 @@ func newPair(t testing.TB, handler http.HandlerFunc, edit ...func(*pairOptions))
 	wrap, err := witsvid.Middleware(p.validator, o.targets, &o.middleware)
 	require.NoError(t, err)
 	p.server.Config.Handler = wrap(handler)
+	if o.around != nil {
+		p.server.Config.Handler = o.around(p.server.Config.Handler)
+	}
 	p.server.StartTLS()
 	t.Cleanup(p.server.Close)
 	require.Equal(t, p.origin, p.server.URL)

@@ -453,6 +453,8 @@ func TestSignedResponses(t *testing.T) {
 					proof, ok := witsvid.FromResponse(resp)
 					require.True(t, ok)
 					assert.Equal(t, p.db.ID(), proof.ID())
+					_, ok = witsvid.FromResponse(&http.Response{Request: resp.Request})
+					assert.False(t, ok, "another response to a request of that context")
 					_, ok = witsvid.FromRequest(resp.Request)
 					assert.False(t, ok)
 					if _, typed := resp.Header["Content-Type"]; typed {
@@ -471,6 +473,31 @@ func TestSignedResponses(t *testing.T) {
 	assert.False(t, ok)
 	_, ok = witsvid.FromResponse(&http.Response{})
 	assert.False(t, ok)
+}
+
+// What a handler takes back of the header that was set around it is gone, and so is what it would be signed with.
+func TestSignedResponseHeader(t *testing.T) {
+	t.Parallel()
+	p, c := signedPair(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Del("Content-Type")
+		w.Header().Del("X-Gone")
+		w.WriteHeader(http.StatusNoContent)
+	}, func(o *pairOptions) {
+		o.around = func(inner http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "text/x")
+				w.Header().Set("X-Gone", "1")
+				w.Header().Set("X-Stays", "1")
+				inner.ServeHTTP(w, r)
+			})
+		}
+	})
+	resp, err := c.Do(request(t, "GET", p.url, ""))
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.NotContains(t, resp.Header, "Content-Type")
+	assert.NotContains(t, resp.Header, "X-Gone")
+	assert.Contains(t, resp.Header, "X-Stays")
 }
 
 // A handler may take longer than the token of the server lasts, whose key then signs nothing more.
