@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -350,8 +351,9 @@ func TestTransportRedirectAwayFromTLS(t *testing.T) {
 func TestTransportRetry(t *testing.T) {
 	t.Parallel()
 	refuse := func(times int) func(int, http.ResponseWriter, *http.Request) {
-		return func(n int, w http.ResponseWriter, _ *http.Request) {
-			if n < times {
+		var count atomic.Int64
+		return func(_ int, w http.ResponseWriter, _ *http.Request) {
+			if count.Add(1) <= int64(times) {
 				w.WriteHeader(http.StatusUnauthorized)
 				_, _ = w.Write(make([]byte, 1000))
 			}
@@ -371,7 +373,7 @@ func TestTransportRetry(t *testing.T) {
 		{"never refused", 0, "POST", "hello", nil, 200, 1, 1},
 		{"refused once", 1, "POST", "hello", nil, 200, 2, 2},
 		{"no body", 1, "GET", "", nil, 200, 2, 2},
-		{"refused for good", 9, "POST", "hello", nil, 401, 2, 2},
+		{"refused for good", 99, "POST", "hello", nil, 401, 2, 2},
 		{"a body that is gone", 1, "POST", "hello", reader, 401, 1, 2},
 		{"a body that does not come back", 1, "POST", "hello", func(r *http.Request) {
 			r.GetBody = func() (io.ReadCloser, error) { return nil, errors.New("gone") }
@@ -614,7 +616,7 @@ func TestNewTransportMistakes(t *testing.T) {
 	require.NoError(t, err)
 	transport, err = jwtsvid.NewTransport(cache, map[string]string{s.host(): "db"}, nil)
 	require.NoError(t, err)
-	_, err = (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get(s.URL)
+	_, err = (&http.Client{Transport: transport, Timeout: time.Minute}).Get(s.URL)
 	assert.ErrorContains(t, err, "certificate signed by unknown authority")
 	tokens, _ := s.seen()
 	assert.Empty(t, tokens)
