@@ -8,6 +8,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -75,7 +76,7 @@ func TestAlgorithms(t *testing.T) {
 			assert.Equal(t, token[:strings.LastIndexByte(token, '.')], string(p.Input))
 			require.NoError(t, a.Verify(key.Public(), p.Input, p.Signature))
 
-			for i := range []int{0, len(p.Signature) - 1} {
+			for _, i := range []int{0, len(p.Signature) - 1} {
 				bad := bytes.Clone(p.Signature)
 				bad[i] ^= 1
 				assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, bad)))
@@ -110,6 +111,52 @@ func TestAlgorithms(t *testing.T) {
 	assert.Equal(t, "Algorithm(10)", jws.Algorithm(10).String())
 	assert.False(t, jws.Algorithm(0).Fits(rsa2048().Public()))
 	assert.False(t, jws.Algorithm(10).Fits(rsa2048().Public()))
+}
+
+// A signature with PSS has a salt as long as its hash, and no other (RFC 7518 section 3.5).
+func TestSalt(t *testing.T) {
+	t.Parallel()
+	key, input := rsa2048(), []byte("input")
+	sum := sha256.Sum256(input)
+	for _, size := range []int{rsa.PSSSaltLengthAuto, 20, 31, 32, 33, 48} {
+		sig, err := rsa.SignPSS(rand.Reader, key, crypto.SHA256, sum[:], &rsa.PSSOptions{SaltLength: size})
+		require.NoError(t, err)
+		assert.Equal(t, size == 32, jws.PS256.Verify(key.Public(), input, sig) == nil, size)
+	}
+}
+
+// RSA keys that look like one and are not, or whose use costs too much.
+func TestUnsoundRSA(t *testing.T) {
+	t.Parallel()
+	good := rsa2048().PublicKey
+	text := func(b []byte) []byte { return base64.RawURLEncoding.AppendEncode(nil, b) }
+	n, e := good.N.Bytes(), jws.Exponent(&good)
+	even := bytes.Clone(n)
+	even[len(even)-1] &^= 1
+	for name, k := range map[string]jws.JWK{
+		"even":                    {N: text(even), E: text(e)},
+		"zero in front of n":      {N: text(append([]byte{0}, n...)), E: text(e)},
+		"zero in front of e":      {N: text(n), E: text(append([]byte{0}, e...))},
+		"short":                   {N: text(n[:len(n)-1]), E: text(e)},
+		"of 8200 bits":            {N: text(append(bytes.Repeat([]byte{0xff}, 1025-len(n)), n...)), E: text(e)},
+		"n is empty":              {E: text(e)},
+		"e is empty":              {N: text(n)},
+		"e is 1":                  {N: text(n), E: text([]byte{1})},
+		"e is even":               {N: text(n), E: text([]byte{4})},
+		"e is 2³¹+1":              {N: text(n), E: text([]byte{0x80, 0, 0, 1})},
+		"e has five bytes":        {N: text(n), E: text([]byte{1, 0, 0, 0, 1})},
+		"padding":                 {N: append(text(n), '='), E: text(e)},
+		"a line break":            {N: append(text(n), '\n'), E: text(e)},
+		"a line break in the way": {N: append([]byte{'\n'}, text(n)[1:]...), E: text(e)},
+	} {
+		k.Kty = []byte("RSA")
+		key, reason := k.PublicKey()
+		assert.NotEmpty(t, reason, name)
+		assert.Nil(t, key, name)
+	}
+	k := jws.JWK{Kty: []byte("RSA"), N: text(n), E: text([]byte{0x7f, 0xff, 0xff, 0xff})}
+	_, reason := k.PublicKey()
+	assert.Empty(t, reason, "the largest e")
 }
 
 // Small R or S keep their leading zeros: of a few hundred signatures one has them.

@@ -174,6 +174,10 @@ func TestRoundTrip(t *testing.T) {
 					assert.Equal(t, want, body)
 					assert.Empty(t, r.Header.Get(witsvid.HeaderToken), "the caller's request is left alone")
 				}
+				resp, err := c.Do(request(t, "GET", p.url, ""))
+				require.NoError(t, err)
+				require.NoError(t, resp.Body.Close())
+				assert.NotContains(t, resp.Request.Header, witsvid.HeaderToken, "the response does not show the token")
 			})
 		}
 	}

@@ -450,6 +450,7 @@ func TestSignedResponses(t *testing.T) {
 					assert.Equal(t, []string{"1", "2"}, resp.Header["X-Two"])
 					assert.Empty(t, resp.Header.Get("X-Late"))
 					assert.Equal(t, want != "", resp.Header.Get("Content-Digest") != "")
+					assert.Empty(t, resp.Request.Header.Get(witsvid.HeaderToken), "the response does not show the token")
 					proof, ok := witsvid.FromResponse(resp)
 					require.True(t, ok)
 					assert.Equal(t, p.db.ID(), proof.ID())
