@@ -55,6 +55,9 @@ type MiddlewareOptions struct {
 // [ReasonBusy]). There is no 401, which would invite a client to put the token into the field
 // Authorization (WIT-50).
 //
+// The body of a signed request is read last, when all else is in order and the proof counts as used: one that
+// is not what was signed costs its sender a new proof.
+//
 // A response that is to be signed is kept back until the handler returns, and what the handler's writer
 // can do beyond http.ResponseWriter is not there. What changes responses, such as compression, belongs
 // inside.
