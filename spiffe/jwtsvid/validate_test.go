@@ -430,12 +430,11 @@ func TestClaims(t *testing.T) {
 		Inner `json:"inner"`
 		Loop
 		Boss string `json:"ADMIN"`
-		Dash string `json:"-,"`
 		Name string
 	}
-	require.NoError(t, verified(`,"role":"a","team":"a","Never":"a","admin":"a","-":"dash","Name":"name","inner":{"admin":"inner"}`).Claims(&h))
+	require.NoError(t, verified(`,"role":"a","team":"a","Never":"a","admin":"a","-":"a","Name":"name","inner":{"admin":"inner"}`).Claims(&h))
 	assert.Empty(t, h.Role+h.team+h.Loop.Team+h.Never+h.Boss)
-	assert.Equal(t, []string{"dash", "name", "inner"}, []string{h.Dash, h.Name, h.Admin})
+	assert.Equal(t, []string{"name", "inner"}, []string{h.Name, h.Admin})
 
 	// Everything as it is.
 	var raw json.RawMessage
