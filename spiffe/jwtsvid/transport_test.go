@@ -460,15 +460,13 @@ func TestTransportRefusedStreams(t *testing.T) {
 		slow   time.Duration // the source
 		second time.Duration // when the second request is refused
 	}{
-		"while the new token is fetched": {20 * time.Second, 11 * time.Second},
-		"when it is there":               {0, 11 * time.Second},
+		"while the new token is fetched": {20 * time.Second, 12 * time.Second},
+		"when it is there":               {0, 12 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			cache, source := newCache(t, nil)
 			base := roundTripper(func(r *http.Request) (*http.Response, error) {
-				if r.URL.Path == "/second" {
-					time.Sleep(c.second)
-				}
+				time.Sleep(map[string]time.Duration{"/first": time.Second, "/second": c.second}[r.URL.Path]) // both are sent by then
 				return &http.Response{StatusCode: http.StatusUnauthorized, Body: http.NoBody}, nil
 			})
 			rt, err := jwtsvid.NewTransport(cache, map[string]string{"db": "db"}, &jwtsvid.TransportOptions{Base: base})
