@@ -397,7 +397,7 @@ func TestTransportRetry(t *testing.T) {
 			if c.requests == 2 {
 				assert.NotEqual(t, tokens[0], tokens[1])
 			}
-			assert.Eventually(t, func() bool { return source.count() == c.fetched }, 10*time.Second, time.Millisecond)
+			assert.Eventually(t, func() bool { return source.count() == c.fetched }, time.Minute, time.Millisecond)
 			if c.status == http.StatusUnauthorized && c.refused == 1 && c.fetched == 2 {
 				// It could not be repeated. The next one has the new token, when that is there.
 				assert.Eventually(t, func() bool {
@@ -405,7 +405,7 @@ func TestTransportRetry(t *testing.T) {
 					s.mu.Lock()
 					defer s.mu.Unlock()
 					return err == nil && resp.StatusCode == http.StatusOK && s.tokens[len(s.tokens)-1] != tokens[0]
-				}, 10*time.Second, time.Millisecond)
+				}, time.Minute, time.Millisecond)
 				assert.Equal(t, c.fetched, source.count())
 			}
 			if c.name != "refused for good" {
