@@ -116,7 +116,7 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 
 	fs.TextVar(&c.trustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"), "trust `domain` that is served")
 	fs.StringVar(&c.rootDir, "root-ca-dir", "./etc/cacerts", "`folder` of a plugged-in CA; without files in it we make a CA of our own")
-	fs.StringVar(&c.stateDir, "state-dir", defaultStateDir(), "`folder` for our own CA, the audit log and the roots in PEM; empty: a temporary one")
+	fs.StringVar(&c.stateDir, "state-dir", "", "`folder` for our own CA, the audit log and the roots in PEM; set to nothing: a temporary one (default: one in the user's home for each trust domain)")
 	fs.DurationVar(&c.defaultTTL, "default-ttl", day, "lifetime of a certificate whose request names none, or -max-ttl if that is less")
 	fs.DurationVar(&c.maxTTL, "max-ttl", 90*day, "longest lifetime that may be asked for")
 	fs.DurationVar(&c.rootTTL, "root-ttl", 3650*day, "lifetime of a self-signed root")
@@ -172,6 +172,10 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.StringVar(&c.taint, "taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
 	fs.StringVar(&c.revoke, "revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
 	fs.BoolVar(&c.verbose, "v", false, "log more")
+	for _, e := range environment {
+		f := fs.Lookup(e.flag)
+		f.Usage += " [" + e.variable + "]"
+	}
 	return fs
 }
 
@@ -199,6 +203,9 @@ func parse(args []string, getenv func(string) string, out io.Writer) (*config, e
 	}
 	given := make(map[string]bool)
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if !given["state-dir"] {
+		c.stateDir = defaultStateDir(c.trustDomain)
+	}
 	if !given["default-ttl"] {
 		c.defaultTTL = min(c.defaultTTL, c.maxTTL)
 	}
@@ -277,6 +284,16 @@ func (c *config) check(given map[string]bool, getenv func(string) string) (bad, 
 		return "audit-size", "this is negative"
 	case (c.once != "" || c.jwt != "") != (c.id != ""):
 		return "id", "-once and -jwt need a SPIFFE ID, and nothing else does"
+	case c.id != "" && !isID(c.id):
+		return "id", fmt.Sprintf("%q is not a SPIFFE ID", c.id)
+	case c.ttl < 0:
+		return "ttl", "this is negative"
+	case c.ttl > 0 && c.once == "" && c.jwt == "":
+		return "ttl", "this is for -once and -jwt; a server has -default-ttl and -max-ttl"
+	}
+	// What the server needs is looked at before there is a CA that it could not serve.
+	if _, err := c.trustDomain.KubernetesID(c.namespace, account); err != nil {
+		return "namespace", err.Error()
 	}
 	for _, account := range c.nodeAccounts {
 		if namespace, name, ok := strings.Cut(account, "/"); !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
@@ -295,10 +312,35 @@ func (c *config) check(given map[string]bool, getenv func(string) string) (bad, 
 	if c.stateDir == "" && commands > 0 && !c.demo {
 		return "state-dir", "this user has no home folder, so name a folder"
 	}
+	if err := c.checkNames(); err != nil {
+		return "dns-names", err.Error()
+	}
+	if c.demo || commands == 0 && c.linkerdAddr != "" {
+		if _, err := c.mesh(); err != nil {
+			return "linkerd-addr", fmt.Sprintf("there are no names for Linkerd (%v); set this flag to nothing to do without", err)
+		}
+	}
 	if !c.kubernetes && commands == 0 {
 		return c.checkDeveloper(getenv)
 	}
 	return "", ""
+}
+
+// checkNames finds out whether there can be a certificate with the further names.
+func (c *config) checkNames() error {
+	if len(c.dnsNames) == 0 {
+		return nil
+	}
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		return err
+	}
+	var names []pki.SAN
+	for _, name := range c.dnsNames {
+		names = append(names, pki.DNSSAN(name))
+	}
+	_, err = pki.NewCSR(key, pki.CSROptions{SANs: names})
+	return err
 }
 
 // checkDeveloper refuses to believe everybody anywhere but on a developer's own machine.
@@ -314,6 +356,11 @@ func (c *config) checkDeveloper(getenv func(string) string) (bad, reason string)
 		}
 	}
 	return "", ""
+}
+
+func isID(text string) bool {
+	_, err := spiffe.ParseID(text)
+	return err == nil
 }
 
 func isLoopback(addr string) bool {
@@ -337,13 +384,18 @@ func (c *config) algorithm() pki.KeyAlgorithm {
 	return pki.ECDSAP256
 }
 
-// defaultStateDir is a folder of the user's; empty for who has none.
-func defaultStateDir() string {
+// defaultStateDir is a folder of the user's, one for each trust domain, as a CA serves only one; empty
+// for who has none.
+func defaultStateDir(td spiffe.TrustDomain) string {
+	if strings.Trim(td.String(), ".") == "" {
+		return "" // "." and ".." are trust domains, and no folders of their own
+	}
+	name := filepath.Join("svidkit-ca", td.String())
 	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "svidkit-ca")
+		return filepath.Join(dir, name)
 	}
 	if home, err := os.UserHomeDir(); err == nil && filepath.IsAbs(home) {
-		return filepath.Join(home, ".local", "state", "svidkit-ca")
+		return filepath.Join(home, ".local", "state", name)
 	}
 	return ""
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -143,6 +145,14 @@ func TestBadFlags(t *testing.T) {
 		{"csr.pem", "csr.pem"},
 		{"-once csr.pem", "-id"},
 		{"-jwt audience", "-id"},
+		{"-jwt audience -id web", "-id"},
+		{"-ttl 1h", "-ttl"}, // which is not the lifetime of a server
+		{"-jwt audience -id spiffe://a/b -ttl -1h", "-ttl"},
+		{"-namespace a/b", "-namespace"},
+		{"-trust-domain my_domain", "-linkerd-addr"},
+		{"-linkerd-namespace a.b", "-linkerd-addr"},
+		{"-demo -trust-domain my_domain -linkerd-addr=", "-linkerd-addr"},
+		{"-dns-names a..b", "-dns-names"},
 		{"-id spiffe://a/b", "-id"},
 		{"-status -rotate", "at a time"},
 		{"-demo -taint 5", "at a time"},
@@ -185,6 +195,38 @@ func TestDevelopersOwnMachineOnly(t *testing.T) {
 	}
 }
 
+// Names that Linkerd cannot have are good enough for the rest.
+func TestWithoutLinkerd(t *testing.T) {
+	t.Parallel()
+	c, err := parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, "my_domain", c.trustDomain.String())
+	_, err = parse([]string{"-trust-domain", "my_domain", "-status"}, env{}.get, io.Discard)
+	require.NoError(t, err)
+}
+
+// Each trust domain has a folder of its own, so that one CA is not in the way of another.
+func TestStateDir(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	dirs := make(map[string]bool)
+	for _, td := range []string{"cluster.local", "example.org", "a", "a.b"} {
+		c, err := parse([]string{"-trust-domain", td}, env{}.get, io.Discard)
+		require.NoError(t, err)
+		dirs[c.stateDir] = true
+		require.Equal(t, filepath.Join(os.Getenv("XDG_STATE_HOME"), "svidkit-ca", td), c.stateDir)
+		require.Equal(t, filepath.Join(c.stateDir, "audit.jsonl"), c.auditLog)
+	}
+	require.Len(t, dirs, 4)
+	for _, td := range []string{".", ".."} {
+		c, err := parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard)
+		require.NoError(t, err)
+		require.Empty(t, c.stateDir, "it would be the folder of others")
+	}
+	c, err := parse([]string{"-state-dir="}, env{}.get, io.Discard)
+	require.NoError(t, err)
+	require.Empty(t, c.stateDir, "a temporary one was asked for")
+}
+
 // The list of flags names everything that can be set.
 func TestHelp(t *testing.T) {
 	t.Parallel()
@@ -193,5 +235,8 @@ func TestHelp(t *testing.T) {
 	require.Error(t, err)
 	for _, flag := range slices.Sorted(maps.Keys(map[string]bool{"-once": true, "-rotate": true, "-kubernetes": true, "-root-ca-dir": true})) {
 		assert.Contains(t, out.String(), flag)
+	}
+	for _, e := range environment {
+		assert.Regexp(t, `-`+e.flag+`\b.*\n.*\[`+e.variable+`\]`, out.String())
 	}
 }

@@ -231,7 +231,7 @@ func (s *show) took(chain []*x509.Certificate) error {
 
 // fetch gets the bundle from its endpoint, which proves itself by the bundle that we had before.
 func (s *show) fetch(ctx context.Context) error {
-	id, err := s.server.c.trustDomain.KubernetesID(s.server.c.namespace, "svidkit-ca")
+	id, err := s.server.c.trustDomain.KubernetesID(s.server.c.namespace, account)
 	if err != nil {
 		return err
 	}

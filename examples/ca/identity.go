@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"crypto/tls"
 	"crypto/x509"
+	"log/slog"
 	"net"
 	"slices"
 	"sync/atomic"
@@ -18,16 +19,19 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
+// account is the service account in our own name.
+const account = "svidkit-ca"
+
 // newIdentity returns the SecretManager of our own certificate. It comes from our own CA, like
 // anybody's, and is renewed at half of its life and when the roots change hands.
-func newIdentity(c *config, p *parts) (*secretcache.Manager, error) {
-	id, err := c.trustDomain.KubernetesID(c.namespace, "svidkit-ca")
+func newIdentity(c *config, p *parts, log *slog.Logger) (*secretcache.Manager, error) {
+	id, err := c.trustDomain.KubernetesID(c.namespace, account)
 	if err != nil {
 		return nil, err
 	}
 	own := &self{signer: p.signer, bundles: bundles{c.trustDomain, p.signer}, id: id}
 	own.dnsNames, own.ips = c.ownNames()
-	cfg := secretcache.Config{ID: id, CA: own, NewKey: own.newKey}
+	cfg := secretcache.Config{ID: id, CA: own, NewKey: own.newKey, Logger: log}
 	if p.authority != nil {
 		watched, err := local.New(p.authority, id)
 		if err != nil {

@@ -3,18 +3,18 @@
 //
 //	go run ./examples/ca
 //
-// Without more it keeps a CA of its own in a folder of the user's, listens on 127.0.0.1, and believes
-// whatever name a caller gives as its token, which is for developers, and says so. An agent whose
-// token file has the text demo/web, and that trusts the root-cert.pem in that folder, becomes
-// spiffe://cluster.local/ns/demo/sa/web.
+// Without more it keeps a CA of its own in a folder of the user's, one for each trust domain, listens on
+// 127.0.0.1, and believes whatever name a caller gives as its token, which is for developers, and says
+// so. An agent whose token file has the text demo/web, and that trusts the root-cert.pem in that folder,
+// becomes spiffe://cluster.local/ns/demo/sa/web.
 //
 // In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and
 // has the API server judge the tokens of service accounts; -istio-addr=:15012 and its like open the
 // ports to others. A CA that was plugged in is found in
 // -root-ca-dir, as with Istio. With -external-ca the signers of the cluster sign instead.
 //
-// The variables of the environment that configure Istio's CA mean the same here; a flag wins over
-// its variable. -help lists the flags.
+// -help lists the flags. Those with a name in brackets can be set in the environment as well, under the
+// name that configures Istio's CA; a flag wins over its variable. Other variables are not read.
 //
 // # For operators
 //
@@ -52,6 +52,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends us as if there were no first
 	err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):

@@ -19,7 +19,18 @@ var errNoCA = errors.New("there is no CA yet; it is made when the server starts,
 // do carries out one command against the store. A server that runs on the same store sees what was
 // changed within -refresh-hint at the latest, and usually within 30 seconds.
 func (c *config) do(outer context.Context, in io.Reader, out io.Writer, log *slog.Logger) error {
-	ctx, cancel := context.WithTimeoutCause(outer, storeTimeout, errors.New("the store does not answer"))
+	var csr *pki.CSR
+	if c.once != "" { // before the clock runs, and before there is a CA for a request that is none
+		var err error
+		if csr, err = c.readCSR(outer, in); err != nil {
+			return err
+		}
+	}
+	wait, late := storeTimeout, "the store does not answer"
+	if c.externalCA != "" {
+		wait, late = signerTimeout, "the signer of the cluster does not answer"
+	}
+	ctx, cancel := context.WithTimeoutCause(outer, wait, errors.New(late))
 	defer cancel()
 	if c.once == "" && c.jwt == "" {
 		c.auditLog = "none" // as nothing is signed
@@ -40,7 +51,7 @@ func (c *config) do(outer context.Context, in io.Reader, out io.Writer, log *slo
 	}
 	defer p.close()
 	if c.once != "" {
-		return c.signOnce(ctx, p, in, out)
+		return c.signOnce(ctx, p, csr, out)
 	}
 	if p.authority == nil {
 		return errors.New("with -external-ca the keys are the cluster's; there is only -once")
@@ -71,27 +82,46 @@ func (c *config) isPluggedIn() bool {
 	return err == nil
 }
 
-// signOnce signs a request for -id and prints the chain, leaf first, and then the roots.
-func (c *config) signOnce(ctx context.Context, p *parts, in io.Reader, out io.Writer) error {
-	id, err := spiffe.ParseID(c.id)
-	if err != nil {
-		return fmt.Errorf("-id: %w", err)
-	}
+// readCSR reads the request for -once. Standard input may be somebody who types, and may give up.
+func (c *config) readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 	if c.once != "-" {
 		f, err := os.Open(c.once)
 		if err != nil {
-			return fmt.Errorf("-once: %w", err)
+			return nil, fmt.Errorf("-once: %w", err)
 		}
 		defer f.Close()
 		in = f
 	}
-	text, err := io.ReadAll(io.LimitReader(in, 1<<20))
-	if err != nil {
-		return fmt.Errorf("-once: %w", err)
+	type text struct {
+		b   []byte
+		err error
 	}
-	csr, err := pki.ParseCSRPEM(text)
+	read := make(chan text, 1)
+	go func() { // until there is an end of it, or of the program
+		b, err := io.ReadAll(io.LimitReader(in, 1<<20))
+		read <- text{b, err}
+	}()
+	var got text
+	select {
+	case got = <-read:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("-once: %w", context.Cause(ctx))
+	}
+	if got.err != nil {
+		return nil, fmt.Errorf("-once: %w", got.err)
+	}
+	csr, err := pki.ParseCSRPEM(got.b)
 	if err != nil {
-		return fmt.Errorf("-once: %w", err)
+		return nil, fmt.Errorf("-once: %w", err)
+	}
+	return csr, nil
+}
+
+// signOnce signs a request for -id and prints the chain, leaf first, and then the roots.
+func (c *config) signOnce(ctx context.Context, p *parts, csr *pki.CSR, out io.Writer) error {
+	id, err := spiffe.ParseID(c.id)
+	if err != nil {
+		return fmt.Errorf("-id: %w", err)
 	}
 	chain, err := p.signer.Sign(ctx, ca.Request{CSR: csr, ID: id, TTL: c.ttl, Caller: operator(), Method: "command"})
 	if err != nil {

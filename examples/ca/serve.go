@@ -29,7 +29,7 @@ type server struct {
 	p        *parts
 	identity *secretcache.Manager
 	istio    *istioca.Server
-	linkerd  *linkerd.Server
+	linkerd  *linkerd.Server      // nil: there is no address for it
 	nodes    *kube.NodeAuthorizer // nil: nobody may ask for others
 	bundle   http.Handler
 	log      *slog.Logger
@@ -41,7 +41,7 @@ type server struct {
 // newServer puts the services around the CA. It opens no port yet.
 func newServer(c *config, p *parts, log *slog.Logger) (s *server, err error) {
 	s = &server{c: c, p: p, log: log}
-	if s.identity, err = newIdentity(c, p); err != nil {
+	if s.identity, err = newIdentity(c, p, log); err != nil {
 		return nil, err
 	}
 	who, err := c.authenticator(p)
@@ -62,6 +62,17 @@ func newServer(c *config, p *parts, log *slog.Logger) (s *server, err error) {
 	if s.istio, err = istioca.New(options); err != nil {
 		return nil, err
 	}
+	if c.linkerdAddr != "" {
+		if s.linkerd, err = c.newLinkerd(p, log); err != nil {
+			return nil, err
+		}
+	}
+	s.bundle, err = federation.NewHandler(bundles{c.trustDomain, p.signer}, c.trustDomain)
+	return s, err
+}
+
+// newLinkerd returns the service for Linkerd's proxies.
+func (c *config) newLinkerd(p *parts, log *slog.Logger) (*linkerd.Server, error) {
 	mesh, err := c.mesh()
 	if err != nil {
 		return nil, err
@@ -70,15 +81,10 @@ func newServer(c *config, p *parts, log *slog.Logger) (s *server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.linkerd, err = linkerd.New(linkerd.Options{
+	return linkerd.New(linkerd.Options{
 		Mesh: mesh, Signer: p.signer, Review: review,
 		Lifetime: c.linkerdTTL, ClockSkew: c.linkerdSkew, Logger: log,
 	})
-	if err != nil {
-		return nil, err
-	}
-	s.bundle, err = federation.NewHandler(bundles{c.trustDomain, p.signer}, c.trustDomain)
-	return s, err
 }
 
 // authenticator returns what says who a caller of Istio's API is: a client certificate of our own
@@ -181,16 +187,18 @@ func (s *server) serve(outer context.Context, ready func(context.Context) error)
 	istio := http.NewServeMux()
 	istio.Handle(istioca.CreateCertificate, s.istio)
 	certify := http.NewServeMux()
-	certify.Handle(linkerd.Certify, s.linkerd)
+	if s.linkerd != nil {
+		certify.Handle(linkerd.Certify, s.linkerd)
+	}
 	for _, l := range []struct {
-		name, addr string
-		at         *net.Addr
-		o          linkerd.ServeOptions
+		name, flag, addr string
+		at               *net.Addr
+		o                linkerd.ServeOptions
 	}{
-		{"Istio's API", s.c.istioAddr, &s.istioAt, linkerd.ServeOptions{Handler: istio, TLS: tls}},
-		{"Linkerd's API", s.c.linkerdAddr, &s.linkerdAt, linkerd.ServeOptions{Handler: certify, TLS: tls, Plaintext: s.c.linkerdPlaintext}},
-		{"bundle endpoint", s.c.bundleAddr, &s.bundleAt, linkerd.ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
-		{"metrics and health", s.c.adminAddr, &s.adminAt, linkerd.ServeOptions{Handler: s.admin(), Plaintext: true}},
+		{"Istio's API", "istio-addr", s.c.istioAddr, &s.istioAt, linkerd.ServeOptions{Handler: istio, TLS: tls}},
+		{"Linkerd's API", "linkerd-addr", s.c.linkerdAddr, &s.linkerdAt, linkerd.ServeOptions{Handler: certify, TLS: tls, Plaintext: s.c.linkerdPlaintext}},
+		{"bundle endpoint", "bundle-addr", s.c.bundleAddr, &s.bundleAt, linkerd.ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
+		{"metrics and health", "admin-addr", s.c.adminAddr, &s.adminAt, linkerd.ServeOptions{Handler: s.admin(), Plaintext: true}},
 	} {
 		if l.addr == "" {
 			continue
@@ -201,7 +209,7 @@ func (s *server) serve(outer context.Context, ready func(context.Context) error)
 		l.o.Logger = s.log
 		listener, err := net.Listen("tcp", l.addr)
 		if err != nil {
-			return fmt.Errorf("%s: %w", l.name, err)
+			return fmt.Errorf("%s: %w; -%s names another address, or none", l.name, err, l.flag)
 		}
 		if *l.at = listener.Addr(); !s.c.kubernetes && !isLoopback(listener.Addr().String()) {
 			listener.Close()
@@ -231,7 +239,10 @@ func (s *server) admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_ = errors.Join(s.istio.WriteMetrics(w), s.linkerd.WriteMetrics(w))
+		_ = s.istio.WriteMetrics(w) // the reader has gone
+		if s.linkerd != nil {
+			_ = s.linkerd.WriteMetrics(w)
+		}
 	})
 	for _, path := range []string{"GET /live", "GET /ping", "GET /healthz/live"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -264,20 +275,28 @@ func (p *parts) roots() []byte {
 	return b.MarshalPEM()
 }
 
-// writeRoots keeps root-cert.pem beside the state up to date, for clients that are on this machine.
+// rootsRetry is when a file that could not be written is tried again.
+const rootsRetry = 5 * time.Second
+
+// writeRoots keeps root-cert.pem beside the state up to date, for clients that are on this machine. A
+// folder that cannot be written to is no reason to stop signing.
 func (s *server) writeRoots(ctx context.Context) error {
 	var written []byte
 	for ctx.Err() == nil {
 		changed := s.identity.Changed()
+		var again <-chan time.Time
 		if pem := s.p.roots(); !bytes.Equal(pem, written) {
 			if err := replace(s.c.rootsFile(), pem); err != nil {
-				return err
+				s.log.WarnContext(ctx, "the file of the roots cannot be written, and is tried again", "err", err)
+				again = time.After(rootsRetry)
+			} else {
+				written = pem
 			}
-			written = pem
 		}
 		select {
 		case <-ctx.Done():
 		case <-changed:
+		case <-again:
 		}
 	}
 	return context.Cause(ctx)

@@ -305,6 +305,8 @@ func TestCannotStart(t *testing.T) {
 	dir := t.TempDir()
 	err = run(t.Context(), arguments(dir, "-linkerd-addr", l.Addr().String()), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "Linkerd's API")
+	require.ErrorContains(t, err, l.Addr().String())
+	require.ErrorContains(t, err, "-linkerd-addr", "what to change")
 
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
@@ -410,6 +412,76 @@ func TestOnce(t *testing.T) {
 		require.ErrorContains(t, err, tc.want, tc.args)
 		require.Empty(t, out)
 	}
+}
+
+// What is no request, or has no identity, makes no CA.
+func TestOnceBeforeThereIsACA(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "state")
+	for _, args := range [][]string{
+		{"-once", "-", "-id", "spiffe://cluster.local/x"},
+		{"-once", filepath.Join(dir, "none.pem"), "-id", "spiffe://cluster.local/x"},
+		{"-once", "-", "-id", "x"},
+	} {
+		_, err := shell(t, "no request", arguments(dir, args...)...)
+		require.Error(t, err)
+		require.NoDirExists(t, dir)
+	}
+}
+
+// Who waits for somebody to type can be told to stop.
+func TestOnceInterrupted(t *testing.T) {
+	t.Parallel()
+	in, typist := io.Pipe()
+	defer typist.Close()
+	enough := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	over := make(chan error, 1)
+	go func() {
+		over <- run(ctx, arguments(t.TempDir(), "-once", "-", "-id", "spiffe://cluster.local/x"), env{}.get, in, io.Discard, io.Discard)
+	}()
+	_, err := io.WriteString(typist, "-----BEGIN") // it reads
+	require.NoError(t, err)
+	cancel(enough)
+	require.ErrorIs(t, <-over, enough)
+}
+
+// A CA with names that Linkerd cannot have serves the rest.
+func TestServerWithoutLinkerd(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t, newConfig(t, t.TempDir(), "-trust-domain", "my_domain", "-linkerd-addr", ""))
+	require.Nil(t, s.linkerdAt)
+	status, body := get(t, "http://"+s.adminAt.String()+"/metrics")
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, body, "citadel_server_csr_count")
+	require.NotContains(t, body, "issuer_cert_ttl_seconds")
+}
+
+// A folder that cannot be written to does not end the server, and the roots are written when it can.
+func TestRootsFile(t *testing.T) {
+	t.Parallel()
+	_, args := cluster(t) // so that the CA is elsewhere
+	c := newConfig(t, filepath.Join(t.TempDir(), "state"), append(args, "-audit-log", "none", "-refresh-hint", "1s", "-propagation", "2s")...)
+	s, _ := start(t, c)
+	first, err := os.ReadFile(c.rootsFile())
+	require.NoError(t, err)
+	require.NoError(t, os.RemoveAll(c.stateDir))
+	_, err = s.p.authority.Rotate(t.Context())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !bytes.Equal(s.p.roots(), first) }, 30*time.Second, 10*time.Millisecond)
+	require.Never(t, func() bool { // the server has noticed, and serves
+		resp, err := http.Get("http://" + s.adminAt.String() + "/ready")
+		if err != nil {
+			return true
+		}
+		resp.Body.Close()
+		return resp.StatusCode != http.StatusOK
+	}, time.Second, 50*time.Millisecond)
+	require.NoError(t, os.Mkdir(c.stateDir, 0o700))
+	require.Eventually(t, func() bool {
+		b, err := os.ReadFile(c.rootsFile())
+		return err == nil && bytes.Equal(b, s.p.roots())
+	}, 60*time.Second, 50*time.Millisecond)
 }
 
 func mustStore(t testing.TB, c *config) ca.Store {

@@ -211,5 +211,8 @@ func (b bundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, fmt.Errorf("no bundle of %s: %w", td, spiffe.ErrUnknownTrustDomain)
 }
 
-// storeTimeout is how long a command waits for the store.
-const storeTimeout = 30 * time.Second
+// How long a command waits: for the store, or for a signer of the cluster, which has a minute.
+const (
+	storeTimeout  = 30 * time.Second
+	signerTimeout = 75 * time.Second
+)
