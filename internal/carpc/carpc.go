@@ -38,14 +38,18 @@ func isGRPC(media string) bool {
 	return strings.EqualFold(media, "application/grpc") || strings.EqualFold(media, "application/grpc+proto")
 }
 
+// maxRetryAfter bounds what is asked of a client: a number that it cannot hold, or a negative one,
+// means to clients of gRPC that they shall not come back.
+const maxRetryAfter = 24 * time.Hour
+
 // AddRetryInfo adds to e when to come back, as google.rpc.RetryInfo and in the trailer that the
-// retries built into gRPC look for. 0 or less adds nothing.
+// retries built into gRPC look for; at most a day. 0 or less adds nothing.
 func AddRetryInfo(e *connect.Error, after time.Duration) {
 	if after <= 0 {
 		return
 	}
-	after = after.Truncate(time.Millisecond) + time.Millisecond // not too early, and more than 0
-	var d []byte                                                // google.protobuf.Duration
+	after = min(after, maxRetryAfter-1).Truncate(time.Millisecond) + time.Millisecond // not too early, and more than 0
+	var d []byte                                                                      // google.protobuf.Duration
 	d = protowire.AppendVarint(protowire.AppendTag(d, 1, protowire.VarintType), uint64(after/time.Second))
 	d = protowire.AppendVarint(protowire.AppendTag(d, 2, protowire.VarintType), uint64(after%time.Second))
 	info := &anypb.Any{
