@@ -373,7 +373,7 @@ func TestRenewal(t *testing.T) {
 // TestRenewalOverTLS is a short-lived certificate on real sockets.
 func TestRenewalOverTLS(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t, ca.Config{DefaultTTL: 2 * time.Second, Propagation: time.Second, RefreshHint: time.Second})
+	a := newAuthority(t, ca.Config{DefaultTTL: 4 * time.Second, Propagation: time.Second, RefreshHint: time.Second})
 	url, client := listen(t, newServer(t, server.Options{Signer: a}))
 	c, err := caclient.New(newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}), nil)
 	require.NoError(t, err)

@@ -110,8 +110,11 @@ func (s *Server) impersonate(ctx context.Context, c *call, text string) (spiffe.
 		s.metrics.noID.Inc()
 		return spiffe.ID{}, err
 	}
-	if !id.MemberOf(c.caller.ID.TrustDomain()) {
+	switch {
+	case !id.MemberOf(c.caller.ID.TrustDomain()):
 		return spiffe.ID{}, errors.New("the requested ID is of another trust domain than the caller")
+	case id.Path() == "":
+		return spiffe.ID{}, errors.New("the requested ID is that of the trust domain, and of no workload")
 	}
 	if err := s.opts.NodeAuthorizer.Authorize(ctx, c.caller, id); err != nil {
 		return spiffe.ID{}, err

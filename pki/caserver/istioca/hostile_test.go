@@ -125,7 +125,7 @@ func TestHostileBodies(t *testing.T) {
 // keep the server waiting for ever.
 func TestSlowBodies(t *testing.T) {
 	t.Parallel()
-	s := serve(t, istioca.Options{Timeout: 300 * time.Millisecond})
+	s := serve(t, istioca.Options{Timeout: 2 * time.Second}) // enough to find out who is asking
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for token, want := range map[string]string{"": "16", "web": ""} {

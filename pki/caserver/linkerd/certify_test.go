@@ -532,7 +532,7 @@ func TestPanicsAndDeadlines(t *testing.T) {
 			return nil, fmt.Errorf("slow with %s: %w", token, ctx.Err())
 		}
 		return nil, fmt.Errorf("never heard of %s: %w", token, authn.ErrRefused)
-	}, Timeout: 200 * time.Millisecond})
+	}, Timeout: 2 * time.Second})
 	for token, code := range map[string]connect.Code{
 		"panic-token": connect.CodeInternal, "slow-token": connect.CodeUnavailable, "loud-token\n": connect.CodeFailedPrecondition,
 	} {
