@@ -495,7 +495,7 @@ func mustStore(t testing.TB, c *config) ca.Store {
 func TestOperator(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	short := []string{"-refresh-hint", "1s", "-propagation", "4s"}
+	short := []string{"-refresh-hint", "1s", "-propagation", "8s"} // time enough for what has to come before the new root signs
 	c := newConfig(t, dir, short...)
 	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
 		_, err := shell(t, "", arguments(dir, append(args, short...)...)...)
@@ -540,7 +540,7 @@ func TestOperator(t *testing.T) {
 func TestGlance(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	short := []string{"-refresh-hint", "1s", "-propagation", "5s"}
+	short := []string{"-refresh-hint", "1s", "-propagation", "10s"}
 	c := newConfig(t, dir, short...)
 	_, err := shell(t, newCSR(t), arguments(dir, append([]string{"-once", "-", "-id", "spiffe://cluster.local/x"}, short...)...)...)
 	require.NoError(t, err)
@@ -548,7 +548,7 @@ func TestGlance(t *testing.T) {
 	require.NoError(t, err)
 	before, err := mustStore(t, c).Load(t.Context())
 	require.NoError(t, err)
-	time.Sleep(2500 * time.Millisecond) // less than three fifths are left
+	time.Sleep(4500 * time.Millisecond) // less than three fifths are left, and more than half
 	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "distributing")

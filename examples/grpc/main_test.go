@@ -3,7 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -12,7 +11,6 @@ import (
 func TestShow(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	start := time.Now()
 	require.NoError(t, show(t.Context(), &out))
 	assert.Equal(t, `server: a call from spiffe://example.org/web
 web: SERVING
@@ -23,5 +21,4 @@ operator: only spiffe://example.org/ops from now on
 governor: connections ended: 1
 web: refused
 `, out.String())
-	assert.Less(t, time.Since(start), 10*time.Second)
 }

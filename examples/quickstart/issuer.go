@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"time"
@@ -61,16 +62,18 @@ func inside(authority *ca.Authority) issuer {
 // outside asks the CA at o.ca. The workload's name is its token, which is what the development
 // authenticator of examples/ca believes; a real one takes the token of a service account.
 func outside(o options) (issuer, error) {
-	pem, err := os.ReadFile(o.caRoots)
-	if err != nil {
+	if _, err := readRoots(o.caRoots); err != nil { // now, rather than with the first connection
 		return nil, err
 	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s has no certificates", o.caRoots)
-	}
 	client := &http.Client{Transport: &http.Transport{
-		TLSClientConfig:   &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13},
+		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			roots, err := readRoots(o.caRoots) // again, as the CA's own certificate follows its roots
+			if err != nil {
+				return nil, err
+			}
+			dialer := tls.Dialer{Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}}}
+			return dialer.DialContext(ctx, network, addr)
+		},
 		ForceAttemptHTTP2: true,
 	}}
 	return func(id spiffe.ID) (secretcache.CA, error) {
@@ -86,4 +89,16 @@ func outside(o options) (issuer, error) {
 		}
 		return caclient.New(remote, nil)
 	}, nil
+}
+
+func readRoots(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s has no certificates", file)
+	}
+	return roots, nil
 }

@@ -19,9 +19,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The show with a CA outside, behind Istio's certificate API.
-func TestShowWithCAOutside(t *testing.T) {
-	t.Parallel()
+// outsider serves a CA behind Istio's certificate API, which believes every token.
+func outsider(t *testing.T) (*ca.Authority, *httptest.Server) {
+	t.Helper()
 	authority, err := ca.New(ca.Config{TrustDomain: trustDomain})
 	require.NoError(t, err)
 	handler, err := istioca.New(istioca.Options{Signer: authority, Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
@@ -36,16 +36,45 @@ func TestShowWithCAOutside(t *testing.T) {
 	server := httptest.NewUnstartedServer(handler)
 	server.EnableHTTP2 = true
 	server.StartTLS()
-	defer server.Close()
+	t.Cleanup(server.Close)
+	return authority, server
+}
 
+// The show with a CA outside.
+func TestShowWithCAOutside(t *testing.T) {
+	t.Parallel()
+	authority, server := outsider(t)
 	roots := filepath.Join(t.TempDir(), "root-cert.pem")
 	pem := pki.MarshalCertificatesPEM(server.Certificate(), authority.Roots()[0].Certificate)
 	require.NoError(t, os.WriteFile(roots, pem, 0o600))
 	var out bytes.Buffer
-	require.NoError(t, show(t.Context(), options{duration: 5 * time.Second, lifetime: 2 * time.Second, ca: server.URL, caRoots: roots}, &out))
+	require.NoError(t, show(t.Context(), options{duration: 6 * time.Second, lifetime: 4 * time.Second, ca: server.URL, caRoots: roots}, &out))
 	assert.Contains(t, out.String(), "renewed")
 	assert.Contains(t, out.String(), "failed handshakes: 0")
 
-	err = show(t.Context(), options{duration: time.Second, lifetime: 2 * time.Second, ca: server.URL, caRoots: filepath.Join(t.TempDir(), "none.pem")}, &out)
+	err := show(t.Context(), options{duration: time.Second, lifetime: 4 * time.Second, ca: server.URL, caRoots: filepath.Join(t.TempDir(), "none.pem")}, &out)
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// The CA proves itself by the roots of the moment, which its operator replaces while we run.
+func TestRootsOfTheMoment(t *testing.T) {
+	t.Parallel()
+	authority, server := outsider(t)
+	file := filepath.Join(t.TempDir(), "root-cert.pem")
+	old := pki.MarshalCertificatesPEM(authority.Roots()[0].Certificate) // not the one that the server's certificate is from
+	require.NoError(t, os.WriteFile(file, old, 0o600))
+	from, err := outside(options{ca: server.URL, caRoots: file})
+	require.NoError(t, err)
+	id := spiffe.MustParseID("spiffe://example.org/ns/demo/sa/web")
+	client, err := from(id)
+	require.NoError(t, err)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}})
+	require.NoError(t, err)
+	_, err = client.Sign(t.Context(), csr, 0)
+	require.ErrorContains(t, err, "unknown authority")
+	require.NoError(t, os.WriteFile(file, append(old, pki.MarshalCertificatesPEM(server.Certificate())...), 0o600))
+	_, err = client.Sign(t.Context(), csr, 0)
+	require.NoError(t, err)
 }

@@ -14,13 +14,14 @@
 // that of examples/ca, whose operator then rotates the root:
 //
 //	go run ./examples/ca -trust-domain example.org
-//	go run ./examples/quickstart -ca https://localhost:15012 -ca-roots …/root-cert.pem
+//	go run ./examples/quickstart -ca https://localhost:15012 -ca-roots ~/.local/state/svidkit-ca/example.org/root-cert.pem
 //
 // With -json each event is a line of JSON. With -serve it does not end, replaces the root again and
 // again, and prints a bootstrap for a real Envoy that takes its certificates from the socket.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -46,6 +47,7 @@ type options struct {
 	socket   string
 	json     bool
 	live     bool
+	every    time.Duration // between two replacements of the root, with serve; 0 means six lifetimes
 
 	ca      string // URL of a CA outside; empty for one of our own
 	caRoots string // file
@@ -137,7 +139,8 @@ func show(outer context.Context, o options, out io.Writer) error {
 		return err
 	}
 	if o.serve && authority != nil {
-		services.run("root rotations", func(ctx context.Context) error { return rotation.every(ctx, 6*o.lifetime) })
+		every := cmp.Or(o.every, 6*o.lifetime)
+		services.run("root rotations", func(ctx context.Context) error { return rotation.every(ctx, every) })
 	}
 	if !o.serve {
 		after := time.AfterFunc(o.duration, func() { cancel(errOver) })

@@ -14,11 +14,12 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-// A whole show with lifetimes of two seconds: everything happens that the summary counts, in order.
+// A whole show: everything happens that the summary counts, in order. Lifetimes are long enough for a
+// machine with more to do.
 func TestShow(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	require.NoError(t, show(t.Context(), options{duration: 9 * time.Second, lifetime: 2 * time.Second, json: true}, &out))
+	require.NoError(t, show(t.Context(), options{duration: 12 * time.Second, lifetime: 4 * time.Second, json: true}, &out))
 	var steps []string
 	var last event
 	for line := range strings.Lines(out.String()) {
@@ -37,13 +38,28 @@ func TestShow(t *testing.T) {
 	assert.Zero(t, last.Summary.FailedHandshakes)
 }
 
+// until calls then when the text was written. The narrator writes under its lock.
+type until struct {
+	bytes.Buffer
+	text string
+	then func()
+}
+
+func (u *until) Write(b []byte) (int, error) {
+	n, err := u.Buffer.Write(b)
+	if strings.Contains(u.String(), u.text) {
+		u.then()
+	}
+	return n, err
+}
+
 // A signal ends -serve; before that the bootstrap has been printed, and the root replaced.
 func TestServe(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 14*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	var out bytes.Buffer
-	require.NoError(t, show(ctx, options{serve: true, lifetime: 2 * time.Second}, &out))
+	out := &until{text: "root activated", then: cancel}
+	require.NoError(t, show(ctx, options{serve: true, lifetime: 5 * time.Second, every: 3 * time.Second}, out))
 	assert.Contains(t, out.String(), "root prepared")
 	assert.Contains(t, out.String(), "sds.sock")
 	assert.Contains(t, out.String(), "envoy.transport_sockets.tls")
@@ -66,7 +82,7 @@ func TestFailureShows(t *testing.T) {
 	// Its server allows the backend only.
 	tr, err := startTraffic(g, n, &workload{name: "stranger", id: backend.id, manager: frontend.manager}, backend)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, 30*time.Second, 10*time.Millisecond)
 	cancel(errOver)
 	g.wait()
 	require.ErrorContains(t, tr.verdict(), "failed, the first at")

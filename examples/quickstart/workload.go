@@ -18,6 +18,12 @@ import (
 // errOver ends the show when its time is over.
 var errOver = errors.New("the show is over")
 
+// patience is how long a workload waits for its first identity. A service would wait for as long as it
+// takes; here somebody watches.
+const patience = 30 * time.Second
+
+var errLate = fmt.Errorf("no identity within %v; is the CA there?", patience)
+
 // group runs services until its context ends; one that ends before ends all.
 type group struct {
 	ctx  context.Context
@@ -59,7 +65,9 @@ func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime t
 		return nil, err
 	}
 	g.run(name, w.manager.Run)
-	if _, err := w.manager.GenerateSecret(g.ctx, "default"); err != nil {
+	ctx, cancel := context.WithTimeoutCause(g.ctx, patience, errLate)
+	defer cancel()
+	if _, err := w.manager.GenerateSecret(ctx, "default"); err != nil {
 		return nil, err
 	}
 	g.run(name+" narration", func(ctx context.Context) error {
