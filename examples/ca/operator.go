@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"time"
@@ -76,10 +77,10 @@ func (c *config) do(outer context.Context, in io.Reader, out io.Writer, log *slo
 	return nil
 }
 
-// isPluggedIn reports whether somebody put a CA into -root-ca-dir.
+// isPluggedIn reports whether somebody put a CA into -root-ca-dir, be it one that cannot be used.
 func (c *config) isPluggedIn() bool {
 	_, err := pki.ReadKeyCertBundle(os.DirFS(c.rootDir), nil, time.Now())
-	return err == nil
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // readCSR reads the request for -once. Standard input may be somebody who types, and may give up.

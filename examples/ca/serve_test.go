@@ -318,6 +318,9 @@ func TestCannotStart(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugged-in", "ca-cert.pem"), nil, 0o600))
 	err = run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-root-ca-dir")
+	fresh := arguments(t.TempDir(), "-root-ca-dir", filepath.Join(dir, "plugged-in"))
+	_, err = shell(t, "", append(fresh, "-status")...)
+	require.ErrorContains(t, err, "-root-ca-dir", "and not that there is no CA")
 }
 
 // The developer's authenticator believes nobody from elsewhere.

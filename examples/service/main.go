@@ -62,6 +62,9 @@ func main() {
 
 // start runs the service beside the agent that o names, or beside one of its own.
 func start(ctx context.Context, o options, out io.Writer) error {
+	if o.interval <= 0 || o.wait <= 0 {
+		return fmt.Errorf("-interval %v and -wait %v have to be more than 0", o.interval, o.wait)
+	}
 	if o.socket != "" {
 		o.requests = max(o.requests, 0)
 		return run(ctx, o, out)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -19,7 +20,7 @@ import (
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	require.NoError(t, start(t.Context(), options{requests: -1, interval: 500 * time.Millisecond, wait: 10 * time.Second}, &out))
+	require.NoError(t, start(t.Context(), options{requests: -1, interval: 500 * time.Millisecond, wait: 30 * time.Second}, &out))
 	assert.Equal(t, 8, strings.Count(out.String(), "hello spiffe://example.org/ns/demo/sa/service"))
 	assert.Regexp(t, regexp.MustCompile(`8 requests, [2-8] certificates, no failure`), out.String())
 }
@@ -46,7 +47,7 @@ func TestSocket(t *testing.T) {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		out := &until{text: "request 3: hello", then: cancel}
-		require.NoError(t, start(ctx, options{socket: socket, requests: -1, interval: 100 * time.Millisecond, wait: 10 * time.Second}, out))
+		require.NoError(t, start(ctx, options{socket: socket, requests: -1, interval: 100 * time.Millisecond, wait: 30 * time.Second}, out))
 		assert.Contains(t, out.String(), "request 3: hello")
 		assert.Contains(t, out.String(), "no failure")
 		assert.NotContains(t, out.String(), "an agent of our own")
@@ -60,10 +61,19 @@ func TestNoAgent(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	socket := "unix://" + filepath.ToSlash(t.TempDir()) + "/none"
-	err := start(t.Context(), options{socket: socket, wait: 100 * time.Millisecond}, &out)
+	err := start(t.Context(), options{socket: socket, interval: time.Second, wait: 100 * time.Millisecond}, &out)
 	require.ErrorIs(t, err, workloadapi.ErrNotReady)
 	require.ErrorContains(t, err, socket)
-	err = start(t.Context(), options{socket: "unix://run/api.sock"}, &out)
+	err = start(t.Context(), options{socket: "unix://run/api.sock", interval: time.Second, wait: time.Second}, &out)
 	require.ErrorContains(t, err, "write unix:///run/api.sock")
 	assert.Empty(t, out.String())
+}
+
+// No time between requests is no tick, and no time to wait is no identity.
+func TestBadTimes(t *testing.T) {
+	t.Parallel()
+	for _, o := range []options{{wait: time.Second}, {interval: -1, wait: time.Second}, {interval: time.Second}} {
+		o.requests = 2
+		require.ErrorContains(t, start(t.Context(), o, io.Discard), "-interval")
+	}
 }

@@ -44,7 +44,8 @@ type ServeOptions struct {
 //
 // At the end Serve closes the listener, lets requests that are under way come to their end for up to 5
 // seconds, cuts the connections that are left, and returns the cause of ctx's end, or what failed.
-// Nothing that it started is left then.
+// Nothing that it started is left then, except for a Handler that does not heed the end of its
+// request's context.
 func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	defer l.Close()
 	switch {
