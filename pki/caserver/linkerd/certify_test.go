@@ -17,6 +17,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -258,6 +259,12 @@ func faults(t testing.TB) []fault {
 		{"leaf with a URI", connect.CodeInternal, nil, func(s *signer) {
 			s.edit = func(c *x509.Certificate) { c.URIs = []*url.URL{{Scheme: "spiffe", Host: "a", Path: "/b"}} }
 		}},
+		{"leaf with an address", connect.CodeInternal, nil, func(s *signer) {
+			s.edit = func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }
+		}},
+		{"leaf with an email", connect.CodeInternal, nil, func(s *signer) {
+			s.edit = func(c *x509.Certificate) { c.EmailAddresses = []string{"a@b"} }
+		}},
 		{"leaf that is a CA", connect.CodeInternal, nil, func(s *signer) {
 			s.edit = func(c *x509.Certificate) { c.BasicConstraintsValid, c.IsCA = true, true }
 		}},
@@ -302,6 +309,7 @@ func TestCodes(t *testing.T) {
 				assert.NotContains(t, err.Error(), token)
 			}
 			assert.NotContains(t, s.logs.String(), webToken)
+			assert.NotContains(t, s.logs.String(), "panic")
 			var m strings.Builder
 			require.NoError(t, s.WriteMetrics(&m))
 			assert.Contains(t, m.String(), fmt.Sprintf("linkerd_identity_certify_total{code=%q} 1\n", f.code.String()))
@@ -527,6 +535,8 @@ func TestPanicsAndDeadlines(t *testing.T) {
 		switch token {
 		case "panic-token":
 			panic("about " + token)
+		case "trim-token\n":
+			return nil, fmt.Errorf("%s: %w", strings.TrimSpace(token), authn.ErrRefused)
 		case "slow-token":
 			<-ctx.Done()
 			return nil, fmt.Errorf("slow with %s: %w", token, ctx.Err())
@@ -535,6 +545,7 @@ func TestPanicsAndDeadlines(t *testing.T) {
 	}, Timeout: 2 * time.Second})
 	for token, code := range map[string]connect.Code{
 		"panic-token": connect.CodeInternal, "slow-token": connect.CodeUnavailable, "loud-token\n": connect.CodeFailedPrecondition,
+		"trim-token\n": connect.CodeFailedPrecondition,
 	} {
 		r := goodRequest(t)
 		r.Token = []byte(token)
@@ -572,6 +583,69 @@ func TestLongName(t *testing.T) {
 	require.NoError(t, err)
 	leaf := accept(t, resp, s.signer.anchors, name.String(), time.Now())
 	assert.Empty(t, leaf.Subject.String())
+
+	// The longest one that fits is there.
+	account := strings.Repeat("a", 64-len(".n.serviceaccount.identity.linkerd.cluster.local"))
+	name, err = mesh(t).Name("n", account)
+	require.NoError(t, err)
+	require.Len(t, name.String(), 64)
+	s = serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*linkerd.Account, error) {
+		return &linkerd.Account{Namespace: "n", ServiceAccount: account}, nil
+	}})
+	resp, err = s.certify(t, &wire.CertifyRequest{Identity: name.String(), Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+		r.Subject.CommonName, r.DNSNames = name.String(), []string{name.String()}
+	})})
+	require.NoError(t, err)
+	assert.Equal(t, name.String(), accept(t, resp, s.signer.anchors, name.String(), time.Now()).Subject.CommonName)
+}
+
+// held is a signer whose first answer is held back until others have overtaken it.
+type held struct {
+	*signer
+	calls   atomic.Int64
+	signed  chan struct{} // the first has been signed
+	release chan struct{}
+}
+
+func (h *held) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	first := h.calls.Add(1) == 1
+	chain, err := h.signer.Sign(ctx, r)
+	if first {
+		close(h.signed)
+		<-h.release
+	}
+	return chain, err
+}
+
+// Of answers that overtake each other, the one to the latest request says who signs.
+func TestIssuerOfTheLatestRequest(t *testing.T) {
+	t.Parallel()
+	sig, second := newSigner(t), newSigner(t)
+	sig.anchors = append(sig.anchors, second.anchors...)
+	h := &held{signer: sig, signed: make(chan struct{}), release: make(chan struct{})}
+	var updates atomic.Int64
+	srv := direct(t, linkerd.Options{Signer: h, Events: func(_ context.Context, e linkerd.Event) {
+		if _, ok := e.(*linkerd.IssuerUpdated); ok {
+			updates.Add(1)
+		}
+	}})
+	slow := make(chan error, 1)
+	request := goodRequest(t)
+	go func() {
+		_, err := srv.CallUnary(t.Context(), connect.NewRequest(request))
+		slow <- err
+	}()
+	<-h.signed
+	sig.mu.Lock()
+	sig.chain, sig.key = second.chain, second.key
+	sig.mu.Unlock()
+	_, err := srv.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+	require.NoError(t, err)
+	close(h.release)
+	require.NoError(t, <-slow)
+	_, err = srv.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+	require.NoError(t, err)
+	assert.Zero(t, updates.Load(), "the old issuer is no news, and so the new one is none either")
 }
 
 // A request that is too long is not read, and not only refused.

@@ -146,6 +146,44 @@ func TestHandshakeEnds(t *testing.T) {
 	})
 }
 
+// TestSilenceEnds has clients that do their handshake and then say nothing, or begin and do not go on.
+func TestSilenceEnds(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		first string
+		most  time.Duration
+	}{
+		"nothing":             {"", 10 * time.Second},
+		"half a preface":      {"PRI * HTTP/2", 10 * time.Second},
+		"most of a preface":   {"PRI * HTTP/2.0\r\n\r\nSM", 10 * time.Second},
+		"a preface alone":     {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 10 * time.Second},
+		"an idle connection":  {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", 5*time.Minute + 10*time.Second},
+		"half of an HTTP/1.1": {"GET / HTTP/1.1\r\n", 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := memconn.Listen()
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error, 1)
+				go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+				raw, err := l.DialContext(t.Context(), "", "")
+				require.NoError(t, err)
+				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
+				defer c.Close()
+				began := time.Now()
+				_, err = io.WriteString(c, test.first)
+				require.NoError(t, err)
+				_, err = io.Copy(io.Discard, c)
+				assert.NoError(t, err)
+				assert.LessOrEqual(t, time.Since(began), test.most)
+				cancel()
+				require.ErrorIs(t, <-done, context.Canceled)
+			})
+		})
+	}
+}
+
 // lazy is a listener whose connections take a second to close.
 type lazy struct {
 	net.Listener
