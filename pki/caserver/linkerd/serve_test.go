@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -92,6 +93,22 @@ func TestCertifyWithALPN(t *testing.T) {
 	resp, err := c.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
 	require.NoError(t, err)
 	accept(t, resp.Msg, s.signer.anchors, web, time.Now())
+}
+
+// Headers are small: a token is in the message.
+func TestLongHeaders(t *testing.T) {
+	t.Parallel()
+	addr := start(t, linkerd.ServeOptions{Handler: echo})
+	for size, ok := range map[int]bool{32 << 10: true, 128 << 10: false} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil)
+		require.NoError(t, err)
+		req.Header.Set("X", strings.Repeat("x", size))
+		resp, err := proxyClient(t).Do(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		assert.Equal(t, ok, err == nil && resp.StatusCode == http.StatusOK, size)
+	}
 }
 
 func TestServeOptions(t *testing.T) {
