@@ -507,19 +507,26 @@ func TestSignerErrors(t *testing.T) {
 func TestTimeout(t *testing.T) {
 	t.Parallel()
 	a := wrap(authority(t))
-	a.sign = func(ctx context.Context, _ ca.Request) ([]*x509.Certificate, error) {
+	sign := a.sign
+	a.sign = func(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+		if r.Signer != "slow" {
+			return sign(ctx, r)
+		}
 		<-ctx.Done()
 		return nil, fmt.Errorf("ca: sign: %w", context.Cause(ctx))
 	}
+	m := goodRequest(t)
+	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("slow")}}
 	s := serve(t, istioca.Options{Signer: a, Timeout: 2 * time.Second}) // enough for what comes before
-	_, err := s.call(t, "web", goodRequest(t))
+	_, err := s.call(t, "web", m)
 	refused(t, err, connect.CodeUnavailable, "CSR signing error (the CA cannot answer now; try again later)")
 
 	// The client's own deadline is another matter. It may hear of it from its own clock first.
 	slow := serve(t, istioca.Options{Signer: a})
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	slow.issue(t, "web", goodRequest(t)) // there is a connection
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	_, err = call(ctx, slow.client, slow.url, "web", goodRequest(t))
+	_, err = call(ctx, slow.client, slow.url, "web", m)
 	assert.Equal(t, connect.CodeDeadlineExceeded, connect.CodeOf(err))
 	require.Eventually(t, func() bool { return slow.metric(t, `csr_sign_err_count{error="UNKNOWN"}`) == "1" }, 20*time.Second, 5*time.Millisecond)
 	assert.Contains(t, slow.logs.String(), "code=deadline_exceeded")

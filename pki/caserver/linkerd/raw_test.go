@@ -2,12 +2,15 @@ package linkerd_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
@@ -165,6 +168,41 @@ func TestHTTP1(t *testing.T) {
 	w := httptest.NewRecorder()
 	srv.ServeHTTP(w, httptest.NewRequest(http.MethodPost, linkerd.Certify, strings.NewReader("x")))
 	assert.Equal(t, http.StatusHTTPVersionNotSupported, w.Code)
+}
+
+// clocked is a ResponseWriter that notes its deadlines.
+type clocked struct {
+	*httptest.ResponseRecorder
+	read, write time.Time
+}
+
+func (c *clocked) SetReadDeadline(t time.Time) error {
+	c.read = t
+	return nil
+}
+
+func (c *clocked) SetWriteDeadline(t time.Time) error {
+	c.write = t
+	return nil
+}
+
+// A client that does not send, or does not take its answer, does not keep the server.
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for timeout, read := range map[time.Duration]time.Duration{0: 10 * time.Second, 75 * time.Second: 10 * time.Second, 2 * time.Second: 2 * time.Second} {
+			srv, err := linkerd.New(linkerd.Options{Mesh: mesh(t), Signer: newSigner(t), Review: review, Timeout: timeout})
+			require.NoError(t, err)
+			r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, marshal(t, goodRequest(t)))))
+			r.ProtoMajor, r.ProtoMinor = 2, 0
+			r.Header.Set("Content-Type", "application/grpc")
+			w := &clocked{ResponseRecorder: httptest.NewRecorder()}
+			srv.ServeHTTP(w, r)
+			require.Equal(t, "0", w.Result().Trailer.Get("Grpc-Status"))
+			assert.Equal(t, read, time.Until(w.read))
+			assert.Equal(t, cmp.Or(timeout, 75*time.Second)+10*time.Second, time.Until(w.write))
+		}
+	})
 }
 
 // FuzzCertify sends messages to a handler: the answer is a certificate for the one name that its token
