@@ -121,6 +121,33 @@ func TestRotation(t *testing.T) {
 	assert.Len(t, roots(), 2)
 }
 
+// A leaf goes with its own intermediates, also when they change under the same roots.
+func TestIntermediatesChange(t *testing.T) {
+	t.Parallel()
+	root := spiffetest.NewCA(t, "example.org")
+	bundle := root.Bundle()
+	var chains [][]*x509.Certificate
+	for range 2 {
+		chain, _ := root.Intermediate().Certificate("/ns/prod/sa/web")
+		chains = append(chains, chain)
+	}
+	direct, _ := root.Certificate("/ns/prod/sa/web")
+	chains = append(chains, direct)
+	next := make(chan []*x509.Certificate, 1)
+	s := serve(t, istioca.Options{Signer: &signer{
+		sign:   func(context.Context, ca.Request) ([]*x509.Certificate, error) { return <-next, nil },
+		bundle: func() *spiffe.Bundle { return bundle },
+	}})
+	for _, i := range []int{0, 1, 2, 0, 0, 1} {
+		next <- chains[i]
+		var got [][]byte
+		for _, text := range s.issue(t, "web", goodRequest(t)) {
+			got = append(got, raw(text)...)
+		}
+		assert.Equal(t, append(raw(chains[i]), root.Root().Raw), got)
+	}
+}
+
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	a := authority(t)
