@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/cookiejar"
 	"os"
 	"path/filepath"
 	"strings"
@@ -191,6 +192,32 @@ func TestRedirect(t *testing.T) {
 	assert.NotContains(t, err.Error(), token)
 	assert.Equal(t, []string{server.CreateCertificate + " Bearer " + token}, seen)
 	assert.Nil(t, client.CheckRedirect, "the caller's client is not changed")
+}
+
+// What is sent is what Options say: no cookies, though the caller's client keeps some, and no wish for
+// answers that are compressed, which grow when they are read.
+func TestNothingElseIsSent(t *testing.T) {
+	t.Parallel()
+	sent := make(chan http.Header, 2)
+	url, client := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent <- r.Header.Clone()
+		http.SetCookie(w, &http.Cookie{Name: "mark", Value: "me"})
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	jar, err := cookiejar.New(nil)
+	require.NoError(t, err)
+	client.Jar = jar
+	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)})
+	for range 2 {
+		_, err := c.Sign(t.Context(), freshCSR(t), 0)
+		requireCode(t, err, caclient.Unavailable)
+		h := <-sent
+		assert.Empty(t, h.Values("Cookie"))
+		for _, name := range []string{"Grpc-Accept-Encoding", "Grpc-Encoding"} {
+			assert.NotContains(t, strings.Join(h.Values(name), ","), "gzip", name)
+		}
+	}
+	assert.Same(t, jar, client.Jar, "the caller's client is not changed")
 }
 
 func TestNoSecretIsPrinted(t *testing.T) {

@@ -165,6 +165,40 @@ func TestOldRootsStay(t *testing.T) {
 	})
 }
 
+// When certificates become shorter, peers still have long ones of the old root.
+func TestOldRootsStayForTheLongest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		signer, old := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root()
+		current, short := pem(signer.Root(), old), false
+		roots := func() string { return current }
+		day, hour := follow(t, signer, 24*time.Hour, roots), follow(t, signer, time.Hour, roots)
+		client := inMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if short {
+				hour.ServeHTTP(w, r)
+			} else {
+				day.ServeHTTP(w, r)
+			}
+		}))
+		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true})
+		for range 2 {
+			_, err := c.Sign(t.Context(), freshCSR(t), 0)
+			require.NoError(t, err)
+			current, short = pem(signer.Root()), true
+		}
+		began := time.Now()
+		for _, test := range []struct {
+			at   time.Duration
+			want int
+		}{{0, 2}, {2 * time.Hour, 2}, {23 * time.Hour, 2}, {25 * time.Hour, 1}} {
+			time.Sleep(time.Until(began.Add(test.at)))
+			set, err := c.FetchBundles(t.Context())
+			require.NoError(t, err)
+			assert.Len(t, rootsOf(t, set), test.want, "%v", test.at)
+		}
+	})
+}
+
 // source is a spiffe.BundleSource that tests change.
 type source struct {
 	mu sync.Mutex
