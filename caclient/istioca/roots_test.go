@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -218,6 +219,62 @@ func (s *source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 		return nil, errors.New("away")
 	}
 	return s.b.Bundle(td)
+}
+
+// stubborn gives the same bundle, whichever is asked for.
+type stubborn struct{ b *spiffe.Bundle }
+
+func (s stubborn) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return s.b, nil }
+
+// What a source gives is looked at.
+func TestSourceIsWrong(t *testing.T) {
+	t.Parallel()
+	for _, b := range []*spiffe.Bundle{nil, spiffetest.NewCA(t, "other.test").Bundle()} {
+		c := newCA(t, istioca.Options{URL: "https://127.0.0.1:1", Roots: stubborn{b}})
+		_, err := c.FetchBundles(t.Context())
+		requireCode(t, err, caclient.Unavailable)
+		require.ErrorContains(t, err, "the bundle of the trust domain")
+	}
+}
+
+// counted counts how often it is asked.
+type counted struct {
+	source
+	n atomic.Int64
+}
+
+func (c *counted) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	c.n.Add(1)
+	return c.source.Bundle(td)
+}
+
+// A hint says how often to look, from once a second to once in five minutes.
+func TestWatchFollowsTheHint(t *testing.T) {
+	t.Parallel()
+	for hint, want := range map[time.Duration][2]int64{ // looks in ten minutes, up to a tenth more
+		time.Second:      {600, 680},
+		time.Minute:      {10, 13},
+		240 * time.Hour:  {2, 5},
+		10 * time.Minute: {2, 5},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			contents := spiffetest.NewCA(t, "example.org").Bundle().Contents()
+			contents.RefreshHint = hint
+			b, err := spiffe.NewBundle(domain, contents)
+			require.NoError(t, err)
+			src := &counted{}
+			src.set(b)
+			c := newCA(t, istioca.Options{URL: "https://127.0.0.1:1", Roots: src})
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			for set, err := range c.WatchBundles(ctx) {
+				require.NoError(t, err)
+				require.NotNil(t, set)
+			}
+			assert.GreaterOrEqual(t, src.n.Load(), want[0], hint)
+			assert.LessOrEqual(t, src.n.Load(), want[1], hint)
+		})
+	}
 }
 
 // An operator who takes a root out of the source withdraws it, whatever the last certificate came with.
