@@ -380,19 +380,9 @@ func TestRepeatedPeerCost(t *testing.T) {
 	}
 	repeat()
 	if raceEnabled {
-		t.Skip("the race detector allocates and is slow")
+		t.Skip("the race detector allocates")
 	}
 	assert.Zero(t, testing.AllocsPerRun(100, repeat))
-	const calls = 500
-	best := time.Hour
-	for range 50 { // on a machine with other work the best of many is the cost
-		start := time.Now()
-		for range calls {
-			repeat()
-		}
-		best = min(best, time.Since(start)/calls)
-	}
-	assert.LessOrEqual(t, best, time.Microsecond)
 }
 
 func BenchmarkRepeatedPeer(b *testing.B) {
