@@ -71,7 +71,7 @@ func Load(ctx context.Context, cfg Config, fsys fs.FS, store Store) (*Authority,
 	if f.first, err = f.read(now); err != nil {
 		return nil, fmt.Errorf("ca: load the CA of %s: %w", a.cfg.TrustDomain, err)
 	}
-	f.checked = now.Round(0)
+	f.say(now, nil)
 	a.files = f
 	if store != nil {
 		a.store = store
@@ -115,12 +115,14 @@ type files struct {
 	fsys  fs.FS
 	first *plugged // what Load found
 
-	mu      sync.Mutex
-	seen    []stamp   // when they were last read
-	pending []stamp   // seen since, and perhaps not complete
-	checked time.Time // when they were last found to be in order
-	err     error     // why they were refused since
-	retry   time.Time // when to read again what was refused: time may mend it
+	mu      sync.Mutex // held for as long as it takes to read them: nobody who signs waits for it
+	seen    []stamp    // when they were last read
+	pending []stamp    // seen since, and perhaps not complete
+	retry   time.Time  // when to read again what was refused: time may mend it
+
+	said    sync.Mutex // guards what Status tells; nothing else is waited for while it is held
+	checked time.Time  // when they were last found to be in order
+	err     error      // why they were refused since
 }
 
 // settle is how long files have to be left alone before they are read.
@@ -158,9 +160,18 @@ func (f *files) stamp() []stamp {
 }
 
 func (f *files) status() (checked time.Time, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.said.Lock()
+	defer f.said.Unlock()
 	return f.checked, f.err
+}
+
+// say keeps what was found at now for Status.
+func (f *files) say(now time.Time, err error) {
+	f.said.Lock()
+	defer f.said.Unlock()
+	if f.err = err; err == nil {
+		f.checked = now.Round(0)
+	}
 }
 
 // look takes over what has changed, and returns when to look again.
@@ -168,48 +179,56 @@ func (f *files) look(ctx context.Context) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now, stamps := time.Now(), f.stamp()
+	_, refused := f.status()
 	switch {
-	case f.pending == nil && slices.EqualFunc(stamps, f.seen, stamp.equal) && (f.err == nil || now.Before(f.retry)):
-		if f.err == nil {
-			f.checked = now.Round(0)
-		}
+	case f.pending == nil && slices.EqualFunc(stamps, f.seen, stamp.equal) && (refused == nil || now.Before(f.retry)):
+		f.say(now, refused)
 		return f.a.cfg.ReloadInterval
 	case f.pending == nil || !slices.EqualFunc(stamps, f.pending, stamp.equal):
 		f.pending = stamps // somebody may still be writing
 		return settle
 	}
-	said := f.err != nil && slices.EqualFunc(stamps, f.seen, stamp.equal)
+	known := refused != nil && slices.EqualFunc(stamps, f.seen, stamp.equal)
 	f.seen, f.pending = stamps, nil
-	f.err = f.reload(now)
-	if f.err != nil {
+	err := f.reload(ctx, now)
+	f.say(now, err)
+	if err != nil {
 		f.retry = now.Add(retryRefused)
-		if said {
-			return f.a.cfg.ReloadInterval
+		if !known {
+			f.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "new CA files refused, the old CA goes on", slog.Any("trust_domain", f.a.cfg.TrustDomain), slog.Any("err", err))
 		}
-		f.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "new CA files refused, the old CA goes on", slog.Any("trust_domain", f.a.cfg.TrustDomain), slog.Any("err", f.err))
-		return f.a.cfg.ReloadInterval
 	}
-	f.checked = now.Round(0)
 	return f.a.cfg.ReloadInterval
 }
 
 // reload takes over what is in the files now, or says why not; mu is held.
-func (f *files) reload(now time.Time) error {
+func (f *files) reload(ctx context.Context, now time.Time) error {
 	next, err := f.read(now)
 	if err != nil {
 		return fmt.Errorf("ca: load the CA of %s: %w", f.a.cfg.TrustDomain, err)
 	}
 	a := f.a
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	s, steps := a.advance(time.Now())
-	defer a.log(steps)
+	taken, err := a.replacePlugged(s, next)
+	a.mu.Unlock()
+	a.log(steps)
+	if taken {
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "CA files taken over", slog.Any("trust_domain", a.cfg.TrustDomain),
+			slog.String("serial", next.key.id), slog.Int("roots", len(next.roots)), slog.Time("not_after", next.until))
+	}
+	return err
+}
+
+// replacePlugged puts next, which nobody has yet, in the place of what s has, unless it is the same; mu
+// of the authority is held.
+func (a *Authority) replacePlugged(s *state, next *plugged) (bool, error) {
 	old := s.plugged
 	if next.pair.Equal(old.pair) {
-		return nil
+		return false, nil
 	}
 	if err := next.pair.MayReplace(old.pair, a.cfg.MultiRoot); err != nil {
-		return fmt.Errorf("ca: load the CA of %s: %w", a.cfg.TrustDomain, err)
+		return false, fmt.Errorf("ca: load the CA of %s: %w", a.cfg.TrustDomain, err)
 	}
 	same := func(a, b []*x509.Certificate) bool {
 		return len(a) == len(b) && !slices.ContainsFunc(a, func(c *x509.Certificate) bool { return !slices.ContainsFunc(b, c.Equal) })
@@ -221,13 +240,11 @@ func (f *files) reload(now time.Time) error {
 	}
 	after, err := a.newState(s, s.document, s.version, next)
 	if err != nil {
-		return err
+		return false, err
 	}
 	after.dirty = s.dirty
 	a.publish(after)
-	a.cfg.Logger.LogAttrs(context.Background(), slog.LevelInfo, "CA files taken over", slog.Any("trust_domain", a.cfg.TrustDomain),
-		slog.String("serial", next.key.id), slog.Int("roots", len(next.roots)), slog.Time("not_after", next.until))
-	return nil
+	return true, nil
 }
 
 // read returns the CA in the files if it is fit to sign for the trust domain.

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
@@ -470,3 +472,75 @@ func TestPluggedInJWT(t *testing.T) {
 		require.NoError(t, err)
 	})
 }
+
+// slowFolder is a folder whose file system takes its time.
+type slowFolder struct {
+	*folder
+	open func() // before each file
+}
+
+func (f slowFolder) Open(name string) (fs.File, error) {
+	f.open()
+	return f.folder.Open(name)
+}
+
+// While new files are read, which may take long, everything else goes on, and nothing locks itself out.
+func TestSlowReload(t *testing.T) {
+	t.Parallel()
+	const patience = 30 * time.Second
+	root := newOffline(t)
+	f := newFolder(root.files(t, time.Hour))
+	reading, read := make(chan struct{}), make(chan struct{})
+	var slow atomic.Bool
+	hang := sync.OnceFunc(func() { close(reading); <-read })
+	logged := make(chan error, 10)
+	var a *ca.Authority
+	a = loadCA(t, slowFolder{f, func() {
+		if slow.Load() {
+			hang()
+		}
+	}}, func(c *ca.Config) {
+		c.ReloadInterval = 10 * time.Millisecond
+		c.Logger = slog.New(onLog(func(msg string) {
+			if msg == "CA files taken over" {
+				logged <- a.Status().SyncError // who writes a log may ask
+			}
+		}))
+	})
+	soon := func(what string, do func()) {
+		t.Helper()
+		done := make(chan struct{})
+		go func() { defer close(done); do() }()
+		select {
+		case <-done:
+		case <-time.After(patience):
+			t.Fatal(what)
+		}
+	}
+	changed, csr := a.Changed(), newCSR(t)
+	slow.Store(true)
+	f.put(root.files(t, time.Hour))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = a.Run(ctx) }()
+	soon("Run does not look", func() { <-reading })
+	for range 2 {
+		soon("Status waits for the files", func() { assert.NoError(t, a.Status().SyncError) })
+		soon("Sign waits for the files", func() {
+			_, err := a.Sign(ctx, ca.Request{CSR: csr, ID: web})
+			assert.NoError(t, err)
+		})
+	}
+	close(read)
+	soon("the new files are not taken", func() { <-changed; assert.NoError(t, <-logged) })
+	cancel()
+	soon("Run does not end", func() { <-ended })
+}
+
+// onLog is called with each message.
+type onLog func(msg string)
+
+func (onLog) Enabled(context.Context, slog.Level) bool        { return true }
+func (f onLog) Handle(_ context.Context, r slog.Record) error { f(r.Message); return nil }
+func (f onLog) WithAttrs([]slog.Attr) slog.Handler            { return f }
+func (f onLog) WithGroup(string) slog.Handler                 { return f }
