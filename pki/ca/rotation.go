@@ -325,10 +325,11 @@ func (a *Authority) Rotate(ctx context.Context) (RootStatus, error) {
 	if a.files != nil {
 		return RootStatus{}, a.opError(op, ErrPluggedIn)
 	}
-	if err := a.mayRotate(ctx, op, s.roots); err != nil {
+	renews := a.cfg.KeepKey && !s.roots[inPhase(s.roots, Active)].tainted
+	if err := a.mayRotate(ctx, op, s.roots, !renews); err != nil {
 		return RootStatus{}, err
 	}
-	if i := inPhase(s.roots, Active); a.cfg.KeepKey && !s.roots[i].tainted {
+	if renews {
 		return a.renew(ctx)
 	}
 	fresh, err := a.newRoot() // before any lock: an RSA key takes its time
@@ -337,7 +338,7 @@ func (a *Authority) Rotate(ctx context.Context) (RootStatus, error) {
 	}
 	var prepared key
 	err = a.update(ctx, func(d *document, now time.Time) error {
-		if err := a.mayRotate(ctx, op, d.roots); err != nil { // another one may have been faster
+		if err := a.mayRotate(ctx, op, d.roots, true); err != nil { // another one may have been faster
 			return err
 		}
 		prepared = a.prepare(&d.roots, fresh, now)
@@ -358,7 +359,7 @@ func (a *Authority) RotateJWT(ctx context.Context) (JWTKeyStatus, error) {
 	if a.cfg.JWT == nil {
 		return JWTKeyStatus{}, a.opError(op, ErrNoJWT)
 	}
-	if err := a.mayRotate(ctx, op, a.current().jwt); err != nil {
+	if err := a.mayRotate(ctx, op, a.current().jwt, true); err != nil {
 		return JWTKeyStatus{}, err
 	}
 	fresh, err := a.newJWTKey()
@@ -367,7 +368,7 @@ func (a *Authority) RotateJWT(ctx context.Context) (JWTKeyStatus, error) {
 	}
 	var prepared key
 	err = a.update(ctx, func(d *document, now time.Time) error {
-		if err := a.mayRotate(ctx, op, d.jwt); err != nil {
+		if err := a.mayRotate(ctx, op, d.jwt, true); err != nil {
 			return err
 		}
 		prepared = a.prepare(&d.jwt, fresh, now)
@@ -403,14 +404,15 @@ func (k key) idName() string {
 	return "serial"
 }
 
-func (a *Authority) mayRotate(ctx context.Context, op string, keys []key) error {
+// mayRotate says why no rotation can start now. Room is needed for one that adds a key.
+func (a *Authority) mayRotate(ctx context.Context, op string, keys []key, adds bool) error {
 	if ctx.Err() != nil {
 		return a.opError(op, context.Cause(ctx))
 	}
 	if i := inPhase(keys, Distributing); i >= 0 {
 		return a.opError(op, fmt.Errorf("%w: %s %s activates at %s", ErrRotating, keys[i].what(), keys[i].id, keys[i].activates.UTC().Format(time.RFC3339)))
 	}
-	if len(keys) >= maxKeys && !a.cfg.KeepKey {
+	if len(keys) >= maxKeys && adds {
 		return a.opError(op, fmt.Errorf("%w: %d %ss are in the bundle, the next one to retire does so at %s", ErrRotating, len(keys), keys[0].what(), nextStep(keys).UTC().Format(time.RFC3339)))
 	}
 	return nil

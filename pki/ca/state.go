@@ -373,8 +373,8 @@ func (j *keyJSON) root(td spiffe.TrustDomain) (key, error) {
 	if signer == nil {
 		return k, nil
 	}
-	for _, u := range k.cert.URIs { // a root from elsewhere may have none (X5-10)
-		if u.String() != td.ID().String() {
+	for _, u := range k.cert.URIs { // a root from elsewhere may have none (X5-10), or the address of its owner
+		if u.Scheme == "spiffe" && u.String() != td.ID().String() {
 			return key{}, fmt.Errorf("the certificate is that of %.256q", u.String())
 		}
 	}
@@ -554,9 +554,18 @@ func replaceActive(d *document, next key, now time.Time) (*document, error) {
 	if old.cert.Equal(next.cert) {
 		return d, nil
 	}
+	renewed := sameAuthority(old.cert, next.cert)
+	for j, k := range d.roots {
+		if k.id == next.id && !k.cert.Equal(next.cert) && !(renewed && j == i) {
+			return nil, fmt.Errorf("%s: another root has its serial number %s, by which roots are told apart; it would drop out of the bundle", caCertName, next.id)
+		}
+	}
 	d.sequence = d.numberOfNext()
+	// It may have been in the bundle as one that does not sign.
+	d.roots = slices.DeleteFunc(d.roots, func(k key) bool { return k.cert.Equal(next.cert) })
+	i = inPhase(d.roots, Active)
 	next.terms = next.terms.raise(old.terms)
-	if sameAuthority(old.cert, next.cert) {
+	if renewed {
 		next.prepared, next.activates = old.prepared, old.activates
 		d.roots[i] = next
 		return d, nil
@@ -564,7 +573,6 @@ func replaceActive(d *document, next key, now time.Time) (*document, error) {
 	old.phase, old.issuer, old.secret = Retiring, nil, nil
 	old.retires = now.Add(old.propagation).Add(old.longest).Add(old.grace)
 	d.roots[i] = old
-	d.roots = slices.DeleteFunc(d.roots, func(k key) bool { return k.id == next.id })
 	// The one that signs comes before the one that will.
 	at := cmp.Or(inPhase(d.roots, Distributing)+1, len(d.roots)+1) - 1
 	d.roots = slices.Insert(d.roots, at, next)

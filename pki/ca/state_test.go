@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"maps"
 	"math/big"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -346,6 +347,66 @@ func TestFollow(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// What was taken over can be opened again.
+func TestAdoptionOfARootWithAURL(t *testing.T) {
+	t.Parallel()
+	cert, key := istioCA(t, func(c *x509.Certificate) { c.URIs = []*url.URL{{Scheme: "https", Host: "example.org"}} })
+	store := put(t, istioSecret(t, cert, key))
+	a, b := open(t, store), open(t, store)
+	assert.Equal(t, a.Roots(), b.Roots())
+	assert.NoError(t, verify(b.Bundle(), sign(t, a, newCSR(t), 0), time.Now()))
+}
+
+// The one that takes over may have been in the bundle before; another one with its serial number may
+// not.
+func TestFollowOneThatIsKnown(t *testing.T) {
+	t.Parallel()
+	cert, key := istioCA(t)
+	other, otherKey := istioCA(t)
+	twin := istioRoot(t, otherKey, func(c *x509.Certificate) { c.SerialNumber = cert.SerialNumber })
+	renewed := istioRoot(t, key)
+	again := istioRoot(t, key, func(c *x509.Certificate) {
+		c.SerialNumber, c.NotAfter = cert.SerialNumber, time.Now().Add(time.Hour)
+	})
+	for name, tt := range map[string]struct {
+		cert   *x509.Certificate
+		key    *rsa.PrivateKey
+		phases []ca.Phase // nil: refused
+	}{
+		"with the same key":            {renewed, key, []ca.Phase{ca.Trusted, ca.Active}},
+		"with another key":             {other, otherKey, []ca.Phase{ca.Trusted, ca.Retiring, ca.Active}},
+		"same key and serial number":   {again, key, []ca.Phase{ca.Trusted, ca.Trusted, ca.Active}},
+		"another with the same number": {twin, otherKey, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store := put(t, istioSecret(t, cert, key, renewed, other))
+			a := open(t, store)
+			require.Len(t, a.Roots(), 3)
+			r := load(t, store)
+			r.Data["ca-cert.pem"], r.Data["ca-key.pem"] = pki.MarshalCertificatesPEM(tt.cert), pkcs1(tt.key)
+			delete(r.Data, "root-cert.pem")
+			_, err := store.Save(t.Context(), r)
+			require.NoError(t, err)
+			b, err := tryOpen(t.Context(), store)
+			if tt.phases == nil {
+				require.ErrorIs(t, err, ca.ErrRecord)
+				require.ErrorContains(t, err, "another root has its serial number")
+				return
+			}
+			require.NoError(t, err)
+			var phases []ca.Phase
+			for _, r := range b.Roots() {
+				phases = append(phases, r.Phase)
+			}
+			assert.Equal(t, tt.phases, phases)
+			assert.True(t, b.Roots()[len(phases)-1].Certificate.Equal(tt.cert))
+			assert.Equal(t, b.Roots(), open(t, store).Roots())
+			assert.NoError(t, verify(b.Bundle(), istioLeaf(t, cert, key), time.Now()), "what was signed before")
+		})
 	}
 }
 

@@ -368,8 +368,12 @@ func (a *Authority) save(ctx context.Context, d *document, version string) error
 	d.revision++
 	d.writer = randomID()
 	data, err := d.record(a.cfg.TrustDomain)
+	if err == nil {
+		// Nobody could open a record again that breaks the rules for records, so it must not get there.
+		_, err = parseState(data[stateName], a.cfg.TrustDomain)
+	}
 	if err != nil {
-		return fmt.Errorf("ca: record of %s: %w", a.cfg.TrustDomain, err)
+		return a.note(ctx, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)})
 	}
 	first, known := a.state.Load() == nil, a.known()
 	start := time.Now()

@@ -170,6 +170,42 @@ func TestTaintInAFullBundle(t *testing.T) {
 	})
 }
 
+// A key that is renewed needs no room, and everything else does: nobody could open a record with more
+// keys than the limit.
+func TestKeepKeyInAFullBundle(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		edit := func(c *ca.Config) {
+			c.KeepKey, c.ManualRotation, c.Propagation, c.TaintGrace = true, true, time.Second, 100*time.Hour
+			c.MaxTTL, c.JWT = 90*24*time.Hour, &ca.JWTConfig{MaxTTL: 90 * 24 * time.Hour}
+		}
+		a := open(t, store, edit)
+		newest := func() ca.RootStatus { roots := a.Roots(); return roots[len(roots)-1] }
+		for range 63 {
+			require.NoError(t, a.Taint(t.Context(), newest().Serial()))
+			_, err := a.RotateJWT(t.Context())
+			require.NoError(t, err)
+			time.Sleep(2 * time.Second)
+		}
+		_, err := a.RotateJWT(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		require.ErrorContains(t, err, "64 JWT keys are in the bundle")
+		renewed, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, renewed, newest())
+		require.NoError(t, a.Taint(t.Context(), renewed.Serial()))
+		_, err = a.Rotate(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		require.ErrorContains(t, err, "64 roots are in the bundle")
+		require.Len(t, a.Roots(), 64)
+		assert.Equal(t, a.Roots(), open(t, store, edit).Roots())
+		time.Sleep(101 * time.Hour)
+		_, err = a.Rotate(t.Context())
+		require.NoError(t, err)
+	})
+}
+
 // What was decided is in the store before anybody sees it, and what could not be stored was not
 // decided.
 func TestTaintIsStoredFirst(t *testing.T) {
