@@ -92,6 +92,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -262,7 +263,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	cfg.DefaultTTL = cmp.Or(cfg.DefaultTTL, min(day, cfg.MaxTTL))
 	cfg.Backdate = cmp.Or(cfg.Backdate, 2*time.Minute)
 	cfg.RefreshHint = cmp.Or(cfg.RefreshHint, 5*time.Minute)
-	cfg.Propagation = cmp.Or(cfg.Propagation, 5*cfg.RefreshHint)
+	cfg.Propagation = cmp.Or(cfg.Propagation, 5*min(cfg.RefreshHint, math.MaxInt64/5))
 	cfg.GraceRatio = cmp.Or(cfg.GraceRatio, 0.2)
 	cfg.CheckInterval = cmp.Or(cfg.CheckInterval, time.Hour)
 	cfg.TaintGrace = cmp.Or(cfg.TaintGrace, cfg.DefaultTTL/2+cfg.Backdate)

@@ -93,6 +93,7 @@ func TestNewRefuses(t *testing.T) {
 		{"no room to rotate", ca.Config{TrustDomain: td, RootTTL: 48 * time.Hour}, "half of RootTTL 48h0m0s"},
 		{"no room to propagate", ca.Config{TrustDomain: td, RootTTL: 2 * time.Hour, DefaultTTL: time.Minute, Propagation: 59 * time.Minute}, "half of RootTTL"},
 		{"no overflow", ca.Config{TrustDomain: td, Propagation: 1<<63 - 1}, "half of RootTTL"},
+		{"no overflow of a multiple", ca.Config{TrustDomain: td, RefreshHint: 60 * 365 * 24 * time.Hour}, "half of RootTTL"},
 		{"unreadable trust domain", ca.Config{TrustDomain: spiffe.MustParseTrustDomain("a..b")}, pki.ErrUnreadableTrustDomain.Error()},
 		{"unknown key algorithm", ca.Config{TrustDomain: td, KeyAlgorithm: -1}, "new root of example.org"},
 	} {

@@ -261,20 +261,36 @@ func (d *DirStore) save(ctx context.Context, r Record) (string, error) {
 	return version, nil
 }
 
-// make makes the folder if it is not there, and its name durable.
+// make makes the folder if it is not there.
 func (d *DirStore) make() error {
 	if _, err := os.Stat(d.dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+	return makeDir(d.dir, func(path string) error {
+		root, err := os.OpenRoot(path)
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		return syncDir(root, ".")
+	})
+}
+
+// makeDir makes a folder and those above it that are not there. It has sync make each new name durable,
+// in the folder that it is in: a record is lost with any of the folders on the way to it.
+func makeDir(dir string, sync func(path string) error) error {
+	above := filepath.Dir(dir)
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, fs.ErrNotExist) && above != dir {
+		if err := makeDir(above, sync); err != nil {
+			return err
+		}
+		err = os.Mkdir(dir, 0o700)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been faster
 		return err
 	}
-	parent, err := os.OpenRoot(filepath.Dir(d.dir))
-	if err != nil {
-		return err
-	}
-	defer parent.Close()
-	return syncDir(parent, ".")
+	return sync(above)
 }
 
 // writeVersion writes data to a new folder, and makes it and its name durable.

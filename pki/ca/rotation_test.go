@@ -439,7 +439,7 @@ func TestConcurrency(t *testing.T) {
 		csr := newCSR(t)
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				chain, err := a.Sign(context.Background(), ca.Request{CSR: csr, ID: web, TTL: 3 * time.Second})
+				chain, err := a.Sign(context.Background(), ca.Request{CSR: csr, ID: web, TTL: time.Minute})
 				if !assert.NoError(t, err) {
 					return
 				}
