@@ -167,13 +167,12 @@ func crash(t *testing.T, dir string, kill int) {
 		require.NoError(t, err, "kill %d: %s", kill, out)
 		bundle, roots = a.Bundle(), a.Roots()
 		chain, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		if errors.Is(err, ca.ErrNotReady) && time.Since(a.Status().Synced) > crashTTL {
-			continue
+		if !errors.Is(err, ca.ErrNotReady) {
+			require.NoError(t, err, "kill %d: the active key is there", kill)
+			break
 		}
-		require.NoError(t, err, "kill %d: the active key is there", kill)
-		break
 	}
-	require.NotEmpty(t, chain, "kill %d: the disk is never fast enough", kill)
+	require.NotEmpty(t, chain, "kill %d: the active key is never ready", kill)
 	require.NoError(t, verify(bundle, chain[0], chain[0].NotAfter)) // that may have been by now
 
 	f, err := os.Open(audit)
