@@ -71,6 +71,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -219,6 +220,7 @@ func (l *Log) join(ctx context.Context, i *ca.Issuance) (*batch, error) {
 // write brings batches to the disk until there are none.
 func (l *Log) write() {
 	for {
+		runtime.Gosched() // who is about to bring a record shares this fsync instead of waiting for it, and for the next
 		l.mu.Lock()
 		b := l.pending
 		if b == nil {
