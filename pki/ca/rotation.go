@@ -477,6 +477,7 @@ func (a *Authority) renew(ctx context.Context) (RootStatus, error) {
 // the tainted key stays in the bundle for no longer than [Config.TaintGrace], in which everybody who
 // renews at half of the default lifetime has done so. A distributing key leaves the bundle at once, and
 // another one is prepared in its place. A retiring or trusted one leaves after TaintGrace at the latest.
+// The successor of a JWT key comes from a replica that signs JWT-SVIDs, when it has read the store.
 //
 // To taint a key twice changes nothing. The error wraps [ErrUnknownKey], [ErrPluggedIn] for a root
 // that is plugged in, or the error of the store.
@@ -487,6 +488,9 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 		return a.opError(op, err)
 	}
 	needsSuccessor := func(set []key, p Phase) bool {
+		if k.cert == nil && a.cfg.JWT == nil {
+			return false // Run of those that sign tokens prepares it
+		}
 		// A full bundle has no room for one; Run prepares it as soon as there is some.
 		return p == Distributing || p == Active && inPhase(set, Distributing) < 0 && len(set) < maxKeys
 	}

@@ -170,6 +170,41 @@ func TestTaintInAFullBundle(t *testing.T) {
 	})
 }
 
+// A replica that signs no tokens may say that one of their keys is in wrong hands.
+func TestTaintJWTKeyOfOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		signs := open(t, store, withJWT)
+		run(t, signs)
+		for _, distributing := range []bool{false, true} {
+			keys := signs.Status().JWTKeys
+			bad := keys[0]
+			if distributing {
+				next, err := signs.RotateJWT(t.Context())
+				require.NoError(t, err)
+				bad = next
+			}
+			other := open(t, store)
+			require.NoError(t, other.Taint(t.Context(), bad.KeyID))
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			keys = signs.Status().JWTKeys
+			if distributing {
+				require.Len(t, keys, 1, "it is gone, and a rotation comes in time")
+				continue
+			}
+			require.Len(t, keys, 2)
+			require.True(t, keys[0].Tainted)
+			require.Equal(t, ca.Distributing, keys[1].Phase)
+			time.Sleep(13 * time.Hour)
+			synctest.Wait()
+			require.Len(t, signs.Status().JWTKeys, 1)
+			require.NotEqual(t, bad.KeyID, signs.Status().JWTKeys[0].KeyID)
+		}
+	})
+}
+
 // A key that is renewed needs no room, and everything else does: nobody could open a record with more
 // keys than the limit.
 func TestKeepKeyInAFullBundle(t *testing.T) {
