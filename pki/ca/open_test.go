@@ -579,6 +579,68 @@ func TestConflictsAreDecidedAnew(t *testing.T) {
 	})
 }
 
+// A store that takes its time to write takes it from those who have to learn of a key: it waits anew.
+func TestSlowSave(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ takes, waits time.Duration }{
+		{1900 * time.Millisecond, 3100 * time.Millisecond},
+		{2100 * time.Millisecond, 5 * time.Second}, // less than three fifths are left
+	} {
+		for name, rotate := range map[string]func(ctx context.Context, a *ca.Authority) (time.Time, error){
+			"root": func(ctx context.Context, a *ca.Authority) (time.Time, error) {
+				r, err := a.Rotate(ctx)
+				return r.Activates, err
+			},
+			"JWT key": func(ctx context.Context, a *ca.Authority) (time.Time, error) {
+				k, err := a.RotateJWT(ctx)
+				return k.Activates, err
+			},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				store := &faultStore{Store: ca.NewMemoryStore()}
+				a := open(t, store, withJWT, func(c *ca.Config) { c.Propagation = 5 * time.Second })
+				store.behave(func(op string) (fault, time.Duration) {
+					return fine, map[string]time.Duration{"save": tt.takes}[op]
+				})
+				begin, changed := time.Now(), a.Changed()
+				var seen time.Time // when consumers can have it first
+				go func() { <-changed; seen = time.Now() }()
+				activates, err := rotate(t.Context(), a)
+				require.NoError(t, err)
+				synctest.Wait()
+				assert.Equal(t, begin.Add(tt.takes), seen, name)
+				assert.Equal(t, seen.Add(tt.waits).Round(0), activates, "%s: and Rotate knows", name)
+				assert.Contains(t, string(load(t, store.Store).Data[stateName]), activates.UTC().Format(`"activates": "`+time.RFC3339Nano), name)
+			})
+		}
+	}
+}
+
+// What time does while something else is being written is written down, too.
+func TestStepDuringASave(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &faultStore{Store: ca.NewMemoryStore()}
+		a := open(t, store, withJWT)
+		run(t, a)
+		_, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		time.Sleep(26 * time.Minute)
+		old := a.Roots()[0]
+		require.Equal(t, ca.Retiring, old.Phase)
+		time.Sleep(time.Until(old.Retires) - 500*time.Millisecond)
+		store.behave(func(op string) (fault, time.Duration) {
+			return fine, map[string]time.Duration{"save": time.Second}[op]
+		})
+		_, err = a.RotateJWT(t.Context())
+		require.NoError(t, err)
+		require.Len(t, a.Roots(), 1)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		assert.NotContains(t, string(load(t, store.Store).Data[stateName]), "retiring")
+	})
+}
+
 // The record disappears, goes back in time, is replaced by another CA's or damaged: what works goes
 // on, and nothing is overwritten that somebody may need.
 func TestRecordTrouble(t *testing.T) {
@@ -597,6 +659,16 @@ func TestRecordTrouble(t *testing.T) {
 			_, err = m.Save(t.Context(), ca.Record{Version: "1", Data: first.Data})
 			require.NoError(t, err)
 			_, err = m.Save(t.Context(), ca.Record{Version: "2", Data: first.Data}) // so that no version comes back
+			require.NoError(t, err)
+			s.swap(m)
+		}, "older than what this process has read", true},
+		{"it went back, and somebody went on from there", func(t *testing.T, s *swapStore, first ca.Record) {
+			m := ca.NewMemoryStore()
+			_, err := m.Save(t.Context(), ca.Record{Data: first.Data})
+			require.NoError(t, err)
+			_, err = open(t, m).Rotate(t.Context()) // as many writes as here, and another root
+			require.NoError(t, err)
+			_, err = m.Save(t.Context(), load(t, m)) // no version comes back
 			require.NoError(t, err)
 			s.swap(m)
 		}, "older than what this process has read", true},

@@ -348,6 +348,7 @@ func (a *Authority) Rotate(ctx context.Context) (RootStatus, error) {
 	if err != nil {
 		return RootStatus{}, a.opError(op, err)
 	}
+	prepared = a.latest(prepared)
 	a.logPrepared(ctx, prepared)
 	return prepared.status(), nil
 }
@@ -378,6 +379,7 @@ func (a *Authority) RotateJWT(ctx context.Context) (JWTKeyStatus, error) {
 	if err != nil {
 		return JWTKeyStatus{}, a.opError(op, err)
 	}
+	prepared = a.latest(prepared)
 	a.logPrepared(ctx, prepared)
 	return prepared.jwtStatus(), nil
 }
@@ -391,6 +393,14 @@ func (a *Authority) prepare(set *[]key, fresh key, now time.Time) key {
 	fresh.phase, fresh.prepared, fresh.activates, fresh.met = Distributing, now, now.Add(wait), now
 	*set = append(*set, fresh)
 	return fresh
+}
+
+// latest returns k as it is now: a slow store may have made it wait longer.
+func (a *Authority) latest(k key) key {
+	if set, i := a.current().find(k.id); i >= 0 {
+		return (*set)[i]
+	}
+	return k
 }
 
 func (a *Authority) logPrepared(ctx context.Context, k key) {
@@ -539,7 +549,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, k.what()+" tainted", slog.Any("trust_domain", a.cfg.TrustDomain), slog.String(k.idName(), id))
 	}
 	if prepared {
-		a.logPrepared(ctx, successor)
+		a.logPrepared(ctx, a.latest(successor))
 	}
 	return nil
 }
