@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -202,6 +203,74 @@ func TestReachedAsksBothClocks(t *testing.T) {
 	assert.True(t, reached(now, now.Round(0)), "a time without a monotonic reading is compared by the wall clock")
 	assert.False(t, reached(now, now.Round(0).Add(1)))
 	assert.False(t, reached(now.Round(0), now.Add(1)))
+}
+
+// stepped returns the same moment of the monotonic clock as at, with a wall clock that was set by d.
+func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
+	t.Helper()
+	type bits struct { // of a time.Time with both readings
+		wall uint64
+		ext  int64
+		loc  *time.Location
+	}
+	out := at.Add(d)
+	(*bits)(unsafe.Pointer(&out)).ext -= int64(d)
+	require.Zero(t, out.Sub(at), "on the monotonic clock")
+	require.Equal(t, d, out.Round(0).Sub(at.Round(0)), "on the wall clock")
+	return out
+}
+
+// Setting the wall clock may delay a step, but never hastens one.
+func TestStepsOfTheWallClock(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	after := func(d, set time.Duration) time.Time { return stepped(t, now.Add(d), set) }
+	due := now.Add(25 * time.Minute)
+	for _, tt := range []struct {
+		after, set time.Duration
+		want       bool
+	}{
+		{25*time.Minute - 1, 0, false},
+		{25 * time.Minute, 0, true},
+		{time.Minute, time.Hour, false}, // set forward: the wait is not cut short
+		{25*time.Minute - 1, time.Hour, false},
+		{25 * time.Minute, time.Hour, true},
+		{25 * time.Minute, -time.Hour, false}, // set back: what is dated waits for its date
+		{85*time.Minute - 1, -time.Hour, false},
+		{85 * time.Minute, -time.Hour, true},
+	} {
+		assert.Equal(t, tt.want, reached(after(tt.after, tt.set), due), "%v after, set by %v", tt.after, tt.set)
+	}
+
+	// A time from the store gets the reading of now, and waits as long as the wall clock said then.
+	stored := due.Round(0)
+	anchored := anchor(now, stored)
+	assert.True(t, anchored.Equal(due))
+	assert.False(t, reached(after(time.Minute, time.Hour), anchored))
+	assert.True(t, reached(after(time.Minute, time.Hour), stored), "without, it would be due")
+	assert.Zero(t, anchor(now, time.Time{}))
+
+	// The same for a whole rotation.
+	active, next := signing(1), signing(2)
+	active.phase, active.prepared, active.activates = Active, now, now
+	next.phase, next.prepared, next.activates = Distributing, now, due
+	keys := []key{active, next}
+	phases := func(keys []key) (out []Phase) {
+		for _, k := range keys {
+			out = append(out, k.phase)
+		}
+		return out
+	}
+	got, _ := advance(keys, nil, after(24*time.Minute, 1000*time.Hour))
+	assert.Equal(t, []Phase{Active, Distributing}, phases(got))
+	got, _ = advance(keys, nil, after(25*time.Minute, 1000*time.Hour))
+	assert.Equal(t, []Phase{Retiring, Active}, phases(got), "its leaves live on, whatever the wall clock says")
+	got, _ = advance(got, nil, after(25*time.Minute+time.Hour+2*time.Minute-1, 1000*time.Hour))
+	assert.Equal(t, []Phase{Retiring, Active}, phases(got))
+	got, _ = advance(got, nil, after(25*time.Minute+time.Hour+2*time.Minute, 1000*time.Hour))
+	assert.Equal(t, []Phase{Active}, phases(got))
+	got, _ = advance(keys, nil, after(10*time.Hour, -10*time.Hour))
+	assert.Equal(t, []Phase{Active, Distributing}, phases(got))
 }
 
 func TestRotateAt(t *testing.T) {

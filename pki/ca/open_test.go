@@ -579,6 +579,23 @@ func TestConflictsAreDecidedAnew(t *testing.T) {
 	})
 }
 
+// Replicas whose settings differ take the longest time: it is their consumers that have to learn of a
+// root, too.
+func TestLongestPropagationCounts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		open(t, store, withJWT, func(c *ca.Config) { c.Propagation = 50 * time.Minute })
+		quick := open(t, store, withJWT)
+		next, err := quick.Rotate(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, time.Now().Add(50*time.Minute).Round(0), next.Activates)
+		key, err := quick.RotateJWT(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, time.Now().Add(50*time.Minute).Round(0), key.Activates)
+	})
+}
+
 // A store that takes its time to write takes it from those who have to learn of a key: it waits anew.
 func TestSlowSave(t *testing.T) {
 	t.Parallel()
