@@ -43,7 +43,8 @@
 //	prev         SHA-256 of the line before, without its newline, in hexadecimal
 //
 // By prev each line vouches for the one before, also across files that were moved away; the first
-// line ever has zeros there. So a line that was changed or taken out is noticed by the one that follows it. That
+// line ever has zeros there, and so has the first one of a process that found an empty file and has no
+// MaxSize, by which it would know the name of the file before. So a line that was changed or taken out is noticed by the one that follows it. That
 // nobody cut off the end, or wrote all of the file anew, can only be told from a copy of a later
 // line elsewhere.
 //

@@ -487,6 +487,30 @@ func TestOpenErrors(t *testing.T) {
 	require.ErrorContains(t, err, "this is no audit log")
 }
 
+// What is in a file is lost with its name, so that the name has to be on the disk, too: of a new file,
+// and of one that is full.
+func TestNamesAreDurable(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	broken, syncs := error(syscall.EIO), 0
+	faults := &auditlog.Faults{SyncDir: func() error { syncs++; return broken }}
+	_, err := auditlog.OpenFaulty(path, nil, faults)
+	require.ErrorIs(t, err, syscall.EIO)
+	broken = nil
+	l := open(t, path, &auditlog.Options{MaxSize: 1}, faults)
+	require.Equal(t, 2, syncs, "it is new as long as it is empty")
+	require.NoError(t, l.Record(t.Context(), record("1")))
+	require.Equal(t, 2, syncs)
+
+	broken = syscall.EIO
+	require.ErrorIs(t, l.Record(t.Context(), record("no")), syscall.EIO)
+	broken = nil
+	require.NoError(t, l.Reopen())
+	require.NoError(t, l.Record(t.Context(), record("2")))
+	require.NoError(t, l.Record(t.Context(), record("3")))
+	require.Equal(t, []string{"1", "2", "3"}, contents(t, files(t, path)...))
+}
+
 // The file is for its owner only.
 func TestMode(t *testing.T) {
 	t.Parallel()

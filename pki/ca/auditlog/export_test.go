@@ -13,6 +13,8 @@ type Faults struct {
 	Sync  func() error
 	Open  func() error
 
+	SyncDir func() error // of the folder
+
 	NoSync bool // to see what the rest costs
 }
 
@@ -37,6 +39,15 @@ func (fsys faultyFS) OpenFile(path string) (file, error) {
 		return nil, err
 	}
 	return faultyFile{f, fsys.f}, nil
+}
+
+func (fsys faultyFS) SyncDir(dir string) error {
+	if fsys.f.SyncDir != nil {
+		if err := fsys.f.SyncDir(); err != nil {
+			return err
+		}
+	}
+	return fsys.osFileSystem.SyncDir(dir)
 }
 
 type faultyFile struct {
