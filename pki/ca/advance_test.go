@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -271,6 +272,42 @@ func TestStepsOfTheWallClock(t *testing.T) {
 	assert.Equal(t, []Phase{Active}, phases(got))
 	got, _ = advance(keys, nil, after(10*time.Hour, -10*time.Hour))
 	assert.Equal(t, []Phase{Active, Distributing}, phases(got))
+}
+
+// While the wall clock is ahead of a wait, what is signed ends when others, whose clocks were not set,
+// drop the root; and a root that is not valid yet signs nothing.
+func TestSignAfterAStepOfTheWallClock(t *testing.T) {
+	t.Parallel()
+	a, err := Open(t.Context(), Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), MaxTTL: time.Hour, JWT: new(JWTConfig)}, NewMemoryStore())
+	require.NoError(t, err)
+	_, err = a.Rotate(t.Context())
+	require.NoError(t, err)
+	_, err = a.RotateJWT(t.Context())
+	require.NoError(t, err)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s, now := a.state.Load(), time.Now()
+	a.synced = a.synced.Add(24 * time.Hour) // read again since the clock was set
+	for _, jwt := range []bool{false, true} {
+		until := s.roots[1].activates.Round(0).Add(time.Hour)
+		if jwt {
+			until = s.jwt[1].activates.Round(0).Add(time.Hour)
+		}
+		grant := func(set time.Duration) (*grant, error) {
+			return a.grant(s, reservation{ttl: time.Hour, jwt: jwt}, stepped(t, now, set))
+		}
+		g, err := grant(0)
+		require.NoError(t, err)
+		assert.True(t, g.notAfter.Equal(now.Add(time.Hour)))
+		g, err = grant(time.Hour)
+		require.NoError(t, err)
+		assert.True(t, g.notAfter.Round(0).Equal(until), "%v, not %v", g.notAfter, until)
+		_, err = grant(2 * time.Hour)
+		require.ErrorIs(t, err, ErrNotReady)
+	}
+	_, err = a.grant(s, reservation{ttl: time.Hour}, stepped(t, now, -time.Hour))
+	require.ErrorIs(t, err, ErrNotReady)
+	assert.ErrorContains(t, err, "is valid from")
 }
 
 func TestRotateAt(t *testing.T) {
