@@ -248,6 +248,29 @@ func TestPluggedInLifetimes(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, short.Certificate().NotAfter, chain[0].NotAfter)
 	})
+	// A CA in the middle ends first.
+	synctest.Test(t, func(t *testing.T) {
+		root := newOffline(t)
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		o := pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(5 * time.Hour)}
+		short, err := root.issuer.IssueCA(o)
+		require.NoError(t, err)
+		o.NotAfter = time.Now().Add(50 * time.Hour)
+		long, err := root.issuer.IssueCA(o)
+		require.NoError(t, err)
+		issuer, err := pki.NewIssuer([]*x509.Certificate{long}, key)
+		require.NoError(t, err)
+		files := (&offline{key, issuer}).files(t, 40*time.Hour)
+		files["cert-chain.pem"] = append(files["cert-chain.pem"], pki.MarshalCertificatesPEM(short)...)
+		files["root-cert.pem"] = pki.MarshalCertificatesPEM(root.cert())
+		a := loadCA(t, newFolder(files))
+		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+		require.NoError(t, err)
+		require.Len(t, chain, 3)
+		assert.Equal(t, short.NotAfter, chain[0].NotAfter)
+		assert.NoError(t, verifyChain(a.Bundle(), chain))
+	})
 }
 
 func TestLoadRefuses(t *testing.T) {
@@ -395,6 +418,29 @@ func TestReload(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Files that are written one after the other are read when that has come to its end.
+func TestReloadWaitsForTheLastFile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		root := newOffline(t)
+		f := newFolder(root.files(t, 1000*time.Hour))
+		a := loadCA(t, f, func(c *ca.Config) { c.ReloadInterval = 10 * time.Millisecond })
+		run(t, a)
+		time.Sleep(time.Second)
+		next := root.files(t, 500*time.Hour)
+		for _, name := range []string{"ca-cert.pem", "cert-chain.pem", "ca-key.pem"} {
+			f.put(map[string][]byte{name: next[name]})
+			time.Sleep(90 * time.Millisecond)
+			require.NoError(t, a.Status().SyncError, "%s is not all", name)
+		}
+		time.Sleep(time.Second)
+		require.NoError(t, a.Status().SyncError)
+		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+		require.NoError(t, err)
+		assert.Equal(t, next["ca-cert.pem"], pki.MarshalCertificatesPEM(chain[1]))
+	})
 }
 
 // Links that are swapped, as Kubernetes does it, on a real file system.
