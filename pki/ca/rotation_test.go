@@ -451,6 +451,7 @@ func TestConcurrency(t *testing.T) {
 	wg.Go(func() {
 		defer cancel()
 		for ctx.Err() == nil && rotations < 12 {
+			changed := a.Changed() // before, as the next step may come any moment
 			switch _, err := a.Rotate(ctx); {
 			case err == nil:
 				rotations++
@@ -458,7 +459,7 @@ func TestConcurrency(t *testing.T) {
 				assert.ErrorIs(t, err, context.DeadlineExceeded)
 			}
 			select { // the next step
-			case <-a.Changed():
+			case <-changed:
 			case <-ctx.Done():
 			}
 		}
