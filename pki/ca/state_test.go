@@ -336,6 +336,10 @@ func TestFollow(t *testing.T) {
 						require.True(t, roots[len(roots)-1].Certificate.Equal(next))
 						require.Equal(t, ca.Active, roots[len(roots)-1].Phase)
 						assert.Len(t, roots, map[bool]int{true: 1, false: 2}[sameKey])
+						if !sameKey { // who has not heard of it may sign for as long as Propagation
+							stays := 25*time.Minute + 90*24*time.Hour + 2*time.Minute
+							assert.WithinDuration(t, roots[1].Activates.Add(stays), roots[0].Retires, time.Second)
+						}
 						assert.NoError(t, verify(x.Bundle(), leaf, time.Now()), "old leaves go on")
 						assert.NoError(t, verify(x.Bundle(), sign(t, x, newCSR(t), 0), time.Now()))
 						assert.True(t, a.Bundle().Equal(x.Bundle()))
