@@ -366,6 +366,18 @@ func TestCARefuses(t *testing.T) {
 		return root
 	}
 	root, none, two := withPathLen(nil), withPathLen(new(0)), withPathLen(new(2))
+	// below returns a CA without a limit of its own below one with a limit.
+	below := func(above *pki.Issuer) *pki.Issuer {
+		between := newKey(t, pki.ECDSAP256)
+		o := rootOptions()
+		o.PublicKey = between.Public()
+		cert, err := above.IssueCA(o)
+		require.NoError(t, err)
+		i, err := pki.NewIssuer([]*x509.Certificate{cert, above.Certificate()}, between)
+		require.NoError(t, err)
+		return i
+	}
+	belowOne, belowTwo := below(withPathLen(new(1))), below(two)
 	for name, tc := range map[string]struct {
 		issuer *pki.Issuer
 		rule   string
@@ -382,6 +394,8 @@ func TestCARefuses(t *testing.T) {
 		"negative length":  {root, "X5-14", nil, func(o *pki.CAOptions) { o.MaxPathLen = new(-1) }},
 		"below 0":          {none, "X5-14", nil, func(*pki.CAOptions) {}},
 		"as long":          {two, "X5-14", nil, func(o *pki.CAOptions) { o.MaxPathLen = new(2) }},
+		"none above":       {belowOne, "X5-14", nil, func(*pki.CAOptions) {}},
+		"as long as above": {belowTwo, "X5-14", nil, func(o *pki.CAOptions) { o.MaxPathLen = new(1) }},
 		"backwards":        {root, "", nil, func(o *pki.CAOptions) { o.NotAfter = o.NotBefore }},
 		"outlives":         {root, "", pki.ErrOutlivesIssuer, func(o *pki.CAOptions) { o.NotAfter = o.NotAfter.AddDate(0, 0, 1) }},
 	} {
@@ -402,6 +416,14 @@ func TestCARefuses(t *testing.T) {
 	o.PublicKey, o.MaxPathLen = subKey.Public(), new(1)
 	_, err := two.IssueCA(o)
 	require.NoError(t, err)
+	for _, n := range []*int{nil, new(0)} {
+		last := o
+		last.MaxPathLen = n
+		cert, err := belowTwo.IssueCA(last)
+		require.NoError(t, err)
+		_, err = pki.NewIssuer(append([]*x509.Certificate{cert}, belowTwo.Chain()...), subKey)
+		require.NoError(t, err, "what was signed can sign")
+	}
 	o.TrustDomain = spiffe.MustParseTrustDomain("other.test") // X5-12
 	_, err = two.IssueCA(o)
 	require.NoError(t, err)

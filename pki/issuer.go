@@ -224,7 +224,7 @@ func (i *Issuer) IssueLeaf(o LeafOptions) (*x509.Certificate, error) {
 
 // IssueCA signs the certificate of a CA below this one, of the same or, as the standard allows
 // (X5-12), of another trust domain. The checks are those of [Issuer.IssueLeaf] as far as they apply;
-// also, the issuer's own path length must leave room for another CA (X5-14).
+// also, the path length of every CA in [Issuer.Chain] must leave room for another CA (X5-14).
 func (i *Issuer) IssueCA(o CAOptions) (*x509.Certificate, error) {
 	c, err := o.certificate()
 	if err != nil {
@@ -248,14 +248,14 @@ func (i *Issuer) issue(o *CertificateOptions) (*x509.Certificate, error) {
 	fail := func(rule, reason string, err error) (*x509.Certificate, error) {
 		return nil, &ProfileError{What: o.what(), Rule: rule, Reason: reason, Err: err}
 	}
-	room, limited := pathLen(ca)
+	if o.CA {
+		if why := noRoom(i.chain, o.MaxPathLen); why != "" {
+			return fail("X5-14", why, nil)
+		}
+	}
 	switch {
 	case !o.CA && !id.IsZero() && !i.id.IsZero() && !id.MemberOf(i.id.TrustDomain()):
 		return fail("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", id, i.id.TrustDomain()), nil)
-	case o.CA && limited && room == 0:
-		return fail("X5-14", "the path length of the issuer is 0, which allows no CA below it", nil)
-	case o.CA && limited && o.MaxPathLen != nil && *o.MaxPathLen >= room:
-		return fail("X5-14", fmt.Sprintf("path length %d, the issuer's of %d allows at most %d", *o.MaxPathLen, room, room-1), nil)
 	case tmpl.NotAfter.After(ca.NotAfter):
 		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)), ErrOutlivesIssuer)
 	case PublicKeysEqual(o.PublicKey, ca.PublicKey):
@@ -308,6 +308,26 @@ func tooDeep(chain []*x509.Certificate) int {
 		}
 	}
 	return 0
+}
+
+// noRoom says which CA of an issuer's chain does not allow another CA below, with this path length of its
+// own, or "".
+func noRoom(chain []*x509.Certificate, want *int) string {
+	for n, c := range chain {
+		room, limited := pathLen(c)
+		switch left := room - n; { // n CAs are between c and the new one
+		case !limited:
+		case left <= 0 && n == 0:
+			return "the path length of the issuer is 0, which allows no CA below it"
+		case left <= 0:
+			return fmt.Sprintf("the path length of %q, above the issuer, is %d, which allows no CA below the issuer", c.Subject, room)
+		case want != nil && *want >= left && n == 0:
+			return fmt.Sprintf("path length %d, the issuer's of %d allows at most %d", *want, room, left-1)
+		case want != nil && *want >= left:
+			return fmt.Sprintf("path length %d, that of %q, above the issuer, is %d and allows at most %d", *want, c.Subject, room, left-1)
+		}
+	}
+	return ""
 }
 
 // pathLen returns the path length constraint of ca, if there is one.
