@@ -59,7 +59,7 @@ type CSROptions struct {
 
 	// SANs are the names to ask for: DNS, URI and IP. Unlike [MarshalSANs], which only encodes, NewCSR
 	// refuses what no certificate should have: an empty name, a DNS name that is none, a URI without a
-	// scheme, a SPIFFE ID that [spiffe.ParseID] refuses.
+	// scheme, a SPIFFE ID that [spiffe.ParseID] refuses, an IPv4 address in 16 bytes.
 	SANs []SAN
 }
 

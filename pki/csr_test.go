@@ -226,6 +226,7 @@ func TestNewCSRRefuses(t *testing.T) {
 		},
 		"URI without scheme": {key, pki.CSROptions{SANs: uri("example.org/web")}, pki.ErrSAN},
 		"IP of 5 bytes":      {key, pki.CSROptions{SANs: []pki.SAN{{Type: pki.IP, Value: "12345"}}}, pki.ErrSAN},
+		"IPv4 in 16 bytes":   {key, pki.CSROptions{SANs: []pki.SAN{{Type: pki.IP, Value: string(net.ParseIP("192.0.2.1").To16())}}}, pki.ErrSAN},
 		"email":              {key, pki.CSROptions{SANs: []pki.SAN{{Type: pki.Email, Value: "a@b.c"}}}, pki.ErrSAN},
 		"too many":           {key, pki.CSROptions{SANs: slices.Repeat(dns("a"), 1001)}, spiffe.ErrTooLarge},
 		"too large":          {key, pki.CSROptions{SANs: slices.Repeat(dns(strings.Repeat("a.", 126)+"a"), 258)}, spiffe.ErrTooLarge},
