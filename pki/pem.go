@@ -76,7 +76,7 @@ func parseRoot(b *pem.Block) (*x509.Certificate, error) {
 	}
 	c, err := x509.ParseCertificate(b.Bytes)
 	if err != nil {
-		return nil, err
+		return nil, certpem.Short(err)
 	}
 	if !isCA(c) {
 		return nil, fmt.Errorf("%q is not a CA certificate", c.Subject)
@@ -128,7 +128,7 @@ func MarshalCertificatesPEM(certs ...*x509.Certificate) []byte {
 // ParsePrivateKeyPEM parses a file of one private key: PKCS#8 (PRIVATE KEY), PKCS#1 (RSA PRIVATE KEY)
 // or SEC1 (EC PRIVATE KEY, with or without EC PARAMETERS in front). An encrypted key, a second block
 // and a key that [CheckPublicKey] refuses are errors; the last wraps [ErrWeakKey]. Input of more than
-// 1 MiB or a key of more than 16 KiB gives an error that wraps [spiffe.ErrTooLarge]. Errors do not
+// 1 MiB or a key of more than 8 KiB gives an error that wraps [spiffe.ErrTooLarge]. Errors do not
 // repeat the input.
 func ParsePrivateKeyPEM(data []byte) (crypto.Signer, error) {
 	key, err := parsePrivateKey(data)

@@ -8,14 +8,19 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/pem"
+	"math/big"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/cryptobyte"
+	casn1 "golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -124,7 +129,7 @@ func TestPrivateKeyPEMRefuses(t *testing.T) {
 		"RSA of 1024 bits":   {block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(small)), pki.ErrWeakKey},
 		"P-224":              {block("EC PRIVATE KEY", sec1), pki.ErrWeakKey},
 		"1 MiB and one":      {strings.Repeat("#", 1<<20-len(good)) + "\n" + good, spiffe.ErrTooLarge},
-		"a key over 16 KiB":  {block("PRIVATE KEY", make([]byte, 16<<10+1)), spiffe.ErrTooLarge},
+		"a key over 8 KiB":   {block("PRIVATE KEY", make([]byte, 8<<10+1)), spiffe.ErrTooLarge},
 	} {
 		key, err := pki.ParsePrivateKeyPEM([]byte(tc.pem))
 		require.ErrorContains(t, err, "pki: parse private key: ", name)
@@ -178,6 +183,56 @@ func TestCertificatesPEM(t *testing.T) {
 	certs, err := pki.ParseCertificatesPEM([]byte(strings.Repeat(one, 1000)))
 	require.NoError(t, err)
 	require.Len(t, certs, 1000)
+}
+
+// Whoever wrote the input does not fill our log with it: the errors are short.
+func TestPEMErrorsAreShort(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("A", 300_000)
+	key := newKey(t, pki.ECDSAP256)
+	value, err := pki.MarshalSANs(uriSAN("https://" + strings.Repeat("%zz", 20_000)))
+	require.NoError(t, err)
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), ExtraExtensions: []pkix.Extension{extension(value)}}
+	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	require.NoError(t, err)
+	oid := append([]byte{0x2a}, bytes.Repeat([]byte{0x7f}, 6_000)...)
+	var b cryptobyte.Builder
+	b.AddASN1(casn1.SEQUENCE, func(b *cryptobyte.Builder) {
+		b.AddASN1Int64(0)
+		b.AddASN1(casn1.SEQUENCE, func(b *cryptobyte.Builder) {
+			b.AddASN1(casn1.OBJECT_IDENTIFIER, func(b *cryptobyte.Builder) { b.AddBytes(oid) })
+		})
+		b.AddASN1OctetString([]byte{1})
+	})
+	for name, in := range map[string]string{
+		"a type":              block(long, []byte{1}),
+		"a name":              block("CERTIFICATE", cert),
+		"an algorithm":        block("PRIVATE KEY", b.BytesOrPanic()),
+		"a type behind a key": string(mustKeyPEM(t, key)) + block(long, []byte{1}),
+	} {
+		_, err := pki.ParseCertificatesPEM([]byte(in))
+		require.Error(t, err, name)
+		assert.Less(t, len(err.Error()), 500, "certificates: %s", name)
+		_, err = pki.ParsePrivateKeyPEM([]byte(in))
+		require.Error(t, err, name)
+		assert.Less(t, len(err.Error()), 500, "key: %s", name)
+		_, err = pki.ParseRootsPEM([]byte(in))
+		require.Error(t, err, name)
+		assert.Less(t, len(err.Error()), 1000, "roots: %s", name)
+		_, err = pki.ParseCRLsPEM([]byte(in))
+		require.Error(t, err, name)
+		assert.Less(t, len(err.Error()), 500, "CRLs: %s", name)
+		_, err = pki.ParseCSRPEM([]byte(in))
+		require.Error(t, err, name)
+		assert.Less(t, len(err.Error()), 500, "request: %s", name)
+	}
+}
+
+func mustKeyPEM(t *testing.T, key crypto.Signer) []byte {
+	t.Helper()
+	out, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	return out
 }
 
 func FuzzParsePrivateKeyPEM(f *testing.F) {

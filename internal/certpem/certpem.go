@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Limits on what is parsed.
@@ -18,8 +19,9 @@ const (
 	MaxCertificates = 1000    // certificates in one input
 	MaxKey          = 8 << 10 // bytes of DER: an RSA key of 8192 bits has 4.7 KiB
 
-	maxKeyBlocks = 10 // in a file of one key, so that the error can say what else there is
-	maxHeaders   = 8  // of one block; no file that we read needs more than the two of an encrypted key
+	maxKeyBlocks = 10  // in a file of one key, so that the error can say what else there is
+	maxText      = 300 // bytes of an error of crypto/x509
+	maxHeaders   = 8   // of one block; no file that we read needs more than the two of an encrypted key
 )
 
 // ErrTooLarge says that input is over a limit; package spiffe exports it.
@@ -76,11 +78,11 @@ func Certificates(data []byte) ([]*x509.Certificate, error) {
 			break
 		}
 		if b.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("block %d is %q, not CERTIFICATE", len(certs)+1, b.Type)
+			return nil, fmt.Errorf("block %d is %.40q, not CERTIFICATE", len(certs)+1, b.Type)
 		}
 		c, err := x509.ParseCertificate(b.Bytes)
 		if err != nil {
-			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
+			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, Short(err))
 		}
 		certs = append(certs, c)
 	}
@@ -121,7 +123,7 @@ func PrivateKey(data []byte) (crypto.Signer, error) {
 			continue
 		}
 		if key != nil {
-			return nil, fmt.Errorf("a block %q after the private key", b.Type)
+			return nil, fmt.Errorf("a block %.40q after the private key", b.Type)
 		}
 		if b.Headers["DEK-Info"] != "" || b.Type == "ENCRYPTED PRIVATE KEY" {
 			return nil, errors.New("the private key is encrypted; decrypt it first")
@@ -142,10 +144,10 @@ func PrivateKey(data []byte) (crypto.Signer, error) {
 				key, err = signer(x509.ParseECPrivateKey(b.Bytes))
 			}
 		default:
-			return nil, fmt.Errorf("block %q is not a private key", b.Type)
+			return nil, fmt.Errorf("block %.40q is not a private key", b.Type)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", b.Type, err)
+			return nil, fmt.Errorf("%s: %w", b.Type, Short(err))
 		}
 	}
 	if key == nil {
@@ -164,13 +166,22 @@ func PKCS8(der []byte) (crypto.Signer, error) {
 	}
 	k, err := x509.ParsePKCS8PrivateKey(der)
 	if err != nil {
-		return nil, err
+		return nil, Short(err)
 	}
 	s, ok := k.(crypto.Signer)
 	if !ok {
 		return nil, fmt.Errorf("a key of type %T cannot sign", k)
 	}
 	return s, nil
+}
+
+// Short returns err, or the beginning of its text if that is long: crypto/x509 quotes whole names and
+// object identifiers, and whoever wrote those should not fill our log.
+func Short(err error) error {
+	if text := err.Error(); len(text) > maxText {
+		return errors.New(strings.ToValidUTF8(text[:maxText], "") + "…")
+	}
+	return err
 }
 
 // whole refuses bytes after the one DER value, which some parsers of crypto/x509 ignore.
