@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -264,10 +265,18 @@ func newKey(t testing.TB) crypto.Signer {
 	return key
 }
 
-// newCSR asks for names.
+// newCSR asks for names, also in forms that pki.NewCSR does not write.
 func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 	t.Helper()
-	csr, err := pki.NewCSR(newKey(t), pki.CSROptions{SANs: sans})
+	tmpl := &x509.CertificateRequest{}
+	if len(sans) > 0 {
+		value, err := pki.MarshalSANs(sans...)
+		require.NoError(t, err)
+		tmpl.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: value}}
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, newKey(t))
+	require.NoError(t, err)
+	csr, err := pki.ParseCSR(der)
 	require.NoError(t, err)
 	return csr
 }

@@ -24,6 +24,8 @@ const (
 	kind       = "CertificateSigningRequest"
 
 	firstPause, lastPause = 50 * time.Millisecond, 2 * time.Second // between questions that failed
+
+	quickSteps = 10 // of one request without a pause; it takes three
 )
 
 // requests is the path of all requests.
@@ -94,7 +96,9 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 	switch {
 	case err == nil:
 		defer j.remove(ctx, 0)
-	case k8s.MayHaveLanded(err): // or may do so any moment
+	case k8s.MayHaveLanded(err), k8s.AlreadyExists(err):
+		// It is there, or may be any moment. One that exists is ours, as nobody guesses its name: something
+		// between us and the API server sent it twice.
 		defer j.remove(ctx, 3)
 	}
 	if err != nil {
@@ -145,7 +149,7 @@ func (j *job) path() string { return requests() + k8s.Path(j.name) }
 // follow takes the object from its creation to the certificate.
 func (j *job) follow(ctx context.Context, o *object) ([]byte, *failure) {
 	pause := firstPause
-	for {
+	for n := 1; ; n++ {
 		if err := j.read(o); err != nil {
 			return nil, fail(ca.ErrGeneration, "%w", err)
 		}
@@ -157,8 +161,15 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *failure) {
 		if len(o.Status.Certificate) > 0 {
 			return o.Status.Certificate, nil
 		}
+		// Nothing that the API server says must keep us, and it, busy: such as an approval that is not kept.
+		if n > quickSteps {
+			if !sleep(ctx, pause) {
+				return nil, j.failure(ctx, "follow", nil)
+			}
+			pause = min(2*pause, lastPause)
+		}
 		next, doing, err := j.step(ctx, o)
-		if next != nil {
+		if next != nil && n <= quickSteps {
 			pause = firstPause
 		}
 		for next == nil { // the present state is not known: read it, as often as it takes

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -389,6 +390,7 @@ func TestSignAPIFails(t *testing.T) {
 		{"creation unavailable", 1, kubetest.Fault{Code: 503, RetryAfter: 2 * time.Second}, creation, ca.ErrNotReady, []string{"503"}, 2 * time.Second, 4},
 		{"creation landed, and the answer is lost", 1, kubetest.Fault{Landed: true}, creation, ca.ErrNotReady, []string{"create the request"}, 0, 1},
 		{"creation landed, and the server fails", 1, kubetest.Fault{Code: 500, Landed: true}, creation, ca.ErrNotReady, []string{"500"}, 0, 1},
+		{"creation is sent twice", 1, kubetest.Fault{Code: 409, Reason: "AlreadyExists", Landed: true}, creation, ca.ErrGeneration, []string{"409 AlreadyExists"}, 0, 1},
 		{"approval forbidden", 1, kubetest.Fault{Code: 403, Reason: "Forbidden"}, approval, ca.ErrGeneration, []string{"approve the request", "certificatesigningrequests/approval"}, 0, 1},
 		{"approval invalid", 1, kubetest.Fault{Code: 422}, approval, ca.ErrGeneration, []string{"422"}, 0, 1},
 		{"approval broken", 3, kubetest.Fault{Code: 500}, approval, nil, nil, 0, 1},
@@ -428,6 +430,60 @@ func TestSignAPIFails(t *testing.T) {
 		_, err = a.Sign(t.Context(), web(t))
 		signError(t, err, ca.ErrNotReady, "create the request")
 	})
+}
+
+// An API server whose every answer is well formed and leads nowhere is asked now and then until the
+// deadline, and not as fast as it answers.
+func TestSignLeadsNowhere(t *testing.T) {
+	t.Parallel()
+	answers := func(status int, body []byte) *http.Response {
+		return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: readCloser(string(body))}
+	}
+	for name, lie := range map[string]func(c *cluster, r *http.Request) (*http.Response, error){
+		"approvals are not kept": func(c *cluster, r *http.Request) (*http.Response, error) {
+			if !approval(r) {
+				return nil, nil
+			}
+			o := json.RawMessage{}
+			c.Get(strings.TrimSuffix(r.URL.Path, "/approval"), &o)
+			return answers(200, o), nil
+		},
+		"nothing new": func(c *cluster, r *http.Request) (*http.Response, error) {
+			name, ok := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+			if !ok {
+				return nil, nil
+			}
+			o := json.RawMessage{}
+			c.Get(csrs+"/"+name, &o)
+			line, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": o})
+			return answers(200, append(line, '\n')), err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := start(t, bubble(t), nil)
+				transport, asked := c.Client().Transport, 0
+				liar := &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+					if asked++; asked > 1000 { // in a bubble the deadline does not come before there is a pause
+						return nil, errors.New("asked too often")
+					}
+					if answer, err := lie(c, r); answer != nil || err != nil {
+						return answer, err
+					}
+					return transport.RoundTrip(r)
+				})}
+				began := time.Now()
+				_, err := c.ra(trust(t, newAuthority(t, "root", nil)), func(c *ra.Config) { c.HTTPClient = liar }).Sign(t.Context(), web(t))
+				signError(t, err, ca.ErrNotReady, "no certificate within 1m0s")
+				assert.Equal(t, time.Minute, time.Since(began))
+				assert.Less(t, asked, 60)
+				if asked < 1000 {
+					assert.Zero(t, c.left())
+				}
+			})
+		})
+	}
 }
 
 // What cannot be deleted is logged, and does not cost the certificate.
