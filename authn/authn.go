@@ -179,15 +179,21 @@ func validName(name string) bool {
 }
 
 // FirstOf asks each method in order and returns the first Caller. A credential that one method
-// refuses does not keep a later method from proving the caller by another one. If none does, the
-// error wraps the errors of all; with no methods at all it wraps [ErrNoCredential].
+// refuses does not keep a later method from proving the caller by another one, as for a workload
+// that comes back with its token and an expired certificate; so every method has to be good enough by
+// itself. A method that returns neither an error nor a Caller with an ID has proven nothing, and the
+// next one is asked. If none proves the caller, the error wraps the errors of all; with no methods at
+// all it wraps [ErrNoCredential].
 func FirstOf(methods ...Authenticator) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		var errs []error
 		for _, m := range methods {
 			c, err := m.Authenticate(r)
-			if err == nil {
+			if err == nil && c != nil && !c.ID.IsZero() {
 				return c, nil
+			}
+			if err == nil {
+				err = fmt.Errorf("authn: a method returned nobody, and no error: %w", ErrNoCredential)
 			}
 			errs = append(errs, err)
 		}

@@ -183,7 +183,9 @@ func TestFirstOf(t *testing.T) {
 	t.Parallel()
 	none := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, fmt.Errorf("none: %w", authn.ErrNoCredential) })
 	bad := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, fmt.Errorf("bad: %w", authn.ErrRefused) })
-	good := authn.Func(func(*http.Request) (*authn.Caller, error) { return &authn.Caller{Method: "good"}, nil })
+	good := authn.Func(func(*http.Request) (*authn.Caller, error) {
+		return &authn.Caller{ID: spiffe.MustParseID("spiffe://example.org/web"), Method: "good"}, nil
+	})
 	never := authn.Func(func(*http.Request) (*authn.Caller, error) {
 		t.Error("asked though an earlier one answered")
 		return nil, nil
@@ -192,6 +194,18 @@ func TestFirstOf(t *testing.T) {
 	c, err := authn.FirstOf(none, bad, good, never).Authenticate(request())
 	require.NoError(t, err)
 	assert.Equal(t, "good", c.Method)
+
+	// Neither a caller nor an error proves nothing, and does not keep others from proving something.
+	silent := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, nil })
+	nobody := authn.Func(func(*http.Request) (*authn.Caller, error) { return &authn.Caller{Method: "nobody"}, nil })
+	c, err = authn.FirstOf(silent, nobody, good).Authenticate(request())
+	require.NoError(t, err)
+	assert.Equal(t, "good", c.Method)
+	for _, m := range []authn.Authenticator{silent, nobody} {
+		c, err = authn.FirstOf(m).Authenticate(request())
+		require.ErrorIs(t, err, authn.ErrNoCredential)
+		assert.Nil(t, c)
+	}
 
 	_, err = authn.FirstOf(none, bad).Authenticate(request())
 	require.ErrorIs(t, err, authn.ErrNoCredential)

@@ -107,7 +107,7 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 //  5. with the UID of the token,
 //  6. and with the service account of the token;
 //  7. on the node of that pod runs a pod with the service account that id names. A pod that has failed
-//     does not count.
+//     does not count; one that has succeeded and is still there does, as for Istio.
 //
 // The caller's pod is looked up each time. A pod of which 7 was true counts for five seconds more, and
 // one that is not known is looked for, so that a pod that has just started is found.
