@@ -535,26 +535,26 @@ func (c *CRL) checkSignedBy(ca *x509.Certificate) error {
 	case ca == nil:
 		return errors.New("no CA")
 	case !bytes.Equal(ca.RawSubject, c.issuer):
-		return fmt.Errorf("the list is of %q, not of %q", nameText(c.issuer), ca.Subject)
+		return fmt.Errorf("the list is of %.300q, not of %.300q", nameText(c.issuer), ca.Subject)
 	case len(c.keyID) > 0 && len(ca.SubjectKeyId) > 0 && !bytes.Equal(c.keyID, ca.SubjectKeyId):
-		return fmt.Errorf("the list is by another key of %q", ca.Subject)
+		return fmt.Errorf("the list is by another key of %.300q", ca.Subject)
 	case !isCA(ca):
-		return fmt.Errorf("%q is not a CA", ca.Subject)
+		return fmt.Errorf("%.300q is not a CA", ca.Subject)
 	case ca.KeyUsage != 0 && ca.KeyUsage&x509.KeyUsageCRLSign == 0:
-		return fmt.Errorf("the key usage of %q does not include CRL signing", ca.Subject)
+		return fmt.Errorf("the key usage of %.300q does not include CRL signing", ca.Subject)
 	}
 	if err := checkKey(ca.PublicKey); err != nil {
-		return fmt.Errorf("%q: %w", ca.Subject, err)
+		return fmt.Errorf("%.300q: %w", ca.Subject, err)
 	}
 	if err := ca.CheckSignature(c.alg, c.tbs, c.sig); err != nil {
-		return fmt.Errorf("the signature is not by %q", ca.Subject)
+		return fmt.Errorf("the signature is not by %.300q", ca.Subject)
 	}
 	return nil
 }
 
 // String returns the issuer, the number of entries and the end.
 func (c *CRL) String() string {
-	return fmt.Sprintf("pki.CRL(%q, %d entries, until %s)", nameText(c.issuer), len(c.revoked), c.nextUpdate.Format(time.RFC3339))
+	return fmt.Sprintf("pki.CRL(%.300q, %d entries, until %s)", nameText(c.issuer), len(c.revoked), c.nextUpdate.Format(time.RFC3339))
 }
 
 // nameText returns a name in DER for people.

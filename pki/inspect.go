@@ -33,15 +33,15 @@ func RenewIn(cert *x509.Certificate, graceRatio float64, now time.Time) (wait ti
 	// A lifetime may be far longer than a Duration can be, so it is counted in seconds.
 	lifetime := cert.NotAfter.Unix() - cert.NotBefore.Unix()
 	if lifetime < 0 {
-		return 0, fmt.Errorf("pki: renewal: certificate %q ends before it begins", cert.Subject)
+		return 0, fmt.Errorf("pki: renewal: certificate %.300q ends before it begins", cert.Subject)
 	}
 	if now.After(cert.NotAfter) {
-		return 0, fmt.Errorf("pki: renewal: certificate %q, at %s: %w: %w", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339), ErrExpired, ErrRenewalDue)
+		return 0, fmt.Errorf("pki: renewal: certificate %.300q, at %s: %w: %w", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339), ErrExpired, ErrRenewalDue)
 	}
 	whole, fraction := math.Modf(float64(lifetime) * graceRatio)
 	due := time.Unix(cert.NotAfter.Unix()-int64(whole), int64(cert.NotAfter.Nanosecond())-int64(fraction*1e9))
 	if wait = due.Sub(now); wait <= 0 {
-		return 0, fmt.Errorf("pki: renewal: certificate %q, since %s: %w", cert.Subject, due.UTC().Format(time.RFC3339), ErrRenewalDue)
+		return 0, fmt.Errorf("pki: renewal: certificate %.300q, since %s: %w", cert.Subject, due.UTC().Format(time.RFC3339), ErrRenewalDue)
 	}
 	return wait, nil
 }

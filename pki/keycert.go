@@ -105,12 +105,12 @@ func parseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	roots = AppendCertificates(nil, roots...)
 	for _, r := range roots {
 		if !isCA(r) {
-			return nil, fmt.Errorf("roots: %q is not a CA certificate", r.Subject)
+			return nil, fmt.Errorf("roots: %.300q is not a CA certificate", r.Subject)
 		}
 	}
 	paths, err := verify(chain[0], chain[1:], roots, now)
 	if err != nil {
-		return nil, fmt.Errorf("the CA certificate %q does not lead to a root: %w", chain[0].Subject, err)
+		return nil, fmt.Errorf("the CA certificate %.300q does not lead to a root: %w", chain[0].Subject, err)
 	}
 	key := p.Signer
 	switch {
@@ -150,7 +150,7 @@ func readChain(what string, pem []byte) ([]*x509.Certificate, error) {
 	}
 	for n, c := range certs {
 		if err := checkKey(c.PublicKey); err != nil {
-			return nil, fmt.Errorf("%s: certificate %d (%q): %w", what, n+1, c.Subject, err)
+			return nil, fmt.Errorf("%s: certificate %d (%.300q): %w", what, n+1, c.Subject, err)
 		}
 	}
 	return certs, nil
@@ -201,7 +201,7 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*CRL) error {
 			if len(signed[ca]) > 0 {
 				continue
 			}
-			text := fmt.Sprintf("%q", ca.Subject)
+			text := fmt.Sprintf("%.300q", ca.Subject)
 			if why != nil {
 				text += " (" + why.Error() + ")"
 			}
@@ -215,7 +215,7 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*CRL) error {
 		for n, cert := range path {
 			for _, c := range signed[path[min(n+1, len(path)-1)]] {
 				if r, ok := c.Revoked(cert); ok {
-					return fmt.Errorf("%w: %q is revoked since %s, reason %d", ErrCRL, cert.Subject, r.Time.Format(time.RFC3339), r.Reason)
+					return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", ErrCRL, cert.Subject, r.Time.Format(time.RFC3339), r.Reason)
 				}
 			}
 		}

@@ -79,7 +79,7 @@ func parseRoot(b *pem.Block) (*x509.Certificate, error) {
 		return nil, certpem.Short(err)
 	}
 	if !isCA(c) {
-		return nil, fmt.Errorf("%q is not a CA certificate", c.Subject)
+		return nil, fmt.Errorf("%.300q is not a CA certificate", c.Subject)
 	}
 	return c, checkKey(c.PublicKey)
 }

@@ -195,6 +195,9 @@ func TestPEMErrorsAreShort(t *testing.T) {
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), ExtraExtensions: []pkix.Extension{extension(value)}}
 	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
 	require.NoError(t, err)
+	tmpl = &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), Subject: pkix.Name{CommonName: long + "\n"}}
+	subject, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	require.NoError(t, err)
 	oid := append([]byte{0x2a}, bytes.Repeat([]byte{0x7f}, 6_000)...)
 	var b cryptobyte.Builder
 	b.AddASN1(casn1.SEQUENCE, func(b *cryptobyte.Builder) {
@@ -226,6 +229,30 @@ func TestPEMErrorsAreShort(t *testing.T) {
 		require.Error(t, err, name)
 		assert.Less(t, len(err.Error()), 500, "request: %s", name)
 	}
+	named := []byte(block("CERTIFICATE", subject))
+	_, err = pki.ParseRootsPEM(named)
+	requireShort(t, err)
+	_, err = pki.NewSecretPEM("ROOTCA", nil, nil, named, time.Time{})
+	requireShort(t, err)
+	for _, p := range []pki.KeyCertPEM{{Cert: named, Roots: named}, {Cert: certsPEM(newRoot(t).Certificate()), Roots: named}} {
+		_, err = pki.ParseKeyCertBundle(p, base)
+		requireShort(t, err)
+	}
+	cert509, err := x509.ParseCertificate(subject)
+	require.NoError(t, err)
+	_, err = pki.RenewIn(cert509, 1, base.Add(time.Minute))
+	requireShort(t, err)
+	crl, err := pki.NewCRL(newRoot(t), pki.CRLOptions{Number: big.NewInt(1), ThisUpdate: base, NextUpdate: base.Add(time.Hour)})
+	require.NoError(t, err)
+	requireShort(t, crl.CheckSignedBy(cert509))
+}
+
+// requireShort tests an error that names a certificate.
+func requireShort(t *testing.T, err error) {
+	t.Helper()
+	require.Error(t, err)
+	require.Less(t, len(err.Error()), 1000)
+	require.NotContains(t, err.Error(), "\n")
 }
 
 func mustKeyPEM(t *testing.T, key crypto.Signer) []byte {

@@ -116,7 +116,7 @@ func rootsFromPEM(rootsPEM []byte) (*Secret, error) {
 	}
 	for n, c := range roots {
 		if !isCA(c) {
-			return nil, fmt.Errorf("root %d (%s) is not a CA certificate", n+1, c.Subject)
+			return nil, fmt.Errorf("root %d (%.300q) is not a CA certificate", n+1, c.Subject)
 		}
 	}
 	return &Secret{pem: seal(secretPEM{roots: MarshalCertificatesPEM(roots...)})}, nil
