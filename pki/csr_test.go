@@ -211,6 +211,7 @@ func TestNewCSRRefuses(t *testing.T) {
 		"DNS empty label":  {key, pki.CSROptions{SANs: dns("a..b")}, pki.ErrSAN},
 		"DNS long label":   {key, pki.CSROptions{SANs: dns(strings.Repeat("a", 64) + ".org")}, pki.ErrSAN},
 		"DNS long":         {key, pki.CSROptions{SANs: dns(strings.Repeat("a.", 127) + "a")}, pki.ErrSAN},
+		"DNS 254 bytes":    {key, pki.CSROptions{SANs: dns(strings.Repeat("a.", 126) + "aa")}, pki.ErrSAN},
 		"DNS hyphen":       {key, pki.CSROptions{SANs: dns("-a.org")}, pki.ErrSAN},
 		"DNS star inside":  {key, pki.CSROptions{SANs: dns("a.*.org")}, pki.ErrSAN},
 		"DNS star in part": {key, pki.CSROptions{SANs: dns("a*.example.org")}, pki.ErrSAN},
@@ -600,6 +601,25 @@ func hostile(t testing.TB) map[string]request {
 		"1,001 names":                        {attrs: withSANs(slices.Repeat([]string{"a"}, 1001)...)},
 		"a SAN BIT STRING in place of OCTET": {attrs: attributes(extensions(ext(oidSAN, der(tagBits, []byte{0}, dnsNames("a")))))},
 	}
+}
+
+// The limit on a request is 64 KiB, to the byte.
+func TestCSRSize(t *testing.T) {
+	t.Parallel()
+	sized := func(n int) []byte { // an Ed25519 signature has a fixed length
+		of := func(n int) []byte {
+			return request{key: edKey, subject: der(tagSeq, rdn(oidO, tagUTF8, strings.Repeat("a", n)))}.der(t)
+		}
+		return of(60_000 + n - len(of(60_000)))
+	}
+	in := sized(64 << 10)
+	require.Len(t, in, 64<<10)
+	_, err := pki.ParseCSR(in)
+	require.NoError(t, err)
+	in = sized(64<<10 + 1)
+	require.Len(t, in, 64<<10+1)
+	_, err = pki.ParseCSR(in)
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 }
 
 // overByOne is a subject that makes the request one byte larger than the limit.

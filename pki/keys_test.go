@@ -113,6 +113,7 @@ func TestCheckPublicKey(t *testing.T) {
 		{"RSA 16384", rsaOf(16384, 65537), false},
 		{"RSA exponent 1", rsaOf(2048, 1), false},
 		{"RSA exponent 3", rsaOf(2048, 3), false},
+		{"RSA exponent 65535", rsaOf(2048, 65535), false},
 		{"RSA exponent 65536", rsaOf(2048, 65536), false},
 		{"RSA exponent 65538", rsaOf(2048, 65538), false},
 		{"RSA exponent -65537", rsaOf(2048, -65537), false},
