@@ -62,6 +62,8 @@ func TestBundle(t *testing.T) {
 	_, has := b.Sequence()
 	assert.False(t, has)
 	assert.Same(t, b, a.Bundle(), "nothing has changed")
+	s.set(bundle(t, one), nil)
+	assert.Same(t, b, a.Bundle(), "the same roots, in a new bundle")
 
 	s.set(bundle(t, one, three), nil)
 	assert.Equal(t, []string{"one", "three", "two"}, roots(a))

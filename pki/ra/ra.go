@@ -262,7 +262,11 @@ func (a *RA) Bundle() *spiffe.Bundle {
 		}
 	}
 	if a.stale || a.union == nil {
-		a.union, a.stale = a.unite(), false
+		// A source may give a new Bundle each time it is asked: that is no change.
+		if b := a.unite(); !b.Equal(a.union) {
+			a.union = b
+		}
+		a.stale = false
 	}
 	return a.union
 }
