@@ -254,18 +254,48 @@ func TestSignConflicts(t *testing.T) {
 		t.Parallel()
 		c := start(t, kubetest.Start(t), certifying(t, root))
 		transport := c.Client().Transport
-		edited := &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
-			if r.Method == http.MethodPost {
-				r = r.Clone(r.Context())
-				r.URL.RawQuery = ""
-				body := `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"other"},"spec":{}}`
+		for _, head := range []string{
+			`"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"other","uid":"u","resourceVersion":"1"}`,
+			`"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"NAME","resourceVersion":"1"}`,
+			`"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"NAME","uid":"u"}`,
+			`"apiVersion":"certificates.k8s.io/v1","kind":"Secret","metadata":{"name":"NAME","uid":"u","resourceVersion":"1"}`,
+			`"apiVersion":"certificates.k8s.io/v1beta1","kind":"CertificateSigningRequest","metadata":{"name":"NAME","uid":"u","resourceVersion":"1"}`,
+		} {
+			edited := &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+				if r.Method != http.MethodPost {
+					return transport.RoundTrip(r)
+				}
+				defer r.Body.Close()
+				var sent struct {
+					Metadata struct{ Name string }
+					Spec     json.RawMessage
+				}
+				if err := json.NewDecoder(r.Body).Decode(&sent); err != nil {
+					return nil, err
+				}
+				body := "{" + strings.ReplaceAll(head, "NAME", sent.Metadata.Name) + `,"spec":` + string(sent.Spec) + "}"
 				return &http.Response{StatusCode: 201, Header: http.Header{"Content-Type": {"application/json"}}, Body: readCloser(body), Request: r}, nil
-			}
-			return transport.RoundTrip(r)
-		})}
-		_, err := c.ra(trust(t, root), func(c *ra.Config) { c.HTTPClient = edited }).Sign(t.Context(), web(t))
-		signError(t, err, ca.ErrGeneration, "another object")
+			})}
+			_, err := c.ra(trust(t, root), func(c *ra.Config) { c.HTTPClient = edited }).Sign(t.Context(), web(t))
+			signError(t, err, ca.ErrGeneration, "another object")
+		}
 		assert.Zero(t, c.Count(http.MethodPut, csrs))
+	})
+	t.Run("another object in the watch", func(t *testing.T) {
+		t.Parallel()
+		c := start(t, kubetest.Start(t), certifying(t, root))
+		transport, seen := c.Client().Transport, false
+		blind := &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+			if seen || !watching(r) {
+				return transport.RoundTrip(r)
+			}
+			seen = true
+			line := `{"type":"MODIFIED","object":{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","metadata":{"name":"other","uid":"u","resourceVersion":"1"},"spec":{}}}` + "\n"
+			return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/json"}}, Body: readCloser(line), Request: r}, nil
+		})}
+		_, err := c.ra(trust(t, root), func(c *ra.Config) { c.HTTPClient = blind }).Sign(t.Context(), web(t))
+		require.NoError(t, err)
+		assert.True(t, seen)
 	})
 	t.Run("deleted before the approval", func(t *testing.T) {
 		t.Parallel()
