@@ -84,6 +84,19 @@ func TestSignDefaultTTL(t *testing.T) {
 	assert.Len(t, c.approved(), 2)
 }
 
+// The shortest lifetime that Kubernetes allows is allowed.
+func TestSignShortestTTL(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	c := start(t, kubetest.Start(t), certifying(t, root))
+	r := web(t)
+	r.TTL = 10 * time.Minute
+	_, err := c.ra(trust(t, root)).Sign(t.Context(), r)
+	require.NoError(t, err)
+	require.Len(t, c.approved(), 1)
+	assert.EqualValues(t, 600, *c.approved()[0].Spec.ExpirationSeconds)
+}
+
 func TestSignMany(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", nil)
