@@ -230,7 +230,7 @@ func (m *Manager) refresh(ctx, base context.Context, seen *trust) error {
 }
 
 // watchBundles takes the bundles from the CA's watch while Run runs, after the first were fetched.
-// While the watch has nothing to say, the scheduler polls.
+// While the watch has nothing good to say, the scheduler polls.
 func (m *Manager) watchBundles(r *run, w bundleWatcher, fetched <-chan struct{}) {
 	select {
 	case <-fetched:
@@ -238,12 +238,11 @@ func (m *Manager) watchBundles(r *run, w bundleWatcher, fetched <-chan struct{})
 	}
 	for n := 1; r.ctx.Err() == nil; n++ {
 		for set, err := range w.WatchBundles(r.ctx) {
-			healthy := err == nil
-			m.setWatching(r, healthy)
-			if healthy {
+			if err == nil {
 				n = 0
 				err = m.apply(r.ctx, set, func(*trust) bool { return true })
 			}
+			m.setWatching(r, err == nil)
 			if r.ctx.Err() != nil {
 				return
 			}

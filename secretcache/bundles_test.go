@@ -547,6 +547,25 @@ func TestWatchRollback(t *testing.T) {
 	})
 }
 
+// TestWatchOfNothingGood shows that a watch does not replace polling when what it says is refused.
+func TestWatchOfNothingGood(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
+		ca.broken.Store(new("one old bundle"))
+		ca.polled.bundles.Store(set(t, spiffetest.NewCA(t, "other.test").Bundle()))
+		m := newManager(t, secretcache.Config{CA: ca})
+		start(t, m)
+		synctest.Wait()
+		ca.polled.bundles.Store(nil)
+		time.Sleep(time.Hour)
+		assert.Len(t, bundleOf(t, m, domain), 1)
+		ca.ca.Prepare()
+		time.Sleep(time.Hour)
+		assert.Len(t, bundleOf(t, m, domain), 2)
+	})
+}
+
 // TestNewRootIsFetchedOnce shows what a leaf of an unknown root leads to.
 func TestNewRootIsFetchedOnce(t *testing.T) {
 	t.Parallel()
