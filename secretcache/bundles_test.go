@@ -180,6 +180,30 @@ func TestCallbackThatHangs(t *testing.T) {
 	})
 }
 
+// TestCallbackAsks shows that a subscriber may ask for the name that it was told and wait for it, also
+// if nobody was told of the bundle yet.
+func TestCallbackAsks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		m.Subscribe(func(name string) {
+			_, err := m.GenerateSecret(ctx, name)
+			assert.NoError(t, err, name)
+		})
+		require.NoError(t, m.Add(worker))
+		start(t, m)
+		begin := time.Now()
+		_, err := m.GenerateSecret(ctx, "default")
+		require.NoError(t, err)
+		_, err = m.GenerateSecret(ctx, worker.String())
+		require.NoError(t, err)
+		assert.Less(t, time.Since(begin), time.Minute)
+	})
+}
+
 // TestRootGone shows that identities are renewed at once when their root leaves the bundle, and
 // served until then.
 func TestRootGone(t *testing.T) {

@@ -93,7 +93,7 @@ func (m *Manager) install(ctx context.Context, e *entry, svid *spiffe.SVID, rece
 	for {
 		path := peer.Chain()
 		h := m.hold(e, svid, received, path[len(path)-1], peer.NotAfter())
-		if err := m.awaitNews(ctx, h.anchor); err != nil {
+		if err := m.awaitNews(ctx, e, h.anchor); err != nil {
 			return err
 		}
 		m.mu.Lock()

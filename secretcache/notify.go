@@ -21,10 +21,11 @@ import (
 // holds no lock and ends when all has been told. Changes of one name that were not told yet are told
 // once. The bundle goes first: a certificate that only a new bundle vouches for is published when
 // every f has returned from the call for that bundle. So f should return soon, and must not wait for
-// another name: to call GenerateSecret with the name it was told is fine. An f that does not
-// return holds back what others are told and the certificates of a new root, nothing else, and
-// the end of Run: it returns when all has been told. Later, f is called only for what a call of
-// GenerateSecret, Add or Remove brings.
+// another name: to call GenerateSecret with the name it was told is fine, and if that waits for a first
+// certificate of a new root, the certificate comes before the bundle is told. An f that does not return
+// holds back what others are told and the certificates of a new root, nothing else, and the end of Run:
+// it returns when all has been told. Later, f is called only for what a call of GenerateSecret, Add or
+// Remove brings.
 func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) {
 	s := &subscriber{f: f}
 	m.mu.Lock()
@@ -49,8 +50,9 @@ type notifier struct {
 	names       []string      // to be told, in order
 	queued      map[string]bool
 	telling     chan struct{} // closed when all has been told; nil if no goroutine is at it
+	now         string        // the name that is being told, or ""
 	trust       *trust        // what everybody was told of
-	told        chan struct{} // closed when trust changes
+	told        chan struct{} // closed when one of these two changes
 }
 
 // tell has name told to the subscribers. The caller holds mu and has published.
@@ -89,6 +91,10 @@ func (m *Manager) tellAll() {
 		}
 		m.mu.Unlock()
 		for _, name := range names {
+			m.mu.Lock()
+			n.now = name
+			n.wake()
+			m.mu.Unlock()
 			for _, s := range subscribers {
 				if !s.gone.Load() {
 					s.f(name)
@@ -96,24 +102,34 @@ func (m *Manager) tellAll() {
 			}
 		}
 		m.mu.Lock()
+		n.now = ""
 		if n.trust != t {
 			n.trust = t // what changed from the bundles before it was among names
-			close(n.told)
-			n.told = make(chan struct{})
+			n.wake()
 		}
 		m.mu.Unlock()
 	}
 }
 
-// awaitNews waits until everybody was told of a bundle that has root.
-func (m *Manager) awaitNews(ctx context.Context, root *x509.Certificate) error {
+// wake has those look again who wait for news. The caller holds the Manager's mu.
+func (n *notifier) wake() {
+	close(n.told)
+	n.told = make(chan struct{})
+}
+
+// awaitNews waits until everybody was told of a bundle that has root. If e has nothing to hand out and
+// its name is being told, a subscriber may be waiting for it, and what comes after that would never
+// be told.
+func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {
 	for {
 		m.mu.Lock()
-		if t := m.news.trust; t != nil && t.anchors(root) || m.news.telling == nil {
+		n := &m.news
+		awaited := n.now != "" && (n.now == e.id.String() || n.now == defaultName && e == m.first)
+		if n.telling == nil || n.trust != nil && n.trust.anchors(root) || awaited && !m.good(e.held.Load()) {
 			m.mu.Unlock()
 			return nil
 		}
-		told := m.news.told
+		told := n.told
 		m.mu.Unlock()
 		select {
 		case <-told:
