@@ -217,6 +217,33 @@ func TestLinkBetweenRoots(t *testing.T) {
 	})
 }
 
+// TestEndlessCertificate shows that a certificate without an end, which has the year 9999, is one that
+// lives long: nanoseconds since 1970 end in 2262, and durations after 292 years.
+func TestEndlessCertificate(t *testing.T) {
+	t.Parallel()
+	for _, year := range []int{2262, 2263, 2300, 2600, 2900, 9999} {
+		synctest.Test(t, func(t *testing.T) {
+			end := time.Date(year, 12, 31, 23, 59, 59, 0, time.UTC)
+			key, err := pki.NewKey(pki.ECDSAP256)
+			require.NoError(t, err)
+			root, err := pki.NewRoot(key, pki.CAOptions{PublicKey: key.Public(), TrustDomain: domain, NotBefore: time.Now(), NotAfter: end})
+			require.NoError(t, err)
+			ca := &issuerCA{issuer: root, notAfter: end}
+			ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{root.Certificate()}})))
+			m := newManager(t, secretcache.Config{CA: ca})
+			start(t, m)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			secret, err := m.GenerateSecret(ctx, "default")
+			require.NoError(t, err)
+			assert.True(t, end.Equal(secret.NotAfter()))
+			time.Sleep(24 * time.Hour)
+			assert.EqualValues(t, 1, ca.signed.Load())
+			assert.True(t, status(t, m, web).NextAttempt.After(time.Now().AddDate(50, 0, 0)))
+		})
+	}
+}
+
 // TestIssuerEndsFirst shows that the end that counts is the earliest in the chain.
 func TestIssuerEndsFirst(t *testing.T) {
 	t.Parallel()

@@ -280,13 +280,20 @@ func TestReissuedRoot(t *testing.T) {
 
 // issuerCA is a CA over a bare issuer.
 type issuerCA struct {
-	issuer  *pki.Issuer
-	tail    answer // what follows the leaf
-	bundles atomic.Pointer[spiffe.BundleSet]
+	issuer   *pki.Issuer
+	tail     answer    // what follows the leaf
+	notAfter time.Time // of the leaf; zero means in an hour
+	signed   atomic.Int64
+	bundles  atomic.Pointer[spiffe.BundleSet]
 }
 
 func (c *issuerCA) Sign(_ context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
-	leaf, err := c.issuer.IssueLeaf(pki.LeafOptions{PublicKey: csr.PublicKey(), ID: web, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
+	c.signed.Add(1)
+	end := c.notAfter
+	if end.IsZero() {
+		end = time.Now().Add(time.Hour)
+	}
+	leaf, err := c.issuer.IssueLeaf(pki.LeafOptions{PublicKey: csr.PublicKey(), ID: web, NotBefore: time.Now(), NotAfter: end})
 	return append(answer{leaf}, c.tail...), err
 }
 

@@ -41,7 +41,7 @@ type held struct {
 	received  time.Time
 	notBefore time.Time
 	notAfter  time.Time // the earliest in the verified chain
-	expires   int64     // notAfter in nanoseconds since 1970
+	expires   int64     // notAfter as unixNano has it
 }
 
 // life is how long h lives from our point of view.

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certchain"
@@ -133,7 +134,7 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 
 // hold makes what readers get of svid.
 func (m *Manager) hold(e *entry, svid *spiffe.SVID, received time.Time, anchor *x509.Certificate, notAfter time.Time) *held {
-	h := &held{anchor: anchor, received: received.Round(0), notBefore: svid.NotBefore(), notAfter: notAfter, expires: notAfter.UnixNano()}
+	h := &held{anchor: anchor, received: received.Round(0), notBefore: svid.NotBefore(), notAfter: notAfter, expires: unixNano(notAfter)}
 	h.secret, h.noSecret = pki.NewKeyPairSecret(e.id.String(), svid)
 	if e == m.first {
 		h.svid = svid
@@ -146,5 +147,14 @@ func (m *Manager) hold(e *entry, svid *spiffe.SVID, received time.Time, anchor *
 
 // signalChange wakes those who wait for Changed. The caller holds mu and has published.
 func (m *Manager) signalChange() { close(m.changed.Swap(&signal{make(chan struct{})}).ch) }
+
+// unixNano returns t as nanoseconds since 1970, or the last moment that can be told so: a certificate
+// without an end has the year 9999, and they end in 2262.
+func unixNano(t time.Time) int64 {
+	if t.After(time.Unix(0, math.MaxInt64)) {
+		return math.MaxInt64
+	}
+	return t.UnixNano()
+}
 
 func text(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -13,6 +13,8 @@ const (
 	impatientWait = 30 * time.Second      // between two attempts while there is nothing to serve
 	longestWish   = time.Hour             // that the CA can ask of us while there is nothing to serve
 
+	longestLife = 100 * 365 * 24 * time.Hour // before a renewal: durations end after 292 years, certificates need not
+
 	defaultPoll  = 5 * time.Minute // for a bundle without a refresh hint (FED-8, BND-22)
 	shortestPoll = time.Second     // wins over a shorter hint (BND-21)
 	longestPoll  = 24 * time.Hour  // a root that was withdrawn must not live on for the length of a typing error

@@ -203,7 +203,8 @@ func (m *Manager) renewIn(e *entry, now time.Time) time.Duration {
 	case e.orphan: // the bundles changed behind its back
 		return 0
 	default:
-		return renewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, m.cfg.Jitter, rand.Float64()).Sub(now.Round(0))
+		at := renewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, m.cfg.Jitter, rand.Float64())
+		return min(at.Sub(now.Round(0)), longestLife)
 	}
 }
 
