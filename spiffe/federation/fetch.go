@@ -138,7 +138,7 @@ func (e *endpoint) fetchPatiently(ctx context.Context, o *Options, retry time.Du
 }
 
 func (e *endpoint) fetchLogged(ctx context.Context, o *Options) (answer, *FetchError) {
-	a, failed := e.fetch(ctx, o, "")
+	a, failed := e.fetch(ctx, o, tag{})
 	outcome := "fetched"
 	if failed != nil {
 		outcome = "failed"
@@ -173,17 +173,21 @@ func (e *endpoint) anchorsIn(all map[spiffe.TrustDomain]*relation) error {
 // answer is what became of a fetch. After a failure it has what is known.
 type answer struct {
 	bundle   *spiffe.Bundle // nil if it is not modified
-	etag     string         // of bundle, or ""
+	etag     tag            // of bundle
 	url      string         // that was asked last
 	peer     string         // who was authenticated last, "" for nobody
 	unasked  bool           // there were no anchors, so that nothing was sent
 	received int            // the last HTTP status
 }
 
+// tag is an entity tag, and where it came from: at another URL the same tag says nothing. The zero tag
+// is none.
+type tag struct{ value, url string }
+
 // fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each fetch
 // has a connection of its own, and starts at the configured URL: authorities that were removed count
 // at once, and redirects are not remembered (FED-42, FED-67).
-func (e *endpoint) fetch(parent context.Context, o *Options, etag string) (a answer, failed *FetchError) {
+func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer, failed *FetchError) {
 	a.url = e.where
 	ctx, cancel := context.WithTimeout(parent, o.Timeout)
 	d := &dialling{e: e, o: o}
@@ -192,7 +196,7 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag string) (a ans
 		a.peer = d.end()
 	}()
 	fail := func(code Code, err error) (answer, *FetchError) {
-		a.bundle, a.etag = nil, ""
+		a.bundle, a.etag = nil, tag{}
 		return a, &FetchError{TrustDomain: e.td, URL: a.url, Code: code, Status: a.received, Err: err}
 	}
 	broken := func(err error) (answer, *FetchError) {
@@ -220,8 +224,9 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag string) (a ans
 		request := (&http.Request{Method: http.MethodGet, URL: u, Header: http.Header{
 			"Accept": {"application/json"}, "User-Agent": {"svidkit"},
 		}}).WithContext(ctx)
-		if etag != "" {
-			request.Header.Set("If-None-Match", etag)
+		conditional := etag.value != "" && etag.url == u.String()
+		if conditional {
+			request.Header.Set("If-None-Match", etag.value)
 		}
 		response, err := transport.RoundTrip(request)
 		if err != nil {
@@ -244,7 +249,7 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag string) (a ans
 				return fail(Redirect, fmt.Errorf("the URL %s %s (%s, FED-40)", display(next), reason, rule))
 			}
 			u = next
-		case response.StatusCode == http.StatusNotModified && etag != "":
+		case response.StatusCode == http.StatusNotModified && conditional:
 			return a, nil
 		case response.StatusCode != http.StatusOK:
 			return fail(BadStatus, fmt.Errorf("HTTP status %d, not 200 (FED-45)", response.StatusCode))
@@ -259,7 +264,9 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag string) (a ans
 			if a.bundle, err = spiffe.ParseBundle(e.td, doc); err != nil {
 				return fail(Document, err)
 			}
-			a.etag = usableETag(response.Header.Get("Etag"))
+			if value := usableETag(response.Header.Get("Etag")); value != "" {
+				a.etag = tag{value, u.String()}
+			}
 			return a, nil
 		}
 	}

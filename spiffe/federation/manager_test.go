@@ -513,6 +513,49 @@ func TestNotModified(t *testing.T) {
 	}
 }
 
+// An entity tag is that of one URL: elsewhere the same one may stand for something else.
+func TestTagOfAnotherURL(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		counts := func(b *spiffe.Bundle) http.HandlerFunc { // versions begin at 1 everywhere
+			doc := documentOf(t, b)
+			return func(rw http.ResponseWriter, r *http.Request) {
+				rw.Header().Set("Etag", `"1"`)
+				if r.Header.Get("If-None-Match") == `"1"` {
+					rw.WriteHeader(http.StatusNotModified)
+					return
+				}
+				_, _ = rw.Write(doc)
+			}
+		}
+		old := w.host(t, "old.test", webCert(w.web, "old.test"), counts(w.ca.Bundle()))
+		w.ca.Rotate()
+		w.host(t, "new.test", webCert(w.web, "new.test"), counts(w.ca.Bundle()))
+		w.site.serve(redirect(http.StatusFound, "https://old.test/"))
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		next(t, m, partner)
+		asked := old.asked()
+		require.Len(t, asked, 2)
+		assert.Equal(t, `"1"`, asked[1].Header.Get("If-None-Match"))
+		for _, r := range w.site.asked() {
+			assert.Empty(t, r.Header.Get("If-None-Match"), "it gave no tag")
+		}
+		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+
+		w.site.serve(redirect(http.StatusFound, "https://new.test/"))
+		next(t, m, partner)
+		assert.True(t, trusts(t, m, w.ca))
+
+		// And a 304 that nobody asked for is no answer.
+		w.site.serve(answer(http.StatusNotModified, nil))
+		next(t, m, partner)
+		requireCode(t, statusOf(t, m, partner).Err, federation.BadStatus)
+	})
+}
+
 // Redirects are not remembered, permanent ones neither.
 func TestRedirectsAreForgotten(t *testing.T) {
 	t.Parallel()

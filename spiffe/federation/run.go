@@ -32,7 +32,7 @@ type relation struct {
 	busy   bool // an attempt is under way
 	cancel context.CancelFunc
 
-	etag       string         // of etagOf, which a 304 confirms, and no other: what was set by hand
+	etag       tag            // of etagOf, which a 304 confirms, and no other: what was set by hand
 	etagOf     *spiffe.Bundle // must not keep us from seeing what the endpoint has
 	interval   time.Duration  // between the last attempt and the next, before jitter
 	success    time.Time      // the last, on the wall clock
@@ -197,7 +197,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	m.mu.Lock()
 	have, etag := rel.bundle.Load(), rel.etag
 	if rel.etagOf != have {
-		etag = ""
+		etag = tag{}
 	}
 	m.mu.Unlock()
 
