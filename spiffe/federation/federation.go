@@ -316,7 +316,7 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 // Set puts a bundle in force, in the place of the one of its trust domain, which must have a
 // relationship. Nothing is compared: this is how an operator accepts a bundle with a lower sequence
 // number, such as [Status.Refused], or helps a self-serving endpoint over a rotation that was missed.
-// It stays until a later fetch brings one that supersedes it (FED-13). A [SPIFFE.Initial] with a higher
+// It stays until a fetch that begins later brings one that supersedes it (FED-13). A [SPIFFE.Initial] with a higher
 // number counts as newer again after a restart, so configure a newer one of those, too.
 //
 // If the last fetch failed because the endpoint could not be authenticated, the next one is due at

@@ -458,6 +458,40 @@ func TestSet(t *testing.T) {
 	})
 }
 
+// A fetch that began before the edit does not replace it, whatever it brings: it may be the very endpoint
+// whose authority the operator has just taken away.
+func TestSetDuringFetch(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-13")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		published := bundleOf(t, w.ca, nil, 0)
+		w.site.serve(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			serving(t, published)(rw, r)
+		})
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		edit := bundleOf(t, spiffetest.NewCA(t, "partner.test"), nil, 0)
+		require.NoError(t, m.Set(edit))
+		w.diary.read()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		assert.Same(t, edit, inForce(t, m, partner))
+		s := statusOf(t, m, partner)
+		assert.Equal(t, federation.Stale, s.State, "this one was not confirmed")
+		require.NoError(t, s.Err)
+		lines := w.diary.read()
+		require.Len(t, lines, 1)
+		assert.Equal(t, "overtaken by an operator", lines[0]["outcome"])
+		next(t, m, partner)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		assert.True(t, published.Equal(inForce(t, m, partner)), "the next one does")
+	})
+}
+
 // Conditional requests.
 func TestNotModified(t *testing.T) {
 	t.Parallel()

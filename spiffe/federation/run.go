@@ -187,6 +187,7 @@ const (
 	outcomeClash       = "new with the old sequence number"
 	outcomeUnchanged   = "unchanged"
 	outcomeNotModified = "not modified"
+	outcomeOvertaken   = "overtaken by an operator"
 	outcomeRefused     = "refused"
 	outcomeFailed      = "failed"
 )
@@ -215,7 +216,11 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 		return
 	}
 	outcome := outcomeNotModified
-	if failed == nil && a.bundle != nil {
+	switch {
+	case failed != nil || a.bundle == nil:
+	case rel.bundle.Load() != have: // Set came meanwhile: what was asked for before it does not replace it
+		outcome, a.bundle = outcomeOvertaken, nil
+	default:
 		outcome, failed = m.apply(rel, a)
 	}
 	now := time.Now()
