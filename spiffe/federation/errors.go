@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -62,13 +63,20 @@ type FetchError struct {
 	Err         error
 }
 
-// Error names the trust domain, the URL, the kind and the cause, which is cut to a length that is fit
-// for a log line: it may quote what the endpoint sent.
+// Error names the trust domain, the URL, the kind and the cause, which is made fit for a log line: it may
+// quote what a stranger sent, such as the names in a certificate that failed to verify. So it is cut, and
+// what does not print is replaced.
 func (e *FetchError) Error() string {
 	why := fmt.Sprint(e.Err)
 	if len(why) > 512 {
 		why = strings.ToValidUTF8(why[:512], "") + "…"
 	}
+	why = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, why)
 	return fmt.Sprintf("federation: bundle of %q from %s: %v: %s", e.TrustDomain, e.URL, e.Code, why)
 }
 

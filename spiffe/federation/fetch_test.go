@@ -14,6 +14,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -448,6 +449,23 @@ func TestHostileHandshakes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Whoever is in the way shows a certificate, and its names are in the error: not as lines of a log, or as
+// commands to a terminal.
+func TestHostileNames(t *testing.T) {
+	t.Parallel()
+	web := spiffetest.NewCA(t, "web.test")
+	n := newInternet()
+	n.host(t, "partner.test", webCert(web, "a\x1b[2Jb.test", "c.test\nlevel=INFO msg=\"all is well\""), serving(t, web.Bundle()))
+	opts := n.options(nil)
+	_, err := federation.Fetch(t.Context(), federation.Relationship{TrustDomain: partner, URL: "https://partner.test/", Profile: webRoots(web)}, &opts)
+	e := requireCode(t, err, federation.Authentication)
+	assert.ErrorContains(t, err, "a\uFFFD[2Jb.test, c.test\uFFFDlevel=INFO")
+	assert.ErrorContains(t, e.Err, "a\x1b[2Jb.test", "the cause is as it was")
+	long := &federation.FetchError{TrustDomain: partner, Code: federation.Document, Err: errors.New(strings.Repeat("é\x00", 10_000))}
+	assert.Less(t, len(long.Error()), 1500)
+	assert.True(t, utf8.ValidString(long.Error()))
 }
 
 // pipe is a dialer whose other end does f.
