@@ -1,6 +1,7 @@
 package federation
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -32,6 +33,11 @@ func ParseIstioString(s string) ([]Relationship, error) {
 			return nil, fmt.Errorf("federation: Istio's bundle endpoints: tuple %s: want TRUST-DOMAIN|URL, and || between tuples", shortTuple(tuple))
 		}
 		td, err := spiffe.ParseTrustDomain(name)
+		if e, ok := errors.AsType[*spiffe.ParseError](err); ok && strings.ContainsAny(name, "@?") {
+			shown := *e
+			shown.Input, shown.Offset = "…", 0 // a URL in the wrong place
+			err = &shown
+		}
 		if err != nil {
 			return nil, fmt.Errorf("federation: Istio's bundle endpoints: tuple %s: %w", shortTuple(tuple), err)
 		}
@@ -52,10 +58,13 @@ func ParseIstioString(s string) ([]Relationship, error) {
 	return all, nil
 }
 
-// shortTuple quotes a tuple for an error, without the password that a URL may have.
+// shortTuple quotes a tuple for an error, without the password and the query that a URL may have.
 func shortTuple(tuple string) string {
 	if i := strings.LastIndexByte(tuple, '@'); i >= 0 {
 		tuple = "…" + tuple[i:]
+	}
+	if i := strings.IndexByte(tuple, '?'); i >= 0 {
+		tuple = tuple[:i] + "?…"
 	}
 	if len(tuple) > 128 {
 		return fmt.Sprintf("%q…", tuple[:128])

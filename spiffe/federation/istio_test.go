@@ -59,13 +59,23 @@ func TestParseIstioString(t *testing.T) {
 	_, err := federation.ParseIstioString("Foo|https://x")
 	_, ok := errors.AsType[*spiffe.ParseError](err)
 	assert.True(t, ok)
-	_, err = federation.ParseIstioString("foo|https://u:secret@x|y")
-	require.Error(t, err)
-	assert.NotContains(t, err.Error(), "secret")
+	for _, in := range []string{
+		"foo|https://u:secret@x|y", "https://u:secret@x", "https://u:secret@x|https://y", "foo|https://u:secret%zz@x/",
+		"foo|https://u:secr?secret@x|y", "foo|https://x?sig=secret|y", "https://x?sig=secret|y",
+	} {
+		_, err = federation.ParseIstioString(in)
+		require.Error(t, err)
+		assert.NotContains(t, err.Error(), "secr", in)
+	}
+	e, ok := errors.AsType[*spiffe.ParseError](second(federation.ParseIstioString("https://u:secret@x|y")))
+	require.True(t, ok, "it says the rule all the same")
+	assert.Equal(t, "ID-6", e.Rule)
 	_, err = federation.ParseIstioString(strings.Repeat("x", 10_000))
 	require.Error(t, err)
 	assert.Less(t, len(err.Error()), 400)
 }
+
+func second(_ []federation.Relationship, err error) error { return err }
 
 // The hazards of polling as Istio does: an outage removes nothing, a broken document hides nobody, and
 // refusals are not hammered on.
