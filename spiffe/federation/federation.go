@@ -129,8 +129,9 @@ type Config struct {
 	Relationships []Relationship
 
 	// MinInterval and MaxInterval are the bounds of the time between two fetches of one bundle, and
-	// win over its refresh hint (BND-21). 0 means one minute and 24 hours. While there is no bundle at
-	// all, the interval is MinInterval. If both are equal, chance adds up to a tenth.
+	// win over its refresh hint (BND-21). 0 means one minute and 24 hours, and more than 100 years means
+	// 100 years. While there is no bundle at all, the interval is MinInterval. If both are equal, chance
+	// adds up to a tenth.
 	MinInterval, MaxInterval time.Duration
 
 	// Concurrency is how many fetches run at the same time, without counting those that have run for
@@ -140,7 +141,8 @@ type Config struct {
 
 	// Dir is a directory for the last good bundles, one file for each trust domain, which [Manager.Run]
 	// makes if it is missing and reads when it starts. It must not be writable by others, and it
-	// belongs to one Manager. A file that cannot be used is ignored, with a warning. "" means none.
+	// belongs to one Manager. A file that cannot be used, or that others can write to, is ignored,
+	// with a warning. "" means none.
 	Dir string
 
 	// Fetch are the choices about each fetch, and the Logger of the Manager.
@@ -182,6 +184,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m.cfg.MinInterval = cmp.Or(cfg.MinInterval, time.Minute)
 	m.cfg.MaxInterval = cmp.Or(cfg.MaxInterval, max(24*time.Hour, m.cfg.MinInterval))
+	m.cfg.MinInterval, m.cfg.MaxInterval = min(m.cfg.MinInterval, longestInterval), min(m.cfg.MaxInterval, longestInterval)
 	m.cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
 	m.cfg.Relationships = nil
 	if m.cfg.MinInterval > m.cfg.MaxInterval {
@@ -412,7 +415,7 @@ type Status struct {
 	Bundle *spiffe.Bundle
 
 	// LastSuccess is when the endpoint last answered well, be it that nothing has changed; zero if it
-	// never has since the Manager was made. NextAttempt is when Run will try again; zero while an
+	// never has since the relationship was added. NextAttempt is when Run will try again; zero while an
 	// attempt is under way.
 	LastSuccess, NextAttempt time.Time
 

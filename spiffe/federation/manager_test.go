@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -185,6 +186,29 @@ func TestIntervals(t *testing.T) {
 		in := federation.Jittered(2*time.Hour, time.Minute, 24*time.Hour, u)
 		assert.True(t, in >= 108*time.Minute && in < 132*time.Minute)
 	}
+}
+
+// Without a ceiling a hint may be as long as a duration can be. It is no reason to ask at once, and the
+// bundle is fresh.
+func TestEndlessIntervals(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for range 20 { // of chance
+			w := newWorld(t)
+			w.cfg.MaxInterval = math.MaxInt64
+			w.site.serve(serving(t, bundleOf(t, w.ca, nil, math.MaxInt64/time.Second*time.Second)))
+			m := newManager(t, w.cfg)
+			stop := running(t, m)
+			time.Sleep(time.Hour)
+			assert.Len(t, w.site.asked(), 1)
+			s := statusOf(t, m, partner)
+			assert.Equal(t, federation.Fresh, s.State)
+			assert.WithinRange(t, s.NextAttempt, time.Now().AddDate(85, 0, 0), time.Now().AddDate(115, 0, 0))
+			stop()
+		}
+		m := newManager(t, federation.Config{MinInterval: math.MaxInt64, MaxInterval: math.MaxInt64, Relationships: newWorld(t).cfg.Relationships})
+		assert.Equal(t, federation.Pending, statusOf(t, m, partner).State)
+	})
 }
 
 // A failure waits for the next interval like a success, with the last known hint.

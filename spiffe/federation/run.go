@@ -16,6 +16,9 @@ import (
 // usualInterval is for a bundle without a refresh hint (FED-8, BND-22).
 const usualInterval = 5 * time.Minute
 
+// longestInterval leaves room for twice as much in a duration, which ends after 292 years.
+const longestInterval = 100 * 365 * 24 * time.Hour
+
 // relation is a relationship and what became of it. There may be 10,000 of them, so it has no
 // goroutine and no timer.
 type relation struct {
