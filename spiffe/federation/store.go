@@ -42,10 +42,15 @@ func (m *Manager) openDir() error {
 		return fmt.Errorf("Config.Dir: %w", err)
 	case !info.IsDir():
 		return fmt.Errorf("Config.Dir: %s is not a directory", m.cfg.Dir)
-	case runtime.GOOS != "windows" && info.Mode().Perm()&0o022 != 0: // where the bits say nothing
+	case writableByOthers(info):
 		return fmt.Errorf("Config.Dir: %s can be written to by others (%v); use a directory with mode 0700", m.cfg.Dir, info.Mode())
 	}
 	return nil
+}
+
+// writableByOthers is false on Windows, where the bits say nothing.
+func writableByOthers(info fs.FileInfo) bool {
+	return runtime.GOOS != "windows" && info.Mode().Perm()&0o022 != 0
 }
 
 // load puts the stored bundle of r in force, if there is none yet.
@@ -95,6 +100,8 @@ func (m *Manager) read(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 		return nil, err
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s is not a regular file", name)
+	case writableByOthers(info):
+		return nil, fmt.Errorf("%s can be written to by others (%v)", name, info.Mode())
 	}
 	f, err := dir.Open(name)
 	if err != nil {

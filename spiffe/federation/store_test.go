@@ -1,6 +1,7 @@
 package federation_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -139,16 +140,23 @@ func TestStoreBroken(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "FED-10")
 	for name, damage := range map[string]func(file string) error{
-		"garbage":      func(file string) error { return os.WriteFile(file, []byte("garbage"), 0o600) },
-		"empty":        func(file string) error { return os.WriteFile(file, nil, 0o600) },
-		"huge":         func(file string) error { return os.WriteFile(file, make([]byte, spiffe.MaxBundleSize*2), 0o600) },
-		"a directory":  func(file string) error { return os.Mkdir(file, 0o700) },
-		"a link":       func(file string) error { return os.Symlink(filepath.Join(filepath.Dir(file), "elsewhere"), file) },
+		"garbage":     func(file string) error { return os.WriteFile(file, []byte("garbage"), 0o600) },
+		"empty":       func(file string) error { return os.WriteFile(file, nil, 0o600) },
+		"huge":        func(file string) error { return os.WriteFile(file, make([]byte, spiffe.MaxBundleSize*2), 0o600) },
+		"a directory": func(file string) error { return os.Mkdir(file, 0o700) },
+		"a link":      func(file string) error { return os.Symlink(filepath.Join(filepath.Dir(file), "elsewhere"), file) },
+		"for others": func(file string) error {
+			doc := documentOf(t, spiffetest.NewCA(t, "partner.test").Bundle())
+			return errors.Join(os.WriteFile(file, doc, 0o600), os.Chmod(file, 0o620))
+		},
 		"a draft":      func(file string) error { return os.WriteFile(file+".new", []byte("{"), 0o600) },
 		"another name": func(file string) error { return os.WriteFile(file+".json", []byte("{"), 0o600) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "for others" && runtime.GOOS == "windows" {
+				t.Skip("the bits say nothing there")
+			}
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
 				w.cfg.Dir = filepath.Join(t.TempDir(), "store")
