@@ -28,6 +28,7 @@ const (
 	firstWait   = 100 * time.Millisecond // doubles with each attempt: 100, 200, 400, 800 ms
 	longestWait = 10 * time.Second       // that the CA can ask of a call
 	refreshHint = 5 * time.Minute        // of a bundle without one (FED-8)
+	longestHint = 24 * time.Hour         // a root that was withdrawn must not live on for the length of a typing error
 )
 
 // Client is a [CA] and a [BundleWatcher] around another CA, with deadlines, a bounded number of
@@ -151,8 +152,8 @@ func (c *Client) fetch(ctx context.Context) (*spiffe.BundleSet, error) {
 
 // WatchBundles implements [BundleWatcher]. If the CA is a BundleWatcher, this is its sequence. If
 // not, the bundles are fetched once in the shortest refresh hint among them (5 minutes without a
-// hint, FED-7 and FED-8), up to a tenth sooner so that a fleet spreads out, and yielded when they
-// differ from the last ones. If the first fetch fails, as [Client.FetchBundles] would, the sequence
+// hint, and once a day at least, FED-7 and FED-8), up to a tenth sooner so that a fleet spreads out, and
+// yielded when they differ from the last ones. If the first fetch fails, as [Client.FetchBundles] would, the sequence
 // ends with its error. A later one that fails is yielded as its error, and not repeated before its
 // next turn (FED-9).
 func (c *Client) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
@@ -206,7 +207,7 @@ func shortestHint(set *spiffe.BundleSet) time.Duration {
 			shortest = d
 		}
 	}
-	return cmp.Or(shortest, refreshHint)
+	return min(cmp.Or(shortest, refreshHint), longestHint)
 }
 
 // attempt calls f once, with the deadline of one attempt.

@@ -532,6 +532,21 @@ func TestWatchBundles(t *testing.T) {
 			assert.Less(t, time.Since(inner.start), 3*time.Second)
 		})
 	})
+	t.Run("by polling, with a hint of years", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("example.org"), spiffe.BundleContents{RefreshHint: 1e9 * time.Second})
+			require.NoError(t, err)
+			set, err := spiffe.NewBundleSet(b)
+			require.NoError(t, err)
+			inner := newPlain(fixed{set})
+			ctx, cancel := context.WithTimeout(t.Context(), 25*time.Hour)
+			defer cancel()
+			for range newClient(t, inner, nil).WatchBundles(ctx) {
+			}
+			assert.Len(t, inner.fetches, 2)
+		})
+	})
 	t.Run("by polling, without a hint", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
