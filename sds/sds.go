@@ -104,8 +104,8 @@ type Source interface {
 type Options struct {
 	// Authorize decides whether the caller of a request may have a name; any error means no. To
 	// that caller the name then is like one that does not exist. It is called with the context of
-	// the request, in which middleware or [Server].ConnContext left who is calling, when a stream
-	// asks for the name and again before each version of it that is sent; it should not block.
+	// the request, in which middleware or [Server].ConnContext left who is calling, when a stream asks
+	// for the name and again when a version of it is about to be sent; it should not block.
 	// Nil allows all: the socket is the guard.
 	Authorize func(ctx context.Context, resourceName string) error
 

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -357,6 +358,61 @@ func TestAuthorize(t *testing.T) {
 	status, messages := s.status()
 	assert.Equal(t, codeOK, status)
 	assert.Zero(t, messages)
+}
+
+// What a client was allowed to have when it appeared is not sent to it when it is ready to take it, if it
+// may not have it any more by then.
+func TestAuthorizeBeforeSending(t *testing.T) {
+	t.Parallel()
+	for _, strict := range []bool{false, true} {
+		m, src := newMint(t), newFakeSource()
+		web, db := m.pair("web"), m.pair("db")
+		src.put("web", web)
+		src.put("db", db)
+		var denied atomic.Bool
+		asked := make(chan string, 100)
+		h := handler(t, src, &sds.Options{Strict: strict, Authorize: func(_ context.Context, name string) error {
+			asked <- name
+			if name == "db" && denied.Load() {
+				return errors.New("no longer")
+			}
+			return nil
+		}})
+		socket, _ := serve(t, h)
+		c := dial(t, socket)
+		s, d := openSotW(t, c), openDelta(t, c)
+		s.ask("web")
+		r := s.recv()
+		want(t, r, web)
+		d.subscribe("web")
+		rd := d.recv()
+		wantDelta(t, rd, nil, web)
+		s.ask("web", "db") // no answer to the first response yet, so that the second waits
+		d.subscribe("db")
+		for n := 0; n < 2; {
+			if <-asked == "db" {
+				n++
+			}
+		}
+		denied.Store(true)
+		s.ack(r, "web", "db")
+		d.ack(rd)
+		if strict {
+			code, messages := s.status()
+			assert.Equal(t, codeNotFound, code)
+			assert.Zero(t, messages)
+			code, messages = d.status()
+			assert.Equal(t, codeNotFound, code)
+			assert.Zero(t, messages)
+			continue
+		}
+		rd = d.recv()
+		wantDelta(t, rd, []string{"db"})
+		d.ack(rd)
+		web = m.pair("web")
+		src.put("web", web)
+		want(t, s.recv(), web)
+	}
 }
 
 func TestRequireHeader(t *testing.T) {

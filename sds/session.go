@@ -19,6 +19,9 @@ type session struct {
 	wildcard []string // what "everything" means; empty: nothing
 	stamp    string   // begins each nonce, so that one of another stream is not taken for one of ours
 
+	// allow is asked before content is sent, which may be long after it became known; nil allows all.
+	allow func(*item) bool
+
 	items    map[string]*item
 	queue    []*item // those with news, oldest first; may have dropped ones
 	version  version // of what the client was sent of the names it still wants
@@ -271,15 +274,19 @@ func (s *session) next() *response {
 		}
 		done++
 		it.queued = false
+		known := it.known
+		if known == present && !it.dropped && it.sent != it.cur.version && s.allow != nil && !s.allow(it) {
+			known = absent
+		}
 		switch {
 		case it.dropped:
-		case it.known == present && it.have == it.cur.version.String():
+		case known == present && it.have == it.cur.version.String():
 			s.mark(it, it.cur.version)
-		case it.known == present && it.sent != it.cur.version:
+		case known == present && it.sent != it.cur.version:
 			r.entries = append(r.entries, it.cur)
 			size += len(it.cur.any)
 			s.mark(it, it.cur.version)
-		case it.known == absent && s.delta && !it.told:
+		case known == absent && s.delta && !it.told:
 			r.removed = append(r.removed, it.name)
 			size += len(it.name)
 			s.mark(it, version{})

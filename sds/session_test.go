@@ -419,6 +419,45 @@ func TestSession(t *testing.T) {
 	}
 }
 
+// Who may have what is asked when it is sent: what waited for an acknowledgement may be refused by then,
+// and allowed again when it is asked for once more.
+func TestSessionAllows(t *testing.T) {
+	t.Parallel()
+	for _, delta := range []bool{false, true} {
+		d := drive(t, delta, map[string]string{"a": "1", "b": "1"})
+		denied := ""
+		var questions []string
+		d.s.allow = func(it *item) bool {
+			questions = append(questions, it.name)
+			return it.name != denied
+		}
+		send := func(r *request) string {
+			_, err := d.send(*r)
+			require.NoError(t, err)
+			return d.receive()
+		}
+		assert.Equal(t, "#1 a=1", send(ask("a")))
+		assert.Empty(t, send(ask("a", "b")))
+		denied = "b"
+		if !delta {
+			assert.Empty(t, send(ack("1", "a", "b")))
+			assert.Equal(t, []string{"a", "b"}, questions, "once, when it is about to go")
+			d.set("b", "2")
+			assert.Empty(t, d.receive())
+			denied = ""
+			d.set("b", "3")
+			assert.Equal(t, "#2 b=3", d.receive())
+			continue
+		}
+		assert.Equal(t, "#2 a=1 -b", send(ack("1")))
+		denied = ""
+		assert.Empty(t, send(ack("2")))
+		assert.Equal(t, "#3 b=1", send(ask("b")), "each subscription is answered")
+		denied = "b"
+		assert.Equal(t, "#4 -b", send(ack("3", "b")), "what it had before, too")
+	}
+}
+
 func TestSessionRefuses(t *testing.T) {
 	t.Parallel()
 	many := []string{"1", "2", "3", "4", "5", "6"}

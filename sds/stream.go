@@ -46,11 +46,19 @@ type stream struct {
 	session *session
 	inbox   *inbox
 	news    []*watch // reused
+	refused error    // what ends a strict stream
 }
 
 func (s *stream) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	s.session.allow = func(it *item) bool {
+		ok := s.allowed(ctx, it)
+		if !ok && s.h.opts.Strict && it.asked {
+			s.refused = errNotFound(it.name)
+		}
+		return ok
+	}
 	if err := s.conn.Send(nil); err != nil { // the headers: proxies in between wait for them
 		return err
 	}
@@ -90,7 +98,11 @@ func (s *stream) run(ctx context.Context) error {
 		if err := s.collect(ctx); err != nil {
 			return err
 		}
-		if r := s.session.next(); r != nil {
+		r := s.session.next()
+		if s.refused != nil {
+			return s.refused
+		}
+		if r != nil {
 			if err := s.conn.Send(r); err != nil {
 				return err
 			}
@@ -169,7 +181,7 @@ func (s *stream) collect(ctx context.Context) error {
 		switch {
 		case st.err != nil:
 			continue
-		case st.entry == nil, !s.allowed(ctx, it):
+		case st.entry == nil:
 			k = absent
 		default:
 			k = present
