@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -35,7 +36,12 @@ type entry struct {
 	name    string
 	version version
 	any     []byte // the encoded google.protobuf.Any with the Secret: the one serialisation
+
+	notAfter time.Time // zero for what has no end
 }
+
+// expired reports whether e has an end that has come.
+func (e *entry) expired(now time.Time) bool { return !e.notAfter.IsZero() && !now.Before(e.notAfter) }
 
 func (e *entry) String() string       { return e.name + "@" + e.version.String() }
 func (e *entry) GoString() string     { return "sds.entry(" + e.String() + ")" }
@@ -73,7 +79,7 @@ func newEntry(name string, s *pki.Secret) (*entry, error) {
 	if err != nil { // a name that is not UTF-8
 		return nil, errors.New("the secret cannot be encoded")
 	}
-	e := &entry{name: name, any: b}
+	e := &entry{name: name, any: b, notAfter: s.NotAfter()}
 	h := sha256.New()
 	for _, part := range [][]byte{[]byte(name), []byte(kind), content} {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))

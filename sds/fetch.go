@@ -47,7 +47,8 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 		if it.watch == nil {
 			continue
 		}
-		for it.watch.res.cur.Load() == nil {
+		st := it.watch.res.cur.Load()
+		for ; st == nil; st = it.watch.res.cur.Load() {
 			select {
 			case <-in.wake:
 			case <-ctx.Done():
@@ -56,7 +57,7 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 				return nil, errClosing()
 			}
 		}
-		switch st := it.watch.res.cur.Load(); {
+		switch {
 		case st.entry != nil:
 			s.news(it, present, st.entry)
 		case st.err != nil:

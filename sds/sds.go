@@ -25,7 +25,8 @@
 //
 // A name that does not exist (yet), and one whose look-up fails, leave the stream open: what exists
 // is served, and the rest is pushed when it appears. What is being served is never withdrawn because
-// a look-up failed. Streams are independent: one that reads slowly, or not at all, delays nobody and
+// a look-up failed; but a certificate that has expired meanwhile goes to a new stream only if the source
+// still gives it. Streams are independent: one that reads slowly, or not at all, delays nobody and
 // costs one response; when it reads again it gets the newest content, not the history.
 //
 // While a response is not answered by the client the next one waits, and then carries the newest of

@@ -179,7 +179,7 @@ func (s *stream) collect(ctx context.Context) error {
 		}
 		k, st := unknown, w.res.cur.Load()
 		switch {
-		case st.err != nil:
+		case st == nil, st.err != nil:
 			continue
 		case st.entry == nil:
 			k = absent

@@ -35,7 +35,7 @@ type table struct {
 // resource is one watched name.
 type resource struct {
 	name string
-	cur  atomic.Pointer[state] // nil before the first look-up is done
+	cur  atomic.Pointer[state] // nil before the first look-up is done, and again when what it brought has expired
 
 	// The rest belongs to table.mu.
 	watches map[*watch]struct{}
@@ -116,7 +116,14 @@ func (t *table) watch(name string, in *inbox, it *item) *watch {
 	}
 	w := &watch{res: r, inbox: in, item: it}
 	r.watches[w] = struct{}{}
-	if r.cur.Load() != nil {
+	switch st := r.cur.Load(); {
+	case st == nil: // the look-up that is out will tell
+	case st.entry != nil && st.entry.expired(time.Now()):
+		r.cur.Store(nil) // who has it keeps it; what a newcomer gets is for the source to say
+		if !r.loading {
+			t.load(r)
+		}
+	default:
 		in.put(w)
 	}
 	return w

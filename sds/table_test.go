@@ -130,6 +130,69 @@ func TestTableRetries(t *testing.T) {
 	})
 }
 
+// Who comes when a certificate has expired gets it only if the source still gives it: those who have it keep
+// it, and nothing else is known that could be better.
+func TestTableExpired(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		src := newAnswers()
+		short := pair(t, ca, "web")
+		src.set("web", always(short))
+		table := newTable(src, slog.New(slog.DiscardHandler))
+		defer table.close()
+		first, second := newInbox(), newInbox()
+		old := table.watch("web", first, nil)
+		synctest.Wait()
+		assert.Len(t, first.take(nil), 1)
+		table.unwatch(table.watch("web", second, nil))
+		assert.Len(t, second.take(nil), 1, "told at once")
+		assert.Equal(t, 1, src.count("web"))
+
+		time.Sleep(time.Until(short.NotAfter()) - 1)
+		table.unwatch(table.watch("web", second, nil))
+		assert.Len(t, second.take(nil), 1, "still good")
+		time.Sleep(1)
+		src.set("web", func(ctx context.Context) (*pki.Secret, error) {
+			time.Sleep(time.Second)
+			return nil, errDown
+		})
+		late := table.watch("web", second, nil)
+		synctest.Wait()
+		assert.Empty(t, second.take(nil))
+		assert.Equal(t, map[string]string{"web": ""}, table.versions())
+		later := table.watch("web", second, nil)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		assert.Equal(t, 2, src.count("web"), "one look-up for all")
+		assert.ElementsMatch(t, []*watch{late, later}, second.take(nil))
+		assert.ErrorIs(t, late.res.cur.Load().err, errDown)
+		assert.Equal(t, []*watch{old}, first.take(nil), "which changes nothing for who has it")
+
+		// A source that gives it all the same knows best.
+		src.set("web", always(short))
+		time.Sleep(2 * firstRetry)
+		synctest.Wait()
+		assert.Len(t, second.take(nil), 2)
+		assert.NotNil(t, late.res.cur.Load().entry)
+		again := table.watch("web", second, nil)
+		synctest.Wait()
+		assert.Contains(t, second.take(nil), again)
+
+		// A stream that has not looked at its news yet finds nothing new.
+		s := &stream{h: &Handler{table: table}, inbox: newInbox(), session: newSession(true, 1, nil, "")}
+		_, err := s.session.request(ask("web"))
+		require.NoError(t, err)
+		it := s.session.items["web"]
+		it.watch = table.watch("web", s.inbox, it)
+		synctest.Wait()
+		table.watch("web", second, nil)
+		require.Nil(t, it.watch.res.cur.Load())
+		require.NoError(t, s.collect(t.Context()))
+		assert.Equal(t, unknown, it.known)
+	})
+}
+
 // One look-up and one encoding serve all who wait, and a change during a look-up leads to another.
 func TestTableLooksUpOnce(t *testing.T) {
 	t.Parallel()
