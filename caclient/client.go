@@ -152,10 +152,10 @@ func (c *Client) fetch(ctx context.Context) (*spiffe.BundleSet, error) {
 
 // WatchBundles implements [BundleWatcher]. If the CA is a BundleWatcher, this is its sequence. If
 // not, the bundles are fetched once in the shortest refresh hint among them (5 minutes without a
-// hint, and once a day at least, FED-7 and FED-8), up to a tenth sooner so that a fleet spreads out, and
-// yielded when they differ from the last ones. If the first fetch fails, as [Client.FetchBundles] would, the sequence
-// ends with its error. A later one that fails is yielded as its error, and not repeated before its
-// next turn (FED-9).
+// hint, FED-7 and FED-8) and once a day at least, up to a tenth sooner so that a fleet spreads out,
+// and yielded when they differ from the last ones. If the first fetch fails, as [Client.FetchBundles]
+// would, the sequence ends with its error. A later one that fails is yielded as its error, and not
+// repeated before its next turn (FED-9).
 func (c *Client) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	if w, ok := c.ca.(BundleWatcher); ok {
 		return func(yield func(*spiffe.BundleSet, error) bool) {
