@@ -149,10 +149,10 @@ func TestTableExpired(t *testing.T) {
 		assert.Len(t, second.take(nil), 1, "told at once")
 		assert.Equal(t, 1, src.count("web"))
 
-		time.Sleep(time.Until(short.NotAfter()) - 1)
+		time.Sleep(time.Until(short.NotAfter()) - time.Nanosecond)
 		table.unwatch(table.watch("web", second, nil))
 		assert.Len(t, second.take(nil), 1, "still good")
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		src.set("web", func(ctx context.Context) (*pki.Secret, error) {
 			time.Sleep(time.Second)
 			return nil, errDown

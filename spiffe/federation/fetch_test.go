@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -416,7 +418,11 @@ func TestHostileHandshakes(t *testing.T) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}, federation.Timeout, "not done within 30s", 30 * time.Second},
-		"silent":     {pipe(func(c net.Conn) { _, _ = c.Read(make([]byte, 1<<20)) }), federation.Timeout, "silent for 10s", 10 * time.Second},
+		"silent": {pipe(func(c net.Conn) { _, _ = c.Read(make([]byte, 1<<20)) }), federation.Timeout, "silent for 10s", 10 * time.Second},
+		"reads nothing": {func(context.Context, string, string) (net.Conn, error) {
+			a, _ := net.Pipe() // which has no buffer
+			return a, nil
+		}, federation.Timeout, "silent for 10s", 10 * time.Second},
 		"hangs up":   {pipe(func(c net.Conn) { _ = c.Close() }), federation.Connection, "", 0},
 		"plain HTTP": {pipe(func(c net.Conn) { _, _ = c.Write([]byte("HTTP/1.1 200 OK\r\n\r\n")) }), federation.Connection, "tls: first record does not look like a TLS handshake", 0},
 	} {
@@ -425,8 +431,18 @@ func TestHostileHandshakes(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := federation.Relationship{TrustDomain: partner, URL: "https://a.test/", Profile: federation.Web{}}
 				start := time.Now()
-				_, err := federation.Fetch(t.Context(), r, &federation.Options{DialContext: c.dial})
+				var open atomic.Int64
+				dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conn, err := c.dial(ctx, network, addr)
+					if err != nil {
+						return nil, err
+					}
+					open.Add(1)
+					return &closing{Conn: conn, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
+				}
+				_, err := federation.Fetch(t.Context(), r, &federation.Options{DialContext: dial})
 				requireCode(t, err, c.code)
+				assert.Zero(t, open.Load(), "connections that nobody closes")
 				require.ErrorContains(t, err, c.cause)
 				assert.Equal(t, c.took, time.Since(start))
 
@@ -466,6 +482,17 @@ func TestHostileNames(t *testing.T) {
 	long := &federation.FetchError{TrustDomain: partner, Code: federation.Document, Err: errors.New(strings.Repeat("é\x00", 10_000))}
 	assert.Less(t, len(long.Error()), 1500)
 	assert.True(t, utf8.ValidString(long.Error()))
+}
+
+// closing tells when it is closed.
+type closing struct {
+	net.Conn
+	closed func()
+}
+
+func (c *closing) Close() error {
+	c.closed()
+	return c.Conn.Close()
 }
 
 // pipe is a dialer whose other end does f.
