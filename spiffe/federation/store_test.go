@@ -1,7 +1,9 @@
 package federation_test
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -192,6 +194,57 @@ func TestStoreBroken(t *testing.T) {
 			})
 		})
 	}
+}
+
+// hooked is a diary that does something at some messages.
+type hooked struct {
+	*diary
+	at map[string]func()
+}
+
+func (h hooked) Handle(ctx context.Context, r slog.Record) error {
+	err := h.diary.Handle(ctx, r)
+	if f := h.at[r.Message]; f != nil {
+		f()
+	}
+	return err
+}
+
+// What is stored is what there is a relationship with, whoever comes between a decision and the disk.
+func TestStoreMeanwhile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.cfg.Dir = filepath.Join(t.TempDir(), "store")
+		file := filepath.Join(w.cfg.Dir, "td-partner.test.json")
+		at := map[string]func(){}
+		w.cfg.Fetch.Logger = slog.New(hooked{w.diary, at})
+		m := newManager(t, w.cfg)
+
+		// It ends when its bundle was fetched and not stored yet.
+		at["federation: bundle fetched"] = func() {
+			delete(at, "federation: bundle fetched")
+			assert.NoError(t, m.Remove(partner))
+		}
+		running(t, m)
+		synctest.Wait()
+		assert.NoFileExists(t, file)
+		_, err := m.Bundle(partner)
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+
+		// It begins again before the end of the last one has come to the disk.
+		require.NoError(t, m.Add(w.cfg.Relationships[0]))
+		synctest.Wait()
+		assert.FileExists(t, file)
+		at["federation: relationship ended"] = func() {
+			delete(at, "federation: relationship ended")
+			assert.NoError(t, m.Add(w.cfg.Relationships[0]))
+			assert.NoError(t, m.Set(w.ca.Bundle()))
+		}
+		require.NoError(t, m.Remove(partner))
+		assert.FileExists(t, file)
+		inForce(t, m, partner)
+	})
 }
 
 // A directory that others can write to decides nothing.
