@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -201,6 +202,51 @@ func TestCallbackAsks(t *testing.T) {
 		_, err = m.GenerateSecret(ctx, worker.String())
 		require.NoError(t, err)
 		assert.Less(t, time.Since(begin), time.Minute)
+	})
+}
+
+// TestCallbackIsSlow shows that a certificate of a new root waits for a callback of its own name too, and so
+// for the one of the bundle, as long as there is another to serve; and that there is a way out when
+// there is none any more.
+func TestCallbackIsSlow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		first, _ := ready(t, m)
+		entered, release := make(chan struct{}), make(chan struct{})
+		var slow sync.Once
+		m.Subscribe(func(name string) {
+			if name != "default" {
+				return
+			}
+			slow.Do(func() {
+				close(entered)
+				<-release
+				s, err := m.GenerateSecret(t.Context(), name)
+				if assert.NoError(t, err) {
+					assert.True(t, s.NotAfter().After(time.Now()))
+				}
+			})
+		})
+		<-entered
+		second := current(t, m)
+		require.NotSame(t, first, second)
+		ca.Rotate()
+		time.Sleep(40 * time.Minute)
+		assert.Same(t, second, current(t, m), "nobody was told of the bundle")
+		assert.ErrorContains(t, status(t, m, web).Err, "a subscriber that was told of a new bundle has not returned")
+
+		ca.FailNext(1<<30, errDown)
+		time.Sleep(time.Until(second.NotAfter()))
+		close(release)
+		synctest.Wait()
+		ca.FailNext(0, nil)
+		time.Sleep(time.Minute)
+		third := current(t, m)
+		assert.NotSame(t, second, third)
+		_, err := verify(t, ca.Bundle(), third)
+		require.NoError(t, err)
 	})
 }
 
