@@ -317,6 +317,9 @@ func TestBadAnswers(t *testing.T) {
 			requireBadAnswer(t, err)
 			assert.Nil(t, chain)
 			assert.Len(t, inner.calls, 1)
+			if name != "no intermediate" { // which looks like a new root
+				assert.Len(t, inner.fetches, 1, "new bundles would not make it better")
+			}
 		})
 	}
 	for name, edit := range map[string]func(c *x509.Certificate){

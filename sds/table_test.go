@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -259,7 +260,8 @@ func TestTableCancels(t *testing.T) {
 			ended <- ctx.Err()
 			return nil, ctx.Err()
 		})
-		table := newTable(src, slog.New(slog.DiscardHandler))
+		var log strings.Builder // looked at when nobody writes
+		table := newTable(src, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		in := newInbox()
 		one, two := table.watch("web", in, nil), table.watch("web", in, nil)
 		synctest.Wait()
@@ -270,6 +272,8 @@ func TestTableCancels(t *testing.T) {
 		table.unwatch(two)
 		assert.ErrorIs(t, <-ended, context.Canceled)
 		assert.Empty(t, table.versions())
+		synctest.Wait()
+		assert.Empty(t, log.String(), "nobody wanted to know")
 
 		start := time.Now()
 		table.watch("web", in, nil)
