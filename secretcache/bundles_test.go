@@ -282,6 +282,28 @@ func TestRootGone(t *testing.T) {
 	})
 }
 
+// TestRootGoneIsUrgent shows that what peers do not accept any more counts as nothing when it comes to how
+// long to wait, however long it has to live.
+func TestRootGoneIsUrgent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		p := poll(ca)
+		m := newManager(t, secretcache.Config{CA: p, Lifetime: 20 * time.Hour})
+		first, _ := ready(t, m)
+		require.Greater(t, time.Until(first.NotAfter()), 19*time.Hour)
+		p.signer.Store(spiffetest.NewCA(t, "example.org")) // whom nobody trusts
+		ca.Rotate()
+		ca.DropOldRoots()
+		time.Sleep(2 * time.Hour)
+		assert.Same(t, first, current(t, m))
+		assert.Greater(t, status(t, m, web).Failures, 100)
+		p.signer.Store(nil)
+		time.Sleep(31 * time.Second)
+		assert.NotSame(t, first, current(t, m))
+	})
+}
+
 // TestRootGoneMayShorten shows that a shorter certificate is taken when the old one is worth
 // nothing any more.
 func TestRootGoneMayShorten(t *testing.T) {
@@ -641,6 +663,65 @@ func TestWatchOfNothingGood(t *testing.T) {
 		time.Sleep(time.Hour)
 		assert.Len(t, bundleOf(t, m, domain), 2)
 	})
+}
+
+// TestWatchOvertakesFetch shows that what a watch brought while a fetch was under way is not replaced by
+// what that brings.
+func TestWatchOvertakesFetch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		numberless := func() *spiffe.BundleSet {
+			c := ca.Bundle().Contents()
+			c.Sequence = nil
+			return set(t, bundle(t, c))
+		}
+		p := &overtaken{polled: poll(ca), news: make(chan *spiffe.BundleSet)}
+		p.polled.bundles.Store(numberless())
+		m := newManager(t, secretcache.Config{CA: p})
+		ready(t, m)
+		p.slow.Store(true)
+		for p.fetched.Load() < 2 {
+			time.Sleep(time.Second)
+		}
+		ca.Prepare()
+		p.news <- numberless()
+		synctest.Wait()
+		require.Len(t, bundleOf(t, m, domain), 2)
+		time.Sleep(time.Minute)
+		assert.Len(t, bundleOf(t, m, domain), 2)
+		assert.EqualValues(t, 2, p.fetched.Load())
+	})
+}
+
+// overtaken is a CA with a watch, and fetches that take long and bring what was current at their start.
+type overtaken struct {
+	*polled
+	slow atomic.Bool
+	news chan *spiffe.BundleSet
+}
+
+func (o *overtaken) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	s, err := o.polled.FetchBundles(ctx)
+	if o.slow.Load() {
+		time.Sleep(10 * time.Second)
+	}
+	return s, err
+}
+
+func (o *overtaken) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return func(yield func(*spiffe.BundleSet, error) bool) {
+		for {
+			select {
+			case s := <-o.news:
+				if !yield(s, nil) {
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 }
 
 // TestNewRootIsFetchedOnce shows what a leaf of an unknown root leads to.
