@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -360,6 +361,110 @@ func TestCancel(t *testing.T) {
 		time.AfterFunc(time.Minute, cancel)
 		_, err := slow.Stream(ctx, "/S/M", nil, nil)
 		assert.Equal(t, grpchttp.Canceled, asError(t, err).Code)
+	})
+}
+
+// A request that stops in the middle is given up: after the time that is set, at its deadline, or when the
+// server goes. Who answers while the client is silent is not disturbed.
+func TestReceiveTimeout(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		timeout, deadline, shutdown time.Duration
+		sent                        string
+		pause                       time.Duration // between two parts of the request
+		code                        grpchttp.Code
+		after                       time.Duration
+	}{
+		"nothing comes":       {timeout: time.Minute, code: grpchttp.DeadlineExceeded, after: time.Minute},
+		"half a prefix":       {timeout: time.Minute, sent: "\x00\x00", code: grpchttp.DeadlineExceeded, after: time.Minute},
+		"half a message":      {timeout: time.Minute, sent: "\x00\x00\x00\x00\x05ab", code: grpchttp.DeadlineExceeded, after: time.Minute},
+		"no end":              {timeout: time.Minute, sent: "\x00\x00\x00\x00\x02ab", code: grpchttp.DeadlineExceeded, after: time.Minute},
+		"byte by byte":        {timeout: time.Minute, sent: "\x00\x00\x00\x00\x05abcd", pause: 50 * time.Second, code: grpchttp.DeadlineExceeded, after: time.Minute},
+		"its deadline":        {timeout: time.Minute, deadline: time.Second, sent: "\x00", code: grpchttp.DeadlineExceeded, after: time.Second},
+		"no limit":            {deadline: time.Hour, sent: "\x00", code: grpchttp.DeadlineExceeded, after: time.Hour},
+		"the server goes":     {timeout: time.Minute, shutdown: time.Second, sent: "\x00", code: grpchttp.Canceled, after: time.Second},
+		"the server goes too": {shutdown: time.Second, sent: "\x00", code: grpchttp.Canceled, after: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				h := handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo)})
+				h.ReceiveTimeout = test.timeout
+				c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if test.shutdown > 0 {
+						ctx, cancel := context.WithCancel(r.Context())
+						defer cancel()
+						time.AfterFunc(test.shutdown, cancel)
+						r = r.WithContext(ctx)
+					}
+					h.ServeHTTP(w, r)
+				}))
+				in, out := io.Pipe()
+				defer out.Close()
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/Echo", in)
+				require.NoError(t, err)
+				req.Header.Set("Content-Type", "application/grpc")
+				if test.deadline > 0 {
+					req.Header.Set("Grpc-Timeout", grpchttp.FormatTimeout(test.deadline))
+				}
+				go func() {
+					for i := range test.sent {
+						if _, err := out.Write([]byte(test.sent[i : i+1])); err != nil {
+							return
+						}
+						time.Sleep(test.pause)
+					}
+				}()
+				start := time.Now()
+				resp, err := c.Do(req)
+				require.NoError(t, err)
+				assert.Equal(t, test.after, time.Since(start))
+				assert.Equal(t, strconv.Itoa(int(test.code)), resp.Header.Get("Grpc-Status"))
+				require.NoError(t, resp.Body.Close())
+				time.Sleep(test.pause) // of the one who still writes
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // the time is for each message, and for nothing but to receive
+		h := handler(map[string]grpchttp.Method{"/S/P": parrot, "/S/Slow": func(_ context.Context, c *grpchttp.Call) error {
+			if _, err := c.ReceiveOnly(); err != nil {
+				return err
+			}
+			time.Sleep(time.Hour)
+			if err := c.Send([]byte("m")); err != nil {
+				return err
+			}
+			time.Sleep(time.Hour)
+			return c.Send([]byte("m"))
+		}})
+		h.ReceiveTimeout = time.Minute
+		hc := serve(t, h)
+		s, err := grpchttp.NewClient(hc, "http://localhost", limit).Stream(t.Context(), "/S/Slow", nil, nil)
+		for range 2 {
+			require.NoError(t, err)
+			_, err = s.Receive()
+		}
+		require.NoError(t, err)
+		_, err = s.Receive()
+		require.Equal(t, io.EOF, err)
+
+		in, out := io.Pipe()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in)
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/grpc")
+		go func() {
+			defer out.Close()
+			for range 5 {
+				time.Sleep(50 * time.Second)
+				_, _ = out.Write(append(grpchttp.AppendPrefix(nil, 1), 'x'))
+			}
+		}()
+		resp, err := hc.Do(req)
+		require.NoError(t, err)
+		got, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		assert.Len(t, got, 5*6)
+		assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"))
 	})
 }
 

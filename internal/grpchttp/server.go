@@ -2,9 +2,12 @@ package grpchttp
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
+	"os"
 	"strconv"
+	"time"
 )
 
 // Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that
@@ -21,6 +24,10 @@ type Handler struct {
 
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
+
+	// ReceiveTimeout is how long [Call.Receive] waits for a whole message or for the end of the request:
+	// a client that stops in the middle must not keep a goroutine and memory for ever. 0 means no limit.
+	ReceiveTimeout time.Duration
 }
 
 // Method answers one call. What it returns is the status of the call: OK for nil, that of an [*Error],
@@ -59,7 +66,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusMethodNotAllowed)
 		return
 	}
-	c := &Call{w: w, flush: http.NewResponseController(w), r: r, max: h.MaxMessage}
+	c := &Call{w: w, ctl: http.NewResponseController(w), r: r, max: h.MaxMessage, timeout: h.ReceiveTimeout}
 	c.finish(h.serve(c))
 }
 
@@ -86,16 +93,30 @@ func (h *Handler) serve(c *Call) error {
 		ctx, cancel = context.WithTimeout(ctx, d)
 		defer cancel()
 	}
+	// A body that is read does not look at a context by itself.
+	c.ctx = ctx
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(woken)
+		_ = c.ctl.SetReadDeadline(time.Unix(1, 0))
+	})
+	defer func() {
+		if !stop() {
+			<-woken // net/http forbids to use a ResponseWriter after its handler
+		}
+	}()
 	return method(ctx, c)
 }
 
 // Call is one call that a server answers. It may be received from and sent to at the same time, by one
 // goroutine each.
 type Call struct {
+	ctx     context.Context
 	w       http.ResponseWriter
-	flush   *http.ResponseController
+	ctl     *http.ResponseController
 	r       *http.Request
 	max     int
+	timeout time.Duration
 	begun   bool // the header is on its way
 	trailer http.Header
 	in, out [prefixSize]byte
@@ -127,6 +148,9 @@ func (c *Call) SetTrailer(name string, values ...string) {
 // Receive returns the next request, which is the caller's own. After the last it returns io.EOF. Other
 // errors are to be returned by the [Method].
 func (c *Call) Receive() ([]byte, error) {
+	if c.timeout > 0 {
+		_ = c.ctl.SetReadDeadline(time.Now().Add(c.timeout)) // has no effect after the end of the request
+	}
 	flags, msg, err := readFrame(c.r.Body, &c.in, c.max)
 	switch e, ok := err.(*Error); {
 	case err == nil:
@@ -140,6 +164,11 @@ func (c *Call) Receive() ([]byte, error) {
 		return nil, e
 	case err == errShort:
 		return nil, Errorf(Internal, "the request ends in the middle of a message")
+	case !errors.Is(err, os.ErrDeadlineExceeded):
+	case c.ctx.Err() != nil:
+		return nil, fromContext(c.ctx)
+	default:
+		return nil, &Error{Code: DeadlineExceeded, Message: "the request did not come in time", Err: err}
 	}
 	return nil, &Error{Code: Canceled, Message: "the request was cut off", Err: err}
 }
@@ -174,7 +203,7 @@ func (c *Call) Send(msg []byte) error {
 		_, err = c.w.Write(msg)
 	}
 	if err == nil {
-		err = c.flush.Flush()
+		err = c.ctl.Flush()
 	}
 	if err != nil {
 		return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
