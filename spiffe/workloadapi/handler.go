@@ -137,7 +137,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 		rpcs[service+fetchWITSVID] = h.streamMethod(h.fetchWITSVID)
 		rpcs[service+fetchWITBundles] = h.streamMethod(always(h.witBundles))
 	}
-	h.grpc = &grpchttp.Handler{Methods: rpcs, Admit: h.admit, MaxMessage: maxRequest}
+	h.grpc = &grpchttp.Handler{Methods: rpcs, Admit: h.admit, MaxMessage: maxRequest, ReceiveTimeout: requestTimeout}
 	return h, nil
 }
 
@@ -256,6 +256,9 @@ func (h *Handler) streamMethod(begin func(request []byte) (answer, error)) grpch
 	return func(ctx context.Context, c *grpchttp.Call) error {
 		request, err := c.ReceiveOnly()
 		if err != nil {
+			if ctx.Err() != nil {
+				return ended(ctx)
+			}
 			return err
 		}
 		make, err := begin(request)

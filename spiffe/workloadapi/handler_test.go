@@ -874,6 +874,65 @@ func TestHostileClient(t *testing.T) {
 	require.NoError(t, s.Ready(t.Context()))
 }
 
+// Callers that begin a request and never end it keep nothing of the server's for long, and nobody else
+// waits for them.
+func TestHalfRequest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadapi.Options{Issuer: tokens{}, Validator: tokens{}})
+		running, stop := context.WithCancel(t.Context())
+		c := http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as a server has it that is told to stop
+			ctx, cancel := context.WithCancel(r.Context())
+			defer cancel()
+			defer context.AfterFunc(running, cancel)()
+			h.ServeHTTP(w, r.WithContext(ctx))
+		}))
+		begin := func(method, sent string) (code int) {
+			in, out := io.Pipe()
+			defer out.Close()
+			go func() { _, _ = out.Write([]byte(sent)) }()
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+method, in)
+			if !assert.NoError(t, err) {
+				return 0
+			}
+			req.Header.Set("Content-Type", "application/grpc")
+			req.Header.Set("workload.spiffe.io", "true")
+			resp, err := c.Do(req)
+			if !assert.NoError(t, err) {
+				return 0
+			}
+			defer resp.Body.Close()
+			code, _ = (&rpc{t, resp}).status()
+			return code
+		}
+		start := time.Now()
+		var wg sync.WaitGroup
+		for _, method := range []string{
+			service + "FetchX509SVID", service + "FetchX509Bundles", service + "FetchJWTBundles", service + "FetchJWTSVID",
+			service + "ValidateJWTSVID", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+		} {
+			for _, sent := range []string{"", "\x00\x00", "\x00\x00\x00\x00\x05ab", "\x00\x00\x00\x00\x00"} {
+				wg.Go(func() {
+					assert.Equal(t, codeDeadlineExceeded, begin(method, sent), "%s %q", method, sent)
+					assert.Equal(t, 30*time.Second, time.Since(start), "%s %q", method, sent)
+				})
+			}
+		}
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
+		require.NoError(t, err)
+		run(t, s)
+		require.NoError(t, s.Ready(t.Context()))
+		assert.Zero(t, time.Since(start))
+		wg.Wait()
+
+		time.AfterFunc(time.Second, stop)
+		start = time.Now()
+		assert.Equal(t, codeUnavailable, begin(service+"FetchX509SVID", "\x00"))
+		assert.Equal(t, time.Second, time.Since(start))
+	})
+}
+
 // Who opened the connection is known where the system tells.
 func TestCaller(t *testing.T) {
 	t.Parallel()

@@ -80,8 +80,8 @@
 //
 // A client takes messages of at most 64 MiB ([ClientOptions].MaxMessage), with 256 SVIDs, 10,000
 // elements, and 1 MiB and 1,000 authorities for each bundle. A server takes requests of at most
-// 256 KiB, with 64 audiences, and has 10,000 streams ([Options].MaxStreams). Compressed messages are
-// refused.
+// 256 KiB, with 64 audiences, which have to be there within 30 seconds, and has 10,000 streams
+// ([Options].MaxStreams). Compressed messages are refused.
 package workloadapi
 
 import "time"
@@ -113,10 +113,11 @@ const (
 
 // Limits on what a server receives and does.
 const (
-	maxRequest       = 256 << 10 // bytes of a request
-	maxAudiences     = 64        // of a token
-	maxHint          = 1024      // bytes (WAPI-25)
-	maxStreams       = 10_000    // open at the same time, by default
-	maxPerConnection = 1000      // requests at the same time
-	maxEncodings     = 4 << 10   // identities in responses that are kept for their next callers
+	maxRequest       = 256 << 10        // bytes of a request
+	requestTimeout   = 30 * time.Second // for a request to come, from its header to its end
+	maxAudiences     = 64               // of a token
+	maxHint          = 1024             // bytes (WAPI-25)
+	maxStreams       = 10_000           // open at the same time, by default
+	maxPerConnection = 1000             // requests at the same time
+	maxEncodings     = 4 << 10          // identities in responses that are kept for their next callers
 )
