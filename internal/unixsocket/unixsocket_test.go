@@ -12,11 +12,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/flock"
 	"github.com/svidkit/svidkit/internal/unixsocket"
 )
 
@@ -198,6 +200,35 @@ func TestRace(t *testing.T) {
 		require.Equal(t, 1, won)
 		require.Equal(t, "winner", hears(t, path, true))
 	}
+}
+
+// Whoever may read the folder can hold its lock: that costs time, and does not keep the server away.
+func TestLockedFolder(t *testing.T) {
+	t.Parallel()
+	if !flock.Supported {
+		t.Skip("no flock on this system")
+	}
+	dir := socketDir(t)
+	path := filepath.Join(dir, "s")
+	deadSocket(t, path)
+	f, err := os.Open(dir)
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, flock.Lock(f))
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		l, err := unixsocket.Listen(unixsocket.Options{Path: path})
+		require.NoError(t, err)
+		assert.Equal(t, 10*time.Second, time.Since(start))
+		require.NoError(t, l.Close())
+
+		time.AfterFunc(time.Second, func() { f.Close() })
+		start = time.Now()
+		l, err = unixsocket.Listen(unixsocket.Options{Path: path})
+		require.NoError(t, err)
+		assert.Equal(t, time.Second, time.Since(start).Round(100*time.Millisecond), "no longer than it is held")
+		require.NoError(t, l.Close())
+	})
 }
 
 // Requests under way get time at the end, but not for ever; a listener that fails is an error.
