@@ -53,6 +53,10 @@ type JWTIssuer interface {
 type JWTValidator interface {
 	// ValidateJWTSVID returns the ID in a token that is good for audience, and all its claims, as
 	// encoding/json decodes them.
+	//
+	// An error says that the token is not good, unless it passes: one that wraps [ErrNotReady] or is of
+	// package context, one of a Client that the other server has not refused, and one with a method
+	// Retryable() (after time.Duration, ok bool) that says so. Then callers are told to come back.
 	ValidateJWTSVID(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error)
 }
 
@@ -434,6 +438,9 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 		return nil, refusal("the audience or the svid is empty (WAPI-52)")
 	}
 	id, claims, err := h.opts.Validator.ValidateJWTSVID(ctx, req.audience, req.svid)
+	if err != nil && unjudged(err) {
+		return nil, h.unavailable(ctx, validateJWTSVID, err)
+	}
 	if err != nil {
 		return nil, refusal("the JWT-SVID is not valid: " + withoutToken(err.Error(), req.svid))
 	}
@@ -445,6 +452,22 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 		return nil, h.unavailable(ctx, validateJWTSVID, err)
 	}
 	return m.b, nil
+}
+
+// unjudged reports whether an error of a JWTValidator says nothing about the token.
+func unjudged(err error) bool {
+	if e, ok := errors.AsType[*Error](err); ok && !errors.Is(e, ErrRefused) {
+		return true
+	}
+	if e, ok := errors.AsType[interface {
+		error
+		Retryable() (after time.Duration, ok bool)
+	}](err); ok {
+		if _, passes := e.Retryable(); passes {
+			return true
+		}
+	}
+	return errors.Is(err, ErrNotReady) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // withoutToken returns a text that a caller may see and log: not one that has a part of the token

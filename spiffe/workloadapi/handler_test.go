@@ -778,6 +778,53 @@ func TestServeValidateJWTSVID(t *testing.T) {
 	assert.Equal(t, "/web", id.Path())
 }
 
+// That a token cannot be judged now is not the token's fault, and no secret goes to the caller.
+func TestValidatorFails(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-53", "WEP-15")
+	home := newDomain(t, "example.org")
+	serve := func(v workloadapi.JWTValidator) *workloadapi.Client {
+		return inMemory(t, handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadapi.Options{Validator: v}))
+	}
+	gone, err := workloadapi.NewClient("unix://"+socketDir(t)+"/gone", nil)
+	require.NoError(t, err)
+	waiting, err := workloadapi.New(workloadapi.Config{Client: gone})
+	require.NoError(t, err)
+	_, notReady := waiting.SVID()
+	for name, v := range map[string]workloadapi.JWTValidator{
+		"another server that is gone":             gone,
+		"another server that cannot judge itself": serve(gone),
+		"another server that judges nothing":      serve(nil),
+		"a source that has nothing yet":           tokens{fmt.Errorf("no bundle: %w", notReady)},
+		"no time":                                 tokens{fmt.Errorf("waited: %w", context.DeadlineExceeded)},
+		"canceled":                                tokens{fmt.Errorf("waited: %w", context.Canceled)},
+		"says itself that it passes":              tokens{fmt.Errorf("kaputt: %w", passing(true))},
+	} {
+		_, _, err := serve(v).ValidateJWTSVID(t.Context(), "a", "token")
+		require.ErrorContains(t, err, "status unavailable", name)
+		assert.NotErrorIs(t, err, workloadapi.ErrRefused, name)
+		assert.NotContains(t, err.Error(), "gone", name)
+		e, ok := errors.AsType[*workloadapi.Error](err)
+		require.True(t, ok)
+		assert.False(t, e.Final, name)
+	}
+	for name, v := range map[string]workloadapi.JWTValidator{
+		"says that it does not pass": tokens{passing(false)},
+		"another server refuses":     serve(tokens{errors.New("it has expired")}),
+	} {
+		_, _, err := serve(v).ValidateJWTSVID(t.Context(), "a", "token")
+		require.ErrorIs(t, err, workloadapi.ErrRefused, name)
+	}
+	_, _, err = serve(tokens{fmt.Errorf("not for you: %w", workloadapi.ErrDenied)}).ValidateJWTSVID(t.Context(), "a", "token")
+	require.ErrorIs(t, err, workloadapi.ErrRefused, "a policy of the validator's")
+}
+
+// passing is an error that says whether it passes.
+type passing bool
+
+func (passing) Error() string                      { return "kaputt" }
+func (p passing) Retryable() (time.Duration, bool) { return 0, bool(p) }
+
 // Bundles for tokens are plain JWK Sets, with nothing but the keys for tokens.
 func TestServeJWTBundles(t *testing.T) {
 	t.Parallel()
