@@ -33,8 +33,8 @@ type WITIssuer interface {
 	// (WIT-52). The context is that of the request, for [CallerFromContext], and ends after 30 seconds.
 	//
 	// An error that wraps [ErrDenied] says that this identity has no WIT-SVID, or none any more. Any
-	// other leaves in force what the caller has, and the Handler tries again: after a second at first,
-	// and half a minute at most.
+	// other leaves in force what the caller has, until it expires, and the Handler tries again: after a
+	// second at first, and half a minute at most.
 	IssueWITSVID(ctx context.Context, id spiffe.ID, hint string) (IssuedWITSVID, error)
 }
 
@@ -70,7 +70,7 @@ type label struct {
 // heldWIT is a WIT-SVID in force.
 type heldWIT struct {
 	m           witSVID
-	renew       time.Time
+	renew, exp  time.Time
 	authorities map[string]crypto.PublicKey // of its trust domain, when it was issued
 }
 
@@ -91,7 +91,7 @@ func (h *Handler) fetchWITSVID(request []byte) (answer, error) {
 
 // answer makes the current response: every identity of the caller has a WIT-SVID in the first one.
 // After that one that cannot be issued is left out until it can, so that neither the renewal nor the
-// withdrawal of the others waits for it.
+// withdrawal of the others waits for it; so is one that has expired meanwhile (WIT-51).
 func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (*raw, time.Time, error) {
 	if err := checkIdentities(ids); err != nil {
 		return nil, time.Time{}, s.h.unavailable(ctx, fetchWITSVID, err)
@@ -101,6 +101,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	resp := &witSVIDResponse{}
 	held := make(map[label]*heldWIT)
 	var failure, missing error
+	expired := 0
 	for _, id := range ids {
 		l := label{id.SVID.ID(), id.Hint}
 		if held[l] != nil || !s.want.IsZero() && l.id != s.want {
@@ -108,6 +109,10 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 		}
 		authorities := witAuthorities(snap, l.id.TrustDomain())
 		w := s.held[l]
+		if w != nil && !now.Before(w.exp) {
+			w = nil
+			expired++
+		}
 		if attempt && (w == nil || !now.Before(w.renew) || !sameKeys(w.authorities, authorities)) {
 			fresh, err := s.issue(ctx, l, now)
 			switch {
@@ -139,6 +144,9 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 		s.failures, s.retry = 0, time.Time{}
 	}
 	if len(resp.svids) == 0 {
+		if missing != nil && expired == len(s.held) { // nothing is taken away
+			return nil, time.Time{}, status(grpchttp.Unavailable, "the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
+		}
 		if missing != nil { // and all that there was has been taken away, which only this code says (WAPI-17)
 			return nil, time.Time{}, status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
 		}
@@ -183,6 +191,7 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 	return &heldWIT{
 		m:     witSVID{spiffeID: l.id.String(), witSVID: token, witSVIDKey: key, hint: l.hint},
 		renew: now.Add(max(exp.Sub(now)/2, firstWait)),
+		exp:   exp,
 	}, nil
 }
 

@@ -402,8 +402,6 @@ func TestWITIssuerFails(t *testing.T) {
 		}
 		assert.Empty(t, issuer.calls())
 		w.none(t)
-		time.Sleep(2 * time.Hour) // longer than the token lives
-		w.none(t)
 		assert.Equal(t, 1, h.Streams())
 		issuer.fail("", nil)
 		time.Sleep(lastWait)
@@ -457,6 +455,58 @@ func TestWITIssuerFails(t *testing.T) {
 		issuer.fail("", workloadapi.ErrDenied)
 		time.Sleep(witsvid.DefaultLifetime / 2)
 		require.ErrorIs(t, w.failed(t), workloadapi.ErrDenied)
+	})
+}
+
+// A WIT-SVID that has expired is not sent again, and its key is not kept (WIT-51): not with those of others,
+// and not alone.
+func TestWITExpires(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WIT-51")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		issuer := newWITs(t, home)
+		web, db := workloadapi.Identity{SVID: home.SVID("/web")}, workloadapi.Identity{SVID: home.SVID("/db")}
+		h := handler(t, workloadapi.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadapi.Options{
+			Identities: func(context.Context) ([]workloadapi.Identity, error) { return []workloadapi.Identity{web, db}, nil },
+			WITIssuer:  issuer,
+		})
+		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
+		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)))
+		issuer.fail("/web", errors.New("kaputt"))
+		time.Sleep(witsvid.DefaultLifetime / 2)
+		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)), "what cannot be renewed is still good")
+		time.Sleep(witsvid.DefaultLifetime/2 - time.Second)
+		w.none(t)
+		time.Sleep(time.Second + lastWait)
+		synctest.Wait()
+		w.mu.Lock()
+		for _, all := range w.all {
+			assert.Equal(t, []string{"/db"}, paths(all))
+		}
+		assert.NotEmpty(t, w.all)
+		w.all = nil
+		w.mu.Unlock()
+		issuer.fail("/web", nil)
+		time.Sleep(lastWait)
+		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)))
+
+		issuer.fail("", errors.New("kaputt"))
+		time.Sleep(witsvid.DefaultLifetime/2 - 2*lastWait)
+		w.none(t)
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		w.mu.Lock()
+		assert.Len(t, w.all, 1, "that of /web ends a little later")
+		w.all = nil
+		w.mu.Unlock()
+		require.ErrorContains(t, w.failed(t), "status unavailable")
+		issuer.fail("", nil)
+		time.Sleep(lastWait)
+		w.mu.Lock()
+		w.err = nil
+		w.mu.Unlock()
+		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)))
 	})
 }
 
@@ -740,9 +790,8 @@ func TestWITThatStays(t *testing.T) {
 		w.one(t)
 		time.Sleep(witsvid.DefaultLifetime - time.Second)
 		w.none(t)
-		time.Sleep(24 * time.Hour) // it has expired: a failure like others
-		w.none(t)
-		assert.Equal(t, 1, h.Streams())
+		time.Sleep(lastWait)
+		require.ErrorContains(t, w.failed(t), "status unavailable", "it has expired")
 	})
 }
 
