@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/flock"
+	"github.com/svidkit/svidkit/internal/memconn"
 	"github.com/svidkit/svidkit/internal/unixsocket"
 )
 
@@ -231,55 +232,58 @@ func TestLockedFolder(t *testing.T) {
 	})
 }
 
-// Requests under way get time at the end, but not for ever; a listener that fails is an error.
+// Requests under way get time at the end, but not for ever.
 func TestServeEnds(t *testing.T) {
 	t.Parallel()
-	entered, release := make(chan struct{}), make(chan struct{})
-	defer close(release)
-	mux := http.NewServeMux()
-	mux.HandleFunc("/short", func(w http.ResponseWriter, r *http.Request) {
-		entered <- struct{}{}
-		<-r.Context().Done()
-		_, _ = io.WriteString(w, "done")
+	synctest.Test(t, func(t *testing.T) {
+		entered, release := make(chan struct{}), make(chan struct{})
+		mux := http.NewServeMux()
+		mux.HandleFunc("/short", func(w http.ResponseWriter, r *http.Request) {
+			entered <- struct{}{}
+			<-r.Context().Done()
+			time.Sleep(1900 * time.Millisecond)
+			_, _ = io.WriteString(w, "done")
+		})
+		mux.HandleFunc("/hangs", func(http.ResponseWriter, *http.Request) {
+			entered <- struct{}{}
+			<-release
+		})
+		l := memconn.Listen()
+		stop := serve(t, l, mux)
+		get := func(url string) chan string {
+			c := make(chan string, 1)
+			go func() {
+				client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: l.DialContext}}
+				resp, err := client.Get("http://localhost" + url)
+				if err != nil {
+					c <- "cut"
+					return
+				}
+				b, _ := io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				c <- string(b)
+			}()
+			<-entered
+			return c
+		}
+		short, hangs := get("/short"), get("/hangs")
+		start := time.Now()
+		require.Equal(t, errStop, stop())
+		assert.Equal(t, "done", <-short)
+		assert.Equal(t, "cut", <-hangs)
+		assert.Equal(t, 2*time.Second, time.Since(start))
+		close(release)
 	})
-	mux.HandleFunc("/hangs", func(http.ResponseWriter, *http.Request) {
-		entered <- struct{}{}
-		<-release
-	})
+}
+
+// A listener that fails is an error, and its socket is removed.
+func TestServeFails(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(socketDir(t), "s")
 	l, err := unixsocket.Listen(unixsocket.Options{Path: path})
 	require.NoError(t, err)
-	stop := serve(t, l, mux)
-	get := func(url string) chan string {
-		c := make(chan string, 1)
-		go func() {
-			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return (&net.Dialer{}).DialContext(ctx, "unix", path)
-			}}}
-			resp, err := client.Get("http://localhost" + url)
-			if err != nil {
-				c <- "cut"
-				return
-			}
-			b, _ := io.ReadAll(resp.Body)
-			_ = resp.Body.Close()
-			c <- string(b)
-		}()
-		<-entered
-		return c
-	}
-	short, hangs := get("/short"), get("/hangs")
-	start := time.Now()
-	require.Equal(t, errStop, stop())
-	assert.Equal(t, "done", <-short)
-	assert.Equal(t, "cut", <-hangs)
-	assert.GreaterOrEqual(t, time.Since(start), 2*time.Second)
-	assert.Less(t, time.Since(start), 10*time.Second)
-
-	l, err = unixsocket.Listen(unixsocket.Options{Path: path})
-	require.NoError(t, err)
 	require.NoError(t, l.Close())
-	err = unixsocket.Serve(t.Context(), l, &http.Server{Handler: mux})
+	err = unixsocket.Serve(t.Context(), l, &http.Server{Handler: says("nothing")})
 	require.ErrorIs(t, err, net.ErrClosed)
 	_, err = os.Lstat(path)
 	assert.ErrorIs(t, err, fs.ErrNotExist)

@@ -80,11 +80,16 @@ func ExampleSource_Ready() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
+	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- src.Run(ctx) }()
-	err = src.Ready(ctx)
+	for src.Status().X509.Failures == 0 { // only here, so that the example is quick
+		time.Sleep(time.Millisecond)
+	}
+	patience, done := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer done()
+	err = src.Ready(patience)
+	cancel()
 	<-ended
 	fmt.Println(errors.Is(err, workloadapi.ErrNotReady), errors.Is(err, workloadapi.ErrDenied))
 	e, _ := errors.AsType[*workloadapi.Error](err)

@@ -579,13 +579,18 @@ func TestKeyThatStays(t *testing.T) {
 // A caller may limit its own stream.
 func TestDeadline(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
-	h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
-	r := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m")
-	require.NotEmpty(t, r.recv())
-	code, _ := r.status()
-	assert.Equal(t, codeDeadlineExceeded, code)
-	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+		start := time.Now()
+		r := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m")
+		require.NotEmpty(t, r.recv())
+		code, _ := r.status()
+		assert.Equal(t, codeDeadlineExceeded, code)
+		assert.Equal(t, 200*time.Millisecond, time.Since(start))
+		synctest.Wait()
+		assert.Zero(t, h.Streams())
+	})
 }
 
 // A caller that does not read gets the newest when it reads again, and delays nobody.
@@ -1015,7 +1020,7 @@ func TestCaller(t *testing.T) {
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		break
 	}
-	tcp := listen(t, &workloadapi.Server{Address: "tcp://" + freePort(t), Handler: h})
+	tcp := listenTCP(t, "127.0.0.1", &workloadapi.Server{Handler: h})
 	for _, err := range dial(t, tcp).WatchX509SVIDs(t.Context()) {
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		break

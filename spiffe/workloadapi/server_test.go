@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -45,12 +46,22 @@ func start(t testing.TB, s *workloadapi.Server) (stop func() error) {
 	return stop
 }
 
-func freePort(t testing.TB) string {
+// listenTCP runs a server on a port of this machine that was free a moment ago, and is taken again at times.
+func listenTCP(t testing.TB, host string, s *workloadapi.Server) (address string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	for range 100 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
+		s.Address = "tcp://" + net.JoinHostPort(host, port)
+		if err = s.Listen(); !errors.Is(err, syscall.EADDRINUSE) {
+			require.NoError(t, err)
+			break
+		}
+	}
+	return listen(t, s)
 }
 
 func TestServer(t *testing.T) {
@@ -114,16 +125,11 @@ func TestServerRefuses(t *testing.T) {
 		assert.NotErrorIs(t, err, workloadapi.ErrSocketInUse)
 	}
 	// With the override it is bound, here to an address of this machine.
-	listen(t, &workloadapi.Server{Address: "tcp://0.0.0.0:" + portOf(freePort(t)), AnyNetwork: true, Handler: h})
-	listen(t, &workloadapi.Server{Address: "tcp://" + freePort(t), Handler: h})
+	listenTCP(t, "0.0.0.0", &workloadapi.Server{AnyNetwork: true, Handler: h})
+	listenTCP(t, "127.0.0.1", &workloadapi.Server{Handler: h})
 	var log syncBuffer
 	dir := socketDir(t)
 	require.NoError(t, os.Chmod(dir, 0o777))
 	listen(t, &workloadapi.Server{Address: "unix://" + dir + "/s", Handler: h, Logger: textLogger(&log)})
 	assert.Contains(t, log.String(), "may replace the socket")
-}
-
-func portOf(hostport string) string {
-	_, port, _ := net.SplitHostPort(hostport)
-	return port
 }
