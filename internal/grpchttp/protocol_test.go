@@ -13,12 +13,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/memconn"
 )
 
 // frame is a message on the wire, made with no code of the package.
@@ -279,6 +281,76 @@ func TestClientProtocol(t *testing.T) {
 			assert.Contains(t, e.Message, test.want.text)
 		})
 	}
+}
+
+// What answers as gRPC does but in HTTP/1.1 is none: it has no way to reset a stream, and proxies drop its
+// trailers.
+func TestClientHTTP1(t *testing.T) {
+	t.Parallel()
+	l := memconn.Listen()
+	serveOn(t, l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Trailer", "Grpc-Status")
+		_, _ = io.WriteString(w, frame(0, "hi"))
+		w.Header().Set("Grpc-Status", "0")
+	}))
+	tr := &http.Transport{DialContext: l.DialContext}
+	t.Cleanup(tr.CloseIdleConnections)
+	_, err := grpchttp.NewClient(&http.Client{Transport: tr}, "http://localhost", limit).Unary(t.Context(), "/S/M", nil, nil)
+	e := asError(t, err)
+	assert.Equal(t, grpchttp.Internal, e.Code, "%v", err)
+	assert.Contains(t, e.Message, "gRPC needs HTTP/2")
+}
+
+// A call that has failed here is over there too: the server is told, and keeps no stream for it.
+func TestClientHangsUp(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]func(w http.ResponseWriter){
+		"not gRPC":        func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/html") },
+		"compressed":      func(w http.ResponseWriter) { w.Header().Set("Grpc-Encoding", "gzip") },
+		"another status":  func(w http.ResponseWriter) { w.WriteHeader(http.StatusAccepted) },
+		"unknown flags":   func(w http.ResponseWriter) { _, _ = io.WriteString(w, frame(0x80, "hi")) },
+		"too large":       func(w http.ResponseWriter) { _, _ = io.WriteString(w, "\x00\xff\xff\xff\xff") },
+		"second response": func(w http.ResponseWriter) { _, _ = io.WriteString(w, frame(0, "hi")+frame(0, "hi")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				left := make(chan struct{})
+				c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					defer close(left)
+					w.Header().Set("Content-Type", "application/grpc")
+					answer(w)
+					_ = http.NewResponseController(w).Flush()
+					select {
+					case <-r.Context().Done():
+					case <-time.After(time.Hour):
+						t.Error("the client did not say that it has left")
+					}
+				}))
+				_, err := c.Unary(t.Context(), "/S/M", nil, nil)
+				require.Error(t, err)
+				<-left
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // a stream is over at its first error, whoever closes it
+		left := make(chan struct{})
+		c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer close(left)
+			w.Header().Set("Content-Type", "application/grpc")
+			_, _ = io.WriteString(w, frame(0x80, "hi"))
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}))
+		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
+		require.NoError(t, err)
+		_, first := s.Receive()
+		require.Error(t, first)
+		<-left
+		_, err = s.Receive()
+		assert.Same(t, first, err)
+	})
 }
 
 // rawServer answers the first request on each connection with these bytes of HTTP/2, and then hangs up
