@@ -15,6 +15,10 @@ const MaxPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
+// backlog is how many connections may wait to be accepted; the system cuts it to what it allows. The
+// constant in package syscall is 128, and more than that come at once when an agent comes back.
+const backlog = 4096
+
 // listenUnix makes a socket with that mode. Until listen is called a connection to it is refused, so
 // nobody gets in while the mode is still what the umask made of it.
 func listenUnix(path string, mode fs.FileMode) (net.Listener, error) {
@@ -34,7 +38,7 @@ func listenUnix(path string, mode fs.FileMode) (net.Listener, error) {
 	}
 	err = os.Chmod(path, mode)
 	if err == nil {
-		err = os.NewSyscallError("listen", syscall.Listen(fd, syscall.SOMAXCONN))
+		err = os.NewSyscallError("listen", syscall.Listen(fd, backlog))
 	}
 	var l net.Listener
 	if err == nil {

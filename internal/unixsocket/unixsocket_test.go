@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -230,6 +231,28 @@ func TestLockedFolder(t *testing.T) {
 		assert.Equal(t, time.Second, time.Since(start).Round(100*time.Millisecond), "no longer than it is held")
 		require.NoError(t, l.Close())
 	})
+}
+
+// Many connect at once, as when an agent comes back, and wait until they are served.
+func TestBacklog(t *testing.T) {
+	t.Parallel()
+	const n = 600
+	if b, err := os.ReadFile("/proc/sys/net/core/somaxconn"); err == nil {
+		if most, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && most < n {
+			t.Skip("the system lets only ", most, " wait")
+		}
+	} else {
+		t.Skip("it is not known how many the system lets wait")
+	}
+	path := filepath.Join(socketDir(t), "s")
+	l, err := unixsocket.Listen(unixsocket.Options{Path: path})
+	require.NoError(t, err)
+	defer l.Close()
+	for i := range n {
+		c, err := net.Dial("unix", path)
+		require.NoError(t, err, "connection %d", i)
+		defer c.Close()
+	}
 }
 
 // Requests under way get time at the end, but not for ever.
