@@ -261,7 +261,20 @@ func TestDiscard(t *testing.T) {
 		"intermediate first": {edit(fromChain([]*x509.Certificate{chain[1], chain[0]}, key)), "X5-32"},
 		"root as leaf":       {edit(fromChain([]*x509.Certificate{home.Root()}, ecKey)), "X5-32"},
 		"wrong key":          {edit(fromChain(chain, ecKey)), "does not belong"},
-		"SEC1 key":           {edit(func(s *wire.X509SVID) { s.X509SvidKey = sec1 }), "private key"},
+		"known certificate, wrong key": {func() proto.Message {
+			m := home.response(t, web)
+			m.GetSvids()[0].X509SvidKey = home.message(t, home.SVID("/db"), "").GetX509SvidKey()
+			return m
+		}(), "does not belong"},
+		"known bytes, another border": {func() proto.Message {
+			m := home.response(t, web)
+			s := m.GetSvids()[0]
+			end := len(s.GetX509Svid()) - 1
+			s.X509SvidKey = append(slices.Clone(s.GetX509Svid()[end:]), s.GetX509SvidKey()...)
+			s.X509Svid = s.GetX509Svid()[:end]
+			return m
+		}(), "certificate 1"},
+		"SEC1 key": {edit(func(s *wire.X509SVID) { s.X509SvidKey = sec1 }), "private key"},
 		"PEM key": {edit(func(s *wire.X509SVID) {
 			s.X509SvidKey = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: s.GetX509SvidKey()})
 		}), "private key"},
