@@ -110,7 +110,7 @@ func fake(t testing.TB, f func(c *call)) http.Handler {
 		if err != nil {
 			select {
 			case <-c.ctx.Done(): // it was read while the client left
-			case <-time.After(time.Second):
+			case <-time.After(patient):
 				t.Errorf("%s: %v", c.rpc, err)
 			}
 			return

@@ -950,6 +950,35 @@ func TestTooManyAuthorities(t *testing.T) {
 	})
 }
 
+// How much a bundle may have is the same as for a bundle document.
+func TestBundleLimits(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	root := home.Root().Raw
+	var r workloadapi.BundlesReader
+	ders := func(value []byte) error {
+		_, err := r.ReadX509(marshal(t, &wire.X509BundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
+		return err
+	}
+	keys := func(value []byte) error {
+		_, err := r.ReadJWT(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
+		return err
+	}
+	require.NoError(t, ders(slices.Repeat(root, spiffe.MaxBundleKeys)))
+	r = workloadapi.BundlesReader{}
+	require.ErrorIs(t, ders(slices.Repeat(root, spiffe.MaxBundleKeys+1)), spiffe.ErrTooLarge)
+	for n, tooLarge := range map[int]bool{spiffe.MaxBundleSize: false, spiffe.MaxBundleSize + 1: true} {
+		r = workloadapi.BundlesReader{}
+		err := ders(append(slices.Clone(root), make([]byte, n-len(root))...))
+		require.Error(t, err)
+		assert.Equal(t, tooLarge, errors.Is(err, spiffe.ErrTooLarge), "%d: %v", n, err)
+		r = workloadapi.BundlesReader{} // or the one from before would do
+		err = keys(append([]byte(`{"keys":[]}`), bytes.Repeat([]byte(" "), n-11)...))
+		assert.Equal(t, tooLarge, errors.Is(err, spiffe.ErrTooLarge), "%d: %v", n, err)
+		assert.Equal(t, tooLarge, err != nil)
+	}
+}
+
 // What a value of FetchJWTBundles may look like.
 func TestJWTBundleValues(t *testing.T) {
 	t.Parallel()
