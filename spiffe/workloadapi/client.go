@@ -72,6 +72,8 @@ func httpClient(a Address) *http.Client {
 			// A server whose process hangs keeps its connections. Servers made with grpc-go end those
 			// whose client asks more often than every five minutes.
 			SendPingTimeout: 6 * time.Minute,
+			// One that writes and does not read would have everybody wait who closes a stream.
+			WriteByteTimeout: 30 * time.Second,
 		},
 		MaxResponseHeaderBytes: 64 << 10,
 		IdleConnTimeout:        90 * time.Second,

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -504,6 +505,69 @@ func TestHostileServer(t *testing.T) {
 			assert.LessOrEqual(t, len(s.Status().X509.Skipped), 101)
 		})
 	}
+}
+
+// A server that talks and does not listen fills the connection with answers that it asked for: who has
+// enough of it can leave all the same.
+func TestDeafServer(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	message := frame(home.response(t, home.SVID("/web")))
+	l := memconn.Listen()
+	stuck, left, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		c, err := l.Accept()
+		if !assert.NoError(t, err) {
+			return
+		}
+		write := func(kind, flags byte, stream uint32, payload []byte) error { // a frame (RFC 9113 section 4.1)
+			head := binary.BigEndian.AppendUint32([]byte{0, byte(len(payload) >> 8), byte(len(payload)), kind, flags}, stream)
+			_, err := c.Write(append(head, payload...))
+			return err
+		}
+		_, err = io.CopyN(io.Discard, c, 24) // the preface
+		assert.NoError(t, err)
+		assert.NoError(t, write(4, 0, 0, nil)) // settings
+		for kind := byte(0); kind != 1; {      // the header of the request
+			var head [9]byte
+			_, err := io.ReadFull(c, head[:])
+			assert.NoError(t, err)
+			_, err = io.CopyN(io.Discard, c, int64(head[1])<<8|int64(head[2]))
+			assert.NoError(t, err)
+			kind = head[3]
+		}
+		assert.NoError(t, write(1, 4, 1, []byte("\x88\x00\x0ccontent-type\x10application/grpc")))
+		assert.NoError(t, write(0, 0, 1, append(message, make([]byte, 8<<10)...))) // and more that is not read
+		assert.NoError(t, c.SetWriteDeadline(time.Now().Add(200*time.Millisecond)))
+		for err == nil {
+			err = write(6, 0, 0, make([]byte, 8)) // pings
+		}
+		close(stuck)
+		<-left
+		_ = c.Close()
+	}()
+	hc := workloadapi.HTTPClient(l.DialContext)
+	limits := hc.Transport.(*http.Transport).HTTP2
+	assert.Equal(t, 30*time.Second, limits.WriteByteTimeout)
+	limits.WriteByteTimeout = 200 * time.Millisecond // as nothing but real time does it
+	c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: hc})
+	require.NoError(t, err)
+	go func() {
+		defer close(left)
+		for _, err := range c.WatchX509SVIDs(t.Context()) {
+			assert.NoError(t, err)
+			<-stuck
+			break
+		}
+	}()
+	select {
+	case <-left:
+	case <-time.After(patient):
+		t.Fatal("it does not get away")
+	}
+	<-over
+	c.Close()
 }
 
 // A response that is larger than what other clients take is fine.

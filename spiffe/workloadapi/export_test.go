@@ -1,7 +1,10 @@
 package workloadapi
 
 import (
+	"context"
 	"crypto"
+	"net"
+	"net/http"
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
@@ -16,6 +19,13 @@ const (
 	MaxEncodings  = maxEncodings
 	SilenceLimit  = silenceLimit
 )
+
+// HTTPClient returns the http.Client that is made for an address, with another way to dial.
+func HTTPClient(dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Client {
+	c := httpClient(Address{})
+	c.Transport.(*http.Transport).DialContext = dial
+	return c
+}
 
 // Backoff is a plan of attempts.
 type Backoff struct{ b backoff }
