@@ -593,6 +593,39 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
+// hasty is a Provider whose snapshot has changed by the time that it is looked at, once.
+type hasty struct {
+	provider
+	next *spiffe.Snapshot
+}
+
+func (p *hasty) Snapshot() (*spiffe.Snapshot, error) {
+	snap, err := p.provider.Snapshot()
+	if next := p.next; next != nil {
+		p.next = nil
+		p.set(next, nil)
+	}
+	return snap, err
+}
+
+// No change is missed, not even one in the moment of looking.
+func TestHastyProvider(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-8")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		src := &hasty{next: snapshot(t, home.SVID("/new"), home)}
+		src.set(snapshot(t, home.SVID("/old"), home), nil)
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, handler(t, src, nil))})
+		require.NoError(t, err)
+		run(t, s)
+		synctest.Wait()
+		svid, err := s.SVID()
+		require.NoError(t, err)
+		assert.Equal(t, "/new", svid.ID().Path())
+	})
+}
+
 // A caller that does not read gets the newest when it reads again, and delays nobody.
 func TestCoalescing(t *testing.T) {
 	t.Parallel()
@@ -631,7 +664,7 @@ func TestCoalescing(t *testing.T) {
 func TestMaxStreams(t *testing.T) {
 	t.Parallel()
 	home := newDomain(t, "example.org")
-	h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadapi.Options{MaxStreams: 2})
+	h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadapi.Options{MaxStreams: 2, Issuer: tokens{}})
 	c := http2(t, h)
 	open := func() *rpc {
 		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
@@ -653,6 +686,8 @@ func TestMaxStreams(t *testing.T) {
 	assert.Equal(t, codeUnavailable, code)
 	code, _ = open().status()
 	assert.Equal(t, codeUnavailable, code)
+	code, _ = post(t, c, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true").status()
+	assert.Equal(t, codeUnavailable, code, "not even a single answer")
 	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
 }
 

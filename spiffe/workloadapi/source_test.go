@@ -13,6 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -575,6 +578,111 @@ func TestWithdraw(t *testing.T) {
 	})
 }
 
+// What was withdrawn does not come back as the last good one of a bundle that is damaged later.
+func TestWithdrawForgets(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-17")
+	synctest.Test(t, func(t *testing.T) {
+		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		web := home.SVID("/web")
+		streams := make(feed)
+		s := source(t, workloadapi.Config{}, streams.serve)
+		streams.send(home.response(t, web, other))
+		damaged := home.response(t, web)
+		damaged.FederatedBundles[other.key()] = []byte("junk")
+		streams.send(damaged)
+		_, err := s.Bundle(other.TrustDomain())
+		require.NoError(t, err)
+		streams.do(func(c *call) { c.end(codePermissionDenied, "") })
+		streams.send(damaged)
+		_, err = s.SVID()
+		require.NoError(t, err)
+		_, err = s.Bundle(other.TrustDomain())
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	})
+}
+
+// A stream is given up after bad responses in a row, and not for a few in a year.
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		good := home.response(t, home.SVID("/web"))
+		streams := make(feed)
+		calls := 0
+		s := source(t, workloadapi.Config{}, func(c *call) {
+			calls++
+			streams.serve(c)
+		})
+		for range 5 {
+			for range 7 {
+				streams.send(&wire.X509SVIDResponse{})
+				require.ErrorIs(t, s.Status().X509.Err, workloadapi.ErrBadResponse)
+			}
+			streams.send(good)
+			require.NoError(t, s.Status().X509.Err)
+		}
+		assert.Equal(t, 1, calls)
+	})
+}
+
+// Who waits for a source that has no hope learns it at once.
+func TestReadyHopeless(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-14")
+	synctest.Test(t, func(t *testing.T) {
+		s := source(t, workloadapi.Config{}, func(c *call) {
+			c.sleep(time.Minute)
+			c.end(codeInvalidArgument, "no")
+		})
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		require.ErrorIs(t, s.Ready(ctx), workloadapi.ErrRefused)
+		assert.Equal(t, time.Minute, time.Since(start))
+	})
+}
+
+// A source that has stopped leaves no connection of its own behind.
+func TestRunHangsUp(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	good := home.response(t, home.SVID("/web"))
+	path := filepath.Join(socketDir(t), "s")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	closed := make(chan struct{})
+	srv := &http.Server{
+		Handler:   fake(t, func(c *call) { c.send(good); c.wait() }),
+		Protocols: new(http.Protocols),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				close(closed)
+			}
+		},
+	}
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l)
+	}()
+	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
+	require.NoError(t, err)
+	stop := run(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	require.NoError(t, s.Ready(ctx))
+	require.Equal(t, errStop, stop())
+	select {
+	case <-closed:
+	case <-ctx.Done():
+		t.Error("the connection is still there")
+	}
+	_ = srv.Close()
+	<-done
+}
+
 // The waits between attempts, with a server that notes when they come.
 func TestReconnect(t *testing.T) {
 	t.Parallel()
@@ -921,6 +1029,49 @@ func TestJWTBundles(t *testing.T) {
 		ids, _ = keys(home)
 		assert.Equal(t, []string{"key-0"}, ids, "what was received stays")
 		assert.Equal(t, uint64(4), s.Status().X509.Updates)
+	})
+}
+
+// What alone has changed of a bundle is seen: keys for tokens that are replaced, and CRLs.
+func TestPartsChange(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-11", "WAPI-12")
+	home := newDomain(t, "example.org")
+	web := home.SVID("/web")
+	a, b := newKey(t).Public().(*ecdsa.PublicKey), newKey(t).Public().(*ecdsa.PublicKey)
+	synctest.Test(t, func(t *testing.T) {
+		x509s, jwts := make(feed), make(feed)
+		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
+			if c.rpc == "FetchJWTBundles" {
+				jwts.serve(c)
+			} else {
+				x509s.serve(c)
+			}
+		})
+		x509s.send(home.response(t, web))
+		for _, key := range []*ecdsa.PublicKey{a, b} {
+			changed := s.Changed()
+			jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, key)}})
+			<-changed
+			snap, err := s.Snapshot()
+			require.NoError(t, err)
+			bundle, err := snap.Bundle(home.TrustDomain())
+			require.NoError(t, err)
+			assert.Equal(t, map[string]crypto.PublicKey{"key-0": key}, bundle.Contents().JWTAuthorities)
+			sameRoots(t, home, bundle)
+		}
+		for _, crls := range [][][]byte{{[]byte("one")}, {[]byte("two")}, nil} {
+			m := home.response(t, web)
+			m.Crl = crls
+			changed := s.Changed()
+			x509s.send(m)
+			select {
+			case <-changed:
+			default:
+				t.Errorf("nobody is told of %q", crls)
+			}
+			assert.Equal(t, crls, s.CRLs())
+		}
 	})
 }
 
