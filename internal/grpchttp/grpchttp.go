@@ -14,7 +14,8 @@
 //
 // A message that is larger than allowed is refused by its prefix, before memory is set aside for it,
 // and memory for the others grows with what has arrived and not with what was promised. Compressed
-// messages are refused.
+// messages are refused. A server gives a request [Handler].ReceiveTimeout to come, and no longer than
+// its context; where a middleware hides the methods of net/http's ResponseWriter it cannot.
 //
 // # What it does not do
 //

@@ -3,7 +3,8 @@
 //
 // A socket appears with its final permissions: it is given its mode between bind and listen, when
 // nobody can connect yet, and the umask has no say. Those who listen lock the folder, so that two
-// that find the same dead socket do not both replace it. A socket that somebody answers on, and
+// that find the same dead socket do not both replace it; a stranger who holds that lock delays them by
+// 10 seconds. A socket that somebody answers on, and
 // anything that is not a socket, is left alone. On Windows there are neither modes nor that lock:
 // who may connect is up to the folder's access list.
 package unixsocket
