@@ -478,15 +478,11 @@ func TestWITExpires(t *testing.T) {
 		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)), "what cannot be renewed is still good")
 		time.Sleep(witsvid.DefaultLifetime/2 - time.Second)
 		w.none(t)
-		time.Sleep(time.Second + lastWait)
-		synctest.Wait()
-		w.mu.Lock()
-		for _, all := range w.all {
-			assert.Equal(t, []string{"/db"}, paths(all))
-		}
-		assert.NotEmpty(t, w.all)
-		w.all = nil
-		w.mu.Unlock()
+		time.Sleep(time.Second)
+		h.Refresh()
+		assert.Equal(t, []string{"/db"}, paths(w.one(t)), "not at the end of its last second either")
+		time.Sleep(lastWait)
+		assert.Equal(t, []string{"/db"}, paths(w.one(t)), "it is renewed")
 		issuer.fail("/web", nil)
 		time.Sleep(lastWait)
 		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)))
@@ -507,6 +503,30 @@ func TestWITExpires(t *testing.T) {
 		w.err = nil
 		w.mu.Unlock()
 		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)))
+	})
+}
+
+// One that has expired does not hide that another was taken away.
+func TestWITExpiresAndDenied(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		issuer := newWITs(t, home)
+		web, db := workloadapi.Identity{SVID: home.SVID("/web")}, workloadapi.Identity{SVID: home.SVID("/db")}
+		ids := []workloadapi.Identity{web, db}
+		h := handler(t, workloadapi.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadapi.Options{
+			Identities: func(context.Context) ([]workloadapi.Identity, error) { return ids, nil },
+			WITIssuer:  issuer,
+		})
+		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
+		w.one(t)
+		issuer.fail("/web", errors.New("kaputt"))
+		time.Sleep(witsvid.DefaultLifetime / 2)
+		w.one(t)
+		time.Sleep(witsvid.DefaultLifetime / 2)
+		ids = []workloadapi.Identity{web}
+		h.Refresh()
+		require.ErrorIs(t, w.failed(t), workloadapi.ErrDenied)
 	})
 }
 
@@ -823,6 +843,20 @@ func TestWITOverSocket(t *testing.T) {
 	require.NotEmpty(t, r.recv())
 	code, _ := r.status()
 	assert.Equal(t, codeDeadlineExceeded, code)
+}
+
+// A token is good until its "exp" and not at it.
+func TestCheckWITAtTheEnd(t *testing.T) {
+	t.Parallel()
+	issuer := newWITs(t, newDomain(t, "example.org"))
+	svid, err := issuer.issuer.IssueSVID(spiffe.MustParseID("spiffe://example.org/web"))
+	require.NoError(t, err)
+	exp, _, err := workloadapi.CheckWIT(svid.Token(), svid.ID(), svid.Signer(), time.Now())
+	require.NoError(t, err)
+	_, _, err = workloadapi.CheckWIT(svid.Token(), svid.ID(), svid.Signer(), exp.Add(-1))
+	require.NoError(t, err)
+	_, _, err = workloadapi.CheckWIT(svid.Token(), svid.ID(), svid.Signer(), exp)
+	require.ErrorContains(t, err, "WIT-16")
 }
 
 // Nothing that an issuer returns makes the check do harm, and what passes is what it says.
