@@ -507,6 +507,43 @@ func TestHostileServer(t *testing.T) {
 	}
 }
 
+// Answers about tokens are small, and claims that are there and empty are none (WAPI-52).
+func TestAnswerLimits(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-52")
+	const id = "spiffe://example.org/web"
+	size := 0
+	c := inMemory(t, fake(t, func(c *call) {
+		if c.rpc == "FetchJWTSVID" {
+			c.send(&wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{{SpiffeId: id, Svid: strings.Repeat("x", size)}}})
+			return
+		}
+		claims := map[string]any{}
+		if size > 0 {
+			claims["x"] = strings.Repeat("x", size)
+		}
+		s, err := structpb.NewStruct(claims)
+		assert.NoError(t, err)
+		c.send(&wire.ValidateJWTSVIDResponse{SpiffeId: id, Claims: s})
+	}))
+	size = 1<<20 - 100
+	_, err := c.FetchJWTSVID(t.Context(), "a")
+	require.NoError(t, err)
+	size = 1 << 20
+	_, err = c.FetchJWTSVID(t.Context(), "a")
+	require.ErrorContains(t, err, "larger than the limit")
+	size = 128<<10 - 100
+	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
+	require.NoError(t, err)
+	size = 128 << 10
+	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
+	require.ErrorContains(t, err, "larger than the limit")
+	size = 0
+	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
+	require.ErrorIs(t, err, workloadapi.ErrBadResponse)
+	require.ErrorContains(t, err, "WAPI-52")
+}
+
 // A server that talks and does not listen fills the connection with answers that it asked for: who has
 // enough of it can leave all the same.
 func TestDeafServer(t *testing.T) {
@@ -550,6 +587,7 @@ func TestDeafServer(t *testing.T) {
 	hc := workloadapi.HTTPClient(l.DialContext)
 	limits := hc.Transport.(*http.Transport).HTTP2
 	assert.Equal(t, 30*time.Second, limits.WriteByteTimeout)
+	assert.Equal(t, 6*time.Minute, limits.SendPingTimeout, "servers made with grpc-go end connections with more than a ping in five minutes")
 	limits.WriteByteTimeout = 200 * time.Millisecond // as nothing but real time does it
 	c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: hc})
 	require.NoError(t, err)
