@@ -121,6 +121,13 @@ func TestListenAndServe(t *testing.T) {
 	assert.Equal(t, fs.ModeSocket|0o666, mode(t, path))
 	assert.Equal(t, fs.ModeDir|0o750, mode(t, filepath.Dir(path)))
 
+	// A new folder has the mode that was wanted, whatever the umask.
+	wide := filepath.Join(socketDir(t), "wide", "s")
+	w, err := unixsocket.Listen(unixsocket.Options{Path: wide, DirMode: 0o777})
+	require.NoError(t, err)
+	assert.Equal(t, fs.ModeDir|0o777, mode(t, filepath.Dir(wide)))
+	require.NoError(t, w.Close())
+
 	// A server that stops leaves what another has put at its path.
 	require.NoError(t, os.Remove(path))
 	other, err := unixsocket.Listen(unixsocket.Options{Path: path})
@@ -143,6 +150,7 @@ func TestListenRefuses(t *testing.T) {
 	}{
 		"no path":       {unixsocket.Options{}, "path is empty"},
 		"abstract":      {unixsocket.Options{Path: "@x"}, "abstract"},
+		"abstract too":  {unixsocket.Options{Path: "\x00x"}, "abstract"},
 		"long path":     {unixsocket.Options{Path: filepath.Join(dir, strings.Repeat("x", 200))}, "use a shorter one"},
 		"file":          {unixsocket.Options{Path: file}, "not a socket"},
 		"link":          {unixsocket.Options{Path: link}, "not a socket"},
