@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -513,19 +514,24 @@ func TestWITExpiresAndDenied(t *testing.T) {
 		home := newDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		web, db := workloadapi.Identity{SVID: home.SVID("/web")}, workloadapi.Identity{SVID: home.SVID("/db")}
-		ids := []workloadapi.Identity{web, db}
+		var alone atomic.Bool
 		h := handler(t, workloadapi.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadapi.Options{
-			Identities: func(context.Context) ([]workloadapi.Identity, error) { return ids, nil },
-			WITIssuer:  issuer,
+			Identities: func(context.Context) ([]workloadapi.Identity, error) {
+				if alone.Load() {
+					return []workloadapi.Identity{web}, nil
+				}
+				return []workloadapi.Identity{web, db}, nil
+			},
+			WITIssuer: issuer,
 		})
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		w.one(t)
 		issuer.fail("/web", errors.New("kaputt"))
 		time.Sleep(witsvid.DefaultLifetime / 2)
 		w.one(t)
-		time.Sleep(witsvid.DefaultLifetime / 2)
-		ids = []workloadapi.Identity{web}
-		h.Refresh()
+		time.Sleep(witsvid.DefaultLifetime/2 - time.Second)
+		alone.Store(true) // and the Handler asks when the other is due, the moment that this one expires
+		time.Sleep(time.Second)
 		require.ErrorIs(t, w.failed(t), workloadapi.ErrDenied)
 	})
 }
