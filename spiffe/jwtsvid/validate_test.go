@@ -530,7 +530,9 @@ func TestMemoryHoldsNoBundle(t *testing.T) {
 	require.NoError(t, err)
 	old := weak.Make(current)
 	current = bundle(t, "example.org", "example.org")
-	runtime.GC()
+	for n := 0; n < 100 && old.Value() != nil; n++ {
+		runtime.GC() // a stack that is scanned conservatively may hold it for one round
+	}
 	assert.True(t, old.Value() == nil)
 	runtime.KeepAlive(v)
 }
