@@ -36,6 +36,7 @@ var rules = map[string]map[string]string{
 	"internal/kubetest":    {},
 	"internal/limit":       {},
 	"internal/metrics":     {},
+	"internal/redirect":    {},
 	"internal/hostilecsr": {
 		"golang.org/x/crypto/cryptobyte":      "ASN.1 that crypto/x509 would not write",
 		"golang.org/x/crypto/cryptobyte/asn1": "tags for cryptobyte",
@@ -48,11 +49,13 @@ var rules = map[string]map[string]string{
 	"spiffe/jwtsvid": {
 		"spiffe":              "identities and bundles",
 		"internal/jws":        "signatures, shared with witsvid",
+		"internal/redirect":   "where a token may go, shared with witsvid",
 		"internal/strictjson": "claims are strict JSON",
 	},
 	"spiffe/witsvid": {
 		"spiffe":              "identities and bundles",
 		"internal/jws":        "signatures, shared with jwtsvid",
+		"internal/redirect":   "where a token may go, shared with jwtsvid",
 		"internal/strictjson": "claims are strict JSON",
 		"internal/certpem":    "the private key that comes with a WIT-SVID",
 	},

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/redirect"
 )
 
 // TransportOptions are the choices of a [Transport] that have a default.
@@ -155,7 +157,7 @@ func (t *Transport) audienceFor(r *http.Request) (string, error) {
 			return "", nil
 		}
 	}
-	if strayed(r) {
+	if redirect.Strayed(r) {
 		return "", nil
 	}
 	host := strings.ToLower(r.URL.Host)
@@ -176,22 +178,6 @@ func (t *Transport) audienceFor(r *http.Request) (string, error) {
 	}
 	return "", fmt.Errorf("refusing to send a token to %q by %q, where others can read it; use https (JWT-34)",
 		clip(host, maxQuoted), clip(r.URL.Scheme, maxQuoted))
-}
-
-// strayed reports whether r comes from a redirect that led to another host or away from TLS, now or
-// before. A response that does not say what it answers, as not every RoundTripper sees to that, may have
-// come from anywhere.
-func strayed(r *http.Request) bool {
-	at := r.URL
-	for r.Response != nil {
-		if r = r.Response.Request; r == nil || r.URL == nil {
-			return true
-		}
-		if !strings.EqualFold(r.URL.Host, at.Host) || r.URL.Scheme != at.Scheme {
-			return true
-		}
-	}
-	return false
 }
 
 func isLoopback(host string) bool {

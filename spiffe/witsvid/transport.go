@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/redirect"
 )
 
 // TransportOptions are the choices of a [Transport] that have a default.
@@ -102,7 +104,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		closeBody(r)
 		return nil, errors.New("witsvid: transport: the request has no URL")
 	}
-	if strayed(r) && t.responses == nil {
+	if redirect.Strayed(r) && t.responses == nil {
 		return t.base.RoundTrip(r)
 	}
 	c, m, nonce, err := t.prove(r)
@@ -134,7 +136,7 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	switch {
 	case r.URL.Scheme != "https":
 		refused = fmt.Sprintf("refusing to send a WIT-SVID by %q, where others can read it; use https (WIT-44)", clip(r.URL.Scheme, maxQuoted))
-	case strayed(r):
+	case redirect.Strayed(r):
 		refused = fmt.Sprintf("a redirect led to %q, of which no signed response was asked", clip(r.URL.Host, maxQuoted))
 	}
 	for name := range r.Header {
@@ -314,22 +316,6 @@ func FromResponse(resp *http.Response) (*Proof, bool) {
 		return nil, false
 	}
 	return p.proof, true
-}
-
-// strayed reports whether r comes from a redirect that led to another host or away from TLS, now or
-// before. A response that does not say what it answers, as not every RoundTripper sees to that, may have
-// come from anywhere.
-func strayed(r *http.Request) bool {
-	at := r.URL
-	for r.Response != nil {
-		if r = r.Response.Request; r == nil || r.URL == nil {
-			return true
-		}
-		if !strings.EqualFold(r.URL.Host, at.Host) || r.URL.Scheme != at.Scheme {
-			return true
-		}
-	}
-	return false
 }
 
 func closeBody(r *http.Request) {
