@@ -72,9 +72,9 @@ type config struct {
 type command struct {
 	demo    bool
 	status  bool
-	once    string // file with a signing request; - for standard input
-	jwt     string // audience
-	id      string // for once and jwt
+	once    string    // file with a signing request; - for standard input
+	jwt     string    // audience
+	id      spiffe.ID // for once and jwt; zero without them
 	ttl     time.Duration
 	rotate  bool
 	taint   string
@@ -166,7 +166,7 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.BoolVar(&c.status, "status", false, "print the state of the CA, and end")
 	fs.StringVar(&c.once, "once", "", "sign the request in the `file` (- for standard input) for -id, print the chain, and end")
 	fs.StringVar(&c.jwt, "jwt", "", "print a JWT-SVID of -id for the `audience`, and end")
-	fs.StringVar(&c.id, "id", "", "`SPIFFE ID` for -once and -jwt")
+	fs.TextVar(&c.id, "id", spiffe.ID{}, "`SPIFFE ID` for -once and -jwt")
 	fs.DurationVar(&c.ttl, "ttl", 0, "lifetime for -once and -jwt (default that of the CA)")
 	fs.BoolVar(&c.rotate, "rotate", false, "prepare a new root, and end; servers on the same store follow")
 	fs.StringVar(&c.taint, "taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
@@ -282,10 +282,8 @@ func (c *config) check(given map[string]bool, getenv func(string) string) (bad, 
 		return "propagation", "this is negative"
 	case c.auditSize < 0:
 		return "audit-size", "this is negative"
-	case (c.once != "" || c.jwt != "") != (c.id != ""):
+	case (c.once != "" || c.jwt != "") == c.id.IsZero():
 		return "id", "-once and -jwt need a SPIFFE ID, and nothing else does"
-	case c.id != "" && !isID(c.id):
-		return "id", fmt.Sprintf("%q is not a SPIFFE ID", c.id)
 	case c.ttl < 0:
 		return "ttl", "this is negative"
 	case c.ttl > 0 && c.once == "" && c.jwt == "":
@@ -356,11 +354,6 @@ func (c *config) checkDeveloper(getenv func(string) string) (bad, reason string)
 		}
 	}
 	return "", ""
-}
-
-func isID(text string) bool {
-	_, err := spiffe.ParseID(text)
-	return err == nil
 }
 
 func isLoopback(addr string) bool {

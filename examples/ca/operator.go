@@ -12,7 +12,6 @@ import (
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 var errNoCA = errors.New("there is no CA yet; it is made when the server starts, or with -once")
@@ -120,11 +119,7 @@ func (c *config) readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 
 // signOnce signs a request for -id and prints the chain, leaf first, and then the roots.
 func (c *config) signOnce(ctx context.Context, p *parts, csr *pki.CSR, out io.Writer) error {
-	id, err := spiffe.ParseID(c.id)
-	if err != nil {
-		return fmt.Errorf("-id: %w", err)
-	}
-	chain, err := p.signer.Sign(ctx, ca.Request{CSR: csr, ID: id, TTL: c.ttl, Caller: operator(), Method: "command"})
+	chain, err := p.signer.Sign(ctx, ca.Request{CSR: csr, ID: c.id, TTL: c.ttl, Caller: operator(), Method: "command"})
 	if err != nil {
 		return err
 	}
@@ -134,11 +129,7 @@ func (c *config) signOnce(ctx context.Context, p *parts, csr *pki.CSR, out io.Wr
 
 // signToken prints a JWT-SVID.
 func (c *config) signToken(ctx context.Context, p *parts, out io.Writer) error {
-	id, err := spiffe.ParseID(c.id)
-	if err != nil {
-		return fmt.Errorf("-id: %w", err)
-	}
-	token, err := p.authority.SignJWT(ctx, ca.JWTRequest{ID: id, Audience: []string{c.jwt}, TTL: c.ttl, Caller: operator(), Method: "command"})
+	token, err := p.authority.SignJWT(ctx, ca.JWTRequest{ID: c.id, Audience: []string{c.jwt}, TTL: c.ttl, Caller: operator(), Method: "command"})
 	if err != nil {
 		return err
 	}
