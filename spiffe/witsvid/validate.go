@@ -66,7 +66,7 @@ type Validator struct {
 //
 // The source is asked for each token, remembered or not, so that a removed key is distrusted at once. A
 // remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not
-// make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWith] was asked to read
+// make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] was asked to read
 // them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
 	var o ValidatorOptions
@@ -216,7 +216,7 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 		for range b.WITAuthorities() {
 			return tokens.Refuse("unknown key", "WIT-62", "the bundle of %q has no WIT key %q", b.TrustDomain(), kid)
 		}
-		return tokens.Refuse("unknown key", "WIT-63", "the bundle of %q has no WIT keys; they are read only by ParseBundleWith", b.TrustDomain())
+		return tokens.Refuse("unknown key", "WIT-63", "the bundle of %q has no WIT keys; they are read only by ParseBundleWIT", b.TrustDomain())
 	case !s.Algorithm.Fits(key):
 		return tokens.Refuse("unknown key", "WIT-6", "the key %q is not one for %v", kid, s.Algorithm)
 	}
