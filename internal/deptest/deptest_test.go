@@ -71,6 +71,7 @@ var rules = map[string]map[string]string{
 		"google.golang.org/protobuf/encoding/protowire": "messages by hand, within limits and without protobuf's reflection",
 	},
 	"internal/grpchttp":                     {},
+	"internal/protofield":                   {"google.golang.org/protobuf/encoding/protowire": "the encoding, without reflection"},
 	"internal/wire/workloadapi/descriptors": {},
 	"internal/wire/workloadapi": {
 		"google.golang.org/protobuf/reflect/protoreflect": "generated code",
