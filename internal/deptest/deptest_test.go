@@ -116,6 +116,8 @@ var rules = map[string]map[string]string{
 		"google.golang.org/protobuf/runtime/protoimpl":    "generated code",
 		"google.golang.org/protobuf/types/known/structpb": "metadata of a request",
 	},
+	"pki/linkerdname": {"spiffe": "SPIFFE IDs in policies"},
+	"pki/caserver":    {},
 	"pki/caserver/istioca": {
 		"authn": "who is asking", "internal/carpc": "gRPC, shared with linkerd", "internal/certchain": "limits on a signer's answer", "internal/metrics": "the counters", "internal/wire/istioca": "the path",
 		"pki": "CSRs and PEM", "pki/ca": "requests and kinds of errors", "spiffe": "identities and bundles",
@@ -129,8 +131,8 @@ var rules = map[string]map[string]string{
 		"google.golang.org/protobuf/types/known/timestamppb": "the end of a certificate",
 	},
 	"pki/caserver/linkerd": {
-		"authn": "the error for a token that is refused", "internal/carpc": "gRPC, shared with istioca", "internal/certchain": "limits on an answer", "internal/metrics": "its metrics", "internal/wire/linkerd": "its messages",
-		"pki": "CSRs", "pki/ca": "requests and their errors", "spiffe": "trust anchors, and IDs in policies",
+		"authn/kube": "the review of a token", "internal/carpc": "gRPC, shared with istioca", "internal/certchain": "limits on an answer", "internal/metrics": "its metrics", "internal/wire/linkerd": "its messages",
+		"pki": "CSRs", "pki/ca": "requests and their errors", "spiffe": "trust anchors", "pki/linkerdname": "names",
 		"connectrpc.com/connect":                             "gRPC over net/http",
 		"google.golang.org/protobuf/proto":                   "messages",
 		"google.golang.org/protobuf/types/known/timestamppb": "the end of a certificate",

@@ -39,7 +39,7 @@ func TestWeight(t *testing.T) {
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", []string{"golang.org/x/crypto"}, 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", []string{"golang.org/x/crypto"}, 8},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 11},
-		{"pki/caserver/linkerd", "linkerd.New, linkerd.Serve", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 11},
+		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 11},
 		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 6},
 		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 10},
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", []string{"golang.org/x/crypto"}, 4.5},

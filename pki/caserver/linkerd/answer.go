@@ -92,13 +92,13 @@ func pool(certs []*x509.Certificate) *x509.CertPool {
 }
 
 // checkLeaf reports whether the signer has made what it was asked for.
-func checkLeaf(chain []*x509.Certificate, name Name, csr *pki.CSR) error {
+func checkLeaf(chain []*x509.Certificate, name string, csr *pki.CSR) error {
 	if err := certchain.CheckSize(chain); err != nil {
 		return err
 	}
 	leaf := chain[0]
 	switch {
-	case len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name.String() || len(leaf.URIs)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0:
+	case len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name || len(leaf.URIs)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0:
 		return fmt.Errorf("the certificate is for %q, %v, %v and %q, and not only for %s", leaf.DNSNames, leaf.URIs, leaf.IPAddresses, leaf.EmailAddresses, name)
 	case !pki.PublicKeysEqual(leaf.PublicKey, csr.PublicKey()):
 		return errors.New("the certificate is for another key")

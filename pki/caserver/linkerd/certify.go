@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/carpc"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
@@ -139,15 +139,15 @@ func (s *Server) answer(ctx context.Context, r *request) (*wire.CertifyResponse,
 	if err != nil {
 		return nil, nil, refuse(connect.CodeFailedPrecondition, "the certificate signing request is refused: "+err.Error(), err)
 	}
-	name, no := s.review(ctx, string(r.GetToken()))
+	account, name, no := s.review(ctx, string(r.GetToken()))
 	if no != nil {
 		return nil, nil, no
 	}
-	if name.String() != r.GetIdentity() {
+	if name != r.GetIdentity() {
 		return nil, nil, refuse(connect.CodeFailedPrecondition, "the token does not belong to the identity that is asked for",
 			fmt.Errorf("the token belongs to %s", name))
 	}
-	return s.issue(ctx, r, name, csr)
+	return s.issue(ctx, r, account, name, csr)
 }
 
 // readable reports whether der is a request at all. That is the standard library's word, as it is
@@ -191,37 +191,37 @@ func checkCSR(der []byte, identity string) (*pki.CSR, error) {
 }
 
 // review returns the name that a token proves.
-func (s *Server) review(ctx context.Context, token string) (Name, *refusal) {
+func (s *Server) review(ctx context.Context, token string) (*kube.Account, string, *refusal) {
 	account, err := s.opts.Review(ctx, token, []string{Audience})
 	switch {
 	case err == nil && account == nil:
-		return Name{}, refuse(connect.CodeInternal, "the token could not be reviewed", errors.New("the review returned neither an account nor an error"))
-	case errors.Is(err, authn.ErrRefused):
-		return Name{}, refuse(connect.CodeFailedPrecondition, "the token is not authenticated", err)
-	case errors.Is(err, ErrInvalidToken):
-		return Name{}, refuse(connect.CodeInvalidArgument, "the token is invalid", err)
+		return nil, "", refuse(connect.CodeInternal, "the token could not be reviewed", errors.New("the review returned neither an account nor an error"))
+	case errors.Is(err, kube.ErrNotAuthenticated):
+		return nil, "", refuse(connect.CodeFailedPrecondition, "the token is not authenticated", err)
+	case errors.Is(err, kube.ErrInvalidToken):
+		return nil, "", refuse(connect.CodeInvalidArgument, "the token is invalid", err)
 	case err != nil:
 		if no := s.ended(ctx, err); no != nil {
-			return Name{}, no
+			return nil, "", no
 		}
-		return Name{}, refuse(connect.CodeInternal, "the token could not be reviewed", err)
+		return nil, "", refuse(connect.CodeInternal, "the token could not be reviewed", err)
 	}
-	name, err := s.opts.Mesh.name(account.Namespace, account.ServiceAccount)
+	name, err := s.opts.Mesh.Name(account.Namespace, account.ServiceAccount)
 	if err != nil {
-		return Name{}, refuse(connect.CodeInvalidArgument, "the token is that of an account that has no name in the mesh", err)
+		return nil, "", refuse(connect.CodeInvalidArgument, "the token is that of an account that has no name in the mesh", err)
 	}
-	return name, nil
+	return account, name, nil
 }
 
 // issue has the certificate signed, and checks what comes back.
-func (s *Server) issue(ctx context.Context, r *request, name Name, csr *pki.CSR) (*wire.CertifyResponse, *x509.Certificate, *refusal) {
+func (s *Server) issue(ctx context.Context, r *request, account *kube.Account, name string, csr *pki.CSR) (*wire.CertifyResponse, *x509.Certificate, *refusal) {
 	req := ca.Request{
-		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{name.String()},
+		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{name},
 		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
-		Caller: name.String(), Method: "kubernetes-token",
+		Caller: name, Method: "kubernetes-token",
 	}
-	if csr.CommonName() != "" && len(name.String()) <= maxCommonName {
-		req.CommonName = name.String() // a longer one does not fit: the certificate goes without, and is good all the same
+	if csr.CommonName() != "" && len(name) <= maxCommonName {
+		req.CommonName = name // a longer one does not fit: the certificate goes without, and is good all the same
 	}
 	ticket := s.tickets.Add(1)
 	chain, err := s.opts.Signer.Sign(ctx, req)
@@ -246,13 +246,19 @@ func (s *Server) issue(ctx context.Context, r *request, name Name, csr *pki.CSR)
 		answer.IntermediateCertificates = append(answer.IntermediateCertificates, c.Raw)
 	}
 	s.learn(ctx, ticket, above[0])
-	s.tell(ctx, &IssuedLeafCertificate{Name: name, NotAfter: leaf.NotAfter, Fingerprint: sha256.Sum256(leaf.Raw)})
+	s.tell(ctx, Event{
+		Reason: "IssuedLeafCertificate", Namespace: account.Namespace, ServiceAccount: account.ServiceAccount,
+		Message: fmt.Sprintf("issued certificate for %s until %s: %x", name, leaf.NotAfter.UTC().Format(time.RFC3339), sha256.Sum256(leaf.Raw)),
+	})
 	return answer, leaf, nil
 }
 
 // badIssuer is the refusal for what signs and does not verify.
 func (s *Server) badIssuer(ctx context.Context, r *request, err error) *refusal {
-	s.tell(ctx, &IssuerValidationFailed{Identity: clip(r.GetIdentity()), Err: err})
+	s.tell(ctx, Event{
+		Reason: "IssuerValidationFailed", Warning: true,
+		Message: fmt.Sprintf("no certificate for %q: the issuer does not verify against the trust anchors: %v", clip(r.GetIdentity()), err),
+	})
 	return refuse(connect.CodeUnavailable, "the issuer cannot be used now; try again later", fmt.Errorf("the issuer does not verify against the trust anchors: %w", err))
 }
 
@@ -267,7 +273,10 @@ func (s *Server) learn(ctx context.Context, ticket uint64, issuer *x509.Certific
 	}
 	s.mu.Unlock()
 	if updated {
-		s.tell(ctx, &IssuerUpdated{Issuer: issuer})
+		s.tell(ctx, Event{
+			Reason:  "IssuerUpdated",
+			Message: fmt.Sprintf("the issuer is now %q until %s: %x", issuer.Subject, issuer.NotAfter.UTC().Format(time.RFC3339), sha256.Sum256(issuer.Raw)),
+		})
 	}
 }
 
@@ -346,4 +355,4 @@ func conceal(text, token string) string {
 	return text
 }
 
-func clip(s string) string { return s[:min(len(s), maxName)] }
+func clip(s string) string { return s[:min(len(s), 253)] }

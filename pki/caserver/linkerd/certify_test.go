@@ -26,22 +26,23 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/hostilecsr"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 func TestNew(t *testing.T) {
 	t.Parallel()
-	good := linkerd.Options{Mesh: mesh(t), Signer: newSigner(t), Review: review}
+	good := linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review}
 	_, err := linkerd.New(good)
 	require.NoError(t, err)
 	for what, edit := range map[string]func(*linkerd.Options){
-		"Mesh":      func(o *linkerd.Options) { o.Mesh = linkerd.Mesh{} },
+		"Mesh":      func(o *linkerd.Options) { o.Mesh = linkerdname.Mesh{} },
 		"Signer":    func(o *linkerd.Options) { o.Signer = nil },
 		"Review":    func(o *linkerd.Options) { o.Review = nil },
 		"Lifetime":  func(o *linkerd.Options) { o.Lifetime = -1 },
@@ -158,7 +159,7 @@ func p384(t testing.TB) *ecdsa.PrivateKey {
 func TestSeedForm(t *testing.T) {
 	t.Parallel()
 	const name = "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"
-	s := serve(t, linkerd.Options{Mesh: seedMesh(t)})
+	s := serve(t, linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}})
 	r := &wire.CertifyRequest{Identity: name, Token: []byte(webToken), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 		r.Subject, r.DNSNames = pkix.Name{}, []string{name}
 	})}
@@ -457,10 +458,9 @@ func TestEventsAndMetrics(t *testing.T) {
 	assert.Zero(t, ttl())
 	resp, err := s.certify(t, goodRequest(t))
 	require.NoError(t, err)
-	name, err := mesh(t).Parse(web)
-	require.NoError(t, err)
-	assert.Equal(t, []linkerd.Event{&linkerd.IssuedLeafCertificate{
-		Name: name, NotAfter: resp.GetValidUntil().AsTime(), Fingerprint: sha256.Sum256(resp.GetLeafCertificate()),
+	assert.Equal(t, []linkerd.Event{{
+		Reason: "IssuedLeafCertificate", Namespace: "emojivoto", ServiceAccount: "web",
+		Message: fmt.Sprintf("issued certificate for %s until %s: %x", web, resp.GetValidUntil().AsTime().Format(time.RFC3339), sha256.Sum256(resp.GetLeafCertificate())),
 	}}, taken(), "the first issuer is no update")
 	assert.InDelta(t, (100 * 24 * time.Hour).Seconds(), ttl(), 60)
 
@@ -471,7 +471,10 @@ func TestEventsAndMetrics(t *testing.T) {
 	require.NoError(t, err)
 	got := taken()
 	require.Len(t, got, 2)
-	assert.True(t, got[0].(*linkerd.IssuerUpdated).Issuer.Equal(second.chain[0]))
+	assert.Equal(t, linkerd.Event{
+		Reason:  "IssuerUpdated",
+		Message: fmt.Sprintf("the issuer is now %q until %s: %x", second.chain[0].Subject, second.chain[0].NotAfter.Format(time.RFC3339), sha256.Sum256(second.chain[0].Raw)),
+	}, got[0])
 	_, err = s.certify(t, goodRequest(t))
 	require.NoError(t, err)
 	assert.Len(t, taken(), 1)
@@ -484,9 +487,9 @@ func TestEventsAndMetrics(t *testing.T) {
 	require.Equal(t, connect.CodeUnavailable, connect.CodeOf(err))
 	got = taken()
 	require.Len(t, got, 1)
-	failed := got[0].(*linkerd.IssuerValidationFailed)
-	assert.Equal(t, web, failed.Identity)
-	assert.Error(t, failed.Err)
+	assert.Regexp(t, `^no certificate for "`+web+`": the issuer does not verify against the trust anchors: x509: `, got[0].Message)
+	got[0].Message = ""
+	assert.Equal(t, linkerd.Event{Reason: "IssuerValidationFailed", Warning: true}, got[0])
 	var m strings.Builder
 	require.NoError(t, s.WriteMetrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 3\n")
@@ -531,17 +534,17 @@ func TestRetryable(t *testing.T) {
 func TestPanicsAndDeadlines(t *testing.T) {
 	t.Parallel()
 	sig := newSigner(t)
-	s := serve(t, linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*linkerd.Account, error) {
+	s := serve(t, linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*kube.Account, error) {
 		switch token {
 		case "panic-token":
 			panic("about " + token)
 		case "trim-token\n":
-			return nil, fmt.Errorf("%s: %w", strings.TrimSpace(token), authn.ErrRefused)
+			return nil, fmt.Errorf("%s: %w", strings.TrimSpace(token), kube.ErrNotAuthenticated)
 		case "slow-token":
 			<-ctx.Done()
 			return nil, fmt.Errorf("slow with %s: %w", token, ctx.Err())
 		}
-		return nil, fmt.Errorf("never heard of %s: %w", token, authn.ErrRefused)
+		return nil, fmt.Errorf("never heard of %s: %w", token, kube.ErrNotAuthenticated)
 	}, Timeout: 2 * time.Second})
 	for token, code := range map[string]connect.Code{
 		"panic-token": connect.CodeInternal, "slow-token": connect.CodeUnavailable, "loud-token\n": connect.CodeFailedPrecondition,
@@ -557,7 +560,7 @@ func TestPanicsAndDeadlines(t *testing.T) {
 	assert.Contains(t, s.logs.String(), "never heard of [token]")
 	assert.Contains(t, s.logs.String(), "about [token]")
 
-	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*linkerd.Account, error) {
+	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*kube.Account, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}})
@@ -571,32 +574,32 @@ func TestPanicsAndDeadlines(t *testing.T) {
 // room for one of more than 64 bytes, and needs none.
 func TestLongName(t *testing.T) {
 	t.Parallel()
-	name, err := mesh(t).Destination()
+	name, err := mesh.Destination()
 	require.NoError(t, err)
-	require.Greater(t, len(name.String()), 64)
-	s := serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*linkerd.Account, error) {
-		return &linkerd.Account{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}, nil
+	require.Greater(t, len(name), 64)
+	s := serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*kube.Account, error) {
+		return &kube.Account{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}, nil
 	}})
-	resp, err := s.certify(t, &wire.CertifyRequest{Identity: name.String(), Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
-		r.Subject.CommonName, r.DNSNames = name.String(), []string{name.String()}
+	resp, err := s.certify(t, &wire.CertifyRequest{Identity: name, Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+		r.Subject.CommonName, r.DNSNames = name, []string{name}
 	})})
 	require.NoError(t, err)
-	leaf := accept(t, resp, s.signer.anchors, name.String(), time.Now())
+	leaf := accept(t, resp, s.signer.anchors, name, time.Now())
 	assert.Empty(t, leaf.Subject.String())
 
 	// The longest one that fits is there.
 	account := strings.Repeat("a", 64-len(".n.serviceaccount.identity.linkerd.cluster.local"))
-	name, err = mesh(t).Name("n", account)
+	name, err = mesh.Name("n", account)
 	require.NoError(t, err)
-	require.Len(t, name.String(), 64)
-	s = serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*linkerd.Account, error) {
-		return &linkerd.Account{Namespace: "n", ServiceAccount: account}, nil
+	require.Len(t, name, 64)
+	s = serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*kube.Account, error) {
+		return &kube.Account{Namespace: "n", ServiceAccount: account}, nil
 	}})
-	resp, err = s.certify(t, &wire.CertifyRequest{Identity: name.String(), Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
-		r.Subject.CommonName, r.DNSNames = name.String(), []string{name.String()}
+	resp, err = s.certify(t, &wire.CertifyRequest{Identity: name, Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+		r.Subject.CommonName, r.DNSNames = name, []string{name}
 	})})
 	require.NoError(t, err)
-	assert.Equal(t, name.String(), accept(t, resp, s.signer.anchors, name.String(), time.Now()).Subject.CommonName)
+	assert.Equal(t, name, accept(t, resp, s.signer.anchors, name, time.Now()).Subject.CommonName)
 }
 
 // held is a signer whose first answer is held back until others have overtaken it.
@@ -625,7 +628,7 @@ func TestIssuerOfTheLatestRequest(t *testing.T) {
 	h := &held{signer: sig, signed: make(chan struct{}), release: make(chan struct{})}
 	var updates atomic.Int64
 	srv := direct(t, linkerd.Options{Signer: h, Events: func(_ context.Context, e linkerd.Event) {
-		if _, ok := e.(*linkerd.IssuerUpdated); ok {
+		if e.Reason == "IssuerUpdated" {
 			updates.Add(1)
 		}
 	}})
@@ -742,4 +745,13 @@ func TestConcurrentClients(t *testing.T) {
 		seen[<-serials] = true
 	}
 	assert.Len(t, seen, clients*each)
+}
+
+func TestCertifyWithALPN(t *testing.T) {
+	t.Parallel()
+	s := serve(t, linkerd.Options{})
+	c := connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](alpnClient(t), "https://"+s.addr+linkerd.Certify, connect.WithGRPC())
+	resp, err := c.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+	require.NoError(t, err)
+	accept(t, resp.Msg, s.signer.anchors, web, time.Now())
 }

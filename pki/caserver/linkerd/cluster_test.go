@@ -71,7 +71,7 @@ func TestCluster(t *testing.T) {
 	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()})
 	require.NoError(t, err)
 	authority := realAuthority(t)
-	s := serve(t, linkerd.Options{Signer: authority, Review: reviewBy(reviewer), Issuer: issuerOf(authority)})
+	s := serve(t, linkerd.Options{Signer: authority, Review: reviewer.Review, Issuer: issuerOf(authority)})
 	r := goodRequest(t)
 	for token, code := range map[string]connect.Code{
 		"web\n": 0, "node": connect.CodeInvalidArgument, "admin": connect.CodeInvalidArgument, "dotted": connect.CodeInvalidArgument,

@@ -22,11 +22,13 @@ import (
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -35,12 +37,7 @@ const (
 	webToken = "the-token-of-web"
 )
 
-func mesh(t testing.TB) linkerd.Mesh {
-	t.Helper()
-	m, err := linkerd.NewMesh("linkerd", "cluster.local", linkerd.Current)
-	require.NoError(t, err)
-	return m
-}
+var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
 
 // signer is a Signer that signs whatever is asked for, with crypto/x509 alone, and that tests change.
 type signer struct {
@@ -168,24 +165,24 @@ func (s *signer) requests() []ca.Request {
 
 // tokens is what the API server of these tests knows.
 var tokens = map[string]any{
-	webToken:       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "web"},
-	"voting":       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "voting"},
-	"dotted":       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "web.v1"},
-	"upper":        linkerd.Account{Namespace: "emojivoto", ServiceAccount: "Web"},
-	"nobody":       linkerd.Account{},
-	"garbage":      fmt.Errorf("tokens: it is no JWT: %w", linkerd.ErrInvalidToken),
-	"unknown":      fmt.Errorf("tokens: not known: %w", authn.ErrRefused),
+	webToken:       kube.Account{Namespace: "emojivoto", ServiceAccount: "web"},
+	"voting":       kube.Account{Namespace: "emojivoto", ServiceAccount: "voting"},
+	"dotted":       kube.Account{Namespace: "emojivoto", ServiceAccount: "web.v1"},
+	"upper":        kube.Account{Namespace: "emojivoto", ServiceAccount: "Web"},
+	"nobody":       kube.Account{},
+	"garbage":      fmt.Errorf("tokens: it is no JWT: %w", kube.ErrInvalidToken),
+	"unknown":      fmt.Errorf("tokens: not known: %w", kube.ErrNotAuthenticated),
 	"unreviewable": fmt.Errorf("tokens: the API server is away"),
 	"nothing":      nil,
 }
 
-func review(_ context.Context, token string, audiences []string) (*linkerd.Account, error) {
+func review(_ context.Context, token string, audiences []string) (*kube.Account, error) {
 	if len(audiences) != 1 || audiences[0] != "identity.l5d.io" {
-		return nil, fmt.Errorf("tokens: audiences %q: %w", audiences, authn.ErrRefused)
+		return nil, fmt.Errorf("tokens: audiences %q: %w", audiences, kube.ErrNotAuthenticated)
 	}
 	v, ok := tokens[token]
 	switch v := v.(type) {
-	case linkerd.Account:
+	case kube.Account:
 		return &v, nil
 	case error:
 		return nil, v
@@ -193,7 +190,7 @@ func review(_ context.Context, token string, audiences []string) (*linkerd.Accou
 	if ok {
 		return nil, nil
 	}
-	return nil, fmt.Errorf("tokens: not known: %w", authn.ErrRefused)
+	return nil, fmt.Errorf("tokens: not known: %w", kube.ErrNotAuthenticated)
 }
 
 // logs collects what is logged.
@@ -243,7 +240,7 @@ var serverTLS, clientTLS = sync.OnceValues(func() (*tls.Config, *tls.Config) {
 })()
 
 // start serves a handler until the test is over and returns the address.
-func start(t testing.TB, o linkerd.ServeOptions) string {
+func start(t testing.TB, o caserver.ServeOptions) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -252,7 +249,7 @@ func start(t testing.TB, o linkerd.ServeOptions) string {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- linkerd.Serve(ctx, l, o) }()
+	go func() { done <- caserver.Serve(ctx, l, o) }()
 	t.Cleanup(func() {
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
@@ -310,8 +307,8 @@ func serve(t testing.TB, o linkerd.Options) *service {
 		o.Signer = newSigner(t)
 	}
 	s.signer, _ = o.Signer.(*signer)
-	if o.Mesh.IsZero() {
-		o.Mesh = mesh(t)
+	if o.Mesh == (linkerdname.Mesh{}) {
+		o.Mesh = mesh
 	}
 	if o.Review == nil {
 		o.Review = review
@@ -320,7 +317,7 @@ func serve(t testing.TB, o linkerd.Options) *service {
 	srv, err := linkerd.New(o)
 	require.NoError(t, err)
 	s.Server = srv
-	s.addr = start(t, linkerd.ServeOptions{Handler: srv, Logger: o.Logger})
+	s.addr = start(t, caserver.ServeOptions{Handler: srv, Logger: o.Logger})
 	s.http = proxyClient(t)
 	s.rpcClient = connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](s.http, "http://"+s.addr+linkerd.Certify, connect.WithGRPC())
 	return s

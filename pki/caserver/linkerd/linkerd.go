@@ -1,15 +1,13 @@
-// Package linkerd serves Linkerd's identity API, so that Linkerd's proxies take their certificates
-// from an authority of this library; and it has the names of a mesh, for whatever else has to make or
-// read them.
+// Package linkerd serves Linkerd's identity API: Linkerd's proxies take their certificates from an
+// authority of this library.
 //
-// [New] makes a [Server], which is an [http.Handler] for the one method of the API, at the path
-// [Certify]. [Serve] serves it as proxies call it: HTTP/2 over TLS, with or without ALPN.
+// [New] makes a [Server], an [http.Handler] for the one method of the API, at the path [Certify].
+// caserver.Serve serves it as proxies call it, which is HTTP/2 over TLS without ALPN.
 //
-//	mesh, err := linkerd.NewMesh("linkerd", "cluster.local", linkerd.Current)
+//	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
+//	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: reviewer.Review})
 //	…
-//	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: review})
-//	…
-//	err = linkerd.Serve(ctx, listener, linkerd.ServeOptions{Handler: srv, TLS: cfg})
+//	err = caserver.Serve(ctx, listener, caserver.ServeOptions{Handler: srv, TLS: cfg})
 //
 // # What it promises
 //
@@ -68,10 +66,12 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/carpc"
 	"github.com/svidkit/svidkit/internal/metrics"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -87,10 +87,6 @@ const (
 	writeTimeout = 10 * time.Second
 )
 
-// ErrInvalidToken says that a token is malformed, has expired, or is not that of a service account.
-// A review function wraps it.
-var ErrInvalidToken = errors.New("invalid token")
-
 // Signer is what a [Server] needs of an authority; a *ca.Authority is one. Both methods are called
 // from many goroutines.
 type Signer interface {
@@ -101,21 +97,15 @@ type Signer interface {
 	Bundle() *spiffe.Bundle
 }
 
-// Account is the service account that a token belongs to.
-type Account struct{ Namespace, ServiceAccount string }
-
-// ReviewFunc says which service account a token belongs to, if it is good for one of the audiences,
-// by asking the API server of the cluster. The error wraps [authn.ErrRefused] for a token that is
-// not authenticated and [ErrInvalidToken] for one that is wrong in itself; any other error says that
-// the question could not be answered. No error may have the token in it. It is called from many
-// goroutines.
-type ReviewFunc func(ctx context.Context, token string, audiences []string) (*Account, error)
-
 // Options are the parts of a [Server]. Mesh, Signer and Review are required.
 type Options struct {
-	Mesh   Mesh
+	Mesh   linkerdname.Mesh
 	Signer Signer
-	Review ReviewFunc
+
+	// Review returns the service account that a token belongs to, if the token is good for one of the
+	// audiences: the method Review of a kube.Reviewer. Its errors are those of that method. It is called
+	// from many goroutines.
+	Review func(ctx context.Context, token string, audiences []string) (*kube.Account, error)
 
 	// Lifetime is how long a certificate is valid from now; 0 means 24 hours. The authority must grant
 	// it, with ClockSkew.
@@ -165,13 +155,14 @@ type Server struct {
 
 // New returns a server. It starts no goroutine. The error says which option is missing or wrong.
 func New(o Options) (*Server, error) {
+	_, err := o.Mesh.Certifier()
 	switch {
-	case o.Mesh.IsZero():
-		return nil, errors.New("linkerd: invalid Options: Mesh is zero; NewMesh makes one")
+	case err != nil:
+		return nil, fmt.Errorf("linkerd: invalid Options: Mesh: %w", err)
 	case o.Signer == nil:
 		return nil, errors.New("linkerd: invalid Options: Signer is nil; a *ca.Authority is one")
 	case o.Review == nil:
-		return nil, errors.New("linkerd: invalid Options: Review is nil; package authn/kube has a reviewer to make one of")
+		return nil, errors.New("linkerd: invalid Options: Review is nil; a kube.Reviewer has such a method")
 	}
 	for name, d := range map[string]time.Duration{"Lifetime": o.Lifetime, "ClockSkew": o.ClockSkew, "Timeout": o.Timeout} {
 		if d < 0 {

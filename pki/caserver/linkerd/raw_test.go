@@ -19,6 +19,7 @@ import (
 
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
 // frame puts a message into gRPC's envelope.
@@ -68,8 +69,8 @@ func (s *service) exchange(t testing.TB, body []byte, edit ...func(*http.Request
 // direct is a client of a Server without a socket between.
 func direct(t testing.TB, o linkerd.Options) *rpcClient {
 	t.Helper()
-	if o.Mesh.IsZero() {
-		o.Mesh = mesh(t)
+	if o.Mesh == (linkerdname.Mesh{}) {
+		o.Mesh = mesh
 	}
 	if o.Review == nil {
 		o.Review = review
@@ -163,7 +164,7 @@ func TestHostileBodies(t *testing.T) {
 
 func TestHTTP1(t *testing.T) {
 	t.Parallel()
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh(t), Signer: newSigner(t), Review: review})
+	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review})
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
 	srv.ServeHTTP(w, httptest.NewRequest(http.MethodPost, linkerd.Certify, strings.NewReader("x")))
@@ -191,7 +192,7 @@ func TestDeadlines(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for timeout, read := range map[time.Duration]time.Duration{0: 10 * time.Second, 75 * time.Second: 10 * time.Second, 2 * time.Second: 2 * time.Second} {
-			srv, err := linkerd.New(linkerd.Options{Mesh: mesh(t), Signer: newSigner(t), Review: review, Timeout: timeout})
+			srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review, Timeout: timeout})
 			require.NoError(t, err)
 			r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, marshal(t, goodRequest(t)))))
 			r.ProtoMajor, r.ProtoMinor = 2, 0
@@ -215,7 +216,7 @@ func FuzzCertify(f *testing.F) {
 	f.Add([]byte("\x0b"))
 	f.Add(marshal(f, &wire.CertifyRequest{Identity: web, Token: []byte("voting"), CertificateSigningRequest: good.GetCertificateSigningRequest()}))
 	sig := newSigner(f)
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh(f), Signer: sig, Review: review})
+	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: sig, Review: review})
 	require.NoError(f, err)
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, msg)))
