@@ -69,7 +69,8 @@ var rules = map[string]map[string]string{
 		"internal/wire/workloadapi/descriptors": "what server reflection hands out, as bytes",
 		"google.golang.org/protobuf/encoding/protowire": "messages by hand, within limits and without protobuf's reflection",
 	},
-	"internal/grpchttp":                     {},
+	"internal/grpchttp":                     {"internal/protofield": "the details of an error"},
+	"internal/protofield":                   {"google.golang.org/protobuf/encoding/protowire": "the encoding, without reflection"},
 	"internal/wire/workloadapi/descriptors": {},
 	"internal/wire/workloadapi": {
 		"google.golang.org/protobuf/reflect/protoreflect": "generated code",
