@@ -107,10 +107,8 @@ var rules = map[string]map[string]string{
 		"internal/kube": "the API server", "internal/limit": "limits, shared with pki/ca", "internal/certchain": "limits on an answer, shared with caclient",
 		"golang.org/x/crypto/cryptobyte": "the attributes of a CSR", "golang.org/x/crypto/cryptobyte/asn1": "tags for cryptobyte",
 	},
-	"internal/carpc": {
-		"connectrpc.com/connect":                        "gRPC over net/http",
-		"google.golang.org/protobuf/encoding/protowire": "when to come back",
-		"google.golang.org/protobuf/types/known/anypb":  "when to come back",
+	"internal/caservice": {
+		"internal/grpchttp": "gRPC over net/http", "internal/certchain": "limits on a signer's answer", "pki": "keys of CSRs and certificates", "pki/ca": "the errors of a signer",
 	},
 	"internal/wire/istioca": {
 		"google.golang.org/protobuf/reflect/protoreflect": "generated code",
@@ -120,11 +118,9 @@ var rules = map[string]map[string]string{
 	"pki/linkerdname": {"spiffe": "SPIFFE IDs in policies"},
 	"pki/caserver":    {},
 	"pki/caserver/istioca": {
-		"authn": "who is asking", "internal/carpc": "gRPC, shared with linkerd", "internal/certchain": "limits on a signer's answer", "internal/metrics": "the counters", "internal/wire/istioca": "the path",
-		"pki": "CSRs and PEM", "pki/ca": "requests and kinds of errors", "spiffe": "identities and bundles",
-		"connectrpc.com/connect":                        "gRPC over net/http",
-		"google.golang.org/protobuf/encoding/protowire": "requests are read without building them, tails are encoded once",
-		"google.golang.org/protobuf/proto":              "details of a status",
+		"authn": "who is asking", "internal/caservice": "what it has in common with linkerd", "internal/certchain": "roots in a chain", "internal/grpchttp": "codes", "internal/metrics": "the counters",
+		"internal/protofield": "its messages", "pki": "CSRs and PEM", "pki/ca": "requests and their errors", "spiffe": "identities and bundles",
+		"google.golang.org/protobuf/encoding/protowire": "wire types",
 	},
 	"internal/wire/linkerd": {
 		"google.golang.org/protobuf/reflect/protoreflect":    "generated code",
@@ -132,11 +128,8 @@ var rules = map[string]map[string]string{
 		"google.golang.org/protobuf/types/known/timestamppb": "the end of a certificate",
 	},
 	"pki/caserver/linkerd": {
-		"authn/kube": "the review of a token", "internal/carpc": "gRPC, shared with istioca", "internal/certchain": "limits on an answer", "internal/metrics": "its metrics", "internal/wire/linkerd": "its messages",
-		"pki": "CSRs", "pki/ca": "requests and their errors", "spiffe": "trust anchors", "pki/linkerdname": "names",
-		"connectrpc.com/connect":                             "gRPC over net/http",
-		"google.golang.org/protobuf/proto":                   "messages",
-		"google.golang.org/protobuf/types/known/timestamppb": "the end of a certificate",
+		"authn/kube": "the review of a token", "internal/caservice": "what it has in common with istioca", "internal/grpchttp": "codes", "internal/metrics": "its metrics",
+		"internal/protofield": "its messages", "pki": "CSRs", "pki/ca": "requests and their errors", "pki/linkerdname": "names", "spiffe": "trust anchors",
 	},
 	"caclient/istioca": {
 		"caclient": "the interface and codes", "internal/certchain": "roots in a chain", "internal/wire/istioca": "its messages", "pki": "CSRs and PEM",
@@ -173,8 +166,9 @@ var rules = map[string]map[string]string{
 
 // testRules says what the tests of a package import beyond testify, ours and what its package imports.
 var testRules = map[string]map[string]string{
-	"spiffe/jwtsvid":    {"github.com/go-jose/go-jose/v4": "an independent judge of tokens"},
-	"internal/grpchttp": {"connectrpc.com/connect": "an independent peer on both sides"},
+	"spiffe/jwtsvid":       {"github.com/go-jose/go-jose/v4": "an independent judge of tokens"},
+	"pki/caserver/linkerd": {"google.golang.org/protobuf": "generated messages, an independent judge"},
+	"internal/grpchttp":    {"connectrpc.com/connect": "an independent peer on both sides"},
 }
 
 // kept out of the whole tree, tests and examples included; see doc.go.
