@@ -30,7 +30,7 @@ var rules = map[string]map[string]string{
 	"internal/conformance": {},
 	"internal/faulty":      {},
 	"internal/flock":       {},
-	"internal/unixsocket":  {"internal/flock": "two that find the same dead socket"},
+	"authn/unixsocket":     {"internal/flock": "servers that find the same dead socket"},
 	"internal/jws":         {"internal/strictjson": "headers and keys are strict JSON"},
 	"internal/kube":        {},
 	"internal/kubetest":    {},
@@ -59,10 +59,11 @@ var rules = map[string]map[string]string{
 		"internal/strictjson": "claims are strict JSON",
 		"internal/certpem":    "the private key that comes with a WIT-SVID",
 	},
-	"spiffe/federation": {"spiffe": "bundles, and the verifier of endpoints"},
+	"spiffe/federation":     {"spiffe": "bundles, and the verifier of endpoints"},
+	"spiffe/workloadserver": {"spiffe": "identities"},
 	"spiffe/workloadapi": {
 		"spiffe":                                "identities and bundles",
-		"internal/unixsocket":                   "care for the socket, as in sds",
+		"authn/unixsocket":                      "sockets, and who is calling",
 		"internal/strictjson":                   "JWT bundles without their use, and the claims of a WIT-SVID",
 		"internal/jws":                          "what an issuer of WIT-SVIDs returns, and its keys as JWKs",
 		"internal/grpchttp":                     "gRPC over net/http: every workload links this package, and connect with generated messages is 2 MB of it",
@@ -82,7 +83,8 @@ var rules = map[string]map[string]string{
 		"spiffe": "bundles", "spiffe/federation": "the endpoint that it breaks", "spiffe/spiffetest": "the CA behind it",
 	},
 	"spiffe/spiffetest/workloadapitest": {
-		"internal/faulty": "the fault dial", "internal/memconn": "connections inside synctest bubbles",
+		"authn/unixsocket": "who is calling",
+		"internal/faulty":  "the fault dial", "internal/memconn": "connections inside synctest bubbles",
 		"spiffe": "identities", "spiffe/jwtsvid": "tokens", "spiffe/workloadapi": "the server that it breaks", "spiffe/spiffetest": "the CA behind it",
 	},
 	"spiffe/spiffetls": {"spiffe": "what is presented and verified"},
@@ -152,7 +154,7 @@ var rules = map[string]map[string]string{
 	},
 	"sds": {
 		"pki":                    "the secrets it serves",
-		"internal/unixsocket":    "care for the socket, as in spiffe/workloadapi",
+		"authn/unixsocket":       "sockets",
 		"internal/wire/envoysds": "its messages",
 		"connectrpc.com/connect": "gRPC over net/http",
 		"google.golang.org/protobuf/encoding/protojson":    "the REST form of FetchSecrets",
@@ -255,7 +257,7 @@ func TestImports(t *testing.T) {
 func TestCore(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
-		"spiffe", "spiffe/spiffetls", "spiffe/jwtsvid", "spiffe/witsvid", "spiffe/federation", "spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache", "authn", "authn/kube",
+		"spiffe", "spiffe/spiffetls", "spiffe/jwtsvid", "spiffe/witsvid", "spiffe/federation", "spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache", "authn", "authn/kube", "authn/unixsocket",
 	} {
 		for _, p := range list(t, "-deps", "./"+name) {
 			ok := p.Standard || strings.HasPrefix(p.ImportPath, module) || strings.HasPrefix(p.ImportPath, "golang.org/x/crypto/cryptobyte")
