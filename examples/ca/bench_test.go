@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	istiowire "github.com/svidkit/svidkit/internal/wire/istioca"
-	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/caserver"
 )
 
 var (
@@ -57,7 +57,7 @@ func (l *load) empty(t testing.TB, size int) net.Addr {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		_ = linkerd.Serve(ctx, listener, linkerd.ServeOptions{
+		_ = caserver.Serve(ctx, listener, caserver.ServeOptions{
 			TLS: serverTLS(l.server.identity),
 			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)

@@ -314,7 +314,7 @@ func (c *config) check(given map[string]bool, getenv func(string) string) (bad, 
 		return "dns-names", err.Error()
 	}
 	if c.demo || commands == 0 && c.linkerdAddr != "" {
-		if _, err := c.mesh(); err != nil {
+		if _, err := c.mesh().Certifier(); err != nil {
 			return "linkerd-addr", fmt.Sprintf("there are no names for Linkerd (%v); set this flag to nothing to do without", err)
 		}
 	}

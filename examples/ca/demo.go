@@ -189,11 +189,7 @@ func (s *show) istio(ctx context.Context, token string, own *tls.Certificate) (c
 
 // linkerd takes a certificate over Linkerd's API and checks it.
 func (s *show) linkerd(ctx context.Context, namespace, account string) ([]*x509.Certificate, error) {
-	mesh, err := s.server.c.mesh()
-	if err != nil {
-		return nil, err
-	}
-	name, err := mesh.Name(namespace, account)
+	name, err := s.server.c.mesh().Name(namespace, account)
 	if err != nil {
 		return nil, err
 	}
@@ -203,11 +199,11 @@ func (s *show) linkerd(ctx context.Context, namespace, account string) ([]*x509.
 	}
 	client := newClient(s.bundle, nil)
 	defer client.CloseIdleConnections()
-	chain, err := linkerdRequest(ctx, client, "https://"+s.server.linkerdAt.String(), namespace+"/"+account, name.String(), key)
+	chain, err := linkerdRequest(ctx, client, "https://"+s.server.linkerdAt.String(), namespace+"/"+account, name, key)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkLinkerd(chain, name.String(), s.bundle); err != nil {
+	if err := checkLinkerd(chain, name, s.bundle); err != nil {
 		return nil, err
 	}
 	return chain, s.took(chain)

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -73,14 +73,14 @@ func (b believer) name(token string) (spiffe.ID, error) {
 }
 
 // review is the same for Linkerd's API, whose tokens are in the request.
-func (b believer) review(_ context.Context, token string, _ []string) (*linkerd.Account, error) {
+func (b believer) review(_ context.Context, token string, _ []string) (*kube.Account, error) {
 	id, err := b.name(token)
 	if err != nil {
-		return nil, fmt.Errorf("developer: %w: %w", linkerd.ErrInvalidToken, err)
+		return nil, fmt.Errorf("developer: %w: %w", kube.ErrInvalidToken, err)
 	}
 	namespace, account, ok := id.Kubernetes()
 	if !ok {
-		return nil, fmt.Errorf("developer: %w: the name is not that of a service account", linkerd.ErrInvalidToken)
+		return nil, fmt.Errorf("developer: %w: the name is not that of a service account", kube.ErrInvalidToken)
 	}
-	return &linkerd.Account{Namespace: namespace, ServiceAccount: account}, nil
+	return &kube.Account{Namespace: namespace, ServiceAccount: account}, nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -65,18 +65,16 @@ func (c *config) ownNames() (dns []string, ips []net.IP) {
 		dns = append(dns, name+"."+c.namespace+".svc")
 	}
 	dns = append(dns, c.dnsNames...)
-	if mesh, err := c.mesh(); err == nil {
-		if name, err := mesh.Certifier(); err == nil {
-			dns = append(dns, name.String())
-		}
+	if name, err := c.mesh().Certifier(); err == nil {
+		dns = append(dns, name)
 	}
 	dns = append(dns, "localhost")
 	slices.Sort(dns)
 	return slices.Compact(dns), []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
 }
 
-func (c *config) mesh() (linkerd.Mesh, error) {
-	return linkerd.NewMesh(c.linkerdNS, c.trustDomain.String(), linkerd.Current)
+func (c *config) mesh() linkerdname.Mesh {
+	return linkerdname.Mesh{ControlNamespace: c.linkerdNS, TrustDomain: c.trustDomain.String()}
 }
 
 // self is the CA as this process itself asks it: nobody has to prove anything, and the names are

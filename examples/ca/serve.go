@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/secretcache"
@@ -73,16 +74,16 @@ func newServer(c *config, p *parts, log *slog.Logger) (s *server, err error) {
 
 // newLinkerd returns the service for Linkerd's proxies.
 func (c *config) newLinkerd(p *parts, log *slog.Logger) (*linkerd.Server, error) {
-	mesh, err := c.mesh()
-	if err != nil {
-		return nil, err
-	}
-	review, err := c.review()
-	if err != nil {
-		return nil, err
+	review := believer{c.trustDomain}.review
+	if c.kubernetes {
+		reviewer, err := c.reviewer(c.anyAudience)
+		if err != nil {
+			return nil, err
+		}
+		review = reviewer.Review
 	}
 	return linkerd.New(linkerd.Options{
-		Mesh: mesh, Signer: p.signer, Review: review,
+		Mesh: c.mesh(), Signer: p.signer, Review: review,
 		Lifetime: c.linkerdTTL, ClockSkew: c.linkerdSkew, Logger: log,
 	})
 }
@@ -125,29 +126,6 @@ func (s *server) checkRights(ctx context.Context) error {
 		return err
 	}
 	return s.nodes.Check(ctx)
-}
-
-// review returns what says whose token a caller of Linkerd's API has.
-func (c *config) review() (linkerd.ReviewFunc, error) {
-	if !c.kubernetes {
-		return believer{c.trustDomain}.review, nil
-	}
-	reviewer, err := c.reviewer(c.anyAudience)
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context, token string, audiences []string) (*linkerd.Account, error) {
-		a, err := reviewer.Review(ctx, token, audiences)
-		switch {
-		case errors.Is(err, kube.ErrNotAuthenticated):
-			return nil, fmt.Errorf("%w: %w", authn.ErrRefused, err)
-		case errors.Is(err, kube.ErrInvalidToken):
-			return nil, fmt.Errorf("%w: %w", linkerd.ErrInvalidToken, err)
-		case err != nil:
-			return nil, err
-		}
-		return &linkerd.Account{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount}, nil
-	}, nil
 }
 
 // serve opens the ports, calls ready, and serves until ctx is done. What it started is over when it
@@ -193,12 +171,12 @@ func (s *server) serve(outer context.Context, ready func(context.Context) error)
 	for _, l := range []struct {
 		name, flag, addr string
 		at               *net.Addr
-		o                linkerd.ServeOptions
+		o                caserver.ServeOptions
 	}{
-		{"Istio's API", "istio-addr", s.c.istioAddr, &s.istioAt, linkerd.ServeOptions{Handler: istio, TLS: tls}},
-		{"Linkerd's API", "linkerd-addr", s.c.linkerdAddr, &s.linkerdAt, linkerd.ServeOptions{Handler: certify, TLS: tls, Plaintext: s.c.linkerdPlaintext}},
-		{"bundle endpoint", "bundle-addr", s.c.bundleAddr, &s.bundleAt, linkerd.ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
-		{"metrics and health", "admin-addr", s.c.adminAddr, &s.adminAt, linkerd.ServeOptions{Handler: s.admin(), Plaintext: true}},
+		{"Istio's API", "istio-addr", s.c.istioAddr, &s.istioAt, caserver.ServeOptions{Handler: istio, TLS: tls}},
+		{"Linkerd's API", "linkerd-addr", s.c.linkerdAddr, &s.linkerdAt, caserver.ServeOptions{Handler: certify, TLS: tls, Plaintext: s.c.linkerdPlaintext}},
+		{"bundle endpoint", "bundle-addr", s.c.bundleAddr, &s.bundleAt, caserver.ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
+		{"metrics and health", "admin-addr", s.c.adminAddr, &s.adminAt, caserver.ServeOptions{Handler: s.admin(), Plaintext: true}},
 	} {
 		if l.addr == "" {
 			continue
@@ -215,7 +193,7 @@ func (s *server) serve(outer context.Context, ready func(context.Context) error)
 			listener.Close()
 			return fmt.Errorf("%s: %s leads to %s, which is not on loopback: without -kubernetes, callers are believed whatever they say", l.name, l.addr, listener.Addr())
 		}
-		run(l.name, func(ctx context.Context) error { return linkerd.Serve(ctx, listener, l.o) })
+		run(l.name, func(ctx context.Context) error { return caserver.Serve(ctx, listener, l.o) })
 	}
 	if err := ready(ctx); err != nil {
 		return verdict(outer, ctx, err)

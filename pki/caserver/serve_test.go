@@ -1,15 +1,13 @@
-package linkerd_test
+package caserver_test
 
 import (
+	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -20,13 +18,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/memconn"
-	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
-	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/caserver"
 )
 
 // echo says what it knows of the connection.
@@ -52,7 +48,7 @@ func get(t testing.TB, c *http.Client, url string) string {
 
 func TestServe(t *testing.T) {
 	t.Parallel()
-	addr := start(t, linkerd.ServeOptions{Handler: echo})
+	addr := start(t, caserver.ServeOptions{Handler: echo})
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, alpnClient(t), "https://"+addr))
 
@@ -65,7 +61,7 @@ func TestServe(t *testing.T) {
 	defer both.CloseIdleConnections()
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, &http.Client{Transport: both}, "https://"+addr))
 
-	plain := start(t, linkerd.ServeOptions{Handler: echo, Plaintext: true})
+	plain := start(t, caserver.ServeOptions{Handler: echo, Plaintext: true})
 	h2c := &http.Transport{Protocols: new(http.Protocols)}
 	h2c.Protocols.SetUnencryptedHTTP2(true)
 	defer h2c.CloseIdleConnections()
@@ -76,7 +72,7 @@ func TestServeClientCertificates(t *testing.T) {
 	t.Parallel()
 	cfg := serverTLS.Clone()
 	cfg.ClientAuth = tls.RequireAnyClientCert
-	addr := start(t, linkerd.ServeOptions{Handler: echo, TLS: cfg})
+	addr := start(t, caserver.ServeOptions{Handler: echo, TLS: cfg})
 	with := clientTLS.Clone()
 	with.Certificates = serverTLS.Certificates
 	tr := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: with}
@@ -86,19 +82,10 @@ func TestServeClientCertificates(t *testing.T) {
 	assert.Empty(t, cfg.NextProtos, "the configuration is copied")
 }
 
-func TestCertifyWithALPN(t *testing.T) {
-	t.Parallel()
-	s := serve(t, linkerd.Options{})
-	c := connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](alpnClient(t), "https://"+s.addr+linkerd.Certify, connect.WithGRPC())
-	resp, err := c.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
-	require.NoError(t, err)
-	accept(t, resp.Msg, s.signer.anchors, web, time.Now())
-}
-
 // Headers are small: a token is in the message.
 func TestLongHeaders(t *testing.T) {
 	t.Parallel()
-	addr := start(t, linkerd.ServeOptions{Handler: echo})
+	addr := start(t, caserver.ServeOptions{Handler: echo})
 	for size, ok := range map[int]bool{32 << 10: true, 128 << 10: false} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil)
 		require.NoError(t, err)
@@ -113,16 +100,15 @@ func TestLongHeaders(t *testing.T) {
 
 func TestServeOptions(t *testing.T) {
 	t.Parallel()
-	for what, o := range map[string]linkerd.ServeOptions{
-		"Handler is nil":       {TLS: serverTLS},
-		"TLS is nil":           {Handler: echo},
-		"no certificate":       {Handler: echo, TLS: &tls.Config{MinVersion: tls.VersionTLS13}},
-		"both set":             {Handler: echo, TLS: serverTLS, Plaintext: true},
-		"MaxConcurrentStreams": {Handler: echo, TLS: serverTLS, MaxConcurrentStreams: -1},
+	for what, o := range map[string]caserver.ServeOptions{
+		"Handler is nil": {TLS: serverTLS},
+		"TLS is nil":     {Handler: echo},
+		"no certificate": {Handler: echo, TLS: &tls.Config{MinVersion: tls.VersionTLS13}},
+		"both set":       {Handler: echo, TLS: serverTLS, Plaintext: true},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		require.ErrorContains(t, linkerd.Serve(t.Context(), l, o), what)
+		require.ErrorContains(t, caserver.Serve(t.Context(), l, o), what)
 		assert.ErrorIs(t, l.Close(), net.ErrClosed, "the listener is closed whatever happens")
 	}
 }
@@ -130,7 +116,7 @@ func TestServeOptions(t *testing.T) {
 // TestSilentClients has clients that connect and say nothing, or nothing that is TLS.
 func TestSilentClients(t *testing.T) {
 	t.Parallel()
-	addr := start(t, linkerd.ServeOptions{Handler: echo})
+	addr := start(t, caserver.ServeOptions{Handler: echo})
 	for i := range 50 {
 		c, err := net.Dial("tcp", addr)
 		require.NoError(t, err)
@@ -143,6 +129,33 @@ func TestSilentClients(t *testing.T) {
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
 }
 
+// TestFailedHandshake has a client that does not speak TLS.
+func TestFailedHandshake(t *testing.T) {
+	t.Parallel()
+	var buf bytes.Buffer
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- caserver.Serve(ctx, l, caserver.ServeOptions{
+			Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(&buf, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		})
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	require.NoError(t, err)
+	answer, err := io.ReadAll(c)
+	require.NoError(t, err)
+	assert.NotContains(t, string(answer), "HTTP/1.1 200")
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	assert.Equal(t, 1, strings.Count(buf.String(), "TLS handshake failed"), buf.String())
+	assert.Contains(t, buf.String(), "peer="+c.LocalAddr().String())
+}
+
 // TestHandshakeEnds measures the time that a handshake has.
 func TestHandshakeEnds(t *testing.T) {
 	t.Parallel()
@@ -150,7 +163,7 @@ func TestHandshakeEnds(t *testing.T) {
 		l := memconn.Listen()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+		go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
 		c, err := l.DialContext(t.Context(), "", "")
 		require.NoError(t, err)
 		defer c.Close()
@@ -183,7 +196,7 @@ func TestSilenceEnds(t *testing.T) {
 				l := memconn.Listen()
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error, 1)
-				go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+				go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
 				raw, err := l.DialContext(t.Context(), "", "")
 				require.NoError(t, err)
 				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
@@ -234,7 +247,7 @@ func TestServeJoins(t *testing.T) {
 		l := &lazy{Listener: inner}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+		go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
 		c, err := inner.Dial(t.Context())
 		require.NoError(t, err)
 		defer c.Close()
@@ -258,7 +271,7 @@ func TestServeEnds(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: slow, TLS: serverTLS}) }()
+	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: slow, TLS: serverTLS}) }()
 	silent, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
 	defer silent.Close()
@@ -312,7 +325,7 @@ func TestAcceptFails(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+l.Addr().String()))
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
@@ -321,85 +334,37 @@ func TestAcceptFails(t *testing.T) {
 	l = open()
 	broken := errors.New("broken")
 	l.errs <- broken
-	require.ErrorIs(t, linkerd.Serve(t.Context(), l, linkerd.ServeOptions{Handler: echo, TLS: serverTLS}), broken)
+	require.ErrorIs(t, caserver.Serve(t.Context(), l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}), broken)
 }
 
-// TestMaxConcurrentStreams has four requests inside at a time, and looks at what connections they came
-// on.
-func TestMaxConcurrentStreams(t *testing.T) {
+// TestConcurrentRequests has more requests inside at a time than one connection may have.
+func TestConcurrentRequests(t *testing.T) {
 	t.Parallel()
-	for limit, most := range map[int]int{1: 1, 2: 2, 0: 4} {
-		var inside sync.WaitGroup
-		inside.Add(4)
-		var mu sync.Mutex
-		streams := map[string]int{} // by connection
-		addr := start(t, linkerd.ServeOptions{MaxConcurrentStreams: limit, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			if r.URL.Path != "/wait" {
-				return
-			}
-			mu.Lock()
-			streams[r.RemoteAddr]++
-			mu.Unlock()
-			inside.Done()
-			inside.Wait()
-		})})
-		c := proxyClient(t)
-		get(t, c, "http://"+addr) // so that the client knows the limit
-		var wg sync.WaitGroup
-		for range 4 {
-			wg.Go(func() { get(t, c, "http://"+addr+"/wait") })
+	const requests, limit = 1200, 1000
+	var inside sync.WaitGroup
+	inside.Add(requests)
+	var mu sync.Mutex
+	streams := map[string]int{} // by connection
+	addr := start(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/wait" {
+			return
 		}
-		wg.Wait()
-		got := 0
-		for _, n := range streams {
-			got = max(got, n)
-		}
-		assert.LessOrEqual(t, got, most, "limit %d", limit)
-		if limit == 0 {
-			assert.Len(t, streams, 1)
-		}
-	}
-}
-
-// BenchmarkCertify is a request over HTTP/2 and TLS on loopback, with signing.
-func BenchmarkCertify(b *testing.B) {
-	for _, clients := range []int{1, 32} {
-		b.Run(fmt.Sprint(clients, " clients"), func(b *testing.B) {
-			o := linkerd.Options{Mesh: mesh(b), Signer: newSigner(b), Review: review}
-			srv, err := linkerd.New(o)
-			require.NoError(b, err)
-			bench(b, srv, clients)
-		})
-		b.Run(fmt.Sprint(clients, " clients, empty handler"), func(b *testing.B) {
-			answer := &wire.CertifyResponse{LeafCertificate: make([]byte, 500), IntermediateCertificates: [][]byte{make([]byte, 400)}}
-			h := connect.NewUnaryHandler(linkerd.Certify, func(context.Context, *connect.Request[wire.CertifyRequest]) (*connect.Response[wire.CertifyResponse], error) {
-				return connect.NewResponse(answer), nil
-			})
-			bench(b, h, clients)
-		})
-	}
-}
-
-func bench(b *testing.B, h http.Handler, clients int) {
-	addr := start(b, linkerd.ServeOptions{Handler: h})
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(b, err)
-	der := csr(b, key, func(*x509.CertificateRequest) {})
-	r := &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: der}
+		mu.Lock()
+		streams[r.RemoteAddr]++
+		mu.Unlock()
+		inside.Done()
+		inside.Wait()
+	})})
+	c := proxyClient(t)
+	get(t, c, "http://"+addr) // so that the client knows the limit
 	var wg sync.WaitGroup
-	var left atomic.Int64
-	left.Store(int64(b.N))
-	b.ResetTimer()
-	for range clients {
-		c := connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](proxyClient(b), "http://"+addr+linkerd.Certify, connect.WithGRPC())
-		wg.Go(func() {
-			for left.Add(-1) >= 0 {
-				if _, err := c.CallUnary(b.Context(), connect.NewRequest(r)); err != nil {
-					b.Error(err)
-					return
-				}
-			}
-		})
+	for range requests {
+		wg.Go(func() { get(t, c, "http://"+addr+"/wait") })
 	}
 	wg.Wait()
+	most := 0
+	for _, n := range streams {
+		most = max(most, n)
+	}
+	assert.Equal(t, limit, most)
 }
