@@ -97,9 +97,10 @@ var rules = map[string]map[string]string{
 		"golang.org/x/crypto/cryptobyte/asn1": "tags for cryptobyte",
 	},
 	"pki/ca": {
-		"spiffe": "identities and bundles", "pki": "what it signs with", "spiffe/jwtsvid": "tokens",
-		"internal/limit": "limits, shared with pki/ra", "internal/flock": "one writer of a folder",
+		"spiffe": "identities and bundles", "pki": "what it signs with", "spiffe/jwtsvid": "tokens", "pki/ca/internal/rotation": "its keys in time",
+		"internal/limit": "limits, shared with pki/ra", "internal/flock": "one writer of a folder", "internal/follow": "the files of a plugged-in CA",
 	},
+	"pki/ca/internal/rotation": {"spiffe": "what is in a bundle", "pki": "keys and certificates", "spiffe/jwtsvid": "whether a key can sign tokens"},
 	"pki/ca/auditlog":   {"internal/flock": "processes that share a file", "internal/strictjson": "lines are read strictly", "pki/ca": "the records it keeps", "spiffe": "identities in records"},
 	"pki/ca/kubesecret": {"internal/kube": "the API server", "pki/ca": "the store it is"},
 	"pki/ra": {
