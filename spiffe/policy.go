@@ -220,31 +220,41 @@ func (p Policy) Allows(id ID) bool {
 	return false
 }
 
-// Check returns nil if p allows id, or else an error that wraps [ErrDenied], names the ID and
-// shows the policy, shortened if it is long.
+// Check returns nil if p allows id, or else an error that wraps [ErrDenied]. Its text names the ID and
+// shows the policy, shortened if it is long. The text is made when it is read, so a refusal that is not
+// logged costs one allocation.
 func (p Policy) Check(id ID) error {
-	if err := p.check(id); err != nil {
-		return fmt.Errorf("spiffe: %q: %w", clip(id.String(), maxInError), err)
-	}
-	return nil
-}
-
-// check is Check without the ID, which a VerifyError names itself.
-func (p Policy) check(id ID) error {
 	if p.Allows(id) {
 		return nil
 	}
-	if err := p.usable(); err != nil {
-		return fmt.Errorf("%w: %w", ErrDenied, err)
-	}
-	return fmt.Errorf("%w, which allows %s", ErrDenied, p.s.short())
+	return &denial{p, id}
 }
 
-// usable says why p can allow nobody, or returns nil.
+// denial is the error for an ID that a policy does not allow.
+type denial struct {
+	policy Policy
+	id     ID
+}
+
+func (d *denial) Error() string {
+	return fmt.Sprintf("spiffe: %q: %s", clip(d.id.String(), maxInError), d.reason())
+}
+
+func (d *denial) Unwrap() error { return ErrDenied }
+
+// reason is the text without the ID.
+func (d *denial) reason() string {
+	if err := d.policy.usable(); err != nil {
+		return ErrDenied.Error() + ": " + err.Error()
+	}
+	return ErrDenied.Error() + ", which allows " + d.policy.s.short()
+}
+
+// usable says why p can allow no peer, or returns nil.
 func (p Policy) usable() error {
 	switch {
 	case p.s == nil:
-		return errors.New("the policy is zero; say who is allowed with AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer")
+		return errors.New("the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer")
 	case p.s.mistake != "":
 		return errors.New("the policy is not valid: " + p.s.mistake)
 	}

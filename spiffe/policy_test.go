@@ -147,6 +147,19 @@ func TestPolicyDenied(t *testing.T) {
 	assert.Equal(t, 2, strings.Count(err.Error(), "…"), "both are cut: %v", err)
 }
 
+// A refusal costs one allocation, whatever the policy holds: the text is made when it is read.
+func TestPolicyDeniedAllocations(t *testing.T) {
+	policies := map[string]spiffe.Policy{
+		"zero": {}, "mistake": spiffe.AllowIDs(), "prefix": spiffe.AllowPathPrefix(webID.TrustDomain(), "/ns/test"),
+		"many IDs": spiffe.AllowIDs(manyIDs(t, 10_000)...),
+	}
+	var err error
+	for name, p := range policies {
+		assert.LessOrEqual(t, testing.AllocsPerRun(100, func() { err = p.Check(webID) }), 1.0, name)
+		assert.ErrorIs(t, err, spiffe.ErrDenied, name)
+	}
+}
+
 func manyIDs(t testing.TB, n int) []spiffe.ID {
 	t.Helper()
 	ids := make([]spiffe.ID, n)

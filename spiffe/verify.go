@@ -74,7 +74,11 @@ func (e *VerifyError) Error() string {
 	if !e.ID.IsZero() {
 		who = fmt.Sprintf(" %q", clip(e.ID.s, maxInError))
 	}
-	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", who, e.Stage, clip(inner(e.Err), 2*maxInError))
+	reason := inner(e.Err)
+	if d, ok := e.Err.(*denial); ok {
+		reason = d.reason()
+	}
+	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", who, e.Stage, clip(reason, 2*maxInError))
 }
 
 // Unwrap returns e.Err.
@@ -123,13 +127,8 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 	if bundles == nil {
 		return nil, errors.New("spiffe: new verifier: no bundle source")
 	}
-	if allow == nil {
-		return nil, errors.New("spiffe: new verifier: no policy")
-	}
-	if p, fixed := allow.(Policy); fixed {
-		if err := p.usable(); err != nil {
-			return nil, fmt.Errorf("spiffe: new verifier: %w", err)
-		}
+	if err := CheckPolicySource(allow); err != nil {
+		return nil, fmt.Errorf("spiffe: new verifier: %w", err)
 	}
 	v := &Verifier{bundles: bundles, allow: allow, now: time.Now}
 	places := 0
@@ -201,7 +200,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 
 // admit asks the policy.
 func (v *Verifier) admit(peer *Peer) (*Peer, error) {
-	if err := v.allow.Policy().check(peer.id); err != nil {
+	if err := v.allow.Policy().Check(peer.id); err != nil {
 		return nil, &VerifyError{Stage: StagePolicy, ID: peer.id, Err: err}
 	}
 	return peer, nil
