@@ -29,6 +29,7 @@ var others = map[string]string{
 	"golang.org/x/crypto/cryptobyte": "ASN.1 built and read strictly",
 	"google.golang.org/protobuf":     "wire messages",
 	"connectrpc.com/connect":         "the gRPC protocol over net/http",
+	"github.com/fsnotify/fsnotify":    "notifications of changed files, for internal/follow alone",
 }
 
 // testOnly are the modules that tests may import beside testify and others.
