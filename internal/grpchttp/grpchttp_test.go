@@ -62,7 +62,7 @@ func dial(t testing.TB, h http.Handler) *grpchttp.Client {
 }
 
 func handler(methods map[string]grpchttp.Method) *grpchttp.Handler {
-	return &grpchttp.Handler{Methods: methods, MaxMessage: limit}
+	return &grpchttp.Handler{Methods: methods, Name: "test", MaxMessage: limit}
 }
 
 // code returns the Error that err is.
