@@ -1,6 +1,4 @@
 package sds
 
-import "github.com/svidkit/svidkit/internal/unixsocket"
-
-// MaxPath is for tests.
-const MaxPath = unixsocket.MaxPath
+// MaxPath is the longest path of a socket in bytes, on Linux.
+const MaxPath = 107

@@ -133,7 +133,7 @@ func TestServerRefuses(t *testing.T) {
 	} {
 		err := test.server.Listen()
 		require.ErrorContains(t, err, test.want, name)
-		assert.ErrorContains(t, err, "sds: listen on ", name)
+		assert.ErrorContains(t, err, "unixsocket: listen on ", name)
 		assert.NotErrorIs(t, err, sds.ErrSocketInUse, name)
 	}
 	b, err := os.ReadFile(file)

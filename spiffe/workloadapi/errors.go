@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/unixsocket"
 )
 
 // Errors to test for with [errors.Is].

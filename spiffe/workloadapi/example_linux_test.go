@@ -6,6 +6,7 @@ import (
 	"log"
 	"os"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -17,8 +18,8 @@ func ExampleNewHandler() {
 	web, admin := ca.SVID("/web"), ca.SVID("/admin")
 	handler, err := workloadapi.NewHandler(workloadapi.Fixed(spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())), &workloadapi.Options{
 		Identities: func(ctx context.Context) ([]workloadapi.Identity, error) {
-			caller, ok := workloadapi.CallerFromContext(ctx)
-			if !ok || caller.UID != os.Getuid() {
+			caller, ok := unixsocket.PeerFromContext(ctx)
+			if !ok || caller.UID != uint32(os.Getuid()) {
 				return nil, nil // PermissionDenied
 			}
 			return []workloadapi.Identity{{SVID: web, Hint: "public"}, {SVID: admin, Hint: "internal"}}, nil

@@ -66,7 +66,7 @@ type Options struct {
 	// Identities decides which X.509-SVIDs the caller of a request may have, the default one first;
 	// none means that the caller has no identity and gets nothing (WAPI-31). Their trust domains must
 	// be among the provider's bundles. It is called with the context of the request, from which
-	// [CallerFromContext] tells who is calling, when a stream begins and again before each push
+	// [unixsocket.PeerFromContext] tells who is calling, when a stream begins and again before each push
 	// (WAPI-20): after the provider has changed, and after [Handler.Refresh]. It should not block.
 	//
 	// An error that wraps [ErrDenied] is like none; any other says that it cannot be told now, and

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/memconn"
 	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
@@ -1028,10 +1029,10 @@ func TestCaller(t *testing.T) {
 	conformance.Covers(t, "WEP-8", "WEP-9")
 	home := newDomain(t, "example.org")
 	svid := home.SVID("/web")
-	var got atomic.Pointer[workloadapi.Caller]
+	var got atomic.Pointer[unixsocket.Peer]
 	h := handler(t, workloadapi.Fixed(snapshot(t, svid, home)), &workloadapi.Options{
 		Identities: func(ctx context.Context) ([]workloadapi.Identity, error) {
-			caller, ok := workloadapi.CallerFromContext(ctx)
+			caller, ok := unixsocket.PeerFromContext(ctx)
 			if !ok {
 				return nil, nil
 			}
@@ -1048,8 +1049,8 @@ func TestCaller(t *testing.T) {
 		require.NoError(t, err)
 		break
 	}
-	assert.Equal(t, workloadapi.Caller{PID: os.Getpid(), UID: os.Geteuid(), GID: os.Getegid()}, *got.Load())
-	_, ok := workloadapi.CallerFromContext(t.Context())
+	assert.Equal(t, unixsocket.Peer{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, *got.Load())
+	_, ok := unixsocket.PeerFromContext(t.Context())
 	assert.False(t, ok)
 
 	// On other networks nobody is known.

@@ -10,9 +10,8 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
-	"time"
 
-	"github.com/svidkit/svidkit/internal/unixsocket"
+	"github.com/svidkit/svidkit/authn/unixsocket"
 )
 
 // Server serves a handler where programs look for the Workload API, with HTTP/2 and no TLS. Set the
@@ -46,8 +45,8 @@ type Server struct {
 	// owner may replace the socket. Nil means silence.
 	Logger *slog.Logger
 
-	mu       sync.Mutex
-	listener net.Listener
+	mu     sync.Mutex
+	server *unixsocket.Server
 }
 
 // Listen makes the socket. When it returns, clients can connect, and wait for [Server.Run] to serve
@@ -56,18 +55,21 @@ type Server struct {
 func (s *Server) Listen() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.listener != nil {
+	if s.server != nil {
 		return nil
 	}
-	l, err := s.listen()
+	server, err := s.make()
+	if err == nil {
+		err = server.Listen()
+	}
 	if err != nil {
 		return fmt.Errorf("workloadapi: listen on %q: %w", clip(s.Address, 256), err)
 	}
-	s.listener = l
+	s.server = server
 	return nil
 }
 
-func (s *Server) listen() (net.Listener, error) {
+func (s *Server) make() (*unixsocket.Server, error) {
 	if s.Handler == nil {
 		return nil, errors.New("the Handler is nil")
 	}
@@ -75,27 +77,16 @@ func (s *Server) listen() (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	server := &unixsocket.Server{Path: a.target, DirMode: s.DirMode, SocketMode: s.SocketMode, Handler: s.Handler, Logger: s.Logger}
 	if a.network == "unix" {
-		return unixsocket.Listen(unixsocket.Options{
-			Path: a.target, DirMode: s.DirMode, SocketMode: s.SocketMode,
-			Warn: func(folder string, mode fs.FileMode) {
-				s.log().Warn("workloadapi: others than its owner may replace the socket; take away write permission of its folder",
-					slog.String("folder", folder), slog.String("mode", mode.String()))
-			},
-		})
+		return server, nil
 	}
 	ip := netip.MustParseAddrPort(a.target).Addr().Unmap() // it was parsed before
 	if !s.AnyNetwork && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
 		return nil, errors.New("not a loopback or link-local address, so callers are not known to be local (WEP-4); use a Unix socket, or set AnyNetwork")
 	}
-	return net.Listen(a.network, a.target)
-}
-
-func (s *Server) log() *slog.Logger {
-	if s.Logger == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return s.Logger
+	server.Listener, err = net.Listen(a.network, a.target)
+	return server, err
 }
 
 // Run calls [Server.Listen] if nobody has, and serves until ctx is done or serving fails. Then it
@@ -105,49 +96,5 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := s.Listen(); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	l := s.listener
-	s.mu.Unlock()
-	err := unixsocket.Serve(ctx, l, &http.Server{
-		Handler: s.Handler,
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: maxPerConnection,
-			MaxReadFrameSize:     16 << 10, // clients written in Go set aside that much for each stream
-		},
-		ReadHeaderTimeout: 10 * time.Second,
-		MaxHeaderBytes:    64 << 10,
-		ConnContext:       ConnContext,
-		ErrorLog:          slog.NewLogLogger(s.log().Handler(), slog.LevelDebug),
-	})
-	if ctx.Err() == nil {
-		return fmt.Errorf("workloadapi: serve on %q: %w", clip(s.Address, 256), err)
-	}
-	return err
-}
-
-// Caller is the process that opened a connection, as the kernel saw it at that moment. The process
-// may have handed the connection on, or be gone, and its PID may be another's by now: a server that
-// looks further into it makes sure that the process has started before the connection.
-type Caller struct {
-	PID      int // as the server's PID namespace has it; 0 if it is not in there
-	UID, GID int // effective
-}
-
-type callerKey struct{}
-
-// ConnContext is for the field of that name of an [http.Server] that a [Handler] is mounted on: it
-// finds out who opened a connection, for [CallerFromContext]. A [Server] has it already.
-func ConnContext(ctx context.Context, c net.Conn) context.Context {
-	if caller, ok := peer(c); ok {
-		return context.WithValue(ctx, callerKey{}, caller)
-	}
-	return ctx
-}
-
-// CallerFromContext returns who opened the connection of the request that ctx belongs to. It reports
-// false if that is not known: on connections that are not Unix sockets, and on systems other than
-// Linux, where package syscall does not tell.
-func CallerFromContext(ctx context.Context) (Caller, bool) {
-	c, ok := ctx.Value(callerKey{}).(Caller)
-	return c, ok
+	return s.server.Run(ctx)
 }

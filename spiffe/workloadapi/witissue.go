@@ -30,7 +30,7 @@ import (
 type WITIssuer interface {
 	// IssueWITSVID returns a new WIT-SVID for id, which the caller was found to have under this hint, and
 	// which may be of any trust domain that Options.Identities knows. The key in it is new as well
-	// (WIT-52). The context is that of the request, for [CallerFromContext], and ends after 30 seconds.
+	// (WIT-52). The context is that of the request, for [unixsocket.PeerFromContext], and ends after 30 seconds.
 	//
 	// An error that wraps [ErrDenied] says that this identity has no WIT-SVID, or none any more. Any
 	// other leaves in force what the caller has, until it expires, and the Handler tries again: after a

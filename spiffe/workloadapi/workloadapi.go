@@ -28,7 +28,7 @@
 //	server := &workloadapi.Server{Address: "unix:///run/identity/api.sock", Handler: handler}
 //	err = server.Run(ctx)
 //
-// Who gets what is up to [Options].Identities, which learns from [CallerFromContext] which process
+// Who gets what is up to [Options].Identities, which learns from [unixsocket.PeerFromContext] which process
 // is calling, as Linux knows it. Tokens come from [Options].Issuer and are judged by
 // [Options].Validator; WIT-SVIDs come from [Options].WITIssuer.
 //
@@ -73,7 +73,7 @@
 // # In a server of your own
 //
 // A Handler can be mounted on any http.Server that speaks HTTP/2 without TLS. Set its ConnContext to
-// [ConnContext], or CallerFromContext knows nobody, and leave ReadTimeout and WriteTimeout at zero, as
+// [unixsocket.ConnContext], or the peer is not known, and leave ReadTimeout and WriteTimeout at zero, as
 // they would end the streams.
 //
 // # Limits

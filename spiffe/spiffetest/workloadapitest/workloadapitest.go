@@ -44,6 +44,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/faulty"
 	"github.com/svidkit/svidkit/internal/memconn"
 	"github.com/svidkit/svidkit/spiffe"
@@ -141,7 +142,7 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 		t.Fatalf("workloadapitest: %v", err)
 	}
 	s.faulty = faulty.Start(t, faulty.Config{
-		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: workloadapi.ConnContext,
+		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: unixsocket.ConnContext,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -7,10 +7,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/unixsocket"
+	"github.com/svidkit/svidkit/authn/unixsocket"
 )
 
-// A server that is so busy that nobody can connect is still a server.
+// The socket of a server whose queue is full is in use.
 func TestBusyServer(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(socketDir(t), "s")
@@ -31,7 +31,7 @@ func TestBusyServer(t *testing.T) {
 		require.NoError(t, err)
 		require.Less(t, i, 100, "the queue has no end")
 	}
-	_, err := unixsocket.Listen(unixsocket.Options{Path: path})
+	err := (&unixsocket.Server{Path: path, Handler: says("")}).Listen()
 	require.ErrorIs(t, err, unixsocket.ErrInUse)
 	require.NotZero(t, mode(t, path), "it is still there")
 }

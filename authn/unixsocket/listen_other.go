@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// MaxPath is the longest path of a socket in bytes.
-const MaxPath = 107
+// maxPath is the longest path of a socket in bytes.
+const maxPath = 107
 
 // refused also knows the number that Winsock uses.
 func refused(err error) bool {
@@ -21,7 +21,7 @@ func refused(err error) bool {
 func listenUnix(path string, _ fs.FileMode) (net.Listener, error) {
 	l, err := net.Listen("unix", path)
 	if err == nil {
-		l.(*net.UnixListener).SetUnlinkOnClose(false) // it is removed before, if it is ours
+		l.(*net.UnixListener).SetUnlinkOnClose(false) // Run removes it, if it is its own
 	}
 	return l, err
 }

@@ -10,17 +10,17 @@ import (
 	"syscall"
 )
 
-// MaxPath is the longest path of a socket in bytes; the system wants a zero after it.
-const MaxPath = len(syscall.RawSockaddrUnix{}.Path) - 1
+// maxPath is the longest path of a socket in bytes; a zero byte follows it.
+const maxPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// backlog is how many connections may wait to be accepted; the system cuts it to what it allows. The
-// constant in package syscall is 128, and more than that come at once when an agent comes back.
+// backlog is how many connections may wait to be accepted, within the limit of the system. The
+// constant in package syscall is 128, and more clients than that reconnect at once when an agent restarts.
 const backlog = 4096
 
-// listenUnix makes a socket with that mode. Until listen is called a connection to it is refused, so
-// nobody gets in while the mode is still what the umask made of it.
+// listenUnix makes a socket with that mode. Connections are refused until listen is called, so no client
+// connects while the mode is still what the umask made of it.
 func listenUnix(path string, mode fs.FileMode) (net.Listener, error) {
 	syscall.ForkLock.RLock()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)

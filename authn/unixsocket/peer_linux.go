@@ -1,19 +1,19 @@
-package workloadapi
+package unixsocket
 
 import (
 	"net"
 	"syscall"
 )
 
-// peer asks the kernel who is on the other side of a Unix socket.
-func peer(c net.Conn) (Caller, bool) {
+// peerOf asks the kernel which process is on the other side of a Unix socket.
+func peerOf(c net.Conn) (Peer, bool) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
-		return Caller{}, false
+		return Peer{}, false
 	}
 	sys, err := u.SyscallConn()
 	if err != nil {
-		return Caller{}, false
+		return Peer{}, false
 	}
 	var cred *syscall.Ucred
 	var failed error
@@ -21,7 +21,7 @@ func peer(c net.Conn) (Caller, bool) {
 		cred, failed = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	})
 	if err != nil || failed != nil {
-		return Caller{}, false
+		return Peer{}, false
 	}
-	return Caller{PID: int(cred.Pid), UID: int(cred.Uid), GID: int(cred.Gid)}, true
+	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, true
 }

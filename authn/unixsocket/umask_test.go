@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/unixsocket"
+	"github.com/svidkit/svidkit/authn/unixsocket"
 )
 
 // The modes are the ones asked for, neither more nor less, whatever the umask. The umask belongs to
@@ -20,11 +20,11 @@ func TestUmask(t *testing.T) {
 	for _, umask := range []int{0, 0o777} {
 		path := filepath.Join(socketDir(t), "s")
 		old := syscall.Umask(umask)
-		l, err := unixsocket.Listen(unixsocket.Options{Path: path, SocketMode: 0o660})
+		s := &unixsocket.Server{Path: path, Handler: says(""), SocketMode: 0o660}
+		err := s.Listen()
 		syscall.Umask(old)
 		require.NoError(t, err)
 		assert.Equal(t, fs.ModeSocket|0o660, mode(t, path), "umask %o", umask)
-		l.Remove()
-		require.NoError(t, l.Close())
+		require.NoError(t, s.CloseListener())
 	}
 }
