@@ -96,39 +96,37 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 			return nil, b.errorf("X.509 authority %d is not a parsed certificate", i+1)
 		}
 		if reason := unfitAnchor(cert); reason != "" {
-			return nil, b.errorf("X.509 authority %d, %s: %s (X5-41)", i+1, short(cert.Subject.String()), reason)
+			return nil, b.errorf("X.509 authority %d, %s: %s", i+1, short(cert.Subject.String()), reason)
 		}
 	}
 	b.x509 = distinct(slices.Clone(c.X509Authorities))
-	var err error
-	if b.jwt, err = b.authorities("JWT", c.JWTAuthorities); err != nil {
-		return nil, err
+	for kind, keys := range map[string]map[string]crypto.PublicKey{"JWT": c.JWTAuthorities, "WIT": c.WITAuthorities} {
+		for id, key := range keys {
+			if id == "" || !utf8.ValidString(id) {
+				return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8", short(id), kind)
+			}
+			if reason := jws.Unfit(key); reason != "" {
+				return nil, b.errorf("%s authority %s: %s", kind, short(id), reason)
+			}
+		}
 	}
-	if b.wit, err = b.authorities("WIT", c.WITAuthorities); err != nil {
-		return nil, err
-	}
+	b.jwt, b.wit = sorted(c.JWTAuthorities), sorted(c.WITAuthorities)
 	for _, a := range b.wit {
 		if _, ok := b.JWTAuthority(a.id); ok {
-			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own (WIT-61)", short(a.id))
+			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own", short(a.id))
 		}
 	}
 	return b, nil
 }
 
-// authorities checks and sorts the keys that sign one kind of token.
-func (b *Bundle) authorities(kind string, keys map[string]crypto.PublicKey) ([]authority, error) {
-	var list []authority
+// sorted returns the keys by key ID.
+func sorted(keys map[string]crypto.PublicKey) []authority {
+	list := make([]authority, 0, len(keys))
 	for id, key := range keys {
-		if id == "" || !utf8.ValidString(id) {
-			return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8 (BND-30)", short(id), kind)
-		}
-		if reason := jws.Unfit(key); reason != "" {
-			return nil, b.errorf("%s authority %s: %s (BND-32)", kind, short(id), reason)
-		}
 		list = append(list, authority{id, key})
 	}
 	slices.SortFunc(list, func(x, y authority) int { return cmp.Compare(x.id, y.id) })
-	return list, nil
+	return list
 }
 
 // ParseBundlePEM returns a bundle of td with the CA certificates in roots, which is PEM as in
@@ -173,7 +171,7 @@ func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] { return e
 func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) { return find(b.jwt, keyID) }
 
 // WITAuthorities loops over the WIT keys, sorted by key ID: none unless NewBundle or
-// [ParseBundleWith] was asked for them.
+// [ParseBundleWIT] was asked for them.
 func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.wit) }
 
 // WITAuthority returns the WIT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey. A JWT
@@ -343,12 +341,4 @@ func unfitAnchor(cert *x509.Certificate) string {
 
 func errUnknownTrustDomain(td TrustDomain) error {
 	return fmt.Errorf("spiffe: trust domain %q: %w", td, ErrUnknownTrustDomain)
-}
-
-// short quotes s for an error, and cuts it: what a stranger sent must not fill the log.
-func short(s string) string {
-	if len(s) > 128 {
-		return fmt.Sprintf("%q…", s[:128])
-	}
-	return fmt.Sprintf("%q", s)
 }

@@ -156,7 +156,7 @@ func (p Policy) WithAliases(td TrustDomain, aliases ...TrustDomain) Policy {
 				continue
 			}
 			twin := scheme + alias.name + r[len(scheme)+len(td.name):]
-			if len(strings.TrimSuffix(twin, "/")) > MaxIDLength {
+			if len(strings.TrimSuffix(twin, "/")) > maxID {
 				return mistaken("WithAliases makes a rule for IDs of more than 2048 bytes")
 			}
 			rules[twin], found = struct{}{}, true

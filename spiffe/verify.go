@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 )
 
 // Limits on what is verified. They are checked before any signature is, as a peer that has proved
@@ -30,45 +28,30 @@ const (
 	ClientRole             // the peer dialled: clientAuth
 )
 
-// Stage says how far the verification of a peer came.
-type Stage int
+// Stage is the step of a verification at which a peer was refused.
+type Stage string
 
 // The stages, in order.
 const (
-	StageLeaf   Stage = iota + 1 // the form of the leaf, and the ID in it
-	StageBundle                  // finding the trust bundle of the ID's trust domain
-	StageChain                   // the path from the leaf to an authority in that bundle, by RFC 5280
-	StagePolicy                  // the caller's policy
+	StageLeaf   Stage = "leaf"   // the form of the leaf, and the ID in it
+	StageBundle Stage = "bundle" // finding the trust bundle of the ID's trust domain
+	StageChain  Stage = "chain"  // the path from the leaf to an authority in that bundle, by RFC 5280
+	StagePolicy Stage = "policy" // the caller's policy
 )
 
-// String returns "leaf", "bundle", "chain" or "policy".
-func (s Stage) String() string {
-	switch s {
-	case StageLeaf:
-		return "leaf"
-	case StageBundle:
-		return "bundle"
-	case StageChain:
-		return "chain"
-	case StagePolicy:
-		return "policy"
-	}
-	return fmt.Sprintf("Stage(%d)", int(s))
-}
-
-// VerifyError says why a peer was not accepted. Err, which Unwrap returns, wraps a
-// [*CertificateError] at StageLeaf; [ErrUnknownTrustDomain], [ErrNoAuthority], [ErrTooLarge] or the
-// error of the caller's [BundleSource] at StageBundle; an error type of crypto/x509 or ErrTooLarge at
-// StageChain; and [ErrDenied] at StagePolicy.
+// VerifyError says why a peer was not accepted. Err, which Unwrap returns, wraps a [*ParseError] at
+// StageLeaf; [ErrUnknownTrustDomain], [ErrNoAuthority] or the error of the caller's [BundleSource] at
+// StageBundle; an error type of crypto/x509 or [ErrTooLarge] at StageChain; and [ErrDenied] at
+// StagePolicy.
 type VerifyError struct {
 	Stage Stage
 	ID    ID     // what the leaf claims; zero if it carries no valid ID
-	Rule  string // the broken rule's id, such as "X5-36"; empty if none says it
+	Rule  string // the id of the broken rule, as in [ParseError]; empty if none applies
 	Err   error
 }
 
-// Error names the peer, the stage and the reason. What the peer sent is quoted and cut to a length
-// that is fit for a log line.
+// Error names the peer, the stage and the reason. It quotes what the peer sent, and cuts it to at most
+// 2 KiB.
 func (e *VerifyError) Error() string {
 	who := ""
 	if !e.ID.IsZero() {
@@ -177,7 +160,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	id, err := checkLeaf(chain[0])
 	if err != nil {
 		e := &VerifyError{Stage: StageLeaf, ID: id, Err: err}
-		if ce, ok := errors.AsType[*CertificateError](err); ok {
+		if ce, ok := errors.AsType[*ParseError](err); ok {
 			e.Rule = ce.Rule
 		}
 		return nil, e
@@ -351,21 +334,3 @@ func (p *Peer) NotAfter() time.Time { return p.notAfter }
 
 // String returns the ID.
 func (p *Peer) String() string { return p.id.String() }
-
-// maxInError is how much of what a peer sent goes into an error, in bytes.
-const maxInError = 512
-
-// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}
-
-// inner is the text of an error of this package inside another one, which already names the
-// package.
-func inner(err error) string { return strings.TrimPrefix(err.Error(), "spiffe: ") }

@@ -50,7 +50,7 @@ const (
 	ReasonBundleSource
 
 	// ReasonKey says that the bundle has no WIT key of that ID, none that fits "alg", or none at all. A
-	// bundle has WIT keys only if [spiffe.ParseBundleWith] was asked for them.
+	// bundle has WIT keys only if [spiffe.ParseBundleWIT] was asked for them.
 	ReasonKey
 
 	// ReasonSignature says that a signature is not that of the key.

@@ -76,7 +76,7 @@ type Validator struct {
 //
 // The source is asked for each token, remembered or not, so that a removed key is distrusted at once. A
 // remembered token counts only while the source gives the same *spiffe.Bundle, so a source should not
-// make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWith] was asked to read
+// make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] was asked to read
 // them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
 	var o ValidatorOptions
@@ -274,7 +274,7 @@ func (p *parsed) verify(b *spiffe.Bundle) *Error {
 		for range b.WITAuthorities() {
 			return refuse(whatToken, ReasonKey, "WIT-62", "the bundle of %q has no WIT key %q", b.TrustDomain(), clip(p.kid, maxQuoted))
 		}
-		return refuse(whatToken, ReasonKey, "WIT-63", "the bundle of %q has no WIT keys; they are read only by ParseBundleWith", b.TrustDomain())
+		return refuse(whatToken, ReasonKey, "WIT-63", "the bundle of %q has no WIT keys; they are read only by ParseBundleWIT", b.TrustDomain())
 	}
 	if err := p.alg.Verify(key, p.input, p.sig); err != nil {
 		e := refuse(whatToken, ReasonSignature, "WIT-1", "key %q: %w", clip(p.kid, maxQuoted), err)

@@ -38,7 +38,7 @@ func readVectors(t testing.TB) (vectorFile, *spiffe.BundleSet) {
 
 func parseBundle(t testing.TB, td string, doc []byte) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.ParseBundleWith(spiffe.MustParseTrustDomain(td), doc, spiffe.ParseOptions{WIT: true})
+	b, err := spiffe.ParseBundleWIT(spiffe.MustParseTrustDomain(td), doc)
 	require.NoError(t, err)
 	return b
 }
@@ -191,5 +191,5 @@ func TestKnownAnswers(t *testing.T) {
 	e := refusal(t, err, token, proof)
 	assert.Equal(t, witsvid.ReasonKey, e.Reason)
 	assert.Equal(t, "WIT-63", e.Rule)
-	assert.EqualError(t, e, `witsvid: token of "spiffe://example.org/ns/prod/sa/web": unknown key: the bundle of "example.org" has no WIT keys; they are read only by ParseBundleWith (WIT-63)`)
+	assert.EqualError(t, e, `witsvid: token of "spiffe://example.org/ns/prod/sa/web": unknown key: the bundle of "example.org" has no WIT keys; they are read only by ParseBundleWIT (WIT-63)`)
 }
