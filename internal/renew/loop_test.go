@@ -30,6 +30,7 @@ type keeper struct {
 	mu         sync.Mutex
 	loop       *renew.Loop[*thing]
 	time, life time.Duration
+	cleanup    time.Duration // after the end of the context
 	err        error
 	order      []string // in which attempts began
 	now, most  int      // attempts under way
@@ -50,7 +51,9 @@ func (k *keeper) attempt(ctx context.Context, e *thing) {
 	k.most = max(k.most, k.now)
 	duration := k.time
 	k.mu.Unlock()
-	_ = renew.Sleep(ctx, duration)
+	if renew.Sleep(ctx, duration) != nil {
+		time.Sleep(k.cleanup)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.now--
@@ -283,14 +286,14 @@ func TestClockPutBack(t *testing.T) {
 // Run ends what it has started, which is not a failure, and may be called again.
 func TestStop(t *testing.T) {
 	bubble(t, func(t *testing.T, k *keeper) {
-		k.time = time.Minute
+		k.time, k.cleanup = time.Minute, time.Second
 		e := k.add("a", 0)
 		stop := k.run(t)
 		assert.True(t, of(k, e.Busy))
 		assert.Zero(t, k.next(e), "under way")
 		begin := time.Now()
 		stop()
-		assert.Zero(t, time.Since(begin))
+		assert.Equal(t, time.Second, time.Since(begin), "it waits for the attempt")
 		assert.False(t, of(k, e.Busy))
 		assert.Zero(t, of(k, e.Failures))
 		assert.Equal(t, time.Now().UTC(), k.next(e).UTC(), "due again")
