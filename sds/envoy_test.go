@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/envoytest"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -215,7 +216,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 		h, err := sds.NewHandler(m, nil)
 		require.NoError(t, err)
 		socket := filepath.Join(dir, name+".sock")
-		s := &sds.Server{Path: socket, Handler: h}
+		s := &unixsocket.Server{Path: socket, Handler: h}
 		run(name+" SDS", s.Run)
 		return workload{m, filepath.Base(socket)}
 	}

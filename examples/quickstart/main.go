@@ -33,6 +33,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -121,7 +122,7 @@ func show(outer context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server := &sds.Server{Path: o.socket, Handler: handler}
+	server := &unixsocket.Server{Path: o.socket, Handler: handler}
 	if err := server.Listen(); err != nil {
 		return err
 	}
