@@ -37,6 +37,7 @@ var rules = map[string]map[string]string{
 	"internal/limit":       {},
 	"internal/metrics":     {},
 	"internal/redirect":    {},
+	"internal/renew":       {},
 	"internal/hostilecsr": {
 		"golang.org/x/crypto/cryptobyte":      "ASN.1 that crypto/x509 would not write",
 		"golang.org/x/crypto/cryptobyte/asn1": "tags for cryptobyte",
