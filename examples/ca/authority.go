@@ -103,7 +103,7 @@ func (a *authority) open(ctx context.Context, c *config, cfg ca.Config) (*ca.Aut
 func (a *authority) store(ctx context.Context, c *config, secret, folder string) (store ca.Store, err error) {
 	if c.kubernetes {
 		a.where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
-		store, err = kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.kubeAPI, HTTPClient: c.kubeClient})
+		store, err = kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.APIServer, HTTPClient: c.cluster.HTTPClient})
 	} else {
 		a.where = "in " + filepath.Join(c.stateDir, folder)
 		store, err = ca.NewDirStore(filepath.Join(c.stateDir, folder))
@@ -128,12 +128,11 @@ func (a *authority) store(ctx context.Context, c *config, secret, folder string)
 // newRA returns a registration authority that has the signers of the cluster sign. Their roots are in a
 // file, or, unless a request may choose its signer, those of the API server; else they are learned.
 func (c *config) newRA(auditor ca.Auditor, log *slog.Logger) (*ra.RA, error) {
-	cfg := ra.Config{
-		TrustDomain: c.ca.TrustDomain, Signer: c.signer, SignerDomain: c.signerDomain, MaxTTL: c.ca.MaxTTL,
-		APIServer: c.kubeAPI, HTTPClient: c.kubeClient, Auditor: auditor, Logger: log, LearnRoots: true,
-	}
-	files := []string{c.externalRoots}
-	if c.signerDomain == "" {
+	cfg := c.external
+	cfg.TrustDomain, cfg.MaxTTL, cfg.Auditor, cfg.Logger, cfg.LearnRoots = c.ca.TrustDomain, c.ca.MaxTTL, auditor, log, true
+	cfg.APIServer, cfg.HTTPClient = c.cluster.APIServer, c.cluster.HTTPClient
+	files := []string{c.rootsOfRA}
+	if c.external.SignerDomain == "" {
 		files = append(files, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 	}
 	for _, name := range files {

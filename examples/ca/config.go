@@ -14,41 +14,40 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // config is what the flags and the environment say.
 type config struct {
-	ca            ca.Config // of our own CA
+	ca            ca.Config // of the CA itself
 	grace         int       // percent
-	jitter        bool
 	checkInterval time.Duration
-	rsaBits       int
+	jitter        bool
 	rootDir       string // of a plugged-in CA
 	stateDir      string
 	auditLog      string
 	auditSize     int64
 
 	kubernetes              bool
-	kubeAPI                 string
-	kubeClient              *http.Client // nil: as the service account of the pod
-	namespace, cluster      string
-	audiences, nodeAccounts list
+	cluster                 kube.ReviewerOptions
+	clusterID, namespace    string
+	audiences, nodeAccounts []string
 	cacerts, keepDNSNames   bool
-	linkerdTTL, linkerdSkew time.Duration
-	mesh                    linkerdname.Mesh
-	anyAudience             bool
+	external                ra.Config
+	externalCA, rootsOfRA   string
 
-	self spiffe.ID // of the server
-
-	externalCA, signer, signerDomain, externalRoots string
+	linkerd          linkerd.Options
+	anyAudience      bool
+	linkerdPlaintext bool
+	dnsNames         []string
+	self             spiffe.ID // of the server
 
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
-	linkerdPlaintext                              bool
-	dnsNames                                      list
 
 	command  string // what to do instead of serving: the name of its flag
 	argument string // of the command
@@ -60,7 +59,7 @@ type config struct {
 // account is the service account in the identity of the server.
 const account = "svidkit-ca"
 
-// kubernetesRA is the value of EXTERNAL_CA that is known.
+// kubernetesRA is the one value of EXTERNAL_CA.
 const kubernetesRA = "ISTIOD_RA_KUBERNETES_API"
 
 // commands are the flags that say what to do instead of serving.
@@ -83,7 +82,7 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.DurationVar(&c.checkInterval, "root-check-interval", time.Hour, "time between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
 	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
 	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
-	fs.IntVar(&c.rsaBits, "rsa-bits", 0, "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]")
+	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
 	fs.BoolVar(&c.ca.KeepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
 	fs.BoolVar(&c.ca.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
 	fs.BoolVar(&c.ca.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
@@ -92,22 +91,21 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.DurationVar(&c.ca.Propagation, "propagation", 0, "how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
 
 	fs.BoolVar(&c.kubernetes, "kubernetes", false, "keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
-	fs.StringVar(&c.kubeAPI, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
+	fs.StringVar(&c.cluster.APIServer, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
 	fs.StringVar(&c.namespace, "namespace", "istio-system", "`namespace` of the Secret, and in the identity of the server [POD_NAMESPACE]")
-	fs.StringVar(&c.cluster, "cluster-id", "Kubernetes", "`name` of the cluster, as callers give it [CLUSTER_ID]")
-	c.audiences = list{"istio-ca"}
-	fs.Var(&c.audiences, "token-audiences", "`audiences` of tokens for Istio's API [TOKEN_AUDIENCES]")
-	fs.Var(&c.nodeAccounts, "trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]")
+	fs.StringVar(&c.clusterID, "cluster-id", "Kubernetes", "`name` of the cluster, as callers give it [CLUSTER_ID]")
+	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.audiences))
+	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.nodeAccounts))
 	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
 	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
-	fs.StringVar(&c.mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
-	fs.DurationVar(&c.linkerdTTL, "linkerd-ttl", day, "lifetime of certificates for Linkerd, or what -max-ttl leaves if that is less")
-	fs.DurationVar(&c.linkerdSkew, "linkerd-clock-skew", 20*time.Second, "how far certificates for Linkerd are dated back, and forward")
+	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
+	fs.DurationVar(&c.linkerd.Lifetime, "linkerd-ttl", day, "lifetime of certificates for Linkerd, or what -max-ttl leaves if that is less")
+	fs.DurationVar(&c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "how far certificates for Linkerd are dated back, and forward")
 	fs.BoolVar(&c.anyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
 	fs.StringVar(&c.externalCA, "external-ca", "", "CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
-	fs.StringVar(&c.signer, "k8s-signer", "", "`name` of the signer with -external-ca [K8S_SIGNER]")
-	fs.StringVar(&c.signerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
-	fs.StringVar(&c.externalRoots, "external-roots", "./etc/external-ca-cert/root-cert.pem", "`file` with the roots of the signers, with -external-ca")
+	fs.StringVar(&c.external.Signer, "k8s-signer", "", "`name` of the signer with -external-ca [K8S_SIGNER]")
+	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
+	fs.StringVar(&c.rootsOfRA, "external-roots", "./etc/external-ca-cert/root-cert.pem", "`file` with the roots of the signers, with -external-ca")
 
 	fs.IntVar(&c.ca.Limits.Concurrent, "concurrent", 64, "signings at the same time, audit record included; 0: no limit")
 	fs.IntVar(&c.ca.Limits.Queue, "queue", 1024, "how many more wait")
@@ -121,7 +119,7 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.BoolVar(&c.linkerdPlaintext, "linkerd-plaintext", false, "serve Linkerd's API without TLS, for a proxy in the same pod that terminates it")
 	fs.StringVar(&c.bundleAddr, "bundle-addr", "127.0.0.1:8443", "`address` of the bundle endpoint; empty: none")
 	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014", "`address` of metrics and health, without TLS; empty: none")
-	fs.Var(&c.dnsNames, "dns-names", "further `names` in the certificate of the server")
+	fs.Func("dns-names", "further `names` in the certificate of the server", list(&c.dnsNames))
 
 	fs.Bool("demo", false, "show all of it in a few seconds, and end")
 	fs.Bool("status", false, "print the state of the CA, and end")
@@ -160,7 +158,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (*config, e
 	if fs.NArg() > 0 {
 		return nil, fmt.Errorf("%q is not understood; flags begin with a hyphen", fs.Arg(0))
 	}
-	c.mesh.TrustDomain = c.ca.TrustDomain.String()
+	c.linkerd.Mesh.TrustDomain = c.ca.TrustDomain.String()
 	given := make(map[string]bool)
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	if !given["state-dir"] {
@@ -170,7 +168,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (*config, e
 		c.ca.DefaultTTL = min(c.ca.DefaultTTL, c.ca.MaxTTL)
 	}
 	if !given["linkerd-ttl"] {
-		c.linkerdTTL = min(c.linkerdTTL, c.ca.MaxTTL-c.linkerdSkew)
+		c.linkerd.Lifetime = min(c.linkerd.Lifetime, c.ca.MaxTTL-c.linkerd.ClockSkew)
 	}
 	for _, name := range commands {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
@@ -195,8 +193,8 @@ func (c *config) complete() {
 	if c.auditLog == "" && c.stateDir != "" {
 		c.auditLog = filepath.Join(c.stateDir, "audit.jsonl")
 	}
-	if strings.HasPrefix(c.kubeAPI, "http:") {
-		c.kubeClient = &http.Client{} // such as kubectl proxy, which authenticates us
+	if strings.HasPrefix(c.cluster.APIServer, "http:") {
+		c.cluster.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
 	}
 	if c.ca.Propagation == 0 {
 		c.ca.Propagation = 5 * c.ca.RefreshHint
@@ -204,7 +202,6 @@ func (c *config) complete() {
 			c.ca.Propagation = max(c.ca.Propagation, c.ca.DefaultTTL)
 		}
 	}
-	c.ca.KeyAlgorithm = keyAlgorithms[c.rsaBits]
 	c.ca.GraceRatio = float64(c.grace) / 100
 	c.ca.CheckInterval, c.ca.ManualRotation, c.ca.NoJitter = max(c.checkInterval, 0), c.checkInterval <= 0, !c.jitter
 	c.ca.JWT = &ca.JWTConfig{}
@@ -212,15 +209,16 @@ func (c *config) complete() {
 	c.ca.Limits.CallerBurst = int(10 * c.ca.Limits.CallerRate)
 }
 
-var keyAlgorithms = map[int]pki.KeyAlgorithm{0: pki.ECDSAP256, 2048: pki.RSA2048, 3072: pki.RSA3072, 4096: pki.RSA4096}
-
 // check returns the first flag that is wrong, and why. What only the server needs is checked before a CA is
 // made that could not be served.
 func (c *config) check(getenv func(string) string) (name, reason string) {
 	serve, sign := c.command == "", c.command == "once" || c.command == "jwt"
-	_, knownSize := keyAlgorithms[c.rsaBits]
-	_, noMesh := c.mesh.Certifier()
+	_, noMesh := c.linkerd.Mesh.Certifier()
 	_, noID := c.ca.TrustDomain.KubernetesID(c.namespace, account)
+	key, badNames := pki.NewKey(pki.ECDSAP256)
+	if badNames == nil {
+		_, badNames = pki.NewCSR(key, pki.CSROptions{SANs: c.names()})
+	}
 	for _, rule := range []struct {
 		flag   string
 		wrong  bool
@@ -229,12 +227,11 @@ func (c *config) check(getenv func(string) string) (name, reason string) {
 		{"max-ttl", c.ca.MaxTTL < time.Second, tooShort},
 		{"default-ttl", c.ca.DefaultTTL < time.Second, tooShort},
 		{"default-ttl", c.ca.DefaultTTL > c.ca.MaxTTL, "it is more than -max-ttl"},
-		{"linkerd-ttl", c.linkerdTTL < time.Second, tooShort},
-		{"linkerd-ttl", c.linkerdTTL > c.ca.MaxTTL-c.linkerdSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
-		{"linkerd-clock-skew", c.linkerdSkew <= 0, "it is not more than 0"},
+		{"linkerd-ttl", c.linkerd.Lifetime < time.Second, tooShort},
+		{"linkerd-ttl", c.linkerd.Lifetime > c.ca.MaxTTL-c.linkerd.ClockSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
+		{"linkerd-clock-skew", c.linkerd.ClockSkew <= 0, "it is not more than 0"},
 		{"root-ttl", c.ca.RootTTL < time.Second, tooShort},
 		{"root-grace-percent", c.grace < 1 || c.grace > 50, "it is not from 1 to 50"},
-		{"rsa-bits", !knownSize, "it is none of 2048, 3072 and 4096, nor 0 for ECDSA"},
 		{"backdate", c.ca.Backdate < time.Second, tooShort},
 		{"refresh-hint", c.ca.RefreshHint < time.Second, tooShort},
 		{"propagation", c.ca.Propagation < 0, negative},
@@ -245,8 +242,8 @@ func (c *config) check(getenv func(string) string) (name, reason string) {
 		{"audit-size", c.auditSize < 0, negative},
 		{"external-ca", c.externalCA != "" && c.externalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.externalCA != "" && !c.kubernetes, "it needs -kubernetes"},
-		{"k8s-signer", c.externalCA != "" && c.signer+c.signerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
-		{"kubernetes-api", c.kubeAPI != "" && !c.kubernetes, "it needs -kubernetes"},
+		{"k8s-signer", c.externalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
+		{"kubernetes-api", c.cluster.APIServer != "" && !c.kubernetes, "it needs -kubernetes"},
 		{"trusted-node-accounts", len(c.nodeAccounts) > 0 && !c.kubernetes, "it needs -kubernetes, which knows what runs on a node"},
 		{"trusted-node-accounts", slices.ContainsFunc(c.nodeAccounts, notAccount), "an account is not namespace/name"},
 		{"id", sign == c.id.IsZero(), "-once and -jwt need a SPIFFE ID, and nothing else does"},
@@ -254,7 +251,7 @@ func (c *config) check(getenv func(string) string) (name, reason string) {
 		{"ttl", c.ttl > 0 && !sign, "it is for -once and -jwt; a server has -default-ttl and -max-ttl"},
 		{"state-dir", c.stateDir == "" && !serve && c.command != "demo", "this user has no home folder, so name a folder"},
 		{"namespace", noID != nil, noID},
-		{"dns-names", c.badNames() != nil, c.badNames()},
+		{"dns-names", badNames != nil, badNames},
 		{"linkerd-addr", noMesh != nil && (c.command == "demo" || serve && c.linkerdAddr != ""), fmt.Sprintf("%v; set this flag to nothing to serve without Linkerd", noMesh)},
 		{"kubernetes", serve && !c.kubernetes && getenv("KUBERNETES_SERVICE_HOST") != "", "this process runs in a cluster, so set this flag: without it, " + trusting},
 		{"istio-addr", c.exposes(c.istioAddr), notLoopback},
@@ -273,15 +270,6 @@ func (c *config) check(getenv func(string) string) (name, reason string) {
 func notAccount(text string) bool {
 	namespace, name, _ := strings.Cut(text, "/")
 	return namespace == "" || name == "" || strings.Contains(name, "/")
-}
-
-// badNames returns why a certificate of the server cannot have its names.
-func (c *config) badNames() error {
-	key, err := pki.NewKey(pki.ECDSAP256)
-	if err == nil {
-		_, err = pki.NewCSR(key, pki.CSROptions{SANs: c.names()})
-	}
-	return err
 }
 
 // exposes reports whether a server in development mode would listen on addr beyond its own machine.
@@ -317,18 +305,25 @@ func defaultStateDir(td spiffe.TrustDomain) string {
 	return filepath.Join(dir, "svidkit-ca", td.String())
 }
 
-// list is a flag with values between commas. Setting it again replaces it.
-type list []string
-
-func (l *list) String() string { return strings.Join(*l, ",") }
-
-func (l *list) Set(text string) error {
-	*l = nil
-	for item := range strings.SplitSeq(text, ",") {
-		*l = append(*l, strings.TrimSpace(item))
+// list returns what sets a flag with values between commas.
+func list(to *[]string) func(string) error {
+	return func(text string) error {
+		*to = strings.Split(text, ",")
+		for i, item := range *to {
+			if (*to)[i] = strings.TrimSpace(item); (*to)[i] == "" {
+				return errors.New("an item of the list is empty")
+			}
+		}
+		return nil
 	}
-	if slices.Contains(*l, "") {
-		return errors.New("an item of the list is empty")
+}
+
+// setKeySize sets the kind of key that new roots have.
+func (c *config) setKeySize(bits string) (err error) {
+	algorithms := map[string]pki.KeyAlgorithm{"0": pki.ECDSAP256, "2048": pki.RSA2048, "3072": pki.RSA3072, "4096": pki.RSA4096}
+	var ok bool
+	if c.ca.KeyAlgorithm, ok = algorithms[bits]; !ok {
+		err = errors.New("none of 2048, 3072 and 4096, nor 0 for ECDSA")
 	}
-	return nil
+	return err
 }

@@ -29,9 +29,9 @@ func TestDefaults(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.ca.TrustDomain.String())
 	assert.Equal(t, "./etc/cacerts", c.rootDir)
-	assert.Equal(t, list{"istio-ca"}, c.audiences)
+	assert.Empty(t, c.audiences, "istio-ca")
 	assert.Equal(t, "istio-system", c.namespace)
-	assert.Equal(t, "Kubernetes", c.cluster)
+	assert.Equal(t, "Kubernetes", c.clusterID)
 	cfg := c.ca
 	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
 	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
@@ -41,9 +41,9 @@ func TestDefaults(t *testing.T) {
 	assert.False(t, cfg.NoJitter)
 	assert.False(t, cfg.ManualRotation)
 	assert.Equal(t, pki.ECDSAP256, cfg.KeyAlgorithm)
-	assert.Equal(t, 24*time.Hour, c.linkerdTTL)
-	assert.Equal(t, 20*time.Second, c.linkerdSkew)
-	assert.Equal(t, "linkerd", c.mesh.ControlNamespace)
+	assert.Equal(t, 24*time.Hour, c.linkerd.Lifetime)
+	assert.Equal(t, 20*time.Second, c.linkerd.ClockSkew)
+	assert.Equal(t, "linkerd", c.linkerd.Mesh.ControlNamespace)
 	assert.False(t, c.kubernetes)
 	assert.Empty(t, c.command)
 	for _, addr := range []string{c.istioAddr, c.linkerdAddr, c.bundleAddr, c.adminAddr} {
@@ -81,13 +81,13 @@ func TestEnvironment(t *testing.T) {
 		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.ca.KeyAlgorithm }},
 		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *config) any { return c.cacerts }},
 		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.ca.MultiRoot }},
-		"TOKEN_AUDIENCES":                                       {"a, b", list{"a", "b"}, func(c *config) any { return c.audiences }},
-		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", list{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.nodeAccounts }},
-		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.cluster }},
+		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *config) any { return c.audiences }},
+		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.nodeAccounts }},
+		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.clusterID }},
 		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *config) any { return c.namespace }},
 		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *config) any { return c.externalCA }},
-		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *config) any { return c.signer }},
-		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *config) any { return c.signerDomain }},
+		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *config) any { return c.external.Signer }},
+		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *config) any { return c.external.SignerDomain }},
 	} {
 		e := env{variable: tc.value, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 		if variable == "EXTERNAL_CA" {
@@ -102,7 +102,7 @@ func TestEnvironment(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 5*time.Hour, c.ca.MaxTTL)
 	assert.Equal(t, 5*time.Hour, c.ca.DefaultTTL, "which was not given")
-	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerdTTL)
+	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerd.Lifetime)
 	assert.Equal(t, "b.test", c.ca.TrustDomain.String())
 
 	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard)

@@ -214,7 +214,7 @@ func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*s
 
 // linkerd takes a certificate over Linkerd's API, as a proxy does.
 func (v *visitor) linkerd(ctx context.Context, namespace, account string) (*x509.Certificate, error) {
-	name, err := v.c.mesh.Name(namespace, account)
+	name, err := v.c.linkerd.Mesh.Name(namespace, account)
 	if err != nil {
 		return nil, err
 	}

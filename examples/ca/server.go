@@ -42,8 +42,8 @@ func newServer(ctx context.Context, c *config, log *slog.Logger) (*server, error
 
 func (s *server) compose(log *slog.Logger) (err error) {
 	c, tokens := s.c, caserver.InsecureTokens{TrustDomain: s.c.ca.TrustDomain}
-	istio := &istioca.Options{Authenticator: tokens}
-	proxies := &linkerd.Options{Mesh: c.mesh, Review: tokens.Review, Lifetime: c.linkerdTTL, ClockSkew: c.linkerdSkew}
+	istio, proxies := &istioca.Options{Authenticator: tokens}, &c.linkerd
+	proxies.Review = tokens.Review
 	if c.kubernetes {
 		if err := s.askCluster(istio, proxies); err != nil {
 			return err
@@ -65,23 +65,25 @@ func (s *server) compose(log *slog.Logger) (err error) {
 // askCluster has the API server of the cluster judge tokens and say what runs on a node.
 func (s *server) askCluster(istio *istioca.Options, proxies *linkerd.Options) error {
 	c := s.c
-	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.kubeAPI, HTTPClient: c.kubeClient})
+	reviewer, err := kube.NewReviewer(&c.cluster)
 	if err != nil {
 		return err
 	}
-	istio.Authenticator, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: c.ca.TrustDomain, Audiences: c.audiences, Cluster: c.cluster})
+	istio.Authenticator, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: c.ca.TrustDomain, Audiences: c.audiences, Cluster: c.clusterID})
 	if err != nil {
 		return err
 	}
 	s.rights = append(s.rights, reviewer.Check)
 	if len(c.nodeAccounts) > 0 {
-		nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.kubeAPI, HTTPClient: c.kubeClient, Accounts: c.nodeAccounts})
+		nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.cluster.APIServer, HTTPClient: c.cluster.HTTPClient, Accounts: c.nodeAccounts})
 		if err != nil {
 			return err
 		}
 		istio.NodeAuthorizer, s.rights = nodes, append(s.rights, nodes.Check)
 	}
-	reviewer, err = kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.kubeAPI, HTTPClient: c.kubeClient, AnyAudience: c.anyAudience})
+	ofProxies := c.cluster
+	ofProxies.AnyAudience = c.anyAudience
+	reviewer, err = kube.NewReviewer(&ofProxies)
 	proxies.Review = reviewer.Review
 	return err
 }
@@ -93,7 +95,7 @@ func (c *config) names() []pki.SAN {
 	for _, name := range []string{"istiod", "istiod-remote", "istio-pilot"} {
 		names = append(names, name+"."+c.namespace+".svc")
 	}
-	if name, err := c.mesh.Certifier(); err == nil {
+	if name, err := c.linkerd.Mesh.Certifier(); err == nil {
 		names = append(names, name)
 	}
 	slices.Sort(names)
