@@ -69,17 +69,16 @@ func newAuthority(ctx context.Context, c *config, log *slog.Logger) (_ *authorit
 
 // open takes the CA that was plugged in, if there is one, else the self-signed one in the store.
 func (a *authority) open(ctx context.Context, c *config, cfg ca.Config) (*ca.Authority, error) {
-	folder := os.DirFS(c.rootDir)
-	if _, err := pki.ReadKeyCertBundle(folder, nil, time.Now()); !errors.Is(err, fs.ErrNotExist) {
-		store, err := a.store(ctx, c, "svidkit-ca-tokens", "tokens") // "ca" is for the self-signed one
-		if err != nil {
+	if _, err := pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now()); !errors.Is(err, fs.ErrNotExist) {
+		p := c.pluggedIn
+		if p.Tokens, err = a.store(ctx, c, "svidkit-ca-tokens", "tokens"); err != nil {
 			return nil, err
 		}
-		own, err := ca.Load(ctx, cfg, folder, store)
+		own, err := ca.Load(ctx, cfg, p)
 		if err != nil {
 			return nil, fmt.Errorf("-root-ca-dir: %w", err)
 		}
-		a.where = "plugged in from " + c.rootDir
+		a.where = "plugged in from " + c.pluggedIn.Dir
 		return own, nil
 	}
 	secret := kubesecret.DefaultName

@@ -24,14 +24,15 @@ import (
 
 // config is what the flags and the environment say.
 type config struct {
-	ca            ca.Config // of the CA itself
-	grace         int       // percent
-	checkInterval time.Duration
-	jitter        bool
-	rootDir       string // of a plugged-in CA
-	stateDir      string
-	auditLog      string
-	auditSize     int64
+	ca        ca.Config // of the CA itself
+	grace     int       // percent
+	keepKey   bool
+	istio     ca.IstioRotation // with keepKey
+	jitter    bool
+	pluggedIn ca.PluggedIn
+	stateDir  string
+	auditLog  string
+	auditSize int64
 
 	kubernetes              bool
 	cluster                 kube.ReviewerOptions
@@ -74,21 +75,21 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	const day = 24 * time.Hour
 
 	fs.TextVar(&c.ca.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"), "trust `domain` of the CA [TRUST_DOMAIN]")
-	fs.StringVar(&c.rootDir, "root-ca-dir", "./etc/cacerts", "`folder` of a plugged-in CA; without files in it the CA is self-signed [ROOT_CA_DIR]")
+	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", "./etc/cacerts", "`folder` of a plugged-in CA; without files in it the CA is self-signed [ROOT_CA_DIR]")
 	fs.StringVar(&c.stateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; empty: a temporary one (default: one in the user's home for each trust domain)")
 	fs.DurationVar(&c.ca.DefaultTTL, "default-ttl", day, "lifetime of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
 	fs.DurationVar(&c.ca.MaxTTL, "max-ttl", 90*day, "longest lifetime that a request may name [MAX_WORKLOAD_CERT_TTL]")
-	fs.DurationVar(&c.ca.RootTTL, "root-ttl", 3650*day, "lifetime of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
-	fs.DurationVar(&c.checkInterval, "root-check-interval", time.Hour, "time between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
+	fs.DurationVar(&c.ca.Rotation.RootTTL, "root-ttl", 3650*day, "lifetime of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
+	fs.DurationVar(&c.istio.CheckInterval, "root-check-interval", time.Hour, "time between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
 	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
 	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
 	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
-	fs.BoolVar(&c.ca.KeepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
-	fs.BoolVar(&c.ca.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
-	fs.BoolVar(&c.ca.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
+	fs.BoolVar(&c.keepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
+	fs.BoolVar(&c.ca.Rotation.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
+	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
 	fs.DurationVar(&c.ca.Backdate, "backdate", 2*time.Minute, "how far certificates are dated back, for peers whose clocks are slow")
 	fs.DurationVar(&c.ca.RefreshHint, "refresh-hint", 5*time.Minute, "how often consumers should fetch the bundle")
-	fs.DurationVar(&c.ca.Propagation, "propagation", 0, "how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
+	fs.DurationVar(&c.ca.Rotation.Propagation, "propagation", 0, "how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
 
 	fs.BoolVar(&c.kubernetes, "kubernetes", false, "keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
 	fs.StringVar(&c.cluster.APIServer, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
@@ -196,14 +197,18 @@ func (c *config) complete() {
 	if strings.HasPrefix(c.cluster.APIServer, "http:") {
 		c.cluster.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
 	}
-	if c.ca.Propagation == 0 {
-		c.ca.Propagation = 5 * c.ca.RefreshHint
-		if c.istioAddr != "" && c.ca.DefaultTTL < c.ca.RootTTL/2-c.ca.DefaultTTL { // else a root would not live long enough
-			c.ca.Propagation = max(c.ca.Propagation, c.ca.DefaultTTL)
+	if c.ca.Rotation.Propagation == 0 {
+		c.ca.Rotation.Propagation = 5 * c.ca.RefreshHint
+		if c.istioAddr != "" && c.ca.DefaultTTL < c.ca.Rotation.RootTTL/2-c.ca.DefaultTTL { // else a root would not live long enough
+			c.ca.Rotation.Propagation = max(c.ca.Rotation.Propagation, c.ca.DefaultTTL)
 		}
 	}
-	c.ca.GraceRatio = float64(c.grace) / 100
-	c.ca.CheckInterval, c.ca.ManualRotation, c.ca.NoJitter = max(c.checkInterval, 0), c.checkInterval <= 0, !c.jitter
+	c.ca.Rotation.GraceRatio = float64(c.grace) / 100
+	c.ca.Rotation.Manual = c.istio.CheckInterval <= 0
+	c.istio.CheckInterval, c.istio.NoJitter = max(c.istio.CheckInterval, 0), !c.jitter
+	if c.keepKey {
+		c.ca.Rotation.Istio = &c.istio
+	}
 	c.ca.JWT = &ca.JWTConfig{}
 	c.self, _ = c.ca.TrustDomain.KubernetesID(c.namespace, account) // checked
 	c.ca.Limits.CallerBurst = int(10 * c.ca.Limits.CallerRate)
@@ -230,11 +235,11 @@ func (c *config) check(getenv func(string) string) (name, reason string) {
 		{"linkerd-ttl", c.linkerd.Lifetime < time.Second, tooShort},
 		{"linkerd-ttl", c.linkerd.Lifetime > c.ca.MaxTTL-c.linkerd.ClockSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
 		{"linkerd-clock-skew", c.linkerd.ClockSkew <= 0, "it is not more than 0"},
-		{"root-ttl", c.ca.RootTTL < time.Second, tooShort},
+		{"root-ttl", c.ca.Rotation.RootTTL < time.Second, tooShort},
 		{"root-grace-percent", c.grace < 1 || c.grace > 50, "it is not from 1 to 50"},
 		{"backdate", c.ca.Backdate < time.Second, tooShort},
 		{"refresh-hint", c.ca.RefreshHint < time.Second, tooShort},
-		{"propagation", c.ca.Propagation < 0, negative},
+		{"propagation", c.ca.Rotation.Propagation < 0, negative},
 		{"concurrent", c.ca.Limits.Concurrent < 0, negative},
 		{"queue", c.ca.Limits.Queue < 0, negative},
 		{"rate", !(c.ca.Limits.Rate >= 0), negative}, // or NaN
@@ -322,7 +327,7 @@ func list(to *[]string) func(string) error {
 func (c *config) setKeySize(bits string) (err error) {
 	algorithms := map[string]pki.KeyAlgorithm{"0": pki.ECDSAP256, "2048": pki.RSA2048, "3072": pki.RSA3072, "4096": pki.RSA4096}
 	var ok bool
-	if c.ca.KeyAlgorithm, ok = algorithms[bits]; !ok {
+	if c.ca.Rotation.KeyAlgorithm, ok = algorithms[bits]; !ok {
 		err = errors.New("none of 2048, 3072 and 4096, nor 0 for ECDSA")
 	}
 	return err

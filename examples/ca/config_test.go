@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 )
 
 // env is an environment.
@@ -28,19 +29,19 @@ func TestDefaults(t *testing.T) {
 	c, err := parse(nil, env{}.get, io.Discard)
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.ca.TrustDomain.String())
-	assert.Equal(t, "./etc/cacerts", c.rootDir)
+	assert.Equal(t, "./etc/cacerts", c.pluggedIn.Dir)
 	assert.Empty(t, c.audiences, "istio-ca")
 	assert.Equal(t, "istio-system", c.namespace)
 	assert.Equal(t, "Kubernetes", c.clusterID)
 	cfg := c.ca
 	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
 	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
-	assert.Equal(t, 87600*time.Hour, cfg.RootTTL)
-	assert.Equal(t, time.Hour, cfg.CheckInterval)
-	assert.InDelta(t, 0.2, cfg.GraceRatio, 1e-9)
-	assert.False(t, cfg.NoJitter)
-	assert.False(t, cfg.ManualRotation)
-	assert.Equal(t, pki.ECDSAP256, cfg.KeyAlgorithm)
+	assert.Equal(t, 87600*time.Hour, cfg.Rotation.RootTTL)
+	assert.Nil(t, cfg.Rotation.Istio)
+	assert.Equal(t, ca.IstioRotation{CheckInterval: time.Hour}, c.istio)
+	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
+	assert.False(t, cfg.Rotation.Manual)
+	assert.Equal(t, pki.ECDSAP256, cfg.Rotation.KeyAlgorithm)
 	assert.Equal(t, 24*time.Hour, c.linkerd.Lifetime)
 	assert.Equal(t, 20*time.Second, c.linkerd.ClockSkew)
 	assert.Equal(t, "linkerd", c.linkerd.Mesh.ControlNamespace)
@@ -71,16 +72,16 @@ func TestEnvironment(t *testing.T) {
 		get   func(c *config) any
 	}{
 		"TRUST_DOMAIN":                                          {"example.org", "example.org", func(c *config) any { return c.ca.TrustDomain.String() }},
-		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *config) any { return c.rootDir }},
+		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *config) any { return c.pluggedIn.Dir }},
 		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *config) any { return c.ca.DefaultTTL }},
 		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *config) any { return c.ca.MaxTTL }},
-		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *config) any { return c.ca.RootTTL }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *config) any { return c.ca.CheckInterval }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *config) any { return c.ca.GraceRatio }},
-		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *config) any { return c.ca.NoJitter }},
-		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.ca.KeyAlgorithm }},
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *config) any { return c.ca.Rotation.RootTTL }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *config) any { return c.istio.CheckInterval }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *config) any { return c.ca.Rotation.GraceRatio }},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *config) any { return c.istio.NoJitter }},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.ca.Rotation.KeyAlgorithm }},
 		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *config) any { return c.cacerts }},
-		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.ca.MultiRoot }},
+		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.pluggedIn.MultiRoot }},
 		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *config) any { return c.audiences }},
 		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.nodeAccounts }},
 		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.clusterID }},
@@ -107,7 +108,7 @@ func TestEnvironment(t *testing.T) {
 
 	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard)
 	require.NoError(t, err)
-	assert.True(t, c.ca.ManualRotation, "as with Istio, this switches the rotator off")
+	assert.True(t, c.ca.Rotation.Manual, "as with Istio, this switches the rotator off")
 }
 
 // A value that is malformed is an error that names its variable.
