@@ -134,10 +134,8 @@ var rules = map[string]map[string]string{
 		"internal/protofield": "its messages", "pki": "CSRs", "pki/ca": "requests and their errors", "pki/linkerdname": "names", "spiffe": "trust anchors",
 	},
 	"caclient/istioca": {
-		"caclient": "the interface and codes", "internal/certchain": "roots in a chain", "internal/wire/istioca": "its messages", "pki": "CSRs and PEM",
-		"spiffe": "bundles", "connectrpc.com/connect": "gRPC over net/http",
-		"google.golang.org/protobuf/encoding/protowire":   "RetryInfo",
-		"google.golang.org/protobuf/types/known/structpb": "metadata",
+		"caclient": "the interface and codes", "internal/certchain": "roots in a chain", "internal/grpchttp": "gRPC over net/http", "internal/protofield": "its messages",
+		"pki": "CSRs and PEM", "spiffe": "bundles",
 	},
 	"caclient":       {"internal/certchain": "limits on an answer, shared with secretcache", "spiffe": "identities and bundles", "pki": "CSRs"},
 	"caclient/local": {"spiffe": "identities and bundles", "pki": "CSRs", "pki/ca": "the authority it asks", "caclient": "the interface it meets"},
@@ -170,7 +168,8 @@ var rules = map[string]map[string]string{
 var testRules = map[string]map[string]string{
 	"spiffe/jwtsvid":       {"github.com/go-jose/go-jose/v4": "an independent judge of tokens"},
 	"pki/caserver/linkerd": {"google.golang.org/protobuf": "generated messages, an independent judge"},
-	"internal/grpchttp":    {"connectrpc.com/connect": "an independent peer on both sides"},
+	"caclient/istioca":     {"google.golang.org/protobuf": "generated messages, an independent judge"},
+	"internal/grpchttp":    {"connectrpc.com/connect": "an independent peer on both sides", "google.golang.org/protobuf": "generated messages, an independent judge"},
 }
 
 // kept out of the whole tree, tests and examples included; see doc.go.

@@ -43,7 +43,7 @@ func TestWeight(t *testing.T) {
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", nil, 4},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
 		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 6},
-		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 10},
+		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", []string{"golang.org/x/crypto"}, 4.5},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", nil, 7},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", nil, 8},
