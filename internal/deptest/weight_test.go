@@ -38,10 +38,12 @@ func TestWeight(t *testing.T) {
 		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 6},
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", []string{"golang.org/x/crypto"}, 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", []string{"golang.org/x/crypto"}, 8},
-		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 11},
-		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 11},
+		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
+		{"pki/caserver", "caserver.Serve", nil, 7.2},
+		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", nil, 4},
+		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
 		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 6},
-		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 10},
+		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", []string{"golang.org/x/crypto"}, 4.5},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", nil, 7},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", nil, 8},
@@ -91,11 +93,13 @@ func TestWeightOfPrograms(t *testing.T) {
 		{"identity from an agent and from a CA", workload, 7.5},
 		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadapi.NewHandler", 7.5},
 		{"and a server and a client of net/http", workload + peers + ", workloadapi.NewHandler, (*workloadapi.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.2},
+		{"Istio's certificate service", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
+		{"Linkerd's certificate service", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var imports []string
-			for _, name := range []string{module + "/secretcache", module + "/spiffe", module + "/spiffe/workloadapi", module + "/spiffe/spiffetls", "net/http"} {
+			for _, name := range []string{module + "/pki/caserver", module + "/pki/caserver/istioca", module + "/pki/caserver/linkerd", module + "/secretcache", module + "/spiffe", module + "/spiffe/workloadapi", module + "/spiffe/spiffetls", "net/http"} {
 				if strings.Contains(c.uses, filepath.Base(name)+".") {
 					imports = append(imports, name)
 				}

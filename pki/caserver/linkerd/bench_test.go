@@ -12,9 +12,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
@@ -30,11 +30,10 @@ func BenchmarkCertify(b *testing.B) {
 			bench(b, srv, clients)
 		})
 		b.Run(fmt.Sprint(clients, " clients, empty handler"), func(b *testing.B) {
-			answer := &wire.CertifyResponse{LeafCertificate: make([]byte, 500), IntermediateCertificates: [][]byte{make([]byte, 400)}}
-			h := connect.NewUnaryHandler(linkerd.Certify, func(context.Context, *connect.Request[wire.CertifyRequest]) (*connect.Response[wire.CertifyResponse], error) {
-				return connect.NewResponse(answer), nil
-			})
-			bench(b, h, clients)
+			answer := marshal(b, &wire.CertifyResponse{LeafCertificate: make([]byte, 500), IntermediateCertificates: [][]byte{make([]byte, 400)}})
+			bench(b, &grpchttp.Handler{MaxMessage: 1 << 20, Methods: map[string]grpchttp.Method{
+				linkerd.Certify: grpchttp.Unary(func(context.Context, []byte) ([]byte, error) { return answer, nil }),
+			}}, clients)
 		})
 	}
 }
@@ -50,10 +49,10 @@ func bench(b *testing.B, h http.Handler, clients int) {
 	left.Store(int64(b.N))
 	b.ResetTimer()
 	for range clients {
-		c := connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](proxyClient(b), "http://"+addr+linkerd.Certify, connect.WithGRPC())
+		c := newClient(proxyClient(b), "http://"+addr)
 		wg.Go(func() {
 			for left.Add(-1) >= 0 {
-				if _, err := c.CallUnary(b.Context(), connect.NewRequest(r)); err != nil {
+				if _, err := c.call(b.Context(), r); err != nil {
 					b.Error(err)
 					return
 				}

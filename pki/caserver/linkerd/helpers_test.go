@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -19,10 +20,11 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -287,7 +289,33 @@ func alpnClient(t testing.TB) *http.Client {
 	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
 }
 
-type rpcClient = connect.Client[wire.CertifyRequest, wire.CertifyResponse]
+// rpcClient calls the method with generated messages.
+type rpcClient struct{ c *grpchttp.Client }
+
+func newClient(c *http.Client, url string) *rpcClient {
+	return &rpcClient{grpchttp.NewClient(c, url, 1<<20)}
+}
+
+func (c *rpcClient) call(ctx context.Context, r *wire.CertifyRequest) (*wire.CertifyResponse, error) {
+	request, err := proto.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.c.Unary(ctx, linkerd.Certify, nil, request)
+	if err != nil {
+		return nil, err
+	}
+	resp := new(wire.CertifyResponse)
+	return resp, proto.Unmarshal(answer, resp)
+}
+
+// codeOf returns the code that a call has failed with, or OK.
+func codeOf(err error) grpchttp.Code {
+	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
+		return e.Code
+	}
+	return grpchttp.OK
+}
 
 // service is a Server that listens.
 type service struct {
@@ -319,17 +347,13 @@ func serve(t testing.TB, o linkerd.Options) *service {
 	s.Server = srv
 	s.addr = start(t, caserver.ServeOptions{Handler: srv, Logger: o.Logger})
 	s.http = proxyClient(t)
-	s.rpcClient = connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](s.http, "http://"+s.addr+linkerd.Certify, connect.WithGRPC())
+	s.rpcClient = newClient(s.http, "http://"+s.addr)
 	return s
 }
 
 func (s *service) certify(t testing.TB, r *wire.CertifyRequest) (*wire.CertifyResponse, error) {
 	t.Helper()
-	resp, err := s.CallUnary(t.Context(), connect.NewRequest(r))
-	if err != nil {
-		return nil, err
-	}
-	return resp.Msg, nil
+	return s.call(t.Context(), r)
 }
 
 // csr makes a request in DER with crypto/x509.

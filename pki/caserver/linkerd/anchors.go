@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -89,21 +87,4 @@ func pool(certs []*x509.Certificate) *x509.CertPool {
 		p.AddCert(c)
 	}
 	return p
-}
-
-// checkLeaf reports whether the signer has made what it was asked for.
-func checkLeaf(chain []*x509.Certificate, name string, csr *pki.CSR) error {
-	if err := certchain.CheckSize(chain); err != nil {
-		return err
-	}
-	leaf := chain[0]
-	switch {
-	case len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name || len(leaf.URIs)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0:
-		return fmt.Errorf("the certificate is for %q, %v, %v and %q, and not only for %s", leaf.DNSNames, leaf.URIs, leaf.IPAddresses, leaf.EmailAddresses, name)
-	case !pki.PublicKeysEqual(leaf.PublicKey, csr.PublicKey()):
-		return errors.New("the certificate is for another key")
-	case leaf.IsCA:
-		return errors.New("the certificate is that of a CA")
-	}
-	return nil
 }
