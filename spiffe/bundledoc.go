@@ -336,11 +336,11 @@ func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 // It has only the members that the standards define (BND-24), and [ParseBundle] reads it back, or
 // [ParseBundleWIT] if there are WIT authorities. The result is the caller's own.
 //
-// Some consumers refuse a document with an entry of a use that they do not know. To publish to those,
-// make another bundle from [Bundle.Contents] with nil WITAuthorities.
+// Some consumers refuse a document with an entry of an unknown use. For them, make another bundle from
+// [Bundle.Contents] with nil WITAuthorities.
 //
-// It fails for a certificate whose key a JWK cannot hold, such as one on P-224, and for a document
-// over [MaxBundleSize], which wraps [ErrTooLarge].
+// It fails for a certificate whose key a JWK cannot hold, such as one on P-224. A document over
+// [MaxBundleSize] gives an error that wraps [ErrTooLarge].
 func (b *Bundle) Marshal() ([]byte, error) { return b.marshal(b.hint) }
 
 // marshal is Marshal with another refresh hint.
@@ -411,7 +411,7 @@ func (b *Bundle) appendTokens(doc []byte, use string, list []authority) ([]byte,
 		doc = append(strictjson.AppendText(doc, a.id), ',')
 		var ok bool
 		if doc, ok = jws.AppendKey(doc, a.key); !ok {
-			return nil, b.errorf("%s authority %s: the key was changed and is not valid any more", strings.ToUpper(use[:3]), short(a.id))
+			return nil, b.errorf("%s authority %s: the key was changed and is no longer valid", strings.ToUpper(use[:3]), short(a.id))
 		}
 		doc = append(doc, '}')
 	}
@@ -439,5 +439,5 @@ func certificatePoint(cert *x509.Certificate, key *ecdsa.PublicKey) []byte {
 	return point
 }
 
-// strictStd refuses stray bits at the end; it still ignores line breaks, which shows in the length.
+// strictStd refuses stray bits at the end. It ignores line breaks, so callers compare the length.
 var strictStd = base64.StdEncoding.Strict()

@@ -120,11 +120,11 @@ func TestPolicyMistakes(t *testing.T) {
 		_, err = spiffe.NewVerifier(noBundles{}, c.policy, nil)
 		assert.ErrorContains(t, err, "spiffe: new verifier: the policy is ")
 		assert.ErrorContains(t, err, c.why)
-		assert.True(t, strings.HasPrefix(c.policy.String(), "nobody"), c.policy)
+		assert.True(t, strings.HasPrefix(c.policy.String(), "no peer"), c.policy)
 		assert.Less(t, len(err.Error()), 400)
 	}
 	assert.True(t, spiffe.Policy{}.IsZero())
-	assert.Equal(t, "nobody", spiffe.Policy{}.String())
+	assert.Equal(t, "no peer", spiffe.Policy{}.String())
 	assert.False(t, spiffe.AllowIDs().IsZero(), "a mistake is not an omission")
 }
 

@@ -178,7 +178,7 @@ func TestVerifyErrors(t *testing.T) {
 		{
 			name: "source gives another domain's bundle", src: source(bundleOf(t, "other.test", root.parse(t)), nil), allow: webOnly, chain: chain(good),
 			want: spiffe.VerifyError{Stage: spiffe.StageBundle, ID: webID, Rule: "X5-38", Err: spiffe.ErrUnknownTrustDomain},
-			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": bundle: the bundle source was asked for "example.org" and gave the bundle of "other.test": no trust bundle for this trust domain`,
+			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": bundle: the bundle source was asked for "example.org" and returned the bundle of "other.test": no trust bundle for this trust domain`,
 		},
 		{
 			name: "empty bundle", src: bundleOf(t, "example.org"), allow: webOnly, chain: chain(good),

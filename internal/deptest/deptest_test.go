@@ -27,13 +27,11 @@ var update = flag.Bool("update", false, "write imports.txt again; each new line 
 // others are the modules of others that our code may import, with the reason.
 var others = map[string]string{
 	"golang.org/x/crypto/cryptobyte": "ASN.1 built and read strictly",
+	"github.com/go-jose/go-jose/v4":  "tokens: parse, verify, sign",
 	"google.golang.org/protobuf":     "wire messages",
 	"connectrpc.com/connect":         "the gRPC protocol over net/http",
 	"github.com/fsnotify/fsnotify":    "notifications of changed files, for internal/follow alone",
 }
-
-// testOnly are the modules that tests may import beside testify and others.
-var testOnly = []string{"github.com/go-jose/go-jose/v4"}
 
 // forbidden is what no package links, tests and examples included.
 var forbidden = []string{
@@ -92,7 +90,7 @@ func TestImports(t *testing.T) {
 			}
 		}
 		for _, imp := range slices.Concat(p.TestImports, p.XTestImports) {
-			ok := std(imp) || among(imp, module, "github.com/stretchr/testify") || among(imp, testOnly...) || among(imp, slices.Collect(maps.Keys(others))...)
+			ok := std(imp) || among(imp, module, "github.com/stretchr/testify") || among(imp, slices.Collect(maps.Keys(others))...)
 			assert.True(t, ok, "the tests of %s import %s", name, imp)
 		}
 		if name == "" {

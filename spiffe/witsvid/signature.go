@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -65,7 +66,7 @@ func (m *message) base(list []component, params []param) ([]byte, error) {
 			return nil, err
 		}
 		if strings.ContainsAny(value, "\r\n") { // would be further lines
-			return nil, fmt.Errorf("the component %q has a line break", clip(c.name, maxQuoted))
+			return nil, fmt.Errorf("the component %q has a line break", token.Clip(c.name, token.MaxQuoted))
 		}
 		b = append(append(c.append(b), ": "...), value...)
 		b = append(b, '\n')
@@ -80,7 +81,7 @@ func (m *message) value(c component) (string, error) {
 	if len(c.params) > 0 {
 		p := c.params[0]
 		if len(c.params) > 1 || p.key != "req" || p.value.kind != '?' || !p.value.yes || m.request == nil {
-			return "", fmt.Errorf("the component %q has parameters that are not understood", clip(c.name, maxQuoted))
+			return "", fmt.Errorf("the component %q has parameters that are not understood", token.Clip(c.name, token.MaxQuoted))
 		}
 		from = m.request
 	}
@@ -92,11 +93,11 @@ func (m *message) value(c component) (string, error) {
 	case c.name == "@status" && from.request != nil:
 		return strconv.Itoa(from.status), nil
 	case strings.HasPrefix(c.name, "@"), c.name != strings.ToLower(c.name):
-		return "", fmt.Errorf("the component %q is not understood", clip(c.name, maxQuoted))
+		return "", fmt.Errorf("the component %q is not understood", token.Clip(c.name, token.MaxQuoted))
 	}
 	lines := from.header[http.CanonicalHeaderKey(c.name)]
 	if len(lines) == 0 {
-		return "", fmt.Errorf("the message has no field %q", clip(c.name, maxQuoted))
+		return "", fmt.Errorf("the message has no field %q", token.Clip(c.name, token.MaxQuoted))
 	}
 	trimmed := make([]string, len(lines))
 	for i, l := range lines {
@@ -109,7 +110,7 @@ func (m *message) value(c component) (string, error) {
 // case; extra are parameters beyond the usual ones. It returns the nonce.
 func (p *Prover) sign(s *SVID, now time.Time, m *message, more []string, extra ...param) (string, error) {
 	if m.has("Signature-Input") || m.has("Signature") {
-		return "", errors.New("the message has a signature already (HSIG-7)")
+		return "", errors.New("the message has a signature already")
 	}
 	list := m.required()
 	for _, f := range more {
@@ -129,7 +130,7 @@ func (p *Prover) sign(s *SVID, now time.Time, m *message, more []string, extra .
 	if err != nil {
 		return "", err
 	}
-	sig, err := s.alg.Sign(s.Signer(), base)
+	sig, err := s.signer().Raw(base)
 	if err != nil {
 		return "", err
 	}
@@ -182,20 +183,20 @@ func (m member) hasTag() bool {
 }
 
 // readSignature reads the signature of a message and applies the rules of the profile that need no key.
-func readSignature(m *message) (*signed, *Error) {
-	fail := func(r Reason, rule, format string, args ...any) (*signed, *Error) {
-		return nil, refuse(whatSignature, r, rule, format, args...)
+func readSignature(m *message) (*signed, *token.Error) {
+	fail := func(r token.Reason, rule, format string, args ...any) (*signed, *token.Error) {
+		return nil, signatures.Refuse(r, rule, format, args...)
 	}
 	if !m.has("Signature-Input") || !m.has("Signature") {
-		return fail(ReasonMissing, "HSIG-7", "there is no Signature-Input or no Signature")
+		return fail("missing", "HSIG-7", "there is no Signature-Input or no Signature")
 	}
 	inputs, err := parseDictionary(strings.Join(m.header["Signature-Input"], ", "))
 	if err != nil {
-		return fail(ReasonMalformed, "HSIG-7", "Signature-Input: %w", err)
+		return fail(token.Malformed, "HSIG-7", "Signature-Input: %w", err)
 	}
 	values, err := parseDictionary(strings.Join(m.header["Signature"], ", "))
 	if err != nil {
-		return fail(ReasonMalformed, "HSIG-7", "Signature: %w", err)
+		return fail(token.Malformed, "HSIG-7", "Signature: %w", err)
 	}
 	in := inputs[0]
 	if len(inputs) > 1 {
@@ -209,12 +210,12 @@ func readSignature(m *message) (*signed, *Error) {
 			}
 		}
 		if !labelled || ours > 1 {
-			return fail(ReasonMalformed, "HSIG-7", "of several signatures, none has the label %q or more than one has our tag", signatureLabel)
+			return fail(token.Malformed, "HSIG-7", "of several signatures, none has the label %q or more than one has our tag", signatureLabel)
 		}
 	}
 	at := slices.IndexFunc(values, func(v member) bool { return v.key == in.key })
 	if !in.isList || at < 0 || values[at].isList || values[at].value.kind != ':' {
-		return fail(ReasonMalformed, "HSIG-7", "Signature-Input and Signature do not belong together")
+		return fail(token.Malformed, "HSIG-7", "Signature-Input and Signature do not belong together")
 	}
 	s := &signed{list: in.list, params: in.params, sig: []byte(values[at].value.text)}
 	if e := s.readParams(m.request != nil); e != nil {
@@ -222,7 +223,7 @@ func readSignature(m *message) (*signed, *Error) {
 	}
 	for i, c := range s.list {
 		if slices.ContainsFunc(s.list[:i], c.is) {
-			return fail(ReasonMalformed, "HSIG-1", "the component %q is there twice", clip(c.name, maxQuoted))
+			return fail(token.Malformed, "HSIG-1", "the component %q is there twice", token.Clip(c.name, token.MaxQuoted))
 		}
 	}
 	for _, c := range m.required() {
@@ -234,7 +235,7 @@ func readSignature(m *message) (*signed, *Error) {
 			case c.name[0] == '@':
 				rule = "HSIG-1"
 			}
-			return fail(ReasonBinding, rule, "the signature does not cover %s", c.append(nil))
+			return fail("binding", rule, "the signature does not cover %s", c.append(nil))
 		}
 	}
 	return s, nil
@@ -242,9 +243,9 @@ func readSignature(m *message) (*signed, *Error) {
 
 // readParams reads the parameters of a signature (HSIG-4 to HSIG-6, HSIG-10). Parameters that it does not
 // know are covered by the signature and mean nothing here.
-func (s *signed) readParams(response bool) *Error {
-	fail := func(rule, format string, args ...any) *Error {
-		return refuse(whatSignature, ReasonClaim, rule, format, args...)
+func (s *signed) readParams(response bool) *token.Error {
+	fail := func(rule, format string, args ...any) *token.Error {
+		return signatures.Refuse("claim", rule, format, args...)
 	}
 	tag := ""
 	for _, p := range s.params {
@@ -290,29 +291,27 @@ func (s *signed) readParams(response bool) *Error {
 	return nil
 }
 
-// verifySignature verifies the signature of a message, whose token was verified before (HSIG-8), with the
+// verifyMessage verifies the signature of a message, whose token was verified before (HSIG-8), with the
 // key that the token confirms. The audience is left to the caller, and so is the body: it is not worth
 // reading before this.
-func (v *Validator) verifySignature(t *parsed, m *message, now time.Time) (*signed, *Error) {
+func (v *Validator) verifyMessage(h *holder, m *message, now time.Time) (*signed, *token.Error) {
 	s, e := readSignature(m)
 	if e != nil {
 		return nil, e
 	}
 	base, err := m.base(s.list, s.params)
 	if err != nil {
-		return nil, refuse(whatSignature, ReasonBinding, "HSIG-2", "%w", err)
+		return nil, signatures.Refuse("binding", "HSIG-2", "%w", err)
 	}
-	if err := t.proofAlg.Verify(t.proofKey, base, s.sig); err != nil {
-		return nil, refuse(whatSignature, ReasonSignature, "HSIG-6", "%w", err)
+	if err := token.VerifyRaw(h.alg, h.key, base, s.sig); err != nil {
+		return nil, signatures.Refuse("signature", "HSIG-6", "%w", err)
 	}
-	if e := v.checkProofEnd(whatSignature, "HSIG-4", "HSIG-4", s.expires, now); e != nil {
+	e = v.checkProofTime(signatures, "HSIG-4", s.created, s.expires, now)
+	if e == nil && s.expires.Sub(s.created) > v.maxProof {
+		e = signatures.Refuse("lifetime", "HSIG-4", "it lasts longer than %v", v.maxProof)
+	}
+	if e != nil {
 		return nil, e
-	}
-	switch {
-	case now.Add(v.leeway).Before(s.created):
-		return nil, refuse(whatSignature, ReasonNotYetValid, "HSIG-4", "it was created at %s", stamp(s.created))
-	case s.expires.Sub(s.created) > v.maxProof:
-		return nil, refuse(whatSignature, ReasonLifetime, "HSIG-4", "it lasts longer than %v", v.maxProof)
 	}
 	return s, nil
 }
@@ -342,19 +341,19 @@ func contentDigest(body []byte) string {
 
 // checkDigest compares a body with the Content-Digest of its message (HSIG-3). Of several digests, all
 // that we can compute have to agree.
-func checkDigest(m *message, body []byte) *Error {
-	fail := func(r Reason, format string, args ...any) *Error {
-		return refuse(whatSignature, r, "HSIG-3", format, args...)
+func checkDigest(m *message, body []byte) *token.Error {
+	fail := func(r token.Reason, format string, args ...any) *token.Error {
+		return signatures.Refuse(r, "HSIG-3", format, args...)
 	}
 	if !m.has(digestField) {
 		if len(body) == 0 {
 			return nil
 		}
-		return fail(ReasonBinding, "there is a body and no Content-Digest")
+		return fail("binding", "there is a body and no Content-Digest")
 	}
 	digests, err := parseDictionary(strings.Join(m.header["Content-Digest"], ", "))
 	if err != nil {
-		return fail(ReasonMalformed, "Content-Digest: %w", err)
+		return fail(token.Malformed, "Content-Digest: %w", err)
 	}
 	found := false
 	for _, d := range digests {
@@ -370,12 +369,12 @@ func checkDigest(m *message, body []byte) *Error {
 			continue
 		}
 		if d.isList || d.value.kind != ':' || d.value.text != string(sum) {
-			return fail(ReasonBinding, "Content-Digest is not that of the body")
+			return fail("binding", "Content-Digest is not that of the body")
 		}
 		found = true
 	}
 	if !found {
-		return fail(ReasonBinding, "Content-Digest has neither sha-256 nor sha-512")
+		return fail("binding", "Content-Digest has neither sha-256 nor sha-512")
 	}
 	return nil
 }

@@ -45,6 +45,17 @@ func (s tokenService) ValidateJWTSVID(_ context.Context, audience, token string)
 	return proof.ID(), claims, nil
 }
 
+// tokenSource is a source of tokens for a jwtsvid.Cache.
+type tokenSource struct{ client *workloadapi.Client }
+
+func (t tokenSource) Fetch(ctx context.Context, audience ...string) (string, error) {
+	svid, err := t.client.FetchJWTSVID(ctx, audience[0], audience[1:]...)
+	if err != nil {
+		return "", err
+	}
+	return svid.Token(), nil
+}
+
 // A workload that calls others with tokens keeps each for most of its life: the Client is the source of
 // a jwtsvid.Cache. One that is called takes the keys from a Source with JWTBundles.
 func ExampleClient_FetchJWTSVID() {
@@ -63,13 +74,7 @@ func ExampleClient_FetchJWTSVID() {
 		log.Fatal(err)
 	}
 
-	cache, err := jwtsvid.NewCache(jwtsvid.SourceFunc(func(ctx context.Context, audience ...string) (string, error) {
-		svid, err := src.Client().FetchJWTSVID(ctx, audience[0], audience[1:]...)
-		if err != nil {
-			return "", err
-		}
-		return svid.Token(), nil
-	}), nil)
+	cache, err := jwtsvid.NewCache(tokenSource{src.Client()}, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

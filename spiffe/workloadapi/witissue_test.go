@@ -672,7 +672,7 @@ func (i oddIssuer) IssueWITSVID(context.Context, spiffe.ID, string) (workloadapi
 // hardware is a key that cannot be sent.
 type hardware struct{ crypto.Signer }
 
-// compact signs a token by hand.
+// compact makes a token by hand.
 func compact(t testing.TB, head string, claims map[string]any) string {
 	t.Helper()
 	payload, err := json.Marshal(claims)
@@ -682,9 +682,8 @@ func compact(t testing.TB, head string, claims map[string]any) string {
 
 func compactRaw(t testing.TB, head, payload string) string {
 	t.Helper()
-	token, err := jws.Compact([]byte(head), []byte(payload), jws.ES256, newKey(t))
-	require.NoError(t, err)
-	return token
+	enc := base64.RawURLEncoding.EncodeToString
+	return enc([]byte(head)) + "." + enc([]byte(payload)) + "." + enc(make([]byte, 64)) // the server does not check signatures
 }
 
 // What an issuer must not return reaches no caller, and the log says why without the token.
