@@ -26,6 +26,7 @@ var update = flag.Bool("update", false, "write imports.txt again; each new line 
 
 // others are the modules of others that our code may import, with the reason.
 var others = map[string]string{
+	"github.com/go-jose/go-jose/v4":  "parsing, verifying and signing tokens",
 	"golang.org/x/crypto/cryptobyte": "ASN.1 built and read strictly",
 	"github.com/go-jose/go-jose/v4":  "tokens: parse, verify, sign",
 	"google.golang.org/protobuf":     "wire messages",

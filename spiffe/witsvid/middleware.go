@@ -239,7 +239,7 @@ func (p *received) validateSignature(holder *holder, now time.Time, accept func(
 		return signatures.Refuse(token.Audience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, token.Clip(s.audience, 4*token.MaxQuoted))
 	}
 	for _, f := range p.m.tokens {
-		if p.message.has(f) && !s.covers(component{name: f}) {
+		if p.message.has(f) && !slices.Contains(s.list, string(textItem(f))) {
 			return signatures.Refuse("binding", "HSIG-2", "the signature does not cover %q", f)
 		}
 	}
@@ -299,7 +299,7 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 	}
 	rec.header.Set(HeaderToken, s.Token())
 	answer := &message{status: rec.status, header: rec.header, request: p.message}
-	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", item{kind: '"', text: p.signed.nonce}}); err != nil {
+	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", textItem(p.signed.nonce)}); err != nil {
 		fail(err)
 		return
 	}

@@ -229,9 +229,9 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 	if !printable(aud) {
 		return nil, "", errors.New("the audience is not printable ASCII")
 	}
-	extra := []param{{"wimse-aud", item{kind: '"', text: aud}}}
+	extra := []param{{"wimse-aud", textItem(aud)}}
 	if t.responses != nil {
-		extra = append(extra, param{"wimse-sign-response", item{kind: '?', yes: true}})
+		extra = append(extra, param{"wimse-sign-response", yes})
 		if c.Header.Get("Accept-Encoding") == "" { // or net/http asks for gzip and hides what was signed
 			c.Header.Set("Accept-Encoding", "identity")
 		}
