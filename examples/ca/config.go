@@ -64,7 +64,7 @@ const account = "svidkit-ca"
 const kubernetesRA = "ISTIOD_RA_KUBERNETES_API"
 
 // commands are the flags that say what to do instead of serving.
-var commands = []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke"}
+var commands = []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "verify-audit"}
 
 // flags returns the flags. The defaults are those of Istio's CA and of Linkerd's identity service, where
 // they have them. A usage that ends with a name in brackets is that of a flag which the environment can
@@ -131,6 +131,7 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.Bool("rotate", false, "prepare a new root, and end; servers on the same store follow")
 	fs.String("taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
 	fs.String("revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
+	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
 	fs.BoolVar(&c.verbose, "v", false, "log more")
 	return fs
 }

@@ -24,6 +24,7 @@
 //	ca -revoke SERIAL                      drop a root or a token key now
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
+//	ca -verify-audit audit.jsonl           see that no line of the audit log was changed or taken out
 //
 // The commands work on the store: they need its rights, and the flags that say where it is, but no server.
 // A server on the same store follows, usually within 30 seconds. Before -revoke of a root that was active,

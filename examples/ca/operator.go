@@ -11,15 +11,27 @@ import (
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
 // do carries out one command against the store. A server that runs on the same store sees what was
 // changed within -refresh-hint at the latest, and usually within 30 seconds.
 func (c *config) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	var csr *pki.CSR
-	if c.command == "once" { // before the clock runs, and before a CA is made for what is no request
+	if c.command == "once" || c.command == "verify-audit" { // before there is a CA for a request that is none
+		if c.argument != "-" {
+			f, err := os.Open(c.argument)
+			if err != nil {
+				return fmt.Errorf("-%s: %w", c.command, err)
+			}
+			defer f.Close()
+			in = f
+		}
+		if c.command == "verify-audit" {
+			return verifyAudit(in, out)
+		}
 		var err error
-		if csr, err = c.readCSR(ctx, in); err != nil {
+		if csr, err = readCSR(ctx, in); err != nil {
 			return fmt.Errorf("-once: %w", err)
 		}
 	}
@@ -67,16 +79,8 @@ func (c *config) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// readCSR reads the request for -once. A read of standard input ends with ctx, as an operator may type.
-func (c *config) readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
-	if c.argument != "-" {
-		f, err := os.Open(c.argument)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		in = f
-	}
+// readCSR reads a signing request until ctx is done, as an operator may be typing it.
+func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 	var text []byte
 	read := make(chan error, 1)
 	go func() { // until the end of the input, or of the program
@@ -93,4 +97,26 @@ func (c *config) readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 		return nil, context.Cause(ctx)
 	}
 	return pki.ParseCSRPEM(text)
+}
+
+// verifyAudit reads an audit log. A line that a crash left unfinished is in order: nothing was issued for it.
+func verifyAudit(in io.Reader, out io.Writer) error {
+	records, wrong := 0, 0
+	for _, err := range auditlog.Read(in) {
+		switch {
+		case err == nil:
+			records++
+			continue
+		case errors.Is(err, auditlog.ErrChain), errors.Is(err, auditlog.ErrMalformed):
+			wrong++
+		case !errors.Is(err, auditlog.ErrTorn):
+			return fmt.Errorf("-verify-audit: %w", err)
+		}
+		fmt.Fprintln(out, err)
+	}
+	if wrong > 0 {
+		return fmt.Errorf("-verify-audit: %d of the lines are not what was written", wrong)
+	}
+	fmt.Fprintf(out, "%d records are as they were written\n", records)
+	return nil
 }
