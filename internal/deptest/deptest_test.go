@@ -61,16 +61,17 @@ var rules = map[string]map[string]string{
 		"internal/certpem":    "the private key that comes with a WIT-SVID",
 	},
 	"spiffe/federation": {"spiffe": "bundles, and the verifier of endpoints"},
-	"spiffe/workloadserver": {"spiffe": "identities"},
 	"spiffe/workloadapi": {
-		"spiffe":                                "identities and bundles",
-		"authn/unixsocket":                      "sockets, and who is calling",
-		"internal/strictjson":                   "JWT bundles without their use, and the claims of a WIT-SVID",
-		"internal/jws":                          "what an issuer of WIT-SVIDs returns, and its keys as JWKs",
-		"internal/grpchttp":                     "gRPC over net/http: every workload links this package, and connect with generated messages is 2 MB of it",
-		"internal/wire/workloadapi/descriptors": "what server reflection hands out, as bytes",
-		"google.golang.org/protobuf/encoding/protowire": "messages by hand, within limits and without protobuf's reflection",
+		"spiffe": "identities and bundles", "internal/grpchttp": "gRPC over net/http", "internal/renew": "when to try again",
+		"internal/workloadwire": "messages, shared with the server", "internal/strictjson": "JWT bundles without their use",
 	},
+	"spiffe/workloadserver": {
+		"spiffe": "identities and bundles", "authn/unixsocket": "streams are counted by process", "internal/grpchttp": "gRPC over net/http",
+		"internal/renew": "when to try again", "internal/workloadwire": "messages, shared with the client",
+		"internal/protofield": "server reflection", "internal/wire/workloadapi/descriptors": "what server reflection hands out, as bytes",
+		"internal/jws": "what an issuer of WIT-SVIDs returns, and its keys as JWKs", "internal/strictjson": "the claims of a WIT-SVID",
+	},
+	"internal/workloadwire":                 {"internal/protofield": "messages by hand", "google.golang.org/protobuf/encoding/protowire": "the types of fields"},
 	"internal/grpchttp":                     {"internal/protofield": "the details of an error"},
 	"internal/protofield":                   {"google.golang.org/protobuf/encoding/protowire": "the encoding, without reflection"},
 	"internal/wire/workloadapi/descriptors": {},
@@ -84,9 +85,8 @@ var rules = map[string]map[string]string{
 		"spiffe": "bundles", "spiffe/federation": "the endpoint that it breaks", "spiffe/spiffetest": "the CA behind it",
 	},
 	"spiffe/spiffetest/workloadapitest": {
-		"authn/unixsocket": "who is calling",
-		"internal/faulty":  "the fault dial", "internal/memconn": "connections inside synctest bubbles",
-		"spiffe": "identities", "spiffe/jwtsvid": "tokens", "spiffe/workloadapi": "the server that it breaks", "spiffe/spiffetest": "the CA behind it",
+		"authn/unixsocket": "who is calling", "internal/faulty": "the fault dial", "internal/memconn": "connections inside synctest bubbles",
+		"spiffe": "identities", "spiffe/jwtsvid": "tokens", "spiffe/workloadapi": "its clients", "spiffe/workloadserver": "the server that it breaks", "spiffe/spiffetest": "the CA behind it",
 	},
 	"spiffe/spiffetls": {"spiffe": "what is presented and verified"},
 	"spiffe/spiffetest": {
@@ -174,8 +174,10 @@ var rules = map[string]map[string]string{
 
 // testRules says what the tests of a package import beyond testify, ours and what its package imports.
 var testRules = map[string]map[string]string{
-	"spiffe/jwtsvid":    {"github.com/go-jose/go-jose/v4": "an independent judge of tokens"},
-	"internal/grpchttp": {"connectrpc.com/connect": "an independent peer on both sides"},
+	"spiffe/workloadapi":    {"google.golang.org/protobuf": "generated messages, as a judge"},
+	"spiffe/workloadserver": {"google.golang.org/protobuf": "generated messages, as a judge"},
+	"spiffe/jwtsvid":        {"github.com/go-jose/go-jose/v4": "an independent judge of tokens"},
+	"internal/grpchttp":     {"connectrpc.com/connect": "an independent peer on both sides"},
 }
 
 // kept out of the whole tree, tests and examples included; see doc.go.
@@ -271,16 +273,16 @@ func TestCore(t *testing.T) {
 	}
 }
 
-// TestWorkloadAPI shows that a workload links neither connect nor, beyond how bytes are read and written,
-// protobuf. They are larger than the rest of a small program. Tests have both, as judges and peers.
+// TestWorkloadAPI shows that neither side of the Workload API links go-jose or, beyond how bytes are read
+// and written, protobuf. They are larger than the rest of a small program.
 func TestWorkloadAPI(t *testing.T) {
 	t.Parallel()
-	for _, p := range list(t, "-deps", "./spiffe/workloadapi") {
+	for _, p := range list(t, "-deps", "./spiffe/workloadapi", "./spiffe/workloadserver") {
 		ok := p.Standard || strings.HasPrefix(p.ImportPath, module) || slices.Contains([]string{
 			"google.golang.org/protobuf/encoding/protowire",
 			"google.golang.org/protobuf/internal/errors", "google.golang.org/protobuf/internal/detrand", // of protowire
 		}, p.ImportPath)
-		assert.True(t, ok, "spiffe/workloadapi reaches %s", p.ImportPath)
+		assert.True(t, ok, "the Workload API reaches %s", p.ImportPath)
 		assert.NotEqual(t, module+"/internal/wire/workloadapi", p.ImportPath, "the generated messages are for tests")
 	}
 }
