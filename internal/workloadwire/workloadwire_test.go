@@ -1,4 +1,4 @@
-package workloadapi
+package workloadwire
 
 import (
 	"encoding/json"
@@ -14,69 +14,93 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/internal/protofield"
 	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
 )
 
+const unlimited = math.MaxInt
+
 // kinds are our messages, each with the generated one that judges it.
-var kinds = []struct {
-	name   string
-	ours   func() message
+var kinds = map[string]struct {
+	read   func(data []byte) (any, error)
+	write  func(m any) ([]byte, error)
 	theirs func() proto.Message
-	same   func(m message) proto.Message // the generated message that says the same
+	same   func(m any) proto.Message // the generated message that says the same
 }{
-	{
-		"X509SVIDResponse", func() message { return &x509SVIDResponse{} }, func() proto.Message { return &wire.X509SVIDResponse{} },
-		func(m message) proto.Message {
-			o := m.(*x509SVIDResponse)
-			p := &wire.X509SVIDResponse{Crl: o.crl, FederatedBundles: o.federatedBundles}
-			for _, s := range o.svids {
-				p.Svids = append(p.Svids, &wire.X509SVID{SpiffeId: s.spiffeID, X509Svid: s.x509SVID, X509SvidKey: s.x509SVIDKey, Bundle: s.bundle, Hint: s.hint})
+	"X509SVIDResponse": {
+		func(data []byte) (any, error) { return X509.ReadSVIDs(data, unlimited) },
+		func(m any) ([]byte, error) { return X509.WriteSVIDs(m.(*SVIDs)) },
+		func() proto.Message { return &wire.X509SVIDResponse{} },
+		func(m any) proto.Message {
+			o := m.(*SVIDs)
+			p := &wire.X509SVIDResponse{Crl: o.CRLs, FederatedBundles: o.Federated}
+			for _, s := range o.SVIDs {
+				p.Svids = append(p.Svids, &wire.X509SVID{SpiffeId: s.ID, X509Svid: s.Parts[0], X509SvidKey: s.Parts[1], Bundle: s.Parts[2], Hint: s.Hint})
 			}
 			return p
 		},
 	},
-	{
-		"X509BundlesResponse", func() message { return &x509BundlesResponse{} }, func() proto.Message { return &wire.X509BundlesResponse{} },
-		func(m message) proto.Message {
-			o := m.(*x509BundlesResponse)
-			return &wire.X509BundlesResponse{Crl: o.crl, Bundles: o.bundles}
+	"X509BundlesResponse": {
+		func(data []byte) (any, error) { return X509.ReadBundles(data, unlimited) },
+		func(m any) ([]byte, error) { return X509.WriteBundles(m.(*Bundles)) },
+		func() proto.Message { return &wire.X509BundlesResponse{} },
+		func(m any) proto.Message {
+			o := m.(*Bundles)
+			return &wire.X509BundlesResponse{Crl: o.CRLs, Bundles: o.Bundles}
 		},
 	},
-	{
-		"JWTSVIDRequest", func() message { return &jwtSVIDRequest{} }, func() proto.Message { return &wire.JWTSVIDRequest{} },
-		func(m message) proto.Message {
-			o := m.(*jwtSVIDRequest)
-			return &wire.JWTSVIDRequest{Audience: o.audience, SpiffeId: o.spiffeID}
+	"JWTSVIDRequest": {
+		func(data []byte) (any, error) {
+			audience, id, err := ReadJWTSVIDRequest(data, unlimited)
+			return append(audience, id), err
+		},
+		func(m any) ([]byte, error) {
+			all := m.([]string)
+			return WriteJWTSVIDRequest(all[:len(all)-1], all[len(all)-1])
+		},
+		func() proto.Message { return &wire.JWTSVIDRequest{} },
+		func(m any) proto.Message {
+			all := m.([]string)
+			return &wire.JWTSVIDRequest{Audience: all[:len(all)-1], SpiffeId: all[len(all)-1]}
 		},
 	},
-	{
-		"JWTSVIDResponse", func() message { return &jwtSVIDResponse{} }, func() proto.Message { return &wire.JWTSVIDResponse{} },
-		func(m message) proto.Message {
+	"JWTSVIDResponse": {
+		func(data []byte) (any, error) { return JWT.ReadSVIDs(data, unlimited) },
+		func(m any) ([]byte, error) { return JWT.WriteSVIDs(m.(*SVIDs)) },
+		func() proto.Message { return &wire.JWTSVIDResponse{} },
+		func(m any) proto.Message {
 			p := &wire.JWTSVIDResponse{}
-			for _, s := range m.(*jwtSVIDResponse).svids {
-				p.Svids = append(p.Svids, &wire.JWTSVID{SpiffeId: s.spiffeID, Svid: s.svid, Hint: s.hint})
+			for _, s := range m.(*SVIDs).SVIDs {
+				p.Svids = append(p.Svids, &wire.JWTSVID{SpiffeId: s.ID, Svid: string(s.Parts[0]), Hint: s.Hint})
 			}
 			return p
 		},
 	},
-	{
-		"JWTBundlesResponse", func() message { return &jwtBundlesResponse{} }, func() proto.Message { return &wire.JWTBundlesResponse{} },
-		func(m message) proto.Message {
-			return &wire.JWTBundlesResponse{Bundles: m.(*jwtBundlesResponse).bundles}
+	"JWTBundlesResponse": {
+		func(data []byte) (any, error) { return JWT.ReadBundles(data, unlimited) },
+		func(m any) ([]byte, error) { return JWT.WriteBundles(m.(*Bundles)) },
+		func() proto.Message { return &wire.JWTBundlesResponse{} },
+		func(m any) proto.Message { return &wire.JWTBundlesResponse{Bundles: m.(*Bundles).Bundles} },
+	},
+	"ValidateJWTSVIDRequest": {
+		func(data []byte) (any, error) { return readTexts(data, 2) },
+		func(m any) ([]byte, error) { return WriteTexts(m.([]string)...) },
+		func() proto.Message { return &wire.ValidateJWTSVIDRequest{} },
+		func(m any) proto.Message {
+			all := m.([]string)
+			return &wire.ValidateJWTSVIDRequest{Audience: all[0], Svid: all[1]}
 		},
 	},
-	{
-		"ValidateJWTSVIDRequest", func() message { return &validateJWTSVIDRequest{} }, func() proto.Message { return &wire.ValidateJWTSVIDRequest{} },
-		func(m message) proto.Message {
-			o := m.(*validateJWTSVIDRequest)
-			return &wire.ValidateJWTSVIDRequest{Audience: o.audience, Svid: o.svid}
+	"ValidateJWTSVIDResponse": {
+		func(data []byte) (any, error) {
+			id, c, err := ReadClaims(data)
+			return claims{id, c}, err
 		},
-	},
-	{
-		"ValidateJWTSVIDResponse", func() message { return &validateJWTSVIDResponse{} }, func() proto.Message { return &wire.ValidateJWTSVIDResponse{} },
-		func(m message) proto.Message {
-			o := m.(*validateJWTSVIDResponse)
-			p := &wire.ValidateJWTSVIDResponse{SpiffeId: o.spiffeID}
+		func(m any) ([]byte, error) { return WriteClaims(m.(claims).id, m.(claims).claims) },
+		func() proto.Message { return &wire.ValidateJWTSVIDResponse{} },
+		func(m any) proto.Message {
+			o := m.(claims)
+			p := &wire.ValidateJWTSVIDResponse{SpiffeId: o.id}
 			if o.claims != nil {
 				var err error
 				if p.Claims, err = structpb.NewStruct(o.claims); err != nil {
@@ -86,26 +110,54 @@ var kinds = []struct {
 			return p
 		},
 	},
-	{
-		"WITSVIDRequest", func() message { return &witSVIDRequest{} }, func() proto.Message { return &wire.WITSVIDRequest{} },
-		func(m message) proto.Message { return &wire.WITSVIDRequest{SpiffeId: m.(*witSVIDRequest).spiffeID} },
+	"WITSVIDRequest": {
+		func(data []byte) (any, error) { return readTexts(data, 1) },
+		func(m any) ([]byte, error) { return WriteTexts(m.([]string)...) },
+		func() proto.Message { return &wire.WITSVIDRequest{} },
+		func(m any) proto.Message { return &wire.WITSVIDRequest{SpiffeId: m.([]string)[0]} },
 	},
-	{
-		"WITSVIDResponse", func() message { return &witSVIDResponse{} }, func() proto.Message { return &wire.WITSVIDResponse{} },
-		func(m message) proto.Message {
+	"WITSVIDResponse": {
+		func(data []byte) (any, error) { return WIT.ReadSVIDs(data, unlimited) },
+		func(m any) ([]byte, error) { return WIT.WriteSVIDs(m.(*SVIDs)) },
+		func() proto.Message { return &wire.WITSVIDResponse{} },
+		func(m any) proto.Message {
 			p := &wire.WITSVIDResponse{}
-			for _, s := range m.(*witSVIDResponse).svids {
-				p.Svids = append(p.Svids, &wire.WITSVID{SpiffeId: s.spiffeID, WitSvid: s.witSVID, WitSvidKey: s.witSVIDKey, Hint: s.hint})
+			for _, s := range m.(*SVIDs).SVIDs {
+				p.Svids = append(p.Svids, &wire.WITSVID{SpiffeId: s.ID, WitSvid: string(s.Parts[0]), WitSvidKey: string(s.Parts[1]), Hint: s.Hint})
 			}
 			return p
 		},
 	},
-	{
-		"WITBundlesResponse", func() message { return &witBundlesResponse{} }, func() proto.Message { return &wire.WITBundlesResponse{} },
-		func(m message) proto.Message {
-			return &wire.WITBundlesResponse{Bundles: m.(*witBundlesResponse).bundles}
+	"WITBundlesResponse": {
+		func(data []byte) (any, error) { return WIT.ReadBundles(data, unlimited) },
+		func(m any) ([]byte, error) { return WIT.WriteBundles(m.(*Bundles)) },
+		func() proto.Message { return &wire.WITBundlesResponse{} },
+		func(m any) proto.Message {
+			p := &wire.WITBundlesResponse{}
+			for key, v := range m.(*Bundles).Bundles {
+				if p.Bundles == nil {
+					p.Bundles = map[string]string{}
+				}
+				p.Bundles[key] = string(v)
+			}
+			return p
 		},
 	},
+}
+
+type claims struct {
+	id     string
+	claims map[string]any
+}
+
+func readTexts(data []byte, n int) ([]string, error) {
+	all := make([]string, n)
+	to := make([]*string, n)
+	for i := range all {
+		to[i] = &all[i]
+	}
+	err := ReadTexts(data, to...)
+	return all, err
 }
 
 // normal replaces the numbers of claims that JSON does not have, as our reader does.
@@ -123,39 +175,30 @@ func normal(m proto.Message) proto.Message {
 // agree holds our reading of data, and what we write of it, against the generated messages.
 func agree(t *testing.T, data []byte) {
 	t.Helper()
-	for _, k := range kinds {
-		ours, theirs := k.ours(), k.theirs()
-		err := fields(data, ours.take)
-		if errors.Is(err, errTooDeep) {
+	for name, k := range kinds {
+		again := slices.Clone(data)
+		ours, err := k.read(again)
+		if errors.Is(err, errTooDeep) || err != nil && strings.Contains(err.Error(), "it has more than 16 elements") {
 			continue
 		}
+		theirs := k.theirs()
 		want := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, theirs)
-		require.Equal(t, want == nil, err == nil, "%s: %v, %v", k.name, want, err)
+		require.Equal(t, want == nil, err == nil, "%s: %v, %v", name, want, err)
 		if err != nil {
-			require.Equal(t, errMalformed, err)
+			require.Equal(t, protofield.ErrMalformed, err)
 			continue
 		}
 		theirs = normal(theirs)
-		require.True(t, proto.Equal(theirs, k.same(ours)), "%s: want %v, got %v", k.name, theirs, k.same(ours))
+		require.True(t, proto.Equal(theirs, k.same(ours)), "%s: want %v, got %v", name, theirs, k.same(ours))
 		wantBytes, err := proto.MarshalOptions{Deterministic: true}.Marshal(theirs)
 		require.NoError(t, err)
-		got, err := encode(ours)
+		got, err := k.write(ours)
 		require.NoError(t, err)
-		require.Equal(t, string(wantBytes), string(got.b), k.name)
-		require.Equal(t, cap(got.b), len(got.b), "%s was counted wrong", k.name)
-	}
-	for _, k := range kinds {
-		ours := k.ours()
-		again := slices.Clone(data)
-		if fields(again, ours.take) != nil {
-			continue
-		}
-		before, err := encode(ours)
-		require.NoError(t, err)
+		require.Equal(t, string(wantBytes), string(got), name)
 		clear(again)
-		after, err := encode(ours)
+		after, err := k.write(ours)
 		require.NoError(t, err)
-		require.Equal(t, before, after, "%s keeps a part of what it reads", k.name)
+		require.Equal(t, got, after, "%s keeps a part of what it reads", name)
 	}
 }
 
@@ -304,20 +347,13 @@ func TestMessagesRoundTrip(t *testing.T) {
 		"WITSVIDResponse":         &wire.WITSVIDResponse{Svids: []*wire.WITSVID{{SpiffeId: "i", WitSvid: "t", WitSvidKey: "k", Hint: "h"}, {}}},
 		"WITBundlesResponse":      &wire.WITBundlesResponse{Bundles: map[string]string{"t": "b", "": "", "ä": "ö"}},
 	} {
-		i := slices.IndexFunc(kinds, func(k struct {
-			name   string
-			ours   func() message
-			theirs func() proto.Message
-			same   func(m message) proto.Message
-		}) bool {
-			return k.name == name
-		})
-		require.GreaterOrEqual(t, i, 0, name)
+		k, ok := kinds[name]
+		require.True(t, ok, name)
 		data, err := proto.MarshalOptions{Deterministic: true}.Marshal(p)
 		require.NoError(t, err)
-		ours := kinds[i].ours()
-		require.NoError(t, fields(data, ours.take))
-		assert.True(t, proto.Equal(p, kinds[i].same(ours)), name)
+		ours, err := k.read(data)
+		require.NoError(t, err)
+		assert.True(t, proto.Equal(p, k.same(ours)), name)
 		agree(t, data)
 	}
 }
@@ -326,26 +362,52 @@ func TestMessagesRoundTrip(t *testing.T) {
 func TestEncodeRefuses(t *testing.T) {
 	t.Parallel()
 	const bad = "\xff"
-	for _, m := range []message{
-		&x509SVIDResponse{svids: []x509SVID{{spiffeID: bad}}},
-		&x509SVIDResponse{svids: []x509SVID{{hint: bad}}},
-		&x509SVIDResponse{federatedBundles: map[string][]byte{bad: nil}},
-		&x509BundlesResponse{bundles: map[string][]byte{bad: nil}},
-		&jwtSVIDRequest{audience: []string{"a", bad}},
-		&jwtSVIDRequest{spiffeID: bad},
-		&jwtSVIDResponse{svids: []jwtSVID{{svid: bad}}},
-		&jwtBundlesResponse{bundles: map[string][]byte{bad: nil}},
-		&validateJWTSVIDRequest{audience: bad},
-		&validateJWTSVIDRequest{svid: bad},
-		&validateJWTSVIDResponse{claims: map[string]any{bad: 1}},
-		&validateJWTSVIDResponse{claims: map[string]any{"a": []any{map[string]any{"b": bad}}}},
-		&witSVIDRequest{spiffeID: bad},
-		&witSVIDResponse{svids: []witSVID{{witSVIDKey: bad}}},
-		&witBundlesResponse{bundles: map[string]string{bad: ""}},
-		&witBundlesResponse{bundles: map[string]string{"": bad}},
+	svids := func(p *Profile, s SVID) error {
+		_, err := p.WriteSVIDs(&SVIDs{SVIDs: []SVID{s}})
+		return err
+	}
+	bundles := func(p *Profile, key, value string) error {
+		_, err := p.WriteBundles(&Bundles{Bundles: map[string][]byte{key: []byte(value)}})
+		return err
+	}
+	second := func(_ []byte, err error) error { return err }
+	for name, err := range map[string]error{
+		"X.509 ID":           svids(X509, SVID{ID: bad}),
+		"X.509 hint":         svids(X509, SVID{Hint: bad}),
+		"federated":          second(X509.WriteSVIDs(&SVIDs{Federated: map[string][]byte{bad: nil}})),
+		"X.509 bundle":       bundles(X509, bad, ""),
+		"audience":           second(WriteJWTSVIDRequest([]string{"a", bad}, "")),
+		"ID of a request":    second(WriteJWTSVIDRequest(nil, bad)),
+		"JWT":                svids(JWT, SVID{Parts: [3][]byte{[]byte(bad)}}),
+		"JWT bundle":         bundles(JWT, bad, ""),
+		"text":               second(WriteTexts(bad)),
+		"another text":       second(WriteTexts("", bad)),
+		"name of a claim":    second(WriteClaims("", map[string]any{bad: 1})),
+		"claim":              second(WriteClaims("", map[string]any{"a": []any{map[string]any{"b": bad}}})),
+		"WIT key":            svids(WIT, SVID{Parts: [3][]byte{nil, []byte(bad)}}),
+		"WIT bundle":         bundles(WIT, bad, ""),
+		"WIT bundle's value": bundles(WIT, "", bad),
 	} {
-		_, err := encode(m)
-		assert.Equal(t, errNotUTF8, err, "%T", m)
+		assert.ErrorContains(t, err, "not UTF-8", name)
+	}
+	assert.NoError(t, svids(X509, SVID{Parts: [3][]byte{[]byte(bad), []byte(bad), []byte(bad)}}))
+	assert.NoError(t, bundles(X509, "", bad))
+}
+
+// A message with more elements than the limit is refused before memory is spent on them.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	many := func(n int) []byte { return []byte(strings.Repeat("\x0a\x00", n)) }
+	for name, read := range map[string]func(data []byte) error{
+		"SVIDs":    func(data []byte) error { _, err := X509.ReadSVIDs(data, 16); return err },
+		"bundles":  func(data []byte) error { _, err := WIT.ReadBundles(data, 16); return err },
+		"audience": func(data []byte) error { _, _, err := ReadJWTSVIDRequest(data, 16); return err },
+		"texts":    func(data []byte) error { return ReadTexts(data, new(string)) },
+		"claims":   func(data []byte) error { _, _, err := ReadClaims(data); return err },
+	} {
+		assert.NoError(t, read(many(16)), name)
+		assert.EqualError(t, read(many(17)), "it has more than 16 elements", name)
+		assert.EqualError(t, read(append(many(16), 0x78, 1)), "it has more than 16 elements", "%s: unknown fields count", name)
 	}
 }
 
@@ -354,32 +416,33 @@ func TestEncodeClaims(t *testing.T) {
 	t.Parallel()
 	for _, v := range []any{
 		nil, true, false, "", "ö", 1, int8(-1), int16(-2), int32(-3), int64(1 << 60), uint(1), uint8(2), uint16(3), uint32(4), uint64(math.MaxUint64),
-		float32(0.1), 0.1, math.NaN(), math.Inf(-1), json.Number("12"), json.Number("1e3"), []byte("bytes"), []byte{}, []any{}, []any{1, "x", nil, []any{2}},
+		float32(0.5), 0.1, math.NaN(), math.Inf(-1), json.Number("12"), json.Number("1e3"), []byte("bytes"), []byte{}, []any{}, []any{1, "x", nil, []any{2}},
 		map[string]any{}, map[string]any{"b": 1, "a": map[string]any{"": nil}},
-		json.Number("x"), json.Number("1e999"), make(chan int), []string{"x"}, struct{}{}, []any{func() {}}, map[string]int{}, "\xff", map[string]any{"\xff": 1},
+		json.Number("x"), json.Number("1e999"), make(chan int), []any{func() {}}, "\xff", map[string]any{"\xff": 1},
 	} {
 		claims := map[string]any{"sub": "s", "v": v}
 		want, err := structpb.NewStruct(claims)
-		got, mine := encode(&validateJWTSVIDResponse{claims: claims})
+		got, mine := WriteClaims("", claims)
 		require.Equal(t, err == nil, mine == nil, "%T: %v, %v", v, err, mine)
 		if err != nil {
 			continue
 		}
 		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(&wire.ValidateJWTSVIDResponse{Claims: want})
 		require.NoError(t, err)
-		assert.Equal(t, b, got.b, "%T %v", v, v)
+		assert.Equal(t, b, got, "%T %v", v, v)
 	}
 }
 
 // Claims that are nested without end are refused on both sides, before the stack is.
 func TestClaimDepth(t *testing.T) {
 	t.Parallel()
-	var m validateJWTSVIDResponse
-	require.NoError(t, fields(nest(maxClaimDepth-1), m.take))
-	_, err := encode(&m)
+	_, m, err := ReadClaims(nest(maxDepth - 1))
 	require.NoError(t, err)
-	for _, levels := range []int{maxClaimDepth, 300} {
-		assert.Equal(t, errTooDeep, fields(nest(levels), new(validateJWTSVIDResponse).take))
+	_, err = WriteClaims("", m)
+	require.NoError(t, err)
+	for _, levels := range []int{maxDepth, 300} {
+		_, _, err := ReadClaims(nest(levels))
+		assert.Equal(t, errTooDeep, err)
 	}
 	object := func(levels int) (v any) {
 		for range levels {
@@ -387,20 +450,33 @@ func TestClaimDepth(t *testing.T) {
 		}
 		return v
 	}
-	data, err := encode(&validateJWTSVIDResponse{claims: object(maxClaimDepth).(map[string]any)})
+	data, err := WriteClaims("", object(maxDepth).(map[string]any))
 	require.NoError(t, err)
-	require.NoError(t, fields(data.b, new(validateJWTSVIDResponse).take))
-	_, err = encode(&validateJWTSVIDResponse{claims: object(maxClaimDepth + 1).(map[string]any)})
+	_, _, err = ReadClaims(data)
+	require.NoError(t, err)
+	_, err = WriteClaims("", object(maxDepth+1).(map[string]any))
 	assert.Equal(t, errTooDeep, err)
 	loop := map[string]any{}
 	loop["self"] = []any{loop}
-	_, err = encode(&validateJWTSVIDResponse{claims: loop})
+	_, err = WriteClaims("", loop)
 	assert.Equal(t, errTooDeep, err)
-	deep, err := structpb.NewStruct(object(maxClaimDepth + 1).(map[string]any))
+	deep, err := structpb.NewStruct(object(maxDepth + 1).(map[string]any))
 	require.NoError(t, err)
 	b, err := proto.Marshal(&wire.ValidateJWTSVIDResponse{Claims: deep})
 	require.NoError(t, err)
-	assert.Equal(t, errTooDeep, fields(b, new(validateJWTSVIDResponse).take))
+	_, _, err = ReadClaims(b)
+	assert.Equal(t, errTooDeep, err)
+}
+
+// Claims of types that encoding/json knows and generated code does not are written as their JSON.
+func TestOtherClaims(t *testing.T) {
+	t.Parallel()
+	data, err := WriteClaims("i", map[string]any{"aud": []string{"a", "b"}, "n": map[string]int{"x": 1}, "s": struct{}{}, "t": json.RawMessage(`[1]`)})
+	require.NoError(t, err)
+	id, got, err := ReadClaims(data)
+	require.NoError(t, err)
+	assert.Equal(t, "i", id)
+	assert.Equal(t, map[string]any{"aud": []any{"a", "b"}, "n": map[string]any{"x": 1.0}, "s": map[string]any{}, "t": []any{1.0}}, got)
 }
 
 // Our messages and the generated ones agree on every input: what it says, whether it says anything, and
@@ -424,16 +500,16 @@ func FuzzClaims(f *testing.F) {
 		}
 		want, err := structpb.NewStruct(claims)
 		require.NoError(t, err)
-		got, err := encode(&validateJWTSVIDResponse{claims: claims})
+		got, err := WriteClaims("", claims)
 		if errors.Is(err, errTooDeep) {
 			return
 		}
 		require.NoError(t, err)
 		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(&wire.ValidateJWTSVIDResponse{Claims: want})
 		require.NoError(t, err)
-		require.Equal(t, b, got.b)
-		var back validateJWTSVIDResponse
-		require.NoError(t, fields(got.b, back.take))
-		require.Equal(t, claims, back.claims)
+		require.Equal(t, b, got)
+		_, back, err := ReadClaims(got)
+		require.NoError(t, err)
+		require.Equal(t, claims, back)
 	})
 }

@@ -1,4 +1,4 @@
-package workloadapi_test
+package workloadserver_test
 
 import (
 	"context"
@@ -10,19 +10,20 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // An agent gives each caller what it may have.
 func ExampleNewHandler() {
 	ca := spiffetest.NewCA(exampleTB{}, "example.org")
 	web, admin := ca.SVID("/web"), ca.SVID("/admin")
-	handler, err := workloadapi.NewHandler(workloadapi.Fixed(spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())), &workloadapi.Options{
-		Identities: func(ctx context.Context) ([]workloadapi.Identity, error) {
+	handler, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())), &workloadserver.Options{
+		Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
 			caller, ok := unixsocket.PeerFromContext(ctx)
 			if !ok || caller.UID != uint32(os.Getuid()) {
 				return nil, nil // PermissionDenied
 			}
-			return []workloadapi.Identity{{SVID: web, Hint: "public"}, {SVID: admin, Hint: "internal"}}, nil
+			return []workloadserver.Identity{{SVID: web, Hint: "public"}, {SVID: admin, Hint: "internal"}}, nil
 		},
 	})
 	if err != nil {

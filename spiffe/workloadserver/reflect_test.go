@@ -1,4 +1,4 @@
-package workloadapi_test
+package workloadserver_test
 
 import (
 	"encoding/binary"
@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/svidkit/svidkit/internal/conformance"
-	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // fields are the length-delimited fields of a message, and in "code" the first number.
@@ -41,7 +41,7 @@ func TestReflection(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-20", "WEP-18", "WAPI-4")
 	home := newDomain(t, "example.org")
-	c := http2(t, handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), nil))
+	c := http2(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil))
 	for _, version := range []string{"v1", "v1alpha"} {
 		in, out := io.Pipe()
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/grpc.reflection."+version+".ServerReflection/ServerReflectionInfo", in)

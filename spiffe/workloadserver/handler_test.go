@@ -1,4 +1,4 @@
-package workloadapi_test
+package workloadserver_test
 
 import (
 	"bytes"
@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"runtime"
@@ -25,11 +26,11 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/conformance"
-	"github.com/svidkit/svidkit/internal/memconn"
 	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // provider is a Provider that a test fills.
@@ -84,83 +85,12 @@ func snapshot(t testing.TB, svid *spiffe.SVID, domains ...domain) *spiffe.Snapsh
 	return spiffe.NewSnapshot(svid, set)
 }
 
-func handler(t testing.TB, p workloadapi.Provider, opts *workloadapi.Options) *workloadapi.Handler {
+func handler(t testing.TB, p workloadserver.Provider, opts *workloadserver.Options) *workloadserver.Handler {
 	t.Helper()
-	h, err := workloadapi.NewHandler(p, opts)
+	h, err := workloadserver.NewHandler(p, opts)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = h.Close() })
 	return h
-}
-
-// rpc is a gRPC call written by hand, made with no code of the package.
-type rpc struct {
-	t    testing.TB
-	resp *http.Response
-}
-
-func post(t testing.TB, c *http.Client, path string, body []byte, headers ...string) *rpc {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+path, bytes.NewReader(body))
-	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/grpc")
-	req.Header.Set("Te", "trailers")
-	for i := 0; i < len(headers); i += 2 {
-		req.Header[headers[i]] = append(req.Header[headers[i]], headers[i+1])
-	}
-	resp, err := c.Do(req)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = resp.Body.Close() })
-	return &rpc{t, resp}
-}
-
-const header = "Workload.spiffe.io" // as net/http spells it inside
-
-// frame is a message with its prefix.
-func frame(m proto.Message) []byte {
-	b, err := proto.Marshal(m)
-	if err != nil {
-		panic(err)
-	}
-	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
-}
-
-// recv returns the next message, or nil at the end.
-func (r *rpc) recv() []byte {
-	var prefix [5]byte
-	if _, err := io.ReadFull(r.resp.Body, prefix[:]); err != nil {
-		return nil
-	}
-	b := make([]byte, binary.BigEndian.Uint32(prefix[1:]))
-	_, err := io.ReadFull(r.resp.Body, b)
-	require.NoError(r.t, err)
-	return b
-}
-
-// status reads to the end.
-func (r *rpc) status() (code int, message string) {
-	_, _ = io.Copy(io.Discard, r.resp.Body)
-	h := r.resp.Trailer
-	if r.resp.Header.Get("Grpc-Status") != "" {
-		h = r.resp.Header
-	}
-	code, err := strconv.Atoi(h.Get("Grpc-Status"))
-	require.NoError(r.t, err, "%v %v", r.resp.Header, r.resp.Trailer)
-	return code, h.Get("Grpc-Message")
-}
-
-// http2 returns a bare client of a handler in memory.
-func http2(t testing.TB, h http.Handler) *http.Client {
-	t.Helper()
-	l := memconn.Listen()
-	stop := serveOn(l, h)
-	var protocols http.Protocols
-	protocols.SetUnencryptedHTTP2(true)
-	transport := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}
-	t.Cleanup(func() {
-		transport.CloseIdleConnections()
-		stop()
-	})
-	return &http.Client{Transport: transport}
 }
 
 // From a SecretManager to a workload, and what changes on the way.
@@ -252,8 +182,8 @@ func TestHeaderRequired(t *testing.T) {
 	conformance.Covers(t, "WEP-6", "AMB-13", "DIV-13")
 	home := newDomain(t, "example.org")
 	asked := false
-	h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadapi.Options{
-		Identities: func(context.Context) ([]workloadapi.Identity, error) { asked = true; return nil, nil },
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { asked = true; return nil, nil },
 		Issuer:     tokens{}, Validator: tokens{},
 	})
 	c := http2(t, h)
@@ -280,7 +210,7 @@ func TestUnimplemented(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-2", "WAPI-4", "WEP-18", "AMB-7", "DIV-13")
 	home := newDomain(t, "example.org")
-	h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	c := http2(t, h)
 	for _, path := range []string{
 		service + "FetchWITSVID", service + "FetchWITBundles", service + "FetchJWTSVID", service + "ValidateJWTSVID",
@@ -303,9 +233,9 @@ func TestUnimplemented(t *testing.T) {
 
 func TestNewHandler(t *testing.T) {
 	t.Parallel()
-	_, err := workloadapi.NewHandler(nil, nil)
+	_, err := workloadserver.NewHandler(nil, nil)
 	assert.ErrorContains(t, err, "provider is nil")
-	_, err = workloadapi.NewHandler(workloadapi.Fixed(nil), &workloadapi.Options{MaxStreams: -1})
+	_, err = workloadserver.NewHandler(workloadserver.Fixed(nil), &workloadserver.Options{MaxStreams: -1})
 	assert.ErrorContains(t, err, "MaxStreams")
 }
 
@@ -319,18 +249,18 @@ func TestIdentities(t *testing.T) {
 		src := &provider{}
 		src.set(snapshot(t, agent, home, other), nil, []byte("crl"))
 		var mu sync.Mutex
-		var ids []workloadapi.Identity
+		var ids []workloadserver.Identity
 		var failure error
 		var log syncBuffer
-		h := handler(t, src, &workloadapi.Options{
-			Identities: func(context.Context) ([]workloadapi.Identity, error) {
+		h := handler(t, src, &workloadserver.Options{
+			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				return ids, failure
 			},
 			Logger: textLogger(&log),
 		})
-		grant := func(err error, list ...workloadapi.Identity) {
+		grant := func(err error, list ...workloadserver.Identity) {
 			mu.Lock()
 			ids, failure = list, err
 			mu.Unlock()
@@ -348,7 +278,7 @@ func TestIdentities(t *testing.T) {
 			require.ErrorIs(t, err, workloadapi.ErrDenied)
 			break
 		}
-		grant(nil, workloadapi.Identity{SVID: db, Hint: "data"}, workloadapi.Identity{SVID: web, Hint: "front"}, workloadapi.Identity{SVID: web})
+		grant(nil, workloadserver.Identity{SVID: db, Hint: "data"}, workloadserver.Identity{SVID: web, Hint: "front"}, workloadserver.Identity{SVID: web})
 		require.NoError(t, s.Ready(t.Context()))
 		u, err := s.X509()
 		require.NoError(t, err)
@@ -369,9 +299,9 @@ func TestIdentities(t *testing.T) {
 		// What the hook must not return, or fails with, ends the streams, and clients keep what they have.
 		snap, err := s.Snapshot()
 		require.NoError(t, err)
-		for want, bad := range map[string][]workloadapi.Identity{
+		for want, bad := range map[string][]workloadserver.Identity{
 			"two identities have the hint": {{SVID: web, Hint: "x"}, {SVID: db, Hint: "x"}},
-			"the limit is 1024":            {{SVID: web, Hint: strings.Repeat("x", workloadapi.MaxHint+1)}},
+			"the limit is 1024":            {{SVID: web, Hint: strings.Repeat("x", workloadserver.MaxHint+1)}},
 			"is not UTF-8":                 {{SVID: web, Hint: "\xff"}},
 			"has no SVID":                  {{Hint: "x"}},
 			"no trust bundle":              {{SVID: stranger.SVID("/web")}},
@@ -388,13 +318,13 @@ func TestIdentities(t *testing.T) {
 			now, err := s.Snapshot()
 			require.NoError(t, err)
 			assert.Same(t, snap, now)
-			grant(nil, workloadapi.Identity{SVID: db, Hint: "data"}, workloadapi.Identity{SVID: web, Hint: "front"}, workloadapi.Identity{SVID: web})
+			grant(nil, workloadserver.Identity{SVID: db, Hint: "data"}, workloadserver.Identity{SVID: web, Hint: "front"}, workloadserver.Identity{SVID: web})
 			time.Sleep(time.Minute)
 			require.NoError(t, s.Status().X509.Err)
 		}
 
 		// A hint of the length that is allowed.
-		grant(nil, workloadapi.Identity{SVID: db, Hint: strings.Repeat("x", workloadapi.MaxHint)})
+		grant(nil, workloadserver.Identity{SVID: db, Hint: strings.Repeat("x", workloadserver.MaxHint)})
 		require.NoError(t, s.Status().X509.Err)
 
 		// The entry is removed: everything is withdrawn, at once.
@@ -405,7 +335,7 @@ func TestIdentities(t *testing.T) {
 			_, err = s.Bundle(home.TrustDomain())
 			require.ErrorIs(t, err, workloadapi.ErrNotReady)
 			assert.ErrorContains(t, err, "register the workload")
-			grant(nil, workloadapi.Identity{SVID: db})
+			grant(nil, workloadserver.Identity{SVID: db})
 			require.NoError(t, s.Ready(t.Context()))
 		}
 	})
@@ -495,7 +425,7 @@ func TestChain(t *testing.T) {
 		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
 		src := &provider{}
 		src.set(snapshot(t, home.SVID("/web"), home, other), nil, []byte("crl"))
-		var p workloadapi.Provider = src
+		var p workloadserver.Provider = src
 		var last *workloadapi.Source
 		for range 3 {
 			s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, handler(t, p, nil))})
@@ -530,14 +460,14 @@ func TestEncodeOnce(t *testing.T) {
 	home := newDomain(t, "example.org")
 	web, db := home.SVID("/web"), home.SVID("/db")
 	snap := snapshot(t, web, home)
-	h := handler(t, workloadapi.Fixed(snap), nil)
-	encode := func(snap *spiffe.Snapshot, ids ...workloadapi.Identity) *byte {
+	h := handler(t, workloadserver.Fixed(snap), nil)
+	encode := func(snap *spiffe.Snapshot, ids ...workloadserver.Identity) *byte {
 		t.Helper()
 		b, err := h.EncodeX509SVIDs(snap, ids)
 		require.NoError(t, err)
 		return &b[0]
 	}
-	a, b := workloadapi.Identity{SVID: web}, workloadapi.Identity{SVID: db, Hint: "x"}
+	a, b := workloadserver.Identity{SVID: web}, workloadserver.Identity{SVID: db, Hint: "x"}
 	one := encode(snap, a, b)
 	assert.Same(t, one, encode(snap, a, b))
 	assert.NotSame(t, one, encode(snap, b, a))
@@ -545,10 +475,10 @@ func TestEncodeOnce(t *testing.T) {
 	assert.Equal(t, 4, h.Encodings())
 	assert.NotSame(t, one, encode(snapshot(t, web, home), a, b))
 	assert.Equal(t, 2, h.Encodings())
-	for i := range workloadapi.MaxEncodings + 10 {
-		encode(snap, a, workloadapi.Identity{SVID: db, Hint: strconv.Itoa(i)})
+	for i := range workloadserver.MaxEncodings + 10 {
+		encode(snap, a, workloadserver.Identity{SVID: db, Hint: strconv.Itoa(i)})
 	}
-	assert.LessOrEqual(t, h.Encodings(), workloadapi.MaxEncodings+1)
+	assert.LessOrEqual(t, h.Encodings(), workloadserver.MaxEncodings+1)
 }
 
 // opaque is a key that cannot be exported, as one that lives in hardware.
@@ -561,7 +491,7 @@ func TestKeyThatStays(t *testing.T) {
 	locked, err := spiffe.NewSVID(web.Chain(), opaque{web.Signer()})
 	require.NoError(t, err)
 	var log syncBuffer
-	h := handler(t, workloadapi.Fixed(snapshot(t, locked, home)), &workloadapi.Options{Logger: textLogger(&log)})
+	h := handler(t, workloadserver.Fixed(snapshot(t, locked, home)), &workloadserver.Options{Logger: textLogger(&log)})
 	c := inMemory(t, h)
 	for range 2 {
 		for _, err := range c.WatchX509SVIDs(t.Context()) {
@@ -582,7 +512,7 @@ func TestDeadline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home := newDomain(t, "example.org")
-		h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
 		start := time.Now()
 		r := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m")
 		require.NotEmpty(t, r.recv())
@@ -665,7 +595,7 @@ func TestCoalescing(t *testing.T) {
 func TestMaxStreams(t *testing.T) {
 	t.Parallel()
 	home := newDomain(t, "example.org")
-	h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadapi.Options{MaxStreams: 2, Issuer: tokens{}})
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{MaxStreams: 2, Issuer: tokens{}})
 	c := http2(t, h)
 	open := func() *rpc {
 		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
@@ -721,13 +651,13 @@ func TestServeJWTSVID(t *testing.T) {
 	conformance.Covers(t, "WAPI-13", "WAPI-40", "WAPI-41", "WAPI-42", "WAPI-43", "WAPI-47")
 	home := newDomain(t, "example.org")
 	web, db := home.SVID("/web"), home.SVID("/db")
-	ids := []workloadapi.Identity{{SVID: web, Hint: "h"}, {SVID: db}}
+	ids := []workloadserver.Identity{{SVID: web, Hint: "h"}, {SVID: db}}
 	issuer := &tokens{}
 	var log syncBuffer
 	src := &provider{}
 	src.set(snapshot(t, home.SVID("/agent"), home), nil)
-	h := handler(t, src, &workloadapi.Options{
-		Identities: func(context.Context) ([]workloadapi.Identity, error) { return ids, nil },
+	h := handler(t, src, &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 		Issuer:     issuer, Logger: textLogger(&log),
 	})
 	c := inMemory(t, h)
@@ -748,7 +678,7 @@ func TestServeJWTSVID(t *testing.T) {
 	for name, body := range map[string][]byte{
 		"no audience":         frame(&wire.JWTSVIDRequest{}),
 		"an empty audience":   frame(&wire.JWTSVIDRequest{Audience: []string{"a", ""}}),
-		"too many audiences":  frame(&wire.JWTSVIDRequest{Audience: strings.Split(strings.Repeat("a,", workloadapi.MaxAudiences)+"a", ",")}),
+		"too many audiences":  frame(&wire.JWTSVIDRequest{Audience: strings.Split(strings.Repeat("a,", workloadserver.MaxAudiences)+"a", ",")}),
 		"a million audiences": frame(&wire.JWTSVIDRequest{Audience: strings.Split(strings.Repeat("a,", 50_000)+"a", ",")}),
 		"not an ID":           frame(&wire.JWTSVIDRequest{Audience: []string{"a"}, SpiffeId: "web"}),
 		"junk":                append([]byte{0, 0, 0, 0, 4}, "junk"...),
@@ -758,22 +688,22 @@ func TestServeJWTSVID(t *testing.T) {
 	}
 
 	issuer.err = errors.New("kaputt")
-	_, err = c.FetchJWTSVID(t.Context(), "a")
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorContains(t, err, "status unavailable")
 	assert.NotContains(t, err.Error(), "kaputt")
 	assert.Contains(t, log.String(), "kaputt")
 	issuer.err = fmt.Errorf("x: %w", workloadapi.ErrDenied)
-	_, err = c.FetchJWTSVID(t.Context(), "a")
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorIs(t, err, workloadapi.ErrDenied)
 	issuer.err = nil
-	ids = []workloadapi.Identity{{SVID: web, Hint: "h"}, {SVID: db, Hint: "h"}}
-	_, err = c.FetchJWTSVID(t.Context(), "a")
+	ids = []workloadserver.Identity{{SVID: web, Hint: "h"}, {SVID: db, Hint: "h"}}
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorContains(t, err, "status unavailable")
 	ids = nil
-	_, err = c.FetchJWTSVID(t.Context(), "a")
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorIs(t, err, workloadapi.ErrDenied)
 	src.set(nil, errors.New("not ready"))
-	_, err = c.FetchJWTSVID(t.Context(), "a")
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorContains(t, err, "status unavailable")
 }
 
@@ -783,7 +713,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 	const token = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzcGlmZmU6Ly9leGFtcGxlLm9yZy93ZWIifQ.c2lnbmF0dXJlIG9mIGl0"
 	home := newDomain(t, "example.org")
 	v := &tokens{err: errors.New("it has expired")}
-	h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadapi.Options{Validator: v})
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: v})
 	c := inMemory(t, h)
 	id, claims, err := c.ValidateJWTSVID(t.Context(), "a", "good")
 	require.NoError(t, err)
@@ -795,7 +725,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 	v.err = errors.New("cannot parse " + token[:70])
 	_, _, err = c.ValidateJWTSVID(t.Context(), "a", token)
 	require.ErrorIs(t, err, workloadapi.ErrRefused)
-	assert.ErrorContains(t, err, "stays here")
+	assert.ErrorContains(t, err, "is withheld")
 	assert.NotContains(t, err.Error(), token[:10])
 	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "bad-text")
 	require.ErrorIs(t, err, workloadapi.ErrRefused)
@@ -813,7 +743,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 		assert.Equal(t, codeInvalidArgument, code, name)
 	}
 	// A Client is a validator that asks another server.
-	chain := inMemory(t, handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadapi.Options{Validator: c}))
+	chain := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: c}))
 	id, _, err = chain.ValidateJWTSVID(t.Context(), "a", "good")
 	require.NoError(t, err)
 	assert.Equal(t, "/web", id.Path())
@@ -824,15 +754,15 @@ func TestValidatorFails(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-53", "WEP-15")
 	home := newDomain(t, "example.org")
-	serve := func(v workloadapi.JWTValidator) *workloadapi.Client {
-		return inMemory(t, handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadapi.Options{Validator: v}))
+	serve := func(v workloadserver.JWTValidator) *workloadapi.Client {
+		return inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: v}))
 	}
 	gone, err := workloadapi.NewClient("unix://"+socketDir(t)+"/gone", nil)
 	require.NoError(t, err)
 	waiting, err := workloadapi.New(workloadapi.Config{Client: gone})
 	require.NoError(t, err)
 	_, notReady := waiting.SVID()
-	for name, v := range map[string]workloadapi.JWTValidator{
+	for name, v := range map[string]workloadserver.JWTValidator{
 		"another server that is gone":             gone,
 		"another server that cannot judge itself": serve(gone),
 		"another server that judges nothing":      serve(nil),
@@ -849,7 +779,7 @@ func TestValidatorFails(t *testing.T) {
 		require.True(t, ok)
 		assert.False(t, e.Final, name)
 	}
-	for name, v := range map[string]workloadapi.JWTValidator{
+	for name, v := range map[string]workloadserver.JWTValidator{
 		"says that it does not pass": tokens{passing(false)},
 		"another server refuses":     serve(tokens{errors.New("it has expired")}),
 	} {
@@ -881,7 +811,7 @@ func TestServeJWTBundles(t *testing.T) {
 	tricky := `"use":"jwt-svid",`
 	set, err := spiffe.NewBundleSet(withKey(home, tricky), withKey(other, "k"), third.Bundle())
 	require.NoError(t, err)
-	h := handler(t, workloadapi.Fixed(spiffe.NewSnapshot(home.SVID("/web"), set)), nil)
+	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/web"), set)), nil)
 	var m wire.JWTBundlesResponse
 	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
 	require.Len(t, m.GetBundles(), 2)
@@ -902,7 +832,7 @@ func TestServeJWTBundles(t *testing.T) {
 		break
 	}
 	// The own trust domain is there even without keys.
-	h = handler(t, workloadapi.Fixed(snapshot(t, third.SVID("/web"), third, home)), nil)
+	h = handler(t, workloadserver.Fixed(snapshot(t, third.SVID("/web"), third, home)), nil)
 	m.Reset()
 	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
 	assert.Equal(t, map[string][]byte{third.key(): []byte(`{"keys":[]}`)}, m.GetBundles())
@@ -914,7 +844,7 @@ func TestHostileClient(t *testing.T) {
 	conformance.Covers(t, "WEP-6", "WAPI-13")
 	synctest.Test(t, func(t *testing.T) {
 		home := newDomain(t, "example.org")
-		h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadapi.Options{Issuer: tokens{}, Validator: tokens{}})
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{Issuer: tokens{}, Validator: tokens{}})
 		c := http2(t, h)
 		prefix := func(flags byte, n uint32, b ...byte) []byte {
 			return append(binary.BigEndian.AppendUint32([]byte{flags}, n), b...)
@@ -970,7 +900,7 @@ func TestHalfRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home := newDomain(t, "example.org")
-		h := handler(t, workloadapi.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadapi.Options{Issuer: tokens{}, Validator: tokens{}})
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{Issuer: tokens{}, Validator: tokens{}})
 		running, stop := context.WithCancel(t.Context())
 		c := http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as a server has it that is told to stop
 			ctx, cancel := context.WithCancel(r.Context())
@@ -1023,24 +953,24 @@ func TestHalfRequest(t *testing.T) {
 	})
 }
 
-// Who opened the connection is known where the system tells.
-func TestCaller(t *testing.T) {
+// Identities finds the process that is calling.
+func TestPeer(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-8", "WEP-9")
 	home := newDomain(t, "example.org")
 	svid := home.SVID("/web")
 	var got atomic.Pointer[unixsocket.Peer]
-	h := handler(t, workloadapi.Fixed(snapshot(t, svid, home)), &workloadapi.Options{
-		Identities: func(ctx context.Context) ([]workloadapi.Identity, error) {
+	h := handler(t, workloadserver.Fixed(snapshot(t, svid, home)), &workloadserver.Options{
+		Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
 			caller, ok := unixsocket.PeerFromContext(ctx)
 			if !ok {
 				return nil, nil
 			}
 			got.Store(&caller)
-			return []workloadapi.Identity{{SVID: svid}}, nil
+			return []workloadserver.Identity{{SVID: svid}}, nil
 		},
 	})
-	socket := listen(t, &workloadapi.Server{Address: "unix://" + socketDir(t) + "/s", Handler: h})
+	socket := listen(t, &unixsocket.Server{Handler: h})
 	for _, err := range dial(t, socket).WatchX509SVIDs(t.Context()) {
 		if runtime.GOOS != "linux" {
 			require.ErrorIs(t, err, workloadapi.ErrDenied)
@@ -1053,12 +983,14 @@ func TestCaller(t *testing.T) {
 	_, ok := unixsocket.PeerFromContext(t.Context())
 	assert.False(t, ok)
 
-	// On other networks nobody is known.
+	// On other networks the peer is not known.
 	for _, err := range inMemory(t, h).WatchX509SVIDs(t.Context()) {
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		break
 	}
-	tcp := listenTCP(t, "127.0.0.1", &workloadapi.Server{Handler: h})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	tcp := listen(t, &unixsocket.Server{Listener: l, Handler: h})
 	for _, err := range dial(t, tcp).WatchX509SVIDs(t.Context()) {
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		break
