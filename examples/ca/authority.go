@@ -102,7 +102,7 @@ func (a *authority) open(ctx context.Context, c *config, cfg ca.Config) (*ca.Aut
 func (a *authority) store(ctx context.Context, c *config, secret, folder string) (store ca.Store, err error) {
 	if c.kubernetes {
 		a.where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
-		store, err = kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.APIServer, HTTPClient: c.cluster.HTTPClient})
+		store, err = kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
 	} else {
 		a.where = "in " + filepath.Join(c.stateDir, folder)
 		store, err = ca.NewDirStore(filepath.Join(c.stateDir, folder))
@@ -129,7 +129,7 @@ func (a *authority) store(ctx context.Context, c *config, secret, folder string)
 func (c *config) newRA(auditor ca.Auditor, log *slog.Logger) (*ra.RA, error) {
 	cfg := c.external
 	cfg.TrustDomain, cfg.MaxTTL, cfg.Auditor, cfg.Logger, cfg.LearnRoots = c.ca.TrustDomain, c.ca.MaxTTL, auditor, log, true
-	cfg.APIServer, cfg.HTTPClient = c.cluster.APIServer, c.cluster.HTTPClient
+	cfg.APIServer, cfg.HTTPClient = c.cluster.API.APIServer, c.cluster.API.HTTPClient
 	files := []string{c.rootsOfRA}
 	if c.external.SignerDomain == "" {
 		files = append(files, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")

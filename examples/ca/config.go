@@ -14,9 +14,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
@@ -34,16 +34,14 @@ type config struct {
 	auditLog  string
 	auditSize int64
 
-	kubernetes              bool
-	cluster                 kube.ReviewerOptions
-	clusterID, namespace    string
-	audiences, nodeAccounts []string
-	cacerts, keepDNSNames   bool
-	external                ra.Config
-	externalCA, rootsOfRA   string
+	kubernetes            bool
+	cluster               caserver.Kubernetes
+	namespace             string
+	cacerts, keepDNSNames bool
+	external              ra.Config
+	externalCA, rootsOfRA string
 
 	linkerd          linkerd.Options
-	anyAudience      bool
 	linkerdPlaintext bool
 	dnsNames         []string
 	self             spiffe.ID // of the server
@@ -92,17 +90,17 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.DurationVar(&c.ca.Rotation.Propagation, "propagation", 0, "how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
 
 	fs.BoolVar(&c.kubernetes, "kubernetes", false, "keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
-	fs.StringVar(&c.cluster.APIServer, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
+	fs.StringVar(&c.cluster.API.APIServer, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
 	fs.StringVar(&c.namespace, "namespace", "istio-system", "`namespace` of the Secret, and in the identity of the server [POD_NAMESPACE]")
-	fs.StringVar(&c.clusterID, "cluster-id", "Kubernetes", "`name` of the cluster, as callers give it [CLUSTER_ID]")
-	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.audiences))
-	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.nodeAccounts))
+	fs.StringVar(&c.cluster.ClusterID, "cluster-id", "Kubernetes", "`name` of the cluster, as callers give it [CLUSTER_ID]")
+	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.cluster.Audiences))
+	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
 	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
 	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
 	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
 	fs.DurationVar(&c.linkerd.Lifetime, "linkerd-ttl", day, "lifetime of certificates for Linkerd, or what -max-ttl leaves if that is less")
 	fs.DurationVar(&c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "how far certificates for Linkerd are dated back, and forward")
-	fs.BoolVar(&c.anyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
+	fs.BoolVar(&c.cluster.LinkerdAnyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
 	fs.StringVar(&c.externalCA, "external-ca", "", "CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
 	fs.StringVar(&c.external.Signer, "k8s-signer", "", "`name` of the signer with -external-ca [K8S_SIGNER]")
 	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
@@ -195,8 +193,8 @@ func (c *config) complete() {
 	if c.auditLog == "" && c.stateDir != "" {
 		c.auditLog = filepath.Join(c.stateDir, "audit.jsonl")
 	}
-	if strings.HasPrefix(c.cluster.APIServer, "http:") {
-		c.cluster.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
+	if strings.HasPrefix(c.cluster.API.APIServer, "http:") {
+		c.cluster.API.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
 	}
 	if c.ca.Rotation.Propagation == 0 {
 		c.ca.Rotation.Propagation = 5 * c.ca.RefreshHint
@@ -249,9 +247,9 @@ func (c *config) check(getenv func(string) string) (name, reason string) {
 		{"external-ca", c.externalCA != "" && c.externalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.externalCA != "" && !c.kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.externalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
-		{"kubernetes-api", c.cluster.APIServer != "" && !c.kubernetes, "it needs -kubernetes"},
-		{"trusted-node-accounts", len(c.nodeAccounts) > 0 && !c.kubernetes, "it needs -kubernetes, which knows what runs on a node"},
-		{"trusted-node-accounts", slices.ContainsFunc(c.nodeAccounts, notAccount), "an account is not namespace/name"},
+		{"kubernetes-api", c.cluster.API.APIServer != "" && !c.kubernetes, "it needs -kubernetes"},
+		{"trusted-node-accounts", len(c.cluster.NodeAccounts) > 0 && !c.kubernetes, "it needs -kubernetes, which knows what runs on a node"},
+		{"trusted-node-accounts", slices.ContainsFunc(c.cluster.NodeAccounts, notAccount), "an account is not namespace/name"},
 		{"id", sign == c.id.IsZero(), "-once and -jwt need a SPIFFE ID, and nothing else does"},
 		{"ttl", c.ttl < 0, negative},
 		{"ttl", c.ttl > 0 && !sign, "it is for -once and -jwt; a server has -default-ttl and -max-ttl"},

@@ -30,9 +30,9 @@ func TestDefaults(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.ca.TrustDomain.String())
 	assert.Equal(t, "./etc/cacerts", c.pluggedIn.Dir)
-	assert.Empty(t, c.audiences, "istio-ca")
+	assert.Empty(t, c.cluster.Audiences, "istio-ca")
 	assert.Equal(t, "istio-system", c.namespace)
-	assert.Equal(t, "Kubernetes", c.clusterID)
+	assert.Equal(t, "Kubernetes", c.cluster.ClusterID)
 	cfg := c.ca
 	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
 	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
@@ -82,9 +82,9 @@ func TestEnvironment(t *testing.T) {
 		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.ca.Rotation.KeyAlgorithm }},
 		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *config) any { return c.cacerts }},
 		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.pluggedIn.MultiRoot }},
-		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *config) any { return c.audiences }},
-		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.nodeAccounts }},
-		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.clusterID }},
+		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *config) any { return c.cluster.Audiences }},
+		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.cluster.NodeAccounts }},
+		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.cluster.ClusterID }},
 		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *config) any { return c.namespace }},
 		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *config) any { return c.externalCA }},
 		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *config) any { return c.external.Signer }},

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -18,12 +17,12 @@ import (
 
 // server is the CA with its APIs.
 type server struct {
-	c      *config
-	ca     *authority
-	srv    *caserver.Server
-	at     caserver.Listeners
-	rights []func(context.Context) error // check that the cluster lets the server ask what it has to
-	ready  func()                        // called when everything is served
+	c     *config
+	ca    *authority
+	srv   *caserver.Server
+	at    caserver.Listeners
+	check func(context.Context) error // whether the server has its rights in the cluster; nil without one
+	ready func()                      // called when everything is served
 }
 
 // newServer makes the CA that c describes, with its APIs. It opens no port. run closes the CA.
@@ -45,7 +44,8 @@ func (s *server) compose(log *slog.Logger) (err error) {
 	istio, proxies := &istioca.Options{Authenticator: tokens}, &c.linkerd
 	proxies.Review = tokens.Review
 	if c.kubernetes {
-		if err := s.askCluster(istio, proxies); err != nil {
+		c.cluster.TrustDomain = c.ca.TrustDomain
+		if s.check, err = c.cluster.Set(istio, proxies); err != nil {
 			return err
 		}
 	}
@@ -59,32 +59,6 @@ func (s *server) compose(log *slog.Logger) (err error) {
 		CA: s.ca.CA, ID: c.self, Names: c.names(), Istio: istio, Linkerd: proxies,
 		RootsFile: c.rootsFile(), Status: s.ca.describe, Ready: func() { s.ready() }, Logger: log,
 	})
-	return err
-}
-
-// askCluster has the API server of the cluster judge tokens and say what runs on a node.
-func (s *server) askCluster(istio *istioca.Options, proxies *linkerd.Options) error {
-	c := s.c
-	reviewer, err := kube.NewReviewer(&c.cluster)
-	if err != nil {
-		return err
-	}
-	istio.Authenticator, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: c.ca.TrustDomain, Audiences: c.audiences, Cluster: c.clusterID})
-	if err != nil {
-		return err
-	}
-	s.rights = append(s.rights, reviewer.Check)
-	if len(c.nodeAccounts) > 0 {
-		nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.cluster.APIServer, HTTPClient: c.cluster.HTTPClient, Accounts: c.nodeAccounts})
-		if err != nil {
-			return err
-		}
-		istio.NodeAuthorizer, s.rights = nodes, append(s.rights, nodes.Check)
-	}
-	ofProxies := c.cluster
-	ofProxies.AnyAudience = c.anyAudience
-	reviewer, err = kube.NewReviewer(&ofProxies)
-	proxies.Review = reviewer.Review
 	return err
 }
 
@@ -132,8 +106,8 @@ func (s *server) ports() []port {
 // and closes the CA at its end.
 func (s *server) run(ctx context.Context, ready func()) error {
 	defer s.ca.close()
-	for _, check := range s.rights { // before a caller depends on them
-		if err := check(ctx); err != nil && ctx.Err() == nil {
+	if s.check != nil { // before a caller depends on it
+		if err := s.check(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}
