@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto"
@@ -20,7 +21,6 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -48,29 +48,24 @@ func demo(ctx context.Context, c *config, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	d := &visitor{server: s, out: out, start: time.Now(), signed: make(map[string]bool)}
-	inner, stop := context.WithCancel(ctx)
-	defer stop()
-	var failed error
-	err = s.run(inner, func() {
-		failed = d.visit(inner)
-		stop()
-	})
-	if err = cmp.Or(err, failed); err != nil || ctx.Err() != nil {
-		if ctx.Err() != nil { // an early end is no failure
-			return nil
-		}
-		return err
+	v := &visitor{server: s, out: out, start: time.Now(), signed: make(map[string]bool)}
+	inner, stop := context.WithCancelCause(ctx)
+	err = s.run(inner, func() { stop(v.visit(inner)) })
+	cause := context.Cause(inner) // what visit returned; context.Canceled for nil
+	if ctx.Err() != nil {         // an early end is no failure
+		return nil
 	}
-	return d.audit()
+	if err != nil || !errors.Is(cause, context.Canceled) {
+		return cmp.Or(err, cause)
+	}
+	return v.audit()
 }
 
 // visitor is the workloads, the proxies and the operator of the demo.
 type visitor struct {
 	*server
-	out   io.Writer
-	start time.Time
-
+	out    io.Writer
+	start  time.Time
 	bundle *spiffe.Bundle // as the endpoint gave it last
 	leaves []*x509.Certificate
 	signed map[string]bool // by the serial numbers of roots
@@ -80,15 +75,10 @@ func (v *visitor) say(format string, args ...any) {
 	fmt.Fprintf(v.out, "%5.1fs  %s\n", time.Since(v.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
+// visit is the demo while the server runs.
 func (v *visitor) visit(ctx context.Context) error {
 	v.announce(v.out)
-	roots, err := os.ReadFile(v.c.rootsFile())
-	if err != nil {
-		return err
-	}
-	if v.bundle, err = spiffe.ParseBundlePEM(v.c.ca.TrustDomain, roots); err != nil {
-		return err
-	}
+	v.bundle = v.ca.Bundle() // a client has it from root-cert.pem
 	if err := v.fetch(ctx); err != nil {
 		return err
 	}
@@ -101,7 +91,7 @@ func (v *visitor) visit(ctx context.Context) error {
 		return err
 	}
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
-	db, err := v.linkerd(ctx, "demo", "db")
+	db, err := v.linkerd(ctx)
 	if err != nil {
 		return err
 	}
@@ -113,6 +103,9 @@ func (v *visitor) visit(ctx context.Context) error {
 	v.say("Istio's API: spiffe://elsewhere.test/web is refused")
 	if err := v.rotate(ctx); err != nil {
 		return err
+	}
+	for _, root := range v.ca.own.Roots() {
+		v.say("%s", root)
 	}
 	resp, err := http.Get("http://" + v.at.Admin.Addr().String() + "/ready")
 	if err != nil {
@@ -138,7 +131,7 @@ func (v *visitor) rotate(ctx context.Context) error {
 		if _, err := v.istio(ctx, "demo/web", nil); err != nil {
 			return err
 		}
-		if _, err := v.linkerd(ctx, "demo", "db"); err != nil {
+		if _, err := v.linkerd(ctx); err != nil {
 			return err
 		}
 		for _, leaf := range v.leaves {
@@ -152,21 +145,14 @@ func (v *visitor) rotate(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	for _, r := range v.ca.own.Roots() {
-		v.say("%s", r)
-	}
 	return nil
 }
 
 // fetch gets the bundle from its endpoint, which proves its identity by the bundle of before.
 func (v *visitor) fetch(ctx context.Context) error {
-	id, err := v.c.ca.TrustDomain.KubernetesID(v.c.namespace, account)
-	if err != nil {
-		return err
-	}
 	b, err := federation.Fetch(ctx, federation.Relationship{
 		TrustDomain: v.c.ca.TrustDomain, URL: "https://" + v.at.Bundle.Addr().String() + "/",
-		Profile: federation.SPIFFE{EndpointID: id, Initial: v.bundle},
+		Profile: federation.SPIFFE{EndpointID: v.c.self, Initial: v.bundle},
 	}, nil)
 	if err != nil {
 		return err
@@ -174,9 +160,6 @@ func (v *visitor) fetch(ctx context.Context) error {
 	before, _ := v.bundle.Sequence()
 	if sequence, _ := b.Sequence(); sequence != before {
 		v.say("bundle endpoint: bundle %d", sequence)
-		for root := range b.X509Authorities() {
-			v.say("    with root %.8s…", root.SerialNumber.Text(16))
-		}
 	}
 	v.bundle = b
 	return nil
@@ -184,20 +167,16 @@ func (v *visitor) fetch(ctx context.Context) error {
 
 // istio takes a certificate over Istio's API, as an agent does: by a token, or by the certificate of own.
 func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*spiffe.SVID, error) {
-	key, err := pki.NewKey(pki.ECDSAP256)
-	if err != nil {
-		return nil, err
-	}
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	if err != nil {
-		return nil, err
-	}
 	client := newClient(v.bundle, own)
 	defer client.CloseIdleConnections()
 	api, err := istioca.New(istioca.Options{
 		URL: "https://" + v.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: v.c.ca.TrustDomain,
 		Token: func(context.Context) (string, error) { return token, nil },
 	})
+	if err != nil {
+		return nil, err
+	}
+	key, csr, err := newRequest()
 	if err != nil {
 		return nil, err
 	}
@@ -212,26 +191,23 @@ func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*s
 	return svid, v.keep(chain[0])
 }
 
-// linkerd takes a certificate over Linkerd's API, as a proxy does.
-func (v *visitor) linkerd(ctx context.Context, namespace, account string) (*x509.Certificate, error) {
-	name, err := v.c.linkerd.Mesh.Name(namespace, account)
+// linkerd takes a certificate for demo/db over Linkerd's API, as a proxy does.
+func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
+	name, err := v.c.linkerd.Mesh.Name("demo", "db")
 	if err != nil {
 		return nil, err
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
+	_, csr, err := newRequest(pki.DNSSAN(name))
 	if err != nil {
 		return nil, err
 	}
 	client := newClient(v.bundle, nil)
 	defer client.CloseIdleConnections()
-	chain, err := certify(ctx, client, "https://"+v.at.Linkerd.Addr().String(), namespace+"/"+account, name, key)
+	chain, err := certify(ctx, client, "https://"+v.at.Linkerd.Addr().String(), "demo/db", name, csr)
 	if err != nil {
 		return nil, err
 	}
-	if err := chain[0].VerifyHostname(name); err != nil {
-		return nil, err
-	}
-	return chain[0], v.keep(chain[0])
+	return chain[0], errors.Join(chain[0].VerifyHostname(name), v.keep(chain[0]))
 }
 
 // keep remembers a certificate, and says when another root signs.
@@ -251,25 +227,26 @@ func (v *visitor) keep(leaf *x509.Certificate) error {
 
 // audit finds each certificate in the audit log, after the server has ended.
 func (v *visitor) audit() error {
-	f, err := os.Open(v.c.auditLog)
+	log, err := os.ReadFile(v.c.auditLog)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	records := make(map[string]bool)
-	for i, err := range auditlog.Read(f) {
-		if err != nil {
-			return err
-		}
-		records[i.Serial] = true
-	}
 	for _, leaf := range v.leaves {
-		if serial := leaf.SerialNumber.Text(16); !records[serial] {
+		if serial := leaf.SerialNumber.Text(16); !bytes.Contains(log, []byte(`"`+serial+`"`)) {
 			return fmt.Errorf("the audit log lacks the certificate %s", serial)
 		}
 	}
-	v.say("the audit log has %d records, those of our %d certificates among them", len(records), len(v.leaves))
+	v.say("the audit log has %d records, those of our %d certificates among them", bytes.Count(log, []byte("\n")), len(v.leaves))
 	return nil
+}
+
+func newRequest(names ...pki.SAN) (crypto.Signer, *pki.CSR, error) {
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		return nil, nil, err
+	}
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: names})
+	return key, csr, err
 }
 
 // newClient returns a client that trusts the server by the roots of b. It presents own, if there is one.
@@ -282,11 +259,7 @@ func newClient(b *spiffe.Bundle, own *spiffe.SVID) *http.Client {
 }
 
 // certify asks Linkerd's API for a certificate for name, and returns the chain, leaf first.
-func certify(ctx context.Context, c *http.Client, url, token, name string, key crypto.Signer) ([]*x509.Certificate, error) {
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}})
-	if err != nil {
-		return nil, err
-	}
+func certify(ctx context.Context, c *http.Client, url, token, name string, csr *pki.CSR) ([]*x509.Certificate, error) {
 	request, err := protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, name)
 		w.Bytes(2, []byte(token))
@@ -299,14 +272,14 @@ func certify(ctx context.Context, c *http.Client, url, token, name string, key c
 	if err != nil {
 		return nil, err
 	}
-	var der []byte
+	var chain []byte
 	err = protofield.Read(response, func(f *protofield.Field) {
 		if f.Number == 1 || f.Number == 2 { // the leaf, the intermediates
-			der = append(der, f.Data...)
+			chain = append(chain, f.Data...)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	return x509.ParseCertificates(der)
+	return x509.ParseCertificates(chain)
 }

@@ -161,6 +161,14 @@ func istioCSR(ctx context.Context, c *http.Client, url string, td spiffe.TrustDo
 	return chain, slices.Collect(b.X509Authorities()), nil
 }
 
+// proxyCSR returns a request as a Linkerd proxy makes it.
+func proxyCSR(t testing.TB, name string) *pki.CSR {
+	t.Helper()
+	_, csr, err := newRequest(pki.DNSSAN(name))
+	require.NoError(t, err)
+	return csr
+}
+
 // checkLinkerd verifies a chain as Linkerd's proxies do: by the name, against the trust anchors.
 func checkLinkerd(chain []*x509.Certificate, name string, b *spiffe.Bundle) error {
 	between := x509.NewCertPool()
@@ -253,12 +261,12 @@ func TestServer(t *testing.T) {
 	require.Equal(t, chain[0].URIs, again[0].URIs)
 
 	const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/db", name, key)
+	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/db", name, proxyCSR(t, name))
 	require.NoError(t, err)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
-	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, key)
+	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, proxyCSR(t, name))
 	require.Equal(t, grpchttp.FailedPrecondition, codeOf(err), err)
-	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "spiffe://cluster.local/other", name, key)
+	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "spiffe://cluster.local/other", name, proxyCSR(t, name))
 	require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
 
 	fetched, err := federation.Fetch(t.Context(), federation.Relationship{
@@ -614,7 +622,7 @@ func TestPluggedIn(t *testing.T) {
 	require.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
 	require.NoError(t, chain[1].CheckSignatureFrom(roots[0]))
 	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, key)
+	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, proxyCSR(t, name))
 	require.NoError(t, err)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
 	require.True(t, proxied[1].Equal(chain[1]))
@@ -707,10 +715,10 @@ func TestKubernetes(t *testing.T) {
 			requireUnauthenticated(t, err, token)
 		}
 		const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
-		proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-db", name, key)
+		proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-db", name, proxyCSR(t, name))
 		require.NoError(t, err)
 		require.NoError(t, checkLinkerd(proxied, name, bundle))
-		_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/db", name, key)
+		_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/db", name, proxyCSR(t, name))
 		require.Equal(t, grpchttp.InvalidArgument, codeOf(err))
 	}
 	var out bytes.Buffer
