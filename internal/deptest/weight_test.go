@@ -47,7 +47,7 @@ func TestWeight(t *testing.T) {
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", []string{"golang.org/x/crypto"}, 4.5},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", nil, 7},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", nil, 8},
-		{"sds", "sds.NewHandler, (*sds.Server).Run", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 10},
+		{"sds", "sds.NewHandler, sds.NewClient, (*unixsocket.Server).Run", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
 	} {
 		t.Run(c.imports, func(t *testing.T) {
 			t.Parallel()
@@ -118,8 +118,8 @@ func TestWeightOfPrograms(t *testing.T) {
 func size(t *testing.T, imports, uses string) float64 {
 	t.Helper()
 	text := fmt.Sprintf("package main\n\nimport (\n\t\"runtime\"\n\n\t%q\n", module+"/"+imports)
-	if imports == "caclient/local" {
-		text += fmt.Sprintf("\t%q\n", module+"/pki/ca")
+	if beside := map[string]string{"caclient/local": "/pki/ca", "sds": "/authn/unixsocket"}[imports]; beside != "" {
+		text += fmt.Sprintf("\t%q\n", module+beside)
 	}
 	text += ")\n\nfunc main() { runtime.KeepAlive([]any{" + uses + "}) }\n"
 	return build(t, text)
