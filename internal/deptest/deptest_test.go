@@ -164,7 +164,7 @@ var testRules = map[string]map[string]string{
 	"spiffe/jwtsvid":       {"github.com/go-jose/go-jose/v4": "an independent judge of tokens"},
 	"pki/caserver/linkerd": {"google.golang.org/protobuf": "generated messages, an independent judge"},
 	"caclient/istioca":     {"google.golang.org/protobuf": "generated messages, an independent judge"},
-	"internal/grpchttp":    {"connectrpc.com/connect": "an independent peer on both sides", "google.golang.org/protobuf": "generated messages, an independent judge"},
+	"internal/grpchttp":    {"google.golang.org/protobuf": "generated messages, an independent judge"},
 }
 
 // kept out of the whole tree, tests and examples included; see doc.go.
