@@ -298,7 +298,7 @@ func TestDiscard(t *testing.T) {
 	for _, f := range spiffetest.Faults() {
 		if rule := f.Rule(); !slices.Contains([]string{"X5-30", "X5-31", "X5-38", "X5-39"}, rule) { // those are the peers' business
 			chain, key := home.Broken(f)
-			tests["leaf with "+f.String()] = struct {
+			tests["leaf with "+string(f)] = struct {
 				m    proto.Message
 				want string
 			}{edit(fromChain(chain, key)), rule}
