@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/token"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // MiddlewareOptions are the choices of [Middleware] that have a default.
@@ -113,8 +112,8 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		return
 	}
 	r = r.WithContext(context.WithValue(r.Context(), proofKey{}, proof))
-	if p.hasBody {
-		r.Body = io.NopCloser(bytes.NewReader(p.body))
+	if p.body != nil {
+		r.Body = p.body
 	}
 	if p.signed == nil || !p.signed.signResponse {
 		next.ServeHTTP(w, r)
@@ -151,13 +150,12 @@ type received struct {
 	r       *http.Request
 	m       *middleware
 	message *message
-	signed  *signed // nil if it has no message signature
-	body    []byte
-	hasBody bool // the body was read
+	signed  *signed       // nil if it has no message signature
+	body    io.ReadCloser // that was read; nil if it was not
 }
 
-// validate validates all that the request has, token first, then notes that its proofs were used, and only
-// then reads the body: its sender decides how long that takes, and must not outlast what was noted.
+// validate validates all that the request has: the token, its proofs, which then count as used, and only
+// then the body, whose sender decides how long it takes to read.
 func (p *received) validate() (*Proof, *token.Error) {
 	v, h := p.m.validator, p.r.Header
 	if p.r.TLS == nil && !p.m.terminated {
@@ -166,7 +164,7 @@ func (p *received) validate() (*Proof, *token.Error) {
 	if e := misplaced(h); e != nil {
 		return nil, e
 	}
-	token, e := single(h, requests, HeaderToken, "WIT-49")
+	text, e := single(h, requests, HeaderToken, "WIT-49")
 	if e != nil {
 		return nil, e
 	}
@@ -175,11 +173,22 @@ func (p *received) validate() (*Proof, *token.Error) {
 	if !hasProof && !hasSignature {
 		return nil, requests.Refuse("missing", "WIT-40", "there is a token and no proof of its key")
 	}
-	holder, now, e := v.verifyToken(token)
+	holder, now, e := v.verifyToken(text)
 	if e != nil {
 		return nil, e
 	}
-	proof, e := p.validateProofs(holder, token, now, hasProof, hasSignature)
+	var all []evidence
+	if hasProof {
+		all, e = p.validateProof(holder, text, now)
+	}
+	if e == nil && hasSignature {
+		p.signed, e = p.validateSignature(holder, now)
+		all = append(all, p.signed.evidence(signatures))
+	}
+	proof, e := v.admit(holder, text, now, e, all...)
+	if e == nil && hasSignature {
+		p.body, e = p.message.checkBody(requests, p.r.Body, p.r.ContentLength, p.m.maxBody)
+	}
 	if e != nil {
 		e.ID = holder.id
 		return nil, e
@@ -187,88 +196,37 @@ func (p *received) validate() (*Proof, *token.Error) {
 	return proof, nil
 }
 
-func (p *received) validateProofs(holder *holder, token string, now time.Time, hasProof, hasSignature bool) (*Proof, *token.Error) {
-	v, h := p.m.validator, p.r.Header
-	accept := func(aud string) bool { return p.m.targets.accept(aud, p.message.target) }
-	result := &Proof{id: holder.id, notAfter: holder.expires}
-	var jti string
-	var end time.Time
-	if hasProof {
-		proof, e := single(h, requests, HeaderProof, "WPT-1")
-		if e != nil {
-			return nil, e
-		}
-		call, e := fields(h, p.m.tokens)
-		if e != nil {
-			return nil, e
-		}
-		if jti, end, e = v.verifyProof(holder, token, proof, &call, now, accept); e != nil {
-			return nil, e
-		}
-		result.covered = call.covered()
+func (p *received) accept(aud string) bool { return p.m.targets.accept(aud, p.message.target) }
+
+// validateProof validates the Workload Proof Token.
+func (p *received) validateProof(holder *holder, text string, now time.Time) ([]evidence, *token.Error) {
+	proof, e := single(p.r.Header, requests, HeaderProof, "WPT-1")
+	if e != nil {
+		return nil, e
 	}
-	if hasSignature {
-		if e := p.validateSignature(holder, now, accept); e != nil {
-			return nil, e
-		}
-		result.covered = append(result.covered, p.signed.fields()...)
+	call, e := fields(p.r.Header, p.m.tokens)
+	if e != nil {
+		return nil, e
 	}
-	if hasProof {
-		if e := v.admit(holder, proofs, hash(token), jti, now, end); e != nil {
-			return nil, e
-		}
-	}
-	if hasSignature {
-		if e := v.admit(holder, signatures, hash(token), p.signed.nonce, now, p.signed.expires); e != nil {
-			return nil, e
-		}
-		if e := p.validateBody(); e != nil {
-			return nil, e
-		}
-	}
-	return result, nil
+	ev, e := p.m.validator.verifyProof(holder, text, proof, &call, now, p.accept)
+	return []evidence{ev}, e
 }
 
 // validateSignature validates the message signature, but for the body.
-func (p *received) validateSignature(holder *holder, now time.Time, accept func(string) bool) *token.Error {
+func (p *received) validateSignature(holder *holder, now time.Time) (*signed, *token.Error) {
 	s, e := p.m.validator.verifyMessage(holder, p.message, now)
 	if e != nil {
-		return e
+		return nil, e
 	}
-	if !accept(s.audience) {
-		return signatures.Refuse(token.Audience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, token.Clip(s.audience, 4*token.MaxQuoted))
+	if !p.accept(s.audience) {
+		return nil, signatures.Refuse(token.Audience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, token.Clip(s.audience, 4*token.MaxQuoted))
 	}
 	for _, f := range p.m.tokens {
 		if p.message.has(f) && !slices.Contains(s.list, string(textItem(f))) {
-			return signatures.Refuse("binding", "HSIG-2", "the signature does not cover %q", f)
+			return nil, signatures.Refuse("binding", "HSIG-2", "the signature does not cover %q", f)
 		}
 	}
-	p.signed = s
-	return nil
-}
-
-// validateBody reads the body and compares it with its digest.
-func (p *received) validateBody() *token.Error {
-	var err error
-	if p.r.ContentLength > p.m.maxBody {
-		err = errBodyTooLarge(p.m.maxBody)
-	} else {
-		p.body, err = readBody(p.r.Body, p.m.maxBody)
-	}
-	if err != nil {
-		return bodyFault(requests, err)
-	}
-	p.hasBody = true
-	return checkDigest(p.message, p.body)
-}
-
-// bodyFault says why a body could not be read.
-func bodyFault(k *token.Kind, err error) *token.Error {
-	reason := token.Malformed
-	if errors.Is(err, spiffe.ErrTooLarge) {
-		reason = token.TooLarge
-	}
-	return &token.Error{Kind: k, Reason: reason, Rule: "HSIG-3", Err: err}
+	return s, nil
 }
 
 // serveSigned calls the handler and signs its response.

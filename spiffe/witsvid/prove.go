@@ -2,16 +2,13 @@ package witsvid
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/token"
 )
 
@@ -142,27 +139,29 @@ func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
 	if err := c.check(); err != nil {
 		return "", err
 	}
-	b := strictjson.AppendText([]byte(`{"aud":`), c.Target)
-	b = strconv.AppendInt(append(b, `,"exp":`...), p.expiry(s, now), 10)
-	b = append(b, `,"jti":"`+random()+`","wth":"`+hash(s.Token())+`"`...)
+	claims := struct {
+		Aud string            `json:"aud"`
+		Exp int64             `json:"exp"`
+		JTI string            `json:"jti"`
+		WTH string            `json:"wth"`
+		ATH string            `json:"ath,omitempty"`
+		TTH string            `json:"tth,omitempty"`
+		Oth map[string]string `json:"oth,omitempty"`
+	}{Aud: c.Target, Exp: p.expiry(s, now), JTI: random(), WTH: hash(s.Token()), Oth: map[string]string{}}
 	if c.AccessToken != "" {
-		b = append(b, `,"ath":"`+hash(c.AccessToken)+`"`...)
+		claims.ATH = hash(c.AccessToken)
 	}
 	if c.TxnToken != "" {
-		b = append(b, `,"tth":"`+hash(c.TxnToken)+`"`...)
+		claims.TTH = hash(c.TxnToken)
 	}
-	if len(c.Tokens) > 0 {
-		b = append(b, `,"oth":`...)
-		sep := byte('{')
-		for _, name := range slices.Sorted(maps.Keys(c.Tokens)) {
-			b = strictjson.AppendText(append(b, sep), name)
-			b = append(b, `:"`+hash(trim(c.Tokens[name]))+`"`...)
-			sep = ','
-		}
-		b = append(b, '}')
+	for name, value := range c.Tokens {
+		claims.Oth[name] = hash(trim(value))
 	}
-	b = append(b, '}')
-	return s.signer().Token(b)
+	payload, err := json.Marshal(claims)
+	if err != nil {
+		return "", err
+	}
+	return s.signer().Token(payload)
 }
 
 // trim removes the white space that may stand around the value of a header field.

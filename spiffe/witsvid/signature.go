@@ -1,6 +1,7 @@
 package witsvid
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/base64"
@@ -301,11 +302,22 @@ func (v *Validator) verifyMessage(h *holder, m *message, now time.Time) (*signed
 	return s, nil
 }
 
-// readBody reads a body that a digest is to be made of, and refuses one of more than limit bytes. A nil
-// body is empty.
-func readBody(body io.Reader, limit int64) ([]byte, error) {
+// evidence returns what the signature proves.
+func (s *signed) evidence(k *token.Kind) evidence {
+	if s == nil {
+		return evidence{}
+	}
+	return evidence{k, s.nonce, s.expires, s.fields()}
+}
+
+// readBody reads a body that a digest is made of, and refuses one of more than limit bytes. A nil body is
+// empty. The length is what the message says, or -1.
+func readBody(body io.Reader, length, limit int64) ([]byte, error) {
 	if body == nil {
 		return nil, nil
+	}
+	if length > limit {
+		return nil, errBodyTooLarge(limit)
 	}
 	data, err := io.ReadAll(io.LimitReader(body, max(limit, limit+1))) // the largest limit has no successor
 	if err == nil && int64(len(data)) > limit {
@@ -316,6 +328,20 @@ func readBody(body io.Reader, limit int64) ([]byte, error) {
 
 func errBodyTooLarge(limit int64) error {
 	return fmt.Errorf("the body has more than %d bytes: %w", limit, spiffe.ErrTooLarge)
+}
+
+// checkBody reads the body of a message of kind k, compares it with its digest, and returns it to be read
+// again.
+func (m *message) checkBody(k *token.Kind, body io.Reader, length, limit int64) (io.ReadCloser, *token.Error) {
+	data, err := readBody(body, length, limit)
+	if err != nil {
+		reason := token.Malformed
+		if errors.Is(err, spiffe.ErrTooLarge) {
+			reason = token.TooLarge
+		}
+		return nil, &token.Error{Kind: k, Reason: reason, Rule: "HSIG-3", Err: err}
+	}
+	return io.NopCloser(bytes.NewReader(data)), checkDigest(m, data)
 }
 
 // contentDigest returns the value of Content-Digest for a body (RFC 9530).

@@ -200,16 +200,13 @@ func (t *Transport) digestBody(c *http.Request) error {
 // readBodyWithin is readBody until ctx is done. A Read that hangs then is left behind, as net/http leaves
 // it; the caller closes the body, which ends most.
 func readBodyWithin(ctx context.Context, body io.Reader, limit int64) ([]byte, error) {
-	if ctx.Done() == nil {
-		return readBody(body, limit)
-	}
 	type result struct {
 		data []byte
 		err  error
 	}
 	done := make(chan result, 1)
 	go func() {
-		data, err := readBody(body, limit)
+		data, err := readBody(body, -1, limit)
 		done <- result{data, err}
 	}()
 	select {
@@ -244,11 +241,11 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 // verify verifies a signed response (HSIG-10), and puts its body back.
 func (t *Transport) verify(resp *http.Response, request *message, nonce string) (*Proof, *token.Error) {
 	v := t.responses
-	token, e := single(resp.Header, responses, HeaderToken, "HSIG-10")
+	text, e := single(resp.Header, responses, HeaderToken, "HSIG-10")
 	if e != nil {
 		return nil, e
 	}
-	holder, now, e := v.verifyToken(token)
+	holder, now, e := v.verifyToken(text)
 	if e != nil {
 		return nil, e
 	}
@@ -258,26 +255,13 @@ func (t *Transport) verify(resp *http.Response, request *message, nonce string) 
 		e = signatures.Refuse("binding", "HSIG-10", "the response answers another request")
 	}
 	if e == nil {
-		e = t.verifyBody(resp, m)
+		var body io.ReadCloser
+		if body, e = m.checkBody(responses, resp.Body, -1, t.maxBody); e == nil {
+			_ = resp.Body.Close()
+			resp.Body = body
+		}
 	}
-	if e == nil {
-		e = v.admit(holder, responses, hash(token), s.nonce, now, s.expires)
-	}
-	if e != nil {
-		e.ID = holder.id
-		return nil, e
-	}
-	return &Proof{id: holder.id, notAfter: holder.expires, covered: s.fields()}, nil
-}
-
-func (t *Transport) verifyBody(resp *http.Response, m *message) *token.Error {
-	body, err := readBody(resp.Body, t.maxBody)
-	if err != nil {
-		return bodyFault(responses, err)
-	}
-	_ = resp.Body.Close()
-	resp.Body = io.NopCloser(bytes.NewReader(body))
-	return checkDigest(m, body)
+	return v.admit(holder, text, now, e, s.evidence(responses))
 }
 
 // responseKey is the key of a *provenResponse in the context of the request in a response.
