@@ -144,7 +144,7 @@ var rules = map[string]map[string]string{
 	},
 	"caclient":       {"internal/certchain": "limits on an answer, shared with secretcache", "spiffe": "identities and bundles", "pki": "CSRs"},
 	"caclient/local": {"spiffe": "identities and bundles", "pki": "CSRs", "pki/ca": "the authority it asks", "caclient": "the interface it meets"},
-	"secretcache":    {"internal/certchain": "limits on an answer, shared with caclient", "spiffe": "identities and bundles", "pki": "keys, CSRs and secrets"},
+	"secretcache":    {"internal/certchain": "limits on an answer, shared with caclient", "internal/renew": "when is the next attempt", "spiffe": "identities and bundles", "pki": "keys, CSRs and secrets"},
 	"authn":          {"spiffe": "the verified peer"},
 	"authn/kube": {
 		"authn": "the callers it proves", "spiffe": "their IDs", "internal/kube": "the API server",
