@@ -60,7 +60,7 @@ var rules = map[string]map[string]string{
 		"internal/strictjson": "claims are strict JSON",
 		"internal/certpem":    "the private key that comes with a WIT-SVID",
 	},
-	"spiffe/federation": {"spiffe": "bundles, and the verifier of endpoints"},
+	"spiffe/federation": {"spiffe": "bundles, and the verifier of endpoints", "internal/renew": "when is the next fetch"},
 	"spiffe/workloadapi": {
 		"spiffe":                                "identities and bundles",
 		"internal/unixsocket":                   "care for the socket, as in sds",
