@@ -103,6 +103,10 @@ type Config struct {
 	// CA issues the certificates.
 	CA CA
 
+	// Names are DNS names and IP addresses that the signing requests for ID have beside it, for a CA that
+	// certifies what is requested. What the CA grants of them is its decision.
+	Names []pki.SAN
+
 	// Federated has the bundles of other trust domains, such as a *federation.Manager. They are handed
 	// out with those that the CA gives, and take their place for trust domains that both have. A bundle
 	// of the Manager's own trust domain does not count. Run follows each change. Nil means none.

@@ -6,10 +6,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -198,12 +196,7 @@ func (c *CA) source() (*spiffe.Bundle, error) {
 		}
 		return b, err
 	case c.opts.RootsFile != "":
-		f, err := os.Open(c.opts.RootsFile)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+		data, err := readFile(c.opts.RootsFile, maxFile+1)
 		if err != nil {
 			return nil, err
 		}

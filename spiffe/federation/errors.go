@@ -28,7 +28,7 @@ var (
 // The cause wraps [ErrNotAuthenticated], with a [*spiffe.VerifyError], a
 // tls.CertificateVerificationError or the error of a [spiffe.BundleSource]; [ErrRedirect];
 // [ErrSequence]; [context.DeadlineExceeded] for a fetch that was not done in time or was silent for
-// too long; [spiffe.ErrTooLarge]; a [*spiffe.BundleError] for what is not a bundle document; the cause
+// too long; [spiffe.ErrTooLarge]; a [*spiffe.ParseError] for what is not a bundle document; the cause
 // of the caller's context; or an error of the network. A Status other than 200 is a cause of its own.
 type FetchError struct {
 	TrustDomain spiffe.TrustDomain

@@ -285,7 +285,7 @@ const (
 )
 
 func kindOf(e *federation.FetchError) kind {
-	_, unparsed := errors.AsType[*spiffe.BundleError](e)
+	_, unparsed := errors.AsType[*spiffe.ParseError](e)
 	switch {
 	case errors.Is(e, federation.ErrNotAuthenticated):
 		return authentication
