@@ -26,9 +26,6 @@ func named(err error) error {
 	return err
 }
 
-// Distinct leaves repetitions out.
-func Distinct(certs []*x509.Certificate) []*x509.Certificate { return distinct(certs) }
-
 // CheckCRL verifies that a list is of ca.
 func CheckCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	if err := checkCRL(list, ca); err != nil {

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/x509"
-	"encoding/pem"
-	"errors"
 	"fmt"
 
 	"github.com/svidkit/svidkit/internal/certpem"
@@ -21,67 +19,6 @@ func ParseCertificatesPEM(data []byte) ([]*x509.Certificate, error) {
 		return nil, fmt.Errorf("pki: parse certificates: %w", err)
 	}
 	return certs, nil
-}
-
-// ParseRootsPEM parses a file of roots as far as it goes: one bad certificate among good ones, such as an
-// old one with a negative serial number, is no reason to trust none. It returns the good ones, none
-// twice, and an error that says what was left out: blocks that are no certificate that crypto/x509 can
-// read, certificates that are not a CA, keys that [CheckPublicKey] refuses, damaged blocks, and whatever
-// follows text that is not PEM. Input without any block gives neither roots nor an error. Input of more
-// than 1 MiB or 1,000 blocks gives no roots and an error that wraps [spiffe.ErrTooLarge].
-//
-// This is for what others made, such as the roots of an operating system. A CA's own files are for
-// [ParseCertificatesPEM], which takes all or nothing.
-func ParseRootsPEM(data []byte) ([]*x509.Certificate, error) {
-	fail := func(err error) error { return fmt.Errorf("pki: parse roots: %w", err) }
-	if err := certpem.Check(data, certpem.MaxInput, certpem.MaxCertificates); err != nil {
-		return nil, fail(err)
-	}
-	var roots []*x509.Certificate
-	var errs []error
-	blocks := 0
-	rest := data
-	for {
-		var b *pem.Block
-		if b, rest = pem.Decode(rest); b == nil {
-			break
-		}
-		blocks++
-		if c, err := parseRoot(b); err != nil {
-			errs = append(errs, fmt.Errorf("block %d: %w", blocks, err))
-		} else {
-			roots = append(roots, c)
-		}
-	}
-	if n := certpem.Blocks(data) - blocks; n > 0 {
-		errs = append(errs, fmt.Errorf("%d damaged PEM blocks", n))
-	} else if len(bytes.TrimSpace(rest)) > 0 {
-		errs = append(errs, fmt.Errorf("after block %d: text that is not PEM", blocks))
-	}
-	roots = distinct(roots)
-	if len(errs) == 0 {
-		return roots, nil
-	}
-	if more := len(errs) - maxListed; more > 0 {
-		errs = append(errs[:maxListed], fmt.Errorf("and %d more", more))
-	}
-	return roots, fail(errors.Join(errs...))
-}
-
-const maxListed = 10 // errors in one
-
-func parseRoot(b *pem.Block) (*x509.Certificate, error) {
-	if b.Type != "CERTIFICATE" {
-		return nil, fmt.Errorf("%.40q, not CERTIFICATE", b.Type)
-	}
-	c, err := x509.ParseCertificate(b.Bytes)
-	if err != nil {
-		return nil, certpem.Short(err)
-	}
-	if !isCA(c) {
-		return nil, fmt.Errorf("%.300q is not a CA certificate", c.Subject)
-	}
-	return c, checkKey(c.PublicKey)
 }
 
 // distinct returns certs in their order and none twice. Certificates are the same if they are the same in

@@ -560,7 +560,9 @@ func TestGlance(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, before.Version, after.Version)
 
-	g := &glance{Store: ca.NewMemoryStore()}
+	folder, err := ca.NewDirStore(filepath.Join(t.TempDir(), "ca"))
+	require.NoError(t, err)
+	g := &glance{Store: folder}
 	_, err = g.Load(t.Context())
 	require.ErrorIs(t, err, ca.ErrNoRecord)
 	_, err = g.Save(t.Context(), ca.Record{Version: "1"})
