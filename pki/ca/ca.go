@@ -2,7 +2,7 @@
 // publishes the trust bundle that goes with them, and replaces its roots and keys without a moment
 // in which a good certificate is refused.
 //
-// Most programs need [Open] with a [DirStore], [Authority.Run] in a goroutine, and [Authority.Sign]:
+// Most programs need [Open] with a store, [Authority.Run] in a goroutine, and [Authority.Sign]:
 //
 //	store, err := ca.NewDirStore("/var/lib/example-ca")
 //	…
@@ -55,7 +55,7 @@
 // [Authority.Revoke] when the successor signs: what it takes out of the bundle is refused at once,
 // and workloads that have not renewed are refused with it.
 //
-// To back up, copy the record: the folder of a DirStore, or the Secret. The copy holds the private keys
+// To back up, copy the record: the folder of [NewDirStore], or the Secret. The copy holds the private keys
 // of the CA. Make a new one after each rotation, and when the store is not being written: a copy
 // of a folder that was made in the middle of a write does not open, and says so.
 //

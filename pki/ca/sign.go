@@ -21,8 +21,8 @@ var (
 	ErrCSR = errors.New("bad signing request")
 	// ErrTTL says that the lifetime is more than the authority grants, or less than a second.
 	ErrTTL = errors.New("bad lifetime")
-	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, or
-	// that one of the other names cannot be in its certificate.
+	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, that one of
+	// the other names cannot be in its certificate, or that a token has no audience, or too many.
 	ErrIdentity = errors.New("bad identity")
 	// ErrNotReady says that the authority cannot sign at the present moment: its active root has
 	// expired or is not valid yet, its store has not answered for too long, or its first JWT key is
@@ -36,8 +36,6 @@ var (
 	// ErrAudit says that the record of the issuance could not be made durable, so that the
 	// certificate was thrown away.
 	ErrAudit = errors.New("no audit record")
-	// ErrAudience says that a token is for nobody, or for more receivers than are allowed.
-	ErrAudience = errors.New("bad audience")
 )
 
 // SignError is the error of [Authority.Sign] and [Authority.SignJWT], unless the context was done. It
