@@ -266,7 +266,7 @@ func (c *Call) send(parts ...[]byte) error {
 	if !c.begun {
 		c.begin()
 	}
-	c.setSendTimeout()
+	c.limitSending()
 	var err error
 	for _, part := range parts {
 		if _, err = c.w.Write(part); err != nil {
@@ -279,10 +279,13 @@ func (c *Call) send(parts ...[]byte) error {
 	if err != nil {
 		return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
 	}
+	if c.h.SendTimeout > 0 {
+		_ = c.ctl.SetWriteDeadline(time.Time{}) // or it would cut off a stream that waits
+	}
 	return nil
 }
 
-func (c *Call) setSendTimeout() {
+func (c *Call) limitSending() {
 	if c.h.SendTimeout > 0 {
 		_ = c.ctl.SetWriteDeadline(time.Now().Add(c.h.SendTimeout))
 	}
@@ -316,5 +319,5 @@ func (c *Call) finish(err error) {
 		h.Set(prefix+headerMessage, encodeMessage(status.Message))
 	}
 	setRetryAfter(h, prefix, status)
-	c.setSendTimeout()
+	c.limitSending()
 }
