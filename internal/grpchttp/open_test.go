@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"runtime/debug"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -203,4 +204,105 @@ func TestStopReceiving(t *testing.T) {
 	_, err := s.Receive()
 	assert.Equal(t, grpchttp.Aborted, asError(t, err).Code)
 	assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
+}
+
+// Recover turns a panic into an answer, in the goroutine of the panic.
+func TestRecover(t *testing.T) {
+	t.Parallel()
+	h := handler(map[string]grpchttp.Method{
+		"/S/Panic": func(context.Context, *grpchttp.Call) error { panic("told to") },
+		"/S/Late":  func(_ context.Context, c *grpchttp.Call) error { _ = c.Send(nil); panic("told to") },
+		"/S/Abort": func(context.Context, *grpchttp.Call) error { panic(http.ErrAbortHandler) },
+		"/S/Fine":  grpchttp.Unary(echo),
+	})
+	h.Recover = func(ctx context.Context, c *grpchttp.Call, value any) error {
+		assert.NoError(t, ctx.Err())
+		assert.Equal(t, "told to", value)
+		assert.Regexp(t, `TestRecover\.func[12]\(`, string(debug.Stack()), "where it happened")
+		return grpchttp.Errorf(grpchttp.Internal, "%s: internal error", c.Request().URL.Path)
+	}
+	c := dial(t, h)
+	for method, remote := range map[string]bool{"/S/Panic": true, "/S/Late": true, "/S/Abort": false} {
+		s, err := c.Stream(t.Context(), method, nil, nil)
+		for err == nil {
+			_, err = s.Receive()
+		}
+		e := asError(t, err)
+		assert.Equal(t, grpchttp.Internal, e.Code, method)
+		if assert.Equal(t, remote, e.Remote, "%s: %v", method, err); remote {
+			assert.Equal(t, method+": internal error", e.Message)
+		}
+	}
+	_, err := c.Unary(t.Context(), "/S/Fine", nil, nil)
+	assert.NoError(t, err)
+}
+
+// A call has no more time than the server or the client gives it, whichever is less.
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		causes := make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+			_, err := c.Receive()
+			if err == nil {
+				_, err = c.Receive() // the end does not come
+			}
+			causes <- context.Cause(ctx)
+			return err
+		}})
+		h.Timeout = time.Minute
+		c := dial(t, h)
+		for limit, cause := range map[time.Duration]error{
+			time.Second: context.DeadlineExceeded, time.Hour: grpchttp.ErrTimeout, 0: grpchttp.ErrTimeout,
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			if limit > 0 {
+				ctx, cancel = context.WithTimeout(t.Context(), limit)
+			}
+			start := time.Now()
+			s := c.Open(ctx, "/S/M", nil)
+			require.NoError(t, s.Send(nil))
+			_, err := s.Receive()
+			assert.Equal(t, grpchttp.DeadlineExceeded, asError(t, err).Code)
+			if got := <-causes; cause == grpchttp.ErrTimeout {
+				assert.Equal(t, time.Minute, time.Since(start))
+				assert.ErrorIs(t, got, cause)
+				assert.True(t, asError(t, err).Remote)
+			} else {
+				assert.Equal(t, limit, time.Since(start))
+				assert.Error(t, got)
+			}
+			_ = s.Close()
+			cancel()
+		}
+	})
+}
+
+// A client that does not read is cut off.
+func TestSendTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+			for range 3 {
+				time.Sleep(time.Minute) // which does not count
+				if err := c.Send([]byte("small")); err != nil {
+					return err
+				}
+			}
+			err := c.Send(make([]byte, 8*limit))
+			ended <- err
+			return err
+		}})
+		h.SendTimeout = 10 * time.Second
+		s, err := dial(t, h).Stream(t.Context(), "/S/M", nil, nil)
+		require.NoError(t, err)
+		start := time.Now()
+		assert.Equal(t, grpchttp.Unavailable, asError(t, <-ended).Code)
+		assert.Equal(t, 2*time.Minute+10*time.Second, time.Since(start))
+		for err == nil {
+			_, err = s.Receive()
+		}
+		asError(t, err)
+	})
 }

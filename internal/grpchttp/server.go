@@ -1,6 +1,7 @@
 package grpchttp
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -71,6 +72,10 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 	}
 }
 
+// readAhead is enough for a small message with its prefix: each Read of a body makes net/http's goroutine
+// of the connection take part.
+const readAhead = 512
+
 // ServeHTTP serves one call.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
@@ -86,7 +91,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusUnsupportedMediaType)
 		return
 	}
-	c := &Call{h: h, w: w, ctl: http.NewResponseController(w), r: r}
+	c := &Call{h: h, w: w, ctl: http.NewResponseController(w), r: r, body: bufio.NewReaderSize(r.Body, readAhead)}
 	c.finish(h.serve(c))
 }
 
@@ -156,6 +161,7 @@ type Call struct {
 	w       http.ResponseWriter
 	ctl     *http.ResponseController
 	r       *http.Request
+	body    *bufio.Reader
 	begun   bool // the header is on its way
 	trailer http.Header
 	in, out [prefixSize]byte
@@ -189,12 +195,13 @@ func (c *Call) SetTrailer(name string, values ...string) {
 }
 
 // Receive returns the next request, which is the caller's own. After the last it returns io.EOF. Other
-// errors are to be returned by the [Method]. While it waits it holds no memory for what may come.
+// errors are to be returned by the [Method]. While it waits it holds no memory
+// for a large one.
 func (c *Call) Receive() ([]byte, error) {
 	if c.h.ReceiveTimeout > 0 {
 		_ = c.ctl.SetReadDeadline(time.Now().Add(c.h.ReceiveTimeout)) // has no effect after the end of the request
 	}
-	flags, msg, err := readFrame(c.r.Body, &c.in, c.h.MaxMessage)
+	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage)
 	switch e, ok := err.(*Error); {
 	case err == nil:
 		if err := checkFlags(flags); err != nil {
@@ -259,7 +266,7 @@ func (c *Call) send(parts ...[]byte) error {
 	if !c.begun {
 		c.begin()
 	}
-	c.setSendTimeout()
+	c.limitSending()
 	var err error
 	for _, part := range parts {
 		if _, err = c.w.Write(part); err != nil {
@@ -272,10 +279,13 @@ func (c *Call) send(parts ...[]byte) error {
 	if err != nil {
 		return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
 	}
+	if c.h.SendTimeout > 0 {
+		_ = c.ctl.SetWriteDeadline(time.Time{}) // or it would cut off a stream that waits
+	}
 	return nil
 }
 
-func (c *Call) setSendTimeout() {
+func (c *Call) limitSending() {
 	if c.h.SendTimeout > 0 {
 		_ = c.ctl.SetWriteDeadline(time.Now().Add(c.h.SendTimeout))
 	}
@@ -309,5 +319,5 @@ func (c *Call) finish(err error) {
 		h.Set(prefix+headerMessage, encodeMessage(status.Message))
 	}
 	setRetryAfter(h, prefix, status)
-	c.setSendTimeout()
+	c.limitSending()
 }
