@@ -18,8 +18,8 @@ const (
 	memoryWays        = 4        // places that one chain may take
 )
 
-// memory holds chains that were verified. It decides nothing: what find returns was true of one bundle
-// and in one span of time, and the Verifier compares both.
+// memory holds chains that were verified. It decides nothing: what find returns was true for one bundle
+// and in one span of time, and the Verifier checks both.
 //
 // It is a table of places in sets; the hash of the leaf selects the set. Readers take no lock and
 // write nothing. Two writers may take each other's place, which costs a verification.
@@ -36,7 +36,7 @@ type remembered struct {
 	sum       uint64
 	role      Role
 	chain     []*x509.Certificate  // as it was presented
-	bundle    weak.Pointer[Bundle] // weak, as nobody should keep old bundles alive by coming once under each
+	bundle    weak.Pointer[Bundle] // weak, so that remembered chains keep no old bundle alive
 	notBefore time.Time            // the latest on the path
 	peer      *Peer
 }
@@ -93,7 +93,7 @@ func (m *memory) keep(chain []*x509.Certificate, role Role, b *Bundle, peer *Pee
 	}
 	if m.places.Load() == nil {
 		fresh := make([]place, m.sets*m.ways)
-		m.places.CompareAndSwap(nil, &fresh) // else somebody was faster
+		m.places.CompareAndSwap(nil, &fresh) // or another goroutine was faster
 	}
 	r := &remembered{
 		sum:       maphash.Bytes(m.seed, chain[0].Raw),
@@ -112,15 +112,15 @@ func (m *memory) keep(chain []*x509.Certificate, role Role, b *Bundle, peer *Pee
 			break
 		}
 		if old == nil || old.bundle.Value() == nil || !old.validAt(now) {
-			at = i // nobody's
+			at = i // free or useless
 		}
 	}
 	set[at].Store(r)
 }
 
-// lean reports whether chain has only certificates of its path, as a peer could present one leaf with
-// other company each time, and keeps little memory alive. What a certificate keeps alive is the rest of
-// the message that it came in, which the capacity of its bytes tells.
+// lean reports whether chain has only certificates of its path, and keeps little memory alive. A peer
+// could present one leaf with different other certificates each time. A certificate keeps the message
+// alive that it came in, so the capacity of its bytes counts.
 func lean(chain, path []*x509.Certificate) bool {
 	size := 0
 	for _, c := range path {

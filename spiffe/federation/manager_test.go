@@ -1004,7 +1004,7 @@ func TestLog(t *testing.T) {
 			"skipped":       "1",
 			"first_skipped": lines[0]["first_skipped"],
 		}, lines[0])
-		assert.Contains(t, lines[0]["first_skipped"], "BND-12")
+		assert.Contains(t, lines[0]["first_skipped"], `"use" is missing or unknown`)
 
 		w.site.serve(answer(503, nil))
 		next(t, m, partner)

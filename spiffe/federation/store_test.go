@@ -23,7 +23,7 @@ import (
 // Names stay inside the directory and apart, whatever they are.
 func TestFileNames(t *testing.T) {
 	t.Parallel()
-	long := strings.Repeat("a", spiffe.MaxTrustDomainLength)
+	long := strings.Repeat("a", 255)
 	seen := map[string]string{}
 	for _, name := range []string{
 		"example.org", ".", "..", "...", "con", "nul", "-", "_", "a.json", "a", "td-a.json", long, long[:254] + "b", long[:200], long[:201],

@@ -2,8 +2,6 @@ package witsvid
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,8 +11,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/token"
 )
 
 // The lifetimes of proofs.
@@ -48,15 +46,15 @@ type Call struct {
 func (c *Call) check() error {
 	switch {
 	case c.Target == "":
-		return errors.New("the call has no target (WPT-5)")
+		return errors.New("the call has no target")
 	case !utf8.ValidString(c.Target):
 		return errors.New("the target is not UTF-8")
 	case strings.ContainsAny(c.Target, "?#"):
-		return errors.New("the target has a query or a fragment; leave them out (WPT-5)")
+		return errors.New("the target has a query or a fragment; leave them out")
 	}
 	for name := range c.Tokens {
 		if name == "" || name != strings.ToLower(name) || !utf8.ValidString(name) {
-			return fmt.Errorf("the name %q of a token is empty or not in lower case (WPT-13)", clip(name, maxQuoted))
+			return fmt.Errorf("the name %q of a token is empty or not in lower case", token.Clip(name, token.MaxQuoted))
 		}
 	}
 	return nil
@@ -93,7 +91,7 @@ func NewProver(source Source, opts *ProverOptions) (*Prover, error) {
 	case source == nil:
 		return nil, errors.New("witsvid: new prover: no source of a WIT-SVID")
 	case p.lifetime < time.Second || p.lifetime > MaxProofLifetime:
-		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v (WIT-46)", p.lifetime, MaxProofLifetime)
+		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", p.lifetime, MaxProofLifetime)
 	}
 	return p, nil
 }
@@ -126,11 +124,11 @@ func (p *Prover) current() (*SVID, time.Time, error) {
 	switch {
 	case err != nil:
 		return nil, now, err
-	case s == nil || s.key == nil:
+	case s == nil || s.signer == nil:
 		return nil, now, errors.New("the source gave no WIT-SVID")
 	case !now.Before(s.notAfter):
-		return nil, now, fmt.Errorf("the WIT-SVID of %q expired at %v, and its key is not used any more (WIT-51)",
-			clip(s.id.String(), maxInError), s.notAfter.UTC().Format(time.RFC3339))
+		return nil, now, fmt.Errorf("the WIT-SVID of %q expired at %v, and its key is not used any more",
+			token.Clip(s.id.String(), token.MaxInError), s.notAfter.UTC().Format(time.RFC3339))
 	}
 	return s, now, nil
 }
@@ -164,20 +162,7 @@ func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
 		b = append(b, '}')
 	}
 	b = append(b, '}')
-	proof, err := jws.Compact(jws.AppendHeader(nil, s.alg, "", proofType), b, s.alg, s.Signer())
-	if err != nil {
-		return "", err
-	}
-	if len(proof) > MaxSize {
-		return "", fmt.Errorf("the proof would have %d bytes, the limit is %d", len(proof), MaxSize)
-	}
-	return proof, nil
-}
-
-// hash returns the SHA-256 hash of a token in base64url, as "wth" and its siblings have it.
-func hash(token string) string {
-	sum := sha256.Sum256([]byte(token))
-	return base64.RawURLEncoding.EncodeToString(sum[:])
+	return s.signer().Token(b)
 }
 
 // trim removes the white space that may stand around the value of a header field.

@@ -280,7 +280,7 @@ func TestServeWIT(t *testing.T) {
 			keys = m
 			break
 		}
-		bundle, err := spiffe.ParseBundleWith(home.TrustDomain(), bytesReplace(keys[home.TrustDomain()], `"kid"`, `"use":"wit-svid","kid"`), spiffe.ParseOptions{WIT: true})
+		bundle, err := spiffe.ParseBundleWIT(home.TrustDomain(), bytesReplace(keys[home.TrustDomain()], `"kid"`, `"use":"wit-svid","kid"`))
 		require.NoError(t, err)
 		validator, err := witsvid.NewValidator(bundle, spiffe.AllowIDs(web.ID(), db.ID()), nil)
 		require.NoError(t, err)

@@ -1,4 +1,4 @@
-package hostilecsr
+package hostilecsr_test
 
 import (
 	"bytes"
@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/svidkit/svidkit/internal/hostilecsr"
 )
 
 // request is a PKCS#10 request in parts, each of which is a whole element.
@@ -31,7 +33,7 @@ func base() request {
 		version:    integer(0),
 		subject:    seq(),
 		spki:       spki(p256().Public()),
-		attributes: attributes(extensionRequest(extension(oidSAN, false, sanValue(dns(Name))))),
+		attributes: attributes(extensionRequest(extension(oidSAN, false, sanValue(dns(hostilecsr.Name))))),
 		algorithm:  seq(oid(oidECDSAWithSHA256)),
 		sign:       signP256(p256()),
 		key:        p256().Public(),
@@ -59,12 +61,12 @@ func (r *request) extensionsAre(exts ...[]byte) {
 
 // alsoAsks adds extensions to the good alternative name.
 func (r *request) alsoAsks(exts ...[]byte) {
-	r.extensionsAre(append([][]byte{extension(oidSAN, false, sanValue(dns(Name)))}, exts...)...)
+	r.extensionsAre(append([][]byte{extension(oidSAN, false, sanValue(dns(hostilecsr.Name)))}, exts...)...)
 }
 
 // alsoHas adds attributes to the request for the good alternative name.
 func (r *request) alsoHas(attrs ...[]byte) {
-	good := extensionRequest(extension(oidSAN, false, sanValue(dns(Name))))
+	good := extensionRequest(extension(oidSAN, false, sanValue(dns(hostilecsr.Name))))
 	r.attributes = attributes(append([][]byte{good}, attrs...)...)
 }
 

@@ -1,4 +1,4 @@
-package redirect_test
+package token_test
 
 import (
 	"net/http"
@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/redirect"
+	"github.com/svidkit/svidkit/internal/token"
 )
 
 func TestStrayed(t *testing.T) {
@@ -45,10 +45,10 @@ func TestStrayed(t *testing.T) {
 				require.NoError(t, err)
 				r.URL = u
 			}
-			assert.Equal(t, test.want, redirect.Strayed(r))
+			assert.Equal(t, test.want, token.Strayed(r))
 		})
 	}
 	u, err := url.Parse("https://a.test/")
 	require.NoError(t, err)
-	assert.True(t, redirect.Strayed(&http.Request{URL: u, Response: &http.Response{Request: new(http.Request)}}), "a request without a URL")
+	assert.True(t, token.Strayed(&http.Request{URL: u, Response: &http.Response{Request: new(http.Request)}}), "a request without a URL")
 }

@@ -1,10 +1,12 @@
-package hostilecsr
+package hostilecsr_test
 
 import (
 	"fmt"
 	"strings"
 
 	"golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/svidkit/svidkit/internal/hostilecsr"
 )
 
 // extensions has requests for powers.
@@ -107,7 +109,7 @@ func keyUsage(unused byte, b ...byte) []byte {
 // attributes has what stands beside the request for extensions, and what stands in its place.
 func (l *list) attributes() {
 	others := extensionRequest(extension(oidSAN, false, sanValue(dns("evil.example"))))
-	good := extension(oidSAN, false, sanValue(dns(Name)))
+	good := extension(oidSAN, false, sanValue(dns(hostilecsr.Name)))
 	for what, attr := range ordered(
 		"two requests for extensions", others,
 		"two equal requests for extensions", extensionRequest(good),

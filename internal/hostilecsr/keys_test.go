@@ -1,4 +1,4 @@
-package hostilecsr
+package hostilecsr_test
 
 import (
 	"crypto"

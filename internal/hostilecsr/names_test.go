@@ -1,10 +1,12 @@
-package hostilecsr
+package hostilecsr_test
 
 import (
 	"fmt"
 	"strings"
 
 	"golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/svidkit/svidkit/internal/hostilecsr"
 )
 
 // The tags of strings that x/crypto/cryptobyte does not name.
@@ -22,7 +24,7 @@ func (l *list) sans() {
 	for what, names := range ordered(
 		"two URIs", [][]byte{uri(me), uri("spiffe://cluster.local/ns/kube-system/sa/admin")},
 		"the same URI twice", [][]byte{uri(me), uri(me)},
-		"one URI beside the DNS name", [][]byte{dns(Name), uri(me)},
+		"one URI beside the DNS name", [][]byte{dns(hostilecsr.Name), uri(me)},
 		"URI of another workload", [][]byte{uri("spiffe://cluster.local/ns/istio-system/sa/istiod")},
 		"URI of another trust domain", [][]byte{uri("spiffe://evil.example/ns/emojivoto/sa/web")},
 		"URI of the trust domain itself", [][]byte{uri("spiffe://cluster.local")},
@@ -48,71 +50,71 @@ func (l *list) sans() {
 		"URI with a template", [][]byte{uri("spiffe://cluster.local/{{.Secret}}/%s%n")},
 		"no names", nil,
 		"DNS name of another", [][]byte{dns("admin.kube-system.serviceaccount.identity.linkerd.cluster.local")},
-		"DNS name of another beside the good one", [][]byte{dns(Name), dns("admin.kube-system.serviceaccount.identity.linkerd.cluster.local")},
-		"DNS name twice", [][]byte{dns(Name), dns(Name)},
+		"DNS name of another beside the good one", [][]byte{dns(hostilecsr.Name), dns("admin.kube-system.serviceaccount.identity.linkerd.cluster.local")},
+		"DNS name twice", [][]byte{dns(hostilecsr.Name), dns(hostilecsr.Name)},
 		"DNS name that is empty", [][]byte{dns("")},
-		"DNS name with a NUL", [][]byte{dns(Name + "\x00.evil.example")},
-		"DNS name with a line break", [][]byte{dns(Name + "\n")},
-		"DNS name with a carriage return", [][]byte{dns("\r" + Name)},
-		"DNS name with a blank", [][]byte{dns(Name + " ")},
-		"DNS name with a comma", [][]byte{dns(Name + ",evil.example")},
-		"DNS name with a slash", [][]byte{dns("../" + Name)},
-		"DNS name with a wildcard", [][]byte{dns("*." + Name)},
+		"DNS name with a NUL", [][]byte{dns(hostilecsr.Name + "\x00.evil.example")},
+		"DNS name with a line break", [][]byte{dns(hostilecsr.Name + "\n")},
+		"DNS name with a carriage return", [][]byte{dns("\r" + hostilecsr.Name)},
+		"DNS name with a blank", [][]byte{dns(hostilecsr.Name + " ")},
+		"DNS name with a comma", [][]byte{dns(hostilecsr.Name + ",evil.example")},
+		"DNS name with a slash", [][]byte{dns("../" + hostilecsr.Name)},
+		"DNS name with a wildcard", [][]byte{dns("*." + hostilecsr.Name)},
 		"DNS name that is a wildcard", [][]byte{dns("*")},
 		"DNS name with a wildcard in the middle", [][]byte{dns("web.*.serviceaccount.identity.linkerd.cluster.local")},
-		"DNS name with a leading dot", [][]byte{dns("." + Name)},
-		"DNS name with a trailing dot", [][]byte{dns(Name + ".")},
-		"DNS name with two dots", [][]byte{dns(strings.Replace(Name, ".", "..", 1))},
-		"DNS name in upper case", [][]byte{dns(strings.ToUpper(Name))},
-		"DNS name with a label of 300", [][]byte{dns(strings.Repeat("a", 300) + "." + Name)},
+		"DNS name with a leading dot", [][]byte{dns("." + hostilecsr.Name)},
+		"DNS name with a trailing dot", [][]byte{dns(hostilecsr.Name + ".")},
+		"DNS name with two dots", [][]byte{dns(strings.Replace(hostilecsr.Name, ".", "..", 1))},
+		"DNS name in upper case", [][]byte{dns(strings.ToUpper(hostilecsr.Name))},
+		"DNS name with a label of 300", [][]byte{dns(strings.Repeat("a", 300) + "." + hostilecsr.Name)},
 		"DNS name of 10,000 bytes", [][]byte{dns(strings.Repeat("a.", 5000) + "b")},
 		"DNS name in UTF-8", [][]byte{dns("wéb.emojivoto.serviceaccount.identity.linkerd.cluster.local")},
 		"DNS name in Latin-1", [][]byte{dns("w\xe9b.emojivoto.serviceaccount.identity.linkerd.cluster.local")},
-		"DNS name in punycode", [][]byte{dns("xn--wb-bja." + Name)},
-		"DNS name with a look-alike letter", [][]byte{dns(strings.Replace(Name, "e", "\u0435", 1))},
+		"DNS name in punycode", [][]byte{dns("xn--wb-bja." + hostilecsr.Name)},
+		"DNS name with a look-alike letter", [][]byte{dns(strings.Replace(hostilecsr.Name, "e", "\u0435", 1))},
 		"DNS name that is an address", [][]byte{dns("127.0.0.1")},
 		"DNS name that is an address in brackets", [][]byte{dns("[::1]")},
-		"IP beside the DNS name", [][]byte{dns(Name), ip(10, 0, 0, 1)},
+		"IP beside the DNS name", [][]byte{dns(hostilecsr.Name), ip(10, 0, 0, 1)},
 		"IP of four bytes", [][]byte{ip(127, 0, 0, 1)},
 		"IP of no bytes", [][]byte{ip()},
 		"IP of five bytes", [][]byte{ip(10, 0, 0, 1, 0)},
 		"IP of eight bytes, a network", [][]byte{ip(0, 0, 0, 0, 0, 0, 0, 0)},
 		"IP of sixteen bytes", [][]byte{ip(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1)},
 		"IP of 32 bytes", [][]byte{ip(make([]byte, 32)...)},
-		"email beside the DNS name", [][]byte{dns(Name), email("root@cluster.local")},
+		"email beside the DNS name", [][]byte{dns(hostilecsr.Name), email("root@cluster.local")},
 		"email with a line break", [][]byte{email("root@cluster.local\nbcc: x")},
 		"email that is empty", [][]byte{email("")},
-		"other name beside the DNS name", [][]byte{dns(Name), tlv(wrapped(0), oid("1.3.6.1.4.1.311.20.2.3"), tlv(wrapped(0), str(asn1.UTF8String, "admin@cluster.local")))},
-		"other name without a value", [][]byte{dns(Name), tlv(wrapped(0), oid("1.3.6.1.4.1.311.20.2.3"))},
-		"X.400 address beside the DNS name", [][]byte{dns(Name), tlv(wrapped(3), seq())},
-		"directory name beside the DNS name", [][]byte{dns(Name), tlv(wrapped(4), name(cn(asn1.UTF8String, "admin")))},
-		"directory name with garbage", [][]byte{dns(Name), tlv(wrapped(4), []byte("garbage"))},
-		"EDI party name beside the DNS name", [][]byte{dns(Name), tlv(wrapped(5), tlv(wrapped(1), str(asn1.UTF8String, "x")))},
-		"registered ID beside the DNS name", [][]byte{dns(Name), tlv(context(8), []byte{0x2a, 0x03})},
-		"name of unknown kind beside the DNS name", [][]byte{dns(Name), str(context(9), "x")},
-		"a thousand and one DNS names", repeated(1001, func(int) []byte { return dns(Name) }),
+		"other name beside the DNS name", [][]byte{dns(hostilecsr.Name), tlv(wrapped(0), oid("1.3.6.1.4.1.311.20.2.3"), tlv(wrapped(0), str(asn1.UTF8String, "admin@cluster.local")))},
+		"other name without a value", [][]byte{dns(hostilecsr.Name), tlv(wrapped(0), oid("1.3.6.1.4.1.311.20.2.3"))},
+		"X.400 address beside the DNS name", [][]byte{dns(hostilecsr.Name), tlv(wrapped(3), seq())},
+		"directory name beside the DNS name", [][]byte{dns(hostilecsr.Name), tlv(wrapped(4), name(cn(asn1.UTF8String, "admin")))},
+		"directory name with garbage", [][]byte{dns(hostilecsr.Name), tlv(wrapped(4), []byte("garbage"))},
+		"EDI party name beside the DNS name", [][]byte{dns(hostilecsr.Name), tlv(wrapped(5), tlv(wrapped(1), str(asn1.UTF8String, "x")))},
+		"registered ID beside the DNS name", [][]byte{dns(hostilecsr.Name), tlv(context(8), []byte{0x2a, 0x03})},
+		"name of unknown kind beside the DNS name", [][]byte{dns(hostilecsr.Name), str(context(9), "x")},
+		"a thousand and one DNS names", repeated(1001, func(int) []byte { return dns(hostilecsr.Name) }),
 		"five thousand addresses", repeated(5000, func(i int) []byte { return ip(10, 0, byte(i>>8), byte(i)) }),
 	) {
 		l.may("san/"+what, func(r *request) { r.sansAre(names...) })
 	}
 	for what, value := range ordered(
-		"DNS name in constructed form", sanValue(tlv(wrapped(2), str(asn1.IA5String, Name))),
-		"DNS name with a universal tag", sanValue(str(asn1.IA5String, Name)),
-		"application tag", sanValue(str(asn1.Tag(0x42), Name)),
-		"a SET in place of the SEQUENCE", set(dns(Name)),
-		"no SEQUENCE around it", dns(Name),
-		"bytes after the names", cat(sanValue(dns(Name)), []byte{5, 0}),
+		"DNS name in constructed form", sanValue(tlv(wrapped(2), str(asn1.IA5String, hostilecsr.Name))),
+		"DNS name with a universal tag", sanValue(str(asn1.IA5String, hostilecsr.Name)),
+		"application tag", sanValue(str(asn1.Tag(0x42), hostilecsr.Name)),
+		"a SET in place of the SEQUENCE", set(dns(hostilecsr.Name)),
+		"no SEQUENCE around it", dns(hostilecsr.Name),
+		"bytes after the names", cat(sanValue(dns(hostilecsr.Name)), []byte{5, 0}),
 		"empty value", nil,
 		"garbage", []byte("garbage"),
 		"length over the end", []byte{0x30, 0x20, 0x82, 0x01, 'a'},
-		"indefinite length", cat([]byte{0x30, 0x80}, dns(Name), []byte{0, 0}),
-		"length that is not minimal", cat([]byte{0x30, 0x81, byte(len(dns(Name)))}, dns(Name)),
+		"indefinite length", cat([]byte{0x30, 0x80}, dns(hostilecsr.Name), []byte{0, 0}),
+		"length that is not minimal", cat([]byte{0x30, 0x81, byte(len(dns(hostilecsr.Name)))}, dns(hostilecsr.Name)),
 		"length of 4 GiB", []byte{0x30, 0x84, 0xff, 0xff, 0xff, 0xff, 0x82, 0x01, 'a'},
 		"tag of many bytes", sanValue([]byte{0x9f, 0x82, 0x02, 0x01, 'a'}),
 	) {
 		l.may("san form/"+what, func(r *request) { r.extensionsAre(extension(oidSAN, false, value)) })
 	}
-	l.may("san/critical", func(r *request) { r.extensionsAre(extension(oidSAN, true, sanValue(dns(Name)))) })
+	l.may("san/critical", func(r *request) { r.extensionsAre(extension(oidSAN, true, sanValue(dns(hostilecsr.Name)))) })
 	l.may("san/two extensions with different names", func(r *request) {
 		r.alsoAsks(extension(oidSAN, false, sanValue(dns("evil.example"))))
 	})
@@ -129,8 +131,8 @@ func (l *list) subjects() {
 	for what, subject := range ordered(
 		"common name of another", name(cn(asn1.UTF8String, "admin.kube-system.serviceaccount.identity.linkerd.cluster.local")),
 		"common name with a SPIFFE ID", name(cn(asn1.UTF8String, "spiffe://cluster.local/ns/kube-system/sa/admin")),
-		"common name with a NUL", name(cn(asn1.UTF8String, Name+"\x00.evil.example")),
-		"common name with a line break", name(cn(asn1.UTF8String, Name+"\n")),
+		"common name with a NUL", name(cn(asn1.UTF8String, hostilecsr.Name+"\x00.evil.example")),
+		"common name with a line break", name(cn(asn1.UTF8String, hostilecsr.Name+"\n")),
 		"common name that is empty", name(cn(asn1.UTF8String, "")),
 		"common name of 254 bytes", name(cn(asn1.UTF8String, strings.Repeat("a", 254))),
 		"common name of 16 KiB", name(cn(asn1.UTF8String, strings.Repeat("a", 16<<10))),
@@ -145,13 +147,13 @@ func (l *list) subjects() {
 		"common name in VideotexString", name(cn(videotexString, "web")),
 		"common name in NumericString with letters", name(cn(numericString, "web")),
 		"common name in VisibleString", name(cn(visibleString, "web")),
-		"common name in PrintableString with @ and *", name(cn(asn1.PrintableString, "*@"+Name)),
+		"common name in PrintableString with @ and *", name(cn(asn1.PrintableString, "*@"+hostilecsr.Name)),
 		"common name in IA5String with high bytes", name(cn(asn1.IA5String, "w\xe9b")),
 		"common name in an INTEGER", name(seq(oid(oidCommonName), integer(7))),
-		"common name in a SEQUENCE", name(seq(oid(oidCommonName), seq(str(asn1.UTF8String, Name)))),
-		"common name in an OCTET STRING", name(seq(oid(oidCommonName), octets([]byte(Name)))),
-		"two common names", name(cn(asn1.UTF8String, Name), cn(asn1.UTF8String, "admin")),
-		"two common names in one RDN", seq(set(cn(asn1.UTF8String, "admin"), cn(asn1.UTF8String, Name))),
+		"common name in a SEQUENCE", name(seq(oid(oidCommonName), seq(str(asn1.UTF8String, hostilecsr.Name)))),
+		"common name in an OCTET STRING", name(seq(oid(oidCommonName), octets([]byte(hostilecsr.Name)))),
+		"two common names", name(cn(asn1.UTF8String, hostilecsr.Name), cn(asn1.UTF8String, "admin")),
+		"two common names in one RDN", seq(set(cn(asn1.UTF8String, "admin"), cn(asn1.UTF8String, hostilecsr.Name))),
 		"ten common names", name(repeated(10, func(i int) []byte { return cn(asn1.UTF8String, fmt.Sprint("admin", i)) })...),
 		"organization of an administrator", name(rdnAttribute("2.5.4.10", asn1.UTF8String, "system:masters")),
 		"every usual attribute", name(
@@ -174,14 +176,14 @@ func (l *list) subjects() {
 	}
 	for what, subject := range ordered(
 		"RDN without attributes", seq(set()),
-		"RDN that is a SEQUENCE", seq(seq(cn(asn1.UTF8String, Name))),
+		"RDN that is a SEQUENCE", seq(seq(cn(asn1.UTF8String, hostilecsr.Name))),
 		"attribute without a value", seq(set(seq(oid(oidCommonName)))),
-		"attribute with two values", seq(set(seq(oid(oidCommonName), str(asn1.UTF8String, Name), str(asn1.UTF8String, "admin")))),
-		"attribute without a kind", seq(set(seq(str(asn1.UTF8String, Name)))),
-		"SET in place of the SEQUENCE", set(set(cn(asn1.UTF8String, Name))),
-		"string in place of the name", str(asn1.UTF8String, Name),
+		"attribute with two values", seq(set(seq(oid(oidCommonName), str(asn1.UTF8String, hostilecsr.Name), str(asn1.UTF8String, "admin")))),
+		"attribute without a kind", seq(set(seq(str(asn1.UTF8String, hostilecsr.Name)))),
+		"SET in place of the SEQUENCE", set(set(cn(asn1.UTF8String, hostilecsr.Name))),
+		"string in place of the name", str(asn1.UTF8String, hostilecsr.Name),
 		"length over the end", []byte{0x30, 0x03, 0x31, 0x7f, 0x30},
-		"indefinite length", cat([]byte{0x30, 0x80}, set(cn(asn1.UTF8String, Name)), []byte{0, 0}),
+		"indefinite length", cat([]byte{0x30, 0x80}, set(cn(asn1.UTF8String, hostilecsr.Name)), []byte{0, 0}),
 	) {
 		l.not("subject form/"+what, func(r *request) { r.subject = subject })
 	}

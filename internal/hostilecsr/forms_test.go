@@ -1,4 +1,4 @@
-package hostilecsr
+package hostilecsr_test
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/svidkit/svidkit/internal/hostilecsr"
 )
 
 // forms has requests with parts that are wrong, and are signed as they are.
@@ -24,9 +26,9 @@ func (l *list) forms() {
 	}
 	for what, attrs := range ordered(
 		"missing", []byte(nil),
-		"with a universal tag", set(extensionRequest(extension(oidSAN, false, sanValue(dns(Name))))),
-		"with another number", tlv(wrapped(1), extensionRequest(extension(oidSAN, false, sanValue(dns(Name))))),
-		"in primitive form", tlv(context(0), extensionRequest(extension(oidSAN, false, sanValue(dns(Name))))),
+		"with a universal tag", set(extensionRequest(extension(oidSAN, false, sanValue(dns(hostilecsr.Name))))),
+		"with another number", tlv(wrapped(1), extensionRequest(extension(oidSAN, false, sanValue(dns(hostilecsr.Name))))),
+		"in primitive form", tlv(context(0), extensionRequest(extension(oidSAN, false, sanValue(dns(hostilecsr.Name))))),
 		"twice", cat(attributes(), attributes()),
 	) {
 		l.not("form/attributes "+what, func(r *request) { r.attributes = attrs })
@@ -110,7 +112,7 @@ func nested(depth int) []byte {
 // encodings has the good request, cut and changed.
 func (l *list) encodings() {
 	r := base()
-	r.subject = name(cn(asn1.UTF8String, Name))
+	r.subject = name(cn(asn1.UTF8String, hostilecsr.Name))
 	der := r.der()
 	const parts = 24
 	for i := range parts {
