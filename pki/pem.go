@@ -58,7 +58,7 @@ func ParseRootsPEM(data []byte) ([]*x509.Certificate, error) {
 	} else if len(bytes.TrimSpace(rest)) > 0 {
 		errs = append(errs, fmt.Errorf("after block %d: text that is not PEM", blocks))
 	}
-	roots = AppendCertificates(nil, roots...)
+	roots = distinct(roots)
 	if len(errs) == 0 {
 		return roots, nil
 	}
@@ -84,35 +84,18 @@ func parseRoot(b *pem.Block) (*x509.Certificate, error) {
 	return c, checkKey(c.PublicKey)
 }
 
-// AppendCertificates returns certs followed by more, in that order and none twice, which joins chains and
-// sets of roots. Certificates are the same if they are the same in DER; of several, the first stays. The
-// result is a new slice of shared certificates. Nil certificates are left out.
-func AppendCertificates(certs []*x509.Certificate, more ...*x509.Certificate) []*x509.Certificate {
-	seen := make(map[string]bool, len(certs)+len(more))
-	out := make([]*x509.Certificate, 0, len(certs)+len(more))
-	for _, list := range [][]*x509.Certificate{certs, more} {
-		for _, c := range list {
-			if c != nil && !seen[string(c.Raw)] {
-				seen[string(c.Raw)] = true
-				out = append(out, c)
-			}
+// distinct returns certs in their order and none twice. Certificates are the same if they are the same in
+// DER; of several, the first stays.
+func distinct(certs []*x509.Certificate) []*x509.Certificate {
+	seen := make(map[string]bool, len(certs))
+	out := make([]*x509.Certificate, 0, len(certs))
+	for _, c := range certs {
+		if !seen[string(c.Raw)] {
+			seen[string(c.Raw)] = true
+			out = append(out, c)
 		}
 	}
 	return out
-}
-
-// SplitChain takes a chain apart: what a peer has to be sent, and the roots, which it has to know
-// already. Both keep their order and have nothing twice. A root is a CA certificate that is signed with
-// its own key; a chain that is a root and nothing else has an empty first part. Nothing else is verified.
-func SplitChain(certs []*x509.Certificate) (chain, roots []*x509.Certificate) {
-	for _, c := range AppendCertificates(nil, certs...) {
-		if selfSigned(c) {
-			roots = append(roots, c)
-		} else {
-			chain = append(chain, c)
-		}
-	}
-	return chain, roots
 }
 
 // selfSigned reports whether c is a root. Keys are checked before a signature is verified with them.

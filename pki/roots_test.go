@@ -54,70 +54,6 @@ func TestCertificateSANs(t *testing.T) {
 	}
 }
 
-func TestAppendCertificates(t *testing.T) {
-	t.Parallel()
-	a, b, c := newRoot(t).Certificate(), newRoot(t).Certificate(), newRoot(t).Certificate()
-	copied, err := x509.ParseCertificate(a.Raw)
-	require.NoError(t, err)
-	list := func(certs ...*x509.Certificate) []*x509.Certificate { return certs }
-	for name, tc := range map[string]struct{ certs, more, want []*x509.Certificate }{
-		"nothing":             {nil, nil, list()},
-		"to nothing":          {nil, list(a, b), list(a, b)},
-		"nothing more":        {list(b, a), nil, list(b, a)},
-		"one more":            {list(a), list(b), list(a, b)},
-		"one that is there":   {list(a, b), list(copied), list(a, b)},
-		"twice from the both": {list(c, a, c), list(b, a, b), list(c, a, b)},
-		"the first stays":     {list(copied), list(a), list(copied)},
-		"nil":                 {list(nil, a), list(nil, b, nil), list(a, b)},
-	} {
-		got := pki.AppendCertificates(tc.certs, tc.more...)
-		require.Len(t, got, len(tc.want), name)
-		for n := range got {
-			require.Same(t, tc.want[n], got[n], name)
-		}
-	}
-	in := make([]*x509.Certificate, 1, 2)
-	in[0] = a
-	out := pki.AppendCertificates(in, b)
-	out[0] = nil
-	require.Nil(t, in[:2][1], "the input is not changed")
-	require.NotNil(t, in[0])
-}
-
-func TestSplitChain(t *testing.T) {
-	t.Parallel()
-	root := newTestRoot(t)
-	mid := root.below(t)
-	old := newTestRoot(t)
-	cross := crossSigned(t, old, root)
-	leaf, err := mid.IssueLeaf(leafOptions())
-	require.NoError(t, err)
-	self, err := pki.NewSelfSigned(p256Key, func() pki.CertificateOptions { o := certOptions(); o.PublicKey = nil; return o }())
-	require.NoError(t, err)
-	// Its name at both ends, but not its key: what it says of itself is not true.
-	fake := *root.cert()
-	fake.PublicKey = p256Key.Public()
-	huge := withKey(t, root.cert(), rsaSPKI(append([]byte{0x7f}, bytes.Repeat([]byte{0xff}, 60_000)...), []byte{1, 0, 1}))
-	list := func(certs ...*x509.Certificate) []*x509.Certificate { return certs }
-	for name, tc := range map[string]struct{ in, chain, roots []*x509.Certificate }{
-		"nothing":                   {nil, nil, nil},
-		"a root":                    {list(root.cert()), nil, list(root.cert())},
-		"without root":              {list(leaf, mid.cert()), list(leaf, mid.cert()), nil},
-		"with root":                 {list(leaf, mid.cert(), root.cert()), list(leaf, mid.cert()), list(root.cert())},
-		"with root twice, in front": {list(root.cert(), leaf, mid.cert(), mid.cert(), root.cert()), list(leaf, mid.cert()), list(root.cert())},
-		"two roots":                 {list(leaf, old.cert(), mid.cert(), root.cert()), list(leaf, mid.cert()), list(old.cert(), root.cert())},
-		"a cross certificate":       {list(leaf, mid.cert(), cross, old.cert()), list(leaf, mid.cert(), cross), list(old.cert())},
-		"a leaf that signed itself": {list(self), list(self), nil},
-		"a root with another key":   {list(leaf, &fake), list(leaf, &fake), nil},
-		"a root of 480,000 bits":    {list(leaf, huge), list(leaf, huge), nil},
-		"nil":                       {list(nil, leaf, nil), list(leaf), nil},
-	} {
-		chain, roots := pki.SplitChain(tc.in)
-		assert.Equal(t, certsPEM(tc.chain...), certsPEM(chain...), name)
-		assert.Equal(t, certsPEM(tc.roots...), certsPEM(roots...), name)
-	}
-}
-
 // One bad certificate is no reason to trust none.
 func TestParseRootsPEM(t *testing.T) {
 	t.Parallel()
@@ -319,7 +255,7 @@ func FuzzParseRootsPEM(f *testing.F) {
 		strict, strictErr := pki.ParseCertificatesPEM(data)
 		if err == nil && len(roots) > 0 {
 			require.NoError(t, strictErr)
-			require.Equal(t, certsPEM(pki.AppendCertificates(nil, strict...)...), certsPEM(roots...))
+			require.Equal(t, certsPEM(pki.Distinct(strict)...), certsPEM(roots...))
 		}
 		if len(roots) == 0 {
 			return

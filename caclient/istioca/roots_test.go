@@ -412,7 +412,7 @@ func TestWatchBundles(t *testing.T) {
 func TestRenewal(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a := newAuthority(t, ca.Config{DefaultTTL: time.Hour, Propagation: 2 * time.Hour})
+		a := newAuthority(t, ca.Config{DefaultTTL: time.Hour, Rotation: ca.Rotation{Propagation: 2 * time.Hour}})
 		srv := newServer(t, server.Options{Signer: a, AllowPlaintext: true})
 		client := inMemory(t, srv)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -464,7 +464,7 @@ func TestRenewal(t *testing.T) {
 // TestRenewalOverTLS is a short-lived certificate on real sockets.
 func TestRenewalOverTLS(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t, ca.Config{DefaultTTL: 4 * time.Second, Propagation: time.Second, RefreshHint: time.Second})
+	a := newAuthority(t, ca.Config{DefaultTTL: 4 * time.Second, RefreshHint: time.Second, Rotation: ca.Rotation{Propagation: time.Second}})
 	url, client := listen(t, newServer(t, server.Options{Signer: a}))
 	c, err := caclient.New(newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}), nil)
 	require.NoError(t, err)

@@ -79,6 +79,7 @@ type command struct {
 	rotate  bool
 	taint   string
 	revoke  string
+	audit   string // audit log to verify; - for standard input
 	verbose bool
 }
 
@@ -171,6 +172,7 @@ func (c *config) flags(out io.Writer) *flag.FlagSet {
 	fs.BoolVar(&c.rotate, "rotate", false, "prepare a new root, and end; servers on the same store follow")
 	fs.StringVar(&c.taint, "taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
 	fs.StringVar(&c.revoke, "revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
+	fs.StringVar(&c.audit, "verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
 	fs.BoolVar(&c.verbose, "v", false, "log more")
 	for _, e := range environment {
 		f := fs.Lookup(e.flag)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 )
 
 // env is an environment.
@@ -22,6 +23,13 @@ type env map[string]string
 func (e env) get(name string) string { return e[name] }
 
 // The defaults are those of Istio's CA and of Linkerd's chart.
+// istio returns the settings of a rotation as Istio's.
+func istio(c *config) ca.IstioRotation {
+	keeping := *c
+	keeping.keepKey = true
+	return *keeping.authority().Rotation.Istio
+}
+
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c, err := parse(nil, env{}.get, io.Discard)
@@ -34,12 +42,12 @@ func TestDefaults(t *testing.T) {
 	cfg := c.authority()
 	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
 	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
-	assert.Equal(t, 87600*time.Hour, cfg.RootTTL)
-	assert.Equal(t, time.Hour, cfg.CheckInterval)
-	assert.InDelta(t, 0.2, cfg.GraceRatio, 1e-9)
-	assert.False(t, cfg.NoJitter)
-	assert.False(t, cfg.ManualRotation)
-	assert.Equal(t, pki.ECDSAP256, cfg.KeyAlgorithm)
+	assert.Equal(t, 87600*time.Hour, cfg.Rotation.RootTTL)
+	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
+	assert.False(t, cfg.Rotation.Manual)
+	assert.Nil(t, cfg.Rotation.Istio)
+	assert.Equal(t, ca.IstioRotation{CheckInterval: time.Hour}, istio(c))
+	assert.Equal(t, pki.ECDSAP256, cfg.Rotation.KeyAlgorithm)
 	assert.Equal(t, 24*time.Hour, c.linkerdTTL)
 	assert.Equal(t, 20*time.Second, c.linkerdSkew)
 	assert.Equal(t, "linkerd", c.linkerdNS)
@@ -62,13 +70,13 @@ func TestEnvironment(t *testing.T) {
 		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *config) any { return c.rootDir }},
 		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *config) any { return c.authority().DefaultTTL }},
 		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *config) any { return c.authority().MaxTTL }},
-		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *config) any { return c.authority().RootTTL }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *config) any { return c.authority().CheckInterval }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *config) any { return c.authority().GraceRatio }},
-		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *config) any { return c.authority().NoJitter }},
-		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.authority().KeyAlgorithm }},
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *config) any { return c.authority().Rotation.RootTTL }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *config) any { return istio(c).CheckInterval }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *config) any { return c.authority().Rotation.GraceRatio }},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *config) any { return istio(c).NoJitter }},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.authority().Rotation.KeyAlgorithm }},
 		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", "cacerts", func(c *config) any { return c.secretName() }},
-		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.authority().MultiRoot }},
+		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.multiRoot }},
 		"TOKEN_AUDIENCES":                                       {"a, b", list{"a", "b"}, func(c *config) any { return c.audiences }},
 		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", list{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.nodeAccounts }},
 		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.cluster }},
@@ -97,7 +105,7 @@ func TestEnvironment(t *testing.T) {
 
 	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard)
 	require.NoError(t, err)
-	assert.True(t, c.authority().ManualRotation, "as with Istio, this switches the rotator off")
+	assert.True(t, c.authority().Rotation.Manual, "as with Istio, this switches the rotator off")
 }
 
 // A value that is malformed is an error that names its variable.

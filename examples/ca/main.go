@@ -24,6 +24,7 @@
 //	ca -revoke SERIAL                      drop a root or a token key now
 //	ca -once csr.pem -id spiffe://…        sign one request, from the shell
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
+//	ca -verify-audit audit.jsonl           see that no line of the audit log was changed or taken out
 //
 // They work on the store, so that they need its rights and the flags that say where it is, and no
 // server; a server that runs on the same store follows, usually within 30 seconds. Before -revoke of a

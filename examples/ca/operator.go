@@ -12,6 +12,7 @@ import (
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
 var errNoCA = errors.New("there is no CA yet; it is made when the server starts, or with -once")
@@ -19,6 +20,9 @@ var errNoCA = errors.New("there is no CA yet; it is made when the server starts,
 // do carries out one command against the store. A server that runs on the same store sees what was
 // changed within -refresh-hint at the latest, and usually within 30 seconds.
 func (c *config) do(outer context.Context, in io.Reader, out io.Writer, log *slog.Logger) error {
+	if c.audit != "" {
+		return c.verifyAudit(in, out)
+	}
 	var csr *pki.CSR
 	if c.once != "" { // before the clock runs, and before there is a CA for a request that is none
 		var err error
@@ -73,6 +77,37 @@ func (c *config) do(outer context.Context, in io.Reader, out io.Writer, log *slo
 		}
 	}
 	p.describe(out)
+	return nil
+}
+
+// verifyAudit reads an audit log. A line that a crash left unfinished is in order: nothing was issued for it.
+func (c *config) verifyAudit(in io.Reader, out io.Writer) error {
+	if c.audit != "-" {
+		f, err := os.Open(c.audit)
+		if err != nil {
+			return fmt.Errorf("-verify-audit: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	records, wrong := 0, 0
+	for _, err := range auditlog.Read(in) {
+		if err != nil {
+			fmt.Fprintln(out, err)
+		}
+		switch {
+		case err == nil:
+			records++
+		case errors.Is(err, auditlog.ErrChain), errors.Is(err, auditlog.ErrMalformed):
+			wrong++
+		case !errors.Is(err, auditlog.ErrTorn):
+			return fmt.Errorf("-verify-audit: %w", err)
+		}
+	}
+	if wrong > 0 {
+		return fmt.Errorf("-verify-audit: %d of the lines are not what was written", wrong)
+	}
+	fmt.Fprintf(out, "%d records are as they were written\n", records)
 	return nil
 }
 

@@ -511,7 +511,7 @@ func TestOperator(t *testing.T) {
 	first := s.p.authority.Roots()[0]
 	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
 	require.NoError(t, err)
-	require.Contains(t, out, first.Serial())
+	require.Contains(t, out, first.ID)
 	require.Contains(t, out, "active")
 
 	out, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
@@ -520,12 +520,12 @@ func TestOperator(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.p.authority.Roots()) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
 	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrRotating)
-	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.Serial()}, short...)...)...)
+	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.Error(t, err, "it signs")
 	_, err = shell(t, "", arguments(dir, append([]string{"-taint", "abcdef"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrUnknownKey)
 
-	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.Serial()}, short...)...)...)
+	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "tainted")
 	require.Eventually(t, func() bool { return s.p.authority.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
@@ -533,9 +533,9 @@ func TestOperator(t *testing.T) {
 		r, err := mustStore(t, c).Load(t.Context())
 		return err == nil && !bytes.Equal(r.Data["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
 	}, 30*time.Second, 10*time.Millisecond)
-	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.Serial()}, short...)...)...)
+	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.NoError(t, err)
-	require.NotContains(t, out, first.Serial())
+	require.NotContains(t, out, first.ID)
 	require.Eventually(t, func() bool { return len(s.p.authority.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
 }
 

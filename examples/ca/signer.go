@@ -64,23 +64,25 @@ func build(ctx context.Context, c *config, log *slog.Logger) (_ *parts, err erro
 
 // authority returns the configuration of our own CA.
 func (c *config) authority() ca.Config {
+	rotation := ca.Rotation{
+		KeyAlgorithm: c.algorithm(),
+		RootTTL:      c.rootTTL,
+		GraceRatio:   float64(c.grace) / 100,
+		Propagation:  c.propagation,
+		Constrain:    c.constrain,
+		Manual:       c.checkInterval <= 0,
+	}
+	if c.keepKey {
+		rotation.Istio = &ca.IstioRotation{CheckInterval: max(c.checkInterval, 0), NoJitter: !c.jitter}
+	}
 	return ca.Config{
-		TrustDomain:    c.trustDomain,
-		KeyAlgorithm:   c.algorithm(),
-		RootTTL:        c.rootTTL,
-		DefaultTTL:     c.defaultTTL,
-		MaxTTL:         c.maxTTL,
-		Backdate:       c.backdate,
-		RefreshHint:    c.refreshHint,
-		Propagation:    c.propagation,
-		Constrain:      c.constrain,
-		GraceRatio:     float64(c.grace) / 100,
-		KeepKey:        c.keepKey,
-		CheckInterval:  max(c.checkInterval, 0),
-		NoJitter:       !c.jitter,
-		ManualRotation: c.checkInterval <= 0,
-		MultiRoot:      c.multiRoot,
-		JWT:            &ca.JWTConfig{},
+		TrustDomain: c.trustDomain,
+		DefaultTTL:  c.defaultTTL,
+		MaxTTL:      c.maxTTL,
+		Backdate:    c.backdate,
+		RefreshHint: c.refreshHint,
+		Rotation:    rotation,
+		JWT:         &ca.JWTConfig{},
 		Limits: ca.Limits{
 			Concurrent: c.concurrent, Queue: c.queue,
 			Rate: c.rate, CallerRate: c.callerRate, CallerBurst: int(10 * c.callerRate),
@@ -98,7 +100,7 @@ func (p *parts) buildAuthority(ctx context.Context, c *config, cfg ca.Config) (e
 		if err != nil {
 			return err
 		}
-		p.authority, err = ca.Load(ctx, cfg, os.DirFS(c.rootDir), tokens)
+		p.authority, err = ca.Load(ctx, cfg, ca.PluggedIn{Dir: c.rootDir, MultiRoot: c.multiRoot, Tokens: tokens})
 		if err == nil {
 			p.signer, p.store, p.where = p.authority, tokens, "plugged in from "+c.rootDir
 			return nil

@@ -43,7 +43,7 @@ func newAuthority(n *narrator, o options) (*ca.Authority, error) {
 		MaxTTL:      o.lifetime,
 		Backdate:    time.Second,
 		RefreshHint: time.Second,
-		Propagation: max(o.lifetime*2/5, time.Second), // how long a new root is known before it signs
+		Rotation:    ca.Rotation{Propagation: max(o.lifetime*2/5, time.Second)}, // how long a new root is known before it signs
 	})
 	if err != nil {
 		return nil, err

@@ -170,7 +170,7 @@ func (r *rotation) every(ctx context.Context, interval time.Duration) error {
 }
 
 // distributed waits until every workload trusts root, or its time to sign has come.
-func (r *rotation) distributed(ctx context.Context, root ca.RootStatus) {
+func (r *rotation) distributed(ctx context.Context, root ca.KeyStatus) {
 	ctx, cancel := context.WithDeadline(ctx, root.Activates)
 	defer cancel()
 	for _, w := range r.workloads {

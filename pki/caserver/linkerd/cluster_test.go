@@ -132,7 +132,7 @@ func TestRealAuthorityHostile(t *testing.T) {
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	authority, err := ca.New(ca.Config{
-		TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), Propagation: 50 * time.Millisecond, RefreshHint: time.Second,
+		TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), RefreshHint: time.Second, Rotation: ca.Rotation{Propagation: 50 * time.Millisecond},
 	})
 	require.NoError(t, err)
 	s := direct(t, linkerd.Options{Signer: authority})
