@@ -90,7 +90,7 @@ func TestSignJWTRefuses(t *testing.T) {
 		{"for nobody", ca.JWTRequest{ID: web}, ca.ErrAudience, "JWT-12"},
 		{"for an empty name", ca.JWTRequest{ID: web, Audience: []string{""}}, ca.ErrAudience, "JWT-12"},
 		{"for two", ca.JWTRequest{ID: web, Audience: []string{"a", "b"}}, ca.ErrAudience, "JWT-16"},
-		{"for all of a trust domain", ca.JWTRequest{ID: web, Audience: []string{"spiffe://example.com"}}, ca.ErrGeneration, "JWT-17"},
+		{"for all of a trust domain", ca.JWTRequest{ID: web, Audience: []string{"spiffe://example.com"}}, ca.ErrGeneration, "is a whole trust domain"},
 		{"too long", ca.JWTRequest{ID: web, Audience: db, TTL: time.Hour + 1}, ca.ErrTTL, "the longest is 1h0m0s"},
 		{"too short", ca.JWTRequest{ID: web, Audience: db, TTL: time.Second - 1}, ca.ErrTTL, "the shortest is 1s"},
 	} {
