@@ -199,6 +199,26 @@ func (c *CSR) PEM() []byte {
 // with what it knows of the caller, to refuse a confused one early, and must never sign them.
 func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
 
+// ID returns the SPIFFE ID that the request asks for. A request with no URI name, with a second one, or
+// with one that is not a SPIFFE ID gives an error that wraps [ErrCSR]. Nothing vouches for the ID: see
+// [CSR.SANs].
+func (c *CSR) ID() (spiffe.ID, error) {
+	var found []string
+	for _, s := range c.sans {
+		if s.Type == URI {
+			found = append(found, s.Value)
+		}
+	}
+	if len(found) != 1 {
+		return spiffe.ID{}, csrError("it has %d URI names, want one SPIFFE ID", len(found))
+	}
+	id, err := spiffe.ParseID(found[0])
+	if err != nil {
+		return spiffe.ID{}, csrError("%w", err)
+	}
+	return id, nil
+}
+
 // CommonName returns the common name that was asked for, or "". Nothing vouches for it (see
 // [CSR.SANs]), and it may be longer than the 64 bytes that a certificate can have.
 func (c *CSR) CommonName() string { return c.commonName }

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/envoytest"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -201,7 +202,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	run := background(t)
 
 	td := spiffe.MustParseTrustDomain("example.org")
-	authority, err := ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second, Backdate: time.Second, Propagation: 3 * time.Second})
+	authority, err := ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second, Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}})
 	require.NoError(t, err)
 	run("ca", authority.Run)
 	start := func(name string) workload {
@@ -215,7 +216,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 		h, err := sds.NewHandler(m, nil)
 		require.NoError(t, err)
 		socket := filepath.Join(dir, name+".sock")
-		s := &sds.Server{Path: socket, Handler: h}
+		s := &unixsocket.Server{Path: socket, Handler: h}
 		run(name+" SDS", s.Run)
 		return workload{m, filepath.Base(socket)}
 	}
@@ -269,7 +270,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		roots := authority.Roots()
-		return len(roots) == 1 && roots[0].Serial() != before[0].Serial()
+		return len(roots) == 1 && roots[0].ID != before[0].ID
 	}, 60*time.Second, 50*time.Millisecond, "the old root retires")
 	newRoot := envoytest.Serial(authority.Roots()[0].Certificate.SerialNumber)
 	for name, e := range map[string]*envoytest.Envoy{"client": client, "server": server} {

@@ -27,7 +27,11 @@ func (m *Manager) issue(base context.Context, e *entry) error {
 	if err != nil {
 		return fmt.Errorf("new key: %w", err)
 	}
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(e.id)}})
+	names := []pki.SAN{pki.IDSAN(e.id)}
+	if e == m.first {
+		names = append(names, m.cfg.Names...)
+	}
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: names})
 	if err != nil {
 		return err
 	}

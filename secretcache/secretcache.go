@@ -102,6 +102,10 @@ type Config struct {
 	// CA issues the certificates.
 	CA CA
 
+	// Names are DNS names and IP addresses that the signing requests for ID have beside it, for a CA that
+	// certifies what is requested. What the CA grants of them is its decision.
+	Names []pki.SAN
+
 	// NewKey makes the private key of each certificate; no key is used for two. It must be safe for
 	// concurrent use. Nil means ECDSA P-256. Keys that cannot be exported work for
 	// [Manager.SVID], not for [Manager.GenerateSecret].

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/memory"
 )
 
 // Limits on what is verified. They are checked before any signature, as an unproven peer chooses the
@@ -99,7 +101,7 @@ type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
 	now     func() time.Time
-	memory  *memory // nil for none
+	memory  *memory.Table[remembered] // nil for none
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
@@ -123,7 +125,9 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 	if places > maxRemembered {
 		return nil, fmt.Errorf("spiffe: new verifier: Remember is %d, the limit is %d", places, maxRemembered)
 	}
-	v.memory = newMemory(cmp.Or(places, defaultRemembered))
+	if places = cmp.Or(places, defaultRemembered); places > 0 {
+		v.memory = memory.New[remembered](places)
+	}
 	return v, nil
 }
 
@@ -175,7 +179,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	}
 	peer.id = id
 	if peer, err = v.admit(peer); err == nil {
-		v.memory.keep(chain, role, b, peer, now)
+		v.keep(chain, role, b, peer, now)
 	}
 	return peer, err
 }
@@ -191,7 +195,7 @@ func (v *Verifier) admit(peer *Peer) (*Peer, error) {
 // recall returns the Peer of a remembered chain that holds now: for the bundle that the source returns,
 // at a time at which the path is valid.
 func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
-	m := v.memory.find(chain, role)
+	m := v.find(chain, role)
 	if m == nil {
 		return nil, false
 	}
@@ -293,13 +297,8 @@ func chainRule(err error) string {
 }
 
 func earliestEnd(chain []*x509.Certificate) time.Time {
-	end := chain[0].NotAfter
-	for _, c := range chain[1:] {
-		if c.NotAfter.Before(end) {
-			end = c.NotAfter
-		}
-	}
-	return end
+	first := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+	return first.NotAfter
 }
 
 // Peer is proof that a chain was verified and that its ID is allowed. Only a [Verifier] makes one,

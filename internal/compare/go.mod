@@ -3,6 +3,7 @@ module github.com/svidkit/svidkit/internal/compare
 go 1.26.0
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/linkerd/linkerd2-proxy-api v0.16.0
 	github.com/spiffe/go-spiffe/v2 v2.9.0
 	github.com/stretchr/testify v1.12.1
@@ -14,8 +15,8 @@ require (
 )
 
 require (
-	connectrpc.com/connect v1.21.1 // indirect
 	github.com/Microsoft/go-winio v0.6.2 // indirect
+	github.com/fsnotify/fsnotify v1.10.1 // indirect
 	github.com/go-jose/go-jose/v4 v4.1.8 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect

@@ -26,10 +26,11 @@ var update = flag.Bool("update", false, "write imports.txt again; each new line 
 
 // others are the modules of others that our code may import, with the reason.
 var others = map[string]string{
-	"github.com/go-jose/go-jose/v4":  "parsing, verifying and signing tokens",
 	"golang.org/x/crypto/cryptobyte": "ASN.1 built and read strictly",
+	"github.com/go-jose/go-jose/v4":  "tokens: parse, verify, sign",
 	"google.golang.org/protobuf":     "wire messages",
 	"connectrpc.com/connect":         "the gRPC protocol over net/http",
+	"github.com/fsnotify/fsnotify":   "notifications of changed files, for internal/follow alone",
 }
 
 // forbidden is what no package links, tests and examples included.

@@ -10,6 +10,7 @@ var (
 	ParseTimeout  = parseTimeout
 	AppendPrefix  = appendPrefix
 	ErrShort      = errShort
+	ReadRetryInfo = readRetryInfo
 )
 
 const FirstRead = firstRead

@@ -55,9 +55,9 @@ func TestSignJWT(t *testing.T) {
 				assert.Regexp(t, `^[0-9a-f]{32}$`, r.Serial)
 				assert.Regexp(t, `^[0-9a-f]{64}$`, r.Fingerprint)
 				assert.Equal(t, &ca.Issuance{
-					Time: time.Now().Round(0), Kind: ca.KindJWT, Serial: r.Serial, ID: web, Audience: []string{"db"},
+					Time: time.Now().Round(0), Kind: "jwt-svid", Serial: r.Serial, ID: web, Audience: []string{"db"},
 					NotBefore: time.Now().UTC().Truncate(time.Second), NotAfter: unproven.Expires.UTC(),
-					Issuer: a.Status().JWTKeys[0].KeyID, Fingerprint: r.Fingerprint, Caller: "me", Method: "test",
+					Issuer: a.Status().JWTKeys[0].ID, Fingerprint: r.Fingerprint, Caller: "me", Method: "test",
 				}, r)
 				payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
 				require.NoError(t, err)

@@ -60,7 +60,7 @@ func TestLeafProfile(t *testing.T) {
 func TestSerialsDiffer(t *testing.T) {
 	t.Parallel()
 	a, csr := newAuthority(t), newCSR(t)
-	seen := map[string]bool{a.Roots()[0].Serial(): true}
+	seen := map[string]bool{a.Roots()[0].ID: true}
 	for range 100 {
 		seen[sign(t, a, csr, 0).SerialNumber.Text(16)] = true
 	}
@@ -72,7 +72,7 @@ func TestSerialsDiffer(t *testing.T) {
 func TestTTL(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
-	small := func(c *ca.Config) { c.RootTTL, c.MaxTTL, c.DefaultTTL = 100*day, 90*day, 30*day }
+	small := func(c *ca.Config) { c.Rotation.RootTTL, c.MaxTTL, c.DefaultTTL = 100*day, 90*day, 30*day }
 	for _, tt := range []struct {
 		name string
 		edit func(*ca.Config)
@@ -329,7 +329,7 @@ func TestHostileRequests(t *testing.T) {
 		if signed%4 != 0 { // a CA's certificate is made by the same code whatever the request
 			continue
 		}
-		sub, err := a.SignCA(t.Context(), ca.CARequest{CSR: csr})
+		sub, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
 		require.NoError(t, err, c.Name)
 		require.True(t, pki.PublicKeysEqual(c.Key, sub[0].PublicKey), c.Name)
 		require.Len(t, sub[0].URIs, 1, c.Name)
@@ -345,7 +345,7 @@ func TestHostileRequests(t *testing.T) {
 func TestExpiredRootDoesNotSign(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a := newAuthority(t, func(c *ca.Config) { c.RootTTL, c.DefaultTTL = time.Hour, time.Minute })
+		a := newAuthority(t, func(c *ca.Config) { c.Rotation.RootTTL, c.DefaultTTL = time.Hour, time.Minute })
 		before := a.Bundle()
 		time.Sleep(time.Hour) // nobody calls Run
 		_, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})

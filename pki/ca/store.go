@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"sync"
 )
@@ -165,5 +166,5 @@ func (m *MemoryStore) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(m.Stri
 
 // sortedNames returns the names in data, sorted.
 func sortedNames(data map[string][]byte) []string {
-	return sorted(maps.Keys(data))
+	return slices.Sorted(maps.Keys(data))
 }
