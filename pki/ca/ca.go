@@ -16,11 +16,11 @@
 // identities, wrap it with package caclient/local; to serve it, take package caserver/istioca or
 // caserver/linkerd; to publish its bundle, give that to federation.NewHandler.
 //
-// # Who is certified
+// # What is certified
 //
 // Sign takes the public key out of a signing request, and nothing else. The identity and every
-// other name come from the caller, who has to know who is asking before it calls: this package
-// authenticates nobody. With [Config.Auditor] each certificate has a durable record before it leaves;
+// other name come from the calling program, which must have authenticated the workload first: this
+// package authenticates no caller. With [Config.Auditor] each certificate has a durable record before it leaves;
 // with [Config.Limits] too many requests are refused instead of served late.
 //
 // # Rotation
@@ -35,7 +35,7 @@
 //
 // So a leaf's root has been in the bundle for at least Propagation before the leaf exists (FED-2),
 // and stays there until the leaf is dead (FED-4). No method takes these steps in another order, or
-// early. What holds is computed when it is asked for, so it is right even while nobody calls Run;
+// early. What holds is computed when it is asked for, so it is right even while Run is not called;
 // Run adds that waiters are told, that a root is replaced before it comes to its end, and that the
 // store is read and written. The keys of JWT-SVIDs are replaced by the same steps, each kind by itself.
 //
@@ -50,7 +50,7 @@
 // To rotate, do nothing: Run does it in time. [Authority.Rotate] does it now.
 //
 // If a private key may be in wrong hands, call [Authority.Taint] with its serial number or key ID. That
-// starts a rotation, after which the old root leaves the bundle as soon as everybody who renews at half
+// starts a rotation, after which the old root leaves the bundle as soon as every workload that renews at half
 // life has a new leaf. If certificates that were signed with it do harm now, follow with
 // [Authority.Revoke] when the successor signs: what it takes out of the bundle is refused at once,
 // and workloads that have not renewed are refused with it.
