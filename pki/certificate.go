@@ -116,7 +116,7 @@ type CAOptions struct {
 //
 // A certificate with a SPIFFE ID is an X.509-SVID, and has to keep the rules of one.
 type CertificateOptions struct {
-	PublicKey crypto.PublicKey // required; NewSelfSigned takes it from its key
+	PublicKey crypto.PublicKey // required, such as CSR.PublicKey
 
 	// Organization and CommonName make the subject; each is optional and has at most 64 bytes, which are
 	// not cut but refused beyond that. The common name is for readers that do not know alternative names

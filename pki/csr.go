@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/crypto/cryptobyte"
@@ -26,10 +25,8 @@ const (
 	maxCSR           = 64 << 10 // bytes of DER
 	maxCSRPEM        = 128 << 10
 	maxCSRExtensions = 32
-	maxCommonName    = 64 // bytes; RFC 5280 calls it ub-common-name
 
-	maxReadCommonName = 253 // of a request, as Linkerd's proxies put the whole DNS name there
-	maxOrganization   = 64  // bytes; RFC 5280 calls it ub-organization-name
+	maxReadCommonName = 253 // bytes; Linkerd's proxies put the whole DNS name there
 )
 
 // ErrCSR says that a certificate signing request is not valid, or that one cannot be made.
@@ -57,8 +54,7 @@ type CSROptions struct {
 	// critical.
 	CommonName string
 
-	// SANs are the names to ask for: DNS, URI and IP. Unlike [MarshalSANs], which only encodes, NewCSR
-	// refuses what no certificate should have: an empty name, a DNS name that is none, a URI without a
+	// SANs are the names to ask for: DNS, URI and IP. NewCSR refuses what no certificate should have: an empty name, a DNS name that is none, a URI without a
 	// scheme, a SPIFFE ID that [spiffe.ParseID] refuses, an IPv4 address in 16 bytes.
 	SANs []SAN
 }
@@ -134,7 +130,7 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 //
 // It is strict about what it reads: no trailing bytes at any level, version 1, at most one request for
 // extensions with no extension twice, at most one common name of at most 253 bytes (proxies put whole
-// DNS names there), alternative names that [ParseSANs] takes, a signature with SHA-256 or better. The
+// DNS names there), alternative names by the rules of [CertificateSANs], a signature with SHA-256 or better. The
 // rest of the subject and other attributes are skipped, as is every extension but the alternative
 // names, with one exception: a request that insists on an extension (marks it critical) that is not one
 // of the usual ones (key usage, extended key usage, basic constraints, key identifier) is refused,
@@ -198,6 +194,26 @@ func (c *CSR) PEM() []byte {
 // SANs returns a copy of the names that were asked for. Nothing vouches for them: a CA may compare them
 // with what it knows of the caller, to refuse a confused one early, and must never sign them.
 func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
+
+// ID returns the SPIFFE ID that the request asks for. A request with no URI name, with a second one, or
+// with one that is not a SPIFFE ID gives an error that wraps [ErrCSR]. Nothing vouches for the ID: see
+// [CSR.SANs].
+func (c *CSR) ID() (spiffe.ID, error) {
+	var found []string
+	for _, s := range c.sans {
+		if s.Type == URI {
+			found = append(found, s.Value)
+		}
+	}
+	if len(found) != 1 {
+		return spiffe.ID{}, csrError("it has %d URI names, want one SPIFFE ID", len(found))
+	}
+	id, err := spiffe.ParseID(found[0])
+	if err != nil {
+		return spiffe.ID{}, csrError("%w", err)
+	}
+	return id, nil
+}
 
 // CommonName returns the common name that was asked for, or "". Nothing vouches for it (see
 // [CSR.SANs]), and it may be longer than the 64 bytes that a certificate can have.
@@ -291,10 +307,7 @@ func (c *CSR) readSubject(rdns cryptobyte.String) error {
 				continue // some clients always send one
 			}
 			c.commonName = string(value)
-			if len(value) > maxReadCommonName {
-				return fmt.Errorf("the common name has %d bytes, the limit is %d", len(value), maxReadCommonName)
-			}
-			if err := checkText("common name", c.commonName); err != nil {
+			if err := checkText("common name", c.commonName, maxReadCommonName); err != nil {
 				return err
 			}
 		}
@@ -443,7 +456,7 @@ func readOID(s *cryptobyte.String) (raw cryptobyte.String, ok bool) {
 		return nil, false
 	}
 	switch string(raw) {
-	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256, rawReasonCode:
+	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256:
 		return raw, true // the usual ones need no proof that they are well formed
 	}
 	var oid encasn1.ObjectIdentifier
@@ -458,52 +471,6 @@ func oidText(raw cryptobyte.String) string {
 		return "of a long name"
 	}
 	return oid.String()
-}
-
-// subject returns a name of an organization and a common name, both of which may be empty.
-func subject(organization, commonName string) (name pkix.Name, err error) {
-	if organization != "" {
-		if err := checkOrganization(organization); err != nil {
-			return name, err
-		}
-		name.Organization = []string{organization}
-	}
-	if commonName != "" {
-		if err := checkCommonName(commonName); err != nil {
-			return name, err
-		}
-		name.CommonName = commonName
-	}
-	return name, nil
-}
-
-// checkCommonName applies the rules for a common name that is there.
-func checkCommonName(cn string) error {
-	if len(cn) > maxCommonName {
-		return fmt.Errorf("the common name has %d bytes, the limit is %d", len(cn), maxCommonName)
-	}
-	return checkText("common name", cn)
-}
-
-// checkOrganization applies the rules for an organization that is there.
-func checkOrganization(o string) error {
-	if len(o) > maxOrganization {
-		return fmt.Errorf("the organization has %d bytes, the limit is %d", len(o), maxOrganization)
-	}
-	return checkText("organization", o)
-}
-
-// checkText applies the rules for text in a subject.
-func checkText(what, s string) error {
-	if !utf8.ValidString(s) {
-		return fmt.Errorf("the %s is not UTF-8", what)
-	}
-	for _, r := range s {
-		if !unicode.IsPrint(r) {
-			return fmt.Errorf("the %s has a character that does not print", what)
-		}
-	}
-	return nil
 }
 
 func csrError(format string, args ...any) error {

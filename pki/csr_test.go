@@ -136,6 +136,43 @@ func TestCSRSubject(t *testing.T) {
 }
 
 // TestCSRNeverChanges: neither what goes in nor what comes out is a way in.
+func TestCSRID(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.ECDSAP256)
+	uri := func(text string) pki.SAN { return pki.SAN{Type: pki.URI, Value: text} }
+	for name, test := range map[string]struct {
+		sans []pki.SAN
+		err  string
+	}{
+		"one":            {sans: []pki.SAN{pki.DNSSAN("web.example.org"), pki.IDSAN(webID), ipSAN(t, "192.0.2.1")}},
+		"none":           {sans: []pki.SAN{pki.DNSSAN("web.example.org")}, err: "0 URI names"},
+		"no names":       {err: "0 URI names"},
+		"two":            {sans: []pki.SAN{pki.IDSAN(webID), pki.IDSAN(spiffe.MustParseID("spiffe://example.org/db"))}, err: "2 URI names"},
+		"twice":          {sans: []pki.SAN{pki.IDSAN(webID), pki.IDSAN(webID)}, err: "2 URI names"},
+		"beside another": {sans: []pki.SAN{pki.IDSAN(webID), uri("https://example.org/web")}, err: "2 URI names"},
+		"another":        {sans: []pki.SAN{uri("https://example.org/web")}, err: "invalid ID"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			made, err := pki.NewCSR(key, pki.CSROptions{SANs: test.sans})
+			require.NoError(t, err)
+			read, err := pki.ParseCSR(made.DER())
+			require.NoError(t, err)
+			for _, c := range []*pki.CSR{made, read} {
+				id, err := c.ID()
+				if test.err != "" {
+					require.ErrorIs(t, err, pki.ErrCSR)
+					require.ErrorContains(t, err, test.err)
+					assert.True(t, id.IsZero())
+					continue
+				}
+				require.NoError(t, err)
+				assert.Equal(t, webID, id)
+			}
+		})
+	}
+}
+
 func TestCSRNeverChanges(t *testing.T) {
 	t.Parallel()
 	names := []pki.SAN{pki.IDSAN(webID)}

@@ -202,7 +202,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	run := background(t)
 
 	td := spiffe.MustParseTrustDomain("example.org")
-	authority, err := ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second, Backdate: time.Second, Propagation: 3 * time.Second})
+	authority, err := ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second, Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}})
 	require.NoError(t, err)
 	run("ca", authority.Run)
 	start := func(name string) workload {
@@ -270,7 +270,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		roots := authority.Roots()
-		return len(roots) == 1 && roots[0].Serial() != before[0].Serial()
+		return len(roots) == 1 && roots[0].ID != before[0].ID
 	}, 60*time.Second, 50*time.Millisecond, "the old root retires")
 	newRoot := envoytest.Serial(authority.Roots()[0].Certificate.SerialNumber)
 	for name, e := range map[string]*envoytest.Envoy{"client": client, "server": server} {

@@ -42,6 +42,8 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 func TestShell(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
+	zeros := strings.Repeat("0", 64)
+	changed := `{"time":"2026-01-02T03:04:05Z","serial":"1","prev":"` + zeros + `"}` + "\n" + `{"time":"2026-01-02T03:04:06Z","serial":"2","prev":"` + zeros + `"}` + "\n"
 	for _, tc := range []struct {
 		in   string
 		args []string
@@ -51,6 +53,10 @@ func TestShell(t *testing.T) {
 	}{
 		{newCSR(t), arguments(dir, "-once", "-", "-id", "spiffe://cluster.local/web"), 0, "-----BEGIN CERTIFICATE-----", ""},
 		{"", arguments(dir, "-status"), 0, "CA of cluster.local", ""},
+		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "audit.jsonl")), 0, "1 records are as they were written", ""},
+		{"{\n", arguments(dir, "-verify-audit", "-"), 0, "auditlog: line 1: an unfinished line", ""},
+		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "none.jsonl")), 1, "", "ca: -verify-audit: open "},
+		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: 1 of the lines"},
 		{"", arguments(dir, "-once", "none.pem", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: open none.pem"},
 		{"", []string{"-help"}, 2, "", "-trusted-node-accounts"},
 		{"", []string{"-nonsense"}, 1, "", "-nonsense"},

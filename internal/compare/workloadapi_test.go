@@ -26,11 +26,13 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/witsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 func timeout(t *testing.T) context.Context {
@@ -80,11 +82,11 @@ func (k tokens) ValidateJWTSVID(_ context.Context, audience, token string) (spif
 }
 
 // serveOurs runs our server and returns its address.
-func serveOurs(t *testing.T, src workloadapi.Provider, opts *workloadapi.Options) string {
+func serveOurs(t *testing.T, src workloadserver.Provider, opts *workloadserver.Options) string {
 	t.Helper()
-	h, err := workloadapi.NewHandler(src, opts)
+	h, err := workloadserver.NewHandler(src, opts)
 	require.NoError(t, err)
-	s := &workloadapi.Server{Address: "unix://" + socket(t), Handler: h}
+	s := &unixsocket.Server{Path: socket(t), Handler: h}
 	require.NoError(t, s.Listen())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -94,7 +96,7 @@ func serveOurs(t *testing.T, src workloadapi.Provider, opts *workloadapi.Options
 		cancel()
 		assert.ErrorIs(t, <-done, context.Canceled)
 	})
-	return s.Address
+	return "unix://" + s.Path
 }
 
 func sameSVID(t *testing.T, want, got *spiffe.SVID) {
@@ -184,9 +186,9 @@ func TestPeerClientHints(t *testing.T) {
 	snap := a.snapshot(t, "/web")
 	first, err := snap.SVID()
 	require.NoError(t, err)
-	var ids []workloadapi.Identity
-	addr := peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadapi.Options{
-		Identities: func(context.Context) ([]workloadapi.Identity, error) { return ids, nil },
+	var ids []workloadserver.Identity
+	addr := peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 		Issuer:     newTokens(t, a),
 	}))
 
@@ -195,7 +197,7 @@ func TestPeerClientHints(t *testing.T) {
 	_, err = peerapi.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db"}, addr)
 	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
 
-	ids = []workloadapi.Identity{{SVID: first, Hint: "internal"}, {SVID: a.ca.Intermediate().SVID("/batch"), Hint: "external"}}
+	ids = []workloadserver.Identity{{SVID: first, Hint: "internal"}, {SVID: a.ca.Intermediate().SVID("/batch"), Hint: "external"}}
 	got, err := peerapi.FetchX509SVIDs(ctx, addr)
 	require.NoError(t, err)
 	require.Len(t, got, 2)
@@ -247,7 +249,7 @@ func TestPeerClientJWT(t *testing.T) {
 	ctx := timeout(t)
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
 	k := newTokens(t, a)
-	addr := peerapi.WithAddr(serveOurs(t, newLive(a.snapshot(t, "/web", other)), &workloadapi.Options{Issuer: k, Validator: k}))
+	addr := peerapi.WithAddr(serveOurs(t, newLive(a.snapshot(t, "/web", other)), &workloadserver.Options{Issuer: k, Validator: k}))
 
 	source, err := peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(addr))
 	require.NoError(t, err)
@@ -527,10 +529,12 @@ func TestPeerServerCalls(t *testing.T) {
 		break
 	}
 
-	_, err = client.FetchJWTSVID(ctx, "db", "cache") // the issuer makes tokens for one receiver
+	_, err = client.FetchJWTSVIDs(ctx, spiffe.ID{}, "db", "cache") // the issuer makes tokens for one receiver
 	require.ErrorIs(t, err, workloadapi.ErrRefused)
-	svid, err := client.FetchJWTSVID(ctx, "db")
+	all, err := client.FetchJWTSVIDs(ctx, spiffe.ID{}, "db")
 	require.NoError(t, err)
+	require.Len(t, all, 1)
+	svid := all[0]
 	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
 	assert.Equal(t, "internal", svid.Hint)
 	id, claims, err := client.ValidateJWTSVID(ctx, "db", svid.Token())
@@ -542,7 +546,7 @@ func TestPeerServerCalls(t *testing.T) {
 	_, err = client.FetchJWTSVIDs(ctx, spiffe.MustParseID("spiffe://example.org/else"), "db")
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
 
-	for _, err := range workloadapi.NewWITClient(client).WatchSVIDs(ctx, spiffe.ID{}) {
+	for _, err := range client.WatchWITSVIDs(ctx, spiffe.ID{}) {
 		assert.ErrorIs(t, err, workloadapi.ErrUnimplemented)
 	}
 }
@@ -550,8 +554,12 @@ func TestPeerServerCalls(t *testing.T) {
 // wits issues WIT-SVIDs for our server.
 type wits struct{ *witsvid.Issuer }
 
-func (w wits) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (workloadapi.IssuedWITSVID, error) {
-	return w.IssueSVID(id)
+func (w wits) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (string, crypto.Signer, error) {
+	svid, err := w.IssueSVID(id)
+	if err != nil {
+		return "", nil, err
+	}
+	return svid.Token(), svid.Signer(), nil
 }
 
 // The peer's client takes WIT-SVIDs, keys and bundles from our server.
@@ -572,9 +580,9 @@ func TestPeerClientWIT(t *testing.T) {
 	svid, err := snap.SVID()
 	require.NoError(t, err)
 	snap = spiffe.NewSnapshot(svid, snap.Bundles().With(own))
-	client, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadapi.Options{
-		Identities: func(context.Context) ([]workloadapi.Identity, error) {
-			return []workloadapi.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}}, nil
+	client, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) {
+			return []workloadserver.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}}, nil
 		},
 		WITIssuer: wits{issuer},
 	})))

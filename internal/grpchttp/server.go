@@ -15,8 +15,8 @@ import (
 // Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that
 // speak HTTP/2. Set the fields before it is used.
 //
-// What is not gRPC is answered 415, what is not HTTP/2 with 505, and other methods than POST with 405. A
-// path that is not there is Unimplemented.
+// What is not HTTP/2 is answered with 505, other methods than POST with 405, and what is not gRPC with
+// 415. A path that is not there is Unimplemented.
 type Handler struct {
 	Methods map[string]Method
 
@@ -74,16 +74,16 @@ const readAhead = 512
 // ServeHTTP serves one call.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
-	case !isGRPC(r.Header.Get("Content-Type")):
-		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
-		w.WriteHeader(http.StatusUnsupportedMediaType)
-		return
 	case r.ProtoMajor < 2:
 		w.WriteHeader(http.StatusHTTPVersionNotSupported)
 		return
 	case r.Method != http.MethodPost:
 		w.Header().Set("Allow", http.MethodPost)
 		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	case !isGRPC(r.Header.Get("Content-Type")):
+		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
+		w.WriteHeader(http.StatusUnsupportedMediaType)
 		return
 	}
 	c := &Call{h: h, w: w, ctl: http.NewResponseController(w), r: r, body: bufio.NewReaderSize(r.Body, readAhead)}

@@ -48,6 +48,11 @@ type Field struct {
 // skipped. The error is [ErrMalformed], or what [Field.Fail] was called with.
 func Read(message []byte, read func(*Field)) error {
 	var f Field
+	return f.readAll(message, read)
+}
+
+// readAll is Read with f as the Field that read is called with.
+func (f *Field) readAll(message []byte, read func(*Field)) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
 		if n < 0 || number > protowire.MaxValidNumber {
@@ -76,7 +81,7 @@ func Read(message []byte, read func(*Field)) error {
 		if kind == protowire.StartGroupType {
 			continue
 		}
-		if read(&f); f.err != nil {
+		if read(f); f.err != nil {
 			return f.err
 		}
 	}
@@ -118,7 +123,10 @@ func (f *Field) Int32(to *int32) {
 // Message reads an embedded message.
 func (f *Field) Message(read func(*Field)) {
 	if f.Type == protowire.BytesType {
-		f.Fail(Read(f.Data, read))
+		outer := *f // f is used for the fields of the message, so that depth costs no memory
+		err := f.readAll(outer.Data, read)
+		*f = outer
+		f.Fail(err)
 	}
 }
 

@@ -9,27 +9,20 @@ import (
 	"net"
 	"time"
 
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
-)
-
-// The kinds of an [Issuance].
-const (
-	KindSVID = "x509-svid" // an X.509-SVID
-	KindDNS  = "dns"       // a certificate without SPIFFE ID
-	KindCA   = "ca"        // a certificate for a CA below this one
-	KindJWT  = "jwt-svid"  // a token
 )
 
 // Issuance is the record of one certificate or token that was signed. It holds no secret. An
 // [Auditor] may keep it, as nobody changes it.
 type Issuance struct {
 	Time time.Time // of the signature
-	Kind string    // KindSVID, KindDNS, KindCA or KindJWT
+	Kind string    // "x509-svid", "dns" or "ca", as of [Profile], or "jwt-svid"
 
 	// Serial is the serial number in hexadecimal; of a token, its claim "jti".
 	Serial string
 
-	ID       spiffe.ID // zero for KindDNS
+	ID       spiffe.ID // zero for "dns"
 	DNSNames []string
 	IPs      []net.IP
 	Audience []string // of a token
@@ -74,12 +67,17 @@ func (a *Authority) audit(ctx context.Context, i *Issuance) error {
 	return &SignError{Kind: ErrAudit, ID: i.ID, Err: err}
 }
 
-// certificateIssuance describes cert, which issuer signed.
-func certificateIssuance(kind string, now time.Time, cert, issuer *x509.Certificate) *Issuance {
+// NewIssuance describes a certificate that was signed for r, now, by the CA of the certificate issuer, which
+// may be nil.
+func NewIssuance(r *Request, cert, issuer *x509.Certificate) *Issuance {
 	der, key := sha256.Sum256(cert.Raw), sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-	return &Issuance{
-		Time: now.Round(0), Kind: kind, Serial: serial(cert), DNSNames: cert.DNSNames, IPs: cert.IPAddresses,
-		NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Issuer: serial(issuer),
-		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]),
+	i := &Issuance{
+		Time: time.Now().Round(0), Kind: r.Profile.String(), Serial: rotation.Serial(cert),
+		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
+		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]), Caller: r.Caller, Method: r.Method,
 	}
+	if issuer != nil {
+		i.Issuer = rotation.Serial(issuer)
+	}
+	return i
 }

@@ -57,7 +57,7 @@ func BenchmarkParseAndSign(b *testing.B) {
 // without, and with an audit record that costs nothing.
 func BenchmarkSign(b *testing.B) {
 	p256 := func(*ca.Config) {}
-	rsa := func(c *ca.Config) { c.KeyAlgorithm = pki.RSA2048 }
+	rsa := func(c *ca.Config) { c.Rotation.KeyAlgorithm = pki.RSA2048 }
 	audit := func(c *ca.Config) { c.Auditor = nowhere{} }
 	limits := func(c *ca.Config) { c.Limits = ca.Limits{Concurrent: 4, Queue: 4, Rate: 1e9, CallerRate: 1e9} }
 	for _, bb := range []struct {

@@ -2,7 +2,7 @@
 // publishes the trust bundle that goes with them, and replaces its roots and keys without a moment
 // in which a good certificate is refused.
 //
-// Most programs need [Open] with a [DirStore], [Authority.Run] in a goroutine, and [Authority.Sign]:
+// Most programs need [Open] with a store, [Authority.Run] in a goroutine, and [Authority.Sign]:
 //
 //	store, err := ca.NewDirStore("/var/lib/example-ca")
 //	…
@@ -55,7 +55,7 @@
 // [Authority.Revoke] when the successor signs: what it takes out of the bundle is refused at once,
 // and workloads that have not renewed are refused with it.
 //
-// To back up, copy the record: the folder of a DirStore, or the Secret. The copy holds the private keys
+// To back up, copy the record: the folder of [NewDirStore], or the Secret. The copy holds the private keys
 // of the CA. Make a new one after each rotation, and when the store is not being written: a copy
 // of a folder that was made in the middle of a write does not open, and says so.
 //
@@ -87,31 +87,24 @@ package ca
 import (
 	"cmp"
 	"context"
-	"crypto"
-	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Config configures an [Authority]. It is copied. Zero means the default that is named here;
 // negative durations are refused.
 type Config struct {
-	TrustDomain  spiffe.TrustDomain // required
-	KeyAlgorithm pki.KeyAlgorithm   // of the roots; the zero value is ECDSA P-256
-
-	// RootTTL is the lifetime of each root; 0 means ten years (3650 days). It must be more than
-	// twice Propagation and DefaultTTL together, so that a root can be replaced while leaves of the
-	// default lifetime still fit into its own; see [Authority.Run].
-	RootTTL time.Duration
+	TrustDomain spiffe.TrustDomain // required
 
 	// DefaultTTL is the lifetime of a leaf whose request names none; 0 means 24 hours, or MaxTTL if
 	// that is less. More than MaxTTL is refused.
@@ -120,8 +113,8 @@ type Config struct {
 	// MaxTTL is the longest lifetime that may be asked for; 0 means 90 days.
 	MaxTTL time.Duration
 
-	// MaxCATTL is the longest lifetime of a CA below this one; 0 means that [Authority.SignCA] is
-	// refused. As such a CA signs until its end, an old root stays in the bundle for as long.
+	// MaxCATTL is the longest lifetime of an [Intermediate] CA; 0 means that none is signed. As such a
+	// CA signs until its end, an old root stays in the bundle for as long.
 	MaxCATTL time.Duration
 
 	// Backdate is how far before the present a leaf's or a root's validity begins, so that peers
@@ -133,36 +126,8 @@ type Config struct {
 	// seconds, 0 means 5 minutes.
 	RefreshHint time.Duration
 
-	// Propagation is how long a new root is in the bundle before it signs; 0 means five times
-	// RefreshHint. FED-3 asks for three to five times the hint; less is for programs in which every
-	// consumer watches the bundle and none polls.
-	Propagation time.Duration
-
-	// Constrain puts a critical extension into new roots that permits SPIFFE IDs of the trust domain
-	// and no other; see [pki.CAOptions]. Verifiers that do not know it refuse every leaf.
-	Constrain bool
-
-	// GraceRatio is the part of a root's life that is left when Run replaces the root, beside
-	// Propagation and MaxTTL; 0 means 0.2. It is at most 0.5.
-	GraceRatio float64
-
-	// KeepKey makes a rotation renew the root's certificate with its own key, as Istio's does,
-	// instead of the four steps with a new key. The new certificate replaces the old one at once, as
-	// leaves verify with either. A root that is tainted still gets a successor with a new key.
-	KeepKey bool
-
-	// CheckInterval is how often Run looks, with KeepKey, whether the root is to be renewed; 0 means
-	// an hour. The first look is one interval after the start and, unless NoJitter is set, a random
-	// part of another one.
-	CheckInterval time.Duration
-	NoJitter      bool
-
-	// ManualRotation keeps Run from starting rotations; [Authority.Rotate] does.
-	ManualRotation bool
-
-	// TaintGrace is how long a tainted root stays in the bundle once its successor signs; 0 means half
-	// of DefaultTTL and Backdate. See [Authority.Taint].
-	TaintGrace time.Duration
+	// Rotation is how roots are made and replaced.
+	Rotation Rotation
 
 	// SyncInterval is how often Run reads the store; 0 means 30 seconds, or a quarter of Propagation
 	// if that is less. More than a quarter of Propagation is refused: a replica would learn of a root
@@ -172,32 +137,56 @@ type Config struct {
 	// JWT makes the authority sign JWT-SVIDs, too; nil means that it does not.
 	JWT *JWTConfig
 
-	Limits  Limits  // on what is signed at once, and in a second
-	Auditor Auditor // keeps a record of everything that is signed; nil means none
-
-	// Key is the private key of a plugged-in CA that is not in a file, such as one in an HSM or a KMS;
-	// nil means that it is in one. It must be safe for concurrent use. Only [Load] takes one: the other
-	// authorities make keys as they rotate.
-	Key crypto.Signer
-
-	// MultiRoot allows the root file of a plugged-in CA to change while the authority runs; see [Load].
-	MultiRoot bool
-
-	// ReloadInterval is how often Run looks whether the files of a plugged-in CA have changed; 0
-	// means every second.
-	ReloadInterval time.Duration
-
-	Logger *slog.Logger // nil means silence
+	Limits  Limits       // on what is signed at once, and in a second
+	Auditor Auditor      // keeps a record of everything that is signed; nil means none
+	Logger  *slog.Logger // nil means silence
 }
 
-// String names the trust domain and shows no key.
-func (cfg Config) String() string { return "ca.Config(" + cfg.TrustDomain.String() + ")" }
+// Rotation is how an [Authority] makes its roots and replaces them. Zero means the default that is named
+// here.
+type Rotation struct {
+	KeyAlgorithm pki.KeyAlgorithm // of the roots; the zero value is ECDSA P-256
 
-// GoString returns the same as String.
-func (cfg Config) GoString() string { return cfg.String() }
+	// RootTTL is the lifetime of each root; 0 means ten years (3650 days). It must be more than
+	// twice Propagation and DefaultTTL together, so that a root can be replaced while leaves of the
+	// default lifetime still fit into its own; see [Authority.Run].
+	RootTTL time.Duration
 
-// LogValue implements [slog.LogValuer].
-func (cfg Config) LogValue() slog.Value { return slog.StringValue(cfg.String()) }
+	// GraceRatio is the part of a root's life that is left when Run replaces the root, beside
+	// Propagation and MaxTTL; 0 means 0.2. It is at most 0.5.
+	GraceRatio float64
+
+	// Propagation is how long a new root is in the bundle before it signs; 0 means five times
+	// RefreshHint. FED-3 asks for three to five times the hint; less is for programs in which every
+	// consumer watches the bundle and none polls.
+	Propagation time.Duration
+
+	// TaintGrace is how long a tainted root stays in the bundle once its successor signs; 0 means half
+	// of DefaultTTL and Backdate. See [Authority.Taint].
+	TaintGrace time.Duration
+
+	// Constrain puts a critical extension into new roots that permits SPIFFE IDs of the trust domain
+	// and no other; see [pki.CAOptions]. Verifiers that do not know it refuse every leaf.
+	Constrain bool
+
+	// Manual keeps Run from starting rotations; [Authority.Rotate] does.
+	Manual bool
+
+	// Istio makes a rotation renew the root's certificate with its own key, as Istio's CA does,
+	// instead of the four steps with a new key; nil means the four steps. The new certificate replaces
+	// the old one at once, as leaves verify with either. A root that is tainted still gets a successor with
+	// a new key.
+	Istio *IstioRotation
+}
+
+// IstioRotation is when Run renews a root with its own key; see [Rotation].
+type IstioRotation struct {
+	// CheckInterval is how often Run looks whether the root is to be renewed; 0 means an hour. The
+	// first look is one interval after the start and, unless NoJitter is set, a random part of another
+	// one.
+	CheckInterval time.Duration
+	NoJitter      bool
+}
 
 // Limits say how much may be asked of an authority; zero means no such limit. What is over a limit is
 // refused with [ErrLimit] and the time at which to come back. Signing is limited, and not reading.
@@ -216,15 +205,12 @@ type Limits struct {
 // It starts no goroutine. The error says which setting is wrong; it wraps
 // [pki.ErrUnreadableTrustDomain] for a trust domain whose certificates crypto/x509 could not read.
 //
-// As nobody else signs with its root, the authority knows the end of its last leaf: an old root
+// As no replica signs with its root, the authority knows the end of its last leaf: an old root
 // retires then, where one of [Open] has to wait for the longest life that a leaf may have.
 func New(cfg Config) (*Authority, error) {
 	a, err := newAuthority(cfg)
 	if err != nil {
 		return nil, err
-	}
-	if a.key() != nil {
-		return nil, errKey
 	}
 	now := time.Now()
 	d, err := a.create(now)
@@ -234,17 +220,13 @@ func New(cfg Config) (*Authority, error) {
 	return a, a.install(d, "", now, now)
 }
 
-var errKey = errors.New("ca: invalid Config: Key is for Load; an authority with roots of its own makes its keys")
-
 // newAuthority returns an authority without state.
 func newAuthority(cfg Config) (*Authority, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	key := cfg.Key
-	cfg.Key = nil
-	a := &Authority{cfg: cfg, key: func() crypto.Signer { return key }, writing: make(chan struct{}, 1)}
+	a := &Authority{cfg: cfg, writing: make(chan struct{}, 1)}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
 	}
@@ -253,23 +235,32 @@ func newAuthority(cfg Config) (*Authority, error) {
 
 func (cfg Config) withDefaults() (Config, error) {
 	const day = 24 * time.Hour
-	for name, d := range cfg.durations() {
-		if *d < 0 {
-			return cfg, fmt.Errorf("ca: invalid Config: %s is negative (%v)", name, *d)
+	r := &cfg.Rotation
+	if r.Istio != nil {
+		r.Istio = new(*r.Istio)
+		if r.Istio.CheckInterval < 0 {
+			return cfg, fmt.Errorf("ca: invalid Config: CheckInterval is negative (%v)", r.Istio.CheckInterval)
+		}
+		r.Istio.CheckInterval = cmp.Or(r.Istio.CheckInterval, time.Hour)
+	}
+	for name, d := range map[string]time.Duration{
+		"RootTTL": r.RootTTL, "DefaultTTL": cfg.DefaultTTL, "MaxTTL": cfg.MaxTTL, "MaxCATTL": cfg.MaxCATTL, "Backdate": cfg.Backdate,
+		"RefreshHint": cfg.RefreshHint, "Propagation": r.Propagation, "TaintGrace": r.TaintGrace, "SyncInterval": cfg.SyncInterval,
+	} {
+		if d < 0 {
+			return cfg, fmt.Errorf("ca: invalid Config: %s is negative (%v)", name, d)
 		}
 	}
-	cfg.RootTTL = cmp.Or(cfg.RootTTL, 3650*day)
 	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, 90*day)
 	cfg.DefaultTTL = cmp.Or(cfg.DefaultTTL, min(day, cfg.MaxTTL))
 	cfg.Backdate = cmp.Or(cfg.Backdate, 2*time.Minute)
 	cfg.RefreshHint = cmp.Or(cfg.RefreshHint, 5*time.Minute)
-	cfg.Propagation = cmp.Or(cfg.Propagation, 5*min(cfg.RefreshHint, math.MaxInt64/5))
-	cfg.GraceRatio = cmp.Or(cfg.GraceRatio, 0.2)
-	cfg.CheckInterval = cmp.Or(cfg.CheckInterval, time.Hour)
-	cfg.TaintGrace = cmp.Or(cfg.TaintGrace, cfg.DefaultTTL/2+cfg.Backdate)
-	cfg.SyncInterval = cmp.Or(cfg.SyncInterval, max(1, min(30*time.Second, cfg.Propagation/4)))
-	cfg.ReloadInterval = cmp.Or(cfg.ReloadInterval, time.Second)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	r.RootTTL = cmp.Or(r.RootTTL, 3650*day)
+	r.Propagation = cmp.Or(r.Propagation, 5*min(cfg.RefreshHint, math.MaxInt64/5))
+	r.GraceRatio = cmp.Or(r.GraceRatio, 0.2)
+	r.TaintGrace = cmp.Or(r.TaintGrace, cfg.DefaultTTL/2+cfg.Backdate)
+	cfg.SyncInterval = cmp.Or(cfg.SyncInterval, max(1, min(30*time.Second, r.Propagation/4)))
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)).With(slog.Any("trust_domain", cfg.TrustDomain))
 	switch {
 	case cfg.TrustDomain.IsZero():
 		return cfg, fmt.Errorf("ca: invalid Config: TrustDomain: %w", spiffe.ErrZero)
@@ -279,15 +270,15 @@ func (cfg Config) withDefaults() (Config, error) {
 		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL is %v and MaxTTL %v, but certificates carry whole seconds", cfg.DefaultTTL, cfg.MaxTTL)
 	case cfg.DefaultTTL > cfg.MaxTTL:
 		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL %v is more than MaxTTL %v", cfg.DefaultTTL, cfg.MaxTTL)
-	case cfg.Propagation >= cfg.RootTTL/2-cfg.DefaultTTL:
-		return cfg, fmt.Errorf("ca: invalid Config: Propagation %v and DefaultTTL %v do not fit into half of RootTTL %v", cfg.Propagation, cfg.DefaultTTL, cfg.RootTTL)
-	case !(cfg.GraceRatio > 0 && cfg.GraceRatio <= 0.5):
-		return cfg, fmt.Errorf("ca: invalid Config: GraceRatio is %v; it is more than 0 and at most 0.5", cfg.GraceRatio)
-	case cfg.SyncInterval > max(1, cfg.Propagation/4):
-		return cfg, fmt.Errorf("ca: invalid Config: SyncInterval %v is more than a quarter of Propagation %v", cfg.SyncInterval, cfg.Propagation)
+	case r.Propagation >= r.RootTTL/2-cfg.DefaultTTL:
+		return cfg, fmt.Errorf("ca: invalid Config: Propagation %v and DefaultTTL %v do not fit into half of RootTTL %v", r.Propagation, cfg.DefaultTTL, r.RootTTL)
+	case !(r.GraceRatio > 0 && r.GraceRatio <= 0.5):
+		return cfg, fmt.Errorf("ca: invalid Config: GraceRatio is %v; it is more than 0 and at most 0.5", r.GraceRatio)
+	case cfg.SyncInterval > max(1, r.Propagation/4):
+		return cfg, fmt.Errorf("ca: invalid Config: SyncInterval %v is more than a quarter of Propagation %v", cfg.SyncInterval, r.Propagation)
 	}
 	if cfg.JWT != nil {
-		jwt, err := cfg.JWT.withDefaults(cfg.Propagation)
+		jwt, err := cfg.JWT.withDefaults(r.Propagation)
 		if err != nil {
 			return cfg, err
 		}
@@ -296,52 +287,36 @@ func (cfg Config) withDefaults() (Config, error) {
 	return cfg, nil
 }
 
-func (cfg *Config) durations() map[string]*time.Duration {
-	return map[string]*time.Duration{
-		"RootTTL": &cfg.RootTTL, "DefaultTTL": &cfg.DefaultTTL, "MaxTTL": &cfg.MaxTTL, "MaxCATTL": &cfg.MaxCATTL,
-		"Backdate": &cfg.Backdate, "RefreshHint": &cfg.RefreshHint, "Propagation": &cfg.Propagation,
-		"CheckInterval": &cfg.CheckInterval, "TaintGrace": &cfg.TaintGrace, "SyncInterval": &cfg.SyncInterval, "ReloadInterval": &cfg.ReloadInterval,
+// terms returns what this authority needs of a key.
+func (cfg *Config) terms(kind rotation.Kind) rotation.Terms {
+	t := rotation.Terms{Longest: max(cfg.MaxTTL, cfg.MaxCATTL), Grace: cfg.Backdate, Propagation: cfg.Rotation.Propagation}
+	if kind == rotation.Token {
+		t.Longest = cfg.JWT.MaxTTL
 	}
-}
-
-// longest returns the longest life of anything that a root signs.
-func (cfg *Config) longest() time.Duration { return max(cfg.MaxTTL, cfg.MaxCATTL) }
-
-// terms returns what this authority needs of a root.
-func (cfg *Config) terms() terms {
-	return terms{longest: cfg.longest(), grace: cfg.Backdate, propagation: cfg.Propagation}
-}
-
-// jwtTerms returns what this authority needs of a JWT key.
-func (cfg *Config) jwtTerms() terms {
-	return terms{longest: cfg.JWT.MaxTTL, grace: cfg.Backdate, propagation: cfg.Propagation}
+	return t
 }
 
 // Authority is a certificate authority; [New], [Open] and [Load] make one. All methods may be called
 // at the same time. It cannot print its keys.
 type Authority struct {
-	cfg     Config               // without Key, which package fmt would print
-	key     func() crypto.Signer // Config.Key
-	limiter *limit.Limiter       // nil for none
-	store   Store                // nil: what it knows is all there is
-	files   *files               // nil: the roots are its own
+	cfg     Config
+	limiter *limit.Limiter // nil for none
+	store   Store          // nil: what it knows is all there is
+	files   *files         // nil: the roots are its own
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
-	writing chan struct{}         // has a slot for the one who reads and writes the store
-	fresh   *document             // a new CA that may have been stored; for who has the slot
+	writing chan struct{}         // has a slot for the one caller that reads and writes the store
+	fresh   *rotation.Document    // a new CA that may have been stored; for the holder of the slot
 
 	mu      sync.Mutex
-	last    lastEnds  // without a store: of what the active keys signed
-	synced  time.Time // with a store: when the read or write began that gave the state; wall clock
-	syncErr error     // of the last attempt since; nil if there was none or it worked
+	ends    rotation.Ends // without a store: of what the active keys signed
+	synced  time.Time     // with a store: when the read or write began that gave the state; wall clock
+	syncErr error         // of the last attempt since; nil if there was none or it worked
 }
-
-// lastEnds are the latest ends of what the active keys signed; zero for nothing.
-type lastEnds struct{ leaf, token time.Time }
 
 // state is what holds from one step to the next. It never changes.
 type state struct {
-	*document
+	*rotation.Document
 	version  string   // of the record; empty without a store
 	dirty    bool     // time has moved the document on from the record
 	plugged  *plugged // nil: the roots are in the document
@@ -352,50 +327,49 @@ type state struct {
 }
 
 // active returns the key that signs certificates.
-func (s *state) active() key {
+func (s *state) active() *rotation.Key {
 	if s.plugged != nil {
-		return s.plugged.key
+		return &s.plugged.key
 	}
-	return s.roots[inPhase(s.roots, Active)]
+	return s.In(rotation.Root, Active)
 }
 
 // newState returns a state that follows old, which may be nil.
-func (a *Authority) newState(old *state, d *document, version string, p *plugged) (*state, error) {
-	s := &state{document: d, version: version, plugged: p, sequence: d.sequence, next: d.next(), changed: make(chan struct{})}
-	c := d.contents()
+func (a *Authority) newState(old *state, d *rotation.Document, version string, p *plugged) (*state, error) {
+	s := &state{Document: d, version: version, plugged: p, sequence: d.Sequence, next: d.Next(), changed: make(chan struct{})}
+	c := d.Contents()
 	if p != nil {
 		c.X509Authorities = p.roots
 		s.sequence += p.sequence
 	}
 	c.RefreshHint = a.cfg.RefreshHint
-	if old != nil && s.sequence <= old.sequence {
-		// An equal bundle stays the same one, for verifiers remember by it. Another one must not have
-		// an old number, which no consumer would take (FED-11), even if a replica that had not heard
-		// of us has turned back what time had done.
-		c.Sequence = &old.sequence
-		b, err := spiffe.NewBundle(a.cfg.TrustDomain, c)
-		if err != nil {
-			return nil, fmt.Errorf("ca: bundle of %s: %w", a.cfg.TrustDomain, err)
+	number := func(sequence uint64) (err error) {
+		s.sequence, c.Sequence = sequence, &sequence
+		if s.bundle, err = spiffe.NewBundle(a.cfg.TrustDomain, c); err != nil {
+			err = fmt.Errorf("ca: bundle of %s: %w", a.cfg.TrustDomain, err)
 		}
-		if b.Equal(old.bundle) {
-			s.bundle, s.sequence = old.bundle, old.sequence
-			return s, nil
-		}
-		s.sequence = old.sequence + 1
+		return err
 	}
-	c.Sequence = &s.sequence
-	b, err := spiffe.NewBundle(a.cfg.TrustDomain, c)
-	if err != nil {
-		return nil, fmt.Errorf("ca: bundle of %s: %w", a.cfg.TrustDomain, err)
+	if old == nil || s.sequence > old.sequence {
+		return s, number(s.sequence)
 	}
-	s.bundle = b
-	return s, nil
+	// An equal bundle stays the same one, for verifiers remember by it. Another one must not have
+	// an old number, which no consumer would take (FED-11), even if a replica that had not heard
+	// of us has turned back what time had done.
+	if err := number(old.sequence); err != nil {
+		return nil, err
+	}
+	if s.bundle.Equal(old.bundle) {
+		s.bundle = old.bundle
+		return s, nil
+	}
+	return s, number(old.sequence + 1)
 }
 
 // current returns the state at the present moment, taking the steps that have come due.
 func (a *Authority) current() *state {
 	s := a.state.Load()
-	if s.next.IsZero() || !reached(time.Now(), s.next) {
+	if s.next.IsZero() || !rotation.Reached(time.Now(), s.next) {
 		return s
 	}
 	a.mu.Lock()
@@ -407,19 +381,15 @@ func (a *Authority) current() *state {
 
 // advance takes the steps that are due at now and returns the state after them; mu is held. The
 // steps are for the log, once mu is free.
-func (a *Authority) advance(now time.Time) (*state, []step) {
+func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
 	old := a.state.Load()
-	if old.next.IsZero() || !reached(now, old.next) {
+	if old.next.IsZero() || !rotation.Reached(now, old.next) {
 		return old, nil
 	}
-	d, steps := old.document.advance(a.lastEnds(), now)
+	d, steps := old.Document.Advance(a.lastEnds(), now)
 	for _, s := range steps {
-		if s.activated != nil { // its value went into the old key's time to retire
-			if s.activated.cert != nil {
-				a.last.leaf = time.Time{}
-			} else {
-				a.last.token = time.Time{}
-			}
+		if s.Activated != nil { // its value went into the old key's time to retire
+			a.ends[s.Kind] = time.Time{}
 		}
 	}
 	s, err := a.newState(old, d, old.version, old.plugged)
@@ -431,12 +401,13 @@ func (a *Authority) advance(now time.Time) (*state, []step) {
 	return s, steps
 }
 
-// lastEnds returns what only who signs alone knows, or nil.
-func (a *Authority) lastEnds() *lastEnds {
+// lastEnds returns the latest expiries signed so far. Only a sole signer can know them: for replicas it is
+// nil.
+func (a *Authority) lastEnds() *rotation.Ends {
 	if a.store != nil {
 		return nil
 	}
-	return &a.last
+	return &a.ends
 }
 
 // publish replaces the state; mu is held. Waiters are told if there is something to see.
@@ -453,31 +424,30 @@ func (a *Authority) publish(s *state) {
 
 // looksLike reports whether no method of the authority tells s and t apart.
 func (s *state) looksLike(t *state) bool {
-	same := func(a, b []key) bool {
-		if len(a) != len(b) {
-			return false
-		}
-		for i := range a {
-			x, y := a[i].status(), b[i].status()
-			if a[i].id != b[i].id || x.Phase != y.Phase || x.Tainted != y.Tainted ||
-				!x.Prepared.Equal(y.Prepared) || !x.Activates.Equal(y.Activates) || !x.Retires.Equal(y.Retires) {
-				return false
-			}
-		}
-		return true
+	same := func(a, b rotation.Key) bool {
+		x, y := status(a), status(b)
+		x.Certificate, x.PublicKey, y.Certificate, y.PublicKey = nil, nil, nil, nil // the bundle has them
+		return x == y
 	}
-	return s.bundle == t.bundle && s.plugged == t.plugged && same(s.roots, t.roots) && same(s.jwt, t.jwt)
+	return s.bundle == t.bundle && s.plugged == t.plugged &&
+		slices.EqualFunc(s.Keys[rotation.Root], t.Keys[rotation.Root], same) && slices.EqualFunc(s.Keys[rotation.Token], t.Keys[rotation.Token], same)
 }
 
-func (a *Authority) log(steps []step) {
+func (a *Authority) log(steps []rotation.Step) {
 	for _, s := range steps {
-		if k := s.activated; k != nil {
-			a.cfg.Logger.LogAttrs(context.Background(), slog.LevelInfo, k.what()+" activated", slog.Any("trust_domain", a.cfg.TrustDomain), slog.String(k.idName(), k.id))
+		if s.Activated != nil {
+			a.logKey(slog.LevelInfo, "activated", *s.Activated)
 		}
-		for _, k := range s.retired {
-			a.cfg.Logger.LogAttrs(context.Background(), slog.LevelInfo, k.what()+" retired", slog.Any("trust_domain", a.cfg.TrustDomain), slog.String(k.idName(), k.id))
+		for _, k := range s.Retired {
+			a.logKey(slog.LevelInfo, "retired", k)
 		}
 	}
+}
+
+// logKey says what has become of a key.
+func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more ...slog.Attr) {
+	kind := k.Kind()
+	a.cfg.Logger.LogAttrs(context.Background(), level, kind.String()+" "+what, append([]slog.Attr{slog.String(kind.IDName(), k.ID)}, more...)...)
 }
 
 // TrustDomain returns the trust domain that the authority serves.
@@ -486,64 +456,15 @@ func (a *Authority) TrustDomain() spiffe.TrustDomain { return a.cfg.TrustDomain 
 // Bundle returns the trust bundle of the present moment: every root and every JWT key from its
 // preparation to its retirement, oldest first. Its sequence number starts at 1 for a CA that is
 // new and grows with each change of what is in it (BND-17): without a store by one, and never
-// otherwise; with one by what keeps the numbers of replicas apart, and also when somebody has decided
-// when something changes. That of plugged-in files is in [Load]. Bundle does not block, except for the first caller after a step of a rotation came due,
-// who takes the step.
+// otherwise; with one by what keeps the numbers of replicas apart, and also when it is decided
+// when something changes. That of plugged-in files is in [Load]. Bundle does not block, except for the
+// first caller after a step of a rotation came due, which takes the step.
 func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 
 // Changed returns a channel that is closed at the next change of the bundle or of the state of a
 // key. Take it before reading, so that no change is missed. Changes that come with time are
 // announced when Run, or any reader, takes notice of them.
 func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
-
-// Roots returns the roots that are in the bundle, oldest first.
-func (a *Authority) Roots() []RootStatus { return a.current().rootStatus() }
-
-func (s *state) rootStatus() []RootStatus {
-	if s.plugged != nil {
-		return s.plugged.status()
-	}
-	out := make([]RootStatus, len(s.roots))
-	for i, k := range s.roots {
-		out[i] = k.status()
-	}
-	return out
-}
-
-// Status is what an authority knows of itself at one moment, for pages about health. It holds no
-// secret.
-type Status struct {
-	TrustDomain spiffe.TrustDomain
-	Sequence    uint64 // of the bundle
-	Roots       []RootStatus
-	JWTKeys     []JWTKeyStatus
-
-	// Synced is when the store last answered, or the files of a plugged-in CA were last found to be
-	// in order; zero for an authority of [New]. SyncError is what went wrong since, and nil if
-	// nothing did. What the authority had before goes on working: see [Open] for how long.
-	Synced    time.Time
-	SyncError error
-}
-
-// Status returns the state of the authority.
-func (a *Authority) Status() Status {
-	s := a.current()
-	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: s.rootStatus()}
-	for _, k := range s.jwt {
-		out.JWTKeys = append(out.JWTKeys, k.jwtStatus())
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out.Synced, out.SyncError = a.synced, a.syncErr
-	if a.files != nil {
-		checked, err := a.files.status()
-		if a.store == nil || !checked.After(out.Synced) {
-			out.Synced = checked
-		}
-		out.SyncError = cmp.Or(err, out.SyncError)
-	}
-	return out
-}
 
 // String names the authority and nothing secret.
 func (a *Authority) String() string { return "authority of " + a.cfg.TrustDomain.String() }
@@ -556,54 +477,58 @@ func (a *Authority) LogValue() slog.Value {
 	s := a.current()
 	return slog.GroupValue(
 		slog.String("trust_domain", a.cfg.TrustDomain.String()),
-		slog.String("active_root", s.active().id),
+		slog.String("active_root", s.active().ID),
 		slog.Uint64("sequence", s.sequence),
 	)
 }
 
-// create returns the document of a new CA. Nobody has its bundle yet, so that its keys may sign at
+// create returns the document of a new CA. No verifier has its bundle yet, so that its keys may sign at
 // once.
-func (a *Authority) create(now time.Time) (*document, error) {
-	d := &document{authority: randomID(), sequence: 1}
-	if a.files == nil {
-		root, err := a.newRoot()
+func (a *Authority) create(now time.Time) (*rotation.Document, error) {
+	d := &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
+	for _, kind := range rotation.Kinds {
+		if kind == rotation.Root && a.files != nil || kind == rotation.Token && a.cfg.JWT == nil {
+			continue
+		}
+		k, err := a.newKey(kind)
 		if err != nil {
 			return nil, err
 		}
-		root.phase, root.prepared, root.activates = Active, now, now
-		d.roots = []key{root}
-	}
-	if a.cfg.JWT != nil {
-		jwt, err := a.newJWTKey()
-		if err != nil {
-			return nil, err
-		}
-		jwt.phase, jwt.prepared, jwt.activates = Active, now, now
-		d.jwt = []key{jwt}
+		k.Phase, k.Prepared, k.Activates = Active, now, now
+		d.Keys[kind] = []rotation.Key{k}
 	}
 	return d, nil
 }
 
-// newRoot makes a key and a self-signed certificate for it.
-func (a *Authority) newRoot() (key, error) {
-	fail := func(err error) (key, error) {
-		return key{}, fmt.Errorf("ca: new root of %s: %w", a.cfg.TrustDomain, err)
+// newKey makes a root, or a key for tokens.
+func (a *Authority) newKey(kind rotation.Kind) (k rotation.Key, err error) {
+	if kind == rotation.Token {
+		k, err = newJWTKey(a.cfg.JWT.Algorithm)
+	} else {
+		k, err = a.newRoot()
 	}
-	signer, err := pki.NewKey(a.cfg.KeyAlgorithm)
 	if err != nil {
-		return fail(err)
+		return rotation.Key{}, fmt.Errorf("ca: new %v of %s: %w", kind, a.cfg.TrustDomain, err)
+	}
+	k.Terms = a.cfg.terms(kind)
+	return k, nil
+}
+
+// newRoot makes a key and a self-signed certificate for it.
+func (a *Authority) newRoot() (k rotation.Key, err error) {
+	signer, err := pki.NewKey(a.cfg.Rotation.KeyAlgorithm)
+	if err != nil {
+		return k, err
 	}
 	now := time.Now()
 	issuer, err := pki.NewRoot(signer, pki.CAOptions{
 		TrustDomain: a.cfg.TrustDomain,
-		Constrain:   a.cfg.Constrain,
+		Constrain:   a.cfg.Rotation.Constrain,
 		NotBefore:   now.Add(-a.cfg.Backdate),
-		NotAfter:    now.Add(a.cfg.RootTTL),
+		NotAfter:    now.Add(a.cfg.Rotation.RootTTL),
 	})
 	if err != nil {
-		return fail(err)
+		return k, err
 	}
-	return key{id: serial(issuer.Certificate()), cert: issuer.Certificate(), issuer: issuer, secret: seal(signer), terms: a.cfg.terms()}, nil
+	return rotation.Key{ID: rotation.Serial(issuer.Certificate()), Cert: issuer.Certificate(), Issuer: issuer, Secret: rotation.Seal(signer)}, nil
 }
-
-func serial(c *x509.Certificate) string { return c.SerialNumber.Text(16) }

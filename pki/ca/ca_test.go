@@ -81,21 +81,21 @@ func TestNewRefuses(t *testing.T) {
 		{"no trust domain", ca.Config{}, "TrustDomain"},
 		{"default over the maximum", ca.Config{TrustDomain: td, DefaultTTL: 2 * time.Hour, MaxTTL: time.Hour}, "DefaultTTL 2h0m0s is more than MaxTTL 1h0m0s"},
 		{"default over the default maximum", ca.Config{TrustDomain: td, DefaultTTL: 91 * 24 * time.Hour}, "more than MaxTTL"},
-		{"negative RootTTL", ca.Config{TrustDomain: td, RootTTL: -1}, "RootTTL is negative"},
+		{"negative RootTTL", ca.Config{TrustDomain: td, Rotation: ca.Rotation{RootTTL: -1}}, "RootTTL is negative"},
 		{"negative DefaultTTL", ca.Config{TrustDomain: td, DefaultTTL: -1}, "DefaultTTL is negative"},
 		{"negative MaxTTL", ca.Config{TrustDomain: td, MaxTTL: -1}, "MaxTTL is negative"},
 		{"negative Backdate", ca.Config{TrustDomain: td, Backdate: -1}, "Backdate is negative"},
 		{"negative RefreshHint", ca.Config{TrustDomain: td, RefreshHint: -1}, "RefreshHint is negative"},
-		{"negative Propagation", ca.Config{TrustDomain: td, Propagation: -1}, "Propagation is negative"},
+		{"negative Propagation", ca.Config{TrustDomain: td, Rotation: ca.Rotation{Propagation: -1}}, "Propagation is negative"},
 		{"a hint of parts of seconds", ca.Config{TrustDomain: td, RefreshHint: 1500 * time.Millisecond}, "whole seconds"},
 		{"a default of less than a second", ca.Config{TrustDomain: td, DefaultTTL: time.Second - 1}, "whole seconds"},
 		{"a maximum of less than a second", ca.Config{TrustDomain: td, MaxTTL: time.Second - 1}, "whole seconds"},
-		{"no room to rotate", ca.Config{TrustDomain: td, RootTTL: 48 * time.Hour}, "half of RootTTL 48h0m0s"},
-		{"no room to propagate", ca.Config{TrustDomain: td, RootTTL: 2 * time.Hour, DefaultTTL: time.Minute, Propagation: 59 * time.Minute}, "half of RootTTL"},
-		{"no overflow", ca.Config{TrustDomain: td, Propagation: 1<<63 - 1}, "half of RootTTL"},
+		{"no room to rotate", ca.Config{TrustDomain: td, Rotation: ca.Rotation{RootTTL: 48 * time.Hour}}, "half of RootTTL 48h0m0s"},
+		{"no room to propagate", ca.Config{TrustDomain: td, DefaultTTL: time.Minute, Rotation: ca.Rotation{RootTTL: 2 * time.Hour, Propagation: 59 * time.Minute}}, "half of RootTTL"},
+		{"no overflow", ca.Config{TrustDomain: td, Rotation: ca.Rotation{Propagation: 1<<63 - 1}}, "half of RootTTL"},
 		{"no overflow of a multiple", ca.Config{TrustDomain: td, RefreshHint: 60 * 365 * 24 * time.Hour}, "half of RootTTL"},
 		{"unreadable trust domain", ca.Config{TrustDomain: spiffe.MustParseTrustDomain("a..b")}, pki.ErrUnreadableTrustDomain.Error()},
-		{"unknown key algorithm", ca.Config{TrustDomain: td, KeyAlgorithm: -1}, "new root of example.org"},
+		{"unknown key algorithm", ca.Config{TrustDomain: td, Rotation: ca.Rotation{KeyAlgorithm: -1}}, "new root of example.org"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -113,7 +113,7 @@ func TestNewAcceptsEdges(t *testing.T) {
 		"default equals maximum":         func(c *ca.Config) { c.DefaultTTL, c.MaxTTL = time.Hour, time.Hour },
 		"a small maximum lowers default": func(c *ca.Config) { c.MaxTTL = time.Hour },
 		"just enough room to rotate": func(c *ca.Config) {
-			c.RootTTL, c.DefaultTTL, c.Propagation = 2*time.Hour+2, time.Minute, 59*time.Minute
+			c.Rotation.RootTTL, c.DefaultTTL, c.Rotation.Propagation = 2*time.Hour+2, time.Minute, 59*time.Minute
 		},
 		"a trust domain longer than an organization may be": func(c *ca.Config) {
 			c.TrustDomain = spiffe.MustParseTrustDomain(strings.Repeat("a", 60) + ".example.org")
@@ -146,7 +146,7 @@ func TestFirstRoot(t *testing.T) {
 		assert.Equal(t, now.Round(0), r.Prepared)
 		assert.Equal(t, now.Round(0), r.Activates)
 		assert.Zero(t, r.Retires)
-		assert.Equal(t, r.Certificate.SerialNumber.Text(16), r.Serial())
+		assert.Equal(t, r.Certificate.SerialNumber.Text(16), r.ID)
 
 		c := r.Certificate
 		assert.Equal(t, now.Add(-2*time.Minute).UTC(), c.NotBefore, "backdated, for clocks that are slow")
@@ -194,7 +194,7 @@ func TestKeyAlgorithms(t *testing.T) {
 	for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.ECDSAP384, pki.RSA2048, pki.Ed25519} {
 		t.Run(fmt.Sprint(alg), func(t *testing.T) {
 			t.Parallel()
-			a := newAuthority(t, func(c *ca.Config) { c.KeyAlgorithm = alg })
+			a := newAuthority(t, func(c *ca.Config) { c.Rotation.KeyAlgorithm = alg })
 			key, err := pki.NewKey(alg)
 			require.NoError(t, err)
 			csr, err := pki.NewCSR(key, pki.CSROptions{})
@@ -217,7 +217,7 @@ func TestCannotPrintKeys(t *testing.T) {
 	}
 	var buf bytes.Buffer
 	slog.New(slog.NewTextHandler(&buf, nil)).Info("m", "ca", a, "root", a.Roots()[0])
-	serial := a.Roots()[0].Serial()
+	serial := a.Roots()[0].ID
 	assert.Contains(t, buf.String(), "ca.trust_domain=example.org ca.active_root="+serial+" ca.sequence=1")
 	assert.Contains(t, buf.String(), "root "+serial+": active since ")
 	assert.Less(t, buf.Len(), 400)
@@ -238,13 +238,13 @@ func TestLog(t *testing.T) {
 		sign(t, a, newCSR(t), time.Hour)
 		r, err := a.Rotate(t.Context())
 		require.NoError(t, err)
-		old := a.Roots()[0].Serial()
+		old := a.Roots()[0].ID
 		time.Sleep(25 * time.Minute)
 		a.Bundle()
 		time.Sleep(time.Hour)
 		a.Bundle()
-		assert.Equal(t, "level=INFO msg=\"root prepared\" trust_domain=example.org serial="+r.Serial()+" activates=2000-01-01T00:25:00.000Z\n"+
-			"level=INFO msg=\"root activated\" trust_domain=example.org serial="+r.Serial()+"\n"+
+		assert.Equal(t, "level=INFO msg=\"root prepared\" trust_domain=example.org serial="+r.ID+" activates=2000-01-01T00:25:00.000Z\n"+
+			"level=INFO msg=\"root activated\" trust_domain=example.org serial="+r.ID+"\n"+
 			"level=INFO msg=\"root retired\" trust_domain=example.org serial="+old+"\n", buf.String())
 	})
 }

@@ -35,7 +35,7 @@ const (
 )
 
 func crashConfig(c *ca.Config) {
-	c.DefaultTTL, c.MaxTTL, c.Backdate, c.Propagation, c.TaintGrace = crashTTL, crashTTL, crashBackdate, crashPropagation, crashTaintGrace
+	c.DefaultTTL, c.MaxTTL, c.Backdate, c.Rotation.Propagation, c.Rotation.TaintGrace = crashTTL, crashTTL, crashBackdate, crashPropagation, crashTaintGrace
 	c.JWT = &ca.JWTConfig{DefaultTTL: time.Second, MaxTTL: 2 * time.Second}
 }
 
@@ -91,16 +91,16 @@ func TestCrashChild(t *testing.T) {
 		switch n := rand.IntN(10); {
 		case n < 6:
 			if r, err := a.Rotate(ctx); err == nil {
-				_ = log.write(crashLine{Root: r.Serial(), At: time.Now()})
+				_ = log.write(crashLine{Root: r.ID, At: time.Now()})
 			}
 		case n < 8:
 			_, _ = a.RotateJWT(ctx)
 		case n < 9:
-			_ = log.write(crashLine{Gone: some.Serial(), Key: hex.EncodeToString(some.Certificate.SubjectKeyId)})
-			_ = a.Taint(ctx, some.Serial())
+			_ = log.write(crashLine{Gone: some.ID, Key: hex.EncodeToString(some.Certificate.SubjectKeyId)})
+			_ = a.Taint(ctx, some.ID)
 		case some.Phase != ca.Active:
-			_ = log.write(crashLine{Gone: some.Serial(), Key: hex.EncodeToString(some.Certificate.SubjectKeyId)})
-			_ = a.Revoke(ctx, some.Serial())
+			_ = log.write(crashLine{Gone: some.ID, Key: hex.EncodeToString(some.Certificate.SubjectKeyId)})
+			_ = a.Revoke(ctx, some.ID)
 		}
 		time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
 	}
@@ -160,7 +160,7 @@ func crash(t *testing.T, dir string, kill int) {
 		return
 	}
 	var bundle *spiffe.Bundle
-	var roots []ca.RootStatus
+	var roots []ca.KeyStatus
 	var chain []*x509.Certificate
 	for range 20 { // what was read from a disk that takes longer than a leaf lives is too old to sign with
 		a, err := tryOpen(t.Context(), store, crashConfig)
@@ -208,7 +208,7 @@ func crash(t *testing.T, dir string, kill int) {
 	if last.Root != "" && !gone[last.Root] && now.Before(last.At.Add(crashTTL+crashBackdate)) {
 		found := false
 		for _, r := range roots {
-			found = found || r.Serial() == last.Root
+			found = found || r.ID == last.Root
 		}
 		assert.True(t, found, "kill %d: the root %s was reported as prepared, and is lost", kill, last.Root)
 	}

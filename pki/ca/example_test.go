@@ -91,7 +91,7 @@ func ExampleAuthority_Taint() {
 	if err != nil {
 		panic(err)
 	}
-	bad := authority.Roots()[0].Serial()
+	bad := authority.Roots()[0].ID
 	if err := authority.Taint(context.Background(), bad); err != nil {
 		panic(err)
 	}

@@ -121,7 +121,7 @@ func TestNoHandshakeFails(t *testing.T) {
 	const rotations = 50
 	fast := func(propagation time.Duration) func(*ca.Config) {
 		return func(c *ca.Config) {
-			c.DefaultTTL, c.MaxTTL, c.Backdate, c.Propagation = 2*time.Second, 2*time.Second, time.Second, propagation
+			c.DefaultTTL, c.MaxTTL, c.Backdate, c.Rotation.Propagation = 2*time.Second, 2*time.Second, time.Second, propagation
 		}
 	}
 	for _, replicas := range []int{0, 1, 2} { // 0: without a store
@@ -162,7 +162,7 @@ func TestNoHandshakeFails(t *testing.T) {
 	t.Run("retire before the leaves are dead", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			a := newAuthority(t, fast(3*poll), func(c *ca.Config) { c.TaintGrace = 1 })
+			a := newAuthority(t, fast(3*poll), func(c *ca.Config) { c.Rotation.TaintGrace = 1 })
 			failed := 0
 			workloads := []*workload{newWorkload(t), newWorkload(t)}
 			for i := 0; i < 200 && failed < 6; i++ {
@@ -173,7 +173,7 @@ func TestNoHandshakeFails(t *testing.T) {
 					failed++
 				}
 				if roots := a.Roots(); len(roots) == 1 {
-					require.NoError(t, a.Taint(t.Context(), roots[0].Serial()))
+					require.NoError(t, a.Taint(t.Context(), roots[0].ID))
 				}
 				time.Sleep(10 * time.Millisecond)
 			}

@@ -53,16 +53,16 @@ func TestAudit(t *testing.T) {
 		require.NoError(t, err)
 		dns, err := a.Sign(t.Context(), ca.Request{CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{"web.shop", "web"}})
 		require.NoError(t, err)
-		sub, err := a.SignCA(t.Context(), ca.CARequest{CSR: csr})
+		sub, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
 		require.NoError(t, err)
-		root := a.Roots()[0].Serial()
+		root := a.Roots()[0].ID
 		describe := func(kind string, c *x509.Certificate, caller string) *ca.Issuance {
 			return &ca.Issuance{
 				Time: time.Now().Round(0), Kind: kind, Serial: c.SerialNumber.Text(16), DNSNames: c.DNSNames, IPs: c.IPAddresses,
 				NotBefore: c.NotBefore, NotAfter: c.NotAfter, Issuer: root, Fingerprint: hash(c.Raw), PublicKey: hash(c.RawSubjectPublicKeyInfo), Caller: caller,
 			}
 		}
-		want := []*ca.Issuance{describe(ca.KindSVID, chain[0], "spiffe://example.org/node"), describe(ca.KindDNS, dns[0], "web.shop"), describe(ca.KindCA, sub[0], "spiffe://example.org")}
+		want := []*ca.Issuance{describe("x509-svid", chain[0], "spiffe://example.org/node"), describe("dns", dns[0], "web.shop"), describe("ca", sub[0], "spiffe://example.org")}
 		want[0].ID, want[0].Method, want[2].ID = web, "token", td.ID()
 		assert.Equal(t, want, records.all)
 		assert.Equal(t, []string{"web"}, records.all[0].DNSNames)
@@ -83,7 +83,7 @@ func TestNoCertificateWithoutRecord(t *testing.T) {
 	require.ErrorIs(t, err, ca.ErrAudit)
 	require.ErrorIs(t, err, full)
 	assert.Nil(t, chain)
-	chain, err = a.SignCA(t.Context(), ca.CARequest{CSR: csr})
+	chain, err = a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
 	require.ErrorIs(t, err, ca.ErrAudit)
 	assert.Nil(t, chain)
 	token, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
@@ -131,7 +131,7 @@ func TestLimits(t *testing.T) {
 		}
 		_, err = a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, Caller: "c"})
 		require.ErrorIs(t, err, ca.ErrLimit)
-		_, err = a.SignCA(t.Context(), ca.CARequest{CSR: csr, Caller: "c"})
+		_, err = a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr, Caller: "c"})
 		require.ErrorIs(t, err, ca.ErrLimit)
 	})
 	// Records that are being written hold their places: a slow sink pushes back.
@@ -173,7 +173,7 @@ func TestDNSOnly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for _, constrain := range []bool{false, true} {
-			a, csr := newAuthority(t, func(c *ca.Config) { c.Constrain = constrain }), newCSR(t)
+			a, csr := newAuthority(t, func(c *ca.Config) { c.Rotation.Constrain = constrain }), newCSR(t)
 			ip := net.ParseIP("2001:db8::1")
 			name := "web.shop.serviceaccount.identity.linkerd.cluster.local"
 			chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{name, "web"}, IPs: []net.IP{ip}, CommonName: "web", Backdate: time.Minute, TTL: time.Hour})
@@ -230,7 +230,7 @@ func TestProfilesRefuse(t *testing.T) {
 	}
 }
 
-func TestSignCA(t *testing.T) {
+func TestSignIntermediate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a := open(t, ca.NewMemoryStore(), func(c *ca.Config) { c.MaxCATTL = 30 * 24 * time.Hour })
@@ -238,14 +238,14 @@ func TestSignCA(t *testing.T) {
 		require.NoError(t, err)
 		csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "evil", SANs: []pki.SAN{pki.DNSSAN("evil.example")}})
 		require.NoError(t, err)
-		chain, err := a.SignCA(t.Context(), ca.CARequest{CSR: csr, Organization: "cluster one"})
+		chain, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
 		require.NoError(t, err)
 		require.Len(t, chain, 1)
 		c := chain[0]
 		assert.True(t, c.IsCA)
 		assert.True(t, c.MaxPathLenZero)
 		assert.Equal(t, 0, c.MaxPathLen)
-		assert.Equal(t, []string{"cluster one"}, c.Subject.Organization)
+		assert.Equal(t, []string{"example.org"}, c.Subject.Organization)
 		assert.Empty(t, c.Subject.CommonName)
 		assert.Empty(t, c.DNSNames)
 		require.Len(t, c.URIs, 1)
@@ -274,10 +274,9 @@ func TestSignCA(t *testing.T) {
 		require.Error(t, issue(spiffe.MustParseID("spiffe://example.com/web")))
 		_, err = below.IssueCA(pki.CAOptions{PublicKey: leafKey, TrustDomain: td, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
 		require.Error(t, err, "no CA below it")
-		deep, err := a.SignCA(t.Context(), ca.CARequest{CSR: csr, MaxPathLen: 2, TTL: time.Hour})
+		short, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr, TTL: time.Hour})
 		require.NoError(t, err)
-		assert.Equal(t, 2, deep[0].MaxPathLen)
-		assert.Equal(t, time.Now().Add(time.Hour).UTC(), deep[0].NotAfter)
+		assert.Equal(t, time.Now().Add(time.Hour).UTC(), short[0].NotAfter)
 
 		// Its root stays for as long as it may sign.
 		_, err = a.Rotate(t.Context())
@@ -286,20 +285,23 @@ func TestSignCA(t *testing.T) {
 		require.NoError(t, issue(web))
 
 		for name, tt := range map[string]struct {
-			r    ca.CARequest
+			r    ca.Request
 			kind error
 		}{
-			"too long":               {ca.CARequest{CSR: csr, TTL: 31 * 24 * time.Hour}, ca.ErrTTL},
-			"too short":              {ca.CARequest{CSR: csr, TTL: 1}, ca.ErrTTL},
-			"no request":             {ca.CARequest{}, ca.ErrCSR},
-			"a negative path length": {ca.CARequest{CSR: csr, MaxPathLen: -1}, ca.ErrIdentity},
-			"a long organization":    {ca.CARequest{CSR: csr, Organization: strings.Repeat("x", 65)}, ca.ErrIdentity},
+			"too long":      {ca.Request{CSR: csr, TTL: 31 * 24 * time.Hour}, ca.ErrTTL},
+			"too short":     {ca.Request{CSR: csr, TTL: 1}, ca.ErrTTL},
+			"no request":    {ca.Request{}, ca.ErrCSR},
+			"an ID":         {ca.Request{CSR: csr, ID: web}, ca.ErrIdentity},
+			"a DNS name":    {ca.Request{CSR: csr, DNSNames: []string{"web"}}, ca.ErrIdentity},
+			"an address":    {ca.Request{CSR: csr, IPs: []net.IP{net.IPv4(10, 0, 0, 1)}}, ca.ErrIdentity},
+			"a common name": {ca.Request{CSR: csr, CommonName: "web"}, ca.ErrIdentity},
 		} {
-			_, err := a.SignCA(t.Context(), tt.r)
+			tt.r.Profile = ca.Intermediate
+			_, err := a.Sign(t.Context(), tt.r)
 			require.ErrorIs(t, err, tt.kind, name)
 		}
 	})
-	_, err := newAuthority(t).SignCA(t.Context(), ca.CARequest{CSR: newCSR(t), TTL: time.Hour})
+	_, err := newAuthority(t).Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: newCSR(t), TTL: time.Hour})
 	require.ErrorIs(t, err, ca.ErrTTL)
 	assert.ErrorContains(t, err, "set MaxCATTL")
 }

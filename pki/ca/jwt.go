@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -63,13 +64,9 @@ func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
 
 var jwtAlgorithms = []string{"ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
 
-func (a *Authority) wideAudience() bool { return a.cfg.JWT != nil && a.cfg.JWT.WideAudience }
-
 // newJWTKey makes a key for tokens.
-func (a *Authority) newJWTKey() (key, error) {
-	alg := a.cfg.JWT.Algorithm
+func newJWTKey(alg string) (k rotation.Key, err error) {
 	var signer crypto.Signer
-	var err error
 	switch alg {
 	case "ES256":
 		signer, err = pki.NewKey(pki.ECDSAP256)
@@ -81,16 +78,9 @@ func (a *Authority) newJWTKey() (key, error) {
 		signer, err = pki.NewKey(pki.RSA2048)
 	}
 	if err != nil {
-		return key{}, fmt.Errorf("ca: new JWT key of %s: %w", a.cfg.TrustDomain, err)
+		return k, err
 	}
-	return key{id: randomID(), algorithm: alg, public: signer.Public(), secret: seal(signer), terms: a.cfg.jwtTerms()}, nil
-}
-
-// tokenIssuer returns what signs tokens with k, which say that they are issued at now.
-func (a *Authority) tokenIssuer(k key, now time.Time) (*jwtsvid.Issuer, error) {
-	return jwtsvid.NewIssuer(a.cfg.TrustDomain, k.id, k.secret(), &jwtsvid.IssuerOptions{
-		Algorithm: k.algorithm, WideAudience: a.wideAudience(), Now: func() time.Time { return now },
-	})
+	return rotation.Key{ID: rotation.RandomID(), Algorithm: alg, Public: signer.Public(), Secret: rotation.Seal(signer)}, nil
 }
 
 // JWTRequest asks for a JWT-SVID. Everything in it is the word of the caller of [Authority.SignJWT],
@@ -119,22 +109,23 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	if kind, err := a.checkJWT(&r); err != nil {
 		return "", &SignError{Kind: kind, ID: r.ID, Err: err}
 	}
-	release, err := a.acquire(ctx, r.ID, cmp.Or(r.Caller, r.ID.String()))
+	release, err := a.acquire(ctx, r.ID, r.Caller)
 	if err != nil {
 		return "", err
 	}
 	defer release()
-	g, err := a.reserve(ctx, reservation{id: r.ID, ttl: r.TTL, jwt: true})
+	g, err := a.reserve(ctx, rotation.Token, r.ID, r.TTL)
 	if err != nil {
 		return "", err
 	}
 	ttl := g.notAfter.Sub(g.now).Truncate(time.Second)
-	issuer, err := a.tokenIssuer(g.key, g.now)
-	if err != nil {
-		return "", &SignError{Kind: ErrGeneration, ID: r.ID, Err: err}
+	issuer, err := jwtsvid.NewIssuer(a.cfg.TrustDomain, g.key.ID, g.key.Secret(), &jwtsvid.IssuerOptions{
+		Algorithm: g.key.Algorithm, WideAudience: a.cfg.JWT.WideAudience, Now: func() time.Time { return g.now },
+	})
+	jti, token := rotation.RandomID(), ""
+	if err == nil {
+		token, err = issuer.Issue(jwtsvid.Request{ID: r.ID, Audience: r.Audience, Lifetime: ttl, Claims: map[string]any{"jti": jti}})
 	}
-	jti := randomID()
-	token, err := issuer.Issue(jwtsvid.Request{ID: r.ID, Audience: r.Audience, Lifetime: ttl, Claims: map[string]any{"jti": jti}})
 	if err != nil {
 		return "", &SignError{Kind: ErrGeneration, ID: r.ID, Err: err}
 	}
@@ -142,15 +133,21 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 		sum := sha256.Sum256([]byte(token))
 		issued := time.Unix(g.now.Unix(), 0).UTC()
 		err := a.audit(ctx, &Issuance{
-			Time: g.now.Round(0), Kind: KindJWT, Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
-			NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.id, Fingerprint: hex.EncodeToString(sum[:]),
-			Caller: cmp.Or(r.Caller, r.ID.String()), Method: r.Method,
+			Time: g.now.Round(0), Kind: "jwt-svid", Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
+			NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.ID, Fingerprint: hex.EncodeToString(sum[:]),
+			Caller: r.Caller, Method: r.Method,
 		})
 		if err != nil {
 			return "", err
 		}
 	}
 	return token, nil
+}
+
+// IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default
+// lifetime. By it an Authority is the issuer of a Workload API server.
+func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error) {
+	return a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
 }
 
 // checkJWT tests what was asked for and fills in the default lifetime.
@@ -163,10 +160,11 @@ func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	}
 	switch {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
-		return ErrAudience, errors.New("say whom the token is for (JWT-12)")
+		return ErrIdentity, errors.New("say whom the token is for (JWT-12)")
 	case len(r.Audience) > 1 && !a.cfg.JWT.WideAudience:
-		return ErrAudience, fmt.Errorf("%d receivers; ask for one token for each, or set WideAudience (JWT-16)", len(r.Audience))
+		return ErrIdentity, fmt.Errorf("%d receivers; ask for one token for each, or set WideAudience (JWT-16)", len(r.Audience))
 	}
+	r.Caller = cmp.Or(r.Caller, r.ID.String())
 	if r.TTL <= 0 {
 		r.TTL = a.cfg.JWT.DefaultTTL
 	}

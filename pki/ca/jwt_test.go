@@ -55,9 +55,9 @@ func TestSignJWT(t *testing.T) {
 				assert.Regexp(t, `^[0-9a-f]{32}$`, r.Serial)
 				assert.Regexp(t, `^[0-9a-f]{64}$`, r.Fingerprint)
 				assert.Equal(t, &ca.Issuance{
-					Time: time.Now().Round(0), Kind: ca.KindJWT, Serial: r.Serial, ID: web, Audience: []string{"db"},
+					Time: time.Now().Round(0), Kind: "jwt-svid", Serial: r.Serial, ID: web, Audience: []string{"db"},
 					NotBefore: time.Now().UTC().Truncate(time.Second), NotAfter: unproven.Expires.UTC(),
-					Issuer: a.Status().JWTKeys[0].KeyID, Fingerprint: r.Fingerprint, Caller: "me", Method: "test",
+					Issuer: a.Status().JWTKeys[0].ID, Fingerprint: r.Fingerprint, Caller: "me", Method: "test",
 				}, r)
 				payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
 				require.NoError(t, err)
@@ -87,10 +87,10 @@ func TestSignJWTRefuses(t *testing.T) {
 		{"no identity", ca.JWTRequest{Audience: db}, ca.ErrIdentity, spiffe.ErrZero.Error()},
 		{"another trust domain", ca.JWTRequest{ID: spiffe.MustParseID("spiffe://example.com/web"), Audience: db}, ca.ErrIdentity, "not in the trust domain"},
 		{"the trust domain itself", ca.JWTRequest{ID: td.ID(), Audience: db}, ca.ErrIdentity, "no path"},
-		{"for nobody", ca.JWTRequest{ID: web}, ca.ErrAudience, "JWT-12"},
-		{"for an empty name", ca.JWTRequest{ID: web, Audience: []string{""}}, ca.ErrAudience, "JWT-12"},
-		{"for two", ca.JWTRequest{ID: web, Audience: []string{"a", "b"}}, ca.ErrAudience, "JWT-16"},
-		{"for all of a trust domain", ca.JWTRequest{ID: web, Audience: []string{"spiffe://example.com"}}, ca.ErrGeneration, "JWT-17"},
+		{"for nobody", ca.JWTRequest{ID: web}, ca.ErrIdentity, "JWT-12"},
+		{"for an empty name", ca.JWTRequest{ID: web, Audience: []string{""}}, ca.ErrIdentity, "JWT-12"},
+		{"for two", ca.JWTRequest{ID: web, Audience: []string{"a", "b"}}, ca.ErrIdentity, "JWT-16"},
+		{"for all of a trust domain", ca.JWTRequest{ID: web, Audience: []string{"spiffe://example.com"}}, ca.ErrGeneration, "is a whole trust domain"},
 		{"too long", ca.JWTRequest{ID: web, Audience: db, TTL: time.Hour + 1}, ca.ErrTTL, "the longest is 1h0m0s"},
 		{"too short", ca.JWTRequest{ID: web, Audience: db, TTL: time.Second - 1}, ca.ErrTTL, "the shortest is 1s"},
 	} {

@@ -52,7 +52,7 @@ func run(t testing.TB, a *ca.Authority) (stop func()) {
 func serials(a *ca.Authority) []string {
 	var out []string
 	for _, r := range a.Roots() {
-		out = append(out, r.Serial())
+		out = append(out, r.ID)
 	}
 	return out
 }
@@ -69,7 +69,7 @@ func TestReopen(t *testing.T) {
 				t.Parallel()
 				s := store(t)
 				synctest.Test(t, func(t *testing.T) {
-					edit := func(c *ca.Config) { c.KeyAlgorithm, c.JWT = alg, new(ca.JWTConfig) }
+					edit := func(c *ca.Config) { c.Rotation.KeyAlgorithm, c.JWT = alg, new(ca.JWTConfig) }
 					a := open(t, s, edit)
 					run(t, a)
 					csr := newCSR(t)
@@ -244,13 +244,12 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		{"no trust domain", func(c *ca.Config) { c.TrustDomain = spiffe.TrustDomain{} }, "TrustDomain"},
 		{"an unreadable trust domain", func(c *ca.Config) { c.TrustDomain = spiffe.MustParseTrustDomain("a..b") }, pki.ErrUnreadableTrustDomain.Error()},
-		{"no such key", func(c *ca.Config) { c.KeyAlgorithm = -1 }, "new root of example.org"},
-		{"a grace ratio over a half", func(c *ca.Config) { c.GraceRatio = 0.6 }, "GraceRatio"},
-		{"a negative grace ratio", func(c *ca.Config) { c.GraceRatio = -0.1 }, "GraceRatio"},
+		{"no such key", func(c *ca.Config) { c.Rotation.KeyAlgorithm = -1 }, "new root of example.org"},
+		{"a grace ratio over a half", func(c *ca.Config) { c.Rotation.GraceRatio = 0.6 }, "GraceRatio"},
+		{"a negative grace ratio", func(c *ca.Config) { c.Rotation.GraceRatio = -0.1 }, "GraceRatio"},
 		{"too seldom in sync", func(c *ca.Config) { c.SyncInterval = 7 * time.Minute }, "SyncInterval 7m0s is more than a quarter of Propagation 25m0s"},
-		{"a negative check interval", func(c *ca.Config) { c.CheckInterval = -1 }, "CheckInterval is negative"},
-		{"a negative grace of taint", func(c *ca.Config) { c.TaintGrace = -1 }, "TaintGrace is negative"},
-		{"a negative reload interval", func(c *ca.Config) { c.ReloadInterval = -1 }, "ReloadInterval is negative"},
+		{"a negative check interval", func(c *ca.Config) { c.Rotation.Istio = &ca.IstioRotation{CheckInterval: -1} }, "CheckInterval is negative"},
+		{"a negative grace of taint", func(c *ca.Config) { c.Rotation.TaintGrace = -1 }, "TaintGrace is negative"},
 		{"a negative MaxCATTL", func(c *ca.Config) { c.MaxCATTL = -1 }, "MaxCATTL is negative"},
 		{"a strange JWT algorithm", func(c *ca.Config) { c.JWT = &ca.JWTConfig{Algorithm: "HS256"} }, `"HS256" is none of`},
 		{"JWT keys that live too short", func(c *ca.Config) { c.JWT = &ca.JWTConfig{KeyTTL: 50 * time.Minute} }, "half of KeyTTL"},
@@ -397,7 +396,7 @@ func TestNobodyWasThereToDistribute(t *testing.T) {
 				b := open(t, store, withJWT)
 				jwtPhase := func(id string) ca.Phase {
 					for _, k := range b.Status().JWTKeys {
-						if k.KeyID == id {
+						if k.ID == id {
 							return k.Phase
 						}
 					}
@@ -406,17 +405,17 @@ func TestNobodyWasThereToDistribute(t *testing.T) {
 				phase := func() ca.Phase {
 					roots := b.Roots()
 					r := roots[len(roots)-1]
-					require.Equal(t, next.Serial(), r.Serial())
+					require.Equal(t, next.ID, r.ID)
 					return r.Phase
 				}
 				if tt.waits > 0 {
 					time.Sleep(tt.waits - 1)
 					assert.Equal(t, ca.Distributing, phase())
-					assert.Equal(t, ca.Distributing, jwtPhase(nextJWT.KeyID))
+					assert.Equal(t, ca.Distributing, jwtPhase(nextJWT.ID))
 					time.Sleep(time.Nanosecond)
 				}
 				assert.Equal(t, ca.Active, phase())
-				assert.Equal(t, ca.Active, jwtPhase(nextJWT.KeyID))
+				assert.Equal(t, ca.Active, jwtPhase(nextJWT.ID))
 			})
 		})
 	}
@@ -437,7 +436,7 @@ func TestVisitorsDoNotHoldUpARotation(t *testing.T) {
 			open(t, store, withJWT)
 		}
 		roots := a.Roots()
-		assert.Equal(t, next.Serial(), roots[len(roots)-1].Serial())
+		assert.Equal(t, next.ID, roots[len(roots)-1].ID)
 		assert.Equal(t, ca.Active, roots[len(roots)-1].Phase)
 	})
 }
@@ -467,9 +466,9 @@ func TestLongerLifetimesAreWrittenFirst(t *testing.T) {
 		third, err := a.Rotate(t.Context())
 		require.NoError(t, err)
 		time.Sleep(25*time.Minute + 5*time.Hour + 2*time.Minute - 1)
-		assert.True(t, slices.Contains(serials(a), next.Serial()), "it stays for as long as b could grant")
+		assert.True(t, slices.Contains(serials(a), next.ID), "it stays for as long as b could grant")
 		time.Sleep(time.Nanosecond)
-		assert.Equal(t, []string{third.Serial()}, serials(a))
+		assert.Equal(t, []string{third.ID}, serials(a))
 	})
 	// While that cannot be written, short ones are granted and long ones are not.
 	synctest.Test(t, func(t *testing.T) {
@@ -585,7 +584,7 @@ func TestLongestPropagationCounts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
-		open(t, store, withJWT, func(c *ca.Config) { c.Propagation = 50 * time.Minute })
+		open(t, store, withJWT, func(c *ca.Config) { c.Rotation.Propagation = 50 * time.Minute })
 		quick := open(t, store, withJWT)
 		next, err := quick.Rotate(t.Context())
 		require.NoError(t, err)
@@ -615,7 +614,7 @@ func TestSlowSave(t *testing.T) {
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				store := &faultStore{Store: ca.NewMemoryStore()}
-				a := open(t, store, withJWT, func(c *ca.Config) { c.Propagation = 5 * time.Second })
+				a := open(t, store, withJWT, func(c *ca.Config) { c.Rotation.Propagation = 5 * time.Second })
 				store.behave(func(op string) (fault, time.Duration) {
 					return fine, map[string]time.Duration{"save": tt.takes}[op]
 				})

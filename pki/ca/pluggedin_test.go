@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -96,11 +95,15 @@ func loadCA(t testing.TB, fsys fs.FS, edit ...func(*ca.Config)) *ca.Authority {
 }
 
 func tryLoadCA(ctx context.Context, fsys fs.FS, store ca.Store, edit ...func(*ca.Config)) (*ca.Authority, error) {
+	return tryLoadFrom(ctx, ca.PluggedIn{Tokens: store}.In(fsys), edit...)
+}
+
+func tryLoadFrom(ctx context.Context, from ca.PluggedIn, edit ...func(*ca.Config)) (*ca.Authority, error) {
 	cfg := ca.Config{TrustDomain: td}
 	for _, e := range edit {
 		e(&cfg)
 	}
-	return ca.Load(ctx, cfg, fsys, store)
+	return ca.Load(ctx, cfg, from)
 }
 
 func verifyChain(b *spiffe.Bundle, chain []*x509.Certificate) error {
@@ -135,7 +138,7 @@ func TestLoad(t *testing.T) {
 			assert.Contains(t, a.Roots()[0].String(), ": trusted")
 			assert.Equal(t, time.Now().Round(0), a.Status().Synced)
 
-			id := a.Roots()[0].Serial()
+			id := a.Roots()[0].ID
 			_, err = a.Rotate(t.Context())
 			require.ErrorIs(t, err, ca.ErrPluggedIn)
 			require.ErrorIs(t, a.Taint(t.Context(), id), ca.ErrPluggedIn)
@@ -172,9 +175,9 @@ func TestPluggedInKey(t *testing.T) {
 		key, err := pki.ParsePrivateKeyPEM(files["ca-key.pem"])
 		require.NoError(t, err)
 		delete(files, "ca-key.pem")
-		hsm := func(cfg *ca.Config) { cfg.Key = kms{key} }
 		fsys := newFolder(files)
-		a := loadCA(t, fsys, hsm)
+		a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Key: func() crypto.Signer { return kms{key} }}.In(fsys))
+		require.NoError(t, err)
 		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
 		require.NoError(t, err)
 		require.NoError(t, verifyChain(a.Bundle(), chain))
@@ -200,17 +203,6 @@ func TestPluggedInKey(t *testing.T) {
 		require.NoError(t, err)
 		assert.True(t, again[1].Equal(renewed))
 	})
-
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	cfg := ca.Config{TrustDomain: td, Key: key}
-	_, err = ca.New(cfg)
-	require.ErrorContains(t, err, "Key is for Load")
-	_, err = ca.Open(t.Context(), cfg, ca.NewMemoryStore())
-	require.ErrorContains(t, err, "Key is for Load")
-	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
-		assert.Equal(t, "ca.Config(example.org)", fmt.Sprintf(verb, cfg))
-	}
 }
 
 func TestPluggedInLifetimes(t *testing.T) {
@@ -345,7 +337,8 @@ func TestReload(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				root, other := newOffline(t), newOffline(t)
 				f := newFolder(root.files(t, 1000*time.Hour))
-				a := loadCA(t, f, func(c *ca.Config) { c.MultiRoot = multi })
+				a, err := tryLoadFrom(t.Context(), ca.PluggedIn{MultiRoot: multi}.In(f))
+				require.NoError(t, err)
 				run(t, a)
 				csr := newCSR(t)
 				signer := func() string {
@@ -420,29 +413,6 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// Files that are written one after the other are read when that has come to its end.
-func TestReloadWaitsForTheLastFile(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		root := newOffline(t)
-		f := newFolder(root.files(t, 1000*time.Hour))
-		a := loadCA(t, f, func(c *ca.Config) { c.ReloadInterval = 10 * time.Millisecond })
-		run(t, a)
-		time.Sleep(time.Second)
-		next := root.files(t, 500*time.Hour)
-		for _, name := range []string{"ca-cert.pem", "cert-chain.pem", "ca-key.pem"} {
-			f.put(map[string][]byte{name: next[name]})
-			time.Sleep(90 * time.Millisecond)
-			require.NoError(t, a.Status().SyncError, "%s is not all", name)
-		}
-		time.Sleep(time.Second)
-		require.NoError(t, a.Status().SyncError)
-		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.NoError(t, err)
-		assert.Equal(t, next["ca-cert.pem"], pki.MarshalCertificatesPEM(chain[1]))
-	})
-}
-
 // Links that are swapped, as Kubernetes does it, on a real file system.
 func TestReloadOfSwappedLinks(t *testing.T) {
 	t.Parallel()
@@ -461,7 +431,7 @@ func TestReloadOfSwappedLinks(t *testing.T) {
 	for _, f := range []string{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "root-cert.pem"} {
 		require.NoError(t, os.Symlink(filepath.Join("..data", f), filepath.Join(dir, f)))
 	}
-	a, err := tryLoadCA(t.Context(), os.DirFS(dir), nil, func(c *ca.Config) { c.ReloadInterval = 10 * time.Millisecond })
+	a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir})
 	require.NoError(t, err)
 	run(t, a)
 	changed := a.Changed()
@@ -498,7 +468,7 @@ func TestPluggedInJWT(t *testing.T) {
 		synctest.Wait()
 		assert.True(t, a.Bundle().Equal(b.Bundle()))
 		require.NoError(t, validate(b.Bundle(), signJWT(t, a, 0)))
-		bad := b.Status().JWTKeys[0].KeyID
+		bad := b.Status().JWTKeys[0].ID
 		require.NoError(t, b.Revoke(t.Context(), bad))
 		require.Len(t, b.Status().JWTKeys, 1)
 
@@ -546,7 +516,6 @@ func TestSlowReload(t *testing.T) {
 			hang()
 		}
 	}}, func(c *ca.Config) {
-		c.ReloadInterval = 10 * time.Millisecond
 		c.Logger = slog.New(onLog(func(msg string) {
 			if msg == "CA files taken over" {
 				logged <- a.Status().SyncError // who writes a log may ask

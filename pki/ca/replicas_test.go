@@ -94,9 +94,9 @@ func replicas(t *testing.T, n int, seed uint64) {
 	start := func(i int, s *faultStore) *replica {
 		// One failure after the other may be drawn, so that opening takes a while.
 		a := open(t, s, func(c *ca.Config) {
-			c.DefaultTTL, c.MaxTTL, c.Backdate, c.Propagation = longest, longest, grace, propagation
+			c.DefaultTTL, c.MaxTTL, c.Backdate, c.Rotation.Propagation = longest, longest, grace, propagation
 			c.JWT = &ca.JWTConfig{KeyTTL: time.Hour, MaxTTL: 5 * time.Minute}
-			c.ManualRotation = i%2 == 1
+			c.Rotation.Manual = i%2 == 1
 		})
 		return &replica{a: a, store: s, stop: run(t, a)}
 	}
@@ -144,7 +144,7 @@ func replicas(t *testing.T, n int, seed uint64) {
 				defer mu.Unlock()
 				if err == nil {
 					rotations++
-					done = append(done, s.Serial())
+					done = append(done, s.ID)
 				}
 			})
 		case 4:
@@ -164,9 +164,9 @@ func replicas(t *testing.T, n int, seed uint64) {
 					ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 					defer cancel()
 					if draw(2) == 0 {
-						_ = r.a.Taint(ctx, bad.Serial())
+						_ = r.a.Taint(ctx, bad.ID)
 					} else {
-						_ = r.a.Revoke(ctx, bad.Serial())
+						_ = r.a.Revoke(ctx, bad.ID)
 					}
 				})
 			}

@@ -175,17 +175,17 @@ func TestRootStatusTimes(t *testing.T) {
 		assert.Equal(t, start.Add(time.Minute), r.Prepared)
 		assert.Equal(t, start.Add(26*time.Minute), r.Activates)
 		assert.Zero(t, r.Retires)
-		assert.Equal(t, "root "+r.Serial()+": distributing, signs from 2000-01-01T00:26:00Z", r.String())
+		assert.Equal(t, "root "+r.ID+": distributing, signs from 2000-01-01T00:26:00Z", r.String())
 		assert.Equal(t, r, a.Roots()[1])
 		_, err = a.Rotate(t.Context())
-		assert.EqualError(t, err, "ca: rotate example.org: a rotation is under way: root "+r.Serial()+" activates at 2000-01-01T00:26:00Z")
+		assert.EqualError(t, err, "ca: rotate example.org: a rotation is under way: root "+r.ID+" activates at 2000-01-01T00:26:00Z")
 
 		time.Sleep(25 * time.Minute)
 		old, next := a.Roots()[0], a.Roots()[1]
 		assert.Equal(t, ca.Retiring, old.Phase)
 		assert.Equal(t, start.Add(time.Minute+time.Hour+2*time.Minute), old.Retires)
-		assert.Equal(t, "root "+old.Serial()+": retiring, leaves the bundle at 2000-01-01T01:03:00Z", old.String())
-		assert.Equal(t, "root "+next.Serial()+": active since 2000-01-01T00:26:00Z", next.String())
+		assert.Equal(t, "root "+old.ID+": retiring, leaves the bundle at 2000-01-01T01:03:00Z", old.String())
+		assert.Equal(t, "root "+next.ID+": active since 2000-01-01T00:26:00Z", next.String())
 		assert.Equal(t, r.Prepared, next.Prepared)
 	})
 }
@@ -194,7 +194,7 @@ func TestRootStatusTimes(t *testing.T) {
 func TestBundleIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a := newAuthority(t, func(c *ca.Config) { c.Propagation = time.Second })
+		a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation = time.Second })
 		csr := newCSR(t)
 		for range 63 {
 			sign(t, a, csr, 24*time.Hour)
@@ -262,10 +262,10 @@ func TestRunReplacesRootsInTime(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(*ca.Config){
 		"least room": func(c *ca.Config) {
-			c.RootTTL, c.Propagation, c.DefaultTTL = 48*time.Hour+2*time.Second, 4*time.Hour, 20*time.Hour
+			c.Rotation.RootTTL, c.Rotation.Propagation, c.DefaultTTL = 48*time.Hour+2*time.Second, 4*time.Hour, 20*time.Hour
 		},
 		"ten times the room": func(c *ca.Config) {
-			c.RootTTL, c.Propagation, c.DefaultTTL, c.MaxTTL = 480*time.Hour, 4*time.Hour, 20*time.Hour, 60*time.Hour
+			c.Rotation.RootTTL, c.Rotation.Propagation, c.DefaultTTL, c.MaxTTL = 480*time.Hour, 4*time.Hour, 20*time.Hour, 60*time.Hour
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -277,7 +277,7 @@ func TestRunReplacesRootsInTime(t *testing.T) {
 				go func() { _ = a.Run(t.Context()) }()
 				csr := newCSR(t)
 				roots := map[string]bool{}
-				for end := time.Now().Add(4 * cfg.RootTTL); time.Now().Before(end); time.Sleep(cfg.RootTTL / 79) {
+				for end := time.Now().Add(4 * cfg.Rotation.RootTTL); time.Now().Before(end); time.Sleep(cfg.Rotation.RootTTL / 79) {
 					leaf := sign(t, a, csr, 0)
 					require.Equal(t, time.Now().Add(cfg.DefaultTTL).UTC().Truncate(time.Second), leaf.NotAfter, "cut short")
 					roots[string(leaf.AuthorityKeyId)] = true
@@ -295,7 +295,7 @@ func TestRunTriesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t, func(c *ca.Config) {
-			c.RootTTL, c.MaxTTL, c.DefaultTTL, c.Propagation = 100*time.Hour, 90*time.Hour, time.Hour, time.Second
+			c.Rotation.RootTTL, c.MaxTTL, c.DefaultTTL, c.Rotation.Propagation = 100*time.Hour, 90*time.Hour, time.Hour, time.Second
 		})
 		csr := newCSR(t)
 		for range 63 {
@@ -317,7 +317,7 @@ func TestRunTriesAgain(t *testing.T) {
 func TestOneOfManyRotations(t *testing.T) {
 	t.Parallel()
 	// RSA keys take so long that all of them are made before one wins.
-	a := newAuthority(t, func(c *ca.Config) { c.KeyAlgorithm = pki.RSA2048 })
+	a := newAuthority(t, func(c *ca.Config) { c.Rotation.KeyAlgorithm = pki.RSA2048 })
 	var won, lost atomic.Int32
 	var wg sync.WaitGroup
 	for range 3 {
@@ -371,8 +371,8 @@ func randomSchedule(t *testing.T, seed uint64) {
 	lag := 1 + rng.IntN(30) // of a verifier, in ticks
 	back := time.Duration(1+rng.IntN(12)) * tick
 	a := newAuthority(t, func(c *ca.Config) {
-		c.RootTTL, c.DefaultTTL, c.MaxTTL = 6*time.Hour, time.Hour, 3*time.Hour
-		c.Propagation, c.Backdate = time.Duration(lag)*tick, back
+		c.Rotation.RootTTL, c.DefaultTTL, c.MaxTTL = 6*time.Hour, time.Hour, 3*time.Hour
+		c.Rotation.Propagation, c.Backdate = time.Duration(lag)*tick, back
 	})
 	if seed%2 == 0 {
 		go func() { _ = a.Run(t.Context()) }()
@@ -430,7 +430,7 @@ func vouches(b *spiffe.Bundle, leaf *x509.Certificate, now time.Time) bool {
 // Real time, real goroutines: everybody signs, rotates and reads at once.
 func TestConcurrency(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t, func(c *ca.Config) { c.Propagation, c.Backdate = 5*time.Millisecond, time.Millisecond })
+	a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation, c.Backdate = 5*time.Millisecond, time.Millisecond })
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // a second is the usual time
 	defer cancel()
 	var wg sync.WaitGroup

@@ -11,6 +11,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -20,8 +21,8 @@ var (
 	ErrCSR = errors.New("bad signing request")
 	// ErrTTL says that the lifetime is more than the authority grants, or less than a second.
 	ErrTTL = errors.New("bad lifetime")
-	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, or
-	// that one of the other names cannot be in its certificate.
+	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, that one of
+	// the other names cannot be in its certificate, or that a token has no audience, or too many.
 	ErrIdentity = errors.New("bad identity")
 	// ErrNotReady says that the authority cannot sign at the present moment: its active root has
 	// expired or is not valid yet, its store has not answered for too long, or its first JWT key is
@@ -35,11 +36,9 @@ var (
 	// ErrAudit says that the record of the issuance could not be made durable, so that the
 	// certificate was thrown away.
 	ErrAudit = errors.New("no audit record")
-	// ErrAudience says that a token is for nobody, or for more receivers than are allowed.
-	ErrAudience = errors.New("bad audience")
 )
 
-// SignError is the error of [Authority.Sign], SignCA and SignJWT, unless the context was done. It
+// SignError is the error of [Authority.Sign] and [Authority.SignJWT], unless the context was done. It
 // wraps Kind and Err.
 type SignError struct {
 	// Kind is one of the errors above, or [ErrNoJWT].
@@ -111,7 +110,21 @@ const (
 	// DNSOnly is a certificate for DNSNames (at least one) without a SPIFFE ID, as Linkerd's
 	// proxies and servers that are called by name have. ID must be zero.
 	DNSOnly
+	// Intermediate is the certificate of a CA below this one, such as that of one cluster, which signs
+	// leaves only. It needs [Config.MaxCATTL], which is also the default lifetime. ID, names and addresses
+	// must be empty. The new CA is of the same trust domain, and cannot sign for another one: a critical
+	// extension permits SPIFFE IDs of this trust domain only (see [pki.CAOptions]). The holder of its key
+	// can sign any identity of the trust domain, so this is for operators and their tools.
+	Intermediate
 )
+
+// String returns the kind for an [Issuance]: "x509-svid", "dns" or "ca".
+func (p Profile) String() string {
+	if names := []string{"x509-svid", "dns", "ca"}; p >= 0 && int(p) < len(names) {
+		return names[p]
+	}
+	return fmt.Sprintf("Profile(%d)", int(p))
+}
 
 // Sign certifies the public key of r.CSR for r.ID and returns the chain to present: the leaf first,
 // then what links it to a root of [Authority.Bundle], and not the root. Roots that the authority has
@@ -134,7 +147,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, err
 	}
 	defer release()
-	g, err := a.reserve(ctx, reservation{id: r.ID, ttl: r.TTL})
+	g, err := a.reserve(ctx, rotation.Root, r.ID, r.TTL)
 	if err != nil {
 		return nil, err
 	}
@@ -143,12 +156,8 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, generationError(r.ID, err)
 	}
 	if a.cfg.Auditor != nil {
-		kind := KindSVID
-		if r.Profile == DNSOnly {
-			kind = KindDNS
-		}
-		i := certificateIssuance(kind, g.now, leaf, g.key.cert)
-		i.ID, i.Caller, i.Method = r.ID, r.Caller, r.Method
+		i := NewIssuance(&r, leaf, g.key.Cert)
+		i.Time = g.now.Round(0)
 		if err := a.audit(ctx, i); err != nil {
 			return nil, err
 		}
@@ -156,87 +165,12 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	return append([]*x509.Certificate{leaf}, g.above...), nil
 }
 
-// CARequest asks for the certificate of a CA below this one. Everything in it except the CSR is the
-// word of the caller of [Authority.SignCA].
-type CARequest struct {
-	CSR *pki.CSR // holds the public key to certify; nothing else of it is used
-
-	TTL time.Duration // the lifetime from now; 0 or less means Config.MaxCATTL
-
-	// MaxPathLen is how many CAs may follow below the new one; 0 means that it signs leaves only.
-	MaxPathLen int
-
-	// Organization is the organization in the subject, at most 64 bytes; empty means the name of the
-	// trust domain.
-	Organization string
-
-	Caller, Method string // as in [Request]; an empty Caller means the ID of the trust domain
-}
-
-// SignCA certifies a CA below this one, such as that of one cluster, and returns its chain as
-// [Authority.Sign] does. The new CA is of the same trust domain, and cannot sign for another one: a
-// critical extension permits SPIFFE IDs of this trust domain only (see [pki.CAOptions]). Whoever holds
-// its key can sign any identity of the trust domain, so that this is for operators and their tools.
-//
-// It is refused with [ErrTTL] unless Config.MaxCATTL is set. The error is a [*SignError], or wraps the
-// cause of ctx's end.
-func (a *Authority) SignCA(ctx context.Context, r CARequest) ([]*x509.Certificate, error) {
-	id := a.cfg.TrustDomain.ID()
-	if ctx.Err() != nil {
-		return nil, signCanceled(ctx, id)
-	}
-	r.Caller = cmp.Or(r.Caller, id.String())
-	if r.TTL <= 0 {
-		r.TTL = a.cfg.MaxCATTL
-	}
-	kind, err := checkTTL(r.TTL, a.cfg.MaxCATTL)
-	switch {
-	case a.cfg.MaxCATTL == 0:
-		kind, err = ErrTTL, errors.New("this authority signs no CAs; set MaxCATTL")
-	case r.CSR == nil || r.CSR.PublicKey() == nil:
-		kind, err = ErrCSR, errNoCSR
-	}
-	if err != nil {
-		return nil, &SignError{Kind: kind, ID: id, Err: err}
-	}
-	release, err := a.acquire(ctx, id, r.Caller)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	g, err := a.reserve(ctx, reservation{id: id, ttl: r.TTL})
-	if err != nil {
-		return nil, err
-	}
-	cert, err := g.key.issuer.IssueCA(pki.CAOptions{
-		PublicKey:    r.CSR.PublicKey(),
-		TrustDomain:  a.cfg.TrustDomain,
-		Organization: r.Organization,
-		MaxPathLen:   &r.MaxPathLen,
-		Constrain:    true,
-		NotBefore:    g.now.Add(-a.cfg.Backdate),
-		NotAfter:     g.notAfter,
-	})
-	if err != nil {
-		return nil, generationError(id, err)
-	}
-	if a.cfg.Auditor != nil {
-		i := certificateIssuance(KindCA, g.now, cert, g.key.cert)
-		i.ID, i.Caller, i.Method = id, r.Caller, r.Method
-		if err := a.audit(ctx, i); err != nil {
-			return nil, err
-		}
-	}
-	return append([]*x509.Certificate{cert}, g.above...), nil
-}
-
-var errNoCSR = errors.New("there is none; pki.ParseCSR makes one")
-
 // check tests what was asked for and fills in what was left out.
 func (a *Authority) check(r *Request) (kind, err error) {
 	if r.CSR == nil || r.CSR.PublicKey() == nil {
-		return ErrCSR, errNoCSR
+		return ErrCSR, errors.New("there is none; pki.ParseCSR makes one")
 	}
+	usual, longest := a.cfg.DefaultTTL, a.cfg.MaxTTL
 	switch r.Profile {
 	case SVID:
 		if err := a.checkID(r.ID); err != nil {
@@ -251,17 +185,27 @@ func (a *Authority) check(r *Request) (kind, err error) {
 			return ErrIdentity, errors.New("there is no DNS name")
 		}
 		r.Caller = cmp.Or(r.Caller, r.DNSNames[0])
+	case Intermediate:
+		if !r.ID.IsZero() || len(r.DNSNames) > 0 || len(r.IPs) > 0 || r.CommonName != "" {
+			return ErrIdentity, errors.New("there are names, and a CA below this one has that of the trust domain")
+		}
+		if a.cfg.MaxCATTL == 0 {
+			return ErrTTL, errors.New("this authority signs no CAs; set MaxCATTL")
+		}
+		r.ID = a.cfg.TrustDomain.ID()
+		r.Caller = cmp.Or(r.Caller, r.ID.String())
+		usual, longest = a.cfg.MaxCATTL, a.cfg.MaxCATTL
 	default:
 		return ErrIdentity, fmt.Errorf("there is no profile %d", int(r.Profile))
 	}
 	if r.TTL <= 0 {
-		r.TTL = a.cfg.DefaultTTL
+		r.TTL = usual
 	}
 	r.Backdate = cmp.Or(r.Backdate, a.cfg.Backdate)
 	if r.Backdate < 0 || r.Backdate > max(a.cfg.MaxTTL, a.cfg.Backdate) {
 		return ErrTTL, fmt.Errorf("to be backdated by %v was asked for, it can be 0 to %v", r.Backdate, max(a.cfg.MaxTTL, a.cfg.Backdate))
 	}
-	return checkTTL(r.TTL, a.cfg.MaxTTL)
+	return checkTTL(r.TTL, longest)
 }
 
 func (a *Authority) checkID(id spiffe.ID) error {
@@ -301,21 +245,18 @@ func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (r
 	return nil, signCanceled(ctx, id)
 }
 
-// issue signs the leaf.
+// issue signs the certificate.
 func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	notBefore := g.now.Add(-r.Backdate)
-	if r.Profile == SVID {
-		return g.key.issuer.IssueLeaf(pki.LeafOptions{
-			PublicKey:  r.CSR.PublicKey(),
-			ID:         r.ID,
-			DNSNames:   r.DNSNames,
-			IPs:        r.IPs,
-			CommonName: r.CommonName,
-			NotBefore:  notBefore,
-			NotAfter:   g.notAfter,
+	if r.Profile == Intermediate {
+		return g.key.Issuer.IssueCA(pki.CAOptions{
+			PublicKey: r.CSR.PublicKey(), TrustDomain: r.ID.TrustDomain(), MaxPathLen: new(0), Constrain: true, NotBefore: notBefore, NotAfter: g.notAfter,
 		})
 	}
-	sans := make([]pki.SAN, 0, len(r.DNSNames)+len(r.IPs))
+	sans := make([]pki.SAN, 0, 1+len(r.DNSNames)+len(r.IPs))
+	if r.Profile == SVID {
+		sans = append(sans, pki.IDSAN(r.ID))
+	}
 	for _, name := range r.DNSNames {
 		sans = append(sans, pki.DNSSAN(name))
 	}
@@ -326,12 +267,8 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 		}
 		sans = append(sans, san)
 	}
-	return g.key.issuer.IssueCertificate(pki.CertificateOptions{
-		PublicKey:  r.CSR.PublicKey(),
-		SANs:       sans,
-		CommonName: r.CommonName,
-		NotBefore:  notBefore,
-		NotAfter:   g.notAfter,
+	return g.key.Issuer.IssueCertificate(pki.CertificateOptions{
+		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,
 	})
 }
 
@@ -346,16 +283,9 @@ func generationError(id spiffe.ID, err error) error {
 	return &SignError{Kind: kind, ID: id, Err: err}
 }
 
-// reservation is what is to be signed.
-type reservation struct {
-	id  spiffe.ID
-	ttl time.Duration
-	jwt bool
-}
-
 // grant is a key to sign with, and the time until which what it signs may be valid.
 type grant struct {
-	key           key
+	key           *rotation.Key
 	above         []*x509.Certificate // what links it to a root
 	now, notAfter time.Time
 }
@@ -366,72 +296,69 @@ var errTooLong = errors.New("the store does not know yet that lifetimes may be s
 // reserve chooses the key that signs something of this lifetime, and makes sure first that the key
 // stays in the bundle until the end of it, however long the signing takes and whatever happens
 // meanwhile.
-func (a *Authority) reserve(ctx context.Context, r reservation) (*grant, error) {
-	g, err := a.tryReserve(r)
-	if errors.Is(err, errTooLong) {
-		// The settings of this authority have grown, or those of who made the key were smaller.
-		if uerr := a.update(ctx, nil); uerr != nil && ctx.Err() != nil {
-			return nil, signCanceled(ctx, r.id)
+func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.ID, ttl time.Duration) (*grant, error) {
+	for again := true; ; again = false {
+		a.mu.Lock()
+		now := time.Now() // under the lock, so that a later caller has a later time
+		s, steps := a.advance(now)
+		g, err := a.grant(s, kind, ttl, now)
+		a.mu.Unlock()
+		a.log(steps)
+		if again && errors.Is(err, errTooLong) {
+			// The settings of this authority have grown, or those of the replica that made the key were smaller.
+			if err := a.update(ctx, nil); err != nil && ctx.Err() != nil {
+				return nil, signCanceled(ctx, id)
+			}
+			continue
 		}
-		g, err = a.tryReserve(r)
+		if e, ok := errors.AsType[*SignError](err); ok {
+			e.ID = id
+		}
+		return g, err
 	}
-	return g, err
-}
-
-func (a *Authority) tryReserve(r reservation) (*grant, error) {
-	a.mu.Lock()
-	now := time.Now() // under the lock, so that a later caller has a later time
-	s, steps := a.advance(now)
-	g, err := a.grant(s, r, now)
-	a.mu.Unlock()
-	a.log(steps)
-	if e, ok := errors.AsType[*SignError](err); ok {
-		e.ID = r.id
-	}
-	return g, err
 }
 
 // grant decides at now; mu is held.
-func (a *Authority) grant(s *state, r reservation, now time.Time) (*grant, error) {
+func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now time.Time) (*grant, error) {
+	notReady := func(retry time.Duration, format string, args ...any) (*grant, error) {
+		return nil, &SignError{Kind: ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
+	}
 	g := &grant{now: now}
-	keys, last := s.roots, &a.last.leaf
-	wall := now.Round(0)
-	end := now.Add(r.ttl)
-	if r.jwt {
-		keys, last = s.jwt, &a.last.token
-		i := inPhase(keys, Active)
-		if i < 0 {
-			return nil, firstKeyNotReady(keys, now)
+	wall, end := now.Round(0), now.Add(ttl)
+	if kind == rotation.Token {
+		if g.key = s.In(kind, Active); g.key == nil {
+			first := s.In(kind, Distributing)
+			if first == nil {
+				return notReady(0, "there is no JWT key yet; see that Run runs and the store answers")
+			}
+			return notReady(max(0, first.Activates.Sub(now)), "the first JWT key %s signs from %s, when validators have heard of it", first.ID, first.Activates.UTC().Format(time.RFC3339))
 		}
-		g.key = keys[i]
 	} else {
 		g.key = s.active()
-		from, until := g.key.cert.NotBefore, g.key.cert.NotAfter
+		from, until := g.key.Cert.NotBefore, g.key.Cert.NotAfter
 		if s.plugged != nil {
 			g.above, from, until = s.plugged.above, s.plugged.from, s.plugged.until
 		}
 		if !wall.Before(until) || wall.Before(from) {
-			return nil, &SignError{Kind: ErrNotReady, Err: fmt.Errorf("the signing root %s is valid from %s to %s; rotate it, or check the clock", g.key.id,
-				from.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
+			return notReady(0, "the signing root %s is valid from %s to %s; rotate it, or check the clock", g.key.ID, from.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))
 		}
-		end = now.Add(min(r.ttl, until.Sub(wall)))
+		end = now.Add(min(ttl, until.Sub(wall)))
 	}
-	switch {
-	case a.store != nil && (r.jwt || s.plugged == nil):
-		bound := a.synced.Add(g.key.propagation).Add(g.key.longest)
-		if i := inPhase(keys, Distributing); i >= 0 {
-			bound = earlier(bound, keys[i].activates.Round(0).Add(g.key.longest))
+	if a.store != nil && (kind == rotation.Token || s.plugged == nil) {
+		bound := a.synced.Add(g.key.Propagation).Add(g.key.Longest)
+		if next := s.In(kind, Distributing); next != nil {
+			bound = rotation.Earlier(bound, next.Activates.Round(0).Add(g.key.Longest))
 		}
-		switch left := bound.Sub(wall); {
-		case r.ttl > g.key.longest:
-			return nil, &SignError{Kind: ErrNotReady, Err: fmt.Errorf("%w: %v, not %v", errTooLong, g.key.longest, r.ttl), RetryAfter: a.cfg.SyncInterval}
-		case left < minTTL:
-			return nil, &SignError{Kind: ErrNotReady, RetryAfter: a.cfg.SyncInterval, Err: a.staleError(bound)}
-		default:
-			end = earlier(end, now.Add(left))
+		left := bound.Sub(wall)
+		if ttl > g.key.Longest {
+			return notReady(a.cfg.SyncInterval, "%w: %v, not %v", errTooLong, g.key.Longest, ttl)
 		}
-	case end.After(*last):
-		*last = end
+		if left < minTTL {
+			return notReady(a.cfg.SyncInterval, "%w", a.staleError(bound))
+		}
+		end = rotation.Earlier(end, now.Add(left))
+	} else if end.After(a.ends[kind]) {
+		a.ends[kind] = end
 	}
 	g.notAfter = end
 	return g, nil
@@ -466,16 +393,4 @@ func (a *Authority) staleError(bound time.Time) error {
 		err = fmt.Errorf("%w: %w", err, a.syncErr)
 	}
 	return err
-}
-
-// firstKeyNotReady is the error while no JWT key may sign.
-func firstKeyNotReady(keys []key, now time.Time) error {
-	i := inPhase(keys, Distributing)
-	if i < 0 {
-		return &SignError{Kind: ErrNotReady, Err: errors.New("there is no JWT key yet; see that Run runs and the store answers")}
-	}
-	return &SignError{
-		Kind: ErrNotReady, RetryAfter: max(0, keys[i].activates.Sub(now)),
-		Err: fmt.Errorf("the first JWT key %s signs from %s, when validators have heard of it", keys[i].id, keys[i].activates.UTC().Format(time.RFC3339)),
-	}
 }

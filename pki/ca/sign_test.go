@@ -60,7 +60,7 @@ func TestLeafProfile(t *testing.T) {
 func TestSerialsDiffer(t *testing.T) {
 	t.Parallel()
 	a, csr := newAuthority(t), newCSR(t)
-	seen := map[string]bool{a.Roots()[0].Serial(): true}
+	seen := map[string]bool{a.Roots()[0].ID: true}
 	for range 100 {
 		seen[sign(t, a, csr, 0).SerialNumber.Text(16)] = true
 	}
@@ -72,7 +72,7 @@ func TestSerialsDiffer(t *testing.T) {
 func TestTTL(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
-	small := func(c *ca.Config) { c.RootTTL, c.MaxTTL, c.DefaultTTL = 100*day, 90*day, 30*day }
+	small := func(c *ca.Config) { c.Rotation.RootTTL, c.MaxTTL, c.DefaultTTL = 100*day, 90*day, 30*day }
 	for _, tt := range []struct {
 		name string
 		edit func(*ca.Config)
@@ -261,7 +261,7 @@ func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark str
 		require.NoError(t, err)
 		sans = append(sans, s)
 	}
-	wantSAN, err := pki.MarshalSANs(sans...)
+	wantSAN, err := marshalSANs(sans...)
 	require.NoError(t, err)
 	var wantSubject pkix.RDNSequence
 	if r.CommonName != "" {
@@ -293,9 +293,9 @@ func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark str
 func TestHostileRequests(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, func(c *ca.Config) { c.MaxCATTL = time.Hour })
-	wantSVID, err := pki.MarshalSANs(pki.IDSAN(web))
+	wantSVID, err := marshalSANs(pki.IDSAN(web))
 	require.NoError(t, err)
-	wantDNS, err := pki.MarshalSANs(pki.DNSSAN("web.shop.svc"))
+	wantDNS, err := marshalSANs(pki.DNSSAN("web.shop.svc"))
 	require.NoError(t, err)
 	emptySubject := []byte{0x30, 0x00}
 	signed, cases := 0, hostilecsr.Cases(t)
@@ -329,7 +329,7 @@ func TestHostileRequests(t *testing.T) {
 		if signed%4 != 0 { // a CA's certificate is made by the same code whatever the request
 			continue
 		}
-		sub, err := a.SignCA(t.Context(), ca.CARequest{CSR: csr})
+		sub, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
 		require.NoError(t, err, c.Name)
 		require.True(t, pki.PublicKeysEqual(c.Key, sub[0].PublicKey), c.Name)
 		require.Len(t, sub[0].URIs, 1, c.Name)
@@ -345,7 +345,7 @@ func TestHostileRequests(t *testing.T) {
 func TestExpiredRootDoesNotSign(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a := newAuthority(t, func(c *ca.Config) { c.RootTTL, c.DefaultTTL = time.Hour, time.Minute })
+		a := newAuthority(t, func(c *ca.Config) { c.Rotation.RootTTL, c.DefaultTTL = time.Hour, time.Minute })
 		before := a.Bundle()
 		time.Sleep(time.Hour) // nobody calls Run
 		_, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
@@ -364,4 +364,21 @@ func TestExpiredRootDoesNotSign(t *testing.T) {
 		assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
 		assert.Len(t, a.Roots(), 1, "the old root's leaves are all dead")
 	})
+}
+
+// marshalSANs returns the value of an extension with these names, as a request has it.
+func marshalSANs(sans ...pki.SAN) ([]byte, error) {
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		return nil, err
+	}
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: sans})
+	if err != nil {
+		return nil, err
+	}
+	std, err := x509.ParseCertificateRequest(csr.DER())
+	if err != nil {
+		return nil, err
+	}
+	return std.Extensions[0].Value, nil
 }

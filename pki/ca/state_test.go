@@ -224,7 +224,7 @@ func TestAdoption(t *testing.T) {
 	_, err := a.Rotate(t.Context())
 	require.NoError(t, err)
 	assert.Len(t, a.Roots(), 3)
-	require.NoError(t, a.Revoke(t.Context(), roots[0].Serial()), "an extra root can be taken out")
+	require.NoError(t, a.Revoke(t.Context(), roots[0].ID), "an extra root can be taken out")
 	assert.Len(t, a.Roots(), 2)
 	assert.Less(t, time.Since(start), time.Hour)
 }

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
 // Open makes an authority whose CA is in store, and survives it. If there is no record, it makes a
@@ -46,9 +46,6 @@ func Open(ctx context.Context, cfg Config, store Store) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.key() != nil {
-		return nil, errKey
-	}
 	a.store = store
 	if err := a.open(ctx); err != nil {
 		return nil, err
@@ -80,7 +77,7 @@ func (a *Authority) open(ctx context.Context) error {
 			return err
 		}
 		last = err
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("trust_domain", a.cfg.TrustDomain), slog.Any("err", err), slog.Duration("retry_in", wait))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err), slog.Duration("retry_in", wait))
 		if !sleep(ctx, wait/2+rand.N(wait)) {
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), last)
 		}
@@ -114,7 +111,7 @@ var (
 // given; it is called again, on another copy, if somebody else was faster. What it makes is saved
 // first and shown after. Without a change, update reads the store, follows what is there, and
 // writes down what time has done.
-func (a *Authority) update(ctx context.Context, change func(d *document, now time.Time) error) error {
+func (a *Authority) update(ctx context.Context, change func(d *rotation.Document, now time.Time) error) error {
 	select {
 	case a.writing <- struct{}{}:
 		defer func() { <-a.writing }()
@@ -138,13 +135,13 @@ func (a *Authority) update(ctx context.Context, change func(d *document, now tim
 }
 
 // updateMemory is update without a store.
-func (a *Authority) updateMemory(change func(d *document, now time.Time) error) error {
+func (a *Authority) updateMemory(change func(d *rotation.Document, now time.Time) error) error {
 	a.mu.Lock()
 	now := time.Now()
 	s, steps := a.advance(now)
 	err := errNoChange
 	if change != nil {
-		d := s.document.clone()
+		d := s.Clone()
 		if err = change(d, now); err == nil {
 			var next *state
 			if next, err = a.newState(s, d, "", s.plugged); err == nil {
@@ -162,12 +159,12 @@ func (a *Authority) updateMemory(change func(d *document, now time.Time) error) 
 
 // attempt is one turn of update; a slot of writing is held. A failure of the store is noted for
 // Status; one of the change is not the store's.
-func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *document, now time.Time) error) error {
+func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *rotation.Document, now time.Time) error) error {
 	base, err := a.base(ctx, reload)
 	if err != nil {
 		return a.note(ctx, err)
 	}
-	d, postponed := postpone(a.known(), base.document, time.Now())
+	d, postponed := base.Postpone(a.known(), time.Now())
 	differs := base.dirty || postponed
 	if reload && !differs {
 		// What others have stored is followed, even if what we would add to it cannot be.
@@ -176,15 +173,15 @@ func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *doc
 		}
 	}
 	now := time.Now()
-	timed, _ := base.advance(nil, now)
-	d, steps := d.advance(nil, now)
+	timed, _ := base.Advance(nil, now)
+	d, steps := d.Advance(nil, now)
 	d, decided, err := a.groom(d, now)
 	if err != nil {
 		return a.note(ctx, err)
 	}
 	remarked := false
 	if change != nil {
-		edited := d.clone()
+		edited := d.Clone()
 		switch err := change(edited, now); {
 		case err == nil:
 			d, decided = edited, true
@@ -195,8 +192,8 @@ func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *doc
 		}
 	}
 	if decided = decided || postponed; decided {
-		d = d.clone()
-		d.sequence = timed.numberOfNext()
+		d = d.Clone()
+		d.Sequence = timed.NumberOfNext()
 	}
 	if decided || remarked || differs || len(steps) > 0 {
 		return a.save(ctx, d, base.version)
@@ -205,16 +202,16 @@ func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *doc
 }
 
 // known returns the document in use, or one without keys.
-func (a *Authority) known() *document {
+func (a *Authority) known() *rotation.Document {
 	if s := a.state.Load(); s != nil {
-		return s.document
+		return s.Document
 	}
-	return new(document)
+	return new(rotation.Document)
 }
 
 // based is what a decision starts from.
 type based struct {
-	*document
+	*rotation.Document
 	version string
 	dirty   bool      // the record does not say what the document does
 	read    time.Time // when the reading began
@@ -226,7 +223,7 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	mem := a.state.Load()
 	if !reload {
 		s := a.current()
-		return based{document: s.document, version: s.version, dirty: s.dirty}, nil
+		return based{Document: s.Document, version: s.version, dirty: s.dirty}, nil
 	}
 	// What is read is at least as new as the moment before the question was asked.
 	start := time.Now()
@@ -238,11 +235,11 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 				return based{}, &creationError{err}
 			}
 		}
-		return based{document: a.fresh, dirty: true}, nil
+		return based{Document: a.fresh, dirty: true}, nil
 	case errors.Is(err, ErrNoRecord):
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "record missing, writing it again", slog.Any("trust_domain", a.cfg.TrustDomain))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "record missing, writing it again")
 		s := a.current()
-		return based{document: s.document, dirty: true}, nil
+		return based{Document: s.Document, dirty: true}, nil
 	case err != nil:
 		return based{}, err
 	}
@@ -251,7 +248,7 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		a.synced, a.syncErr = start.Round(0), nil
 		a.mu.Unlock()
 		s := a.current()
-		return based{document: s.document, version: s.version, dirty: s.dirty, read: start}, nil
+		return based{Document: s.Document, version: s.version, dirty: s.dirty, read: start}, nil
 	}
 	d, changed, err := a.read(r, start)
 	if err != nil {
@@ -259,71 +256,30 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	}
 	if mem != nil {
 		switch {
-		case d.authority != mem.authority:
+		case d.Authority != mem.Authority:
 			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all authorities but one, and restore the record that is right", ErrRecord)
-		case d.revision < mem.revision, d.revision == mem.revision && d.writer != mem.writer:
-			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, not %d); after restoring a backup, restart all authorities", ErrRecord, d.revision, mem.revision)
+		case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
+			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, not %d); after restoring a backup, restart all authorities", ErrRecord, d.Revision, mem.Revision)
 		}
-		d = merge(mem.document, d, start)
-	} else {
-		d = merge(new(document), d, start)
+		return based{Document: d.Merge(mem.Document, start), version: r.Version, dirty: changed, read: start}, nil
 	}
-	return based{document: d, version: r.Version, dirty: changed, read: start}, nil
-}
-
-// merge returns d with what the keys that are known already have beside what is stored: a reading
-// of the monotonic clock, from when they were first met, and the very same certificates.
-func merge(known, d *document, now time.Time) *document {
-	d = d.clone()
-	for _, sets := range [][2][]key{{known.roots, d.roots}, {known.jwt, d.jwt}} {
-		for i := range sets[1] {
-			k := &sets[1][i]
-			var was key
-			if j := slices.IndexFunc(sets[0], func(o key) bool { return o.id == k.id }); j >= 0 {
-				was = sets[0][j]
-			}
-			if k.met = was.met; k.met.IsZero() {
-				k.met = now
-			}
-			if was.cert != nil && k.cert != nil && was.cert.Equal(k.cert) {
-				k.cert = was.cert
-			}
-			for _, t := range [][2]*time.Time{{&was.prepared, &k.prepared}, {&was.activates, &k.activates}, {&was.retires, &k.retires}} {
-				if t[0].Round(0).Equal(t[1].Round(0)) {
-					*t[1] = *t[0]
-				} else {
-					*t[1] = anchor(now, *t[1])
-				}
-			}
-		}
-	}
-	return d
+	return based{Document: d.Merge(new(rotation.Document), start), version: r.Version, dirty: changed, read: start}, nil
 }
 
 // groom returns d with what this authority needs in it: keys that cover what it is set to grant with
 // them, and a key for tokens. The bool says whether the result is another one.
-func (a *Authority) groom(d *document, now time.Time) (*document, bool, error) {
-	next := d.clone()
-	raise := func(keys []key, to terms) bool {
-		raised := false
-		for i, k := range keys {
-			if t := k.terms.raise(to); (k.phase == Active || k.phase == Distributing) && t != k.terms {
-				keys[i].terms, raised = t, true
-			}
-		}
-		return raised
-	}
-	edited := raise(next.roots, a.cfg.terms())
+func (a *Authority) groom(d *rotation.Document, now time.Time) (*rotation.Document, bool, error) {
+	next := d.Clone()
+	edited := next.Raise(rotation.Root, a.cfg.terms(rotation.Root))
 	if a.cfg.JWT != nil {
-		edited = raise(next.jwt, a.cfg.jwtTerms()) || edited
-		if inPhase(next.jwt, Active) < 0 && inPhase(next.jwt, Distributing) < 0 && len(next.jwt) < maxKeys {
+		edited = next.Raise(rotation.Token, a.cfg.terms(rotation.Token)) || edited
+		if next.In(rotation.Token, Active) == nil && next.MayPrepare(rotation.Token, true) == nil {
 			// The first one, of a CA whose bundle others may have already.
-			fresh, err := a.newJWTKey()
+			fresh, err := a.newKey(rotation.Token)
 			if err != nil {
 				return nil, false, &creationError{err}
 			}
-			a.prepare(&next.jwt, fresh, now)
-			next.sequence++
+			next.Prepare(fresh, a.cfg.Rotation.Propagation, now)
 			edited = true
 		}
 	}
@@ -333,45 +289,12 @@ func (a *Authority) groom(d *document, now time.Time) (*document, bool, error) {
 	return d, false, nil
 }
 
-// postpone lets distributing keys that are not among the known wait anew, if too little is left of
-// the time in which verifiers learn of them: who has seen them till now, and whether anybody has, is
-// not known.
-func postpone(known, d *document, now time.Time) (*document, bool) {
-	changed := false
-	for _, kind := range []func(*document) []key{func(d *document) []key { return d.roots }, func(d *document) []key { return d.jwt }} {
-		i := inPhase(kind(d), Distributing)
-		if i < 0 {
-			continue
-		}
-		k := kind(d)[i]
-		if slices.ContainsFunc(kind(known), func(o key) bool { return o.id == k.id }) {
-			continue
-		}
-		// Once time has retired the old key, others may have dropped it, and nothing that it signed
-		// is alive: it must not come back.
-		if j := inPhase(kind(d), Active); j >= 0 && !now.Before(kind(d)[j].retired(nil, k.activates).retires) {
-			continue
-		}
-		if left := k.activates.Sub(now); !k.shown && left < k.wantsLeft() {
-			if !changed {
-				d, changed = d.clone(), true
-			}
-			kind(d)[i].activates = now.Add(k.propagation)
-		}
-	}
-	return d, changed
-}
-
 // save stores d in place of version and installs it.
-func (a *Authority) save(ctx context.Context, d *document, version string) error {
-	d = d.clone()
-	d.revision++
-	d.writer = randomID()
-	data, err := d.record(a.cfg.TrustDomain)
-	if err == nil {
-		// Nobody could open a record again that breaks the rules for records, so it must not get there.
-		_, err = parseState(data[stateName], a.cfg.TrustDomain)
-	}
+func (a *Authority) save(ctx context.Context, d *rotation.Document, version string) error {
+	d = d.Clone()
+	d.Revision++
+	d.Writer = rotation.RandomID()
+	data, err := record(d, a.cfg.TrustDomain)
 	if err != nil {
 		return a.note(ctx, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)})
 	}
@@ -391,7 +314,7 @@ func (a *Authority) save(ctx context.Context, d *document, version string) error
 			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err))
 		}
 		landed, _, lerr := a.read(r, start)
-		if lerr != nil || landed.writer != d.writer {
+		if lerr != nil || landed.Writer != d.Writer {
 			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err))
 		}
 		stored = r.Version
@@ -400,8 +323,8 @@ func (a *Authority) save(ctx context.Context, d *document, version string) error
 		return err
 	}
 	// A slow store may have taken the time in which others should have learned of a key.
-	if late, changed := postpone(known, d, time.Now()); changed && !first {
-		late.sequence = d.numberOfNext()
+	if late, changed := d.Postpone(known, time.Now()); changed && !first {
+		late.Sequence = d.NumberOfNext()
 		return a.save(ctx, late, stored)
 	}
 	return nil
@@ -421,7 +344,7 @@ func (a *Authority) load(ctx context.Context) (Record, error) {
 // patience is how long the store may take: what is decided must not be old when it is stored. A disk
 // that others use takes its time all the same.
 func (a *Authority) patience() time.Duration {
-	return min(10*time.Second, max(3*time.Second, a.cfg.Propagation/8))
+	return min(10*time.Second, max(3*time.Second, a.cfg.Rotation.Propagation/8))
 }
 
 // syncWait is how long to wait for the next reading: replicas that started together drift apart.
@@ -430,12 +353,12 @@ func (a *Authority) syncWait() time.Duration {
 }
 
 // install makes d, which the store has as version and had at the time read, what holds.
-func (a *Authority) install(d *document, version string, read, now time.Time) error {
+func (a *Authority) install(d *rotation.Document, version string, read, now time.Time) error {
 	a.mu.Lock()
 	// Meanwhile a reader may have taken a step.
-	d, steps := d.advance(a.lastEnds(), now)
+	d, steps := d.Advance(a.lastEnds(), now)
 	old := a.state.Load()
-	if old != nil && d == old.document && version == old.version {
+	if old != nil && d == old.Document && version == old.version {
 		a.synced, a.syncErr = read.Round(0), nil
 		a.mu.Unlock()
 		return nil
@@ -470,7 +393,7 @@ func (a *Authority) note(ctx context.Context, err error) error {
 	synced := a.synced
 	a.mu.Unlock()
 	if !again && a.state.Load() != nil {
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not in sync", slog.Any("trust_domain", a.cfg.TrustDomain), slog.Any("err", err), slog.Time("synced", synced))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not in sync", slog.Any("err", err), slog.Time("synced", synced))
 	}
 	return err
 }

@@ -31,7 +31,7 @@ func both(t *testing.T, f func(t *testing.T, make func(...func(*ca.Config)) *ca.
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
 			seldom := func(c *ca.Config) { // a reading each half minute makes long times long
-				if c.Propagation == 0 {
+				if c.Rotation.Propagation == 0 {
 					c.SyncInterval = 6 * time.Minute
 				}
 			}
@@ -56,7 +56,7 @@ func TestTaintActive(t *testing.T) {
 		n, csr := namer{}, newCSR(t)
 		old := sign(t, a, csr, 90*24*time.Hour)
 		require.Equal(t, "A active", n.see(t, a))
-		bad := a.Roots()[0].Serial()
+		bad := a.Roots()[0].ID
 		require.NoError(t, a.Taint(t.Context(), bad))
 		require.Equal(t, "A active, B distributing", n.see(t, a))
 		assert.True(t, a.Roots()[0].Tainted)
@@ -83,7 +83,7 @@ func TestTaintActive(t *testing.T) {
 func TestTaintOthers(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		a := make(func(c *ca.Config) { c.MaxTTL, c.TaintGrace = 90*24*time.Hour, 10*time.Minute })
+		a := make(func(c *ca.Config) { c.MaxTTL, c.Rotation.TaintGrace = 90*24*time.Hour, 10*time.Minute })
 		n, csr := namer{}, newCSR(t)
 		sign(t, a, csr, 90*24*time.Hour)
 		n.see(t, a)
@@ -93,14 +93,14 @@ func TestTaintOthers(t *testing.T) {
 		time.Sleep(20 * time.Minute)
 
 		// One that has signed nothing goes at once, and another one comes in its place.
-		require.NoError(t, a.Taint(t.Context(), next.Serial()))
+		require.NoError(t, a.Taint(t.Context(), next.ID))
 		require.Equal(t, "A active, C distributing", n.see(t, a))
 		assert.Equal(t, time.Now().Add(25*time.Minute).Round(0), a.Roots()[1].Activates, "it is new to everybody")
 		time.Sleep(25 * time.Minute)
 		require.Equal(t, "A retiring, C active", n.see(t, a))
 
 		// One that retires goes sooner.
-		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].Serial()))
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
 		time.Sleep(10*time.Minute - 1)
 		require.Equal(t, "A retiring, C active", n.see(t, a))
 		time.Sleep(time.Nanosecond)
@@ -109,10 +109,10 @@ func TestTaintOthers(t *testing.T) {
 		// With a successor on its way, no other one is made.
 		_, err = a.Rotate(t.Context())
 		require.NoError(t, err)
-		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].Serial()))
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
 		require.Equal(t, "C active, D distributing", n.see(t, a))
 
-		for _, id := range []string{"", "0", "nothing", next.Serial()} {
+		for _, id := range []string{"", "0", "nothing", next.ID} {
 			require.ErrorIs(t, a.Taint(t.Context(), id), ca.ErrUnknownKey)
 			require.ErrorIs(t, a.Revoke(t.Context(), id), ca.ErrUnknownKey)
 		}
@@ -129,7 +129,7 @@ func TestRevoke(t *testing.T) {
 		next, err := a.Rotate(t.Context())
 		require.NoError(t, err)
 		n.see(t, a)
-		require.NoError(t, a.Revoke(t.Context(), next.Serial()), "a rotation is called off")
+		require.NoError(t, a.Revoke(t.Context(), next.ID), "a rotation is called off")
 		require.Equal(t, "A active", n.see(t, a))
 		time.Sleep(time.Hour)
 		require.Equal(t, "A active", n.see(t, a))
@@ -138,7 +138,7 @@ func TestRevoke(t *testing.T) {
 		time.Sleep(25 * time.Minute)
 		require.Equal(t, "A retiring, C active", n.see(t, a))
 		changed := a.Changed()
-		require.NoError(t, a.Revoke(t.Context(), a.Roots()[0].Serial()))
+		require.NoError(t, a.Revoke(t.Context(), a.Roots()[0].ID))
 		require.Equal(t, "C active", n.see(t, a))
 		<-changed
 		assert.Error(t, verify(a.Bundle(), leaf, time.Now()))
@@ -149,7 +149,7 @@ func TestRevoke(t *testing.T) {
 func TestTaintInAFullBundle(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		a := make(func(c *ca.Config) { c.Propagation, c.MaxTTL = time.Second, time.Hour })
+		a := make(func(c *ca.Config) { c.Rotation.Propagation, c.MaxTTL = time.Second, time.Hour })
 		csr := newCSR(t)
 		for range 63 {
 			sign(t, a, csr, time.Hour)
@@ -159,7 +159,7 @@ func TestTaintInAFullBundle(t *testing.T) {
 		}
 		roots := a.Roots()
 		require.Len(t, roots, 64)
-		require.NoError(t, a.Taint(t.Context(), roots[63].Serial()))
+		require.NoError(t, a.Taint(t.Context(), roots[63].ID))
 		require.Len(t, a.Roots(), 64)
 		require.True(t, a.Roots()[63].Tainted)
 		run(t, a)
@@ -186,7 +186,7 @@ func TestTaintJWTKeyOfOthers(t *testing.T) {
 				bad = next
 			}
 			other := open(t, store)
-			require.NoError(t, other.Taint(t.Context(), bad.KeyID))
+			require.NoError(t, other.Taint(t.Context(), bad.ID))
 			time.Sleep(2 * time.Minute)
 			synctest.Wait()
 			keys = signs.Status().JWTKeys
@@ -200,25 +200,25 @@ func TestTaintJWTKeyOfOthers(t *testing.T) {
 			time.Sleep(13 * time.Hour)
 			synctest.Wait()
 			require.Len(t, signs.Status().JWTKeys, 1)
-			require.NotEqual(t, bad.KeyID, signs.Status().JWTKeys[0].KeyID)
+			require.NotEqual(t, bad.ID, signs.Status().JWTKeys[0].ID)
 		}
 	})
 }
 
 // A key that is renewed needs no room, and everything else does: nobody could open a record with more
 // keys than the limit.
-func TestKeepKeyInAFullBundle(t *testing.T) {
+func TestIstioRotationInAFullBundle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		edit := func(c *ca.Config) {
-			c.KeepKey, c.ManualRotation, c.Propagation, c.TaintGrace = true, true, time.Second, 100*time.Hour
+			c.Rotation = ca.Rotation{Istio: &ca.IstioRotation{}, Manual: true, Propagation: time.Second, TaintGrace: 100 * time.Hour}
 			c.MaxTTL, c.JWT = 90*24*time.Hour, &ca.JWTConfig{MaxTTL: 90 * 24 * time.Hour}
 		}
 		a := open(t, store, edit)
-		newest := func() ca.RootStatus { roots := a.Roots(); return roots[len(roots)-1] }
+		newest := func() ca.KeyStatus { roots := a.Roots(); return roots[len(roots)-1] }
 		for range 63 {
-			require.NoError(t, a.Taint(t.Context(), newest().Serial()))
+			require.NoError(t, a.Taint(t.Context(), newest().ID))
 			_, err := a.RotateJWT(t.Context())
 			require.NoError(t, err)
 			time.Sleep(2 * time.Second)
@@ -230,7 +230,7 @@ func TestKeepKeyInAFullBundle(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, renewed, newest())
 		late := open(t, store, edit)
-		require.NoError(t, a.Taint(t.Context(), renewed.Serial()))
+		require.NoError(t, a.Taint(t.Context(), renewed.ID))
 		_, err = late.Rotate(t.Context())
 		require.ErrorIs(t, err, ca.ErrRotating)
 		require.ErrorContains(t, err, "was tainted just now", "a key in wrong hands is not renewed by who has not heard of it")
@@ -252,7 +252,7 @@ func TestTaintIsStoredFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		a := open(t, store, withJWT)
-		id, jwt := a.Roots()[0].Serial(), a.Status().JWTKeys[0].KeyID
+		id, jwt := a.Roots()[0].ID, a.Status().JWTKeys[0].ID
 		store.behave(always("save", before))
 		for name, err := range map[string]error{"root": a.Taint(t.Context(), id), "JWT key": a.Taint(t.Context(), jwt)} {
 			require.ErrorIs(t, err, errFault, name)
@@ -268,19 +268,19 @@ func TestTaintIsStoredFirst(t *testing.T) {
 		assert.True(t, b.Roots()[0].Tainted)
 		assert.True(t, b.Status().JWTKeys[0].Tainted)
 		store.behave(always("save", before))
-		require.ErrorIs(t, a.Revoke(t.Context(), a.Roots()[1].Serial()), errFault)
+		require.ErrorIs(t, a.Revoke(t.Context(), a.Roots()[1].ID), errFault)
 		assert.Len(t, a.Roots(), 2)
 		store.behave(nil)
-		require.NoError(t, a.Revoke(t.Context(), a.Roots()[1].Serial()))
+		require.NoError(t, a.Revoke(t.Context(), a.Roots()[1].ID))
 		assert.Len(t, open(t, store, withJWT).Roots(), 1)
 	})
 }
 
 // A renewal with the same key, as Istio's rotator does it.
-func TestKeepKey(t *testing.T) {
+func TestIstioRotation(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		a := make(func(c *ca.Config) { c.KeepKey = true })
+		a := make(func(c *ca.Config) { c.Rotation.Istio = &ca.IstioRotation{} })
 		csr := newCSR(t)
 		before, bundle := sign(t, a, csr, 50*time.Minute), a.Bundle()
 		old := a.Roots()[0]
@@ -291,7 +291,7 @@ func TestKeepKey(t *testing.T) {
 		require.Len(t, roots, 1, "the old certificate is replaced at once")
 		assert.Equal(t, r, roots[0])
 		assert.Equal(t, ca.Active, r.Phase)
-		assert.NotEqual(t, old.Serial(), r.Serial())
+		assert.NotEqual(t, old.ID, r.ID)
 		assert.True(t, pki.PublicKeysEqual(old.Certificate.PublicKey, r.Certificate.PublicKey))
 		assert.Equal(t, old.Certificate.RawSubject, r.Certificate.RawSubject)
 		assert.Equal(t, old.Certificate.SubjectKeyId, r.Certificate.SubjectKeyId)
@@ -303,7 +303,7 @@ func TestKeepKey(t *testing.T) {
 	})
 }
 
-func TestKeepKeyRun(t *testing.T) {
+func TestIstioRotationRun(t *testing.T) {
 	t.Parallel()
 	const life, check = 200 * time.Hour, 7 * time.Hour
 	for _, tt := range []struct {
@@ -314,7 +314,7 @@ func TestKeepKeyRun(t *testing.T) {
 			both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 				start := time.Now()
 				a := make(func(c *ca.Config) {
-					c.KeepKey, c.RootTTL, c.CheckInterval, c.NoJitter = true, life, check, !tt.jitter
+					c.Rotation = ca.Rotation{RootTTL: life, Istio: &ca.IstioRotation{CheckInterval: check, NoJitter: !tt.jitter}}
 				})
 				run(t, a)
 				key := a.Roots()[0].Certificate.SubjectKeyId
@@ -342,11 +342,13 @@ func TestKeepKeyRun(t *testing.T) {
 }
 
 // All that can fail leaves the old root in use, and it is tried again.
-func TestKeepKeyRollsBack(t *testing.T) {
+func TestIstioRotationRollsBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
-		a := open(t, store, func(c *ca.Config) { c.KeepKey, c.RootTTL, c.NoJitter = true, 100*time.Hour, true })
+		a := open(t, store, func(c *ca.Config) {
+			c.Rotation = ca.Rotation{RootTTL: 100 * time.Hour, Istio: &ca.IstioRotation{NoJitter: true}}
+		})
 		old := a.Roots()
 		run(t, a)
 		time.Sleep(79 * time.Hour)
@@ -363,13 +365,13 @@ func TestKeepKeyRollsBack(t *testing.T) {
 }
 
 // A key that may be in wrong hands is not kept.
-func TestKeepKeyTainted(t *testing.T) {
+func TestIstioRotationTainted(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		a := make(func(c *ca.Config) { c.KeepKey = true })
+		a := make(func(c *ca.Config) { c.Rotation.Istio = &ca.IstioRotation{} })
 		n := namer{}
 		n.see(t, a)
-		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].Serial()))
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
 		require.Equal(t, "A active, B distributing", n.see(t, a))
 		_, err := a.Rotate(t.Context())
 		require.ErrorIs(t, err, ca.ErrRotating)
@@ -408,8 +410,8 @@ func TestJWTRotation(t *testing.T) {
 		assert.Regexp(t, `^JWT key [0-9a-f]{32}: distributing, signs from 2000-01-01T00:25:00Z$`, next.String())
 		_, err = a.RotateJWT(t.Context())
 		require.ErrorIs(t, err, ca.ErrRotating)
-		assert.ErrorContains(t, err, "ca: rotate the JWT key of example.org: a rotation is under way: JWT key "+next.KeyID)
-		require.NoError(t, a.Revoke(t.Context(), next.KeyID))
+		assert.ErrorContains(t, err, "ca: rotate the JWT key of example.org: a rotation is under way: JWT key "+next.ID)
+		require.NoError(t, a.Revoke(t.Context(), next.ID))
 		require.Equal(t, "active", keys())
 		_, err = a.RotateJWT(t.Context())
 		require.NoError(t, err)
@@ -425,7 +427,7 @@ func TestJWTRotation(t *testing.T) {
 		require.Equal(t, "active", keys())
 		require.Error(t, validate(a.Bundle(), young))
 
-		bad := a.Status().JWTKeys[0].KeyID
+		bad := a.Status().JWTKeys[0].ID
 		require.NoError(t, a.Taint(t.Context(), bad))
 		require.Equal(t, "active distributing", keys())
 		require.ErrorIs(t, a.Revoke(t.Context(), bad), ca.ErrActive)
@@ -449,7 +451,7 @@ func TestRunReplacesJWTKeys(t *testing.T) {
 			require.NoError(t, validate(a.Bundle(), token))
 			for _, k := range a.Status().JWTKeys {
 				if k.Phase == ca.Active {
-					seen[k.KeyID] = true
+					seen[k.ID] = true
 				}
 			}
 			require.LessOrEqual(t, len(a.Status().JWTKeys), 2)
@@ -463,7 +465,7 @@ func TestManualRotation(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 		a := make(func(c *ca.Config) {
-			c.ManualRotation, c.RootTTL, c.JWT = true, 100*time.Hour, &ca.JWTConfig{KeyTTL: 10 * time.Hour}
+			c.Rotation.Manual, c.Rotation.RootTTL, c.JWT = true, 100*time.Hour, &ca.JWTConfig{KeyTTL: 10 * time.Hour}
 		})
 		run(t, a)
 		time.Sleep(200 * time.Hour)
@@ -473,7 +475,7 @@ func TestManualRotation(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(25 * time.Minute)
 		synctest.Wait()
-		assert.Equal(t, next.Serial(), a.Roots()[len(a.Roots())-1].Serial())
+		assert.Equal(t, next.ID, a.Roots()[len(a.Roots())-1].ID)
 	})
 }
 
@@ -482,7 +484,7 @@ func TestTaintLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var buf bytes.Buffer
 		a := newAuthority(t, withJWT, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&buf, nil)) })
-		root, jwt := a.Roots()[0].Serial(), a.Status().JWTKeys[0].KeyID
+		root, jwt := a.Roots()[0].ID, a.Status().JWTKeys[0].ID
 		require.NoError(t, a.Taint(t.Context(), root))
 		require.NoError(t, a.Taint(t.Context(), jwt))
 		for _, s := range []string{
@@ -506,7 +508,7 @@ func TestDoneContextOfDecisions(t *testing.T) {
 		assert.ErrorIs(t, err, cause, name)
 		_, err = a.SignJWT(ctx, ca.JWTRequest{ID: web, Audience: []string{"db"}})
 		assert.ErrorIs(t, err, cause, name)
-		_, err = a.SignCA(ctx, ca.CARequest{CSR: newCSR(t)})
+		_, err = a.Sign(ctx, ca.Request{Profile: ca.Intermediate, CSR: newCSR(t)})
 		assert.ErrorIs(t, err, cause, name)
 		assert.Len(t, a.Roots(), 1)
 	}

@@ -2,9 +2,7 @@ package ra
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -156,29 +154,4 @@ func issuerOf(chain []*x509.Certificate, roots *spiffe.Bundle) *x509.Certificate
 		}
 	}
 	return nil
-}
-
-// issuance describes a certificate for the audit record.
-func issuance(r *ca.Request, leaf, issuer *x509.Certificate) *ca.Issuance {
-	i := &ca.Issuance{
-		Time:      time.Now().Round(0),
-		Kind:      ca.KindSVID,
-		Serial:    leaf.SerialNumber.Text(16),
-		ID:        r.ID,
-		DNSNames:  leaf.DNSNames,
-		IPs:       leaf.IPAddresses,
-		NotBefore: leaf.NotBefore,
-		NotAfter:  leaf.NotAfter,
-		Caller:    r.Caller,
-		Method:    r.Method,
-	}
-	if r.Profile == ca.DNSOnly {
-		i.Kind = ca.KindDNS
-	}
-	if issuer != nil {
-		i.Issuer = issuer.SerialNumber.Text(16)
-	}
-	der, key := sha256.Sum256(leaf.Raw), sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
-	i.Fingerprint, i.PublicKey = hex.EncodeToString(der[:]), hex.EncodeToString(key[:])
-	return i
 }

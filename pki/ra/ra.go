@@ -402,7 +402,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *fai
 		return nil, fail(ca.ErrGeneration, "the answer of the signer %q: %w", signer, err)
 	}
 	if a.cfg.Auditor != nil {
-		if err := a.cfg.Auditor.Record(ctx, issuance(r, chain[0], issuer)); err != nil {
+		if err := a.cfg.Auditor.Record(ctx, ca.NewIssuance(r, chain[0], issuer)); err != nil {
 			return nil, fail(ca.ErrAudit, "%w", err)
 		}
 	}

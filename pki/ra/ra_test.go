@@ -665,7 +665,7 @@ func TestAudit(t *testing.T) {
 	i.Time = time.Time{}
 	der, key := sha256.Sum256(leaf.Raw), sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
 	assert.Equal(t, ca.Issuance{
-		Kind: ca.KindSVID, Serial: leaf.SerialNumber.Text(16), ID: webID, DNSNames: []string{"web.prod.svc"}, IPs: leaf.IPAddresses,
+		Kind: "x509-svid", Serial: leaf.SerialNumber.Text(16), ID: webID, DNSNames: []string{"web.prod.svc"}, IPs: leaf.IPAddresses,
 		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter, Issuer: between.cert.SerialNumber.Text(16),
 		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]), Caller: "somebody", Method: "client-certificate",
 	}, i)
@@ -674,7 +674,7 @@ func TestAudit(t *testing.T) {
 	_, err = a.Sign(t.Context(), r)
 	require.NoError(t, err)
 	i = *sink.records[1]
-	assert.Equal(t, ca.KindDNS, i.Kind)
+	assert.Equal(t, "dns", i.Kind)
 	assert.True(t, i.ID.IsZero())
 	assert.Equal(t, "web.prod.svc", i.Caller)
 

@@ -10,99 +10,72 @@ import (
 	"unicode/utf8"
 )
 
-// SocketEnv is the name of the environment variable in which an operator tells programs the address
-// of the Workload API (WEP-10). This package reads no environment: a program uses what it was told
-// explicitly, or else os.Getenv(workloadapi.SocketEnv).
-const SocketEnv = "SPIFFE_ENDPOINT_SOCKET"
+// address says where a Workload API is served.
+type address struct{ network, target string }
 
-// Address says where a Workload API is served: on a Unix socket, or on a port of an IP address. It
-// is a small immutable value that works with ==. The zero Address is not valid.
-type Address struct{ network, target string }
-
-// AddressError says why an address was refused, and what was probably meant.
-type AddressError struct {
-	Input     string // what was given
-	Rule      string // the rule's id, such as "WEP-12"
-	Reason    string // the rule in words
-	Corrected string // a valid address to write instead, or "" if there is no telling
+// addressError says why an address was refused, and what was probably meant.
+type addressError struct {
+	input     string
+	reason    string
+	corrected string // a valid address, or "" if there is no telling
 }
 
-func (e *AddressError) Error() string {
-	in, cut := e.Input, ""
+func (e *addressError) Error() string {
+	in, cut := e.input, ""
 	if len(in) > 128 {
 		in, cut = in[:128], "…"
 	}
-	s := fmt.Sprintf("workloadapi: address %q%s: %s", in, cut, e.Reason)
-	if e.Corrected != "" {
-		s += "; write " + e.Corrected
+	s := fmt.Sprintf("workloadapi: address %q%s: %s", in, cut, e.reason)
+	if e.corrected != "" {
+		s += "; write " + e.corrected
 	}
-	return s + " (" + e.Rule + ")"
+	return s
 }
 
-// ParseAddress parses the address of a Workload API as the standard has it (WEP-11 to WEP-13):
-//
-//	unix:///run/spire/agent/public/api.sock    an absolute path; no host, no query, no fragment
-//	tcp://127.0.0.1:8081                       an IP address and a port; nothing after it
-//
-// The scheme may be in upper case, and the path percent-encoded, as in any URI. Host names are
-// refused, as a name is not a place that the network protects. On Windows the path may begin with a
-// drive, as in unix:///C:/run/api.sock. The error is an [*AddressError]; for
-// the common mistakes it has the corrected address.
-//
-// Named pipes of Windows are not among the schemes of the standard, and the standard library of Go
-// cannot dial or serve them. Unix sockets work on Windows too. A program that must use a pipe gives
-// a client that dials it in [ClientOptions].
-func ParseAddress(s string) (Address, error) {
-	a, e := parseAddress(s)
+// parseAddress parses the address of a Workload API as the standard has it (WEP-11 to WEP-13). The scheme
+// may be in upper case, and the path percent-encoded, as in any URI. Host names are refused, as a name
+// is not a place that the network protects. On Windows the path may begin with a drive. The error is an
+// *addressError.
+func parseAddress(s string) (address, error) {
+	a, e := guessAddress(s)
 	if e == nil {
 		return a, nil
 	}
-	e.Input = s
+	e.input = s
 	for range 5 { // a guess may have another mistake
-		c, bad := parseAddress(e.Corrected)
+		c, bad := guessAddress(e.corrected)
 		if bad == nil {
-			e.Corrected = c.String()
-			return Address{}, e
+			e.corrected = c.String()
+			return address{}, e
 		}
-		e.Corrected = bad.Corrected
+		e.corrected = bad.corrected
 	}
-	e.Corrected = ""
-	return Address{}, e
+	e.corrected = ""
+	return address{}, e
 }
 
-// Network returns "unix" or "tcp", and "" for the zero Address.
-func (a Address) Network() string { return a.network }
-
-// Target returns the path of the socket, or host and port, as package net dials them: the path is
-// not percent-encoded, and an IPv6 address has brackets.
-func (a Address) Target() string { return a.target }
-
-// String returns the address as a URI, in the form with "//", or "invalid address" for the zero
-// Address.
-func (a Address) String() string {
-	switch a.network {
-	case "unix":
-		if a.target[0] != '/' { // a drive
-			return "unix:///" + escapePath(a.target)
-		}
-		return "unix://" + escapePath(a.target)
-	case "tcp":
+// String returns the address as a URI, in the form with "//".
+func (a address) String() string {
+	switch {
+	case a.network == "tcp":
 		return "tcp://" + a.target
+	case a.target[0] != '/': // a drive
+		return "unix:///" + escapePath(a.target)
 	}
-	return "invalid address"
+	return "unix://" + escapePath(a.target)
 }
 
-// parseAddress returns an error with a guess of what was meant, not a sure one.
-func parseAddress(s string) (Address, *AddressError) {
+// guessAddress returns an error whose corrected address is a guess, and may have mistakes of its own.
+func guessAddress(s string) (address, *addressError) {
 	if s == "" {
-		return Address{}, &AddressError{Rule: "WEP-10", Reason: "it is empty; configure one, or set " + SocketEnv + " to something like unix:///run/spire/agent/public/api.sock"}
+		return address{}, &addressError{reason: "it is empty; configure one, or set " + SocketEnv + " to something like unix:///run/spire/agent/public/api.sock"}
 	}
 	if t := strings.TrimSpace(s); t != s {
-		return Address{}, &AddressError{Rule: "WEP-11", Reason: "there is white space around it", Corrected: t}
+		return address{}, &addressError{reason: "there is white space around it", corrected: t}
 	}
 	scheme, rest, ok := strings.Cut(s, ":")
 	if !ok || !isScheme(scheme) {
-		return Address{}, noScheme(s)
+		return address{}, noScheme(s)
 	}
 	switch strings.ToLower(scheme) {
 	case "unix":
@@ -110,13 +83,13 @@ func parseAddress(s string) (Address, *AddressError) {
 	case "tcp":
 		return parseTCP(rest)
 	case "npipe":
-		return Address{}, &AddressError{Rule: "WEP-11", Reason: "named pipes are not in the standard, and Go's standard library does not speak to them; have the server listen on a Unix socket, which Windows has too, or on a loopback port"}
+		return address{}, &addressError{reason: "named pipes are not in the standard, and Go's standard library does not speak to them; have the server listen on a Unix socket, which Windows has too, or on a loopback port"}
 	case "unix-abstract":
-		return Address{}, &AddressError{Rule: "WEP-11", Reason: "abstract sockets are not in the standard, and have no permissions; use a path"}
+		return address{}, &addressError{reason: "abstract sockets are not in the standard, and have no permissions; use a path"}
 	case "localhost":
-		return Address{}, &AddressError{Rule: "WEP-11", Reason: `there is no scheme; it is "unix" or "tcp"`, Corrected: "tcp://127.0.0.1:" + rest}
+		return address{}, &addressError{reason: `there is no scheme; it is "unix" or "tcp"`, corrected: "tcp://127.0.0.1:" + rest}
 	}
-	return Address{}, &AddressError{Rule: "WEP-11", Reason: fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, clip(scheme, 32)), Corrected: "tcp:" + rest}
+	return address{}, &addressError{reason: fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, clip(scheme, 32)), corrected: "tcp:" + rest}
 }
 
 func isScheme(s string) bool {
@@ -129,23 +102,23 @@ func isScheme(s string) bool {
 	return s != ""
 }
 
-func noScheme(s string) *AddressError {
-	e := &AddressError{Rule: "WEP-11", Reason: `there is no scheme; it is "unix" or "tcp"`}
+func noScheme(s string) *addressError {
+	e := &addressError{reason: `there is no scheme; it is "unix" or "tcp"`}
 	switch _, err := netip.ParseAddrPort(s); {
 	case err == nil:
-		e.Corrected = "tcp://" + s
+		e.corrected = "tcp://" + s
 	case strings.HasPrefix(s, "/"):
-		e.Corrected = "unix://" + s
+		e.corrected = "unix://" + s
 	case strings.Contains(s, "/"):
-		e.Corrected = "unix:///" + s
+		e.corrected = "unix:///" + s
 	}
 	return e
 }
 
 // parseUnix parses what comes after "unix:".
-func parseUnix(rest string) (Address, *AddressError) {
-	refuse := func(reason, corrected string) (Address, *AddressError) {
-		return Address{}, &AddressError{Rule: "WEP-12", Reason: reason, Corrected: corrected}
+func parseUnix(rest string) (address, *addressError) {
+	refuse := func(reason, corrected string) (address, *addressError) {
+		return address{}, &addressError{reason: reason, corrected: corrected}
 	}
 	if i := strings.IndexAny(rest, "?#"); i >= 0 {
 		return refuse("a query or fragment is not allowed", "unix:"+rest[:i])
@@ -185,7 +158,7 @@ func parseUnix(rest string) (Address, *AddressError) {
 	if runtime.GOOS == "windows" && len(target) > 2 && target[2] == ':' {
 		target = target[1:] // a drive, as in unix:///C:/run/a.sock
 	}
-	return Address{"unix", target}, nil
+	return address{"unix", target}, nil
 }
 
 const unreserved = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
@@ -217,12 +190,12 @@ func escapePath(s string) string {
 }
 
 // parseTCP parses what comes after "tcp:".
-func parseTCP(rest string) (Address, *AddressError) {
-	refuse := func(reason, corrected string) (Address, *AddressError) {
+func parseTCP(rest string) (address, *addressError) {
+	refuse := func(reason, corrected string) (address, *addressError) {
 		if corrected != "" {
 			corrected = "tcp://" + corrected
 		}
-		return Address{}, &AddressError{Rule: "WEP-13", Reason: reason, Corrected: corrected}
+		return address{}, &addressError{reason: reason, corrected: corrected}
 	}
 	after, ok := strings.CutPrefix(rest, "//")
 	if !ok {
@@ -269,16 +242,5 @@ func parseTCP(rest string) (Address, *AddressError) {
 	if err != nil || n == 0 {
 		return refuse("the port is not a number from 1 to 65535", "")
 	}
-	return Address{"tcp", netip.AddrPortFrom(ip, uint16(n)).String()}, nil
-}
-
-// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
+	return address{"tcp", netip.AddrPortFrom(ip, uint16(n)).String()}, nil
 }

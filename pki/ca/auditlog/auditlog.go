@@ -13,7 +13,7 @@
 //
 // When [Log.Record] returns nil, the line has been written and fsync has returned without an error.
 // Records that come at the same time share one fsync. A disk that is slow pushes back: the queue is
-// bounded, and who finds it full waits until its context is done. When writing or fsync fails, every
+// bounded, and a caller that finds it full waits until its context is done. When writing or fsync fails, every
 // record that was in that write gets the error, and the log stays failed until the file was opened
 // anew and everything about it worked; no later success hides a lost write.
 //
@@ -38,22 +38,22 @@
 //	issuer       serial of the signing certificate in hexadecimal, or the ID of the key
 //	fingerprint  SHA-256 of the certificate (DER), in hexadecimal
 //	public_key   SHA-256 of the SubjectPublicKeyInfo (DER), in hexadecimal
-//	caller       who asked
-//	method       how that was proven
+//	caller       the authenticated caller
+//	method       how it authenticated
 //	prev         SHA-256 of the line before, without its newline, in hexadecimal
 //
 // By prev each line vouches for the one before, also across files that were moved away; the first
 // line ever has zeros there, and so has the first one of a process that found an empty file and has no
-// MaxSize, by which it would know the name of the file before. So a line that was changed or taken out is noticed by the one that follows it. That
-// nobody cut off the end, or wrote all of the file anew, can only be told from a copy of a later
-// line elsewhere.
+// MaxSize, by which it would know the name of the file before. So a line that was changed or taken out is
+// noticed by the one that follows it: [Read] says where. A file whose end was cut off, or that was written anew
+// as a whole, can only be told from a copy of a later line elsewhere.
 //
 // # Rotation
 //
 // With Options.MaxSize a file that is full gets a name with the date and a number, such as
 // audit-20060102.1.jsonl, and a new one begins. Programs such as logrotate may move the file
 // instead of that; the log notices before its next write, and [Log.Reopen] is for those that must be sure
-// that nobody writes to the old one any more. Nothing is ever deleted.
+// that nothing is written to the old one any more. Nothing is ever deleted.
 //
 // On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine
 // may write to the same file with the same Options, for instance a server and a command of its
@@ -65,7 +65,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -88,14 +87,13 @@ const (
 	retryAfter = time.Second // from a failure to the next attempt to open the file
 )
 
-// Options changes how a [Log] works. The zero value is good.
+// Options changes how a [Log] works. The zero value is the usual.
 type Options struct {
 	// MaxSize is the size in bytes at which a file is full. It is looked at before each write, so a
 	// file gets larger only if what is written at once is larger. 0 means no limit.
 	MaxSize int64
 
-	// Queue is how many records wait while the disk is at work; who finds no room waits outside.
-	// 0 means 1024.
+	// Queue is how many records wait while the disk is at work; more wait outside. 0 means 1024.
 	Queue int
 }
 
@@ -114,16 +112,31 @@ type Log struct {
 	idle    sync.Cond     // it has ended
 	closed  bool
 
-	disk sync.Mutex // held while writing; guards what follows
-	out  output
+	disk   sync.Mutex // held while writing; guards what follows
+	file   file       // nil if it is not open
+	size   int64      // of the file when last was found; -1 if it was not looked at yet
+	last   digest     // the hash of the last line, here or in a file before
+	torn   bool       // the last line has no newline yet
+	err    error      // of the last attempt; nil if it worked
+	failed time.Time
 }
 
 // batch is what goes to the disk together.
 type batch struct {
-	text []byte // lines without prev and what follows it, one after the other
-	ends []int  // of each in text
-	done chan struct{}
-	err  error // once done is closed
+	lines [][]byte
+	done  chan struct{}
+	err   error // once done is closed
+}
+
+// size is how much b adds to a file; a nil batch adds nothing.
+func (b *batch) size() (n int64) {
+	if b == nil {
+		return 0
+	}
+	for _, line := range b.lines {
+		n += int64(len(line) + 1)
+	}
+	return n
 }
 
 // Open opens the audit log at path, or creates it with the mode 0600, in a folder that has to be
@@ -158,29 +171,37 @@ func open(path string, o *Options, fsys fileSystem) (*Log, error) {
 // The error wraps that of the operating system, or the cause of ctx's end; the line may be in the
 // file all the same. After [Log.Close] it wraps [fs.ErrClosed].
 func (l *Log) Record(ctx context.Context, i *ca.Issuance) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("auditlog: record of %q: %w", i.Serial, context.Cause(ctx))
-	}
-	b, err := l.join(ctx, i)
-	if err != nil {
+	if err := l.record(ctx, i); err != nil {
 		return fmt.Errorf("auditlog: record of %q: %w", i.Serial, err)
+	}
+	return nil
+}
+
+func (l *Log) record(ctx context.Context, i *ca.Issuance) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	line, err := encode(i)
+	if err != nil {
+		return err
+	}
+	b, err := l.join(ctx, line)
+	if err != nil {
+		return err
 	}
 	select {
 	case <-b.done:
-		if b.err != nil {
-			return fmt.Errorf("auditlog: record of %q: %w", i.Serial, b.err)
-		}
-		return nil
+		return b.err
 	case <-ctx.Done():
-		return fmt.Errorf("auditlog: record of %q: waiting for the disk: %w", i.Serial, context.Cause(ctx))
+		return fmt.Errorf("waiting for the disk: %w", context.Cause(ctx))
 	}
 }
 
-// join puts i into the next batch, once there is room, and sees to it that somebody writes it.
-func (l *Log) join(ctx context.Context, i *ca.Issuance) (*batch, error) {
+// join puts a line into the next batch, once there is room, and sees to it that it is written.
+func (l *Log) join(ctx context.Context, line []byte) (*batch, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for !l.closed && l.pending != nil && len(l.pending.ends) >= l.queue {
+	for !l.closed && l.pending != nil && len(l.pending.lines) >= l.queue {
 		taken := l.taken
 		l.mu.Unlock()
 		select {
@@ -199,18 +220,7 @@ func (l *Log) join(ctx context.Context, i *ca.Issuance) (*batch, error) {
 		l.pending = &batch{done: make(chan struct{})}
 	}
 	b := l.pending
-	begin := len(b.text)
-	text, err := appendBody(b.text, i)
-	if err == nil && len(text)-begin+len(prevMember)+2*sha256.Size+len(lineEnd) > maxLine {
-		err = fmt.Errorf("it would be a line of more than %d bytes", maxLine)
-	}
-	if err != nil {
-		if len(b.ends) == 0 {
-			l.pending = nil
-		}
-		return nil, err
-	}
-	b.text, b.ends = text, append(b.ends, len(text))
+	b.lines = append(b.lines, line)
 	if !l.busy {
 		l.busy = true
 		go l.write()
@@ -221,7 +231,7 @@ func (l *Log) join(ctx context.Context, i *ca.Issuance) (*batch, error) {
 // write brings batches to the disk until there are none.
 func (l *Log) write() {
 	for {
-		runtime.Gosched() // who is about to bring a record shares this fsync instead of waiting for it, and for the next
+		runtime.Gosched() // a caller that is about to bring a record shares this fsync instead of waiting for it, and for the next
 		l.mu.Lock()
 		b := l.pending
 		if b == nil {
@@ -236,7 +246,7 @@ func (l *Log) write() {
 		l.mu.Unlock()
 
 		l.disk.Lock()
-		b.err = l.out.commit(l, b)
+		b.err = l.commit(b)
 		l.disk.Unlock()
 		close(b.done)
 	}
@@ -254,9 +264,9 @@ func (l *Log) Reopen() error {
 	if closed {
 		return fmt.Errorf("auditlog: reopen %s: %w", l.path, fs.ErrClosed)
 	}
-	l.out.leave()
-	l.out.err = nil
-	if err := l.out.commit(l, nil); err != nil {
+	_ = l.leave()
+	l.err = nil
+	if err := l.commit(nil); err != nil {
 		return fmt.Errorf("auditlog: open: %w", err)
 	}
 	return nil
@@ -273,93 +283,67 @@ func (l *Log) Close() error {
 	l.mu.Unlock()
 	l.disk.Lock()
 	defer l.disk.Unlock()
-	return l.out.close()
+	return l.leave()
 }
-
-// String names the file.
-func (l *Log) String() string { return "audit log " + l.path }
-
-// output is the file as it is known to be. Its zero value is not open.
-type output struct {
-	file   file
-	size   int64  // as it was when last was found; -1 if it was not looked at yet
-	last   digest // the hash of the last line, here or in a file before
-	torn   bool   // the last line has no newline yet
-	err    error  // of the last attempt; nil if it worked
-	failed time.Time
-	buf    []byte
-}
-
-type digest = [sha256.Size]byte
 
 // commit writes b, which may be nil, at the end of the file that is at path now, and waits for the
-// disk. After a failure it does not even try before retryAfter has passed.
-func (o *output) commit(l *Log, b *batch) error {
-	if o.err != nil && time.Since(o.failed) < retryAfter {
-		return o.err
+// disk. After a failure it does not even try before retryAfter has passed. The lock disk is held, as in all
+// that follows.
+func (l *Log) commit(b *batch) error {
+	if l.err != nil && time.Since(l.failed) < retryAfter {
+		return l.err
 	}
-	if err := o.try(l, b); err != nil {
-		o.close() // what the file holds is unknown now; the next attempt looks
-		o.err, o.failed = fmt.Errorf("%s: %w", l.path, err), time.Now()
-		return o.err
+	l.err = l.try(b)
+	if l.err != nil {
+		_ = l.leave() // what the file holds is unknown now; the next attempt looks
+		l.err, l.failed = fmt.Errorf("%s: %w", l.path, l.err), time.Now()
 	}
-	o.err = nil
-	return nil
+	return l.err
 }
 
-func (o *output) try(l *Log, b *batch) error {
-	unlock, err := o.settle(l, b)
+func (l *Log) try(b *batch) error {
+	unlock, err := l.settle(b.size())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	o.buf = o.buf[:0]
-	if o.torn {
-		o.buf = append(o.buf, '\n')
+	var text []byte
+	if l.torn {
+		text = append(text, '\n')
 	}
-	last := o.last
+	last := l.last
 	if b != nil {
-		begin := 0
-		for _, end := range b.ends {
-			from := len(o.buf)
-			o.buf = append(o.buf, b.text[begin:end]...)
-			o.buf = append(o.buf, prevMember...)
-			o.buf = hex.AppendEncode(o.buf, last[:])
-			o.buf = append(o.buf, lineEnd...)
-			last = sha256.Sum256(o.buf[from:])
-			o.buf = append(o.buf, '\n')
-			begin = end
+		for _, line := range b.lines {
+			last = link(line, last)
+			text = append(append(text, line...), '\n')
 		}
 	}
-	if len(o.buf) > 0 {
-		if n, err := o.file.Write(o.buf); err != nil || n < len(o.buf) {
+	if len(text) > 0 {
+		if n, err := l.file.Write(text); err != nil || n < len(text) {
 			return cmp.Or(err, io.ErrShortWrite)
 		}
 	}
-	if err := o.file.Sync(); err != nil { // also of nothing: it says whether the disk is well
+	if err := l.file.Sync(); err != nil { // also of nothing: it says whether the disk is well
 		return err
 	}
-	o.size, o.last, o.torn = o.size+int64(len(o.buf)), last, false
-	if cap(o.buf) > 1<<20 {
-		o.buf = nil
-	}
+	l.size, l.last, l.torn = l.size+int64(len(text)), last, false
 	return nil
 }
 
-// settle opens the file that is at path now, unless it is the open one, and locks it, having made
-// room in it for b. Then o knows all of it.
-func (o *output) settle(l *Log, b *batch) (unlock func(), err error) {
+// settle opens the file that is at path now, unless it is the open one, and locks it, with room in it for
+// more bytes. Then l knows all of it.
+func (l *Log) settle(more int64) (unlock func(), err error) {
 	for range 100 { // others may move the file away again and again
-		if o.file == nil {
-			if err := o.open(l); err != nil {
+		if l.file == nil {
+			if err := l.open(); err != nil {
 				return nil, err
 			}
 		}
-		unlock, err := o.file.Lock()
+		unlock, err := l.file.Lock()
 		if err != nil {
 			return nil, err
 		}
-		ready, err := o.look(l, b)
+		ready, err := l.look(more)
 		if ready && err == nil {
 			return unlock, nil
 		}
@@ -367,72 +351,13 @@ func (o *output) settle(l *Log, b *batch) (unlock func(), err error) {
 		if err != nil {
 			return nil, err
 		}
-		o.leave()
+		_ = l.leave()
 	}
 	return nil, errors.New("the file is moved away all the time")
 }
 
-// look reports whether the open file is the one to write to. If it is full, it moves it away.
-func (o *output) look(l *Log, b *batch) (ready bool, err error) {
-	own, err := o.file.Stat()
-	if err != nil {
-		return false, err
-	}
-	if size := own.Size(); size > 0 && size != o.size { // new to us, or somebody else wrote
-		if o.last, o.torn, err = end(o.file, size); err != nil {
-			return false, err
-		}
-		o.size = size
-	}
-	named, err := l.fs.Stat(l.path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !l.fs.SameFile(own, named) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	if own.Size() == 0 {
-		if err := o.begin(l); err != nil {
-			return false, err
-		}
-	}
-	if b == nil || l.maxSize == 0 || o.size == 0 || o.torn || o.size+b.size() <= l.maxSize {
-		return true, nil
-	}
-	return false, o.moveAway(l)
-}
-
-// begin finds the line that the first line of an empty file follows: the last one that is known, or
-// that of the file that was moved away last. Others may have written and moved that meanwhile.
-func (o *output) begin(l *Log) error {
-	fresh := o.size < 0
-	o.size, o.torn = 0, false
-	if !fresh || l.maxSize == 0 {
-		return nil
-	}
-	name, _, _, err := newest(l.path)
-	if name == "" || err != nil {
-		return err
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err == nil && info.Size() > 0 {
-		o.last, _, err = end(f, info.Size())
-	}
-	return err
-}
-
-// size is about how much b adds to a file.
-func (b *batch) size() int64 {
-	return int64(len(b.text) + len(b.ends)*(len(prevMember)+2*sha256.Size+len(lineEnd)+1))
-}
-
 // open opens the file at path, or creates it so that it is there after a crash, too.
-func (o *output) open(l *Log) error {
+func (l *Log) open() error {
 	f, err := l.fs.OpenFile(l.path)
 	if err != nil {
 		return err
@@ -448,12 +373,74 @@ func (o *output) open(l *Log) error {
 		f.Close()
 		return err
 	}
-	o.file, o.size = f, -1
+	l.file, l.size = f, -1
 	return nil
 }
 
+// leave closes the file and remembers its last line, which the next file goes on from.
+func (l *Log) leave() error {
+	if l.file == nil {
+		return nil
+	}
+	err := l.file.Close() // everything in it went through Sync
+	l.file = nil
+	return err
+}
+
+// look reports whether the open file is the one to write to. If it is full, it is moved away.
+func (l *Log) look(more int64) (ready bool, err error) {
+	own, err := l.file.Stat()
+	if err != nil {
+		return false, err
+	}
+	size, fresh := own.Size(), l.size < 0
+	if size > 0 && size != l.size { // new to us, or another process wrote
+		if l.last, l.torn, err = end(l.file, size); err != nil {
+			return false, err
+		}
+	}
+	named, err := l.fs.Stat(l.path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(own, named) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if l.size = size; size == 0 {
+		// The first line follows the last one that is known, or that of the file that was moved away
+		// last: another process may have written and moved that meanwhile.
+		l.torn = false
+		if fresh && l.maxSize > 0 {
+			return true, l.follow()
+		}
+		return true, nil
+	}
+	if more == 0 || l.maxSize == 0 || l.torn || size+more <= l.maxSize {
+		return true, nil
+	}
+	return false, l.moveAway()
+}
+
+// follow finds the last line of the file that was moved away last.
+func (l *Log) follow() error {
+	name, _, _, err := newest(l.path)
+	if name == "" || err != nil {
+		return err
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && info.Size() > 0 {
+		l.last, _, err = end(f, info.Size())
+	}
+	return err
+}
+
 // moveAway gives a full file its name: a number more than those that are there.
-func (o *output) moveAway(l *Log) error {
+func (l *Log) moveAway() error {
 	_, date, n, err := newest(l.path)
 	if err != nil {
 		return err
@@ -462,7 +449,7 @@ func (o *output) moveAway(l *Log) error {
 		date, n = today, 0
 	}
 	base, ext := split(l.path)
-	if err := l.fs.Rename(o.file, l.path, fmt.Sprintf("%s%s.%d%s", base, date, n+1, ext)); err != nil {
+	if err := l.fs.Rename(l.file, l.path, fmt.Sprintf("%s%s.%d%s", base, date, n+1, ext)); err != nil {
 		return err
 	}
 	return l.fs.SyncDir(filepath.Dir(l.path))
@@ -481,13 +468,14 @@ func newest(path string) (name, date string, number int, err error) {
 	base, ext := split(path)
 	entries, err := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {
-		middle, isOurs := strings.CutPrefix(filepath.Join(filepath.Dir(path), e.Name()), base)
+		full := filepath.Join(filepath.Dir(path), e.Name())
+		middle, isOurs := strings.CutPrefix(full, base)
 		middle, isFull := strings.CutSuffix(middle, ext)
 		d, digits, _ := strings.Cut(middle, ".")
 		n, invalid := strconv.Atoi(digits)
 		_, noDate := time.Parse(dateLayout, d)
 		if isOurs && isFull && invalid == nil && noDate == nil && n > 0 && (d > date || d == date && n > number) {
-			name, date, number = base+middle+ext, d, n
+			name, date, number = full, d, n
 		}
 	}
 	return name, date, number, err
@@ -496,16 +484,15 @@ func newest(path string) (name, date string, number int, err error) {
 // end returns the hash of the last line of a file that has the given size, not 0, and whether that
 // has no newline yet.
 func end(f io.ReaderAt, size int64) (last digest, torn bool, err error) {
-	to := size
-	one := make([]byte, 1)
-	if _, err := f.ReadAt(one, size-1); err != nil {
+	chunk := make([]byte, 4<<10)
+	if _, err := f.ReadAt(chunk[:1], size-1); err != nil {
 		return last, false, err
 	}
-	if torn = one[0] != '\n'; !torn {
+	to := size
+	if torn = chunk[0] != '\n'; !torn {
 		to--
 	}
 	from := to
-	chunk := make([]byte, 4<<10)
 	for from > 0 {
 		if to-from > maxTorn {
 			return last, false, fmt.Errorf("this is no audit log: it ends with more than %d bytes without a newline; move it away", maxTorn)
@@ -514,34 +501,13 @@ func end(f io.ReaderAt, size int64) (last digest, torn bool, err error) {
 		if _, err := f.ReadAt(part, from-int64(len(part))); err != nil {
 			return last, false, err
 		}
-		if i := bytes.LastIndexByte(part, '\n'); i >= 0 {
-			from -= int64(len(part) - i - 1)
+		i := bytes.LastIndexByte(part, '\n')
+		from -= int64(len(part) - i - 1)
+		if i >= 0 {
 			break
 		}
-		from -= int64(len(part))
 	}
 	h := sha256.New()
-	if _, err := io.Copy(h, io.NewSectionReader(f, from, to-from)); err != nil {
-		return last, false, err
-	}
-	h.Sum(last[:0])
-	return last, torn, nil
-}
-
-// leave closes the file and remembers its last line, which the next file goes on from.
-func (o *output) leave() {
-	if o.file != nil {
-		o.file.Close() // everything in it went through Sync
-		o.file = nil
-	}
-}
-
-// close closes the file for good, or until it is looked at again.
-func (o *output) close() error {
-	if o.file == nil {
-		return nil
-	}
-	err := o.file.Close()
-	o.file = nil
-	return err
+	_, err = io.Copy(h, io.NewSectionReader(f, from, to-from))
+	return digest(h.Sum(nil)), torn, err
 }

@@ -73,10 +73,8 @@ func contents(t *testing.T, paths ...string) (got []string) {
 			got = append(got, i.Serial)
 			continue
 		}
-		e, ok := errors.AsType[*auditlog.LineError](err)
-		require.True(t, ok, "%v", err)
 		for name, kind := range map[string]error{"torn": auditlog.ErrTorn, "malformed": auditlog.ErrMalformed, "chain": auditlog.ErrChain} {
-			if errors.Is(e, kind) {
+			if errors.Is(err, kind) {
 				got = append(got, strings.Trim(name+" "+i.Serial, " "))
 			}
 		}
@@ -128,7 +126,6 @@ func TestFormat(t *testing.T) {
 		got = append(got, i)
 	}
 	require.Equal(t, []ca.Issuance{*all, {}}, got)
-	assert.Contains(t, l.String(), path)
 }
 
 // Names from outside cannot break out of their line.
@@ -173,20 +170,23 @@ func TestRefused(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.NoError(t, l.Record(t.Context(), record("1"))) })
 		synctest.Wait() // the disk is at work, so the rest shares a write
-		bad := map[string]func(*ca.Issuance){
-			"65536 bytes":  func(i *ca.Issuance) { i.Caller = strings.Repeat("x", 65_500) },
-			"RFC 3339":     func(i *ca.Issuance) { i.Time = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
-			"that RFC":     func(i *ca.Issuance) { i.NotAfter = time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC) },
-			"a year":       func(i *ca.Issuance) { i.NotBefore = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
-			"4 nor 16":     func(i *ca.Issuance) { i.IPs = []net.IP{{1, 2, 3}} },
-			"bytes":        func(i *ca.Issuance) { i.DNSNames = make([]string, 30_000) },
-			"of more than": func(i *ca.Issuance) { i.Caller = strings.Repeat("\x01", 20_000) },
+		bad := []struct {
+			want  string
+			spoil func(*ca.Issuance)
+		}{
+			{"65536 bytes", func(i *ca.Issuance) { i.Caller = strings.Repeat("x", 65_500) }},
+			{"year", func(i *ca.Issuance) { i.Time = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
+			{"year", func(i *ca.Issuance) { i.NotAfter = time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC) }},
+			{"year", func(i *ca.Issuance) { i.NotBefore = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
+			{"4 nor 16", func(i *ca.Issuance) { i.IPs = []net.IP{{1, 2, 3}} }},
+			{"bytes", func(i *ca.Issuance) { i.DNSNames = make([]string, 30_000) }},
+			{"of more than", func(i *ca.Issuance) { i.Caller = strings.Repeat("\x01", 20_000) }},
 		}
 		n := 0
-		for want, spoil := range bad {
+		for _, tt := range bad {
 			i := record("bad")
-			spoil(i)
-			require.ErrorContains(t, l.Record(t.Context(), i), want)
+			tt.spoil(i)
+			require.ErrorContains(t, l.Record(t.Context(), i), tt.want)
 			serial := fmt.Sprint(n)
 			wg.Go(func() { assert.NoError(t, l.Record(t.Context(), record(serial))) })
 			synctest.Wait()

@@ -1,11 +1,6 @@
 package auditlog
 
-import (
-	"encoding/hex"
-	"fmt"
-
-	"github.com/svidkit/svidkit/pki/ca"
-)
+import "github.com/svidkit/svidkit/pki/ca"
 
 // Faults stands between a Log and its disk. A nil function does nothing.
 type Faults struct {
@@ -86,11 +81,14 @@ func (l *Log) Pending() int {
 	if l.pending == nil {
 		return 0
 	}
-	return len(l.pending.ends)
+	return len(l.pending.lines)
 }
 
 // Line returns the line of i, without a newline.
 func Line(i *ca.Issuance, prev [32]byte) (string, error) {
-	body, err := appendBody(nil, i)
-	return fmt.Sprintf("%s%s%s%s", body, prevMember, hex.EncodeToString(prev[:]), lineEnd), err
+	line, err := encode(i)
+	if err == nil {
+		link(line, prev)
+	}
+	return string(line), err
 }

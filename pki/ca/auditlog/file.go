@@ -12,7 +12,6 @@ import (
 type fileSystem interface {
 	OpenFile(path string) (file, error) // for appending and reading; created with the mode 0600
 	Stat(path string) (fs.FileInfo, error)
-	SameFile(a, b fs.FileInfo) bool
 	Rename(f file, from, to string) error // f is open at from
 	SyncDir(dir string) error
 }
@@ -36,7 +35,6 @@ func (osFileSystem) OpenFile(path string) (file, error) {
 }
 
 func (osFileSystem) Stat(path string) (fs.FileInfo, error) { return os.Stat(path) }
-func (osFileSystem) SameFile(a, b fs.FileInfo) bool        { return os.SameFile(a, b) }
 
 type osFile struct{ *os.File }
 

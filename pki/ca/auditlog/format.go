@@ -3,180 +3,119 @@ package auditlog
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// What comes between a record and the hash of the line before it, and after that.
+// record is a line; see the package comment.
+type record struct {
+	Time        time.Time `json:"time"`
+	Kind        string    `json:"kind,omitempty"`
+	Serial      string    `json:"serial,omitempty"`
+	ID          string    `json:"id,omitempty"`
+	DNSNames    []string  `json:"dns_names,omitempty"`
+	IPs         []string  `json:"ips,omitempty"`
+	Audience    []string  `json:"audience,omitempty"`
+	NotBefore   time.Time `json:"not_before,omitzero"`
+	NotAfter    time.Time `json:"not_after,omitzero"`
+	Issuer      string    `json:"issuer,omitempty"`
+	Fingerprint string    `json:"fingerprint,omitempty"`
+	PublicKey   string    `json:"public_key,omitempty"`
+	Caller      string    `json:"caller,omitempty"`
+	Method      string    `json:"method,omitempty"`
+	Prev        string    `json:"prev"`
+}
+
+// The end of each line: what comes before and after the hash of the line before it.
 const (
 	prevMember = `,"prev":"`
 	lineEnd    = `"}`
+	endLen     = len(prevMember) + 2*sha256.Size + len(lineEnd)
 )
 
-// appendBody appends the line of i up to prevMember.
-func appendBody(b []byte, i *ca.Issuance) ([]byte, error) {
-	b = append(b, `{"time":`...)
-	b, err := appendTime(b, i.Time)
-	if err != nil {
+type digest = [sha256.Size]byte
+
+// encode returns the line of i without its newline, after a line of zeros: see link.
+func encode(i *ca.Issuance) ([]byte, error) {
+	text := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+	list := func(all []string) (out []string) {
+		for _, s := range all {
+			out = append(out, text(s))
+		}
+		return out
+	}
+	r := record{
+		Time: i.Time.UTC(), Kind: text(i.Kind), Serial: text(i.Serial), DNSNames: list(i.DNSNames), Audience: list(i.Audience),
+		NotBefore: i.NotBefore.UTC(), NotAfter: i.NotAfter.UTC(), Issuer: text(i.Issuer), Fingerprint: text(i.Fingerprint),
+		PublicKey: text(i.PublicKey), Caller: text(i.Caller), Method: text(i.Method), Prev: strings.Repeat("0", 2*sha256.Size),
+	}
+	if !i.ID.IsZero() {
+		r.ID = i.ID.String()
+	}
+	for _, ip := range i.IPs {
+		if ip.To16() == nil {
+			return nil, errors.New("an IP address has neither 4 nor 16 bytes")
+		}
+		r.IPs = append(r.IPs, ip.String())
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(r); err != nil {
 		return nil, err
 	}
-	b = appendText(b, "kind", i.Kind)
-	b = appendText(b, "serial", i.Serial)
-	if !i.ID.IsZero() {
-		b = appendText(b, "id", i.ID.String())
+	line := bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
+	if len(line) > maxLine {
+		return nil, fmt.Errorf("it would be a line of more than %d bytes", maxLine)
 	}
-	b = appendList(b, "dns_names", i.DNSNames)
-	if len(i.IPs) > 0 {
-		ips := make([]string, len(i.IPs))
-		for n, ip := range i.IPs {
-			if ip.To16() == nil {
-				return nil, errors.New("an IP address has neither 4 nor 16 bytes")
-			}
-			ips[n] = ip.String()
-		}
-		b = appendList(b, "ips", ips)
-	}
-	b = appendList(b, "audience", i.Audience)
-	for _, t := range []struct {
-		name string
-		time time.Time
-	}{{"not_before", i.NotBefore}, {"not_after", i.NotAfter}} {
-		if t.time.IsZero() {
-			continue
-		}
-		if b, err = appendTime(appendName(b, t.name), t.time); err != nil {
-			return nil, err
-		}
-	}
-	b = appendText(b, "issuer", i.Issuer)
-	b = appendText(b, "fingerprint", i.Fingerprint)
-	b = appendText(b, "public_key", i.PublicKey)
-	b = appendText(b, "caller", i.Caller)
-	return appendText(b, "method", i.Method), nil
+	return line, nil
 }
 
-func appendName(b []byte, name string) []byte {
-	b = append(b, ',', '"')
-	b = append(b, name...)
-	return append(b, '"', ':')
+// link makes line, which encode returned, follow one with the hash prev, and returns its own hash.
+func link(line []byte, prev digest) digest {
+	hex.Encode(line[len(line)-len(lineEnd)-2*sha256.Size:], prev[:])
+	return sha256.Sum256(line)
 }
 
-func appendText(b []byte, name, text string) []byte {
-	if text == "" {
-		return b
+// parse reads a line. prev is what it says of the line before. Only what encode would write is a record:
+// one value has one form.
+func parse(line []byte) (i ca.Issuance, prev digest, err error) {
+	var r record
+	if err := json.Unmarshal(line, &r); err != nil {
+		return i, prev, err
 	}
-	return appendValue(appendName(b, name), text)
-}
-
-func appendValue(b []byte, text string) []byte {
-	return strictjson.AppendText(b, strings.ToValidUTF8(text, "\uFFFD"))
-}
-
-func appendList(b []byte, name string, list []string) []byte {
-	if len(list) == 0 {
-		return b
+	i = ca.Issuance{
+		Time: r.Time, Kind: r.Kind, Serial: r.Serial, DNSNames: r.DNSNames, Audience: r.Audience, NotBefore: r.NotBefore, NotAfter: r.NotAfter,
+		Issuer: r.Issuer, Fingerprint: r.Fingerprint, PublicKey: r.PublicKey, Caller: r.Caller, Method: r.Method,
 	}
-	b = append(appendName(b, name), '[')
-	for n, text := range list {
-		if n > 0 {
-			b = append(b, ',')
-		}
-		b = appendValue(b, text)
+	i.ID, _ = spiffe.ParseID(r.ID) // what cannot be read is then not what stands there
+	for _, text := range r.IPs {
+		i.IPs = append(i.IPs, net.ParseIP(text))
 	}
-	return append(b, ']')
-}
-
-func appendTime(b []byte, t time.Time) ([]byte, error) {
-	t = t.UTC()
-	if y := t.Year(); y < 0 || y > 9999 {
-		return nil, errors.New("a time has a year that RFC 3339 cannot write")
+	again, err := encode(&i)
+	if n, _ := hex.Decode(prev[:], []byte(r.Prev[:min(len(r.Prev), 2*sha256.Size)])); err == nil && n == sha256.Size {
+		link(again, prev)
 	}
-	return append(t.AppendFormat(append(b, '"'), time.RFC3339Nano), '"'), nil
-}
-
-// parse reads a line. prev is what it says of the line before. Only what appendBody would write is
-// a record: one value has one form.
-func parse(line []byte) (i ca.Issuance, prev []byte, err error) {
-	r := strictjson.NewReader(line)
-	for member := range r.Members() {
-		switch string(member) {
-		case "time":
-			i.Time = readTime(r)
-		case "kind":
-			i.Kind = readText(r)
-		case "serial":
-			i.Serial = readText(r)
-		case "id":
-			i.ID, _ = spiffe.ParseID(readText(r))
-		case "dns_names":
-			i.DNSNames = readList(r)
-		case "ips":
-			for _, text := range readList(r) {
-				i.IPs = append(i.IPs, net.ParseIP(text))
-			}
-		case "audience":
-			i.Audience = readList(r)
-		case "not_before":
-			i.NotBefore = readTime(r)
-		case "not_after":
-			i.NotAfter = readTime(r)
-		case "issuer":
-			i.Issuer = readText(r)
-		case "fingerprint":
-			i.Fingerprint = readText(r)
-		case "public_key":
-			i.PublicKey = readText(r)
-		case "caller":
-			i.Caller = readText(r)
-		case "method":
-			i.Method = readText(r)
-		case "prev":
-			prev, _ = r.Text()
-		}
-	}
-	if err := r.End(); err != nil {
-		return ca.Issuance{}, nil, err
-	}
-	again, err := appendBody(make([]byte, 0, len(line)), &i)
-	again = append(again, prevMember...)
-	again = append(again, prev...)
-	again = append(again, lineEnd...)
-	if err != nil || !isHash(prev) || !bytes.Equal(again, line) {
-		return ca.Issuance{}, nil, errors.New("its members are not those of a record, or not written as this package writes them")
+	if err != nil || !bytes.Equal(again, line) {
+		return ca.Issuance{}, prev, errors.New("its members are not those of a record, or not written as this package writes them")
 	}
 	return i, prev, nil
 }
 
-func isHash(text []byte) bool {
-	for _, c := range text {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
+// finished reports whether line has the end that each record has and no part of one: inside of a
+// string its quotes would have backslashes.
+func finished(line []byte) bool {
+	if len(line) < endLen {
+		return false
 	}
-	return len(text) == 2*sha256.Size
-}
-
-// What the next functions cannot read becomes a zero value, which is then not what stands there.
-
-func readText(r *strictjson.Reader) string {
-	text, _ := r.Text()
-	return string(text)
-}
-
-func readList(r *strictjson.Reader) (list []string) {
-	for range r.Elements() {
-		list = append(list, readText(r))
-	}
-	return list
-}
-
-func readTime(r *strictjson.Reader) time.Time {
-	t, _ := time.Parse(time.RFC3339Nano, readText(r))
-	return t
+	end := line[len(line)-endLen:]
+	return bytes.HasPrefix(end, []byte(prevMember)) && bytes.HasSuffix(end, []byte(lineEnd))
 }

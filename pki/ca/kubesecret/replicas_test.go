@@ -48,8 +48,8 @@ var (
 // settings are those of all replicas. A root is replaced within two hours.
 func settings() ca.Config {
 	return ca.Config{
-		TrustDomain: domain, DefaultTTL: time.Hour, MaxTTL: time.Hour, RefreshHint: 2 * time.Minute, Propagation: 10 * time.Minute, SyncInterval: time.Minute,
-		ManualRotation: true,
+		TrustDomain: domain, DefaultTTL: time.Hour, MaxTTL: time.Hour, RefreshHint: 2 * time.Minute, SyncInterval: time.Minute,
+		Rotation: ca.Rotation{Manual: true, Propagation: 10 * time.Minute},
 	}
 }
 
@@ -193,9 +193,9 @@ func (f *fleet) converged() {
 	}
 }
 
-func describe(roots []ca.RootStatus) (out []string) {
+func describe(roots []ca.KeyStatus) (out []string) {
 	for _, r := range roots {
-		out = append(out, fmt.Sprint(r.Serial(), " ", r.Phase))
+		out = append(out, fmt.Sprint(r.ID, " ", r.Phase))
 	}
 	return out
 }
@@ -256,7 +256,7 @@ func TestRacingCreate(t *testing.T) {
 					}
 					for _, r := range f.replicas {
 						require.Len(t, r.Roots(), 1)
-						assert.Equal(t, history[0].active, r.Roots()[0].Serial())
+						assert.Equal(t, history[0].active, r.Roots()[0].ID)
 					}
 				})
 			})
@@ -293,7 +293,7 @@ func TestRacingRotate(t *testing.T) {
 								switch {
 								case err == nil:
 									winners++
-									accepted[root.Serial()] = true
+									accepted[root.ID] = true
 								case !errors.Is(err, ca.ErrRotating):
 									failed++
 								}
@@ -319,7 +319,7 @@ func TestRacingRotate(t *testing.T) {
 						if winners == 1 {
 							assert.Equal(t, 1, added)
 						}
-						time.Sleep(f.cfg.Propagation)
+						time.Sleep(f.cfg.Rotation.Propagation)
 						f.converged()
 					}
 					news := map[string]bool{}
@@ -417,8 +417,8 @@ func chaos(t *testing.T, n int, span time.Duration) {
 					defer mu.Unlock()
 					switch {
 					case err == nil:
-						assert.False(t, accepted[root.Serial()], "two rotations with one root")
-						accepted[root.Serial()] = true
+						assert.False(t, accepted[root.ID], "two rotations with one root")
+						accepted[root.ID] = true
 					case !errors.Is(err, ca.ErrRotating):
 						unsure++
 					}
@@ -508,10 +508,10 @@ func TestOthersTouchTheSecret(t *testing.T) {
 			}
 		}
 		assert.Equal(t, 2, created, "at the start, and now")
-		time.Sleep(f.cfg.Propagation)
+		time.Sleep(f.cfg.Rotation.Propagation)
 		f.converged()
 		for _, r := range f.replicas {
-			i := slices.IndexFunc(r.Roots(), func(s ca.RootStatus) bool { return s.Serial() == root.Serial() })
+			i := slices.IndexFunc(r.Roots(), func(s ca.KeyStatus) bool { return s.ID == root.ID })
 			require.GreaterOrEqual(t, i, 0)
 			assert.Equal(t, ca.Active, r.Roots()[i].Phase)
 		}
@@ -590,7 +590,7 @@ func TestAdoption(t *testing.T) {
 
 				_, err := f.replicas[1].Rotate(t.Context())
 				require.NoError(t, err)
-				time.Sleep(f.cfg.Propagation)
+				time.Sleep(f.cfg.Rotation.Propagation)
 				f.converged()
 				for _, r := range f.replicas {
 					require.Len(t, r.Roots(), 2)
@@ -652,7 +652,7 @@ func TestIstioReads(t *testing.T) {
 	for _, algorithm := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.RSA2048} {
 		synctest.Test(t, func(t *testing.T) {
 			cfg := settings()
-			cfg.KeyAlgorithm = algorithm
+			cfg.Rotation.KeyAlgorithm = algorithm
 			f := newFleet(t, cfg)
 			f.open(2)
 			first := readsAsIstio(t, stored(t, f.server, path))
@@ -662,7 +662,7 @@ func TestIstioReads(t *testing.T) {
 			during := readsAsIstio(t, stored(t, f.server, path))
 			assert.True(t, first.Equal(during), "the new root does not sign yet")
 			assert.Len(t, certificates(t, stored(t, f.server, path).Data["root-cert.pem"]), 2)
-			time.Sleep(cfg.Propagation)
+			time.Sleep(cfg.Rotation.Propagation)
 			f.converged()
 			assert.False(t, first.Equal(readsAsIstio(t, stored(t, f.server, path))))
 			time.Sleep(2 * time.Hour)

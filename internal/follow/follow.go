@@ -1,0 +1,374 @@
+// Package follow reads a set of small files, such as a certificate with its key and its roots, and reads them
+// again whenever they change.
+//
+//	f := follow.New([]string{"/certs/tls.crt", "/certs/tls.key"}, take, nil)
+//	if err := f.Read(ctx); err != nil { … }
+//	go f.Run(ctx) // in a group that waits for it
+//
+// The take function parses the files and publishes the result. If it returns an error, what it published
+// before stays in use, and [Follower.Status] returns the error until the files are in order again.
+//
+// # What counts as a change
+//
+// The contents count, and nothing else: a file that is written in place, replaced by a rename or
+// reached through a link that is swapped (as "..data" in the volumes of Kubernetes) is new if its bytes are, and
+// a file that is only touched is not. All files are read together, and given to take when two reads in a
+// row have found the same in all of them. Writers that take longer than that leave a
+// set that does not fit together, such as a certificate with the key of another one: take must
+// refuse that.
+//
+// Notifications of the operating system say when to look, and a slow poll finds what no notification
+// announced, as on network file systems.
+package follow
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	defaultPoll = 5 * time.Second
+	maxSize     = 1 << 20 // bytes of a file
+
+	settle     = 100 * time.Millisecond // between the two reads that have to agree
+	pause      = 10 * time.Millisecond  // from a notification to a read, for those that come together
+	maxSettle  = 5 * time.Second        // after which files that keep changing are given to take as they are
+	readTries  = 20                     // of Read
+	retryAfter = time.Minute            // after which files that were refused are given to take again, as time may mend them
+)
+
+// Options changes how a [Follower] works. The zero value is the usual.
+type Options struct {
+	// FS has the files; nil means the file system of the host, with its notifications. There are none
+	// for another FS, which is polled.
+	FS fs.FS
+
+	// Poll is how often the files are read without a notification; 0 means every 5 seconds.
+	Poll time.Duration
+
+	// Logger gets a warning when files are refused while Run follows them; nil means silence.
+	Logger *slog.Logger
+}
+
+// Follower follows a set of files; [New] makes one. Its methods are safe for concurrent use.
+type Follower struct {
+	paths []string
+	take  func(context.Context, Files) error
+	o     Options
+
+	reading sync.Mutex // held while files are read and taken; guards the next five
+	taken   digest     // of what take accepted last
+	refused digest     // of what could not be taken since
+	retry   time.Time  // when to give take the same again
+	pending digest     // of what was read last, and not given to take yet
+	since   time.Time  // when pending was first not what was taken
+
+	mu      sync.Mutex // guards what Status returns
+	checked time.Time
+	err     error
+}
+
+type digest = [sha256.Size]byte
+
+// New returns a Follower of the files at paths. It reads nothing. The function take is called by one
+// goroutine at a time, with all files; those that do not exist are not among them. It owns what it is
+// given. A nil o is the same as zero Options.
+func New(paths []string, take func(context.Context, Files) error, o *Options) *Follower {
+	if o == nil {
+		o = &Options{}
+	}
+	f := &Follower{paths: slices.Clone(paths), take: take, o: *o}
+	f.o.Poll = cmp.Or(f.o.Poll, defaultPoll)
+	f.o.Logger = cmp.Or(f.o.Logger, slog.New(slog.DiscardHandler))
+	return f
+}
+
+// Read reads the files, until two reads in a row agree, and gives them to take. The error is the one of
+// take, or says which file cannot be read, or wraps the cause of ctx's end. It is for the start: it has
+// take judge also what was judged before.
+func (f *Follower) Read(ctx context.Context) error {
+	f.reading.Lock()
+	defer f.reading.Unlock()
+	files, sum, err := f.read()
+	for range readTries {
+		again, next, nextErr := f.read()
+		if stable := next == sum; stable {
+			break
+		}
+		files, sum, err = again, next, nextErr
+		if !sleep(ctx, settle) {
+			return context.Cause(ctx)
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return f.give(ctx, files, sum, err)
+}
+
+// Run reads the files again when they change, and gives them to take, until ctx is done. It returns
+// context.Cause(ctx).
+func (f *Follower) Run(ctx context.Context) error {
+	w := f.watch()
+	defer w.close()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	next := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case _, open := <-w.events:
+			if !open {
+				w.events = nil // the system has given up: polling remains
+			} else if at := time.Now().Add(pause); at.Before(next) {
+				next = at
+				timer.Reset(pause)
+			}
+		case <-timer.C:
+			w.update(f.paths)
+			wait := f.look(ctx)
+			next = time.Now().Add(wait)
+			timer.Reset(wait)
+		}
+	}
+}
+
+// Status returns when the files were last found to be in order, and why they were not since, or nil.
+func (f *Follower) Status() (checked time.Time, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.checked, f.err
+}
+
+// look reads the files once, gives them to take if that is due, and returns when to look again.
+func (f *Follower) look(ctx context.Context) time.Duration {
+	f.reading.Lock()
+	defer f.reading.Unlock()
+	files, sum, err := f.read()
+	now := time.Now()
+	switch {
+	case sum == f.taken:
+		f.pending, f.since, f.refused = digest{}, time.Time{}, digest{}
+		f.note(nil)
+		return f.o.Poll
+	case sum == f.refused && now.Before(f.retry):
+		f.pending, f.since = digest{}, time.Time{}
+		return min(f.o.Poll, f.retry.Sub(now))
+	}
+	if f.since.IsZero() {
+		f.since = now
+	}
+	if sum != f.pending && sum != f.refused && now.Sub(f.since) < maxSettle {
+		f.pending = sum // a writer may still be at work
+		return settle
+	}
+	f.pending, f.since = digest{}, time.Time{}
+	known := sum == f.refused
+	if err := f.give(ctx, files, sum, err); err != nil && !known {
+		f.o.Logger.LogAttrs(ctx, slog.LevelWarn, "files refused, the ones before stay in use", slog.Any("err", err))
+	}
+	return f.o.Poll
+}
+
+// give has take judge what was read; reading is held.
+func (f *Follower) give(ctx context.Context, files Files, sum digest, err error) error {
+	if err == nil {
+		err = f.take(ctx, files)
+	}
+	if err != nil {
+		f.refused, f.retry = sum, time.Now().Add(retryAfter)
+	} else {
+		f.taken, f.refused = sum, digest{}
+	}
+	f.note(err)
+	return err
+}
+
+func (f *Follower) note(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err = err; err == nil {
+		f.checked = time.Now().Round(0)
+	}
+}
+
+// read reads all files. The sum covers the contents, which files exist, and the error.
+func (f *Follower) read() (Files, digest, error) {
+	files, h := Files{}, sha256.New()
+	var errs []error
+	for _, path := range f.paths {
+		file, err := f.readOne(path)
+		size := int64(len(file.Data))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			size = -1
+		case err != nil:
+			size = -2
+			errs = append(errs, err)
+		default:
+			files[path] = file
+		}
+		_ = binary.Write(h, binary.BigEndian, size) // a Hash does not fail
+		h.Write(file.Data)
+	}
+	err := errors.Join(errs...)
+	if err != nil {
+		h.Write([]byte(err.Error()))
+	}
+	return files, digest(h.Sum(nil)), err
+}
+
+func (f *Follower) readOne(path string) (File, error) {
+	stat, open := os.Stat, func(path string) (fs.File, error) { return os.Open(path) }
+	if f.o.FS != nil {
+		stat, open = func(path string) (fs.FileInfo, error) { return fs.Stat(f.o.FS, path) }, f.o.FS.Open
+	}
+	if info, err := stat(path); err != nil {
+		return File{}, err
+	} else if !info.Mode().IsRegular() { // to open a pipe would block
+		return File{}, fmt.Errorf("%s is not a regular file", path)
+	}
+	file, err := open(path)
+	if err != nil {
+		return File{}, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return File{}, err
+	}
+	data, err := io.ReadAll(io.LimitReader(file, maxSize+1))
+	if err != nil {
+		return File{}, err
+	}
+	if len(data) > maxSize {
+		return File{}, fmt.Errorf("%s has more than %d bytes", path, maxSize)
+	}
+	return File{Data: data, ModTime: info.ModTime()}, nil
+}
+
+// File is one file as it was read.
+type File struct {
+	Data    []byte
+	ModTime time.Time
+}
+
+// Files are the files that exist, by path. It is an [fs.FS] for those that read one.
+type Files map[string]File
+
+// Open implements [fs.FS].
+func (f Files) Open(name string) (fs.File, error) {
+	file, ok := f[name]
+	if !ok {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return &openFile{Reader: bytes.NewReader(file.Data), info: fileInfo{name, file}}, nil
+}
+
+type openFile struct {
+	*bytes.Reader
+	info fileInfo
+}
+
+func (f *openFile) Stat() (fs.FileInfo, error) { return f.info, nil }
+func (f *openFile) Close() error               { return nil }
+
+type fileInfo struct {
+	name string
+	file File
+}
+
+func (i fileInfo) Name() string       { return filepath.Base(i.name) }
+func (i fileInfo) Size() int64        { return int64(len(i.file.Data)) }
+func (i fileInfo) Mode() fs.FileMode  { return 0o400 }
+func (i fileInfo) ModTime() time.Time { return i.file.ModTime }
+func (i fileInfo) IsDir() bool        { return false }
+func (i fileInfo) Sys() any           { return nil }
+
+// watcher wakes Run. The zero value, for files without notifications, does so never.
+type watcher struct {
+	notify *fsnotify.Watcher
+	events <-chan fsnotify.Event
+	errors sync.WaitGroup
+	dirs   map[string]bool
+}
+
+// watch returns a watcher that watches nothing yet. If the system has no room for one, polling remains.
+func (f *Follower) watch() *watcher {
+	w := &watcher{dirs: map[string]bool{}}
+	if f.o.FS != nil {
+		return w
+	}
+	notify, err := fsnotify.NewWatcher()
+	if err != nil {
+		f.o.Logger.Warn("no notifications about files, polling them", slog.Any("err", err), slog.Duration("every", f.o.Poll))
+		return w
+	}
+	w.notify, w.events = notify, notify.Events
+	w.errors.Go(func() {
+		for range notify.Errors { // an overflow, mostly: the poll finds what was lost
+		}
+	})
+	return w
+}
+
+// update watches the folders that the paths are in now, as they are named and as links lead to them.
+func (w *watcher) update(paths []string) {
+	if w.notify == nil {
+		return
+	}
+	dirs := map[string]bool{}
+	for _, path := range paths {
+		dirs[filepath.Dir(path)] = true
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			dirs[filepath.Dir(real)] = true
+		}
+	}
+	for dir := range w.dirs {
+		if !dirs[dir] {
+			_ = w.notify.Remove(dir) // it may be gone, and its watch with it
+			delete(w.dirs, dir)
+		}
+	}
+	for dir := range dirs {
+		// Adding again does nothing, unless the folder is another one than before.
+		if w.notify.Add(dir) == nil {
+			w.dirs[dir] = true
+		}
+	}
+}
+
+func (w *watcher) close() {
+	if w.notify != nil {
+		_ = w.notify.Close()
+		w.errors.Wait()
+	}
+}
+
+// sleep reports whether the wait was over before ctx was done.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,338 @@
+package rotation
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// MaxKeys bounds the keys of each kind in the bundle: every verifier of the trust domain parses and
+// searches it.
+const MaxKeys = 64
+
+// ErrRotating says that a key cannot be prepared.
+var ErrRotating = errors.New("a rotation is under way")
+
+// Document is what an authority must not lose. It never changes once it is shared: time moves it on, by
+// [Document.Advance] and in the same way for all that have it, and the other methods that change it
+// are for a [Document.Clone].
+type Document struct {
+	Authority string   // random, chosen when the CA was made: two CAs of one trust domain are not the same
+	Revision  uint64   // grows by one with each write
+	Writer    string   // random, chosen for each write: a reader knows by it whether a write was its own
+	Sequence  uint64   // of the bundle
+	Keys      [2][]Key // by kind, oldest first; at most one is Active, and of roots exactly one, unless there are none
+
+	Others map[string][]byte // items of the record that are not ours
+}
+
+// Clone returns a document that may be changed, keys included.
+func (d *Document) Clone() *Document {
+	c := *d
+	for kind := range c.Keys {
+		c.Keys[kind] = slices.Clone(d.Keys[kind])
+	}
+	return &c
+}
+
+// In returns the first key of a kind that is in a phase, or nil. It is a part of d.
+func (d *Document) In(kind Kind, p Phase) *Key {
+	if i := slices.IndexFunc(d.Keys[kind], func(k Key) bool { return k.Phase == p }); i >= 0 {
+		return &d.Keys[kind][i]
+	}
+	return nil
+}
+
+// Find returns the key with this ID, or nil. It is a part of d.
+func (d *Document) Find(id string) *Key {
+	for _, keys := range d.Keys {
+		for i := range keys {
+			if keys[i].ID == id {
+				return &keys[i]
+			}
+		}
+	}
+	return nil
+}
+
+// Remove takes a key out.
+func (d *Document) Remove(id string) {
+	for kind := range d.Keys {
+		d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.ID == id })
+	}
+}
+
+// Ends are the latest ends of what the active key of each kind signed; zero for nothing.
+type Ends [2]time.Time
+
+// Advance returns d as it is at now, and the steps that lead there. Nil ends are for replicas, which do
+// not know what the others signed.
+func (d *Document) Advance(ends *Ends, now time.Time) (*Document, []Step) {
+	next := *d
+	var steps []Step
+	for kind, keys := range d.Keys {
+		var last *time.Time
+		if ends != nil {
+			last = &ends[kind]
+		}
+		after, more := advance(keys, last, now)
+		next.Keys[kind], steps = after, append(steps, more...)
+	}
+	if len(steps) == 0 {
+		return d, nil
+	}
+	for _, s := range steps {
+		if len(s.Retired) > 0 {
+			next.Sequence++
+		}
+	}
+	return &next, steps
+}
+
+// Next returns when time takes the next step; zero for never.
+func (d *Document) Next() time.Time {
+	a, b := nextStep(d.Keys[Root]), nextStep(d.Keys[Token])
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// NumberOfNext returns the sequence number of the bundle after an authority has decided something that
+// changes what is in d, or when. It is more than any number that time alone leads to from d: replicas that
+// have not heard of the decision yet may get there, and two bundles must not have one number
+// (BND-17).
+func (d *Document) NumberOfNext() uint64 {
+	n := d.Sequence + 1
+	for kind, keys := range d.Keys {
+		for _, k := range keys {
+			if k.Phase == Retiring || k.Phase == Trusted || k.Phase == Active && d.In(Kind(kind), Distributing) != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Contents returns what the bundle has, but for the sequence number and the hint.
+func (d *Document) Contents() spiffe.BundleContents {
+	var c spiffe.BundleContents
+	for _, k := range d.Keys[Root] {
+		c.X509Authorities = append(c.X509Authorities, k.Cert)
+	}
+	if len(d.Keys[Token]) > 0 {
+		c.JWTAuthorities = make(map[string]crypto.PublicKey, len(d.Keys[Token]))
+	}
+	for _, k := range d.Keys[Token] {
+		c.JWTAuthorities[k.ID] = k.Public
+	}
+	return c
+}
+
+// MayPrepare returns an error that wraps [ErrRotating] if no key of this kind can be prepared now. Room is needed
+// for a key that is added.
+func (d *Document) MayPrepare(kind Kind, adds bool) error {
+	if k := d.In(kind, Distributing); k != nil {
+		return fmt.Errorf("%w: %v %s activates at %s", ErrRotating, kind, k.ID, k.Activates.UTC().Format(time.RFC3339))
+	}
+	if keys := d.Keys[kind]; len(keys) >= MaxKeys && adds {
+		return fmt.Errorf("%w: %d %vs are in the bundle, the next one to retire does so at %s", ErrRotating, len(keys), kind, nextStep(keys).UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// Prepare adds a key, to be active after at least wait, when all verifiers have heard of it. It returns the
+// key as it was added.
+func (d *Document) Prepare(fresh Key, wait time.Duration, now time.Time) Key {
+	kind := fresh.Kind()
+	if k := d.In(kind, Active); k != nil {
+		wait = max(wait, k.Propagation)
+	}
+	fresh.Phase, fresh.Prepared, fresh.Activates, fresh.Met = Distributing, now, now.Add(wait), now
+	d.Keys[kind] = append(d.Keys[kind], fresh)
+	d.Sequence++
+	return fresh
+}
+
+// Renew puts a key in the place of the active one of its kind, at once.
+func (d *Document) Renew(renewed Key, now time.Time) {
+	renewed.Prepared, renewed.Activates = now, now
+	*d.In(renewed.Kind(), Active) = renewed
+	d.Sequence++
+}
+
+// NeedsSuccessor reports whether a key, when it is tainted, must be followed by another. A full bundle has
+// no room for one yet.
+func (d *Document) NeedsSuccessor(id string) bool {
+	k := d.Find(id)
+	return k != nil && !k.Tainted &&
+		(k.Phase == Distributing || k.Phase == Active && d.In(k.Kind(), Distributing) == nil && len(d.Keys[k.Kind()]) < MaxKeys)
+}
+
+// Taint taints a key, which takes a distributing one out and limits the rest of a retiring one's time, and
+// reports whether it was there and not tainted yet.
+func (d *Document) Taint(id string, grace time.Duration, now time.Time) bool {
+	k := d.Find(id)
+	if k == nil || k.Tainted {
+		return false
+	}
+	if k.Phase == Distributing {
+		d.Remove(id)
+		return true
+	}
+	k.Tainted, k.TaintGrace = true, grace
+	if end := now.Add(grace); k.Phase != Active && (k.Retires.IsZero() || end.Before(k.Retires)) {
+		k.Retires = end
+	}
+	return true
+}
+
+// Raise makes the terms of keys that sign, or will, at least these. It reports whether any was less.
+func (d *Document) Raise(kind Kind, to Terms) (raised bool) {
+	for i, k := range d.Keys[kind] {
+		if t := k.Terms.Raise(to); (k.Phase == Active || k.Phase == Distributing) && t != k.Terms {
+			d.Keys[kind][i].Terms, raised = t, true
+		}
+	}
+	return raised
+}
+
+// Merge returns d, which was read at now, with what the keys that are known already have beside what is
+// stored: a reading of the monotonic clock, when they were first met, and the very same certificates.
+func (d *Document) Merge(known *Document, now time.Time) *Document {
+	d = d.Clone()
+	for _, keys := range d.Keys {
+		for i := range keys {
+			k := &keys[i]
+			var was Key
+			if o := known.Find(k.ID); o != nil && o.Kind() == k.Kind() {
+				was = *o
+			}
+			if k.Met = was.Met; k.Met.IsZero() {
+				k.Met = now
+			}
+			if was.Cert != nil && was.Cert.Equal(k.Cert) {
+				k.Cert = was.Cert
+			}
+			for _, t := range [][2]*time.Time{{&was.Prepared, &k.Prepared}, {&was.Activates, &k.Activates}, {&was.Retires, &k.Retires}} {
+				if t[0].Round(0).Equal(t[1].Round(0)) {
+					*t[1] = *t[0]
+				} else {
+					*t[1] = anchor(now, *t[1])
+				}
+			}
+		}
+	}
+	return d
+}
+
+// Postpone lets distributing keys that are not among the known wait again, if too little is left of
+// the time in which verifiers learn of them: which verifiers have seen them till now is not known.
+func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, changed bool) {
+	for _, kind := range Kinds {
+		k := d.In(kind, Distributing)
+		if k == nil || known.Find(k.ID) != nil || k.Shown || k.Activates.Sub(now) >= k.wantsLeft() {
+			continue
+		}
+		// Once time has retired the old key, others may have dropped it, and nothing that it signed
+		// is alive: it must not come back.
+		if old := d.In(kind, Active); old != nil && !now.Before(old.retired(nil, k.Activates).Retires) {
+			continue
+		}
+		if !changed {
+			d, changed = d.Clone(), true
+		}
+		k = d.In(kind, Distributing)
+		k.Activates = now.Add(k.Propagation)
+	}
+	return d, changed
+}
+
+// ReplaceActive puts next in the place of the active root. A root with the same key and subject is
+// the same root renewed. Any other one takes over now, and the old one retires: after the longest life of a
+// leaf that a replica that has not heard of it yet may sign.
+func (d *Document) ReplaceActive(next Key, now time.Time) error {
+	active := d.In(Root, Active)
+	old := *active
+	if old.Cert.Equal(next.Cert) {
+		return nil
+	}
+	renewed := SameAuthority(old.Cert, next.Cert)
+	for _, k := range d.Keys[Root] {
+		if k.ID == next.ID && !k.Cert.Equal(next.Cert) && !(renewed && k.Phase == Active) {
+			return fmt.Errorf("another root has its serial number %s, by which roots are told apart; it would drop out of the bundle", next.ID)
+		}
+	}
+	d.Sequence = d.NumberOfNext()
+	// It may have been in the bundle as one that does not sign.
+	d.Keys[Root] = slices.DeleteFunc(d.Keys[Root], func(k Key) bool { return k.Cert.Equal(next.Cert) })
+	active = d.In(Root, Active)
+	next.Terms = next.Terms.Raise(old.Terms)
+	if renewed {
+		next.Prepared, next.Activates = old.Prepared, old.Activates
+		*active = next
+		return nil
+	}
+	*active = old.retired(nil, now.Add(old.Propagation))
+	// The one that signs comes before the one that will.
+	at := slices.IndexFunc(d.Keys[Root], func(k Key) bool { return k.Phase == Distributing })
+	if at < 0 {
+		at = len(d.Keys[Root])
+	}
+	d.Keys[Root] = slices.Insert(d.Keys[Root], at, next)
+	return d.checkRoom()
+}
+
+func (d *Document) checkRoom() error {
+	if n := len(d.Keys[Root]); n > MaxKeys {
+		return fmt.Errorf("%d roots, the limit is %d", n, MaxKeys)
+	}
+	return nil
+}
+
+// AddTrusted puts further roots into d, in front, as the oldest, which stay until they expire.
+func (d *Document) AddTrusted(td spiffe.TrustDomain, certs []*x509.Certificate, now time.Time) error {
+	var more []Key
+	for _, c := range certs {
+		known := func(k Key) bool { return k.Cert.Equal(c) }
+		if slices.ContainsFunc(d.Keys[Root], known) || slices.ContainsFunc(more, known) || c.NotAfter.Before(now) {
+			continue
+		}
+		more = append(more, Key{ID: Serial(c), Cert: c, Phase: Trusted, Prepared: now, Activates: now, Retires: c.NotAfter})
+	}
+	d.Keys[Root] = append(more, d.Keys[Root]...)
+	if err := d.checkRoom(); err != nil {
+		return err
+	}
+	if _, err := spiffe.NewBundle(td, d.Contents()); err != nil { // each has to be fit to be an anchor
+		return err
+	}
+	return checkKeys(d.Keys[Root])
+}
+
+// SameAuthority reports whether leaves that one of the certificates signed verify with the other.
+func SameAuthority(a, b *x509.Certificate) bool {
+	return pki.PublicKeysEqual(a.PublicKey, b.PublicKey) && bytes.Equal(a.RawSubject, b.RawSubject) && bytes.Equal(a.SubjectKeyId, b.SubjectKeyId)
+}
+
+// Serial returns the ID of the root with this certificate.
+func Serial(c *x509.Certificate) string { return c.SerialNumber.Text(16) }
+
+// RandomID returns 128 random bits in hexadecimal.
+func RandomID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it does not fail
+	return hex.EncodeToString(b[:])
+}
+
+// Seal puts a secret where package fmt cannot follow it.
+func Seal[T any](secret T) func() T { return func() T { return secret } }

@@ -1,0 +1,278 @@
+package rotation
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+const (
+	stateVersion   = 1 // the form of the document; one of another form is not ours to change
+	maxStateBytes  = 1 << 20
+	publicKeyBlock = "PUBLIC KEY"
+)
+
+// The form of the document in JSON. Durations are text, as in "24h0m0s"; times are UTC.
+type (
+	stateJSON struct {
+		Version     int       `json:"version"`
+		TrustDomain string    `json:"trust_domain"`
+		Authority   string    `json:"authority"`
+		Revision    uint64    `json:"revision"`
+		Writer      string    `json:"writer"`
+		Sequence    uint64    `json:"sequence"`
+		Roots       []keyJSON `json:"roots,omitempty"`
+		JWTKeys     []keyJSON `json:"jwt_keys,omitempty"`
+	}
+	keyJSON struct {
+		Certificate string     `json:"certificate,omitempty"` // PEM; of a root
+		KeyID       string     `json:"key_id,omitempty"`      // the next three are of a JWT key
+		Algorithm   string     `json:"algorithm,omitempty"`
+		PublicKey   string     `json:"public_key,omitempty"`  // PEM, PKIX
+		PrivateKey  string     `json:"private_key,omitempty"` // PEM, PKCS#8; only of keys that may yet sign
+		Phase       Phase      `json:"phase"`
+		Prepared    time.Time  `json:"prepared"`
+		Activates   time.Time  `json:"activates"`
+		Retires     *time.Time `json:"retires,omitempty"`
+		Longest     duration   `json:"longest"`
+		Grace       duration   `json:"grace"`
+		Propagation duration   `json:"propagation"`
+		Tainted     bool       `json:"tainted,omitempty"`
+		TaintGrace  duration   `json:"taint_grace,omitempty"`
+		Shown       bool       `json:"shown,omitempty"` // of a distributing key
+	}
+)
+
+type duration time.Duration
+
+func (d duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+func (d *duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err == nil && v < 0 {
+		err = fmt.Errorf("%v is negative", v)
+	}
+	*d = duration(v)
+	return err
+}
+
+// Marshal returns d as JSON, with its private keys. A document that [Parse] would refuse is an error.
+func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
+	j := stateJSON{
+		Version: stateVersion, TrustDomain: td.String(), Authority: d.Authority,
+		Revision: d.Revision, Writer: d.Writer, Sequence: d.Sequence,
+	}
+	for kind, to := range []*[]keyJSON{&j.Roots, &j.JWTKeys} {
+		for _, k := range d.Keys[kind] {
+			kj, err := k.encode()
+			if err != nil {
+				return nil, err
+			}
+			*to = append(*to, kj)
+		}
+	}
+	b, err := json.MarshalIndent(j, "", "\t")
+	if err != nil {
+		return nil, err
+	}
+	_, err = Parse(b, td)
+	return b, err
+}
+
+func (k *Key) encode() (j keyJSON, err error) {
+	j = keyJSON{
+		Phase: k.Phase, Prepared: k.Prepared.UTC().Round(0), Activates: k.Activates.UTC().Round(0),
+		Longest: duration(k.Longest), Grace: duration(k.Grace), Propagation: duration(k.Propagation),
+		Tainted: k.Tainted, TaintGrace: duration(k.TaintGrace),
+		Shown: k.Shown && k.Phase == Distributing,
+	}
+	if !k.Retires.IsZero() {
+		j.Retires = new(k.Retires.UTC().Round(0))
+	}
+	if k.Secret != nil {
+		b, err := pki.MarshalPrivateKeyPEM(k.Secret())
+		if err != nil {
+			return j, err
+		}
+		j.PrivateKey = string(b)
+	}
+	if k.Cert != nil {
+		j.Certificate = string(pki.MarshalCertificatesPEM(k.Cert))
+		return j, nil
+	}
+	der, err := x509.MarshalPKIXPublicKey(k.Public)
+	j.KeyID, j.Algorithm = k.ID, k.Algorithm
+	j.PublicKey = string(pem.EncodeToMemory(&pem.Block{Type: publicKeyBlock, Bytes: der}))
+	return j, err
+}
+
+// Parse reads a document. What it returns is fit to work with: there is one root that signs, or
+// no root at all; a key that may sign has the private key that belongs to it, and others have none.
+func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
+	if len(b) > maxStateBytes {
+		return nil, fmt.Errorf("it has %d bytes, the limit is %d", len(b), maxStateBytes)
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields() // to drop what a newer version wrote would lose it
+	var j stateJSON
+	if err := dec.Decode(&j); err != nil {
+		return nil, err
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return nil, errors.New("there is something after the document")
+	}
+	switch {
+	case j.Version != stateVersion:
+		return nil, fmt.Errorf("version %d; this program knows version %d", j.Version, stateVersion)
+	case j.TrustDomain != td.String():
+		return nil, fmt.Errorf("it belongs to the trust domain %.256q, and this authority to %q", j.TrustDomain, td)
+	case j.Authority == "" || j.Revision == 0 || j.Sequence == 0:
+		return nil, errors.New("authority, revision or sequence is missing")
+	case len(j.Roots) > MaxKeys || len(j.JWTKeys) > MaxKeys:
+		return nil, fmt.Errorf("%d roots and %d JWT keys, the limit is %d each", len(j.Roots), len(j.JWTKeys), MaxKeys)
+	}
+	d := &Document{Authority: j.Authority, Revision: j.Revision, Writer: j.Writer, Sequence: j.Sequence}
+	for kind, from := range [][]keyJSON{j.Roots, j.JWTKeys} {
+		for i, kj := range from {
+			k, err := kj.decode(Kind(kind), td)
+			if err != nil {
+				return nil, fmt.Errorf("%v %d: %w", Kind(kind), i+1, err)
+			}
+			d.Keys[kind] = append(d.Keys[kind], k)
+		}
+		if err := checkKeys(d.Keys[kind]); err != nil {
+			return nil, fmt.Errorf("%vs: %w", Kind(kind), err)
+		}
+	}
+	if len(d.Keys[Root]) > 0 && d.In(Root, Active) == nil {
+		return nil, errors.New("roots: none is active")
+	}
+	if d.In(Token, Trusted) != nil {
+		return nil, errors.New("JWT keys: one has the phase of a root from elsewhere")
+	}
+	if _, err := spiffe.NewBundle(td, d.Contents()); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// checkKeys checks what holds between keys of one kind.
+func checkKeys(keys []Key) error {
+	ids := map[string]bool{}
+	count := map[Phase]int{}
+	for _, k := range keys {
+		if ids[k.ID] {
+			return fmt.Errorf("two have the ID %.64q", k.ID)
+		}
+		ids[k.ID] = true
+		count[k.Phase]++
+	}
+	if count[Active] > 1 || count[Distributing] > 1 {
+		return fmt.Errorf("%d are active and %d distributing", count[Active], count[Distributing])
+	}
+	return nil
+}
+
+func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain) (Key, error) {
+	k := Key{
+		Phase: j.Phase, Prepared: j.Prepared, Activates: j.Activates,
+		Terms:   Terms{Longest: time.Duration(j.Longest), Grace: time.Duration(j.Grace), Propagation: time.Duration(j.Propagation)},
+		Tainted: j.Tainted, TaintGrace: time.Duration(j.TaintGrace), Shown: j.Shown,
+	}
+	if j.Retires != nil {
+		k.Retires = *j.Retires
+	}
+	signs := k.Phase == Distributing || k.Phase == Active
+	switch {
+	case k.Prepared.IsZero() || k.Activates.IsZero():
+		return Key{}, errors.New("prepared or activates is missing")
+	case signs != (j.PrivateKey != ""):
+		return Key{}, fmt.Errorf("it is %v, and its private key is there: %v", k.Phase, j.PrivateKey != "")
+	case signs && !k.Retires.IsZero() || k.Phase == Retiring && k.Retires.IsZero():
+		return Key{}, fmt.Errorf("it is %v, and the time at which it retires is there: %v", k.Phase, !k.Retires.IsZero())
+	case kind == Root && (j.KeyID != "" || j.Algorithm != "" || j.PublicKey != ""):
+		return Key{}, errors.New("it has what belongs to a JWT key")
+	case kind == Token && j.Certificate != "":
+		return Key{}, errors.New("it has a certificate")
+	}
+	var signer crypto.Signer
+	if signs {
+		var err error
+		if signer, err = pki.ParsePrivateKeyPEM([]byte(j.PrivateKey)); err != nil {
+			return Key{}, err
+		}
+		k.Secret = Seal(signer)
+	}
+	decode := k.decodeRoot
+	if kind == Token {
+		decode = k.decodeToken
+	}
+	err := decode(j, td, signer)
+	return k, err
+}
+
+func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer) error {
+	certs, err := pki.ParseCertificatesPEM([]byte(j.Certificate))
+	if err != nil {
+		return err
+	}
+	if len(certs) != 1 {
+		return fmt.Errorf("%d certificates", len(certs))
+	}
+	k.Cert, k.ID = certs[0], Serial(certs[0])
+	if signer == nil {
+		return nil
+	}
+	for _, u := range k.Cert.URIs { // a root from elsewhere may have none (X5-10), or the address of its owner
+		if u.Scheme == "spiffe" && u.String() != td.ID().String() {
+			return fmt.Errorf("the certificate is that of %.256q", u.String())
+		}
+	}
+	k.Issuer, err = SelfSigned(k.Cert, signer)
+	return err
+}
+
+func (k *Key) decodeToken(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer) error {
+	block, rest := pem.Decode([]byte(j.PublicKey))
+	if block == nil || block.Type != publicKeyBlock || len(bytes.TrimSpace(rest)) > 0 {
+		return errors.New("the public key is not one block of PEM")
+	}
+	var err error
+	if k.Public, err = x509.ParsePKIXPublicKey(block.Bytes); err != nil {
+		return err
+	}
+	if err := pki.CheckPublicKey(k.Public); err != nil {
+		return err
+	}
+	k.ID, k.Algorithm = j.KeyID, j.Algorithm
+	if signer == nil {
+		return nil
+	}
+	if !pki.PublicKeysEqual(k.Public, signer.Public()) {
+		return pki.ErrKeyMismatch
+	}
+	_, err = jwtsvid.NewIssuer(td, k.ID, signer, &jwtsvid.IssuerOptions{Algorithm: k.Algorithm})
+	return err
+}
+
+// SelfSigned returns the issuer with this certificate, which has to be signed with its own key.
+func SelfSigned(cert *x509.Certificate, signer crypto.Signer) (*pki.Issuer, error) {
+	issuer, err := pki.NewIssuer([]*x509.Certificate{cert}, signer)
+	if err != nil {
+		return nil, err
+	}
+	if err := cert.CheckSignatureFrom(cert); err != nil {
+		return nil, fmt.Errorf("the certificate is not self-signed; a CA below another one is for Load: %w", err)
+	}
+	return issuer, nil
+}

@@ -1,0 +1,322 @@
+package rotation
+
+import (
+	"crypto"
+	"crypto/x509"
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+)
+
+var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func at(minutes int) time.Time { return epoch.Add(time.Duration(minutes) * time.Minute) }
+
+// timeline writes roots as "1:retiring@70 2:active", with the minute of the next step.
+func timeline(roots []Key) string {
+	var parts []string
+	for _, r := range roots {
+		s := fmt.Sprintf("%v:%v", r.Cert.SerialNumber, r.Phase)
+		if due := r.due(); !due.IsZero() {
+			s += fmt.Sprintf("@%d", int(due.Sub(epoch).Minutes()))
+		}
+		parts = append(parts, s)
+	}
+	return strings.Join(parts, " ")
+}
+
+func history(steps []Step) string {
+	var parts []string
+	for _, s := range steps {
+		what := []string{fmt.Sprintf("%d:", int(s.At.Sub(epoch).Minutes()))}
+		if s.Activated != nil {
+			what = append(what, fmt.Sprintf("+%v", s.Activated.Cert.SerialNumber))
+		}
+		for _, c := range s.Retired {
+			what = append(what, fmt.Sprintf("-%v", c.Cert.SerialNumber))
+		}
+		parts = append(parts, strings.Join(what, ""))
+	}
+	return strings.Join(parts, " ")
+}
+
+func cert(n int64) *x509.Certificate { return &x509.Certificate{SerialNumber: big.NewInt(n)} }
+
+// Keys of these tests could sign leaves of an hour, which slow verifiers accept for two minutes more.
+func signing(n int64) Key {
+	return Key{
+		Cert: cert(n), Issuer: new(pki.Issuer), Secret: func() crypto.Signer { return nil },
+		Terms: Terms{Longest: time.Hour, Grace: 2 * time.Minute, Propagation: 25 * time.Minute},
+	}
+}
+
+func active(n int64) Key { k := signing(n); k.Phase = Active; return k }
+func distributing(n int64, minute int) Key {
+	k := signing(n)
+	k.Phase, k.Activates = Distributing, at(minute)
+	return k
+}
+func retiring(n int64, minute int) Key {
+	return Key{Cert: cert(n), Phase: Retiring, Retires: at(minute)}
+}
+func trusted(n int64) Key { return Key{Cert: cert(n), Phase: Trusted} }
+
+func tainted(k Key, grace int) Key {
+	k.Tainted, k.TaintGrace = true, time.Duration(grace)*time.Minute
+	return k
+}
+
+func TestAdvance(t *testing.T) {
+	t.Parallel()
+	never := new(time.Time)
+	until := func(minutes int) *time.Time { return new(at(minutes)) }
+	var shared *time.Time // nobody knows what the others signed
+	rotating := []Key{active(1), distributing(2, 25)}
+	for _, tt := range []struct {
+		name     string
+		roots    []Key
+		lastLeaf *time.Time
+		now      time.Time
+		want     string
+		steps    string
+	}{
+		{"one root has no steps", []Key{active(1)}, until(60), at(1e6), "1:active", ""},
+		{"too early to activate", rotating, until(60), at(25).Add(-1), "1:active 2:distributing@25", ""},
+		{"activates on the dot", rotating, until(60), at(25), "1:retiring@62 2:active", "25:+2"},
+		{"the last leaf's grace is not over", rotating, until(60), at(62).Add(-1), "1:retiring@62 2:active", "25:+2"},
+		{"retires when the last leaf and the grace are over", rotating, until(60), at(62), "2:active", "25:+2 62:-1"},
+		{"a reader that comes late sees the same steps", rotating, until(60), at(1e6), "2:active", "25:+2 62:-1"},
+		{"a root that signed nothing retires as it is replaced", rotating, never, at(25), "2:active", "25:+2-1"},
+		{"the last leaf ended long before", rotating, until(5), at(25), "2:active", "25:+2-1"},
+		{"the last leaf ended, its grace has not", rotating, until(24), at(25), "1:retiring@26 2:active", "25:+2"},
+		{"the clock went back before the preparation", rotating, until(60), epoch.AddDate(-30, 0, 0), "1:active 2:distributing@25", ""},
+		{"the clock went back after the activation", []Key{retiring(1, 62), active(2)}, until(90), epoch.AddDate(-30, 0, 0), "1:retiring@62 2:active", ""},
+		{"old roots retire each at its time", []Key{retiring(1, 70), retiring(2, 50), active(3)}, until(90), at(60), "1:retiring@70 3:active", "50:-2"},
+		{"two at one time are one step", []Key{retiring(1, 50), retiring(2, 50), active(3)}, until(90), at(50), "3:active", "50:-1-2"},
+		{"an activation and a retirement at one time are one step", []Key{retiring(1, 50), active(2), distributing(3, 50)}, until(90), at(55), "2:retiring@92 3:active", "50:+3-1"},
+		{"the new root's leaves are not the old one's", []Key{active(1), distributing(2, 25)}, until(1e6), at(30), "1:retiring@1000002 2:active", "25:+2"},
+		{"shared: until the longest leaf that anybody may have granted", rotating, shared, at(25), "1:retiring@87 2:active", "25:+2"},
+		{"shared: it counts from the activation, not from who looks", rotating, shared, at(86), "1:retiring@87 2:active", "25:+2"},
+		{"shared: gone", rotating, shared, at(87), "2:active", "25:+2 87:-1"},
+		{"shared: each root has its own longest", []Key{{Cert: cert(1), Phase: Active, Terms: Terms{Longest: 10 * time.Minute}}, distributing(2, 25)}, shared, at(25), "1:retiring@35 2:active", "25:+2"},
+		{"tainted: the taint's grace, when its successor signs", []Key{tainted(active(1), 10), distributing(2, 25)}, shared, at(25), "1:retiring@35 2:active", "25:+2"},
+		{"tainted: not before its successor signs", []Key{tainted(active(1), 10), distributing(2, 25)}, shared, at(25).Add(-1), "1:active 2:distributing@25", ""},
+		{"tainted: gone", []Key{tainted(active(1), 10), distributing(2, 25)}, shared, at(35), "2:active", "25:+2 35:-1"},
+		{"tainted: the last leaf may be over before", []Key{tainted(active(1), 600), distributing(2, 25)}, until(30), at(25), "1:retiring@32 2:active", "25:+2"},
+		{"tainted: the last leaf counts no more", []Key{tainted(active(1), 10), distributing(2, 25)}, until(1e6), at(25), "1:retiring@35 2:active", "25:+2"},
+		{"tainted without a successor: nothing by itself", []Key{tainted(active(1), 10)}, shared, at(1e6), "1:active", ""},
+		{"the successor was tainted and taken out", []Key{active(1)}, shared, at(1e6), "1:active", ""},
+		{"trusted for ever", []Key{trusted(1), active(2)}, shared, at(1e6), "1:trusted 2:active", ""},
+		{"trusted until it expires", []Key{{Cert: cert(1), Phase: Trusted, Retires: at(9)}, active(2)}, shared, at(9), "2:active", "9:-1"},
+		{"trusted and not expired", []Key{{Cert: cert(1), Phase: Trusted, Retires: at(9)}, active(2)}, shared, at(9).Add(-1), "1:trusted@9 2:active", ""},
+		{"the first of its kind", []Key{distributing(1, 25)}, shared, at(25), "1:active", "25:+1"},
+		{"the first of its kind, too early", []Key{distributing(1, 25)}, shared, at(24), "1:distributing@25", ""},
+		{"none", nil, shared, at(1e6), "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			before := timeline(tt.roots)
+			roots, steps := advance(tt.roots, tt.lastLeaf, tt.now)
+			assert.Equal(t, tt.want, timeline(roots))
+			assert.Equal(t, tt.steps, history(steps))
+			assert.Equal(t, before, timeline(tt.roots), "the input was changed")
+			for _, r := range roots {
+				if r.Phase == Retiring {
+					assert.True(t, r.Issuer == nil && r.Secret == nil, "it must not sign any more: %v", r.Cert.SerialNumber)
+				}
+			}
+		})
+	}
+}
+
+// Whoever looks, and however often, early, late or with a clock that goes back: the roots take the
+// same steps.
+func TestAdvanceDoesNotDependOnWhoLooks(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		start := []Key{active(0)}
+		if rng.IntN(3) == 0 {
+			start[0] = tainted(start[0], rng.IntN(100))
+		}
+		for n := range rng.Int64N(6) {
+			start = append([]Key{retiring(-1-n, rng.IntN(200))}, start...)
+		}
+		if rng.IntN(4) > 0 {
+			start = append(start, distributing(1, rng.IntN(200)))
+		}
+		var lastLeaf *time.Time
+		if seed%2 == 0 {
+			lastLeaf = new(at(rng.IntN(250)))
+		}
+		want, wantSteps := advance(start, lastLeaf, at(1000))
+
+		roots, last := start, lastLeaf
+		var steps []Step
+		for latest := 0; latest < 1000; {
+			now := rng.IntN(latest + 60) // often before what was seen already
+			latest = max(latest, now)
+			if rng.IntN(20) == 0 {
+				latest, now = 1000, 1000
+			}
+			before := slices.Clone(roots)
+			var s []Step
+			roots, s = advance(roots, last, at(now))
+			for _, st := range s {
+				if st.Activated != nil && last != nil {
+					last = new(time.Time)
+				}
+			}
+			steps = append(steps, s...)
+
+			n := 0
+			for _, r := range roots {
+				if r.Phase == Active {
+					n++
+				}
+				i := slices.IndexFunc(before, func(b Key) bool { return b.Cert == r.Cert })
+				require.GreaterOrEqual(t, i, 0, "seed %d: a root came back", seed)
+				require.GreaterOrEqual(t, r.Phase, before[i].Phase, "seed %d: a root went back", seed)
+			}
+			require.Equal(t, 1, n, "seed %d: active roots", seed)
+		}
+		require.Equal(t, timeline(want), timeline(roots), "seed %d", seed)
+		require.Equal(t, history(wantSteps), history(steps), "seed %d", seed)
+	}
+}
+
+func TestReachedAsksBothClocks(t *testing.T) {
+	t.Parallel()
+	now := time.Now() // with a monotonic reading
+	assert.True(t, Reached(now, now))
+	assert.False(t, Reached(now, now.Add(1)))
+	assert.True(t, Reached(now, now.Round(0)), "a time without a monotonic reading is compared by the wall clock")
+	assert.False(t, Reached(now, now.Round(0).Add(1)))
+	assert.False(t, Reached(now.Round(0), now.Add(1)))
+}
+
+// stepped returns the same moment of the monotonic clock as at, with a wall clock that was set by d.
+func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
+	t.Helper()
+	type bits struct { // of a time.Time with both readings
+		wall uint64
+		ext  int64
+		loc  *time.Location
+	}
+	out := at.Add(d)
+	(*bits)(unsafe.Pointer(&out)).ext -= int64(d)
+	require.Zero(t, out.Sub(at), "on the monotonic clock")
+	require.Equal(t, d, out.Round(0).Sub(at.Round(0)), "on the wall clock")
+	return out
+}
+
+// Setting the wall clock may delay a step, but never hastens one.
+func TestStepsOfTheWallClock(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	after := func(d, set time.Duration) time.Time { return stepped(t, now.Add(d), set) }
+	due := now.Add(25 * time.Minute)
+	for _, tt := range []struct {
+		after, set time.Duration
+		want       bool
+	}{
+		{25*time.Minute - 1, 0, false},
+		{25 * time.Minute, 0, true},
+		{time.Minute, time.Hour, false}, // set forward: the wait is not cut short
+		{25*time.Minute - 1, time.Hour, false},
+		{25 * time.Minute, time.Hour, true},
+		{25 * time.Minute, -time.Hour, false}, // set back: what is dated waits for its date
+		{85*time.Minute - 1, -time.Hour, false},
+		{85 * time.Minute, -time.Hour, true},
+	} {
+		assert.Equal(t, tt.want, Reached(after(tt.after, tt.set), due), "%v after, set by %v", tt.after, tt.set)
+	}
+
+	// A time from the store gets the reading of now, and waits as long as the wall clock said then.
+	stored := due.Round(0)
+	anchored := anchor(now, stored)
+	assert.True(t, anchored.Equal(due))
+	assert.False(t, Reached(after(time.Minute, time.Hour), anchored))
+	assert.True(t, Reached(after(time.Minute, time.Hour), stored), "without, it would be due")
+	assert.Zero(t, anchor(now, time.Time{}))
+
+	// The same for a whole rotation.
+	active, next := signing(1), signing(2)
+	active.Phase, active.Prepared, active.Activates = Active, now, now
+	next.Phase, next.Prepared, next.Activates = Distributing, now, due
+	keys := []Key{active, next}
+	phases := func(keys []Key) (out []Phase) {
+		for _, k := range keys {
+			out = append(out, k.Phase)
+		}
+		return out
+	}
+	got, _ := advance(keys, nil, after(24*time.Minute, 1000*time.Hour))
+	assert.Equal(t, []Phase{Active, Distributing}, phases(got))
+	got, _ = advance(keys, nil, after(25*time.Minute, 1000*time.Hour))
+	assert.Equal(t, []Phase{Retiring, Active}, phases(got), "its leaves live on, whatever the wall clock says")
+	got, _ = advance(got, nil, after(25*time.Minute+time.Hour+2*time.Minute-1, 1000*time.Hour))
+	assert.Equal(t, []Phase{Retiring, Active}, phases(got))
+	got, _ = advance(got, nil, after(25*time.Minute+time.Hour+2*time.Minute, 1000*time.Hour))
+	assert.Equal(t, []Phase{Active}, phases(got))
+	got, _ = advance(keys, nil, after(10*time.Hour, -10*time.Hour))
+	assert.Equal(t, []Phase{Active, Distributing}, phases(got))
+}
+
+func TestReplaceAt(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	for _, tt := range []struct {
+		name              string
+		root, max, spread time.Duration
+		left              time.Duration
+	}{
+		{"the defaults: two years, 90 days and 25 minutes before", 3650 * day, 90 * day, 25 * time.Minute, 730*day + 90*day + 25*time.Minute},
+		{"a long maximum: at half of its life", 100 * day, 90 * day, time.Hour, 50 * day},
+		{"a maximum beyond all reason", 100 * day, 1<<63 - 1, time.Hour, 50 * day},
+		{"the three just fit into half", 100 * day, 20 * day, 10 * day, 50 * day},
+		{"minutes", time.Hour, time.Minute, time.Minute, 14 * time.Minute},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			schedule := Schedule{TTL: tt.root, Longest: tt.max, Propagation: tt.spread, GraceRatio: 0.2}
+			end := epoch.Add(tt.root)
+			assert.Equal(t, tt.left, end.Sub(schedule.ReplaceAt(&x509.Certificate{NotAfter: end})))
+		})
+	}
+}
+
+func TestReplaceAtOtherwise(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	for _, tt := range []struct {
+		name     string
+		schedule Schedule
+		life     time.Duration // of the certificate
+		left     time.Duration
+	}{
+		{"a larger grace ratio", Schedule{GraceRatio: 0.4, Longest: day, Propagation: time.Hour}, 100 * day, 41*day + time.Hour},
+		{"never before half of its life", Schedule{GraceRatio: 0.5, Longest: day, Propagation: time.Hour}, 100 * day, 50 * day},
+		{"a CA below counts like a leaf", Schedule{GraceRatio: 0.2, Longest: 10 * day, Propagation: time.Hour}, 100 * day, 30*day + time.Hour},
+		{"a root from elsewhere with a shorter life", Schedule{GraceRatio: 0.2, Longest: day, Propagation: time.Hour}, 10 * day, 3*day + time.Hour},
+		{"with its own key: the ratio alone", Schedule{GraceRatio: 0.2, SameKey: true, Longest: 40 * day, Propagation: time.Hour}, 100 * day, 20 * day},
+		{"with its own key, a shorter life", Schedule{GraceRatio: 0.2, SameKey: true}, 10 * day, 2 * day},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			tt.schedule.TTL = 100 * day
+			c := &x509.Certificate{NotBefore: epoch, NotAfter: epoch.Add(tt.life)}
+			assert.Equal(t, tt.left, c.NotAfter.Sub(tt.schedule.ReplaceAt(c)).Round(time.Second))
+		})
+	}
+}

@@ -1,0 +1,407 @@
+package ca
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
+)
+
+// Rotate prepares a new root and puts it into the bundle. The other steps follow by themselves: see
+// the package comment. It returns the new root, whose Activates says when it begins to sign. The
+// error wraps [ErrRotating] while an earlier rotation has not come to its activation, and when the
+// bundle already holds 64 roots, as old ones wait for their leaves to expire; [ErrPluggedIn] if the
+// roots are not the authority's own; and the error of the store, which leaves everything as it was,
+// unless the store did what it said it could not: then the root shows with the next look at it.
+//
+// With [Rotation.Istio] Rotate renews the active root's certificate instead, and returns that.
+func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
+	if a.files != nil {
+		return KeyStatus{}, a.opError("rotate", ErrPluggedIn)
+	}
+	return a.rotate(ctx, "rotate", rotation.Root)
+}
+
+// RotateJWT prepares a new key for JWT-SVIDs and puts it into the bundle, and is otherwise as
+// [Authority.Rotate]. The error wraps [ErrNoJWT] if [Config.JWT] is nil.
+func (a *Authority) RotateJWT(ctx context.Context) (KeyStatus, error) {
+	const op = "rotate the JWT key of"
+	if a.cfg.JWT == nil {
+		return KeyStatus{}, a.opError(op, ErrNoJWT)
+	}
+	return a.rotate(ctx, op, rotation.Token)
+}
+
+func (a *Authority) rotate(ctx context.Context, op string, kind rotation.Kind) (KeyStatus, error) {
+	if ctx.Err() != nil {
+		return KeyStatus{}, a.opError(op, context.Cause(ctx))
+	}
+	s := a.current()
+	renews := kind == rotation.Root && a.cfg.Rotation.Istio != nil && !s.In(kind, Active).Tainted
+	if err := s.MayPrepare(kind, !renews); err != nil {
+		return KeyStatus{}, a.opError(op, err)
+	}
+	if renews {
+		return a.renew(ctx)
+	}
+	fresh, err := a.newKey(kind) // before any lock: an RSA key takes its time
+	if err != nil {
+		return KeyStatus{}, err
+	}
+	err = a.update(ctx, func(d *rotation.Document, now time.Time) error {
+		if err := d.MayPrepare(kind, true); err != nil { // another one may have been faster
+			return err
+		}
+		fresh = d.Prepare(fresh, a.cfg.Rotation.Propagation, now)
+		return nil
+	})
+	if err != nil {
+		return KeyStatus{}, a.opError(op, err)
+	}
+	return status(a.prepared(fresh)), nil
+}
+
+// prepared tells of a key that was prepared, and returns it as it is now: a slow store may have made it
+// wait longer.
+func (a *Authority) prepared(k rotation.Key) rotation.Key {
+	if now := a.current().Find(k.ID); now != nil {
+		k = *now
+	}
+	a.logKey(slog.LevelInfo, "prepared", k, slog.Time("activates", k.Activates.Round(0)))
+	return k
+}
+
+// opError says what failed, once.
+func (a *Authority) opError(op string, err error) error {
+	if _, ok := errors.AsType[*opError](err); ok {
+		return err
+	}
+	return &opError{op: op + " " + a.cfg.TrustDomain.String(), err: err}
+}
+
+type opError struct {
+	op  string
+	err error
+}
+
+func (e *opError) Error() string { return "ca: " + e.op + ": " + e.err.Error() }
+func (e *opError) Unwrap() error { return e.err }
+
+// renew replaces the certificate of the active root by a new one with the same key and subject. What
+// either certificate's key signed verifies with the other one, so that no step has to wait.
+func (a *Authority) renew(ctx context.Context) (KeyStatus, error) {
+	var renewed rotation.Key
+	err := a.update(ctx, func(d *rotation.Document, now time.Time) error {
+		if err := d.MayPrepare(rotation.Root, false); err != nil {
+			return err
+		}
+		old := d.In(rotation.Root, Active)
+		if old.Tainted {
+			return fmt.Errorf("%w: root %s was tainted just now, and its key needs a successor", ErrRotating, old.ID)
+		}
+		issuer, err := old.Issuer.Renew(now.Add(-a.cfg.Backdate), now.Add(a.cfg.Rotation.RootTTL))
+		if err != nil {
+			return err
+		}
+		cert := issuer.Certificate()
+		if !rotation.SameAuthority(old.Cert, cert) {
+			return fmt.Errorf("the new certificate of root %s has another key or subject", old.ID)
+		}
+		renewed = *old
+		renewed.Issuer, renewed.Cert, renewed.ID = issuer, cert, rotation.Serial(cert)
+		d.Renew(renewed, now)
+		renewed = *d.In(rotation.Root, Active)
+		return nil
+	})
+	if err != nil {
+		return KeyStatus{}, a.opError("renew the root of", err)
+	}
+	a.logKey(slog.LevelInfo, "renewed", renewed, slog.Time("not_after", renewed.Cert.NotAfter))
+	return status(renewed), nil
+}
+
+// Taint says that the private key of a root, named by its serial number in hexadecimal, or of a JWT
+// key, named by its key ID, may be in wrong hands. It is for the case that what the key signed in
+// good faith shall go on working for a while; where it must not, follow with [Authority.Revoke].
+//
+// An active key gets a successor at once, as by Rotate, unless one is on its way; when that signs,
+// the tainted key stays in the bundle for no longer than [Rotation.TaintGrace], in which every workload that
+// renews at half of the default lifetime has done so. A distributing key leaves the bundle at once, and
+// another one is prepared in its place. A retiring or trusted one leaves after TaintGrace at the latest.
+// The successor of a JWT key comes from a replica that signs JWT-SVIDs, when it has read the store.
+//
+// To taint a key twice changes nothing. The error wraps [ErrUnknownKey], [ErrPluggedIn] for a root
+// that is plugged in, or the error of the store.
+func (a *Authority) Taint(ctx context.Context, id string) error {
+	const op = "taint a key of"
+	k, err := a.keyWithID(id)
+	if err != nil {
+		return a.opError(op, err)
+	}
+	kind := k.Kind()
+	// Run of the replicas that sign tokens prepares the successor of a JWT key.
+	replaces := func(d *rotation.Document) bool {
+		return (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
+	}
+	var successor rotation.Key
+	if replaces(a.current().Document) {
+		if successor, err = a.newKey(kind); err != nil { // before any lock
+			return a.opError(op, err)
+		}
+	}
+	var prepared, changed bool
+	err = a.update(ctx, func(d *rotation.Document, now time.Time) (err error) {
+		prepared = replaces(d)
+		if changed = d.Taint(id, a.cfg.Rotation.TaintGrace, now); !changed {
+			return errNoChange
+		}
+		if !prepared {
+			return nil
+		}
+		if successor.ID == "" {
+			if successor, err = a.newKey(kind); err != nil {
+				return err
+			}
+		}
+		successor = d.Prepare(successor, a.cfg.Rotation.Propagation, now)
+		return nil
+	})
+	if err != nil {
+		return a.opError(op, err)
+	}
+	if changed {
+		a.logKey(slog.LevelWarn, "tainted", k)
+	}
+	if prepared {
+		a.prepared(successor)
+	}
+	return nil
+}
+
+// Revoke takes a root, named by its serial number in hexadecimal, or a JWT key, named by its key ID,
+// out of the bundle now. From then on verifiers that have the new bundle refuse what it signed. The
+// active key is not revoked: the error wraps [ErrActive], and the way is to taint it, and to revoke
+// it when its successor signs. Other errors are those of [Authority.Taint].
+func (a *Authority) Revoke(ctx context.Context, id string) error {
+	const op = "revoke a key of"
+	k, err := a.keyWithID(id)
+	if err != nil {
+		return a.opError(op, err)
+	}
+	changed := false
+	err = a.update(ctx, func(d *rotation.Document, _ time.Time) error {
+		now := d.Find(id)
+		if changed = now != nil; !changed {
+			return errNoChange
+		}
+		if now.Phase == Active {
+			return fmt.Errorf("%v %s: %w; taint it, and revoke it when its successor signs", k.Kind(), id, ErrActive)
+		}
+		d.Remove(id)
+		d.Sequence++
+		return nil
+	})
+	if err != nil {
+		return a.opError(op, err)
+	}
+	if changed {
+		a.logKey(slog.LevelWarn, "revoked", k)
+	}
+	return nil
+}
+
+// keyWithID returns the key with this ID.
+func (a *Authority) keyWithID(id string) (rotation.Key, error) {
+	s := a.current()
+	if k := s.Find(id); k != nil {
+		return *k, nil
+	}
+	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots, func(c *x509.Certificate) bool { return rotation.Serial(c) == id }) {
+		return rotation.Key{}, fmt.Errorf("root %.64q: %w; change the files", id, ErrPluggedIn)
+	}
+	return rotation.Key{}, fmt.Errorf("%w: %.64q", ErrUnknownKey, id)
+}
+
+// Waits of Run.
+const (
+	longestSleep = time.Hour   // the wall clock may have been set meanwhile
+	rotateRetry  = time.Minute // after a rotation that could not start
+)
+
+// Run does what comes due, until ctx is done.
+//
+// It takes the steps of rotations at their time, so that [Authority.Changed] tells of them. It
+// starts a rotation when the active root comes near its end: when no more is left than Propagation,
+// MaxTTL and GraceRatio of the root's life together, but never before half of its life; at once if
+// it is tainted; and when the active JWT key has almost had its KeyTTL. As [New] demands that
+// Propagation and DefaultTTL fit into half of RootTTL, a leaf of the default lifetime is never cut
+// short by the end of its root while Run runs.
+//
+// With a store, it reads the record every SyncInterval, follows what others wrote, and writes down
+// what time has done. With plugged-in files, it follows them.
+//
+// Run returns context.Cause(ctx) when ctx is done, and nothing else ends it: what fails is logged
+// and tried again, and what was there before goes on working. One Run is enough; more do no harm.
+func (a *Authority) Run(ctx context.Context) error {
+	var following sync.WaitGroup
+	defer following.Wait()
+	if a.files != nil {
+		following.Go(func() { _ = a.files.follower.Run(ctx) })
+	}
+	r := runner{a: a, nextSync: time.Now().Add(a.syncWait())}
+	if o := a.cfg.Rotation.Istio; o != nil {
+		r.nextCheck = time.Now().Add(o.CheckInterval)
+		if !o.NoJitter {
+			r.nextCheck = r.nextCheck.Add(rand.N(o.CheckInterval))
+		}
+	}
+	for ctx.Err() == nil {
+		s := a.current()
+		wait := r.work(ctx, s)
+		if ctx.Err() != nil {
+			break
+		}
+		timer := time.NewTimer(max(wait, 0))
+		select {
+		case <-ctx.Done():
+		case <-s.changed:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+	return context.Cause(ctx)
+}
+
+// runner is what one Run remembers.
+type runner struct {
+	a         *Authority
+	nextSync  time.Time // when to read the store
+	nextCheck time.Time // of a root that keeps its key
+	nextTry   time.Time // of a rotation that failed
+	stuck     *state    // the state that could not be written down
+}
+
+// work does what is due at s and returns how long to wait, unless something changes before.
+func (r *runner) work(ctx context.Context, s *state) time.Duration {
+	a, wait := r.a, longestSleep
+	until := func(t time.Time) { wait = min(wait, time.Until(t)) }
+	if !s.next.IsZero() {
+		// Both clocks have to reach the step, so the longer wait counts.
+		if wait = min(wait, max(time.Until(s.next), time.Until(s.next.Round(0)))); wait <= 0 {
+			return 0
+		}
+	}
+	if a.store != nil {
+		if due := time.Until(r.nextSync) <= 0; due || s.dirty && r.stuck != s {
+			r.nextSync, r.stuck = time.Now().Add(a.syncWait()), nil
+			if err := a.update(ctx, nil); err != nil {
+				r.stuck = a.state.Load()
+			}
+			return 0
+		}
+		until(r.nextSync)
+		left, err := r.show(ctx, s)
+		if err != nil {
+			left = a.cfg.SyncInterval // another replica may do it
+		}
+		wait = min(wait, left)
+	}
+	if a.cfg.Rotation.Manual {
+		return wait
+	}
+	if time.Until(r.nextTry) > 0 {
+		until(r.nextTry)
+		return wait
+	}
+	for _, kind := range rotation.Kinds {
+		at, ok := r.replaceAt(s, kind)
+		switch {
+		case !ok:
+		case time.Until(at) > 0:
+			until(at)
+		default:
+			rotate := a.Rotate
+			if kind == rotation.Token {
+				rotate = a.RotateJWT
+			}
+			_, err := rotate(ctx)
+			return r.rotated(ctx, kind.String()+" rotation failed", err)
+		}
+	}
+	return wait
+}
+
+// show writes down which distributing keys have been in the bundle of this process for long enough,
+// so that a process that comes later does not have to assume that no verifier knows them. It returns
+// how long to wait for the next one.
+func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
+	left := longestSleep
+	due := false
+	for _, kind := range rotation.Kinds {
+		if k := s.In(kind, Distributing); k != nil && !k.Shown {
+			wait := time.Until(k.Met.Add(k.ShownAfter()))
+			due = due || wait <= 0
+			left = min(left, max(wait, 0))
+		}
+	}
+	if !due {
+		return left, nil
+	}
+	return 0, r.a.update(ctx, func(d *rotation.Document, now time.Time) error {
+		err := errNoChange
+		for _, kind := range rotation.Kinds {
+			if k := d.In(kind, Distributing); k != nil && !k.Shown && now.Sub(k.Met) >= k.ShownAfter() {
+				k.Shown, err = true, errRemark
+			}
+		}
+		return err
+	})
+}
+
+// replaceAt returns when to replace the active key of a kind, and whether that is for Run to do at all.
+func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
+	cfg, k := &r.a.cfg, s.In(kind, Active)
+	switch {
+	case k == nil || s.In(kind, Distributing) != nil || kind == rotation.Token && cfg.JWT == nil:
+		return time.Time{}, false
+	case k.Tainted: // there was no room for a successor
+		return time.Time{}, true
+	case kind == rotation.Token: // so that its successor signs when it has done so for KeyTTL
+		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.Rotation.Propagation).Round(0), true
+	}
+	at := rotation.Schedule{
+		TTL: cfg.Rotation.RootTTL, Longest: cfg.terms(kind).Longest, Propagation: cfg.Rotation.Propagation,
+		GraceRatio: cfg.Rotation.GraceRatio, SameKey: cfg.Rotation.Istio != nil,
+	}.ReplaceAt(k.Cert)
+	switch {
+	case cfg.Rotation.Istio == nil:
+		return at, true
+	case time.Until(r.nextCheck) > 0:
+		return r.nextCheck, true
+	}
+	r.nextCheck = time.Now().Add(cfg.Rotation.Istio.CheckInterval)
+	if time.Until(at) <= 0 {
+		return at, true
+	}
+	return r.nextCheck, true
+}
+
+// rotated returns how long to wait after an attempt to rotate.
+func (r *runner) rotated(ctx context.Context, what string, err error) time.Duration {
+	if err == nil || ctx.Err() != nil {
+		return 0
+	}
+	if !errors.Is(err, ErrRotating) {
+		r.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, what, slog.Any("err", err), slog.Duration("retry_in", rotateRetry))
+	}
+	r.nextTry = time.Now().Add(rotateRetry)
+	r.nextCheck = r.nextTry
+	return rotateRetry
+}

@@ -1,0 +1,143 @@
+package ca
+
+import (
+	"cmp"
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"time"
+
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Errors of the methods that change which keys there are.
+var (
+	// ErrRotating says that a rotation cannot start, because one is under way.
+	ErrRotating = rotation.ErrRotating
+
+	// ErrActive says that a key cannot be revoked, because it is the one that signs.
+	ErrActive = errors.New("the key is active")
+
+	// ErrUnknownKey says that there is no root with this serial number, and no JWT key with this ID.
+	ErrUnknownKey = errors.New("no such key")
+
+	// ErrPluggedIn says that the roots are those of files, which the operator has to change.
+	ErrPluggedIn = errors.New("the roots are plugged in")
+)
+
+// Phase is the place of a root, or of a JWT key, in a rotation, with its name as text form. A key moves
+// forward only, except that a Distributing one waits again when no authority ran to distribute it; see
+// [Open].
+type Phase = rotation.Phase
+
+// The phases of a key that is in the bundle. Before Distributing a key does not exist; after
+// Retiring it is out of the bundle and the authority has forgotten it.
+const (
+	// Distributing keys are in the bundle, so that verifiers learn of them, and sign nothing yet.
+	Distributing = rotation.Distributing
+	// Active is the phase of the one key that signs.
+	Active = rotation.Active
+	// Retiring keys sign nothing any more and wait in the bundle for the last leaf or token that
+	// they signed to expire. Their private keys are gone.
+	Retiring = rotation.Retiring
+	// Trusted roots come from elsewhere, and never sign: further roots of a CA that was adopted, until
+	// they expire, and those of a plugged-in CA.
+	Trusted = rotation.Trusted
+)
+
+// KeyStatus describes one root or one key for JWT-SVIDs of an [Authority]. It is a copy and holds no
+// secret. Its times are the wall clock's.
+type KeyStatus struct {
+	ID string // the serial number of a root in hexadecimal, or the key ID
+
+	Certificate *x509.Certificate // of a root, shared; do not change
+	Algorithm   string            // "alg" of the tokens of a JWT key
+	PublicKey   crypto.PublicKey  // of a JWT key
+
+	Phase     Phase
+	Prepared  time.Time // when it joined the bundle
+	Activates time.Time // when it begins, or began, to sign
+	Retires   time.Time // when it leaves the bundle; zero while that is not known
+	Tainted   bool      // its private key may be in wrong hands; see [Authority.Taint]
+}
+
+func status(k rotation.Key) KeyStatus {
+	return KeyStatus{
+		ID: k.ID, Certificate: k.Cert, Algorithm: k.Algorithm, PublicKey: k.Public, Phase: k.Phase, Tainted: k.Tainted,
+		Prepared:  k.Prepared.Round(0), // without the monotonic reading, which means nothing to others
+		Activates: k.Activates.Round(0),
+		Retires:   k.Retires.Round(0),
+	}
+}
+
+// String says in words what the key does and when that changes, such as
+// "root 5d1c…: distributing, signs from 2000-01-01T00:25:00Z".
+func (s KeyStatus) String() string {
+	kind := rotation.Root
+	if s.Certificate == nil {
+		kind = rotation.Token
+	}
+	what := kind.String() + " " + s.ID + ": " + s.Phase.String()
+	if s.Tainted {
+		what += ", tainted"
+	}
+	switch {
+	case s.Phase == Distributing:
+		return what + ", signs from " + s.Activates.UTC().Format(time.RFC3339)
+	case s.Phase == Active:
+		return what + " since " + s.Activates.UTC().Format(time.RFC3339)
+	case !s.Retires.IsZero():
+		return what + ", leaves the bundle at " + s.Retires.UTC().Format(time.RFC3339)
+	}
+	return what
+}
+
+// Status is what an authority knows of itself at one moment, for pages about health. It holds no
+// secret.
+type Status struct {
+	TrustDomain spiffe.TrustDomain
+	Sequence    uint64      // of the bundle
+	Roots       []KeyStatus // that are in the bundle, oldest first
+	JWTKeys     []KeyStatus // likewise
+
+	// Synced is when the store last answered, or the files of a plugged-in CA were last found to be
+	// in order; zero for an authority of [New]. SyncError is what went wrong since, and nil if
+	// nothing did. What the authority had before goes on working: see [Open] for how long.
+	Synced    time.Time
+	SyncError error
+}
+
+// Status returns the state of the authority.
+func (a *Authority) Status() Status {
+	s := a.current()
+	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: s.roots()}
+	for _, k := range s.Keys[rotation.Token] {
+		out.JWTKeys = append(out.JWTKeys, status(k))
+	}
+	a.mu.Lock()
+	out.Synced, out.SyncError = a.synced, a.syncErr
+	a.mu.Unlock()
+	if a.files != nil {
+		checked, err := a.files.follower.Status()
+		if a.store == nil || !checked.After(out.Synced) {
+			out.Synced = checked
+		}
+		out.SyncError = cmp.Or(err, out.SyncError)
+	}
+	return out
+}
+
+// Roots returns the roots that are in the bundle, oldest first.
+func (a *Authority) Roots() []KeyStatus { return a.current().roots() }
+
+func (s *state) roots() []KeyStatus {
+	if s.plugged != nil {
+		return s.plugged.status()
+	}
+	out := make([]KeyStatus, len(s.Keys[rotation.Root]))
+	for i, k := range s.Keys[rotation.Root] {
+		out[i] = status(k)
+	}
+	return out
+}
