@@ -110,7 +110,7 @@ func TestLeafDER(t *testing.T) {
 	root := newRoot(t)
 	aki := "2.5.29.35 false 30168014" + keyID(t, root.Certificate().PublicKey)
 	ed := newKey(t, pki.Ed25519)
-	longID, err := exampleOrg.WorkloadID(strings.Repeat("a", spiffe.MaxIDLength-len("spiffe://example.org/")))
+	longID, err := exampleOrg.WorkloadID(strings.Repeat("a", 2048-len("spiffe://example.org/")))
 	require.NoError(t, err)
 	for name, tc := range map[string]struct {
 		edit    func(*pki.LeafOptions)

@@ -7,53 +7,129 @@ import (
 	"io"
 	"net/http"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 )
 
+// pushed is a server whose streams all get what push has.
+type pushed struct {
+	http.Handler
+	push func(n int)
+}
+
+// ours is the server of this package.
+func ours(b *testing.B) pushed {
+	m, src := newMint(b), newFakeSource()
+	pairs := []*pki.Secret{m.pair("default"), m.pair("default")}
+	src.put("default", pairs[0])
+	return pushed{handler(b, src, nil), func(n int) { src.put("default", pairs[n%2]) }}
+}
+
+// bare is as little as a server with net/http can do: it answers each stream with a ready frame, waits, and
+// writes another one.
+func bare(b *testing.B) pushed {
+	m := newMint(b)
+	var frames [2][]byte
+	for i := range frames {
+		chain, key, _ := m.pair("default").KeyPair()
+		secret := mustMarshal(b, &envoysds.Secret{Name: "default", Type: &envoysds.Secret_TlsCertificate{TlsCertificate: &envoysds.TlsCertificate{
+			CertificateChain: &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineBytes{InlineBytes: chain}},
+			PrivateKey:       &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineBytes{InlineBytes: key}},
+		}}})
+		frames[i] = frame(0, mustMarshal(b, &envoysds.DiscoveryResponse{
+			VersionInfo: strings.Repeat("0", 32), TypeUrl: typeURL, Nonce: "0123456-7", Resources: []*anypb.Any{{TypeUrl: typeURL, Value: secret}},
+		}))
+	}
+	var mu sync.Mutex
+	newest, changed := 0, make(chan struct{})
+	current := func() (int, chan struct{}) {
+		mu.Lock()
+		defer mu.Unlock()
+		return newest, changed
+	}
+	serve := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		ctl := http.NewResponseController(w)
+		_ = ctl.Flush()
+		for sent := -1; r.Context().Err() == nil; {
+			var head [5]byte
+			if _, err := io.ReadFull(r.Body, head[:]); err != nil {
+				return
+			}
+			_, _ = io.CopyN(io.Discard, r.Body, int64(binary.BigEndian.Uint32(head[1:])))
+			n, changed := current()
+			for n == sent {
+				select {
+				case <-changed:
+				case <-r.Context().Done():
+					return
+				}
+				n, changed = current()
+			}
+			_, _ = w.Write(frames[n%2])
+			_ = ctl.Flush()
+			sent = n
+		}
+	}
+	return pushed{http.HandlerFunc(serve), func(n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		newest = n
+		close(changed)
+		changed = make(chan struct{})
+	}}
+}
+
+// servers are compared in one run.
+var servers = map[string]func(*testing.B) pushed{"ours": ours, "bare": bare}
+
 // BenchmarkPush is the time from a rotation until all streams have the new secret; the clients run
 // on the same cores, and acknowledge.
 func BenchmarkPush(b *testing.B) {
 	for _, bench := range []struct{ streams, conns int }{{1, 1}, {100, 1}, {1000, 1}, {500, 500}} {
-		b.Run(fmt.Sprintf("streams=%d/conns=%d", bench.streams, bench.conns), func(b *testing.B) {
-			m, src := newMint(b), newFakeSource()
-			pairs := []*pki.Secret{m.pair("default"), m.pair("default")}
-			src.put("default", pairs[0])
-			socket, _ := serve(b, handler(b, src, nil))
-			clients := make([]*http.Client, bench.conns)
-			for i := range clients {
-				clients[i] = dial(b, socket)
-			}
-			received := make(chan struct{}, bench.streams)
-			var readers sync.WaitGroup
-			b.Cleanup(readers.Wait)
-			for i := range bench.streams {
-				s := openSotW(b, clients[i%bench.conns])
-				s.ask("default")
-				b.Cleanup(s.cancel)
-				readers.Go(func() { acknowledge(s.raw, received) })
-			}
-			for range bench.streams {
-				<-received
-			}
-			n := 0
-			b.ReportAllocs()
-			for b.Loop() {
-				n++
-				src.put("default", pairs[n%2])
+		for name, newServer := range servers {
+			b.Run(fmt.Sprintf("streams=%d/conns=%d/%s", bench.streams, bench.conns, name), func(b *testing.B) {
+				h := newServer(b)
+				socket, _ := serve(b, h)
+				clients := make([]*http.Client, bench.conns)
+				for i := range clients {
+					clients[i] = dial(b, socket)
+				}
+				received := make(chan struct{}, bench.streams)
+				var readers sync.WaitGroup
+				b.Cleanup(readers.Wait)
+				for i := range bench.streams {
+					s := openSotW(b, clients[i%bench.conns])
+					s.ask("default")
+					b.Cleanup(s.cancel)
+					readers.Go(func() { acknowledge(s.raw, received) })
+				}
 				for range bench.streams {
 					<-received
 				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n*bench.streams), "ns/stream")
-		})
+				n := 0
+				b.ReportAllocs()
+				for b.Loop() {
+					n++
+					h.push(n)
+					for range bench.streams {
+						<-received
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n*bench.streams), "ns/stream")
+			})
+		}
 	}
 }
 
@@ -91,34 +167,49 @@ func acknowledge(s *raw, received chan<- struct{}) {
 }
 
 // BenchmarkIdleStream is what one more stream costs that has its secret and waits: memory of both
-// ends, and goroutines.
+// ends, and goroutines. Its first request is as large as that of a real Envoy with a few or with very many
+// extensions.
 func BenchmarkIdleStream(b *testing.B) {
-	m, src := newMint(b), newFakeSource()
-	src.put("default", m.pair("default"))
-	h := handler(b, src, nil)
-	socket, _ := serve(b, h)
-	c := dial(b, socket)
-	first := openSotW(b, c)
-	first.ask("default")
-	first.recv()
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	goroutines := runtime.NumGoroutine()
-	const n = 5000
-	for range n {
-		s := openSotW(b, c)
-		s.ask("default")
-		s.ack(s.recv(), "default")
+	for _, size := range []int{60_000, 870_000} {
+		for name, newServer := range servers {
+			b.Run(fmt.Sprintf("request=%dkB/%s", size/1000, name), func(b *testing.B) {
+				h := newServer(b)
+				socket, _ := serve(b, h)
+				c := dial(b, socket)
+				node := protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), make([]byte, size)) // metadata
+				node = protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), node)
+				request := frame(0, append(node, mustMarshal(b, &envoysds.DiscoveryRequest{ResourceNames: []string{"default"}, TypeUrl: typeURL})...))
+				start := func() {
+					s := openSotW(b, c)
+					_, err := s.in.Write(request)
+					require.NoError(b, err)
+					s.ack(s.recv(), "default")
+				}
+				start()
+				measure := func() (memory uint64) {
+					var m runtime.MemStats
+					for range 3 { // sync.Pool and finalizers need more than one round
+						runtime.GC()
+						time.Sleep(10 * time.Millisecond)
+					}
+					runtime.ReadMemStats(&m)
+					return m.HeapAlloc + m.StackInuse
+				}
+				goroutines, before := runtime.NumGoroutine(), measure()
+				const n = 1000
+				for range n {
+					start()
+				}
+				after := measure()
+				for b.Loop() { // nothing happens to an idle stream
+					continue
+				}
+				b.ReportMetric(float64(after-before)/n, "B/stream")
+				b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/n, "goroutines/stream")
+				runtime.KeepAlive(h)
+			})
+		}
 	}
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	require.Equal(b, n+1, h.Status().Streams)
-	for b.Loop() { // nothing happens to an idle stream
-		continue
-	}
-	b.ReportMetric(float64(after.HeapAlloc+after.StackInuse-before.HeapAlloc-before.StackInuse)/n, "B/stream")
-	b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/n, "goroutines/stream")
 }
 
 // BenchmarkFetch is one secret by REST, as a poller takes it.

@@ -13,25 +13,20 @@ import (
 	"slices"
 	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
-
-	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
 )
 
 // Client takes secrets from an SDS server: ours, or any that speaks version 3 over gRPC. It is for
 // programs that are not Envoy. It is safe for concurrent use.
-type Client struct {
-	rpc *connect.Client[envoysds.DiscoveryRequest, envoysds.DiscoveryResponse]
-}
+type Client struct{ grpc *grpchttp.Client }
 
 // NewClient returns a client for the server at baseURL, such as "https://sds.example.org". c must
 // speak HTTP/2 to it and have no Timeout, which would end the stream; for a server on a Unix socket
 // use [UnixClient], with the base URL "http://localhost".
 func NewClient(c *http.Client, baseURL string) *Client {
-	return &Client{rpc: connect.NewClient[envoysds.DiscoveryRequest, envoysds.DiscoveryResponse](
-		c, baseURL+service+"StreamSecrets", connect.WithGRPC(), connect.WithReadMaxBytes(4*maxResponse))}
+	return &Client{grpchttp.NewClient(c, baseURL, 4*maxResponse)}
 }
 
 // UnixClient returns an HTTP client that reaches the Unix socket at path whatever the URL says, with
@@ -66,7 +61,7 @@ func (c *Client) Watch(ctx context.Context, names ...string) iter.Seq2[*pki.Secr
 			yield(nil, errors.New("sds: watch: name the secrets to watch"))
 			return
 		}
-		w := &watcher{rpc: c.rpc, names: names, has: make(map[string]*pki.Secret), yield: yield}
+		w := &watcher{grpc: c.grpc, names: names, has: make(map[string]*pki.Secret), yield: yield}
 		var wait time.Duration
 		for ctx.Err() == nil {
 			answered, err := w.stream(ctx)
@@ -89,7 +84,7 @@ func (c *Client) Watch(ctx context.Context, names ...string) iter.Seq2[*pki.Secr
 
 // watcher is one run of Watch.
 type watcher struct {
-	rpc     *connect.Client[envoysds.DiscoveryRequest, envoysds.DiscoveryResponse]
+	grpc    *grpchttp.Client
 	names   []string
 	has     map[string]*pki.Secret // what was yielded
 	version string                 // last accepted
@@ -99,24 +94,17 @@ type watcher struct {
 
 // stream runs one stream to its end, and reports whether the server answered on it.
 func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	conn := w.rpc.CallBidiStream(ctx)
-	defer conn.CloseResponse()
-	// While net/http waits for more of a request's body it does not notice that ctx is done.
-	defer context.AfterFunc(ctx, func() { _ = conn.CloseRequest() })()
-	defer conn.CloseRequest()
-	conn.RequestHeader().Set(securityHeader, "true")
+	s := w.grpc.Open(ctx, service+"StreamSecrets", http.Header{http.CanonicalHeaderKey(securityHeader): {"true"}})
+	defer s.Close()
 	var secrets []*pki.Secret // of the last response
-	var bad error             // why it was rejected
-	req := &envoysds.DiscoveryRequest{
-		Node:          &envoysds.Node{Id: "svidkit", Cluster: "svidkit"},
-		VersionInfo:   w.version,
-		ResourceNames: w.names,
-		TypeUrl:       typeURL,
-	}
+	var nonce string
+	var bad error // why it was rejected
 	for {
-		sent := conn.Send(req)
+		req, err := w.request(!answered, nonce, bad)
+		if err != nil {
+			return answered, err
+		}
+		sent := s.Send(req)
 		for _, s := range secrets {
 			if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
 				continue // sent again after a reconnect
@@ -131,76 +119,169 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 				return answered, nil
 			}
 		}
-		resp, err := conn.Receive()
+		msg, err := s.Receive()
 		if err = cmp.Or(err, sent); err != nil {
 			return answered, err // in this order, as Send only says that the stream has ended
 		}
 		answered = true
-		if secrets, bad = w.parse(resp); bad == nil {
-			w.version = resp.GetVersionInfo()
+		var version string
+		if secrets, version, nonce, bad = w.parse(msg); bad == nil {
+			w.version = version
 		}
-		req = &envoysds.DiscoveryRequest{
-			VersionInfo: w.version, ResourceNames: w.names, TypeUrl: typeURL, ResponseNonce: resp.GetNonce(),
+	}
+}
+
+// request returns a DiscoveryRequest: the first of a stream, or the answer to a response, which is a
+// rejection if it was bad.
+func (w *watcher) request(first bool, nonce string, bad error) ([]byte, error) {
+	const invalidArgument = 3
+	return protofield.Write(func(m *protofield.Writer) {
+		m.Text(1, w.version)
+		if first {
+			m.Message(2, func(m *protofield.Writer) { // the node
+				m.Text(1, "svidkit")
+				m.Text(2, "svidkit")
+			})
 		}
+		for _, name := range w.names {
+			m.AddText(3, name)
+		}
+		m.Text(4, typeURL)
+		m.Text(5, nonce)
 		if bad != nil {
-			const invalidArgument = 3
-			req.ErrorDetail = &envoysds.Status{Code: invalidArgument, Message: clip(bad.Error())}
+			m.Message(6, func(m *protofield.Writer) {
+				m.Varint(1, invalidArgument)
+				m.Text(2, clip(bad.Error()))
+			})
 		}
+	})
+}
+
+// parse returns the secrets of a response that were asked for, its version and its nonce. The error is
+// why the response is rejected.
+func (w *watcher) parse(msg []byte) (secrets []*pki.Secret, version, nonce string, err error) {
+	var bad error
+	err = protofield.Read(msg, func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			f.Text(&version)
+		case 2:
+			if bad == nil { // the nonce comes after
+				var s *pki.Secret
+				if s, bad = w.resource(f); s != nil {
+					secrets = append(secrets, s)
+				}
+			}
+		case 5:
+			f.Text(&nonce)
+		}
+	})
+	return secrets, version, nonce, cmp.Or(err, bad)
+}
+
+// resource reads a google.protobuf.Any with a Secret; nil is one that was not asked for.
+func (w *watcher) resource(f *protofield.Field) (*pki.Secret, error) {
+	var url string
+	var value []byte
+	f.Message(func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			f.Text(&url)
+		case 2:
+			f.Bytes(&value)
+		}
+	})
+	if url != typeURL {
+		return nil, fmt.Errorf("a resource of type %q, not %s", clip(url), typeURL)
+	}
+	var m secret
+	if err := protofield.Read(value, m.read); err != nil {
+		return nil, errors.New("a resource that is not a Secret")
+	}
+	if !slices.Contains(w.names, m.name) {
+		return nil, nil
+	}
+	s, err := m.parse()
+	if err != nil {
+		return nil, fmt.Errorf("secret %q: %w", m.name, err)
+	}
+	return s, nil
+}
+
+// secret is an Envoy Secret of the kinds that we know; of a pair and roots the last that is there counts.
+type secret struct {
+	name              string
+	chain, key, roots source
+	pair, trust       bool
+}
+
+// source is a DataSource: content, or where it is to be found.
+type source struct {
+	inline  bool
+	content []byte
+}
+
+func (m *secret) read(f *protofield.Field) {
+	if f.Data == nil {
+		return
+	}
+	switch f.Number {
+	case 1:
+		f.Text(&m.name)
+	case 2:
+		if m.trust {
+			*m = secret{name: m.name}
+		}
+		m.pair = true
+		f.Message(func(f *protofield.Field) {
+			switch f.Number {
+			case 1:
+				f.Message(m.chain.read)
+			case 2:
+				f.Message(m.key.read)
+			}
+		})
+	case 4:
+		if m.pair {
+			*m = secret{name: m.name}
+		}
+		m.trust = true
+		f.Message(func(f *protofield.Field) {
+			if f.Number == 1 {
+				f.Message(m.roots.read)
+			}
+		})
 	}
 }
 
-// parse returns the secrets of a response that were asked for.
-func (w *watcher) parse(resp *envoysds.DiscoveryResponse) ([]*pki.Secret, error) {
-	var secrets []*pki.Secret
-	for _, a := range resp.GetResources() {
-		if a.GetTypeUrl() != typeURL {
-			return nil, fmt.Errorf("a resource of type %q, not %s", clip(a.GetTypeUrl()), typeURL)
-		}
-		var msg envoysds.Secret
-		if err := proto.Unmarshal(a.GetValue(), &msg); err != nil {
-			return nil, errors.New("a resource that is not a Secret")
-		}
-		if !slices.Contains(w.names, msg.GetName()) {
-			continue
-		}
-		s, err := parseSecret(&msg)
-		if err != nil {
-			return nil, fmt.Errorf("secret %q: %w", msg.GetName(), err)
-		}
-		secrets = append(secrets, s)
+func (s *source) read(f *protofield.Field) {
+	if f.Data == nil {
+		return
 	}
-	return secrets, nil
+	switch f.Number {
+	case 2, 3: // inline_bytes, inline_string
+		s.inline = true
+		f.Bytes(&s.content)
+	case 1, 4: // filename, environment_variable
+		*s = source{}
+	}
 }
 
-func parseSecret(msg *envoysds.Secret) (*pki.Secret, error) {
-	if c := msg.GetValidationContext(); c != nil {
-		roots, err := content(c.GetTrustedCa())
-		if err != nil {
-			return nil, fmt.Errorf("trusted_ca: %w", err)
-		}
-		return pki.NewSecretPEM(msg.GetName(), nil, nil, roots, time.Time{})
+func (m *secret) parse() (*pki.Secret, error) {
+	switch {
+	case m.trust && !m.roots.inline:
+		return nil, fmt.Errorf("trusted_ca: %w", errNotInline)
+	case m.trust:
+		return pki.NewSecretPEM(m.name, nil, nil, m.roots.content, time.Time{})
+	case m.pair && !(m.chain.inline && m.key.inline):
+		return nil, fmt.Errorf("tls_certificate: %w", errNotInline)
+	case m.pair:
+		return pki.NewSecretPEM(m.name, m.chain.content, m.key.content, nil, time.Time{})
 	}
-	c := msg.GetTlsCertificate()
-	if c == nil {
-		return nil, errors.New("neither tls_certificate nor validation_context")
-	}
-	chain, err1 := content(c.GetCertificateChain())
-	key, err2 := content(c.GetPrivateKey())
-	if err := cmp.Or(err1, err2); err != nil {
-		return nil, fmt.Errorf("tls_certificate: %w", err)
-	}
-	return pki.NewSecretPEM(msg.GetName(), chain, key, nil, time.Time{})
+	return nil, errors.New("neither tls_certificate nor validation_context")
 }
 
-func content(d *envoysds.DataSource) ([]byte, error) {
-	switch d := d.GetSpecifier().(type) {
-	case *envoysds.DataSource_InlineBytes:
-		return d.InlineBytes, nil
-	case *envoysds.DataSource_InlineString:
-		return []byte(d.InlineString), nil
-	}
-	return nil, errors.New("not inline; files and environment variables of the server's choice are not read")
-}
+var errNotInline = errors.New("not inline; files and environment variables of the server's choice are not read")
 
 func sameSecret(a, b *pki.Secret) bool {
 	chainA, keyA, pairA := a.KeyPair()

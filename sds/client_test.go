@@ -8,17 +8,32 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 )
 
 func textLogger(b *syncBuffer) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
+
+// codeOf returns the code of gRPC that an error has.
+func codeOf(t testing.TB, err error) grpchttp.Code {
+	t.Helper()
+	e, ok := errors.AsType[*grpchttp.Error](err)
+	require.True(t, ok, "%v", err)
+	return e.Code
+}
+
+// server returns a server whose StreamSecrets is m.
+func server(m grpchttp.Method) http.Handler {
+	return &grpchttp.Handler{Methods: map[string]grpchttp.Method{service + "StreamSecrets": m}, MaxMessage: 1 << 20}
+}
 
 // watched is what a Watch yields, one at a time.
 type watched struct {
@@ -79,7 +94,7 @@ func TestClient(t *testing.T) {
 	src.put("default", web)
 	dir := socketDir(t)
 	h := handler(t, src, &sds.Options{RequireHeader: true})
-	start := func() func() error { return run(t, &sds.Server{Path: dir + "/s", Handler: h}) }
+	start := func() func() error { return run(t, &unixsocket.Server{Path: dir + "/s", Handler: h}) }
 	stop := start()
 	ch, cancel := watch(t, sds.NewClient(dial(t, dir+"/s"), "http://localhost"), "default", "ROOTCA", "default")
 	w := receive(t, ch)
@@ -94,7 +109,7 @@ func TestClient(t *testing.T) {
 	// The server goes and comes back: the client says so, and what it has is not yielded again.
 	require.Equal(t, errStop, stop())
 	w = receive(t, ch)
-	assert.Equal(t, connect.CodeUnavailable, connect.CodeOf(w.err), "%v", w.err)
+	assert.Equal(t, grpchttp.Unavailable, codeOf(t, w.err))
 	assert.ErrorContains(t, w.err, "sds: watch: ")
 	start()
 	for w.err != nil {
@@ -195,31 +210,35 @@ func TestClientRejects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			answers := make(chan *envoysds.DiscoveryRequest, 1)
-			h := connect.NewBidiStreamHandler(service+"StreamSecrets",
-				func(ctx context.Context, s *connect.BidiStream[envoysds.DiscoveryRequest, envoysds.DiscoveryResponse]) error {
-					first, err := s.Receive()
+			h := server(func(ctx context.Context, c *grpchttp.Call) error {
+				receive := func() *envoysds.DiscoveryRequest {
+					var r envoysds.DiscoveryRequest
+					msg, err := c.Receive()
 					if err != nil {
-						return err
+						return nil
 					}
+					assert.NoError(t, proto.Unmarshal(msg, &r))
+					return &r
+				}
+				if first := receive(); assert.NotNil(t, first) {
 					assert.Equal(t, []string{"default"}, first.GetResourceNames())
 					assert.Equal(t, typeURL, first.GetTypeUrl())
 					assert.NotEmpty(t, first.GetNode().GetId())
 					assert.NotEmpty(t, first.GetNode().GetCluster())
-					assert.Equal(t, "true", s.RequestHeader().Get("workload.spiffe.io"))
-					if err := s.Send(test.response); err != nil {
-						return err
-					}
-					answer, err := s.Receive()
-					if err != nil {
-						return err
-					}
+					assert.Equal(t, "true", c.Header().Get("workload.spiffe.io"))
+				}
+				if err := c.Send(mustMarshal(t, test.response)); err != nil {
+					return err
+				}
+				if answer := receive(); answer != nil {
 					select {
 					case answers <- answer:
 					default:
 					}
-					<-ctx.Done()
-					return ctx.Err()
-				})
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			})
 			socket, _ := serve(t, h)
 			ch, _ := watch(t, sds.NewClient(dial(t, socket), "http://localhost"), "default")
 			if test.want != "" {
@@ -250,14 +269,12 @@ func TestClientRefused(t *testing.T) {
 	t.Parallel()
 	socket, _ := serve(t, handler(t, newFakeSource(), &sds.Options{Strict: true}))
 	for _, err := range sds.NewClient(dial(t, socket), "http://localhost").Watch(t.Context(), "nobody") {
-		e, ok := errors.AsType[*connect.Error](err)
-		require.True(t, ok, "%v", err)
-		assert.Equal(t, connect.CodeNotFound, e.Code())
+		assert.Equal(t, grpchttp.NotFound, codeOf(t, err))
 		break
 	}
 	socket, _ = serve(t, http.NotFoundHandler())
 	for _, err := range sds.NewClient(dial(t, socket), "http://localhost").Watch(t.Context(), "default") {
-		assert.Equal(t, connect.CodeUnimplemented, connect.CodeOf(err), "%v", err)
+		assert.Equal(t, grpchttp.Unimplemented, codeOf(t, err))
 		break
 	}
 }

@@ -5,16 +5,15 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strings"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
-
-	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -31,55 +30,63 @@ func (v version) xor(w version) version {
 	return v
 }
 
-// entry is what is served for a name at one moment. It never changes, and all streams share it.
+// entry is what is served for a name at one moment. All streams share it. Only its frames change.
 type entry struct {
 	name    string
+	secret  *pki.Secret
 	version version
 	any     []byte // the encoded google.protobuf.Any with the Secret: the one serialisation
 
-	notAfter time.Time // zero for what has no end
+	mu     sync.Mutex
+	frames map[holding]*frame
 }
 
 // expired reports whether e has an end that has come.
-func (e *entry) expired(now time.Time) bool { return !e.notAfter.IsZero() && !now.Before(e.notAfter) }
+func (e *entry) expired(now time.Time) bool {
+	end := e.secret.NotAfter()
+	return !end.IsZero() && !now.Before(end)
+}
 
 func (e *entry) String() string       { return e.name + "@" + e.version.String() }
 func (e *entry) GoString() string     { return "sds.entry(" + e.String() + ")" }
 func (e *entry) LogValue() slog.Value { return slog.StringValue(e.String()) }
 
-// newEntry encodes s under the name that was asked for, which is the only one Envoy accepts.
+// newEntry encodes s under the name that the client asked for, the only one that Envoy accepts.
 func newEntry(name string, s *pki.Secret) (*entry, error) {
 	if s == nil {
 		return nil, errors.New("the source returned no secret and no error")
 	}
-	msg := &envoysds.Secret{Name: name}
-	var kind string
-	var content []byte
-	if chain, key, ok := s.KeyPair(); ok {
-		// The key is not part of the hash: the leaf names it, and versions are shown to people.
-		kind, content = "tls_certificate", chain
-		msg.Type = &envoysds.Secret_TlsCertificate{TlsCertificate: &envoysds.TlsCertificate{
-			CertificateChain: inline(chain), PrivateKey: inline(key),
-		}}
-	} else if roots, ok := s.Roots(); ok {
+	chain, key, isPair := s.KeyPair()
+	roots, isTrust := s.Roots()
+	kind, content := "tls_certificate", chain
+	switch {
+	case isPair: // The key is not part of the version, which is shown to people: the leaf names it.
+	case isTrust:
 		kind, content = "validation_context", roots
-		msg.Type = &envoysds.Secret_ValidationContext{ValidationContext: &envoysds.CertificateValidationContext{
-			TrustedCa: inline(roots),
-		}}
-	} else {
+	default:
 		return nil, errors.New("the secret has neither a key pair nor roots")
 	}
-
-	size := proto.Size(msg)
-	b := make([]byte, 0, size+len(typeURL)+16)
-	b = appendString(b, 1, typeURL)
-	b = protowire.AppendTag(b, 2, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(size))
-	b, err := proto.MarshalOptions{Deterministic: true, UseCachedSize: true}.MarshalAppend(b, msg)
-	if err != nil { // a name that is not UTF-8
-		return nil, errors.New("the secret cannot be encoded")
+	inline := func(w *protofield.Writer, field protofield.Number, pem []byte) {
+		w.Message(field, func(w *protofield.Writer) { w.AddBytes(2, pem) })
 	}
-	e := &entry{name: name, any: b, notAfter: s.NotAfter()}
+	encoded, err := protofield.Write(func(w *protofield.Writer) {
+		w.Text(1, typeURL)
+		w.Message(2, func(w *protofield.Writer) {
+			w.Text(1, name)
+			if isPair {
+				w.Message(2, func(w *protofield.Writer) {
+					inline(w, 1, chain)
+					inline(w, 2, key)
+				})
+			} else {
+				w.Message(4, func(w *protofield.Writer) { inline(w, 1, roots) })
+			}
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	e := &entry{name: name, secret: s, any: encoded}
 	h := sha256.New()
 	for _, part := range [][]byte{[]byte(name), []byte(kind), content} {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
@@ -89,239 +96,89 @@ func newEntry(name string, s *pki.Secret) (*entry, error) {
 	return e, nil
 }
 
-func inline(pem []byte) *envoysds.DataSource {
-	return &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineBytes{InlineBytes: pem}}
-}
-
 // response is a DiscoveryResponse, or a DeltaDiscoveryResponse, put together from encoded entries.
 type response struct {
-	delta   bool
-	version version // of all that the client has of us when it has taken this
-	nonce   string
+	holding
 	entries []*entry
 	removed []string // delta only
+	frame   *frame   // nil for a fetch
 }
 
-// append adds the encoded message to b.
-func (r *response) append(b []byte) []byte {
-	b = appendVersion(b, 1, r.version)
-	for _, e := range r.entries {
-		b = protowire.AppendTag(b, 2, protowire.BytesType)
-		if !r.delta {
-			b = protowire.AppendBytes(b, e.any)
-			continue
+// holding is what a client has when it has taken a response.
+type holding struct {
+	delta   bool
+	version version
+}
+
+func (r *response) encode(nonce string) []byte {
+	b, _ := protofield.Write(func(w *protofield.Writer) { // cannot fail: names are UTF-8
+		w.Text(1, r.version.String())
+		for _, e := range r.entries {
+			if !r.delta {
+				w.AddBytes(2, e.any)
+				continue
+			}
+			w.Message(2, func(w *protofield.Writer) {
+				w.Text(1, e.version.String())
+				w.AddBytes(2, e.any)
+				w.Text(3, e.name)
+			})
 		}
-		size := protowire.SizeTag(1) + protowire.SizeBytes(hex.EncodedLen(len(e.version))) +
-			protowire.SizeTag(2) + protowire.SizeBytes(len(e.any)) +
-			protowire.SizeTag(3) + protowire.SizeBytes(len(e.name))
-		b = protowire.AppendVarint(b, uint64(size))
-		b = appendVersion(b, 1, e.version)
-		b = protowire.AppendTag(b, 2, protowire.BytesType)
-		b = protowire.AppendBytes(b, e.any)
-		b = appendString(b, 3, e.name)
-	}
-	b = appendString(b, 4, typeURL)
-	if r.nonce != "" {
-		b = appendString(b, 5, r.nonce)
-	}
-	for _, name := range r.removed {
-		b = appendString(b, 6, name)
-	}
+		w.Text(4, typeURL)
+		w.Text(5, nonce)
+		for _, name := range r.removed {
+			w.AddText(6, name)
+		}
+	})
 	return b
 }
 
-func appendString(b []byte, field protowire.Number, s string) []byte {
-	b = protowire.AppendTag(b, field, protowire.BytesType)
-	return protowire.AppendString(b, s)
+// frame is an encoded response with its nonce, as it is sent to any number of streams.
+type frame struct {
+	serial  uint64
+	nonce   string
+	version string
+	names   []string // that it is about
+	wire    grpchttp.Frame
 }
 
-func appendVersion(b []byte, field protowire.Number, v version) []byte {
-	b = protowire.AppendTag(b, field, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(hex.EncodedLen(len(v))))
-	return hex.AppendEncode(b, v[:])
+// frames makes frames. Their serials grow, and the nonce is made of the serial.
+type frames struct {
+	stamp  string // begins each nonce, so that one of another server is not taken for one of ours
+	serial atomic.Uint64
 }
 
-// request is what we use of a DiscoveryRequest or a DeltaDiscoveryRequest. It shares no memory with
-// the message, whose node can be large.
-type request struct {
-	node     string // its ID
-	typeURL  string
-	nonce    string
-	version  string   // SotW: what the client has
-	names    []string // SotW: all that it wants from now on; delta: what it wants in addition
-	drop     []string // delta: what it no longer wants
-	have     map[string]string
-	rejected bool   // error_detail is present
-	reason   string // its message
-	tooLarge error  // a limit was passed; what came after was not read
-}
+func newFrames() *frames { return &frames{stamp: strconv.FormatUint(uint64(rand.Uint32()), 36) + "-"} }
 
-// codec replaces connect's own under the same name: it reads requests without building the messages
-// that we do not look at, stops at the limits, and writes responses from encoded entries.
-type codec struct {
-	delta    bool
-	maxNames int
-}
+// maxFrames is how many frames an entry keeps: streams with the same names share one.
+const maxFrames = 16
 
-func (codec) Name() string { return "proto" }
-
-func (c codec) Marshal(m any) ([]byte, error) { return c.MarshalAppend(nil, m) }
-
-func (codec) MarshalAppend(b []byte, m any) ([]byte, error) {
-	switch m := m.(type) {
-	case *response:
-		return m.append(b), nil
-	case proto.Message: // the details of an error
-		return proto.MarshalOptions{}.MarshalAppend(b, m)
+// of returns a frame of r with a larger serial than after, so that no nonce comes twice on a stream. A
+// change of one secret is encoded once for all streams that then have the same secrets.
+func (f *frames) of(r *response, after uint64) *frame {
+	if len(r.entries) != 1 || len(r.removed) > 0 {
+		return f.make(r)
 	}
-	return nil, fmt.Errorf("sds: encode: unexpected %T", m)
+	e := r.entries[0]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if have := e.frames[r.holding]; have != nil && have.serial > after {
+		return have
+	}
+	if e.frames == nil || len(e.frames) >= maxFrames {
+		e.frames = make(map[holding]*frame)
+	}
+	made := f.make(r)
+	e.frames[r.holding] = made
+	return made
 }
 
-func (c codec) Unmarshal(data []byte, m any) error {
-	switch m := m.(type) {
-	case *request:
-		return c.decode(data, m)
-	case proto.Message:
-		return proto.Unmarshal(data, m)
+func (f *frames) make(r *response) *frame {
+	serial := f.serial.Add(1)
+	nonce := f.stamp + strconv.FormatUint(serial, 10)
+	var names []string
+	for _, e := range r.entries {
+		names = append(names, e.name)
 	}
-	return fmt.Errorf("sds: decode: unexpected %T", m)
-}
-
-// Field numbers of the two requests, in the order version_info, node, resource_names(_subscribe),
-// resource_names_unsubscribe, initial_resource_versions, type_url, response_nonce, error_detail;
-// 0 is a field that the request does not have.
-type fieldNumbers struct{ version, node, names, drop, have, typeURL, nonce, detail protowire.Number }
-
-func (c codec) fields() fieldNumbers {
-	if c.delta {
-		return fieldNumbers{node: 1, typeURL: 2, names: 3, drop: 4, have: 5, nonce: 6, detail: 7}
-	}
-	return fieldNumbers{version: 1, node: 2, names: 3, typeURL: 4, nonce: 5, detail: 6}
-}
-
-func (c codec) decode(data []byte, r *request) error {
-	f := c.fields()
-	return eachBytes(data, func(field protowire.Number, value []byte) (err error) {
-		if r.tooLarge != nil {
-			return nil
-		}
-		switch field {
-		case f.version:
-			r.version, err = text(value)
-		case f.typeURL:
-			r.typeURL, err = text(value)
-		case f.nonce:
-			r.nonce, err = text(value)
-		case f.names:
-			r.names, err = c.addName(r, r.names, value)
-		case f.drop:
-			r.drop, err = c.addName(r, r.drop, value)
-		case f.node:
-			return eachBytes(value, func(field protowire.Number, value []byte) (err error) {
-				if field == 1 {
-					r.node, err = text(value)
-				}
-				return err
-			})
-		case f.detail:
-			r.rejected = true
-			return eachBytes(value, func(field protowire.Number, value []byte) (err error) {
-				if field == 2 {
-					r.reason, err = text(value)
-				}
-				return err
-			})
-		case f.have:
-			return c.addVersion(r, value)
-		}
-		return err
-	})
-}
-
-func (c codec) addName(r *request, to []string, value []byte) ([]string, error) {
-	if r.tooLarge = c.check(len(to)+1, len(value)); r.tooLarge != nil {
-		return to, nil
-	}
-	s, err := text(value)
-	return append(to, s), err
-}
-
-func (c codec) addVersion(r *request, entry []byte) error {
-	var name, v string
-	err := eachBytes(entry, func(field protowire.Number, value []byte) (err error) {
-		switch field {
-		case 1:
-			name, err = text(value)
-		case 2:
-			v, err = text(value)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if r.tooLarge = c.check(len(r.have)+1, len(name)); r.tooLarge != nil {
-		return nil
-	}
-	if r.have == nil {
-		r.have = make(map[string]string)
-	}
-	r.have[name] = v
-	return nil
-}
-
-func (c codec) check(names, length int) error {
-	if length > maxName {
-		return fmt.Errorf("sds: a resource name of %d bytes; the limit is %d", length, maxName)
-	}
-	if names > c.maxNames {
-		return fmt.Errorf("sds: more than %d resource names; open another stream, or raise MaxNames of the server", c.maxNames)
-	}
-	return nil
-}
-
-var errMalformed = errors.New("sds: malformed request")
-
-// eachBytes calls f for each length-delimited field of an encoded message and skips all others, as
-// all that we read are strings and messages. Of a field that comes twice the last one counts.
-func eachBytes(data []byte, f func(field protowire.Number, value []byte) error) error {
-	for len(data) > 0 {
-		field, kind, n := protowire.ConsumeTag(data)
-		if n < 0 {
-			return errMalformed
-		}
-		data = data[n:]
-		if kind != protowire.BytesType {
-			if n = protowire.ConsumeFieldValue(field, kind, data); n < 0 {
-				return errMalformed
-			}
-			data = data[n:]
-			continue
-		}
-		value, n := protowire.ConsumeBytes(data)
-		if n < 0 {
-			return errMalformed
-		}
-		data = data[n:]
-		if err := f(field, value); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// text copies a string, which must be UTF-8.
-func text(value []byte) (string, error) {
-	if !utf8.Valid(value) {
-		return "", errMalformed
-	}
-	return string(value), nil
-}
-
-// clip returns at most maxText bytes of s, in memory of its own.
-func clip(s string) string {
-	if len(s) > maxText {
-		s = strings.ToValidUTF8(s[:maxText], "")
-	}
-	return strings.Clone(s)
+	return &frame{serial, nonce, r.version.String(), append(names, r.removed...), grpchttp.NewFrame(r.encode(nonce))}
 }

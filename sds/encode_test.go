@@ -1,6 +1,7 @@
 package sds
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -12,6 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -22,6 +25,10 @@ func pair(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
 	s, err := pki.NewKeyPairSecret(name, ca.SVID("/"+name))
 	require.NoError(t, err)
 	return s
+}
+
+func inlined(pem []byte) *envoysds.DataSource {
+	return &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineBytes{InlineBytes: pem}}
 }
 
 func roots(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
@@ -49,23 +56,21 @@ func TestResponseBytes(t *testing.T) {
 		return &anypb.Any{TypeUrl: "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", Value: value}
 	}
 	packedA := pack(&envoysds.Secret{Name: "default", Type: &envoysds.Secret_TlsCertificate{TlsCertificate: &envoysds.TlsCertificate{
-		CertificateChain: inline(chain), PrivateKey: inline(key),
+		CertificateChain: inlined(chain), PrivateKey: inlined(key),
 	}}})
 	packedB := pack(&envoysds.Secret{Name: "ROOTCA", Type: &envoysds.Secret_ValidationContext{
-		ValidationContext: &envoysds.CertificateValidationContext{TrustedCa: inline(rootsPEM)},
+		ValidationContext: &envoysds.CertificateValidationContext{TrustedCa: inlined(rootsPEM)},
 	}})
 	v := a.version.xor(b.version)
 
-	got, err := codec{}.Marshal(&response{version: v, nonce: "7", entries: []*entry{a, b}})
-	require.NoError(t, err)
+	got := (&response{holding: holding{false, v}, entries: []*entry{a, b}}).encode("7")
 	want, err := proto.Marshal(&envoysds.DiscoveryResponse{
 		VersionInfo: v.String(), Resources: []*anypb.Any{packedA, packedB}, TypeUrl: typeURL, Nonce: "7",
 	})
 	require.NoError(t, err)
 	assert.Equal(t, want, got)
 
-	got, err = codec{delta: true}.Marshal(&response{delta: true, version: v, nonce: "8", entries: []*entry{a, b}, removed: []string{"x", "y"}})
-	require.NoError(t, err)
+	got = (&response{holding: holding{true, v}, entries: []*entry{a, b}, removed: []string{"x", "y"}}).encode("8")
 	want, err = proto.Marshal(&envoysds.DeltaDiscoveryResponse{
 		SystemVersionInfo: v.String(),
 		Resources: []*envoysds.Resource{
@@ -78,14 +83,38 @@ func TestResponseBytes(t *testing.T) {
 	assert.Equal(t, want, got)
 }
 
-func TestResponseAllocatesNothing(t *testing.T) {
-	e, err := newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"))
+// Streams that come to hold the same secrets by the same change share one frame. No stream gets a nonce
+// that is not larger than those before it.
+func TestFrames(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	a, err := newEntry("default", pair(t, ca, "default"))
 	require.NoError(t, err)
-	buf := make([]byte, 0, 16<<10)
-	for _, delta := range []bool{false, true} {
-		r := &response{delta: delta, version: e.version, nonce: "8", entries: []*entry{e}}
-		assert.Zero(t, testing.AllocsPerRun(100, func() { buf = r.append(buf[:0]) }))
+	f := newFrames()
+	alone := &response{holding: holding{false, a.version}, entries: []*entry{a}}
+	first := f.of(alone, 0)
+	assert.Same(t, first, f.of(&response{holding: alone.holding, entries: []*entry{a}}, 0))
+	for name, other := range map[string]*response{
+		"delta":       {holding: holding{true, a.version}, entries: []*entry{a}},
+		"holds more":  {holding: holding{false, a.version.xor(version{1})}, entries: []*entry{a}},
+		"two secrets": {holding: alone.holding, entries: []*entry{a, a}},
+		"removed":     {holding: alone.holding, entries: []*entry{a}, removed: []string{"x"}},
+	} {
+		fr := f.of(other, 0)
+		assert.NotSame(t, first, fr, name)
+		assert.Greater(t, fr.serial, first.serial, name)
+		assert.NotEqual(t, fr.nonce, first.nonce, name)
 	}
+	assert.Same(t, first, f.of(alone, first.serial-1))
+	again := f.of(alone, first.serial)
+	assert.Greater(t, again.serial, first.serial, "it was sent on this stream before")
+	assert.Same(t, again, f.of(alone, 0), "which others share from now on")
+
+	for i := range 10 * maxFrames {
+		f.of(&response{holding: holding{false, version{byte(i), byte(i >> 8), 1}}, entries: []*entry{a}}, 0)
+		assert.LessOrEqual(t, len(a.frames), maxFrames)
+	}
+	assert.NotEqual(t, f.stamp, newFrames().stamp)
 }
 
 func TestEntryVersion(t *testing.T) {
@@ -144,17 +173,17 @@ func TestDecode(t *testing.T) {
 	})
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 2, protowire.BytesType), node)
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 7, protowire.BytesType), []byte("resource_locators"))
-	var got request
-	require.NoError(t, codec{maxNames: 3}.Unmarshal(sotw, &got))
-	assert.Equal(t, request{node: "n", version: "v", names: []string{"a", "", "a"}, typeURL: "t", nonce: "7", rejected: true, reason: "no"}, got)
+	got, err := decode(sotw, false, 3)
+	require.NoError(t, err)
+	assert.Equal(t, &request{node: "n", names: []string{"a", "", "a"}, typeURL: "t", nonce: "7", rejected: true, reason: "no"}, got)
 
 	delta := marshal(&envoysds.DeltaDiscoveryRequest{
 		Node: &envoysds.Node{Id: "n"}, TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
 		InitialResourceVersions: map[string]string{"a": "1", "c": "2"}, ResponseNonce: "7", ErrorDetail: &envoysds.Status{},
 	})
-	got = request{}
-	require.NoError(t, codec{delta: true, maxNames: 3}.Unmarshal(delta, &got))
-	assert.Equal(t, request{
+	got, err = decode(delta, true, 3)
+	require.NoError(t, err)
+	assert.Equal(t, &request{
 		node: "n", names: []string{"a"}, drop: []string{"b"}, have: map[string]string{"a": "1", "c": "2"},
 		typeURL: "t", nonce: "7", rejected: true,
 	}, got)
@@ -171,33 +200,27 @@ func TestDecode(t *testing.T) {
 		"versions":    {true, marshal(&envoysds.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{"1": "", "2": "", "3": "", "4": ""}})},
 		"version":     {true, marshal(&envoysds.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{long: ""}})},
 	} {
-		var r request
-		require.NoError(t, codec{delta: test.delta, maxNames: 3}.Unmarshal(test.in, &r), name)
-		assert.Error(t, r.tooLarge, name)
-		assert.LessOrEqual(t, len(r.names)+len(r.drop)+len(r.have), 3, name)
+		_, err := decode(test.in, test.delta, 3)
+		assert.Equal(t, grpchttp.ResourceExhausted, codeOf(t, err), name)
 	}
 	for name, in := range map[string][]byte{
 		"cut short": sotw[:len(sotw)-1], "not UTF-8": {3<<3 | 2, 1, 0xff}, "bad tag": {0}, "bad varint": {1 << 3, 0x80}, "bad node": {2<<3 | 2, 1, 0xff},
 	} {
-		assert.Error(t, codec{maxNames: 3}.Unmarshal(in, &request{}), name)
+		_, err := decode(in, false, 3)
+		assert.Equal(t, grpchttp.InvalidArgument, codeOf(t, err), name)
 	}
-	_, err := codec{}.Marshal("text")
-	assert.Error(t, err)
-	assert.Error(t, codec{}.Unmarshal(nil, "text"))
 }
 
 // The worst input of 1 MiB costs little memory: names of one byte, up to the limit. For the time see
 // BenchmarkDecodeWorst.
 func TestDecodeIsBounded(t *testing.T) {
 	in := worstRequest()
-	c := codec{maxNames: maxNames}
 	const runs = 20
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range runs {
-		var r request
-		require.NoError(t, c.Unmarshal(in, &r))
-		require.Error(t, r.tooLarge)
+		_, err := decode(in, false, maxNames)
+		require.Error(t, err)
 	}
 	runtime.ReadMemStats(&after)
 	assert.Less(t, (after.TotalAlloc-before.TotalAlloc)/runs, uint64(256<<10))
@@ -213,12 +236,9 @@ func worstRequest() []byte {
 
 func BenchmarkDecodeWorst(b *testing.B) {
 	in := worstRequest()
-	c := codec{maxNames: maxNames}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := c.Unmarshal(in, &request{}); err != nil {
-			b.Fatal(err)
-		}
+		_, _ = decode(in, false, maxNames)
 	}
 }
 
@@ -237,27 +257,29 @@ func FuzzDecodeRequest(f *testing.F) {
 		f.Add(b)
 	}
 	const limit = 1 << 20 // out of reach
+	tooLarge := func(err error) bool {
+		e, ok := errors.AsType[*grpchttp.Error](err)
+		return ok && e.Code == grpchttp.ResourceExhausted
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var a request
 		var sotw envoysds.DiscoveryRequest
-		err := codec{maxNames: limit}.Unmarshal(data, &a)
-		if proto.Unmarshal(data, &sotw) == nil && a.tooLarge == nil {
+		a, err := decode(data, false, limit)
+		if proto.Unmarshal(data, &sotw) == nil && !tooLarge(err) {
 			require.NoError(t, err)
-			assert.Equal(t, request{
-				node: sotw.GetNode().GetId(), version: sotw.GetVersionInfo(), names: sotw.GetResourceNames(), typeURL: sotw.GetTypeUrl(),
+			assert.Equal(t, &request{
+				node: sotw.GetNode().GetId(), names: sotw.GetResourceNames(), typeURL: sotw.GetTypeUrl(),
 				nonce: sotw.GetResponseNonce(), rejected: sotw.ErrorDetail != nil, reason: sotw.GetErrorDetail().GetMessage(),
 			}, a)
 		}
-		var b request
 		var delta envoysds.DeltaDiscoveryRequest
-		err = codec{delta: true, maxNames: limit}.Unmarshal(data, &b)
-		if proto.Unmarshal(data, &delta) == nil && b.tooLarge == nil {
+		b, err := decode(data, true, limit)
+		if proto.Unmarshal(data, &delta) == nil && !tooLarge(err) {
 			require.NoError(t, err)
 			have := delta.GetInitialResourceVersions()
 			if len(have) == 0 {
 				have = nil
 			}
-			assert.Equal(t, request{
+			assert.Equal(t, &request{
 				node: delta.GetNode().GetId(), names: delta.GetResourceNamesSubscribe(), drop: delta.GetResourceNamesUnsubscribe(),
 				have: have, typeURL: delta.GetTypeUrl(), nonce: delta.GetResponseNonce(),
 				rejected: delta.ErrorDetail != nil, reason: delta.GetErrorDetail().GetMessage(),
@@ -277,25 +299,25 @@ func BenchmarkEncode(b *testing.B) {
 			_, _ = newEntry("default", secret)
 		}
 	})
-	b.Run("response", func(b *testing.B) { // for each stream
-		r := &response{version: e.version, nonce: "k3x9-1", entries: []*entry{e}}
-		buf := make([]byte, 0, 8<<10)
+	b.Run("response", func(b *testing.B) { // once for each rotation and kind of stream
+		r := &response{holding: holding{false, e.version}, entries: []*entry{e}}
 		b.ReportAllocs()
 		for b.Loop() {
-			buf = r.append(buf[:0])
+			_ = r.encode("k3x9-1")
 		}
 	})
 }
 
 func BenchmarkDecode(b *testing.B) {
 	node := protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), make([]byte, 16<<10))
-	in := protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), node)
-	in = appendString(in, 3, "default")
-	in = appendString(in, 5, "k3x9-1")
-	c := codec{maxNames: maxNames}
+	in, err := protofield.Write(func(w *protofield.Writer) {
+		w.AddBytes(2, node)
+		w.Text(3, "default")
+		w.Text(5, "k3x9-1")
+	})
+	require.NoError(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
-		var r request
-		_ = c.Unmarshal(in, &r)
+		_, _ = decode(in, false, maxNames)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -43,7 +44,7 @@ func Example() {
 		panic(err)
 	}
 	defer handler.Close()
-	server := &sds.Server{Path: filepath.Join(dir, "sds.sock"), Handler: handler}
+	server := &unixsocket.Server{Path: filepath.Join(dir, "sds.sock"), Handler: handler}
 	if err := server.Listen(); err != nil {
 		panic(err)
 	}

@@ -1,6 +1,7 @@
 package sds
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,13 +9,8 @@ import (
 	"mime"
 	"net/http"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
-
-	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
 // fetch answers one request from the table, like a stream that ends with its first response. It
@@ -23,15 +19,21 @@ import (
 // If some of the names exist they are the answer. None is an error, as an empty answer means to
 // Envoy that it may open its port without a certificate.
 func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
-	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, "")
+	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, nil)
 	out, err := s.request(r)
 	if err != nil {
 		return nil, err
 	}
 	if len(out.added) == 0 {
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("sds: fetch: name at least one resource"))
+		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: name at least one resource")
 	}
-	in := newInbox()
+	news := make(chan struct{}, 1)
+	in := &inbox{wake: func() {
+		select {
+		case news <- struct{}{}:
+		default:
+		}
+	}}
 	for _, it := range out.added {
 		if h.opts.Authorize != nil {
 			if err := h.opts.Authorize(ctx, it.name); err != nil {
@@ -50,10 +52,11 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 		st := it.watch.res.cur.Load()
 		for ; st == nil; st = it.watch.res.cur.Load() {
 			select {
-			case <-in.wake:
+			case <-news:
+				in.take(nil)
 			case <-ctx.Done():
-				return nil, ended(ctx)
-			case <-h.done:
+				return nil, ended(ctx.Err())
+			case <-h.table.ctx.Done():
 				return nil, errClosing()
 			}
 		}
@@ -68,7 +71,7 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 		return resp, nil
 	}
 	if failed { // the reason is in our log; it is not the client's business
-		return nil, connect.NewError(connect.CodeUnavailable, errors.New("sds: fetch: the secret is not available now; try again"))
+		return nil, grpchttp.Errorf(grpchttp.Unavailable, "sds: fetch: the secret is not available now; try again")
 	}
 	return nil, errNotFound(out.added[0].name)
 }
@@ -91,12 +94,25 @@ func (s *session) all() *response {
 	}
 }
 
-func (h *Handler) serveFetch(ctx context.Context, r *connect.Request[request]) (*connect.Response[response], error) {
-	resp, err := h.fetch(ctx, r.Msg)
+func (h *Handler) serveFetch(ctx context.Context, msg []byte) ([]byte, error) {
+	r, err := decode(msg, false, h.opts.MaxNames)
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(resp), nil
+	resp, err := h.fetch(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return resp.encode(""), nil // nothing acknowledges it
+}
+
+// httpStatus has the HTTP statuses of the errors that a REST request can have.
+var httpStatus = map[grpchttp.Code]int{
+	grpchttp.InvalidArgument:   http.StatusBadRequest,
+	grpchttp.NotFound:          http.StatusNotFound,
+	grpchttp.ResourceExhausted: http.StatusRequestEntityTooLarge,
+	grpchttp.Unavailable:       http.StatusServiceUnavailable,
+	grpchttp.DeadlineExceeded:  http.StatusGatewayTimeout,
 }
 
 // serveREST is FetchSecrets in Envoy's JSON form.
@@ -113,96 +129,119 @@ func (h *Handler) serveREST(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := h.rest(w, r)
 	w.Header().Set("Cache-Control", "no-store")
-	switch code := connect.CodeOf(err); {
+	switch {
 	case err == nil && body == nil:
 		w.WriteHeader(http.StatusNotModified)
 	case err == nil:
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(body) // the client has gone
+		_, _ = w.Write(body) // an error means that the client has gone
 	default:
-		status, ok := map[connect.Code]int{
-			connect.CodeInvalidArgument:   http.StatusBadRequest,
-			connect.CodeNotFound:          http.StatusNotFound,
-			connect.CodeResourceExhausted: http.StatusRequestEntityTooLarge,
-			connect.CodeUnavailable:       http.StatusServiceUnavailable,
-			connect.CodeDeadlineExceeded:  http.StatusGatewayTimeout,
-		}[code]
+		e, ok := errors.AsType[*grpchttp.Error](err)
 		if !ok {
-			status = http.StatusInternalServerError
+			e = grpchttp.Errorf(grpchttp.Internal, "sds: internal error")
 		}
-		body, _ := json.Marshal(struct { // of numbers and strings: cannot fail
-			Code    uint32 `json:"code"` // of gRPC
-			Message string `json:"message"`
-		}{uint32(code), messageOf(err)})
+		body, _ := json.Marshal(map[string]any{"code": e.Code, "message": e.Message}) // of numbers and strings: cannot fail
 		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(status)
+		w.WriteHeader(cmp.Or(httpStatus[e.Code], http.StatusInternalServerError))
 		_, _ = w.Write(body)
 	}
 }
 
-func messageOf(err error) string {
-	if e, ok := errors.AsType[*connect.Error](err); ok {
-		return e.Message()
-	}
-	return "internal error"
-}
-
 // rest returns the body of the response, or nil if the client has that version.
 func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	ctx := r.Context()
-	if _, err := h.admit(ctx, connect.Spec{}, connect.Peer{}, r.Header); err != nil {
+	if err := h.admit(r); err != nil {
 		return nil, err
 	}
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return nil, connect.NewError(connect.CodeResourceExhausted, errors.New("sds: fetch: the request is larger than 256 KiB"))
+			return nil, grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: fetch: the request is larger than 256 KiB")
 		}
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("sds: fetch: the request ended early"))
+		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: the request ended early")
 	}
-	var msg envoysds.DiscoveryRequest
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true, Resolver: resolver{}}).Unmarshal(data, &msg); err != nil {
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("sds: fetch: the body is not a DiscoveryRequest in JSON"))
-	}
-	req := &request{node: msg.GetNode().GetId(), typeURL: msg.GetTypeUrl(), names: msg.GetResourceNames()}
-	for i, name := range req.names {
-		if req.tooLarge == nil {
-			req.tooLarge = codec{maxNames: h.opts.MaxNames}.check(i+1, len(name))
-		}
-	}
-	resp, err := h.fetch(ctx, req)
+	req, err := decodeJSON(data, h.opts.MaxNames)
 	if err != nil {
 		return nil, err
 	}
-	resp.nonce = ""
-	if msg.GetVersionInfo() == resp.version.String() {
-		return nil, nil
-	}
-	var out envoysds.DiscoveryResponse
-	if err := proto.Unmarshal(resp.append(nil), &out); err != nil {
+	resp, err := h.fetch(r.Context(), req)
+	if err != nil || req.version == resp.version.String() {
 		return nil, err
 	}
-	return protojson.MarshalOptions{Resolver: resolver{}}.Marshal(&out)
+	return resp.encodeJSON()
 }
 
-// resolver knows our Secret by the published type URL, and nothing else.
-type resolver struct{}
-
-func (resolver) FindMessageByURL(url string) (protoreflect.MessageType, error) {
-	if url == typeURL {
-		return (*envoysds.Secret)(nil).ProtoReflect().Type(), nil
+// decodeJSON reads a DiscoveryRequest in JSON. Members have either of two names, as the mapping of
+// Protocol Buffers has it, null is like a member that is not there, and others are ignored.
+func decodeJSON(data []byte, maxNames int) (*request, error) {
+	var r request
+	var tooLarge error
+	malformed := false
+	in := strictjson.NewReader(data)
+	is := func(kind strictjson.Kind) bool {
+		malformed = malformed || in.Kind() != kind && in.Kind() != strictjson.Null
+		return in.Kind() == kind
 	}
-	return nil, protoregistry.NotFound
+	text := func(to *string) {
+		if is(strictjson.String) {
+			s, _ := in.Text()
+			*to = string(s)
+		}
+	}
+	seen := make(map[string]bool)
+	known := func(name string) {
+		malformed = malformed || seen[name]
+		seen[name] = true
+	}
+	malformed = in.Kind() != strictjson.Object
+	for name := range in.Members() {
+		switch string(name) {
+		case "node":
+			if is(strictjson.Object) {
+				for name := range in.Members() {
+					if string(name) == "id" {
+						text(&r.node)
+					}
+				}
+			}
+		case "version_info", "versionInfo":
+			known("version_info")
+			text(&r.version)
+		case "type_url", "typeUrl":
+			known("type_url")
+			text(&r.typeURL)
+		case "resource_names", "resourceNames":
+			known("resource_names")
+			if !is(strictjson.Array) {
+				continue
+			}
+			for i := range in.Elements() {
+				name, ok := in.Text()
+				malformed = malformed || !ok
+				if tooLarge == nil {
+					tooLarge = checkName(i+1, len(name), maxNames)
+					r.names = append(r.names, string(name))
+				}
+			}
+		}
+	}
+	if in.End() != nil || malformed {
+		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: the body is not a DiscoveryRequest in JSON")
+	}
+	return &r, tooLarge
 }
 
-func (resolver) FindMessageByName(protoreflect.FullName) (protoreflect.MessageType, error) {
-	return nil, protoregistry.NotFound
-}
-
-func (resolver) FindExtensionByName(protoreflect.FullName) (protoreflect.ExtensionType, error) {
-	return nil, protoregistry.NotFound
-}
-
-func (resolver) FindExtensionByNumber(protoreflect.FullName, protoreflect.FieldNumber) (protoreflect.ExtensionType, error) {
-	return nil, protoregistry.NotFound
+// encodeJSON returns a DiscoveryResponse in JSON, without a nonce.
+func (r *response) encodeJSON() ([]byte, error) {
+	inline := func(pem []byte) any { return map[string]any{"inlineBytes": pem} } // in base64
+	var resources []any
+	for _, e := range r.entries {
+		secret := map[string]any{"@type": typeURL, "name": e.name}
+		if chain, key, ok := e.secret.KeyPair(); ok {
+			secret["tlsCertificate"] = map[string]any{"certificateChain": inline(chain), "privateKey": inline(key)}
+		} else if roots, ok := e.secret.Roots(); ok {
+			secret["validationContext"] = map[string]any{"trustedCa": inline(roots)}
+		}
+		resources = append(resources, secret)
+	}
+	return json.Marshal(map[string]any{"versionInfo": r.version.String(), "typeUrl": typeURL, "resources": resources})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -138,9 +139,9 @@ func socketDir(t testing.TB) string {
 }
 
 // serve runs a handler on a socket until the test ends or stop is called, and returns the socket.
-func serve(t testing.TB, h http.Handler, edit ...func(*sds.Server)) (socket string, stop func()) {
+func serve(t testing.TB, h http.Handler, edit ...func(*unixsocket.Server)) (socket string, stop func()) {
 	t.Helper()
-	s := &sds.Server{Path: filepath.Join(socketDir(t), "s"), Handler: h}
+	s := &unixsocket.Server{Path: filepath.Join(socketDir(t), "s"), Handler: h}
 	for _, f := range edit {
 		f(s)
 	}

@@ -5,7 +5,7 @@
 // Most programs need two calls, with a manager of package secretcache as the source:
 //
 //	handler, err := sds.NewHandler(manager, nil)
-//	server := &sds.Server{Path: "/run/identity/sds.sock", Handler: handler}
+//	server := &unixsocket.Server{Path: "/run/identity/sds.sock", Handler: handler}
 //	err = server.Run(ctx)
 //
 // Programs that are not Envoy can take secrets from such a socket with [NewClient].
@@ -58,14 +58,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"mime"
 	"net/http"
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
-	"connectrpc.com/connect"
-
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -105,8 +104,8 @@ type Source interface {
 type Options struct {
 	// Authorize decides whether the caller of a request may have a name; any error means no. To
 	// that caller the name then is like one that does not exist. It is called with the context of
-	// the request, in which middleware or [Server].ConnContext left who is calling, when a stream asks
-	// for the name and again when a version of it is about to be sent; it should not block.
+	// the request, in which [unixsocket.PeerFromContext] finds the peer, when a stream asks for the name
+	// and again when a version of it is about to be sent; it should not block.
 	// Nil allows all: the socket is the guard.
 	Authorize func(ctx context.Context, resourceName string) error
 
@@ -132,18 +131,16 @@ type Options struct {
 }
 
 // Handler serves the Secret Discovery Service. It is safe for concurrent use, and keeps an idle
-// stream with two goroutines. Close it to let go of the source.
+// stream with the one goroutine of its request. Close it to let go of the source.
 type Handler struct {
 	opts        Options
 	table       *table
+	frames      *frames
 	unsubscribe func()
-	done        chan struct{} // closed by Close
-	stream      http.Handler
-	delta       http.Handler
-	fetchGRPC   http.Handler
+	grpc        *grpchttp.Handler
 
+	once    sync.Once // Close
 	mu      sync.Mutex
-	closed  bool
 	streams int
 	nacks   uint64
 	last    *NACK
@@ -155,7 +152,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if src == nil {
 		return nil, errors.New("sds: new handler: the source is nil")
 	}
-	h := &Handler{done: make(chan struct{})}
+	h := &Handler{frames: newFrames()}
 	if opts != nil {
 		h.opts = *opts
 	}
@@ -165,80 +162,59 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if slices.Contains(h.opts.Wildcard, "") || slices.Contains(h.opts.Wildcard, "*") {
 		return nil, errors.New(`sds: new handler: Wildcard lists "" or "*"; it wants the names that these stand for`)
 	}
+	if slices.ContainsFunc(h.opts.Wildcard, func(name string) bool { return !utf8.ValidString(name) }) {
+		return nil, errors.New("sds: new handler: Wildcard lists a name that is not UTF-8")
+	}
 	h.opts.Wildcard = slices.Clone(h.opts.Wildcard)
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
 	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
 
 	h.table = newTable(src, h.opts.Logger)
-	h.stream = connect.NewBidiStreamHandler(service+"StreamSecrets", h.serveStream(false), h.connectOptions(false)...)
-	h.delta = connect.NewBidiStreamHandler(service+"DeltaSecrets", h.serveStream(true), h.connectOptions(true)...)
-	h.fetchGRPC = connect.NewUnaryHandler(service+"FetchSecrets", h.serveFetch, h.connectOptions(false)...)
+	h.grpc = &grpchttp.Handler{
+		Methods: map[string]grpchttp.Method{
+			service + "StreamSecrets": h.serveStream(false),
+			service + "DeltaSecrets":  h.serveStream(true),
+			service + "FetchSecrets":  grpchttp.Unary(h.serveFetch),
+		},
+		Name: "sds", Admit: h.admit, MaxMessage: maxMessage,
+	}
 	h.unsubscribe = src.Subscribe(h.table.changed)
 	return h, nil
-}
-
-func (h *Handler) connectOptions(delta bool) []connect.HandlerOption {
-	return []connect.HandlerOption{
-		connect.WithCodec(codec{delta: delta, maxNames: h.opts.MaxNames}),
-		connect.WithReadMaxBytes(maxMessage),
-		connect.WithCompression("gzip", nil, nil), // not worth the work for random bytes, and a bomb on the way in
-		connect.WithRequestGate(h.admit),
-	}
 }
 
 // ServeHTTP serves one request: a stream for as long as it lasts. Paths that are not of this
 // service are answered with 404, other forms of RPC than gRPC with 415.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var rpc http.Handler
-	switch r.URL.Path {
-	case service + "StreamSecrets":
-		rpc = h.stream
-	case service + "DeltaSecrets":
-		rpc = h.delta
-	case service + "FetchSecrets":
-		rpc = h.fetchGRPC
-	case restURL:
+	switch {
+	case r.URL.Path == restURL:
 		h.serveREST(w, r)
-		return
-	default:
+	case h.grpc.Methods[r.URL.Path] == nil:
 		http.NotFound(w, r)
-		return
-	}
-	switch media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media {
-	case "application/grpc", "application/grpc+proto":
 	default:
-		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
-		w.WriteHeader(http.StatusUnsupportedMediaType)
-		return
+		h.grpc.ServeHTTP(w, r)
 	}
-	// The goroutine that receives is freed when the body is closed, which connect does after our
-	// function has returned, and not at all after a panic: so it is joined here.
-	var receiver sync.WaitGroup
-	defer func() {
-		_ = r.Body.Close()
-		receiver.Wait()
-	}()
-	rpc.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), receiverKey{}, &receiver)))
 }
 
-type receiverKey struct{}
-
 // admit runs before anything of a request is read.
-func (h *Handler) admit(_ context.Context, _ connect.Spec, _ connect.Peer, header http.Header) (context.Context, error) {
-	if h.opts.RequireHeader && header.Get(securityHeader) != "true" {
-		return nil, connect.NewError(connect.CodeInvalidArgument,
-			errors.New(`sds: the header "workload.spiffe.io: true" is missing; send it as metadata`))
+func (h *Handler) admit(r *http.Request) error {
+	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
+		return grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return nil, errClosing()
+	if h.table.ctx.Err() != nil {
+		return errClosing()
 	}
-	return nil, nil
+	return nil
 }
 
 func errClosing() error {
-	return connect.NewError(connect.CodeUnavailable, errors.New("sds: the server is shutting down"))
+	return grpchttp.Errorf(grpchttp.Unavailable, "sds: the server is shutting down")
+}
+
+// count notes that a stream has begun or ended.
+func (h *Handler) count(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.streams += n
 }
 
 // Close ends all streams with code Unavailable, cancels the source's subscription and waits for
@@ -246,14 +222,7 @@ func errClosing() error {
 // and one whose client does not read ends with its connection. Requests that come later are
 // refused. Close may be called twice; it returns nil.
 func (h *Handler) Close() error {
-	h.mu.Lock()
-	first := !h.closed
-	h.closed = true
-	h.mu.Unlock()
-	if first {
-		h.unsubscribe()
-		close(h.done)
-	}
+	h.once.Do(h.unsubscribe)
 	h.table.close()
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -319,7 +320,7 @@ func TestAuthorize(t *testing.T) {
 		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	as := func(caller string) *http.Client {
-		socket, _ := serve(t, h, func(s *sds.Server) {
+		socket, _ := serve(t, h, func(s *unixsocket.Server) {
 			s.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
 				return context.WithValue(ctx, callerKey{}, caller)
 			}
@@ -604,7 +605,7 @@ func TestManyStreams(t *testing.T) {
 	h, err := sds.NewHandler(src, nil)
 	require.NoError(t, err)
 	var conns int
-	socket, stop := serve(t, h, func(s *sds.Server) {
+	socket, stop := serve(t, h, func(s *unixsocket.Server) {
 		s.ConnContext = func(ctx context.Context, _ net.Conn) context.Context { conns++; return ctx }
 	})
 	c := sds.UnixClient(socket)

@@ -1,15 +1,13 @@
 package sds
 
 import (
-	"fmt"
 	"slices"
-	"strconv"
 
-	"connectrpc.com/connect"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 )
 
 // session is the protocol state of one stream, without the transport: requests and news about names
-// go in, responses come out. It is used by one goroutine.
+// go in, responses come out. It is used by one goroutine at a time.
 //
 // At most one response is out at a time. News that arrives while it is unanswered waits, by name,
 // and the next response has the newest of each: so a session's memory is bounded by its names.
@@ -17,7 +15,7 @@ type session struct {
 	delta    bool
 	maxNames int
 	wildcard []string // what "everything" means; empty: nothing
-	stamp    string   // begins each nonce, so that one of another stream is not taken for one of ours
+	frames   *frames  // nil for a fetch
 
 	// allow is asked before content is sent, which may be long after it became known; nil allows all.
 	allow func(*item) bool
@@ -25,9 +23,10 @@ type session struct {
 	items    map[string]*item
 	queue    []*item // those with news, oldest first; may have dropped ones
 	version  version // of what the client was sent of the names it still wants
-	sent     uint64  // number of responses
+	sent     uint64  // serial of the last response; 0 if there was none
+	nonce    string  // of the last response
 	awaiting bool    // the last response is neither acknowledged nor rejected
-	inFlight *NACK   // what the record of a rejection of that response will say
+	inFlight *frame  // the last response, while awaiting
 	begun    bool    // there was a request
 	named    bool    // the client has named something, ever
 	node     string
@@ -69,31 +68,23 @@ type outcome struct {
 	dropped []*item // and that are no longer
 }
 
-func newSession(delta bool, maxNames int, wildcard []string, stamp string) *session {
-	return &session{delta: delta, maxNames: maxNames, wildcard: wildcard, stamp: stamp, items: make(map[string]*item)}
+func newSession(delta bool, maxNames int, wildcard []string, frames *frames) *session {
+	return &session{delta: delta, maxNames: maxNames, wildcard: wildcard, frames: frames, items: make(map[string]*item)}
 }
-
-// nonce returns that of the last response.
-func (s *session) nonce() string { return s.stamp + strconv.FormatUint(s.sent, 10) }
 
 // request takes one request. An error is for the client, and ends the stream.
 func (s *session) request(r *request) (outcome, error) {
 	var out outcome
-	if r.tooLarge != nil {
-		return out, connect.NewError(connect.CodeResourceExhausted, r.tooLarge)
-	}
 	if r.typeURL != "" && r.typeURL != typeURL {
-		return out, connect.NewError(connect.CodeInvalidArgument,
-			fmt.Errorf("sds: type URL %q: this service has %s only", clip(r.typeURL), typeURL))
+		return out, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: type URL %q: this service has %s only", clip(r.typeURL), typeURL)
 	}
 	if s.node == "" {
 		s.node = clip(r.node) // later requests may leave it out
 	}
-	switch answer := s.sent > 0 && r.nonce == s.nonce(); {
+	switch answer := s.sent > 0 && r.nonce == s.nonce; {
 	case answer && s.awaiting:
 		if r.rejected {
-			out.nack = s.inFlight
-			out.nack.Node, out.nack.Message = s.node, clip(r.reason)
+			out.nack = &NACK{Node: s.node, Names: slices.Clone(s.inFlight.names), Version: s.inFlight.version, Message: clip(r.reason)}
 		}
 		s.awaiting, s.inFlight = false, nil
 	case !s.delta && !answer && r.nonce != "" && s.sent > 0:
@@ -131,7 +122,7 @@ func (s *session) replace(r *request, out *outcome) error {
 		s.named = true
 	}
 	if wanted > s.maxNames {
-		return s.tooMany()
+		return errTooMany(s.maxNames)
 	}
 	if everything || !s.named {
 		for _, name := range s.wildcard {
@@ -194,7 +185,7 @@ func (s *session) change(r *request, out *outcome) error {
 		it.asked = true
 		s.forget(it) // each subscription is answered: the client may have lost what it had
 		if len(s.items) > s.maxNames+len(s.wildcard) {
-			return s.tooMany()
+			return errTooMany(s.maxNames)
 		}
 	}
 	if !s.begun {
@@ -205,11 +196,6 @@ func (s *session) change(r *request, out *outcome) error {
 		}
 	}
 	return nil
-}
-
-func (s *session) tooMany() error {
-	return connect.NewError(connect.CodeResourceExhausted,
-		fmt.Errorf("sds: more than %d resource names; open another stream, or raise MaxNames of the server", s.maxNames))
 }
 
 // add returns the item with that name, made if need be.
@@ -266,6 +252,20 @@ func (s *session) next() *response {
 	if s.awaiting {
 		return nil
 	}
+	r := s.collect()
+	if len(r.entries) == 0 && len(r.removed) == 0 {
+		return nil // only news that the client has already; there is no more than one round of it
+	}
+	if s.frames != nil {
+		r.frame = s.frames.of(r, s.sent)
+		s.sent, s.nonce = r.frame.serial, r.frame.nonce
+	}
+	s.awaiting, s.inFlight = true, r.frame
+	return r
+}
+
+// collect takes the news out of the queue that fits into a response.
+func (s *session) collect() *response {
 	var r response
 	size, done := 0, 0
 	for _, it := range s.queue {
@@ -296,17 +296,7 @@ func (s *session) next() *response {
 	rest := copy(s.queue, s.queue[done:])
 	clear(s.queue[rest:])
 	s.queue = s.queue[:rest]
-	if len(r.entries) == 0 && len(r.removed) == 0 {
-		return nil // only news that the client has already; there is no more than one round of it
-	}
-	s.sent++
-	s.awaiting = true
-	r.delta, r.version, r.nonce = s.delta, s.version, s.nonce()
-	s.inFlight = &NACK{Version: r.version.String(), Names: make([]string, 0, len(r.entries)+len(r.removed))}
-	for _, e := range r.entries {
-		s.inFlight.Names = append(s.inFlight.Names, e.name)
-	}
-	s.inFlight.Names = append(s.inFlight.Names, r.removed...)
+	r.holding = holding{s.delta, s.version}
 	return &r
 }
 

@@ -1,15 +1,17 @@
 package sds
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
 )
 
 // driver drives a session like a stream does, with a world of names to values in place of a source.
@@ -22,7 +24,7 @@ type driver struct {
 }
 
 func drive(t testing.TB, delta bool, world map[string]string, wildcard ...string) *driver {
-	return &driver{t: t, s: newSession(delta, 5, wildcard, ""), world: world, watch: make(map[string]*item)}
+	return &driver{t: t, s: newSession(delta, 5, wildcard, &frames{}), world: world, watch: make(map[string]*item)}
 }
 
 func fakeEntry(name, value string) *entry {
@@ -70,7 +72,7 @@ func (d *driver) receive() string {
 	if r == nil {
 		return ""
 	}
-	parts := []string{"#" + r.nonce}
+	parts := []string{"#" + r.frame.nonce}
 	for _, e := range r.entries {
 		parts = append(parts, string(e.any))
 	}
@@ -458,23 +460,30 @@ func TestSessionAllows(t *testing.T) {
 	}
 }
 
+// codeOf returns the code of gRPC that an error has.
+func codeOf(t testing.TB, err error) grpchttp.Code {
+	t.Helper()
+	e, ok := errors.AsType[*grpchttp.Error](err)
+	require.True(t, ok, "%v", err)
+	return e.Code
+}
+
 func TestSessionRefuses(t *testing.T) {
 	t.Parallel()
 	many := []string{"1", "2", "3", "4", "5", "6"}
 	tests := map[string]struct {
 		request request
-		code    connect.Code
+		code    grpchttp.Code
 	}{
-		"other type":           {request{typeURL: "type.googleapis.com/envoy.config.cluster.v3.Cluster"}, connect.CodeInvalidArgument},
-		"too many names":       {request{names: many}, connect.CodeResourceExhausted},
-		"found by the decoder": {request{tooLarge: assert.AnError}, connect.CodeResourceExhausted},
+		"other type":     {request{typeURL: "type.googleapis.com/envoy.config.cluster.v3.Cluster"}, grpchttp.InvalidArgument},
+		"too many names": {request{names: many}, grpchttp.ResourceExhausted},
 	}
 	for name, test := range tests {
 		for _, delta := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, delta %v", name, delta), func(t *testing.T) {
 				t.Parallel()
 				_, err := drive(t, delta, nil).send(test.request)
-				assert.Equal(t, test.code, connect.CodeOf(err), "%v", err)
+				assert.Equal(t, test.code, codeOf(t, err))
 			})
 		}
 	}
@@ -486,7 +495,7 @@ func TestSessionRefuses(t *testing.T) {
 		_, err = d.send(request{names: many[2:5]})
 		require.NoError(t, err)
 		_, err = d.send(request{names: many[5:]})
-		assert.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
+		assert.Equal(t, grpchttp.ResourceExhausted, codeOf(t, err))
 	})
 	t.Run("SotW counts the wanted ones", func(t *testing.T) {
 		t.Parallel()
@@ -548,7 +557,7 @@ func TestSessionVersion(t *testing.T) {
 // Many large secrets go out in several responses.
 func TestSessionSplits(t *testing.T) {
 	t.Parallel()
-	s := newSession(false, 10, nil, "")
+	s := newSession(false, 10, nil, &frames{})
 	out, err := s.request(ask("a", "b", "c", "d", "e"))
 	require.NoError(t, err)
 	for _, it := range out.added {
@@ -559,7 +568,7 @@ func TestSessionSplits(t *testing.T) {
 	var got []int
 	for r := s.next(); r != nil; r = s.next() {
 		got = append(got, len(r.entries))
-		_, err := s.request(ack(r.nonce, "a", "b", "c", "d", "e"))
+		_, err := s.request(ack(r.frame.nonce, "a", "b", "c", "d", "e"))
 		require.NoError(t, err)
 	}
 	assert.Equal(t, []int{2, 2, 1}, got)
@@ -660,10 +669,10 @@ func FuzzStreamRequests(f *testing.F) {
 			if waiting {
 				t.Fatal("a second response before the first was answered")
 			}
-			if r.nonce == last || len(r.entries)+len(r.removed) == 0 {
-				t.Fatalf("nonce %q after %q, %d entries, %d removed", r.nonce, last, len(r.entries), len(r.removed))
+			if r.frame.nonce == last || len(r.entries)+len(r.removed) == 0 {
+				t.Fatalf("nonce %q after %q, %d entries, %d removed", r.frame.nonce, last, len(r.entries), len(r.removed))
 			}
-			last = r.nonce
+			last = r.frame.nonce
 			seen := map[string]bool{}
 			for _, e := range r.entries {
 				if seen[e.name] || !wanted[e.name] || string(e.any) != e.name+"="+d.world[e.name] {
@@ -702,7 +711,7 @@ func FuzzStreamRequests(f *testing.F) {
 			for _, e := range resp.entries {
 				client[e.name] = d.world[e.name]
 			}
-			last = resp.nonce
+			last = resp.frame.nonce
 		}
 		var sum version
 		for name, it := range d.s.items {

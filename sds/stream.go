@@ -6,154 +6,185 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
-	"strconv"
+	"runtime/debug"
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 )
 
-// serveStream returns the handler of StreamSecrets or DeltaSecrets.
-func (h *Handler) serveStream(delta bool) func(context.Context, *connect.BidiStream[request, response]) error {
-	return func(ctx context.Context, conn *connect.BidiStream[request, response]) error {
-		h.mu.Lock()
-		h.streams++
-		h.mu.Unlock()
-		s := &stream{
-			h:       h,
-			conn:    conn,
-			inbox:   newInbox(),
-			session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, strconv.FormatUint(uint64(rand.Uint32()), 36)+"-"),
-		}
-		defer func() {
-			for _, it := range s.session.items {
-				s.unwatch(it)
-			}
-			h.mu.Lock()
-			h.streams--
-			h.mu.Unlock()
-		}()
-		return s.run(ctx)
-	}
-}
-
-// stream connects a session to its client and to the table. One goroutine receives, the other does
-// all the rest.
+// stream connects a session to its client and to the table. The goroutine of the HTTP request receives,
+// and answers what it has received. News of the table is sent by a goroutine that lasts until that is
+// done, so that an idle stream has one goroutine.
 type stream struct {
-	h       *Handler
-	conn    *connect.BidiStream[request, response]
+	h      *Handler
+	ctx    context.Context
+	end    context.CancelCauseFunc
+	call   *grpchttp.Call
+	inbox  inbox
+	pushes sync.WaitGroup
+
+	mu      sync.Mutex // held while a response is sent
 	session *session
-	inbox   *inbox
 	news    []*watch // reused
 	refused error    // what ends a strict stream
 }
 
-func (s *stream) run(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	s.session.allow = func(it *item) bool {
-		ok := s.allowed(ctx, it)
-		if !ok && s.h.opts.Strict && it.asked {
-			s.refused = errNotFound(it.name)
+// serveStream returns the method StreamSecrets or DeltaSecrets.
+func (h *Handler) serveStream(delta bool) grpchttp.Method {
+	return func(ctx context.Context, call *grpchttp.Call) error {
+		ctx, end := context.WithCancelCause(ctx)
+		defer end(nil)
+		s := &stream{h: h, ctx: ctx, end: end, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
+		s.session.allow = s.mayHave
+		s.inbox.wake = func() {
+			s.pushes.Add(1)
+			go s.push()
 		}
-		return ok
-	}
-	if err := s.conn.Send(nil); err != nil { // the headers: proxies in between wait for them
-		return err
-	}
-	requests := make(chan *request)
-	failed := make(chan error, 1)
-	ctx.Value(receiverKey{}).(*sync.WaitGroup).Go(func() {
-		for {
-			r, err := s.conn.Receive()
-			if err != nil {
-				failed <- err
-				return
-			}
-			select {
-			case requests <- r:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-	for {
-		select {
-		case r := <-requests:
-			if err := s.request(ctx, r); err != nil {
-				return err
-			}
-		case err := <-failed:
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			return err // nil would tell the client that its refused message was fine
-		case <-s.inbox.wake:
-		case <-ctx.Done():
-			return ended(ctx)
-		case <-s.h.done:
-			return errClosing()
-		}
-		if err := s.collect(ctx); err != nil {
-			return err
-		}
-		r := s.session.next()
-		if s.refused != nil {
-			return s.refused
-		}
-		if r != nil {
-			if err := s.conn.Send(r); err != nil {
-				return err
-			}
-		}
+		defer context.AfterFunc(ctx, call.StopReceiving)()
+		defer context.AfterFunc(h.table.ctx, func() { end(errClosing()) })()
+		h.count(1)
+		defer h.count(-1)
+		defer s.close()
+		return s.run()
 	}
 }
 
-// ended says why a context is done: its client has gone and does not hear it, or its deadline
-// passed, or the server is going.
-func ended(ctx context.Context) error {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return connect.NewError(connect.CodeDeadlineExceeded, errors.New("sds: the deadline of the stream has passed"))
+// run receives until the stream ends.
+func (s *stream) run() error {
+	if err := s.call.SendHeader(); err != nil { // proxies in between wait for it
+		return err
+	}
+	for {
+		msg, err := s.call.Receive()
+		if err == nil {
+			err = s.request(msg)
+		}
+		if err == nil {
+			continue
+		}
+		if cause := context.Cause(s.ctx); cause != nil {
+			return ended(cause)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err // nil would tell the client that its refused message was fine
+	}
+}
+
+// ended says why a request is over whose context is done: a push has failed, its client has gone and does
+// not hear it, its deadline has passed, or the handler is closed.
+func ended(cause error) error {
+	switch e, ok := errors.AsType[*grpchttp.Error](cause); {
+	case ok:
+		return e
+	case errors.Is(cause, context.DeadlineExceeded):
+		return grpchttp.Errorf(grpchttp.DeadlineExceeded, "sds: the deadline of the stream has passed")
+	}
+	if p, ok := errors.AsType[*panicked](cause); ok {
+		panic(p) // for net/http, which ends this stream and no other
 	}
 	return errClosing()
 }
 
-func (s *stream) request(ctx context.Context, r *request) error {
+// panicked is a panic of a hook in a goroutine of ours.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (p *panicked) Error() string { return fmt.Sprintf("%v\n%s", p.value, p.stack) }
+
+// close ends the watches, after which no push begins, and waits for those that have begun.
+func (s *stream) close() {
+	s.mu.Lock()
+	for _, it := range s.session.items {
+		s.unwatch(it)
+	}
+	s.mu.Unlock()
+	s.pushes.Wait()
+}
+
+// request takes a message and answers it.
+func (s *stream) request(msg []byte) error {
+	r, err := decode(msg, s.session.delta, s.session.maxNames)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	out, err := s.session.request(r)
 	if err != nil {
 		return err
 	}
 	if out.nack != nil {
 		out.nack.Time = time.Now()
-		s.h.nacked(ctx, out.nack)
+		s.h.nacked(s.ctx, out.nack)
 	}
 	for _, it := range out.dropped {
 		s.unwatch(it)
 	}
 	for _, it := range out.added {
-		if !s.allowed(ctx, it) {
-			if err := s.tell(it, absent, nil); err != nil {
-				return err
-			}
-			continue
+		if s.allowed(it) {
+			it.watch = s.h.table.watch(it.name, &s.inbox, it)
+		} else if err := s.tell(it, absent, nil); err != nil {
+			return err
 		}
-		it.watch = s.h.table.watch(it.name, s.inbox, it)
 	}
-	return nil
+	return s.send()
+}
+
+// push sends the news of the table.
+func (s *stream) push() {
+	defer s.pushes.Done()
+	defer func() {
+		if v := recover(); v != nil {
+			s.end(&panicked{v, debug.Stack()})
+		}
+	}()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.send(); err != nil {
+		s.end(err)
+	}
+}
+
+// send hands what is in the inbox to the session, and sends the response that it has.
+func (s *stream) send() error {
+	if err := s.collect(); err != nil {
+		return err
+	}
+	r := s.session.next()
+	if s.refused != nil {
+		return s.refused
+	}
+	if r == nil {
+		return nil
+	}
+	return s.call.SendFrame(r.frame.wire)
 }
 
 // allowed asks Authorize, and logs the first refusal of a name.
-func (s *stream) allowed(ctx context.Context, it *item) bool {
+func (s *stream) allowed(it *item) bool {
 	if s.h.opts.Authorize == nil {
 		return true
 	}
-	err := s.h.opts.Authorize(ctx, it.name)
+	err := s.h.opts.Authorize(s.ctx, it.name)
 	if err != nil && !it.denied {
 		it.denied = true
-		s.h.logDenied(ctx, s.session.node, it.name, err)
+		s.h.logDenied(s.ctx, s.session.node, it.name, err)
 	}
 	return err == nil
+}
+
+// mayHave is allowed for content that is about to be sent.
+func (s *stream) mayHave(it *item) bool {
+	ok := s.allowed(it)
+	if !ok && s.h.opts.Strict && it.asked {
+		s.refused = errNotFound(it.name)
+	}
+	return ok
 }
 
 func (h *Handler) logDenied(ctx context.Context, node, name string, err error) {
@@ -169,7 +200,7 @@ func (s *stream) unwatch(it *item) {
 }
 
 // collect hands what is in the inbox to the session.
-func (s *stream) collect(ctx context.Context) error {
+func (s *stream) collect() error {
 	s.news = s.inbox.take(s.news[:0])
 	defer clear(s.news)
 	for _, w := range s.news {
@@ -195,16 +226,13 @@ func (s *stream) collect(ctx context.Context) error {
 
 // tell hands one piece of news to the session.
 func (s *stream) tell(it *item, k knowledge, e *entry) error {
-	if k == absent {
-		if s.h.opts.Strict && it.asked {
-			return errNotFound(it.name)
-		}
-		e = nil
+	if k == absent && s.h.opts.Strict && it.asked {
+		return errNotFound(it.name)
 	}
 	s.session.news(it, k, e)
 	return nil
 }
 
 func errNotFound(name string) error {
-	return connect.NewError(connect.CodeNotFound, fmt.Errorf("sds: no resource with the name %q", clip(name)))
+	return grpchttp.Errorf(grpchttp.NotFound, "sds: no resource with the name %q", clip(name))
 }

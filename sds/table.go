@@ -64,24 +64,22 @@ type watch struct {
 // inbox tells one stream which of its watches have news. It holds each at most once, so a stream
 // that is busy piles up nothing and finds the newest.
 type inbox struct {
-	wake chan struct{} // has an element if there is news
+	wake func() // called when there is news after there was none; it returns at once
 
 	mu   sync.Mutex
 	news []*watch
 }
 
-func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
-
 func (in *inbox) put(w *watch) {
 	in.mu.Lock()
+	first := len(in.news) == 0
 	if !w.dirty {
 		w.dirty = true
 		in.news = append(in.news, w)
 	}
 	in.mu.Unlock()
-	select {
-	case in.wake <- struct{}{}:
-	default:
+	if first {
+		in.wake()
 	}
 }
 

@@ -65,6 +65,9 @@ func newAnswers() *answers {
 
 var errDown = errors.New("CA down")
 
+// quietInbox is one that the test looks into by itself.
+func quietInbox() *inbox { return &inbox{wake: func() {}} }
+
 // A look-up that fails is repeated with a growing wait; the name stays pending, and others go on.
 func TestTableRetries(t *testing.T) {
 	t.Parallel()
@@ -75,7 +78,7 @@ func TestTableRetries(t *testing.T) {
 		src.set("ROOTCA", always(roots(t, ca, "ROOTCA")))
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
-		in := newInbox()
+		in := quietInbox()
 		web, trust := table.watch("web", in, nil), table.watch("ROOTCA", in, nil)
 		synctest.Wait()
 		assert.ErrorIs(t, web.res.cur.Load().err, errDown)
@@ -142,7 +145,7 @@ func TestTableExpired(t *testing.T) {
 		src.set("web", always(short))
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
-		first, second := newInbox(), newInbox()
+		first, second := quietInbox(), quietInbox()
 		old := table.watch("web", first, nil)
 		synctest.Wait()
 		assert.Len(t, first.take(nil), 1)
@@ -181,15 +184,16 @@ func TestTableExpired(t *testing.T) {
 		assert.Contains(t, second.take(nil), again)
 
 		// A stream that has not looked at its news yet finds nothing new.
-		s := &stream{h: &Handler{table: table}, inbox: newInbox(), session: newSession(true, 1, nil, "")}
+		s := &stream{h: &Handler{table: table}, session: newSession(true, 1, nil, &frames{})}
+		s.inbox.wake = func() {}
 		_, err := s.session.request(ask("web"))
 		require.NoError(t, err)
 		it := s.session.items["web"]
-		it.watch = table.watch("web", s.inbox, it)
+		it.watch = table.watch("web", &s.inbox, it)
 		synctest.Wait()
 		table.watch("web", second, nil)
 		require.Nil(t, it.watch.res.cur.Load())
-		require.NoError(t, s.collect(t.Context()))
+		require.NoError(t, s.collect())
 		assert.Equal(t, unknown, it.known)
 	})
 }
@@ -211,7 +215,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 		defer table.close()
 		var inboxes []*inbox
 		for range 1000 {
-			in := newInbox()
+			in := quietInbox()
 			inboxes = append(inboxes, in)
 			table.watch("web", in, nil)
 		}
@@ -262,7 +266,7 @@ func TestTableCancels(t *testing.T) {
 		})
 		var log strings.Builder // looked at when nobody writes
 		table := newTable(src, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
-		in := newInbox()
+		in := quietInbox()
 		one, two := table.watch("web", in, nil), table.watch("web", in, nil)
 		synctest.Wait()
 		table.unwatch(one)
@@ -303,7 +307,7 @@ func TestTableNilSecret(t *testing.T) {
 		src.set("web", always(nil))
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
-		w := table.watch("web", newInbox(), nil)
+		w := table.watch("web", quietInbox(), nil)
 		synctest.Wait()
 		assert.Error(t, w.res.cur.Load().err)
 	})

@@ -19,36 +19,36 @@ import (
 	"github.com/svidkit/svidkit/internal/jws"
 )
 
-// BundleContents are the parts that a [Bundle] is made of.
+// BundleContents are the parts of a [Bundle].
 type BundleContents struct {
-	// X509Authorities are CA certificates: what chains of X.509-SVIDs end in. Their order is kept,
-	// and a certificate that is there twice counts once.
+	// X509Authorities are the CA certificates that chains of X.509-SVIDs end in. Their order is kept,
+	// and a duplicate counts once.
 	X509Authorities []*x509.Certificate
 
-	// JWTAuthorities are the keys that sign JWT-SVIDs, by key ID, which is any text that is not
-	// empty: *ecdsa.PublicKey on P-256, P-384 or P-521, or *rsa.PublicKey of 2048 to 8192 bits.
+	// JWTAuthorities are the keys that sign JWT-SVIDs, by key ID, which must not be empty:
+	// *ecdsa.PublicKey on P-256, P-384 or P-521, or *rsa.PublicKey of 2048 to 8192 bits.
 	JWTAuthorities map[string]crypto.PublicKey
 
 	// WITAuthorities are the keys that sign WIT-SVIDs, of the same kinds. A key ID must not be that of
-	// a JWT authority as well (WIT-61). The standard is Incubating, and consumers that predate it may
-	// refuse the whole document, so a publisher decides to have these; see [Bundle.Marshal].
+	// a JWT authority as well (WIT-61). The standard is Incubating, and older consumers may refuse a
+	// document that has these; see [Bundle.Marshal].
 	WITAuthorities map[string]crypto.PublicKey
 
-	// Sequence is nil for none. A publisher should set it, and must make it grow with every change
-	// of the contents and leave it alone otherwise (BND-16, BND-17).
+	// Sequence is nil for none. A publisher should set it, and must increase it with every change of
+	// the contents and only then (BND-16, BND-17).
 	Sequence *uint64
 
-	// RefreshHint is how often consumers should look for a newer bundle, in whole seconds; 0 means
-	// none, and then five minutes are usual.
+	// RefreshHint is how often consumers should fetch the bundle, in whole seconds; 0 means no hint, and
+	// consumers usually take five minutes.
 	RefreshHint time.Duration
 }
 
-// Bundle is the trust bundle of one trust domain: the authorities that may speak for it. It holds
-// its trust domain's name, as the document that it is published in does not (BND-3). A Bundle
-// without authorities is valid and means that nothing of the domain is trusted (BND-10).
+// Bundle is the trust bundle of one trust domain: the authorities that may speak for it, and the name of
+// the domain, which the published document does not have (BND-3). A Bundle without authorities is valid
+// and means that no peer of the domain is trusted (BND-10).
 //
-// A Bundle never changes and is safe for concurrent use. Certificates and keys that its methods
-// return are shared with it and must not be changed. It is a [BundleSource] of itself.
+// A Bundle never changes and is safe for concurrent use. The certificates and keys that its methods
+// return are shared and must not be changed. It is a [BundleSource] of itself.
 type Bundle struct {
 	td      TrustDomain
 	x509    []*x509.Certificate // without duplicates
@@ -58,7 +58,7 @@ type Bundle struct {
 	hint    time.Duration
 	skipped []error
 
-	// Made when first needed: a process may hold many domains' bundles and meet few of their peers.
+	// Made when first needed: a process may hold the bundles of many domains and meet few of their peers.
 	poolOnce sync.Once
 	roots    *x509.CertPool
 	pemOnce  sync.Once
@@ -74,9 +74,9 @@ type authority struct {
 // NewBundle returns the bundle of td with the contents c, whose slice and maps it copies. It refuses
 // a certificate that is not a CA's or has an RSA key of more than 8192 bits (X5-41), a JWT or WIT key
 // that none of the nine algorithms of JWT-SVID can use (BND-32), a key ID that is empty or belongs to
-// a JWT and a WIT key (WIT-61), a refresh hint that is negative or not in whole seconds, and more than
-// [MaxBundleKeys] authorities, which wraps [ErrTooLarge]. The zero trust domain is an error that wraps
-// [ErrZero].
+// a JWT and a WIT key (WIT-61), and a refresh hint that is negative or not in whole seconds. More than
+// [MaxBundleKeys] authorities give an error that wraps [ErrTooLarge], the zero trust domain one that
+// wraps [ErrZero].
 func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
@@ -96,45 +96,43 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 			return nil, b.errorf("X.509 authority %d is not a parsed certificate", i+1)
 		}
 		if reason := unfitAnchor(cert); reason != "" {
-			return nil, b.errorf("X.509 authority %d, %s: %s (X5-41)", i+1, short(cert.Subject.String()), reason)
+			return nil, b.errorf("X.509 authority %d, %s: %s", i+1, short(cert.Subject.String()), reason)
 		}
 	}
 	b.x509 = distinct(slices.Clone(c.X509Authorities))
-	var err error
-	if b.jwt, err = b.authorities("JWT", c.JWTAuthorities); err != nil {
-		return nil, err
+	for kind, keys := range map[string]map[string]crypto.PublicKey{"JWT": c.JWTAuthorities, "WIT": c.WITAuthorities} {
+		for id, key := range keys {
+			if id == "" || !utf8.ValidString(id) {
+				return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8", short(id), kind)
+			}
+			if reason := jws.Unfit(key); reason != "" {
+				return nil, b.errorf("%s authority %s: %s", kind, short(id), reason)
+			}
+		}
 	}
-	if b.wit, err = b.authorities("WIT", c.WITAuthorities); err != nil {
-		return nil, err
-	}
+	b.jwt, b.wit = sorted(c.JWTAuthorities), sorted(c.WITAuthorities)
 	for _, a := range b.wit {
 		if _, ok := b.JWTAuthority(a.id); ok {
-			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own (WIT-61)", short(a.id))
+			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own", short(a.id))
 		}
 	}
 	return b, nil
 }
 
-// authorities checks and sorts the keys that sign one kind of token.
-func (b *Bundle) authorities(kind string, keys map[string]crypto.PublicKey) ([]authority, error) {
-	var list []authority
+// sorted returns the keys by key ID.
+func sorted(keys map[string]crypto.PublicKey) []authority {
+	list := make([]authority, 0, len(keys))
 	for id, key := range keys {
-		if id == "" || !utf8.ValidString(id) {
-			return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8 (BND-30)", short(id), kind)
-		}
-		if reason := jws.Unfit(key); reason != "" {
-			return nil, b.errorf("%s authority %s: %s (BND-32)", kind, short(id), reason)
-		}
 		list = append(list, authority{id, key})
 	}
 	slices.SortFunc(list, func(x, y authority) int { return cmp.Compare(x.id, y.id) })
-	return list, nil
+	return list
 }
 
-// ParseBundlePEM returns a bundle of td with the CA certificates in roots, which is PEM as in
-// [Bundle.MarshalPEM], and nothing else: no keys for tokens, sequence or hint. Unlike in a bundle
-// document, a certificate that cannot be used is an error that names it. Input over 1 MiB or 1,000
-// certificates is an error that wraps [ErrTooLarge].
+// ParseBundlePEM returns a bundle of td with the CA certificates in roots, which are CERTIFICATE blocks
+// in PEM as in [Bundle.MarshalPEM], and with no keys for tokens, sequence or hint. Unlike in a bundle
+// document, a certificate that cannot be used is an error. Input over 1 MiB or 1,000 certificates is an
+// error that wraps [ErrTooLarge].
 func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
@@ -149,7 +147,8 @@ func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
 // TrustDomain returns the trust domain that b belongs to.
 func (b *Bundle) TrustDomain() TrustDomain { return b.td }
 
-// Contents returns the parts of b in a new slice and new maps, to edit and give to [NewBundle].
+// Contents returns the parts of b in a new slice and new maps, which can be changed and given to
+// [NewBundle].
 func (b *Bundle) Contents() BundleContents {
 	c := BundleContents{
 		X509Authorities: slices.Clone(b.x509),
@@ -172,8 +171,8 @@ func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] { return e
 // JWTAuthority returns the JWT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey.
 func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) { return find(b.jwt, keyID) }
 
-// WITAuthorities loops over the WIT keys, sorted by key ID: none unless NewBundle or
-// [ParseBundleWith] was asked for them.
+// WITAuthorities loops over the WIT keys, sorted by key ID: none unless they came
+// from [NewBundle] or [ParseBundleWIT].
 func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.wit) }
 
 // WITAuthority returns the WIT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey. A JWT
@@ -206,16 +205,16 @@ func (b *Bundle) Sequence() (n uint64, ok bool) {
 	return *b.seq, true
 }
 
-// RefreshHint returns how often the publisher suggests to look for a newer bundle, in whole
-// seconds, and whether it does. Any positive number may come from a stranger: put bounds on it.
+// RefreshHint returns how often the publisher suggests to fetch the bundle, in whole seconds, and
+// whether it does. A hostile publisher may send any positive number: callers must bound it.
 func (b *Bundle) RefreshHint() (d time.Duration, ok bool) { return b.hint, b.hint > 0 }
 
-// CertPool returns a new pool of the CA certificates, for other packages' use. It is empty, not
-// nil, if there are none: crypto/x509 takes nil for the roots of the host. Peers are better
-// verified by a [Verifier], as a pool has lost its trust domain.
+// CertPool returns a new pool of the CA certificates, for use with other packages. It is empty, not
+// nil, if there are none: crypto/x509 takes nil for the roots of the host. To verify peers use a
+// [Verifier]: a pool does not know its trust domain.
 func (b *Bundle) CertPool() *x509.CertPool { return b.pool().Clone() }
 
-// pool is CertPool without the copy: what it returns must not be changed.
+// pool is CertPool without the copy. The result must not be changed.
 func (b *Bundle) pool() *x509.CertPool {
 	b.poolOnce.Do(func() {
 		b.roots = x509.NewCertPool()
@@ -226,12 +225,12 @@ func (b *Bundle) pool() *x509.CertPool {
 	return b.roots
 }
 
-// Skipped returns one [*BundleError] for each entry of the document that [ParseBundle] could not
-// use, in a new slice. They are worth a line in the log.
+// Skipped returns one [*ParseError] for each entry of the document that [ParseBundle] could not use, in
+// a new slice. Callers should log them.
 func (b *Bundle) Skipped() []error { return slices.Clone(b.skipped) }
 
-// Equal reports whether both are bundles of one trust domain with the same authorities in whatever
-// order, the same sequence number and the same refresh hint. What was skipped does not count.
+// Equal reports whether both are bundles of one trust domain with the same authorities in any order,
+// the same sequence number and the same refresh hint. Skipped entries do not count.
 func (b *Bundle) Equal(other *Bundle) bool {
 	if b == other || b == nil || other == nil {
 		return b == other
@@ -241,13 +240,13 @@ func (b *Bundle) Equal(other *Bundle) bool {
 		equalCertificates(b.x509, other.x509)
 }
 
-// Supersedes reports whether b, which was fetched after old, takes old's place: yes, unless both
-// have sequence numbers and b's is the lower one (FED-11, FED-12). A nil old is always superseded,
-// and a bundle of another trust domain never is (FED-14).
+// Supersedes reports whether b, which was fetched after old, replaces old: yes, unless both have
+// sequence numbers and that of b is lower (FED-11, FED-12). A nil old is always superseded, a bundle of
+// another trust domain never (FED-14).
 //
-// A lower number is worth an alert: somebody replays an old bundle, or the publisher has lost its
-// counter and an operator has to decide. So is an equal number on a bundle that is not Equal, a
-// publisher's fault.
+// Callers should raise an alert for a lower number: an old bundle is replayed, or the publisher has lost
+// its counter, and an operator must decide. An equal number on a bundle that is not Equal is a fault of
+// the publisher.
 func (b *Bundle) Supersedes(old *Bundle) bool {
 	if old == nil {
 		return true
@@ -255,8 +254,8 @@ func (b *Bundle) Supersedes(old *Bundle) bool {
 	return b.td == old.td && (b.seq == nil || old.seq == nil || *b.seq >= *old.seq)
 }
 
-// MarshalPEM returns the CA certificates as CERTIFICATE blocks in PEM, in order: nothing if there
-// are none. The encoding is done once; the result is the caller's own.
+// MarshalPEM returns the CA certificates as CERTIFICATE blocks in PEM, in order: empty if there are
+// none. The encoding is done once; the result is the caller's own.
 func (b *Bundle) MarshalPEM() []byte {
 	b.pemOnce.Do(func() { b.pem = certpem.EncodeCertificates(b.x509) })
 	return bytes.Clone(b.pem)
@@ -302,7 +301,7 @@ func equalCertificates(a, b []*x509.Certificate) bool {
 	return len(distinct(slices.Concat(a, b))) == len(a)
 }
 
-// distinct removes certificates that are there already, in place.
+// distinct removes duplicates in place.
 func distinct(certs []*x509.Certificate) []*x509.Certificate {
 	kept := certs[:0]
 	if len(certs) <= 8 {
@@ -328,9 +327,9 @@ func distinct(certs []*x509.Certificate) []*x509.Certificate {
 	return kept
 }
 
-// unfitAnchor says why cert must not be a trust anchor, or returns "". What is not a CA must be kept
-// out, as crypto/x509 takes whatever is among the roots for trusted, even a leaf; and so must a key
-// that is too slow to verify with, as a federated domain's authorities are a stranger's.
+// unfitAnchor says why cert must not be a trust anchor, or returns "". crypto/x509 trusts every
+// certificate among the roots, even a leaf, so only CAs may be there. An RSA key that makes verification
+// too slow is refused too, as the authorities of a federated domain may be hostile.
 func unfitAnchor(cert *x509.Certificate) string {
 	switch {
 	case !cert.BasicConstraintsValid || !cert.IsCA:
@@ -343,12 +342,4 @@ func unfitAnchor(cert *x509.Certificate) string {
 
 func errUnknownTrustDomain(td TrustDomain) error {
 	return fmt.Errorf("spiffe: trust domain %q: %w", td, ErrUnknownTrustDomain)
-}
-
-// short quotes s for an error, and cuts it: what a stranger sent must not fill the log.
-func short(s string) string {
-	if len(s) > 128 {
-		return fmt.Sprintf("%q…", s[:128])
-	}
-	return fmt.Sprintf("%q", s)
 }

@@ -358,7 +358,7 @@ func TestBundlePEM(t *testing.T) {
 	mixed := append(b.MarshalPEM(), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: bundleLeaf().Raw})...)
 	_, err = spiffe.ParseBundlePEM(bundleTD, mixed)
 	require.ErrorContains(t, err, `spiffe: bundle of "example.org": X.509 authority 3, `)
-	require.ErrorContains(t, err, "not a CA certificate (X5-41)")
+	require.ErrorContains(t, err, "not a CA certificate")
 	_, err = spiffe.ParseBundlePEM(bundleTD, nil)
 	require.ErrorContains(t, err, "no certificate found")
 	_, err = spiffe.ParseBundlePEM(bundleTD, make([]byte, 2<<20))

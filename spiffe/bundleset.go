@@ -8,7 +8,7 @@ import (
 )
 
 // BundleSet is a set of bundles, at most one for each trust domain. It never changes and is safe
-// for concurrent use: [BundleSet.With] and [BundleSet.Without] make new sets, which share the
+// for concurrent use: [BundleSet.With] and [BundleSet.Without] return new sets, which share the
 // bundles. Bundles of different domains are never merged (FED-14). It is a [BundleSource]. The zero
 // BundleSet is empty.
 type BundleSet struct{ m map[TrustDomain]*Bundle }
@@ -53,8 +53,8 @@ func (s *BundleSet) All() iter.Seq[*Bundle] {
 // Len returns the number of bundles.
 func (s *BundleSet) Len() int { return len(s.m) }
 
-// With returns a set that also holds b, in the place of another bundle of its trust domain. It
-// panics if b is nil.
+// With returns a set that also holds b, which replaces another bundle of its trust domain. It panics if
+// b is nil.
 func (s *BundleSet) With(b *Bundle) *BundleSet {
 	if b == nil {
 		panic("spiffe: BundleSet.With needs a bundle")

@@ -3,37 +3,53 @@ package spiffe
 import (
 	"errors"
 	"fmt"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/certpem"
 )
 
-// ParseError says where a name breaks the rules of SPIFFE-ID.
+// ParseError says how input breaks the format of an ID, a trust domain name, a policy, a bundle
+// document, a bundle map, or an X.509-SVID.
 type ParseError struct {
-	What   string // "ID", "trust domain" or "path segment"
-	Input  string // what was given
-	Offset int    // the first byte of Input that breaks the rule
-	Rule   string // the rule's id, as in testdata and the conformance table, such as "ID-8"
+	What   string // what was parsed, such as "ID", "policy", "X.509-SVID" or `bundle of "example.org"`
+	Input  string // the name, or the part of a policy, that is wrong; empty for documents and certificates
+	Offset int    // the first byte of what was parsed that is wrong; -1 for a certificate
+	Rule   string // the id of the rule in CONFORMANCE.md and testdata, such as "ID-8"; empty if none applies
 	Reason string // the rule in words
+	Err    error  // the cause, or nil
 }
 
+// Error shows the first 128 bytes of Input and at most 256 bytes of Err, as both may be hostile.
 func (e *ParseError) Error() string {
-	in, cut := e.Input, ""
-	if len(in) > 128 {
-		in, cut = in[:128], "…" // an error must not carry 2 KiB of hostile input into every log line
+	var b strings.Builder
+	b.WriteString("spiffe: invalid " + e.What)
+	if e.Input != "" {
+		b.WriteString(" " + short(e.Input))
 	}
-	return fmt.Sprintf("spiffe: invalid %s %q%s at byte %d: %s (%s)", e.What, in, cut, e.Offset, e.Reason, e.Rule)
+	if e.Offset >= 0 {
+		fmt.Fprintf(&b, " at byte %d", e.Offset)
+	}
+	b.WriteString(": " + e.Reason)
+	if e.Err != nil {
+		b.WriteString(": " + clip(inner(e.Err), 256))
+	}
+	return b.String()
 }
+
+// Unwrap returns e.Err.
+func (e *ParseError) Unwrap() error { return e.Err }
 
 // Sentinels that callers can test with [errors.Is].
 var (
-	// ErrZero says that a zero ID or TrustDomain was used where a valid one is needed.
+	// ErrZero says that a zero ID, TrustDomain or Policy was used where a valid one is needed.
 	ErrZero = errors.New("zero value")
 
 	// ErrUnknownTrustDomain says that there is no bundle for a trust domain.
 	ErrUnknownTrustDomain = errors.New("no trust bundle for this trust domain")
 
-	// ErrNoAuthority says that the trust domain's bundle has no X.509 authority, so that nothing of
-	// that domain can be trusted (X5-38, BND-10).
+	// ErrNoAuthority says that the trust domain's bundle has no X.509 authority, so that no peer of that
+	// domain can be verified (X5-38, BND-10).
 	ErrNoAuthority = errors.New("the trust bundle has no X.509 authority")
 
 	// ErrDenied says that a verified peer is not allowed by the policy.
@@ -44,3 +60,28 @@ var (
 )
 
 func errZero(what string) error { return fmt.Errorf("spiffe: invalid %s: %w", what, ErrZero) }
+
+// maxInError is how much of what a peer sent goes into an error, in bytes.
+const maxInError = 512
+
+// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// short quotes s for an error and cuts it to 128 bytes.
+func short(s string) string {
+	if len(s) > 128 {
+		return fmt.Sprintf("%q…", s[:128])
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+// inner is the text of an error of this package inside another one, which already names the package.
+func inner(err error) string { return strings.TrimPrefix(err.Error(), "spiffe: ") }

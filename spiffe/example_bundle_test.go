@@ -42,25 +42,25 @@ func ExampleParseBundle() {
 	}
 
 	_, err = spiffe.ParseBundle(td, []byte(`{"keys": {}}`))
-	if e, ok := errors.AsType[*spiffe.BundleError](err); ok {
+	if e, ok := errors.AsType[*spiffe.ParseError](err); ok {
 		fmt.Println(e.Rule, e.Reason)
 	}
 	// Output:
 	// sequence 7 look again in 5m0s
 	// JWT key jwt-1
-	// spiffe: bundle of "example.org": skipped entry 1, key ID "jwt-2", at byte 248: "kty" is missing or unknown: "AKP" (BND-14)
+	// spiffe: invalid bundle of "example.org", entry 1 with key ID "jwt-2" at byte 248: "kty" is missing or unknown: "AKP"
 	// BND-9 "keys" is not an array
 }
 
-// Keys for WIT-SVIDs, whose standard is still changing, are read by who asks for them.
-func ExampleParseBundleWith() {
+// Keys for WIT-SVIDs, whose standard is still changing, are read only on request.
+func ExampleParseBundleWIT() {
 	td := spiffe.MustParseTrustDomain("example.org")
 	doc := []byte(`{"keys": [
 		{"use": "wit-svid", "kid": "wit-1", "kty": "EC", "crv": "P-256",
 		 "x": "4_ne-_gbSYKwe6GJ3aSoAGnOGf0ucx0P4KAKw-eHDBg", "y": "nLoKGIwEG_thYogMNASMUmpmG_bZufJP40PSo0THB78"}
 	]}`)
-	for _, opts := range []spiffe.ParseOptions{{}, {WIT: true}} {
-		bundle, err := spiffe.ParseBundleWith(td, doc, opts)
+	for _, parse := range []func(spiffe.TrustDomain, []byte) (*spiffe.Bundle, error){spiffe.ParseBundle, spiffe.ParseBundleWIT} {
+		bundle, err := parse(td, doc)
 		if err != nil {
 			fmt.Println(err)
 			return
@@ -69,7 +69,7 @@ func ExampleParseBundleWith() {
 		fmt.Println(ok, bundle.Skipped())
 	}
 	// Output:
-	// false [spiffe: bundle of "example.org": skipped entry 0, key ID "wit-1", at byte 13: "use" is missing or unknown: "wit-svid" (BND-12)]
+	// false [spiffe: invalid bundle of "example.org", entry 0 with key ID "wit-1" at byte 13: "use" is missing or unknown: "wit-svid"]
 	// true []
 }
 

@@ -19,7 +19,7 @@ func ExampleParsePolicy() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// spiffe: invalid policy at byte 41: rule "spiffe://Partner.test/gateway": upper case is not allowed in a trust domain name (ID-8)
+	// spiffe: invalid policy "spiffe://Partner.test/gateway" at byte 41: upper case is not allowed in a trust domain name
 }
 
 // A policy is a value in a configuration file.

@@ -26,7 +26,7 @@ func ExampleParseID() {
 	}
 	// Output:
 	// example.org /ns/prod/sa/web
-	// spiffe: invalid ID "spiffe://Example.org/web" at byte 9: upper case is not allowed in a trust domain name (ID-8)
+	// spiffe: invalid ID "spiffe://Example.org/web" at byte 9: upper case is not allowed in a trust domain name
 	// ID-8 9
 }
 
@@ -38,7 +38,7 @@ func ExampleTrustDomain_WorkloadID() {
 	fmt.Println(err)
 	// Output:
 	// spiffe://example.org/region/eu/web <nil>
-	// spiffe: invalid path segment "eu/web" at byte 2: a slash is not allowed inside a segment (ID-19)
+	// spiffe: invalid path segment "eu/web" at byte 2: a slash is not allowed inside a segment
 }
 
 func ExampleID_Kubernetes() {
@@ -105,7 +105,7 @@ func ExampleIDFromCertificate() {
 	id, err := spiffe.IDFromCertificate(exampleChain()[0])
 	fmt.Println(id, err)
 	_, err = spiffe.IDFromCertificate(new(x509.Certificate))
-	if e, ok := errors.AsType[*spiffe.CertificateError](err); ok && e.Rule == "X5-3" {
+	if e, ok := errors.AsType[*spiffe.ParseError](err); ok && e.Rule == "X5-3" {
 		fmt.Println("a certificate of another kind")
 	}
 	// Output:

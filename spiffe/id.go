@@ -5,41 +5,41 @@ import (
 	"strings"
 )
 
-// MaxIDLength is the longest SPIFFE ID in bytes that this package parses or builds, counting the
-// scheme, "://", the trust domain name and the path (ID-21 to ID-23).
-const MaxIDLength = 2048
+// maxID is the longest SPIFFE ID in bytes that this package parses or builds, counting the scheme,
+// "://", the trust domain name and the path (ID-21 to ID-23).
+const maxID = 2048
 
 const scheme = "spiffe://"
 
 // ID is a SPIFFE ID: the name of a workload or, without a path, of a trust domain. It is a small
-// immutable value that works with ==, as a map key and in a switch; equal means the same bytes,
-// as the standard asks once both IDs are parsed (ID-24).
+// immutable value that works with ==, as a map key and in a switch. IDs are equal if their bytes are
+// (ID-24).
 //
-// An ID was parsed, which proves nothing about who sent it. The proof is a [Peer].
+// An ID is a claim: parsing it proves nothing about its sender. The proof is a [Peer].
 //
 // The zero ID is not valid: IsZero reports true, String says so, and MarshalText refuses it.
 type ID struct {
-	s  string // the whole ID, exactly as it was given
+	s  string // the whole ID
 	td uint8  // length of the trust domain name; at most 255
 }
 
-// ParseID parses a SPIFFE ID strictly. Nothing is normalised: the result prints as the input. The
-// ID shares memory with s. The error is a [*ParseError].
+// ParseID parses a SPIFFE ID of at most 2048 bytes. Nothing is normalised: the result prints as the
+// input. The ID shares memory with s. The error is a [*ParseError].
 func ParseID(s string) (ID, error) {
 	if !strings.HasPrefix(s, scheme) {
 		return ID{}, schemeError(s)
 	}
-	if len(s) > MaxIDLength {
-		return ID{}, &ParseError{What: "ID", Input: s, Offset: MaxIDLength, Rule: "ID-21", Reason: "longer than 2048 bytes"}
+	if len(s) > maxID {
+		return ID{}, &ParseError{What: "ID", Input: s, Offset: maxID, Rule: "ID-21", Reason: "longer than 2048 bytes"}
 	}
 	end := len(scheme)
 	for end < len(s) && nameByte[s[end]] {
 		end++
 	}
 	n := end - len(scheme)
-	if n == 0 || n > MaxTrustDomainLength || end < len(s) && s[end] != '/' {
+	if n == 0 || n > maxTrustDomain || end < len(s) && s[end] != '/' {
 		name, _, _ := strings.Cut(s[len(scheme):], "/")
-		e := checkName(name) // says which
+		e := checkName(name)
 		e.What, e.Input = "ID", s
 		e.Offset += len(scheme)
 		return ID{}, e
@@ -90,7 +90,7 @@ func (id ID) Path() string {
 }
 
 // MemberOf reports whether id belongs to td: the names are equal, byte for byte (ID-28). The zero
-// ID is a member of nothing.
+// ID is a member of no trust domain.
 func (id ID) MemberOf(td TrustDomain) bool { return !id.IsZero() && id.TrustDomain() == td }
 
 // Compare orders IDs by their bytes and returns -1, 0 or 1.
@@ -105,20 +105,17 @@ func (id ID) URL() *url.URL {
 	return &url.URL{Scheme: "spiffe", Host: id.TrustDomain().name, Path: id.Path()}
 }
 
-// AppendText implements [encoding.TextAppender]. The zero ID is an error.
-func (id ID) AppendText(b []byte) ([]byte, error) {
-	if id.IsZero() {
-		return b, errZero("ID")
-	}
-	return append(b, id.s...), nil
-}
-
 // MarshalText implements [encoding.TextMarshaler]. The zero ID is an error; for an optional field
 // in JSON use the tag "omitzero".
-func (id ID) MarshalText() ([]byte, error) { return id.AppendText(nil) }
+func (id ID) MarshalText() ([]byte, error) {
+	if id.IsZero() {
+		return nil, errZero("ID")
+	}
+	return []byte(id.s), nil
+}
 
-// UnmarshalText implements [encoding.TextUnmarshaler]; it refuses what [ParseID] refuses and then
-// leaves id as it was.
+// UnmarshalText implements [encoding.TextUnmarshaler]. It refuses what [ParseID] refuses, and then
+// leaves id unchanged.
 func (id *ID) UnmarshalText(text []byte) error {
 	p, err := ParseID(string(text))
 	if err == nil {

@@ -68,7 +68,7 @@ func TestKubernetesID(t *testing.T) {
 		assert.True(t, ok, "%q: %v", bad, err)
 	}
 	_, err = td.WorkloadID(strings.Repeat("a", 2028))
-	assert.ErrorContains(t, err, "ID-21", "too long to build")
+	assert.ErrorContains(t, err, "longer than 2048 bytes", "too long to build")
 }
 
 func TestZeroValues(t *testing.T) {
@@ -131,10 +131,6 @@ func TestText(t *testing.T) {
 		assert.True(t, ok, "%s: %v", bad, err)
 		assert.Equal(t, in, out, "a failed parse leaves the value")
 	}
-
-	b, err := webID.AppendText([]byte("id="))
-	require.NoError(t, err)
-	assert.Equal(t, "id="+webID.String(), string(b))
 }
 
 func TestParseErrors(t *testing.T) {
@@ -206,9 +202,9 @@ func TestParseErrors(t *testing.T) {
 	}
 
 	_, err := webID.TrustDomain().WorkloadID("a", "b/c")
-	assert.EqualError(t, err, `spiffe: invalid path segment "b/c" at byte 1: a slash is not allowed inside a segment (ID-19)`)
+	assert.EqualError(t, err, `spiffe: invalid path segment "b/c" at byte 1: a slash is not allowed inside a segment`)
 	_, err = spiffe.ParseID("spiffe://Example.org/web")
-	assert.EqualError(t, err, `spiffe: invalid ID "spiffe://Example.org/web" at byte 9: upper case is not allowed in a trust domain name (ID-8)`)
+	assert.EqualError(t, err, `spiffe: invalid ID "spiffe://Example.org/web" at byte 9: upper case is not allowed in a trust domain name`)
 	_, err = spiffe.ParseID(longID + "a")
 	assert.Less(t, len(err.Error()), 300, "an error does not carry the whole input")
 }

@@ -220,7 +220,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		assert.Same(t, w.good(t, chain, spiffe.AnyRole), w.good(t, chain, spiffe.AnyRole), "a newcomer gets a place")
 	}
 	_, err := spiffe.NewVerifier(noBundles{}, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Remember: 1<<20 + 1})
-	assert.EqualError(t, err, "spiffe: new verifier: to remember 1048577 chains is too much, the limit is 1048576")
+	assert.EqualError(t, err, "spiffe: new verifier: Remember is 1048577, the limit is 1048576")
 }
 
 // Who has expired makes room before anybody else does.

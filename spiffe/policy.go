@@ -14,27 +14,27 @@ import (
 // never changes and is safe for concurrent use. It is a [PolicySource] of itself; one that can be
 // replaced while it is in use is a [LivePolicy].
 //
-// A policy fails closed. The zero Policy allows nobody. A policy that was made by mistake, from
-// the zero ID, from an empty list, from a prefix that is no path, allows nobody either, even where
-// another part of it was sound: half a policy is not what its author meant. [NewVerifier] refuses
-// both and says what is wrong, so that the mistake shows when the program starts.
+// A policy fails closed. The zero Policy allows no peer. Neither does a policy that was made by mistake:
+// from the zero ID, from an empty list, or from a prefix that is not a path, even if another part of it
+// is sound. [CheckPolicySource] says what is wrong, and [NewVerifier] calls it, so that the mistake shows
+// when the program starts.
 //
-// Only AllowIDs can allow an ID without a path, which names a trust domain and not a workload; all
-// other policies are about workloads.
+// Only AllowIDs can allow an ID without a path, which names a trust domain. All other policies allow
+// workloads only.
 type Policy struct {
 	_ [0]func() // == would compare pointers
 	s *ruleSet  // nil in the zero Policy
 }
 
-// ruleSet is what a Policy shares with its copies. A rule is one string: an ID allows that ID, a
-// string that ends in a slash all that is below it, and "*" every workload. A single map then holds a
-// hundred thousand IDs, and looking up a piece of an ID's own string does not allocate.
+// ruleSet is what a Policy shares with its copies. A rule is one string: an ID allows that ID, a string
+// that ends in a slash everything below it, and "*" every workload. One map holds them all, and a
+// look-up of a part of an ID's own string does not allocate.
 type ruleSet struct {
 	rules   map[string]struct{}
 	any     bool          // "*" is among the rules
 	longest int           // length of the longest rule that ends in a slash
 	mistake string        // why the policy cannot be used; then there are no rules
-	short   func() string // for errors: sorts once, as a peer must not make us sort at each refusal
+	short   func() string // for errors: sorts once, as a peer must not cause a sort at each refusal
 }
 
 const (
@@ -42,7 +42,7 @@ const (
 	maxInPolicy = 512 // bytes of a policy in an error
 )
 
-// AllowIDs allows exactly these IDs. To be given none, or the zero ID, is a mistake; see [Policy].
+// AllowIDs allows exactly these IDs. An empty list and the zero ID are mistakes; see [Policy].
 func AllowIDs(ids ...ID) Policy {
 	if len(ids) == 0 {
 		return mistaken("AllowIDs needs at least one ID")
@@ -57,9 +57,8 @@ func AllowIDs(ids ...ID) Policy {
 	return newPolicy(rules)
 }
 
-// AllowMembersOf allows every workload of these trust domains: the names are equal byte for byte
-// (ID-28), and the ID has a path. To be given none, or the zero TrustDomain, is a mistake; see
-// [Policy].
+// AllowMembersOf allows every workload of these trust domains: every ID with a path whose trust domain
+// name is equal byte for byte (ID-28). An empty list and the zero TrustDomain are mistakes; see [Policy].
 func AllowMembersOf(tds ...TrustDomain) Policy {
 	if len(tds) == 0 {
 		return mistaken("AllowMembersOf needs at least one trust domain")
@@ -74,11 +73,10 @@ func AllowMembersOf(tds ...TrustDomain) Policy {
 	return newPolicy(rules)
 }
 
-// AllowPathPrefix allows the workloads of td whose path begins with all segments of prefix and
-// goes on: "/ns/prod" allows /ns/prod/sa/web, and neither /ns/production/sa/web nor /ns/prod itself.
-// The prefix is written like a path, with a slash in front and none at the end. What is not a
-// path is a mistake, see [Policy], and so is the empty prefix: AllowMembersOf is the way to say
-// that.
+// AllowPathPrefix allows the workloads of td whose path begins with all segments of prefix and has
+// more: "/ns/prod" allows /ns/prod/sa/web, and neither /ns/production/sa/web nor /ns/prod itself.
+// The prefix is written like a path, with a slash in front and none at the end. Another form and the
+// empty prefix are mistakes, see [Policy]; for the whole trust domain use [AllowMembersOf].
 func AllowPathPrefix(td TrustDomain, prefix string) Policy {
 	switch {
 	case td.IsZero():
@@ -96,11 +94,11 @@ func AllowPathPrefix(td TrustDomain, prefix string) Policy {
 }
 
 // AllowAnyPeer allows every workload of every trust domain that the verifier has a bundle for. With
-// federation those are the workloads of other organisations too.
+// federation that includes the workloads of other organisations.
 func AllowAnyPeer() Policy { return newPolicy(map[string]struct{}{anyRule: {}}) }
 
-// AnyOf allows what at least one of the policies allows. To be given none, the zero Policy, or one
-// that was made by mistake is a mistake; see [Policy].
+// AnyOf allows what at least one of the policies allows. An empty list, the zero Policy and a policy
+// that was made by mistake are mistakes; see [Policy].
 func AnyOf(policies ...Policy) Policy {
 	if len(policies) == 0 {
 		return mistaken("AnyOf needs at least one policy")
@@ -118,20 +116,21 @@ func AnyOf(policies ...Policy) Policy {
 	return newPolicy(rules)
 }
 
-// WithAliases returns p with every rule about td repeated for each alias, as the workloads of td may
-// be called while a trust domain is renamed: what p says of spiffe://td/web it then says of
-// spiffe://alias/web too. Rules about other trust domains stay as they are, [AllowAnyPeer] needs no
-// alias, and nothing chains: an alias of an alias is not one. [Policy.String] shows the outcome.
+// WithAliases returns p with every rule about td repeated for each alias: if p allows spiffe://td/web,
+// the result also allows spiffe://alias/web. It is for the time in which a trust domain is renamed. Rules
+// about other trust domains are unchanged, [AllowAnyPeer] needs no alias, and aliases do not chain.
+// [Policy.String] shows the result.
 //
-// An alias is about what is allowed and never about what is trusted. A peer still proves its own ID,
-// against the bundle of the trust domain in that ID, so the verifier needs a bundle for the alias;
-// and [Peer.ID] is that ID, so whatever else decides by ID, or keeps it in a record, meets both
-// names. The danger is that whoever runs the authority of an alias can be any workload that the rules
-// name: an alias is for a second name of one organisation, and goes when the renaming is over. To let
-// some peers of a partner in, name those.
+// An alias changes what is allowed, not what is trusted. A peer still proves its own ID, against the
+// bundle of the trust domain in that ID, so the verifier needs a bundle for the alias. [Peer.ID] is that
+// ID, so other code that decides by ID sees both names.
 //
-// To be given the zero TrustDomain, no alias, td as its own alias, or a policy without a rule about
-// td is a mistake; see [Policy].
+// The authority of an alias can issue the ID of any workload that the rules name. Use an alias only for
+// a second name of the same organisation, and remove it after the renaming. To allow some peers of a
+// partner, name those peers.
+//
+// The zero TrustDomain, an empty list, td as its own alias, and a policy without a rule about td are
+// mistakes; see [Policy].
 func (p Policy) WithAliases(td TrustDomain, aliases ...TrustDomain) Policy {
 	switch {
 	case p.s == nil:
@@ -156,7 +155,7 @@ func (p Policy) WithAliases(td TrustDomain, aliases ...TrustDomain) Policy {
 				continue
 			}
 			twin := scheme + alias.name + r[len(scheme)+len(td.name):]
-			if len(strings.TrimSuffix(twin, "/")) > MaxIDLength {
+			if len(strings.TrimSuffix(twin, "/")) > maxID {
 				return mistaken("WithAliases makes a rule for IDs of more than 2048 bytes")
 			}
 			rules[twin], found = struct{}{}, true
@@ -196,8 +195,7 @@ func mistaken(why string) Policy { return Policy{s: &ruleSet{mistake: why}} }
 // Allows reports whether p allows id. It does not allocate, and its time does not grow with the
 // number of IDs in p. The zero ID is never allowed.
 //
-// An ID that was merely parsed proves nothing: ask about the ID of a [Peer], or let a [Verifier]
-// ask.
+// An ID proves nothing by itself: pass the ID of a [Peer], or give the policy to a [Verifier].
 func (p Policy) Allows(id ID) bool {
 	if p.s == nil || id.IsZero() {
 		return false
@@ -220,51 +218,61 @@ func (p Policy) Allows(id ID) bool {
 	return false
 }
 
-// Check returns nil if p allows id, or else an error that wraps [ErrDenied], names the ID and
-// shows the policy, shortened if it is long.
+// Check returns nil if p allows id, or else an error that wraps [ErrDenied]. Its text names the ID and
+// shows the policy, shortened if it is long. The text is made when it is read, so a refusal that is not
+// logged costs one allocation.
 func (p Policy) Check(id ID) error {
-	if err := p.check(id); err != nil {
-		return fmt.Errorf("spiffe: %q: %w", clip(id.String(), maxInError), err)
-	}
-	return nil
-}
-
-// check is Check without the ID, which a VerifyError names itself.
-func (p Policy) check(id ID) error {
 	if p.Allows(id) {
 		return nil
 	}
-	if err := p.usable(); err != nil {
-		return fmt.Errorf("%w: %w", ErrDenied, err)
-	}
-	return fmt.Errorf("%w, which allows %s", ErrDenied, p.s.short())
+	return &denial{p, id}
 }
 
-// usable says why p can allow nobody, or returns nil.
+// denial is the error for an ID that a policy does not allow.
+type denial struct {
+	policy Policy
+	id     ID
+}
+
+func (d *denial) Error() string {
+	return fmt.Sprintf("spiffe: %q: %s", clip(d.id.String(), maxInError), d.reason())
+}
+
+func (d *denial) Unwrap() error { return ErrDenied }
+
+// reason is the text without the ID.
+func (d *denial) reason() string {
+	if err := d.policy.usable(); err != nil {
+		return ErrDenied.Error() + ": " + err.Error()
+	}
+	return ErrDenied.Error() + ", which allows " + d.policy.s.short()
+}
+
+// usable says why p can allow no peer, or returns nil.
 func (p Policy) usable() error {
 	switch {
 	case p.s == nil:
-		return errors.New("the policy is zero; say who is allowed with AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer")
+		return errors.New("the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer")
 	case p.s.mistake != "":
 		return errors.New("the policy is not valid: " + p.s.mistake)
 	}
 	return nil
 }
 
-// IsZero reports whether p is the zero Policy, which allows nobody.
+// IsZero reports whether p is the zero Policy, which allows no peer.
 func (p Policy) IsZero() bool { return p.s == nil }
 
 // String returns the rules of p, sorted, with commas between them: "spiffe://example.org/web" is
 // that ID, "spiffe://example.org/*" every workload of the trust domain,
 // "spiffe://example.org/ns/prod/*" every workload below that path, and "*" every workload.
-// [ParsePolicy] reads it back. A policy that can allow nobody is "nobody", with the mistake if there
+// [ParsePolicy] reads it back. A policy that can allow no peer is "no peer", with the mistake if there
 // is one.
 func (p Policy) String() string {
 	switch {
 	case p.s == nil:
-		return "nobody"
+		return "no peer"
 	case p.s.mistake != "":
-		return "nobody (" + p.s.mistake + ")"
+		return "no peer (" + p.s.mistake + ")"
 	}
 	return p.s.text(0)
 }

@@ -104,10 +104,10 @@ func TestPolicyMistakes(t *testing.T) {
 		{spiffe.AllowPathPrefix(home, "/"), "AllowPathPrefix needs a path"},
 		{spiffe.AllowPathPrefix(home, "ns"), "must begin with a slash"},
 		{spiffe.AllowPathPrefix(home, ".evil.test/ns"), "must begin with a slash"},
-		{spiffe.AllowPathPrefix(home, "/ns/"), "ID-18"},
-		{spiffe.AllowPathPrefix(home, "/ns/*"), "ID-19"},
-		{spiffe.AllowPathPrefix(home, "/ns/../prod"), "ID-17"},
-		{spiffe.AllowPathPrefix(home, "/"+strings.Repeat("a", 2048)), "ID-21"},
+		{spiffe.AllowPathPrefix(home, "/ns/"), "a trailing slash"},
+		{spiffe.AllowPathPrefix(home, "/ns/*"), "only letters"},
+		{spiffe.AllowPathPrefix(home, "/ns/../prod"), "are not allowed"},
+		{spiffe.AllowPathPrefix(home, "/"+strings.Repeat("a", 2048)), "longer than 2048 bytes"},
 		{spiffe.AnyOf(), "AnyOf needs at least one policy"},
 		{spiffe.AnyOf(good, spiffe.Policy{}), "AnyOf was given the zero Policy"},
 		{spiffe.AnyOf(good, spiffe.AllowIDs()), "AllowIDs needs at least one ID"},
@@ -120,11 +120,11 @@ func TestPolicyMistakes(t *testing.T) {
 		_, err = spiffe.NewVerifier(noBundles{}, c.policy, nil)
 		assert.ErrorContains(t, err, "spiffe: new verifier: the policy is ")
 		assert.ErrorContains(t, err, c.why)
-		assert.True(t, strings.HasPrefix(c.policy.String(), "nobody"), c.policy)
+		assert.True(t, strings.HasPrefix(c.policy.String(), "no peer"), c.policy)
 		assert.Less(t, len(err.Error()), 400)
 	}
 	assert.True(t, spiffe.Policy{}.IsZero())
-	assert.Equal(t, "nobody", spiffe.Policy{}.String())
+	assert.Equal(t, "no peer", spiffe.Policy{}.String())
 	assert.False(t, spiffe.AllowIDs().IsZero(), "a mistake is not an omission")
 }
 
@@ -145,6 +145,19 @@ func TestPolicyDenied(t *testing.T) {
 	err = spiffe.AllowIDs(long).Check(spiffe.MustParseID(segmentsID))
 	assert.Less(t, len(err.Error()), 1200)
 	assert.Equal(t, 2, strings.Count(err.Error(), "…"), "both are cut: %v", err)
+}
+
+// A refusal costs one allocation, whatever the policy holds: the text is made when it is read.
+func TestPolicyDeniedAllocations(t *testing.T) {
+	policies := map[string]spiffe.Policy{
+		"zero": {}, "mistake": spiffe.AllowIDs(), "prefix": spiffe.AllowPathPrefix(webID.TrustDomain(), "/ns/test"),
+		"many IDs": spiffe.AllowIDs(manyIDs(t, 10_000)...),
+	}
+	var err error
+	for name, p := range policies {
+		assert.LessOrEqual(t, testing.AllocsPerRun(100, func() { err = p.Check(webID) }), 1.0, name)
+		assert.ErrorIs(t, err, spiffe.ErrDenied, name)
+	}
 }
 
 func manyIDs(t testing.TB, n int) []spiffe.ID {

@@ -1,26 +1,39 @@
 package spiffe
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 )
 
-// PolicySource gives the policy that holds at this moment, and is asked anew for every peer. Most
-// programs have a policy that never changes, and a [Policy] is a source of itself; a [LivePolicy] can
-// be replaced. Policy must not block and must be safe for concurrent use. A source that has nothing to
-// give returns the zero Policy, which allows nobody.
+// PolicySource gives the policy that holds at this moment. It is asked again for every peer. A [Policy]
+// is a source of itself; the policy of a [LivePolicy] can be replaced. Policy must not block and must be
+// safe for concurrent use. A source that has no policy yet returns the zero Policy, which allows no peer.
 //
 // A source may also have a method Changed() <-chan struct{}, which returns a channel that is closed at
-// the next change: whoever keeps connections open then learns that they have to be judged again.
+// the next change. Code that keeps connections open uses it to judge them again.
 type PolicySource interface {
 	Policy() Policy
+}
+
+// CheckPolicySource returns an error if allow is nil, or is a [Policy] that is zero or was made by
+// mistake. A function that takes a PolicySource calls it, so that the error shows when the program
+// starts. Other sources may get their policy later and are accepted as they are.
+func CheckPolicySource(allow PolicySource) error {
+	if allow == nil {
+		return errors.New("no policy")
+	}
+	if p, fixed := allow.(Policy); fixed {
+		return p.usable()
+	}
+	return nil
 }
 
 // Policy returns p, which makes a fixed policy a [PolicySource].
 func (p Policy) Policy() Policy { return p }
 
 // LivePolicy is a [PolicySource] whose policy can be replaced while it is in use. Its zero value is
-// ready to use and allows nobody until Set is called. It is safe for concurrent use and must not be
+// ready to use and allows no peer until Set is called. It is safe for concurrent use and must not be
 // copied.
 type LivePolicy struct {
 	now atomic.Pointer[livePolicy]
@@ -33,8 +46,7 @@ type livePolicy struct {
 }
 
 // Set makes p the policy for every decision that begins after Set has returned. A policy that can
-// allow nobody is an error, and then the one before stays: a broken file must not shut everybody out,
-// nor let anybody in.
+// allow no peer is an error, and the previous policy stays in force.
 func (l *LivePolicy) Set(p Policy) error {
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("spiffe: set policy: %w", err)
@@ -46,19 +58,17 @@ func (l *LivePolicy) Set(p Policy) error {
 }
 
 // Policy returns the policy that was set last, or the zero Policy.
-func (l *LivePolicy) Policy() Policy {
-	if now := l.now.Load(); now != nil {
-		return now.policy
-	}
-	return Policy{}
-}
+func (l *LivePolicy) Policy() Policy { return l.load().policy }
 
 // Changed returns a channel that is closed at the next Set. Take it before reading the policy, so that
-// nothing is missed.
-func (l *LivePolicy) Changed() <-chan struct{} {
+// no change is missed.
+func (l *LivePolicy) Changed() <-chan struct{} { return l.load().changed }
+
+// load returns the current state, which it makes if nothing was set yet.
+func (l *LivePolicy) load() *livePolicy {
 	if now := l.now.Load(); now != nil {
-		return now.changed
+		return now
 	}
-	l.now.CompareAndSwap(nil, &livePolicy{changed: make(chan struct{})}) // else somebody was faster
-	return l.now.Load().changed
+	l.now.CompareAndSwap(nil, &livePolicy{changed: make(chan struct{})})
+	return l.now.Load()
 }

@@ -13,34 +13,14 @@ const (
 	wildcard      = "/" + anyRule
 )
 
-// PolicyError says where the text of a policy is wrong.
-type PolicyError struct {
-	Offset int    // the first byte of the text that is wrong
-	Rule   string // the rule that it is in, as far as it is fit for a log
-	Reason string // what is wrong, in words
-	Err    error  // the [*ParseError] if it is the ID in the rule, whose offset counts from the ID; or nil
-}
-
-// Error names the rule and the byte.
-func (e *PolicyError) Error() string {
-	if e.Rule == "" {
-		return fmt.Sprintf("spiffe: invalid policy at byte %d: %s", e.Offset, e.Reason)
-	}
-	return fmt.Sprintf("spiffe: invalid policy at byte %d: rule %q: %s", e.Offset, e.Rule, e.Reason)
-}
-
-// Unwrap returns e.Err.
-func (e *PolicyError) Unwrap() error { return e.Err }
-
 // ParsePolicy parses what [Policy.String] returns: rules with a comma and a space between them, in any
 // order. A rule is an ID ("spiffe://example.org/web"), a trust domain or a path and everything below
 // it ("spiffe://example.org/*", "spiffe://example.org/ns/prod/*"), or "*" for every workload of every
-// trust domain, and means what [AllowIDs], [AllowMembersOf], [AllowPathPrefix] and [AllowAnyPeer]
-// mean.
+// trust domain. They mean what [AllowIDs], [AllowMembersOf], [AllowPathPrefix] and [AllowAnyPeer] mean.
 //
-// It is strict: an empty rule, a rule that is there twice, a star elsewhere, white space and an ID
-// that [ParseID] refuses are each a [*PolicyError], which has the offset. There is no text for a
-// policy that allows nobody; the empty text is an error. Text of more than 1 MiB gives an error that
+// It is strict: an empty rule, a duplicate rule, a star elsewhere, white space and an ID that [ParseID]
+// refuses are each a [*ParseError], whose offset counts from the start of text. There is no text for a
+// policy that allows no peer; the empty text is an error. Text of more than 1 MiB gives an error that
 // wraps [ErrTooLarge].
 func ParsePolicy(text string) (Policy, error) {
 	if len(text) > maxPolicyText {
@@ -54,7 +34,7 @@ func ParsePolicy(text string) (Policy, error) {
 			return Policy{}, err
 		}
 		if _, twice := rules[key]; twice {
-			return Policy{}, ruleError(at, rule, "it is there twice")
+			return Policy{}, ruleError(at, rule, "the rule occurs twice")
 		}
 		rules[key] = struct{}{}
 		if !more {
@@ -62,7 +42,7 @@ func ParsePolicy(text string) (Policy, error) {
 		}
 		at += len(rule) + len(",")
 		if !strings.HasPrefix(rest, " ") {
-			return Policy{}, ruleError(at, "", "a space has to follow the comma")
+			return Policy{}, ruleError(at, "", "a space must follow the comma")
 		}
 		at += len(" ")
 	}
@@ -83,7 +63,7 @@ func parseRule(rule string, at int) (string, error) {
 	if _, err := ParseID(id); err != nil {
 		e := ruleError(at, rule, inner(err))
 		if pe, ok := errors.AsType[*ParseError](err); ok {
-			e.Offset, e.Reason, e.Err = at+pe.Offset, fmt.Sprintf("%s (%s)", pe.Reason, pe.Rule), pe
+			e.Offset, e.Rule, e.Reason = at+pe.Offset, pe.Rule, pe.Reason
 		}
 		return "", e
 	}
@@ -93,33 +73,29 @@ func parseRule(rule string, at int) (string, error) {
 	return rule, nil
 }
 
-func ruleError(at int, rule, reason string) *PolicyError {
-	return &PolicyError{Offset: at, Rule: clip(rule, 128), Reason: reason}
+func ruleError(at int, rule, reason string) *ParseError {
+	return &ParseError{What: "policy", Input: rule, Offset: at, Reason: reason}
 }
 
-// AppendText implements [encoding.TextAppender]. It appends [Policy.String], and refuses a policy that
-// can allow nobody and one of more than 1 MiB, which [ParsePolicy] could not read; the errors wrap
-// [ErrZero] for the zero Policy and [ErrTooLarge].
-func (p Policy) AppendText(b []byte) ([]byte, error) {
+// MarshalText implements [encoding.TextMarshaler]. It returns [Policy.String], and refuses a policy that
+// can allow no peer and one of more than 1 MiB, which [ParsePolicy] could not read; the errors wrap
+// [ErrZero] for the zero Policy and [ErrTooLarge]. For an optional field in JSON use the tag "omitzero".
+func (p Policy) MarshalText() ([]byte, error) {
 	if p.s == nil {
-		return b, errZero("policy")
+		return nil, errZero("policy")
 	}
 	if err := p.usable(); err != nil {
-		return b, fmt.Errorf("spiffe: %w", err)
+		return nil, fmt.Errorf("spiffe: %w", err)
 	}
 	text := p.s.text(0)
 	if len(text) > maxPolicyText {
-		return b, fmt.Errorf("spiffe: invalid policy: %d bytes as text, the limit is %d: %w", len(text), maxPolicyText, ErrTooLarge)
+		return nil, fmt.Errorf("spiffe: invalid policy: %d bytes as text, the limit is %d: %w", len(text), maxPolicyText, ErrTooLarge)
 	}
-	return append(b, text...), nil
+	return []byte(text), nil
 }
 
-// MarshalText implements [encoding.TextMarshaler]; see [Policy.AppendText]. For an optional field in
-// JSON use the tag "omitzero".
-func (p Policy) MarshalText() ([]byte, error) { return p.AppendText(nil) }
-
-// UnmarshalText implements [encoding.TextUnmarshaler]; it refuses what [ParsePolicy] refuses and then
-// leaves p as it was.
+// UnmarshalText implements [encoding.TextUnmarshaler]. It refuses what [ParsePolicy] refuses, and then
+// leaves p unchanged.
 func (p *Policy) UnmarshalText(text []byte) error {
 	parsed, err := ParsePolicy(string(text))
 	if err == nil {
@@ -129,16 +105,17 @@ func (p *Policy) UnmarshalText(text []byte) error {
 }
 
 // Explain returns the narrowest rule of p that allows id, as [Policy.String] writes it, or an error
-// that wraps [ErrDenied] and says how id misses: that no rule is about its trust domain, or which rule
-// comes closest. It is for people: unlike [Policy.Allows] it may take time that grows with p.
+// that wraps [ErrDenied] and says why no rule allows id: no rule is about its trust domain, or which rule
+// comes closest. It is for operators: unlike [Policy.Allows] its time grows with the number of rules.
 func (p Policy) Explain(id ID) (rule string, err error) {
 	if p.Allows(id) {
 		return ruleText(p.s.narrowest(id)), nil
 	}
-	if err := p.usable(); err != nil {
-		return "", fmt.Errorf("spiffe: %q: %w: %w", clip(id.String(), maxInError), ErrDenied, err)
+	err = p.usable()
+	if err == nil {
+		err = errors.New(p.s.miss(id))
 	}
-	return "", fmt.Errorf("spiffe: %q: %w: %s", clip(id.String(), maxInError), ErrDenied, p.s.miss(id))
+	return "", fmt.Errorf("spiffe: %q: %w: %w", clip(id.String(), maxInError), ErrDenied, err)
 }
 
 // narrowest returns the rule that allows id.
@@ -174,7 +151,7 @@ func (s *ruleSet) miss(id ID) string {
 	}
 	switch {
 	case id.Path() == "" && (s.any || about > 0):
-		return "it has no path, so it names a trust domain; only a rule that is this very ID allows it"
+		return "it has no path, so it names a trust domain; only a rule that is this ID allows it"
 	case about == 0:
 		return fmt.Sprintf("no rule is about the trust domain %q", id.TrustDomain())
 	case about == 1:

@@ -63,9 +63,9 @@ func TestParsePolicyRefuses(t *testing.T) {
 	}{
 		{"", 0, "", "a rule is missing"},
 		{",", 0, "", "a rule is missing"},
-		{"*,", 2, "", "a space has to follow the comma"},
+		{"*,", 2, "", "a space must follow the comma"},
 		{"*, ", 3, "", "a rule is missing"},
-		{"*,spiffe://a", 2, "", "a space has to follow the comma"},
+		{"*,spiffe://a", 2, "", "a space must follow the comma"},
 		{"*,  spiffe://a", 3, "ID-2", "must begin with"},
 		{" *", 0, "ID-2", "must begin with"},
 		{"* ", 0, "ID-2", "must begin with"},
@@ -73,8 +73,8 @@ func TestParsePolicyRefuses(t *testing.T) {
 		{"nobody", 0, "ID-2", "must begin with"},
 		{"**", 0, "ID-2", "must begin with"},
 		{"/*", 0, "ID-2", "must begin with"},
-		{"*, *", 3, "", "it is there twice"},
-		{"spiffe://a/b, spiffe://a/*, spiffe://a/b", 28, "", "it is there twice"},
+		{"*, *", 3, "", "the rule occurs twice"},
+		{"spiffe://a/b, spiffe://a/*, spiffe://a/b", 28, "", "the rule occurs twice"},
 		{"spiffe://*", 9, "ID-9", "only lower-case"},
 		{"spiffe:///*", 9, "ID-3", "the trust domain name is empty"},
 		{"spiffe://a/*/b", 11, "ID-19", "only letters"},
@@ -91,17 +91,13 @@ func TestParsePolicyRefuses(t *testing.T) {
 	} {
 		p, err := spiffe.ParsePolicy(c.text)
 		assert.True(t, p.IsZero(), c.text)
-		e, ok := errors.AsType[*spiffe.PolicyError](err)
+		e, ok := errors.AsType[*spiffe.ParseError](err)
 		require.True(t, ok, "%.40q: %v", c.text, err)
 		assert.Equal(t, c.offset, e.Offset, "%.40q: %v", c.text, err)
 		assert.Contains(t, e.Reason, c.reason, "%.40q", c.text)
-		assert.Contains(t, err.Error(), fmt.Sprintf("spiffe: invalid policy at byte %d: ", c.offset))
+		assert.Regexp(t, fmt.Sprintf("^spiffe: invalid policy( \".*\"…?)? at byte %d: ", c.offset), err.Error())
 		assert.Less(t, len(err.Error()), 512)
-		pe, ok := errors.AsType[*spiffe.ParseError](err)
-		assert.Equal(t, c.rule != "", ok, "%.40q", c.text)
-		if ok {
-			assert.Equal(t, c.rule, pe.Rule)
-		}
+		assert.Equal(t, c.rule, e.Rule, "%.40q", c.text)
 
 		// What is refused changes nothing.
 		q := spiffe.AllowIDs(webID)
@@ -127,10 +123,6 @@ func TestPolicyText(t *testing.T) {
 	doc, err = json.Marshal(config{})
 	require.NoError(t, err)
 	assert.Equal(t, "{}", string(doc))
-
-	b, err := in.Allow.AppendText([]byte("allow "))
-	require.NoError(t, err)
-	assert.Equal(t, "allow spiffe://example.org/ns/prod/sa/web", string(b))
 
 	_, err = spiffe.Policy{}.MarshalText()
 	assert.ErrorIs(t, err, spiffe.ErrZero)
@@ -159,14 +151,14 @@ func TestPolicyExplain(t *testing.T) {
 		{any, "spiffe://c.test/a/b/c", "spiffe://c.test/*", ""},
 		{any, "spiffe://b.test/else", "*", ""},
 		{any, "spiffe://e.test/a", "*", ""},
-		{any, "spiffe://e.test", "", `"spiffe://e.test": not allowed by policy: it has no path, so it names a trust domain; only a rule that is this very ID allows it`},
-		{p, "spiffe://c.test", "", `"spiffe://c.test": not allowed by policy: it has no path, so it names a trust domain; only a rule that is this very ID allows it`},
+		{any, "spiffe://e.test", "", `"spiffe://e.test": not allowed by policy: it has no path, so it names a trust domain; only a rule that is this ID allows it`},
+		{p, "spiffe://c.test", "", `"spiffe://c.test": not allowed by policy: it has no path, so it names a trust domain; only a rule that is this ID allows it`},
 		{p, "spiffe://e.test", "", `"spiffe://e.test": not allowed by policy: no rule is about the trust domain "e.test"`},
 		{p, "spiffe://b.test.evil/ns/prod/sa/web", "", `"spiffe://b.test.evil/ns/prod/sa/web": not allowed by policy: no rule is about the trust domain "b.test.evil"`},
 		{p, "spiffe://d.test/other", "", `"spiffe://d.test/other": not allowed by policy: the one rule about its trust domain is "spiffe://d.test/only"`},
 		{p, "spiffe://b.test/ns/production/sa/web", "", `"spiffe://b.test/ns/production/sa/web": not allowed by policy: none of the 4 rules about its trust domain; the closest is "spiffe://b.test/ns/prod/*"`},
 		{p, "spiffe://b.test/ns/prod/sa", "spiffe://b.test/ns/prod/*", ""},
-		{spiffe.Policy{}, "spiffe://b.test/a", "", `"spiffe://b.test/a": not allowed by policy: the policy is zero; say who is allowed with AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer`},
+		{spiffe.Policy{}, "spiffe://b.test/a", "", `"spiffe://b.test/a": not allowed by policy: the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer`},
 		{spiffe.AllowIDs(), "spiffe://b.test/a", "", `"spiffe://b.test/a": not allowed by policy: the policy is not valid: AllowIDs needs at least one ID`},
 	} {
 		id := spiffe.MustParseID(c.id)
@@ -299,7 +291,7 @@ func FuzzParsePolicy(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text, name string) {
 		p, err := spiffe.ParsePolicy(text)
 		if err != nil {
-			e, ok := errors.AsType[*spiffe.PolicyError](err)
+			e, ok := errors.AsType[*spiffe.ParseError](err)
 			if !ok && !errors.Is(err, spiffe.ErrTooLarge) {
 				t.Fatalf("%T: %v", err, err)
 			}

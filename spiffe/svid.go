@@ -15,40 +15,10 @@ import (
 	"github.com/svidkit/svidkit/internal/certpem"
 )
 
-// CertificateError says which rule keeps a certificate from being the X.509-SVID of a workload.
-// The rules are:
-//
-//	X5-3   no URI name: not an X.509-SVID, but perhaps a good certificate of another kind
-//	X5-30  the subject alternative name is malformed or there twice
-//	X5-32  a CA certificate; those sign, and never authenticate
-//	X5-33  the key usage has keyCertSign or cRLSign
-//	X5-34  the scheme of the URI is not "spiffe"
-//	X5-35  the ID has no path: it names a trust domain, not a workload
-//	X5-36  more than one URI name, of whatever scheme
-//	X5-37  the URI breaks another rule of SPIFFE-ID; Err is the [*ParseError]
-//	X5-40  no key usage, or one without digitalSignature
-type CertificateError struct {
-	Rule   string // one of the above
-	Reason string // the rule in words
-	Err    error  // the cause beneath, or nil
-}
-
-// Error never carries more of the certificate than Err does.
-func (e *CertificateError) Error() string {
-	if e.Err != nil {
-		return fmt.Sprintf("spiffe: not an X.509-SVID: %s: %s (%s)", e.Reason, inner(e.Err), e.Rule)
-	}
-	return fmt.Sprintf("spiffe: not an X.509-SVID: %s (%s)", e.Reason, e.Rule)
-}
-
-// Unwrap returns e.Err.
-func (e *CertificateError) Unwrap() error { return e.Err }
-
 // SVID is an X.509-SVID with its private key: the identity that a program has. It never changes and
-// is safe for concurrent use. It is an [SVIDSource] that always gives itself.
+// is safe for concurrent use. It is an [SVIDSource] of itself.
 //
-// However it is printed, the key does not show. The way to take the key out is [SVID.MarshalDER]
-// or [SVID.MarshalPEM].
+// No printer shows the key. [SVID.MarshalDER] and [SVID.MarshalPEM] return it.
 type SVID struct {
 	id    ID
 	chain []*x509.Certificate
@@ -56,13 +26,23 @@ type SVID struct {
 }
 
 // NewSVID returns the SVID made of a chain, leaf first, and the leaf's private key, which may live
-// in hardware. The leaf must be an X.509-SVID of a workload, else the error is a
-// [*CertificateError]; the key must belong to it; more than 16 certificates or an RSA key of more
-// than 8192 bits give an error that wraps [ErrTooLarge], as every verifier would refuse them. The
-// slice is copied, the certificates and the key are shared.
+// in hardware. The leaf must be an X.509-SVID of a workload, or the error is a [*ParseError] with one of
+// these rules:
 //
-// Neither the signatures nor the validity are checked here, as that needs a bundle and the time: see
-// [Verifier].
+//	X5-3   no URI name: not an X.509-SVID, but perhaps a good certificate of another kind
+//	X5-30  the subject alternative name is malformed or occurs twice
+//	X5-32  a CA certificate, which signs and never authenticates
+//	X5-33  the key usage has keyCertSign or cRLSign
+//	X5-34  the scheme of the URI is not "spiffe"
+//	X5-35  the ID has no path: it names a trust domain, not a workload
+//	X5-36  more than one URI name, of whatever scheme
+//	X5-37  the URI breaks another rule of SPIFFE-ID; Err is the ParseError of the ID
+//	X5-40  no key usage, or one without digitalSignature
+//
+// The key must belong to the leaf. More than 16 certificates or an RSA key of more than 8192 bits give
+// an error that wraps [ErrTooLarge], as every verifier would refuse them. The slice is copied; the
+// certificates and the key are shared. NewSVID checks neither signatures nor validity, which need a
+// bundle and the time: see [Verifier].
 func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 	if len(chain) == 0 {
 		return nil, errors.New("spiffe: SVID: no certificate")
@@ -88,8 +68,8 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 	return &SVID{id: id, chain: slices.Clone(chain), tls: func() *tls.Certificate { return cert }}, nil
 }
 
-// ParseSVID parses an SVID in the form of the Workload API: certificates in DER back to back, leaf
-// first, and the private key in PKCS#8, not encrypted (WAPI-32, WAPI-33). The rules and errors are
+// ParseSVID parses an SVID in the form of the Workload API: certificates in DER, concatenated, leaf
+// first, and the private key in PKCS#8 DER, not encrypted (WAPI-32, WAPI-33). The rules and errors are
 // those of [NewSVID]; input of more than 1 MiB gives an error that wraps [ErrTooLarge]. Errors do not
 // carry the input.
 func ParseSVID(certsDER, keyDER []byte) (*SVID, error) {
@@ -104,8 +84,7 @@ func ParseSVID(certsDER, keyDER []byte) (*SVID, error) {
 	return NewSVID(chain, key)
 }
 
-// parseChain stops at the seventeenth certificate, where x509.ParseCertificates would go on and
-// parse thousands.
+// parseChain stops at the seventeenth certificate; x509.ParseCertificates would parse thousands.
 func parseChain(der []byte) ([]*x509.Certificate, error) {
 	if len(der) > certpem.MaxInput {
 		return nil, fmt.Errorf("certificates of %d bytes, the limit is %d: %w", len(der), certpem.MaxInput, ErrTooLarge)
@@ -131,7 +110,7 @@ func parseChain(der []byte) ([]*x509.Certificate, error) {
 
 // ParseSVIDPEM parses an SVID from PEM: CERTIFICATE blocks, leaf first, and one private key in
 // PKCS#8, PKCS#1 or SEC1, not encrypted. The rules and errors are those of [NewSVID]; each input may
-// have 1 MiB. Errors do not carry the input.
+// have up to 1 MiB. Errors do not carry the input.
 func ParseSVIDPEM(certsPEM, keyPEM []byte) (*SVID, error) {
 	chain, err := certpem.Certificates(certsPEM)
 	if err != nil {
@@ -147,11 +126,11 @@ func ParseSVIDPEM(certsPEM, keyPEM []byte) (*SVID, error) {
 // ID returns the identity.
 func (s *SVID) ID() ID { return s.id }
 
-// Leaf returns the first certificate of the chain, which is shared: do not change it.
+// Leaf returns the first certificate of the chain. It is shared and must not be changed.
 func (s *SVID) Leaf() *x509.Certificate { return s.chain[0] }
 
-// Chain returns the certificates as they are presented to peers, leaf first. The slice is the
-// caller's; the certificates are shared.
+// Chain returns the certificates as they are presented to peers, leaf first, in a new slice. The
+// certificates are shared and must not be changed.
 func (s *SVID) Chain() []*x509.Certificate { return slices.Clone(s.chain) }
 
 // Signer returns the private key, to sign with.
@@ -163,8 +142,8 @@ func (s *SVID) NotBefore() time.Time { return s.chain[0].NotBefore }
 // NotAfter returns the end of the leaf's validity.
 func (s *SVID) NotAfter() time.Time { return s.chain[0].NotAfter }
 
-// TLSCertificate returns the SVID as crypto/tls wants it. It was built once and is shared: do not
-// change it. Unlike the SVID it may show the key when it is printed.
+// TLSCertificate returns the SVID as crypto/tls wants it. It is built once, is shared and must not be
+// changed. Unlike the SVID it may show the key when it is printed.
 func (s *SVID) TLSCertificate() *tls.Certificate { return s.tls() }
 
 // MarshalDER returns the SVID in the form that [ParseSVID] reads, the private key in the clear. A
@@ -201,12 +180,12 @@ func (s *SVID) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("id", s.id.String()), slog.Time("not_after", s.NotAfter()))
 }
 
-// IDFromCertificate returns the SPIFFE ID in cert: that of a workload, or that of a trust domain,
-// which has no path, in a CA certificate. It reads the raw bytes of the extension, because
-// cert.URIs has lost what must be refused (GO-2), and wants exactly one URI name, of whatever
-// scheme. The error is a [*CertificateError].
+// IDFromCertificate returns the SPIFFE ID in cert: that of a workload or, in a CA certificate, that of
+// a trust domain, which has no path. It reads the bytes of the extension, because cert.URIs has been
+// normalised (GO-2), and wants exactly one URI name, of whatever scheme. The error is a [*ParseError]
+// with a rule as in [NewSVID].
 //
-// The result is a claim. It is proven when a [Verifier] says so.
+// The result is a claim. A [Verifier] proves it.
 func IDFromCertificate(cert *x509.Certificate) (ID, error) {
 	uri, err := uriSAN(cert)
 	if err != nil {
@@ -216,11 +195,17 @@ func IDFromCertificate(cert *x509.Certificate) (ID, error) {
 	if err == nil {
 		return id, nil
 	}
-	e := &CertificateError{Rule: "X5-37", Reason: "the URI name is not a SPIFFE ID", Err: err}
+	e := invalid("X5-37", "the URI name is not a SPIFFE ID")
+	e.Err = err
 	if pe, ok := errors.AsType[*ParseError](err); ok && pe.Rule == "ID-2" {
 		e.Rule = "X5-34"
 	}
 	return ID{}, e
+}
+
+// invalid returns the error of a certificate that is not an X.509-SVID.
+func invalid(rule, reason string) *ParseError {
+	return &ParseError{What: "X.509-SVID", Offset: -1, Rule: rule, Reason: reason}
 }
 
 var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
@@ -228,7 +213,7 @@ var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
 // uriSAN returns the one URI name of cert.
 func uriSAN(cert *x509.Certificate) (string, error) {
 	if cert == nil {
-		return "", &CertificateError{Rule: "X5-3", Reason: "there is no certificate"}
+		return "", invalid("X5-3", "there is no certificate")
 	}
 	var san []byte
 	seen := false
@@ -237,14 +222,14 @@ func uriSAN(cert *x509.Certificate) (string, error) {
 			continue
 		}
 		if seen {
-			return "", &CertificateError{Rule: "X5-30", Reason: "the subject alternative name extension is there twice"}
+			return "", invalid("X5-30", "the subject alternative name extension occurs twice")
 		}
 		san, seen = ext.Value, true
 	}
 	if !seen {
-		return "", &CertificateError{Rule: "X5-3", Reason: "there is no subject alternative name, so no SPIFFE ID"}
+		return "", invalid("X5-3", "there is no subject alternative name, so no SPIFFE ID")
 	}
-	malformed := &CertificateError{Rule: "X5-30", Reason: "the subject alternative name is malformed"}
+	malformed := invalid("X5-30", "the subject alternative name is malformed")
 	var names asn1.RawValue
 	rest, err := asn1.Unmarshal(san, &names)
 	if err != nil || len(rest) > 0 || names.Class != asn1.ClassUniversal || names.Tag != asn1.TagSequence || !names.IsCompound {
@@ -267,11 +252,11 @@ func uriSAN(cert *x509.Certificate) (string, error) {
 	}
 	switch found {
 	case 0:
-		return "", &CertificateError{Rule: "X5-3", Reason: "there is no URI name, so no SPIFFE ID"}
+		return "", invalid("X5-3", "there is no URI name, so no SPIFFE ID")
 	case 1:
 		return uri, nil
 	}
-	return "", &CertificateError{Rule: "X5-36", Reason: fmt.Sprintf("there are %d URI names, one is allowed", found)}
+	return "", invalid("X5-36", fmt.Sprintf("there are %d URI names, one is allowed", found))
 }
 
 // checkLeaf applies the rules for the leaf of a workload and returns its ID, which is set for some
@@ -282,12 +267,12 @@ func checkLeaf(leaf *x509.Certificate) (ID, error) {
 		return ID{}, err
 	}
 	refuse := func(rule, reason string) (ID, error) {
-		return id, &CertificateError{Rule: rule, Reason: reason}
+		return id, invalid(rule, reason)
 	}
 	const signing = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
 	switch {
-	case leaf.IsCA: // before the path: that a signing certificate has none is not what is wrong with it
-		return refuse("X5-32", "it is a CA certificate, which signs and never authenticates")
+	case leaf.IsCA: // before the path, which a signing certificate rightly lacks
+		return refuse("X5-32", "it is a CA certificate")
 	case id.Path() == "":
 		return refuse("X5-35", "its ID has no path, so it names a trust domain and not a workload")
 	case leaf.KeyUsage == 0:

@@ -2,19 +2,19 @@ package spiffe
 
 import "strings"
 
-// MaxTrustDomainLength is the longest trust domain name in bytes (ID-13).
-const MaxTrustDomainLength = 255
+// maxTrustDomain is the longest trust domain name in bytes (ID-13).
+const maxTrustDomain = 255
 
 // TrustDomain is the name of a trust domain, such as "example.org", without a scheme. It is a
 // small immutable value that works with == and as a map key. A name that looks like an IP address
-// or a DNS name is handled as plain bytes: no look-ups, no normalisation (ID-12).
+// or a DNS name is handled as plain bytes, without look-ups or normalisation (ID-12).
 //
 // The zero TrustDomain is not valid: IsZero reports true, String says so, and MarshalText refuses
 // it.
 type TrustDomain struct{ name string }
 
-// ParseTrustDomain parses a trust domain name. It takes the name only: for the ID form,
-// "spiffe://example.org", use [ParseID] and [ID.TrustDomain]. The error is a [*ParseError].
+// ParseTrustDomain parses a trust domain name of at most 255 bytes. It takes the name only: for the ID
+// form, "spiffe://example.org", use [ParseID] and [ID.TrustDomain]. The error is a [*ParseError].
 func ParseTrustDomain(name string) (TrustDomain, error) {
 	if e := checkName(name); e != nil {
 		e.What, e.Input = "trust domain", name
@@ -81,20 +81,17 @@ func (td TrustDomain) KubernetesID(namespace, serviceAccount string) (ID, error)
 	return td.WorkloadID("ns", namespace, "sa", serviceAccount)
 }
 
-// AppendText implements [encoding.TextAppender]. The zero TrustDomain is an error.
-func (td TrustDomain) AppendText(b []byte) ([]byte, error) {
-	if td.IsZero() {
-		return b, errZero("trust domain")
-	}
-	return append(b, td.name...), nil
-}
-
 // MarshalText implements [encoding.TextMarshaler]. The zero TrustDomain is an error; for an
 // optional field in JSON use the tag "omitzero".
-func (td TrustDomain) MarshalText() ([]byte, error) { return td.AppendText(nil) }
+func (td TrustDomain) MarshalText() ([]byte, error) {
+	if td.IsZero() {
+		return nil, errZero("trust domain")
+	}
+	return []byte(td.name), nil
+}
 
-// UnmarshalText implements [encoding.TextUnmarshaler]; it refuses what [ParseTrustDomain] refuses
-// and then leaves td as it was.
+// UnmarshalText implements [encoding.TextUnmarshaler]. It refuses what [ParseTrustDomain] refuses,
+// and then leaves td unchanged.
 func (td *TrustDomain) UnmarshalText(text []byte) error {
 	p, err := ParseTrustDomain(string(text))
 	if err == nil {
@@ -113,8 +110,8 @@ func checkName(name string) *ParseError {
 			return nameByteError(name, i)
 		}
 	}
-	if len(name) > MaxTrustDomainLength {
-		return &ParseError{Offset: MaxTrustDomainLength, Rule: "ID-13", Reason: "the trust domain name is longer than 255 bytes"}
+	if len(name) > maxTrustDomain {
+		return &ParseError{Offset: maxTrustDomain, Rule: "ID-13", Reason: "the trust domain name is longer than 255 bytes"}
 	}
 	return nil
 }

@@ -7,74 +7,63 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/memory"
 )
 
-// Limits on what is verified. They are checked before any signature is, as a peer that has proved
-// nothing yet chooses what we compute.
+// Limits on what is verified. They are checked before any signature, as an unproven peer chooses the
+// input.
 const (
 	maxChain   = 16   // certificates in a chain
 	maxRSABits = 8192 // of an RSA key in a chain; crypto/tls draws the same line for the leaf
 )
 
-// Role is what the peer did in the handshake. If its leaf is restricted to some extended key
-// usages, the role must be among them (X5-39).
+// Role is the side of the handshake that the peer was on. If its leaf is restricted to some extended
+// key usages, that of the role must be among them (X5-39).
 type Role int
 
 // The roles of a peer.
 const (
-	AnyRole    Role = iota // no extended key usage is asked for
-	ServerRole             // the peer was dialled: serverAuth
-	ClientRole             // the peer dialled: clientAuth
+	AnyRole    Role = iota // no extended key usage is required
+	ServerRole             // the peer is a server: serverAuth
+	ClientRole             // the peer is a client: clientAuth
 )
 
-// Stage says how far the verification of a peer came.
-type Stage int
+// Stage is the step of a verification at which a peer was refused.
+type Stage string
 
 // The stages, in order.
 const (
-	StageLeaf   Stage = iota + 1 // the form of the leaf, and the ID in it
-	StageBundle                  // finding the trust bundle of the ID's trust domain
-	StageChain                   // the path from the leaf to an authority in that bundle, by RFC 5280
-	StagePolicy                  // the caller's policy
+	StageLeaf   Stage = "leaf"   // the form of the leaf, and the ID in it
+	StageBundle Stage = "bundle" // finding the trust bundle of the ID's trust domain
+	StageChain  Stage = "chain"  // the path from the leaf to an authority in that bundle, by RFC 5280
+	StagePolicy Stage = "policy" // the caller's policy
 )
 
-// String returns "leaf", "bundle", "chain" or "policy".
-func (s Stage) String() string {
-	switch s {
-	case StageLeaf:
-		return "leaf"
-	case StageBundle:
-		return "bundle"
-	case StageChain:
-		return "chain"
-	case StagePolicy:
-		return "policy"
-	}
-	return fmt.Sprintf("Stage(%d)", int(s))
-}
-
-// VerifyError says why a peer was not accepted. Err, which Unwrap returns, wraps a
-// [*CertificateError] at StageLeaf; [ErrUnknownTrustDomain], [ErrNoAuthority], [ErrTooLarge] or the
-// error of the caller's [BundleSource] at StageBundle; an error type of crypto/x509 or ErrTooLarge at
-// StageChain; and [ErrDenied] at StagePolicy.
+// VerifyError says why a peer was not accepted. Err, which Unwrap returns, wraps a [*ParseError] at
+// StageLeaf; [ErrUnknownTrustDomain], [ErrNoAuthority] or the error of the caller's [BundleSource] at
+// StageBundle; an error type of crypto/x509 or [ErrTooLarge] at StageChain; and [ErrDenied] at
+// StagePolicy.
 type VerifyError struct {
 	Stage Stage
 	ID    ID     // what the leaf claims; zero if it carries no valid ID
-	Rule  string // the broken rule's id, such as "X5-36"; empty if none says it
+	Rule  string // the id of the broken rule, as in [ParseError]; empty if none applies
 	Err   error
 }
 
-// Error names the peer, the stage and the reason. What the peer sent is quoted and cut to a length
-// that is fit for a log line.
+// Error names the peer, the stage and the reason. It quotes what the peer sent, and cuts it to at most
+// 2 KiB.
 func (e *VerifyError) Error() string {
-	who := ""
+	peer := ""
 	if !e.ID.IsZero() {
-		who = fmt.Sprintf(" %q", clip(e.ID.s, maxInError))
+		peer = fmt.Sprintf(" %q", clip(e.ID.s, maxInError))
 	}
-	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", who, e.Stage, clip(inner(e.Err), 2*maxInError))
+	reason := inner(e.Err)
+	if d, ok := e.Err.(*denial); ok {
+		reason = d.reason()
+	}
+	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", peer, e.Stage, clip(reason, 2*maxInError))
 }
 
 // Unwrap returns e.Err.
@@ -85,9 +74,9 @@ type VerifierOptions struct {
 	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
 
-	// Remember is how many verified chains the Verifier remembers, so that a peer who comes again
-	// costs no signature. 0 means 1,024 and less than 0 none; more than 1,048,576 is an error. See
-	// [Verifier] for what that can cost, and what it cannot.
+	// Remember is how many verified chains the Verifier remembers, so that a repeated peer costs no
+	// signature check. 0 means 1,024 and less than 0 none; more than 1,048,576 is an error. See
+	// [Verifier].
 	Remember int
 }
 
@@ -97,39 +86,33 @@ type VerifierOptions struct {
 // # What it remembers
 //
 // Each call asks the bundle source and the policy again, so that an authority or a peer that was
-// removed is refused at once. What a Verifier remembers is only that a chain, byte for byte and in one
-// role, was found to lead to an authority of one [*Bundle], until the first certificate on that path
-// expires. When the source gives another Bundle, even an equal one, the chain is verified anew, so a
-// source should give the same Bundle until there is a newer one. A refusal is never remembered.
+// removed is refused at once. A Verifier remembers only that a chain, byte for byte and in one role,
+// leads to an authority of one [*Bundle], until the first certificate on that path expires. When the
+// source returns another Bundle, even an equal one, the chain is verified again, so a source should
+// return the same Bundle until there is a newer one. A refusal is never remembered.
 //
-// Remembering is on by default, as it decides nothing: it makes the second handshake of a peer, and
-// above all the resumption of a session, a thousand times cheaper to verify. Strangers cannot fill it,
-// as only those get in whom the policy allows, and only with a chain of at most 32 KiB that holds
-// nothing beside the path: 1,024 chains of the usual two certificates take 7 MiB. The places are found
-// by a hash with a random seed and believed by comparing all bytes, so nobody can choose whose place to
-// take, or pass for another.
+// Remembering is on by default. It makes the second handshake of a peer, and the resumption of a
+// session, a thousand times cheaper to verify. Unauthorized peers cannot fill the memory: only chains
+// that the policy allows are remembered, of at most 32 KiB and without certificates beside the path.
+// 1,024 chains of the usual two certificates take 7 MiB. A chain's place is chosen by a hash with a
+// random seed, and a hit compares all bytes, so that a peer cannot choose which place to take, or be
+// taken for another.
 type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
 	now     func() time.Time
-	memory  *memory // nil for none
+	memory  *memory.Table[remembered] // nil for none
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
-// domain only, and accepts the peers that allow allows. A [Policy] that can allow nobody is an error:
-// who may come in is the one decision that has no default. Another source of policies may have none
-// yet, and then nobody is allowed. The options may be nil.
+// domain only, and accepts the peers that allow allows. What [CheckPolicySource] refuses is an error.
+// The options may be nil.
 func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions) (*Verifier, error) {
 	if bundles == nil {
 		return nil, errors.New("spiffe: new verifier: no bundle source")
 	}
-	if allow == nil {
-		return nil, errors.New("spiffe: new verifier: no policy")
-	}
-	if p, fixed := allow.(Policy); fixed {
-		if err := p.usable(); err != nil {
-			return nil, fmt.Errorf("spiffe: new verifier: %w", err)
-		}
+	if err := CheckPolicySource(allow); err != nil {
+		return nil, fmt.Errorf("spiffe: new verifier: %w", err)
 	}
 	v := &Verifier{bundles: bundles, allow: allow, now: time.Now}
 	places := 0
@@ -140,20 +123,22 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 		places = opts.Remember
 	}
 	if places > maxRemembered {
-		return nil, fmt.Errorf("spiffe: new verifier: to remember %d chains is too much, the limit is %d", places, maxRemembered)
+		return nil, fmt.Errorf("spiffe: new verifier: Remember is %d, the limit is %d", places, maxRemembered)
 	}
-	v.memory = newMemory(cmp.Or(places, defaultRemembered))
+	if places = cmp.Or(places, defaultRemembered); places > 0 {
+		v.memory = memory.New[remembered](places)
+	}
 	return v, nil
 }
 
 // VerifyChain verifies the certificates that a peer presented, leaf first, and returns the proof.
-// The caller has seen the peer use the leaf's key, as a TLS handshake does.
+// The caller must know that the peer holds the leaf's key, for example from a TLS handshake.
 //
-// The leaf must be an X.509-SVID of a workload (see [CertificateError]) and must have a path, over
-// the rest of the chain in any order, to an authority in the bundle of the trust domain that its
-// own ID names; no other bundle counts and the host's roots never do (X5-31). The policy is asked
-// last, so that who proves nothing learns nothing about it. More than 16 certificates and RSA keys
-// of more than 8192 bits are refused unseen. A chain that is remembered gives the same *Peer again.
+// The leaf must be an X.509-SVID of a workload (see [NewSVID]) and must have a path, over the rest of
+// the chain in any order, to an authority in the bundle of the trust domain that its own ID names. No
+// other bundle and no root of the host counts (X5-31). The policy is asked last, so that an unproven
+// peer learns nothing about it. More than 16 certificates and RSA keys of more than 8192 bits are
+// refused before any signature is checked. A chain that is remembered gives the same *Peer again.
 //
 // Revocation lists are not read: an authority is revoked by leaving the bundle, a leaf by expiring.
 //
@@ -178,7 +163,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	id, err := checkLeaf(chain[0])
 	if err != nil {
 		e := &VerifyError{Stage: StageLeaf, ID: id, Err: err}
-		if ce, ok := errors.AsType[*CertificateError](err); ok {
+		if ce, ok := errors.AsType[*ParseError](err); ok {
 			e.Rule = ce.Rule
 		}
 		return nil, e
@@ -194,23 +179,23 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	}
 	peer.id = id
 	if peer, err = v.admit(peer); err == nil {
-		v.memory.keep(chain, role, b, peer, now)
+		v.keep(chain, role, b, peer, now)
 	}
 	return peer, err
 }
 
 // admit asks the policy.
 func (v *Verifier) admit(peer *Peer) (*Peer, error) {
-	if err := v.allow.Policy().check(peer.id); err != nil {
+	if err := v.allow.Policy().Check(peer.id); err != nil {
 		return nil, &VerifyError{Stage: StagePolicy, ID: peer.id, Err: err}
 	}
 	return peer, nil
 }
 
-// recall returns the Peer of a chain that was verified before and would be verified again: against the
-// bundle that the source gives now, and at a time at which the path is valid.
+// recall returns the Peer of a remembered chain that holds now: for the bundle that the source returns,
+// at a time at which the path is valid.
 func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
-	m := v.memory.find(chain, role)
+	m := v.find(chain, role)
 	if m == nil {
 		return nil, false
 	}
@@ -221,7 +206,7 @@ func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
 	return m.peer, true
 }
 
-// bundle asks the source, and does not believe that it answers what was asked.
+// bundle asks the source, and checks that the answer is the bundle of td.
 func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	b, err := v.bundles.Bundle(td)
 	switch {
@@ -230,7 +215,7 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	case b == nil:
 		return nil, errUnknownTrustDomain(td)
 	case b.TrustDomain() != td:
-		return nil, fmt.Errorf("the bundle source was asked for %q and gave the bundle of %q: %w", td, b.TrustDomain(), ErrUnknownTrustDomain)
+		return nil, fmt.Errorf("the bundle source was asked for %q and returned the bundle of %q: %w", td, b.TrustDomain(), ErrUnknownTrustDomain)
 	}
 	if len(b.x509) == 0 {
 		return nil, fmt.Errorf("trust domain %q: %w", td, ErrNoAuthority)
@@ -238,7 +223,7 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	return b, nil
 }
 
-// usages returns what crypto/x509 calls role. It is never empty, which would mean serverAuth (GO-5).
+// usages returns the extended key usage of role. It is never empty, which would mean serverAuth (GO-5).
 func (role Role) usages() ([]x509.ExtKeyUsage, error) {
 	switch role {
 	case AnyRole:
@@ -251,9 +236,9 @@ func (role Role) usages() ([]x509.ExtKeyUsage, error) {
 	return nil, fmt.Errorf("unknown Role(%d)", int(role))
 }
 
-// verifyPath builds the path from the leaf to an authority of b, and makes the Peer, still without
-// its ID. A leaf that is among the roots would verify itself (GO-6), but this one is no CA, and the
-// pool of a Bundle holds nothing else.
+// verifyPath builds the path from the leaf to an authority of b, and makes the Peer without its ID. A
+// leaf that is among the roots would verify itself (GO-6), but this leaf is not a CA, and the pool of a
+// Bundle holds only CAs.
 func verifyPath(chain []*x509.Certificate, b *Bundle, usages []x509.ExtKeyUsage, now time.Time) (*Peer, error) {
 	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: usages}
 	if len(chain) > 1 {
@@ -266,7 +251,7 @@ func verifyPath(chain []*x509.Certificate, b *Bundle, usages []x509.ExtKeyUsage,
 	if err != nil {
 		return nil, err
 	}
-	// While roots overlap there may be several paths; the one that lasts longest is the proof.
+	// While roots overlap there may be several paths. The proof is the path that lasts longest.
 	peer := &Peer{}
 	for _, p := range paths {
 		if end := earliestEnd(p); peer.chain == nil || end.After(peer.notAfter) {
@@ -312,13 +297,8 @@ func chainRule(err error) string {
 }
 
 func earliestEnd(chain []*x509.Certificate) time.Time {
-	end := chain[0].NotAfter
-	for _, c := range chain[1:] {
-		if c.NotAfter.Before(end) {
-			end = c.NotAfter
-		}
-	}
-	return end
+	first := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+	return first.NotAfter
 }
 
 // Peer is proof that a chain was verified and that its ID is allowed. Only a [Verifier] makes one,
@@ -333,8 +313,8 @@ type Peer struct {
 // ID returns the ID that the peer proved.
 func (p *Peer) ID() ID { return p.id }
 
-// Leaf returns the peer's own certificate, which is shared: do not change it. What it says beyond
-// the ID is only the word of that trust domain's authority (SVID-8).
+// Leaf returns the peer's own certificate, which is shared and must not be changed. Beyond the ID, its
+// contents are only claims of that trust domain's authority (SVID-8).
 func (p *Peer) Leaf() *x509.Certificate {
 	if len(p.chain) == 0 {
 		return nil
@@ -342,31 +322,13 @@ func (p *Peer) Leaf() *x509.Certificate {
 	return p.chain[0]
 }
 
-// Chain returns the verified path, from the leaf to the authority in the trust bundle. The slice is
-// the caller's; the certificates are shared.
+// Chain returns the verified path, from the leaf to the authority in the trust bundle, in a new slice.
+// The certificates are shared and must not be changed.
 func (p *Peer) Chain() []*x509.Certificate { return slices.Clone(p.chain) }
 
-// NotAfter returns the earliest expiry in the verified path: the proof is worth nothing later. It
-// may end sooner, when the authority leaves the bundle.
+// NotAfter returns the earliest expiry in the verified path, at which the proof ends. It ends sooner if
+// the authority leaves the bundle.
 func (p *Peer) NotAfter() time.Time { return p.notAfter }
 
 // String returns the ID.
 func (p *Peer) String() string { return p.id.String() }
-
-// maxInError is how much of what a peer sent goes into an error, in bytes.
-const maxInError = 512
-
-// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}
-
-// inner is the text of an error of this package inside another one, which already names the
-// package.
-func inner(err error) string { return strings.TrimPrefix(err.Error(), "spiffe: ") }

@@ -7,28 +7,31 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// startTraffic serves the backend and lets the frontend ask it, with a new handshake each time.
-func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
-	t := &traffic{over: make(chan struct{})}
+// traffic is the stream of requests from frontend to backend.
+type traffic struct {
+	done, failed atomic.Int64
+	first        atomic.Pointer[string] // the first failure
+}
 
-	// The server: whoever is not the frontend does not get past the handshake.
-	server := &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			peer, ok := spiffetls.PeerFromRequest(r)
-			if !ok {
-				http.Error(w, "who are you?", http.StatusForbidden)
-				return
-			}
-			fmt.Fprintf(w, "hello %s", peer.ID())
-		}),
-		ReadHeaderTimeout: 5 * time.Second,
+// verdict is an error if a handshake failed.
+func (t *traffic) verdict() error {
+	if first := t.first.Load(); first != nil {
+		return fmt.Errorf("%d of %d handshakes failed, the first %s", t.failed.Load(), t.failed.Load()+t.done.Load(), *first)
 	}
+	return nil
+}
+
+// startTraffic serves the backend and has the frontend ask it, with a new handshake each time.
+func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
+	// The server: only the frontend gets past the handshake.
+	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second}
 	if err := spiffetls.ConfigureServer(server, backend.manager, backend.manager, spiffe.AllowIDs(frontend.id), nil); err != nil {
 		return nil, err
 	}
@@ -36,12 +39,7 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 	if err != nil {
 		return nil, err
 	}
-	g.run("backend server", func(ctx context.Context) error {
-		stop := context.AfterFunc(ctx, func() {
-			<-t.over // the last request is answered first
-			_ = server.Close()
-		})
-		defer stop()
+	g.run("backend", func(context.Context) error {
 		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
@@ -57,49 +55,49 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 		Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true},
 		Timeout:   5 * time.Second,
 	}
-	url := "https://" + listener.Addr().String()
-	want := "hello " + frontend.id.String()
+	t := new(traffic)
 	g.run("traffic", func(ctx context.Context) error {
-		defer close(t.over)
-		for tick := time.NewTicker(20 * time.Millisecond); ; {
+		defer server.Close()
+		report := time.Tick(2 * time.Second)
+		if n.live {
+			report = time.Tick(200 * time.Millisecond)
+		}
+		for tick := time.Tick(20 * time.Millisecond); ; {
 			select {
 			case <-ctx.Done():
-				tick.Stop()
 				return nil
-			case <-tick.C:
+			case <-report:
+				n.status(progress{t.done.Load(), t.failed.Load()})
+				continue
+			case <-tick:
 			}
-			// A request that was begun may end, so that the end of the show is no failure.
-			if err := get(context.WithoutCancel(ctx), client, url, want); err != nil {
-				t.fail(n, err)
+			// A request is not bound to ctx, so that the end of the run is no failure.
+			err := get(client, "https://"+listener.Addr().String(), "hello "+frontend.id.String())
+			if err == nil {
+				t.done.Add(1)
 				continue
 			}
-			t.done.Add(1)
-		}
-	})
-	g.run("live line", func(ctx context.Context) error {
-		every := 2 * time.Second
-		if n.live {
-			every = 200 * time.Millisecond
-		}
-		for tick := time.NewTicker(every); ; {
-			select {
-			case <-ctx.Done():
-				tick.Stop()
-				return nil
-			case <-tick.C:
-				n.status(progress{t.done.Load(), t.failed.Load()})
-			}
+			t.failed.Add(1)
+			text := fmt.Sprintf("at %.1fs: %v", time.Since(n.start).Seconds(), err)
+			t.first.CompareAndSwap(nil, &text)
+			n.say(event{Who: "traffic", What: "failed", Detail: err.Error()})
 		}
 	})
 	return t, nil
 }
 
-func get(ctx context.Context, client *http.Client, url, want string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
+// hello answers with the name of the client.
+func hello(w http.ResponseWriter, r *http.Request) {
+	peer, ok := spiffetls.PeerFromRequest(r)
+	if !ok {
+		http.Error(w, "the client is not authenticated", http.StatusForbidden) // the handshake prevents it
+		return
 	}
-	resp, err := client.Do(req)
+	fmt.Fprintf(w, "hello %s", peer.ID())
+}
+
+func get(client *http.Client, url, want string) error {
+	resp, err := client.Get(url)
 	if err != nil {
 		return err
 	}

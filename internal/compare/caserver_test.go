@@ -34,11 +34,14 @@ import (
 	security "istio.io/api/security/v1alpha1"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
 	wireistio "github.com/svidkit/svidkit/internal/wire/istioca"
 	wirelinkerd "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -151,16 +154,7 @@ func TestIstioCA(t *testing.T) {
 	})})
 	require.NoError(t, err)
 	serverTLS, clientTLS := caTLS(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := &http.Server{Handler: srv, TLSConfig: serverTLS}
-	done := make(chan error, 1)
-	go func() { done <- server.ServeTLS(l, "", "") }()
-	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		require.ErrorIs(t, <-done, http.ErrServerClosed)
-	})
-	conn := dial(t, l.Addr().String(), credentials.NewTLS(clientTLS))
+	conn := dial(t, serveCA(t, caserver.ServeOptions{Handler: srv, TLS: serverTLS}), credentials.NewTLS(clientTLS))
 	client := security.NewIstioCertificateServiceClient(conn)
 	der, key := requestFor(t, "ignored.example")
 	csr := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
@@ -257,37 +251,24 @@ func TestLinkerdIdentity(t *testing.T) {
 	t.Parallel()
 	const web = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
 	authority := newFickle(t)
-	mesh, err := linkerd.NewMesh("linkerd", "cluster.local", linkerd.Current)
-	require.NoError(t, err)
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: func(_ context.Context, token string, _ []string) (*linkerd.Account, error) {
+	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
+	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: func(_ context.Context, token string, _ []string) (*kube.Account, error) {
 		switch token {
 		case "web":
-			return &linkerd.Account{Namespace: "emojivoto", ServiceAccount: "web"}, nil
+			return &kube.Account{Namespace: "emojivoto", ServiceAccount: "web"}, nil
 		case "voting":
-			return &linkerd.Account{Namespace: "emojivoto", ServiceAccount: "voting"}, nil
+			return &kube.Account{Namespace: "emojivoto", ServiceAccount: "voting"}, nil
 		case "invalid":
-			return nil, linkerd.ErrInvalidToken
+			return nil, kube.ErrInvalidToken
 		case "away":
 			return nil, errors.New("the API server is away")
 		}
-		return nil, authn.ErrRefused
+		return nil, kube.ErrNotAuthenticated
 	}})
 	require.NoError(t, err)
 	serverTLS, clientTLS := caTLS(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	listen := func(o linkerd.ServeOptions) string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		done := make(chan error, 1)
-		go func() { done <- linkerd.Serve(ctx, l, o) }()
-		t.Cleanup(func() {
-			cancel()
-			require.ErrorIs(t, <-done, context.Canceled)
-		})
-		return l.Addr().String()
-	}
-	encrypted := listen(linkerd.ServeOptions{Handler: srv, TLS: serverTLS})
-	plain := listen(linkerd.ServeOptions{Handler: srv, Plaintext: true})
+	encrypted := serveCA(t, caserver.ServeOptions{Handler: srv, TLS: serverTLS})
+	plain := serveCA(t, caserver.ServeOptions{Handler: srv, Plaintext: true})
 
 	der, key := requestFor(t, web)
 	good := &identity.CertifyRequest{Identity: web, Token: []byte("web"), CertificateSigningRequest: der}

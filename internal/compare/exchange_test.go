@@ -52,7 +52,7 @@ func TestBundlesExchanged(t *testing.T) {
 
 	doc, err := p.Marshal()
 	require.NoError(t, err)
-	back, err := spiffe.ParseBundleWith(b.TrustDomain(), doc, spiffe.ParseOptions{WIT: true})
+	back, err := spiffe.ParseBundleWIT(b.TrustDomain(), doc)
 	require.NoError(t, err)
 	assert.Empty(t, back.Skipped())
 	assert.True(t, back.Equal(b))

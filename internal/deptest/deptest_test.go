@@ -1,11 +1,14 @@
-// Package deptest holds the picture of the packages: what each may import, and why. There is no
-// code to import here, only tests.
+// Package deptest holds the picture of the packages: what each may import. There is no code to import
+// here, only tests.
 package deptest
 
 import (
 	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,164 +22,18 @@ import (
 
 const module = "github.com/svidkit/svidkit"
 
-// rules says what each package imports beside the standard library, each with its reason. A new
-// import is a new line here, which a reviewer sees. Test files may import anything of ours, and
-// testify.
-var rules = map[string]map[string]string{
-	"internal/certpem":     {},
-	"internal/certchain":   {"internal/certpem": "the error for what is too large"},
-	"internal/memconn":     {},
-	"internal/strictjson":  {},
-	"internal/conformance": {},
-	"internal/faulty":      {},
-	"internal/flock":       {},
-	"internal/follow":      {"github.com/fsnotify/fsnotify": "notifications about files"},
-	"internal/unixsocket":  {"internal/flock": "two that find the same dead socket"},
-	"internal/jws":         {"internal/strictjson": "headers and keys are strict JSON"},
-	"internal/kube":        {},
-	"internal/kubetest":    {},
-	"internal/limit":       {},
-	"internal/metrics":     {},
-	"internal/redirect":    {},
-	"internal/hostilecsr": {
-		"golang.org/x/crypto/cryptobyte":      "ASN.1 that crypto/x509 would not write",
-		"golang.org/x/crypto/cryptobyte/asn1": "tags for cryptobyte",
-	},
-	"spiffe": {
-		"internal/certpem":    "PEM with limits, shared with pki",
-		"internal/strictjson": "bundle documents are refused for what encoding/json lets pass",
-		"internal/jws":        "the keys of tokens in bundle documents",
-	},
-	"spiffe/jwtsvid": {
-		"spiffe":              "identities and bundles",
-		"internal/jws":        "signatures, shared with witsvid",
-		"internal/redirect":   "where a token may go, shared with witsvid",
-		"internal/strictjson": "claims are strict JSON",
-	},
-	"spiffe/witsvid": {
-		"spiffe":              "identities and bundles",
-		"internal/jws":        "signatures, shared with jwtsvid",
-		"internal/redirect":   "where a token may go, shared with jwtsvid",
-		"internal/strictjson": "claims are strict JSON",
-		"internal/certpem":    "the private key that comes with a WIT-SVID",
-	},
-	"spiffe/federation": {"spiffe": "bundles, and the verifier of endpoints"},
-	"spiffe/workloadapi": {
-		"spiffe":                                "identities and bundles",
-		"internal/unixsocket":                   "care for the socket, as in sds",
-		"internal/strictjson":                   "JWT bundles without their use, and the claims of a WIT-SVID",
-		"internal/jws":                          "what an issuer of WIT-SVIDs returns, and its keys as JWKs",
-		"internal/grpchttp":                     "gRPC over net/http: every workload links this package, and connect with generated messages is 2 MB of it",
-		"internal/wire/workloadapi/descriptors": "what server reflection hands out, as bytes",
-		"google.golang.org/protobuf/encoding/protowire": "messages by hand, within limits and without protobuf's reflection",
-	},
-	"internal/grpchttp":                     {},
-	"internal/wire/workloadapi/descriptors": {},
-	"internal/wire/workloadapi": {
-		"google.golang.org/protobuf/reflect/protoreflect": "generated code",
-		"google.golang.org/protobuf/runtime/protoimpl":    "generated code",
-		"google.golang.org/protobuf/types/known/structpb": "claims of a validated token",
-	},
-	"spiffe/spiffetest/federationtest": {
-		"internal/faulty": "the fault dial", "internal/memconn": "connections inside synctest bubbles",
-		"spiffe": "bundles", "spiffe/federation": "the endpoint that it breaks", "spiffe/spiffetest": "the CA behind it",
-	},
-	"spiffe/spiffetest/workloadapitest": {
-		"internal/faulty": "the fault dial", "internal/memconn": "connections inside synctest bubbles",
-		"spiffe": "identities", "spiffe/jwtsvid": "tokens", "spiffe/workloadapi": "the server that it breaks", "spiffe/spiffetest": "the CA behind it",
-	},
-	"spiffe/spiffetls": {"spiffe": "what is presented and verified"},
-	"spiffe/spiffetest": {
-		"spiffe": "what it mints",
-		"pki":    "a test CA answers the CSRs of pki",
-	},
-	"pki": {
-		"internal/certpem":                    "PEM with limits, shared with spiffe",
-		"spiffe":                              "the identities that certificates carry",
-		"golang.org/x/crypto/cryptobyte":      "ASN.1 built and read strictly",
-		"golang.org/x/crypto/cryptobyte/asn1": "tags for cryptobyte",
-	},
-	"pki/ca": {
-		"spiffe": "identities and bundles", "pki": "what it signs with", "spiffe/jwtsvid": "tokens", "pki/ca/internal/rotation": "its keys in time",
-		"internal/limit": "limits, shared with pki/ra", "internal/flock": "one writer of a folder", "internal/follow": "the files of a plugged-in CA",
-	},
-	"pki/ca/internal/rotation": {"spiffe": "what is in a bundle", "pki": "keys and certificates", "spiffe/jwtsvid": "whether a key can sign tokens"},
-	"pki/ca/auditlog":   {"internal/flock": "processes that share a file", "internal/strictjson": "lines are read strictly", "pki/ca": "the records it keeps", "spiffe": "identities in records"},
-	"pki/ca/kubesecret": {"internal/kube": "the API server", "pki/ca": "the store it is"},
-	"pki/ra": {
-		"spiffe": "identities and bundles", "pki": "CSRs and certificates", "pki/ca": "the words of requests, errors and audit records",
-		"internal/kube": "the API server", "internal/limit": "limits, shared with pki/ca", "internal/certchain": "limits on an answer, shared with caclient",
-		"golang.org/x/crypto/cryptobyte": "the attributes of a CSR", "golang.org/x/crypto/cryptobyte/asn1": "tags for cryptobyte",
-	},
-	"internal/carpc": {
-		"connectrpc.com/connect":                        "gRPC over net/http",
-		"google.golang.org/protobuf/encoding/protowire": "when to come back",
-		"google.golang.org/protobuf/types/known/anypb":  "when to come back",
-	},
-	"internal/wire/istioca": {
-		"google.golang.org/protobuf/reflect/protoreflect": "generated code",
-		"google.golang.org/protobuf/runtime/protoimpl":    "generated code",
-		"google.golang.org/protobuf/types/known/structpb": "metadata of a request",
-	},
-	"pki/caserver/istioca": {
-		"authn": "who is asking", "internal/carpc": "gRPC, shared with linkerd", "internal/certchain": "limits on a signer's answer", "internal/metrics": "the counters", "internal/wire/istioca": "the path",
-		"pki": "CSRs and PEM", "pki/ca": "requests and kinds of errors", "spiffe": "identities and bundles",
-		"connectrpc.com/connect":                        "gRPC over net/http",
-		"google.golang.org/protobuf/encoding/protowire": "requests are read without building them, tails are encoded once",
-		"google.golang.org/protobuf/proto":              "details of a status",
-	},
-	"internal/wire/linkerd": {
-		"google.golang.org/protobuf/reflect/protoreflect":    "generated code",
-		"google.golang.org/protobuf/runtime/protoimpl":       "generated code",
-		"google.golang.org/protobuf/types/known/timestamppb": "the end of a certificate",
-	},
-	"pki/caserver/linkerd": {
-		"authn": "the error for a token that is refused", "internal/carpc": "gRPC, shared with istioca", "internal/certchain": "limits on an answer", "internal/metrics": "its metrics", "internal/wire/linkerd": "its messages",
-		"pki": "CSRs", "pki/ca": "requests and their errors", "spiffe": "trust anchors, and IDs in policies",
-		"connectrpc.com/connect":                             "gRPC over net/http",
-		"google.golang.org/protobuf/proto":                   "messages",
-		"google.golang.org/protobuf/types/known/timestamppb": "the end of a certificate",
-	},
-	"caclient/istioca": {
-		"caclient": "the interface and codes", "internal/certchain": "roots in a chain", "internal/wire/istioca": "its messages", "pki": "CSRs and PEM",
-		"spiffe": "bundles", "connectrpc.com/connect": "gRPC over net/http",
-		"google.golang.org/protobuf/encoding/protowire":   "RetryInfo",
-		"google.golang.org/protobuf/types/known/structpb": "metadata",
-	},
-	"caclient":       {"internal/certchain": "limits on an answer, shared with secretcache", "spiffe": "identities and bundles", "pki": "CSRs"},
-	"caclient/local": {"spiffe": "identities and bundles", "pki": "CSRs", "pki/ca": "the authority it asks", "caclient": "the interface it meets"},
-	"secretcache":    {"internal/certchain": "limits on an answer, shared with caclient", "spiffe": "identities and bundles", "pki": "keys, CSRs and secrets"},
-	"authn":          {"spiffe": "the verified peer"},
-	"authn/kube": {
-		"authn": "the callers it proves", "spiffe": "their IDs", "internal/kube": "the API server",
-		"internal/jws": "when a token ends", "internal/strictjson": "its claims",
-	},
-	"internal/wire/envoysds": {
-		"google.golang.org/protobuf/reflect/protoreflect": "generated code",
-		"google.golang.org/protobuf/runtime/protoimpl":    "generated code",
-		"google.golang.org/protobuf/types/known/anypb":    "resources travel as Any",
-	},
-	"sds": {
-		"pki":                    "the secrets it serves",
-		"internal/unixsocket":    "care for the socket, as in spiffe/workloadapi",
-		"internal/wire/envoysds": "its messages",
-		"connectrpc.com/connect": "gRPC over net/http",
-		"google.golang.org/protobuf/encoding/protojson":    "the REST form of FetchSecrets",
-		"google.golang.org/protobuf/encoding/protowire":    "responses are encoded once and shared",
-		"google.golang.org/protobuf/proto":                 "messages",
-		"google.golang.org/protobuf/reflect/protoreflect":  "resolving the published type URL to our message",
-		"google.golang.org/protobuf/reflect/protoregistry": "resolving the published type URL to our message",
-	},
-	"internal/envoytest": {},
+var update = flag.Bool("update", false, "write imports.txt again; each new line needs a reviewer")
+
+// others are the modules of others that our code may import, with the reason.
+var others = map[string]string{
+	"golang.org/x/crypto/cryptobyte": "ASN.1 built and read strictly",
+	"github.com/go-jose/go-jose/v4":  "tokens: parse, verify, sign",
+	"google.golang.org/protobuf":     "wire messages",
+	"connectrpc.com/connect":         "the gRPC protocol over net/http",
+	"github.com/fsnotify/fsnotify":   "notifications of changed files, for internal/follow alone",
 }
 
-// testRules says what the tests of a package import beyond testify, ours and what its package imports.
-var testRules = map[string]map[string]string{
-	"spiffe/jwtsvid":    {"github.com/go-jose/go-jose/v4": "an independent judge of tokens"},
-	"internal/grpchttp": {"connectrpc.com/connect": "an independent peer on both sides"},
-}
-
-// kept out of the whole tree, tests and examples included; see doc.go.
+// forbidden is what no package links, tests and examples included.
 var forbidden = []string{
 	"google.golang.org/grpc", "github.com/envoyproxy/", "istio.io/", "k8s.io/", "github.com/linkerd/", "github.com/spiffe/",
 }
@@ -214,81 +71,72 @@ func root(t *testing.T) string {
 	return dir
 }
 
-// TestImports holds what each package imports directly.
+// TestImports compares what each package imports beside the standard library with imports.txt.
 func TestImports(t *testing.T) {
 	t.Parallel()
-	imports := map[string][]string{}
+	var file strings.Builder
 	for _, p := range list(t, "./...") {
 		name := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
-		imports[name] = p.Imports
 		if strings.HasPrefix(name, "examples/") {
-			continue // programs may use all of ours; TestForbidden holds the rest
+			continue // programs may import all of our packages; TestForbidden holds the rest
 		}
-		allowed, ok := rules[name]
-		if !ok && len(p.Imports) > 0 {
-			t.Errorf("package %q has no line in rules: say what it may import and why", name)
-			continue
-		}
+		var imports []string
 		for _, imp := range p.Imports {
-			if short := strings.TrimPrefix(imp, module+"/"); !std(imp) && allowed[short] == "" {
-				t.Errorf("%s imports %s: not in rules; if it has to, add it with the reason", name, short)
+			if short, ours := strings.CutPrefix(imp, module+"/"); ours {
+				imports = append(imports, short)
+			} else if !std(imp) {
+				imports = append(imports, imp)
+				assert.True(t, among(imp, slices.Collect(maps.Keys(others))...), "%s imports %s, for which there is no reason in others", name, imp)
 			}
 		}
 		for _, imp := range slices.Concat(p.TestImports, p.XTestImports) {
-			ok := std(imp) || strings.HasPrefix(imp, module) || strings.HasPrefix(imp, "github.com/stretchr/testify/")
-			for a := range allowed { // and what its package has to do with anyway
-				ok = ok || !std(a) && strings.HasPrefix(imp, repository(a))
-			}
-			for a := range testRules[name] {
-				ok = ok || strings.HasPrefix(imp, a)
-			}
+			ok := std(imp) || among(imp, module, "github.com/stretchr/testify") || among(imp, slices.Collect(maps.Keys(others))...)
 			assert.True(t, ok, "the tests of %s import %s", name, imp)
 		}
-	}
-	assert.Empty(t, imports[""], "the root is documentation only")
-	for name, allowed := range rules {
-		have, ok := imports[name]
-		assert.True(t, ok, "rules has a line for %s, which does not exist", name)
-		for imp := range allowed {
-			used := slices.Contains(have, imp) || slices.Contains(have, module+"/"+imp)
-			assert.True(t, used, "rules lets %s import %s, which it does not", name, imp)
+		if name == "" {
+			assert.Empty(t, imports, "the root is documentation only")
+			continue
 		}
+		fmt.Fprintln(&file, strings.TrimSpace(name+": "+strings.Join(imports, " ")))
 	}
+	if *update {
+		require.NoError(t, os.WriteFile("imports.txt", []byte(file.String()), 0o644))
+	}
+	want, err := os.ReadFile("imports.txt")
+	require.NoError(t, err)
+	assert.Equal(t, string(want), file.String(), "if the change is meant, run the test with -update")
 }
 
-// TestCore shows that no package of the core reaches connect or protobuf, even indirectly, and that only
-// those that follow files, or build on the CA that does, reach fsnotify.
-func TestCore(t *testing.T) {
+// TestReach holds what packages link of others, through other packages too.
+func TestReach(t *testing.T) {
 	t.Parallel()
-	followers := []string{"pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient/local"}
-	for _, name := range []string{
-		"spiffe", "spiffe/spiffetls", "spiffe/jwtsvid", "spiffe/witsvid", "spiffe/federation", "spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache", "authn", "authn/kube",
+	const cryptobyte, jose, fsnotify, sys = "golang.org/x/crypto/cryptobyte", "github.com/go-jose/go-jose/v4", "github.com/fsnotify/fsnotify", "golang.org/x/sys"
+	for _, c := range []struct{ packages, may []string }{
+		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/federation", "authn", "authn/kube"}, nil},
+		{[]string{"spiffe/jwtsvid", "spiffe/witsvid"}, []string{jose}},
+		{[]string{"spiffe/workloadapi"}, []string{ // and of protobuf only how fields are encoded
+			"google.golang.org/protobuf/encoding/protowire", "google.golang.org/protobuf/internal/errors", "google.golang.org/protobuf/internal/detrand",
+		}},
+		{[]string{
+			"spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache",
+		}, []string{cryptobyte, jose, fsnotify, sys}},
 	} {
-		for _, p := range list(t, "-deps", "./"+name) {
-			ok := p.Standard || strings.HasPrefix(p.ImportPath, module) || strings.HasPrefix(p.ImportPath, "golang.org/x/crypto/cryptobyte")
-			if slices.Contains(followers, name) {
-				ok = ok || strings.HasPrefix(p.ImportPath, "github.com/fsnotify/fsnotify") || strings.HasPrefix(p.ImportPath, "golang.org/x/sys/")
+		for _, name := range c.packages {
+			for _, p := range list(t, "-deps", "./"+name) {
+				ok := p.Standard || among(p.ImportPath, module) || among(p.ImportPath, c.may...)
+				assert.True(t, ok, "%s reaches %s", name, p.ImportPath)
+				assert.NotEqual(t, module+"/internal/wire/workloadapi", p.ImportPath, "the generated messages of the Workload API are for tests")
 			}
-			assert.True(t, ok, "%s reaches %s; the core takes the standard library and x/crypto/cryptobyte", name, p.ImportPath)
 		}
 	}
 }
 
-// TestWorkloadAPI shows that a workload links neither connect nor, beyond how bytes are read and written,
-// protobuf. They are larger than the rest of a small program. Tests have both, as judges and peers.
-func TestWorkloadAPI(t *testing.T) {
-	t.Parallel()
-	for _, p := range list(t, "-deps", "./spiffe/workloadapi") {
-		ok := p.Standard || strings.HasPrefix(p.ImportPath, module) || slices.Contains([]string{
-			"google.golang.org/protobuf/encoding/protowire",
-			"google.golang.org/protobuf/internal/errors", "google.golang.org/protobuf/internal/detrand", // of protowire
-		}, p.ImportPath)
-		assert.True(t, ok, "spiffe/workloadapi reaches %s", p.ImportPath)
-		assert.NotEqual(t, module+"/internal/wire/workloadapi", p.ImportPath, "the generated messages are for tests")
-	}
+// among reports whether imp is one of the paths, or below one.
+func among(imp string, paths ...string) bool {
+	return slices.ContainsFunc(paths, func(p string) bool { return imp == p || strings.HasPrefix(imp, p+"/") })
 }
 
-// TestForbidden shows that what doc.go keeps out is not linked by anything, tests included.
+// TestForbidden shows that no package links what is forbidden, tests included.
 func TestForbidden(t *testing.T) {
 	t.Parallel()
 	for _, p := range list(t, "-deps", "-test", "./...") {
@@ -298,7 +146,7 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// TestTopLevel holds the list of folders and files that a visitor sees first.
+// TestTopLevel holds the list of folders and files at the root.
 func TestTopLevel(t *testing.T) {
 	t.Parallel()
 	want := []string{
@@ -316,8 +164,8 @@ func TestTopLevel(t *testing.T) {
 	assert.Equal(t, want, got)
 }
 
-// TestConsumer builds a throw-away module that imports one package of ours and looks at what that
-// adds to its go.mod: for spiffe, one line, which is ours.
+// TestConsumer builds a module that imports one of our packages, and compares what that adds to its
+// go.mod: for spiffe, one line, which is our module.
 func TestConsumer(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -338,8 +186,8 @@ func TestConsumer(t *testing.T) {
 	}
 }
 
-// Consumer returns the modules that the tidied go.mod of a program requires that imports only the
-// given package of ours.
+// Consumer returns the modules that the tidied go.mod of a program requires if it imports only the given
+// package.
 func Consumer(t *testing.T, imports string) []string {
 	t.Helper()
 	dir := t.TempDir()
@@ -369,16 +217,6 @@ func Consumer(t *testing.T, imports string) []string {
 		return strings.Compare(strings.Replace(a, module, "", 1), strings.Replace(b, module, "", 1))
 	})
 	return paths
-}
-
-// repository is the beginning of an import path that names a repository, closely enough.
-func repository(imp string) string {
-	n := 2
-	if strings.HasPrefix(imp, "github.com/") {
-		n = 3
-	}
-	parts := strings.Split(imp, "/")
-	return strings.Join(parts[:min(len(parts), n)], "/")
 }
 
 func std(imp string) bool {

@@ -50,7 +50,7 @@ func TestReadme(t *testing.T) {
 	src := body.String()
 	imports := []string{"context", "testing", "net/http", module + "/spiffe", module + "/secretcache", module + "/pki/ca", module + "/authn"}
 	for _, name := range []string{
-		"log/slog", module + "/pki/ca/auditlog", module + "/pki/caserver/istioca", module + "/spiffe/spiffetls", module + "/spiffe/spiffetest", module + "/caclient/local", module + "/sds", "os", module + "/spiffe/workloadapi", module + "/spiffe/federation", module + "/spiffe/jwtsvid", "github.com/stretchr/testify/require",
+		"log/slog", module + "/pki/ca/auditlog", module + "/pki/caserver/istioca", module + "/spiffe/spiffetls", module + "/spiffe/spiffetest", module + "/caclient/local", module + "/sds", module + "/authn/unixsocket", "os", module + "/spiffe/workloadapi", module + "/spiffe/federation", module + "/spiffe/jwtsvid", "github.com/stretchr/testify/require",
 	} {
 		if strings.Contains(src, filepath.Base(name)+".") {
 			imports = append(imports, name)

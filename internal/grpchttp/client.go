@@ -54,8 +54,41 @@ func (c *Client) Unary(ctx context.Context, method string, metadata http.Header,
 // Stream calls a method with one request and any number of responses. It returns when the server has
 // begun to answer. The Stream lasts until its end was received, it is closed, or ctx is done.
 func (c *Client) Stream(ctx context.Context, method string, metadata http.Header, request []byte) (*Stream, error) {
-	frame := append(appendPrefix(make([]byte, 0, prefixSize+len(request)), len(request)), request...)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+method, bytes.NewReader(frame))
+	req, err := c.request(ctx, method, metadata, bytes.NewReader(frame(request)))
+	if err != nil {
+		return nil, err
+	}
+	s := &Stream{ctx: ctx, max: c.max, begun: make(chan struct{})}
+	s.begin(c.http, req)
+	if s.err != nil {
+		return nil, s.err
+	}
+	return s, nil
+}
+
+// Open calls a method with any number of requests and responses, which need not wait for each other. It
+// returns at once: a failure to reach the server is what [Stream.Receive] returns. The Stream has to be
+// closed, unless ctx ends.
+func (c *Client) Open(ctx context.Context, method string, metadata http.Header) *Stream {
+	ctx, cancel := context.WithCancel(ctx)
+	body, requests := io.Pipe()
+	s := &Stream{ctx: ctx, cancel: cancel, requests: requests, max: c.max, begun: make(chan struct{})}
+	// net/http does not notice the end of ctx while it waits for more of the body.
+	context.AfterFunc(ctx, func() { _ = requests.CloseWithError(context.Cause(ctx)) })
+	req, err := c.request(ctx, method, metadata, body)
+	if err != nil {
+		s.err = err
+		close(s.begun)
+		cancel()
+		return s
+	}
+	go s.begin(c.http, req) // servers may wait for a request before they begin to answer
+	return s
+}
+
+// request returns the HTTP request of a call.
+func (c *Client) request(ctx context.Context, method string, metadata http.Header, body io.Reader) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+method, body)
 	if err != nil {
 		return nil, &Error{Code: Internal, Message: err.Error(), Err: err}
 	}
@@ -75,28 +108,51 @@ func (c *Client) Stream(ctx context.Context, method string, metadata http.Header
 	if deadline, ok := ctx.Deadline(); ok {
 		h.Set(headerTimeout, formatTimeout(time.Until(deadline)))
 	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return nil, transportError(ctx, err)
-	}
-	s := &Stream{ctx: ctx, resp: resp, max: c.max}
-	if err := s.check(); err != nil {
-		_ = s.Close()
-		return nil, err
-	}
-	return s, nil
+	return req, nil
 }
 
-// Stream is a call whose responses are received one by one. It is for one goroutine at a time.
+// Stream is a call whose responses are received one by one. Requests may be sent by one goroutine while
+// another receives; each of the two is for one goroutine at a time. Close may be called at any time.
 type Stream struct {
-	ctx  context.Context
-	resp *http.Response
-	max  int
-	some bool  // bytes have been received
-	err  error // the end
+	ctx      context.Context
+	cancel   context.CancelFunc // nil unless requests are sent
+	requests *io.PipeWriter     // nil unless requests are sent
+	max      int
+
+	begun chan struct{} // closed when the answer has begun, or failed to; then resp or err is set
+	resp  *http.Response
+	some  bool  // bytes have been received
+	err   error // the end
 
 	prefix [prefixSize]byte
 }
+
+// begin sends the request and waits for the answer to begin.
+func (s *Stream) begin(c *http.Client, req *http.Request) {
+	defer close(s.begun)
+	resp, err := c.Do(req)
+	if err != nil {
+		s.err = transportError(s.ctx, err)
+		return
+	}
+	s.resp = resp
+	if err := s.check(); err != nil {
+		s.err = err
+		_ = resp.Body.Close()
+	}
+}
+
+// Send sends a request of a call that [Client.Open] has made. It blocks while the server does not read.
+// Its error says only that the call has ended; why is for [Stream.Receive] to say.
+func (s *Stream) Send(msg []byte) error {
+	if _, err := s.requests.Write(frame(msg)); err != nil {
+		return Errorf(Unavailable, "the request cannot be sent: %w", err)
+	}
+	return nil
+}
+
+// CloseSend says that there are no more requests.
+func (s *Stream) CloseSend() { _ = s.requests.Close() }
 
 // check refuses an answer that is not gRPC over HTTP/2.
 func (s *Stream) check() error {
@@ -114,13 +170,19 @@ func (s *Stream) check() error {
 	return nil
 }
 
-// Header returns the metadata that the responses begin with. It is shared.
-func (s *Stream) Header() http.Header { return s.resp.Header }
+// Header returns the metadata that the responses begin with; nil if there is no answer. It waits for
+// the answer to begin. The result is shared.
+func (s *Stream) Header() http.Header {
+	if <-s.begun; s.resp == nil {
+		return nil
+	}
+	return s.resp.Header
+}
 
 // Trailer returns the metadata that the responses end with: nil before [Stream.Receive] has returned an
 // error. It is shared.
 func (s *Stream) Trailer() http.Header {
-	if s.err == nil {
+	if <-s.begun; s.err == nil || s.resp == nil {
 		return nil
 	}
 	return s.resp.Trailer
@@ -129,6 +191,7 @@ func (s *Stream) Trailer() http.Header {
 // Receive returns the next response, which is the caller's own. After the last it returns io.EOF if the
 // server has ended the call with OK, and else an [*Error].
 func (s *Stream) Receive() ([]byte, error) {
+	<-s.begun
 	if s.err != nil {
 		return nil, s.err
 	}
@@ -192,11 +255,19 @@ func (s *Stream) status() error {
 	if n == 0 {
 		return io.EOF
 	}
-	return &Error{Code: Code(n), Message: decodeMessage(h.Get(headerMessage)), Remote: true}
+	return &Error{Code: Code(n), Message: decodeMessage(h.Get(headerMessage)), RetryAfter: retryAfter(h), Remote: true}
 }
 
 // Close ends the call, if it has not ended.
-func (s *Stream) Close() error { return s.resp.Body.Close() }
+func (s *Stream) Close() error {
+	if s.cancel != nil {
+		s.cancel()
+	}
+	if <-s.begun; s.resp == nil {
+		return nil
+	}
+	return s.resp.Body.Close()
+}
 
 // transportError makes an Error of one of net/http.
 func transportError(ctx context.Context, err error) *Error {

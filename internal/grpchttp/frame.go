@@ -16,6 +16,11 @@ func appendPrefix(b []byte, size int) []byte {
 	return binary.BigEndian.AppendUint32(append(b, 0), uint32(size))
 }
 
+// frame returns a message with its prefix.
+func frame(msg []byte) []byte {
+	return append(appendPrefix(make([]byte, 0, prefixSize+len(msg)), len(msg)), msg...)
+}
+
 // errShort says that a message ends before its length.
 var errShort = errors.New("a message is cut short")
 

@@ -1,5 +1,5 @@
 // Package grpchttp speaks the gRPC wire protocol over net/http, as a client and as a server: unary and
-// streaming methods whose messages are bytes. It knows no service, no Protocol Buffers and no
+// streaming methods whose messages are bytes. It knows no service, no generated messages and no
 // compression, which keeps small programs small.
 //
 // It follows "gRPC over HTTP2" of the gRPC project. HTTP/2 is required on both sides; whether it comes
@@ -20,7 +20,8 @@
 // # What it does not do
 //
 // Names of metadata that end in "-bin" have values in base64, which is up to the caller. There are no
-// retries but those of net/http, no load balancing, and no details of errors (grpc-status-details-bin).
+// retries but those of net/http, and no load balancing. Of the details of an error
+// (grpc-status-details-bin) it knows google.rpc.RetryInfo.
 package grpchttp
 
 import (
@@ -31,6 +32,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Code is a status code of gRPC.
@@ -77,6 +79,11 @@ type Error struct {
 	Message string // as it came from the other side, whatever it is, if Remote
 	Remote  bool   // the other side has sent this as the status of the call
 	Err     error  // the cause; nil if Remote
+
+	// RetryAfter is when the client should come back; 0 if that is not known. It is sent as
+	// google.rpc.RetryInfo and, for the retries that are built into clients of gRPC, as the trailer
+	// grpc-retry-pushback-ms, and is at most a day there. A client reads it from either.
+	RetryAfter time.Duration
 }
 
 // Error returns the name of the code and the message.
@@ -144,6 +151,8 @@ const (
 	headerTimeout        = "Grpc-Timeout"
 	headerEncoding       = "Grpc-Encoding"
 	headerAcceptEncoding = "Grpc-Accept-Encoding"
+	headerDetails        = "Grpc-Status-Details-Bin"
+	headerPushback       = "Grpc-Retry-Pushback-Ms"
 
 	identity = "identity"
 )

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"math"
 	"net"
 	"net/http"
@@ -41,7 +42,7 @@ func transport(t testing.TB, dial func(context.Context, string, string) (net.Con
 }
 
 func serveOn(t testing.TB, l net.Listener, h http.Handler) {
-	srv := &http.Server{Handler: h, Protocols: new(http.Protocols), ErrorLog: quiet()}
+	srv := &http.Server{Handler: h, Protocols: new(http.Protocols), ErrorLog: log.New(io.Discard, "", 0)}
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	srv.Protocols.SetHTTP1(true)
 	done := make(chan struct{})
@@ -62,7 +63,7 @@ func dial(t testing.TB, h http.Handler) *grpchttp.Client {
 }
 
 func handler(methods map[string]grpchttp.Method) *grpchttp.Handler {
-	return &grpchttp.Handler{Methods: methods, MaxMessage: limit}
+	return &grpchttp.Handler{Methods: methods, Name: "test", MaxMessage: limit}
 }
 
 // code returns the Error that err is.

@@ -66,7 +66,7 @@ func TestServerProtocol(t *testing.T) {
 		"PUT":                       {method: "PUT", body: good, http: 405},
 		"not admitted":              {body: good, header: http.Header{"Refuse": {"1"}}, status: "16", message: "who are you"},
 		"not admitted, no method":   {path: "/S/Other", header: http.Header{"Refuse": {"1"}}, status: "16"},
-		"no such method":            {path: "/S/Other", body: good, status: "12", message: `"/S/Other"`},
+		"no such method":            {path: "/S/Other", body: good, status: "12", message: "test: this server does not implement the method"},
 		"a path with a slash more":  {path: "/S/Echo/", body: good, status: "12"},
 		"compressed":                {body: frame(1, "hi"), header: http.Header{"Grpc-Encoding": {"gzip"}}, status: "12", message: "gzip"},
 		"compressed by chance":      {body: good, header: http.Header{"Grpc-Encoding": {"br"}}, status: "12"},

@@ -1,6 +1,8 @@
 package grpchttp
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -13,22 +15,41 @@ import (
 // Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that
 // speak HTTP/2. Set the fields before it is used.
 //
-// What is not gRPC is answered 415, what is not HTTP/2 with 505, and other methods than POST with 405. A
-// path that is not there is Unimplemented.
+// What is not HTTP/2 is answered with 505, other methods than POST with 405, and what is not gRPC with
+// 415. A path that is not there is Unimplemented.
 type Handler struct {
 	Methods map[string]Method
+
+	// Name begins the texts that clients are told about a method that is not there.
+	Name string
 
 	// Admit, if set, runs before anything of a request is read, and before the path is looked at. Its
 	// error is the answer.
 	Admit func(r *http.Request) error
 
+	// Recover, if set, is given the value that a method has panicked with, on the stack of the panic, and
+	// returns what the method should have. It is not called for http.ErrAbortHandler. Without it a
+	// panic goes on to net/http, which logs it and resets the stream: the client sees Internal.
+	Recover func(ctx context.Context, c *Call, value any) error
+
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
+
+	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means no limit but that
+	// of the client.
+	Timeout time.Duration
 
 	// ReceiveTimeout is how long [Call.Receive] waits for a whole message or for the end of the request:
 	// a client that stops in the middle must not keep a goroutine and memory for ever. 0 means no limit.
 	ReceiveTimeout time.Duration
+
+	// SendTimeout is how long a client may take to read each response, and the status after the last.
+	// Then the stream is reset. 0 means no limit.
+	SendTimeout time.Duration
 }
+
+// ErrTimeout is the cause of the end of a call that has taken longer than [Handler].Timeout.
+var ErrTimeout = errors.New("the server took too long")
 
 // Method answers one call. What it returns is the status of the call: OK for nil, that of an [*Error],
 // DeadlineExceeded or Canceled for those of package context, and else Unknown. The context is done when
@@ -51,13 +72,13 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 	}
 }
 
+// readAhead is enough for a small message with its prefix: each Read of a body makes net/http's goroutine
+// of the connection take part.
+const readAhead = 512
+
 // ServeHTTP serves one call.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
-	case !isGRPC(r.Header.Get("Content-Type")):
-		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
-		w.WriteHeader(http.StatusUnsupportedMediaType)
-		return
 	case r.ProtoMajor < 2:
 		w.WriteHeader(http.StatusHTTPVersionNotSupported)
 		return
@@ -65,8 +86,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Allow", http.MethodPost)
 		w.WriteHeader(http.StatusMethodNotAllowed)
 		return
+	case !isGRPC(r.Header.Get("Content-Type")):
+		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
+		w.WriteHeader(http.StatusUnsupportedMediaType)
+		return
 	}
-	c := &Call{w: w, ctl: http.NewResponseController(w), r: r, max: h.MaxMessage, timeout: h.ReceiveTimeout}
+	c := &Call{h: h, w: w, ctl: http.NewResponseController(w), r: r, body: bufio.NewReaderSize(r.Body, readAhead)}
 	c.finish(h.serve(c))
 }
 
@@ -78,7 +103,7 @@ func (h *Handler) serve(c *Call) error {
 	}
 	method := h.Methods[c.r.URL.Path]
 	if method == nil {
-		return Errorf(Unimplemented, "there is no method %.200q", c.r.URL.Path)
+		return Errorf(Unimplemented, "%s: this server does not implement the method", cmp.Or(h.Name, "grpc"))
 	}
 	if encoding := c.r.Header.Get(headerEncoding); encoding != "" && encoding != identity {
 		return Errorf(Unimplemented, "the request is compressed with %.40q; send it as it is", encoding)
@@ -93,6 +118,11 @@ func (h *Handler) serve(c *Call) error {
 		ctx, cancel = context.WithTimeout(ctx, d)
 		defer cancel()
 	}
+	if h.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, h.Timeout, ErrTimeout)
+		defer cancel()
+	}
 	// A body that is read does not look at a context by itself.
 	c.ctx = ctx
 	woken := make(chan struct{})
@@ -105,22 +135,41 @@ func (h *Handler) serve(c *Call) error {
 			<-woken // net/http forbids to use a ResponseWriter after its handler
 		}
 	}()
+	return h.call(ctx, c, method)
+}
+
+func (h *Handler) call(ctx context.Context, c *Call, method Method) (err error) {
+	if h.Recover != nil {
+		defer func() {
+			switch p := recover(); p {
+			case nil:
+			case http.ErrAbortHandler: //nolint:errorlint // the very value, as in net/http
+				panic(p)
+			default:
+				err = h.Recover(ctx, c, p)
+			}
+		}()
+	}
 	return method(ctx, c)
 }
 
 // Call is one call that a server answers. It may be received from and sent to at the same time, by one
 // goroutine each.
 type Call struct {
+	h       *Handler
 	ctx     context.Context
 	w       http.ResponseWriter
 	ctl     *http.ResponseController
 	r       *http.Request
-	max     int
-	timeout time.Duration
+	body    *bufio.Reader
 	begun   bool // the header is on its way
 	trailer http.Header
 	in, out [prefixSize]byte
 }
+
+// Request returns the HTTP request, for what is known of the client: the metadata in its header, its
+// address, TLS. It is shared, and its body is not the caller's to read.
+func (c *Call) Request() *http.Request { return c.r }
 
 // Header returns the header fields of the request, its metadata among them. It is shared.
 func (c *Call) Header() http.Header { return c.r.Header }
@@ -146,12 +195,13 @@ func (c *Call) SetTrailer(name string, values ...string) {
 }
 
 // Receive returns the next request, which is the caller's own. After the last it returns io.EOF. Other
-// errors are to be returned by the [Method].
+// errors are to be returned by the [Method]. While it waits it holds no memory
+// for a large one.
 func (c *Call) Receive() ([]byte, error) {
-	if c.timeout > 0 {
-		_ = c.ctl.SetReadDeadline(time.Now().Add(c.timeout)) // has no effect after the end of the request
+	if c.h.ReceiveTimeout > 0 {
+		_ = c.ctl.SetReadDeadline(time.Now().Add(c.h.ReceiveTimeout)) // has no effect after the end of the request
 	}
-	flags, msg, err := readFrame(c.r.Body, &c.in, c.max)
+	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage)
 	switch e, ok := err.(*Error); {
 	case err == nil:
 		if err := checkFlags(flags); err != nil {
@@ -192,15 +242,36 @@ func (c *Call) ReceiveOnly() ([]byte, error) {
 	}
 }
 
+// StopReceiving makes [Call.Receive] fail, also one that waits in another goroutine: a method that has
+// such a goroutine stops it so before it returns, and waits for it.
+func (c *Call) StopReceiving() { _ = c.r.Body.Close() }
+
+// Frame is a message in the form in which it is sent, for one that goes to many calls.
+type Frame struct{ b []byte }
+
+// NewFrame returns the frame of a message.
+func NewFrame(msg []byte) Frame { return Frame{frame(msg)} }
+
 // Send sends a response, at once. It blocks while the client does not read. The message may be shared: it
 // is neither changed nor kept.
-func (c *Call) Send(msg []byte) error {
+func (c *Call) Send(msg []byte) error { return c.send(appendPrefix(c.out[:0], len(msg)), msg) }
+
+// SendFrame is [Call.Send] for a frame, which all calls share.
+func (c *Call) SendFrame(f Frame) error { return c.send(f.b) }
+
+// SendHeader sends the header now, not with the first response: proxies wait for it.
+func (c *Call) SendHeader() error { return c.send() }
+
+func (c *Call) send(parts ...[]byte) error {
 	if !c.begun {
 		c.begin()
 	}
-	_, err := c.w.Write(appendPrefix(c.out[:0], len(msg)))
-	if err == nil {
-		_, err = c.w.Write(msg)
+	c.limitSending()
+	var err error
+	for _, part := range parts {
+		if _, err = c.w.Write(part); err != nil {
+			break
+		}
 	}
 	if err == nil {
 		err = c.ctl.Flush()
@@ -208,7 +279,16 @@ func (c *Call) Send(msg []byte) error {
 	if err != nil {
 		return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
 	}
+	if c.h.SendTimeout > 0 {
+		_ = c.ctl.SetWriteDeadline(time.Time{}) // or it would cut off a stream that waits
+	}
 	return nil
+}
+
+func (c *Call) limitSending() {
+	if c.h.SendTimeout > 0 {
+		_ = c.ctl.SetWriteDeadline(time.Now().Add(c.h.SendTimeout))
+	}
 }
 
 // begin sets the header.
@@ -238,4 +318,6 @@ func (c *Call) finish(err error) {
 	if status.Message != "" {
 		h.Set(prefix+headerMessage, encodeMessage(status.Message))
 	}
+	setRetryAfter(h, prefix, status)
+	c.limitSending()
 }

@@ -1,97 +1,113 @@
-// Package hostilecsr has certificate signing requests that mean harm, for the tests of everything
-// that reads one. [Cases] returns them.
+// Package hostilecsr has certificate signing requests that a careful server refuses, or signs without
+// the part that is wrong. They are vectors for the tests of every package that reads requests.
 //
-// Each is a good request but for one thing. The good request is for a P-256 key, is signed with it,
-// has no common name, and asks for one alternative name, the DNS name [Name]. So a server that wants
-// to see that name gets to the one thing that is bad, and must not sign it.
+// Each request is good except for one thing, which its name describes. The good request has a P-256
+// key, is signed with it, has no common name, and asks for one alternative name, the DNS name [Name].
+//
+// The vectors are in testdata/cases.tsv.gz, one on each line:
+//
+//	NAME	may|refuse	der|pem	REQUEST	KEY
+//
+// "may" sets [Case.Signable], REQUEST is the request in DER or PEM, KEY the public key in PKIX form or
+// empty; both are in base64. The test of this package has the generator:
+//
+//	go test ./internal/hostilecsr -update
 package hostilecsr
 
 import (
 	"bytes"
+	"compress/gzip"
 	"crypto"
+	"crypto/x509"
+	_ "embed"
+	"encoding/base64"
 	"encoding/pem"
+	"fmt"
+	"io"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 )
 
-// Name is the DNS name that every request asks for, unless that is what is bad about it.
+// Name is the DNS name that every request asks for, unless its name says otherwise.
 const Name = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
 
-// A Case is one request.
+// Case is one request.
 type Case struct {
-	Name string // unique; a word for the group, a slash, and what is bad
+	Name string // unique: a group, a slash, and what is wrong
 
-	// DER is the request; nil if what is bad is in the PEM.
+	// DER is the request; nil if what is wrong is in the PEM.
 	DER []byte
 
 	// PEM is the request in PEM; never nil.
 	PEM []byte
 
-	// Signable says that the form is DER, the key strong and the signature good, so that a careful
-	// certificate authority may certify Key for the names that it has from elsewhere, without
-	// anything else that the request asks for. It may also refuse. What is not signable must be
-	// refused.
+	// Signable says that the form is DER, the key strong and the signature good. A certificate authority
+	// may then certify Key for names that it knows from elsewhere, without anything else that the request
+	// asks for, or may refuse. It must refuse what is not signable.
 	Signable bool
 
-	// Key is the one key that a certificate may be for; nil if the request is not signable.
+	// Key is the only key that a certificate may be for; nil if the request is not signable.
 	Key crypto.PublicKey
 }
 
-// Cases returns all cases, in the same order at every call. The slice is the caller's; what it refers
-// to is shared and must not be changed. The keys are made at the first call in a process.
+//go:embed testdata/cases.tsv.gz
+var file []byte
+
+// Cases returns all cases in the order of the file. The slice is the caller's; what it refers to is
+// shared and must not be changed.
 func Cases(t testing.TB) []Case {
 	t.Helper()
-	return slices.Clone(all())
+	cases, err := load()
+	if err != nil {
+		t.Fatalf("hostilecsr: testdata/cases.tsv.gz: %v", err)
+	}
+	return slices.Clone(cases)
 }
 
-var all = sync.OnceValue(func() []Case {
-	var l list
-	l.sans()
-	l.extensions()
-	l.attributes()
-	l.subjects()
-	l.keys()
-	l.signatures()
-	l.forms()
-	l.encodings()
-	l.pems()
-	return l.cases
+var load = sync.OnceValues(func() ([]Case, error) {
+	z, err := gzip.NewReader(bytes.NewReader(file))
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(z)
+	if err != nil {
+		return nil, err
+	}
+	var cases []Case
+	for line := range strings.Lines(string(text)) {
+		c, err := parse(strings.Split(strings.TrimSuffix(line, "\n"), "\t"))
+		if err != nil {
+			return nil, fmt.Errorf("case %d: %w", len(cases)+1, err)
+		}
+		cases = append(cases, c)
+	}
+	return cases, nil
 })
 
-type list struct{ cases []Case }
-
-// may adds a request that a certificate authority may sign.
-func (l *list) may(name string, edit func(r *request)) { l.request(name, true, edit) }
-
-// not adds a request that it must not sign.
-func (l *list) not(name string, edit func(r *request)) { l.request(name, false, edit) }
-
-func (l *list) request(name string, signable bool, edit func(r *request)) {
-	r := base()
-	edit(&r)
-	c := Case{Name: name, DER: r.der(), Signable: signable}
-	if signable {
-		c.Key = r.key
+func parse(f []string) (Case, error) {
+	if len(f) != 5 || f[1] != "may" && f[1] != "refuse" || f[2] != "der" && f[2] != "pem" {
+		return Case{}, fmt.Errorf("not a case: %.100q", f)
 	}
-	c.PEM = block("CERTIFICATE REQUEST", c.DER)
-	l.cases = append(l.cases, c)
-}
-
-// raw adds bytes that are no request in DER.
-func (l *list) raw(name string, der []byte) {
-	l.cases = append(l.cases, Case{Name: name, DER: bytes.Clone(append([]byte{}, der...)), PEM: block("CERTIFICATE REQUEST", der)})
-}
-
-// pem adds a text around a good request.
-func (l *list) pem(name string, signable bool, text []byte) {
-	c := Case{Name: "pem/" + name, PEM: append([]byte{}, text...), Signable: signable}
-	if signable {
-		c.Key = p256().Public()
+	c := Case{Name: f[0], Signable: f[1] == "may"}
+	request, err := base64.StdEncoding.DecodeString(f[3])
+	if err != nil {
+		return c, err
 	}
-	l.cases = append(l.cases, c)
-}
-
-func block(kind string, der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+	if f[2] == "pem" {
+		c.PEM = request
+	} else {
+		c.DER, c.PEM = request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request})
+	}
+	if c.Signable {
+		der, err := base64.StdEncoding.DecodeString(f[4])
+		if err != nil {
+			return c, err
+		}
+		if c.Key, err = x509.ParsePKIXPublicKey(der); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
 }

@@ -11,11 +11,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/big"
+	"slices"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Limits on RSA keys: RFC 7518 sets the lower, and the upper bounds what a stranger's key costs.
+// Limits on RSA keys. RFC 7518 sets the lower; the upper bounds the cost of one verification.
 const (
 	minRSABits = 2048
 	maxRSABits = 8192
@@ -25,8 +26,8 @@ const (
 // not a string is nil.
 type JWK struct{ Kty, Crv, X, Y, N, E []byte }
 
-// Member takes the value of the member name from r, if it is one of the members of a JWK. The value
-// is skipped by r otherwise, as the reader does.
+// Member reads the value of the member name from r if it is one of the members of a JWK, and leaves it
+// unread otherwise.
 func (k *JWK) Member(name []byte, r *strictjson.Reader) {
 	switch string(name) {
 	case "kty":
@@ -44,12 +45,12 @@ func (k *JWK) Member(name []byte, r *strictjson.Reader) {
 	}
 }
 
-// Confirmation is what the claim "cnf" of a token says (RFC 7800): the key of whoever may use it.
+// Confirmation is the claim "cnf" of a token (RFC 7800): the key of its holder.
 type Confirmation struct {
 	JWK
 	Alg    []byte
-	There  bool // a "jwk" that is an object
-	Secret bool // it has members of a private or symmetric key
+	There  bool // "jwk" is there and an object
+	Secret bool // "jwk" has members of a private or symmetric key
 }
 
 // Read reads the value of "cnf".
@@ -72,15 +73,16 @@ func (c *Confirmation) Read(r *strictjson.Reader) {
 	}
 }
 
-// PublicKey returns the key, an *ecdsa.PublicKey or *rsa.PublicKey that [Unfit] has nothing against,
-// or the reason in words why there is none.
+// PublicKey returns the key, an *ecdsa.PublicKey or *rsa.PublicKey that passes [Unfit], or the reason
+// why there is none.
 func (k *JWK) PublicKey() (crypto.PublicKey, string) {
 	switch string(k.Kty) {
 	case "EC":
-		curve := namedCurve(string(k.Crv))
-		if curve == nil {
+		at := slices.IndexFunc(curves, func(c elliptic.Curve) bool { return c.Params().Name == string(k.Crv) })
+		if at < 0 {
 			return nil, fmt.Sprintf("the curve is not P-256, P-384 or P-521: %.40q", k.Crv)
 		}
+		curve := curves[at]
 		size := CurveSize(curve)
 		point := make([]byte, 1+2*size)
 		point[0] = 4 // uncompressed
@@ -109,7 +111,7 @@ func (k *JWK) PublicKey() (crypto.PublicKey, string) {
 	return nil, "none of the nine algorithms uses this type of key"
 }
 
-// Unfit says why none of the nine algorithms can use key, or returns "".
+// Unfit returns the reason why none of the nine algorithms can use key, or "".
 func Unfit(key crypto.PublicKey) string {
 	switch k := key.(type) {
 	case *ecdsa.PublicKey:
@@ -136,8 +138,8 @@ func Unfit(key crypto.PublicKey) string {
 	return ""
 }
 
-// AppendKey appends the members of a public key, without braces, and reports whether it could: a JWK
-// cannot hold every key. Ed25519 is among those that it can, for certificates.
+// AppendKey appends the members of a public key, without braces, and reports whether a JWK can hold the
+// key. Ed25519 keys are included, for certificates.
 func AppendKey(b []byte, key crypto.PublicKey) ([]byte, bool) {
 	switch k := key.(type) {
 	case *ecdsa.PublicKey:
@@ -175,55 +177,12 @@ func AppendPoint(b []byte, curve elliptic.Curve, point []byte) ([]byte, bool) {
 	return append(b, '"'), true
 }
 
-// AppendCanonical appends the object that the thumbprint of a key is taken of (RFC 7638): its required
-// members in alphabetical order. The key is one that [Unfit] has nothing against.
-func AppendCanonical(b []byte, key crypto.PublicKey) []byte {
-	switch k := key.(type) {
-	case *ecdsa.PublicKey:
-		point, err := k.Bytes()
-		if err != nil {
-			return b
-		}
-		size := CurveSize(k.Curve)
-		b = append(b, `{"crv":"`...)
-		b = append(b, k.Params().Name...)
-		b = append(b, `","kty":"EC","x":"`...)
-		b = strictURL.AppendEncode(b, point[1:1+size])
-		b = append(b, `","y":"`...)
-		b = strictURL.AppendEncode(b, point[1+size:])
-	case *rsa.PublicKey:
-		b = append(b, `{"e":"`...)
-		b = strictURL.AppendEncode(b, Exponent(k))
-		b = append(b, `","kty":"RSA","n":"`...)
-		b = strictURL.AppendEncode(b, k.N.Bytes())
-	}
-	return append(b, `"}`...)
-}
-
-// namedCurve returns the curve that a JWK's "crv" means, or nil.
-func namedCurve(crv string) elliptic.Curve {
-	switch crv {
-	case "P-256":
-		return elliptic.P256()
-	case "P-384":
-		return elliptic.P384()
-	case "P-521":
-		return elliptic.P521()
-	}
-	return nil
-}
-
-// CurveSize returns the size of a coordinate in bytes, or 0 for a curve that JWKs do not know.
+// CurveSize returns the size of a coordinate in bytes, or 0 for a curve that has no name in JWKs.
 func CurveSize(curve elliptic.Curve) int {
-	switch curve {
-	case elliptic.P256():
-		return 32
-	case elliptic.P384():
-		return 48
-	case elliptic.P521():
-		return 66
+	if !slices.Contains(curves, curve) {
+		return 0
 	}
-	return 0
+	return (curve.Params().BitSize + 7) / 8
 }
 
 // Exponent returns the public exponent as big-endian bytes without leading zeros.
@@ -231,10 +190,10 @@ func Exponent(key *rsa.PublicKey) []byte {
 	return bytes.TrimLeft(binary.BigEndian.AppendUint64(nil, uint64(key.E)), "\x00")
 }
 
-// strictURL refuses stray bits at the end; it still ignores line breaks, which shows in the length.
+// strictURL refuses stray bits at the end. It ignores line breaks; callers find them by the length.
 var strictURL = base64.RawURLEncoding.Strict()
 
-// decodeURL fills dst with what src says, and reports whether it fits exactly.
+// decodeURL decodes src into dst and reports whether it fits exactly.
 func decodeURL(dst, src []byte) bool {
 	if len(src) != strictURL.EncodedLen(len(dst)) {
 		return false

@@ -1,17 +1,13 @@
-// Package jws signs and reads what the tokens of SPIFFE are made of: JSON Web Signatures in compact
-// form (RFC 7515), with the nine algorithms that the standards allow (RFC 7518), and public keys as
-// JSON Web Keys (RFC 7517). It knows no claims and no rules of its own: packages jwtsvid and witsvid
-// say what a header and a payload must hold.
+// Package jws reads JSON Web Signatures in compact form (RFC 7515) and JSON Web Keys (RFC 7517)
+// strictly, with the standard library alone. It verifies and signs nothing. It is the check that runs
+// before go-jose in package internal/token, and all that packages need that link no go-jose.
 //
-// It is strict where readers differ: three parts, each in base64url without padding, line breaks or
-// stray bits at the end; a header that is one JSON object without duplicate members; ECDSA signatures
-// of fixed width. There is no call that takes the algorithm or the key from a token on the token's
-// own word: the caller chooses both and hands them to [Algorithm.Verify].
+// It is strict where readers differ: a token has three parts, each in base64url without padding, line
+// breaks or stray bits at the end; a header is one JSON object without duplicate members.
 package jws
 
 import (
 	"bytes"
-	"crypto"
 	"encoding/base64"
 	"fmt"
 	"math"
@@ -32,10 +28,8 @@ const (
 	Size      Code = iota + 1 // over MaxSize
 	Shape                     // not three parts
 	Encoding                  // a part is not strict base64url
-	Malformed                 // the header is not JSON, or a member of it has the wrong type
+	Malformed                 // the header is not one strict JSON object
 	Forbidden                 // "alg" is missing or none of the nine
-	Key                       // the key cannot be used with the algorithm
-	Signature                 // the signature is not the key's
 )
 
 // Error says why a token is refused. It never carries the token.
@@ -46,14 +40,11 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Reason }
 
-// Token is a signature in compact form, taken apart. Nothing of it is verified.
-type Token struct {
-	Header, Payload, Signature []byte // decoded
-	Input                      []byte // what is signed: the first two parts as they were sent
-}
+// Token holds the decoded parts of a token. None of them is verified.
+type Token struct{ Header, Payload, Signature []byte }
 
-// Parse takes a token apart and decodes its parts. The result shares no memory with token. The error
-// is an [*Error].
+// Parse splits a token and decodes its parts. The result shares no memory with token. The error is an
+// [*Error].
 func Parse(token string) (*Token, error) {
 	if len(token) > MaxSize {
 		return nil, &Error{Size, fmt.Sprintf("longer than %d bytes", MaxSize)}
@@ -63,7 +54,7 @@ func Parse(token string) (*Token, error) {
 		return nil, &Error{Shape, fmt.Sprintf("%d parts, not three", n+1)}
 	}
 	dot, end := bytes.IndexByte(data, '.'), bytes.LastIndexByte(data, '.')
-	t := &Token{Input: data[:end:end]}
+	t := &Token{}
 	decoded := make([]byte, len(data)) // room for the three
 	for _, part := range []struct {
 		name string
@@ -78,61 +69,43 @@ func Parse(token string) (*Token, error) {
 		*part.to = decoded[:n:n]
 		decoded = decoded[n:]
 		if !decodeURL(*part.to, part.text) {
-			return nil, &Error{Encoding, "the " + part.name + " is not base64url in its only form, without padding and line breaks"}
+			return nil, &Error{Encoding, "the " + part.name + " is not canonical base64url: no padding, no line breaks, no stray bits"}
 		}
 	}
 	return t, nil
 }
 
-// Compact signs a header and a payload, which are JSON, and returns the token.
-func Compact(header, payload []byte, a Algorithm, key crypto.Signer) (string, error) {
-	enc := base64.RawURLEncoding
-	token := make([]byte, 0, enc.EncodedLen(len(header))+enc.EncodedLen(len(payload))+2+enc.EncodedLen(a.signatureSize(key)))
-	token = append(enc.AppendEncode(token, header), '.')
-	token = enc.AppendEncode(token, payload)
-	sig, err := a.Sign(key, token)
-	if err != nil {
-		return "", err
-	}
-	return string(enc.AppendEncode(append(token, '.'), sig)), nil
-}
-
-// Header is what a header says, of which nothing is to be trusted.
+// Header is what the header of a token says. None of it is verified.
 type Header struct {
 	Algorithm         Algorithm
 	KeyID, Type       string // "kid" and "typ"
 	HasKeyID, HasType bool
+	NotText           string   // "kid" or "typ", if that is there and not a string
 	Extra             []string // the names of all other members, in order
 }
 
-// ParseHeader reads a header. A "kid" or "typ" that is not a string is an error, and so is an "alg"
-// that is not one of the nine. The error is an [*Error].
+// ParseHeader reads a header. The error is an [*Error].
 func ParseHeader(data []byte) (Header, error) {
 	var h Header
-	var alg []byte
-	fault := ""
+	var alg, text []byte
+	kid, typ := true, true // they are strings, or missing
 	r := strictjson.NewReader(data)
 	object := r.Kind() == strictjson.Object
 	if !object {
 		r.Skip()
 	}
 	for name := range r.Members() {
-		ok := true
-		var text []byte
 		switch string(name) {
 		case "alg":
-			alg, ok = r.Text()
+			alg, _ = r.Text()
 		case "kid":
-			text, ok = r.Text()
+			text, kid = r.Text()
 			h.KeyID, h.HasKeyID = string(text), true
 		case "typ":
-			text, ok = r.Text()
+			text, typ = r.Text()
 			h.Type, h.HasType = string(text), true
 		default:
 			h.Extra = append(h.Extra, string(name))
-		}
-		if !ok && fault == "" {
-			fault = fmt.Sprintf("the header member %q is not a string", name)
 		}
 	}
 	switch err := r.End(); {
@@ -145,27 +118,18 @@ func ParseHeader(data []byte) (Header, error) {
 	if h.Algorithm, ok = ParseAlgorithm(string(alg)); !ok {
 		return Header{}, &Error{Forbidden, `the header's "alg" is missing or none of ES, RS and PS with 256, 384 and 512`}
 	}
-	if fault != "" {
-		return Header{}, &Error{Malformed, fault}
+	switch {
+	case !kid:
+		h.NotText = "kid"
+	case !typ:
+		h.NotText = "typ"
 	}
 	return h, nil
 }
 
-// AppendHeader appends a header with exactly the members "alg", "kid", if it is not empty, and "typ".
-func AppendHeader(b []byte, a Algorithm, keyID, typ string) []byte {
-	b = append(b, `{"alg":"`...)
-	b = append(b, a.String()...)
-	b = append(b, '"')
-	if keyID != "" {
-		b = strictjson.AppendText(append(b, `,"kid":`...), keyID)
-	}
-	b = strictjson.AppendText(append(b, `,"typ":`...), typ)
-	return append(b, '}')
-}
-
 // NumericDate returns the time that a JSON number means: seconds since 1970, possibly with a fraction
-// (RFC 7519 section 2). Integers are exact. What lies outside the years 1 to 9999 is moved to their
-// ends, beyond which package time has no honest arithmetic.
+// (RFC 7519 section 2). Integers are exact. A time before the year 1 or after the year 9999 becomes the
+// first or last second of that range, because package time cannot compute with what is beyond.
 func NumericDate(number string) time.Time {
 	const first, last = -62135596800, 253402300799
 	if n, err := strconv.ParseInt(number, 10, 64); err == nil {

@@ -8,11 +8,9 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"io"
 	"math/big"
 	"strings"
 	"sync"
@@ -40,16 +38,6 @@ func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
 	return k
 }
 
-// keys gives a key for each algorithm.
-func keys(t testing.TB) map[jws.Algorithm]crypto.Signer {
-	t.Helper()
-	r := rsa2048()
-	return map[jws.Algorithm]crypto.Signer{
-		jws.ES256: ecKey(t, elliptic.P256()), jws.ES384: ecKey(t, elliptic.P384()), jws.ES512: ecKey(t, elliptic.P521()),
-		jws.RS256: r, jws.RS384: r, jws.RS512: r, jws.PS256: r, jws.PS384: r, jws.PS512: r,
-	}
-}
-
 func code(t testing.TB, err error) jws.Code {
 	t.Helper()
 	e, ok := errors.AsType[*jws.Error](err)
@@ -60,69 +48,26 @@ func code(t testing.TB, err error) jws.Code {
 
 func TestAlgorithms(t *testing.T) {
 	t.Parallel()
-	for a, key := range keys(t) {
-		t.Run(a.String(), func(t *testing.T) {
-			t.Parallel()
-			named, ok := jws.ParseAlgorithm(a.String())
-			assert.True(t, ok)
-			assert.Equal(t, a, named)
-
-			token, err := jws.Compact(jws.AppendHeader(nil, a, "k", "JWT"), []byte(`{"a":1}`), a, key)
-			require.NoError(t, err)
-			p, err := jws.Parse(token)
-			require.NoError(t, err)
-			assert.Equal(t, `{"alg":"`+a.String()+`","kid":"k","typ":"JWT"}`, string(p.Header))
-			assert.Equal(t, `{"a":1}`, string(p.Payload))
-			assert.Equal(t, token[:strings.LastIndexByte(token, '.')], string(p.Input))
-			require.NoError(t, a.Verify(key.Public(), p.Input, p.Signature))
-
-			for _, i := range []int{0, len(p.Signature) - 1} {
-				bad := bytes.Clone(p.Signature)
-				bad[i] ^= 1
-				assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, bad)))
-			}
-			assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), append(p.Input, 'a'), p.Signature)))
-			assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, append(p.Signature, 0))))
-			assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, append([]byte{0}, p.Signature...))))
-			assert.Equal(t, jws.Signature, code(t, a.Verify(key.Public(), p.Input, nil)))
-			if pub, ok := key.Public().(*ecdsa.PublicKey); ok {
-				assert.Len(t, p.Signature, 2*jws.CurveSize(pub.Curve))
-				assert.Equal(t, jws.Signature, code(t, a.Verify(pub, p.Input, make([]byte, len(p.Signature)))), "zeros")
-			}
-
-			for b := jws.ES256; b <= jws.PS512; b++ { // an algorithm is never taken from the token
-				switch {
-				case b == a:
-				case b.Fits(key.Public()):
-					assert.Equal(t, jws.Signature, code(t, b.Verify(key.Public(), p.Input, p.Signature)), "%v", b)
-				default:
-					assert.Equal(t, jws.Key, code(t, b.Verify(key.Public(), p.Input, p.Signature)), "%v", b)
-					_, err := b.Sign(key, p.Input)
-					assert.Equal(t, jws.Key, code(t, err))
-				}
-			}
-		})
+	keys := []crypto.PublicKey{ecKey(t, elliptic.P256()).Public(), ecKey(t, elliptic.P384()).Public(), ecKey(t, elliptic.P521()).Public(), rsa2048().Public()}
+	for a := jws.ES256; a <= jws.PS512; a++ {
+		named, ok := jws.ParseAlgorithm(a.String())
+		assert.True(t, ok)
+		assert.Equal(t, a, named)
+		for i, key := range keys {
+			assert.Equal(t, i == min(int(a-jws.ES256), 3), a.Fits(key), "%v %T %d", a, key, i)
+		}
+		assert.True(t, strings.HasSuffix(a.String(), strings.TrimPrefix(a.Hash().String(), "SHA-")), "%v %v", a, a.Hash())
 	}
 	for _, name := range []string{"", "none", "None", "es256", "ES256 ", "EdDSA", "ES256K", "HS256", "RS1", "Algorithm(0)"} {
-		_, ok := jws.ParseAlgorithm(name)
+		a, ok := jws.ParseAlgorithm(name)
 		assert.False(t, ok, name)
+		assert.Zero(t, a, name)
 	}
 	assert.Equal(t, "Algorithm(0)", jws.Algorithm(0).String())
 	assert.Equal(t, "Algorithm(10)", jws.Algorithm(10).String())
 	assert.False(t, jws.Algorithm(0).Fits(rsa2048().Public()))
 	assert.False(t, jws.Algorithm(10).Fits(rsa2048().Public()))
-}
-
-// A signature with PSS has a salt as long as its hash, and no other (RFC 7518 section 3.5).
-func TestSalt(t *testing.T) {
-	t.Parallel()
-	key, input := rsa2048(), []byte("input")
-	sum := sha256.Sum256(input)
-	for _, size := range []int{rsa.PSSSaltLengthAuto, 20, 31, 32, 33, 48} {
-		sig, err := rsa.SignPSS(rand.Reader, key, crypto.SHA256, sum[:], &rsa.PSSOptions{SaltLength: size})
-		require.NoError(t, err)
-		assert.Equal(t, size == 32, jws.PS256.Verify(key.Public(), input, sig) == nil, size)
-	}
+	assert.False(t, jws.ES256.Fits(&ecdsa.PublicKey{}))
 }
 
 // RSA keys that look like one and are not, or whose use costs too much.
@@ -159,22 +104,6 @@ func TestUnsoundRSA(t *testing.T) {
 	assert.Empty(t, reason, "the largest e")
 }
 
-// Small R or S keep their leading zeros: of a few hundred signatures one has them.
-func TestFixedWidth(t *testing.T) {
-	t.Parallel()
-	key := ecKey(t, elliptic.P256())
-	for i := 0; ; i++ {
-		require.Less(t, i, 20000)
-		sig, err := jws.ES256.Sign(key, big.NewInt(int64(i)).Bytes())
-		require.NoError(t, err)
-		require.Len(t, sig, 64)
-		if sig[0] == 0 || sig[32] == 0 {
-			require.NoError(t, jws.ES256.Verify(key.Public(), big.NewInt(int64(i)).Bytes(), sig))
-			return
-		}
-	}
-}
-
 func TestDefaultAlgorithm(t *testing.T) {
 	t.Parallel()
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
@@ -193,33 +122,6 @@ func TestDefaultAlgorithm(t *testing.T) {
 	} {
 		_, ok := jws.DefaultAlgorithm(key)
 		assert.False(t, ok, "%T", key)
-	}
-}
-
-// badSigner returns what it likes.
-type badSigner struct {
-	crypto.Signer
-	sig []byte
-	err error
-}
-
-func (b badSigner) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return b.sig, b.err }
-
-func TestSignRefuses(t *testing.T) {
-	t.Parallel()
-	key := ecKey(t, elliptic.P256())
-	_, err := jws.ES256.Sign(nil, nil)
-	require.EqualError(t, err, "no key to sign with")
-	failed := errors.New("the device is gone")
-	_, err = jws.Compact(nil, nil, jws.ES256, badSigner{key, nil, failed})
-	require.ErrorIs(t, err, failed)
-	for name, sig := range map[string][]byte{
-		"raw": make([]byte, 64), "empty": nil, "zero": {0x30, 6, 2, 1, 0, 2, 1, 1}, "negative": {0x30, 6, 2, 1, 1, 2, 1, 0x80},
-		"trailing": {0x30, 6, 2, 1, 1, 2, 1, 1, 0},
-		"too wide": append([]byte{0x30, 38, 2, 33, 1}, append(make([]byte, 32), 2, 1, 1)...),
-	} {
-		_, err := jws.ES256.Sign(badSigner{Signer: key, sig: sig}, nil)
-		require.EqualError(t, err, "the signer did not return an ECDSA signature for its curve in ASN.1", name)
 	}
 }
 
@@ -264,6 +166,13 @@ func TestParseHeader(t *testing.T) {
 	h, err = jws.ParseHeader([]byte(`{"alg":"ES256","kid":""}`))
 	require.NoError(t, err)
 	assert.Equal(t, jws.Header{Algorithm: jws.ES256, HasKeyID: true}, h)
+	for doc, want := range map[string]string{
+		`{"alg":"ES256","kid":7}`: "kid", `{"alg":"ES256","kid":null}`: "kid", `{"alg":"ES256","typ":null}`: "typ", `{"alg":"ES256","typ":{},"kid":[]}`: "kid",
+	} {
+		h, err = jws.ParseHeader([]byte(doc))
+		require.NoError(t, err)
+		assert.Equal(t, want, h.NotText, doc)
+	}
 
 	for doc, want := range map[string]jws.Code{
 		``:                              jws.Malformed,
@@ -271,8 +180,6 @@ func TestParseHeader(t *testing.T) {
 		`"ES256"`:                       jws.Malformed,
 		`{"alg":"ES256"} {}`:            jws.Malformed,
 		`{"alg":"ES256","alg":"ES256"}`: jws.Malformed,
-		`{"alg":"ES256","kid":7}`:       jws.Malformed,
-		`{"alg":"ES256","typ":null}`:    jws.Malformed,
 		`{}`:                            jws.Forbidden,
 		`{"alg":7}`:                     jws.Forbidden,
 		`{"alg":"none"}`:                jws.Forbidden,
@@ -282,7 +189,6 @@ func TestParseHeader(t *testing.T) {
 		_, err := jws.ParseHeader([]byte(doc))
 		assert.Equal(t, want, code(t, err), doc)
 	}
-	assert.Equal(t, `{"alg":"RS256","typ":"x\"y"}`, string(jws.AppendHeader(nil, jws.RS256, "", `x"y`)))
 }
 
 func TestKeys(t *testing.T) {
@@ -299,13 +205,6 @@ func TestKeys(t *testing.T) {
 		got, reason := k.PublicKey()
 		require.Empty(t, reason)
 		assert.Equal(t, key, got)
-
-		var sorted map[string]string // encoding/json sorts what it writes
-		require.NoError(t, json.Unmarshal(jws.AppendCanonical(nil, key), &sorted))
-		assert.Equal(t, doc, sorted)
-		again, err := json.Marshal(sorted)
-		require.NoError(t, err)
-		assert.Equal(t, string(again), string(jws.AppendCanonical(nil, key)))
 	}
 	for _, key := range []crypto.PublicKey{nil, ecKey(t, elliptic.P224()).Public(), "text"} {
 		assert.NotEmpty(t, jws.Unfit(key))
@@ -353,7 +252,6 @@ func FuzzParse(f *testing.F) {
 		}
 		enc := base64.RawURLEncoding.EncodeToString
 		require.Equal(t, token, enc(p.Header)+"."+enc(p.Payload)+"."+enc(p.Signature), "one token, one spelling")
-		require.Equal(t, token, string(p.Input)+"."+enc(p.Signature))
 		if _, err := jws.ParseHeader(p.Header); err == nil {
 			require.True(t, json.Valid(p.Header))
 		}
@@ -361,9 +259,8 @@ func FuzzParse(f *testing.F) {
 }
 
 func BenchmarkParse(b *testing.B) {
-	key := ecKey(b, elliptic.P256())
-	token, err := jws.Compact(jws.AppendHeader(nil, jws.ES256, "key", "JWT"), bytes.Repeat([]byte("a"), 300), jws.ES256, key)
-	require.NoError(b, err)
+	enc := base64.RawURLEncoding.EncodeToString
+	token := enc([]byte(`{"alg":"ES256","kid":"key","typ":"JWT"}`)) + "." + enc(bytes.Repeat([]byte("a"), 300)) + "." + enc(make([]byte, 64))
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := jws.Parse(token); err != nil {

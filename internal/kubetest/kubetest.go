@@ -1,23 +1,20 @@
 // Package kubetest is a Kubernetes API server for tests: an http.Handler that keeps objects in
 // memory, with the rules that clients depend on. [Start] serves one on 127.0.0.1.
 //
-// What it keeps to: resource versions that grow, each change of anything with a new one; 409
-// AlreadyExists and 409 Conflict; updates without a version, of which the last wins; preconditions
-// of deletions; uid, creationTimestamp and generateName; lists, and watches from a version, with
-// bookmarks, with an end in time, and with 410 Gone after [Server.Compact]; secrets in base64 whose
-// type does not change; the approval and status subresources of certificate signing requests; and
-// reviews of tokens and of access, which functions of the test answer.
+// It has resource versions that grow with each change; 409 AlreadyExists and 409 Conflict; updates
+// without a version, of which the last wins; preconditions of deletions; uid and creationTimestamp;
+// lists, and watches from a version, with bookmarks, with a timeout, and with 410 Gone after
+// [Server.Compact]; secrets in base64 whose type does not change; the approval and status subresources of
+// certificate signing requests; and reviews of tokens and of access, which functions of the test answer.
 //
-// What goes wrong in a cluster goes wrong here when a test says so: [Server.Latency],
-// [Server.FailNext] and [Server.Faults]. Resources are namespaces, secrets, configmaps, serviceaccounts, pods,
-// nodes, events and certificatesigningrequests. There is no PATCH, no paging, no admission and no
-// RBAC beyond [Server.Tokens], and namespaces need not exist.
+// Tests inject faults with [Server.Latency], [Server.FailNext] and [Server.Faults]. Resources are secrets,
+// configmaps, pods and certificatesigningrequests. There is no PATCH, no paging, no admission and no RBAC,
+// and namespaces need not exist.
 package kubetest
 
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -33,8 +30,8 @@ import (
 	"time"
 )
 
-// Server is a fake API server. [New], [Start] and [StartOn] make one. Its methods may be called at
-// the same time.
+// Server is a fake API server, made by [New], [Start] or [StartOn]. Its methods are safe for concurrent
+// use.
 type Server struct {
 	store *store
 
@@ -43,25 +40,23 @@ type Server struct {
 	latency     time.Duration
 	faults      []*queued
 	decide      func(*http.Request) *Fault
-	tokens      []string
 	tokenReview func(TokenReviewSpec) TokenReviewStatus
 	access      func(AccessReviewSpec) AccessReviewStatus
 	requests    []Request
-	release     chan struct{} // closed when requests that hang are let go
+	release     chan struct{} // closed when requests that hang go on
 
 	url    string
 	client *http.Client
 }
 
-// Request is one request that came, without its body and its headers.
+// Request is one request that was received, without its body and its headers.
 type Request struct {
 	Method, Path string
 	Query        url.Values
 	Code         int // of the answer; 0 if there was none, or not yet
 }
 
-// New returns a server that nobody can reach but through its ServeHTTP. All that is random about it
-// comes from the seed.
+// New returns a server without a listener. The seed decides everything that is random.
 func New(seed uint64) *Server {
 	random := rand.New(rand.NewPCG(seed, 0x6b756265))
 	s := &Server{random: random, release: make(chan struct{})}
@@ -69,7 +64,7 @@ func New(seed uint64) *Server {
 	return s
 }
 
-// Start serves on 127.0.0.1, without TLS, until the test is over.
+// Start serves on 127.0.0.1, without TLS, until the test ends.
 func Start(t testing.TB) *Server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -79,7 +74,7 @@ func Start(t testing.TB) *Server {
 	return StartOn(t, 1, l)
 }
 
-// StartOn serves on a listener until the test is over. If the listener has a DialContext, as that of
+// StartOn serves on a listener until the test ends. If the listener has a DialContext, as that of
 // internal/memconn has, [Server.Client] uses it, so that server and clients fit into a synctest
 // bubble.
 func StartOn(t testing.TB, seed uint64, l net.Listener) *Server {
@@ -106,10 +101,10 @@ func StartOn(t testing.TB, seed uint64, l net.Listener) *Server {
 	return s
 }
 
-// URL is where a server that was started is reached.
+// URL returns the address of a server that was started.
 func (s *Server) URL() string { return s.url }
 
-// Client reaches a server that was started. It sends no token. It is shared, with its connections.
+// Client returns a client for a server that was started. It sends no token and is shared.
 func (s *Server) Client() *http.Client { return s.client }
 
 // Latency makes each request take d on average, from half to one and a half of it: one part of it
@@ -118,14 +113,6 @@ func (s *Server) Latency(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.latency = d
-}
-
-// Tokens makes the server refuse requests without one of these bearer tokens. None at all means that
-// everybody is let in.
-func (s *Server) Tokens(tokens ...string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.tokens = slices.Clone(tokens)
 }
 
 // Fault is what goes wrong with a request.
@@ -151,23 +138,23 @@ type queued struct {
 	only  func(*http.Request) bool
 }
 
-// FailNext has the next n requests fail, of those for which only returns true; nil means all.
-// Faults are used up in the order in which they were set.
+// FailNext makes the next n requests fail, of those for which only returns true; nil means all.
+// Faults are used in the order in which they were set.
 func (s *Server) FailNext(n int, f Fault, only func(*http.Request) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults = append(s.faults, &queued{n, f, only})
 }
 
-// Faults sets a function that is asked about each request for which FailNext has nothing. It returns
-// nil for those that are to go well, and is not called twice at the same time. A nil function ends this.
+// Faults sets a function that is asked about each request for which FailNext has no fault. It returns
+// nil for requests that succeed, and is not called concurrently. A nil function ends this.
 func (s *Server) Faults(decide func(*http.Request) *Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.decide = decide
 }
 
-// Release lets requests go that hang now.
+// Release ends the wait of all requests that hang.
 func (s *Server) Release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,14 +162,14 @@ func (s *Server) Release() {
 	s.release = make(chan struct{})
 }
 
-// Requests returns what was asked so far, in the order in which it came.
+// Requests returns the requests received so far, in order.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.requests)
 }
 
-// Count returns how many requests came with the method whose path has the prefix.
+// Count returns the number of requests with the method and a path with the prefix.
 func (s *Server) Count(method, prefix string) int {
 	n := 0
 	for _, r := range s.Requests() {
@@ -193,15 +180,12 @@ func (s *Server) Count(method, prefix string) int {
 	return n
 }
 
-// ServeHTTP answers as an API server does, or fails as the test said.
+// ServeHTTP answers as an API server does, or with a fault.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	index := len(s.requests)
 	s.requests = append(s.requests, Request{Method: r.Method, Path: r.URL.Path, Query: r.URL.Query()})
 	fault := s.nextFault(r)
-	allowed := len(s.tokens) == 0 || slices.ContainsFunc(s.tokens, func(t string) bool {
-		return r.Header.Get("Authorization") == "Bearer "+t
-	})
 	var before, after time.Duration
 	if s.latency > 0 {
 		total := s.latency/2 + time.Duration(s.random.Int64N(int64(s.latency)))
@@ -225,10 +209,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	pause(r.Context(), before)
 	if r.Context().Err() != nil && before > 0 {
-		panic(http.ErrAbortHandler) // gone while the request was on its way
+		panic(http.ErrAbortHandler) // the client left before the request arrived
 	}
 	if fault != nil {
-		if fault.Landed && !isWatch(r) && allowed {
+		if fault.Landed && !isWatch(r) {
 			s.serve(discard{}, r, body)
 		}
 		if fault.Hang {
@@ -246,10 +230,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		write(w, e)
 		return
 	}
-	if !allowed {
-		write(w, failure(http.StatusUnauthorized, "Unauthorized", "Unauthorized"))
-		return
-	}
 	if isWatch(r) {
 		s.serve(w, r, body)
 		return
@@ -260,7 +240,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer.send(w)
 }
 
-// nextFault returns what goes wrong with a request, or nil; s.mu is held.
+// nextFault returns the fault of a request, or nil; s.mu is held.
 func (s *Server) nextFault(r *http.Request) *Fault {
 	for i, q := range s.faults {
 		if q.only != nil && !q.only(r) {
@@ -325,7 +305,7 @@ func (h *held) send(w http.ResponseWriter) {
 	_, _ = w.Write(h.body.Bytes()) // the client may have gone
 }
 
-// discard is for an answer that nobody sees.
+// discard drops an answer.
 type discard struct{}
 
 func (discard) Header() http.Header         { return http.Header{} }
@@ -371,10 +351,7 @@ func write(w http.ResponseWriter, e *status) {
 }
 
 func writeJSON(w http.ResponseWriter, code int, v any) {
-	data, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // impossible: it came from JSON, or is ours
-	}
+	data := mustJSON(v)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_, _ = w.Write(append(data, '\n')) // the client may have gone

@@ -28,13 +28,9 @@ type UserInfo struct {
 	Extra    map[string][]string `json:"extra,omitempty"`
 }
 
-// AccessReviewSpec is what a client asks about a permission; User and Groups are empty when it asks
-// about itself.
+// AccessReviewSpec is what a client asks about a permission of its own.
 type AccessReviewSpec struct {
-	User                  string                 `json:"user"`
-	Groups                []string               `json:"groups"`
-	ResourceAttributes    *ResourceAttributes    `json:"resourceAttributes"`
-	NonResourceAttributes *NonResourceAttributes `json:"nonResourceAttributes"`
+	ResourceAttributes *ResourceAttributes `json:"resourceAttributes"`
 }
 
 // ResourceAttributes name objects and what is to be done with them.
@@ -46,12 +42,6 @@ type ResourceAttributes struct {
 	Resource    string `json:"resource"`
 	Subresource string `json:"subresource"`
 	Name        string `json:"name"`
-}
-
-// NonResourceAttributes name a path and what is to be done with it.
-type NonResourceAttributes struct {
-	Path string `json:"path"`
-	Verb string `json:"verb"`
 }
 
 // AccessReviewStatus is what the server says about it.
@@ -70,7 +60,7 @@ func (s *Server) TokenReviews(f func(TokenReviewSpec) TokenReviewStatus) {
 	s.tokenReview = f
 }
 
-// AccessReviews sets the function that answers SubjectAccessReviews and SelfSubjectAccessReviews.
+// AccessReviews sets the function that answers SelfSubjectAccessReviews.
 // Without one, nothing is allowed. It may be called at the same time.
 func (s *Server) AccessReviews(f func(AccessReviewSpec) AccessReviewStatus) {
 	s.mu.Lock()
@@ -80,7 +70,6 @@ func (s *Server) AccessReviews(f func(AccessReviewSpec) AccessReviewStatus) {
 
 var reviews = map[string]string{
 	"/apis/authentication.k8s.io/v1/tokenreviews":            "TokenReview",
-	"/apis/authorization.k8s.io/v1/subjectaccessreviews":     "SubjectAccessReview",
 	"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": "SelfSubjectAccessReview",
 }
 
@@ -99,10 +88,7 @@ func (s *Server) review(r *http.Request, body []byte) (object, bool, error) {
 	if err != nil {
 		return nil, true, err
 	}
-	spec, err := json.Marshal(o["spec"])
-	if err != nil {
-		panic(err) // impossible: it came from JSON
-	}
+	spec := mustJSON(o["spec"])
 	s.mu.Lock()
 	reviewToken, access := s.tokenReview, s.access
 	s.mu.Unlock()
@@ -116,7 +102,7 @@ func (s *Server) review(r *http.Request, body []byte) (object, bool, error) {
 		if in.Token == "" {
 			return nil, true, failure(http.StatusBadRequest, "BadRequest", "token is required for TokenReview in authentication")
 		}
-		st := TokenReviewStatus{Error: "nobody knows the token"}
+		st := TokenReviewStatus{Error: "unknown token"}
 		if reviewToken != nil {
 			st = reviewToken(in)
 		}
@@ -126,13 +112,8 @@ func (s *Server) review(r *http.Request, body []byte) (object, bool, error) {
 		if json.Unmarshal(spec, &in) != nil {
 			return nil, true, bad
 		}
-		if (in.ResourceAttributes == nil) == (in.NonResourceAttributes == nil) {
-			return nil, true, invalid(t.resource, "", "spec.resourceAttributes: exactly one of resourceAttributes and nonResourceAttributes must be given")
-		}
-		if kind == "SelfSubjectAccessReview" {
-			in.User, in.Groups = "", nil
-		} else if in.User == "" && len(in.Groups) == 0 {
-			return nil, true, invalid(t.resource, "", "spec.user: at least one of user or group must be specified")
+		if in.ResourceAttributes == nil {
+			return nil, true, invalid(t.resource, "", "spec.resourceAttributes: Required value")
 		}
 		var st AccessReviewStatus
 		if access != nil {

@@ -8,7 +8,6 @@ import (
 	"encoding/pem"
 	"maps"
 	"net/http"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,17 +23,6 @@ func checkSecret(old, o object, _ string) error {
 	name := o.text("metadata", "name")
 	self := &resource{kind: "Secret"}
 	data, _ := o["data"].(map[string]any)
-	if extra, ok := o["stringData"].(map[string]any); ok {
-		if data == nil {
-			data = map[string]any{}
-			o["data"] = data
-		}
-		for k, v := range extra {
-			s, _ := v.(string)
-			data[k] = base64.StdEncoding.EncodeToString([]byte(s))
-		}
-	}
-	delete(o, "stringData")
 	size := 0
 	for k, v := range data {
 		if v == nil {
@@ -56,30 +44,8 @@ func checkSecret(old, o object, _ string) error {
 	if o.text("type") == "" {
 		o["type"] = "Opaque"
 	}
-	if old == nil {
-		return nil
-	}
-	if o.text("type") != old.text("type") {
+	if old != nil && o.text("type") != old.text("type") {
 		return invalid(self, name, "type: Invalid value: %q: field is immutable", o.text("type"))
-	}
-	if frozen, _ := old["immutable"].(bool); frozen {
-		if f, _ := o["immutable"].(bool); !f {
-			return invalid(self, name, "immutable: Forbidden: field is immutable when `immutable` is set")
-		}
-		before, _ := old["data"].(map[string]any)
-		if len(before) != len(data) || len(data) > 0 && !reflect.DeepEqual(before, data) {
-			return invalid(self, name, "data: Forbidden: field is immutable when `immutable` is set")
-		}
-	}
-	return nil
-}
-
-func checkEvent(_, o object, _ string) error {
-	if o.text("involvedObject", "namespace") != o.text("metadata", "namespace") {
-		ok := o.text("involvedObject", "namespace") == "" && o.text("metadata", "namespace") == "default"
-		if !ok {
-			return invalid(&resource{kind: "Event"}, o.text("metadata", "name"), "involvedObject.namespace: Invalid value: does not match event.namespace")
-		}
 	}
 	return nil
 }
@@ -188,12 +154,8 @@ func checkCSR(old, o object, subresource string) error {
 func checkCSRSpec(o object) error {
 	name := o.text("metadata", "name")
 	self := &resource{kind: "CertificateSigningRequest"}
-	data, err := json.Marshal(o["spec"])
-	if err != nil {
-		panic(err) // impossible: it came from JSON
-	}
 	var spec csrSpec
-	if json.Unmarshal(data, &spec) != nil {
+	if json.Unmarshal(mustJSON(o["spec"]), &spec) != nil {
 		return failure(http.StatusBadRequest, "BadRequest", "CertificateSigningRequest: the spec cannot be decoded")
 	}
 	block, rest := pem.Decode(spec.Request)
@@ -222,11 +184,7 @@ func checkCSRSpec(o object) error {
 }
 
 func conditions(status map[string]any) (out []csrCondition, err error) {
-	data, err := json.Marshal(status["conditions"])
-	if err == nil {
-		err = json.Unmarshal(data, &out)
-	}
-	return out, err
+	return out, json.Unmarshal(mustJSON(status["conditions"]), &out)
 }
 
 // stamp gives the conditions that have none the times at which they were set.

@@ -38,13 +38,9 @@ func (r *resource) qualified() string {
 }
 
 var resources = []*resource{
-	{version: "v1", plural: "namespaces", kind: "Namespace"},
-	{version: "v1", plural: "nodes", kind: "Node"},
 	{version: "v1", plural: "secrets", kind: "Secret", namespaced: true, fields: []string{"type"}, check: checkSecret},
 	{version: "v1", plural: "configmaps", kind: "ConfigMap", namespaced: true},
-	{version: "v1", plural: "serviceaccounts", kind: "ServiceAccount", namespaced: true},
-	{version: "v1", plural: "events", kind: "Event", namespaced: true, fields: []string{"involvedObject.name", "involvedObject.kind", "involvedObject.uid", "reason", "type"}, check: checkEvent},
-	{version: "v1", plural: "pods", kind: "Pod", namespaced: true, fields: []string{"spec.nodeName", "spec.serviceAccountName", "status.phase"}, subresources: []string{"status"}},
+	{version: "v1", plural: "pods", kind: "Pod", namespaced: true, fields: []string{"spec.nodeName", "spec.serviceAccountName", "status.phase"}},
 	{
 		group: "certificates.k8s.io", version: "v1", plural: "certificatesigningrequests", kind: "CertificateSigningRequest",
 		fields: []string{"spec.signerName"}, subresources: []string{"approval", "status"}, check: checkCSR,
@@ -139,7 +135,7 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 		}
 		o, err := s.store.create(t, in)
 		return http.StatusCreated, o, err
-	case r.Method == http.MethodPut && t.name != "" && t.updatable():
+	case r.Method == http.MethodPut && t.name != "" && (t.subresource == "" || slices.Contains(t.subresources, t.subresource)):
 		in, err := readObject(r, t, body)
 		if err != nil {
 			return 0, nil, err
@@ -159,13 +155,6 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 		return http.StatusOK, (&status{code: http.StatusOK}).object(), nil
 	}
 	return 0, nil, failure(http.StatusMethodNotAllowed, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-}
-
-func (t target) updatable() bool {
-	if t.subresource == "" {
-		return true
-	}
-	return slices.Contains(t.subresources, t.subresource)
 }
 
 // readObject reads the object in a request and checks that it is for the target.
@@ -207,7 +196,7 @@ func decodeObject(body []byte) (object, error) {
 	if _, err := d.Token(); err != io.EOF {
 		return nil, failure(http.StatusBadRequest, "BadRequest", "the object provided is unrecognized: something follows it")
 	}
-	for _, name := range []string{"metadata", "spec", "status", "data", "stringData"} {
+	for _, name := range []string{"metadata", "spec", "status", "data"} {
 		if v, ok := o[name]; ok && v != nil {
 			if _, ok := v.(map[string]any); !ok {
 				return nil, failure(http.StatusBadRequest, "BadRequest", "%s is not an object", name)

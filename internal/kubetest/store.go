@@ -120,7 +120,7 @@ func (s *store) list(t target, sel selection) object {
 	for _, k := range s.sorted(t) {
 		if o := s.objects[k]; sel.matches(o) {
 			o = maps.Clone(o)
-			delete(o, "kind") // the items of a list do not say what they are
+			delete(o, "kind") // items of a list have neither
 			delete(o, "apiVersion")
 			items = append(items, o)
 		}
@@ -155,15 +155,8 @@ func (s *store) create(t target, o object) (object, error) {
 		return nil, failure(http.StatusInternalServerError, "", "resourceVersion should not be set on objects to be created")
 	}
 	name, _ := meta["name"].(string)
-	if prefix, _ := meta["generateName"].(string); name == "" && prefix != "" {
-		prefix = prefix[:min(len(prefix), 58)]
-		for name == "" || s.objects[key{t.resource, t.namespace, name}] != nil {
-			name = prefix + s.letters(5)
-		}
-		meta["name"] = name
-	}
 	if name == "" {
-		return nil, invalid(t.resource, "", "metadata.name: Required value: name or generateName is required")
+		return nil, invalid(t.resource, "", "metadata.name: Required value: name is required")
 	}
 	if len(name) > 253 || !subdomain.MatchString(name) {
 		return nil, invalid(t.resource, name, "metadata.name: Invalid value: a lowercase RFC 1123 subdomain is wanted")
@@ -176,9 +169,6 @@ func (s *store) create(t target, o object) (object, error) {
 	}
 	if s.objects[k] != nil {
 		return nil, failure(http.StatusConflict, "AlreadyExists", "%s %q already exists", k.qualified(), name)
-	}
-	for _, ignored := range []string{"deletionTimestamp", "selfLink", "generation", "managedFields"} {
-		delete(meta, ignored)
 	}
 	meta["uid"] = s.uid()
 	meta["creationTimestamp"] = time.Now().UTC().Format(time.RFC3339)
@@ -195,15 +185,10 @@ func (s *store) update(t target, o object) (object, error) {
 	}
 	meta := o.meta()
 	if v, _ := meta["resourceVersion"].(string); v != "" && v != old.text("metadata", "resourceVersion") {
-		return nil, modified(k)
+		return nil, conflict(k, "the object has been modified; please apply your changes to the latest version and try again")
 	}
 	if uid, _ := meta["uid"].(string); uid != "" && uid != old.text("metadata", "uid") {
-		return nil, failure(http.StatusConflict, "Conflict", "Operation cannot be fulfilled on %s %q: Precondition failed: UID in precondition: %s, UID in object meta: %s", k.qualified(), k.name, uid, old.text("metadata", "uid"))
-	}
-	if t.subresource == "status" && t.check == nil { // the status and nothing else
-		next := old.clone()
-		next["status"] = o["status"]
-		o, meta = next, next.meta()
+		return nil, conflict(k, "Precondition failed: UID in precondition: "+uid)
 	}
 	if t.subresource == "" && slices.Contains(t.subresources, "status") { // anything but the status
 		if st, ok := old["status"]; ok {
@@ -217,7 +202,7 @@ func (s *store) update(t target, o object) (object, error) {
 			return nil, err
 		}
 	}
-	for _, kept := range []string{"uid", "creationTimestamp", "resourceVersion", "generateName"} {
+	for _, kept := range []string{"uid", "creationTimestamp", "resourceVersion"} {
 		if v, ok := old.meta()[kept]; ok {
 			meta[kept] = v
 		} else {
@@ -225,13 +210,13 @@ func (s *store) update(t target, o object) (object, error) {
 		}
 	}
 	if reflect.DeepEqual(old, o) {
-		return old, nil // a change of nothing is none
+		return old, nil // no change, no new version
 	}
 	return s.commit(k, old, o), nil
 }
 
-func modified(k key) error {
-	return failure(http.StatusConflict, "Conflict", "Operation cannot be fulfilled on %s %q: the object has been modified; please apply your changes to the latest version and try again", k.qualified(), k.name)
+func conflict(k key, why string) error {
+	return failure(http.StatusConflict, "Conflict", "Operation cannot be fulfilled on %s %q: %s", k.qualified(), k.name, why)
 }
 
 func (s *store) delete(t target, uid, version string) error {
@@ -242,11 +227,11 @@ func (s *store) delete(t target, uid, version string) error {
 	if old == nil {
 		return notFound(k)
 	}
-	if have := old.text("metadata", "uid"); uid != "" && uid != have {
-		return failure(http.StatusConflict, "Conflict", "Operation cannot be fulfilled on %s %q: Precondition failed: UID in precondition: %s, UID in object meta: %s", k.qualified(), k.name, uid, have)
+	if uid != "" && uid != old.text("metadata", "uid") {
+		return conflict(k, "Precondition failed: UID in precondition: "+uid)
 	}
-	if have := old.text("metadata", "resourceVersion"); version != "" && version != have {
-		return failure(http.StatusConflict, "Conflict", "Operation cannot be fulfilled on %s %q: Precondition failed: ResourceVersion in precondition: %s, ResourceVersion in object meta: %s", k.qualified(), k.name, version, have)
+	if version != "" && version != old.text("metadata", "resourceVersion") {
+		return conflict(k, "Precondition failed: ResourceVersion in precondition: "+version)
 	}
 	s.commit(k, old, nil)
 	return nil
@@ -270,15 +255,6 @@ func (s *store) commit(k key, old, o object) object {
 
 func format(v uint64) string { return strconv.FormatUint(v, 10) }
 
-func (s *store) letters(n int) string {
-	const alphabet = "bcdfghjklmnpqrstvwxz2456789"
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = alphabet[s.random.IntN(len(alphabet))]
-	}
-	return string(b)
-}
-
 func (s *store) uid() string {
 	h := sha256.Sum256([]byte(strconv.FormatUint(s.random.Uint64(), 16)))
 	h[6], h[8] = h[6]&0x0f|0x40, h[8]&0x3f|0x80
@@ -286,19 +262,21 @@ func (s *store) uid() string {
 	return x[:8] + "-" + x[8:12] + "-" + x[12:16] + "-" + x[16:20] + "-" + x[20:]
 }
 
-// Put stores an object at the path of its own, such as /api/v1/namespaces/NS/pods/NAME, whether there
-// is one or not, and without the rules about what may be changed. It is anything that encoding/json
-// encodes as an object. It returns the object's resourceVersion.
-func (s *Server) Put(path string, o any) string {
+// objectAt returns what the path of an object names. A test that has another path is wrong.
+func objectAt(path string) target {
 	t, ok := parsePath(path)
 	if !ok || t.name == "" || t.subresource != "" {
 		panic("kubetest: " + path + " is not the path of an object")
 	}
-	data, err := json.Marshal(o)
-	if err != nil {
-		panic(err)
-	}
-	in, err := decodeObject(data)
+	return t
+}
+
+// Put stores an object at the path of its own, such as /api/v1/namespaces/NS/pods/NAME, whether there
+// is one or not, and without the rules about what may be changed. It is anything that encoding/json
+// encodes as an object. It returns the object's resourceVersion.
+func (s *Server) Put(path string, o any) string {
+	t := objectAt(path)
+	in, err := decodeObject(mustJSON(o))
 	if err != nil {
 		panic(err)
 	}
@@ -329,19 +307,12 @@ func (s *Server) Put(path string, o any) string {
 // Get reads the object at a path into out, a pointer for encoding/json, and reports whether there is
 // one. It is not a request.
 func (s *Server) Get(path string, out any) bool {
-	t, ok := parsePath(path)
-	if !ok {
-		panic("kubetest: " + path + " is not the path of an object")
-	}
+	t := objectAt(path)
 	o, err := s.store.get(t)
 	if err != nil {
 		return false
 	}
-	data, err := json.Marshal(o)
-	if err == nil {
-		err = json.Unmarshal(data, out)
-	}
-	if err != nil {
+	if err := json.Unmarshal(mustJSON(o), out); err != nil {
 		panic(err)
 	}
 	return true
@@ -350,91 +321,62 @@ func (s *Server) Get(path string, out any) bool {
 // History returns every state in which the object at a path has been, oldest first, as JSON. A deletion
 // is null.
 func (s *Server) History(path string) []json.RawMessage {
-	t, ok := parsePath(path)
-	if !ok {
-		panic("kubetest: " + path + " is not the path of an object")
-	}
+	t := objectAt(path)
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
 	var all []json.RawMessage
 	for _, c := range s.store.log {
-		if c.key != t.key() {
-			continue
+		if c.key == t.key() {
+			all = append(all, mustJSON(c.new))
 		}
-		data, err := json.Marshal(c.new)
-		if err != nil {
-			panic(err) // impossible: it came from JSON
-		}
-		all = append(all, data)
 	}
 	return all
 }
 
 // Remove deletes the object at a path, and reports whether there was one.
 func (s *Server) Remove(path string) bool {
-	t, ok := parsePath(path)
-	if !ok {
-		panic("kubetest: " + path + " is not the path of an object")
-	}
+	t := objectAt(path)
 	return s.store.delete(t, "", "") == nil
 }
 
-// selection is what of a collection a list or a watch is about.
-type selection struct {
-	fields, labels []requirement
+// mustJSON encodes what came from JSON, or is a test's own.
+func mustJSON(v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
 }
 
+// selection are the selectors of a list or a watch: strings that members equal, or not.
+type selection []requirement
+
 type requirement struct {
-	path   []string
-	op     string // "=", "!=", "exists" or "!exists"
-	value  string
-	labels bool
+	path  []string
+	not   bool
+	value string
 }
 
 func parseSelection(t target, q url.Values) (selection, error) {
 	var sel selection
-	if t.name != "" {
-		return sel, nil
-	}
-	for part := range strings.SplitSeq(q.Get("fieldSelector"), ",") {
-		if part == "" {
-			continue
-		}
-		r := requirement{op: "="}
-		name, value, ok := strings.Cut(part, "=")
-		if !ok {
-			return sel, failure(http.StatusBadRequest, "BadRequest", "unable to parse field selector %q", part)
-		}
-		if n, found := strings.CutSuffix(name, "!"); found {
-			name, r.op = n, "!="
-		}
-		r.value = strings.TrimPrefix(value, "=")
-		if name != "metadata.name" && name != "metadata.namespace" && !slices.Contains(t.fields, name) {
-			return sel, failure(http.StatusBadRequest, "BadRequest", "field label not supported: %s", name)
-		}
-		r.path = strings.Split(name, ".")
-		sel.fields = append(sel.fields, r)
-	}
-	for part := range strings.SplitSeq(q.Get("labelSelector"), ",") {
-		part = strings.TrimSpace(part)
-		if part == "" {
-			continue
-		}
-		r := requirement{op: "exists", labels: true}
-		if name, value, ok := strings.Cut(part, "="); ok {
-			r.op = "="
-			if n, found := strings.CutSuffix(name, "!"); found {
-				name, r.op = n, "!="
+	for _, kind := range []string{"fieldSelector", "labelSelector"} {
+		for part := range strings.SplitSeq(q.Get(kind), ",") {
+			if part == "" {
+				continue
 			}
-			part, r.value = name, strings.TrimPrefix(value, "=")
-		} else if n, found := strings.CutPrefix(part, "!"); found {
-			part, r.op = n, "!exists"
+			name, value, ok := strings.Cut(part, "=")
+			name, not := strings.CutSuffix(name, "!")
+			if !ok || strings.ContainsAny(name, " ()!<>") {
+				return nil, failure(http.StatusBadRequest, "BadRequest", "kubetest knows only selectors of the form name=value and name!=value: %q", part)
+			}
+			path := []string{"metadata", "labels", name}
+			if kind == "fieldSelector" {
+				if path = strings.Split(name, "."); name != "metadata.name" && name != "metadata.namespace" && !slices.Contains(t.fields, name) {
+					return nil, failure(http.StatusBadRequest, "BadRequest", "field label not supported: %s", name)
+				}
+			}
+			sel = append(sel, requirement{path, not, strings.TrimPrefix(value, "=")})
 		}
-		if part == "" || strings.ContainsAny(part, " ()!<>") {
-			return sel, failure(http.StatusBadRequest, "BadRequest", "kubetest cannot parse the label selector at %q", part)
-		}
-		r.path = []string{"metadata", "labels", part}
-		sel.labels = append(sel.labels, r)
 	}
 	return sel, nil
 }
@@ -443,20 +385,8 @@ func (s selection) matches(o object) bool {
 	if o == nil {
 		return false
 	}
-	for _, r := range slices.Concat(s.fields, s.labels) {
-		v, found := o.at(r.path...).(string)
-		var ok bool
-		switch r.op {
-		case "=":
-			ok = v == r.value && (found || !r.labels)
-		case "!=":
-			ok = v != r.value
-		case "exists":
-			ok = found
-		default:
-			ok = !found
-		}
-		if !ok {
+	for _, r := range s {
+		if (o.at(r.path...) == r.value) == r.not {
 			return false
 		}
 	}

@@ -10,21 +10,21 @@ import (
 // bookmarkInterval is how often a watch that wants bookmarks gets one, as API servers have it.
 const bookmarkInterval = time.Minute
 
-// Compact forgets the changes up to now: a watch from an older resourceVersion gets 410 Gone, by turns as
-// the status of the answer and as an event, for API servers do both. Watches that are open go on.
+// Compact drops the changes up to now: a watch from an older resourceVersion gets 410 Gone, at random as
+// the status of the answer or as an event, as API servers do both. Open watches continue.
 func (s *Server) Compact() {
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
 	s.store.first = s.store.version
 }
 
-// EndWatches ends all watches that are open, as a server does when it shuts down.
+// EndWatches ends all open watches, as a server does when it shuts down.
 func (s *Server) EndWatches() { s.signal(func(w *watchSignals) { w.end++ }) }
 
-// ExpireWatches ends all watches that are open with an event of 410 Gone.
+// ExpireWatches ends all open watches with an event of 410 Gone.
 func (s *Server) ExpireWatches() { s.signal(func(w *watchSignals) { w.expire++ }) }
 
-// Bookmark sends a bookmark to all watches that are open and want some.
+// Bookmark sends a bookmark to all open watches that asked for bookmarks.
 func (s *Server) Bookmark() { s.signal(func(w *watchSignals) { w.bookmark++ }) }
 
 func (s *Server) signal(f func(*watchSignals)) {
@@ -38,7 +38,7 @@ func expired() *status {
 	return failure(http.StatusGone, "Expired", "The resourceVersion for the provided watch is too old.")
 }
 
-// watch answers until the watch is over. The error is for watches that do not begin.
+// watch answers until the watch ends. The error is for watches that do not begin.
 func (s *store) watch(w http.ResponseWriter, r *http.Request, t target, sel selection) error {
 	q := r.URL.Query()
 	limit := 30 * time.Minute
@@ -145,7 +145,7 @@ func (s *store) watch(w http.ResponseWriter, r *http.Request, t target, sel sele
 				return nil
 			}
 		case <-end.C:
-			mark(from) // the last word, so that the next watch starts from here
+			mark(from) // so that the next watch starts from here
 			return nil
 		case <-r.Context().Done():
 			return nil
@@ -153,7 +153,7 @@ func (s *store) watch(w http.ResponseWriter, r *http.Request, t target, sel sele
 	}
 }
 
-// event returns what a change is to a watch, and nil if it is nothing.
+// event returns the event of a change for a watch, or nil.
 func (c change) event(t target, sel selection) (string, object) {
 	if c.key.resource != t.resource || !t.everywhere && c.key.namespace != t.namespace {
 		return "", nil
@@ -166,7 +166,7 @@ func (c change) event(t target, sel selection) (string, object) {
 		return "ADDED", c.new
 	case before && c.new == nil:
 		return "DELETED", c.old
-	case before: // it has left the selection: its last state in there, with the version of now
+	case before: // it left the selection: its last state in it, with the present version
 		o := c.old.clone()
 		o.meta()["resourceVersion"] = format(c.version)
 		return "DELETED", o

@@ -23,7 +23,7 @@ import (
 // Names stay inside the directory and apart, whatever they are.
 func TestFileNames(t *testing.T) {
 	t.Parallel()
-	long := strings.Repeat("a", spiffe.MaxTrustDomainLength)
+	long := strings.Repeat("a", 255)
 	seen := map[string]string{}
 	for _, name := range []string{
 		"example.org", ".", "..", "...", "con", "nul", "-", "_", "a.json", "a", "td-a.json", long, long[:254] + "b", long[:200], long[:201],
@@ -94,7 +94,7 @@ func TestStore(t *testing.T) {
 		m = newManager(t, w.cfg)
 		stop = running(t, m)
 		synctest.Wait()
-		requireCode(t, statusOf(t, m, partner).Err, federation.Sequence)
+		requireCode(t, statusOf(t, m, partner).Err, outOfSequence)
 		w.site.serve(serving(t, bundleOf(t, w.ca, new(uint64(8)), 0)))
 		next(t, m, partner)
 		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)

@@ -15,20 +15,11 @@ import (
 	"time"
 )
 
-// Source obtains tokens for this workload: the client of a Workload API, say, or an [Issuer] at hand. A
-// [Cache] is a Source too. Fetch must be safe for concurrent use and return when ctx is done. An error
+// Source obtains tokens for this workload. A workloadapi.Source is one, and so is a [Cache]. Fetch must be safe for concurrent use and return when ctx is done. An error
 // may have the method Retryable() (after time.Duration, ok bool), which says when to ask again.
 type Source interface {
 	// Fetch returns a token whose "aud" has exactly the given values.
 	Fetch(ctx context.Context, audience ...string) (token string, err error)
-}
-
-// SourceFunc makes a function a [Source].
-type SourceFunc func(ctx context.Context, audience ...string) (token string, err error)
-
-// Fetch calls f.
-func (f SourceFunc) Fetch(ctx context.Context, audience ...string) (token string, err error) {
-	return f(ctx, audience...)
 }
 
 // The times of a Cache.

@@ -55,6 +55,7 @@ func fetch(t *testing.T, c *jwtsvid.Cache, audience ...string) string {
 	require.True(t, time.Now().Before(u.Expires), "an expired token is never served")
 	_, payload := parts(t, token)
 	_, n, ok := strings.Cut(payload, `"n":`)
+	n, _, _ = strings.Cut(n, ",")
 	require.True(t, ok)
 	return strings.TrimSuffix(n, "}")
 }
@@ -618,14 +619,12 @@ func TestNewCache(t *testing.T) {
 		assert.ErrorContains(t, err, "none may be negative")
 	}
 
-	// A Cache is a Source, as is a function.
+	// A Cache is a Source.
 	inner, source := newCache(t, nil)
 	outer, err := jwtsvid.NewCache(inner, nil)
 	require.NoError(t, err)
-	f, err := jwtsvid.NewCache(jwtsvid.SourceFunc(outer.Fetch), nil)
-	require.NoError(t, err)
 	for range 3 {
-		assert.Equal(t, "1", fetch(t, f, "db"))
+		assert.Equal(t, "1", fetch(t, outer, "db"))
 	}
 	assert.Equal(t, 1, source.count())
 }

@@ -8,15 +8,6 @@ var (
 	RetryAfter = retryAfter
 )
 
-// Collide has v remember a token under the hash of another one, and reports whether that is then taken
-// for the first.
-func Collide(v *Validator, known *Verified, other string) bool {
-	_, h := v.memory.lookup(other)
-	v.memory.store(h, known.Token(), known, nil)
-	m, _ := v.memory.lookup(other)
-	return m != nil
-}
-
 // PutBack makes the token for an audience look as it does when the clock was put back since it came.
 func PutBack(c *Cache, d time.Duration, audience string) {
 	e, _ := c.entry([]string{audience})

@@ -47,7 +47,7 @@ func FuzzValidate(f *testing.F) {
 		proof, err := v.Validate(token)
 		u, parseErr := jwtsvid.ParseUnverified(token)
 		if err != nil {
-			if _, ok := errors.AsType[*jwtsvid.Error](err); !ok || proof != nil {
+			if _, ok := errors.AsType[*refusal](err); !ok || proof != nil {
 				t.Fatalf("%T, %v", err, proof)
 			}
 			if part := leaks(err.Error(), token); part != "" {
@@ -89,7 +89,7 @@ func FuzzSigned(f *testing.F) {
 	key := newMaterial(f).jwt1
 	f.Fuzz(func(t *testing.T, header, payload string) {
 		token := sign(header, payload, "ES256", key)
-		if len(token) > jwtsvid.MaxSize {
+		if len(token) > maxSize {
 			return
 		}
 		proof, err := validator(t, set, jwtsvid.ValidatorOptions{}).Validate(token)

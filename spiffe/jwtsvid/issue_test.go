@@ -141,7 +141,7 @@ func TestIssueShape(t *testing.T) {
 			require.NoError(t, err)
 			header, payload := parts(t, token)
 			assert.Equal(t, baseHeader, header)
-			assert.Equal(t, c.want, payload)
+			assert.JSONEq(t, c.want, payload)
 			if slices.Contains(c.req.Audience, "db") {
 				_, err = validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{Leeway: new(time.Duration(0))}).Validate(token)
 				assert.NoError(t, err)
@@ -180,7 +180,6 @@ func TestIssueAlgorithms(t *testing.T) {
 			}
 			if !slices.Contains(good[kid], want) {
 				assert.ErrorContains(t, err, "jwtsvid: new issuer: ", "%s %s", kid, name)
-				assert.ErrorContains(t, err, "(JWT-", "%s %s", kid, name)
 				continue
 			}
 			require.NoError(t, err, "%s %s", kid, name)
@@ -210,13 +209,13 @@ func TestNewIssuerRefusals(t *testing.T) {
 		opts *jwtsvid.IssuerOptions
 	}{
 		"no trust domain":                {spiffe.TrustDomain{}, "k", key, nil},
-		"(JWT-9)":                        {domain, "", key, nil},
+		"the key ID is empty or not UTF": {domain, "", key, nil},
 		"not UTF-8":                      {domain, "\xff", key, nil},
 		"no key":                         {domain, "k", nil, nil},
 		"is less than a second":          {domain, "k", key, &jwtsvid.IssuerOptions{Lifetime: -time.Minute}},
 		"999ms is less than a second":    {domain, "k", key, &jwtsvid.IssuerOptions{Lifetime: 999 * time.Millisecond}},
 		`"x` + strings.Repeat("x", 63):   {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: strings.Repeat("x", 1000)}},
-		"no algorithm of JWT-SVID":       {domain, "k", remote{fakeSigner{}}, nil},
+		"no algorithm of SPIFFE tokens":  {domain, "k", remote{fakeSigner{}}, nil},
 		"ES512 does not fit":             {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: "ES512"}},
 		"not one of the nine that begin": {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: "none"}},
 	} {
@@ -238,24 +237,24 @@ func TestIssueRefusals(t *testing.T) {
 	conformance.Covers(t, "JWT-11", "JWT-12", "JWT-16", "JWT-17", "SVID-1", "AMB-19", "AMB-28")
 	db := []string{"db"}
 	for want, c := range map[string]jwtsvid.Request{
-		"the request names no ID": {Audience: db},
-		"(SVID-1)":                {ID: spiffe.MustParseID("spiffe://other.test/web"), Audience: db},
-		"(AMB-19)":                {ID: domain.ID(), Audience: db},
-		"no audience; say whom the token is for (JWT-12)": {ID: webID},
-		"an audience is empty":                            {ID: webID, Audience: []string{"db", ""}},
-		"an audience is not UTF-8":                        {ID: webID, Audience: []string{"\xff"}},
-		`the audience "db" is there twice`:                {ID: webID, Audience: []string{"db", "db"}},
-		"2 audiences":                                     {ID: webID, Audience: []string{"db", "cache"}},
-		"is a whole trust domain; name the":               {ID: webID, Audience: []string{"spiffe://example.org"}},
-		"a lifetime of -1s is less than a second":         {ID: webID, Audience: db, Lifetime: -time.Second},
-		`the claim "sub" is not for the caller`:           {ID: webID, Audience: db, Claims: map[string]any{"sub": "x"}},
-		`the claim "AUD" is not`:                          {ID: webID, Audience: db, Claims: map[string]any{"AUD": "x"}},
-		`the claim "exp" is not`:                          {ID: webID, Audience: db, Claims: map[string]any{"exp": 1}},
-		`the claim "nbf" is not`:                          {ID: webID, Audience: db, Claims: map[string]any{"nbf": 1}},
-		`the claim "Iat" is not`:                          {ID: webID, Audience: db, Claims: map[string]any{"Iat": 1}},
-		"the claims cannot be written as JSON":            {ID: webID, Audience: db, Claims: map[string]any{"f": func() {}}},
-		"a member occurs twice":                           {ID: webID, Audience: db, Claims: map[string]any{"x": json.RawMessage(`{"a":1,"a":2}`)}},
-		"the limit is 16384":                              {ID: webID, Audience: db, Claims: map[string]any{"x": strings.Repeat("x", jwtsvid.MaxSize)}},
+		"no ID: zero value":                           {Audience: db},
+		"the ID is not in":                            {ID: spiffe.MustParseID("spiffe://other.test/web"), Audience: db},
+		"the ID has no path":                          {ID: domain.ID(), Audience: db},
+		"no audience; name the receiver of the token": {ID: webID},
+		"an audience is empty":                        {ID: webID, Audience: []string{"db", ""}},
+		"an audience is not UTF-8":                    {ID: webID, Audience: []string{"\xff"}},
+		`the audience "db" is there twice`:            {ID: webID, Audience: []string{"db", "db"}},
+		"2 audiences":                                 {ID: webID, Audience: []string{"db", "cache"}},
+		"is a whole trust domain; name the":           {ID: webID, Audience: []string{"spiffe://example.org"}},
+		"a lifetime of -1s is less than a second":     {ID: webID, Audience: db, Lifetime: -time.Second},
+		`the claim "sub" is set by the Issuer`:        {ID: webID, Audience: db, Claims: map[string]any{"sub": "x"}},
+		`the claim "AUD" is set`:                      {ID: webID, Audience: db, Claims: map[string]any{"AUD": "x"}},
+		`the claim "exp" is set`:                      {ID: webID, Audience: db, Claims: map[string]any{"exp": 1}},
+		`the claim "nbf" is set`:                      {ID: webID, Audience: db, Claims: map[string]any{"nbf": 1}},
+		`the claim "Iat" is set`:                      {ID: webID, Audience: db, Claims: map[string]any{"Iat": 1}},
+		"the claims cannot be written as JSON":        {ID: webID, Audience: db, Claims: map[string]any{"f": func() {}}},
+		"a member occurs twice":                       {ID: webID, Audience: db, Claims: map[string]any{"x": json.RawMessage(`{"a":1,"a":2}`)}},
+		"the limit is 16384":                          {ID: webID, Audience: db, Claims: map[string]any{"x": strings.Repeat("x", maxSize)}},
 	} {
 		token, err := issuer(t, jwtsvid.IssuerOptions{}).Issue(c)
 		assert.ErrorContains(t, err, want)
@@ -306,7 +305,7 @@ func TestIssueWithBadSigner(t *testing.T) {
 	i, err := jwtsvid.NewIssuer(domain, "jwt-2", lying{m.jwt2, m.weak.Sign}, nil)
 	require.NoError(t, err)
 	_, err = i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}})
-	assert.ErrorContains(t, err, "nobody would accept the token: signature")
+	assert.ErrorContains(t, err, "no validator would accept the token: the signature does not match the key")
 }
 
 // TestNothingPrints goes through all values that hold a key or a token, and all ways to print them.
@@ -355,7 +354,7 @@ func TestNothingPrints(t *testing.T) {
 	for _, x := range []any{
 		i, *i, v, *v, proof, *proof, u, *u, cache, transport, *transport, rpc, *rpc, refusal,
 		inside{proof}, inside{*proof}, inside{i}, inside{cache}, inside{v}, typed{i, proof, cache, v, transport},
-		[]any{proof}, map[string]any{"x": i}, (*jwtsvid.Issuer)(nil), (*jwtsvid.Validator)(nil), (*jwtsvid.Cache)(nil),
+		[]any{proof}, map[string]any{"x": i}, (*jwtsvid.Issuer)(nil), (*jwtsvid.Cache)(nil),
 	} {
 		var out bytes.Buffer
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%#x", "%d", "%o", "%b", "%c", "%U"} {
@@ -372,11 +371,9 @@ func TestNothingPrints(t *testing.T) {
 		}
 	}
 	assert.Equal(t, `jwtsvid.Issuer(example.org, ES256, "jwt-1")`, i.String())
-	assert.Equal(t, `jwtsvid.Validator("db")`, v.String())
 	assert.Equal(t, webID.String(), proof.String())
 	assert.Equal(t, "jwtsvid.Verified("+webID.String()+")", fmt.Sprintf("%#v", proof))
 	assert.Equal(t, "jwtsvid.Cache(1)", cache.String())
-	assert.Equal(t, "jwtsvid.Transport(a.test, b.test)", transport.String())
 }
 
 // Leading zeros of R and S are kept: the width is fixed (GO-11).

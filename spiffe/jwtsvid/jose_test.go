@@ -17,7 +17,7 @@ var joseAlgorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512,
 }
 
-// josed returns what go-jose, which shares no code with us, verifies and reads.
+// josed returns what package jwt of go-jose verifies and reads.
 func josed(token string, key crypto.PublicKey) (*jwt.Claims, error) {
 	parsed, err := jwt.ParseSigned(token, joseAlgorithms)
 	if err != nil {
@@ -27,8 +27,8 @@ func josed(token string, key crypto.PublicKey) (*jwt.Claims, error) {
 	return &c, parsed.Claims(key, &c)
 }
 
-// agrees asserts that go-jose reads in a token what we have proved. It may refuse a token that we accept,
-// and does not know all that we refuse.
+// agrees asserts that package jwt reads in a token what was proved. It may refuse a token that a Validator
+// accepts, and accepts some that a Validator refuses.
 func agrees(t *testing.T, proof *jwtsvid.Verified, key crypto.PublicKey) {
 	t.Helper()
 	c, err := josed(proof.Token(), key)
@@ -44,7 +44,8 @@ func agrees(t *testing.T, proof *jwtsvid.Verified, key crypto.PublicKey) {
 	}
 }
 
-// TestJose has the independent judge look at tokens of all algorithms, in both directions.
+// TestJose exchanges tokens of all algorithms with package jwt, in both directions. What is signed and
+// verified is judged in internal/token, by package crypto alone.
 func TestJose(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "JWT-3", "JWT-26", "JWT-28", "GO-11")

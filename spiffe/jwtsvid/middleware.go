@@ -8,29 +8,31 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // ValidateHeader validates the token in the values of an "authorization" header, as they stand in an
 // [http.Header] or in the metadata of a gRPC call (JWT-32, JWT-33). There must be exactly one, with the
-// scheme Bearer, in whatever case; otherwise the reason is [ReasonNoToken]. All else is as in
+// scheme Bearer, in whatever case; otherwise the error wraps [ErrNoToken]. All else is as in
 // [Validator.Validate].
 func (v *Validator) ValidateHeader(values []string) (*Verified, error) {
+	err := errNoHeader
 	switch len(values) {
 	case 0:
-		return nil, &Error{Reason: ReasonNoToken, Rule: "JWT-32", Err: errNoHeader}
 	case 1:
+		scheme, text, _ := strings.Cut(values[0], " ")
+		if strings.EqualFold(scheme, "Bearer") {
+			return v.Validate(strings.TrimLeft(text, " ")) // RFC 9110 section 11.4 has one space or more
+		}
+		err = errScheme
 	default:
-		return nil, &Error{Reason: ReasonNoToken, Rule: "JWT-32", Err: errHeaders}
+		err = errHeaders
 	}
-	scheme, token, _ := strings.Cut(values[0], " ")
-	if !strings.EqualFold(scheme, "Bearer") {
-		return nil, &Error{Reason: ReasonNoToken, Rule: "JWT-32", Err: errScheme}
-	}
-	return v.Validate(strings.TrimLeft(token, " ")) // RFC 9110 section 11.4 has one space or more
+	return nil, &token.Error{Kind: kind, Reason: token.NoToken, Rule: "JWT-32", Err: err}
 }
 
-// What is wrong with a header; the second is a broken request, the others are an invitation to log in.
+// What is wrong with a header. The second is a broken request; the others ask for a token.
 var (
 	errNoHeader = errors.New("there is no Authorization header")
 	errHeaders  = errors.New("there is more than one Authorization header")
@@ -45,21 +47,26 @@ type MiddlewareOptions struct {
 }
 
 // Middleware returns a function that wraps handlers so that only requests with a valid token get
-// through, of workloads that allow allows. The handler finds the proof with [FromRequest]. A policy that
-// can allow nobody is an error. The options may be nil.
+// through, of workloads that the policy allows at that moment. The handler reads the proof with
+// [FromRequest]. A policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options
+// may be nil.
 //
-// Other requests are answered as RFC 6750 section 3 says, each with a WWW-Authenticate header, and learn
-// no more: 401 without a token or with one that is not valid, 400 with more than one Authorization
+// Other requests are answered as RFC 6750 section 3 says, each with a WWW-Authenticate header, and with
+// no reason: 401 without a token or with one that is not valid, 400 with more than one Authorization
 // header, and 403 if the token is valid and the policy does not allow its ID. If the bundle source fails,
-// which is no fault of the request, the answer is 503 without that header.
+// the answer is 503 without that header.
 //
-// The server must use TLS or a Unix socket (JWT-34): a token that crosses a network in the clear is
-// anybody's. gRPC over net/http is served by the same middleware (JWT-33).
-func Middleware(v *Validator, allow spiffe.Policy, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
-	if v == nil || v.bundles == nil {
-		return nil, errors.New("jwtsvid: middleware: the Validator was not made by NewValidator")
+// The server must use TLS or a Unix socket (JWT-34): anyone who sees a token on the network can use it.
+// gRPC over net/http is served by the same middleware (JWT-33).
+func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
+	err := spiffe.CheckPolicySource(allow)
+	switch {
+	case v == nil || v.check == nil:
+		err = errNotMade
+	case v.audience == nil:
+		err = errors.New("the Validator is one for agents and has no audience")
 	}
-	if _, err := spiffe.NewVerifier(v.bundles, allow, nil); err != nil { // it knows which policies are mistakes
+	if err != nil {
 		return nil, fmt.Errorf("jwtsvid: middleware: %w", err)
 	}
 	m := &middleware{validator: v, allow: allow, logger: slog.New(slog.DiscardHandler)}
@@ -73,7 +80,7 @@ func Middleware(v *Validator, allow spiffe.Policy, opts *MiddlewareOptions) (fun
 
 type middleware struct {
 	validator *Validator
-	allow     spiffe.Policy
+	allow     spiffe.PolicySource
 	logger    *slog.Logger
 }
 
@@ -85,8 +92,8 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		refuseRequest(w, status, challenge)
 		return
 	}
-	if err := m.allow.Check(proof.id); err != nil {
-		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.String("id", proof.id.String()), slog.Any("err", err))
+	if err := m.allow.Policy().Check(proof.ID()); err != nil {
+		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.String("id", proof.String()), slog.Any("err", err))
 		refuseRequest(w, http.StatusForbidden, `Bearer error="insufficient_scope"`)
 		return
 	}
@@ -95,13 +102,12 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 
 // answer returns the status and the challenge for an error of ValidateHeader.
 func answer(err error) (status int, challenge string) {
-	e, ok := errors.AsType[*Error](err)
 	switch {
 	case errors.Is(err, errHeaders):
 		return http.StatusBadRequest, `Bearer error="invalid_request"`
-	case ok && e.Reason == ReasonNoToken:
-		return http.StatusUnauthorized, `Bearer realm="jwt-svid"` // RFC 6750: who has tried nothing is told no error, and a challenge has a parameter
-	case ok && e.Reason == ReasonBundleSource:
+	case errors.Is(err, ErrNoToken):
+		return http.StatusUnauthorized, `Bearer realm="jwt-svid"` // RFC 6750: no error if there was no attempt
+	case errors.Is(err, ErrUnavailable):
 		return http.StatusServiceUnavailable, ""
 	}
 	return http.StatusUnauthorized, `Bearer error="invalid_token"`
@@ -117,8 +123,8 @@ func refuseRequest(w http.ResponseWriter, status int, challenge string) {
 // proofKey is the key of a *Verified in the context of a request.
 type proofKey struct{}
 
-// FromContext returns the proof of who sent the request behind ctx, if it came through [Middleware]. For
-// every other context it reports false.
+// FromContext returns the proof of the caller whose request is behind ctx, if the request came through
+// [Middleware]. For every other context it reports false.
 func FromContext(ctx context.Context) (*Verified, bool) {
 	p, ok := ctx.Value(proofKey{}).(*Verified)
 	return p, ok

@@ -26,13 +26,13 @@ import (
 var who = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	p, ok := jwtsvid.FromRequest(r)
 	if !ok {
-		fmt.Fprintf(w, "%d nobody", r.ProtoMajor)
+		fmt.Fprintf(w, "%d none", r.ProtoMajor)
 		return
 	}
 	fmt.Fprintf(w, "%d %s", r.ProtoMajor, p)
 })
 
-func protect(t testing.TB, v *jwtsvid.Validator, allow spiffe.Policy, opts *jwtsvid.MiddlewareOptions) http.Handler {
+func protect(t testing.TB, v *jwtsvid.Validator, allow spiffe.PolicySource, opts *jwtsvid.MiddlewareOptions) http.Handler {
 	t.Helper()
 	m, err := jwtsvid.Middleware(v, allow, opts)
 	require.NoError(t, err)
@@ -112,11 +112,12 @@ func TestMiddlewareMistakes(t *testing.T) {
 	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	for _, c := range []struct {
 		v     *jwtsvid.Validator
-		allow spiffe.Policy
+		allow spiffe.PolicySource
 		want  string
 	}{
 		{nil, spiffe.AllowAnyPeer(), "not made by NewValidator"},
 		{&jwtsvid.Validator{}, spiffe.AllowAnyPeer(), "not made by NewValidator"},
+		{v, nil, "no policy"},
 		{v, spiffe.Policy{}, "the policy is zero"},
 		{v, spiffe.AllowIDs(), "AllowIDs needs at least one ID"},
 	} {
@@ -126,6 +127,25 @@ func TestMiddlewareMistakes(t *testing.T) {
 	}
 	_, ok := jwtsvid.FromRequest(httptest.NewRequest(http.MethodGet, "/", nil))
 	assert.False(t, ok, "a request that came another way")
+}
+
+// A policy that is replaced counts from the next request on.
+func TestMiddlewareLivePolicy(t *testing.T) {
+	t.Parallel()
+	live := &spiffe.LivePolicy{}
+	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), live, nil)
+	status := func() int {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header.Set("Authorization", "Bearer "+es256(t, baseHeader, basePay))
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	assert.Equal(t, http.StatusForbidden, status(), "no policy yet")
+	require.NoError(t, live.Set(spiffe.AllowIDs(webID)))
+	assert.Equal(t, http.StatusOK, status())
+	require.NoError(t, live.Set(spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/other"))))
+	assert.Equal(t, http.StatusForbidden, status())
 }
 
 // TestGRPC sends a token as gRPC does: in metadata, which are the header fields of HTTP/2.

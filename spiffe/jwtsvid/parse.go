@@ -2,20 +2,46 @@ package jwtsvid
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/jws"
-	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// MaxSize is the longest token in bytes that this package reads or issues. Most HTTP servers take no
-// more in a header field.
-const MaxSize = jws.MaxSize
+// kind is what the errors about tokens say, and the ids of the rules that package token checks.
+var kind = &token.Kind{
+	Package: "jwtsvid", What: "token",
+	Form: "JWT-26", Algorithm: "JWT-4", Subject: "JWT-11", Bundle: "JWT-29", Expires: "JWT-19", NotBefore: "JWT-22",
+}
 
-// Unverified is what a token says about itself. Nobody has looked at its signature, and anybody can
-// write one: it tells a client what it holds, and it must never decide whether somebody may come in.
-// For that see [Validator]. It does not hold the token.
+// Reasons for refusing a token that a program may branch on, with [errors.Is]. The text of the error has
+// the reason in detail and the ID that the token claims, cut to a bounded length, and never the token.
+// The error for a trust domain without a bundle wraps [spiffe.ErrUnknownTrustDomain].
+var (
+	// ErrNoToken says that there is no "authorization" value with the scheme Bearer, or more than one
+	// value. Only [Validator.ValidateHeader] returns it.
+	ErrNoToken error = token.NoToken
+
+	// ErrAudience says that "aud" is missing, malformed, or does not name this validator: the token was
+	// issued for another receiver.
+	ErrAudience error = token.Audience
+
+	// ErrExpired says that "exp" is missing, not a number, or over.
+	ErrExpired error = token.Expired
+
+	// ErrUnavailable says that the bundle source failed, so that the token was not judged. The client
+	// may try again later. Such an error also has a method Retryable() (after time.Duration, ok bool).
+	ErrUnavailable = token.ErrUnavailable
+)
+
+// Unverified is what a token says about itself. Its signature is not checked, and anyone can write such a
+// token. It tells a client what it holds; it must never decide whether a caller is let in. For that see
+// [Validator]. It does not hold the token.
 type Unverified struct {
 	ID       spiffe.ID // "sub"
 	Audience []string  // "aud", at least one
@@ -23,227 +49,108 @@ type Unverified struct {
 	KeyID    string    // "kid" in the header; empty if there is none
 }
 
-// ParseUnverified reads a token without verifying it: neither its signature, nor its audience, nor
-// its time is looked at. The form of the header and of the claims "sub", "aud" and "exp" is checked
-// as a [Validator] does. The error is an [*Error].
+// ParseUnverified reads a token without verifying its signature, audience or time. It checks the form of
+// the header and of the claims "sub", "aud" and "exp" as a [Validator] does.
 func ParseUnverified(token string) (*Unverified, error) {
-	p, e := parse(token)
+	signed, claims, e := parse(token)
 	if e == nil {
-		e = p.audienceFault()
+		e = audienceFault(&claims)
 	}
 	if e == nil {
-		e = p.expiryFault()
+		e = expiryFault(&claims)
 	}
 	if e != nil {
-		if p != nil {
-			e.ID = p.id
-		}
+		e.ID = claims.ID
 		return nil, e
 	}
-	return &Unverified{ID: p.id, Audience: p.aud, Expires: p.exp.at, KeyID: p.kid}, nil
+	return &Unverified{ID: claims.ID, Audience: claims.Audience, Expires: claims.Expires.At, KeyID: signed.KeyID}, nil
 }
 
-// parsed is a token whose form is right. What the claims "aud", "exp" and "nbf" are worth is judged
-// after the signature.
-type parsed struct {
-	header
-	claims
-	input, sig []byte
-}
-
-// parse takes the first three steps, which need nothing but the token: the parts, the header, the
-// payload.
-func parse(token string) (*parsed, *Error) {
-	t, err := jws.Parse(token)
-	if err != nil {
-		return nil, malformed(token, err)
-	}
-	p := &parsed{input: t.Input, sig: t.Signature}
-	if e := p.readHeader(t.Header); e != nil {
-		return nil, e
-	}
-	if e := p.readClaims(t.Payload); e != nil {
-		return nil, e
-	}
-	return p, nil
-}
-
-func malformed(token string, err error) *Error {
-	e := refuse(ReasonMalformed, "JWT-26", "%w", err)
-	if f, ok := errors.AsType[*jws.Error](err); ok {
-		switch f.Code {
-		case jws.Shape:
-			e.Rule = "JWT-1"
-			if dots(token) == 4 { // the shape of an encrypted token
-				e.Rule = "JWT-2"
-			}
-		case jws.Size:
-			e.Rule = ""
+// parse checks all that needs nothing but the token: the parts, the header, the form of the payload, "sub".
+func parse(text string) (*token.Signed, token.Claims, *token.Error) {
+	s, e := kind.Parse(text)
+	if e == nil {
+		e = headerFault(s)
+	} else if f, ok := errors.AsType[*jws.Error](e.Err); ok && f.Code == jws.Size {
+		e.Rule = ""
+	} else if ok && f.Code == jws.Shape {
+		e.Rule = "JWT-1"
+		if strings.Count(text, ".") == 4 { // an encrypted token
+			e.Rule = "JWT-2"
 		}
 	}
-	return e
+	if e != nil {
+		return nil, token.Claims{}, e
+	}
+	claims, e := kind.ReadClaims(s.Payload)
+	return s, claims, e
 }
 
-func dots(s string) (n int) {
-	for i := range len(s) {
-		if s[i] == '.' {
-			n++
-		}
-	}
-	return n
-}
-
-// header is what the header of a token says.
-type header struct {
-	alg    jws.Algorithm
-	kid    string
-	hasKID bool
-}
-
-// readHeader applies the rules for the header. The algorithm is judged before all else that it says
-// (JWT-4).
-func (h *header) readHeader(data []byte) *Error {
-	var alg, typ []byte
-	var extra string
-	hasTyp, kidOK, other := false, true, false
-	r := strictjson.NewReader(data)
-	object := r.Kind() == strictjson.Object
-	if !object {
-		r.Skip()
-	}
-	for name := range r.Members() {
-		switch string(name) {
-		case "alg":
-			alg, _ = r.Text()
-		case "kid":
-			var kid []byte
-			kid, kidOK = r.Text()
-			h.kid, h.hasKID = string(kid), true
-		case "typ":
-			typ, _ = r.Text()
-			hasTyp = true
-		default:
-			if !other {
-				extra, other = string(name), true
-			}
-		}
-	}
-	switch err := r.End(); {
-	case err != nil:
-		return refuse(ReasonMalformed, "JWT-26", "the header is not strict JSON: %w", err)
-	case !object:
-		return refuse(ReasonMalformed, "JWT-26", "the header is not a JSON object")
-	}
-	var ok bool
-	if h.alg, ok = jws.ParseAlgorithm(string(alg)); !ok {
-		return refuse(ReasonAlgorithm, "JWT-4", `"alg" is missing or not one of the nine that begin with RS, ES or PS`)
-	}
+// headerFault checks the header beyond the algorithm, which was checked first (JWT-4).
+func headerFault(s *token.Signed) *token.Error {
 	switch {
-	case other:
-		return refuse(ReasonHeader, "JWT-6", "%q does not belong in a header", clip(extra, maxQuoted))
-	case !kidOK:
-		return refuse(ReasonHeader, "JWT-7", `"kid" is not a string`)
-	case hasTyp && string(typ) != "JWT" && string(typ) != "JOSE":
-		return refuse(ReasonHeader, "JWT-10", `"typ" is there and neither "JWT" nor "JOSE"`)
+	case len(s.Extra) > 0:
+		return kind.Refuse("header", "JWT-6", "%q does not belong in a header", token.Clip(s.Extra[0], token.MaxQuoted))
+	case s.NotText == "kid":
+		return kind.Refuse("header", "JWT-7", `"kid" is not a string`)
+	case s.HasType && s.Type != "JWT" && s.Type != "JOSE":
+		return kind.Refuse("header", "JWT-10", `"typ" is there and neither "JWT" nor "JOSE"`)
 	}
 	return nil
 }
 
-// claims is what the payload of a token says.
-type claims struct {
-	id       spiffe.ID
-	aud      []string
-	audOK    bool // "aud" is there, and a string or an array of strings
-	exp, nbf date
-}
-
-// date is a NumericDate.
-type date struct {
-	at      time.Time
-	present bool
-	number  bool
-}
-
-// readClaims reads the payload. Of what it says, only the form and "sub" are judged here.
-func (c *claims) readClaims(data []byte) *Error {
-	var sub []byte
-	subOK := false
-	r := strictjson.NewReader(data)
-	object := r.Kind() == strictjson.Object
-	if !object {
-		r.Skip()
+// audienceFault checks the form of "aud".
+func audienceFault(c *token.Claims) *token.Error {
+	switch {
+	case c.Audience == nil && !c.AudienceOK:
+		return kind.Refuse(token.Audience, "JWT-12", `"aud" is missing, or neither a string nor an array of strings`)
+	case !c.AudienceOK:
+		return kind.Refuse(token.Audience, "JWT-14", `"aud" has a value that is not a string`)
+	case len(c.Audience) == 0:
+		return kind.Refuse(token.Audience, "JWT-12", `"aud" has no value`)
 	}
-	for name := range r.Members() {
-		switch string(name) {
-		case "sub":
-			sub, subOK = r.Text()
-		case "aud":
-			c.readAudience(r)
-		case "exp":
-			c.exp = readDate(r)
-		case "nbf":
-			c.nbf = readDate(r)
+	return nil
+}
+
+// expiryFault checks the form of "exp".
+func expiryFault(c *token.Claims) *token.Error {
+	if !c.Expires.Number {
+		return kind.Refuse(token.Expired, "JWT-18", `"exp" is missing or not a number`)
+	}
+	return nil
+}
+
+// checkAudience refuses a list of audiences that no token can have.
+func checkAudience(audience []string) error {
+	if len(audience) == 0 {
+		return errors.New("no audience")
+	}
+	for i, a := range audience {
+		switch {
+		case a == "":
+			return errors.New("an audience is empty")
+		case !utf8.ValidString(a):
+			return errors.New("an audience is not UTF-8")
+		case slices.Contains(audience[:i], a):
+			return fmt.Errorf("the audience %q is there twice", token.Clip(a, token.MaxQuoted))
 		}
 	}
-	switch err := r.End(); {
-	case err != nil:
-		return refuse(ReasonMalformed, "JWT-26", "the payload is not strict JSON: %w", err)
-	case !object:
-		return refuse(ReasonMalformed, "JWT-26", "the payload is not a JSON object")
-	case !subOK:
-		return refuse(ReasonSubject, "JWT-11", `"sub" is missing or not a string`)
-	}
-	var err error
-	if c.id, err = spiffe.ParseID(string(sub)); err != nil {
-		return &Error{Reason: ReasonSubject, Rule: "JWT-11", Err: err}
-	}
 	return nil
 }
 
-func (c *claims) readAudience(r *strictjson.Reader) {
-	switch r.Kind() {
-	case strictjson.String:
-		var one []byte
-		one, c.audOK = r.Text()
-		c.aud = []string{string(one)}
-	case strictjson.Array:
-		c.audOK = true
-		for range r.Elements() {
-			one, ok := r.Text()
-			c.audOK = c.audOK && ok
-			c.aud = append(c.aud, string(one))
+// quote lists a few values for an error.
+func quote(values []string) string {
+	const most = 3
+	var b strings.Builder
+	for i, v := range values {
+		if i == most {
+			fmt.Fprintf(&b, " and %d more", len(values)-most)
+			break
 		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%q", token.Clip(v, token.MaxQuoted))
 	}
-}
-
-// audienceFault applies what can be said about "aud" without knowing who we are.
-func (c *claims) audienceFault() *Error {
-	switch {
-	case c.aud == nil && !c.audOK:
-		return refuse(ReasonAudience, "JWT-12", `"aud" is missing, or neither a string nor an array of strings`)
-	case !c.audOK:
-		return refuse(ReasonAudience, "JWT-14", `"aud" has a value that is not a string`)
-	case len(c.aud) == 0:
-		return refuse(ReasonAudience, "JWT-12", `"aud" has no value`)
-	}
-	return nil
-}
-
-func (c *claims) expiryFault() *Error {
-	switch {
-	case !c.exp.present:
-		return refuse(ReasonExpired, "JWT-18", `"exp" is missing`)
-	case !c.exp.number:
-		return refuse(ReasonExpired, "JWT-18", `"exp" is not a number`)
-	}
-	return nil
-}
-
-func readDate(r *strictjson.Reader) date {
-	d := date{present: true}
-	var text []byte
-	if text, d.number = r.Number(); d.number {
-		d.at = jws.NumericDate(string(text))
-	}
-	return d
+	return b.String()
 }

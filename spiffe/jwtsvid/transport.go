@@ -5,17 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/svidkit/svidkit/internal/redirect"
+	"github.com/svidkit/svidkit/internal/token"
 )
 
 // TransportOptions are the choices of a [Transport] that have a default.
@@ -74,69 +71,49 @@ func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOpti
 	for _, name := range slices.Sorted(maps.Keys(audiences)) {
 		u, err := url.Parse("https://" + name)
 		if err != nil || u.Host != name || u.Hostname() == "" || strings.HasSuffix(name, ":") {
-			return nil, fmt.Errorf("jwtsvid: new transport: %q is not a host, or a host and a port, as in a URL", clip(name, maxQuoted))
+			return nil, fmt.Errorf("jwtsvid: new transport: %q is not a host, or a host and a port, as in a URL", token.Clip(name, token.MaxQuoted))
 		}
 		if err := checkAudience([]string{audiences[name]}); err != nil {
-			return nil, fmt.Errorf("jwtsvid: new transport: host %q: %w", clip(name, maxQuoted), err)
+			return nil, fmt.Errorf("jwtsvid: new transport: host %q: %w", token.Clip(name, token.MaxQuoted), err)
 		}
 		host := strings.ToLower(name)
 		if _, ok := t.audiences[host]; ok {
-			return nil, fmt.Errorf("jwtsvid: new transport: the host %q is there twice", clip(host, maxQuoted))
+			return nil, fmt.Errorf("jwtsvid: new transport: the host %q is there twice", token.Clip(host, token.MaxQuoted))
 		}
 		t.audiences[host] = audiences[name]
 	}
 	t.loopback, t.unix, t.base = o.AllowLoopback, o.UnixSocket != "", o.Base
 	if t.base == nil {
-		t.base = newBase(o.UnixSocket)
+		t.base = token.BaseTransport(o.UnixSocket)
 	}
 	return t, nil
-}
-
-// newBase returns a transport that connects to the hosts in URLs or, if it is not empty, to a Unix
-// socket.
-func newBase(socket string) *http.Transport {
-	dialer := &net.Dialer{Timeout: 30 * time.Second}
-	dial := dialer.DialContext
-	if socket != "" {
-		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", socket)
-		}
-	}
-	return &http.Transport{
-		DialContext:           dial,
-		ForceAttemptHTTP2:     true,
-		TLSHandshakeTimeout:   10 * time.Second,
-		MaxIdleConns:          100,
-		IdleConnTimeout:       90 * time.Second,
-		ExpectContinueTimeout: time.Second,
-	}
 }
 
 // RoundTrip implements [http.RoundTripper].
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	audience, err := t.audienceFor(r)
 	if err != nil {
-		closeBody(r)
+		token.CloseBody(r)
 		return nil, fmt.Errorf("jwtsvid: transport: %w", err)
 	}
 	if audience == "" {
 		return t.base.RoundTrip(r)
 	}
-	token, err := t.cache.Fetch(r.Context(), audience)
+	bearer, err := t.cache.Fetch(r.Context(), audience)
 	if err != nil {
-		closeBody(r)
+		token.CloseBody(r)
 		return nil, err
 	}
-	resp, err := t.send(r, r.Body, token)
+	resp, err := t.send(r, r.Body, bearer)
 	if err != nil || resp.StatusCode != http.StatusUnauthorized {
 		return resp, err
 	}
 	body, ok := bodyAgain(r)
 	if !ok {
-		t.cache.doubt(token, audience)
+		t.cache.doubt(bearer, audience)
 		return resp, nil
 	}
-	if token, err = t.cache.renew(r.Context(), token, audience); err != nil {
+	if bearer, err = t.cache.renew(r.Context(), bearer, audience); err != nil {
 		if body != nil {
 			_ = body.Close()
 		}
@@ -144,7 +121,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // so that the connection can be used again
 	_ = resp.Body.Close()
-	return t.send(r, body, token)
+	return t.send(r, body, bearer)
 }
 
 // audienceFor returns the audience of the token that r gets, or "" if it is to be sent without.
@@ -152,12 +129,7 @@ func (t *Transport) audienceFor(r *http.Request) (string, error) {
 	if r.URL == nil {
 		return "", errors.New("the request has no URL")
 	}
-	for name := range r.Header {
-		if strings.EqualFold(name, "Authorization") { // in whatever case a caller has put it into the map
-			return "", nil
-		}
-	}
-	if redirect.Strayed(r) {
+	if token.HasField(r.Header, "Authorization") || token.Strayed(r) {
 		return "", nil
 	}
 	host := strings.ToLower(r.URL.Host)
@@ -172,12 +144,12 @@ func (t *Transport) audienceFor(r *http.Request) (string, error) {
 	}
 	switch {
 	case !ok:
-		return "", fmt.Errorf("no audience is known for the host %q; add it, or use another client for it", clip(host, maxQuoted))
+		return "", fmt.Errorf("no audience is known for the host %q; add it, or use another client for it", token.Clip(host, token.MaxQuoted))
 	case r.URL.Scheme == "https" || r.URL.Scheme == "http" && (t.unix || t.loopback && isLoopback(r.URL.Hostname())):
 		return audience, nil
 	}
-	return "", fmt.Errorf("refusing to send a token to %q by %q, where others can read it; use https (JWT-34)",
-		clip(host, maxQuoted), clip(r.URL.Scheme, maxQuoted))
+	return "", fmt.Errorf("refusing to send a token to %q by %q, where others can read it; use https",
+		token.Clip(host, token.MaxQuoted), token.Clip(r.URL.Scheme, token.MaxQuoted))
 }
 
 func isLoopback(host string) bool {
@@ -188,14 +160,10 @@ func isLoopback(host string) bool {
 	return err == nil && ip.IsLoopback()
 }
 
-// send sends a copy of r with this body and token. In the response stands r itself, without the token.
-func (t *Transport) send(r *http.Request, body io.ReadCloser, token string) (*http.Response, error) {
-	c := r.WithContext(r.Context())
-	c.Header = r.Header.Clone()
-	if c.Header == nil {
-		c.Header = make(http.Header)
-	}
-	c.Header.Set("Authorization", "Bearer "+token)
+// send sends a copy of r with this body and token. The response refers to r itself, without the token.
+func (t *Transport) send(r *http.Request, body io.ReadCloser, bearer string) (*http.Response, error) {
+	c := token.CloneRequest(r)
+	c.Header.Set("Authorization", "Bearer "+bearer)
 	c.Body = body
 	resp, err := t.base.RoundTrip(c)
 	if resp != nil {
@@ -216,12 +184,6 @@ func bodyAgain(r *http.Request) (io.ReadCloser, bool) {
 	return body, err == nil
 }
 
-func closeBody(r *http.Request) {
-	if r.Body != nil {
-		_ = r.Body.Close() // a RoundTripper always closes the body
-	}
-}
-
 // CloseIdleConnections closes the idle connections of the base transport, if it can;
 // [http.Client.CloseIdleConnections] calls it.
 func (t *Transport) CloseIdleConnections() {
@@ -229,17 +191,6 @@ func (t *Transport) CloseIdleConnections() {
 		b.CloseIdleConnections()
 	}
 }
-
-// String returns the hosts, sorted.
-func (t *Transport) String() string {
-	return "jwtsvid.Transport(" + strings.Join(slices.Sorted(maps.Keys(t.audiences)), ", ") + ")"
-}
-
-// GoString returns the same as String.
-func (t *Transport) GoString() string { return t.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (t *Transport) LogValue() slog.Value { return slog.StringValue(t.String()) }
 
 // RPCCredentials present tokens in gRPC calls: metadata "authorization" with the value "Bearer TOKEN". It
 // has the methods of credentials.PerRPCCredentials of google.golang.org/grpc, which this library does not

@@ -210,7 +210,7 @@ func (l *FailureLog) addError(now time.Time, server bool, remote string, err err
 		f.Stage, f.Reason, f.Clock, f.OtherSees = "identity", he.Err.Error(), he.Clock, he.OtherSees()
 	}
 	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
-		f.Stage, f.Rule, f.ID, f.TrustDomain = ve.Stage.String(), ve.Rule, ve.ID, ve.ID.TrustDomain()
+		f.Stage, f.Rule, f.ID, f.TrustDomain = string(ve.Stage), ve.Rule, ve.ID, ve.ID.TrustDomain()
 	}
 	l.add(now, f)
 }

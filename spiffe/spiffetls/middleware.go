@@ -26,8 +26,7 @@ func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, er
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")
 	}
-	// A verifier has the same idea of what a policy must be.
-	if _, err := spiffe.NewVerifier(&spiffe.BundleSet{}, allow, nil); err != nil {
+	if err := spiffe.CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("spiffetls: require peer: %w", err)
 	}
 	return requirePeer{allow, next}, nil

@@ -285,7 +285,7 @@ func TestFaults(t *testing.T) {
 	for _, version := range versions {
 		opts := &spiffetls.Options{MinVersion: version}
 		for _, f := range spiffetest.Faults() {
-			t.Run(tls.VersionName(version)+"/"+f.String(), func(t *testing.T) {
+			t.Run(tls.VersionName(version)+"/"+string(f), func(t *testing.T) {
 				t.Parallel()
 				bad := bare(ca.Broken(f))
 				bad.MaxVersion = version

@@ -126,7 +126,7 @@ func ExampleValidator_Validate() {
 	}
 	for _, target := range []string{"queue:refunds", "queue:payments", "queue:payments"} {
 		caller, err := validator.Validate(token, proof, witsvid.Call{Target: target})
-		if e, ok := errors.AsType[*witsvid.Error](err); ok {
+		if e, ok := errors.AsType[*refused](err); ok {
 			fmt.Println(target, "refused:", e.What, e.Reason, e.Rule)
 			continue
 		}
@@ -225,5 +225,5 @@ func ExampleParseUnverified() {
 	fmt.Println(err)
 	// Output:
 	// claims to be spiffe://example.org/web
-	// witsvid: token: malformed: 1 parts, not three (WIT-1)
+	// witsvid: token: malformed: 1 parts, not three
 }

@@ -1,13 +1,12 @@
 package witsvid
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 
-	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/token"
 )
 
 // The header fields that carry a token and a Workload Proof Token (WIT-49, WPT-1): each is there exactly
@@ -36,7 +35,7 @@ func tokenFields(names []string) ([]string, error) {
 		f := strings.ToLower(n)
 		switch {
 		case f == "" || strings.ContainsFunc(f, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }):
-			return nil, fmt.Errorf("%q is not the name of a header field", clip(n, maxQuoted))
+			return nil, fmt.Errorf("%q is not the name of a header field", token.Clip(n, token.MaxQuoted))
 		case slices.Contains([]string{tokenField, strings.ToLower(HeaderProof), authField, txnField, digestField, typeField, "signature", "signature-input", "host"}, f):
 			return nil, fmt.Errorf("the field %q is looked after without being among Tokens", f)
 		case slices.Contains(list, f):
@@ -50,17 +49,17 @@ func tokenFields(names []string) ([]string, error) {
 // fields returns the tokens in a request that a Workload Proof Token has to cover: those that the drafts
 // know, and those in the further fields. In Authorization, what is no OAuth access token counts as a
 // further field. The target is left to the caller.
-func fields(h http.Header, further []string) (Call, *Error) {
+func fields(h http.Header, further []string) (Call, *token.Error) {
 	var c Call
-	one := func(field, rule string) (string, *Error) {
+	one := func(field, rule string) (string, *token.Error) {
 		lines := h[http.CanonicalHeaderKey(field)]
 		switch {
 		case len(lines) == 0:
 			return "", nil
 		case len(lines) > 1:
-			return "", refuse(whatRequest, ReasonBinding, rule, "the field %q is there %d times, and a proof can cover it once", field, len(lines))
+			return "", requests.Refuse("binding", rule, "the field %q is there %d times, and a proof can cover it once", field, len(lines))
 		case trim(lines[0]) == "":
-			return "", refuse(whatRequest, ReasonBinding, rule, "the field %q is empty", field)
+			return "", requests.Refuse("binding", rule, "the field %q is empty", field)
 		}
 		return trim(lines[0]), nil
 	}
@@ -80,7 +79,7 @@ func fields(h http.Header, further []string) (Call, *Error) {
 	case !strings.EqualFold(scheme, "Bearer") && !strings.EqualFold(scheme, "DPoP"):
 		other(authField, auth)
 	case trim(token) == "":
-		return c, refuse(whatRequest, ReasonBinding, "WPT-11", "Authorization has a scheme and no token")
+		return c, requests.Refuse("binding", "WPT-11", "Authorization has a scheme and no token")
 	default:
 		c.AccessToken = trim(token)
 	}
@@ -114,15 +113,11 @@ func (c *Call) covered() []string {
 }
 
 // misplaced refuses a WIT-SVID in Authorization, where it would be a bearer token (WIT-41, WIT-42).
-func misplaced(h http.Header) *Error {
+func misplaced(h http.Header) *token.Error {
 	for _, line := range h["Authorization"] {
 		for part := range strings.FieldsSeq(line) {
-			t, err := jws.Parse(strings.TrimRight(part, ","))
-			if err != nil {
-				continue
-			}
-			if head, err := jws.ParseHeader(t.Header); err == nil && head.Type == tokenType {
-				return refuse(whatRequest, ReasonMisplaced, "WIT-42", "there is a WIT-SVID in Authorization; it is never a bearer token")
+			if s, e := tokens.Parse(strings.TrimRight(part, ",")); e == nil && s.Type == tokenType {
+				return requests.Refuse("misplaced", "WIT-42", "there is a WIT-SVID in Authorization; it is never a bearer token")
 			}
 		}
 	}
@@ -130,15 +125,9 @@ func misplaced(h http.Header) *Error {
 }
 
 // single returns the only value of a header field.
-func single(h http.Header, what, name, rule string) (string, *Error) {
-	switch lines := h[name]; len(lines) {
-	case 0:
-		return "", refuse(what, ReasonMissing, rule, "there is no %s", name)
-	case 1:
-		return lines[0], nil
-	default:
-		return "", refuse(what, ReasonMissing, rule, "%s is there %d times, not once", name, len(lines))
+func single(h http.Header, k *token.Kind, name, rule string) (string, *token.Error) {
+	if lines := h[name]; len(lines) != 1 {
+		return "", k.Refuse("missing", rule, "%s is there %d times, not once", name, len(lines))
 	}
+	return h[name][0], nil
 }
-
-var errNotMade = errors.New("the Validator was not made by NewValidator")

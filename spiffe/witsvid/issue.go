@@ -2,26 +2,27 @@ package witsvid
 
 import (
 	"cmp"
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"time"
-	"unicode/utf8"
+
+	"github.com/go-jose/go-jose/v4"
 
 	"github.com/svidkit/svidkit/internal/jws"
-	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// DefaultLifetime is how long a token lasts if nobody says otherwise. It is longer than that of a
-// JWT-SVID, as a token that was stolen is worth nothing without its key (WIT-27).
+// DefaultLifetime is how long a token lasts by default. It is longer than that of a JWT-SVID, because a
+// stolen token is worth nothing without its key (WIT-27).
 const DefaultLifetime = time.Hour
 
 // IssuerOptions are the choices of an [Issuer] that have a default.
@@ -44,71 +45,29 @@ type IssuerOptions struct {
 
 // Issuer signs tokens for the workloads of one trust domain with one key. It is safe for concurrent
 // use if the key is. However it is printed, the key does not show.
-type Issuer struct {
-	td       spiffe.TrustDomain
-	kid      string
-	alg      jws.Algorithm
-	lifetime time.Duration
-	now      func() time.Time
-	key      func() crypto.Signer // a func, because no printer sees what it holds
-}
+type Issuer struct{ issuer *token.Issuer }
 
 // NewIssuer returns an Issuer of tokens for the trust domain td. The key may live in hardware; it is an
-// ECDSA key on P-256, P-384 or P-521, or an RSA key of 2048 to 8192 bits. Its public half must be in
-// the bundle of td before anybody accepts the tokens; see [Issuer.Authority]. The options may be nil.
+// ECDSA key on P-256, P-384 or P-521, or an RSA key of 2048 to 8192 bits. Validators accept the tokens
+// once its public half is in the bundle of td; see [Issuer.Authority]. The options may be nil.
 func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*Issuer, error) {
-	i := &Issuer{td: td, lifetime: DefaultLifetime, now: time.Now, key: func() crypto.Signer { return key }}
 	var o IssuerOptions
 	if opts != nil {
 		o = *opts
 	}
-	i.lifetime = cmp.Or(o.Lifetime, DefaultLifetime)
-	if o.Now != nil {
-		i.now = o.Now
+	if o.KeyID == "" && key != nil {
+		thumbprint, err := (&jose.JSONWebKey{Key: key.Public()}).Thumbprint(crypto.SHA256)
+		if err == nil { // or NewIssuer refuses the key
+			o.KeyID = base64.RawURLEncoding.EncodeToString(thumbprint)
+		}
 	}
-	var err error
-	switch {
-	case td.IsZero():
-		err = fmt.Errorf("no trust domain: %w", spiffe.ErrZero)
-	case key == nil:
-		err = errors.New("no key")
-	case !utf8.ValidString(o.KeyID):
-		err = errors.New("the key ID is not UTF-8 (WIT-3)")
-	case i.lifetime < time.Second:
-		err = fmt.Errorf("a lifetime of %v is less than a second", i.lifetime)
-	default:
-		i.alg, err = chooseAlgorithm(o.Algorithm, key.Public())
-	}
+	issuer, err := token.NewIssuer(tokens, key, token.IssuerConfig{
+		Domain: td, KeyID: o.KeyID, Type: tokenType, Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, DefaultLifetime), Now: o.Now,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("witsvid: new issuer: %w", err)
+		return nil, err
 	}
-	if i.kid = o.KeyID; i.kid == "" {
-		i.kid = thumbprint(key.Public())
-	}
-	return i, nil
-}
-
-// chooseAlgorithm returns the algorithm of this name, or the usual one for the key.
-func chooseAlgorithm(name string, key crypto.PublicKey) (jws.Algorithm, error) {
-	alg, ok := jws.DefaultAlgorithm(key)
-	if !ok {
-		return 0, fmt.Errorf("no algorithm of WIT-SVID uses this key, a %T: take ECDSA on P-256, P-384 or P-521, or RSA of 2048 to 8192 bits (WIT-12)", key)
-	}
-	if name != "" {
-		if alg, ok = jws.ParseAlgorithm(name); !ok {
-			return 0, fmt.Errorf("the algorithm %q is not one of the nine that begin with RS, ES or PS (WIT-6)", clip(name, maxQuoted))
-		}
-		if !alg.Fits(key) {
-			return 0, fmt.Errorf("the algorithm %v does not fit the key (WIT-14)", alg)
-		}
-	}
-	return alg, nil
-}
-
-// thumbprint returns the thumbprint of a key that fits one of the algorithms (RFC 7638).
-func thumbprint(key crypto.PublicKey) string {
-	sum := sha256.Sum256(jws.AppendCanonical(nil, key))
-	return base64.RawURLEncoding.EncodeToString(sum[:])
+	return &Issuer{issuer}, nil
 }
 
 // Authority returns the key ID and the public key of the tokens, for [spiffe.BundleContents]:
@@ -117,87 +76,65 @@ func thumbprint(key crypto.PublicKey) string {
 //	contents.WITAuthorities[keyID] = key
 //
 // Publish a new one, and wait until consumers have seen it, before it signs.
-func (i *Issuer) Authority() (keyID string, key crypto.PublicKey) { return i.kid, i.key().Public() }
+func (i *Issuer) Authority() (keyID string, key crypto.PublicKey) {
+	return i.issuer.KeyID(), i.issuer.Key().Public()
+}
 
 // IssueSVID makes a new key for the workload id, on P-256, and returns it with a token that confirms it.
-// It is the way to issue when workload and Issuer are one process or the key is sent along; a key is not
+// Use it when the workload and the Issuer are one process or the key is sent to the workload. A key is not
 // used for a second token (WIT-52).
 func (i *Issuer) IssueSVID(id spiffe.ID) (*SVID, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("witsvid: issue for %q: %w", clip(id.String(), maxInError), err)
-	}
-	token, err := i.Issue(id, key.Public())
+	token, key, err := i.IssueWITSVID(context.Background(), id, "")
 	if err != nil {
 		return nil, err
 	}
 	return NewSVID(token, key)
 }
 
-// Issue returns a new token that confirms a public key of the workload id, which must be in the Issuer's
-// trust domain and have a path. That the workload has the private key is for the caller to know: it has
-// authenticated the workload, and has seen a signature by the key, or made it. The key is of a kind that
-// an Issuer may have too, and new with each token (WIT-52); its "alg" is the usual one for it.
-//
-// The header has "alg", "kid" and "typ", the payload "sub", "exp" and "iat" in whole seconds, a random
-// "jti", and "cnf" (WIT-28). "iat" is the present second and never later, because validators exist that
-// refuse what was issued in their future.
-//
-// The token is checked with the public key before it is returned: a signer that is not what it says
-// fails here and not with every receiver.
-func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) {
-	if i == nil || i.key == nil {
-		return "", errors.New("witsvid: issue: the Issuer was not made by NewIssuer")
-	}
-	token, err := i.issue(id, workload)
+// IssueWITSVID is [Issuer.IssueSVID] with the results as they are. It lets an Issuer answer the Workload
+// API of an agent, which has found that the caller has this ID. The hint is ignored.
+func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token string, key crypto.Signer, err error) {
+	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return "", fmt.Errorf("witsvid: issue for %q: %w", clip(id.String(), maxInError), err)
+		return "", nil, fmt.Errorf("witsvid: issue for %q: %w", id, err)
 	}
-	return token, nil
+	if token, err = i.Issue(id, made.Public()); err != nil {
+		return "", nil, err
+	}
+	return token, made, nil
 }
 
-func (i *Issuer) issue(id spiffe.ID, workload crypto.PublicKey) (string, error) {
-	switch {
-	case id.IsZero():
-		return "", fmt.Errorf("no ID: %w", spiffe.ErrZero)
-	case !id.MemberOf(i.td):
-		return "", fmt.Errorf("the ID is not in %q, the trust domain of the issuer (SVID-1)", i.td)
-	case id.Path() == "":
-		return "", errors.New("the ID has no path, so it names a trust domain and not a workload (AMB-19)")
+// Issue returns a new token that confirms a public key of the workload id, which must be in the Issuer's
+// trust domain and have a path. The caller must know that the workload has the private key: it has
+// authenticated the workload, and has verified a signature by the key or made the key. The key is of a
+// kind that an Issuer may have too, and new with each token (WIT-52); its "alg" is the usual one for it.
+//
+// The header has "alg", "kid" and "typ", the payload "sub", "exp" and "iat" in whole seconds, a random
+// "jti", and "cnf" (WIT-28). "iat" is the present second and never later, because some validators refuse
+// a token that was issued in their future.
+//
+// The token is verified with the public key before it is returned, so a signer that does not hold the
+// key that it says fails here.
+func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) {
+	if i == nil || i.issuer == nil {
+		return "", errors.New("witsvid: issue: the Issuer was not made by NewIssuer")
 	}
-	if reason := jws.Unfit(workload); reason != "" {
-		return "", fmt.Errorf("the workload's key: %s (WIT-12)", reason)
-	}
-	alg, _ := jws.DefaultAlgorithm(workload)
-	key := i.key()
-	if pub, ok := workload.(interface{ Equal(crypto.PublicKey) bool }); ok && pub.Equal(key.Public()) {
-		return "", errors.New("the workload's key is the key of the issuer")
-	}
-	iat := i.now().Unix()
-	payload := strictjson.AppendText([]byte(`{"sub":`), id.String())
-	payload = append(payload, `,"exp":`...)
-	payload = strconv.AppendInt(payload, iat+int64(i.lifetime/time.Second), 10)
-	payload = append(payload, `,"iat":`...)
-	payload = strconv.AppendInt(payload, iat, 10)
-	payload = append(payload, `,"jti":"`+random()+`","cnf":{"jwk":{`...)
-	payload, _ = jws.AppendKey(payload, workload)
-	payload = append(payload, `,"alg":"`+alg.String()+`"}}}`...)
-
-	token, err := jws.Compact(jws.AppendHeader(nil, i.alg, i.kid, tokenType), payload, i.alg, key)
-	if err != nil {
-		return "", err
-	}
-	if len(token) > MaxSize {
-		return "", fmt.Errorf("the token would have %d bytes, the limit is %d: %w", len(token), MaxSize, spiffe.ErrTooLarge)
-	}
-	p, e := parseToken(token)
-	if e != nil {
-		return "", fmt.Errorf("nobody would accept the token: %w", e.Err)
-	}
-	if err := p.alg.Verify(key.Public(), p.input, p.sig); err != nil {
-		return "", fmt.Errorf("nobody would accept the token: %w", err)
-	}
-	return token, nil
+	return i.issuer.Issue(id, 0, func(iat, exp int64) ([]byte, error) {
+		if reason := jws.Unfit(workload); reason != "" {
+			return nil, fmt.Errorf("the workload's key: %s", reason)
+		}
+		if pub, ok := workload.(interface{ Equal(crypto.PublicKey) bool }); ok && pub.Equal(i.issuer.Key().Public()) {
+			return nil, errors.New("the workload's key is the key of the issuer")
+		}
+		alg, _ := jws.DefaultAlgorithm(workload)
+		return json.Marshal(map[string]any{
+			"sub": id.String(), "exp": exp, "iat": iat, "jti": random(),
+			"cnf": map[string]any{"jwk": jose.JSONWebKey{Key: workload, Algorithm: alg.String()}},
+		})
+	}, func(text string) (*token.Signed, *token.Error) {
+		_, s, e := parseToken(text)
+		return s, e
+	})
 }
 
 // random returns 128 random bits in base64url (WIT-21, WPT-8).
@@ -209,10 +146,10 @@ func random() string {
 
 // String returns the trust domain, the algorithm and the key ID.
 func (i *Issuer) String() string {
-	if i == nil {
+	if i == nil || i.issuer == nil {
 		return "witsvid.Issuer(none)"
 	}
-	return fmt.Sprintf("witsvid.Issuer(%s, %v, %q)", i.td, i.alg, i.kid)
+	return i.issuer.String()
 }
 
 // GoString returns the same as String, so that %#v does not show the key.

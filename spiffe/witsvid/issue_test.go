@@ -7,16 +7,13 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"math/big"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -191,15 +188,15 @@ func TestNewIssuerRefuses(t *testing.T) {
 	}{
 		"no trust domain: zero value": {spiffe.TrustDomain{}, wit1, witsvid.IssuerOptions{}},
 		"no key":                      {exampleOrg, nil, witsvid.IssuerOptions{}},
-		"no algorithm of WIT-SVID uses this key, a ed25519.PublicKey": {exampleOrg, ed, witsvid.IssuerOptions{}},
-		"no algorithm of WIT-SVID uses this key, a *ecdsa.PublicKey":  {exampleOrg, ecKey(elliptic.P224(), "1"), witsvid.IssuerOptions{}},
-		`the algorithm "EdDSA" is not one of the nine`:                {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "EdDSA"}},
-		`the algorithm "HS256" is not one of the nine`:                {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "HS256"}},
-		"the algorithm ES384 does not fit the key (WIT-14)":           {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "ES384"}},
-		"the algorithm RS256 does not fit the key":                    {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "RS256"}},
-		"the key ID is not UTF-8":                                     {exampleOrg, wit1, witsvid.IssuerOptions{KeyID: "\xff"}},
-		"a lifetime of -1s is less than a second":                     {exampleOrg, wit1, witsvid.IssuerOptions{Lifetime: -time.Second}},
-		"a lifetime of 999ms is less than a second":                   {exampleOrg, wit1, witsvid.IssuerOptions{Lifetime: 999 * time.Millisecond}},
+		"no algorithm of SPIFFE tokens uses this key, a ed25519.PublicKey": {exampleOrg, ed, witsvid.IssuerOptions{}},
+		"no algorithm of SPIFFE tokens uses this key, a *ecdsa.PublicKey":  {exampleOrg, ecKey(elliptic.P224(), "1"), witsvid.IssuerOptions{}},
+		`the algorithm "EdDSA" is not one of the nine`:                     {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "EdDSA"}},
+		`the algorithm "HS256" is not one of the nine`:                     {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "HS256"}},
+		"the algorithm ES384 does not fit the key":                         {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "ES384"}},
+		"the algorithm RS256 does not fit the key":                         {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "RS256"}},
+		"the key ID is empty or not UTF-8":                                 {exampleOrg, wit1, witsvid.IssuerOptions{KeyID: "\xff"}},
+		"a lifetime of -1s is less than a second":                          {exampleOrg, wit1, witsvid.IssuerOptions{Lifetime: -time.Second}},
+		"a lifetime of 999ms is less than a second":                        {exampleOrg, wit1, witsvid.IssuerOptions{Lifetime: 999 * time.Millisecond}},
 	} {
 		i, err := witsvid.NewIssuer(c.td, c.key, &c.opts)
 		require.ErrorContains(t, err, "witsvid: new issuer: "+want)
@@ -259,9 +256,9 @@ func TestIssueRefuses(t *testing.T) {
 	liar, err := witsvid.NewIssuer(exampleOrg, badSigner{wit1, other.Public(), nil}, nil)
 	require.NoError(t, err)
 	_, err = liar.Issue(web, wk.Public())
-	require.ErrorContains(t, err, "nobody would accept the token: the signature is not the key's")
+	require.ErrorContains(t, err, "no validator would accept the token: the signature does not match the key")
 
-	big := newIssuer(t, &witsvid.IssuerOptions{KeyID: strings.Repeat("k", witsvid.MaxSize)})
+	big := newIssuer(t, &witsvid.IssuerOptions{KeyID: strings.Repeat("k", maxSize)})
 	_, err = big.Issue(web, wk.Public())
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 }
@@ -279,20 +276,23 @@ func TestNewSVID(t *testing.T) {
 	require.NoError(t, err)
 	assert.Same(t, s, self)
 
-	der, err := x509.MarshalPKCS8PrivateKey(wk)
+	scalar, err := wk.Bytes()
 	require.NoError(t, err)
-	parsed, err := witsvid.ParseSVID(token, der)
+	private := `{` + jwk(wk) + `,"alg":"ES256","d":"` + base64.RawURLEncoding.EncodeToString(scalar) + `"}`
+	parsed, err := witsvid.ParseSVID(token, []byte(private))
 	require.NoError(t, err)
 	assert.True(t, wk.Equal(parsed.Signer()))
-	_, err = witsvid.ParseSVID(token, der[1:])
-	require.ErrorContains(t, err, "witsvid: SVID: private key: ")
+	_, err = witsvid.ParseSVID(token, []byte(private[1:]))
+	require.EqualError(t, err, "witsvid: SVID: the private key is not a JSON Web Key")
+	_, err = witsvid.ParseSVID(token, []byte(`{`+jwk(wk)+`}`))
+	require.EqualError(t, err, "witsvid: SVID: the JSON Web Key is a *ecdsa.PublicKey and not a private key")
 
 	_, err = witsvid.NewSVID(token, other)
 	require.EqualError(t, err, `witsvid: SVID of "`+webID+`": the private key is not the one that the token confirms`)
 	_, err = witsvid.NewSVID(token, nil)
-	require.ErrorContains(t, err, "no private key")
+	require.ErrorContains(t, err, "no key")
 	_, err = witsvid.NewSVID(token+".", wk)
-	assert.Equal(t, witsvid.ReasonMalformed, refusal(t, err, token).Reason)
+	assert.Equal(t, "malformed WIT-1", outcome(t, err))
 	_, err = (&witsvid.SVID{}).WITSVID()
 	require.ErrorContains(t, err, "not made by NewSVID")
 	_, err = (*witsvid.SVID)(nil).WITSVID()
@@ -316,12 +316,10 @@ func TestNothingPrints(t *testing.T) {
 	require.NoError(t, err)
 	for v, want := range map[any]string{
 		s: webID, i: `witsvid.Issuer(example.org, ES256, "wit-1")`, proof: webID,
-		tr: "witsvid.Transport(proof tokens)", signing: "witsvid.Transport(message signatures)",
 	} {
 		assert.Equal(t, want, fmt.Sprint(v))
 	}
 	assert.Equal(t, "witsvid.SVID("+webID+")", fmt.Sprintf("%#v", s))
-	assert.Equal(t, "witsvid.Proof("+webID+")", fmt.Sprintf("%#v", proof))
 	assert.Equal(t, "witsvid.Issuer(none)", (*witsvid.Issuer)(nil).String())
 
 	var out strings.Builder
@@ -347,21 +345,49 @@ func TestNothingPrints(t *testing.T) {
 	}
 }
 
-func TestReasons(t *testing.T) {
+// TestSentinels branches on errors as a program does.
+func TestSentinels(t *testing.T) {
 	t.Parallel()
-	seen := map[string]bool{}
-	for r := witsvid.ReasonMissing; r <= witsvid.ReasonDenied; r++ {
-		assert.NotContains(t, r.String(), "Reason(")
-		seen[r.String()] = true
+	call := witsvid.Call{Target: vectorTarget}
+	token := baseToken()
+	v := newValidator(t, wit1Bundle(t), atNow(func(o *witsvid.ValidatorOptions) { o.Proofs = 1 }))
+	_, malformed := v.Validate("x", "x", call)
+	old := sign(tokenHeader, claims(webSubject, `"exp":1767225600`, goodCNF()), wit1)
+	_, expired := v.Validate(old, proofFor(old, "1"), call)
+	_, err := v.Validate(token, proofFor(token, "1"), call)
+	require.NoError(t, err)
+	_, replayed := v.Validate(token, proofFor(token, "1"), call)
+	_, full := v.Validate(token, proofFor(token, "2"), call)
+	down := sourceFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("down") })
+	_, unavailable := newValidator(t, down, atNow()).Validate(token, proofFor(token, "1"), call)
+	for _, c := range []struct {
+		err  error
+		want error // nil for none of the sentinels
+	}{
+		{malformed, nil}, {expired, witsvid.ErrExpired}, {replayed, witsvid.ErrReplay}, {full, witsvid.ErrUnavailable}, {unavailable, witsvid.ErrUnavailable},
+	} {
+		for _, s := range []error{witsvid.ErrExpired, witsvid.ErrReplay, witsvid.ErrUnavailable, spiffe.ErrDenied} {
+			assert.Equal(t, s == c.want, errors.Is(c.err, s), "%v is %v", c.err, s)
+		}
 	}
-	assert.Len(t, slices.Collect(maps.Keys(seen)), int(witsvid.ReasonDenied))
-	assert.Equal(t, "Reason(0)", witsvid.Reason(0).String())
-	assert.Equal(t, "Reason(99)", witsvid.Reason(99).String())
-	bare := &witsvid.Error{What: "token", Reason: witsvid.ReasonExpired}
-	assert.EqualError(t, bare, "witsvid: token: expired")
-	long := &witsvid.Error{What: "token", Reason: witsvid.ReasonExpired, Err: errors.New("x" + strings.Repeat("é", 9000))}
-	assert.Less(t, len(long.Error()), 600)
-	assert.True(t, strings.HasSuffix(long.Error(), "é…"), long.Error())
+}
+
+// An Issuer answers a Workload API with a new key each time.
+func TestIssueWITSVID(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t, nil)
+	token, key, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint")
+	require.NoError(t, err)
+	svid, err := witsvid.NewSVID(token, key)
+	require.NoError(t, err)
+	assert.Equal(t, webID, svid.ID().String())
+	_, second, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint")
+	require.NoError(t, err)
+	assert.False(t, key.(*ecdsa.PrivateKey).Equal(second))
+	token, key, err = i.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://other.test/web"), "")
+	require.ErrorContains(t, err, "the ID is not in")
+	assert.Empty(t, token)
+	assert.Nil(t, key)
 }
 
 func TestRevision(t *testing.T) {

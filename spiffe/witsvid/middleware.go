@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/internal/token"
 )
 
 // MiddlewareOptions are the choices of [Middleware] that have a default.
@@ -51,8 +51,8 @@ type MiddlewareOptions struct {
 //
 // Other requests never reach the handler. They are answered 400, with a problem document (RFC 9457) that
 // names the [Reason] and nothing else; 403 if the proof is valid and the policy does not allow its ID; 413
-// if a body is too large to check; and 503 if this side is at fault ([ReasonBundleSource],
-// [ReasonBusy]). There is no 401, which would invite a client to put the token into the field
+// if a body is too large to check; and 503 if this side is at fault ([token.BundleSource],
+// [token.Busy]). There is no 401, which would invite a client to put the token into the field
 // Authorization (WIT-50).
 //
 // The body of a signed request is read last, when all else is in order and the proof counts as used: one that
@@ -69,7 +69,7 @@ func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(h
 	tokens, err := tokenFields(o.Tokens)
 	at, targetsErr := newTargets(targets)
 	switch {
-	case v == nil || v.bundles == nil:
+	case v == nil || v.check == nil:
 		err = errNotMade
 	case targetsErr != nil:
 		err = targetsErr
@@ -108,12 +108,12 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	proof, e := p.validate()
 	if e != nil {
 		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "witsvid: request refused", slog.Any("err", e))
-		problem(w, status(e.Reason), e.What+": "+e.Reason.String())
+		problem(w, status(e.Reason), e.What+": "+string(e.Reason))
 		return
 	}
 	r = r.WithContext(context.WithValue(r.Context(), proofKey{}, proof))
-	if p.hasBody {
-		r.Body = io.NopCloser(bytes.NewReader(p.body))
+	if p.body != nil {
+		r.Body = p.body
 	}
 	if p.signed == nil || !p.signed.signResponse {
 		next.ServeHTTP(w, r)
@@ -123,13 +123,13 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 }
 
 // status returns the HTTP status for a refusal.
-func status(r Reason) int {
+func status(r token.Reason) int {
 	switch r {
-	case ReasonBundleSource, ReasonBusy:
+	case token.BundleSource, token.Busy:
 		return http.StatusServiceUnavailable
-	case ReasonDenied:
+	case token.Denied:
 		return http.StatusForbidden
-	case ReasonTooLarge:
+	case token.TooLarge:
 		return http.StatusRequestEntityTooLarge
 	}
 	return http.StatusBadRequest
@@ -150,35 +150,45 @@ type received struct {
 	r       *http.Request
 	m       *middleware
 	message *message
-	signed  *signed // nil if it has no message signature
-	body    []byte
-	hasBody bool // the body was read
+	signed  *signed       // nil if it has no message signature
+	body    io.ReadCloser // that was read; nil if it was not
 }
 
-// validate validates all that the request has, token first, then notes that its proofs were used, and only
-// then reads the body: its sender decides how long that takes, and must not outlast what was noted.
-func (p *received) validate() (*Proof, *Error) {
+// validate validates all that the request has: the token, its proofs, which then count as used, and only
+// then the body, whose sender decides how long it takes to read.
+func (p *received) validate() (*Proof, *token.Error) {
 	v, h := p.m.validator, p.r.Header
 	if p.r.TLS == nil && !p.m.terminated {
-		return nil, refuse(whatRequest, ReasonMisplaced, "WIT-44", "it did not come by TLS")
+		return nil, requests.Refuse("misplaced", "WIT-44", "it did not come by TLS")
 	}
 	if e := misplaced(h); e != nil {
 		return nil, e
 	}
-	token, e := single(h, whatRequest, HeaderToken, "WIT-49")
+	text, e := single(h, requests, HeaderToken, "WIT-49")
 	if e != nil {
 		return nil, e
 	}
 	hasProof := len(h[HeaderProof]) > 0
 	hasSignature := hasProfile(h) || !hasProof && len(h["Signature-Input"]) > 0
 	if !hasProof && !hasSignature {
-		return nil, refuse(whatRequest, ReasonMissing, "WIT-40", "there is a token and no proof of its key")
+		return nil, requests.Refuse("missing", "WIT-40", "there is a token and no proof of its key")
 	}
-	holder, now, e := v.verifyToken(token)
+	holder, now, e := v.verifyToken(text)
 	if e != nil {
 		return nil, e
 	}
-	proof, e := p.validateProofs(holder, token, now, hasProof, hasSignature)
+	var all []evidence
+	if hasProof {
+		all, e = p.validateProof(holder, text, now)
+	}
+	if e == nil && hasSignature {
+		p.signed, e = p.validateSignature(holder, now)
+		all = append(all, p.signed.evidence(signatures))
+	}
+	proof, e := v.admit(holder, text, now, e, all...)
+	if e == nil && hasSignature {
+		p.body, e = p.message.checkBody(requests, p.r.Body, p.r.ContentLength, p.m.maxBody)
+	}
 	if e != nil {
 		e.ID = holder.id
 		return nil, e
@@ -186,88 +196,37 @@ func (p *received) validate() (*Proof, *Error) {
 	return proof, nil
 }
 
-func (p *received) validateProofs(holder *parsed, token string, now time.Time, hasProof, hasSignature bool) (*Proof, *Error) {
-	v, h := p.m.validator, p.r.Header
-	accept := func(aud string) bool { return p.m.targets.accept(aud, p.message.target) }
-	result := &Proof{id: holder.id, notAfter: holder.exp}
-	var jti string
-	var end time.Time
-	if hasProof {
-		proof, e := single(h, whatRequest, HeaderProof, "WPT-1")
-		if e != nil {
-			return nil, e
-		}
-		call, e := fields(h, p.m.tokens)
-		if e != nil {
-			return nil, e
-		}
-		if jti, end, e = v.verifyProof(holder, token, proof, &call, now, accept); e != nil {
-			return nil, e
-		}
-		result.covered = call.covered()
+func (p *received) accept(aud string) bool { return p.m.targets.accept(aud, p.message.target) }
+
+// validateProof validates the Workload Proof Token.
+func (p *received) validateProof(holder *holder, text string, now time.Time) ([]evidence, *token.Error) {
+	proof, e := single(p.r.Header, requests, HeaderProof, "WPT-1")
+	if e != nil {
+		return nil, e
 	}
-	if hasSignature {
-		if e := p.validateSignature(holder, now, accept); e != nil {
-			return nil, e
-		}
-		result.covered = append(result.covered, p.signed.fields()...)
+	call, e := fields(p.r.Header, p.m.tokens)
+	if e != nil {
+		return nil, e
 	}
-	if hasProof {
-		if e := v.admit(holder, whatProof, hash(token), jti, now, end); e != nil {
-			return nil, e
-		}
-	}
-	if hasSignature {
-		if e := v.admit(holder, whatSignature, hash(token), p.signed.nonce, now, p.signed.expires); e != nil {
-			return nil, e
-		}
-		if e := p.validateBody(); e != nil {
-			return nil, e
-		}
-	}
-	return result, nil
+	ev, e := p.m.validator.verifyProof(holder, text, proof, &call, now, p.accept)
+	return []evidence{ev}, e
 }
 
 // validateSignature validates the message signature, but for the body.
-func (p *received) validateSignature(holder *parsed, now time.Time, accept func(string) bool) *Error {
-	s, e := p.m.validator.verifySignature(holder, p.message, now)
+func (p *received) validateSignature(holder *holder, now time.Time) (*signed, *token.Error) {
+	s, e := p.m.validator.verifyMessage(holder, p.message, now)
 	if e != nil {
-		return e
+		return nil, e
 	}
-	if !accept(s.audience) {
-		return refuse(whatSignature, ReasonAudience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, clip(s.audience, 4*maxQuoted))
+	if !p.accept(s.audience) {
+		return nil, signatures.Refuse(token.Audience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, token.Clip(s.audience, 4*token.MaxQuoted))
 	}
 	for _, f := range p.m.tokens {
-		if p.message.has(f) && !s.covers(component{name: f}) {
-			return refuse(whatSignature, ReasonBinding, "HSIG-2", "the signature does not cover %q", f)
+		if p.message.has(f) && !slices.Contains(s.list, string(textItem(f))) {
+			return nil, signatures.Refuse("binding", "HSIG-2", "the signature does not cover %q", f)
 		}
 	}
-	p.signed = s
-	return nil
-}
-
-// validateBody reads the body and compares it with its digest.
-func (p *received) validateBody() *Error {
-	var err error
-	if p.r.ContentLength > p.m.maxBody {
-		err = errBodyTooLarge(p.m.maxBody)
-	} else {
-		p.body, err = readBody(p.r.Body, p.m.maxBody)
-	}
-	if err != nil {
-		return bodyFault(whatRequest, err)
-	}
-	p.hasBody = true
-	return checkDigest(p.message, p.body)
-}
-
-// bodyFault says why a body could not be read.
-func bodyFault(what string, err error) *Error {
-	reason := ReasonMalformed
-	if errors.Is(err, spiffe.ErrTooLarge) {
-		reason = ReasonTooLarge
-	}
-	return &Error{What: what, Reason: reason, Rule: "HSIG-3", Err: err}
+	return s, nil
 }
 
 // serveSigned calls the handler and signs its response.
@@ -277,7 +236,7 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 		problem(w, http.StatusNotImplemented, "response: cannot be signed")
 	}
 	if m.prover == nil {
-		fail(errors.New("the client demands a signed response, and there is no Prover (HSIG-10)"))
+		fail(errors.New("the client demands a signed response, and there is no Prover"))
 		return
 	}
 	if _, _, err := m.prover.current(); err != nil { // before the handler does things in vain
@@ -298,7 +257,7 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 	}
 	rec.header.Set(HeaderToken, s.Token())
 	answer := &message{status: rec.status, header: rec.header, request: p.message}
-	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", item{kind: '"', text: p.signed.nonce}}); err != nil {
+	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", textItem(p.signed.nonce)}); err != nil {
 		fail(err)
 		return
 	}

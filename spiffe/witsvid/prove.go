@@ -2,19 +2,14 @@ package witsvid
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/jws"
-	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/token"
 )
 
 // The lifetimes of proofs.
@@ -48,15 +43,15 @@ type Call struct {
 func (c *Call) check() error {
 	switch {
 	case c.Target == "":
-		return errors.New("the call has no target (WPT-5)")
+		return errors.New("the call has no target")
 	case !utf8.ValidString(c.Target):
 		return errors.New("the target is not UTF-8")
 	case strings.ContainsAny(c.Target, "?#"):
-		return errors.New("the target has a query or a fragment; leave them out (WPT-5)")
+		return errors.New("the target has a query or a fragment; leave them out")
 	}
 	for name := range c.Tokens {
 		if name == "" || name != strings.ToLower(name) || !utf8.ValidString(name) {
-			return fmt.Errorf("the name %q of a token is empty or not in lower case (WPT-13)", clip(name, maxQuoted))
+			return fmt.Errorf("the name %q of a token is empty or not in lower case", token.Clip(name, token.MaxQuoted))
 		}
 	}
 	return nil
@@ -93,7 +88,7 @@ func NewProver(source Source, opts *ProverOptions) (*Prover, error) {
 	case source == nil:
 		return nil, errors.New("witsvid: new prover: no source of a WIT-SVID")
 	case p.lifetime < time.Second || p.lifetime > MaxProofLifetime:
-		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v (WIT-46)", p.lifetime, MaxProofLifetime)
+		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", p.lifetime, MaxProofLifetime)
 	}
 	return p, nil
 }
@@ -126,11 +121,11 @@ func (p *Prover) current() (*SVID, time.Time, error) {
 	switch {
 	case err != nil:
 		return nil, now, err
-	case s == nil || s.key == nil:
+	case s == nil || s.signer == nil:
 		return nil, now, errors.New("the source gave no WIT-SVID")
 	case !now.Before(s.notAfter):
-		return nil, now, fmt.Errorf("the WIT-SVID of %q expired at %v, and its key is not used any more (WIT-51)",
-			clip(s.id.String(), maxInError), s.notAfter.UTC().Format(time.RFC3339))
+		return nil, now, fmt.Errorf("the WIT-SVID of %q expired at %v, and its key is not used any more",
+			token.Clip(s.id.String(), token.MaxInError), s.notAfter.UTC().Format(time.RFC3339))
 	}
 	return s, now, nil
 }
@@ -144,40 +139,29 @@ func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
 	if err := c.check(); err != nil {
 		return "", err
 	}
-	b := strictjson.AppendText([]byte(`{"aud":`), c.Target)
-	b = strconv.AppendInt(append(b, `,"exp":`...), p.expiry(s, now), 10)
-	b = append(b, `,"jti":"`+random()+`","wth":"`+hash(s.Token())+`"`...)
+	claims := struct {
+		Aud string            `json:"aud"`
+		Exp int64             `json:"exp"`
+		JTI string            `json:"jti"`
+		WTH string            `json:"wth"`
+		ATH string            `json:"ath,omitempty"`
+		TTH string            `json:"tth,omitempty"`
+		Oth map[string]string `json:"oth,omitempty"`
+	}{Aud: c.Target, Exp: p.expiry(s, now), JTI: random(), WTH: hash(s.Token()), Oth: map[string]string{}}
 	if c.AccessToken != "" {
-		b = append(b, `,"ath":"`+hash(c.AccessToken)+`"`...)
+		claims.ATH = hash(c.AccessToken)
 	}
 	if c.TxnToken != "" {
-		b = append(b, `,"tth":"`+hash(c.TxnToken)+`"`...)
+		claims.TTH = hash(c.TxnToken)
 	}
-	if len(c.Tokens) > 0 {
-		b = append(b, `,"oth":`...)
-		sep := byte('{')
-		for _, name := range slices.Sorted(maps.Keys(c.Tokens)) {
-			b = strictjson.AppendText(append(b, sep), name)
-			b = append(b, `:"`+hash(trim(c.Tokens[name]))+`"`...)
-			sep = ','
-		}
-		b = append(b, '}')
+	for name, value := range c.Tokens {
+		claims.Oth[name] = hash(trim(value))
 	}
-	b = append(b, '}')
-	proof, err := jws.Compact(jws.AppendHeader(nil, s.alg, "", proofType), b, s.alg, s.Signer())
+	payload, err := json.Marshal(claims)
 	if err != nil {
 		return "", err
 	}
-	if len(proof) > MaxSize {
-		return "", fmt.Errorf("the proof would have %d bytes, the limit is %d", len(proof), MaxSize)
-	}
-	return proof, nil
-}
-
-// hash returns the SHA-256 hash of a token in base64url, as "wth" and its siblings have it.
-func hash(token string) string {
-	sum := sha256.Sum256([]byte(token))
-	return base64.RawURLEncoding.EncodeToString(sum[:])
+	return s.signer().Token(payload)
 }
 
 // trim removes the white space that may stand around the value of a header field.

@@ -384,7 +384,7 @@ func TestSignRequest(t *testing.T) {
 	assert.True(t, sent.closed)
 
 	_, err = tr.RoundTrip(request(t, "GET", vectorURL, "", "Signature", "x=:AA==:"))
-	require.ErrorContains(t, err, "the message has a signature already (HSIG-7)")
+	require.ErrorContains(t, err, "the message has a signature already")
 	r = request(t, "GET", vectorURL, "")
 	r.Header["X-User"] = []string{"a\r\nb"}
 	_, err = tr.RoundTrip(r)
@@ -516,7 +516,7 @@ func TestResponseAfterTheEnd(t *testing.T) {
 	c := p.client(t, signing, func(o *witsvid.TransportOptions) { o.Responses = newValidator(t, bundleOf(t, issuer), nil) })
 	_, err = c.Do(request(t, "GET", p.url, ""))
 	require.ErrorContains(t, err, "the server answered 501")
-	require.ErrorContains(t, p.logs.take(), "its key is not used any more (WIT-51)")
+	require.ErrorContains(t, p.logs.take(), "its key is not used any more")
 }
 
 // A response that cannot be signed is an error, on both sides.
@@ -536,7 +536,7 @@ func TestUnsignedResponses(t *testing.T) {
 	}
 	p, c := signedPair(t, handler, func(o *pairOptions) { o.middleware.MaxBody = 1000 })
 	_, err := c.Do(request(t, "GET", p.url, ""))
-	require.ErrorContains(t, err, "the server answered 501: witsvid: response: missing: there is no Workload-Identity-Token (HSIG-10)")
+	require.ErrorContains(t, err, "the server answered 501: witsvid: response: missing: Workload-Identity-Token is there 0 times")
 	require.ErrorContains(t, p.logs.take(), "the body has more than 1000 bytes")
 	resp, err := c.Do(request(t, "GET", p.origin+"/stream", ""))
 	require.NoError(t, err)

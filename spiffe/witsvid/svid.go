@@ -7,8 +7,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certpem"
-	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -18,40 +19,47 @@ import (
 type SVID struct {
 	id       spiffe.ID
 	notAfter time.Time
-	alg      jws.Algorithm
-	token    func() string        // funcs, because no printer sees what they hold
-	key      func() crypto.Signer // of the public key in the token
+	token    func() string        // funcs, because no printer shows what they hold
+	signer   func() *token.Signer // of proofs
 }
 
-// Source gives the current WIT-SVID, so that a fixed value and one that is renewed both fit. WITSVID must
-// not block and must be safe for concurrent use.
+// Source returns the current WIT-SVID: a fixed one, or one that is renewed. WITSVID must not block and
+// must be safe for concurrent use.
 type Source interface {
 	WITSVID() (*SVID, error)
 }
 
 // NewSVID returns the SVID of a token and the private key that it confirms, which may live in hardware.
-// The form of the token is checked; its signature and time are not, as that needs a bundle: see
-// [Validator]. A token that breaks the form gives an [*Error].
-func NewSVID(token string, key crypto.Signer) (*SVID, error) {
-	p, e := parseToken(token)
+// It checks the form of the token, and not its signature and time, which need a bundle: see [Validator].
+func NewSVID(text string, key crypto.Signer) (*SVID, error) {
+	h, _, e := parseToken(text)
 	if e != nil {
 		return nil, e
 	}
-	s := &SVID{id: p.id, notAfter: p.exp, alg: p.proofAlg, token: func() string { return token }, key: func() crypto.Signer { return key }}
-	if key == nil {
-		return nil, fmt.Errorf("witsvid: SVID of %q: no private key", clip(s.id.String(), maxInError))
+	signer, err := token.NewSigner(key, h.alg.String(), "", proofType)
+	if key != nil {
+		if pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !pub.Equal(h.key) {
+			err = errors.New("the private key is not the one that the token confirms")
+		}
 	}
-	if pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !pub.Equal(p.proofKey) {
-		return nil, fmt.Errorf("witsvid: SVID of %q: the private key is not the one that the token confirms", clip(s.id.String(), maxInError))
+	if err != nil {
+		return nil, fmt.Errorf("witsvid: SVID of %q: %w", token.Clip(h.id.String(), token.MaxInError), err)
 	}
-	return s, nil
+	return &SVID{
+		id: h.id, notAfter: h.expires, token: func() string { return text }, signer: func() *token.Signer { return signer },
+	}, nil
 }
 
-// ParseSVID is [NewSVID] for a key in PKCS#8, DER, not encrypted. Errors do not carry the input.
-func ParseSVID(token string, keyDER []byte) (*SVID, error) {
-	key, err := certpem.PKCS8(keyDER)
-	if err != nil {
-		return nil, fmt.Errorf("witsvid: SVID: private key: %w", err)
+// ParseSVID is [NewSVID] for a private key as a JSON Web Key, as the Workload API hands it out. Errors do
+// not carry the input.
+func ParseSVID(token string, keyJWK []byte) (*SVID, error) {
+	var k jose.JSONWebKey
+	if err := k.UnmarshalJSON(keyJWK); err != nil {
+		return nil, errors.New("witsvid: SVID: the private key is not a JSON Web Key")
+	}
+	key, ok := k.Key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("witsvid: SVID: the JSON Web Key is a %T and not a private key", k.Key)
 	}
 	return NewSVID(token, key)
 }
@@ -59,19 +67,20 @@ func ParseSVID(token string, keyDER []byte) (*SVID, error) {
 // ID returns the ID that the token claims.
 func (s *SVID) ID() spiffe.ID { return s.id }
 
-// Token returns the token, to be kept or handed to another part of the same workload. To show it to
-// somebody else takes a proof: see [Prover]. It is never sent alone, and never in the field Authorization.
+// Token returns the token, to be stored or passed to another part of the same workload. To show it to
+// another party takes a proof: see [Prover]. It is never sent alone, and never in the field
+// Authorization.
 func (s *SVID) Token() string { return s.token() }
 
 // Signer returns the private key that the token confirms.
-func (s *SVID) Signer() crypto.Signer { return s.key() }
+func (s *SVID) Signer() crypto.Signer { return s.signer().Key() }
 
 // NotAfter returns when the token expires; its key is not used later (WIT-51).
 func (s *SVID) NotAfter() time.Time { return s.notAfter }
 
 // WITSVID returns s, which makes a fixed identity a [Source]. A zero SVID is an error.
 func (s *SVID) WITSVID() (*SVID, error) {
-	if s == nil || s.key == nil {
+	if s == nil || s.signer == nil {
 		return nil, errors.New("witsvid: the SVID was not made by NewSVID")
 	}
 	return s, nil

@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/svidkit/svidkit/internal/token"
 )
 
 // canonicalTarget returns the form in which two spellings of one http or https URI are the same bytes:
@@ -30,18 +32,18 @@ type targets struct {
 
 func newTargets(list []string) (*targets, error) {
 	if len(list) == 0 {
-		return nil, errors.New(`no targets; give the origins by which clients know this server, such as "https://db.example.org" (WPT-5)`)
+		return nil, errors.New(`no targets; give the origins by which clients know this server, such as "https://db.example.org"`)
 	}
 	t := &targets{}
 	for _, s := range list {
 		call := Call{Target: s}
 		if err := call.check(); err != nil {
-			return nil, fmt.Errorf("the target %q: %w", clip(s, 4*maxQuoted), err)
+			return nil, fmt.Errorf("the target %q: %w", token.Clip(s, 4*token.MaxQuoted), err)
 		}
 		canonical := canonicalTarget(s)
 		switch {
 		case strings.HasPrefix(canonical, "http://"):
-			return nil, fmt.Errorf("the target %q is not on TLS; use https (WIT-44)", clip(s, 4*maxQuoted))
+			return nil, fmt.Errorf("the target %q is not on TLS; use https", token.Clip(s, 4*token.MaxQuoted))
 		case !strings.HasPrefix(canonical, "https://"):
 			t.exact = append(t.exact, canonical)
 			continue
@@ -49,7 +51,7 @@ func newTargets(list []string) (*targets, error) {
 		u, err := url.Parse(canonical)
 		switch {
 		case err != nil || u.Hostname() == "" || u.User != nil:
-			return nil, fmt.Errorf("the target %q names no host", clip(s, 4*maxQuoted))
+			return nil, fmt.Errorf("the target %q names no host", token.Clip(s, 4*token.MaxQuoted))
 		case u.EscapedPath() == "/":
 			t.origins = append(t.origins, strings.TrimSuffix(canonical, "/"))
 		default:
@@ -107,7 +109,7 @@ func targetURI(r *http.Request) (string, error) {
 	uri := canonicalTarget("https://" + host + targetPath(r.URL.RequestURI()))
 	for i := range len(uri) {
 		if uri[i] <= ' ' || uri[i] >= 0x7f {
-			return "", fmt.Errorf("the host %q is not in ASCII; write it as DNS does", clip(host, maxQuoted))
+			return "", fmt.Errorf("the host %q is not in ASCII; write it as DNS does", token.Clip(host, token.MaxQuoted))
 		}
 	}
 	return uri, nil

@@ -7,13 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
-	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/redirect"
+	"github.com/svidkit/svidkit/internal/token"
 )
 
 // TransportOptions are the choices of a [Transport] that have a default.
@@ -71,10 +68,10 @@ func NewTransport(p *Prover, opts *TransportOptions) (*Transport, error) {
 	switch {
 	case p == nil || p.source == nil:
 		err = errors.New("the Prover was not made by NewProver")
-	case o.Responses != nil && o.Responses.bundles == nil:
+	case o.Responses != nil && o.Responses.check == nil:
 		err = errNotMade
 	case o.Responses != nil && !o.SignMessages:
-		err = errors.New("a signed response needs a signed request; set SignMessages too (HSIG-10)")
+		err = errors.New("a signed response needs a signed request; set SignMessages too")
 	case o.MaxBody < 0:
 		err = fmt.Errorf("MaxBody is %d, which is less than 0", o.MaxBody)
 	}
@@ -86,14 +83,7 @@ func NewTransport(p *Prover, opts *TransportOptions) (*Transport, error) {
 		tokens: tokens, maxBody: cmp.Or(o.MaxBody, defaultMaxBody),
 	}
 	if t.base == nil {
-		t.base = &http.Transport{
-			DialContext:           (&net.Dialer{Timeout: 30 * time.Second}).DialContext,
-			ForceAttemptHTTP2:     true,
-			TLSHandshakeTimeout:   10 * time.Second,
-			MaxIdleConns:          100,
-			IdleConnTimeout:       90 * time.Second,
-			ExpectContinueTimeout: time.Second,
-		}
+		t.base = token.BaseTransport("")
 	}
 	return t, nil
 }
@@ -101,15 +91,15 @@ func NewTransport(p *Prover, opts *TransportOptions) (*Transport, error) {
 // RoundTrip implements [http.RoundTripper].
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL == nil {
-		closeBody(r)
+		token.CloseBody(r)
 		return nil, errors.New("witsvid: transport: the request has no URL")
 	}
-	if redirect.Strayed(r) && t.responses == nil {
+	if token.Strayed(r) && t.responses == nil {
 		return t.base.RoundTrip(r)
 	}
 	c, m, nonce, err := t.prove(r)
 	if err != nil {
-		closeBody(r)
+		token.CloseBody(r)
 		return nil, fmt.Errorf("witsvid: transport: %w", err)
 	}
 	resp, err := t.base.RoundTrip(c)
@@ -135,14 +125,12 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	refused := ""
 	switch {
 	case r.URL.Scheme != "https":
-		refused = fmt.Sprintf("refusing to send a WIT-SVID by %q, where others can read it; use https (WIT-44)", clip(r.URL.Scheme, maxQuoted))
-	case redirect.Strayed(r):
-		refused = fmt.Sprintf("a redirect led to %q, of which no signed response was asked", clip(r.URL.Host, maxQuoted))
+		refused = fmt.Sprintf("refusing to send a WIT-SVID by %q, where others can read it; use https", token.Clip(r.URL.Scheme, token.MaxQuoted))
+	case token.Strayed(r):
+		refused = fmt.Sprintf("a redirect led to %q, of which no signed response was asked", token.Clip(r.URL.Host, token.MaxQuoted))
 	}
-	for name := range r.Header {
-		if strings.EqualFold(name, HeaderToken) || strings.EqualFold(name, HeaderProof) { // in whatever case
-			refused = "the request has a token or a proof already"
-		}
+	if token.HasField(r.Header, HeaderToken) || token.HasField(r.Header, HeaderProof) {
+		refused = "the request has a token or a proof already"
 	}
 	if refused != "" {
 		return nil, nil, "", errors.New(refused)
@@ -157,11 +145,7 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	if t.audience != nil {
 		aud = cmp.Or(t.audience(r), aud)
 	}
-	c := r.WithContext(r.Context())
-	c.Header = r.Header.Clone()
-	if c.Header == nil {
-		c.Header = make(http.Header)
-	}
+	c := token.CloneRequest(r)
 	if t.sign {
 		if err := t.digestBody(c); err != nil {
 			return nil, nil, "", err
@@ -201,7 +185,7 @@ func (t *Transport) digestBody(c *http.Request) error {
 	if err != nil {
 		return err
 	}
-	closeBody(c)
+	token.CloseBody(c)
 	c.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
 	c.Body, _ = c.GetBody()
 	c.ContentLength, c.TransferEncoding = int64(len(body)), nil
@@ -216,16 +200,13 @@ func (t *Transport) digestBody(c *http.Request) error {
 // readBodyWithin is readBody until ctx is done. A Read that hangs then is left behind, as net/http leaves
 // it; the caller closes the body, which ends most.
 func readBodyWithin(ctx context.Context, body io.Reader, limit int64) ([]byte, error) {
-	if ctx.Done() == nil {
-		return readBody(body, limit)
-	}
 	type result struct {
 		data []byte
 		err  error
 	}
 	done := make(chan result, 1)
 	go func() {
-		data, err := readBody(body, limit)
+		data, err := readBody(body, -1, limit)
 		done <- result{data, err}
 	}()
 	select {
@@ -243,11 +224,11 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 		return nil, "", err
 	}
 	if !printable(aud) {
-		return nil, "", errors.New("the audience is not printable ASCII (HSIG-5)")
+		return nil, "", errors.New("the audience is not printable ASCII")
 	}
-	extra := []param{{"wimse-aud", item{kind: '"', text: aud}}}
+	extra := []param{{"wimse-aud", textItem(aud)}}
 	if t.responses != nil {
-		extra = append(extra, param{"wimse-sign-response", item{kind: '?', yes: true}})
+		extra = append(extra, param{"wimse-sign-response", yes})
 		if c.Header.Get("Accept-Encoding") == "" { // or net/http asks for gzip and hides what was signed
 			c.Header.Set("Accept-Encoding", "identity")
 		}
@@ -258,42 +239,29 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 }
 
 // verify verifies a signed response (HSIG-10), and puts its body back.
-func (t *Transport) verify(resp *http.Response, request *message, nonce string) (*Proof, *Error) {
+func (t *Transport) verify(resp *http.Response, request *message, nonce string) (*Proof, *token.Error) {
 	v := t.responses
-	token, e := single(resp.Header, whatResponse, HeaderToken, "HSIG-10")
+	text, e := single(resp.Header, responses, HeaderToken, "HSIG-10")
 	if e != nil {
 		return nil, e
 	}
-	holder, now, e := v.verifyToken(token)
+	holder, now, e := v.verifyToken(text)
 	if e != nil {
 		return nil, e
 	}
 	m := &message{status: resp.StatusCode, header: resp.Header, request: request}
-	s, e := v.verifySignature(holder, m, now)
+	s, e := v.verifyMessage(holder, m, now)
 	if e == nil && s.answersTo != nonce {
-		e = refuse(whatSignature, ReasonBinding, "HSIG-10", "the response answers another request")
+		e = signatures.Refuse("binding", "HSIG-10", "the response answers another request")
 	}
 	if e == nil {
-		e = t.verifyBody(resp, m)
+		var body io.ReadCloser
+		if body, e = m.checkBody(responses, resp.Body, -1, t.maxBody); e == nil {
+			_ = resp.Body.Close()
+			resp.Body = body
+		}
 	}
-	if e == nil {
-		e = v.admit(holder, whatResponse, hash(token), s.nonce, now, s.expires)
-	}
-	if e != nil {
-		e.ID = holder.id
-		return nil, e
-	}
-	return &Proof{id: holder.id, notAfter: holder.exp, covered: s.fields()}, nil
-}
-
-func (t *Transport) verifyBody(resp *http.Response, m *message) *Error {
-	body, err := readBody(resp.Body, t.maxBody)
-	if err != nil {
-		return bodyFault(whatResponse, err)
-	}
-	_ = resp.Body.Close()
-	resp.Body = io.NopCloser(bytes.NewReader(body))
-	return checkDigest(m, body)
+	return v.admit(holder, text, now, e, s.evidence(responses))
 }
 
 // responseKey is the key of a *provenResponse in the context of the request in a response.
@@ -318,12 +286,6 @@ func FromResponse(resp *http.Response) (*Proof, bool) {
 	return p.proof, true
 }
 
-func closeBody(r *http.Request) {
-	if r.Body != nil {
-		_ = r.Body.Close() // a RoundTripper always closes the body
-	}
-}
-
 // CloseIdleConnections closes the idle connections of the base transport, if it can;
 // [http.Client.CloseIdleConnections] calls it.
 func (t *Transport) CloseIdleConnections() {
@@ -331,17 +293,3 @@ func (t *Transport) CloseIdleConnections() {
 		b.CloseIdleConnections()
 	}
 }
-
-// String says what the Transport does, and nothing of the key.
-func (t *Transport) String() string {
-	if t.sign {
-		return "witsvid.Transport(message signatures)"
-	}
-	return "witsvid.Transport(proof tokens)"
-}
-
-// GoString returns the same as String.
-func (t *Transport) GoString() string { return t.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (t *Transport) LogValue() slog.Value { return slog.StringValue(t.String()) }

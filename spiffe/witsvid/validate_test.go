@@ -33,7 +33,7 @@ func outcome(t testing.TB, err error) string {
 		return ""
 	}
 	e := refusal(t, err)
-	return strings.TrimSpace(e.Reason.String() + " " + e.Rule)
+	return strings.TrimSpace(string(e.Reason) + " " + e.Rule)
 }
 
 // A token is three parts of strict base64url and never JSON.
@@ -56,7 +56,7 @@ func TestTokenForm(t *testing.T) {
 		"leading space":     " " + good,
 		"line break":        parts[0] + "." + parts[1] + "." + parts[2][:40] + "\n" + parts[2][40:],
 		"stray bits":        parts[0] + "." + parts[1] + "." + stray(parts[2]),
-		"too long":          good + strings.Repeat("A", witsvid.MaxSize),
+		"too long":          good + strings.Repeat("A", maxSize),
 		"header twice":      sign(`{"alg":"ES256","alg":"ES256","kid":"wit-1","typ":"wit+jwt"}`, basePayload(), wit1),
 		"header is array":   sign(`["ES256"]`, basePayload(), wit1),
 		"kid is number":     sign(`{"alg":"ES256","kid":1,"typ":"wit+jwt"}`, basePayload(), wit1),
@@ -83,6 +83,7 @@ func TestTokenHeader(t *testing.T) {
 		`{"alg":"ES256","kid":"wit-1","typ":"wit+jwt","crit":[]}`:                                        "header WIT-9",
 		`{"alg":"ES256","kid":"wit-1","typ":"wit+jwt","crit":null}`:                                      "header WIT-9",
 		`{"alg":"ES256","kid":"wit-1","typ":"wit+jwt","crit":["b64"],"b64":true}`:                        "header WIT-9",
+		`{"alg":"ES256","kid":"wit-1","typ":"wit+jwt","b64":false}`:                                      "header WIT-9",
 		`{"alg":"ES256","kid":"","typ":"wit+jwt"}`:                                                       "header WIT-2",
 		`{"alg":"ES256","kid":"wit-1 ","typ":"wit+jwt"}`:                                                 "unknown key WIT-62",
 		`{"alg":"ES256","kid":"wit-1","typ":"WIT+JWT"}`:                                                  "header WIT-5",
@@ -217,15 +218,15 @@ func TestNewValidatorRefuses(t *testing.T) {
 	t.Parallel()
 	b := wit1Bundle(t)
 	for want, o := range map[string]witsvid.ValidatorOptions{
-		"the leeway is -1ns, not from 0 to 2m0s":               {Leeway: new(time.Duration(-1))},
-		"the leeway is 2m0.000000001s, not from 0 to 2m0s":     {Leeway: new(2*time.Minute + 1)},
-		"MaxLifetime is -1ns":                                  {MaxLifetime: -1},
-		"MaxProofLifetime is 1ns, not from 1s to 5m0s":         {MaxProofLifetime: 1},
-		"MaxProofLifetime is 5m0.000000001s, not from":         {MaxProofLifetime: 5*time.Minute + 1},
-		"the number of Proofs is -2, not from -1 to 10000000":  {Proofs: -2},
-		"the number of Proofs is 10000001, not from":           {Proofs: 10_000_001},
-		"the number to Remember is -2, not from -1 to 1048576": {Remember: -2},
-		"the number to Remember is 1048577, not from":          {Remember: 1<<20 + 1},
+		"the leeway is -1ns, not from 0 to 2m0s":            {Leeway: new(time.Duration(-1))},
+		"the leeway is 2m0.000000001s, not from 0 to 2m0s":  {Leeway: new(2*time.Minute + 1)},
+		"MaxLifetime is -1ns":                               {MaxLifetime: -1},
+		"MaxProofLifetime is 1ns, not from 1s to 5m0s":      {MaxProofLifetime: 1},
+		"MaxProofLifetime is 5m0.000000001s, not from":      {MaxProofLifetime: 5*time.Minute + 1},
+		"the option Proofs is -2, not from -1 to 10000000":  {Proofs: -2},
+		"the option Proofs is 10000001, not from":           {Proofs: 10_000_001},
+		"the option Remember is -2, not from -1 to 1048576": {Remember: -2},
+		"the option Remember is 1048577, not from":          {Remember: 1<<20 + 1},
 	} {
 		v, err := witsvid.NewValidator(b, spiffe.AllowAnyPeer(), &o)
 		require.ErrorContains(t, err, "witsvid: new validator: "+want)
@@ -327,14 +328,14 @@ func TestTrustByDomain(t *testing.T) {
 	require.ErrorIs(t, err, down)
 	assert.Equal(t, "bundle source", outcome(t, err), "even for a token that is remembered")
 
-	for name, f := range map[string]sourceFunc{
-		"nil": func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, nil },
-		"wrong": func(spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	for want, f := range map[string]sourceFunc{
+		"unknown trust domain WIT-53": func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, nil },
+		"bundle source WIT-53": func(spiffe.TrustDomain) (*spiffe.Bundle, error) {
 			return parseBundle(t, "other.test", []byte(`{"keys":[]}`)), nil
 		},
 	} {
 		_, err = newValidator(t, f, atNow()).Validate(token, proofFor(token, "1"), call)
-		assert.Equal(t, "unknown trust domain WIT-53", outcome(t, err), name)
+		assert.Equal(t, want, outcome(t, err))
 	}
 
 	// The algorithm in the token must fit the key in the bundle.
@@ -413,7 +414,9 @@ func TestProof(t *testing.T) {
 	aud, jti, wth := `"aud":"`+vectorTarget+`"`, func(s string) string { return `"jti":"` + s + `"` }, `"wth":"`+hashOf(token)+`"`
 	for name, c := range map[string]struct{ header, payload, want string }{
 		"further claims":     {proofHeader, claims(aud, proofEnd, jti("1"), wth, `"iat":9999999999`, `"acme.example/x":[]`, `"iss":"x"`), ""},
-		"further headers":    {`{"alg":"ES256","typ":"wpt+jwt","kid":"x","jwk":{}}`, claims(aud, proofEnd, jti("2"), wth), ""},
+		"further headers":    {`{"alg":"ES256","typ":"wpt+jwt","kid":"x","jwk":{` + jwk(other) + `},"x":{}}`, claims(aud, proofEnd, jti("2"), wth), ""},
+		"jwk is empty":       {`{"alg":"ES256","typ":"wpt+jwt","jwk":{}}`, claims(aud, proofEnd, jti("3"), wth), "signature WPT-4"},
+		"b64":                {`{"alg":"ES256","typ":"wpt+jwt","b64":true}`, claims(aud, proofEnd, jti("3"), wth), "header WPT-2"},
 		"crit":               {`{"alg":"ES256","typ":"wpt+jwt","crit":["x"]}`, claims(aud, proofEnd, jti("3"), wth), "header WPT-2"},
 		"no typ":             {`{"alg":"ES256"}`, claims(aud, proofEnd, jti("3"), wth), "header WPT-2"},
 		"a token's typ":      {`{"alg":"ES256","typ":"wit+jwt"}`, claims(aud, proofEnd, jti("3"), wth), "header WPT-2"},
@@ -580,7 +583,7 @@ func TestProve(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, float64(now+300), payload["exp"], "a proof does not outlive its token")
 	_, err = at(300, 0)
-	require.EqualError(t, err, `witsvid: prove: the WIT-SVID of "`+webID+`" expired at 2026-01-01T00:05:00Z, and its key is not used any more (WIT-51)`)
+	require.EqualError(t, err, `witsvid: prove: the WIT-SVID of "`+webID+`" expired at 2026-01-01T00:05:00Z, and its key is not used any more`)
 
 	for want, c := range map[string]struct {
 		source witsvid.Source
@@ -608,7 +611,7 @@ func TestProve(t *testing.T) {
 	require.ErrorContains(t, err, "not made by NewProver")
 	p, err := witsvid.NewProver(svid, &witsvid.ProverOptions{Now: atNow().Now})
 	require.NoError(t, err)
-	_, _, err = p.Prove(witsvid.Call{Target: strings.Repeat("x", witsvid.MaxSize)})
+	_, _, err = p.Prove(witsvid.Call{Target: strings.Repeat("x", maxSize)})
 	require.ErrorContains(t, err, "the limit is 16384")
 }
 

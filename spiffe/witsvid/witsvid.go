@@ -4,7 +4,7 @@
 //
 // The standards behind it are Incubating: they change, and this package changes with them, in ways that
 // break programs. That is why it is a package of its own, why a trust bundle has no keys for it unless
-// [spiffe.ParseBundleWith] was asked for them, and why nothing else in this library imports it (STAB-2).
+// [spiffe.ParseBundleWIT] was asked for them, and why nothing else in this library imports it (STAB-2).
 // [Revision] says what is implemented.
 //
 // # A client

@@ -27,6 +27,7 @@ type writer struct{ h http.Header }
 func (w *writer) Header() http.Header         { return w.h }
 func (w *writer) Write(p []byte) (int, error) { return len(p), nil }
 func (w *writer) WriteHeader(int)             {}
+func (w *writer) Flush()                      {}
 
 type body struct{ bytes.Reader }
 

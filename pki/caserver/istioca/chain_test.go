@@ -3,16 +3,17 @@ package istioca_test
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/x509"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -26,9 +27,11 @@ func TestChain(t *testing.T) {
 	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	upper := root.Intermediate()
 	lower := upper.Intermediate()
-	chain, _ := lower.Certificate("/ns/prod/sa/web") // leaf, lower, upper
+	chain, chainKey := lower.Certificate("/ns/prod/sa/web") // leaf, lower, upper
 	require.Len(t, chain, 3)
-	direct, _ := root.Certificate("/ns/prod/sa/web")
+	direct, directKey := root.Certificate("/ns/prod/sa/web")
+	caChain, caKey := root.Certificate("/ns/prod/sa/web", func(c *x509.Certificate) { c.BasicConstraintsValid, c.IsCA = true, true })
+	keys := map[*x509.Certificate]crypto.Signer{chain[0]: chainKey, direct[0]: directKey, caChain[0]: caKey}
 	bundle := func(certs ...*x509.Certificate) *spiffe.Bundle {
 		b, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs})
 		require.NoError(t, err)
@@ -59,6 +62,8 @@ func TestChain(t *testing.T) {
 		"empty bundle, a leaf":                     {direct, bundle(), nil},
 		"no bundle, another leaf at the end":       {certs{direct[0], chain[0]}, nil, nil},
 		"no chain":                                 {nil, bundle(r), nil},
+		"the certificate of another key":           {certs{chain[1], chain[2]}, bundle(r), nil},
+		"the certificate of a CA":                  {caChain, bundle(r), nil},
 		"a nil certificate":                        {certs{direct[0], nil}, bundle(r), nil},
 		"more certificates than peers put up with": {append(certs{direct[0]}, bytesOf(chain[1], 16)...), bundle(r), nil},
 	} {
@@ -68,14 +73,18 @@ func TestChain(t *testing.T) {
 				sign:   func(context.Context, ca.Request) ([]*x509.Certificate, error) { return test.chain, nil },
 				bundle: func() *spiffe.Bundle { return test.bundle },
 			}})
+			request := goodRequest(t)
+			if len(test.chain) > 0 && keys[test.chain[0]] != nil {
+				request = requestFor(t, keys[test.chain[0]])
+			}
 			if test.want == nil {
-				_, err := s.call(t, "web", goodRequest(t))
-				refused(t, err, connect.CodeInternal, "CSR signing error (the answer of the signer cannot be used)")
+				_, err := s.call(t, "web", request)
+				refused(t, err, grpchttp.Internal, "CSR signing error (the answer of the signer cannot be used)")
 				assert.Equal(t, "0", s.metric(t, "success_cert_issuance_count"))
 				return
 			}
 			for range 2 { // the second answer has its tail from the first
-				got := s.issue(t, "web", goodRequest(t))
+				got := s.issue(t, "web", request)
 				require.Len(t, got, len(test.want))
 				for i := range got {
 					assert.Equal(t, raw(test.want[i]), raw(got[i]), "text %d", i)
@@ -127,12 +136,11 @@ func TestIntermediatesChange(t *testing.T) {
 	root := spiffetest.NewCA(t, "example.org")
 	bundle := root.Bundle()
 	var chains [][]*x509.Certificate
-	for range 2 {
-		chain, _ := root.Intermediate().Certificate("/ns/prod/sa/web")
-		chains = append(chains, chain)
+	var keys []crypto.Signer
+	for _, issuer := range []*spiffetest.CA{root.Intermediate(), root.Intermediate(), root} {
+		chain, key := issuer.Certificate("/ns/prod/sa/web")
+		chains, keys = append(chains, chain), append(keys, key)
 	}
-	direct, _ := root.Certificate("/ns/prod/sa/web")
-	chains = append(chains, direct)
 	next := make(chan []*x509.Certificate, 1)
 	s := serve(t, istioca.Options{Signer: &signer{
 		sign:   func(context.Context, ca.Request) ([]*x509.Certificate, error) { return <-next, nil },
@@ -141,7 +149,7 @@ func TestIntermediatesChange(t *testing.T) {
 	for _, i := range []int{0, 1, 2, 0, 0, 1} {
 		next <- chains[i]
 		var got [][]byte
-		for _, text := range s.issue(t, "web", goodRequest(t)) {
+		for _, text := range s.issue(t, "web", requestFor(t, keys[i])) {
 			got = append(got, raw(text)...)
 		}
 		assert.Equal(t, append(raw(chains[i]), root.Root().Raw), got)

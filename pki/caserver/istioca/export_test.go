@@ -1,7 +1,5 @@
 package istioca
 
-import "bytes"
-
 // Decoded is what the server reads out of a request.
 type Decoded struct {
 	CSR                 string
@@ -10,16 +8,10 @@ type Decoded struct {
 }
 
 // Decode decodes a message.
-func Decode(data []byte) error {
-	var r request
-	return r.decode(data)
-}
-
-// DecodeAll is Decode with its result, which has nothing of data: that is used again.
-func DecodeAll(data []byte) (Decoded, error) {
-	var r request
-	data = bytes.Clone(data)
-	err := r.decode(data)
-	clear(data)
-	return Decoded{string(r.csr), r.validity, r.signer, r.impersonate}, err
+func Decode(data []byte) (Decoded, error) {
+	r, err := readRequest(data)
+	if err != nil {
+		return Decoded{}, err
+	}
+	return Decoded{r.csr, r.validity, r.signer, r.impersonate}, nil
 }

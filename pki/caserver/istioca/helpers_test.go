@@ -17,10 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -204,18 +205,26 @@ func raw(certs []*x509.Certificate) [][]byte {
 	return out
 }
 
-// call calls the method with connect's client and generated messages.
+// call calls the method with generated messages.
 func call(ctx context.Context, c *http.Client, url, token string, m *wire.IstioCertificateRequest) (*wire.IstioCertificateResponse, error) {
-	rpc := connect.NewClient[wire.IstioCertificateRequest, wire.IstioCertificateResponse](c, url+istioca.CreateCertificate, connect.WithGRPC())
-	req := connect.NewRequest(m)
+	header := http.Header{}
 	if token != "" {
-		req.Header().Set("Authorization", "Bearer "+token)
+		header.Set("Authorization", "Bearer "+token)
 	}
-	resp, err := rpc.CallUnary(ctx, req)
+	return callWith(ctx, c, url, header, m)
+}
+
+func callWith(ctx context.Context, c *http.Client, url string, header http.Header, m *wire.IstioCertificateRequest) (*wire.IstioCertificateResponse, error) {
+	request, err := proto.Marshal(m)
 	if err != nil {
 		return nil, err
 	}
-	return resp.Msg, nil
+	answer, err := grpchttp.NewClient(c, url, 1<<20).Unary(ctx, istioca.CreateCertificate, header, request)
+	if err != nil {
+		return nil, err
+	}
+	resp := new(wire.IstioCertificateResponse)
+	return resp, proto.Unmarshal(answer, resp)
 }
 
 func (s *server) call(t testing.TB, token string, m *wire.IstioCertificateRequest) (*wire.IstioCertificateResponse, error) {
@@ -245,15 +254,15 @@ func parse(t testing.TB, texts []string) [][]*x509.Certificate {
 	return out
 }
 
-// refused requires an error with a code and a text, and returns it.
-func refused(t testing.TB, err error, code connect.Code, text string) *connect.Error {
+// refused requires an error with a code and a text from the server, and returns it.
+func refused(t testing.TB, err error, code grpchttp.Code, text string) *grpchttp.Error {
 	t.Helper()
 	require.Error(t, err)
-	e, ok := errors.AsType[*connect.Error](err)
+	e, ok := errors.AsType[*grpchttp.Error](err)
 	require.True(t, ok, "%v", err)
-	require.Equal(t, code, e.Code(), "%v", err)
-	require.Equal(t, text, e.Message())
-	require.True(t, connect.IsWireError(err), "the server's own word: %v", err)
+	require.Equal(t, code, e.Code, "%v", err)
+	require.Equal(t, text, e.Message)
+	require.True(t, e.Remote, "%v", err)
 	return e
 }
 
@@ -265,11 +274,18 @@ var testKey = sync.OnceValue(func() crypto.Signer {
 	return key
 })
 
-func newCSR(t testing.TB, o pki.CSROptions) string {
+func newCSR(t testing.TB, o pki.CSROptions) string { return csrFor(t, testKey(), o) }
+
+func csrFor(t testing.TB, key crypto.Signer, o pki.CSROptions) string {
 	t.Helper()
-	csr, err := pki.NewCSR(testKey(), o)
+	csr, err := pki.NewCSR(key, o)
 	require.NoError(t, err)
 	return string(csr.PEM())
+}
+
+func requestFor(t testing.TB, key crypto.Signer) *wire.IstioCertificateRequest {
+	t.Helper()
+	return &wire.IstioCertificateRequest{Csr: csrFor(t, key, pki.CSROptions{})}
 }
 
 func goodRequest(t testing.TB) *wire.IstioCertificateRequest {

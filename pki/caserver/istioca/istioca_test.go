@@ -1,6 +1,7 @@
 package istioca_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -17,13 +18,12 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -135,17 +135,14 @@ func TestUnauthenticated(t *testing.T) {
 		"never":              {"Bearer never"},
 		"the blank is a tab": {"Bearer\tweb"},
 	} {
-		rpc := connect.NewClient[wire.IstioCertificateRequest, wire.IstioCertificateResponse](s.client, s.url+istioca.CreateCertificate, connect.WithGRPC())
-		req := connect.NewRequest(goodRequest(t))
-		req.Header()["Authorization"] = header
-		_, err := rpc.CallUnary(t.Context(), req)
-		refused(t, err, connect.CodeUnauthenticated, unauthenticated)
+		_, err := callWith(t.Context(), s.client, s.url, http.Header{"Authorization": header}, goodRequest(t))
+		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 		assert.NotContains(t, err.Error(), "secret", name)
 	}
 	assert.Equal(t, "11", s.metric(t, "authentication_failure_count"))
 	assert.Equal(t, "12", s.metric(t, "csr_count"))
 	assert.Equal(t, "1", s.metric(t, "success_cert_issuance_count"))
-	assert.Regexp(t, `err=".*secret reason.*" peer=127\.0\.0\.1:\d+`, s.logs.String())
+	assert.Regexp(t, `peer=127\.0\.0\.1:\d+ code=unauthenticated err=".*secret reason.*"`, s.logs.String())
 	assert.Contains(t, s.logs.String(), "neither a caller with an ID nor an error")
 }
 
@@ -182,47 +179,23 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 	s := serve(t, o)
 	for token, want := range map[string]time.Duration{"no answer": 0, "away": 0, "later": 1501 * time.Millisecond, "wrapped": 0, "two": 0} {
 		_, err := s.call(t, token, goodRequest(t))
-		retryInfo(t, refused(t, err, connect.CodeUnavailable, unauthenticated), want)
+		assert.Equal(t, want, refused(t, err, grpchttp.Unavailable, unauthenticated).RetryAfter)
 	}
 	for _, token := range []string{"never", "cause", "unknown"} {
 		_, err := s.call(t, token, goodRequest(t))
-		refused(t, err, connect.CodeUnauthenticated, unauthenticated)
+		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	}
 	assert.Equal(t, "8", s.metric(t, "authentication_failure_count"))
 	assert.Contains(t, s.logs.String(), "secret reason: no connection")
 	o.Timeout = 100 * time.Millisecond
 	impatient := serve(t, o)
 	_, err := impatient.call(t, "hangs", goodRequest(t))
-	refused(t, err, connect.CodeUnavailable, unauthenticated)
-}
-
-// retryInfo requires that a status says when to come back, in both of its ways; 0 means that it does not.
-func retryInfo(t testing.TB, e *connect.Error, want time.Duration) {
-	t.Helper()
-	if want == 0 {
-		require.Empty(t, e.Details())
-		require.Empty(t, e.Meta().Values("Grpc-Retry-Pushback-Ms"))
-		return
-	}
-	require.Len(t, e.Details(), 1)
-	require.Equal(t, "google.rpc.RetryInfo", e.Details()[0].Type())
-	b := e.Details()[0].Bytes() // retry_delay = 1; seconds = 1, nanos = 2
-	_, _, n := protowire.ConsumeTag(b)
-	d, _ := protowire.ConsumeBytes(b[n:])
-	var got time.Duration
-	for len(d) > 0 {
-		num, _, n := protowire.ConsumeTag(d)
-		v, m := protowire.ConsumeVarint(d[n:])
-		got += time.Duration(v) * map[protowire.Number]time.Duration{1: time.Second, 2: 1}[num]
-		d = d[n+m:]
-	}
-	require.Equal(t, want, got)
-	require.Equal(t, []string{strconv.FormatInt(want.Milliseconds(), 10)}, e.Meta().Values("Grpc-Retry-Pushback-Ms"))
+	refused(t, err, grpchttp.Unavailable, unauthenticated)
 }
 
 func TestPlaintext(t *testing.T) {
 	t.Parallel()
-	for allow, code := range map[bool]connect.Code{false: connect.CodeUnauthenticated, true: 0} {
+	for allow, code := range map[bool]grpchttp.Code{false: grpchttp.Unauthenticated, true: 0} {
 		l := &logs{}
 		s := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: allow, Logger: l.logger()})
 		url := "http" + start(t, s, func(hs *http.Server, l net.Listener) error { return hs.Serve(l) })
@@ -268,7 +241,7 @@ func TestClientCertificate(t *testing.T) {
 	cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
 	c := transport(t, cfg)
 	_, err = call(t.Context(), c, s.url, "", goodRequest(t))
-	refused(t, err, connect.CodeUnauthenticated, unauthenticated)
+	refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	resp, err := call(t.Context(), c, s.url, "web", goodRequest(t))
 	require.NoError(t, err)
 	id, err = spiffe.IDFromCertificate(parse(t, resp.GetCertChain())[0][0])
@@ -302,27 +275,27 @@ func TestPolicy(t *testing.T) {
 	for name, test := range map[string]struct {
 		grant istioca.Grant
 		err   error
-		code  connect.Code
+		code  grpchttp.Code
 		text  string
 		after time.Duration
 		id    string // of id_extraction_err_count
 	}{
-		"refused":              {err: errors.New("secret reason"), code: connect.CodePermissionDenied, text: "the CA does not certify this caller"},
-		"refused for good":     {err: final{}, code: connect.CodePermissionDenied, text: "the CA does not certify this caller"},
-		"no answer now":        {err: temporary(0), code: connect.CodeUnavailable, text: "the CA cannot answer now; try again later"},
-		"no answer for a time": {err: temporary(2 * time.Second), code: connect.CodeUnavailable, text: "the CA cannot answer now; try again later", after: 2001 * time.Millisecond},
-		"nothing":              {code: connect.CodePermissionDenied, text: "the CA does not certify this caller"},
+		"refused":              {err: errors.New("secret reason"), code: grpchttp.PermissionDenied, text: "the CA does not certify this caller"},
+		"refused for good":     {err: final{}, code: grpchttp.PermissionDenied, text: "the CA does not certify this caller"},
+		"no answer now":        {err: temporary(0), code: grpchttp.Unavailable, text: "the CA cannot answer now; try again later"},
+		"no answer for a time": {err: temporary(2 * time.Second), code: grpchttp.Unavailable, text: "the CA cannot answer now; try again later", after: 2001 * time.Millisecond},
+		"nothing":              {code: grpchttp.PermissionDenied, text: "the CA does not certify this caller"},
 		"a foreign ID": {
-			grant: istioca.Grant{ID: spiffe.MustParseID("spiffe://other.test/web")}, code: connect.CodePermissionDenied, text: "the CA does not certify this caller",
+			grant: istioca.Grant{ID: spiffe.MustParseID("spiffe://other.test/web")}, code: grpchttp.PermissionDenied, text: "the CA does not certify this caller",
 		},
 		"a trust domain": {
-			grant: istioca.Grant{ID: spiffe.MustParseID("spiffe://example.org")}, code: connect.CodePermissionDenied, text: "the CA does not certify this caller",
+			grant: istioca.Grant{ID: spiffe.MustParseID("spiffe://example.org")}, code: grpchttp.PermissionDenied, text: "the CA does not certify this caller",
 		},
 	} {
 		a := wrap(authority(t))
 		s := serve(t, istioca.Options{Signer: a, Policy: func(context.Context, *authn.Caller) (istioca.Grant, error) { return test.grant, test.err }})
 		_, err := s.call(t, "web", goodRequest(t))
-		retryInfo(t, refused(t, err, test.code, "CSR signing error ("+test.text+")"), test.after)
+		assert.Equal(t, test.after, refused(t, err, test.code, "CSR signing error ("+test.text+")").RetryAfter)
 		assert.Equal(t, test.grant.ID, a.asked().ID, "%s: the signer is asked for no other", name)
 		assert.Equal(t, !test.grant.ID.IsZero(), a.asked().CSR != nil, "%s: and not for nothing", name)
 		assert.Equal(t, "1", s.metric(t, "id_extraction_err_count"), name)
@@ -369,7 +342,7 @@ func TestImpersonation(t *testing.T) {
 	assert.Equal(t, []string{nodeID + " " + webID}, asked)
 
 	_, err := s.call(t, "web", impersonate(t, structpb.NewStringValue(nodeID)))
-	refused(t, err, connect.CodeUnauthenticated, impersonation)
+	refused(t, err, grpchttp.Unauthenticated, impersonation)
 	assert.Contains(t, s.logs.String(), "secret reason")
 	asked = nil
 	for _, id := range []string{
@@ -377,7 +350,7 @@ func TestImpersonation(t *testing.T) {
 		"spiffe://example.org.evil.test/a", strings.Repeat("a", 10000), "spiffe://example.org",
 	} {
 		_, err := s.call(t, "node", impersonate(t, structpb.NewStringValue(id)))
-		refused(t, err, connect.CodeUnauthenticated, impersonation)
+		refused(t, err, grpchttp.Unauthenticated, impersonation)
 	}
 	assert.Empty(t, asked)
 	assert.Equal(t, "11", s.metric(t, "authentication_failure_count"))
@@ -394,9 +367,9 @@ func TestImpersonation(t *testing.T) {
 
 	nobody := serve(t, istioca.Options{})
 	_, err = nobody.call(t, "node", impersonate(t, structpb.NewStringValue(webID)))
-	refused(t, err, connect.CodeUnauthenticated, impersonation)
+	refused(t, err, grpchttp.Unauthenticated, impersonation)
 	_, err = nobody.call(t, "node", impersonate(t, structpb.NewStringValue(nodeID))) // not even itself
-	refused(t, err, connect.CodeUnauthenticated, impersonation)
+	refused(t, err, grpchttp.Unauthenticated, impersonation)
 }
 
 // What the signer is asked for.
@@ -437,7 +410,7 @@ func TestValidity(t *testing.T) {
 	tooLong := []int64{7201, math.MaxInt64 / int64(time.Second), math.MaxInt64/int64(time.Second) + 1, 1 << 62, math.MaxInt64}
 	for _, seconds := range tooLong {
 		_, err := ask(seconds)
-		refused(t, err, connect.CodeInvalidArgument, "CSR signing error (the lifetime is longer than the CA grants, or shorter than a second)")
+		refused(t, err, grpchttp.InvalidArgument, "CSR signing error (the lifetime is longer than the CA grants, or shorter than a second)")
 	}
 	assert.Equal(t, strconv.Itoa(len(tooLong)), s.metric(t, `csr_sign_err_count{error="TTL_ERROR"}`))
 }
@@ -451,10 +424,10 @@ func TestBadCSR(t *testing.T) {
 	bad := []string{"", "x", good[:len(good)/2], broken, good + good, strings.ReplaceAll(good, "CERTIFICATE REQUEST", "CERTIFICATE"), strings.Repeat("\n", 150<<10) + good}
 	for _, csr := range bad {
 		_, err := s.call(t, "web", &wire.IstioCertificateRequest{Csr: csr})
-		e, ok := errors.AsType[*connect.Error](err)
+		e, ok := errors.AsType[*grpchttp.Error](err)
 		require.True(t, ok, "%v", err)
-		assert.Equal(t, connect.CodeInvalidArgument, e.Code())
-		assert.Regexp(t, `^CSR signing error \(pki: invalid certificate signing request.*\)$`, e.Message())
+		assert.Equal(t, grpchttp.InvalidArgument, e.Code)
+		assert.Regexp(t, `^CSR signing error \(pki: invalid certificate signing request.*\)$`, e.Message)
 	}
 	assert.Equal(t, strconv.Itoa(len(bad)), s.metric(t, "csr_parsing_err_count"))
 	assert.Equal(t, strconv.Itoa(len(bad)), s.metric(t, `csr_sign_err_count{error="CSR_ERROR"}`))
@@ -467,25 +440,25 @@ func TestSignerErrors(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		err   error
-		code  connect.Code
+		code  grpchttp.Code
 		label string
 		text  string
 		after time.Duration
 	}{
-		"CSR":              {kind(ca.ErrCSR, 0), connect.CodeInvalidArgument, "CSR_ERROR", "the key of the request must not be certified", 0},
-		"TTL":              {kind(ca.ErrTTL, 0), connect.CodeInvalidArgument, "TTL_ERROR", "the lifetime is longer than the CA grants, or shorter than a second", 0},
-		"identity":         {kind(ca.ErrIdentity, 0), connect.CodePermissionDenied, "ID_ERROR", "the CA does not certify this caller", 0},
-		"not ready":        {kind(ca.ErrNotReady, 0), connect.CodeUnavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", 0},
-		"not ready, until": {kind(ca.ErrNotReady, time.Minute), connect.CodeUnavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", time.Minute + time.Millisecond},
-		"generation":       {kind(ca.ErrGeneration, 0), connect.CodeInternal, "CERT_GEN_ERROR", "the certificate could not be made", 0},
-		"limit":            {kind(ca.ErrLimit, 0), connect.CodeResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", 0},
-		"limit, until":     {kind(ca.ErrLimit, 250*time.Millisecond), connect.CodeResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", 251 * time.Millisecond},
-		"limit, soon":      {kind(ca.ErrLimit, 1), connect.CodeResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", time.Millisecond},
-		"audit":            {kind(ca.ErrAudit, 0), connect.CodeUnavailable, "AUDIT_ERROR", "the CA cannot answer now; try again later", 0},
-		"another":          {errors.New("secret reason"), connect.CodeInternal, "UNKNOWN", "the certificate could not be made", 0},
-		"another, final":   {final{}, connect.CodeInternal, "UNKNOWN", "the certificate could not be made", 0},
-		"passing":          {fmt.Errorf("ra: %w", temporary(time.Second)), connect.CodeUnavailable, "UNKNOWN", "the CA cannot answer now; try again later", 1001 * time.Millisecond},
-		"no chain":         {nil, connect.CodeInternal, "CERT_GEN_ERROR", "the answer of the signer cannot be used", 0},
+		"CSR":              {kind(ca.ErrCSR, 0), grpchttp.InvalidArgument, "CSR_ERROR", "the key of the request must not be certified", 0},
+		"TTL":              {kind(ca.ErrTTL, 0), grpchttp.InvalidArgument, "TTL_ERROR", "the lifetime is longer than the CA grants, or shorter than a second", 0},
+		"identity":         {kind(ca.ErrIdentity, 0), grpchttp.PermissionDenied, "ID_ERROR", "the CA does not certify this caller", 0},
+		"not ready":        {kind(ca.ErrNotReady, 0), grpchttp.Unavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", 0},
+		"not ready, until": {kind(ca.ErrNotReady, time.Minute), grpchttp.Unavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", time.Minute + time.Millisecond},
+		"generation":       {kind(ca.ErrGeneration, 0), grpchttp.Internal, "CERT_GEN_ERROR", "the certificate could not be made", 0},
+		"limit":            {kind(ca.ErrLimit, 0), grpchttp.ResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", 0},
+		"limit, until":     {kind(ca.ErrLimit, 250*time.Millisecond), grpchttp.ResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", 251 * time.Millisecond},
+		"limit, soon":      {kind(ca.ErrLimit, 1), grpchttp.ResourceExhausted, "LIMIT_ERROR", "too many requests; try again later", time.Millisecond},
+		"audit":            {kind(ca.ErrAudit, 0), grpchttp.Unavailable, "AUDIT_ERROR", "the CA cannot answer now; try again later", 0},
+		"another":          {errors.New("secret reason"), grpchttp.Internal, "UNKNOWN", "the certificate could not be made", 0},
+		"another, final":   {final{}, grpchttp.Internal, "UNKNOWN", "the certificate could not be made", 0},
+		"passing":          {fmt.Errorf("ra: %w", temporary(time.Second)), grpchttp.Unavailable, "UNKNOWN", "the CA cannot answer now; try again later", 1001 * time.Millisecond},
+		"no chain":         {nil, grpchttp.Internal, "CERT_GEN_ERROR", "the answer of the signer cannot be used", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -493,7 +466,7 @@ func TestSignerErrors(t *testing.T) {
 			a.sign = func(context.Context, ca.Request) ([]*x509.Certificate, error) { return nil, test.err }
 			s := serve(t, istioca.Options{Signer: a})
 			_, err := s.call(t, "web", goodRequest(t))
-			retryInfo(t, refused(t, err, test.code, "CSR signing error ("+test.text+")"), test.after)
+			assert.Equal(t, test.after, refused(t, err, test.code, "CSR signing error ("+test.text+")").RetryAfter)
 			assert.Equal(t, "1", s.metric(t, `csr_sign_err_count{error="`+test.label+`"}`))
 			assert.Equal(t, "0", s.metric(t, "success_cert_issuance_count"))
 			if test.err != nil {
@@ -519,17 +492,25 @@ func TestTimeout(t *testing.T) {
 	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("slow")}}
 	s := serve(t, istioca.Options{Signer: a, Timeout: 2 * time.Second}) // enough for what comes before
 	_, err := s.call(t, "web", m)
-	refused(t, err, connect.CodeUnavailable, "CSR signing error (the CA cannot answer now; try again later)")
+	refused(t, err, grpchttp.Unavailable, "CSR signing error (the CA cannot answer now; try again later)")
 
-	// The client's own deadline is another matter. It may hear of it from its own clock first.
+	// The deadline of the client, and its cancellation, are told apart from the limit of the server.
 	slow := serve(t, istioca.Options{Signer: a})
-	slow.issue(t, "web", goodRequest(t)) // there is a connection
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	_, err = call(ctx, slow.client, slow.url, "web", m)
-	assert.Equal(t, connect.CodeDeadlineExceeded, connect.CodeOf(err))
-	require.Eventually(t, func() bool { return strings.Contains(slow.logs.String(), "code=deadline_exceeded") }, 20*time.Second, 5*time.Millisecond)
-	assert.Equal(t, "1", slow.metric(t, `csr_sign_err_count{error="UNKNOWN"}`)) // counted before it is logged
+	resp, _ := post(t.Context(), t, slow.client, slow.url, "web", bytes.NewReader(frame(0, marshal(t, m))), func(r *http.Request) { r.Header.Set("Grpc-Timeout", "2S") })
+	assert.Equal(t, "4", resp.Trailer.Get("Grpc-Status"))
+	assert.Equal(t, "CSR signing error (the deadline of the call has passed)", resp.Trailer.Get("Grpc-Message"))
+	assert.Contains(t, slow.logs.String(), "code=deadline_exceeded")
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan error, 1)
+	go func() {
+		_, err := call(ctx, slow.client, slow.url, "web", m)
+		gone <- err
+	}()
+	require.Eventually(t, func() bool { return slow.metric(t, "csr_count") == "2" }, 20*time.Second, 5*time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-gone, context.Canceled)
+	require.Eventually(t, func() bool { return strings.Contains(slow.logs.String(), "code=canceled") }, 20*time.Second, 5*time.Millisecond)
+	assert.Equal(t, "2", slow.metric(t, `csr_sign_err_count{error="UNKNOWN"}`)) // counted before it is logged
 }
 
 // A panic ends one call.
@@ -545,11 +526,11 @@ func TestPanics(t *testing.T) {
 	}
 	s := serve(t, istioca.Options{Signer: a, Authenticator: tokens{"web": caller(webID), "panic": func(*http.Request) (*authn.Caller, error) { panic("secret token") }}})
 	_, err := s.call(t, "panic", goodRequest(t))
-	refused(t, err, connect.CodeInternal, "internal error")
+	refused(t, err, grpchttp.Internal, "internal error")
 	m := goodRequest(t)
 	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("panic")}}
 	_, err = s.call(t, "web", m)
-	refused(t, err, connect.CodeInternal, "internal error")
+	refused(t, err, grpchttp.Internal, "internal error")
 	s.issue(t, "web", goodRequest(t))
 	assert.Equal(t, 2, strings.Count(s.logs.String(), "level=ERROR"))
 	assert.Contains(t, s.logs.String(), "secret reason")

@@ -3,155 +3,105 @@ package linkerd
 import (
 	"context"
 	"crypto/ecdsa"
-	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"runtime/debug"
-	"strings"
-	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
-
-	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/carpc"
-	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/caservice"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-const (
-	maxCSR        = 64 << 10 // bytes, as in package pki
-	maxCommonName = 64       // bytes; RFC 5280 calls it ub-common-name
-)
+const maxCSR = 64 << 10 // bytes, as in package pki
 
-// request is a CertifyRequest, or what is wrong with it.
+// request is a CertifyRequest.
 type request struct {
-	wire.CertifyRequest
-	err error
+	identity string
+	token    []byte
+	csr      []byte // DER
 }
 
-// codec replaces connect's own under the same name, so that a message that cannot be read comes to
-// us, in its turn.
-type codec struct{}
-
-func (codec) Name() string { return "proto" }
-
-func (c codec) Marshal(m any) ([]byte, error) { return c.MarshalAppend(nil, m) }
-
-func (codec) MarshalAppend(b []byte, m any) ([]byte, error) {
-	if m, ok := m.(proto.Message); ok {
-		return proto.MarshalOptions{}.MarshalAppend(b, m)
+func (r *request) read(f *protofield.Field) {
+	switch f.Number {
+	case 1:
+		f.Text(&r.identity)
+	case 2:
+		f.Bytes(&r.token)
+	case 3:
+		f.Bytes(&r.csr)
 	}
-	return nil, fmt.Errorf("linkerd: encode: unexpected %T", m)
 }
 
-func (codec) Unmarshal(data []byte, m any) error {
-	r, ok := m.(*request)
-	if !ok {
-		return fmt.Errorf("linkerd: decode: unexpected %T", m)
-	}
-	if (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, &r.CertifyRequest) != nil {
-		r.Reset()
-		r.err = errors.New("the message is not a CertifyRequest") // the text of the cause may quote it
-	}
-	return nil
-}
-
-// refusal is why a request is not answered with a certificate.
-type refusal struct {
-	code  connect.Code
-	text  string        // for the client
-	err   error         // for the log
-	after time.Duration // when to come back; 0 if that is not known
-}
-
-func (r *refusal) level() slog.Level {
-	switch r.code {
-	case connect.CodeInvalidArgument, connect.CodeFailedPrecondition, connect.CodeCanceled, connect.CodeDeadlineExceeded:
-		return slog.LevelInfo
-	}
-	return slog.LevelWarn
-}
-
-func refuse(code connect.Code, text string, err error) *refusal {
-	return &refusal{code: code, text: text, err: err}
-}
-
-func (s *Server) certify(ctx context.Context, r *connect.Request[request]) (resp *connect.Response[wire.CertifyResponse], err error) {
-	peer, _ := ctx.Value(peerKey{}).(string)
-	token := string(r.Msg.GetToken())
-	defer func() {
-		p := recover() // of a part that was given to us
-		if p == nil {
-			return
+// response returns the encoded CertifyResponse for a leaf and what is above it.
+func response(leaf *x509.Certificate, above []*x509.Certificate) ([]byte, error) {
+	return protofield.Write(func(w *protofield.Writer) {
+		w.AddBytes(1, leaf.Raw)
+		for _, c := range above {
+			w.AddBytes(2, c.Raw)
 		}
-		if p == http.ErrAbortHandler { //nolint:errorlint // the very value, as in net/http
-			panic(p)
-		}
-		s.opts.Logger.LogAttrs(ctx, slog.LevelError, "linkerd: panic", slog.String("peer", peer), slog.String("panic", conceal(fmt.Sprint(p), token)), slog.String("stack", conceal(string(debug.Stack()), token)))
-		s.answered[connect.CodeInternal.String()].Inc()
-		resp, err = nil, connect.NewError(connect.CodeInternal, errors.New("internal error"))
-	}()
-	answer, leaf, no := s.answer(ctx, r.Msg)
-	if no != nil {
-		s.answered[no.code.String()].Inc()
-		s.opts.Logger.LogAttrs(ctx, no.level(), "linkerd: certificate refused", slog.String("identity", clip(r.Msg.GetIdentity())),
-			slog.String("code", no.code.String()), slog.String("err", conceal(no.err.Error(), token)), slog.String("peer", peer))
-		return nil, no.status()
-	}
-	s.answered["ok"].Inc()
-	s.opts.Logger.LogAttrs(ctx, slog.LevelDebug, "linkerd: certificate issued", slog.String("identity", r.Msg.GetIdentity()),
-		slog.String("serial", leaf.SerialNumber.Text(16)), slog.Time("not_after", leaf.NotAfter), slog.String("peer", peer))
-	return connect.NewResponse(answer), nil
+		w.Message(3, func(w *protofield.Writer) { w.Varint(1, uint64(leaf.NotAfter.Unix())) }) // a google.protobuf.Timestamp
+	})
 }
 
-// answer goes through the checks in the order that the protocol demands.
-func (s *Server) answer(ctx context.Context, r *request) (*wire.CertifyResponse, *x509.Certificate, *refusal) {
-	invalid := func(text string) *refusal {
-		return refuse(connect.CodeInvalidArgument, text, errors.New(text))
+// certify goes through the checks in the order that the protocol demands.
+func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error) {
+	msg, err := c.Receive()
+	if err != nil {
+		return nil, err
 	}
+	var r request
+	unreadable := protofield.Read(msg, r.read)
+	c.Secret = string(r.token)
+	c.Attrs = append(c.Attrs, slog.String("identity", r.identity[:min(len(r.identity), 253)]))
 	a := s.currentAnchors()
 	switch {
 	case a == nil:
-		return nil, nil, refuse(connect.CodeUnavailable, "the issuer is not ready; try again later", errors.New("the signer has no trust anchors yet"))
-	case r.err != nil:
-		return nil, nil, invalid(r.err.Error())
-	case r.GetIdentity() == "":
-		return nil, nil, invalid("the identity is missing")
-	case len(r.GetToken()) == 0:
-		return nil, nil, invalid("the token is missing")
-	case len(r.GetCertificateSigningRequest()) == 0:
-		return nil, nil, invalid("the certificate signing request is missing")
+		return nil, caservice.Refuse(grpchttp.Unavailable, "the issuer is not ready; try again later", errors.New("the signer has no trust anchors yet"))
+	case unreadable != nil:
+		return nil, invalid("the message is not a CertifyRequest")
+	case r.identity == "":
+		return nil, invalid("the identity is missing")
+	case len(r.token) == 0:
+		return nil, invalid("the token is missing")
+	case len(r.csr) == 0:
+		return nil, invalid("the certificate signing request is missing")
 	}
-	der := r.GetCertificateSigningRequest()
-	if err := readable(der); err != nil {
-		return nil, nil, refuse(connect.CodeInvalidArgument, "the certificate signing request is not PKCS#10 in DER", err)
+	if err := readable(r.csr); err != nil {
+		return nil, caservice.Refuse(grpchttp.InvalidArgument, "the certificate signing request is not PKCS#10 in DER", err)
 	}
 	if err := a.verifyIssuer(s.opts.Issuer); err != nil {
-		return nil, nil, s.badIssuer(ctx, r, err)
+		return nil, s.badIssuer(ctx, &r, err)
 	}
-	csr, err := checkCSR(der, r.GetIdentity())
+	csr, err := checkCSR(r.csr, r.identity)
 	if err != nil {
-		return nil, nil, refuse(connect.CodeFailedPrecondition, "the certificate signing request is refused: "+err.Error(), err)
+		return nil, failed("the certificate signing request is refused: "+err.Error(), err)
 	}
-	name, no := s.review(ctx, string(r.GetToken()))
-	if no != nil {
-		return nil, nil, no
+	account, err := s.review(ctx, &r)
+	if err != nil {
+		return nil, err
 	}
-	if name.String() != r.GetIdentity() {
-		return nil, nil, refuse(connect.CodeFailedPrecondition, "the token does not belong to the identity that is asked for",
-			fmt.Errorf("the token belongs to %s", name))
+	chain, err := s.sign(ctx, &r, csr)
+	if err != nil {
+		return nil, err
 	}
-	return s.issue(ctx, r, name, csr)
+	c.Leaf = chain[0]
+	s.tell(ctx, Event{Reason: "IssuedLeafCertificate", Namespace: account.Namespace, ServiceAccount: account.ServiceAccount},
+		"issued certificate for %s until %v", r.identity, validity{chain[0]})
+	return response(chain[0], chain[1:])
 }
 
-// readable reports whether der is a request at all. That is the standard library's word, as it is
-// in Linkerd; what package pki thinks of it comes later and has another code.
+func invalid(text string) error { return caservice.Refuse(grpchttp.InvalidArgument, text, nil) }
+
+func failed(text string, cause error) error {
+	return caservice.Refuse(grpchttp.FailedPrecondition, text, cause)
+}
+
+// readable reports whether der is a request at all. The standard library decides that, as in Linkerd. What
+// package pki rejects has another code, later.
 func readable(der []byte) error {
 	if len(der) > maxCSR {
 		return fmt.Errorf("%d bytes, the limit is %d", len(der), maxCSR)
@@ -190,160 +140,81 @@ func checkCSR(der []byte, identity string) (*pki.CSR, error) {
 	return csr, nil
 }
 
-// review returns the name that a token proves.
-func (s *Server) review(ctx context.Context, token string) (Name, *refusal) {
-	account, err := s.opts.Review(ctx, token, []string{Audience})
+// review returns the account that the token proves, if its name is the identity that is asked for.
+func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) {
+	account, err := s.opts.Review(ctx, string(r.token), []string{Audience})
 	switch {
 	case err == nil && account == nil:
-		return Name{}, refuse(connect.CodeInternal, "the token could not be reviewed", errors.New("the review returned neither an account nor an error"))
-	case errors.Is(err, authn.ErrRefused):
-		return Name{}, refuse(connect.CodeFailedPrecondition, "the token is not authenticated", err)
-	case errors.Is(err, ErrInvalidToken):
-		return Name{}, refuse(connect.CodeInvalidArgument, "the token is invalid", err)
+		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", errors.New("the review returned neither an account nor an error"))
+	case errors.Is(err, kube.ErrNotAuthenticated):
+		return nil, failed("the token is not authenticated", err)
+	case errors.Is(err, kube.ErrInvalidToken):
+		return nil, caservice.Refuse(grpchttp.InvalidArgument, "the token is invalid", err)
+	case err != nil && ctx.Err() != nil:
+		return nil, caservice.Ended(ctx, err)
 	case err != nil:
-		if no := s.ended(ctx, err); no != nil {
-			return Name{}, no
-		}
-		return Name{}, refuse(connect.CodeInternal, "the token could not be reviewed", err)
+		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", err)
 	}
-	name, err := s.opts.Mesh.name(account.Namespace, account.ServiceAccount)
-	if err != nil {
-		return Name{}, refuse(connect.CodeInvalidArgument, "the token is that of an account that has no name in the mesh", err)
+	name, err := s.opts.Mesh.Name(account.Namespace, account.ServiceAccount)
+	switch {
+	case err != nil:
+		return nil, caservice.Refuse(grpchttp.InvalidArgument, "the token is that of an account that has no name in the mesh", err)
+	case name != r.identity:
+		return nil, failed("the token does not belong to the identity that is asked for", fmt.Errorf("the token belongs to %s", name))
 	}
-	return name, nil
+	return account, nil
 }
 
-// issue has the certificate signed, and checks what comes back.
-func (s *Server) issue(ctx context.Context, r *request, name Name, csr *pki.CSR) (*wire.CertifyResponse, *x509.Certificate, *refusal) {
-	req := ca.Request{
-		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{name.String()},
-		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
-		Caller: name.String(), Method: "kubernetes-token",
-	}
-	if csr.CommonName() != "" && len(name.String()) <= maxCommonName {
-		req.CommonName = name.String() // a longer one does not fit: the certificate goes without, and is good all the same
-	}
+// sign returns the chain for an identity that was proven: the leaf and what is sent with it. It checks what
+// the signer returned.
+func (s *Server) sign(ctx context.Context, r *request, csr *pki.CSR) ([]*x509.Certificate, error) {
 	ticket := s.tickets.Add(1)
-	chain, err := s.opts.Signer.Sign(ctx, req)
+	chain, err := s.opts.Signer.Sign(ctx, ca.Request{
+		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity}, CommonName: caservice.CommonName(csr, r.identity),
+		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
+		Caller: r.identity, Method: "kubernetes-token",
+	})
 	if err != nil {
-		return nil, nil, s.signError(ctx, err)
+		e := caservice.SignError(ctx, err)
+		switch {
+		case errors.Is(err, ca.ErrCSR):
+			e.Code = grpchttp.FailedPrecondition
+		case errors.Is(err, ca.ErrTTL), errors.Is(err, ca.ErrIdentity): // which are the choice of this server
+			e.Code, e.Message = grpchttp.Internal, caservice.TextInternal
+		}
+		return nil, e
 	}
-	if err := checkLeaf(chain, name, csr); err != nil {
-		return nil, nil, refuse(connect.CodeInternal, "the certificate could not be made", fmt.Errorf("the answer of the signer cannot be used: %w", err))
+	if err := checkLeaf(chain, csr, r.identity); err != nil {
+		return nil, caservice.Refuse(grpchttp.Internal, caservice.TextInternal, fmt.Errorf("the answer of the signer cannot be used: %w", err))
 	}
-	// The anchors of now: those at the beginning may not have had the root of the leaf.
+	// The current anchors: those at the beginning may not have had the root of the leaf.
 	a := s.currentAnchors()
 	if a == nil {
-		return nil, nil, s.badIssuer(ctx, r, errors.New("the signer has no trust anchors any more"))
+		return nil, s.badIssuer(ctx, r, errors.New("the signer has no trust anchors any more"))
 	}
 	above, err := a.verify(chain)
 	if err != nil {
-		return nil, nil, s.badIssuer(ctx, r, err)
-	}
-	leaf := chain[0]
-	answer := &wire.CertifyResponse{LeafCertificate: leaf.Raw, ValidUntil: &timestamppb.Timestamp{Seconds: leaf.NotAfter.Unix()}}
-	for _, c := range above {
-		answer.IntermediateCertificates = append(answer.IntermediateCertificates, c.Raw)
+		return nil, s.badIssuer(ctx, r, err)
 	}
 	s.learn(ctx, ticket, above[0])
-	s.tell(ctx, &IssuedLeafCertificate{Name: name, NotAfter: leaf.NotAfter, Fingerprint: sha256.Sum256(leaf.Raw)})
-	return answer, leaf, nil
+	return append(chain[:1:1], above...), nil
 }
 
-// badIssuer is the refusal for what signs and does not verify.
-func (s *Server) badIssuer(ctx context.Context, r *request, err error) *refusal {
-	s.tell(ctx, &IssuerValidationFailed{Identity: clip(r.GetIdentity()), Err: err})
-	return refuse(connect.CodeUnavailable, "the issuer cannot be used now; try again later", fmt.Errorf("the issuer does not verify against the trust anchors: %w", err))
+// badIssuer is the error for what signs and does not verify.
+func (s *Server) badIssuer(ctx context.Context, r *request, err error) error {
+	err = fmt.Errorf("the issuer does not verify against the trust anchors: %w", err)
+	s.tell(ctx, Event{Reason: "IssuerValidationFailed", Warning: true}, "no certificate for %.253q: %v", r.identity, err)
+	return caservice.Refuse(grpchttp.Unavailable, "the issuer cannot be used now; try again later", err)
 }
 
-// learn notes which certificate signs. Of answers that overtake each other, the latest request
-// counts.
-func (s *Server) learn(ctx context.Context, ticket uint64, issuer *x509.Certificate) {
-	s.mu.Lock()
-	updated := false
-	if ticket > s.ticket {
-		updated = s.issuer != nil && !s.issuer.Equal(issuer)
-		s.ticket, s.issuer = ticket, issuer
+// checkLeaf reports whether the signer has made what it was asked for.
+func checkLeaf(chain []*x509.Certificate, csr *pki.CSR, name string) error {
+	if err := caservice.CheckChain(chain, csr); err != nil {
+		return err
 	}
-	s.mu.Unlock()
-	if updated {
-		s.tell(ctx, &IssuerUpdated{Issuer: issuer})
+	leaf := chain[0]
+	if len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name || len(leaf.URIs)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0 {
+		return fmt.Errorf("the certificate is for %q, %v, %v and %q, and not only for %s", leaf.DNSNames, leaf.URIs, leaf.IPAddresses, leaf.EmailAddresses, name)
 	}
+	return nil
 }
-
-func (s *Server) tell(ctx context.Context, e Event) {
-	if s.opts.Events != nil {
-		s.opts.Events(ctx, e)
-	}
-}
-
-// signError translates an error of the signer.
-func (s *Server) signError(ctx context.Context, err error) *refusal {
-	fail := func(code connect.Code, text string) *refusal {
-		no := refuse(code, text, err)
-		if e, ok := errors.AsType[*ca.SignError](err); ok {
-			no.after = e.RetryAfter
-		}
-		if e, ok := errors.AsType[retryable](err); ok && no.after <= 0 {
-			no.after, _ = e.Retryable()
-		}
-		return no
-	}
-	switch {
-	case errors.Is(err, ca.ErrLimit):
-		return fail(connect.CodeResourceExhausted, "too many requests; try again later")
-	case errors.Is(err, ca.ErrNotReady):
-		return fail(connect.CodeUnavailable, "the issuer is not ready; try again later")
-	case errors.Is(err, ca.ErrAudit):
-		return fail(connect.CodeUnavailable, "the issuer cannot answer now; try again later")
-	case errors.Is(err, ca.ErrCSR):
-		return fail(connect.CodeFailedPrecondition, "the key of the certificate signing request must not be certified")
-	}
-	if no := s.ended(ctx, err); no != nil {
-		return no
-	}
-	if e, ok := errors.AsType[retryable](err); ok {
-		if _, passes := e.Retryable(); passes {
-			return fail(connect.CodeUnavailable, "the issuer cannot answer now; try again later")
-		}
-	}
-	return fail(connect.CodeInternal, "the certificate could not be made")
-}
-
-// retryable is an error that knows whether it passes.
-type retryable interface {
-	error
-	Retryable() (after time.Duration, ok bool)
-}
-
-// ended says whose time was up, if that is why err came about.
-func (s *Server) ended(ctx context.Context, err error) *refusal {
-	switch {
-	case ctx.Err() == nil:
-		return nil
-	case errors.Is(context.Cause(ctx), errTimeout):
-		return refuse(connect.CodeUnavailable, "the certifier took too long; try again later", err)
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return refuse(connect.CodeDeadlineExceeded, "the deadline of the call has passed", err)
-	}
-	return refuse(connect.CodeCanceled, "the call was cancelled", err)
-}
-
-// status is what the client gets, with the time to come back if it is known.
-func (r *refusal) status() *connect.Error {
-	e := connect.NewError(r.code, errors.New(r.text))
-	carpc.AddRetryInfo(e, r.after)
-	return e
-}
-
-// conceal takes the token out of a text that somebody else wrote.
-func conceal(text, token string) string {
-	for _, t := range []string{token, strings.TrimSpace(token)} {
-		if t != "" {
-			text = strings.ReplaceAll(text, t, "[token]")
-		}
-	}
-	return text
-}
-
-func clip(s string) string { return s[:min(len(s), maxName)] }

@@ -21,27 +21,27 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/hostilecsr"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 func TestNew(t *testing.T) {
 	t.Parallel()
-	good := linkerd.Options{Mesh: mesh(t), Signer: newSigner(t), Review: review}
+	good := linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review}
 	_, err := linkerd.New(good)
 	require.NoError(t, err)
 	for what, edit := range map[string]func(*linkerd.Options){
-		"Mesh":      func(o *linkerd.Options) { o.Mesh = linkerd.Mesh{} },
+		"Mesh":      func(o *linkerd.Options) { o.Mesh = linkerdname.Mesh{} },
 		"Signer":    func(o *linkerd.Options) { o.Signer = nil },
 		"Review":    func(o *linkerd.Options) { o.Review = nil },
 		"Lifetime":  func(o *linkerd.Options) { o.Lifetime = -1 },
@@ -158,7 +158,7 @@ func p384(t testing.TB) *ecdsa.PrivateKey {
 func TestSeedForm(t *testing.T) {
 	t.Parallel()
 	const name = "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"
-	s := serve(t, linkerd.Options{Mesh: seedMesh(t)})
+	s := serve(t, linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}})
 	r := &wire.CertifyRequest{Identity: name, Token: []byte(webToken), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 		r.Subject, r.DNSNames = pkix.Name{}, []string{name}
 	})}
@@ -166,13 +166,13 @@ func TestSeedForm(t *testing.T) {
 	require.NoError(t, err)
 	accept(t, resp, s.signer.anchors, name, time.Now())
 	_, err = s.certify(t, goodRequest(t))
-	assert.Equal(t, connect.CodeFailedPrecondition, connect.CodeOf(err), "the other form is another name")
+	assert.Equal(t, grpchttp.FailedPrecondition, codeOf(err), "the other form is another name")
 }
 
 // faults are what can be wrong, in the order in which it is found.
 type fault struct {
 	name   string
-	code   connect.Code
+	code   grpchttp.Code
 	edit   func(*wire.CertifyRequest)
 	signer func(*signer)
 }
@@ -196,92 +196,92 @@ func faults(t testing.TB) []fault {
 	good := csr(t, newKey(t), nil)
 	return []fault{
 		// 1
-		{"no anchors", connect.CodeUnavailable, nil, func(s *signer) { s.anchors = nil }},
+		{"no anchors", grpchttp.Unavailable, nil, func(s *signer) { s.anchors = nil }},
 		// 2 to 4
-		{"no identity", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.Identity = "" }, nil},
-		{"no token", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.Token = nil }, nil},
-		{"no CSR", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = nil }, nil},
+		{"no identity", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) { r.Identity = "" }, nil},
+		{"no token", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) { r.Token = nil }, nil},
+		{"no CSR", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = nil }, nil},
 		// 5
-		{"CSR that is text", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = []byte("text") }, nil},
-		{"CSR in PEM", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) {
+		{"CSR that is text", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = []byte("text") }, nil},
+		{"CSR in PEM", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) {
 			c, err := pki.ParseCSR(good)
 			require.NoError(t, err)
 			r.CertificateSigningRequest = c.PEM()
 		}, nil},
-		{"CSR with bytes behind", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = append(bytes.Clone(good), 0) }, nil},
-		{"CSR of 65 KiB", connect.CodeInvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = make([]byte, 64<<10+1) }, nil},
+		{"CSR with bytes behind", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = append(bytes.Clone(good), 0) }, nil},
+		{"CSR of 65 KiB", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = make([]byte, 64<<10+1) }, nil},
 		// 6
-		{"anchor has expired", connect.CodeUnavailable, nil, func(s *signer) {
+		{"anchor has expired", grpchttp.Unavailable, nil, func(s *signer) {
 			s.anchors = []*x509.Certificate{authority(t, "root", s.key, nil, nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })}
 		}},
-		{"anchor is not valid yet", connect.CodeUnavailable, nil, func(s *signer) {
+		{"anchor is not valid yet", grpchttp.Unavailable, nil, func(s *signer) {
 			s.anchors = []*x509.Certificate{authority(t, "root", s.key, nil, nil, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) })}
 		}},
 		// 7
-		{"no DNS name", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = nil }), nil},
-		{"two DNS names", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{web, "b"} }), nil},
-		{"the DNS name twice", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{web, web} }), nil},
-		{"another DNS name", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{"x" + web} }), nil},
-		{"the DNS name in upper case", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{strings.ToUpper(web)} }), nil},
-		{"a URI", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) {
+		{"no DNS name", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = nil }), nil},
+		{"two DNS names", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{web, "b"} }), nil},
+		{"the DNS name twice", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{web, web} }), nil},
+		{"another DNS name", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{"x" + web} }), nil},
+		{"the DNS name in upper case", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{strings.ToUpper(web)} }), nil},
+		{"a URI", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) {
 			r.URIs = []*url.URL{{Scheme: "spiffe", Host: "cluster.local", Path: "/a"}}
 		}), nil},
-		{"an address", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }), nil},
-		{"an email", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.EmailAddresses = []string{"a@b"} }), nil},
-		{"another common name", connect.CodeFailedPrecondition, request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "admin" }), nil},
-		{"bad signature", connect.CodeFailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = broken }, nil},
-		{"RSA key", connect.CodeFailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = csr(t, rsaKey, nil) }, nil},
-		{"Ed25519 key", connect.CodeFailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = csr(t, edKey, nil) }, nil},
+		{"an address", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) { r.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }), nil},
+		{"an email", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) { r.EmailAddresses = []string{"a@b"} }), nil},
+		{"another common name", grpchttp.FailedPrecondition, request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "admin" }), nil},
+		{"bad signature", grpchttp.FailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = broken }, nil},
+		{"RSA key", grpchttp.FailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = csr(t, rsaKey, nil) }, nil},
+		{"Ed25519 key", grpchttp.FailedPrecondition, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = csr(t, edKey, nil) }, nil},
 		// 8
-		{"token not authenticated", connect.CodeFailedPrecondition, token("unknown"), nil},
+		{"token not authenticated", grpchttp.FailedPrecondition, token("unknown"), nil},
 		// 9
-		{"token invalid", connect.CodeInvalidArgument, token("garbage"), nil},
-		{"service account with a dot", connect.CodeInvalidArgument, token("dotted"), nil},
-		{"service account in upper case", connect.CodeInvalidArgument, token("upper"), nil},
-		{"account of nobody", connect.CodeInvalidArgument, token("nobody"), nil},
+		{"token invalid", grpchttp.InvalidArgument, token("garbage"), nil},
+		{"service account with a dot", grpchttp.InvalidArgument, token("dotted"), nil},
+		{"service account in upper case", grpchttp.InvalidArgument, token("upper"), nil},
+		{"account of nobody", grpchttp.InvalidArgument, token("nobody"), nil},
 		// 10
-		{"review fails", connect.CodeInternal, token("unreviewable"), nil},
-		{"review without an answer", connect.CodeInternal, token("nothing"), nil},
+		{"review fails", grpchttp.Internal, token("unreviewable"), nil},
+		{"review without an answer", grpchttp.Internal, token("nothing"), nil},
 		// 11
-		{"token of another", connect.CodeFailedPrecondition, token("voting"), nil},
+		{"token of another", grpchttp.FailedPrecondition, token("voting"), nil},
 		// 12
-		{"signing fails", connect.CodeInternal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrGeneration, Err: errors.New("x")} }},
-		{"signer knows no more", connect.CodeInternal, nil, func(s *signer) { s.err = errors.New("x") }},
-		{"lifetime is not granted", connect.CodeInternal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrTTL, Err: errors.New("x")} }},
-		{"name is not granted", connect.CodeInternal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrIdentity, Err: errors.New("x")} }},
-		{"signer is not ready", connect.CodeUnavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrNotReady, Err: errors.New("x")} }},
-		{"no audit record", connect.CodeUnavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrAudit, Err: errors.New("x")} }},
-		{"limit", connect.CodeResourceExhausted, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrLimit, Err: errors.New("x")} }},
-		{"key is not accepted", connect.CodeFailedPrecondition, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrCSR, Err: errors.New("x")} }},
-		{"issuer under another root", connect.CodeUnavailable, nil, func(s *signer) { s.anchors = bad.anchors }},
-		{"leaf with another name", connect.CodeInternal, nil, func(s *signer) { s.edit = func(c *x509.Certificate) { c.DNSNames = []string{"admin"} } }},
-		{"leaf with two names", connect.CodeInternal, nil, func(s *signer) { s.edit = func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "admin") } }},
-		{"leaf with a URI", connect.CodeInternal, nil, func(s *signer) {
+		{"signing fails", grpchttp.Internal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrGeneration, Err: errors.New("x")} }},
+		{"signer knows no more", grpchttp.Internal, nil, func(s *signer) { s.err = errors.New("x") }},
+		{"lifetime is not granted", grpchttp.Internal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrTTL, Err: errors.New("x")} }},
+		{"name is not granted", grpchttp.Internal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrIdentity, Err: errors.New("x")} }},
+		{"signer is not ready", grpchttp.Unavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrNotReady, Err: errors.New("x")} }},
+		{"no audit record", grpchttp.Unavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrAudit, Err: errors.New("x")} }},
+		{"limit", grpchttp.ResourceExhausted, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrLimit, Err: errors.New("x")} }},
+		{"key is not accepted", grpchttp.FailedPrecondition, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrCSR, Err: errors.New("x")} }},
+		{"issuer under another root", grpchttp.Unavailable, nil, func(s *signer) { s.anchors = bad.anchors }},
+		{"leaf with another name", grpchttp.Internal, nil, func(s *signer) { s.edit = func(c *x509.Certificate) { c.DNSNames = []string{"admin"} } }},
+		{"leaf with two names", grpchttp.Internal, nil, func(s *signer) { s.edit = func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "admin") } }},
+		{"leaf with a URI", grpchttp.Internal, nil, func(s *signer) {
 			s.edit = func(c *x509.Certificate) { c.URIs = []*url.URL{{Scheme: "spiffe", Host: "a", Path: "/b"}} }
 		}},
-		{"leaf with an address", connect.CodeInternal, nil, func(s *signer) {
+		{"leaf with an address", grpchttp.Internal, nil, func(s *signer) {
 			s.edit = func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }
 		}},
-		{"leaf with an email", connect.CodeInternal, nil, func(s *signer) {
+		{"leaf with an email", grpchttp.Internal, nil, func(s *signer) {
 			s.edit = func(c *x509.Certificate) { c.EmailAddresses = []string{"a@b"} }
 		}},
-		{"leaf that is a CA", connect.CodeInternal, nil, func(s *signer) {
+		{"leaf that is a CA", grpchttp.Internal, nil, func(s *signer) {
 			s.edit = func(c *x509.Certificate) { c.BasicConstraintsValid, c.IsCA = true, true }
 		}},
-		{"leaf for clients only", connect.CodeUnavailable, nil, func(s *signer) {
+		{"leaf for clients only", grpchttp.Unavailable, nil, func(s *signer) {
 			s.edit = func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }
 		}},
-		{"no chain", connect.CodeInternal, nil, func(s *signer) { s.swap = func([]*x509.Certificate) []*x509.Certificate { return nil } }},
-		{"a hole in the chain", connect.CodeInternal, nil, func(s *signer) {
+		{"no chain", grpchttp.Internal, nil, func(s *signer) { s.swap = func([]*x509.Certificate) []*x509.Certificate { return nil } }},
+		{"a hole in the chain", grpchttp.Internal, nil, func(s *signer) {
 			s.swap = func(c []*x509.Certificate) []*x509.Certificate { return append(c, nil) }
 		}},
-		{"the leaf of another key", connect.CodeInternal, nil, func(s *signer) {
+		{"the leaf of another key", grpchttp.Internal, nil, func(s *signer) {
 			s.swap = func(c []*x509.Certificate) []*x509.Certificate {
 				tmpl := *c[0]
 				return []*x509.Certificate{create(t, &tmpl, s.chain[0], newKey(t).Public(), s.key)}
 			}
 		}},
-		{"chain with a stranger", connect.CodeUnavailable, nil, func(s *signer) {
+		{"chain with a stranger", grpchttp.Unavailable, nil, func(s *signer) {
 			s.swap = func(c []*x509.Certificate) []*x509.Certificate { return append(c, bad.anchors[0]) }
 		}},
 	}
@@ -304,7 +304,7 @@ func TestCodes(t *testing.T) {
 			}
 			resp, err := s.certify(t, r)
 			require.Nil(t, resp)
-			assert.Equal(t, f.code, connect.CodeOf(err), "%v", err)
+			assert.Equal(t, f.code, codeOf(err), "%v", err)
 			if token := string(r.GetToken()); token != "" && f.name != "token invalid" {
 				assert.NotContains(t, err.Error(), token)
 			}
@@ -357,8 +357,8 @@ func TestOrder(t *testing.T) {
 				}
 			}
 			srv := direct(t, linkerd.Options{Signer: sig})
-			_, err := srv.CallUnary(t.Context(), connect.NewRequest(r))
-			assert.Equal(t, early.code, connect.CodeOf(err), "%s, and %s: %v", early.name, late.name, err)
+			_, err := srv.call(t.Context(), r)
+			assert.Equal(t, early.code, codeOf(err), "%s, and %s: %v", early.name, late.name, err)
 		}
 	}
 	assert.Greater(t, pairs, 50)
@@ -369,8 +369,8 @@ func TestUnreadableMessage(t *testing.T) {
 	// In its turn, which is after the first check.
 	for _, test := range []struct {
 		signer func(*signer)
-		code   connect.Code
-	}{{nil, connect.CodeInvalidArgument}, {func(s *signer) { s.anchors = nil }, connect.CodeUnavailable}} {
+		code   grpchttp.Code
+	}{{nil, grpchttp.InvalidArgument}, {func(s *signer) { s.anchors = nil }, grpchttp.Unavailable}} {
 		sig := newSigner(t)
 		if test.signer != nil {
 			test.signer(sig)
@@ -410,16 +410,16 @@ func TestIssuerOption(t *testing.T) {
 				require.NoError(t, err)
 				return
 			}
-			require.Equal(t, connect.CodeUnavailable, connect.CodeOf(err))
+			require.Equal(t, grpchttp.Unavailable, codeOf(err))
 			// It is found before the token and the shape of the request, and after its form.
 			r := goodRequest(t)
 			r.Token = []byte("garbage")
 			r.CertificateSigningRequest = csr(t, newKey(t), func(r *x509.CertificateRequest) { r.DNSNames = nil })
 			_, err = s.certify(t, r)
-			assert.Equal(t, connect.CodeUnavailable, connect.CodeOf(err))
+			assert.Equal(t, grpchttp.Unavailable, codeOf(err))
 			r.CertificateSigningRequest = []byte("x")
 			_, err = s.certify(t, r)
-			assert.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err))
+			assert.Equal(t, grpchttp.InvalidArgument, codeOf(err))
 		})
 	}
 }
@@ -457,10 +457,9 @@ func TestEventsAndMetrics(t *testing.T) {
 	assert.Zero(t, ttl())
 	resp, err := s.certify(t, goodRequest(t))
 	require.NoError(t, err)
-	name, err := mesh(t).Parse(web)
-	require.NoError(t, err)
-	assert.Equal(t, []linkerd.Event{&linkerd.IssuedLeafCertificate{
-		Name: name, NotAfter: resp.GetValidUntil().AsTime(), Fingerprint: sha256.Sum256(resp.GetLeafCertificate()),
+	assert.Equal(t, []linkerd.Event{{
+		Reason: "IssuedLeafCertificate", Namespace: "emojivoto", ServiceAccount: "web",
+		Message: fmt.Sprintf("issued certificate for %s until %s: %x", web, resp.GetValidUntil().AsTime().Format(time.RFC3339), sha256.Sum256(resp.GetLeafCertificate())),
 	}}, taken(), "the first issuer is no update")
 	assert.InDelta(t, (100 * 24 * time.Hour).Seconds(), ttl(), 60)
 
@@ -471,7 +470,10 @@ func TestEventsAndMetrics(t *testing.T) {
 	require.NoError(t, err)
 	got := taken()
 	require.Len(t, got, 2)
-	assert.True(t, got[0].(*linkerd.IssuerUpdated).Issuer.Equal(second.chain[0]))
+	assert.Equal(t, linkerd.Event{
+		Reason:  "IssuerUpdated",
+		Message: fmt.Sprintf("the issuer is now %q until %s: %x", second.chain[0].Subject, second.chain[0].NotAfter.Format(time.RFC3339), sha256.Sum256(second.chain[0].Raw)),
+	}, got[0])
 	_, err = s.certify(t, goodRequest(t))
 	require.NoError(t, err)
 	assert.Len(t, taken(), 1)
@@ -481,12 +483,12 @@ func TestEventsAndMetrics(t *testing.T) {
 	sig.chain, sig.key = third.chain, third.key
 	sig.mu.Unlock()
 	_, err = s.certify(t, goodRequest(t))
-	require.Equal(t, connect.CodeUnavailable, connect.CodeOf(err))
+	require.Equal(t, grpchttp.Unavailable, codeOf(err))
 	got = taken()
 	require.Len(t, got, 1)
-	failed := got[0].(*linkerd.IssuerValidationFailed)
-	assert.Equal(t, web, failed.Identity)
-	assert.Error(t, failed.Err)
+	assert.Regexp(t, `^no certificate for "`+web+`": the issuer does not verify against the trust anchors: x509: `, got[0].Message)
+	got[0].Message = ""
+	assert.Equal(t, linkerd.Event{Reason: "IssuerValidationFailed", Warning: true}, got[0])
 	var m strings.Builder
 	require.NoError(t, s.WriteMetrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 3\n")
@@ -499,17 +501,10 @@ func TestRetryInfo(t *testing.T) {
 	sig.err = &ca.SignError{Kind: ca.ErrLimit, Err: errors.New("x"), RetryAfter: 1500 * time.Millisecond}
 	s := serve(t, linkerd.Options{Signer: sig})
 	_, err := s.certify(t, goodRequest(t))
-	require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
-	e, ok := errors.AsType[*connect.Error](err)
+	require.Equal(t, grpchttp.ResourceExhausted, codeOf(err))
+	e, ok := errors.AsType[*grpchttp.Error](err)
 	require.True(t, ok)
-	assert.Equal(t, "1501", e.Meta().Get("Grpc-Retry-Pushback-Ms"))
-	require.Len(t, e.Details(), 1)
-	assert.Equal(t, "google.rpc.RetryInfo", e.Details()[0].Type())
-	var d timestamppb.Timestamp // a Duration, of the same fields, which RetryInfo has as its first
-	require.Equal(t, "\x0a", string(e.Details()[0].Bytes()[:1]))
-	require.NoError(t, unmarshal(e.Details()[0].Bytes()[2:], &d))
-	assert.Equal(t, int64(1), d.GetSeconds())
-	assert.Equal(t, int32(501_000_000), d.GetNanos())
+	assert.Equal(t, 1501*time.Millisecond, e.RetryAfter)
 }
 
 // passing is an error of a signer that knows that it passes.
@@ -520,83 +515,83 @@ func (p passing) Retryable() (time.Duration, bool) { return 0, p.ok }
 
 func TestRetryable(t *testing.T) {
 	t.Parallel()
-	for ok, code := range map[bool]connect.Code{true: connect.CodeUnavailable, false: connect.CodeInternal} {
+	for ok, code := range map[bool]grpchttp.Code{true: grpchttp.Unavailable, false: grpchttp.Internal} {
 		sig := newSigner(t)
 		sig.err = fmt.Errorf("wrapped: %w", passing{ok})
-		_, err := direct(t, linkerd.Options{Signer: sig}).CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
-		assert.Equal(t, code, connect.CodeOf(err))
+		_, err := direct(t, linkerd.Options{Signer: sig}).call(t.Context(), goodRequest(t))
+		assert.Equal(t, code, codeOf(err))
 	}
 }
 
 func TestPanicsAndDeadlines(t *testing.T) {
 	t.Parallel()
 	sig := newSigner(t)
-	s := serve(t, linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*linkerd.Account, error) {
+	s := serve(t, linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*kube.Account, error) {
 		switch token {
 		case "panic-token":
 			panic("about " + token)
 		case "trim-token\n":
-			return nil, fmt.Errorf("%s: %w", strings.TrimSpace(token), authn.ErrRefused)
+			return nil, fmt.Errorf("%s: %w", strings.TrimSpace(token), kube.ErrNotAuthenticated)
 		case "slow-token":
 			<-ctx.Done()
 			return nil, fmt.Errorf("slow with %s: %w", token, ctx.Err())
 		}
-		return nil, fmt.Errorf("never heard of %s: %w", token, authn.ErrRefused)
+		return nil, fmt.Errorf("never heard of %s: %w", token, kube.ErrNotAuthenticated)
 	}, Timeout: 2 * time.Second})
-	for token, code := range map[string]connect.Code{
-		"panic-token": connect.CodeInternal, "slow-token": connect.CodeUnavailable, "loud-token\n": connect.CodeFailedPrecondition,
-		"trim-token\n": connect.CodeFailedPrecondition,
+	for token, code := range map[string]grpchttp.Code{
+		"panic-token": grpchttp.Internal, "slow-token": grpchttp.Unavailable, "loud-token\n": grpchttp.FailedPrecondition,
+		"trim-token\n": grpchttp.FailedPrecondition,
 	} {
 		r := goodRequest(t)
 		r.Token = []byte(token)
 		_, err := s.certify(t, r)
-		assert.Equal(t, code, connect.CodeOf(err), token)
+		assert.Equal(t, code, codeOf(err), token)
 		assert.NotContains(t, err.Error(), strings.TrimSpace(token))
 		assert.NotContains(t, s.logs.String(), strings.TrimSpace(token))
 	}
 	assert.Contains(t, s.logs.String(), "never heard of [token]")
 	assert.Contains(t, s.logs.String(), "about [token]")
 
-	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*linkerd.Account, error) {
+	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*kube.Account, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err := patient.CallUnary(ctx, connect.NewRequest(goodRequest(t)))
-	assert.Equal(t, connect.CodeDeadlineExceeded, connect.CodeOf(err))
+	_, err := patient.call(ctx, goodRequest(t))
+	assert.Equal(t, grpchttp.DeadlineExceeded, codeOf(err))
 }
 
 // Linkerd's proxies send their whole name as the common name, however long it is. A certificate has no
 // room for one of more than 64 bytes, and needs none.
 func TestLongName(t *testing.T) {
 	t.Parallel()
-	name, err := mesh(t).Destination()
+	name, err := mesh.Destination()
 	require.NoError(t, err)
-	require.Greater(t, len(name.String()), 64)
-	s := serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*linkerd.Account, error) {
-		return &linkerd.Account{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}, nil
+	require.Greater(t, len(name), 64)
+	s := serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*kube.Account, error) {
+		return &kube.Account{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}, nil
 	}})
-	resp, err := s.certify(t, &wire.CertifyRequest{Identity: name.String(), Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
-		r.Subject.CommonName, r.DNSNames = name.String(), []string{name.String()}
+	resp, err := s.certify(t, &wire.CertifyRequest{Identity: name, Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+		r.Subject.CommonName, r.DNSNames = name, []string{name}
 	})})
 	require.NoError(t, err)
-	leaf := accept(t, resp, s.signer.anchors, name.String(), time.Now())
+	leaf := accept(t, resp, s.signer.anchors, name, time.Now())
 	assert.Empty(t, leaf.Subject.String())
 
 	// The longest one that fits is there.
 	account := strings.Repeat("a", 64-len(".n.serviceaccount.identity.linkerd.cluster.local"))
-	name, err = mesh(t).Name("n", account)
+	name, err = mesh.Name("n", account)
 	require.NoError(t, err)
-	require.Len(t, name.String(), 64)
-	s = serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*linkerd.Account, error) {
-		return &linkerd.Account{Namespace: "n", ServiceAccount: account}, nil
+	require.Len(t, name, 64)
+	s = serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*kube.Account, error) {
+		return &kube.Account{Namespace: "n", ServiceAccount: account}, nil
 	}})
-	resp, err = s.certify(t, &wire.CertifyRequest{Identity: name.String(), Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
-		r.Subject.CommonName, r.DNSNames = name.String(), []string{name.String()}
+	resp, err = s.certify(t, &wire.CertifyRequest{Identity: name, Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+		r.Subject.CommonName, r.DNSNames = name, []string{name}
 	})})
 	require.NoError(t, err)
-	assert.Equal(t, name.String(), accept(t, resp, s.signer.anchors, name.String(), time.Now()).Subject.CommonName)
+	assert.Equal(t, name, accept(t, resp, s.signer.anchors, name, time.Now()).Subject.CommonName)
 }
 
 // held is a signer whose first answer is held back until others have overtaken it.
@@ -625,25 +620,25 @@ func TestIssuerOfTheLatestRequest(t *testing.T) {
 	h := &held{signer: sig, signed: make(chan struct{}), release: make(chan struct{})}
 	var updates atomic.Int64
 	srv := direct(t, linkerd.Options{Signer: h, Events: func(_ context.Context, e linkerd.Event) {
-		if _, ok := e.(*linkerd.IssuerUpdated); ok {
+		if e.Reason == "IssuerUpdated" {
 			updates.Add(1)
 		}
 	}})
 	slow := make(chan error, 1)
 	request := goodRequest(t)
 	go func() {
-		_, err := srv.CallUnary(t.Context(), connect.NewRequest(request))
+		_, err := srv.call(t.Context(), request)
 		slow <- err
 	}()
 	<-h.signed
 	sig.mu.Lock()
 	sig.chain, sig.key = second.chain, second.key
 	sig.mu.Unlock()
-	_, err := srv.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+	_, err := srv.call(t.Context(), goodRequest(t))
 	require.NoError(t, err)
 	close(h.release)
 	require.NoError(t, <-slow)
-	_, err = srv.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+	_, err = srv.call(t.Context(), goodRequest(t))
 	require.NoError(t, err)
 	assert.Zero(t, updates.Load(), "the old issuer is no news, and so the new one is none either")
 }
@@ -653,16 +648,16 @@ func TestLongCSR(t *testing.T) {
 	t.Parallel()
 	s := direct(t, linkerd.Options{Signer: newSigner(t)})
 	key := newKey(t)
-	for size, code := range map[int]connect.Code{60 << 10: 0, 65 << 10: connect.CodeInvalidArgument} {
+	for size, code := range map[int]grpchttp.Code{60 << 10: 0, 65 << 10: grpchttp.InvalidArgument} {
 		r := &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: csr(t, key, func(r *x509.CertificateRequest) {
 			r.Subject.Organization = []string{strings.Repeat("a", size)}
 		})}
-		_, err := s.CallUnary(t.Context(), connect.NewRequest(r))
+		_, err := s.call(t.Context(), r)
 		if code == 0 {
 			require.NoError(t, err)
 			continue
 		}
-		assert.Equal(t, code, connect.CodeOf(err))
+		assert.Equal(t, code, codeOf(err))
 	}
 }
 
@@ -680,8 +675,8 @@ func TestHostile(t *testing.T) {
 		cases++
 		resp, err := s.certify(t, &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: c.DER})
 		if err != nil {
-			code := connect.CodeOf(err)
-			assert.True(t, code == connect.CodeInvalidArgument || code == connect.CodeFailedPrecondition || code == connect.CodeResourceExhausted && len(c.DER) > 128<<10,
+			code := codeOf(err)
+			assert.True(t, code == grpchttp.InvalidArgument || code == grpchttp.FailedPrecondition || code == grpchttp.ResourceExhausted && len(c.DER) > 128<<10,
 				"%s: %v", c.Name, err)
 			continue
 		}
@@ -716,15 +711,15 @@ func TestConcurrentClients(t *testing.T) {
 	serials := make(chan string, clients*each)
 	request := goodRequest(t)
 	for range clients {
-		c := connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](proxyClient(t), "http://"+s.addr+linkerd.Certify, connect.WithGRPC())
+		c := newClient(proxyClient(t), "http://"+s.addr)
 		go func() {
 			for range each {
-				resp, err := c.CallUnary(t.Context(), connect.NewRequest(request))
+				resp, err := c.call(t.Context(), request)
 				if err != nil {
 					errs <- err
 					return
 				}
-				leaf, err := x509.ParseCertificate(resp.Msg.GetLeafCertificate())
+				leaf, err := x509.ParseCertificate(resp.GetLeafCertificate())
 				if err != nil {
 					errs <- err
 					return
@@ -742,4 +737,13 @@ func TestConcurrentClients(t *testing.T) {
 		seen[<-serials] = true
 	}
 	assert.Len(t, seen, clients*each)
+}
+
+func TestCertifyWithALPN(t *testing.T) {
+	t.Parallel()
+	s := serve(t, linkerd.Options{})
+	c := newClient(alpnClient(t), "https://"+s.addr)
+	resp, err := c.call(t.Context(), goodRequest(t))
+	require.NoError(t, err)
+	accept(t, resp, s.signer.anchors, web, time.Now())
 }

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/hostilecsr"
 	"github.com/svidkit/svidkit/internal/kubetest"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
@@ -71,12 +71,12 @@ func TestCluster(t *testing.T) {
 	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()})
 	require.NoError(t, err)
 	authority := realAuthority(t)
-	s := serve(t, linkerd.Options{Signer: authority, Review: reviewBy(reviewer), Issuer: issuerOf(authority)})
+	s := serve(t, linkerd.Options{Signer: authority, Review: reviewer.Review, Issuer: issuerOf(authority)})
 	r := goodRequest(t)
-	for token, code := range map[string]connect.Code{
-		"web\n": 0, "node": connect.CodeInvalidArgument, "admin": connect.CodeInvalidArgument, "dotted": connect.CodeInvalidArgument,
-		"expired": connect.CodeInvalidArgument, "unknown": connect.CodeFailedPrecondition, "deaf": connect.CodeFailedPrecondition,
-		"voting": connect.CodeFailedPrecondition,
+	for token, code := range map[string]grpchttp.Code{
+		"web\n": 0, "node": grpchttp.InvalidArgument, "admin": grpchttp.InvalidArgument, "dotted": grpchttp.InvalidArgument,
+		"expired": grpchttp.InvalidArgument, "unknown": grpchttp.FailedPrecondition, "deaf": grpchttp.FailedPrecondition,
+		"voting": grpchttp.FailedPrecondition,
 	} {
 		r.Token = []byte(token)
 		resp, err := s.certify(t, r)
@@ -87,12 +87,12 @@ func TestCluster(t *testing.T) {
 			assert.GreaterOrEqual(t, leaf.SerialNumber.BitLen(), 64)
 			continue
 		}
-		assert.Equal(t, code, connect.CodeOf(err), "%s: %v", token, err)
+		assert.Equal(t, code, codeOf(err), "%s: %v", token, err)
 	}
 	api.FailNext(1, kubetest.Fault{Code: http.StatusForbidden}, nil)
 	r.Token = []byte("web")
 	_, err = s.certify(t, r)
-	assert.Equal(t, connect.CodeInternal, connect.CodeOf(err))
+	assert.Equal(t, grpchttp.Internal, codeOf(err))
 	var m strings.Builder
 	require.NoError(t, s.WriteMetrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 1\n")
@@ -109,13 +109,13 @@ func TestRealAuthorityHostile(t *testing.T) {
 		if c.DER == nil {
 			continue
 		}
-		resp, err := s.CallUnary(t.Context(), connect.NewRequest(&wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: c.DER}))
+		resp, err := s.call(t.Context(), &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: c.DER})
 		if err != nil {
 			continue
 		}
 		signed++
 		require.True(t, c.Signable, c.Name)
-		leaf := accept(t, resp.Msg, anchorsOf(authority), web, time.Now())
+		leaf := accept(t, resp, anchorsOf(authority), web, time.Now())
 		assert.True(t, pki.PublicKeysEqual(c.Key, leaf.PublicKey), c.Name)
 		assert.Empty(t, leaf.Subject.String(), c.Name)
 		assert.False(t, leaf.IsCA, c.Name)
@@ -141,10 +141,10 @@ func TestRotation(t *testing.T) {
 		_, err := authority.Rotate(t.Context())
 		require.NoError(t, err)
 		for range 10 {
-			resp, err := s.CallUnary(t.Context(), connect.NewRequest(goodRequest(t)))
+			resp, err := s.call(t.Context(), goodRequest(t))
 			require.NoError(t, err)
-			accept(t, resp.Msg, anchorsOf(authority), web, time.Now())
-			issuers[fmt.Sprintf("%x", resp.Msg.GetIntermediateCertificates()[0])] = true
+			accept(t, resp, anchorsOf(authority), web, time.Now())
+			issuers[fmt.Sprintf("%x", resp.GetIntermediateCertificates()[0])] = true
 			time.Sleep(10 * time.Millisecond)
 		}
 	}

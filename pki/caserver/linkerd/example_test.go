@@ -3,15 +3,14 @@ package linkerd_test
 import (
 	"context"
 	"crypto/tls"
-	"errors"
-	"fmt"
 	"log"
 	"net"
 
-	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -26,11 +25,11 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	mesh, err := linkerd.NewMesh("linkerd", "cluster.local", linkerd.Current)
-	if err != nil {
-		log.Fatal(err)
-	}
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: reviewBy(reviewer)})
+	srv, err := linkerd.New(linkerd.Options{
+		Mesh:   linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
+		Signer: authority,
+		Review: reviewer.Review,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -39,39 +38,5 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	log.Fatal(linkerd.Serve(ctx, l, linkerd.ServeOptions{Handler: srv, TLS: cfg}))
-}
-
-// reviewBy translates the answers of a reviewer.
-func reviewBy(reviewer *kube.Reviewer) linkerd.ReviewFunc {
-	return func(ctx context.Context, token string, audiences []string) (*linkerd.Account, error) {
-		a, err := reviewer.Review(ctx, token, audiences)
-		switch {
-		case errors.Is(err, kube.ErrNotAuthenticated):
-			return nil, fmt.Errorf("%w: %w", authn.ErrRefused, err)
-		case errors.Is(err, kube.ErrInvalidToken):
-			return nil, fmt.Errorf("%w: %w", linkerd.ErrInvalidToken, err)
-		case err != nil:
-			return nil, err
-		}
-		return &linkerd.Account{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount}, nil
-	}
-}
-
-// An injector and a destination service have the names of a mesh in common with its certifier.
-func ExampleMesh() {
-	mesh, err := linkerd.NewMesh("linkerd", "cluster.local", linkerd.Current)
-	if err != nil {
-		log.Fatal(err)
-	}
-	name, err := mesh.Name("emojivoto", "web")
-	fmt.Println(name, err)
-	name, err = mesh.Parse("voting.emojivoto.serviceaccount.identity.linkerd.cluster.local")
-	fmt.Println(name.ServiceAccount(), name.Namespace(), err)
-	all, err := mesh.Namespace("emojivoto")
-	fmt.Println(all, all.Matches(name.String()), err)
-	// Output:
-	// web.emojivoto.serviceaccount.identity.linkerd.cluster.local <nil>
-	// voting emojivoto <nil>
-	// *.emojivoto.serviceaccount.identity.linkerd.cluster.local true <nil>
+	log.Fatal(caserver.Serve(ctx, l, caserver.ServeOptions{Handler: srv, TLS: cfg}))
 }

@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -19,14 +20,17 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
-	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -35,12 +39,7 @@ const (
 	webToken = "the-token-of-web"
 )
 
-func mesh(t testing.TB) linkerd.Mesh {
-	t.Helper()
-	m, err := linkerd.NewMesh("linkerd", "cluster.local", linkerd.Current)
-	require.NoError(t, err)
-	return m
-}
+var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
 
 // signer is a Signer that signs whatever is asked for, with crypto/x509 alone, and that tests change.
 type signer struct {
@@ -168,24 +167,24 @@ func (s *signer) requests() []ca.Request {
 
 // tokens is what the API server of these tests knows.
 var tokens = map[string]any{
-	webToken:       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "web"},
-	"voting":       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "voting"},
-	"dotted":       linkerd.Account{Namespace: "emojivoto", ServiceAccount: "web.v1"},
-	"upper":        linkerd.Account{Namespace: "emojivoto", ServiceAccount: "Web"},
-	"nobody":       linkerd.Account{},
-	"garbage":      fmt.Errorf("tokens: it is no JWT: %w", linkerd.ErrInvalidToken),
-	"unknown":      fmt.Errorf("tokens: not known: %w", authn.ErrRefused),
+	webToken:       kube.Account{Namespace: "emojivoto", ServiceAccount: "web"},
+	"voting":       kube.Account{Namespace: "emojivoto", ServiceAccount: "voting"},
+	"dotted":       kube.Account{Namespace: "emojivoto", ServiceAccount: "web.v1"},
+	"upper":        kube.Account{Namespace: "emojivoto", ServiceAccount: "Web"},
+	"nobody":       kube.Account{},
+	"garbage":      fmt.Errorf("tokens: it is no JWT: %w", kube.ErrInvalidToken),
+	"unknown":      fmt.Errorf("tokens: not known: %w", kube.ErrNotAuthenticated),
 	"unreviewable": fmt.Errorf("tokens: the API server is away"),
 	"nothing":      nil,
 }
 
-func review(_ context.Context, token string, audiences []string) (*linkerd.Account, error) {
+func review(_ context.Context, token string, audiences []string) (*kube.Account, error) {
 	if len(audiences) != 1 || audiences[0] != "identity.l5d.io" {
-		return nil, fmt.Errorf("tokens: audiences %q: %w", audiences, authn.ErrRefused)
+		return nil, fmt.Errorf("tokens: audiences %q: %w", audiences, kube.ErrNotAuthenticated)
 	}
 	v, ok := tokens[token]
 	switch v := v.(type) {
-	case linkerd.Account:
+	case kube.Account:
 		return &v, nil
 	case error:
 		return nil, v
@@ -193,7 +192,7 @@ func review(_ context.Context, token string, audiences []string) (*linkerd.Accou
 	if ok {
 		return nil, nil
 	}
-	return nil, fmt.Errorf("tokens: not known: %w", authn.ErrRefused)
+	return nil, fmt.Errorf("tokens: not known: %w", kube.ErrNotAuthenticated)
 }
 
 // logs collects what is logged.
@@ -243,7 +242,7 @@ var serverTLS, clientTLS = sync.OnceValues(func() (*tls.Config, *tls.Config) {
 })()
 
 // start serves a handler until the test is over and returns the address.
-func start(t testing.TB, o linkerd.ServeOptions) string {
+func start(t testing.TB, o caserver.ServeOptions) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -252,7 +251,7 @@ func start(t testing.TB, o linkerd.ServeOptions) string {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- linkerd.Serve(ctx, l, o) }()
+	go func() { done <- caserver.Serve(ctx, l, o) }()
 	t.Cleanup(func() {
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
@@ -290,7 +289,33 @@ func alpnClient(t testing.TB) *http.Client {
 	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
 }
 
-type rpcClient = connect.Client[wire.CertifyRequest, wire.CertifyResponse]
+// rpcClient calls the method with generated messages.
+type rpcClient struct{ c *grpchttp.Client }
+
+func newClient(c *http.Client, url string) *rpcClient {
+	return &rpcClient{grpchttp.NewClient(c, url, 1<<20)}
+}
+
+func (c *rpcClient) call(ctx context.Context, r *wire.CertifyRequest) (*wire.CertifyResponse, error) {
+	request, err := proto.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.c.Unary(ctx, linkerd.Certify, nil, request)
+	if err != nil {
+		return nil, err
+	}
+	resp := new(wire.CertifyResponse)
+	return resp, proto.Unmarshal(answer, resp)
+}
+
+// codeOf returns the code that a call has failed with, or OK.
+func codeOf(err error) grpchttp.Code {
+	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
+		return e.Code
+	}
+	return grpchttp.OK
+}
 
 // service is a Server that listens.
 type service struct {
@@ -310,8 +335,8 @@ func serve(t testing.TB, o linkerd.Options) *service {
 		o.Signer = newSigner(t)
 	}
 	s.signer, _ = o.Signer.(*signer)
-	if o.Mesh.IsZero() {
-		o.Mesh = mesh(t)
+	if o.Mesh == (linkerdname.Mesh{}) {
+		o.Mesh = mesh
 	}
 	if o.Review == nil {
 		o.Review = review
@@ -320,19 +345,15 @@ func serve(t testing.TB, o linkerd.Options) *service {
 	srv, err := linkerd.New(o)
 	require.NoError(t, err)
 	s.Server = srv
-	s.addr = start(t, linkerd.ServeOptions{Handler: srv, Logger: o.Logger})
+	s.addr = start(t, caserver.ServeOptions{Handler: srv, Logger: o.Logger})
 	s.http = proxyClient(t)
-	s.rpcClient = connect.NewClient[wire.CertifyRequest, wire.CertifyResponse](s.http, "http://"+s.addr+linkerd.Certify, connect.WithGRPC())
+	s.rpcClient = newClient(s.http, "http://"+s.addr)
 	return s
 }
 
 func (s *service) certify(t testing.TB, r *wire.CertifyRequest) (*wire.CertifyResponse, error) {
 	t.Helper()
-	resp, err := s.CallUnary(t.Context(), connect.NewRequest(r))
-	if err != nil {
-		return nil, err
-	}
-	return resp.Msg, nil
+	return s.call(t.Context(), r)
 }
 
 // csr makes a request in DER with crypto/x509.

@@ -1,25 +1,23 @@
-// Package linkerd serves Linkerd's identity API, so that Linkerd's proxies take their certificates
-// from an authority of this library; and it has the names of a mesh, for whatever else has to make or
-// read them.
+// Package linkerd serves Linkerd's identity API: Linkerd's proxies take their certificates from an
+// authority of this library.
 //
-// [New] makes a [Server], which is an [http.Handler] for the one method of the API, at the path
-// [Certify]. [Serve] serves it as proxies call it: HTTP/2 over TLS, with or without ALPN.
+// [New] makes a [Server], an [http.Handler] for the one method of the API, at the path [Certify].
+// caserver.Serve serves it as proxies call it, which is HTTP/2 over TLS without ALPN.
 //
-//	mesh, err := linkerd.NewMesh("linkerd", "cluster.local", linkerd.Current)
+//	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
+//	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: reviewer.Review})
 //	…
-//	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: review})
-//	…
-//	err = linkerd.Serve(ctx, listener, linkerd.ServeOptions{Handler: srv, TLS: cfg})
+//	err = caserver.Serve(ctx, listener, caserver.ServeOptions{Handler: srv, TLS: cfg})
 //
 // # What it promises
 //
 // A caller gets a certificate for the name of the service account that its token belongs to, and for
-// nothing else. The name that it asks for must be that name. Out of the signing request comes the
-// public key, and whether there is to be a common name; its signature is verified, and nothing else
-// of it is used.
+// nothing else. The name that it asks for must be that name. The server verifies the signature of the
+// signing request, and takes from it the public key and whether a common name is wanted. Nothing else of
+// it is used.
 //
-// What is sent was checked: the certificate has that one name and the key of the request, and leads
-// to the trust anchors at the moment. A token is in no log and no error.
+// The answer is checked before it is sent: the certificate has that one name and the key of the request,
+// and leads to the current trust anchors. A token is in no log and no error.
 //
 // # Answers
 //
@@ -39,22 +37,22 @@
 //
 // Linkerd's own certifier answers Unknown in the third row, verifies no signature, and comes to the
 // key only when it signs, with Internal. Beyond those, ResourceExhausted is a limit of the authority
-// or a request that is too large, and Unavailable an authority that cannot sign now, has no place to
-// record what it signs, or takes too long. A client cannot tell a bad token from a bad name by the
-// code alone.
+// or a request that is too large, and Unavailable an authority that cannot sign now, cannot record what it
+// signs, or takes too long. A client cannot tell a bad token from a bad name by the code alone.
 //
-// The certificates in an answer are DER, as on the wire of Linkerd, though the comments of its
-// definition say PEM. The direct issuer always follows the leaf, also when it is a trust anchor.
+// The certificates in an answer are DER, as Linkerd sends them; the comments of its protobuf definition
+// say PEM. The direct issuer always follows the leaf, even when it is a trust anchor.
 //
 // # What it does not do
 //
 // It does not check that a token belongs to the pod that shows it: the protocol has nothing for that.
-// It limits no rates: the authority behind it does, as it sees all callers of all services.
+// It limits no rates: the authority behind it does, as it sees the callers of all services.
 package linkerd
 
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -66,95 +64,89 @@ import (
 	"sync/atomic"
 	"time"
 
-	"connectrpc.com/connect"
-
-	"github.com/svidkit/svidkit/internal/carpc"
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/caservice"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/metrics"
-	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Certify is the path of the API's one method.
-const Certify = wire.Certify
+const Certify = "/io.linkerd.proxy.identity.Identity/Certify"
 
-// Audience is the audience that the tokens of Linkerd's proxies are made for.
+// Audience is the audience of the tokens of Linkerd's proxies.
 const Audience = "identity.l5d.io"
 
-const (
-	maxRequest   = 192 << 10 // bytes; a CSR has at most 64 KiB, and so has a token
-	readTimeout  = 10 * time.Second
-	writeTimeout = 10 * time.Second
-)
-
-// ErrInvalidToken says that a token is malformed, has expired, or is not that of a service account.
-// A review function wraps it.
-var ErrInvalidToken = errors.New("invalid token")
-
-// Signer is what a [Server] needs of an authority; a *ca.Authority is one. Both methods are called
-// from many goroutines.
+// Signer is what a [Server] needs of an authority; a *ca.Authority is one. It is safe for concurrent use.
 type Signer interface {
 	// Sign returns the chain for a request, leaf first. Its errors are those of [ca.Authority.Sign].
 	Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error)
 
-	// Bundle returns the trust anchors of the moment, or nil if there are none yet.
+	// Bundle returns the current trust anchors, or nil if there are none yet.
 	Bundle() *spiffe.Bundle
 }
 
-// Account is the service account that a token belongs to.
-type Account struct{ Namespace, ServiceAccount string }
-
-// ReviewFunc says which service account a token belongs to, if it is good for one of the audiences,
-// by asking the API server of the cluster. The error wraps [authn.ErrRefused] for a token that is
-// not authenticated and [ErrInvalidToken] for one that is wrong in itself; any other error says that
-// the question could not be answered. No error may have the token in it. It is called from many
-// goroutines.
-type ReviewFunc func(ctx context.Context, token string, audiences []string) (*Account, error)
-
-// Options are the parts of a [Server]. Mesh, Signer and Review are required.
+// Options are the choices of [New]. Mesh, Signer and Review are required.
 type Options struct {
-	Mesh   Mesh
+	Mesh   linkerdname.Mesh
 	Signer Signer
-	Review ReviewFunc
 
-	// Lifetime is how long a certificate is valid from now; 0 means 24 hours. The authority must grant
-	// it, with ClockSkew.
+	// Review returns the service account that a token belongs to, if the token is good for one of the
+	// audiences: the method Review of a kube.Reviewer. Its errors are those of that method. It is safe for
+	// concurrent use.
+	Review func(ctx context.Context, token string, audiences []string) (*kube.Account, error)
+
+	// Lifetime is how long a certificate is valid from now. 0 means 24 hours. The authority must grant it,
+	// with ClockSkew.
 	Lifetime time.Duration
 
 	// ClockSkew is how much earlier than now a certificate begins, and how much later than Lifetime it
-	// ends, for peers whose clocks differ; 0 means 10 seconds.
+	// ends, for peers whose clocks differ. 0 means 10 seconds.
 	ClockSkew time.Duration
 
-	// Issuer returns the certificate that signs at the moment, followed by those between it and a trust
-	// anchor, and nothing if that is not known. With it, an issuer that has expired, or is no longer
-	// under the trust anchors, is found out before the shape of the signing request and the token are
-	// looked at, and the metric knows it before the first request. Nil means to learn it from what was
-	// signed. It is called from many goroutines.
+	// Issuer returns the certificate that signs now, followed by those between it and a trust anchor, or
+	// nothing if that is not known. With it, an issuer that has expired or is no longer under the trust
+	// anchors is found out before the shape of the signing request and the token are looked at, and the
+	// metric knows the issuer before the first request. Nil means to learn it from what was signed. It is
+	// safe for concurrent use.
 	Issuer func() []*x509.Certificate
 
-	// Events is told what happens, from many goroutines, while the caller waits: it must not take
-	// long. Nil means that nobody wants to know.
+	// Events, if set, is called with what happens while the client waits, so it must not block. It is safe
+	// for concurrent use.
 	Events func(context.Context, Event)
 
-	// Timeout bounds the work for one request; 0 means 75 seconds, enough for a registration
-	// authority that waits a minute for its own. A request that is not there after 10 seconds is given
-	// up earlier.
+	// Timeout bounds the work for one request. 0 means 75 seconds, enough for a registration authority that
+	// waits a minute for its own. A request that has not arrived after 10 seconds is given up earlier.
 	Timeout time.Duration
 
-	// Logger is told who got what (Debug), who was refused and why (Info), and what went wrong on
-	// our side (Warn; Error for a panic). Nil means silence.
+	// Logger gets what was issued (Debug), what was refused and why (Info), and what went wrong in the server
+	// or its parts (Warn, and Error for a panic). Nil discards them.
 	Logger *slog.Logger
+}
+
+// Event tells an operator what happened. Its fields are those of an event in Kubernetes.
+type Event struct {
+	// Reason is one of
+	//
+	//   - IssuedLeafCertificate: a certificate was issued and is being sent.
+	//   - IssuerUpdated: another certificate signs than before.
+	//   - IssuerValidationFailed, a warning: nothing was issued, as the certificate that signs does not verify
+	//     against the trust anchors.
+	Reason  string
+	Warning bool
+	Message string
+
+	// The service account that the event belongs to. Both are empty for an event of the certifier.
+	Namespace, ServiceAccount string
 }
 
 // Server answers the API. [New] makes one. It is safe for concurrent use.
 type Server struct {
-	opts Options
-	rpc  http.Handler
-	errs *connect.ErrorWriter
-
-	metrics  metrics.Set
-	answered map[string]*metrics.Counter // by code
-
+	opts    Options
+	handler http.Handler
+	metrics metrics.Set
 	anchors atomic.Pointer[anchors]
 	tickets atomic.Uint64
 
@@ -165,28 +157,10 @@ type Server struct {
 
 // New returns a server. It starts no goroutine. The error says which option is missing or wrong.
 func New(o Options) (*Server, error) {
-	switch {
-	case o.Mesh.IsZero():
-		return nil, errors.New("linkerd: invalid Options: Mesh is zero; NewMesh makes one")
-	case o.Signer == nil:
-		return nil, errors.New("linkerd: invalid Options: Signer is nil; a *ca.Authority is one")
-	case o.Review == nil:
-		return nil, errors.New("linkerd: invalid Options: Review is nil; package authn/kube has a reviewer to make one of")
-	}
-	for name, d := range map[string]time.Duration{"Lifetime": o.Lifetime, "ClockSkew": o.ClockSkew, "Timeout": o.Timeout} {
-		if d < 0 {
-			return nil, fmt.Errorf("linkerd: invalid Options: %s is negative (%v)", name, d)
-		}
-	}
 	o.Lifetime = cmp.Or(o.Lifetime, 24*time.Hour)
 	o.ClockSkew = cmp.Or(o.ClockSkew, 10*time.Second)
-	o.Timeout = cmp.Or(o.Timeout, 75*time.Second)
-	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	switch {
-	case o.Lifetime < time.Second:
-		return nil, fmt.Errorf("linkerd: invalid Options: Lifetime is %v, but certificates carry whole seconds", o.Lifetime)
-	case o.ClockSkew > math.MaxInt64-o.Lifetime:
-		return nil, fmt.Errorf("linkerd: invalid Options: Lifetime %v and ClockSkew %v together are too long", o.Lifetime, o.ClockSkew)
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("linkerd: invalid Options: %w", err)
 	}
 	s := &Server{opts: o}
 	s.metrics.Gauge("issuer_cert_ttl_seconds", "The seconds until the certificate that signs expires; 0 before it is known.", func() (float64, bool) {
@@ -195,27 +169,44 @@ func New(o Options) (*Server, error) {
 		}
 		return 0, true
 	})
-	s.answered = s.metrics.Counters("linkerd_identity_certify_total", "The number of requests that were read, by the code of the answer.", "code", codeNames()...)
-	options := []connect.HandlerOption{
-		connect.WithCodec(codec{}),
-		connect.WithReadMaxBytes(maxRequest),
-		connect.WithCompression("gzip", nil, nil), // random bytes do not shrink, and hostile ones grow
+	var codes []string
+	for c := grpchttp.OK; c <= grpchttp.Unauthenticated; c++ {
+		codes = append(codes, c.String())
 	}
-	s.errs = connect.NewErrorWriter(options...)
-	s.rpc = connect.NewUnaryHandler(Certify, s.certify, options...)
+	answered := s.metrics.Counters("linkerd_identity_certify_total", "The number of requests, by the code of the answer.", "code", codes...)
+	s.handler = caservice.Service{
+		Name: "linkerd", Path: Certify, Timeout: o.Timeout, Logger: o.Logger,
+		Answer: s.certify, Answered: func(c grpchttp.Code) { answered[c.String()].Inc() },
+	}.Handler()
 	return s, nil
 }
 
-func codeNames() []string {
-	names := []string{"ok"}
-	for c := connect.CodeCanceled; c <= connect.CodeUnauthenticated; c++ {
-		names = append(names, c.String())
+func (o *Options) check() error {
+	if _, err := o.Mesh.Certifier(); err != nil {
+		return fmt.Errorf("Mesh: %w", err)
 	}
-	return names
+	switch {
+	case o.Signer == nil:
+		return errors.New("Signer is nil; a *ca.Authority is one")
+	case o.Review == nil:
+		return errors.New("Review is nil; a kube.Reviewer has such a method")
+	case o.ClockSkew < 0:
+		return fmt.Errorf("ClockSkew is negative (%v)", o.ClockSkew)
+	case o.Timeout < 0:
+		return fmt.Errorf("Timeout is negative (%v)", o.Timeout)
+	case o.Lifetime < time.Second:
+		return fmt.Errorf("Lifetime is %v, but certificates carry whole seconds", o.Lifetime)
+	case o.ClockSkew > math.MaxInt64-o.Lifetime:
+		return fmt.Errorf("Lifetime %v and ClockSkew %v together are too long", o.Lifetime, o.ClockSkew)
+	}
+	return nil
 }
 
+// ServeHTTP answers one request. A request that is not gRPC over HTTP/2 is refused with an HTTP status.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
+
 // WriteMetrics writes the server's metrics in the text format of Prometheus (version 0.0.4):
-// issuer_cert_ttl_seconds, under Linkerd's name, and how many requests that were read got which code.
+// issuer_cert_ttl_seconds, under Linkerd's name, and how many requests were answered with which code.
 func (s *Server) WriteMetrics(w io.Writer) error { return s.metrics.Write(w) }
 
 // knownIssuer returns the certificate that signs, as far as it is known.
@@ -230,20 +221,31 @@ func (s *Server) knownIssuer() *x509.Certificate {
 	return s.issuer
 }
 
-// ServeHTTP answers one request. What is not gRPC over HTTP/2 is refused with a status of HTTP.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !carpc.Admit(w, r, "linkerd", Certify, s.errs) {
-		return
+// learn notes which certificate signs. Of answers that overtake each other, that to the latest request
+// counts.
+func (s *Server) learn(ctx context.Context, ticket uint64, issuer *x509.Certificate) {
+	s.mu.Lock()
+	updated := false
+	if ticket > s.ticket {
+		updated = s.issuer != nil && !s.issuer.Equal(issuer)
+		s.ticket, s.issuer = ticket, issuer
 	}
-	ctx, cancel := context.WithTimeoutCause(r.Context(), s.opts.Timeout, errTimeout)
-	defer cancel()
-	// Not every ResponseWriter can do this, and those of net/http can.
-	deadlines := http.NewResponseController(w)
-	_ = deadlines.SetReadDeadline(time.Now().Add(min(readTimeout, s.opts.Timeout)))
-	_ = deadlines.SetWriteDeadline(time.Now().Add(s.opts.Timeout + writeTimeout))
-	s.rpc.ServeHTTP(w, r.WithContext(context.WithValue(ctx, peerKey{}, r.RemoteAddr)))
+	s.mu.Unlock()
+	if updated {
+		s.tell(ctx, Event{Reason: "IssuerUpdated"}, "the issuer is now %q until %v", issuer.Subject, validity{issuer})
+	}
 }
 
-var errTimeout = errors.New("the server took too long")
+func (s *Server) tell(ctx context.Context, e Event, format string, args ...any) {
+	if s.opts.Events != nil {
+		e.Message = fmt.Sprintf(format, args...)
+		s.opts.Events(ctx, e)
+	}
+}
 
-type peerKey struct{}
+// validity is the end of a certificate and its SHA-256, as events have them.
+type validity struct{ c *x509.Certificate }
+
+func (v validity) String() string {
+	return fmt.Sprintf("%s: %x", v.c.NotAfter.UTC().Format(time.RFC3339), sha256.Sum256(v.c.Raw))
+}

@@ -1,0 +1,293 @@
+// Package unixsocket serves HTTP on a Unix socket and tells handlers which process is calling. It is made
+// for the local APIs that hand out secrets: SDS for Envoy (package sds) and the SPIFFE Workload API
+// (package workloadserver).
+//
+//	handler, err := sds.NewHandler(manager, nil)
+//	…
+//	server := &unixsocket.Server{Path: "/run/identity/sds.sock", Handler: handler}
+//	err = server.Run(ctx)
+//
+// Both APIs can share one socket, as their paths differ:
+//
+//	mux := http.NewServeMux()
+//	mux.Handle("/SpiffeWorkloadAPI/", workloadHandler)
+//	mux.Handle("/", sdsHandler)
+//	server := &unixsocket.Server{Path: "/run/identity/agent.sock", SocketMode: 0o666, Handler: mux}
+//
+// # Who is calling
+//
+// [PeerFromContext] returns the user, group and process of the peer from the context of a request, in a
+// handler, in middleware, or in a hook that gets the request's context:
+//
+//	opts := &sds.Options{Authorize: func(ctx context.Context, name string) error {
+//		if peer, ok := unixsocket.PeerFromContext(ctx); !ok || peer.UID != envoyUID {
+//			return errors.New("only Envoy may have secrets")
+//		}
+//		return nil
+//	}}
+//
+// Peers are known on Linux. An [http.Server] of the caller's own finds them too: set its ConnContext to
+// [ConnContext].
+//
+// # How a socket appears
+//
+// A socket has its final permissions before the first client can connect: it gets its mode between bind and
+// listen, and the umask has no effect. A socket that no server answers on is replaced. A socket in use, and
+// anything that is not a socket, is left alone. Starting servers lock the folder, so that two of them do not
+// both replace the same dead socket; a process that holds that lock for long delays a start by 10 seconds and
+// does not prevent it. On Windows there are neither modes nor locks: the folder's access list decides
+// who may connect.
+package unixsocket
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/flock"
+)
+
+const (
+	drainTime = 2 * time.Second
+	dialTime  = time.Second
+	lockTime  = 10 * time.Second // other servers hold the lock for a second at most
+	lockStep  = 10 * time.Millisecond
+
+	maxConcurrentStreams = 100_000 // on one connection: Envoy opens a stream for each secret
+)
+
+// ErrInUse says that another server answers on the socket. Stop that server, or choose another path.
+var ErrInUse = errors.New("the socket is in use by another server")
+
+// Server serves a handler on a Unix socket that it owns, with HTTP/2 without TLS and HTTP/1.1. Set the
+// fields before the first call; they must not change after it. A Server runs once.
+type Server struct {
+	// Path is where the socket appears, at most 107 bytes (103 on systems other than Linux and
+	// Windows). A relative path is relative to the working directory at the time of Listen.
+	Path string
+
+	// DirMode is the mode of the socket's folder if Server makes it; 0 means 0700. A folder that
+	// exists is left as it is.
+	DirMode fs.FileMode
+
+	// SocketMode is the mode of the socket; 0 means 0600. Connecting takes write permission.
+	SocketMode fs.FileMode
+
+	// Listener, if set, is served in the place of a socket at Path, and closed at the end: one that
+	// systemd has passed on, for example, or a loopback port. Path and the modes have no effect then.
+	Listener net.Listener
+
+	// Handler serves the requests; required.
+	Handler http.Handler
+
+	// ConnContext, if set, makes the context of each connection's requests, as in [http.Server]. Its ctx
+	// has the peer already.
+	ConnContext func(ctx context.Context, c net.Conn) context.Context
+
+	// Logger gets the messages of net/http at level Debug, and a warning if users other than the
+	// owner may replace the socket. Nil means no logs.
+	Logger *slog.Logger
+
+	mu     sync.Mutex
+	l      net.Listener
+	remove func() // removes the socket
+}
+
+// Listen makes the socket. When it returns, clients can connect, and wait for [Server.Run] to serve
+// them: an Envoy that is started in between finds its server. Run must follow, as it removes the
+// socket. A second Listen does nothing.
+//
+// A dead socket is replaced. Anything else at Path is left alone and is an error, one that wraps
+// [ErrInUse] if a server answers.
+func (s *Server) Listen() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.l != nil {
+		return nil
+	}
+	if err := s.listen(); err != nil {
+		return fmt.Errorf("unixsocket: listen on %.256q: %w", s.Path, err)
+	}
+	return nil
+}
+
+func (s *Server) listen() error {
+	switch {
+	case s.Handler == nil:
+		return errors.New("the Handler is nil")
+	case s.Listener != nil:
+		s.l, s.remove = s.Listener, func() {}
+		return nil
+	case s.Path == "":
+		return errors.New("the path is empty")
+	case s.Path[0] == '@' || s.Path[0] == 0:
+		return errors.New("an abstract socket has no permissions; use a path in a folder")
+	case len(s.Path) > maxPath:
+		return fmt.Errorf("the path has %d bytes, the limit is %d; use a shorter one, or a relative one", len(s.Path), maxPath)
+	case s.DirMode&^fs.ModePerm != 0 || s.SocketMode&^fs.ModePerm != 0:
+		return errors.New("DirMode and SocketMode are permissions only, like 0750")
+	}
+	path, err := filepath.Abs(s.Path) // the working directory may be another one at the end
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(s.Path)
+	if err := makeDir(dir, cmp.Or(s.DirMode, 0o700)); err != nil {
+		return err
+	}
+	if fi, err := os.Stat(dir); err == nil && fi.Mode().Perm()&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
+		s.log().Warn("unixsocket: users other than the owner may replace the socket; take away write permission of its folder",
+			slog.String("folder", dir), slog.String("mode", fi.Mode().String()))
+	}
+	unlock, err := lockDir(dir)
+	if err != nil {
+		return fmt.Errorf("lock the folder: %w", err)
+	}
+	defer unlock()
+	if err := removeDead(s.Path); err != nil {
+		return err
+	}
+	l, err := listenUnix(s.Path, cmp.Or(s.SocketMode, 0o600))
+	if err != nil {
+		return err
+	}
+	own, err := os.Lstat(s.Path)
+	if err != nil {
+		l.Close()
+		return err
+	}
+	s.l, s.remove = l, func() {
+		if fi, err := os.Lstat(path); err == nil && os.SameFile(fi, own) {
+			_ = os.Remove(path) // a dead socket is replaced at the next start
+		}
+	}
+	return nil
+}
+
+func (s *Server) log() *slog.Logger { return cmp.Or(s.Logger, slog.New(slog.DiscardHandler)) }
+
+// Run calls [Server.Listen] unless it was called before, and serves until ctx is done or serving fails. Then
+// it removes the socket, ends the contexts of all requests, gives the requests 2 seconds to end, and cuts
+// the connections that are left. It returns the cause of ctx, or, when ctx is not done, the failure.
+//
+// Run removes only its own socket: if the file of another server is at Path by then, it stays.
+func (s *Server) Run(ctx context.Context) error {
+	if err := s.Listen(); err != nil {
+		return err
+	}
+	base, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	srv := &http.Server{
+		Handler:   s.Handler,
+		Protocols: new(http.Protocols),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: maxConcurrentStreams,
+			MaxReadFrameSize:     16 << 10, // clients written in Go set aside that much for each stream
+		},
+		ReadHeaderTimeout: 10 * time.Second,
+		MaxHeaderBytes:    64 << 10,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			ctx = ConnContext(ctx, c)
+			if s.ConnContext != nil {
+				ctx = s.ConnContext(ctx, c)
+			}
+			return ctx
+		},
+		ErrorLog: slog.NewLogLogger(s.log().Handler(), slog.LevelDebug),
+	}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(s.l) }()
+	var err error
+	select {
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case failure := <-failed:
+		err = fmt.Errorf("unixsocket: serve on %q: %w", s.l.Addr(), failure)
+		failed <- failure
+	}
+	s.remove() // before the listener is closed: until then no other server takes the path
+	end()
+	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+	defer stop()
+	_ = srv.Shutdown(drain) // what is left after the time is cut
+	_ = srv.Close()
+	<-failed
+	return err
+}
+
+// makeDir makes a folder, and those above it, with exactly that mode if it does not exist.
+func makeDir(dir string, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(dir), mode); err != nil {
+		return err
+	}
+	err := os.Mkdir(dir, mode)
+	if errors.Is(err, fs.ErrExist) {
+		if fi, err := os.Stat(dir); err == nil && !fi.IsDir() {
+			return fmt.Errorf("%s is not a folder", dir)
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return os.Chmod(dir, mode) // what the umask took away
+}
+
+// lockDir waits for the lock on a folder, which lasts until unlock or the end of the process, and leaves
+// no file behind. Every process that may read the folder can hold it for any time, so lockDir stops waiting
+// after lockTime and goes on without the lock. Without flock it does nothing.
+func lockDir(dir string) (unlock func(), err error) {
+	if !flock.Supported {
+		return func() {}, nil
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	for waited := time.Duration(0); ; waited += lockStep {
+		ok, err := flock.TryLock(f)
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		if ok || waited >= lockTime {
+			return func() { f.Close() }, nil
+		}
+		time.Sleep(lockStep)
+	}
+}
+
+// removeDead removes a socket that no server listens on.
+func removeDead(path string) error {
+	fi, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if fi.Mode().Type() != fs.ModeSocket {
+		return errors.New("there is a file that is not a socket, which is left alone; remove it, or choose another path")
+	}
+	c, err := net.DialTimeout("unix", path, dialTime)
+	if err == nil {
+		c.Close()
+		return ErrInUse
+	}
+	if !refused(err) { // for instance a server whose queue is full
+		return fmt.Errorf("%w, or its state is unknown: %w", ErrInUse, err)
+	}
+	return os.Remove(path)
+}

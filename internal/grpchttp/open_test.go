@@ -1,0 +1,308 @@
+package grpchttp_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/memconn"
+)
+
+// Requests and responses of a call pass each other.
+func TestOpen(t *testing.T) {
+	t.Parallel()
+	c := dial(t, handler(map[string]grpchttp.Method{
+		"/S/Parrot": parrot,
+		"/S/Early": func(_ context.Context, c *grpchttp.Call) error {
+			c.SetHeader("begins", "b")
+			if err := c.SendHeader(); err != nil {
+				return err
+			}
+			if _, err := c.Receive(); err != io.EOF {
+				return grpchttp.Errorf(grpchttp.Internal, "no end: %v", err)
+			}
+			c.SetTrailer("ends", "e")
+			return grpchttp.Errorf(grpchttp.Aborted, "as said")
+		},
+	}))
+	s := c.Open(t.Context(), "/S/Parrot", nil)
+	for _, want := range []string{"one", "", "three"} {
+		require.NoError(t, s.Send([]byte(want)))
+		got, err := s.Receive()
+		require.NoError(t, err)
+		assert.Equal(t, want, string(got))
+	}
+	const n = 100
+	go func() {
+		for i := range n {
+			_ = s.Send(make([]byte, 1000*i)) // the receiver finds out
+		}
+		s.CloseSend()
+	}()
+	for i := range n {
+		got, err := s.Receive()
+		require.NoError(t, err)
+		assert.Len(t, got, 1000*i)
+	}
+	for range 2 {
+		_, err := s.Receive()
+		assert.Equal(t, io.EOF, err)
+	}
+	assert.Error(t, s.Send(nil), "the call has ended")
+	assert.NoError(t, s.Close())
+
+	s = c.Open(t.Context(), "/S/Early", nil)
+	assert.Equal(t, "b", s.Header().Get("begins"), "before anything was sent")
+	s.CloseSend()
+	_, err := s.Receive()
+	assert.Equal(t, &grpchttp.Error{Code: grpchttp.Aborted, Message: "as said", Remote: true}, err)
+	assert.Equal(t, "e", s.Trailer().Get("ends"))
+}
+
+// A call that waits ends with its context and with Close, on both sides, wherever it waits.
+func TestOpenEnds(t *testing.T) {
+	t.Parallel()
+	methods := map[string]grpchttp.Method{
+		"silent": func(ctx context.Context, _ *grpchttp.Call) error { // sends no header, reads nothing
+			<-ctx.Done()
+			return ctx.Err()
+		},
+		"waiting": func(_ context.Context, c *grpchttp.Call) error {
+			if err := c.SendHeader(); err != nil {
+				return err
+			}
+			_, err := c.Receive()
+			return err
+		},
+		"reading": parrot,
+	}
+	ends := map[string]struct {
+		end  func(s *grpchttp.Stream, cancel func())
+		code grpchttp.Code
+	}{
+		"cancel":   {func(_ *grpchttp.Stream, cancel func()) { cancel() }, grpchttp.Canceled},
+		"close":    {func(s *grpchttp.Stream, _ func()) { _ = s.Close() }, grpchttp.Canceled},
+		"deadline": {func(*grpchttp.Stream, func()) { time.Sleep(time.Minute) }, grpchttp.DeadlineExceeded},
+	}
+	for server, method := range methods {
+		for name, test := range ends {
+			t.Run(server+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					gone := make(chan struct{})
+					c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+						defer close(gone)
+						return method(ctx, c)
+					}}))
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					s := c.Open(ctx, "/S/M", nil)
+					if server == "reading" {
+						require.NoError(t, s.Send(nil))
+						_, err := s.Receive()
+						require.NoError(t, err)
+					}
+					var sending sync.WaitGroup
+					if server == "silent" { // what is sent is stuck
+						sending.Go(func() {
+							for s.Send(make([]byte, limit)) == nil {
+								continue
+							}
+						})
+					}
+					var receiving sync.WaitGroup
+					var err error
+					receiving.Go(func() { _, err = s.Receive() })
+					synctest.Wait()
+					test.end(s, cancel)
+					receiving.Wait()
+					sending.Wait()
+					<-gone
+					assert.Equal(t, test.code, asError(t, err).Code, "%v", err)
+				})
+			})
+		}
+	}
+}
+
+// A server that cannot be reached fails the call, and not the program.
+func TestOpenUnreachable(t *testing.T) {
+	t.Parallel()
+	l := memconn.Listen()
+	require.NoError(t, l.Close())
+	for _, url := range []string{"http://localhost", "http://local host"} {
+		s := grpchttp.NewClient(&http.Client{Transport: transport(t, l.DialContext)}, url, limit).Open(t.Context(), "/S/M", nil)
+		assert.Error(t, s.Send([]byte("lost")))
+		_, err := s.Receive()
+		asError(t, err)
+		assert.Nil(t, s.Header())
+		assert.Nil(t, s.Trailer())
+		assert.NoError(t, s.Close())
+	}
+}
+
+// One frame goes to many calls and is never changed.
+func TestSendFrame(t *testing.T) {
+	t.Parallel()
+	msg := []byte("shared")
+	frame := grpchttp.NewFrame(msg)
+	clear(msg)
+	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+		for range 3 {
+			if err := c.SendFrame(frame); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}))
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			s, err := c.Stream(t.Context(), "/S/M", nil, nil)
+			if !assert.NoError(t, err) {
+				return
+			}
+			for range 3 {
+				got, err := s.Receive()
+				assert.NoError(t, err)
+				assert.Equal(t, "shared", string(got))
+			}
+			_, err = s.Receive()
+			assert.Equal(t, io.EOF, err)
+		})
+	}
+	wg.Wait()
+}
+
+// StopReceiving ends a Receive that waits in another goroutine.
+func TestStopReceiving(t *testing.T) {
+	t.Parallel()
+	ended := make(chan error, 1)
+	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+		if err := c.SendHeader(); err != nil {
+			return err
+		}
+		var receiver sync.WaitGroup
+		receiver.Go(func() {
+			_, err := c.Receive()
+			ended <- err
+		})
+		c.StopReceiving()
+		receiver.Wait()
+		return grpchttp.Errorf(grpchttp.Aborted, "over")
+	}}))
+	s := c.Open(t.Context(), "/S/M", nil)
+	_, err := s.Receive()
+	assert.Equal(t, grpchttp.Aborted, asError(t, err).Code)
+	assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
+}
+
+// Recover turns a panic into an answer, in the goroutine of the panic.
+func TestRecover(t *testing.T) {
+	t.Parallel()
+	h := handler(map[string]grpchttp.Method{
+		"/S/Panic": func(context.Context, *grpchttp.Call) error { panic("told to") },
+		"/S/Late":  func(_ context.Context, c *grpchttp.Call) error { _ = c.Send(nil); panic("told to") },
+		"/S/Abort": func(context.Context, *grpchttp.Call) error { panic(http.ErrAbortHandler) },
+		"/S/Fine":  grpchttp.Unary(echo),
+	})
+	h.Recover = func(ctx context.Context, c *grpchttp.Call, value any) error {
+		assert.NoError(t, ctx.Err())
+		assert.Equal(t, "told to", value)
+		assert.Regexp(t, `TestRecover\.func[12]\(`, string(debug.Stack()), "where it happened")
+		return grpchttp.Errorf(grpchttp.Internal, "%s: internal error", c.Request().URL.Path)
+	}
+	c := dial(t, h)
+	for method, remote := range map[string]bool{"/S/Panic": true, "/S/Late": true, "/S/Abort": false} {
+		s, err := c.Stream(t.Context(), method, nil, nil)
+		for err == nil {
+			_, err = s.Receive()
+		}
+		e := asError(t, err)
+		assert.Equal(t, grpchttp.Internal, e.Code, method)
+		if assert.Equal(t, remote, e.Remote, "%s: %v", method, err); remote {
+			assert.Equal(t, method+": internal error", e.Message)
+		}
+	}
+	_, err := c.Unary(t.Context(), "/S/Fine", nil, nil)
+	assert.NoError(t, err)
+}
+
+// A call has no more time than the server or the client gives it, whichever is less.
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		causes := make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+			_, err := c.Receive()
+			if err == nil {
+				_, err = c.Receive() // the end does not come
+			}
+			causes <- context.Cause(ctx)
+			return err
+		}})
+		h.Timeout = time.Minute
+		c := dial(t, h)
+		for limit, cause := range map[time.Duration]error{
+			time.Second: context.DeadlineExceeded, time.Hour: grpchttp.ErrTimeout, 0: grpchttp.ErrTimeout,
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			if limit > 0 {
+				ctx, cancel = context.WithTimeout(t.Context(), limit)
+			}
+			start := time.Now()
+			s := c.Open(ctx, "/S/M", nil)
+			require.NoError(t, s.Send(nil))
+			_, err := s.Receive()
+			assert.Equal(t, grpchttp.DeadlineExceeded, asError(t, err).Code)
+			if got := <-causes; cause == grpchttp.ErrTimeout {
+				assert.Equal(t, time.Minute, time.Since(start))
+				assert.ErrorIs(t, got, cause)
+				assert.True(t, asError(t, err).Remote)
+			} else {
+				assert.Equal(t, limit, time.Since(start))
+				assert.Error(t, got)
+			}
+			_ = s.Close()
+			cancel()
+		}
+	})
+}
+
+// A client that does not read is cut off.
+func TestSendTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+			for range 3 {
+				time.Sleep(time.Minute) // which does not count
+				if err := c.Send([]byte("small")); err != nil {
+					return err
+				}
+			}
+			err := c.Send(make([]byte, 8*limit))
+			ended <- err
+			return err
+		}})
+		h.SendTimeout = 10 * time.Second
+		s, err := dial(t, h).Stream(t.Context(), "/S/M", nil, nil)
+		require.NoError(t, err)
+		start := time.Now()
+		assert.Equal(t, grpchttp.Unavailable, asError(t, <-ended).Code)
+		assert.Equal(t, 2*time.Minute+10*time.Second, time.Since(start))
+		for err == nil {
+			_, err = s.Receive()
+		}
+		asError(t, err)
+	})
+}

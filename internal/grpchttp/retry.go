@@ -1,0 +1,96 @@
+package grpchttp
+
+import (
+	"encoding/base64"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/protofield"
+)
+
+const retryInfo = "type.googleapis.com/google.rpc.RetryInfo"
+
+// maxRetryAfter bounds what a server asks of a client: one that cannot hold the number, or takes it for a
+// negative one, does not come back at all.
+const maxRetryAfter = 24 * time.Hour
+
+// setRetryAfter sets the trailers that say when to come back, if e does.
+func setRetryAfter(h http.Header, prefix string, e *Error) {
+	if e.RetryAfter <= 0 {
+		return
+	}
+	after := min(e.RetryAfter, maxRetryAfter-1).Truncate(time.Millisecond) + time.Millisecond // not too early, and more than 0
+	details, err := protofield.Write(func(w *protofield.Writer) {                             // google.rpc.Status
+		w.Varint(1, uint64(e.Code))
+		w.Text(2, strings.ToValidUTF8(e.Message, "\uFFFD"))
+		w.Message(3, func(w *protofield.Writer) { // google.protobuf.Any
+			w.Text(1, retryInfo)
+			w.Message(2, func(w *protofield.Writer) {
+				w.Message(1, func(w *protofield.Writer) { // google.protobuf.Duration
+					w.Varint(1, uint64(after/time.Second))
+					w.Varint(2, uint64(after%time.Second))
+				})
+			})
+		})
+	})
+	if err == nil { // always: its texts are UTF-8
+		h.Set(prefix+headerDetails, base64.RawStdEncoding.EncodeToString(details))
+	}
+	h.Set(prefix+headerPushback, strconv.FormatInt(after.Milliseconds(), 10))
+}
+
+// retryAfter returns when the server wants the client to come back, or 0. What is malformed or out of
+// bounds says nothing.
+func retryAfter(h http.Header) (after time.Duration) {
+	details, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(h.Get(headerDetails), "="))
+	if err == nil {
+		_ = protofield.Read(details, func(f *protofield.Field) {
+			if f.Number != 3 {
+				return
+			}
+			var url string
+			var info []byte
+			f.Message(func(f *protofield.Field) {
+				switch f.Number {
+				case 1:
+					f.Text(&url)
+				case 2:
+					f.Bytes(&info)
+				}
+			})
+			if after == 0 && url == retryInfo {
+				after = readRetryInfo(info)
+			}
+		})
+	}
+	if ms, err := strconv.ParseInt(h.Get(headerPushback), 10, 32); err == nil && ms > 0 && after == 0 {
+		return time.Duration(ms) * time.Millisecond
+	}
+	return after
+}
+
+// readRetryInfo reads a google.rpc.RetryInfo, which has a google.protobuf.Duration.
+func readRetryInfo(info []byte) time.Duration {
+	var seconds int64
+	var nanos int32
+	err := protofield.Read(info, func(f *protofield.Field) {
+		if f.Number != 1 {
+			return
+		}
+		f.Message(func(f *protofield.Field) {
+			switch f.Number {
+			case 1:
+				f.Int64(&seconds)
+			case 2:
+				f.Int32(&nanos)
+			}
+		})
+	})
+	if err != nil || seconds < 0 || seconds > math.MaxInt32 || nanos < 0 || time.Duration(nanos) >= time.Second {
+		return 0
+	}
+	return time.Duration(seconds)*time.Second + time.Duration(nanos)
+}

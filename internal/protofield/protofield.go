@@ -1,0 +1,247 @@
+// Package protofield reads and writes messages of Protocol Buffers field by field, without generated
+// code and its reflection, which are larger than the rest of a small program.
+//
+// A message is read with a function that looks at the number of each field and says where its value
+// goes:
+//
+//	func (v *version) read(f *protofield.Field) {
+//		switch f.Number {
+//		case 1:
+//			f.Text(&v.name)
+//		case 2:
+//			f.Message(v.read)
+//		}
+//	}
+//
+//	err := protofield.Read(data, v.read)
+//
+// The rules are those of generated code: of a field that comes twice the last value counts, embedded
+// messages that come twice are merged, a field that is not asked for is skipped, and so is one that has
+// another wire type than it should.
+package protofield
+
+import (
+	"encoding/binary"
+	"errors"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// ErrMalformed is the error for bytes that are not an encoded message, or have a text that is not UTF-8.
+var ErrMalformed = errors.New("malformed protobuf message")
+
+// Number is the number of a field.
+type Number = protowire.Number
+
+// Field is one field of a message that is being read. It is valid until the function that was given to
+// [Read] returns.
+type Field struct {
+	Number Number
+	Type   protowire.Type
+	Data   []byte // the content, if it is length-delimited; part of the message, not a copy
+	Value  uint64 // the number, if it is a varint or of fixed size
+	err    error
+}
+
+// Read calls read for each field of a message, in their order, until one of them fails. Groups are
+// skipped. The error is [ErrMalformed], or what [Field.Fail] was called with.
+func Read(message []byte, read func(*Field)) error {
+	var f Field
+	return f.readAll(message, read)
+}
+
+// readAll is Read with f as the Field that read is called with.
+func (f *Field) readAll(message []byte, read func(*Field)) error {
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeTag(message)
+		if n < 0 || number > protowire.MaxValidNumber {
+			return ErrMalformed
+		}
+		message = message[n:]
+		f.Number, f.Type, f.Data, f.Value = number, kind, nil, 0
+		switch kind {
+		case protowire.BytesType:
+			f.Data, n = protowire.ConsumeBytes(message)
+		case protowire.VarintType:
+			f.Value, n = protowire.ConsumeVarint(message)
+		case protowire.Fixed64Type:
+			f.Value, n = protowire.ConsumeFixed64(message)
+		case protowire.Fixed32Type:
+			var v uint32
+			v, n = protowire.ConsumeFixed32(message)
+			f.Value = uint64(v)
+		default:
+			n = protowire.ConsumeFieldValue(number, kind, message)
+		}
+		if n < 0 {
+			return ErrMalformed
+		}
+		message = message[n:]
+		if kind == protowire.StartGroupType {
+			continue
+		}
+		if read(f); f.err != nil {
+			return f.err
+		}
+	}
+	return nil
+}
+
+// Text sets to to the value of a string.
+func (f *Field) Text(to *string) {
+	switch {
+	case f.Type != protowire.BytesType:
+	case !utf8.Valid(f.Data):
+		f.Fail(ErrMalformed)
+	default:
+		*to = string(f.Data)
+	}
+}
+
+// Bytes sets to to a copy of the value of a field of type bytes; nil if that is empty.
+func (f *Field) Bytes(to *[]byte) {
+	if f.Type == protowire.BytesType {
+		*to = append([]byte(nil), f.Data...)
+	}
+}
+
+// Int64 sets to to the value of an int64.
+func (f *Field) Int64(to *int64) {
+	if f.Type == protowire.VarintType {
+		*to = int64(f.Value) //nolint:gosec // negative numbers are encoded so
+	}
+}
+
+// Int32 sets to to the value of an int32.
+func (f *Field) Int32(to *int32) {
+	if f.Type == protowire.VarintType {
+		*to = int32(f.Value) //nolint:gosec // generated code drops the upper bits, too
+	}
+}
+
+// Message reads an embedded message.
+func (f *Field) Message(read func(*Field)) {
+	if f.Type == protowire.BytesType {
+		outer := *f // f is used for the fields of the message, so that depth costs no memory
+		err := f.readAll(outer.Data, read)
+		*f = outer
+		f.Fail(err)
+	}
+}
+
+// Entry reads an entry of a map whose keys are strings. value reads the field of its value; it is not
+// called if the entry has none. The key is "" if the entry has none.
+func (f *Field) Entry(value func(*Field)) (key string) {
+	f.Message(func(f *Field) {
+		switch f.Number {
+		case 1:
+			f.Text(&key)
+		case 2:
+			value(f)
+		}
+	})
+	return key
+}
+
+// Fail makes [Read] return err after this field, unless err is nil or there is an earlier error.
+func (f *Field) Fail(err error) {
+	if f.err == nil {
+		f.err = err
+	}
+}
+
+// Write returns the message whose fields write has added, in memory of just that size.
+func Write(write func(*Writer)) ([]byte, error) {
+	var w Writer
+	write(&w)
+	if w.err != nil {
+		return nil, w.err
+	}
+	return append(make([]byte, 0, len(w.b)), w.b...), nil
+}
+
+// Writer takes the fields of a message in the order in which they are encoded. The methods Text, Bytes
+// and Varint are for singular fields, which are left out if they have their zero value. Those that
+// begin with Add are for elements of lists and members of oneofs, which are always there.
+type Writer struct {
+	b   []byte
+	err error
+}
+
+var errNotUTF8 = errors.New("the message cannot be encoded: a text is not UTF-8")
+
+// Text adds a string, unless it is empty.
+func (w *Writer) Text(n Number, s string) {
+	if s != "" {
+		w.AddText(n, s)
+	}
+}
+
+// Bytes adds a field of type bytes, unless it is empty.
+func (w *Writer) Bytes(n Number, v []byte) {
+	if len(v) > 0 {
+		w.AddBytes(n, v)
+	}
+}
+
+// Varint adds a number, unless it is 0. A negative one is converted to uint64 from int64.
+func (w *Writer) Varint(n Number, v uint64) {
+	if v != 0 {
+		w.AddVarint(n, v)
+	}
+}
+
+// AddText adds a string.
+func (w *Writer) AddText(n Number, s string) {
+	if !utf8.ValidString(s) {
+		w.Fail(errNotUTF8)
+	}
+	w.b = protowire.AppendString(protowire.AppendTag(w.b, n, protowire.BytesType), s)
+}
+
+// AddBytes adds a field of type bytes, or an embedded message that is encoded already.
+func (w *Writer) AddBytes(n Number, v []byte) {
+	w.b = protowire.AppendBytes(protowire.AppendTag(w.b, n, protowire.BytesType), v)
+}
+
+// AddVarint adds a number.
+func (w *Writer) AddVarint(n Number, v uint64) {
+	w.b = protowire.AppendVarint(protowire.AppendTag(w.b, n, protowire.VarintType), v)
+}
+
+// AddFixed64 adds a number of fixed size, such as the bits of a double.
+func (w *Writer) AddFixed64(n Number, v uint64) {
+	w.b = protowire.AppendFixed64(protowire.AppendTag(w.b, n, protowire.Fixed64Type), v)
+}
+
+// Message adds an embedded message.
+func (w *Writer) Message(n Number, write func(*Writer)) {
+	w.b = protowire.AppendTag(w.b, n, protowire.BytesType)
+	from := len(w.b)
+	write(w)
+	size := len(w.b) - from
+	w.b = protowire.AppendVarint(w.b, uint64(size)) // behind the content, and then moved in front of it
+	var length [binary.MaxVarintLen64]byte
+	k := copy(length[:], w.b[from+size:])
+	copy(w.b[from+k:], w.b[from:from+size])
+	copy(w.b[from:], length[:k])
+}
+
+// Entry adds an entry of a map from strings to bytes.
+func (w *Writer) Entry(n Number, key string, value []byte) {
+	w.Message(n, func(w *Writer) {
+		w.AddText(1, key)
+		w.AddBytes(2, value)
+	})
+}
+
+// Raw adds fields that are encoded already.
+func (w *Writer) Raw(fields []byte) { w.b = append(w.b, fields...) }
+
+// Fail makes [Write] return err, unless err is nil or there is an earlier error.
+func (w *Writer) Fail(err error) {
+	if w.err == nil {
+		w.err = err
+	}
+}

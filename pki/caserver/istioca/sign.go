@@ -1,0 +1,200 @@
+package istioca
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/caservice"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// create answers one call.
+func (s *Server) create(ctx context.Context, c *caservice.Call) ([]byte, error) {
+	s.metrics.requests.Inc()
+	caller, err := s.authenticate(c.Request().WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	c.Attrs = append(c.Attrs, slog.Any("caller", caller))
+	msg, err := c.Receive()
+	if err != nil {
+		s.metrics.badCSR.Inc()
+		return nil, err
+	}
+	chain, err := s.sign(ctx, caller, msg)
+	if err != nil {
+		return nil, err
+	}
+	c.Leaf = chain[0]
+	response, err := s.encode(chain)
+	if err != nil {
+		return nil, s.unusable(err)
+	}
+	s.metrics.issued.Inc()
+	return response, nil
+}
+
+// The texts are those of Istio's CA, word for word.
+const (
+	textUnauthenticated = "request authenticate failure"
+	textImpersonation   = "request impersonation authentication failure"
+)
+
+// authenticate returns the caller of a request.
+func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error) {
+	defer func() {
+		if caller == nil { // a panic, too
+			s.metrics.unauthenticated.Inc()
+		}
+	}()
+	if r.TLS == nil && !s.opts.AllowPlaintext {
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, errors.New("the connection is not encrypted, and AllowPlaintext is not set"))
+	}
+	proven, err := s.opts.Authenticator.Authenticate(r)
+	switch {
+	case err != nil && (r.Context().Err() != nil || !judged(err)):
+		e := caservice.Refuse(grpchttp.Unavailable, textUnauthenticated, err)
+		e.RetryAfter, _ = caservice.Retryable(err)
+		return nil, e
+	case err != nil:
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, err)
+	case proven == nil || proven.ID.IsZero():
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, errors.New("the authenticator returned neither a caller with an ID nor an error"))
+	}
+	return proven, nil
+}
+
+// judged reports whether err says that no credential is good, as far as package authn has errors for that.
+// Any other error says that the question could not be answered now. Of several methods that failed, all
+// must have judged.
+func judged(err error) bool {
+	isJudgment := func(e error) bool { return e == authn.ErrNoCredential || e == authn.ErrRefused } //nolint:errorlint // this node
+	if isJudgment(err) {
+		return true
+	}
+	if e, ok := err.(interface{ Retryable() (time.Duration, bool) }); ok { //nolint:errorlint // this node of the tree
+		_, passes := e.Retryable()
+		return !passes
+	}
+	switch e := err.(type) { //nolint:errorlint // the shape of the tree is what matters
+	case interface{ Unwrap() error }:
+		return e.Unwrap() != nil && judged(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		all := e.Unwrap()
+		if slices.ContainsFunc(all, isJudgment) { // beside its cause
+			return true
+		}
+		return len(all) > 0 && !slices.ContainsFunc(all, func(e error) bool { return !judged(e) })
+	}
+	return false
+}
+
+// sign returns the chain for a request, which has been checked.
+func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]*x509.Certificate, error) {
+	r, err := readRequest(msg)
+	if err != nil {
+		return nil, s.badCSR(err)
+	}
+	grant, err := s.grant(ctx, caller, r)
+	if err != nil {
+		return nil, err
+	}
+	csr, err := pki.ParseCSRPEM([]byte(r.csr))
+	if err != nil {
+		return nil, s.badCSR(err)
+	}
+	req := ca.Request{
+		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
+		Caller: caller.ID.String(), Method: caller.Method, Signer: r.signer,
+	}
+	switch {
+	case r.validity > math.MaxInt64/int64(time.Second):
+		err := fmt.Errorf("%d seconds were asked for", r.validity)
+		return nil, s.failed("TTL_ERROR", caservice.Refuse(grpchttp.InvalidArgument, caservice.TextTTL, err))
+	case r.validity > 0:
+		req.TTL = time.Duration(r.validity) * time.Second
+	}
+	chain, err := s.opts.Signer.Sign(ctx, req)
+	if err != nil {
+		if errors.Is(err, ca.ErrIdentity) {
+			s.metrics.noID.Inc()
+		}
+		return nil, s.failed(label(err), caservice.SignError(ctx, err))
+	}
+	if err := caservice.CheckChain(chain, csr); err != nil {
+		return nil, s.unusable(err)
+	}
+	return chain, nil
+}
+
+// grant returns what the caller is certified for.
+func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (Grant, error) {
+	if r.impersonate != "" {
+		id, err := s.impersonate(ctx, caller, r.impersonate)
+		if err != nil {
+			s.metrics.unauthenticated.Inc()
+			return Grant{}, caservice.Refuse(grpchttp.Unauthenticated, textImpersonation, fmt.Errorf("impersonation of %.256q: %w", r.impersonate, err))
+		}
+		return Grant{ID: id}, nil
+	}
+	g, err := s.opts.Policy(ctx, caller)
+	if err == nil && g.ID.IsZero() {
+		err = errors.New("the policy returned neither an ID nor an error")
+	}
+	if err == nil {
+		return g, nil
+	}
+	s.metrics.noID.Inc()
+	e := caservice.Refuse(grpchttp.PermissionDenied, caservice.TextNotGranted, err)
+	if after, passes := caservice.Retryable(err); passes {
+		e.Code, e.Message, e.RetryAfter = grpchttp.Unavailable, caservice.TextUnavailable, after
+	}
+	return Grant{}, s.failed("ID_ERROR", e)
+}
+
+// impersonate returns the ID that the caller may have instead of its own.
+func (s *Server) impersonate(ctx context.Context, caller *authn.Caller, text string) (spiffe.ID, error) {
+	if s.opts.NodeAuthorizer == nil {
+		return spiffe.ID{}, errors.New("there is no NodeAuthorizer")
+	}
+	id, err := spiffe.ParseID(text)
+	if err != nil {
+		s.metrics.noID.Inc()
+		return spiffe.ID{}, err
+	}
+	switch {
+	case !id.MemberOf(caller.ID.TrustDomain()):
+		return spiffe.ID{}, errors.New("the requested ID is of another trust domain than the caller")
+	case id.Path() == "":
+		return spiffe.ID{}, errors.New("the requested ID is that of the trust domain, and of no workload")
+	}
+	return id, s.opts.NodeAuthorizer.Authorize(ctx, caller, id)
+}
+
+// failed counts a failure and gives the text the form that Istio's CA has for it.
+func (s *Server) failed(label string, e *grpchttp.Error) error {
+	s.metrics.failed[label].Inc()
+	e.Message = "CSR signing error (" + e.Message + ")"
+	return e
+}
+
+// badCSR is the failure for a request that cannot be read. The text of err is about what the client sent.
+func (s *Server) badCSR(err error) error {
+	s.metrics.badCSR.Inc()
+	return s.failed("CSR_ERROR", caservice.Refuse(grpchttp.InvalidArgument, err.Error(), err))
+}
+
+func (s *Server) unusable(err error) error {
+	return s.failed("CERT_GEN_ERROR", caservice.Refuse(grpchttp.Internal, "the answer of the signer cannot be used", err))
+}

@@ -1,0 +1,370 @@
+package caserver_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/pki/caserver"
+)
+
+// echo says what it knows of the connection.
+var echo = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	state := "no TLS"
+	if r.TLS != nil {
+		state = fmt.Sprintf("%s %q %d", tls.VersionName(r.TLS.Version), r.TLS.NegotiatedProtocol, len(r.TLS.PeerCertificates))
+	}
+	fmt.Fprintf(w, "%s, %s", r.Proto, state)
+})
+
+func get(t testing.TB, c *http.Client, url string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	resp, err := c.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(b)
+}
+
+func TestServe(t *testing.T) {
+	t.Parallel()
+	addr := start(t, caserver.ServeOptions{Handler: echo})
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, alpnClient(t), "https://"+addr))
+
+	h1 := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: clientTLS.Clone()}
+	h1.Protocols.SetHTTP1(true)
+	defer h1.CloseIdleConnections()
+	assert.Equal(t, `HTTP/1.1, TLS 1.3 "" 0`, get(t, &http.Client{Transport: h1}, "https://"+addr))
+
+	both := &http.Transport{TLSClientConfig: clientTLS.Clone(), ForceAttemptHTTP2: true}
+	defer both.CloseIdleConnections()
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, &http.Client{Transport: both}, "https://"+addr))
+
+	plain := start(t, caserver.ServeOptions{Handler: echo, Plaintext: true})
+	h2c := &http.Transport{Protocols: new(http.Protocols)}
+	h2c.Protocols.SetUnencryptedHTTP2(true)
+	defer h2c.CloseIdleConnections()
+	assert.Equal(t, `HTTP/2.0, no TLS`, get(t, &http.Client{Transport: h2c}, "http://"+plain))
+}
+
+func TestServeClientCertificates(t *testing.T) {
+	t.Parallel()
+	cfg := serverTLS.Clone()
+	cfg.ClientAuth = tls.RequireAnyClientCert
+	addr := start(t, caserver.ServeOptions{Handler: echo, TLS: cfg})
+	with := clientTLS.Clone()
+	with.Certificates = serverTLS.Certificates
+	tr := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: with}
+	tr.Protocols.SetHTTP2(true)
+	defer tr.CloseIdleConnections()
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 1`, get(t, &http.Client{Transport: tr}, "https://"+addr))
+	assert.Empty(t, cfg.NextProtos, "the configuration is copied")
+}
+
+// Headers are small: a token is in the message.
+func TestLongHeaders(t *testing.T) {
+	t.Parallel()
+	addr := start(t, caserver.ServeOptions{Handler: echo})
+	for size, ok := range map[int]bool{32 << 10: true, 128 << 10: false} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil)
+		require.NoError(t, err)
+		req.Header.Set("X", strings.Repeat("x", size))
+		resp, err := proxyClient(t).Do(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		assert.Equal(t, ok, err == nil && resp.StatusCode == http.StatusOK, size)
+	}
+}
+
+func TestServeOptions(t *testing.T) {
+	t.Parallel()
+	for what, o := range map[string]caserver.ServeOptions{
+		"Handler is nil": {TLS: serverTLS},
+		"TLS is nil":     {Handler: echo},
+		"no certificate": {Handler: echo, TLS: &tls.Config{MinVersion: tls.VersionTLS13}},
+		"both set":       {Handler: echo, TLS: serverTLS, Plaintext: true},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		require.ErrorContains(t, caserver.Serve(t.Context(), l, o), what)
+		assert.ErrorIs(t, l.Close(), net.ErrClosed, "the listener is closed whatever happens")
+	}
+}
+
+// TestSilentClients has clients that connect and say nothing, or nothing that is TLS.
+func TestSilentClients(t *testing.T) {
+	t.Parallel()
+	addr := start(t, caserver.ServeOptions{Handler: echo})
+	for i := range 50 {
+		c, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		defer c.Close()
+		if i%2 == 0 {
+			_, err = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+			require.NoError(t, err)
+		}
+	}
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
+}
+
+// TestFailedHandshake has a client that does not speak TLS.
+func TestFailedHandshake(t *testing.T) {
+	t.Parallel()
+	var buf bytes.Buffer
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- caserver.Serve(ctx, l, caserver.ServeOptions{
+			Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(&buf, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		})
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	require.NoError(t, err)
+	answer, err := io.ReadAll(c)
+	require.NoError(t, err)
+	assert.NotContains(t, string(answer), "HTTP/1.1 200")
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	assert.Equal(t, 1, strings.Count(buf.String(), "TLS handshake failed"), buf.String())
+	assert.Contains(t, buf.String(), "peer="+c.LocalAddr().String())
+}
+
+// TestHandshakeEnds measures the time that a handshake has.
+func TestHandshakeEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := memconn.Listen()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+		c, err := l.DialContext(t.Context(), "", "")
+		require.NoError(t, err)
+		defer c.Close()
+		began := time.Now()
+		_, err = c.Read(make([]byte, 1))
+		require.Error(t, err)
+		assert.Equal(t, 10*time.Second, time.Since(began))
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+	})
+}
+
+// TestSilenceEnds has clients that do their handshake and then say nothing, or begin and do not go on.
+func TestSilenceEnds(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		first string
+		most  time.Duration
+	}{
+		"nothing":             {"", 10 * time.Second},
+		"half a preface":      {"PRI * HTTP/2", 10 * time.Second},
+		"most of a preface":   {"PRI * HTTP/2.0\r\n\r\nSM", 10 * time.Second},
+		"a preface alone":     {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 10 * time.Second},
+		"an idle connection":  {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", 5*time.Minute + 10*time.Second},
+		"half of an HTTP/1.1": {"GET / HTTP/1.1\r\n", 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := memconn.Listen()
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error, 1)
+				go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+				raw, err := l.DialContext(t.Context(), "", "")
+				require.NoError(t, err)
+				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
+				defer c.Close()
+				began := time.Now()
+				_, err = io.WriteString(c, test.first)
+				require.NoError(t, err)
+				_, err = io.Copy(io.Discard, c)
+				assert.NoError(t, err)
+				assert.LessOrEqual(t, time.Since(began), test.most)
+				cancel()
+				require.ErrorIs(t, <-done, context.Canceled)
+			})
+		})
+	}
+}
+
+// lazy is a listener whose connections take a second to close.
+type lazy struct {
+	net.Listener
+	closed atomic.Bool
+}
+
+func (l *lazy) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &lazyConn{c, l}, nil
+}
+
+type lazyConn struct {
+	net.Conn
+	l *lazy
+}
+
+func (c *lazyConn) Close() error {
+	time.Sleep(time.Second)
+	c.l.closed.Store(true)
+	return c.Conn.Close()
+}
+
+// TestServeJoins ends in the middle of a handshake, and waits for it.
+func TestServeJoins(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		inner := memconn.Listen()
+		l := &lazy{Listener: inner}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+		c, err := inner.Dial(t.Context())
+		require.NoError(t, err)
+		defer c.Close()
+		synctest.Wait()
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+		assert.True(t, l.closed.Load())
+	})
+}
+
+func TestServeEnds(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	inside, release := make(chan struct{}), make(chan struct{})
+	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		close(inside)
+		<-release
+		fmt.Fprint(w, r.Context().Err())
+	})
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: slow, TLS: serverTLS}) }()
+	silent, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer silent.Close()
+	answer := make(chan string, 1)
+	client := proxyClient(t)
+	go func() { answer <- get(t, client, "http://"+l.Addr().String()) }()
+	<-inside
+	cancel(cause)
+	for { // until nobody is let in any more
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			break
+		}
+		c.Close()
+	}
+	close(release)
+	assert.Equal(t, "<nil>", <-answer, "a request that is under way ends well")
+	require.ErrorIs(t, <-done, cause)
+	require.NoError(t, silent.SetReadDeadline(time.Now().Add(10*time.Second)))
+	_, err = silent.Read(make([]byte, 1))
+	assert.NotErrorIs(t, err, context.DeadlineExceeded)
+	assert.Error(t, err, "a connection in the middle of its handshake is cut")
+}
+
+// moody is a listener that fails as a test wants.
+type moody struct {
+	net.Listener
+	errs chan error
+}
+
+func (m *moody) Accept() (net.Conn, error) {
+	select {
+	case err := <-m.errs:
+		return nil, err
+	default:
+		return m.Listener.Accept()
+	}
+}
+
+func TestAcceptFails(t *testing.T) {
+	t.Parallel()
+	open := func() *moody {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		return &moody{l, make(chan error, 8)}
+	}
+	// Out of file descriptors: it passes.
+	l := open()
+	for range 3 {
+		l.errs <- &net.OpError{Op: "accept", Err: syscall.EMFILE}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+l.Addr().String()))
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+
+	// Anything else is the end.
+	l = open()
+	broken := errors.New("broken")
+	l.errs <- broken
+	require.ErrorIs(t, caserver.Serve(t.Context(), l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}), broken)
+}
+
+// TestConcurrentRequests has more requests inside at a time than one connection may have.
+func TestConcurrentRequests(t *testing.T) {
+	t.Parallel()
+	const requests, limit = 1200, 1000
+	var inside sync.WaitGroup
+	inside.Add(requests)
+	var mu sync.Mutex
+	streams := map[string]int{} // by connection
+	addr := start(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/wait" {
+			return
+		}
+		mu.Lock()
+		streams[r.RemoteAddr]++
+		mu.Unlock()
+		inside.Done()
+		inside.Wait()
+	})})
+	c := proxyClient(t)
+	get(t, c, "http://"+addr) // so that the client knows the limit
+	var wg sync.WaitGroup
+	for range requests {
+		wg.Go(func() { get(t, c, "http://"+addr+"/wait") })
+	}
+	wg.Wait()
+	most := 0
+	for _, n := range streams {
+		most = max(most, n)
+	}
+	assert.Equal(t, limit, most)
+}

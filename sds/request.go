@@ -1,0 +1,115 @@
+package sds
+
+import (
+	"strings"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
+)
+
+// request is what we use of a DiscoveryRequest or a DeltaDiscoveryRequest. It shares no memory with
+// the message, whose node can be large.
+type request struct {
+	node     string // its ID
+	typeURL  string
+	nonce    string
+	version  string   // REST: what the client has
+	names    []string // SotW: all that it wants from now on; delta: what it wants in addition
+	drop     []string // delta: what it no longer wants
+	have     map[string]string
+	rejected bool   // error_detail is present
+	reason   string // its message
+}
+
+// fields are the numbers of the fields of a request; 0 is one that it does not have.
+type fields struct{ node, names, drop, have, typeURL, nonce, detail protofield.Number }
+
+var (
+	sotwFields  = fields{node: 2, names: 3, typeURL: 4, nonce: 5, detail: 6}
+	deltaFields = fields{node: 1, typeURL: 2, names: 3, drop: 4, have: 5, nonce: 6, detail: 7}
+)
+
+// decode reads a request, and stops where it goes over a limit. The error is for the client.
+func decode(message []byte, delta bool, maxNames int) (*request, error) {
+	n := sotwFields
+	if delta {
+		n = deltaFields
+	}
+	var r request
+	// part returns what reads a field of an embedded message.
+	part := func(number protofield.Number, to *string) func(*protofield.Field) {
+		return func(f *protofield.Field) {
+			if f.Number == number {
+				f.Text(to)
+			}
+		}
+	}
+	readNode, readDetail := part(1, &r.node), part(2, &r.reason)
+	addName := func(f *protofield.Field, to *[]string) {
+		var name string
+		f.Fail(checkName(len(*to)+1, len(f.Data), maxNames))
+		f.Text(&name)
+		*to = append(*to, name)
+	}
+	err := protofield.Read(message, func(f *protofield.Field) {
+		if f.Data == nil {
+			return // all that we read are texts and messages
+		}
+		switch f.Number {
+		case n.node:
+			f.Message(readNode)
+		case n.names:
+			addName(f, &r.names)
+		case n.drop:
+			addName(f, &r.drop)
+		case n.have:
+			var v string
+			name := f.Entry(func(f *protofield.Field) { f.Text(&v) })
+			f.Fail(checkName(len(r.have)+1, len(name), maxNames))
+			if r.have == nil {
+				r.have = make(map[string]string)
+			}
+			r.have[name] = v
+		case n.typeURL:
+			if r.typeURL = typeURL; string(f.Data) != typeURL { // ours needs no memory
+				f.Text(&r.typeURL)
+			}
+		case n.nonce:
+			f.Text(&r.nonce)
+		case n.detail:
+			r.rejected = true
+			f.Message(readDetail)
+		}
+	})
+	if err == protofield.ErrMalformed {
+		err = grpchttp.Errorf(grpchttp.InvalidArgument, "sds: malformed request")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// checkName refuses a name that is the n-th of its list, or too long.
+func checkName(n, length, maxNames int) error {
+	switch {
+	case length > maxName:
+		return grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: a resource name of %d bytes; the limit is %d", length, maxName)
+	case n > maxNames:
+		return errTooMany(maxNames)
+	}
+	return nil
+}
+
+func errTooMany(maxNames int) error {
+	return grpchttp.Errorf(grpchttp.ResourceExhausted,
+		"sds: more than %d resource names; open another stream, or raise MaxNames of the server", maxNames)
+}
+
+// clip returns at most maxText bytes of s, in memory of its own.
+func clip(s string) string {
+	if len(s) > maxText {
+		s = strings.ToValidUTF8(s[:maxText], "")
+	}
+	return strings.Clone(s)
+}
