@@ -323,6 +323,17 @@ func TestSourceWithdraws(t *testing.T) {
 		assert.Equal(t, [][]byte{bad.Raw}, roots(), "for the time of its certificates")
 		time.Sleep(2 * time.Hour)
 		assert.Empty(t, roots(), "an empty source is a statement")
+
+		// The source also withdraws a root that stays only for what peers may have of it.
+		bundle(spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer.Root(), bad}})
+		require.Len(t, roots(), 2)
+		current = pem(signer.Root(), bad)
+		sign()
+		current = pem(signer.Root())
+		sign()
+		assert.ElementsMatch(t, [][]byte{signer.Root().Raw, bad.Raw}, roots())
+		bundle(spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer.Root()}})
+		assert.Equal(t, [][]byte{signer.Root().Raw}, roots())
 	})
 }
 
