@@ -427,9 +427,9 @@ func TestNoIdentity(t *testing.T) {
 	good := newParty(ca.SVID("/good"), ca.Bundles())
 	notReady := errors.New("not ready")
 	for want, self := range map[string]spiffe.SVIDSource{
-		"not ready":            source(func() (*spiffe.SVID, error) { return nil, notReady }),
+		"not ready":                source(func() (*spiffe.SVID, error) { return nil, notReady }),
 		"the source returned none": source(func() (*spiffe.SVID, error) { return nil, nil }),
-		"nil":                  (*spiffe.SVID)(nil),
+		"nil":                      (*spiffe.SVID)(nil),
 		"expired at": ca.SVID("/old", func(c *x509.Certificate) {
 			c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), c.NotBefore.Add(-time.Second)
 		}),
