@@ -7,8 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
@@ -26,8 +28,7 @@ type authority struct {
 	own   *ca.Authority // nil with -external-ca
 	audit *auditlog.Log // nil for none
 	where string        // the CA is
-
-	unwritten func() bool // whether -status has kept something from the store; nil for other commands
+	look  *look         // nil without -status
 }
 
 var errNoCA = errors.New("there is no CA yet; the server makes it when it starts, or -once")
@@ -71,7 +72,7 @@ func newAuthority(ctx context.Context, c *config, log *slog.Logger) (_ *authorit
 func (a *authority) open(ctx context.Context, c *config, cfg ca.Config) (*ca.Authority, error) {
 	if _, err := pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now()); !errors.Is(err, fs.ErrNotExist) {
 		p := c.pluggedIn
-		if p.Tokens, err = a.store(ctx, c, "svidkit-ca-tokens", "tokens"); err != nil {
+		if p.Tokens, err = a.store(c, "svidkit-ca-tokens", "tokens"); err != nil {
 			return nil, err
 		}
 		own, err := ca.Load(ctx, cfg, p)
@@ -85,7 +86,7 @@ func (a *authority) open(ctx context.Context, c *config, cfg ca.Config) (*ca.Aut
 	if c.cacerts {
 		secret = kubesecret.CACerts
 	}
-	store, err := a.store(ctx, c, secret, "ca")
+	store, err := a.store(c, secret, "ca")
 	if err != nil {
 		return nil, err
 	}
@@ -97,9 +98,8 @@ func (a *authority) open(ctx context.Context, c *config, cfg ca.Config) (*ca.Aut
 	return ca.Open(ctx, cfg, store)
 }
 
-// store returns the store of that name: a Secret, or a folder. For -status it is a copy in memory, so that
-// the command needs no right to write, and takes no step for the servers.
-func (a *authority) store(ctx context.Context, c *config, secret, folder string) (store ca.Store, err error) {
+// store returns the store of that name: a Secret, or a folder. For -status it is one that writes nothing.
+func (a *authority) store(c *config, secret, folder string) (store ca.Store, err error) {
 	if c.kubernetes {
 		a.where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
 		store, err = kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
@@ -107,21 +107,34 @@ func (a *authority) store(ctx context.Context, c *config, secret, folder string)
 		a.where = "in " + filepath.Join(c.stateDir, folder)
 		store, err = ca.NewDirStore(filepath.Join(c.stateDir, folder))
 	}
-	if err != nil || c.command != "status" {
-		return store, err
+	if err == nil && c.command == "status" {
+		a.look = &look{Store: store}
+		store = a.look
 	}
-	memory, version := ca.NewMemoryStore(), ""
-	record, err := store.Load(ctx)
-	if err == nil {
-		version, err = memory.Save(ctx, ca.Record{Data: record.Data})
-	} else if errors.Is(err, ca.ErrNoRecord) {
-		err = nil
+	return store, err
+}
+
+// look is a store for -status. What the authority in this process would write stays here, so that the
+// command needs no right to write, and takes no step for the servers. It is for one goroutine.
+type look struct {
+	ca.Store
+	unwritten map[string][]byte // nil for nothing
+	n         int
+}
+
+// Load implements [ca.Store].
+func (l *look) Load(ctx context.Context) (ca.Record, error) {
+	if l.unwritten == nil {
+		return l.Store.Load(ctx)
 	}
-	a.unwritten = func() bool {
-		now, _ := memory.Load(ctx)
-		return now.Version != version
-	}
-	return memory, err
+	return ca.Record{Version: strconv.Itoa(l.n), Data: maps.Clone(l.unwritten)}, nil
+}
+
+// Save implements [ca.Store].
+func (l *look) Save(_ context.Context, r ca.Record) (string, error) {
+	l.unwritten = maps.Clone(r.Data)
+	l.n++
+	return strconv.Itoa(l.n), nil
 }
 
 // newRA returns a registration authority that has the signers of the cluster sign. Their roots are in a
@@ -175,7 +188,7 @@ func (a *authority) describe(out io.Writer) {
 	for _, k := range s.JWTKeys {
 		fmt.Fprintln(out, k)
 	}
-	if a.unwritten != nil && a.unwritten() {
+	if a.look != nil && a.look.unwritten != nil {
 		fmt.Fprintln(out, "(servers that are running may take their next step earlier)")
 	}
 	if s.SyncError != nil {

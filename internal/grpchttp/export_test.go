@@ -10,6 +10,7 @@ var (
 	ParseTimeout  = parseTimeout
 	AppendPrefix  = appendPrefix
 	ErrShort      = errShort
+	RetryAfter    = retryAfter
 	ReadRetryInfo = readRetryInfo
 )
 

@@ -410,6 +410,24 @@ func TestAwaitEnds(t *testing.T) {
 	})
 }
 
+// What was demanded of Run and not begun is not begun without it.
+func TestDemandOfRunThatEnds(t *testing.T) {
+	bubble(t, func(t *testing.T, k *keeper) {
+		k.loop.Slots, k.time = 1, time.Minute
+		stop := k.run(t)
+		require.Equal(t, 1, k.attempts(k.add("busy", 0)))
+		e := k.add("a", time.Hour)
+		var wg sync.WaitGroup
+		wg.Go(func() { k.do(func() { assert.ErrorIs(t, k.loop.Await(t.Context(), e), errStop) }) })
+		synctest.Wait()
+		stop()
+		wg.Wait()
+		assert.Zero(t, k.attempts(e))
+		k.do(func() { assert.NoError(t, k.loop.Await(t.Context(), e), "it may be demanded again") })
+		assert.Equal(t, 1, k.attempts(e))
+	})
+}
+
 // An attempt that was not cancelled goes on after Remove.
 func TestRemoveWhileBusy(t *testing.T) {
 	bubble(t, func(t *testing.T, k *keeper) {
