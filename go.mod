@@ -3,7 +3,6 @@ module github.com/svidkit/svidkit
 go 1.26.0
 
 require (
-	connectrpc.com/connect v1.21.1
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/go-jose/go-jose/v4 v4.1.8
 	github.com/stretchr/testify v1.12.1

@@ -1,7 +1,7 @@
-// Package authn answers who is calling.
+// Package authn authenticates the callers of servers.
 //
-// An [Authenticator] looks at an HTTP request (which every server of this library takes, the gRPC
-// ones included) and gives the [Caller] that it can prove, or an error. [ClientCertificate] proves
+// An [Authenticator] reads an HTTP request (every server of this library takes those, the gRPC
+// ones included) and returns the proven [Caller], or an error. [ClientCertificate] proves
 // a caller by the X.509-SVID of its TLS connection; package kube below this one proves one by the
 // token of its Kubernetes service account; [FirstOf] asks several methods in order.
 //
@@ -12,18 +12,17 @@
 //
 // # What it promises
 //
-// A Caller is made from a credential that was verified for this very request. No credential, and
-// a credential that this method does not understand, is [ErrNoCredential]; one that was shown and
-// refused is [ErrRefused]. There is no anonymous caller.
+// A Caller is made from a credential that was verified for this request. A request without a credential,
+// or with one that a method does not know, gives [ErrNoCredential]; a credential that is refused gives
+// [ErrRefused]. There is no anonymous caller.
 //
-// A method that takes tokens takes them over TLS and Unix sockets only, unless it is told otherwise:
-// who can read a token can use it.
+// Methods accept tokens over TLS and Unix sockets only, unless an option says otherwise: a token that can
+// be read can be used.
 //
 // # What it does not do
 //
-// It does not decide what a caller may have: a certificate authority and a secret server do that,
-// from the Caller. Servers that only need the peer of a TLS connection read
-// spiffetls.PeerFromRequest instead.
+// It does not decide what a caller may have: certificate authorities and secret servers do that, from
+// the Caller. Servers that only need the peer of a TLS connection use spiffetls.PeerFromRequest instead.
 package authn
 
 import (
@@ -40,39 +39,38 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrNoCredential says that the request carries nothing that this method can judge.
+	// ErrNoCredential says that the request carries no credential that this method can judge.
 	ErrNoCredential = errors.New("no credential")
 
-	// ErrRefused says that the request carries a credential that is not good enough. The cause is
-	// wrapped too.
+	// ErrRefused says that the request carries a credential that is refused. The cause is wrapped too.
 	ErrRefused = errors.New("credential refused")
 )
 
-// Caller is who sent a request, as far as it was proven. It never changes. Only an [Authenticator]
-// should make one, from what it verified.
+// Caller is the proven sender of a request. It must not be changed. Only an [Authenticator] should make
+// one, from a credential that it verified.
 type Caller struct {
 	ID       spiffe.ID // the proven identity, never zero
 	Method   string    // how it was proven, such as "client-certificate": for logs and audit records
-	NotAfter time.Time // when the proof ends; zero if the proof does not say
+	NotAfter time.Time // when the proof expires; zero if the proof does not say
 
-	// DNSNames are further names that the same proof proved, such as those of a client certificate.
-	// Whether the caller keeps them is for a policy to decide: a certificate authority that signs
-	// all of them lets a name live on for as long as it is renewed, whatever was decided since.
+	// DNSNames are further names that the same credential proves, such as those of a client certificate.
+	// A policy must decide whether the caller keeps them: a certificate authority that signs all of them
+	// keeps a name alive as long as it is renewed.
 	DNSNames []string
 
-	// Pod is where the caller runs, if its proof says so; nil if not.
+	// Pod is where the caller runs; nil if the proof does not say.
 	Pod *Pod
 }
 
 // Pod is the Kubernetes pod that a credential is bound to.
 type Pod struct {
-	Cluster        string // the cluster that vouched for the credential; empty for our own
+	Cluster        string // the cluster that verified the credential; empty for the server's own
 	Namespace      string
 	ServiceAccount string
 	Name, UID      string // empty for a credential that is not bound to a pod
 }
 
-// LogValue shows all of the Caller, which holds no secret. What is empty is left out.
+// LogValue returns all fields of the Caller, which holds no secret, except empty ones.
 func (c *Caller) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("id", c.ID.String()), slog.String("method", c.Method)}
 	if !c.NotAfter.IsZero() {
@@ -87,7 +85,7 @@ func (c *Caller) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// LogValue shows all of the Pod. What is empty is left out.
+// LogValue returns all fields of the Pod except empty ones.
 func (p *Pod) LogValue() slog.Value {
 	var attrs []slog.Attr
 	for _, a := range []slog.Attr{
@@ -101,9 +99,9 @@ func (p *Pod) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// An Authenticator proves who sent a request. Errors wrap [ErrNoCredential] or [ErrRefused] where
-// they fit; any other error says that the question could not be answered now. It must be safe for
-// concurrent use, must not write to the request, and must not put a credential into an error.
+// An Authenticator proves the sender of a request. Its errors wrap [ErrNoCredential] or [ErrRefused] if
+// that is the reason; any other error says that the question could not be answered now. It must be safe
+// for concurrent use, must not write to the request, and must not put a credential into an error.
 type Authenticator interface {
 	Authenticate(r *http.Request) (*Caller, error)
 }
@@ -115,15 +113,14 @@ type Func func(r *http.Request) (*Caller, error)
 func (f Func) Authenticate(r *http.Request) (*Caller, error) { return f(r) }
 
 // ClientCertificate proves a caller by the client certificate of its TLS connection. The chain is
-// verified by v at every call, so that a request on a connection older than the newest bundle or
-// policy of v is judged by the newest. Its errors wrap [*spiffe.VerifyError].
+// verified by v at every call, so that a request on an old connection is judged by the newest bundle and
+// policy of v. Its errors wrap [*spiffe.VerifyError].
 //
-// The DNS names of the certificate, as far as they are valid ones, become the caller's, in their
-// order: a workload that renews with its current certificate can have the same names again. What
-// else the certificate names, such as addresses, does not.
+// The valid DNS names of the certificate become the caller's, in their order, so that a workload that
+// renews with its current certificate can have the same names again. Other names, such as addresses, do
+// not.
 //
-// The TLS server must ask for the certificate, as spiffetls.ServerConfig does. A header that a
-// proxy forwarded is not looked at.
+// The TLS server must ask for the certificate, as spiffetls.ServerConfig does. Headers are not read.
 func ClientCertificate(v *spiffe.Verifier) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
@@ -142,8 +139,8 @@ func ClientCertificate(v *spiffe.Verifier) Authenticator {
 	})
 }
 
-// validNames returns a copy of those names that are DNS names, each once; nil if there are none. A
-// certificate can have any text there, and what is none would make its renewal fail.
+// validNames returns a copy of the names that are DNS names, each once; nil if there are none. A
+// certificate can have any text there, and an invalid name would make its renewal fail.
 func validNames(names []string) []string {
 	var valid []string
 	seen := make(map[string]bool, len(names))
@@ -179,11 +176,10 @@ func validName(name string) bool {
 }
 
 // FirstOf asks each method in order and returns the first Caller. A credential that one method
-// refuses does not keep a later method from proving the caller by another one, as for a workload
-// that comes back with its token and an expired certificate; so every method has to be good enough by
-// itself. A method that returns neither an error nor a Caller with an ID has proven nothing, and the
-// next one is asked. If none proves the caller, the error wraps the errors of all; with no methods at
-// all it wraps [ErrNoCredential].
+// refuses does not keep a later method from proving the caller by another one, such as a workload with
+// a token and an expired certificate; so each method must be sufficient by itself. A method that returns
+// neither an error nor a Caller with an ID has proven nothing, and the next one is asked. If none proves
+// the caller, the error wraps the errors of all; without methods it wraps [ErrNoCredential].
 func FirstOf(methods ...Authenticator) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		var errs []error
@@ -193,7 +189,7 @@ func FirstOf(methods ...Authenticator) Authenticator {
 				return c, nil
 			}
 			if err == nil {
-				err = fmt.Errorf("authn: a method returned nobody, and no error: %w", ErrNoCredential)
+				err = fmt.Errorf("authn: a method returned neither a caller nor an error: %w", ErrNoCredential)
 			}
 			errs = append(errs, err)
 		}

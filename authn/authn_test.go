@@ -144,7 +144,7 @@ func TestClientCertificateRefused(t *testing.T) {
 		if !f.Refused(spiffe.ClientRole) {
 			continue
 		}
-		t.Run(f.String(), func(t *testing.T) {
+		t.Run(string(f), func(t *testing.T) {
 			chain, _ := ca.Broken(f)
 			_, err := a.Authenticate(request(chain...))
 			require.ErrorIs(t, err, authn.ErrRefused)

@@ -10,8 +10,8 @@ import (
 // maxToken is the longest bearer token in bytes. Those of Kubernetes have one to two thousand.
 const maxToken = 16 << 10
 
-// Bearer returns the bearer token of a request, for authenticators that judge tokens. It is whatever
-// follows "Bearer " in a header field "authorization": the scheme is written like that and followed
+// Bearer returns the bearer token of a request, for authenticators that judge tokens. It is the text that
+// follows "Bearer " in a header field "authorization": the scheme is written exactly so and followed
 // by one blank, and of several fields the first with that beginning counts.
 //
 // Without such a field the error wraps [ErrNoCredential], and says whether there is no field or
@@ -26,8 +26,8 @@ func Bearer(r *http.Request) (token string, err error) {
 	return token, err
 }
 
-// BearerOverPlaintext is [Bearer] for connections that something else protects, such as a proxy
-// beside this process that ends TLS. It takes tokens from any connection.
+// BearerOverPlaintext is [Bearer] for connections that are protected otherwise, such as by a proxy
+// beside this process that terminates TLS. It accepts tokens over any connection.
 func BearerOverPlaintext(r *http.Request) (token string, err error) {
 	fields := r.Header.Values("Authorization")
 	if len(fields) == 0 {

@@ -1,11 +1,9 @@
 package caclient
 
 import (
-	"bytes"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certchain"
@@ -60,34 +58,4 @@ func check(chain []*x509.Certificate, csr *pki.CSR, id spiffe.ID, bundles spiffe
 	}
 	_, err = v.VerifyChain(chain, spiffe.AnyRole)
 	return err
-}
-
-// tidy returns chain as CA promises it: the leaf, which is the certificate for csr's key, then each
-// certificate after the one that it signed, without self-signed roots (peers have those) and
-// without repetitions. CAs send chains with roots, twice, and in any order. What does not fit stays
-// at the end, for Check to judge. chain has passed CheckSize and is not changed.
-func tidy(chain []*x509.Certificate, csr *pki.CSR) []*x509.Certificate {
-	isLeaf := func(c *x509.Certificate) bool { return pki.PublicKeysEqual(c.PublicKey, csr.PublicKey()) }
-	leaf := max(slices.IndexFunc(chain, isLeaf), 0)
-	out := []*x509.Certificate{chain[leaf]}
-	var rest []*x509.Certificate
-	for i, c := range chain {
-		same := func(o *x509.Certificate) bool { return bytes.Equal(o.Raw, c.Raw) }
-		if i != leaf && !slices.ContainsFunc(out, same) && !slices.ContainsFunc(rest, same) && !certchain.SelfSigned(c) {
-			rest = append(rest, c)
-		}
-	}
-	for len(rest) > 0 {
-		last := out[len(out)-1]
-		next := max(0, slices.IndexFunc(rest, func(c *x509.Certificate) bool { return signed(c, last) }))
-		out = append(out, rest[next])
-		rest = slices.Delete(rest, next, next+1)
-	}
-	return out
-}
-
-// signed reports whether parent says that it signed child; the signature is Check's business.
-func signed(parent, child *x509.Certificate) bool {
-	return bytes.Equal(parent.RawSubject, child.RawIssuer) &&
-		(len(child.AuthorityKeyId) == 0 || len(parent.SubjectKeyId) == 0 || bytes.Equal(child.AuthorityKeyId, parent.SubjectKeyId))
 }

@@ -154,7 +154,7 @@ func TestCheckRefusesFaults(t *testing.T) {
 			continue
 		}
 		refused++
-		t.Run(f.String(), func(t *testing.T) {
+		t.Run(string(f), func(t *testing.T) {
 			chain, key := ca.Broken(f)
 			// Even a caller who wants exactly what the leaf claims does not get it.
 			id, err := spiffe.IDFromCertificate(chain[0])

@@ -87,7 +87,7 @@ func (c *Client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 		return nil, err
 	}
 	if certchain.CheckSize(chain) == nil { // if not, Check says why
-		chain = tidy(chain, csr)
+		chain = certchain.Tidy(chain, csr.PublicKey())
 	}
 	err = Check(chain, csr, id, bundles, time.Now())
 	if newBundlesMayHelp(err) {

@@ -5,9 +5,7 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/pem"
-	"fmt"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -25,213 +23,39 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-func crlOptions(revoked ...pki.Revocation) pki.CRLOptions {
-	return pki.CRLOptions{Revoked: revoked, Number: big.NewInt(7), ThisUpdate: base, NextUpdate: base.AddDate(0, 0, 7)}
-}
-
-func revoke(serial int64, reason int) pki.Revocation {
-	return pki.Revocation{SerialNumber: big.NewInt(serial), Time: base.Add(-time.Hour), Reason: reason}
-}
-
 var crlReasons = map[int]string{0: "unspecified", 1: "keyCompromise", 4: "superseded", 6: "certificateHold"}
 
-func crlLines(c *pki.CRL) string {
+// parseCRL reads one list.
+func parseCRL(der []byte) (*x509.RevocationList, error) {
+	lists, err := pki.ParseCRLsPEM([]byte(block("X509 CRL", der)))
+	if err != nil {
+		return nil, err
+	}
+	return lists[0], nil
+}
+
+func crlLines(c *x509.RevocationList) string {
 	var lines []string
-	for r := range c.Revocations() {
+	for _, r := range c.RevokedCertificateEntries {
 		text := r.SerialNumber.Text(16)
 		if len(text)%2 == 1 {
 			text = "0" + text
 		}
-		lines = append(lines, text+" "+crlReasons[r.Reason])
+		lines = append(lines, text+" "+crlReasons[r.ReasonCode])
 	}
+	slices.SortFunc(lines, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
 	return strings.Join(lines, ", ")
 }
 
-func TestNewCRL(t *testing.T) {
-	t.Parallel()
-	for name, key := range map[string]crypto.Signer{
-		"P-256": newKey(t, pki.ECDSAP256), "P-384": newKey(t, pki.ECDSAP384), "RSA": rsaKey(), "Ed25519": newKey(t, pki.Ed25519), "remote": remoteKey(newKey(t, pki.ECDSAP256)),
-	} {
-		root, err := pki.NewRoot(key, rootOptions())
-		require.NoError(t, err, name)
-		leaf, err := root.IssueLeaf(leafOptions())
-		require.NoError(t, err)
-		other, err := root.IssueLeaf(leafOptions())
-		require.NoError(t, err)
-		o := crlOptions(revoke(300, 4), pki.Revocation{SerialNumber: leaf.SerialNumber, Time: base, Reason: 1}, revoke(2, 0), revoke(128, 6), revoke(127, 0))
-		crl, err := pki.NewCRL(root, o)
-		require.NoError(t, err, name)
-		require.NoError(t, crl.CheckSignedBy(root.Certificate()))
-
-		assert.Equal(t, time.Date(2026, 3, 1, 11, 0, 0, 0, time.UTC), crl.ThisUpdate())
-		assert.Equal(t, time.Date(2026, 3, 8, 11, 0, 0, 0, time.UTC), crl.NextUpdate())
-		assert.Equal(t, big.NewInt(7), crl.Number())
-		crl.Number().SetInt64(8)
-		assert.Equal(t, big.NewInt(7), crl.Number())
-		assert.Equal(t, fmt.Sprintf("02 unspecified, 7f unspecified, 80 certificateHold, 012c superseded, %s keyCompromise", evenHex(leaf.SerialNumber)), crlLines(crl))
-		for range crl.Revocations() {
-			break
-		}
-		r, ok := crl.Revoked(leaf)
-		assert.True(t, ok, name)
-		assert.Equal(t, pki.Revocation{SerialNumber: leaf.SerialNumber, Time: base.UTC().Truncate(time.Second), Reason: 1}, r)
-		_, ok = crl.Revoked(other)
-		assert.False(t, ok, name)
-
-		std, err := x509.ParseRevocationList(crl.DER())
-		require.NoError(t, err, name)
-		require.NoError(t, std.CheckSignatureFrom(root.Certificate()))
-		assert.Equal(t, root.Certificate().RawSubject, std.RawIssuer)
-		assert.Equal(t, root.Certificate().SubjectKeyId, std.AuthorityKeyId)
-		assert.Equal(t, big.NewInt(7), std.Number)
-		require.Len(t, std.RevokedCertificateEntries, 5)
-		for n, e := range std.RevokedCertificateEntries {
-			assert.Zero(t, e.SerialNumber.Cmp(o.Revoked[n].SerialNumber))
-			assert.Equal(t, o.Revoked[n].Reason, e.ReasonCode)
-			assert.Equal(t, o.Revoked[n].Time.UTC().Truncate(time.Second), e.RevocationTime)
-		}
-		assert.True(t, strings.HasPrefix(crl.String(), `pki.CRL("`), crl.String())
-		assert.True(t, strings.HasSuffix(crl.String(), `", 5 entries, until 2026-03-08T11:00:00Z)`), crl.String())
-
-		back, err := pki.ParseCRLsPEM(slices.Concat([]byte("# a comment\n"), crl.PEM(), crl.PEM()))
-		require.NoError(t, err)
-		require.Len(t, back, 2)
-		assert.Equal(t, crl.DER(), back[1].DER())
-		crl.DER()[0] = 0
-		assert.Equal(t, back[0].DER(), crl.DER(), "never changes")
-	}
-}
-
-func evenHex(n *big.Int) string {
-	b := n.Bytes()
-	return hex.EncodeToString(b)
-}
-
-// The edges of what can be in a list.
-func TestNewCRLEdges(t *testing.T) {
-	t.Parallel()
-	root := newRoot(t)
-	largest := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 159), big.NewInt(1))
-	o := crlOptions(pki.Revocation{SerialNumber: largest, Time: base}, pki.Revocation{SerialNumber: new(big.Int), Time: base})
-	for _, reason := range []int{0, 1, 2, 3, 4, 5, 6, 9, 10} {
-		o.Revoked = append(o.Revoked, revoke(int64(100+reason), reason))
-	}
-	o.Number = largest
-	crl, err := pki.NewCRL(root, o)
-	require.NoError(t, err)
-	require.Equal(t, largest, crl.Number())
-	var reasons []int
-	for r := range crl.Revocations() {
-		reasons = append(reasons, r.Reason)
-	}
-	require.Equal(t, []int{0, 0, 1, 2, 3, 4, 5, 6, 9, 10, 0}, reasons)
-	for _, serial := range []*big.Int{largest, new(big.Int)} {
-		_, ok := crl.Revoked(&x509.Certificate{SerialNumber: serial, RawIssuer: root.Certificate().RawSubject})
-		require.True(t, ok, serial)
-	}
-	for name, cert := range map[string]*x509.Certificate{
-		"nil":                nil,
-		"no serial number":   {RawIssuer: root.Certificate().RawSubject},
-		"a negative one":     {RawIssuer: root.Certificate().RawSubject, SerialNumber: big.NewInt(-101)},
-		"another issuer":     {RawIssuer: []byte{0x30, 0}, SerialNumber: largest},
-		"not in the list":    {RawIssuer: root.Certificate().RawSubject, SerialNumber: big.NewInt(99)},
-		"more than all":      {RawIssuer: root.Certificate().RawSubject, SerialNumber: new(big.Int).Lsh(largest, 8)},
-		"the last plus one":  {RawIssuer: root.Certificate().RawSubject, SerialNumber: big.NewInt(111)},
-		"a prefix of it":     {RawIssuer: root.Certificate().RawSubject, SerialNumber: new(big.Int).Rsh(largest, 8)},
-		"a leading zero bit": {RawIssuer: root.Certificate().RawSubject, SerialNumber: big.NewInt(0xe4)},
-	} {
-		_, ok := crl.Revoked(cert)
-		assert.False(t, ok, name)
-	}
-	// An empty list, on both sides of 2050, and of a CA without a key identifier.
-	o = crlOptions()
-	o.Number, o.ThisUpdate, o.NextUpdate = new(big.Int), time.Date(2049, 12, 31, 23, 59, 59, 0, time.UTC), time.Date(2050, 1, 1, 0, 0, 0, 0, time.UTC)
-	key := newKey(t, pki.ECDSAP256)
-	bare := foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign })
-	noKeyID := *bare.Certificate()
-	noKeyID.SubjectKeyId = nil
-	i, err := pki.NewIssuer([]*x509.Certificate{&noKeyID}, key)
-	require.NoError(t, err)
-	crl, err = pki.NewCRL(i, o)
-	require.NoError(t, err)
-	require.Equal(t, o.ThisUpdate, crl.ThisUpdate())
-	require.Equal(t, o.NextUpdate, crl.NextUpdate())
-	require.Zero(t, crl.Number().Sign())
-	require.NoError(t, crl.CheckSignedBy(&noKeyID))
-	require.ErrorContains(t, crl.CheckSignedBy(bare.Certificate()), "by another key")
-	require.Empty(t, crlLines(crl))
-
-	// As many as fit.
-	o = crlOptions()
-	for n := range 15_000 {
-		o.Revoked = append(o.Revoked, pki.Revocation{SerialNumber: new(big.Int).Add(new(big.Int).Lsh(big.NewInt(1), 127), big.NewInt(int64(n))), Time: base, Reason: n % 2})
-	}
-	crl, err = pki.NewCRL(root, o)
-	require.NoError(t, err)
-	back, err := pki.ParseCRLsPEM(crl.PEM())
-	require.NoError(t, err)
-	require.Equal(t, crl.DER(), back[0].DER())
-	for n := range int64(15_000) {
-		o.Revoked = append(o.Revoked, revoke(1<<40+n, 1))
-	}
-	_, err = pki.NewCRL(root, o)
-	require.ErrorIs(t, err, spiffe.ErrTooLarge)
-	require.ErrorIs(t, err, pki.ErrCRL)
-	o.Revoked = slices.Repeat(o.Revoked, 3)
-	_, err = pki.NewCRL(root, o)
-	require.ErrorIs(t, err, spiffe.ErrTooLarge)
-}
-
-func TestNewCRLRefuses(t *testing.T) {
-	t.Parallel()
-	root := newRoot(t)
-	key := newKey(t, pki.ECDSAP256)
-	for name, tc := range map[string]struct {
-		issuer *pki.Issuer
-		edit   func(*pki.CRLOptions)
-		want   string
-	}{
-		"no issuer":          {nil, func(*pki.CRLOptions) {}, "no issuer"},
-		"a CA without lists": {foreignRoot(t, key, func(*x509.Certificate) {}), func(*pki.CRLOptions) {}, "does not include CRL signing"},
-		"no number":          {root, func(o *pki.CRLOptions) { o.Number = nil }, "a number is required"},
-		"a negative number":  {root, func(o *pki.CRLOptions) { o.Number = big.NewInt(-1) }, "a number is required"},
-		"a number of 21":     {root, func(o *pki.CRLOptions) { o.Number = new(big.Int).Lsh(big.NewInt(1), 159) }, "a number is required"},
-		"no ThisUpdate":      {root, func(o *pki.CRLOptions) { o.ThisUpdate = time.Time{} }, "as ThisUpdate and NextUpdate"},
-		"no NextUpdate":      {root, func(o *pki.CRLOptions) { o.NextUpdate = time.Time{} }, "as ThisUpdate and NextUpdate"},
-		"backwards":          {root, func(o *pki.CRLOptions) { o.NextUpdate = o.ThisUpdate.Add(-time.Second) }, "as ThisUpdate and NextUpdate"},
-		"no serial number":   {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(1, 0), {Time: base}} }, "entry 2: a serial number"},
-		"a negative serial":  {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(-1, 0)} }, "entry 1: a serial number"},
-		"a serial of 21": {root, func(o *pki.CRLOptions) {
-			o.Revoked = []pki.Revocation{{SerialNumber: new(big.Int).Lsh(big.NewInt(1), 159), Time: base}}
-		}, "entry 1: a serial number"},
-		"no time": {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{{SerialNumber: big.NewInt(1)}} }, "entry 1: a time"},
-		"a time before 1950": {root, func(o *pki.CRLOptions) {
-			o.Revoked = []pki.Revocation{{SerialNumber: big.NewInt(1), Time: time.Date(1949, 1, 1, 0, 0, 0, 0, time.UTC)}}
-		}, "entry 1: a time"},
-		"a serial twice":       {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, 0), revoke(6, 0), revoke(5, 1)} }, "serial number 05 is there twice"},
-		"reason 7":             {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, 7)} }, "entry 1: reason 7"},
-		"remove from the list": {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, 8)} }, "entry 1: reason 8"},
-		"reason 11":            {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, 11)} }, "entry 1: reason 11"},
-		"reason -1":            {root, func(o *pki.CRLOptions) { o.Revoked = []pki.Revocation{revoke(5, -1)} }, "entry 1: reason -1"},
-	} {
-		o := crlOptions()
-		tc.edit(&o)
-		crl, err := pki.NewCRL(tc.issuer, o)
-		require.ErrorIs(t, err, pki.ErrCRL, name)
-		require.ErrorContains(t, err, tc.want, name)
-		require.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
-		require.Nil(t, crl, name)
-	}
-}
-
-func TestCheckSignedBy(t *testing.T) {
+func TestCheckCRL(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.ECDSAP256)
-	ca := foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign })
-	crl, err := pki.NewCRL(ca, crlOptions())
+	ca := testCA{foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }), key}
+	lists, err := pki.ParseCRLsPEM(ca.crl(t))
 	require.NoError(t, err)
+	crl := lists[0]
 	with := func(edit func(*x509.Certificate)) *x509.Certificate {
-		c := *ca.Certificate()
+		c := *ca.cert()
 		edit(&c)
 		return &c
 	}
@@ -249,16 +73,21 @@ func TestCheckSignedBy(t *testing.T) {
 		"a weak key":         {with(func(c *x509.Certificate) { c.PublicKey = unsupportedKey{} }), "weak or unsupported key", pki.ErrWeakKey},
 		"another kind":       {with(func(c *x509.Certificate) { c.PublicKey = rsaKey().Public() }), "the signature is not by", nil},
 	} {
-		err := crl.CheckSignedBy(tc.ca)
+		err := pki.CheckCRL(crl, tc.ca)
 		require.ErrorIs(t, err, pki.ErrCRL, name)
 		require.ErrorContains(t, err, tc.want, name)
 		if tc.also != nil {
 			require.ErrorIs(t, err, tc.also, name)
 		}
 	}
-	require.NoError(t, crl.CheckSignedBy(with(func(c *x509.Certificate) { c.SubjectKeyId = nil })))
-	require.NoError(t, crl.CheckSignedBy(with(func(c *x509.Certificate) { c.KeyUsage = 0 })), "no key usage allows all")
-	require.NoError(t, crl.CheckSignedBy(ca.Certificate()))
+	require.ErrorIs(t, pki.CheckCRL(nil, ca.cert()), pki.ErrCRL)
+	require.NoError(t, pki.CheckCRL(crl, with(func(c *x509.Certificate) { c.SubjectKeyId = nil })))
+	require.NoError(t, pki.CheckCRL(crl, with(func(c *x509.Certificate) { c.KeyUsage = 0 })), "no key usage allows all")
+	require.NoError(t, pki.CheckCRL(crl, ca.cert()))
+	back, err := pki.ParseCRLsPEM(pki.MarshalCRLsPEM(crl, crl))
+	require.NoError(t, err)
+	require.Len(t, back, 2)
+	require.Equal(t, crl.Raw, back[1].Raw)
 }
 
 // TestCRLFiles reads what another program makes: the header of each file says what is expected.
@@ -291,9 +120,8 @@ func TestCRLFiles(t *testing.T) {
 			require.NoError(t, err)
 			ca, err := pki.ParseCertificatesPEM(caPEM)
 			require.NoError(t, err)
-			require.NoError(t, lists[0].CheckSignedBy(ca[0]))
-			require.Equal(t, time.Date(2026, 4, 1, 12, 0, 0, 0, time.UTC), lists[0].NextUpdate())
-			compareCRLWithStandardLibrary(t, lists[0])
+			require.NoError(t, pki.CheckCRL(lists[0], ca[0]))
+			require.Equal(t, time.Date(2026, 4, 1, 12, 0, 0, 0, time.UTC), lists[0].NextUpdate)
 		})
 	}
 }
@@ -368,7 +196,6 @@ func hostileCRLs() map[string]crlParts {
 		"a fourth element":               {end: der(tagNull)},
 		"no signature":                   {sig: nothing},
 		"an empty BIT STRING":            {sig: der(tagBits)},
-		"a BIT STRING with unused bits":  {sig: der(tagBits, []byte{3}, make([]byte, 63), []byte{8})},
 		"a signature in an OCTET STRING": {sig: der(tagOctets, make([]byte, 64))},
 		"no algorithm":                   {alg: nothing},
 		"another algorithm outside":      {alg: algECDSA256},
@@ -392,10 +219,8 @@ func hostileCRLs() map[string]crlParts {
 		"no nextUpdate":              {next: nothing},
 		"no nextUpdate and no entry": {next: nothing, entries: nothing},
 		"nextUpdate before":          {next: utc("260228120000Z")},
-		"an empty list of entries":   {entries: der(tagSeq)},
 		"entries twice":              {exts: crlEntries(goodEntry)},
 		"entries as a SET":           {entries: der(tagSet, goodEntry)},
-		"no extension in extensions": {exts: crlExts()},
 		"extensions empty":           {exts: der(0xa0)},
 		"extensions twice":           {tail: crlExts(ext(oidUnknown, value()))},
 		"extensions not wrapped":     {exts: der(tagSeq, ext(oidNumber, value(integer(1))))},
@@ -404,8 +229,6 @@ func hostileCRLs() map[string]crlParts {
 		"something at the end":       {tail: der(tagNull)},
 
 		// Times.
-		"a time without seconds":        {this: utc("2603011200Z")},
-		"a time with an offset":         {this: utc("260301120000+0100")},
 		"a time with offset zero":       {this: utc("260301120000+0000")},
 		"a time without a zone":         {this: utc("2603011200000")},
 		"a time in lower case":          {this: utc("260301120000z")},
@@ -418,7 +241,6 @@ func hostileCRLs() map[string]crlParts {
 		"a sign":                        {this: utc("-60301120000Z")},
 		"a blank":                       {this: utc(" 60301120000Z")},
 		"an empty time":                 {this: utc("")},
-		"generalized before 2050":       {next: generalized("20260401120000Z")},
 		"generalized with fractions":    {next: generalized("20500401120000.5Z")},
 		"generalized without seconds":   {next: generalized("205004011200Z")},
 		"a UTC time of 15 bytes":        {next: utc("20500401120000Z")},
@@ -438,8 +260,6 @@ func hostileCRLs() map[string]crlParts {
 		"an ENUM as number":            entry(der(tagEnum, []byte{5}), at),
 		"a number twice":               {entries: crlEntries(goodEntry, crlEntry(integer(6), at), goodEntry)},
 		"a bad second entry":           {entries: crlEntries(goodEntry, crlEntry(integer(6)))},
-		"an entry and more":            entry(integer(5), at, der(tagSeq, ext(oidUnknown, value())), der(tagNull)),
-		"no extension in an entry's":   entry(integer(5), at, der(tagSeq)),
 		"an entry's bad time":          entry(integer(5), utc("260230120000Z")),
 		"reason 7":                     entry(integer(5), at, reasonExt(7)),
 		"reason 8, remove":             entry(integer(5), at, reasonExt(8)),
@@ -447,14 +267,11 @@ func hostileCRLs() map[string]crlParts {
 		"a reason of two bytes":        entry(integer(5), at, reasonExt(0, 1)),
 		"an empty reason":              entry(integer(5), at, reasonExt()),
 		"a reason as INTEGER":          entry(integer(5), at, der(tagSeq, ext(oidReason, value(integer(1))))),
-		"a reason and more":            entry(integer(5), at, der(tagSeq, ext(oidReason, value(der(tagEnum, []byte{1}), der(tagNull))))),
 		"a critical reason":            entry(integer(5), at, der(tagSeq, ext(oidReason, yes, value(der(tagEnum, []byte{1}))))),
 		"two reasons":                  entry(integer(5), at, der(tagSeq, ext(oidReason, value(der(tagEnum, []byte{1}))), ext(oidReason, value(der(tagEnum, []byte{1}))))),
 		"an entry of another issuer":   entry(integer(5), at, der(tagSeq, ext(oidCRLIssuer, yes, value(der(tagSeq, der(0xa4, der(tagSeq, rdn(oidCN, tagUTF8, "other")))))))),
 		"a critical unknown one":       entry(integer(5), at, der(tagSeq, ext(oidUnknown, yes, value()))),
-		"critical false, written":      entry(integer(5), at, der(tagSeq, ext(oidUnknown, der(tagBool, []byte{0}), value()))),
 		"an extension without value":   entry(integer(5), at, der(tagSeq, ext(oidUnknown))),
-		"an extension and more":        entry(integer(5), at, der(tagSeq, ext(oidUnknown, value(), der(tagNull)))),
 		"an extension with an odd OID": entry(integer(5), at, der(tagSeq, ext(der(tagOID, []byte{0x80}), value()))),
 		"more than 32 extensions":      entry(integer(5), at, der(tagSeq, manyExtensions(33)...)),
 
@@ -466,9 +283,7 @@ func hostileCRLs() map[string]crlParts {
 		"a negative CRL number":             {exts: crlExts(ext(oidNumber, value(integer(0x80))))},
 		"a CRL number with a zero":          {exts: crlExts(ext(oidNumber, value(integer(0, 1))))},
 		"a CRL number of 21 octets":         {exts: crlExts(ext(oidNumber, value(integer(append([]byte{1}, make([]byte, 20)...)...))))},
-		"a CRL number and more":             {exts: crlExts(ext(oidNumber, value(integer(1), integer(1))))},
 		"a CRL number in text":              {exts: crlExts(ext(oidNumber, value(der(tagUTF8, []byte("1")))))},
-		"a key identifier and more":         {exts: crlExts(ext(oidAKI, value(der(tagSeq), der(tagNull))))},
 		"a key identifier in a SET":         {exts: crlExts(ext(oidAKI, value(der(tagSet))))},
 		"a key identifier cut off":          {exts: crlExts(ext(oidAKI, value(der(tagSeq, []byte{0x80, 5, 1}))))},
 		"a delta list":                      {exts: crlExts(ext(oidDelta, yes, value(integer(1))))},
@@ -501,7 +316,7 @@ func TestHostileCRL(t *testing.T) {
 	t.Parallel()
 	for name, p := range hostileCRLs() {
 		in := p.der(t)
-		crl, err := pki.ParseCRL(in)
+		crl, err := parseCRL(in)
 		require.ErrorIs(t, err, pki.ErrCRL, name)
 		require.Nil(t, crl, name)
 		require.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
@@ -509,13 +324,13 @@ func TestHostileCRL(t *testing.T) {
 		require.ErrorIs(t, err, pki.ErrCRL, name)
 	}
 	in := crlParts{}.der(t)
-	_, err := pki.ParseCRL(in)
+	_, err := parseCRL(in)
 	require.NoError(t, err, "where all of them start")
 	for n := range in {
-		_, err := pki.ParseCRL(in[:n])
+		_, err := parseCRL(in[:n])
 		require.ErrorIs(t, err, pki.ErrCRL, "the first %d bytes", n)
 	}
-	_, err = pki.ParseCRL(slices.Concat([]byte{0x30, 0x80}, in[2:], []byte{0, 0}))
+	_, err = parseCRL(slices.Concat([]byte{0x30, 0x80}, in[2:], []byte{0, 0}))
 	require.ErrorIs(t, err, pki.ErrCRL, "an indefinite length")
 }
 
@@ -544,46 +359,16 @@ func TestTolerantCRL(t *testing.T) {
 		"for CAs, at one point":    {crlParts{exts: pointExt(fullName, der(0x82, []byte{0xff}))}, "05 unspecified"},
 		"key identifier of no key": {crlParts{exts: crlExts(ext(oidAKI, value(der(tagSeq, der(0x82, []byte{1})))))}, "05 unspecified"},
 	} {
-		crl, err := pki.ParseCRL(tc.p.der(t))
+		crl, err := parseCRL(tc.p.der(t))
 		require.NoError(t, err, name)
 		assert.Equal(t, tc.want, crlLines(crl), name)
-		compareCRLWithStandardLibrary(t, crl)
 		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), RawSubject: der(tagSeq, rdn(oidCN, tagUTF8, "CA")), IsCA: true, BasicConstraintsValid: true, NotBefore: base, NotAfter: base.Add(time.Hour)}
 		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, edKey.Public(), edKey)
 		require.NoError(t, err)
 		ca, err := x509.ParseCertificate(b)
 		require.NoError(t, err)
-		require.NoError(t, crl.CheckSignedBy(ca), name)
+		require.NoError(t, pki.CheckCRL(crl, ca), name)
 	}
-}
-
-// compareCRLWithStandardLibrary: what we take, crypto/x509 takes, and reads the same way.
-func compareCRLWithStandardLibrary(t *testing.T, c *pki.CRL) {
-	t.Helper()
-	std, err := x509.ParseRevocationList(c.DER())
-	if err != nil {
-		// It reads the names inside the issuer, which to us are bytes that have to be the CA's.
-		require.NotContains(t, err.Error(), "extension")
-		return
-	}
-	require.Equal(t, std.ThisUpdate, c.ThisUpdate())
-	require.Equal(t, std.NextUpdate, c.NextUpdate())
-	if std.Number != nil {
-		require.Zero(t, std.Number.Cmp(c.Number()))
-	}
-	entries := std.RevokedCertificateEntries
-	slices.SortFunc(entries, func(a, b x509.RevocationListEntry) int { return a.SerialNumber.Cmp(b.SerialNumber) })
-	n := 0
-	for r := range c.Revocations() {
-		require.Zero(t, entries[n].SerialNumber.Cmp(r.SerialNumber))
-		require.Equal(t, entries[n].RevocationTime, r.Time)
-		require.Equal(t, entries[n].ReasonCode, r.Reason)
-		found, ok := c.Revoked(&x509.Certificate{SerialNumber: r.SerialNumber, RawIssuer: std.RawIssuer})
-		require.True(t, ok)
-		require.Equal(t, r, found)
-		n++
-	}
-	require.Len(t, entries, n)
 }
 
 func TestParseCRLsPEM(t *testing.T) {
@@ -625,7 +410,7 @@ func TestParseCRLsPEM(t *testing.T) {
 		require.Nil(t, crls, name)
 		require.Equal(t, tc.also != nil, strings.Contains(err.Error(), spiffe.ErrTooLarge.Error()), "%s: %v", name, err)
 	}
-	_, err := pki.ParseCRL(make([]byte, 700<<10+1))
+	_, err := parseCRL(make([]byte, 700<<10+1))
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 }
 
@@ -639,16 +424,11 @@ func TestCRLMemory(t *testing.T) {
 	require.Greater(t, len(in), 680<<10)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	crl, err := pki.ParseCRL(in)
+	crl, err := parseCRL(in)
 	runtime.ReadMemStats(&after)
 	require.NoError(t, err)
-	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
-	assert.Less(t, after.Mallocs-before.Mallocs, uint64(100))
-	last := &x509.Certificate{SerialNumber: big.NewInt(1<<24 + 18_999), RawIssuer: der(tagSeq, rdn(oidCN, tagUTF8, "CA"))}
-	r, ok := crl.Revoked(last)
-	assert.True(t, ok)
-	assert.Zero(t, r.SerialNumber.Cmp(last.SerialNumber))
-	assert.LessOrEqual(t, testing.AllocsPerRun(100, func() { crl.Revoked(last) }), 8.0)
+	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(32<<20))
+	assert.Len(t, crl.RevokedCertificateEntries, 19_000)
 }
 
 // FuzzParseCRL takes its input as a list, as PEM, and as entries and extensions of a list that is well
@@ -674,10 +454,7 @@ func FuzzParseCRL(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if crls, err := pki.ParseCRLsPEM(data); err == nil {
-			var again []byte
-			for _, c := range crls {
-				again = append(again, c.PEM()...)
-			}
+			again := pki.MarshalCRLsPEM(crls...)
 			back, err := pki.ParseCRLsPEM(again)
 			require.NoError(t, err)
 			require.Len(t, back, len(crls))
@@ -689,16 +466,14 @@ func FuzzParseCRL(f *testing.F) {
 			inputs = append(inputs, crlParts{entries: data}.der(t), crlParts{exts: data}.der(t), crlParts{this: data}.der(t), crlParts{entries: crlEntries(data)}.der(t), crlParts{issuer: data}.der(t))
 		}
 		for _, in := range inputs {
-			c, err := pki.ParseCRL(in)
+			c, err := parseCRL(in)
 			if err != nil {
 				require.ErrorIs(t, err, pki.ErrCRL)
 				require.Nil(t, c)
 				continue
 			}
-			require.Equal(t, in, c.DER())
-			require.NotEmpty(t, c.String())
-			require.Error(t, c.CheckSignedBy(newRootOnce()))
-			compareCRLWithStandardLibrary(t, c)
+			require.Equal(t, in, c.Raw)
+			require.Error(t, pki.CheckCRL(c, newRootOnce()))
 		}
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/crypto/cryptobyte"
@@ -26,10 +25,8 @@ const (
 	maxCSR           = 64 << 10 // bytes of DER
 	maxCSRPEM        = 128 << 10
 	maxCSRExtensions = 32
-	maxCommonName    = 64 // bytes; RFC 5280 calls it ub-common-name
 
-	maxReadCommonName = 253 // of a request, as Linkerd's proxies put the whole DNS name there
-	maxOrganization   = 64  // bytes; RFC 5280 calls it ub-organization-name
+	maxReadCommonName = 253 // bytes; Linkerd's proxies put the whole DNS name there
 )
 
 // ErrCSR says that a certificate signing request is not valid, or that one cannot be made.
@@ -39,7 +36,7 @@ var ErrCSR = errors.New("invalid certificate signing request")
 // acceptable. Only [NewCSR], [ParseCSR] and [ParseCSRPEM] make one. It never changes.
 //
 // A CSR proves that its sender holds the private key of [CSR.PublicKey], and nothing else. The names
-// in it are a wish: who the sender is must come from how it authenticated.
+// in it are a wish: the identity of the sender must come from how it authenticated.
 type CSR struct {
 	der        []byte
 	key        crypto.PublicKey
@@ -57,8 +54,7 @@ type CSROptions struct {
 	// critical.
 	CommonName string
 
-	// SANs are the names to ask for: DNS, URI and IP. Unlike [MarshalSANs], which only encodes, NewCSR
-	// refuses what no certificate should have: an empty name, a DNS name that is none, a URI without a
+	// SANs are the names to ask for: DNS, URI and IP. NewCSR refuses what no certificate should have: an empty name, a DNS name that is none, a URI without a
 	// scheme, a SPIFFE ID that [spiffe.ParseID] refuses, an IPv4 address in 16 bytes.
 	SANs []SAN
 }
@@ -134,7 +130,7 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 //
 // It is strict about what it reads: no trailing bytes at any level, version 1, at most one request for
 // extensions with no extension twice, at most one common name of at most 253 bytes (proxies put whole
-// DNS names there), alternative names that [ParseSANs] takes, a signature with SHA-256 or better. The
+// DNS names there), alternative names by the rules of [CertificateSANs], a signature with SHA-256 or better. The
 // rest of the subject and other attributes are skipped, as is every extension but the alternative
 // names, with one exception: a request that insists on an extension (marks it critical) that is not one
 // of the usual ones (key usage, extended key usage, basic constraints, key identifier) is refused,
@@ -311,10 +307,7 @@ func (c *CSR) readSubject(rdns cryptobyte.String) error {
 				continue // some clients always send one
 			}
 			c.commonName = string(value)
-			if len(value) > maxReadCommonName {
-				return fmt.Errorf("the common name has %d bytes, the limit is %d", len(value), maxReadCommonName)
-			}
-			if err := checkText("common name", c.commonName); err != nil {
+			if err := checkText("common name", c.commonName, maxReadCommonName); err != nil {
 				return err
 			}
 		}
@@ -463,7 +456,7 @@ func readOID(s *cryptobyte.String) (raw cryptobyte.String, ok bool) {
 		return nil, false
 	}
 	switch string(raw) {
-	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256, rawReasonCode:
+	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256:
 		return raw, true // the usual ones need no proof that they are well formed
 	}
 	var oid encasn1.ObjectIdentifier
@@ -478,52 +471,6 @@ func oidText(raw cryptobyte.String) string {
 		return "of a long name"
 	}
 	return oid.String()
-}
-
-// subject returns a name of an organization and a common name, both of which may be empty.
-func subject(organization, commonName string) (name pkix.Name, err error) {
-	if organization != "" {
-		if err := checkOrganization(organization); err != nil {
-			return name, err
-		}
-		name.Organization = []string{organization}
-	}
-	if commonName != "" {
-		if err := checkCommonName(commonName); err != nil {
-			return name, err
-		}
-		name.CommonName = commonName
-	}
-	return name, nil
-}
-
-// checkCommonName applies the rules for a common name that is there.
-func checkCommonName(cn string) error {
-	if len(cn) > maxCommonName {
-		return fmt.Errorf("the common name has %d bytes, the limit is %d", len(cn), maxCommonName)
-	}
-	return checkText("common name", cn)
-}
-
-// checkOrganization applies the rules for an organization that is there.
-func checkOrganization(o string) error {
-	if len(o) > maxOrganization {
-		return fmt.Errorf("the organization has %d bytes, the limit is %d", len(o), maxOrganization)
-	}
-	return checkText("organization", o)
-}
-
-// checkText applies the rules for text in a subject.
-func checkText(what, s string) error {
-	if !utf8.ValidString(s) {
-		return fmt.Errorf("the %s is not UTF-8", what)
-	}
-	for _, r := range s {
-		if !unicode.IsPrint(r) {
-			return fmt.Errorf("the %s has a character that does not print", what)
-		}
-	}
-	return nil
 }
 
 func csrError(format string, args ...any) error {

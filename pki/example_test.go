@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
-	"net"
 	"testing/fstest"
 	"time"
 
@@ -100,34 +98,10 @@ func ExampleIssuer_IssueLeaf() {
 	fmt.Println(err)
 	fmt.Println(errors.Is(err, pki.ErrOutlivesIssuer))
 	// Output:
-	// pki: leaf: spiffe://example.org has no path (X5-6)
+	// pki: leaf: spiffe://example.org has no path
 	// X5-6
 	// pki: leaf: NotAfter is 24h0m0s later than the issuer's: the certificate would outlive its issuer
 	// true
-}
-
-func ExampleMarshalSANs() {
-	ip, err := pki.IPSAN(net.ParseIP("10.0.0.1"))
-	if err != nil {
-		panic(err)
-	}
-	der, err := pki.MarshalSANs(pki.DNSSAN("a.com"), pki.IDSAN(spiffe.MustParseID("spiffe://x/y")), ip)
-	if err != nil {
-		panic(err)
-	}
-	fmt.Printf("%x\n", der)
-	sans, err := pki.ParseSANs(der)
-	if err != nil {
-		panic(err)
-	}
-	for _, s := range sans {
-		fmt.Println(s)
-	}
-	// Output:
-	// 301b8205612e636f6d860c7370696666653a2f2f782f7987040a000001
-	// DNS:a.com
-	// URI:spiffe://x/y
-	// IP:10.0.0.1
 }
 
 func ExampleParseCSRPEM() {
@@ -229,7 +203,7 @@ func ExampleReadKeyCertBundle() {
 		if err != nil {
 			panic(err)
 		}
-		cert, err := pki.NewSelfSigned(key, pki.CertificateOptions{CA: true, Organization: organization, NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
+		root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Organization: organization, NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
 		if err != nil {
 			panic(err)
 		}
@@ -237,7 +211,7 @@ func ExampleReadKeyCertBundle() {
 		if err != nil {
 			panic(err)
 		}
-		certPEM := pki.MarshalCertificatesPEM(cert)
+		certPEM := pki.MarshalCertificatesPEM(root.Certificate())
 		folder["ca-cert.pem"], folder["ca-key.pem"] = &fstest.MapFile{Data: certPEM}, &fstest.MapFile{Data: keyPEM}
 		folder["root-cert.pem"], folder["cert-chain.pem"] = &fstest.MapFile{Data: certPEM}, &fstest.MapFile{}
 	}
@@ -260,7 +234,7 @@ func ExampleReadKeyCertBundle() {
 	// may replace it: false
 }
 
-func ExampleRenewIn() {
+func ExampleIssuer_Renew() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {
@@ -270,50 +244,12 @@ func ExampleRenewIn() {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(pki.RenewIn(root.Certificate(), 0.2, now))
-
 	later := now.AddDate(0, 0, 80)
-	_, err = pki.RenewIn(root.Certificate(), 0.2, later)
-	fmt.Println(errors.Is(err, pki.ErrRenewalDue))
 	renewed, err := root.Renew(later, later.AddDate(0, 0, 100))
 	if err != nil {
 		panic(err)
 	}
 	fmt.Println(pki.PublicKeysEqual(root.Certificate().PublicKey, renewed.Certificate().PublicKey), renewed.Certificate().NotAfter.Format(time.DateOnly))
 	// Output:
-	// 1920h0m0s <nil>
-	// true
 	// true 2026-08-28
-}
-
-func ExampleNewCRL() {
-	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	if err != nil {
-		panic(err)
-	}
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
-	if err != nil {
-		panic(err)
-	}
-	crl, err := pki.NewCRL(root, pki.CRLOptions{
-		Revoked:    []pki.Revocation{{SerialNumber: big.NewInt(4711), Time: now, Reason: 1}}, // a compromised key
-		Number:     big.NewInt(1),
-		ThisUpdate: now,
-		NextUpdate: now.AddDate(0, 0, 7),
-	})
-	if err != nil {
-		panic(err)
-	}
-	lists, err := pki.ParseCRLsPEM(crl.PEM())
-	if err != nil {
-		panic(err)
-	}
-	fmt.Println(lists[0].CheckSignedBy(root.Certificate()))
-	for r := range lists[0].Revocations() {
-		fmt.Println(r.SerialNumber, r.Reason, r.Time)
-	}
-	// Output:
-	// <nil>
-	// 4711 1 2026-03-01 12:00:00 +0000 UTC
 }

@@ -103,18 +103,16 @@ func NewRoot(key crypto.Signer, o CAOptions) (*Issuer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cert, err := NewSelfSigned(key, *c)
+	cert, err := newSelfSigned(key, *c)
 	if err != nil {
 		return nil, err
 	}
 	return NewIssuer([]*x509.Certificate{cert}, key)
 }
 
-// NewSelfSigned makes a certificate that is signed with its own key: a root of another form than that
-// of [NewRoot], or a certificate that is trusted by itself. An X.509-SVID for a workload cannot be
-// self-signed. The public key in o may be nil; if it is not, it is that of key. The error is a
-// [*ProfileError], or says why key did not sign.
-func NewSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, error) {
+// newSelfSigned makes a certificate that is signed with its own key. An X.509-SVID for a workload cannot be
+// self-signed.
+func newSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, error) {
 	if key == nil {
 		return nil, &ProfileError{What: o.what(), Reason: "no private key"}
 	}

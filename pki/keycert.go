@@ -17,8 +17,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// KeyCertPEM is what a CA is made of, in PEM, as it is found in files.
-type KeyCertPEM struct {
+// keyCertPEM is what a CA is made of, in PEM, as it is found in files. It does not print its key.
+type keyCertPEM struct {
 	// Cert is the CA certificate. More certificates behind it count as part of Chain.
 	Cert []byte
 
@@ -35,55 +35,22 @@ type KeyCertPEM struct {
 	CRL   []byte // by the rules of ParseCRLsPEM; may be empty
 }
 
-// String says that there is a key and does not show it.
-func (p KeyCertPEM) String() string { return "pki.KeyCertPEM(…)" }
+func (p keyCertPEM) String() string { return "pki.keyCertPEM(…)" }
 
-// GoString returns the same as String, so that %#v does not show the key.
-func (p KeyCertPEM) GoString() string { return p.String() }
-
-// LogValue implements [slog.LogValuer].
-func (p KeyCertPEM) LogValue() slog.Value { return slog.StringValue(p.String()) }
-
-func (p KeyCertPEM) clone() KeyCertPEM {
-	return KeyCertPEM{bytes.Clone(p.Cert), bytes.Clone(p.Chain), bytes.Clone(p.Key), p.Signer, bytes.Clone(p.Roots), bytes.Clone(p.CRL)}
-}
+func (p keyCertPEM) GoString() string { return p.String() }
 
 // KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all
-// roots, and CRLs if there are any. It never changes, so whoever holds one behind an atomic pointer
-// replaces everything in one step, and nobody sees the key of one CA with the chain of another. It
+// roots, and CRLs if there are any. It never changes, so a program that holds one behind an atomic pointer
+// replaces everything in one step, and no reader sees the key of one CA with the chain of another. It
 // cannot print its key. It is safe for concurrent use.
 type KeyCertBundle struct {
 	issuer *Issuer
 	chain  []*x509.Certificate // the CA certificate and all that came with it
 	roots  []*x509.Certificate
-	crls   []*CRL
-	pem    func() KeyCertPEM
+	crls   []*x509.RevocationList
 }
 
-// ParseKeyCertBundle verifies p and returns it as a bundle. It copies p. These are the checks, in this
-// order:
-//
-//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([CheckPublicKey]),
-//     every root is a CA;
-//   - the CA certificate leads to one of the roots at the time now, which must not be zero, by way of
-//     the chain and for any extended key usage, with room for what it signs;
-//   - the key is valid PEM and belongs to the CA certificate ([ErrKeyMismatch]), which is fit to sign
-//     with by the rules of [NewIssuer];
-//   - if there are CRLs, each CA between the CA certificate and the root, both included, has one that
-//     it signed, because Envoy refuses whole chains in which one CA has none, and none of them lists a
-//     certificate of the chain. Whether they are out of date is not checked ([ErrCRL]).
-//
-// Errors say which part is wrong. They wrap those named here, a [*ProfileError], [ErrWeakKey],
-// [spiffe.ErrTooLarge] or an error of crypto/x509, and never repeat the input.
-func ParseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
-	b, err := parseKeyCertBundle(p.clone(), now)
-	if _, told := err.(*ProfileError); err != nil && !told { // which says where it is from
-		err = fmt.Errorf("pki: key-cert bundle: %w", err)
-	}
-	return b, err
-}
-
-func parseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
+func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	if now.IsZero() {
 		return nil, errors.New("no time to verify at")
 	}
@@ -96,13 +63,13 @@ func parseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
 		if err != nil {
 			return nil, err
 		}
-		chain = AppendCertificates(chain, more...)
+		chain = distinct(append(chain, more...))
 	}
 	roots, err := readChain("roots", p.Roots)
 	if err != nil {
 		return nil, err
 	}
-	roots = AppendCertificates(nil, roots...)
+	roots = distinct(roots)
 	for _, r := range roots {
 		if !isCA(r) {
 			return nil, fmt.Errorf("roots: %.300q is not a CA certificate", r.Subject)
@@ -128,7 +95,7 @@ func parseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &KeyCertBundle{issuer: issuer, chain: chain, roots: roots, pem: seal(p)}
+	b := &KeyCertBundle{issuer: issuer, chain: chain, roots: roots}
 	if !blank(p.CRL) {
 		if b.crls, err = parseCRLs(p.CRL); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrCRL, err)
@@ -181,8 +148,8 @@ func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time
 }
 
 // checkCRLs applies the rules for CRLs to each way from the CA to a root.
-func checkCRLs(paths [][]*x509.Certificate, crls []*CRL) error {
-	signed := map[*x509.Certificate][]*CRL{}
+func checkCRLs(paths [][]*x509.Certificate, crls []*x509.RevocationList) error {
+	signed := map[*x509.Certificate][]*x509.RevocationList{}
 	var missing []string
 	for _, path := range paths {
 		for _, ca := range path {
@@ -192,9 +159,9 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*CRL) error {
 			signed[ca] = nil
 			var why error
 			for _, c := range crls {
-				if err := c.checkSignedBy(ca); err == nil {
+				if err := checkCRL(c, ca); err == nil {
 					signed[ca] = append(signed[ca], c)
-				} else if bytes.Equal(c.issuer, ca.RawSubject) {
+				} else if bytes.Equal(c.RawIssuer, ca.RawSubject) {
 					why = err
 				}
 			}
@@ -214,8 +181,10 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*CRL) error {
 	for _, path := range paths {
 		for n, cert := range path {
 			for _, c := range signed[path[min(n+1, len(path)-1)]] {
-				if r, ok := c.Revoked(cert); ok {
-					return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", ErrCRL, cert.Subject, r.Time.Format(time.RFC3339), r.Reason)
+				for _, e := range c.RevokedCertificateEntries {
+					if e.SerialNumber.Cmp(cert.SerialNumber) == 0 {
+						return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", ErrCRL, cert.Subject, e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
+					}
 				}
 			}
 		}
@@ -231,12 +200,8 @@ func (b *KeyCertBundle) Issuer() *Issuer { return b.issuer }
 // certificates.
 func (b *KeyCertBundle) Roots() []*x509.Certificate { return slices.Clone(b.roots) }
 
-// CRLs returns the CRLs: a new slice, which is nil if there are none.
-func (b *KeyCertBundle) CRLs() []*CRL { return slices.Clone(b.crls) }
-
-// PEM returns a copy of what the bundle was parsed from, byte by byte, with the key in the clear or as
-// the signer that it was.
-func (b *KeyCertBundle) PEM() KeyCertPEM { return b.pem().clone() }
+// CRLs returns the CRLs: a new slice of shared lists, which is nil if there are none.
+func (b *KeyCertBundle) CRLs() []*x509.RevocationList { return slices.Clone(b.crls) }
 
 // Equal reports whether b and other are the same CA with the same sets of certificates, roots and CRLs,
 // in DER: order, repetition, and how the PEM and the key are written, do not matter.
@@ -244,9 +209,9 @@ func (b *KeyCertBundle) Equal(other *KeyCertBundle) bool {
 	if b == nil || other == nil {
 		return b == other
 	}
-	der := func(crls []*CRL) (all [][]byte) {
+	der := func(crls []*x509.RevocationList) (all [][]byte) {
 		for _, c := range crls {
-			all = append(all, c.der)
+			all = append(all, c.Raw)
 		}
 		return all
 	}
@@ -328,8 +293,7 @@ var (
 	linkerdFiles = keyCertFiles{"crt.pem", "key.pem", "", []string{"ca-bundle.crt", "ca.crt"}, ""}
 )
 
-// ReadKeyCertBundle reads the files of a CA and verifies them by the rules of [ParseKeyCertBundle]. It
-// knows three sets of names, of which it takes the first that applies:
+// ReadKeyCertBundle reads the files of a CA and verifies them. It knows three sets of names, of which it takes the first that applies:
 //
 //	tls.crt      tls.key     ca.crt or ca-bundle.crt                          if tls.crt exists
 //	ca-cert.pem  ca-key.pem  root-cert.pem  cert-chain.pem  (ca-crl.pem)      if one of them exists
@@ -345,30 +309,44 @@ var (
 //
 // Folders that a link named "..data" swaps, as in Kubernetes volumes, are read again if that changes
 // meanwhile.
+//
+// These are the checks, in this order, at the time now, which must not be zero:
+//
+//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([CheckPublicKey]),
+//     every root is a CA;
+//   - the CA certificate leads to one of the roots by way of
+//     the chain and for any extended key usage, with room for what it signs;
+//   - the key is valid PEM and belongs to the CA certificate ([ErrKeyMismatch]), which is fit to sign
+//     with by the rules of [NewIssuer];
+//   - if there are CRLs, each CA between the CA certificate and the root, both included, has one that
+//     it signed, because Envoy refuses whole chains in which one CA has none, and none of them lists a
+//     certificate of the chain. Whether they are out of date is not checked ([ErrCRL]).
+//
+// Errors say which part is wrong. They wrap those named here, a [*ProfileError], [ErrWeakKey],
+// [spiffe.ErrTooLarge] or an error of crypto/x509, and never repeat the input.
 func ReadKeyCertBundle(fsys fs.FS, key crypto.Signer, now time.Time) (*KeyCertBundle, error) {
 	for attempt := 1; ; attempt++ {
-		before := dataLink(fsys)
+		before, _ := fs.ReadLink(fsys, "..data")
 		p, err := readKeyCertPEM(fsys, key)
-		if dataLink(fsys) != before && attempt < 5 {
+		if after, _ := fs.ReadLink(fsys, "..data"); after != before && attempt < 5 {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("pki: key-cert bundle: %w", err)
+			return finish(nil, err)
 		}
-		return ParseKeyCertBundle(*p, now)
+		return finish(parseKeyCertBundle(*p, now))
 	}
 }
 
-// dataLink returns where the link points that Kubernetes swaps, or "".
-func dataLink(fsys fs.FS) string {
-	target, err := fs.ReadLink(fsys, "..data")
-	if err != nil {
-		return ""
+// finish says where an error is from, unless it does so itself.
+func finish(b *KeyCertBundle, err error) (*KeyCertBundle, error) {
+	if _, told := err.(*ProfileError); err != nil && !told {
+		err = fmt.Errorf("pki: key-cert bundle: %w", err)
 	}
-	return target
+	return b, err
 }
 
-func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*KeyCertPEM, error) {
+func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 	exists := func(name string) bool {
 		_, err := fs.Stat(fsys, name)
 		return !errors.Is(err, fs.ErrNotExist) // any other error shows again when the file is read
@@ -402,7 +380,7 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*KeyCertPEM, error) {
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(missing, ", "))
 	}
-	p := &KeyCertPEM{Signer: key}
+	p := &keyCertPEM{Signer: key}
 	for _, f := range []struct {
 		name string
 		data *[]byte
@@ -413,7 +391,7 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*KeyCertPEM, error) {
 		var err error
 		if *f.data, err = readBounded(fsys, f.name); err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%v", err) // it was there a moment ago: nobody must take this for an empty folder
+				err = fmt.Errorf("%v", err) // it was there a moment ago: this must not look like an empty folder
 			}
 			return nil, err
 		}

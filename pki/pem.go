@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/x509"
-	"encoding/pem"
-	"errors"
 	"fmt"
 
 	"github.com/svidkit/svidkit/internal/certpem"
@@ -23,96 +21,18 @@ func ParseCertificatesPEM(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// ParseRootsPEM parses a file of roots as far as it goes: one bad certificate among good ones, such as an
-// old one with a negative serial number, is no reason to trust none. It returns the good ones, none
-// twice, and an error that says what was left out: blocks that are no certificate that crypto/x509 can
-// read, certificates that are not a CA, keys that [CheckPublicKey] refuses, damaged blocks, and whatever
-// follows text that is not PEM. Input without any block gives neither roots nor an error. Input of more
-// than 1 MiB or 1,000 blocks gives no roots and an error that wraps [spiffe.ErrTooLarge].
-//
-// This is for what others made, such as the roots of an operating system. A CA's own files are for
-// [ParseCertificatesPEM], which takes all or nothing.
-func ParseRootsPEM(data []byte) ([]*x509.Certificate, error) {
-	fail := func(err error) error { return fmt.Errorf("pki: parse roots: %w", err) }
-	if err := certpem.Check(data, certpem.MaxInput, certpem.MaxCertificates); err != nil {
-		return nil, fail(err)
-	}
-	var roots []*x509.Certificate
-	var errs []error
-	blocks := 0
-	rest := data
-	for {
-		var b *pem.Block
-		if b, rest = pem.Decode(rest); b == nil {
-			break
-		}
-		blocks++
-		if c, err := parseRoot(b); err != nil {
-			errs = append(errs, fmt.Errorf("block %d: %w", blocks, err))
-		} else {
-			roots = append(roots, c)
-		}
-	}
-	if n := certpem.Blocks(data) - blocks; n > 0 {
-		errs = append(errs, fmt.Errorf("%d damaged PEM blocks", n))
-	} else if len(bytes.TrimSpace(rest)) > 0 {
-		errs = append(errs, fmt.Errorf("after block %d: text that is not PEM", blocks))
-	}
-	roots = AppendCertificates(nil, roots...)
-	if len(errs) == 0 {
-		return roots, nil
-	}
-	if more := len(errs) - maxListed; more > 0 {
-		errs = append(errs[:maxListed], fmt.Errorf("and %d more", more))
-	}
-	return roots, fail(errors.Join(errs...))
-}
-
-const maxListed = 10 // errors in one
-
-func parseRoot(b *pem.Block) (*x509.Certificate, error) {
-	if b.Type != "CERTIFICATE" {
-		return nil, fmt.Errorf("%.40q, not CERTIFICATE", b.Type)
-	}
-	c, err := x509.ParseCertificate(b.Bytes)
-	if err != nil {
-		return nil, certpem.Short(err)
-	}
-	if !isCA(c) {
-		return nil, fmt.Errorf("%.300q is not a CA certificate", c.Subject)
-	}
-	return c, checkKey(c.PublicKey)
-}
-
-// AppendCertificates returns certs followed by more, in that order and none twice, which joins chains and
-// sets of roots. Certificates are the same if they are the same in DER; of several, the first stays. The
-// result is a new slice of shared certificates. Nil certificates are left out.
-func AppendCertificates(certs []*x509.Certificate, more ...*x509.Certificate) []*x509.Certificate {
-	seen := make(map[string]bool, len(certs)+len(more))
-	out := make([]*x509.Certificate, 0, len(certs)+len(more))
-	for _, list := range [][]*x509.Certificate{certs, more} {
-		for _, c := range list {
-			if c != nil && !seen[string(c.Raw)] {
-				seen[string(c.Raw)] = true
-				out = append(out, c)
-			}
+// distinct returns certs in their order and none twice. Certificates are the same if they are the same in
+// DER; of several, the first stays.
+func distinct(certs []*x509.Certificate) []*x509.Certificate {
+	seen := make(map[string]bool, len(certs))
+	out := make([]*x509.Certificate, 0, len(certs))
+	for _, c := range certs {
+		if !seen[string(c.Raw)] {
+			seen[string(c.Raw)] = true
+			out = append(out, c)
 		}
 	}
 	return out
-}
-
-// SplitChain takes a chain apart: what a peer has to be sent, and the roots, which it has to know
-// already. Both keep their order and have nothing twice. A root is a CA certificate that is signed with
-// its own key; a chain that is a root and nothing else has an empty first part. Nothing else is verified.
-func SplitChain(certs []*x509.Certificate) (chain, roots []*x509.Certificate) {
-	for _, c := range AppendCertificates(nil, certs...) {
-		if selfSigned(c) {
-			roots = append(roots, c)
-		} else {
-			chain = append(chain, c)
-		}
-	}
-	return chain, roots
 }
 
 // selfSigned reports whether c is a root. Keys are checked before a signature is verified with them.

@@ -2,12 +2,9 @@ package pki_test
 
 import (
 	"bytes"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
-	"encoding/pem"
 	"fmt"
 	"runtime"
 	"slices"
@@ -19,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 func TestCertificateSANs(t *testing.T) {
@@ -52,152 +48,6 @@ func TestCertificateSANs(t *testing.T) {
 		require.ErrorIs(t, err, pki.ErrSAN)
 		require.Nil(t, sans)
 	}
-}
-
-func TestAppendCertificates(t *testing.T) {
-	t.Parallel()
-	a, b, c := newRoot(t).Certificate(), newRoot(t).Certificate(), newRoot(t).Certificate()
-	copied, err := x509.ParseCertificate(a.Raw)
-	require.NoError(t, err)
-	list := func(certs ...*x509.Certificate) []*x509.Certificate { return certs }
-	for name, tc := range map[string]struct{ certs, more, want []*x509.Certificate }{
-		"nothing":             {nil, nil, list()},
-		"to nothing":          {nil, list(a, b), list(a, b)},
-		"nothing more":        {list(b, a), nil, list(b, a)},
-		"one more":            {list(a), list(b), list(a, b)},
-		"one that is there":   {list(a, b), list(copied), list(a, b)},
-		"twice from the both": {list(c, a, c), list(b, a, b), list(c, a, b)},
-		"the first stays":     {list(copied), list(a), list(copied)},
-		"nil":                 {list(nil, a), list(nil, b, nil), list(a, b)},
-	} {
-		got := pki.AppendCertificates(tc.certs, tc.more...)
-		require.Len(t, got, len(tc.want), name)
-		for n := range got {
-			require.Same(t, tc.want[n], got[n], name)
-		}
-	}
-	in := make([]*x509.Certificate, 1, 2)
-	in[0] = a
-	out := pki.AppendCertificates(in, b)
-	out[0] = nil
-	require.Nil(t, in[:2][1], "the input is not changed")
-	require.NotNil(t, in[0])
-}
-
-func TestSplitChain(t *testing.T) {
-	t.Parallel()
-	root := newTestRoot(t)
-	mid := root.below(t)
-	old := newTestRoot(t)
-	cross := crossSigned(t, old, root)
-	leaf, err := mid.IssueLeaf(leafOptions())
-	require.NoError(t, err)
-	self, err := pki.NewSelfSigned(p256Key, func() pki.CertificateOptions { o := certOptions(); o.PublicKey = nil; return o }())
-	require.NoError(t, err)
-	// Its name at both ends, but not its key: what it says of itself is not true.
-	fake := *root.cert()
-	fake.PublicKey = p256Key.Public()
-	huge := withKey(t, root.cert(), rsaSPKI(append([]byte{0x7f}, bytes.Repeat([]byte{0xff}, 60_000)...), []byte{1, 0, 1}))
-	list := func(certs ...*x509.Certificate) []*x509.Certificate { return certs }
-	for name, tc := range map[string]struct{ in, chain, roots []*x509.Certificate }{
-		"nothing":                   {nil, nil, nil},
-		"a root":                    {list(root.cert()), nil, list(root.cert())},
-		"without root":              {list(leaf, mid.cert()), list(leaf, mid.cert()), nil},
-		"with root":                 {list(leaf, mid.cert(), root.cert()), list(leaf, mid.cert()), list(root.cert())},
-		"with root twice, in front": {list(root.cert(), leaf, mid.cert(), mid.cert(), root.cert()), list(leaf, mid.cert()), list(root.cert())},
-		"two roots":                 {list(leaf, old.cert(), mid.cert(), root.cert()), list(leaf, mid.cert()), list(old.cert(), root.cert())},
-		"a cross certificate":       {list(leaf, mid.cert(), cross, old.cert()), list(leaf, mid.cert(), cross), list(old.cert())},
-		"a leaf that signed itself": {list(self), list(self), nil},
-		"a root with another key":   {list(leaf, &fake), list(leaf, &fake), nil},
-		"a root of 480,000 bits":    {list(leaf, huge), list(leaf, huge), nil},
-		"nil":                       {list(nil, leaf, nil), list(leaf), nil},
-	} {
-		chain, roots := pki.SplitChain(tc.in)
-		assert.Equal(t, certsPEM(tc.chain...), certsPEM(chain...), name)
-		assert.Equal(t, certsPEM(tc.roots...), certsPEM(roots...), name)
-	}
-}
-
-// One bad certificate is no reason to trust none.
-func TestParseRootsPEM(t *testing.T) {
-	t.Parallel()
-	a, b := newRoot(t).Certificate(), newRoot(t).Certificate()
-	leaf, err := newRoot(t).IssueLeaf(leafOptions())
-	require.NoError(t, err)
-	small, err := rsa.GenerateKey(rand.Reader, 1024)
-	require.NoError(t, err)
-	weak := selfSignedBy(t, small)
-	negative := bytes.Clone(a.Raw)
-	i := bytes.Index(negative, append([]byte{0xa0, 3, 2, 1, 2, 2}, byte(len(a.SerialNumber.Bytes())))) + 7
-	if negative[i] == 0 {
-		i++
-	}
-	negative[i] |= 0x80
-	pa, pb := string(certsPEM(a)), string(certsPEM(b))
-	for name, tc := range map[string]struct {
-		in   string
-		want []*x509.Certificate
-		errs []string
-	}{
-		"nothing":              {"", nil, nil},
-		"blank":                {" \n\n", nil, nil},
-		"two":                  {pa + pb, []*x509.Certificate{a, b}, nil},
-		"twice":                {pb + pa + pb + pa, []*x509.Certificate{b, a}, nil},
-		"comments":             {"# a\n" + pa + "\n# b\n" + pb + "\n", []*x509.Certificate{a, b}, nil},
-		"a negative serial":    {block("CERTIFICATE", negative) + pa, []*x509.Certificate{a}, []string{"block 1: x509: "}},
-		"not DER":              {pa + block("CERTIFICATE", []byte("hello")) + pb, []*x509.Certificate{a, b}, []string{"block 2: x509: "}},
-		"an empty block":       {pa + "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n" + pb, []*x509.Certificate{a, b}, []string{"block 2: "}},
-		"a key":                {pa + block("PRIVATE KEY", []byte("k")) + pb, []*x509.Certificate{a, b}, []string{`block 2: "PRIVATE KEY", not CERTIFICATE`}},
-		"a trusted one":        {block("TRUSTED CERTIFICATE", a.Raw) + pb, []*x509.Certificate{b}, []string{`block 1: "TRUSTED CERTIFICATE", not CERTIFICATE`}},
-		"a leaf":               {string(certsPEM(leaf)) + pb, []*x509.Certificate{b}, []string{"block 1: ", "is not a CA certificate"}},
-		"a weak key":           {string(certsPEM(weak)) + pb, []*x509.Certificate{b}, []string{"block 1: RSA key of 1024 bits"}},
-		"damaged":              {string(damaged([]byte(pa))) + pb, []*x509.Certificate{b}, []string{"1 damaged PEM blocks"}},
-		"cut off":              {pa + pb[:len(pb)-30], []*x509.Certificate{a}, []string{"1 damaged PEM blocks"}},
-		"text behind":          {pa + "hello", []*x509.Certificate{a}, []string{"after block 1: text that is not PEM"}},
-		"text":                 {"hello", nil, []string{"after block 0: text that is not PEM"}},
-		"several bad":          {block("X", nil) + pa + block("Y", nil) + string(certsPEM(weak)), []*x509.Certificate{a}, []string{"block 1: ", "block 3: ", "block 4: RSA"}},
-		"very many bad":        {strings.Repeat(block("X", nil), 500) + pa, []*x509.Certificate{a}, []string{"block 10: ", "and 490 more"}},
-		"1,000":                {strings.Repeat(pa, 1000), []*x509.Certificate{a}, nil},
-		"1,001":                {strings.Repeat(pa, 1001), nil, []string{"1001 PEM blocks, the limit is 1000"}},
-		"1 MiB and a byte":     {strings.Repeat("#", 1<<20-len(pa)) + "\n" + pa, nil, []string{"1048577 bytes of PEM"}},
-		"version 1, as of old": {string(certsPEM(versionOne(t))), []*x509.Certificate{versionOne(t)}, nil},
-	} {
-		got, err := pki.ParseRootsPEM([]byte(tc.in))
-		if !strings.HasPrefix(name, "version 1") {
-			assert.Equal(t, certsPEM(tc.want...), certsPEM(got...), name)
-		} else {
-			assert.Len(t, got, 1)
-		}
-		if tc.errs == nil {
-			assert.NoError(t, err, name)
-			continue
-		}
-		require.Error(t, err, name)
-		assert.Less(t, len(err.Error()), 4096, name)
-		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
-		assert.True(t, strings.HasPrefix(err.Error(), "pki: parse roots: "), "%v", err)
-		for _, want := range tc.errs {
-			assert.ErrorContains(t, err, want, name)
-		}
-		assert.Equal(t, strings.HasPrefix(name, "1"), strings.Contains(err.Error(), spiffe.ErrTooLarge.Error()), name)
-	}
-	_, err = pki.ParseRootsPEM([]byte(strings.Repeat(pa, 1001)))
-	require.ErrorIs(t, err, spiffe.ErrTooLarge)
-	_, err = pki.ParseRootsPEM([]byte(string(certsPEM(weak)) + pb))
-	require.ErrorIs(t, err, pki.ErrWeakKey)
-}
-
-// versionOne returns a root of version 1, which cannot say that it is a CA.
-func versionOne(t testing.TB) *x509.Certificate {
-	t.Helper()
-	root := newRoot(t).Certificate()
-	spki := root.RawSubjectPublicKeyInfo
-	name := der(tagSeq, rdn(oidCN, tagUTF8, "old"))
-	tbs := der(tagSeq, integer(1), algECDSA256, name, der(tagSeq, utc("260101000000Z"), utc("360101000000Z")), name, spki)
-	c, err := x509.ParseCertificate(der(tagSeq, tbs, algECDSA256, der(tagBits, []byte{0}, root.Signature)))
-	require.NoError(t, err)
-	require.Equal(t, 1, c.Version)
-	return c
 }
 
 // A strict reader does not lose a certificate without a word.
@@ -265,7 +115,6 @@ func TestHostilePEMIsLinear(t *testing.T) {
 	readers := map[string]func([]byte){
 		"certificates": func(b []byte) { _, _ = pki.ParseCertificatesPEM(b) },
 		"private key":  func(b []byte) { _, _ = pki.ParsePrivateKeyPEM(b) },
-		"roots":        func(b []byte) { _, _ = pki.ParseRootsPEM(b) },
 		"CRLs":         func(b []byte) { _, _ = pki.ParseCRLsPEM(b) },
 		"request":      func(b []byte) { _, _ = pki.ParseCSRPEM(b) },
 	}
@@ -305,31 +154,6 @@ func TestHostilePEMIsLinear(t *testing.T) {
 			assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20), "%s: %s", what, name)
 		}
 	}
-}
-
-func FuzzParseRootsPEM(f *testing.F) {
-	a, b := certsPEM(newRoot(f).Certificate()), certsPEM(newRoot(f).Certificate())
-	f.Add(slices.Concat(a, b))
-	f.Add(slices.Concat(a, damaged(b), a))
-	f.Add(slices.Concat([]byte("# x\n"), a, []byte("text")))
-	f.Add([]byte(block("PRIVATE KEY", []byte{1})))
-	f.Add(slices.Concat(certsPEM(versionOne(f)), b))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		roots, err := pki.ParseRootsPEM(data)
-		strict, strictErr := pki.ParseCertificatesPEM(data)
-		if err == nil && len(roots) > 0 {
-			require.NoError(t, strictErr)
-			require.Equal(t, certsPEM(pki.AppendCertificates(nil, strict...)...), certsPEM(roots...))
-		}
-		if len(roots) == 0 {
-			return
-		}
-		again, err := pki.ParseRootsPEM(certsPEM(roots...))
-		require.NoError(t, err, "what is good is good")
-		require.Equal(t, certsPEM(roots...), certsPEM(again...))
-		_, rest := pem.Decode(certsPEM(roots[0]))
-		require.Empty(t, rest)
-	})
 }
 
 func extension(value []byte) pkix.Extension {

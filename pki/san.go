@@ -110,20 +110,9 @@ func ipSAN(ip net.IP) (SAN, error) {
 	return SAN{Type: IP, Value: string(ip)}, nil
 }
 
-// MarshalSANs returns the value of a subject alternative name extension (OID 2.5.29.17) in DER, with
-// the names in the given order. It writes DNS, URI and IP names. It is the low level, which checks
-// the encoding and not the sense: an empty DNS name is written as such, while [NewCSR] and
-// [Issuer.IssueLeaf] refuse it. There must be 1 to 1,000 names, and the value is at most 64 KiB
-// ([spiffe.ErrTooLarge]). Other errors wrap [ErrSAN].
-func MarshalSANs(sans ...SAN) ([]byte, error) {
-	der, err := marshalSANs(sans)
-	if err != nil {
-		return nil, fmt.Errorf("pki: %w", err)
-	}
-	return der, nil
-}
-
-// marshalSANs is MarshalSANs without the name of the package, for errors that already have it.
+// marshalSANs returns the value of a subject alternative name extension (OID 2.5.29.17) in DER, with
+// the names in the given order. It checks the encoding and not the sense: an empty DNS name is written as
+// such. There must be 1 to 1,000 DNS, URI or IP names, and the value is at most 64 KiB.
 func marshalSANs(sans []SAN) ([]byte, error) {
 	if len(sans) == 0 {
 		return nil, sanError("there is no name")
@@ -174,22 +163,11 @@ func (s SAN) check() error {
 	return nil
 }
 
-// ParseSANs reads the value of a subject alternative name extension (OID 2.5.29.17). It is strict: one
+// parseSANs reads the value of a subject alternative name extension (OID 2.5.29.17). It is strict: one
 // SEQUENCE in DER with at least one name and nothing after it; DNS, URI and Email names of printable
 // ASCII, which leaves out the line breaks and NUL bytes that IA5String allows; addresses of 4 or 16
-// bytes. Names of other kinds are returned with their own type and bytes. Input of more than 64 KiB or
-// 1,000 names gives an error that wraps [spiffe.ErrTooLarge]; other errors wrap [ErrSAN].
-//
-// An empty DNS name is returned as such: what is fit for a purpose is for the caller to decide.
-func ParseSANs(der []byte) ([]SAN, error) {
-	sans, err := parseSANs(der)
-	if err != nil {
-		return nil, fmt.Errorf("pki: %w", err)
-	}
-	return sans, nil
-}
-
-// parseSANs is ParseSANs without the name of the package.
+// bytes. Names of other kinds are returned with their own type and bytes. The limits are 64 KiB and 1,000
+// names. An empty DNS name is returned as such.
 func parseSANs(der []byte) ([]SAN, error) {
 	if len(der) > maxSANBytes {
 		return nil, sansTooLarge(len(der))
@@ -226,9 +204,13 @@ func parseSANs(der []byte) ([]SAN, error) {
 	return sans, nil
 }
 
-// CertificateSANs returns all alternative names of cert, of every kind and in order, by the rules of
-// [ParseSANs]; a certificate without any gives none and no error. The SPIFFE ID of a peer is not for
-// this to find: a spiffe.Verifier returns it with the proof.
+// CertificateSANs returns all alternative names of cert, of every kind and in order; a certificate
+// without any gives none and no error. It is strict: DNS, URI and Email names are printable ASCII, and
+// addresses have 4 or 16 bytes. Names of other kinds are returned with their own type and bytes, and an empty
+// DNS name as such. More than 64 KiB or 1,000 names give an error that wraps [spiffe.ErrTooLarge]; other
+// errors wrap [ErrSAN].
+//
+// The SPIFFE ID of a peer is not for this to find: a spiffe.Verifier returns it with the proof.
 func CertificateSANs(cert *x509.Certificate) ([]SAN, error) {
 	sans, err := certificateSANs(cert)
 	if err != nil {
@@ -308,12 +290,12 @@ func (s SAN) checkRequested() error {
 			return sanError("URI %.80q has a host that crypto/x509 cannot read", s.Value)
 		}
 	case IP:
-		// To whoever compares addresses it is the one of four bytes, to name constraints it is not.
+		// Comparisons of addresses take it for the one of four bytes, and name constraints do not.
 		if ip := net.IP(s.Value); len(ip) == net.IPv6len && ip.To4() != nil {
 			return sanError("the IPv4 address %s has 16 bytes, which IPSAN makes 4", ip)
 		}
 	}
-	return nil // the rest is for MarshalSANs to check
+	return nil // the rest is for marshalSANs to check
 }
 
 // checkDNSName applies the rules for a DNS name in a certificate: at most 253 bytes of letters, digits,

@@ -135,9 +135,11 @@ func (r *response) encode(nonce string) []byte {
 
 // frame is an encoded response with its nonce, as it is sent to any number of streams.
 type frame struct {
-	serial uint64
-	nonce  string
-	wire   grpchttp.Frame
+	serial  uint64
+	nonce   string
+	version string
+	names   []string // that it is about
+	wire    grpchttp.Frame
 }
 
 // frames makes frames. Their serials grow, and the nonce is made of the serial.
@@ -174,5 +176,9 @@ func (f *frames) of(r *response, after uint64) *frame {
 func (f *frames) make(r *response) *frame {
 	serial := f.serial.Add(1)
 	nonce := f.stamp + strconv.FormatUint(serial, 10)
-	return &frame{serial, nonce, grpchttp.NewFrame(r.encode(nonce))}
+	var names []string
+	for _, e := range r.entries {
+		names = append(names, e.name)
+	}
+	return &frame{serial, nonce, r.version.String(), append(names, r.removed...), grpchttp.NewFrame(r.encode(nonce))}
 }

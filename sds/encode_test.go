@@ -175,7 +175,7 @@ func TestDecode(t *testing.T) {
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 7, protowire.BytesType), []byte("resource_locators"))
 	got, err := decode(sotw, false, 3)
 	require.NoError(t, err)
-	assert.Equal(t, &request{node: "n", version: "v", names: []string{"a", "", "a"}, typeURL: "t", nonce: "7", rejected: true, reason: "no"}, got)
+	assert.Equal(t, &request{node: "n", names: []string{"a", "", "a"}, typeURL: "t", nonce: "7", rejected: true, reason: "no"}, got)
 
 	delta := marshal(&envoysds.DeltaDiscoveryRequest{
 		Node: &envoysds.Node{Id: "n"}, TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
@@ -267,7 +267,7 @@ func FuzzDecodeRequest(f *testing.F) {
 		if proto.Unmarshal(data, &sotw) == nil && !tooLarge(err) {
 			require.NoError(t, err)
 			assert.Equal(t, &request{
-				node: sotw.GetNode().GetId(), version: sotw.GetVersionInfo(), names: sotw.GetResourceNames(), typeURL: sotw.GetTypeUrl(),
+				node: sotw.GetNode().GetId(), names: sotw.GetResourceNames(), typeURL: sotw.GetTypeUrl(),
 				nonce: sotw.GetResponseNonce(), rejected: sotw.ErrorDetail != nil, reason: sotw.GetErrorDetail().GetMessage(),
 			}, a)
 		}

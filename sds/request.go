@@ -13,7 +13,7 @@ type request struct {
 	node     string // its ID
 	typeURL  string
 	nonce    string
-	version  string   // SotW: what the client has
+	version  string   // REST: what the client has
 	names    []string // SotW: all that it wants from now on; delta: what it wants in addition
 	drop     []string // delta: what it no longer wants
 	have     map[string]string
@@ -22,10 +22,10 @@ type request struct {
 }
 
 // fields are the numbers of the fields of a request; 0 is one that it does not have.
-type fields struct{ version, node, names, drop, have, typeURL, nonce, detail protofield.Number }
+type fields struct{ node, names, drop, have, typeURL, nonce, detail protofield.Number }
 
 var (
-	sotwFields  = fields{version: 1, node: 2, names: 3, typeURL: 4, nonce: 5, detail: 6}
+	sotwFields  = fields{node: 2, names: 3, typeURL: 4, nonce: 5, detail: 6}
 	deltaFields = fields{node: 1, typeURL: 2, names: 3, drop: 4, have: 5, nonce: 6, detail: 7}
 )
 
@@ -56,8 +56,6 @@ func decode(message []byte, delta bool, maxNames int) (*request, error) {
 			return // all that we read are texts and messages
 		}
 		switch f.Number {
-		case n.version:
-			f.Text(&r.version)
 		case n.node:
 			f.Message(readNode)
 		case n.names:
@@ -73,7 +71,9 @@ func decode(message []byte, delta bool, maxNames int) (*request, error) {
 			}
 			r.have[name] = v
 		case n.typeURL:
-			f.Text(&r.typeURL)
+			if r.typeURL = typeURL; string(f.Data) != typeURL { // ours needs no memory
+				f.Text(&r.typeURL)
+			}
 		case n.nonce:
 			f.Text(&r.nonce)
 		case n.detail:

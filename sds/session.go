@@ -26,7 +26,7 @@ type session struct {
 	sent     uint64  // serial of the last response; 0 if there was none
 	nonce    string  // of the last response
 	awaiting bool    // the last response is neither acknowledged nor rejected
-	inFlight *NACK   // what the record of a rejection of that response will say
+	inFlight *frame  // the last response, while awaiting
 	begun    bool    // there was a request
 	named    bool    // the client has named something, ever
 	node     string
@@ -84,8 +84,7 @@ func (s *session) request(r *request) (outcome, error) {
 	switch answer := s.sent > 0 && r.nonce == s.nonce; {
 	case answer && s.awaiting:
 		if r.rejected {
-			out.nack = s.inFlight
-			out.nack.Node, out.nack.Message = s.node, clip(r.reason)
+			out.nack = &NACK{Node: s.node, Names: slices.Clone(s.inFlight.names), Version: s.inFlight.version, Message: clip(r.reason)}
 		}
 		s.awaiting, s.inFlight = false, nil
 	case !s.delta && !answer && r.nonce != "" && s.sent > 0:
@@ -253,22 +252,21 @@ func (s *session) next() *response {
 	if s.awaiting {
 		return nil
 	}
-	r, names := s.collect()
-	if len(names) == 0 {
+	r := s.collect()
+	if len(r.entries) == 0 && len(r.removed) == 0 {
 		return nil // only news that the client has already; there is no more than one round of it
 	}
 	if s.frames != nil {
 		r.frame = s.frames.of(r, s.sent)
 		s.sent, s.nonce = r.frame.serial, r.frame.nonce
 	}
-	s.awaiting = true
-	s.inFlight = &NACK{Version: r.version.String(), Names: names}
+	s.awaiting, s.inFlight = true, r.frame
 	return r
 }
 
-// collect takes the news out of the queue that fits into a response, and the names that it is about.
-func (s *session) collect() (r *response, names []string) {
-	r = &response{}
+// collect takes the news out of the queue that fits into a response.
+func (s *session) collect() *response {
+	var r response
 	size, done := 0, 0
 	for _, it := range s.queue {
 		if size >= maxResponse {
@@ -286,12 +284,10 @@ func (s *session) collect() (r *response, names []string) {
 			s.mark(it, it.cur.version)
 		case known == present && it.sent != it.cur.version:
 			r.entries = append(r.entries, it.cur)
-			names = append(names, it.name)
 			size += len(it.cur.any)
 			s.mark(it, it.cur.version)
 		case known == absent && s.delta && !it.told:
 			r.removed = append(r.removed, it.name)
-			names = append(names, it.name)
 			size += len(it.name)
 			s.mark(it, version{})
 			it.told = true
@@ -301,7 +297,7 @@ func (s *session) collect() (r *response, names []string) {
 	clear(s.queue[rest:])
 	s.queue = s.queue[:rest]
 	r.holding = holding{s.delta, s.version}
-	return r, names
+	return &r
 }
 
 // mark notes what the client has been sent.

@@ -37,7 +37,10 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 		defer end(nil)
 		s := &stream{h: h, ctx: ctx, end: end, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
 		s.session.allow = s.mayHave
-		s.inbox.wake = func() { s.pushes.Go(s.push) }
+		s.inbox.wake = func() {
+			s.pushes.Add(1)
+			go s.push()
+		}
 		defer context.AfterFunc(ctx, call.StopReceiving)()
 		defer context.AfterFunc(h.table.ctx, func() { end(errClosing()) })()
 		h.count(1)
@@ -134,6 +137,7 @@ func (s *stream) request(msg []byte) error {
 
 // push sends the news of the table.
 func (s *stream) push() {
+	defer s.pushes.Done()
 	defer func() {
 		if v := recover(); v != nil {
 			s.end(&panicked{v, debug.Stack()})

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -23,31 +24,52 @@ type bundleWatcher interface {
 
 // trust is the current bundles, and the secrets made of them. It never changes.
 type trust struct {
-	set     *spiffe.BundleSet
-	own     *spiffe.Bundle
+	ca      *spiffe.BundleSet     // as the CA gave them
+	set     *spiffe.BundleSet     // with those of Config.Federated
+	own     *spiffe.Bundle        // that of the Manager's trust domain
 	secrets map[string]rootSecret // by resource name
 }
 
 // rootSecret is a secret, or why there is none: the bundle is empty.
 type rootSecret struct {
+	bundle *spiffe.Bundle
 	secret *pki.Secret
 	err    error
 }
 
-// newTrust returns the trust of set, in which td has a bundle. Secrets that are those of old, which
-// may be nil, are taken over.
-func newTrust(set *spiffe.BundleSet, td spiffe.TrustDomain, old *trust) *trust {
-	own, _ := set.Bundle(td)
-	t := &trust{set: set, own: own, secrets: map[string]rootSecret{}}
+// newTrust returns the trust of the CA's bundles and of federated, which may be nil and does not speak
+// for td. Secrets that are those of old, which may be nil, are taken over.
+func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust) *trust {
+	t := &trust{ca: ca, set: ca, secrets: map[string]rootSecret{}}
+	t.own, _ = ca.Bundle(td)
+	if federated != nil {
+		all := []*spiffe.Bundle{t.own}
+		for b := range federated.All() {
+			if b.TrustDomain() != td {
+				all = append(all, b)
+			}
+		}
+		for b := range ca.All() {
+			if _, err := federated.Bundle(b.TrustDomain()); err != nil && b != t.own {
+				all = append(all, b)
+			}
+		}
+		t.set, _ = spiffe.NewBundleSet(all...) // fails for a nil or a second bundle only
+	}
 	add := func(name string, b *spiffe.Bundle) {
+		before, ok := old.lookup(name)
+		if ok && before.bundle == b {
+			t.secrets[name] = before
+			return
+		}
 		s, err := pki.NewTrustSecret(name, b)
-		if before, ok := old.lookup(name); ok && before.secret != nil && s != nil && bytes.Equal(pemOf(before.secret), pemOf(s)) {
+		if ok && before.secret != nil && s != nil && bytes.Equal(pemOf(before.secret), pemOf(s)) {
 			s = before.secret
 		}
-		t.secrets[name] = rootSecret{s, err}
+		t.secrets[name] = rootSecret{b, s, err}
 	}
-	add(rootName, own)
-	for b := range set.All() {
+	add(rootName, t.own)
+	for b := range t.set.All() {
 		add(b.TrustDomain().ID().String(), b)
 	}
 	return t
@@ -86,18 +108,22 @@ func (t *trust) anchors(root *x509.Certificate) bool {
 func (t *trust) changedNames(old *trust) []string {
 	own := t.own.TrustDomain().ID().String()
 	names := []string{rootName, own}
-	for b := range t.set.All() {
-		if b != t.own {
-			names = append(names, b.TrustDomain().ID().String())
+	add := func(name string) {
+		if name != rootName && name != own {
+			names = append(names, name)
 		}
 	}
+	for name := range t.secrets {
+		add(name)
+	}
 	if old != nil {
-		for b := range old.set.All() {
-			if name := b.TrustDomain().ID().String(); !t.has(name) {
-				names = append(names, name)
+		for name := range old.secrets {
+			if _, still := t.secrets[name]; !still {
+				add(name)
 			}
 		}
 	}
+	slices.Sort(names[2:])
 	return slices.DeleteFunc(names, func(name string) bool {
 		before, was := old.lookup(name)
 		after, is := t.lookup(name)
@@ -113,56 +139,91 @@ func (t *trust) lookup(name string) (rootSecret, bool) {
 	return s, ok
 }
 
-func (t *trust) has(name string) bool {
-	_, ok := t.lookup(name)
-	return ok
-}
-
 // fetch asks the CA for the bundles and publishes them.
-func (m *Manager) fetch(base context.Context) error {
-	ctx, cancel := context.WithTimeout(base, m.cfg.Timeout)
+func (m *Manager) fetch(ctx context.Context, _ *entry) error {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
-	seen := m.trust.Load()
+	seen := m.trust.Load().fromCA()
 	set, err := m.cfg.CA.FetchBundles(ctx)
 	if err != nil {
 		return fmt.Errorf("fetch bundles: %w", err)
 	}
-	// What a watch brought while we asked is newer.
-	return m.apply(ctx, set, func(now *trust) bool { return now == seen })
-}
-
-// apply makes set current, as far as it is not older than what we have, and if the present bundles
-// are still good to be replaced.
-func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet, replace func(now *trust) bool) error {
 	m.mu.Lock()
-	old := m.trust.Load()
-	if !replace(old) {
+	if m.trust.Load().fromCA() != seen { // what a watch brought meanwhile is newer
 		m.mu.Unlock()
 		return nil
 	}
-	set, older, err := merge(old, set, m.cfg.ID.TrustDomain())
-	if err != nil || old != nil && set.Equal(old.set) {
+	return m.apply(ctx, set)
+}
+
+// fromCA returns the bundles as the CA gave them; nil before the first.
+func (t *trust) fromCA() *spiffe.BundleSet {
+	if t == nil {
+		return nil
+	}
+	return t.ca
+}
+
+// apply takes over what the CA says, as far as it is not older than what was seen. The caller holds mu,
+// which apply releases.
+func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
+	set, older, err := merge(m.trust.Load().fromCA(), set, m.cfg.ID.TrustDomain())
+	if err != nil {
 		m.mu.Unlock()
-		return errors.Join(older, err)
+		return err
 	}
-	t := newTrust(set, m.cfg.ID.TrustDomain(), old)
-	m.trust.Store(t)
-	if h := m.first.held.Load(); h != nil {
-		m.snap.Store(spiffe.NewSnapshot(h.svid, set))
-	}
-	m.signalChange()
-	for _, name := range t.changedNames(old) {
-		m.tell(name)
-	}
-	m.findOrphans(t)
-	m.mu.Unlock()
-	m.logBundle(ctx, t)
+	m.publishTrust(ctx, set)
 	return older
 }
 
-// merge returns set, with the bundles of old in place of those whose sequence number went down
-// (FED-11), which older reports. A set without the bundle of td is an error, and so is nil.
-func merge(old *trust, set *spiffe.BundleSet, td spiffe.TrustDomain) (merged *spiffe.BundleSet, older, err error) {
+// publishTrust makes ca and the present bundles of Config.Federated current. The caller holds mu,
+// which publishTrust releases.
+func (m *Manager) publishTrust(ctx context.Context, ca *spiffe.BundleSet) {
+	var federated *spiffe.BundleSet
+	if m.cfg.Federated != nil {
+		federated = m.cfg.Federated.Bundles()
+	}
+	old := m.trust.Load()
+	t := newTrust(ca, federated, m.cfg.ID.TrustDomain(), old)
+	if old != nil && t.set.Equal(old.set) && t.ca.Equal(old.ca) {
+		m.mu.Unlock()
+		return
+	}
+	m.trust.Store(t)
+	if h := m.first.held.Load(); h != nil {
+		m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
+	}
+	m.changed.Notify()
+	for _, name := range t.changedNames(old) {
+		m.tell(name)
+	}
+	if old == nil || old.own != t.own {
+		m.findOrphans(t)
+	}
+	m.mu.Unlock()
+	m.logBundle(ctx, t)
+}
+
+// followFederated takes over each change of Config.Federated.
+func (m *Manager) followFederated(ctx context.Context) {
+	for ctx.Err() == nil {
+		changed := m.cfg.Federated.Changed() // before reading, so that nothing is missed
+		m.mu.Lock()
+		if t := m.trust.Load(); t != nil {
+			m.publishTrust(ctx, t.ca)
+		} else { // they come with the first bundles of the CA
+			m.mu.Unlock()
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		}
+	}
+}
+
+// merge returns set, with the bundles of old, which may be nil, in place of those whose sequence number
+// went down (FED-11), which older reports. A set without the bundle of td is an error, and so is nil.
+func merge(old, set *spiffe.BundleSet, td spiffe.TrustDomain) (merged *spiffe.BundleSet, older, err error) {
 	if set == nil {
 		return nil, nil, errors.New("the CA's answer is refused: it has no bundles")
 	}
@@ -173,7 +234,7 @@ func merge(old *trust, set *spiffe.BundleSet, td spiffe.TrustDomain) (merged *sp
 		return set, nil, nil
 	}
 	for b := range set.All() {
-		have, err := old.set.Bundle(b.TrustDomain())
+		have, err := old.Bundle(b.TrustDomain())
 		if err != nil {
 			continue
 		}
@@ -187,42 +248,39 @@ func merge(old *trust, set *spiffe.BundleSet, td spiffe.TrustDomain) (merged *sp
 	return set, older, nil
 }
 
-// findOrphans has those identities renewed at once whose root has left the bundle. The caller
-// holds mu.
+// findOrphans has those identities renewed at once whose root has left the bundle. The caller holds mu.
 func (m *Manager) findOrphans(t *trust) {
-	now := m.ticks.advance(time.Now())
 	for _, v := range m.names.Range {
 		e := v.(*entry)
 		h := e.held.Load()
 		if e.orphan = h != nil && !t.anchors(h.anchor); e.orphan {
-			m.queue.hasten(e, now)
+			m.identities.Hasten(e, 0)
 		}
 	}
-	m.kick()
+	m.identities.Hold = !t.usable() // no certificate could be good
+	m.identities.Wake()
 }
 
-// refresh gets bundles other than seen, if there are any: those that arrived since, those of a
-// fetch that is under way, or those of a fetch of its own.
-func (m *Manager) refresh(ctx, base context.Context, seen *trust) error {
-	for joined := 0; ; joined++ {
+// refresh gets bundles from the CA other than those in seen, if there are any: those that have arrived
+// since, those of a fetch that is under way, or those of a fetch of its own.
+func (m *Manager) refresh(ctx context.Context, seen *trust) error {
+	for attempts := 0; ; attempts++ {
 		m.mu.Lock()
 		switch {
-		case m.trust.Load() != seen:
+		case m.trust.Load().fromCA() != seen.fromCA():
 			m.mu.Unlock()
 			return nil
-		case joined == 2 || joined == 1 && m.roots.failures > 0:
+		case attempts >= 2 || attempts == 1 && m.roots.Failures() > 0:
 			m.mu.Unlock()
 			return m.roots.err()
-		case !m.roots.busy:
-			attempt := m.begin(base, m.roots)
-			m.mu.Unlock()
-			_, err := m.attempt(attempt, m.roots)
-			return err
+		case !m.roots.Busy():
+			m.bundles.Start(m.roots)
+			attempts++
 		}
-		done := m.roots.wait() // of a fetch that may have begun too early to know; the one after it has not
+		ended := m.bundles.Ended(m.roots) // of a fetch that may have begun too early to know; the one after it has not
 		m.mu.Unlock()
 		select {
-		case <-done:
+		case <-ended:
 		case <-ctx.Done():
 			return fmt.Errorf("fetch bundles: %w", context.Cause(ctx))
 		}
@@ -230,48 +288,54 @@ func (m *Manager) refresh(ctx, base context.Context, seen *trust) error {
 }
 
 // watchBundles takes the bundles from the CA's watch while Run runs, after the first were fetched.
-// While the watch has nothing good to say, the scheduler polls.
-func (m *Manager) watchBundles(r *run, w bundleWatcher, fetched <-chan struct{}) {
+// While the watch has nothing good to say, the Manager polls.
+func (m *Manager) watchBundles(ctx context.Context, w bundleWatcher, fetched <-chan struct{}) {
 	select {
 	case <-fetched:
-	case <-r.ctx.Done():
+	case <-ctx.Done():
 	}
-	for n := 1; r.ctx.Err() == nil; n++ {
-		for set, err := range w.WatchBundles(r.ctx) {
+	failures := 0
+	failed := func(err error) {
+		m.setWatching(false)
+		failures++
+		wait := renew.Backoff{Low: time.Second, First: 2 * time.Second, High: impatient, Wish: longestWish}.
+			Wait(renew.NewFailure(failures, err), rand.Float64())
+		m.logRetry(ctx, "secretcache: bundle watch failed", m.roots, failures, err, wait)
+		_ = renew.Sleep(ctx, wait)
+	}
+	for ctx.Err() == nil {
+		for set, err := range w.WatchBundles(ctx) {
 			if err == nil {
-				n = 0
-				err = m.apply(r.ctx, set, func(*trust) bool { return true })
+				m.mu.Lock()
+				err = m.apply(ctx, set)
 			}
-			m.setWatching(r, err == nil)
-			if r.ctx.Err() != nil {
-				return
+			if err != nil && ctx.Err() == nil {
+				failed(err) // waits, so that a CA that yields errors without end is no tight loop
 			}
-			if err != nil { // wait, so that a CA that yields errors without end is no tight loop
-				m.pause(r, refusal{times: 1}, err)
+			if ctx.Err() != nil {
+				break
+			}
+			if err == nil {
+				m.setWatching(true)
+				failures = 0
 			}
 		}
-		m.setWatching(r, false)
-		if r.ctx.Err() == nil {
-			m.pause(r, refusal{times: n + 1}, errors.New("the watch ended"))
+		if ctx.Err() == nil {
+			failed(errors.New("the watch ended"))
 		}
 	}
+	m.setWatching(false)
 }
 
-func (m *Manager) setWatching(r *run, ok bool) {
+// setWatching notes whether the CA's watch keeps the bundles fresh, so that polling can rest.
+func (m *Manager) setWatching(yes bool) {
 	m.mu.Lock()
-	r.watching = ok
-	m.mu.Unlock()
-}
-
-// pause reports a failure of the watch and waits.
-func (m *Manager) pause(r *run, f refusal, err error) {
-	wait := f.wait(usualWait, impatientWait, longestWish, rand.Float64())
-	m.logRetry(r.ctx, "secretcache: bundle watch failed", m.roots.id, f.times, err, wait)
-	t := time.NewTimer(wait)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-r.ctx.Done():
+	defer m.mu.Unlock()
+	m.watching = yes
+	if yes {
+		m.bundles.Put(m.roots, renew.Longest)
+	} else {
+		m.bundles.Hasten(m.roots, m.poll())
 	}
 }
 

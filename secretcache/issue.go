@@ -5,10 +5,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -16,8 +16,8 @@ import (
 var errRemoved = errors.New("the identity was removed")
 
 // issue gets a certificate for e and publishes it.
-func (m *Manager) issue(base context.Context, e *entry) error {
-	ctx, cancel := context.WithTimeout(base, attemptTime(m.cfg.Timeout, e.held.Load().left(time.Now())))
+func (m *Manager) issue(ctx context.Context, e *entry) error {
+	ctx, cancel := context.WithTimeout(ctx, renew.AttemptTime(m.cfg.Timeout, e.held.Load().left()))
 	defer cancel()
 	t := m.trust.Load()
 	if !t.usable() { // a certificate would be made for nothing
@@ -27,7 +27,11 @@ func (m *Manager) issue(base context.Context, e *entry) error {
 	if err != nil {
 		return fmt.Errorf("new key: %w", err)
 	}
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(e.id)}})
+	names := []pki.SAN{pki.IDSAN(e.id)}
+	if e == m.first {
+		names = append(names, m.cfg.Names...)
+	}
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: names})
 	if err != nil {
 		return err
 	}
@@ -39,13 +43,13 @@ func (m *Manager) issue(base context.Context, e *entry) error {
 	if err := certchain.CheckSize(chain); err != nil {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	svid, err := spiffe.NewSVID(withoutRoot(chain), key)
+	svid, err := spiffe.NewSVID(certchain.Tidy(chain, key.Public()), key)
 	if err != nil {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
 	peer, err := m.verify(t, e, svid)
 	if unvouched(err) { // the CA may have a root that we have not heard of
-		if fetchErr := m.refresh(ctx, base, t); fetchErr != nil {
+		if fetchErr := m.refresh(ctx, t); fetchErr != nil {
 			return fmt.Errorf("the CA's answer is refused: %w; no newer bundles: %w", err, fetchErr)
 		}
 		t = m.trust.Load()
@@ -55,15 +59,6 @@ func (m *Manager) issue(base context.Context, e *entry) error {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
 	return m.install(ctx, e, svid, received, t, peer)
-}
-
-// withoutRoot drops the self-signed certificates at the end of chain: peers have the root, or do not
-// trust it.
-func withoutRoot(chain []*x509.Certificate) []*x509.Certificate {
-	for len(chain) > 1 && certchain.SelfSigned(chain[len(chain)-1]) {
-		chain = chain[:len(chain)-1]
-	}
-	return chain
 }
 
 // verify proves that svid is what e asked for and good now, by the bundles in t. The form and the
@@ -115,17 +110,17 @@ func (m *Manager) install(ctx context.Context, e *entry, svid *spiffe.SVID, rece
 
 // publish makes h current. The caller holds mu.
 func (m *Manager) publish(e *entry, h *held, t *trust) error {
-	if e.removed {
+	if e.Removed() {
 		return errRemoved
 	}
-	if old := e.held.Load(); old != nil && !e.orphan && h.notAfter.Before(old.notAfter) && old.left(h.received) > 0 {
+	if old := e.held.Load(); old != nil && !e.orphan && h.notAfter.Before(old.notAfter) && old.left() > 0 {
 		return fmt.Errorf("the CA's answer is refused: it ends at %s, and the certificate that it is to replace at %s", text(h.notAfter), text(old.notAfter))
 	}
 	e.held.Store(h)
 	e.orphan = false
 	if e == m.first {
 		m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
-		m.signalChange()
+		m.changed.Notify()
 		m.tell(defaultName)
 	}
 	m.tell(e.id.String())
@@ -134,7 +129,7 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 
 // hold makes what readers get of svid.
 func (m *Manager) hold(e *entry, svid *spiffe.SVID, received time.Time, anchor *x509.Certificate, notAfter time.Time) *held {
-	h := &held{anchor: anchor, received: received.Round(0), notBefore: svid.NotBefore(), notAfter: notAfter, expires: unixNano(notAfter)}
+	h := &held{anchor: anchor, received: received.Round(0), notBefore: svid.NotBefore(), notAfter: notAfter}
 	h.secret, h.noSecret = pki.NewKeyPairSecret(e.id.String(), svid)
 	if e == m.first {
 		h.svid = svid
@@ -143,18 +138,6 @@ func (m *Manager) hold(e *entry, svid *spiffe.SVID, received time.Time, anchor *
 		}
 	}
 	return h
-}
-
-// signalChange wakes those who wait for Changed. The caller holds mu and has published.
-func (m *Manager) signalChange() { close(m.changed.Swap(&signal{make(chan struct{})}).ch) }
-
-// unixNano returns t as nanoseconds since 1970, or the last moment that can be told so: a certificate
-// without an end has the year 9999, and they end in 2262.
-func unixNano(t time.Time) int64 {
-	if t.After(time.Unix(0, math.MaxInt64)) {
-		return math.MaxInt64
-	}
-	return t.UnixNano()
 }
 
 func text(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
 // Subscribe registers f to be told the resource name of whatever changed, as
@@ -52,7 +54,7 @@ type notifier struct {
 	telling     chan struct{} // closed when all has been told; nil if no goroutine is at it
 	now         string        // the name that is being told, or ""
 	trust       *trust        // what everybody was told of
-	told        chan struct{} // closed when one of these two changes
+	told        renew.Signal  // of a change of these two
 }
 
 // tell has name told to the subscribers. The caller holds mu and has published.
@@ -93,7 +95,7 @@ func (m *Manager) tellAll() {
 		for _, name := range names {
 			m.mu.Lock()
 			n.now = name
-			n.wake()
+			n.told.Notify()
 			m.mu.Unlock()
 			for _, s := range subscribers {
 				if !s.gone.Load() {
@@ -105,16 +107,10 @@ func (m *Manager) tellAll() {
 		n.now = ""
 		if n.trust != t {
 			n.trust = t // what changed from the bundles before it was among names
-			n.wake()
+			n.told.Notify()
 		}
 		m.mu.Unlock()
 	}
-}
-
-// wake has those look again who wait for news. The caller holds the Manager's mu.
-func (n *notifier) wake() {
-	close(n.told)
-	n.told = make(chan struct{})
 }
 
 // awaitNews waits until everybody was told of a bundle that has root. If e has nothing to hand out and
@@ -125,11 +121,11 @@ func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificat
 		m.mu.Lock()
 		n := &m.news
 		awaited := n.now != "" && (n.now == e.id.String() || n.now == defaultName && e == m.first)
-		if n.telling == nil || n.trust != nil && n.trust.anchors(root) || awaited && !m.good(e.held.Load()) {
+		if n.telling == nil || n.trust != nil && n.trust.anchors(root) || awaited && !e.held.Load().good() {
 			m.mu.Unlock()
 			return nil
 		}
-		told := n.told
+		told := n.told.Changed()
 		m.mu.Unlock()
 		select {
 		case <-told:

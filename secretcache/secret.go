@@ -72,7 +72,7 @@ func unknown(name string) error {
 // current returns what is held for e, once it is there and has not expired.
 func (m *Manager) current(ctx context.Context, e *entry) (*held, error) {
 	for {
-		if h := e.held.Load(); m.good(h) {
+		if h := e.held.Load(); h.good() {
 			return h, nil
 		}
 		if m.trust.Load() == nil {
@@ -101,76 +101,34 @@ func (m *Manager) rootSecret(ctx context.Context, name string) (*pki.Secret, err
 	return s.secret, s.err
 }
 
-// obtain waits until there is something to hand out for e, and has somebody work on it.
+// obtain waits until there is something to hand out for e, and demands it.
 func (m *Manager) obtain(ctx context.Context, e *entry) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.loopOf(e)
 	for {
-		m.mu.Lock()
-		r := m.run
-		wait := longestSleep // to look again at the latest
-		inBackOff := e.failures > 0 && !e.busy
-		if inBackOff {
-			wait = e.due - m.ticks.advance(time.Now())
-		}
 		switch {
-		case e.removed:
-			m.mu.Unlock()
+		case e.Removed():
 			return unknown(e.id.String())
 		case m.ready(e):
-			m.mu.Unlock()
 			return nil
 		case ctx.Err() != nil:
-			m.mu.Unlock()
 			return m.notReady(e, context.Cause(ctx))
 		case e != m.roots && !m.trust.Load().usable():
-			m.mu.Unlock()
 			return m.notReady(e, fmt.Errorf("the trust bundle is empty: %w", spiffe.ErrNoAuthority))
-		case inBackOff && wait > 0:
-			if e.final {
-				m.mu.Unlock()
-				return m.notReady(e, nil)
-			}
-		case e.busy: // join
-		case r == nil:
-			attempt := m.begin(context.WithoutCancel(ctx), e)
-			go m.attemptAlone(attempt, e)
-		default:
-			m.queue.hasten(e, urgent) // in front of those that nobody waits for
-			m.kick()
+		case e.Final() && l.Next(e).After(time.Now()):
+			return m.notReady(e, nil)
 		}
-		done := e.wait()
-		m.mu.Unlock()
-		if err := await(ctx, r, done, max(min(wait, longestSleep), shortestWait)); err != nil {
-			return m.notReady(e, err)
+		if ended := l.Await(ctx, e); ended != nil && !m.ready(e) {
+			return m.notReady(e, fmt.Errorf("the run has ended: %w", ended))
 		}
 	}
 }
 
-// await returns when done is closed or d is over, and with an error when r is: whoever waits then
-// does not begin to do the work.
-func await(ctx context.Context, r *run, done <-chan struct{}, d time.Duration) error {
-	var ended <-chan struct{}
-	if r != nil {
-		ended = r.ctx.Done()
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-	case <-ctx.Done(): // said by obtain, unless it is ready by now
-	case <-ended:
-		return fmt.Errorf("the run has ended: %w", context.Cause(r.ctx))
-	}
-	return nil
-}
-
-// ready reports whether there is something to hand out for e. The caller holds mu.
+// ready reports whether there is something to hand out for e.
 func (m *Manager) ready(e *entry) bool {
 	if e == m.roots {
 		return m.trust.Load() != nil
 	}
-	return m.good(e.held.Load())
+	return e.held.Load().good()
 }
-
-// good reports whether h is there and has not expired.
-func (m *Manager) good(h *held) bool { return h != nil && m.wall.unixNano() < h.expires }

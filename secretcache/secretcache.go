@@ -59,6 +59,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -102,6 +103,21 @@ type Config struct {
 	// CA issues the certificates.
 	CA CA
 
+	// Names are DNS names and IP addresses that the signing requests for ID have beside it, for a CA that
+	// certifies what is requested. What the CA grants of them is its decision.
+	Names []pki.SAN
+
+	// Federated has the bundles of other trust domains, such as a *federation.Manager. They are handed
+	// out with those that the CA gives, and take their place for trust domains that both have. A bundle
+	// of the Manager's own trust domain does not count. Run follows each change. Nil means none.
+	Federated interface {
+		// Bundles returns the present bundles; nil means none. It does not block.
+		Bundles() *spiffe.BundleSet
+
+		// Changed returns a channel that is closed when Bundles returns something else.
+		Changed() <-chan struct{}
+	}
+
 	// NewKey makes the private key of each certificate; no key is used for two. It must be safe for
 	// concurrent use. Nil means ECDSA P-256. Keys that cannot be exported work for
 	// [Manager.SVID], not for [Manager.GenerateSecret].
@@ -141,26 +157,22 @@ type Config struct {
 // that read work before, during and after [Manager.Run].
 type Manager struct {
 	cfg   Config
-	roots *entry        // the trust bundles; their ID is that of the trust domain
-	first *entry        // the default identity
-	slots chan struct{} // one token for each certificate being asked for
+	roots *entry // the trust bundles; their ID is that of the trust domain
+	first *entry // the default identity
 
 	// What readers read. Writers hold mu.
 	names   sync.Map // string: *entry, all identities by ID
 	trust   atomic.Pointer[trust]
 	snap    atomic.Pointer[spiffe.Snapshot]
-	changed atomic.Pointer[signal]
-	wall    wallClock
+	changed renew.Signal
 
-	mu    sync.Mutex
-	run   *run // nil while Run is not running
-	queue queue
-	ticks ticks
-	news  notifier
+	mu         sync.Mutex
+	running    bool // Run is running
+	watching   bool // the CA's watch keeps the bundles fresh
+	bundles    renew.Loop[*entry]
+	identities renew.Loop[*entry]
+	news       notifier
 }
-
-// signal is a channel that is closed once.
-type signal struct{ ch chan struct{} }
 
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no call to the CA.
 func New(cfg Config) (*Manager, error) {
@@ -175,15 +187,14 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 
-	m := &Manager{cfg: cfg, slots: make(chan struct{}, cfg.Concurrency)}
-	now := time.Now()
-	m.wall.epoch, m.wall.base, m.ticks.last = now, now.UnixNano(), now
-	m.news.told = make(chan struct{})
-	m.changed.Store(&signal{make(chan struct{})})
+	m := &Manager{cfg: cfg}
 	m.roots = &entry{id: cfg.ID.TrustDomain().ID()}
 	m.first = &entry{id: cfg.ID}
-	m.queue.push(m.first, 0)
 	m.names.Store(cfg.ID.String(), m.first)
+	m.bundles = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt}
+	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true}
+	m.bundles.Put(m.roots, 0)
+	m.identities.Put(m.first, 0)
 	return m, nil
 }
 
@@ -249,28 +260,12 @@ func (m *Manager) Snapshot() (*spiffe.Snapshot, error) {
 //		use(m.Snapshot())
 //		<-changed
 //	}
-func (m *Manager) Changed() <-chan struct{} { return m.changed.Load().ch }
+func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 
 // Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
 // done. A loop that is slow skips to the newest. The sequence may be used more than once.
 func (m *Manager) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return func(yield func(*spiffe.Snapshot) bool) {
-		var last *spiffe.Snapshot
-		for ctx.Err() == nil {
-			changed := m.Changed()
-			if s := m.snap.Load(); s != last {
-				last = s
-				if !yield(s) {
-					return
-				}
-				continue
-			}
-			select {
-			case <-ctx.Done():
-			case <-changed:
-			}
-		}
-	}
+	return renew.Follow(ctx, m.Changed, m.snap.Load)
 }
 
 // String names the default identity. A Manager does not print its keys.

@@ -16,7 +16,8 @@ type Status struct {
 	// before the first, and for the bundles.
 	NotAfter time.Time
 
-	// NextAttempt is when Run will try to renew. It is zero while an attempt is under way.
+	// NextAttempt is when Run will try to renew. It is zero while an attempt is under way, and for
+	// bundles while the CA tells of new ones by itself.
 	NextAttempt time.Time
 
 	// Failures counts the failed attempts since the last that did not fail; Err is the last failure,
@@ -29,14 +30,10 @@ type Status struct {
 // first, then the bundles, then what was added, in the order of the IDs.
 func (m *Manager) Status() []Status {
 	m.mu.Lock()
-	wall := time.Now()
-	now := m.ticks.advance(wall)
-	all := []Status{{}, m.roots.status(now, wall)}
+	all := []Status{m.status(m.first), m.status(m.roots)}
 	for _, v := range m.names.Range {
-		if e := v.(*entry); e == m.first {
-			all[0] = e.status(now, wall)
-		} else {
-			all = append(all, e.status(now, wall))
+		if e := v.(*entry); e != m.first {
+			all = append(all, m.status(e))
 		}
 	}
 	m.mu.Unlock()
@@ -44,14 +41,14 @@ func (m *Manager) Status() []Status {
 	return all
 }
 
-// status returns the state of e. The caller holds the Manager's mu.
-func (e *entry) status(now time.Duration, wall time.Time) Status {
-	s := Status{ID: e.id, Failures: e.failures, Err: e.err()}
+// status returns the state of e. The caller holds mu.
+func (m *Manager) status(e *entry) Status {
+	s := Status{ID: e.id, Failures: e.Failures(), Err: e.err()}
 	if h := e.held.Load(); h != nil {
 		s.NotAfter = h.notAfter
 	}
-	if !e.busy {
-		s.NextAttempt = wall.Round(0).Add(max(e.due-now, 0))
+	if e != m.roots || !m.watching {
+		s.NextAttempt = m.loopOf(e).Next(e)
 	}
 	return s
 }

@@ -6,34 +6,21 @@ import (
 	"hash/maphash"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 	"weak"
+
+	"github.com/svidkit/svidkit/internal/memory"
 )
 
 const (
 	defaultRemembered = 1024
 	maxRemembered     = 1 << 20
 	maxRememberedDER  = 32 << 10 // bytes of DER that one chain may keep alive
-	memoryWays        = 4        // places that one chain may take
 )
 
-// memory holds chains that were verified. It decides nothing: what find returns was true for one bundle
-// and in one span of time, and the Verifier checks both.
-//
-// It is a table of places in sets; the hash of the leaf selects the set. Readers take no lock and
-// write nothing. Two writers may take each other's place, which costs a verification.
-type memory struct {
-	seed       maphash.Seed
-	sets, ways int
-	places     atomic.Pointer[[]place] // made for the first chain, as many verifiers never need it
-}
-
-type place = atomic.Pointer[remembered]
-
-// remembered is one chain. It never changes.
+// remembered is a chain that was verified. It never changes. It was valid for one bundle and in one span of
+// time, and the Verifier checks both.
 type remembered struct {
-	sum       uint64
 	role      Role
 	chain     []*x509.Certificate  // as it was presented
 	bundle    weak.Pointer[Bundle] // weak, so that remembered chains keep no old bundle alive
@@ -41,38 +28,13 @@ type remembered struct {
 	peer      *Peer
 }
 
-// newMemory returns a memory of at most n chains, or nil for none.
-func newMemory(n int) *memory {
-	if n <= 0 {
-		return nil
-	}
-	ways := min(n, memoryWays)
-	return &memory{seed: maphash.MakeSeed(), sets: n / ways, ways: ways}
-}
-
-// set returns the places that the chain with this sum may take.
-func (m *memory) set(places []place, sum uint64) []place {
-	i := int(sum%uint64(m.sets)) * m.ways
-	return places[i : i+m.ways]
-}
-
 // find returns the chain if it is remembered in this role, and else nil. It compares all bytes.
-func (m *memory) find(chain []*x509.Certificate, role Role) *remembered {
-	if m == nil || chain[0] == nil {
+func (v *Verifier) find(chain []*x509.Certificate, role Role) *remembered {
+	if v.memory == nil || chain[0] == nil || len(chain[0].Raw) > maxRememberedDER {
 		return nil
 	}
-	places := m.places.Load()
-	if places == nil || len(chain[0].Raw) > maxRememberedDER {
-		return nil
-	}
-	sum := maphash.Bytes(m.seed, chain[0].Raw)
-	set := m.set(*places, sum)
-	for i := range set {
-		if r := set[i].Load(); r != nil && r.sum == sum && r.is(chain, role) {
-			return r
-		}
-	}
-	return nil
+	hash := maphash.Bytes(v.memory.Seed, chain[0].Raw)
+	return v.memory.Find(hash, func(r *remembered) bool { return r.is(chain, role) })
 }
 
 func (r *remembered) is(chain []*x509.Certificate, role Role) bool {
@@ -86,36 +48,23 @@ func (r *remembered) validAt(t time.Time) bool {
 	return !t.Before(r.notBefore) && !t.After(r.peer.notAfter)
 }
 
-// keep remembers a chain that was verified against b at the time now.
-func (m *memory) keep(chain []*x509.Certificate, role Role, b *Bundle, peer *Peer, now time.Time) {
-	if m == nil || !lean(chain, peer.chain) {
+// keep remembers a chain that was verified against b at the time now. It replaces the same chain, a chain
+// that is useless now, or a random one.
+func (v *Verifier) keep(chain []*x509.Certificate, role Role, b *Bundle, peer *Peer, now time.Time) {
+	if v.memory == nil || !lean(chain, peer.chain) {
 		return
 	}
-	if m.places.Load() == nil {
-		fresh := make([]place, m.sets*m.ways)
-		m.places.CompareAndSwap(nil, &fresh) // or another goroutine was faster
-	}
-	r := &remembered{
-		sum:       maphash.Bytes(m.seed, chain[0].Raw),
-		role:      role,
-		chain:     slices.Clone(chain),
-		bundle:    weak.Make(b),
-		notBefore: latestStart(peer.chain),
-		peer:      peer,
-	}
-	set := m.set(*m.places.Load(), r.sum)
-	at := rand.IntN(len(set))
-	for i := range set {
-		old := set[i].Load()
-		if old != nil && old.sum == r.sum && old.is(chain, role) {
-			at = i
-			break
+	start := slices.MaxFunc(peer.chain, func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) })
+	r := &remembered{role: role, chain: slices.Clone(chain), bundle: weak.Make(b), notBefore: start.NotBefore, peer: peer}
+	v.memory.Keep(maphash.Bytes(v.memory.Seed, chain[0].Raw), r, func(old *remembered) int64 {
+		switch {
+		case old.is(chain, role):
+			return memory.Older
+		case old.bundle.Value() == nil || !old.validAt(now):
+			return memory.Older + 1
 		}
-		if old == nil || old.bundle.Value() == nil || !old.validAt(now) {
-			at = i // free or useless
-		}
-	}
-	set[at].Store(r)
+		return rand.Int64()
+	})
 }
 
 // lean reports whether chain has only certificates of its path, and keeps little memory alive. A peer
@@ -133,14 +82,4 @@ func lean(chain, path []*x509.Certificate) bool {
 		}
 	}
 	return size <= maxRememberedDER && len(chain) <= len(path)
-}
-
-func latestStart(chain []*x509.Certificate) time.Time {
-	start := chain[0].NotBefore
-	for _, c := range chain[1:] {
-		if c.NotBefore.After(start) {
-			start = c.NotBefore
-		}
-	}
-	return start
 }

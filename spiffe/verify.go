@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/memory"
 )
 
 // Limits on what is verified. They are checked before any signature, as an unproven peer chooses the
@@ -99,7 +101,7 @@ type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
 	now     func() time.Time
-	memory  *memory // nil for none
+	memory  *memory.Table[remembered] // nil for none
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
@@ -123,7 +125,9 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 	if places > maxRemembered {
 		return nil, fmt.Errorf("spiffe: new verifier: Remember is %d, the limit is %d", places, maxRemembered)
 	}
-	v.memory = newMemory(cmp.Or(places, defaultRemembered))
+	if places = cmp.Or(places, defaultRemembered); places > 0 {
+		v.memory = memory.New[remembered](places)
+	}
 	return v, nil
 }
 
@@ -149,9 +153,9 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	if peer, ok := v.recall(chain, role); ok {
 		return v.admit(peer)
 	}
-	usages, err := role.usages()
-	if err != nil {
-		return nil, &VerifyError{Stage: StageLeaf, Err: err}
+	usage, ok := usages[role]
+	if !ok {
+		return nil, &VerifyError{Stage: StageLeaf, Err: fmt.Errorf("unknown Role(%d)", int(role))}
 	}
 	if err := checkSize(chain); err != nil {
 		return nil, &VerifyError{Stage: StageChain, Err: err}
@@ -169,13 +173,13 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 		return nil, &VerifyError{Stage: StageBundle, ID: id, Rule: "X5-38", Err: err}
 	}
 	now := v.now()
-	peer, err := verifyPath(chain, b, usages, now)
+	peer, err := verifyPath(chain, b, usage, now)
 	if err != nil {
 		return nil, &VerifyError{Stage: StageChain, ID: id, Rule: chainRule(err), Err: err}
 	}
 	peer.id = id
 	if peer, err = v.admit(peer); err == nil {
-		v.memory.keep(chain, role, b, peer, now)
+		v.keep(chain, role, b, peer, now)
 	}
 	return peer, err
 }
@@ -191,7 +195,7 @@ func (v *Verifier) admit(peer *Peer) (*Peer, error) {
 // recall returns the Peer of a remembered chain that holds now: for the bundle that the source returns,
 // at a time at which the path is valid.
 func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
-	m := v.memory.find(chain, role)
+	m := v.find(chain, role)
 	if m == nil {
 		return nil, false
 	}
@@ -219,24 +223,16 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	return b, nil
 }
 
-// usages returns the extended key usage of role. It is never empty, which would mean serverAuth (GO-5).
-func (role Role) usages() ([]x509.ExtKeyUsage, error) {
-	switch role {
-	case AnyRole:
-		return []x509.ExtKeyUsage{x509.ExtKeyUsageAny}, nil
-	case ServerRole:
-		return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, nil
-	case ClientRole:
-		return []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, nil
-	}
-	return nil, fmt.Errorf("unknown Role(%d)", int(role))
+// usages are the extended key usages of roles. None at all would mean serverAuth (GO-5).
+var usages = map[Role]x509.ExtKeyUsage{
+	AnyRole: x509.ExtKeyUsageAny, ServerRole: x509.ExtKeyUsageServerAuth, ClientRole: x509.ExtKeyUsageClientAuth,
 }
 
 // verifyPath builds the path from the leaf to an authority of b, and makes the Peer without its ID. A
 // leaf that is among the roots would verify itself (GO-6), but this leaf is not a CA, and the pool of a
 // Bundle holds only CAs.
-func verifyPath(chain []*x509.Certificate, b *Bundle, usages []x509.ExtKeyUsage, now time.Time) (*Peer, error) {
-	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: usages}
+func verifyPath(chain []*x509.Certificate, b *Bundle, usage x509.ExtKeyUsage, now time.Time) (*Peer, error) {
+	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage}}
 	if len(chain) > 1 {
 		opts.Intermediates = x509.NewCertPool()
 		for _, c := range chain[1:] {
@@ -293,13 +289,8 @@ func chainRule(err error) string {
 }
 
 func earliestEnd(chain []*x509.Certificate) time.Time {
-	end := chain[0].NotAfter
-	for _, c := range chain[1:] {
-		if c.NotAfter.Before(end) {
-			end = c.NotAfter
-		}
-	}
-	return end
+	first := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+	return first.NotAfter
 }
 
 // Peer is proof that a chain was verified and that its ID is allowed. Only a [Verifier] makes one,

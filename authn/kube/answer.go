@@ -26,7 +26,7 @@ type status struct {
 	} `json:"user,omitzero"`
 }
 
-// What Kubernetes calls service accounts and the pods that their tokens are bound to.
+// Names of Kubernetes for service accounts and the pods that their tokens are bound to.
 const (
 	accountsGroup = "system:serviceaccounts"
 	extraPodName  = "authentication.kubernetes.io/pod-name"
@@ -34,7 +34,7 @@ const (
 	extraNodeName = "authentication.kubernetes.io/node-name"
 )
 
-// account judges an answer about the token. With wanted audiences, one of them has to be confirmed.
+// account returns the account in an answer about the token. With wanted audiences, one must be confirmed.
 func (s *status) account(token string, wanted []string) (*Account, error) {
 	switch {
 	case s.Error != "":
@@ -73,7 +73,7 @@ func (s *status) account(token string, wanted []string) (*Account, error) {
 	return a, nil
 }
 
-// extra returns what the API server says beyond the user's name: the first value, or "".
+// extra returns the first value of an extra attribute of the user, or "".
 func (s *status) extra(name string) string {
 	if values := s.User.Extra[name]; len(values) > 0 {
 		return values[0]
@@ -99,8 +99,8 @@ func validUID(s string) bool {
 	return len(s) <= 128 && !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' })
 }
 
-// redact makes a text of the API server fit for a log: one line of at most 300 bytes without any piece
-// of the token, which authenticators behind the API server may quote.
+// redact makes a text of the API server fit for a log: one line of at most 300 bytes without any part of
+// the token, which authenticators behind the API server may quote.
 func redact(text, token string) string {
 	const limit, piece = 300, 16
 	text = text[:min(len(text), 4*limit)]
@@ -129,8 +129,8 @@ func redact(text, token string) string {
 	return b.String()
 }
 
-// expiry returns when a token ends, by its own word: zero if it does not say. It is for tokens that
-// the API server found good, as only that makes the word true.
+// expiry returns when a token expires, by its own claim: zero if it has none. It is for tokens that the
+// API server found good, as only those have a true claim.
 func expiry(token string) time.Time {
 	t, err := jws.Parse(token)
 	if err != nil {

@@ -16,35 +16,35 @@ const method = "kubernetes-token"
 
 // TokenReviewOptions configure [TokenReview], which copies them.
 type TokenReviewOptions struct {
-	Reviewer    *Reviewer          // required: of our own cluster
+	Reviewer    *Reviewer          // required: of the server's own cluster
 	TrustDomain spiffe.TrustDomain // required: of the callers, whatever their cluster
 
-	// Audiences are those that a token may be made for; nil means "istio-ca", which Istio's agents
-	// use. There is always at least one.
+	// Audiences are those that a token may be issued for, at least one; nil means "istio-ca", which
+	// Istio's agents use.
 	Audiences []string
 
-	// Cluster is the ID of our own cluster. Callers name theirs in the header clusterid; those that
-	// name none, or one by this ID, are from ours.
+	// Cluster is the ID of the server's own cluster. Callers name theirs in the header clusterid;
+	// callers that name none, or this one, are from the server's own.
 	Cluster string
 
-	// Remotes judge the tokens of other clusters, by ID.
+	// Remotes review the tokens of other clusters, by ID.
 	Remotes map[string]*Reviewer
 
-	// Aliases are further names of clusters, our own or remote, each with the ID it stands for.
+	// Aliases are other names of clusters, each with the ID it stands for.
 	Aliases map[string]string
 
-	// AllowPlaintext takes tokens from connections that are neither TLS nor Unix sockets, too. It is
-	// for servers behind something that protects their connections, such as a proxy in the same pod.
+	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is
+	// for servers whose connections are protected otherwise, such as by a proxy in the same pod.
 	AllowPlaintext bool
 }
 
 // TokenReview returns an [authn.Authenticator] that proves a caller by the service account token in
 // the authorization header, see [authn.Bearer]. The caller's ID is
 // spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, its method "kubernetes-token", and its Pod is
-// never nil; the pod's Cluster is the ID of the remote cluster, or empty for our own.
+// never nil; the pod's Cluster is the ID of the remote cluster, or empty for the server's own.
 //
-// The header clusterid says which cluster's API server is to judge; it counts if there is exactly one.
-// An ID goes before an alias.
+// The header clusterid says which cluster's API server is asked; it counts if there is exactly one. An ID
+// takes precedence over an alias.
 //
 // Errors of the Authenticator wrap [authn.ErrNoCredential] if there is no token, [authn.ErrRefused]
 // if the token or the cluster is not accepted, and the kinds of [Reviewer.Review]; with
@@ -88,12 +88,12 @@ func (a *tokenReviewer) check() error {
 	case a.domain.IsZero():
 		return fmt.Errorf("TokenReviewOptions.TrustDomain: %w", spiffe.ErrZero)
 	case len(a.audiences) == 0 || slices.Contains(a.audiences, ""):
-		return errors.New("TokenReviewOptions.Audiences is empty, or has an empty one: every token of the cluster would do; nil means istio-ca")
+		return errors.New("TokenReviewOptions.Audiences is empty, or has an empty one: every token of the cluster would be accepted; nil means istio-ca")
 	}
 	for id, r := range a.remotes {
 		switch {
 		case id == "" || id == a.cluster:
-			return fmt.Errorf("the remote cluster %q has the ID of our own", id)
+			return fmt.Errorf("the remote cluster %q has the ID of the server's own", id)
 		case r == nil:
 			return fmt.Errorf("the remote cluster %q has no Reviewer", id)
 		}
@@ -149,8 +149,8 @@ func (a *tokenReviewer) Authenticate(r *http.Request) (*authn.Caller, error) {
 	}, nil
 }
 
-// choose returns who judges the tokens of the cluster that the caller says it is from, and the ID of
-// the cluster if it is a remote one.
+// choose returns the Reviewer for the cluster that the caller names, and the ID of the cluster if it is
+// remote.
 func (a *tokenReviewer) choose(h http.Header) (r *Reviewer, cluster string, err error) {
 	name := ""
 	if values := h.Values("Clusterid"); len(values) == 1 {

@@ -3,30 +3,28 @@ package kube
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"sync"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/memory"
 )
 
 // maxCached is how many answers a cache keeps. Only tokens that the API server found good get in.
 const maxCached = 4096
 
-// cache remembers good answers for a short time. It keeps no token: only hashes of them. The nil
-// cache remembers nothing.
+// cache remembers good answers for a short time. It keeps no token, only hashes of them. The nil cache
+// remembers nothing.
 type cache struct {
-	keep time.Duration
-
-	mu      sync.Mutex
-	entries map[[sha256.Size]byte]cached
+	keep    time.Duration
+	entries *memory.Table[cached]
 }
 
 type cached struct {
+	key     [sha256.Size]byte
 	account Account
 	until   time.Time
 }
 
-func newCache(keep time.Duration) *cache {
-	return &cache{keep: keep, entries: map[[sha256.Size]byte]cached{}}
-}
+func newCache(keep time.Duration) *cache { return &cache{keep, memory.New[cached](maxCached)} }
 
 // cacheKey tells apart every token with every list of audiences.
 func cacheKey(token string, audiences []string) [sha256.Size]byte {
@@ -42,47 +40,30 @@ func (c *cache) get(key [sha256.Size]byte) (*Account, bool) {
 	if c == nil {
 		return nil, false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.entries[key]
-	if !ok || !time.Now().Before(e.until) {
+	e := c.entries.Find(binary.BigEndian.Uint64(key[:]), func(e *cached) bool { return e.key == key })
+	if e == nil || !time.Now().Before(e.until) {
 		return nil, false
 	}
-	return &e.account, true
+	a := e.account // the caller's
+	return &a, true
 }
 
-// put remembers a, unless nobody knows when its token ends.
+// put remembers a, unless the end of its token is unknown or has come. It replaces the answer that ends
+// first.
 func (c *cache) put(key [sha256.Size]byte, a *Account) {
 	if c == nil || a.NotAfter.IsZero() {
 		return
 	}
 	now := time.Now()
-	until := now.Add(c.keep)
-	if left := a.NotAfter.Sub(now.Round(0)); left < c.keep { // by the wall clock, as tokens are dated by it
-		until = now.Add(left)
-	}
-	if !until.After(now) {
+	left := min(c.keep, a.NotAfter.Sub(now.Round(0))) // by the wall clock, as tokens are dated by it
+	if left <= 0 {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, known := c.entries[key]; !known && len(c.entries) >= maxCached {
-		c.evict(now)
-	}
-	c.entries[key] = cached{*a, until}
-}
-
-// evict makes room: what is over goes, or else anything.
-func (c *cache) evict(now time.Time) {
-	for key, e := range c.entries {
-		if !now.Before(e.until) {
-			delete(c.entries, key)
+	e := &cached{key, *a, now.Add(left)}
+	c.entries.Keep(binary.BigEndian.Uint64(key[:]), e, func(old *cached) int64 {
+		if old.key == key {
+			return memory.Older
 		}
-	}
-	for key := range c.entries {
-		if len(c.entries) < maxCached {
-			return
-		}
-		delete(c.entries, key)
-	}
+		return old.until.UnixNano()
+	})
 }

@@ -1,34 +1,35 @@
 // Package kube proves callers by the tokens of their Kubernetes service accounts.
 //
-// A pod has a token that says which service account it runs as. A server that gets such a token asks
-// the API server of the cluster whether it is good: a TokenReview. [NewReviewer] makes what asks, and
-// [TokenReview] an [authn.Authenticator] for HTTP and gRPC requests with the token in their
-// authorization header, as Istio's agents send it. Who gets tokens in another way calls
+// A pod has a token for the service account it runs as. A server that receives such a token asks the API
+// server of the cluster whether it is good, by a TokenReview. [NewReviewer] makes a [Reviewer], which asks;
+// [TokenReview] makes an [authn.Authenticator] for HTTP and gRPC requests with the token in their
+// authorization header, as Istio's agents send it. Servers that receive tokens in another way call
 // [Reviewer.Review].
 //
 //	reviewer, err := kube.NewReviewer(nil) // of the cluster that this program runs in
 //	…
-//	if err := reviewer.Check(ctx); err != nil { … } // at start: may we ask?
+//	if err := reviewer.Check(ctx); err != nil { … } // at start: is this program allowed to ask?
 //	who, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: td})
 //
-// A [NodeAuthorizer] answers another question: whether a proxy that serves all pods of its node may
-// have the certificate of one of them.
+// A [NodeAuthorizer] decides whether a proxy that serves all pods of its node may have the certificate of
+// one of them.
 //
 // # What it promises
 //
-// A token counts only if it was made for us. Every review names audiences, and an answer that does not
-// name one of them in return is no proof, as an API server that knows nothing of audiences does not.
+// A token counts only if it was issued for this server. Every review names audiences, and an answer must
+// confirm one of them; API servers without support for audiences confirm none.
 //
-// An answer is read as if it came from a stranger: the user name has to be that of a service account,
-// in four parts with names that Kubernetes allows, and the groups have to agree.
+// Answers are not trusted: the user name must be that of a service account, in four parts with names that
+// Kubernetes allows, and the groups must agree.
 //
-// A review ends: after ten seconds at the latest, unless told otherwise. Tokens are in no error.
+// A review ends after ten seconds at the latest, unless an option says otherwise. No error has a token in
+// it.
 //
 // # What it does not do
 //
 // It does not verify tokens itself: the API server also knows whether the pod and the account still
-// exist. It decides nothing but what [NodeAuthorizer] is for: what a caller may have is decided from
-// the [authn.Caller] by others.
+// exist. Except for [NodeAuthorizer], it does not decide what a caller may have: servers decide that from
+// the [authn.Caller].
 package kube
 
 import (
@@ -45,18 +46,18 @@ import (
 	k8s "github.com/svidkit/svidkit/internal/kube"
 )
 
-// The kinds of errors of [Reviewer.Review], to test for with [errors.Is]. Every error of it wraps
-// exactly one of them.
+// Errors of [Reviewer.Review] to test for with [errors.Is]. Each of its errors wraps exactly one.
 var (
-	// ErrNotAuthenticated says that the API server does not vouch for the token, or not to us.
+	// ErrNotAuthenticated says that the API server does not know the token, or that the token was not
+	// issued for this server.
 	ErrNotAuthenticated = errors.New("token not authenticated")
 
-	// ErrInvalidToken says that the API server found the token invalid, such as expired, or that it
-	// is a token of somebody who is not a service account.
+	// ErrInvalidToken says that the API server found the token invalid, such as expired, or that the
+	// token is not that of a service account.
 	ErrInvalidToken = errors.New("invalid token")
 
 	// ErrReviewFailed says that nothing is known about the token: the API server did not answer, or
-	// does not let us ask.
+	// does not allow this server to ask.
 	ErrReviewFailed = errors.New("token review failed")
 )
 
@@ -73,26 +74,26 @@ type ReviewerOptions struct {
 	// cluster that this process runs in.
 	APIServer string
 
-	// HTTPClient authenticates us to the API server. Nil means as the service account of this
-	// process, whose token and CA certificate are read anew when they rotate.
+	// HTTPClient authenticates this program to the API server. Nil means as the service account of this
+	// process, whose token and CA certificate are read again when they rotate.
 	HTTPClient *http.Client
 
-	// Timeout is how long one review may take, with all that belongs to it; 0 means 10 seconds.
+	// Timeout is how long one review may take, with all its requests; 0 means 10 seconds.
 	Timeout time.Duration
 
 	// CacheFor is how long a good answer counts for the same token and audiences, at most 10 seconds
-	// and never beyond the end of the token; 0 means that every request is a review. A workload asks
-	// for a certificate a few times a day, so that a cache saves little and lets a token live longer
-	// than its pod; it is for programs that judge many requests of the same callers.
+	// and never beyond the expiry of the token; 0 means that every request is a review. A cache lets a
+	// token outlive its pod. It is for servers that judge many requests of the same callers; a workload
+	// that asks for a certificate a few times a day gains nothing.
 	CacheFor time.Duration
 
 	// AnyAudience asks again without audiences when the API server refuses a token for its audiences,
-	// and takes what is good then. It is for clusters whose pods have no tokens of their own for us,
-	// as Linkerd allows: then every token that anybody sent to the API server is good here, too.
+	// and accepts a token that is good then. It is for clusters whose pods have no tokens for this
+	// server, as Linkerd allows. Every token for the API server is then good for this server too.
 	AnyAudience bool
 }
 
-// Reviewer has tokens judged by the API server of one cluster. It is safe for concurrent use.
+// Reviewer asks the API server of one cluster about tokens. It is safe for concurrent use.
 type Reviewer struct {
 	api         *k8s.Client
 	timeout     time.Duration
@@ -100,7 +101,7 @@ type Reviewer struct {
 	cache       *cache // nil for none
 }
 
-// NewReviewer returns a Reviewer. It opens no file and asks nothing; see [Reviewer.Check]. The options
+// NewReviewer returns a Reviewer. It opens no file and sends nothing; see [Reviewer.Check]. The options
 // may be nil.
 func NewReviewer(opts *ReviewerOptions) (*Reviewer, error) {
 	var o ReviewerOptions
@@ -134,13 +135,12 @@ type Account struct {
 	// the API server does not say.
 	PodName, PodUID, NodeName string
 
-	// NotAfter is when the token ends; zero if it does not say.
+	// NotAfter is when the token expires; zero if it does not say.
 	NotAfter time.Time
 }
 
 // Review asks the API server for the account of a token, which must be good for one of the audiences;
-// there must be at least one. A line break at the end of the token, as a file may have it, is cut
-// off. The error wraps [ErrNotAuthenticated], [ErrInvalidToken] or [ErrReviewFailed], and with the
+// there must be at least one. A line break at the end of the token, as in a file, is removed. The error wraps [ErrNotAuthenticated], [ErrInvalidToken] or [ErrReviewFailed], and with the
 // last one the cause, such as that of ctx's end. The Account is the caller's.
 func (r *Reviewer) Review(ctx context.Context, token string, audiences []string) (*Account, error) {
 	a, err := r.review(ctx, strings.TrimRight(token, "\r\n"), audiences)
@@ -153,7 +153,7 @@ func (r *Reviewer) Review(ctx context.Context, token string, audiences []string)
 func (r *Reviewer) review(ctx context.Context, token string, audiences []string) (*Account, error) {
 	switch {
 	case len(audiences) == 0 || slices.Contains(audiences, ""):
-		return nil, fmt.Errorf("%w: no audience, or an empty one: every token of the cluster would do", ErrReviewFailed)
+		return nil, fmt.Errorf("%w: no audience, or an empty one: every token of the cluster would be accepted", ErrReviewFailed)
 	case token == "":
 		return nil, fmt.Errorf("%w: it is empty", ErrInvalidToken)
 	case len(token) > maxToken:
@@ -165,7 +165,7 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 	if a, ok := r.cache.get(key); ok {
 		return a, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout, fmt.Errorf("no answer within %v", r.timeout))
+	ctx, cancel := limited(ctx, r.timeout)
 	defer cancel()
 	s, err := r.ask(ctx, token, audiences)
 	if err != nil {
@@ -203,7 +203,7 @@ const (
 	reviewKind    = "TokenReview"
 )
 
-// ask has the API server judge the token.
+// ask asks the API server about the token.
 func (r *Reviewer) ask(ctx context.Context, token string, audiences []string) (*status, error) {
 	question := tokenReview{APIVersion: reviewVersion, Kind: reviewKind}
 	question.Spec.Token, question.Spec.Audiences = token, audiences
@@ -222,17 +222,13 @@ func (r *Reviewer) ask(ctx context.Context, token string, audiences []string) (*
 
 const reviewRemedy = "bind the ClusterRole system:auth-delegator, or one that may create tokenreviews in the group authentication.k8s.io, to the service account of this program"
 
-// Check asks the API server whether we may ask for reviews, so that a program can find out when it
-// starts and not from its first caller. If not, the error says what to bind to whom.
+// Check asks the API server whether this program may ask for reviews, so that a program finds out when it
+// starts and not from its first caller. If not, the error says which role to bind to which account.
 func (r *Reviewer) Check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout, fmt.Errorf("no answer within %v", r.timeout))
-	defer cancel()
-	err := mayI(ctx, r.api, access{Group: "authentication.k8s.io", Version: "v1", Resource: "tokenreviews", Verb: "create"})
-	if errors.Is(err, errMayNot) {
-		return fmt.Errorf("authn/kube: %w; %s", err, reviewRemedy)
-	}
+	err := checkAccess(ctx, r.api, r.timeout, reviewRemedy,
+		access{Group: "authentication.k8s.io", Version: "v1", Resource: "tokenreviews", Verb: "create"})
 	if err != nil {
-		return fmt.Errorf("authn/kube: check: %w", err)
+		return fmt.Errorf("authn/kube: %w", err)
 	}
 	return nil
 }

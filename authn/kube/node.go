@@ -34,23 +34,24 @@ type NodeAuthorizerOptions struct {
 	APIServer  string
 	HTTPClient *http.Client
 
-	// Accounts are the service accounts of the proxies that may ask for others, as in
-	// "istio-system/ztunnel"; at least one is required.
+	// Accounts are the service accounts of the proxies that may ask for the certificates of other
+	// workloads, such as "istio-system/ztunnel"; at least one is required.
 	Accounts []string
 
 	// Timeout is how long one decision may take; 0 means 10 seconds.
 	Timeout time.Duration
 
-	// Remotes decide about callers of other clusters, by the cluster's ID. What is in their own
-	// Remotes does not count. Callers of a cluster without one are refused.
+	// Remotes decide about callers of other clusters, by the cluster's ID. Their own Remotes are not
+	// used. Callers of a cluster without one are refused.
 	Remotes map[string]*NodeAuthorizer
 }
 
 // NodeAuthorizer decides whether a proxy that serves the pods of its node may have the certificate of
-// one of them: its caller asks the certificate authority for another ID than its own. It is safe for
+// one of them: such a caller asks the certificate authority for an ID that is not its own. It is safe for
 // concurrent use.
 //
-// It needs to get and list pods of all namespaces that are served; see [NodeAuthorizer.Check].
+// This program must be allowed to get and list pods of all namespaces that are served; see
+// [NodeAuthorizer.Check].
 type NodeAuthorizer struct {
 	api     *k8s.Client
 	timeout time.Duration
@@ -61,7 +62,7 @@ type NodeAuthorizer struct {
 	nodes map[place]*running
 }
 
-// NewNodeAuthorizer returns a NodeAuthorizer. It asks nothing.
+// NewNodeAuthorizer returns a NodeAuthorizer. It sends nothing.
 func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 	n := &NodeAuthorizer{
 		timeout: cmp.Or(o.Timeout, defaultTimeout),
@@ -76,7 +77,7 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 		return fail("the timeout is %v", o.Timeout)
 	}
 	if len(o.Accounts) == 0 {
-		return fail("no accounts: nobody could be allowed anything")
+		return fail("no accounts: every request would be refused")
 	}
 	for _, account := range o.Accounts {
 		namespace, name, _ := strings.Cut(account, "/")
@@ -97,7 +98,7 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 	return n, nil
 }
 
-// Authorize returns nil if the caller may have a certificate for id. All of this has to hold:
+// Authorize returns nil if the caller may have a certificate for id. All of this must hold:
 //
 //  1. the caller's cluster is ours, or one of the remotes;
 //  2. the caller's service account is one of the trusted;
@@ -109,18 +110,18 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 //  7. on the node of that pod runs a pod with the service account that id names. A pod that has failed
 //     does not count; one that has succeeded and is still there does, as for Istio.
 //
-// The caller's pod is looked up each time. A pod of which 7 was true counts for five seconds more, and
-// one that is not known is looked for, so that a pod that has just started is found.
+// The caller's pod is looked up each time. A pod found for 7 counts for five seconds more. A pod that was
+// not found is looked up again at the next call, so that a pod that has just started is found.
 //
-// The error wraps [ErrDenied] if one of them does not hold; any other error says that nobody knows.
-// Its text has the reason, which is for our log and not for the caller.
+// The error wraps [ErrDenied] if one of them does not hold; any other error means that the question could
+// not be answered. Its text has the reason, which is for the server's log and not for the caller.
 func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id spiffe.ID) error {
 	if err := n.authorize(ctx, caller, id); err != nil {
-		who := "nobody"
+		from := "an unknown caller"
 		if caller != nil {
-			who = caller.ID.String()
+			from = caller.ID.String()
 		}
-		return fmt.Errorf("authn/kube: may %q have a certificate for %.300q: %w", who, id, err)
+		return fmt.Errorf("authn/kube: may %q have a certificate for %.300q: %w", from, id, err)
 	}
 	return nil
 }
@@ -135,7 +136,7 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 	}
 	if cluster := caller.Pod.Cluster; cluster != "" {
 		if n = n.remotes[cluster]; n == nil {
-			return denied("nobody decides about the cluster %.253q", cluster)
+			return denied("there is no NodeAuthorizer for the cluster %.253q", cluster)
 		}
 	}
 	account := caller.Pod.Namespace + "/" + caller.Pod.ServiceAccount
@@ -149,7 +150,7 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 	if !id.MemberOf(caller.ID.TrustDomain()) {
 		return denied("the requested ID is not in the trust domain of the caller")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, n.timeout, fmt.Errorf("no answer within %v", n.timeout))
+	ctx, cancel := limited(ctx, n.timeout)
 	defer cancel()
 	node, err := n.nodeOf(ctx, caller.Pod)
 	if err != nil {
@@ -158,7 +159,7 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 	return n.find(ctx, place{node, namespace}, name)
 }
 
-// pod is as much of a pod as is looked at.
+// pod is the part of a pod that this package reads.
 type pod struct {
 	Kind     string         `json:"kind"`
 	Metadata k8s.ObjectMeta `json:"metadata"`
@@ -189,7 +190,7 @@ func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *authn.Pod) (string,
 	case p.Metadata.Name != caller.Name || p.Metadata.Namespace != caller.Namespace:
 		return "", errors.New("find the pod of the caller: the API server answered with another object")
 	case p.Metadata.UID != caller.UID:
-		return "", denied("the pod %s/%s is not the one that the token was made for: its UID is another", caller.Namespace, caller.Name)
+		return "", denied("the pod %s/%s is not the one that the token was issued for: its UID differs", caller.Namespace, caller.Name)
 	case p.Spec.ServiceAccountName != caller.ServiceAccount:
 		return "", denied("the pod %s/%s has the service account %.300q", caller.Namespace, caller.Name, p.Spec.ServiceAccountName)
 	case !k8s.ValidName(p.Spec.NodeName):
@@ -201,8 +202,8 @@ func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *authn.Pod) (string,
 // place is a namespace of a node.
 type place struct{ node, namespace string }
 
-// running is which service accounts have pods in a place. Who holds turn, which has room for one,
-// may use the rest.
+// running is which service accounts have pods in a place. The goroutine that has sent to turn, whose
+// capacity is one, may use the other fields.
 type running struct {
 	turn     chan struct{}
 	asked    time.Time // when the last list was asked for
@@ -222,7 +223,7 @@ func (n *NodeAuthorizer) find(ctx context.Context, at place, account string) err
 	if r.accounts[account] && time.Since(r.asked) < podsFresh {
 		return nil
 	}
-	if r.asked.Before(came) { // else another caller asked while we waited: its list is new enough
+	if r.asked.Before(came) { // else another goroutine asked while this one waited
 		asked := time.Now()
 		accounts, err := n.list(ctx, at)
 		if err != nil {
@@ -242,7 +243,7 @@ func (n *NodeAuthorizer) at(p place) *running {
 	defer n.mu.Unlock()
 	r := n.nodes[p]
 	if r == nil {
-		for other := range n.nodes { // room for one more: what is forgotten is asked for again
+		for other := range n.nodes { // make room for one more
 			if len(n.nodes) < maxNodes {
 				break
 			}
@@ -277,7 +278,7 @@ func (n *NodeAuthorizer) list(ctx context.Context, at place) (map[string]bool, e
 			return nil, errors.New("the answer is not a PodList")
 		}
 		for _, p := range page.Items {
-			// The selector is repeated here: a proxy between us and the API server may drop it.
+			// The selector is repeated here, as a proxy in front of the API server may drop it.
 			if p.Metadata.Namespace == at.namespace && p.Spec.NodeName == at.node && p.Status.Phase != "Failed" {
 				accounts[p.Spec.ServiceAccountName] = true
 			}
@@ -299,8 +300,8 @@ func withRemedy(err error) error {
 	return err
 }
 
-// Check asks the API servers, those of the remote clusters too, whether we may look at pods, as
-// [Reviewer.Check] does for reviews.
+// Check asks the API servers, those of the remote clusters too, whether this program may get and list
+// pods, as [Reviewer.Check] does for reviews.
 func (n *NodeAuthorizer) Check(ctx context.Context) error {
 	if err := n.check(ctx); err != nil {
 		return fmt.Errorf("authn/kube: %w", err)
@@ -314,16 +315,6 @@ func (n *NodeAuthorizer) Check(ctx context.Context) error {
 }
 
 func (n *NodeAuthorizer) check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, n.timeout, fmt.Errorf("no answer within %v", n.timeout))
-	defer cancel()
-	for _, verb := range []string{"get", "list"} {
-		err := mayI(ctx, n.api, access{Version: "v1", Resource: "pods", Verb: verb})
-		if errors.Is(err, errMayNot) {
-			return fmt.Errorf("%w; %s", err, podsRemedy)
-		}
-		if err != nil {
-			return fmt.Errorf("check: %w", err)
-		}
-	}
-	return nil
+	return checkAccess(ctx, n.api, n.timeout, podsRemedy,
+		access{Version: "v1", Resource: "pods", Verb: "get"}, access{Version: "v1", Resource: "pods", Verb: "list"})
 }

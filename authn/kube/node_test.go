@@ -98,7 +98,7 @@ func TestNodeAuthorizerDenied(t *testing.T) {
 		change func(*kubetest.Server)
 		text   string
 	}{
-		{"1 unknown cluster", pod(func(p *authn.Pod) { p.Cluster = "west" }), web, nil, `nobody decides about the cluster "west"`},
+		{"1 unknown cluster", pod(func(p *authn.Pod) { p.Cluster = "west" }), web, nil, `there is no NodeAuthorizer for the cluster "west"`},
 		{"2 other account", pod(func(p *authn.Pod) { p.ServiceAccount = "ztunnel2" }), web, nil, `"istio-system/ztunnel2" is not one of the trusted accounts`},
 		{"2 other namespace", pod(func(p *authn.Pod) { p.Namespace = "prod" }), web, nil, "not one of the trusted"},
 		{"2 other split", pod(func(p *authn.Pod) { p.Namespace, p.ServiceAccount = "istio-system/ztunnel", "" }), web, nil, "not one of the trusted"},
@@ -117,7 +117,7 @@ func TestNodeAuthorizerDenied(t *testing.T) {
 		{"4 a path as name", pod(func(p *authn.Pod) { p.Name = "../../prod/pods/web-1" }), web, nil, "not the name of a pod"},
 		{"4 no such pod", pod(func(p *authn.Pod) { p.Name = "ztunnel-9" }), web, nil, "there is no pod istio-system/ztunnel-9"},
 		{"4 pod is gone", keep, web, func(s *kubetest.Server) { s.Remove("/api/v1/namespaces/istio-system/pods/ztunnel-1") }, "there is no pod"},
-		{"5 other UID", pod(func(p *authn.Pod) { p.UID = "uid-of-ztunnel-2" }), web, nil, "its UID is another"},
+		{"5 other UID", pod(func(p *authn.Pod) { p.UID = "uid-of-ztunnel-2" }), web, nil, "its UID differs"},
 		{"6 pod of another account", keep, web, func(s *kubetest.Server) { put(s, "istio-system", "ztunnel-1", "other", "n1", "Running") }, `has the service account "other"`},
 		{"7 pod has no node", keep, web, func(s *kubetest.Server) { put(s, "istio-system", "ztunnel-1", "ztunnel", "", "Pending") }, "is not on a node"},
 		{"7 odd node", keep, web, func(s *kubetest.Server) {
@@ -182,7 +182,7 @@ func TestNodeAuthorizerClusters(t *testing.T) {
 	caller.Pod.Cluster = "east"
 	require.ErrorContains(t, n.Authorize(t.Context(), caller, web), "not one of the trusted accounts", "who is trusted is each cluster's own matter")
 	caller.Pod.Cluster = "deep"
-	require.ErrorContains(t, n.Authorize(t.Context(), caller, web), `nobody decides about the cluster "deep"`)
+	require.ErrorContains(t, n.Authorize(t.Context(), caller, web), `there is no NodeAuthorizer for the cluster "deep"`)
 }
 
 func TestNodeAuthorizerOptions(t *testing.T) {

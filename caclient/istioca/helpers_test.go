@@ -15,12 +15,13 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -114,22 +115,38 @@ func newCA(t testing.TB, o istioca.Options) *istioca.CA {
 	return c
 }
 
-type answer func(r *connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error)
+// call is what a fake CA is asked.
+type call struct {
+	header http.Header
+	msg    *wire.IstioCertificateRequest
+}
 
-// fake is a handler that answers with f.
-func fake(f answer) http.Handler {
-	return connect.NewUnaryHandler(server.CreateCertificate, func(_ context.Context, r *connect.Request[wire.IstioCertificateRequest]) (*connect.Response[wire.IstioCertificateResponse], error) {
-		m, err := f(r)
+// fake is a handler that answers with f, with generated messages.
+func fake(f func(call) (*wire.IstioCertificateResponse, error)) http.Handler {
+	return &grpchttp.Handler{MaxMessage: 1 << 20, Methods: map[string]grpchttp.Method{server.CreateCertificate: func(_ context.Context, c *grpchttp.Call) error {
+		request, err := c.ReceiveOnly()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return connect.NewResponse(m), nil
-	})
+		m := new(wire.IstioCertificateRequest)
+		if err := proto.Unmarshal(request, m); err != nil {
+			return err
+		}
+		resp, err := f(call{c.Header(), m})
+		if err != nil {
+			return err
+		}
+		response, err := proto.Marshal(resp)
+		if err != nil {
+			return err
+		}
+		return c.Send(response)
+	}}}
 }
 
 // texts returns a handler that answers with the same texts each time.
 func texts(chain ...string) http.Handler {
-	return fake(func(*connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
+	return fake(func(call) (*wire.IstioCertificateResponse, error) {
 		return &wire.IstioCertificateResponse{CertChain: chain}, nil
 	})
 }

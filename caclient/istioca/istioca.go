@@ -1,8 +1,8 @@
-// Package istioca is a CA behind Istio's certificate API: istiod, package pki/caserver/istioca, or
-// anything else that speaks it.
+// Package istioca is a client of Istio's certificate API: of istiod, of package pki/caserver/istioca, or of
+// any other server that speaks it.
 //
 // [New] makes a [CA], which is a [caclient.CA]. Put [caclient.New] around it for deadlines, repeated
-// attempts and the test of every answer, and hand the result to package secretcache.
+// attempts and the check of every answer, and hand the result to package secretcache.
 //
 //	ca, err := istioca.New(istioca.Options{
 //		URL:         "https://istiod.istio-system.svc:15012",
@@ -17,32 +17,31 @@
 //
 // # Trust bundles
 //
-// The API has no method for trust bundles: roots come with certificates only. So the bundle is made
-// of
+// The API has no method for trust bundles: roots come only with certificates. So the bundle consists of
 //
 //   - what Options.Roots or Options.RootsFile have, read again each time;
 //   - the roots that came with the newest certificate;
 //   - roots that came with an older one, for as long as a certificate that was issued until then may
-//     live, as our peers still have such. Its lifetime is taken for that of our own.
+//     live, as peers still have such certificates. Their lifetime is taken for that of our own.
 //
 // A root that was in Options.Roots or Options.RootsFile and is gone from there is dropped at once, so
-// that an operator can withdraw one; it comes back if the CA still gives it with a certificate.
+// that an operator can withdraw one. It comes back if the CA still sends it with a certificate.
 //
-// With neither of the two, the first [CA.FetchBundles] asks the CA for a certificate for a key
-// that is thrown away, only to learn the roots, which a CA that looks for names in the request may
-// refuse; and news of roots come with our own renewals alone. That is late, if the CA lets a new root sign before half of the life of a certificate has
-// passed. Better mount the roots, as Istio does in every pod, or fetch them from a bundle endpoint.
+// With neither of the two, the first [CA.FetchBundles] asks the CA for a certificate for a key that is
+// thrown away, only to learn the roots; a CA that looks for names in the request may refuse it. After that,
+// new roots arrive only with our own renewals. That is too late if the CA lets a new root sign before half
+// of the life of a certificate has passed. It is better to mount the roots, as Istio does in every pod, or
+// to fetch them from a bundle endpoint.
 //
 // # What it promises
 //
-// A token goes to the host of Options.URL and nowhere else: redirects are not followed, and a
-// connection without TLS is refused unless Options.AllowPlaintext says otherwise. No error and no log
-// line has it.
+// A token goes to the host of Options.URL and nowhere else: redirects are not followed, and a connection
+// without TLS is refused unless Options.AllowPlaintext allows it. No error and no log record has the token.
 //
 // # What it does not do
 //
-// It sets no deadline, repeats nothing and does not judge the certificates that it gets; that is the
-// business of package caclient.
+// It sets no deadline, repeats nothing and does not judge the certificates that it gets: package caclient
+// does.
 package istioca
 
 import (
@@ -54,21 +53,25 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
-
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certchain"
-	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
+
+// method is the path of the API's one method.
+const method = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
 const (
 	maxResponse = 2 << 20 // bytes
@@ -81,17 +84,17 @@ type Options struct {
 	// URL is where the CA is, such as https://istiod.istio-system.svc:15012, without a path.
 	URL string
 
-	// HTTPClient reaches the CA over HTTP/2. Which servers are trusted, and with which certificate
-	// this program proves who it is if it has one, is the business of its transport, such as one of
-	// spiffetls.Transport. Nil means a transport that trusts the roots of the host. It is copied; the
-	// copy follows no redirects and keeps no cookies.
+	// HTTPClient reaches the CA over HTTP/2. Its transport decides which servers are trusted and which
+	// client certificate is presented, such as one of spiffetls.Transport. Nil means a transport that trusts
+	// the roots in RootsFile, which it reads for each connection, or those of the host without a RootsFile. It
+	// is copied; the copy follows no redirects and keeps no cookies.
 	HTTPClient *http.Client
 
 	// TrustDomain is the one that the CA's roots speak for.
 	TrustDomain spiffe.TrustDomain
 
-	// Roots has the bundle of TrustDomain from elsewhere, such as a federation.Manager or a bundle
-	// that never changes. It is asked at each [CA.FetchBundles]. Set at most one of Roots and RootsFile.
+	// Roots has the bundle of TrustDomain from elsewhere, such as a federation.Manager or a bundle that
+	// never changes. It is asked at each [CA.FetchBundles]. Set at most one of Roots and RootsFile.
 	Roots spiffe.BundleSource
 
 	// RootsFile is a file of CA certificates in PEM that is read at each [CA.FetchBundles], such as
@@ -103,8 +106,8 @@ type Options struct {
 	Token func(ctx context.Context) (string, error)
 
 	// TokenFile is a file with the token, which is read for each call, without the white space around
-	// it. If it cannot be read, the call is made without a token, as the transport may have a
-	// certificate; if the CA then does not know who is asking, the error says so.
+	// it. If it cannot be read, the call is made without a token, as the transport may have a certificate.
+	// If the CA then answers Unauthenticated, the error has the reason.
 	TokenFile string
 
 	// ClusterID is the name of the cluster that the token is from.
@@ -116,11 +119,11 @@ type Options struct {
 	// Header has further metadata to send, as Istio's CA_HEADER_ variables give it.
 	Header http.Header
 
-	// AllowPlaintext lets URL begin with http, for tests and for a proxy on the same host that speaks
-	// TLS for us. The token is readable on the way.
+	// AllowPlaintext lets URL begin with http, for tests and for a proxy on the same host that adds TLS. The
+	// token is readable on the connection.
 	AllowPlaintext bool
 
-	// Logger is told of what is worth knowing though the call goes on (Warn). Nil means silence.
+	// Logger gets failures that do not end a call, at level Warn. Nil discards them.
 	Logger *slog.Logger
 }
 
@@ -128,8 +131,11 @@ type Options struct {
 type CA struct {
 	opts  Options
 	http  *http.Client
-	rpc   *connect.Client[wire.IstioCertificateRequest, wire.IstioCertificateResponse]
+	rpc   *grpchttp.Client
 	roots roots
+
+	metadata []byte      // encoded field 4 of a request
+	stale    atomic.Bool // the next call is to make a new connection
 }
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
@@ -140,14 +146,26 @@ func New(o Options) (*CA, error) {
 	}
 	o.Header = o.Header.Clone()
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	c := &CA{opts: o, http: httpClient(o.HTTPClient)}
+	c := &CA{opts: o, http: httpClient(o.HTTPClient, o.RootsFile)}
 	c.roots.td, c.roots.changed = o.TrustDomain, make(chan struct{})
-	c.rpc = connect.NewClient[wire.IstioCertificateRequest, wire.IstioCertificateResponse](c.http, u.Scheme+"://"+u.Host+wire.CreateCertificate,
-		connect.WithGRPC(),
-		connect.WithReadMaxBytes(maxResponse),
-		connect.WithAcceptCompression("gzip", nil, nil), // random bytes do not shrink, and hostile ones grow
-	)
+	c.rpc = grpchttp.NewClient(c.http, u.Scheme+"://"+u.Host, maxResponse)
+	c.metadata, err = encodeMetadata(o.CertSigner)
+	if err != nil {
+		return nil, fmt.Errorf("istioca: invalid Options: CertSigner: %w", err)
+	}
 	return c, nil
+}
+
+// encodeMetadata returns the field metadata of an IstioCertificateRequest, a google.protobuf.Struct.
+// Istio's own client always sends CertSigner, even if it is empty.
+func encodeMetadata(signer string) ([]byte, error) {
+	value, err := protofield.Write(func(w *protofield.Writer) { w.AddText(3, signer) }) // string_value
+	if err != nil {
+		return nil, err
+	}
+	return protofield.Write(func(w *protofield.Writer) {
+		w.Message(4, func(w *protofield.Writer) { w.Entry(1, "CertSigner", value) })
+	})
 }
 
 func (o *Options) check() (*url.URL, error) {
@@ -202,7 +220,7 @@ func mayBeSet(name string) bool {
 		})
 }
 
-func httpClient(from *http.Client) *http.Client {
+func httpClient(from *http.Client, rootsFile string) *http.Client {
 	var c http.Client
 	if from != nil {
 		c = *from
@@ -210,7 +228,7 @@ func httpClient(from *http.Client) *http.Client {
 		var protocols http.Protocols
 		protocols.SetHTTP2(true)
 		protocols.SetUnencryptedHTTP2(true) // for a URL that says so
-		c.Transport = &http.Transport{
+		t := &http.Transport{
 			Proxy:                  http.ProxyFromEnvironment,
 			Protocols:              &protocols,
 			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
@@ -219,10 +237,36 @@ func httpClient(from *http.Client) *http.Client {
 			IdleConnTimeout:        90 * time.Second,
 			HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
 		}
+		if rootsFile != "" {
+			t.Proxy, t.DialTLSContext = nil, dialWithRoots(rootsFile)
+		}
+		c.Transport = t
 	}
-	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.Jar = nil
 	return &c
+}
+
+// dialWithRoots connects to servers that the roots in the file vouch for. The file is read for each
+// connection, as the certificate of the CA follows its roots.
+func dialWithRoots(file string) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		pem, err := readFile(file, maxFile+1)
+		if err != nil {
+			return nil, err
+		}
+		certs, err := pki.ParseCertificatesPEM(pem)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		roots := x509.NewCertPool()
+		for _, c := range certs {
+			roots.AddCert(c)
+		}
+		d := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, NextProtos: []string{"h2"}}}
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		return d.DialContext(ctx, network, addr)
+	}
 }
 
 // String names the CA and no secret.
@@ -246,28 +290,34 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	case lifetime > 0:
 		lifetime = max(lifetime, time.Second)
 	}
-	req := connect.NewRequest(&wire.IstioCertificateRequest{
-		Csr:              string(csr.PEM()),
-		ValidityDuration: int64(lifetime / time.Second),
-		// Istio's own client sends it always, be it empty.
-		Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue(c.opts.CertSigner)}},
+	request, err := protofield.Write(func(w *protofield.Writer) {
+		w.Bytes(1, csr.PEM())
+		w.Varint(3, uint64(lifetime/time.Second))
+		w.Raw(c.metadata)
 	})
-	for name, values := range c.opts.Header {
-		req.Header()[http.CanonicalHeaderKey(name)] = values
+	if err != nil {
+		return nil, signError(caclient.Invalid, err)
 	}
-	req.Header().Set("ClusterID", c.opts.ClusterID)
+	header := http.Header{}
+	maps.Copy(header, c.opts.Header)
+	header.Set("ClusterID", c.opts.ClusterID)
 	token, missing, err := c.token(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if token != "" {
-		req.Header().Set("Authorization", "Bearer "+token)
+		header.Set("Authorization", "Bearer "+token)
 	}
-	resp, err := c.rpc.CallUnary(ctx, req)
+	if c.stale.Swap(false) {
+		// The new one has the client certificate and the roots of this moment. Calls on the old one go on. It is
+		// closed only now, as a connection is not idle yet when a call has just failed on it.
+		c.http.CloseIdleConnections()
+	}
+	response, err := c.rpc.Unary(ctx, method, header, request)
 	if err != nil {
 		return nil, c.callError(ctx, err, token, missing)
 	}
-	chain, roots, err := readChain(resp.Msg.GetCertChain())
+	chain, roots, err := readResponse(response)
 	if err == nil && !pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()) {
 		err = errors.New("the leaf's public key is not that of the request")
 	}
@@ -311,12 +361,7 @@ func (c *CA) token(ctx context.Context) (token string, missing, err error) {
 }
 
 func readToken(name string) (string, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxToken+1024))
+	b, err := readFile(name, maxToken+1024)
 	if err != nil {
 		return "", err
 	}
@@ -327,8 +372,33 @@ func readToken(name string) (string, error) {
 	return token, nil
 }
 
-// readChain reads the texts of an answer: the last one has the roots, and those before it the chain,
-// with any number of certificates in each.
+// readFile returns a file, up to a limit.
+func readFile(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// readResponse reads an IstioCertificateResponse, which is a list of texts: the last one has the roots, and
+// those before it the chain, with any number of certificates in each.
+func readResponse(response []byte) (chain, roots []*x509.Certificate, err error) {
+	var texts []string
+	err = protofield.Read(response, func(f *protofield.Field) {
+		if f.Number == 1 && f.Data != nil {
+			var text string
+			f.Text(&text)
+			texts = append(texts, text)
+		}
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return readChain(texts)
+}
+
 func readChain(texts []string) (chain, roots []*x509.Certificate, err error) {
 	if len(texts) < 2 {
 		return nil, nil, fmt.Errorf("the answer has %d texts; there must be a chain, and roots in the last one", len(texts))

@@ -16,15 +16,13 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -76,13 +74,13 @@ func TestNew(t *testing.T) {
 // What is sent, as the API has it.
 func TestRequest(t *testing.T) {
 	t.Parallel()
-	var got *connect.Request[wire.IstioCertificateRequest]
+	var got *call
 	var mu sync.Mutex
-	url, client := listen(t, fake(func(r *connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
+	url, client := listen(t, fake(func(r call) (*wire.IstioCertificateResponse, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		got = r
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no"))
+		got = &r
+		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "no")
 	}))
 	csr := freshCSR(t)
 	send := func(o istioca.Options, lifetime time.Duration) {
@@ -91,27 +89,27 @@ func TestRequest(t *testing.T) {
 		require.Error(t, err)
 	}
 	send(istioca.Options{}, 0)
-	assert.Equal(t, string(csr.PEM()), got.Msg.GetCsr())
-	assert.Zero(t, got.Msg.GetValidityDuration())
-	signer, ok := got.Msg.GetMetadata().GetFields()["CertSigner"]
+	assert.Equal(t, string(csr.PEM()), got.msg.GetCsr())
+	assert.Zero(t, got.msg.GetValidityDuration())
+	signer, ok := got.msg.GetMetadata().GetFields()["CertSigner"]
 	assert.True(t, ok, "it is always there")
 	assert.Empty(t, signer.GetStringValue())
-	assert.Equal(t, []string{""}, got.Header().Values("Clusterid"), "and so is the cluster")
-	assert.Empty(t, got.Header().Values("Authorization"))
-	assert.Equal(t, "application/grpc", got.Header().Get("Content-Type"))
+	assert.Equal(t, []string{""}, got.header.Values("Clusterid"), "and so is the cluster")
+	assert.Empty(t, got.header.Values("Authorization"))
+	assert.Equal(t, "application/grpc", got.header.Get("Content-Type"))
 
 	send(istioca.Options{
 		Token: give(token), ClusterID: "Kubernetes", CertSigner: "special", Header: http.Header{"X_custom.a": {"1", "2"}},
 	}, 90*time.Minute+999*time.Millisecond)
-	assert.Equal(t, int64(5400), got.Msg.GetValidityDuration())
-	assert.Equal(t, "special", got.Msg.GetMetadata().GetFields()["CertSigner"].GetStringValue())
-	assert.Equal(t, []string{"Kubernetes"}, got.Header().Values("Clusterid"))
-	assert.Equal(t, []string{"Bearer " + token}, got.Header().Values("Authorization"))
-	assert.Equal(t, []string{"1", "2"}, got.Header().Values("X_custom.a"))
+	assert.Equal(t, int64(5400), got.msg.GetValidityDuration())
+	assert.Equal(t, "special", got.msg.GetMetadata().GetFields()["CertSigner"].GetStringValue())
+	assert.Equal(t, []string{"Kubernetes"}, got.header.Values("Clusterid"))
+	assert.Equal(t, []string{"Bearer " + token}, got.header.Values("Authorization"))
+	assert.Equal(t, []string{"1", "2"}, got.header.Values("X_custom.a"))
 	send(istioca.Options{}, time.Nanosecond)
-	assert.Equal(t, int64(1), got.Msg.GetValidityDuration())
+	assert.Equal(t, int64(1), got.msg.GetValidityDuration())
 	send(istioca.Options{Token: give("")}, 0)
-	assert.Empty(t, got.Header().Values("Authorization"))
+	assert.Empty(t, got.header.Values("Authorization"))
 
 	got = nil
 	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
@@ -230,8 +228,8 @@ func TestNoSecretIsPrinted(t *testing.T) {
 		assert.NotContains(t, s, "secret")
 	}
 	// Nor by a server that repeats what it was sent.
-	url, client := listen(t, fake(func(r *connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
-		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("I do not know "+r.Header().Get("Authorization")))
+	url, client := listen(t, fake(func(r call) (*wire.IstioCertificateResponse, error) {
+		return nil, grpchttp.Errorf(grpchttp.Unauthenticated, "I do not know %s", r.header.Get("Authorization"))
 	}))
 	_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, "I do not know Bearer [token]")
@@ -240,74 +238,39 @@ func TestNoSecretIsPrinted(t *testing.T) {
 
 func TestCodes(t *testing.T) {
 	t.Parallel()
-	detail := func(d time.Duration) func(*connect.Error) {
-		return func(e *connect.Error) {
-			a, err := anypb.New(durationpb.New(d))
-			require.NoError(t, err)
-			// RetryInfo has the Duration in its field 1.
-			info := &anypb.Any{TypeUrl: "type.googleapis.com/google.rpc.RetryInfo", Value: append([]byte{0x0a, byte(len(a.GetValue()))}, a.GetValue()...)}
-			ed, err := connect.NewErrorDetail(info)
-			require.NoError(t, err)
-			e.AddDetail(ed)
-		}
-	}
-	bytes := func(b string) func(*connect.Error) {
-		return func(e *connect.Error) {
-			ed, err := connect.NewErrorDetail(&anypb.Any{TypeUrl: "type.googleapis.com/google.rpc.RetryInfo", Value: []byte(b)})
-			require.NoError(t, err)
-			e.AddDetail(ed)
-		}
-	}
-	pushback := func(v string) func(*connect.Error) {
-		return func(e *connect.Error) { e.Meta().Set("Grpc-Retry-Pushback-Ms", v) }
-	}
 	for name, test := range map[string]struct {
-		code  connect.Code
-		edit  func(*connect.Error)
-		want  caclient.Code
+		code  grpchttp.Code
 		after time.Duration
+		want  caclient.Code
 		again bool
 	}{
-		"canceled by the CA":      {connect.CodeCanceled, nil, caclient.Aborted, 0, true},
-		"unknown":                 {connect.CodeUnknown, nil, caclient.Unknown, 0, false},
-		"invalid":                 {connect.CodeInvalidArgument, nil, caclient.Invalid, 0, false},
-		"deadline":                {connect.CodeDeadlineExceeded, nil, caclient.Timeout, 0, true},
-		"not found":               {connect.CodeNotFound, nil, caclient.Invalid, 0, false},
-		"already exists":          {connect.CodeAlreadyExists, nil, caclient.Invalid, 0, false},
-		"denied":                  {connect.CodePermissionDenied, nil, caclient.Denied, 0, false},
-		"exhausted":               {connect.CodeResourceExhausted, nil, caclient.Exhausted, 0, true},
-		"exhausted, RetryInfo":    {connect.CodeResourceExhausted, detail(1500 * time.Millisecond), caclient.Exhausted, 1500 * time.Millisecond, true},
-		"exhausted, pushback":     {connect.CodeResourceExhausted, pushback("250"), caclient.Exhausted, 250 * time.Millisecond, true},
-		"unavailable, RetryInfo":  {connect.CodeUnavailable, detail(time.Hour), caclient.Unavailable, time.Hour, true},
-		"RetryInfo is negative":   {connect.CodeUnavailable, detail(-time.Hour), caclient.Unavailable, 0, true},
-		"RetryInfo is garbage":    {connect.CodeUnavailable, bytes("\xff"), caclient.Unavailable, 0, true},
-		"RetryInfo is empty":      {connect.CodeUnavailable, bytes(""), caclient.Unavailable, 0, true},
-		"its Duration is garbage": {connect.CodeUnavailable, bytes("\x0a\x01\xff"), caclient.Unavailable, 0, true},
-		"its Duration is cut":     {connect.CodeUnavailable, bytes("\x0a\x01\x08"), caclient.Unavailable, 0, true},
-		"RetryInfo is an age":     {connect.CodeUnavailable, bytes("\x0a\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f"), caclient.Unavailable, 0, true},
-		"pushback is negative":    {connect.CodeUnavailable, pushback("-1"), caclient.Unavailable, 0, true},
-		"pushback is garbage":     {connect.CodeUnavailable, pushback("soon"), caclient.Unavailable, 0, true},
-		"failed precondition":     {connect.CodeFailedPrecondition, nil, caclient.Invalid, 0, false},
-		"aborted":                 {connect.CodeAborted, nil, caclient.Aborted, 0, true},
-		"out of range":            {connect.CodeOutOfRange, nil, caclient.Invalid, 0, false},
-		"unimplemented":           {connect.CodeUnimplemented, nil, caclient.Invalid, 0, false},
-		"internal":                {connect.CodeInternal, nil, caclient.Internal, 0, true},
-		"unavailable":             {connect.CodeUnavailable, nil, caclient.Unavailable, 0, true},
-		"data loss":               {connect.CodeDataLoss, nil, caclient.Internal, 0, true},
-		"unauthenticated":         {connect.CodeUnauthenticated, nil, caclient.Unauthenticated, 0, false},
+		"canceled by the CA":     {grpchttp.Canceled, 0, caclient.Aborted, true},
+		"unknown":                {grpchttp.Unknown, 0, caclient.Unknown, false},
+		"invalid":                {grpchttp.InvalidArgument, 0, caclient.Invalid, false},
+		"deadline":               {grpchttp.DeadlineExceeded, 0, caclient.Timeout, true},
+		"not found":              {grpchttp.NotFound, 0, caclient.Invalid, false},
+		"already exists":         {grpchttp.AlreadyExists, 0, caclient.Invalid, false},
+		"denied":                 {grpchttp.PermissionDenied, 0, caclient.Denied, false},
+		"exhausted":              {grpchttp.ResourceExhausted, 0, caclient.Exhausted, true},
+		"exhausted, RetryInfo":   {grpchttp.ResourceExhausted, 1500 * time.Millisecond, caclient.Exhausted, true},
+		"unavailable, RetryInfo": {grpchttp.Unavailable, time.Hour, caclient.Unavailable, true},
+		"failed precondition":    {grpchttp.FailedPrecondition, 0, caclient.Invalid, false},
+		"aborted":                {grpchttp.Aborted, 0, caclient.Aborted, true},
+		"out of range":           {grpchttp.OutOfRange, 0, caclient.Invalid, false},
+		"unimplemented":          {grpchttp.Unimplemented, 0, caclient.Invalid, false},
+		"internal":               {grpchttp.Internal, 0, caclient.Internal, true},
+		"unavailable":            {grpchttp.Unavailable, 0, caclient.Unavailable, true},
+		"data loss":              {grpchttp.DataLoss, 0, caclient.Internal, true},
+		"unauthenticated":        {grpchttp.Unauthenticated, 0, caclient.Unauthenticated, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, client := listen(t, fake(func(*connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
-				e := connect.NewError(test.code, errors.New("because"))
-				if test.edit != nil {
-					test.edit(e)
-				}
-				return nil, e
+			url, client := listen(t, fake(func(call) (*wire.IstioCertificateResponse, error) {
+				return nil, &grpchttp.Error{Code: test.code, Message: "because", RetryAfter: test.after}
 			}))
 			_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client}).Sign(t.Context(), freshCSR(t), 0)
 			e := requireCode(t, err, test.want)
-			assert.Equal(t, test.after, e.RetryAfter)
+			assert.InDelta(t, test.after, e.RetryAfter, float64(time.Millisecond))
 			assert.Equal(t, "sign", e.Op)
 			require.ErrorContains(t, err, `"because"`)
 			_, again := caclient.Retryable(err)
@@ -388,6 +351,11 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 	mu.Lock()
 	own = &tls.Certificate{Certificate: raw(chain), PrivateKey: key}
 	mu.Unlock()
+	// A connection can be closed a moment after its last answer, when net/http has forgotten the stream.
+	require.Eventually(t, func() bool {
+		_, err = c.Sign(t.Context(), newCSR(t, key), 0)
+		return err == nil
+	}, 10*time.Second, 10*time.Millisecond, "%v", err)
 	for range 3 {
 		_, err = c.Sign(t.Context(), newCSR(t, key), 0)
 		require.NoError(t, err)

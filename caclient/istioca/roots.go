@@ -6,10 +6,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -24,43 +22,32 @@ const (
 	poll    = 5 * time.Minute
 )
 
-// roots is what is known of the roots. Its methods may be called at the same time.
+// roots is what is known of the roots. Its methods are safe for concurrent use.
 type roots struct {
 	td spiffe.TrustDomain
 
 	mu       sync.Mutex
-	known    []known // in the order in which they were first seen
-	source   *spiffe.Bundle
-	lifetime time.Duration // the longest of our own certificates
-	last     *spiffe.Bundle
-	changed  chan struct{} // closed when last is replaced
+	source   *spiffe.Bundle      // of Options.Roots or Options.RootsFile; nil before it was read
+	newest   []*x509.Certificate // that came with the newest certificate
+	older    []olderRoot         // that came with one before, in the order in which they were replaced
+	lifetime time.Duration       // the longest of our own certificates
+	last     *spiffe.Bundle      // nil if nothing was ever learned
+	changed  chan struct{}       // closed when last is replaced
 }
 
-// known is one root. It is in the bundle for as long as one of the reasons holds.
-type known struct {
-	cert   *x509.Certificate
-	source bool      // Options.Roots or Options.RootsFile have it
-	newest bool      // it came with the newest certificate
-	until  time.Time // it came with an older one, and peers may have certificates of it until then
+// olderRoot is a root that peers may have certificates of until a moment.
+type olderRoot struct {
+	*x509.Certificate
+	until time.Time
 }
 
 func contains(certs []*x509.Certificate, c *x509.Certificate) bool {
 	return slices.ContainsFunc(certs, func(o *x509.Certificate) bool { return bytes.Equal(o.Raw, c.Raw) })
 }
 
-// find returns the index of c in known, after adding it if it is not there.
-func (r *roots) find(c *x509.Certificate) int {
-	i := slices.IndexFunc(r.known, func(k known) bool { return bytes.Equal(k.cert.Raw, c.Raw) })
-	if i < 0 {
-		i = len(r.known)
-		r.known = append(r.known, known{cert: c})
-	}
-	return i
-}
-
-// learn takes notice of the roots that came with leaf.
+// learn notes the roots that came with leaf.
 func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
-	// What is wrong with them is found before anything is changed.
+	// An error must not change anything.
 	if _, err := spiffe.NewBundle(r.td, spiffe.BundleContents{X509Authorities: certs}); err != nil {
 		return fmt.Errorf("roots: %w", err)
 	}
@@ -68,112 +55,96 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lifetime = max(r.lifetime, leaf.NotAfter.Sub(now))
-	for _, c := range certs {
-		r.known[r.find(c)].newest = true
-	}
-	for i := range r.known {
-		if k := &r.known[i]; k.newest && !contains(certs, k.cert) {
-			k.newest = false
-			k.until = now.Add(r.lifetime)
+	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return contains(certs, o.Certificate) })
+	for _, c := range r.newest {
+		if !contains(certs, c) {
+			r.older = append(r.older, olderRoot{c, now.Add(r.lifetime)})
 		}
 	}
+	r.newest = certs
 	_, err := r.update(now)
 	return err
 }
 
-// take takes notice of what the source has.
-func (r *roots) take(b *spiffe.Bundle) {
+// take notes what the source has, and returns the bundle. A root that the source no longer has is
+// withdrawn. A nil bundle changes nothing.
+func (r *roots) take(b *spiffe.Bundle) (*spiffe.Bundle, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.source = b
-	certs := slices.Collect(b.X509Authorities())
-	r.known = slices.DeleteFunc(r.known, func(k known) bool { return k.source && !contains(certs, k.cert) })
-	for _, c := range certs {
-		r.known[r.find(c)].source = true
+	if b != nil {
+		if r.source != nil {
+			before, after := slices.Collect(r.source.X509Authorities()), slices.Collect(b.X509Authorities())
+			withdrawn := func(c *x509.Certificate) bool { return contains(before, c) && !contains(after, c) }
+			r.newest = slices.DeleteFunc(r.newest, withdrawn)
+			r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return withdrawn(o.Certificate) })
+		}
+		r.source = b
 	}
-}
-
-// empty reports whether nothing was ever learned.
-func (r *roots) empty() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.last == nil && r.source == nil
-}
-
-// bundle returns the bundle of the moment.
-func (r *roots) bundle() (*spiffe.Bundle, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	return r.update(time.Now())
 }
 
 // update returns the bundle at now, which is the last one if nothing has changed; mu is held.
 func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
-	r.known = slices.DeleteFunc(r.known, func(k known) bool {
-		return !k.source && !k.newest && !now.Before(k.until)
-	})
-	if extra := len(r.known) - maxRoots; extra > 0 { // by a CA that has new ones each time: the oldest go
-		r.known = slices.DeleteFunc(r.known, func(k known) bool {
-			old := extra > 0 && !k.source && !k.newest
-			if old {
-				extra--
-			}
-			return old
-		})
-	}
 	var contents spiffe.BundleContents
 	if r.source != nil {
 		contents = r.source.Contents() // with its keys for tokens and its hint
 		contents.Sequence = nil        // which counts other contents
-		contents.X509Authorities = nil
 	}
-	for _, k := range r.known {
-		contents.X509Authorities = append(contents.X509Authorities, k.cert)
+	certs := slices.Concat(contents.X509Authorities, r.newest)
+	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return !now.Before(o.until) })
+	if room := max(0, maxRoots-len(certs)); len(r.older) > room { // a CA that has new roots each time must not fill the memory
+		r.older = slices.Delete(r.older, 0, len(r.older)-room)
 	}
-	b, err := spiffe.NewBundle(r.td, contents)
+	for _, o := range r.older {
+		certs = append(certs, o.Certificate)
+	}
+	contents.X509Authorities = certs
+	b, err := spiffe.NewBundle(r.td, contents) // which leaves out repetitions
 	if err != nil {
 		return nil, err
 	}
-	if r.last != nil && b.Equal(r.last) {
-		return r.last, nil
+	if r.last == nil || !b.Equal(r.last) {
+		r.last = b
+		close(r.changed)
+		r.changed = make(chan struct{})
 	}
-	r.last = b
-	close(r.changed)
-	r.changed = make(chan struct{})
-	return b, nil
+	return r.last, nil
 }
 
-func (r *roots) waitFor() <-chan struct{} {
+// state returns whether anything was ever learned, how long to wait before the source is read again, and a
+// channel that is closed when the bundle changes.
+func (r *roots) state() (known bool, wait time.Duration, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.changed
+	wait = poll
+	if r.source != nil {
+		if hint, ok := r.source.RefreshHint(); ok {
+			wait = min(max(hint, time.Second), poll)
+		}
+	}
+	return r.last != nil, wait, r.changed
 }
 
-// FetchBundles implements [caclient.CA]: see the package comment for where the roots come from. It makes
-// a call only if there is no other way to know any. The error is a [*caclient.Error], unless ctx is
-// done; while the source has none to give, and roots are known from certificates, it is logged.
+// FetchBundles implements [caclient.CA]: the package comment says where the roots come from. It calls the CA
+// only if there is no other way to know any. The error is a [*caclient.Error], unless ctx is done. If the
+// source fails and roots are known from before, the failure is logged.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("istioca: fetch bundles: %w", context.Cause(ctx))
 	}
-	b, err := c.source()
+	known, _, _ := c.roots.state()
+	source, err := c.source()
 	switch {
-	case err != nil && c.roots.empty():
+	case err != nil && !known:
 		return nil, fetchError(caclient.Unavailable, err)
 	case err != nil:
 		c.opts.Logger.WarnContext(ctx, "istioca: the roots cannot be read; those that are known stay", "err", err)
-	case b != nil:
-		c.roots.take(b)
-	case c.roots.empty():
+	case source == nil && !known:
 		if err := c.ask(ctx); err != nil {
 			return nil, err
 		}
 	}
-	return c.bundles()
-}
-
-func (c *CA) bundles() (*spiffe.BundleSet, error) {
-	b, err := c.roots.bundle()
+	b, err := c.roots.take(source)
 	if err != nil {
 		return nil, fetchError(caclient.Internal, err)
 	}
@@ -188,7 +159,8 @@ func fetchError(code caclient.Code, err error) *caclient.Error {
 	return &caclient.Error{Op: "fetch bundles", Code: code, Err: fmt.Errorf("istioca: %w", err)}
 }
 
-// source asks Options.Roots or reads Options.RootsFile; nil without an error means that there is neither.
+// source asks Options.Roots or reads Options.RootsFile. It returns nil if there is neither, or if there is
+// an error.
 func (c *CA) source() (*spiffe.Bundle, error) {
 	switch {
 	case c.opts.Roots != nil:
@@ -196,14 +168,12 @@ func (c *CA) source() (*spiffe.Bundle, error) {
 		if err == nil && (b == nil || b.TrustDomain() != c.opts.TrustDomain) {
 			err = errors.New("the source did not give the bundle of the trust domain")
 		}
-		return b, err
-	case c.opts.RootsFile != "":
-		f, err := os.Open(c.opts.RootsFile)
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close()
-		data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+		return b, nil
+	case c.opts.RootsFile != "":
+		data, err := readFile(c.opts.RootsFile, maxFile+1)
 		if err != nil {
 			return nil, err
 		}
@@ -216,7 +186,7 @@ func (c *CA) source() (*spiffe.Bundle, error) {
 	return nil, nil //nolint:nilnil // there is no source
 }
 
-// ask has a key certified that nobody keeps, for the roots that come with the certificate.
+// ask has a new key certified and drops it, for the roots that come with the certificate.
 func (c *CA) ask(ctx context.Context) error {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {
@@ -230,13 +200,13 @@ func (c *CA) ask(ctx context.Context) error {
 	return err
 }
 
-// WatchBundles implements [caclient.BundleWatcher]: it yields the bundles when a certificate brought new
-// roots, and looks at the source every five minutes, or as often as its bundle hints at.
+// WatchBundles implements [caclient.BundleWatcher]. It yields the bundles when a certificate brought new
+// roots, and reads the source every five minutes, or as often as the refresh hint of its bundle says.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		var last *spiffe.BundleSet
 		for ctx.Err() == nil {
-			changed := c.roots.waitFor() // before reading, so that nothing is missed
+			_, _, changed := c.roots.state() // before reading, so that nothing is missed
 			set, err := c.FetchBundles(ctx)
 			if ctx.Err() != nil {
 				return
@@ -246,9 +216,10 @@ func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, erro
 					return
 				}
 				last = set
-				continue // our own reading may have been the change
+				continue // the reading itself may have been the change
 			}
-			t := time.NewTimer(c.roots.pollAfter(rand.Float64()))
+			_, wait, _ := c.roots.state()
+			t := time.NewTimer(wait - time.Duration(rand.Float64()*float64(wait)/10)) // so that a fleet spreads out
 			select {
 			case <-ctx.Done():
 			case <-changed:
@@ -257,18 +228,4 @@ func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, erro
 			t.Stop()
 		}
 	}
-}
-
-// pollAfter returns when to look at the source again, up to a tenth sooner so that a fleet spreads
-// out. random is in [0, 1).
-func (r *roots) pollAfter(random float64) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	wait := poll
-	if r.source != nil {
-		if hint, ok := r.source.RefreshHint(); ok {
-			wait = min(max(hint, time.Second), poll)
-		}
-	}
-	return wait - time.Duration(random*float64(wait)/10)
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"sync"
@@ -13,12 +14,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/memconn"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -44,17 +45,17 @@ func inMemory(t testing.TB, h http.Handler) *http.Client {
 // follow returns a handler that signs below ca and answers with the roots that roots returns.
 func follow(t testing.TB, from *spiffetest.CA, lifetime time.Duration, roots func() string) http.Handler {
 	t.Helper()
-	return fake(func(r *connect.Request[wire.IstioCertificateRequest]) (*wire.IstioCertificateResponse, error) {
-		csr, err := pki.ParseCSRPEM([]byte(r.Msg.GetCsr()))
+	return fake(func(r call) (*wire.IstioCertificateResponse, error) {
+		csr, err := pki.ParseCSRPEM([]byte(r.msg.GetCsr()))
 		if err != nil {
-			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+			return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "%w", err)
 		}
 		if len(csr.SANs()) == 0 { // the request of FetchBundles
-			return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no names"))
+			return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "no names")
 		}
 		chain, err := from.Sign(context.Background(), csr, lifetime)
 		if err != nil {
-			return nil, connect.NewError(connect.CodeInternal, err)
+			return nil, grpchttp.Errorf(grpchttp.Internal, "%w", err)
 		}
 		return &wire.IstioCertificateResponse{CertChain: []string{pem(chain...), roots()}}, nil
 	})
@@ -157,12 +158,12 @@ func TestOldRootsStay(t *testing.T) {
 		assert.Equal(t, [][]byte{signer.Root().Raw, old.Raw}, roots(), "nobody has told")
 		sign()
 		all := [][]byte{signer.Root().Raw, old.Raw, newer.Raw}
-		assert.Equal(t, all, roots())
+		assert.ElementsMatch(t, all, roots())
 		time.Sleep(59 * time.Minute)
 		sign()
-		assert.Equal(t, all, roots(), "a peer may have renewed a moment before the CA let go of it")
+		assert.ElementsMatch(t, all, roots(), "a peer may have renewed a moment before the CA let go of it")
 		time.Sleep(2 * time.Minute)
-		assert.Equal(t, [][]byte{signer.Root().Raw, newer.Raw}, roots())
+		assert.ElementsMatch(t, [][]byte{signer.Root().Raw, newer.Raw}, roots())
 	})
 }
 
@@ -322,6 +323,17 @@ func TestSourceWithdraws(t *testing.T) {
 		assert.Equal(t, [][]byte{bad.Raw}, roots(), "for the time of its certificates")
 		time.Sleep(2 * time.Hour)
 		assert.Empty(t, roots(), "an empty source is a statement")
+
+		// The source also withdraws a root that stays only for what peers may have of it.
+		bundle(spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer.Root(), bad}})
+		require.Len(t, roots(), 2)
+		current = pem(signer.Root(), bad)
+		sign()
+		current = pem(signer.Root())
+		sign()
+		assert.ElementsMatch(t, [][]byte{signer.Root().Raw, bad.Raw}, roots())
+		bundle(spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer.Root()}})
+		assert.Equal(t, [][]byte{signer.Root().Raw}, roots())
 	})
 }
 
@@ -488,4 +500,28 @@ func TestRenewalOverTLS(t *testing.T) {
 		}
 	}
 	assert.Len(t, serials, 3)
+}
+
+// Without an HTTPClient the roots of the file vouch for the CA itself, as they are at each connection.
+func TestRootsFileVouchesForServer(t *testing.T) {
+	t.Parallel()
+	authority := newAuthority(t, ca.Config{})
+	srv := httptest.NewUnstartedServer(newServer(t, server.Options{Signer: authority}))
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	file := filepath.Join(t.TempDir(), "root-cert.pem")
+	workloads := pki.MarshalCertificatesPEM(authority.Roots()[0].Certificate)
+	require.NoError(t, os.WriteFile(file, workloads, 0o600))
+	c := newCA(t, istioca.Options{URL: srv.URL, RootsFile: file, Token: give(token)})
+	_, err := c.Sign(t.Context(), freshCSR(t), 0)
+	require.ErrorContains(t, err, "unknown authority")
+	require.NoError(t, os.WriteFile(file, append(workloads, pki.MarshalCertificatesPEM(srv.Certificate())...), 0o600))
+	_, err = c.Sign(t.Context(), freshCSR(t), 0)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, []byte("nonsense"), 0o600))
+	_, err = newCA(t, istioca.Options{URL: srv.URL, RootsFile: file, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	require.ErrorContains(t, err, file)
+	_, err = newCA(t, istioca.Options{URL: srv.URL, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	require.Error(t, err, "the roots of the host do not vouch for it")
 }

@@ -21,6 +21,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	istiowire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 )
 
@@ -52,13 +54,20 @@ func (l *load) empty(t testing.TB, size int) net.Addr {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	chain, err := l.server.ca.Sign(t.Context(), ca.Request{CSR: csr, ID: l.server.c.self, DNSNames: []string{"localhost"}})
+	require.NoError(t, err)
+	certificate := mustSVID(t, chain, key).TLSCertificate()
 	answer := make([]byte, size)
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
 		_ = caserver.Serve(ctx, listener, caserver.ServeOptions{
-			TLS: serverTLS(l.server.identity),
+			TLS: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*certificate}},
 			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				w.Header().Set("Trailer", "Grpc-Status")
@@ -74,7 +83,7 @@ func (l *load) empty(t testing.TB, size int) net.Addr {
 // client returns a client with a connection of its own.
 func (l *load) client(t testing.TB) *http.Client {
 	c := &http.Client{Transport: &http.Transport{
-		TLSClientConfig:   &tls.Config{RootCAs: l.server.p.signer.Bundle().CertPool(), ServerName: "localhost", MinVersion: tls.VersionTLS13},
+		TLSClientConfig:   &tls.Config{RootCAs: l.server.ca.Bundle().CertPool(), ServerName: "localhost", MinVersion: tls.VersionTLS13},
 		ForceAttemptHTTP2: true,
 	}}
 	t.Cleanup(c.CloseIdleConnections)
@@ -115,7 +124,7 @@ func BenchmarkRequest(b *testing.B) {
 					more = []string{"-audit-log", "none"}
 				}
 				l := newLoad(b, more...)
-				to := l.server.istioAt
+				to := l.server.at.Istio.Addr()
 				size, err := l.send(l.client(b), to)
 				require.NoError(b, err)
 				if kind == "empty" {
@@ -163,7 +172,7 @@ func TestLoad(t *testing.T) {
 	clients := make([]*http.Client, connections)
 	for i := range clients {
 		clients[i] = l.client(t)
-		_, err := l.send(clients[i], l.server.istioAt)
+		_, err := l.send(clients[i], l.server.at.Istio.Addr())
 		require.NoError(t, err)
 	}
 	runtime.GC()
@@ -177,7 +186,7 @@ func TestLoad(t *testing.T) {
 		due := begin.Add(time.Duration(i) * gap)
 		time.Sleep(time.Until(due))
 		wg.Go(func() {
-			_, errs[i] = l.send(clients[i%connections], l.server.istioAt)
+			_, errs[i] = l.send(clients[i%connections], l.server.at.Istio.Addr())
 			took[i] = time.Since(due)
 		})
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"io"
 	"maps"
 	"os"
@@ -23,39 +24,43 @@ type env map[string]string
 func (e env) get(name string) string { return e[name] }
 
 // The defaults are those of Istio's CA and of Linkerd's chart.
-// istio returns the settings of a rotation as Istio's.
-func istio(c *config) ca.IstioRotation {
-	keeping := *c
-	keeping.keepKey = true
-	return *keeping.authority().Rotation.Istio
-}
-
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c, err := parse(nil, env{}.get, io.Discard)
 	require.NoError(t, err)
-	assert.Equal(t, "cluster.local", c.trustDomain.String())
-	assert.Equal(t, "./etc/cacerts", c.rootDir)
-	assert.Equal(t, list{"istio-ca"}, c.audiences)
+	assert.Equal(t, "cluster.local", c.ca.TrustDomain.String())
+	assert.Equal(t, "./etc/cacerts", c.pluggedIn.Dir)
+	assert.Empty(t, c.cluster.Audiences, "istio-ca")
 	assert.Equal(t, "istio-system", c.namespace)
-	assert.Equal(t, "Kubernetes", c.cluster)
-	cfg := c.authority()
+	assert.Equal(t, "Kubernetes", c.cluster.ClusterID)
+	cfg := c.ca
 	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
 	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
 	assert.Equal(t, 87600*time.Hour, cfg.Rotation.RootTTL)
+	assert.Nil(t, cfg.Rotation.Istio)
+	assert.Equal(t, ca.IstioRotation{CheckInterval: time.Hour}, c.istio)
 	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
 	assert.False(t, cfg.Rotation.Manual)
-	assert.Nil(t, cfg.Rotation.Istio)
-	assert.Equal(t, ca.IstioRotation{CheckInterval: time.Hour}, istio(c))
 	assert.Equal(t, pki.ECDSAP256, cfg.Rotation.KeyAlgorithm)
-	assert.Equal(t, 24*time.Hour, c.linkerdTTL)
-	assert.Equal(t, 20*time.Second, c.linkerdSkew)
-	assert.Equal(t, "linkerd", c.linkerdNS)
+	assert.Equal(t, 24*time.Hour, c.linkerd.Lifetime)
+	assert.Equal(t, 20*time.Second, c.linkerd.ClockSkew)
+	assert.Equal(t, "linkerd", c.linkerd.Mesh.ControlNamespace)
 	assert.False(t, c.kubernetes)
-	assert.Equal(t, command{}, c.command)
+	assert.Empty(t, c.command)
 	for _, addr := range []string{c.istioAddr, c.linkerdAddr, c.bundleAddr, c.adminAddr} {
 		assert.True(t, isLoopback(addr), addr)
 	}
+}
+
+// variables returns the variables of the environment by their flags.
+func variables() map[string]string {
+	all := make(map[string]string)
+	new(config).flags(io.Discard).VisitAll(func(f *flag.Flag) {
+		if name := variable(f); name != "" {
+			all[f.Name] = name
+		}
+	})
+	return all
 }
 
 // Each variable of Istio's CA says the same as its flag, and a flag wins.
@@ -66,24 +71,24 @@ func TestEnvironment(t *testing.T) {
 		want  any
 		get   func(c *config) any
 	}{
-		"TRUST_DOMAIN":                                          {"example.org", "example.org", func(c *config) any { return c.trustDomain.String() }},
-		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *config) any { return c.rootDir }},
-		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *config) any { return c.authority().DefaultTTL }},
-		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *config) any { return c.authority().MaxTTL }},
-		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *config) any { return c.authority().Rotation.RootTTL }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *config) any { return istio(c).CheckInterval }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *config) any { return c.authority().Rotation.GraceRatio }},
-		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *config) any { return istio(c).NoJitter }},
-		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.authority().Rotation.KeyAlgorithm }},
-		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", "cacerts", func(c *config) any { return c.secretName() }},
-		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.multiRoot }},
-		"TOKEN_AUDIENCES":                                       {"a, b", list{"a", "b"}, func(c *config) any { return c.audiences }},
-		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", list{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.nodeAccounts }},
-		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.cluster }},
+		"TRUST_DOMAIN":                                          {"example.org", "example.org", func(c *config) any { return c.ca.TrustDomain.String() }},
+		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *config) any { return c.pluggedIn.Dir }},
+		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *config) any { return c.ca.DefaultTTL }},
+		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *config) any { return c.ca.MaxTTL }},
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *config) any { return c.ca.Rotation.RootTTL }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *config) any { return c.istio.CheckInterval }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *config) any { return c.ca.Rotation.GraceRatio }},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *config) any { return c.istio.NoJitter }},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.ca.Rotation.KeyAlgorithm }},
+		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *config) any { return c.cacerts }},
+		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.pluggedIn.MultiRoot }},
+		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *config) any { return c.cluster.Audiences }},
+		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.cluster.NodeAccounts }},
+		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.cluster.ClusterID }},
 		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *config) any { return c.namespace }},
 		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *config) any { return c.externalCA }},
-		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *config) any { return c.signer }},
-		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *config) any { return c.signerDomain }},
+		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *config) any { return c.external.Signer }},
+		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *config) any { return c.external.SignerDomain }},
 	} {
 		e := env{variable: tc.value, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 		if variable == "EXTERNAL_CA" {
@@ -93,19 +98,17 @@ func TestEnvironment(t *testing.T) {
 		require.NoError(t, err, variable)
 		assert.Equal(t, tc.want, tc.get(c), variable)
 	}
-	for _, e := range environment {
-		assert.NotNil(t, new(config).flags(io.Discard).Lookup(e.flag), e.variable)
-	}
+	assert.Len(t, variables(), 18)
 	c, err := parse([]string{"-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard)
 	require.NoError(t, err)
-	assert.Equal(t, 5*time.Hour, c.maxTTL)
-	assert.Equal(t, 5*time.Hour, c.defaultTTL, "which was not given")
-	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerdTTL)
-	assert.Equal(t, "b.test", c.trustDomain.String())
+	assert.Equal(t, 5*time.Hour, c.ca.MaxTTL)
+	assert.Equal(t, 5*time.Hour, c.ca.DefaultTTL, "which was not given")
+	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerd.Lifetime)
+	assert.Equal(t, "b.test", c.ca.TrustDomain.String())
 
 	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard)
 	require.NoError(t, err)
-	assert.True(t, c.authority().Rotation.Manual, "as with Istio, this switches the rotator off")
+	assert.True(t, c.ca.Rotation.Manual, "as with Istio, this switches the rotator off")
 }
 
 // A value that is malformed is an error that names its variable.
@@ -188,7 +191,7 @@ func TestDevelopersOwnMachineOnly(t *testing.T) {
 	t.Parallel()
 	_, err := parse(nil, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard)
 	require.ErrorContains(t, err, "-kubernetes")
-	require.ErrorContains(t, err, "believed")
+	require.ErrorContains(t, err, "trusted")
 	for _, flag := range []string{"-istio-addr", "-linkerd-addr", "-bundle-addr", "-admin-addr"} {
 		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080", "127.0.0.1", "8080"} {
 			_, err := parse([]string{flag, addr}, env{}.get, io.Discard)
@@ -208,7 +211,7 @@ func TestWithoutLinkerd(t *testing.T) {
 	t.Parallel()
 	c, err := parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard)
 	require.NoError(t, err)
-	require.Equal(t, "my_domain", c.trustDomain.String())
+	require.Equal(t, "my_domain", c.ca.TrustDomain.String())
 	_, err = parse([]string{"-trust-domain", "my_domain", "-status"}, env{}.get, io.Discard)
 	require.NoError(t, err)
 }
@@ -244,7 +247,7 @@ func TestHelp(t *testing.T) {
 	for _, flag := range slices.Sorted(maps.Keys(map[string]bool{"-once": true, "-rotate": true, "-kubernetes": true, "-root-ca-dir": true})) {
 		assert.Contains(t, out.String(), flag)
 	}
-	for _, e := range environment {
-		assert.Regexp(t, `-`+e.flag+`\b.*\n.*\[`+e.variable+`\]`, out.String())
+	for flag, variable := range variables() {
+		assert.Regexp(t, `-`+flag+`\b.*\n.*\[`+variable+`\]`, out.String())
 	}
 }

@@ -3,7 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
+	"crypto"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
@@ -14,26 +14,28 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient"
+	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/kubetest"
 	istiowire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -58,18 +60,12 @@ func newConfig(t testing.TB, dir string, more ...string) *config {
 func start(t testing.TB, c *config) (s *server, stop func()) {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	p, err := build(t.Context(), c, log)
-	require.NoError(t, err)
-	s, err = newServer(c, p, log)
+	s, err := newServer(t.Context(), c, log)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	up, over := make(chan struct{}), make(chan error, 1)
 	go func() {
-		over <- s.serve(ctx, func(ctx context.Context) error {
-			close(up)
-			<-ctx.Done()
-			return nil
-		})
+		over <- s.run(ctx, func() { close(up) })
 	}()
 	select {
 	case <-up:
@@ -81,7 +77,6 @@ func start(t testing.TB, c *config) (s *server, stop func()) {
 	stop = sync.OnceFunc(func() {
 		cancel()
 		assert.NoError(t, <-over)
-		p.close()
 	})
 	t.Cleanup(stop)
 	return s, stop
@@ -112,6 +107,78 @@ func get(t testing.TB, url string) (status int, body string) {
 	text, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	return resp.StatusCode, string(text)
+}
+
+// rootsOf returns the current roots in PEM.
+func rootsOf(s *server) []byte { return s.ca.Bundle().MarshalPEM() }
+
+// codeOf returns the code of an answer.
+func codeOf(err error) grpchttp.Code {
+	e, _ := errors.AsType[*grpchttp.Error](err)
+	if e == nil {
+		return grpchttp.OK
+	}
+	return e.Code
+}
+
+func mustSVID(t testing.TB, chain []*x509.Certificate, key crypto.Signer) *spiffe.SVID {
+	t.Helper()
+	svid, err := spiffe.NewSVID(chain, key)
+	require.NoError(t, err)
+	return svid
+}
+
+// istioRequest asks Istio's API for a certificate, as an agent does: with a token, or with an empty
+// one if the client presents a certificate. It returns the chain, leaf first, and the roots that came
+// with it.
+func istioRequest(ctx context.Context, c *http.Client, url string, td spiffe.TrustDomain, token string, key crypto.Signer) (chain, roots []*x509.Certificate, err error) {
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	return istioCSR(ctx, c, url, td, token, csr)
+}
+
+func istioCSR(ctx context.Context, c *http.Client, url string, td spiffe.TrustDomain, token string, csr *pki.CSR) (chain, roots []*x509.Certificate, err error) {
+	client, err := caclientistio.New(caclientistio.Options{
+		URL: url, HTTPClient: c, TrustDomain: td,
+		Token: func(context.Context) (string, error) { return token, nil },
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if chain, err = client.Sign(ctx, csr, 0); err != nil {
+		return nil, nil, err
+	}
+	set, err := client.FetchBundles(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := set.Bundle(td)
+	if err != nil {
+		return nil, nil, err
+	}
+	return chain, slices.Collect(b.X509Authorities()), nil
+}
+
+// proxyCSR returns a request as a Linkerd proxy makes it.
+func proxyCSR(t testing.TB, name string) *pki.CSR {
+	t.Helper()
+	_, csr, err := newRequest(pki.DNSSAN(name))
+	require.NoError(t, err)
+	return csr
+}
+
+// checkLinkerd verifies a chain as Linkerd's proxies do: by the name, against the trust anchors.
+func checkLinkerd(chain []*x509.Certificate, name string, b *spiffe.Bundle) error {
+	between := x509.NewCertPool()
+	for _, cert := range chain[1:] {
+		between.AddCert(cert)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{
+		DNSName: name, Roots: b.CertPool(), Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	return err
 }
 
 // requireUnauthenticated says that the CA does not know who is asking with that token.
@@ -172,45 +239,45 @@ func TestServer(t *testing.T) {
 	s, stop := start(t, c)
 	root, err := os.ReadFile(c.rootsFile())
 	require.NoError(t, err)
-	bundle, err := spiffe.ParseBundlePEM(c.trustDomain, root)
+	bundle, err := spiffe.ParseBundlePEM(c.ca.TrustDomain, root)
 	require.NoError(t, err)
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
 
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, "demo/web", key)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "demo/web", key)
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
 	require.Equal(t, pki.MarshalCertificatesPEM(roots...), root)
 	for _, token := range []string{"", "x", "spiffe://elsewhere.test/web", "spiffe://cluster.local", "a/b/c", "../b", "/", "a/"} {
-		_, _, err := istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, token, key)
+		_, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, token, key)
 		requireUnauthenticated(t, err, token)
 	}
-	certified := newClient(bundle, &tls.Certificate{Certificate: raw(chain), PrivateKey: key})
+	certified := newClient(bundle, mustSVID(t, chain, key))
 	defer certified.CloseIdleConnections()
-	again, _, err := istioRequest(t.Context(), certified, "https://"+s.istioAt.String(), s.c.trustDomain, "", key)
+	again, _, err := istioRequest(t.Context(), certified, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "", key)
 	require.NoError(t, err)
 	require.Equal(t, chain[0].URIs, again[0].URIs)
 
 	const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "demo/db", name, key)
+	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/db", name, proxyCSR(t, name))
 	require.NoError(t, err)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
-	_, err = linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "demo/web", name, key)
-	require.Equal(t, connect.CodeFailedPrecondition, connect.CodeOf(err), err)
-	_, err = linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "spiffe://cluster.local/other", name, key)
-	require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err), err)
+	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, proxyCSR(t, name))
+	require.Equal(t, grpchttp.FailedPrecondition, codeOf(err), err)
+	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "spiffe://cluster.local/other", name, proxyCSR(t, name))
+	require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
 
 	fetched, err := federation.Fetch(t.Context(), federation.Relationship{
-		TrustDomain: c.trustDomain, URL: "https://" + s.bundleAt.String() + "/",
+		TrustDomain: c.ca.TrustDomain, URL: "https://" + s.at.Bundle.Addr().String() + "/",
 		Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://cluster.local/ns/istio-system/sa/svidkit-ca"), Initial: bundle},
 	}, nil)
 	require.NoError(t, err)
 	sequence, _ := fetched.Sequence()
 	require.EqualValues(t, 1, sequence)
 
-	admin := "http://" + s.adminAt.String()
+	admin := "http://" + s.at.Admin.Addr().String()
 	for path, want := range map[string]string{
 		"/live": "ok", "/ping": "ok", "/healthz/live": "ok", "/ready": "ok", "/healthz/ready": "ok",
 		"/status": "active since", "/root-cert.pem": string(root),
@@ -227,7 +294,7 @@ func TestServer(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, status)
 
 	stop()
-	_, err = net.DialTimeout("tcp", s.istioAt.String(), time.Second)
+	_, err = net.DialTimeout("tcp", s.at.Istio.Addr().String(), time.Second)
 	require.Error(t, err, "the port is closed")
 	records := audited(t, c)
 	for _, cert := range []*x509.Certificate{chain[0], again[0], proxied[0]} {
@@ -237,7 +304,7 @@ func TestServer(t *testing.T) {
 	require.Equal(t, "client-certificate", records[again[0].SerialNumber.Text(16)].Method)
 
 	later, _ := start(t, c)
-	require.Equal(t, string(root), string(later.p.roots()), "the same CA")
+	require.Equal(t, string(root), string(rootsOf(later)), "the same CA")
 }
 
 // What was announced is where it is, and the warning comes first.
@@ -323,37 +390,6 @@ func TestCannotStart(t *testing.T) {
 	require.ErrorContains(t, err, "-root-ca-dir", "and not that there is no CA")
 }
 
-// The developer's authenticator believes nobody from elsewhere.
-func TestBeliever(t *testing.T) {
-	t.Parallel()
-	b := believer{spiffe.MustParseTrustDomain("cluster.local")}
-	request := func(remote string) *http.Request {
-		r := httptest.NewRequest(http.MethodPost, "https://localhost/", nil)
-		r.RemoteAddr = remote
-		r.Header.Set("Authorization", "Bearer demo/web")
-		return r
-	}
-	for _, remote := range []string{"127.0.0.1:5", "[::1]:5", "127.9.9.9:5"} {
-		caller, err := b.Authenticate(request(remote))
-		require.NoError(t, err, remote)
-		require.Equal(t, "developer", caller.Method)
-		require.Equal(t, &authn.Pod{Namespace: "demo", ServiceAccount: "web"}, caller.Pod)
-	}
-	for _, remote := range []string{"192.0.2.1:5", "[2001:db8::1]:5", "", "@", "127.0.0.1", "localhost:5"} {
-		_, err := b.Authenticate(request(remote))
-		require.ErrorIs(t, err, authn.ErrRefused, remote)
-	}
-	r := request("127.0.0.1:5")
-	r.Header.Del("Authorization")
-	_, err := b.Authenticate(r)
-	require.ErrorIs(t, err, authn.ErrNoCredential)
-	r = request("127.0.0.1:5")
-	r.Header.Set("Authorization", "Bearer eyJhbGciOiJIUzI1NiJ9.secret.secret")
-	_, err = b.Authenticate(r)
-	require.ErrorIs(t, err, authn.ErrRefused)
-	require.NotContains(t, err.Error(), "secret", "a real token that was shown by mistake is in no log")
-}
-
 // From the shell: a request is signed, with or without a server, and a token, and both are audited.
 func TestOnce(t *testing.T) {
 	t.Parallel()
@@ -380,7 +416,7 @@ func TestOnce(t *testing.T) {
 
 	token, err := shell(t, "", arguments(dir, "-jwt", "audience", "-id", id)...)
 	require.NoError(t, err)
-	authority, err := ca.Open(t.Context(), c.authority(), mustStore(t, c))
+	authority, err := ca.Open(t.Context(), c.ca, mustStore(t, c))
 	require.NoError(t, err)
 	validator, err := jwtsvid.NewValidator(authority.Bundle(), []string{"audience"}, nil)
 	require.NoError(t, err)
@@ -392,7 +428,7 @@ func TestOnce(t *testing.T) {
 	for _, cert := range []*x509.Certificate{certs[0], second[0]} {
 		i := records[cert.SerialNumber.Text(16)]
 		require.Equal(t, "command", i.Method)
-		require.Equal(t, operator(), i.Caller)
+		require.Equal(t, fmt.Sprintf("uid %d", os.Getuid()), i.Caller)
 	}
 	require.Len(t, records, 4, "the server's own certificate is the fourth")
 
@@ -453,8 +489,8 @@ func TestOnceInterrupted(t *testing.T) {
 func TestServerWithoutLinkerd(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t, newConfig(t, t.TempDir(), "-trust-domain", "my_domain", "-linkerd-addr", ""))
-	require.Nil(t, s.linkerdAt)
-	status, body := get(t, "http://"+s.adminAt.String()+"/metrics")
+	require.Nil(t, s.at.Linkerd)
+	status, body := get(t, "http://"+s.at.Admin.Addr().String()+"/metrics")
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, body, "citadel_server_csr_count")
 	require.NotContains(t, body, "issuer_cert_ttl_seconds")
@@ -469,11 +505,11 @@ func TestRootsFile(t *testing.T) {
 	first, err := os.ReadFile(c.rootsFile())
 	require.NoError(t, err)
 	require.NoError(t, os.RemoveAll(c.stateDir))
-	_, err = s.p.authority.Rotate(t.Context())
+	_, err = s.ca.own.Rotate(t.Context())
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return !bytes.Equal(s.p.roots(), first) }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return !bytes.Equal(rootsOf(s), first) }, 30*time.Second, 10*time.Millisecond)
 	require.Never(t, func() bool { // the server has noticed, and serves
-		resp, err := http.Get("http://" + s.adminAt.String() + "/ready")
+		resp, err := http.Get("http://" + s.at.Admin.Addr().String() + "/ready")
 		if err != nil {
 			return true
 		}
@@ -483,13 +519,13 @@ func TestRootsFile(t *testing.T) {
 	require.NoError(t, os.Mkdir(c.stateDir, 0o700))
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(c.rootsFile())
-		return err == nil && bytes.Equal(b, s.p.roots())
+		return err == nil && bytes.Equal(b, rootsOf(s))
 	}, 60*time.Second, 50*time.Millisecond)
 }
 
 func mustStore(t testing.TB, c *config) ca.Store {
 	t.Helper()
-	store, _, err := c.openStore(c.secretName(), "ca")
+	store, err := ca.NewDirStore(filepath.Join(c.stateDir, "ca"))
 	require.NoError(t, err)
 	return store
 }
@@ -508,7 +544,7 @@ func TestOperator(t *testing.T) {
 	require.NoFileExists(t, c.auditLog)
 
 	s, _ := start(t, c)
-	first := s.p.authority.Roots()[0]
+	first := s.ca.own.Roots()[0]
 	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, first.ID)
@@ -517,7 +553,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "distributing")
-	require.Eventually(t, func() bool { return len(s.p.authority.Roots()) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
+	require.Eventually(t, func() bool { return len(s.ca.own.Roots()) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
 	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrRotating)
 	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
@@ -528,7 +564,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "tainted")
-	require.Eventually(t, func() bool { return s.p.authority.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.ca.own.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
 		return err == nil && !bytes.Equal(r.Data["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
@@ -536,11 +572,11 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.NotContains(t, out, first.ID)
-	require.Eventually(t, func() bool { return len(s.p.authority.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(s.ca.own.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
 }
 
 // To look, in the middle of a rotation that no server has shown to anybody, writes nothing.
-func TestGlance(t *testing.T) {
+func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	short := []string{"-refresh-hint", "1s", "-propagation", "10s"}
@@ -559,21 +595,6 @@ func TestGlance(t *testing.T) {
 	after, err := mustStore(t, c).Load(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, before.Version, after.Version)
-
-	g := &glance{Store: ca.NewMemoryStore()}
-	_, err = g.Load(t.Context())
-	require.ErrorIs(t, err, ca.ErrNoRecord)
-	_, err = g.Save(t.Context(), ca.Record{Version: "1"})
-	require.ErrorIs(t, err, ca.ErrConflict)
-	version, err := g.Save(t.Context(), ca.Record{Data: map[string][]byte{"a": []byte("b")}})
-	require.NoError(t, err)
-	_, err = g.Save(t.Context(), ca.Record{})
-	require.ErrorIs(t, err, ca.ErrConflict)
-	again, err := g.Load(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, version, again.Version)
-	_, err = g.Store.Load(t.Context())
-	require.ErrorIs(t, err, ca.ErrNoRecord, "it is not there")
 }
 
 // A CA that an operator plugged in is used as it is, and rotates no roots.
@@ -589,19 +610,19 @@ func TestPluggedIn(t *testing.T) {
 	require.ErrorIs(t, err, ca.ErrPluggedIn)
 
 	s, _ := start(t, c)
-	bundle := s.p.signer.Bundle()
+	bundle := s.ca.Bundle()
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, "demo/web", key)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "demo/web", key)
 	require.NoError(t, err)
 	require.Len(t, chain, 2, "leaf and intermediate")
 	require.Len(t, roots, 1)
 	require.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
 	require.NoError(t, chain[1].CheckSignatureFrom(roots[0]))
 	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "demo/web", name, key)
+	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, proxyCSR(t, name))
 	require.NoError(t, err)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
 	require.True(t, proxied[1].Equal(chain[1]))
@@ -671,7 +692,7 @@ func TestKubernetes(t *testing.T) {
 	k, args := cluster(t)
 	first, _ := start(t, newConfig(t, t.TempDir(), args...))
 	second, _ := start(t, newConfig(t, t.TempDir(), args...))
-	require.Equal(t, first.p.roots(), second.p.roots(), "one CA")
+	require.Equal(t, rootsOf(first), rootsOf(second), "one CA")
 	var secret struct {
 		Type string            `json:"type"`
 		Data map[string]string `json:"data"`
@@ -680,25 +701,25 @@ func TestKubernetes(t *testing.T) {
 	require.Equal(t, "istio.io/ca-root", secret.Type)
 	require.Contains(t, secret.Data, "ca-key.pem")
 
-	bundle := first.p.signer.Bundle()
+	bundle := first.ca.Bundle()
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	for _, s := range []*server{first, second} {
-		chain, _, err := istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, "token-web", key)
+		chain, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "token-web", key)
 		require.NoError(t, err)
 		require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
 		for _, token := range []string{"demo/web", "spiffe://cluster.local/ns/demo/sa/web", "other"} {
-			_, _, err = istioRequest(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, token, key)
+			_, _, err = istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, token, key)
 			requireUnauthenticated(t, err, token)
 		}
 		const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
-		proxied, err := linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "token-db", name, key)
+		proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-db", name, proxyCSR(t, name))
 		require.NoError(t, err)
 		require.NoError(t, checkLinkerd(proxied, name, bundle))
-		_, err = linkerdRequest(t.Context(), client, "https://"+s.linkerdAt.String(), "demo/db", name, key)
-		require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err))
+		_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/db", name, proxyCSR(t, name))
+		require.Equal(t, grpchttp.InvalidArgument, codeOf(err))
 	}
 	var out bytes.Buffer
 	first.announce(&out)
@@ -720,19 +741,21 @@ func TestImpersonation(t *testing.T) {
 	pod("web-0", "uid-1", "web", "n1")
 	pod("db-0", "uid-2", "db", "n2")
 	s, _ := start(t, newConfig(t, t.TempDir(), append(args, "-trusted-node-accounts", "demo/tunnel")...))
-	client := newClient(s.p.signer.Bundle(), nil)
+	client := newClient(s.ca.Bundle(), nil)
 	defer client.CloseIdleConnections()
-	rpc := connect.NewClient[istiowire.IstioCertificateRequest, istiowire.IstioCertificateResponse](client, "https://"+s.istioAt.String()+istiowire.CreateCertificate, connect.WithGRPC())
+	rpc := grpchttp.NewClient(client, "https://"+s.at.Istio.Addr().String(), 1<<20)
 	ask := func(token, id string) ([]string, error) {
 		metadata, err := structpb.NewStruct(map[string]any{"ImpersonatedIdentity": id})
 		require.NoError(t, err)
-		req := connect.NewRequest(&istiowire.IstioCertificateRequest{Csr: newCSR(t), Metadata: metadata})
-		req.Header().Set("Authorization", "Bearer "+token)
-		resp, err := rpc.CallUnary(t.Context(), req)
+		request, err := proto.Marshal(&istiowire.IstioCertificateRequest{Csr: newCSR(t), Metadata: metadata})
+		require.NoError(t, err)
+		response, err := rpc.Unary(t.Context(), istioca.CreateCertificate, http.Header{"Authorization": {"Bearer " + token}}, request)
 		if err != nil {
 			return nil, err
 		}
-		return resp.Msg.GetCertChain(), nil
+		answer := new(istiowire.IstioCertificateResponse)
+		require.NoError(t, proto.Unmarshal(response, answer))
+		return answer.GetCertChain(), nil
 	}
 	chain, err := ask("token-tunnel", "spiffe://cluster.local/ns/demo/sa/web")
 	require.NoError(t, err)
@@ -745,7 +768,7 @@ func TestImpersonation(t *testing.T) {
 		{"token-web", "spiffe://cluster.local/ns/demo/sa/db"}, // not trusted
 	} {
 		_, err := ask(tc[0], tc[1])
-		require.Equal(t, connect.CodeUnauthenticated, connect.CodeOf(err), "%v: %v", tc, err)
+		require.Equal(t, grpchttp.Unauthenticated, codeOf(err), "%v: %v", tc, err)
 	}
 
 	k.AccessReviews(func(s kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
@@ -777,16 +800,16 @@ func TestExternalCA(t *testing.T) {
 	for name, more := range map[string][]string{"configured": {"-external-roots", roots}, "learned": {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"}} {
 		c := newConfig(t, filepath.Join(dir, name), append(args, more...)...)
 		s, stop := start(t, c)
-		client := newClient(s.p.signer.Bundle(), nil)
+		client := newClient(s.ca.Bundle(), nil)
 		key, err := pki.NewKey(pki.ECDSAP256)
 		require.NoError(t, err)
 		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://cluster.local/ns/demo/sa/web"))}})
 		require.NoError(t, err)
-		chain, _, err := istioCSR(t.Context(), client, "https://"+s.istioAt.String(), s.c.trustDomain, "token-web", csr)
+		chain, _, err := istioCSR(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "token-web", csr)
 		require.NoError(t, err, name)
 		require.NoError(t, chain[0].CheckSignatureFrom(signer.root.Certificate()))
 		require.Contains(t, audited(t, c), chain[0].SerialNumber.Text(16))
-		_, body := get(t, "http://"+s.adminAt.String()+"/status")
+		_, body := get(t, "http://"+s.at.Admin.Addr().String()+"/status")
 		require.Contains(t, body, "signers of the cluster")
 		client.CloseIdleConnections()
 		stop()

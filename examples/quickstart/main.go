@@ -6,12 +6,12 @@
 // A certificate authority makes a root. Two workloads, frontend and backend, get an identity from
 // it, each kept fresh by a SecretManager. The frontend's secrets are served to Envoy by SDS on a
 // Unix socket, where a small client takes them as Envoy would. The frontend sends requests to the
-// backend over mTLS, a new handshake each. Leaves are renewed all the time, and once the root is
-// replaced in four steps: prepared, distributed, activated, retired. No handshake may fail: the
-// first that does makes the exit code 1, and the summary says which it was.
+// backend over mTLS, each with a new handshake. Leaves are renewed all the time, and once the root is
+// replaced in four steps: prepared, distributed, activated, retired. No handshake may fail: after a
+// failure the exit code is 1, and the error describes the first one.
 //
-// With -ca and -ca-roots the identities come from a CA outside, over Istio's certificate API, such as
-// that of examples/ca, whose operator then rotates the root:
+// With -ca and -ca-roots the identities come from another process, over Istio's certificate API, such as
+// examples/ca, whose operator then rotates the root:
 //
 //	go run ./examples/ca -trust-domain example.org
 //	go run ./examples/quickstart -ca https://localhost:15012 -ca-roots ~/.local/state/svidkit-ca/example.org/root-cert.pem
@@ -21,7 +21,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -30,11 +29,10 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -42,7 +40,7 @@ var trustDomain = spiffe.MustParseTrustDomain("example.org")
 
 // options are the flags.
 type options struct {
-	duration time.Duration // of the whole show; 0 with serve
+	duration time.Duration // of the whole run; ignored with serve
 	lifetime time.Duration // of a leaf
 	serve    bool
 	socket   string
@@ -50,7 +48,7 @@ type options struct {
 	live     bool
 	every    time.Duration // between two replacements of the root, with serve; 0 means six lifetimes
 
-	ca      string // URL of a CA outside; empty for one of our own
+	ca      string // URL of the CA; empty for one in this process
 	caRoots string // file
 }
 
@@ -79,18 +77,20 @@ func main() {
 	}
 }
 
-// show runs everything, narrates it to out, and stops all of it before it returns. That a signal
-// ends it early is no error.
+// errOver ends a run whose duration has passed.
+var errOver = errors.New("the run is over")
+
+// show runs everything, writes to out what happens, and stops all of it before it returns. It returns nil
+// if a signal ends it early.
 func show(outer context.Context, o options, out io.Writer) error {
 	n := &narrator{start: time.Now(), json: o.json, live: o.live && !o.json, out: out}
 	defer n.end()
 	ctx, cancel := context.WithCancelCause(outer)
 	services := &group{ctx: ctx, fail: cancel}
-	defer func() {
-		cancel(nil)
-		services.wait()
-	}()
+	defer services.wg.Wait()
+	defer cancel(nil)
 
+	// Two workloads with identities from one CA.
 	issuer, authority, err := newIssuer(n, o)
 	if err != nil {
 		return err
@@ -106,10 +106,11 @@ func show(outer context.Context, o options, out io.Writer) error {
 	rotation := &rotation{n: n, authority: authority, workloads: []*workload{frontend, backend}}
 	if authority != nil {
 		services.run("certificate authority", authority.Run)
-		services.run("rotation", rotation.run)
+		services.run("narration of the rotation", rotation.narrate)
+		services.run("rotation", func(ctx context.Context) error { return rotation.begin(ctx, o) })
 	}
 
-	// SDS on a Unix socket, as Envoy wants it.
+	// SDS on a Unix socket, for Envoy.
 	if o.socket == "" {
 		dir, err := os.MkdirTemp("", "svidkit")
 		if err != nil {
@@ -118,55 +119,38 @@ func show(outer context.Context, o options, out io.Writer) error {
 		defer os.RemoveAll(dir)
 		o.socket = filepath.Join(dir, "sds.sock")
 	}
-	handler, err := sds.NewHandler(frontend.manager, nil)
+	updates, err := startSDS(services, n, frontend, o.socket)
 	if err != nil {
 		return err
 	}
-	server := &unixsocket.Server{Path: o.socket, Handler: handler}
-	if err := server.Listen(); err != nil {
-		return err
-	}
-	services.run("SDS server", server.Run)
-	n.say(event{Who: "sds", What: "listening", Detail: o.socket})
-	proxy := &proxy{n: n, socket: o.socket}
-	services.run("SDS client", proxy.run)
 	if o.serve {
-		n.print(bootstrap(o.socket))
+		n.print("\nAn Envoy takes the frontend's certificates from here with this bootstrap (envoy -c envoy.yaml):\n\n" +
+			strings.ReplaceAll(envoyBootstrap, "SOCKET", o.socket) +
+			"\nThen look at http://127.0.0.1:9901/certs: the serial numbers follow the ones above.\n\n")
 	}
 
-	// Traffic over mTLS, until the time is over.
+	// Traffic over mTLS.
 	traffic, err := startTraffic(services, n, frontend, backend)
 	if err != nil {
 		return err
 	}
-	if o.serve && authority != nil {
-		every := cmp.Or(o.every, 6*o.lifetime)
-		services.run("root rotations", func(ctx context.Context) error { return rotation.every(ctx, every) })
-	}
 	if !o.serve {
-		after := time.AfterFunc(o.duration, func() { cancel(errOver) })
-		defer after.Stop()
+		defer time.AfterFunc(o.duration, func() { cancel(errOver) }).Stop()
 	}
-	if !o.serve && authority != nil {
-		rotate := time.AfterFunc(o.duration*3/10, func() { rotation.begin(ctx) })
-		defer rotate.Stop()
-	}
-	<-ctx.Done()
-
-	services.wait()
+	services.wg.Wait()
 	n.end()
 	n.finish(summary{
 		Renewals:         frontend.renewals.Load() + backend.renewals.Load(),
 		RootRotations:    rotation.complete.Load(),
-		SDSUpdates:       proxy.updates.Load(),
+		SDSUpdates:       updates.Load(),
 		Requests:         traffic.done.Load(),
 		FailedHandshakes: traffic.failed.Load(),
 	})
 	if err := traffic.verdict(); err != nil {
 		return err
 	}
-	if cause := context.Cause(ctx); !errors.Is(cause, errOver) && ctx.Err() != nil && outer.Err() == nil {
-		return cause // a service ended that should not have
+	if cause := context.Cause(ctx); !errors.Is(cause, errOver) && outer.Err() == nil {
+		return cause // a service has failed
 	}
 	return nil
 }

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +24,7 @@ type event struct {
 	Summary  *summary  `json:"summary,omitempty"`
 }
 
-// progress is how the traffic goes.
+// progress counts requests.
 type progress struct {
 	Done   int64 `json:"done"`
 	Failed int64 `json:"failed"`
@@ -37,8 +39,7 @@ type summary struct {
 	FailedHandshakes int64 `json:"failed_handshakes"`
 }
 
-// narrator writes events as they happen: lines for people, with a live line below them on a
-// terminal, or JSON.
+// narrator writes events as they happen: lines for people, on a terminal with a live line below them, or JSON.
 type narrator struct {
 	start time.Time
 	json  bool
@@ -49,20 +50,21 @@ type narrator struct {
 	last string // the live line that is on the screen
 }
 
+// say writes an event.
 func (n *narrator) say(e event) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	now := time.Since(n.start).Seconds()
-	if n.json {
-		e.At = float64(int(now*1000)) / 1000
-		line, err := json.Marshal(e)
-		if err == nil {
-			fmt.Fprintf(n.out, "%s\n", line)
-		}
+	e.At = math.Trunc(1000*time.Since(n.start).Seconds()) / 1000
+	if !n.json {
+		n.print(e.line() + "\n")
 		return
 	}
-	n.clear()
-	text := []string{e.What}
+	if line, err := json.Marshal(e); err == nil {
+		n.write(string(line)+"\n", "")
+	}
+}
+
+// line returns an event for people.
+func (e event) line() string {
+	text := []string{fmt.Sprintf("%5.1fs  %-8s  %s", e.At, e.Who, e.What)}
 	if e.ID != "" {
 		text = append(text, e.ID)
 	}
@@ -70,7 +72,7 @@ func (n *narrator) say(e event) {
 		text = append(text, "serial "+e.Serial)
 	}
 	if !e.NotAfter.IsZero() {
-		layout := "15:04:05"
+		layout := time.TimeOnly
 		if time.Until(e.NotAfter) > 24*time.Hour {
 			layout = time.DateOnly
 		}
@@ -79,48 +81,40 @@ func (n *narrator) say(e event) {
 	if e.Detail != "" {
 		text = append(text, e.Detail)
 	}
-	fmt.Fprintf(n.out, "%5.1fs  %-8s  %s\n", now, e.Who, strings.Join(text, "  "))
-	n.draw()
+	return strings.Join(text, "  ")
 }
 
-// status shows how the traffic goes: on the live line of a terminal, else as an event.
+// status writes how the traffic goes: on the live line of a terminal, else as an event.
 func (n *narrator) status(p progress) {
-	if n.json {
+	e := event{Who: "traffic", What: fmt.Sprintf("%d requests done, %d failed", p.Done, p.Failed)}
+	switch {
+	case n.json:
 		n.say(event{Who: "traffic", What: "progress", Progress: &p})
-		return
+	case n.live:
+		e.At = time.Since(n.start).Seconds()
+		n.write("", e.line())
+	default:
+		n.say(e)
 	}
-	line := fmt.Sprintf("%d requests done, %d failed", p.Done, p.Failed)
-	if !n.live {
-		n.say(event{Who: "traffic", What: line})
-		return
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.clear()
-	n.last = fmt.Sprintf("%5.1fs  %-8s  %s", time.Since(n.start).Seconds(), "traffic", line)
-	n.draw()
 }
 
-// print writes text as it is; -json leaves it out.
+// print writes text as it is, above the live line; -json leaves it out.
 func (n *narrator) print(text string) {
+	if !n.json {
+		n.write(text, "")
+	}
+}
+
+// write writes text in place of the live line, and then the live line, which is replaced unless live is empty.
+func (n *narrator) write(text, live string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.json {
-		return
-	}
-	n.clear()
-	fmt.Fprint(n.out, text)
-	n.draw()
-}
-
-// clear and draw take the live line off the screen and put it back.
-func (n *narrator) clear() {
 	if n.last != "" {
-		fmt.Fprint(n.out, "\r\x1b[K")
+		text = "\r\x1b[K" + text
 	}
+	n.last = cmp.Or(live, n.last)
+	fmt.Fprint(n.out, text+n.last)
 }
-
-func (n *narrator) draw() { fmt.Fprint(n.out, n.last) }
 
 // end leaves the last live line where it is.
 func (n *narrator) end() {
@@ -132,11 +126,10 @@ func (n *narrator) end() {
 	}
 }
 
-// finish says how it went.
+// finish writes the summary.
 func (n *narrator) finish(s summary) {
 	if n.json {
 		n.say(event{Who: "summary", What: "over", Summary: &s})
-		return
 	}
 	n.print(fmt.Sprintf("\nrenewals %d, root rotations %d, SDS updates %d, requests %d, failed handshakes: %d\n",
 		s.Renewals, s.RootRotations, s.SDSUpdates, s.Requests, s.FailedHandshakes))

@@ -79,12 +79,12 @@ func TestFailureShows(t *testing.T) {
 	require.NoError(t, err)
 	backend, err := startWorkload(g, n, inside(authority), "backend", 0)
 	require.NoError(t, err)
-	// Its server allows the backend only.
-	tr, err := startTraffic(g, n, &workload{name: "stranger", id: backend.id, manager: frontend.manager}, backend)
+	// The server of the backend allows only its own ID.
+	tr, err := startTraffic(g, n, &workload{name: "unauthorized", id: backend.id, manager: frontend.manager}, backend)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, 30*time.Second, 10*time.Millisecond)
 	cancel(errOver)
-	g.wait()
+	g.wg.Wait()
 	require.ErrorContains(t, tr.verdict(), "failed, the first at")
 	assert.Contains(t, out.String(), "bad certificate")
 }

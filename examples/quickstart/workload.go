@@ -2,29 +2,21 @@ package main
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"slices"
+	"io"
+	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// errOver ends the show when its time is over.
-var errOver = errors.New("the show is over")
-
-// patience is how long a workload waits for its first identity. A service would wait for as long as it
-// takes; here somebody watches.
-const patience = 30 * time.Second
-
-var errLate = fmt.Errorf("no identity within %v; is the CA there?", patience)
-
-// group runs services until its context ends; one that ends before ends all.
+// group runs services until its context ends. The first that fails ends all.
 type group struct {
 	ctx  context.Context
 	fail context.CancelCauseFunc
@@ -38,8 +30,6 @@ func (g *group) run(name string, f func(context.Context) error) {
 		}
 	})
 }
-
-func (g *group) wait() { g.wg.Wait() }
 
 // workload is a service with an identity that renews itself.
 type workload struct {
@@ -65,20 +55,18 @@ func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime t
 		return nil, err
 	}
 	g.run(name, w.manager.Run)
-	ctx, cancel := context.WithTimeoutCause(g.ctx, patience, errLate)
+	// A service would wait for as long as it takes.
+	ctx, cancel := context.WithTimeoutCause(g.ctx, 30*time.Second, errors.New("no identity within 30s; is the CA there?"))
 	defer cancel()
 	if _, err := w.manager.GenerateSecret(ctx, "default"); err != nil {
 		return nil, err
 	}
-	g.run(name+" narration", func(ctx context.Context) error {
-		w.narrate(ctx, n)
-		return nil
-	})
+	g.run("narration of "+name, func(ctx context.Context) error { return w.narrate(ctx, n) })
 	return w, nil
 }
 
-// narrate tells of each new identity.
-func (w *workload) narrate(ctx context.Context, n *narrator) {
+// narrate describes each new identity.
+func (w *workload) narrate(ctx context.Context, n *narrator) error {
 	var old *spiffe.SVID
 	for snap := range w.manager.Updates(ctx) {
 		svid, err := snap.SVID()
@@ -90,146 +78,113 @@ func (w *workload) narrate(ctx context.Context, n *narrator) {
 			w.renewals.Add(1)
 			e.What, e.ID = "renewed", ""
 		}
-		if root := signer(snap, svid); root != "" {
-			e.Detail = "by root " + root
+		if bundle, err := snap.Bundle(trustDomain); err == nil {
+			for root := range bundle.X509Authorities() {
+				if svid.Leaf().CheckSignatureFrom(root) == nil {
+					e.Detail = "by root " + short(root)
+				}
+			}
 		}
 		n.say(e)
 		old = svid
 	}
+	return nil
 }
-
-// signer returns the serial number of the root that signed svid.
-func signer(snap *spiffe.Snapshot, svid *spiffe.SVID) string {
-	bundle, err := snap.Bundle(svid.ID().TrustDomain())
-	if err != nil {
-		return ""
-	}
-	for root := range bundle.X509Authorities() {
-		if svid.Leaf().CheckSignatureFrom(root) == nil {
-			return short(root)
-		}
-	}
-	return ""
-}
-
-// rotation tells of the four steps in which a root is replaced.
-type rotation struct {
-	n         *narrator
-	authority *ca.Authority
-	workloads []*workload
-	complete  atomic.Int64 // rotations whose old root is gone
-}
-
-func (r *rotation) run(ctx context.Context) error {
-	known := map[string]ca.Phase{short(r.authority.Roots()[0].Certificate): ca.Active}
-	for {
-		changed := r.authority.Changed() // taken before the state is read, so that no change is missed
-		now := map[string]ca.Phase{}
-		for _, root := range slices.Backward(r.authority.Roots()) { // newest first
-			serial := short(root.Certificate)
-			now[serial] = root.Phase
-			if root.Phase == known[serial] {
-				continue
-			}
-			switch root.Phase {
-			case ca.Distributing:
-				r.n.say(event{Who: "ca", What: "root prepared", Serial: serial, Detail: "it is in the bundle, and signs nothing yet"})
-				r.distributed(ctx, root)
-			case ca.Active:
-				r.n.say(event{Who: "ca", What: "root activated", Serial: serial, Detail: "it signs every leaf from now on"})
-			case ca.Retiring:
-				r.n.say(event{Who: "ca", What: "root retiring", Serial: serial, Detail: "it waits for its last leaf to expire"})
-			}
-		}
-		for serial := range known {
-			if _, ok := now[serial]; !ok {
-				r.complete.Add(1)
-				r.n.say(event{Who: "ca", What: "root retired", Serial: serial, Detail: "it is in no bundle any more"})
-			}
-		}
-		known = now
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// every begins a rotation after each interval, until ctx is done.
-func (r *rotation) every(ctx context.Context, interval time.Duration) error {
-	for tick := time.NewTicker(interval); ; {
-		select {
-		case <-ctx.Done():
-			tick.Stop()
-			return nil
-		case <-tick.C:
-			r.begin(ctx)
-		}
-	}
-}
-
-// distributed waits until every workload trusts root, or its time to sign has come.
-func (r *rotation) distributed(ctx context.Context, root ca.KeyStatus) {
-	ctx, cancel := context.WithDeadline(ctx, root.Activates)
-	defer cancel()
-	for _, w := range r.workloads {
-		for !w.trusts(root.Certificate) {
-			changed := w.manager.Changed()
-			if w.trusts(root.Certificate) {
-				break
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}
-	r.n.say(event{Who: "ca", What: "root distributed", Serial: short(root.Certificate),
-		Detail: fmt.Sprintf("every workload trusts it; it signs from %s", root.Activates.Local().Format("15:04:05"))})
-}
-
-func (w *workload) trusts(root *x509.Certificate) bool {
-	bundle, err := w.manager.Bundle(trustDomain)
-	return err == nil && slices.ContainsFunc(slices.Collect(bundle.X509Authorities()), root.Equal)
-}
-
-// begin prepares a new root; the other steps follow by time.
-func (r *rotation) begin(ctx context.Context) {
-	if _, err := r.authority.Rotate(ctx); err != nil {
-		r.n.say(event{Who: "ca", What: "root not rotated", Detail: err.Error()})
-	}
-}
-
-// short is the beginning of a certificate's serial number, enough to tell them apart.
-func short(c *x509.Certificate) string { return fmt.Sprintf("%032x", c.SerialNumber)[:8] }
 
 // traffic is the stream of requests from frontend to backend.
 type traffic struct {
 	done, failed atomic.Int64
 	first        atomic.Pointer[string] // the first failure
-	over         chan struct{}          // closed after the last request
-}
-
-func (t *traffic) fail(n *narrator, err error) {
-	t.failed.Add(1)
-	text := fmt.Sprintf("at %.1fs: %v", time.Since(n.start).Seconds(), err)
-	t.first.CompareAndSwap(nil, &text)
-	n.say(event{Who: "traffic", What: "failed", Detail: err.Error()})
 }
 
 // verdict is an error if a handshake failed.
 func (t *traffic) verdict() error {
 	if first := t.first.Load(); first != nil {
-		return fmt.Errorf("%s failed, the first %s", plural(t.failed.Load(), "handshake"), *first)
+		return fmt.Errorf("%d of %d handshakes failed, the first %s", t.failed.Load(), t.failed.Load()+t.done.Load(), *first)
 	}
 	return nil
 }
 
-func plural(n int64, what string) string {
-	if n == 1 {
-		return "1 " + what
+// startTraffic serves the backend and has the frontend ask it, with a new handshake each time.
+func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
+	// The server: only the frontend gets past the handshake.
+	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second}
+	if err := spiffetls.ConfigureServer(server, backend.manager, backend.manager, spiffe.AllowIDs(frontend.id), nil); err != nil {
+		return nil, err
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	g.run("backend", func(context.Context) error {
+		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+
+	// The client: it takes no other server than the backend.
+	config, err := spiffetls.ClientConfig(frontend.manager, frontend.manager, spiffe.AllowIDs(backend.id), nil)
+	if err != nil {
+		return nil, err
+	}
+	client := &http.Client{
+		Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true},
+		Timeout:   5 * time.Second,
+	}
+	t := new(traffic)
+	g.run("traffic", func(ctx context.Context) error {
+		defer server.Close()
+		report := time.Tick(2 * time.Second)
+		if n.live {
+			report = time.Tick(200 * time.Millisecond)
+		}
+		for tick := time.Tick(20 * time.Millisecond); ; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-report:
+				n.status(progress{t.done.Load(), t.failed.Load()})
+				continue
+			case <-tick:
+			}
+			// A request is not bound to ctx, so that the end of the run is no failure.
+			err := get(client, "https://"+listener.Addr().String(), "hello "+frontend.id.String())
+			if err == nil {
+				t.done.Add(1)
+				continue
+			}
+			t.failed.Add(1)
+			text := fmt.Sprintf("at %.1fs: %v", time.Since(n.start).Seconds(), err)
+			t.first.CompareAndSwap(nil, &text)
+			n.say(event{Who: "traffic", What: "failed", Detail: err.Error()})
+		}
+	})
+	return t, nil
+}
+
+// hello answers with the name of the client.
+func hello(w http.ResponseWriter, r *http.Request) {
+	peer, ok := spiffetls.PeerFromRequest(r)
+	if !ok {
+		http.Error(w, "the client is not authenticated", http.StatusForbidden) // the handshake prevents it
+		return
+	}
+	fmt.Fprintf(w, "hello %s", peer.ID())
+}
+
+func get(client *http.Client, url, want string) error {
+	resp, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+	if err != nil {
+		return err
+	}
+	if string(body) != want {
+		return fmt.Errorf("status %d, body %q", resp.StatusCode, body)
+	}
+	return nil
 }

@@ -9,11 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // withAgent calls f while an agent serves the Workload API at socket: a certificate authority, a
@@ -49,7 +50,7 @@ func withAgent(outer context.Context, f func(ctx context.Context, socket string)
 	if err != nil {
 		return err
 	}
-	handler, err := workloadapi.NewHandler(manager, nil)
+	handler, err := workloadserver.NewHandler(manager, nil)
 	if err != nil {
 		return err
 	}
@@ -59,15 +60,14 @@ func withAgent(outer context.Context, f func(ctx context.Context, socket string)
 		return err
 	}
 	defer os.RemoveAll(dir)
-	socket := strings.TrimPrefix(filepath.ToSlash(filepath.Join(dir, "api.sock")), "/") // on Windows there is no slash
-	server := &workloadapi.Server{Address: "unix:///" + socket, Handler: handler}
+	server := &unixsocket.Server{Path: filepath.Join(dir, "api.sock"), Handler: handler}
 	if err := server.Listen(); err != nil {
 		return err
 	}
 	service("certificate authority", authority.Run)
 	service("SecretManager", manager.Run)
 	service("Workload API", server.Run)
-	err = f(ctx, server.Address)
+	err = f(ctx, "unix:///"+strings.TrimPrefix(filepath.ToSlash(server.Path), "/")) // on Windows there is no slash
 	if ctx.Err() != nil && outer.Err() == nil {
 		return context.Cause(ctx) // a service ended that should not have
 	}

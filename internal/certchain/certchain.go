@@ -4,6 +4,7 @@ package certchain
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/rsa"
 	"crypto/x509"
 	"errors"
@@ -57,4 +58,36 @@ func rsaBits(c *x509.Certificate) int {
 		return k.N.BitLen()
 	}
 	return 0
+}
+
+// Tidy returns chain as it is presented: the leaf, which is the certificate for key, then each
+// certificate after the one that it signed, without self-signed roots, which peers have, and without
+// repetitions. CAs send chains with roots, twice, and in any order. What does not fit stays at the end,
+// for verification to judge. chain has passed [CheckSize] and is not changed.
+func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
+	isLeaf := func(c *x509.Certificate) bool {
+		k, ok := c.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
+		return ok && k.Equal(key)
+	}
+	leaf := max(slices.IndexFunc(chain, isLeaf), 0)
+	out := []*x509.Certificate{chain[leaf]}
+	var rest []*x509.Certificate
+	for i, c := range chain {
+		if i != leaf && !slices.ContainsFunc(out, c.Equal) && !slices.ContainsFunc(rest, c.Equal) && !SelfSigned(c) {
+			rest = append(rest, c)
+		}
+	}
+	for len(rest) > 0 {
+		last := out[len(out)-1]
+		next := max(0, slices.IndexFunc(rest, func(c *x509.Certificate) bool { return signed(c, last) }))
+		out = append(out, rest[next])
+		rest = slices.Delete(rest, next, next+1)
+	}
+	return out
+}
+
+// signed reports whether parent says that it signed child; the signature is the verifier's business.
+func signed(parent, child *x509.Certificate) bool {
+	return bytes.Equal(parent.RawSubject, child.RawIssuer) &&
+		(len(child.AuthorityKeyId) == 0 || len(parent.SubjectKeyId) == 0 || bytes.Equal(child.AuthorityKeyId, parent.SubjectKeyId))
 }

@@ -61,36 +61,53 @@ func Check(data []byte, size, blocks int) error {
 	}
 }
 
-// Certificates parses every block of data, each of which must be a CERTIFICATE. Text before a block
-// is allowed, as tools write comments there; text after the last one is not, nor is a damaged block
-// anywhere. An input without any certificate is an error.
-func Certificates(data []byte) ([]*x509.Certificate, error) {
-	if err := Check(data, MaxInput, MaxCertificates); err != nil {
-		return nil, err
+// Each calls read for the contents of each block of data, all of which must be of one type, without headers
+// unless they are certificates. Text before a block is allowed, as tools write comments there; text after
+// the last one is not, nor is a damaged block anywhere. Input without any block is an error. Errors call a
+// block by its noun.
+func Each(data []byte, typ, noun string, limit int, read func(der []byte) error) error {
+	if err := Check(data, MaxInput, limit); err != nil {
+		return err
 	}
-	var certs []*x509.Certificate
-	for rest := data; ; {
+	n := 0
+	for rest := data; ; n++ {
 		var b *pem.Block
 		if b, rest = pem.Decode(rest); b == nil {
 			if len(bytes.TrimSpace(rest)) > 0 {
-				return nil, fmt.Errorf("after certificate %d: text that is not PEM", len(certs))
+				return fmt.Errorf("after %s %d: text that is not PEM", noun, n)
 			}
 			break
 		}
-		if b.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("block %d is %.40q, not CERTIFICATE", len(certs)+1, b.Type)
+		switch {
+		case b.Type != typ:
+			return fmt.Errorf("block %d is %.40q, not %s", n+1, b.Type, typ)
+		case len(b.Headers) > 0 && typ != certificate:
+			return fmt.Errorf("block %d has headers", n+1)
 		}
-		c, err := x509.ParseCertificate(b.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, Short(err))
+		if err := read(b.Bytes); err != nil {
+			return fmt.Errorf("%s %d: %w", noun, n+1, Short(err))
 		}
+	}
+	if damaged := Blocks(data) - n; damaged != 0 {
+		return fmt.Errorf("%d damaged PEM blocks", damaged)
+	}
+	if n == 0 {
+		return fmt.Errorf("no %s found", noun)
+	}
+	return nil
+}
+
+const certificate = "CERTIFICATE"
+
+// Certificates parses data by the rules of Each.
+func Certificates(data []byte) (certs []*x509.Certificate, err error) {
+	err = Each(data, certificate, "certificate", MaxCertificates, func(der []byte) error {
+		c, err := x509.ParseCertificate(der)
 		certs = append(certs, c)
-	}
-	if damaged := Blocks(data) - len(certs); damaged != 0 {
-		return nil, fmt.Errorf("%d damaged PEM blocks", damaged)
-	}
-	if len(certs) == 0 {
-		return nil, errors.New("no certificate found")
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	return certs, nil
 }
@@ -99,7 +116,7 @@ func Certificates(data []byte) ([]*x509.Certificate, error) {
 func EncodeCertificates(certs []*x509.Certificate) []byte {
 	var buf bytes.Buffer
 	for _, c := range certs {
-		_ = pem.Encode(&buf, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}) // a Buffer does not fail
+		_ = pem.Encode(&buf, &pem.Block{Type: certificate, Bytes: c.Raw}) // a Buffer does not fail
 	}
 	return buf.Bytes()
 }
@@ -176,7 +193,7 @@ func PKCS8(der []byte) (crypto.Signer, error) {
 }
 
 // Short returns err, or the beginning of its text if that is long: crypto/x509 quotes whole names and
-// object identifiers, and whoever wrote those should not fill our log.
+// object identifiers, and the author of a certificate should not fill our log.
 func Short(err error) error {
 	if text := err.Error(); len(text) > maxText {
 		return errors.New(strings.ToValidUTF8(text[:maxText], "") + "…")

@@ -154,16 +154,7 @@ func TestIstioCA(t *testing.T) {
 	})})
 	require.NoError(t, err)
 	serverTLS, clientTLS := caTLS(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := &http.Server{Handler: srv, TLSConfig: serverTLS}
-	done := make(chan error, 1)
-	go func() { done <- server.ServeTLS(l, "", "") }()
-	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		require.ErrorIs(t, <-done, http.ErrServerClosed)
-	})
-	conn := dial(t, l.Addr().String(), credentials.NewTLS(clientTLS))
+	conn := dial(t, serveCA(t, caserver.ServeOptions{Handler: srv, TLS: serverTLS}), credentials.NewTLS(clientTLS))
 	client := security.NewIstioCertificateServiceClient(conn)
 	der, key := requestFor(t, "ignored.example")
 	csr := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
@@ -276,20 +267,8 @@ func TestLinkerdIdentity(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	serverTLS, clientTLS := caTLS(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	listen := func(o caserver.ServeOptions) string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		done := make(chan error, 1)
-		go func() { done <- caserver.Serve(ctx, l, o) }()
-		t.Cleanup(func() {
-			cancel()
-			require.ErrorIs(t, <-done, context.Canceled)
-		})
-		return l.Addr().String()
-	}
-	encrypted := listen(caserver.ServeOptions{Handler: srv, TLS: serverTLS})
-	plain := listen(caserver.ServeOptions{Handler: srv, Plaintext: true})
+	encrypted := serveCA(t, caserver.ServeOptions{Handler: srv, TLS: serverTLS})
+	plain := serveCA(t, caserver.ServeOptions{Handler: srv, Plaintext: true})
 
 	der, key := requestFor(t, web)
 	good := &identity.CertifyRequest{Identity: web, Token: []byte("web"), CertificateSigningRequest: der}

@@ -30,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/witsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // features are what either exports. A function stands for "yes" and is named, a text for itself, and
@@ -65,7 +66,7 @@ var features = []struct {
 	{"prove possession of a WIT-SVID", witsvid.NewProver, nil},
 	{"Workload API, client", workloadapi.NewClient, peerapi.New},
 	{"Workload API, identity that stays current", workloadapi.New, peerapi.NewX509Source},
-	{"Workload API, server", workloadapi.NewHandler, nil},
+	{"Workload API, server", workloadserver.NewHandler, nil},
 	{"Workload API, named pipes of Windows", "with a client of the caller's", "`workloadapi.WithNamedPipeName`"},
 	{"federation, fetch a bundle", federation.Fetch, peerfederation.FetchBundle},
 	{"federation, serve a bundle", federation.NewHandler, peerfederation.NewHandler},

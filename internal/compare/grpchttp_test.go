@@ -53,7 +53,13 @@ func oursForPeer(t *testing.T, methods map[string]grpchttp.Method) *grpc.ClientC
 		_ = srv.Close()
 		<-done
 	})
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(plain{})))
+	return dialPeer(t, l.Addr().String())
+}
+
+// dialPeer returns a client of grpc-go.
+func dialPeer(t *testing.T, addr string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(plain{})))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn

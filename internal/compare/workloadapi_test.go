@@ -26,11 +26,13 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/witsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 func timeout(t *testing.T) context.Context {
@@ -52,12 +54,12 @@ func socket(t *testing.T) string {
 // tokens issues and validates for our server.
 type tokens struct {
 	*authority
-	validator *jwtsvid.Validator
+	*jwtsvid.Validator
 }
 
 func newTokens(t *testing.T, a *authority) tokens {
 	t.Helper()
-	v, err := jwtsvid.NewValidator(a.bundle(t), []string{"db"}, nil)
+	v, err := jwtsvid.NewAgentValidator(a.bundle(t), nil)
 	require.NoError(t, err)
 	return tokens{a, v}
 }
@@ -66,25 +68,12 @@ func (k tokens) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string)
 	return k.jwt.Issue(jwtsvid.Request{ID: id, Audience: audience})
 }
 
-func (k tokens) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
-	if audience != "db" {
-		return spiffe.ID{}, nil, errors.New("not our audience")
-	}
-	p, err := k.validator.Validate(token)
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	var claims map[string]any
-	err = p.Claims(&claims)
-	return p.ID(), claims, err
-}
-
 // serveOurs runs our server and returns its address.
-func serveOurs(t *testing.T, src workloadapi.Provider, opts *workloadapi.Options) string {
+func serveOurs(t *testing.T, src workloadserver.Provider, opts *workloadserver.Options) string {
 	t.Helper()
-	h, err := workloadapi.NewHandler(src, opts)
+	h, err := workloadserver.NewHandler(src, opts)
 	require.NoError(t, err)
-	s := &workloadapi.Server{Address: "unix://" + socket(t), Handler: h}
+	s := &unixsocket.Server{Path: socket(t), Handler: h}
 	require.NoError(t, s.Listen())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -94,7 +83,7 @@ func serveOurs(t *testing.T, src workloadapi.Provider, opts *workloadapi.Options
 		cancel()
 		assert.ErrorIs(t, <-done, context.Canceled)
 	})
-	return s.Address
+	return "unix://" + s.Path
 }
 
 func sameSVID(t *testing.T, want, got *spiffe.SVID) {
@@ -184,9 +173,9 @@ func TestPeerClientHints(t *testing.T) {
 	snap := a.snapshot(t, "/web")
 	first, err := snap.SVID()
 	require.NoError(t, err)
-	var ids []workloadapi.Identity
-	addr := peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadapi.Options{
-		Identities: func(context.Context) ([]workloadapi.Identity, error) { return ids, nil },
+	var ids []workloadserver.Identity
+	addr := peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 		Issuer:     newTokens(t, a),
 	}))
 
@@ -195,7 +184,7 @@ func TestPeerClientHints(t *testing.T) {
 	_, err = peerapi.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db"}, addr)
 	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
 
-	ids = []workloadapi.Identity{{SVID: first, Hint: "internal"}, {SVID: a.ca.Intermediate().SVID("/batch"), Hint: "external"}}
+	ids = []workloadserver.Identity{{SVID: first, Hint: "internal"}, {SVID: a.ca.Intermediate().SVID("/batch"), Hint: "external"}}
 	got, err := peerapi.FetchX509SVIDs(ctx, addr)
 	require.NoError(t, err)
 	require.Len(t, got, 2)
@@ -247,7 +236,7 @@ func TestPeerClientJWT(t *testing.T) {
 	ctx := timeout(t)
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
 	k := newTokens(t, a)
-	addr := peerapi.WithAddr(serveOurs(t, newLive(a.snapshot(t, "/web", other)), &workloadapi.Options{Issuer: k, Validator: k}))
+	addr := peerapi.WithAddr(serveOurs(t, newLive(a.snapshot(t, "/web", other)), &workloadserver.Options{Issuer: k, Validator: k}))
 
 	source, err := peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(addr))
 	require.NoError(t, err)
@@ -257,9 +246,9 @@ func TestPeerClientJWT(t *testing.T) {
 	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
 	_, err = peerjwt.ParseAndValidate(svid.Marshal(), source, []string{"db"})
 	assert.NoError(t, err)
-	proof, err := k.validator.Validate(svid.Marshal())
+	id, _, err := k.ValidateJWTSVID(ctx, "db", svid.Marshal())
 	require.NoError(t, err)
-	assert.Equal(t, svid.ID.String(), proof.ID().String())
+	assert.Equal(t, svid.ID.String(), id.String())
 
 	bundles, err := peerapi.FetchJWTBundles(ctx, addr)
 	require.NoError(t, err)
@@ -527,10 +516,12 @@ func TestPeerServerCalls(t *testing.T) {
 		break
 	}
 
-	_, err = client.FetchJWTSVID(ctx, "db", "cache") // the issuer makes tokens for one receiver
+	_, err = client.FetchJWTSVIDs(ctx, spiffe.ID{}, "db", "cache") // the issuer makes tokens for one receiver
 	require.ErrorIs(t, err, workloadapi.ErrRefused)
-	svid, err := client.FetchJWTSVID(ctx, "db")
+	all, err := client.FetchJWTSVIDs(ctx, spiffe.ID{}, "db")
 	require.NoError(t, err)
+	require.Len(t, all, 1)
+	svid := all[0]
 	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
 	assert.Equal(t, "internal", svid.Hint)
 	id, claims, err := client.ValidateJWTSVID(ctx, "db", svid.Token())
@@ -542,7 +533,7 @@ func TestPeerServerCalls(t *testing.T) {
 	_, err = client.FetchJWTSVIDs(ctx, spiffe.MustParseID("spiffe://example.org/else"), "db")
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
 
-	for _, err := range workloadapi.NewWITClient(client).WatchSVIDs(ctx, spiffe.ID{}) {
+	for _, err := range client.WatchWITSVIDs(ctx, spiffe.ID{}) {
 		assert.ErrorIs(t, err, workloadapi.ErrUnimplemented)
 	}
 }
@@ -550,8 +541,12 @@ func TestPeerServerCalls(t *testing.T) {
 // wits issues WIT-SVIDs for our server.
 type wits struct{ *witsvid.Issuer }
 
-func (w wits) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (workloadapi.IssuedWITSVID, error) {
-	return w.IssueSVID(id)
+func (w wits) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (string, crypto.Signer, error) {
+	svid, err := w.IssueSVID(id)
+	if err != nil {
+		return "", nil, err
+	}
+	return svid.Token(), svid.Signer(), nil
 }
 
 // The peer's client takes WIT-SVIDs, keys and bundles from our server.
@@ -572,9 +567,9 @@ func TestPeerClientWIT(t *testing.T) {
 	svid, err := snap.SVID()
 	require.NoError(t, err)
 	snap = spiffe.NewSnapshot(svid, snap.Bundles().With(own))
-	client, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadapi.Options{
-		Identities: func(context.Context) ([]workloadapi.Identity, error) {
-			return []workloadapi.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}}, nil
+	client, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) {
+			return []workloadserver.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}}, nil
 		},
 		WITIssuer: wits{issuer},
 	})))

@@ -26,10 +26,11 @@ var update = flag.Bool("update", false, "write imports.txt again; each new line 
 
 // others are the modules of others that our code may import, with the reason.
 var others = map[string]string{
-	"github.com/go-jose/go-jose/v4":  "parsing, verifying and signing tokens",
 	"golang.org/x/crypto/cryptobyte": "ASN.1 built and read strictly",
+	"github.com/go-jose/go-jose/v4":  "tokens: parse, verify, sign",
 	"google.golang.org/protobuf":     "wire messages",
 	"connectrpc.com/connect":         "the gRPC protocol over net/http",
+	"github.com/fsnotify/fsnotify":   "notifications of changed files, for internal/follow alone",
 }
 
 // forbidden is what no package links, tests and examples included.
@@ -109,7 +110,7 @@ func TestImports(t *testing.T) {
 // TestReach holds what packages link of others, through other packages too.
 func TestReach(t *testing.T) {
 	t.Parallel()
-	const cryptobyte, jose, fsnotify = "golang.org/x/crypto/cryptobyte", "github.com/go-jose/go-jose/v4", "github.com/fsnotify/fsnotify"
+	const cryptobyte, jose, fsnotify, sys = "golang.org/x/crypto/cryptobyte", "github.com/go-jose/go-jose/v4", "github.com/fsnotify/fsnotify", "golang.org/x/sys"
 	for _, c := range []struct{ packages, may []string }{
 		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/federation", "authn", "authn/kube"}, nil},
 		{[]string{"spiffe/jwtsvid", "spiffe/witsvid"}, []string{jose}},
@@ -118,7 +119,7 @@ func TestReach(t *testing.T) {
 		}},
 		{[]string{
 			"spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache",
-		}, []string{cryptobyte, jose, fsnotify}},
+		}, []string{cryptobyte, jose, fsnotify, sys}},
 	} {
 		for _, name := range c.packages {
 			for _, p := range list(t, "-deps", "./"+name) {

@@ -31,19 +31,19 @@ func TestWeight(t *testing.T) {
 	}{
 		{"spiffe", "spiffe.NewVerifier, spiffe.ParseBundle, spiffe.ParseSVIDPEM", nil, 4},
 		{"spiffe/spiffetls", "spiffetls.ConfigureServer, spiffetls.Transport", nil, 7},
-		{"spiffe/jwtsvid", "jwtsvid.NewValidator, jwtsvid.NewIssuer", nil, 7},
+		{"spiffe/jwtsvid", "jwtsvid.NewValidator, jwtsvid.NewIssuer", []string{"github.com/go-jose/go-jose/v4"}, 7},
 		{"spiffe/federation", "federation.New, (*federation.Manager).Run", nil, 7},
-		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run, workloadapi.NewHandler, (*workloadapi.Server).Run", []string{"google.golang.org/protobuf"}, 7.5},
+		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", []string{"google.golang.org/protobuf"}, 7.2},
 		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", []string{"golang.org/x/crypto"}, 4},
-		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 6},
-		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", []string{"golang.org/x/crypto"}, 8},
-		{"pki/ra", "ra.New, (*ra.RA).Sign", []string{"golang.org/x/crypto"}, 8},
-		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
-		{"pki/caserver", "caserver.Serve", nil, 7.2},
+		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", []string{"github.com/fsnotify/fsnotify", "github.com/go-jose/go-jose/v4", "golang.org/x/crypto"}, 6},
+		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", []string{"github.com/fsnotify/fsnotify", "github.com/go-jose/go-jose/v4", "golang.org/x/crypto"}, 8},
+		{"pki/ra", "ra.New, (*ra.RA).Sign", []string{"github.com/fsnotify/fsnotify", "github.com/go-jose/go-jose/v4", "golang.org/x/crypto"}, 8},
+		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP", []string{"github.com/fsnotify/fsnotify", "github.com/go-jose/go-jose/v4", "golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
+		{"pki/caserver", "caserver.New, (*caserver.Server).Run", []string{"github.com/fsnotify/fsnotify", "github.com/go-jose/go-jose/v4", "golang.org/x/crypto", "google.golang.org/protobuf"}, 8.5},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", nil, 4},
-		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
-		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"golang.org/x/crypto"}, 6},
-		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", []string{"connectrpc.com/connect", "golang.org/x/crypto", "google.golang.org/protobuf"}, 10},
+		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP", []string{"github.com/fsnotify/fsnotify", "github.com/go-jose/go-jose/v4", "golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
+		{"caclient/local", "local.New, (*ca.Authority).Run", []string{"github.com/fsnotify/fsnotify", "github.com/go-jose/go-jose/v4", "golang.org/x/crypto"}, 6},
+		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", []string{"golang.org/x/crypto", "google.golang.org/protobuf"}, 7.2},
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", []string{"golang.org/x/crypto"}, 4.5},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", nil, 7},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", nil, 8},
@@ -91,15 +91,16 @@ func TestWeightOfPrograms(t *testing.T) {
 	}{
 		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.5},
 		{"identity from an agent and from a CA", workload, 7.5},
-		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadapi.NewHandler", 7.5},
-		{"and a server and a client of net/http", workload + peers + ", workloadapi.NewHandler, (*workloadapi.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.2},
+		{"the agent's side of the Workload API", "workloadserver.NewHandler, (*unixsocket.Server).Run", 7.2},
+		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.5},
+		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.2},
 		{"Istio's certificate service", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"Linkerd's certificate service", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var imports []string
-			for _, name := range []string{module + "/pki/caserver", module + "/pki/caserver/istioca", module + "/pki/caserver/linkerd", module + "/secretcache", module + "/spiffe", module + "/spiffe/workloadapi", module + "/spiffe/spiffetls", "net/http"} {
+			for _, name := range []string{module + "/pki/caserver", module + "/pki/caserver/istioca", module + "/pki/caserver/linkerd", module + "/secretcache", module + "/spiffe", module + "/spiffe/workloadapi", module + "/spiffe/workloadserver", module + "/authn/unixsocket", module + "/spiffe/spiffetls", "net/http"} {
 				if strings.Contains(c.uses, filepath.Base(name)+".") {
 					imports = append(imports, name)
 				}

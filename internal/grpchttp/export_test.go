@@ -10,6 +10,8 @@ var (
 	ParseTimeout  = parseTimeout
 	AppendPrefix  = appendPrefix
 	ErrShort      = errShort
+	RetryAfter    = retryAfter
+	ReadRetryInfo = readRetryInfo
 )
 
 const FirstRead = firstRead

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"math"
 	"net"
 	"net/http"
@@ -41,7 +42,7 @@ func transport(t testing.TB, dial func(context.Context, string, string) (net.Con
 }
 
 func serveOn(t testing.TB, l net.Listener, h http.Handler) {
-	srv := &http.Server{Handler: h, Protocols: new(http.Protocols), ErrorLog: quiet()}
+	srv := &http.Server{Handler: h, Protocols: new(http.Protocols), ErrorLog: log.New(io.Discard, "", 0)}
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	srv.Protocols.SetHTTP1(true)
 	done := make(chan struct{})

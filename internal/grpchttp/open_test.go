@@ -204,3 +204,73 @@ func TestStopReceiving(t *testing.T) {
 	assert.Equal(t, grpchttp.Aborted, asError(t, err).Code)
 	assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
 }
+
+// A call has no more time than the server or the client gives it, whichever is less.
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		causes := make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+			_, err := c.Receive()
+			if err == nil {
+				_, err = c.Receive() // the end does not come
+			}
+			causes <- context.Cause(ctx)
+			return err
+		}})
+		h.Timeout = time.Minute
+		c := dial(t, h)
+		for limit, cause := range map[time.Duration]error{
+			time.Second: context.DeadlineExceeded, time.Hour: grpchttp.ErrTimeout, 0: grpchttp.ErrTimeout,
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			if limit > 0 {
+				ctx, cancel = context.WithTimeout(t.Context(), limit)
+			}
+			start := time.Now()
+			s := c.Open(ctx, "/S/M", nil)
+			require.NoError(t, s.Send(nil))
+			_, err := s.Receive()
+			assert.Equal(t, grpchttp.DeadlineExceeded, asError(t, err).Code)
+			if got := <-causes; cause == grpchttp.ErrTimeout {
+				assert.Equal(t, time.Minute, time.Since(start))
+				assert.ErrorIs(t, got, cause)
+				assert.True(t, asError(t, err).Remote)
+			} else {
+				assert.Equal(t, limit, time.Since(start))
+				assert.Error(t, got)
+			}
+			_ = s.Close()
+			cancel()
+		}
+	})
+}
+
+// A client that does not read is cut off.
+func TestSendTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+			for range 3 {
+				time.Sleep(time.Minute) // which does not count
+				if err := c.Send([]byte("small")); err != nil {
+					return err
+				}
+			}
+			err := c.Send(make([]byte, 8*limit))
+			ended <- err
+			return err
+		}})
+		h.SendTimeout = 10 * time.Second
+		s, err := dial(t, h).Stream(t.Context(), "/S/M", nil, nil)
+		require.NoError(t, err)
+		start := time.Now()
+		assert.Equal(t, grpchttp.Unavailable, asError(t, <-ended).Code)
+		assert.Equal(t, 2*time.Minute+10*time.Second, time.Since(start))
+		for err == nil {
+			_, err = s.Receive()
+		}
+		asError(t, err)
+	})
+}

@@ -1,6 +1,7 @@
 package grpchttp
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -25,11 +26,6 @@ type Handler struct {
 	// Admit, if set, runs before anything of a request is read, and before the path is looked at. Its
 	// error is the answer.
 	Admit func(r *http.Request) error
-
-	// Recover, if set, is given the value that a method has panicked with, on the stack of the panic, and
-	// returns what the method should have. It is not called for http.ErrAbortHandler. Without it a
-	// panic goes on to net/http, which logs it and resets the stream: the client sees Internal.
-	Recover func(ctx context.Context, c *Call, value any) error
 
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
@@ -71,6 +67,10 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 	}
 }
 
+// readAhead is enough for a small message with its prefix: each Read of a body makes net/http's goroutine
+// of the connection take part.
+const readAhead = 512
+
 // ServeHTTP serves one call.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
@@ -86,7 +86,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusUnsupportedMediaType)
 		return
 	}
-	c := &Call{h: h, w: w, ctl: http.NewResponseController(w), r: r}
+	c := &Call{h: h, w: w, ctl: http.NewResponseController(w), r: r, body: bufio.NewReaderSize(r.Body, readAhead)}
 	c.finish(h.serve(c))
 }
 
@@ -130,21 +130,6 @@ func (h *Handler) serve(c *Call) error {
 			<-woken // net/http forbids to use a ResponseWriter after its handler
 		}
 	}()
-	return h.call(ctx, c, method)
-}
-
-func (h *Handler) call(ctx context.Context, c *Call, method Method) (err error) {
-	if h.Recover != nil {
-		defer func() {
-			switch p := recover(); p {
-			case nil:
-			case http.ErrAbortHandler: //nolint:errorlint // the very value, as in net/http
-				panic(p)
-			default:
-				err = h.Recover(ctx, c, p)
-			}
-		}()
-	}
 	return method(ctx, c)
 }
 
@@ -156,6 +141,7 @@ type Call struct {
 	w       http.ResponseWriter
 	ctl     *http.ResponseController
 	r       *http.Request
+	body    *bufio.Reader
 	begun   bool // the header is on its way
 	trailer http.Header
 	in, out [prefixSize]byte
@@ -189,12 +175,13 @@ func (c *Call) SetTrailer(name string, values ...string) {
 }
 
 // Receive returns the next request, which is the caller's own. After the last it returns io.EOF. Other
-// errors are to be returned by the [Method]. While it waits it holds no memory for what may come.
+// errors are to be returned by the [Method]. While it waits it holds no memory
+// for a large one.
 func (c *Call) Receive() ([]byte, error) {
 	if c.h.ReceiveTimeout > 0 {
 		_ = c.ctl.SetReadDeadline(time.Now().Add(c.h.ReceiveTimeout)) // has no effect after the end of the request
 	}
-	flags, msg, err := readFrame(c.r.Body, &c.in, c.h.MaxMessage)
+	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage)
 	switch e, ok := err.(*Error); {
 	case err == nil:
 		if err := checkFlags(flags); err != nil {
@@ -259,7 +246,7 @@ func (c *Call) send(parts ...[]byte) error {
 	if !c.begun {
 		c.begin()
 	}
-	c.setSendTimeout()
+	c.limitSending()
 	var err error
 	for _, part := range parts {
 		if _, err = c.w.Write(part); err != nil {
@@ -272,10 +259,13 @@ func (c *Call) send(parts ...[]byte) error {
 	if err != nil {
 		return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
 	}
+	if c.h.SendTimeout > 0 {
+		_ = c.ctl.SetWriteDeadline(time.Time{}) // or it would cut off a stream that waits
+	}
 	return nil
 }
 
-func (c *Call) setSendTimeout() {
+func (c *Call) limitSending() {
 	if c.h.SendTimeout > 0 {
 		_ = c.ctl.SetWriteDeadline(time.Now().Add(c.h.SendTimeout))
 	}
@@ -309,5 +299,5 @@ func (c *Call) finish(err error) {
 		h.Set(prefix+headerMessage, encodeMessage(status.Message))
 	}
 	setRetryAfter(h, prefix, status)
-	c.setSendTimeout()
+	c.limitSending()
 }

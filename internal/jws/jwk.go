@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/big"
+	"slices"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
@@ -77,10 +78,11 @@ func (c *Confirmation) Read(r *strictjson.Reader) {
 func (k *JWK) PublicKey() (crypto.PublicKey, string) {
 	switch string(k.Kty) {
 	case "EC":
-		curve := namedCurve(string(k.Crv))
-		if curve == nil {
+		at := slices.IndexFunc(curves, func(c elliptic.Curve) bool { return c.Params().Name == string(k.Crv) })
+		if at < 0 {
 			return nil, fmt.Sprintf("the curve is not P-256, P-384 or P-521: %.40q", k.Crv)
 		}
+		curve := curves[at]
 		size := CurveSize(curve)
 		point := make([]byte, 1+2*size)
 		point[0] = 4 // uncompressed
@@ -175,30 +177,12 @@ func AppendPoint(b []byte, curve elliptic.Curve, point []byte) ([]byte, bool) {
 	return append(b, '"'), true
 }
 
-// namedCurve returns the curve for the "crv" of a JWK, or nil.
-func namedCurve(crv string) elliptic.Curve {
-	switch crv {
-	case "P-256":
-		return elliptic.P256()
-	case "P-384":
-		return elliptic.P384()
-	case "P-521":
-		return elliptic.P521()
-	}
-	return nil
-}
-
 // CurveSize returns the size of a coordinate in bytes, or 0 for a curve that has no name in JWKs.
 func CurveSize(curve elliptic.Curve) int {
-	switch curve {
-	case elliptic.P256():
-		return 32
-	case elliptic.P384():
-		return 48
-	case elliptic.P521():
-		return 66
+	if !slices.Contains(curves, curve) {
+		return 0
 	}
-	return 0
+	return (curve.Params().BitSize + 7) / 8
 }
 
 // Exponent returns the public exponent as big-endian bytes without leading zeros.

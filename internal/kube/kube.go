@@ -215,7 +215,6 @@ type preconditions struct {
 // updated needs the rest of it, too.
 type ObjectMeta struct {
 	Name              string            `json:"name,omitempty"`
-	GenerateName      string            `json:"generateName,omitempty"`
 	Namespace         string            `json:"namespace,omitempty"`
 	UID               string            `json:"uid,omitempty"`
 	ResourceVersion   string            `json:"resourceVersion,omitempty"`

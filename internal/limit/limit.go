@@ -10,8 +10,8 @@
 //
 // # What it promises
 //
-// Who waits for a slot is served in the order of arrival, and nobody overtakes. A request that is
-// refused takes nothing: neither a slot, nor a place in the queue, nor a token of anybody. So a
+// Requests that wait for a slot are served in the order of arrival. A request that is
+// refused takes nothing: neither a slot, nor a place in the queue, nor a token. So a
 // caller that is over its own rate cannot use up what is there for the others. A refusal says when
 // there will be room again.
 //
@@ -24,6 +24,7 @@ import (
 	"cmp"
 	"container/list"
 	"context"
+	"hash/maphash"
 	"math"
 	"sync"
 	"time"
@@ -33,7 +34,7 @@ import (
 // limit, and so does one that is negative or not a number.
 type Options struct {
 	Concurrent int // how many hold a slot at the same time
-	Queue      int // how many wait for a slot; 0: nobody waits, who finds no slot is refused
+	Queue      int // how many wait for a slot; 0: a request that finds no free slot is refused
 
 	Rate  float64 // requests per second, of all callers together
 	Burst int     // how many of them may come at once after a pause; 0: those of one second, at least 1
@@ -53,9 +54,9 @@ const (
 type Error struct {
 	Reason string // CallerRate, TotalRate or QueueFull
 
-	// RetryAfter is when the same request would be let in if nobody else asked. For QueueFull it is
+	// RetryAfter is when the same request would be let in if no other came. For QueueFull it is
 	// when those that wait now are through, guessed from the pace at which slots were given back
-	// lately; 0 if nobody knows.
+	// lately; 0 if there was none.
 	RetryAfter time.Duration
 }
 
@@ -74,15 +75,10 @@ type Limiter struct {
 
 	mu      sync.Mutex
 	used    int       // slots that are taken
-	waiting list.List // of *waiter, first come first
+	waiting list.List // of chan struct{}, first come first, which are closed when the slot is theirs
 	total   bucket
 	callers callers
 	pace    pace
-}
-
-// waiter waits for a slot.
-type waiter struct {
-	granted chan struct{} // closed when the slot is its
 }
 
 // New returns a Limiter with all slots free and all buckets full.
@@ -120,7 +116,7 @@ func (l *Limiter) Acquire(ctx context.Context, caller string) error {
 	if place == nil {
 		return nil
 	}
-	granted := place.Value.(*waiter).granted
+	granted := place.Value.(chan struct{})
 	select {
 	case <-granted:
 		return nil
@@ -141,7 +137,7 @@ func (l *Limiter) Acquire(ctx context.Context, caller string) error {
 // is no slot; mu is held.
 func (l *Limiter) take(caller string) (*list.Element, error) {
 	now := time.Since(l.start)
-	own := l.callers.find(caller, now)
+	own, known := l.callers.find(caller, now)
 	ownWait, totalWait := own.wait(now), l.total.wait(now)
 	full := l.concurrent > 0 && l.used >= l.concurrent
 	switch {
@@ -153,13 +149,13 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 		return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, l.waiting.Len()+1)}
 	}
 	own.take(now)
-	l.callers.put(own, now)
+	l.callers.put(caller, own, known, now)
 	l.total.take(now)
 	if full {
 		if l.waiting.Len() == 0 {
 			l.pace.begin(now)
 		}
-		return l.waiting.PushBack(&waiter{granted: make(chan struct{})}), nil
+		return l.waiting.PushBack(make(chan struct{})), nil
 	}
 	if l.concurrent > 0 {
 		l.used++
@@ -167,7 +163,7 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 	return nil, nil
 }
 
-// Release gives the slot back, to the one that waits longest if somebody does.
+// Release gives the slot back, to the request that waits longest if there is one.
 func (l *Limiter) Release() {
 	if l.concurrent == 0 {
 		return
@@ -188,7 +184,7 @@ func (l *Limiter) handOn() {
 	}
 	l.pace.step(time.Since(l.start))
 	l.waiting.Remove(first)
-	close(first.Value.(*waiter).granted)
+	close(first.Value.(chan struct{}))
 }
 
 // size is how fast a bucket fills and how much it holds.
@@ -227,7 +223,7 @@ func (b *bucket) take(now time.Duration) {
 	b.full = max(b.full, now) + b.every
 }
 
-// pace is how long it took lately from one release to the next while somebody waited.
+// pace is how long it took lately from one release to the next while requests waited.
 type pace struct {
 	last    time.Duration // the last release, or when the queue began
 	average time.Duration // of the times between, the newer ones counting more; 0 at first
@@ -246,4 +242,62 @@ func (p *pace) after(now time.Duration, n int) time.Duration {
 		return 0
 	}
 	return max(p.average, now-p.last) * time.Duration(n)
+}
+
+// maxCallers bounds what is remembered of callers.
+const maxCallers = 1 << 16
+
+// callers remembers the buckets that are not full, the least recently used one being forgotten
+// first when there are too many. A bucket that has filled up again is forgotten too, as it says
+// nothing. Names are kept as hashes with a secret seed, so that long ones cost no more than short
+// ones, and a caller cannot choose a name to share the bucket of another.
+type callers struct {
+	size
+	seed   maphash.Seed
+	index  map[uint64]*list.Element
+	recent list.List // of *entry, the newest first
+}
+
+type entry struct {
+	name uint64
+	full time.Duration
+}
+
+func newCallers(s size) callers {
+	return callers{size: s, seed: maphash.MakeSeed(), index: map[uint64]*list.Element{}}
+}
+
+// find returns the bucket of a caller, and where it is remembered, or nil.
+func (c *callers) find(caller string, now time.Duration) (bucket, *list.Element) {
+	b := bucket{size: c.size, full: now}
+	if c.every == 0 {
+		return b, nil
+	}
+	e := c.index[maphash.String(c.seed, caller)]
+	if e != nil {
+		b.full = e.Value.(*entry).full
+		c.recent.MoveToFront(e) // refused or not, it is in use
+	}
+	return b, e
+}
+
+// put remembers the bucket of a caller.
+func (c *callers) put(caller string, b bucket, known *list.Element, now time.Duration) {
+	switch {
+	case c.every == 0:
+		return
+	case known != nil:
+		known.Value.(*entry).full = b.full
+		return
+	}
+	for range 2 { // two go for each one that comes, so that the table shrinks after a flood
+		oldest := c.recent.Back()
+		if oldest == nil || oldest.Value.(*entry).full > now && len(c.index) < maxCallers {
+			break
+		}
+		delete(c.index, oldest.Value.(*entry).name)
+		c.recent.Remove(oldest)
+	}
+	name := maphash.String(c.seed, caller)
+	c.index[name] = c.recent.PushFront(&entry{name, b.full})
 }

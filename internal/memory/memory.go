@@ -7,6 +7,7 @@ package memory
 
 import (
 	"hash/maphash"
+	"iter"
 	"math"
 	"sync/atomic"
 )
@@ -71,6 +72,21 @@ func (t *Table[E]) Keep(hash uint64, e *E, worth func(old *E) int64) {
 		}
 	}
 	set[at].Store(e)
+}
+
+// All loops over the entries.
+func (t *Table[E]) All() iter.Seq[*E] {
+	return func(yield func(*E) bool) {
+		places := t.places.Load()
+		if places == nil {
+			return
+		}
+		for i := range *places {
+			if e := (*places)[i].Load(); e != nil && !yield(e) {
+				return
+			}
+		}
+	}
 }
 
 // Older is less than any other worth.

@@ -2,11 +2,15 @@ package token
 
 import (
 	"cmp"
+	"crypto"
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"strings"
 	"time"
 	"weak"
+
+	"github.com/go-jose/go-jose/v4"
 
 	"github.com/svidkit/svidkit/internal/memory"
 	"github.com/svidkit/svidkit/spiffe"
@@ -19,6 +23,7 @@ const (
 
 	defaultRemember = 1000
 	maxRemember     = 1 << 20
+	heads           = 64      // of tokens, that are remembered as go-jose has parsed them
 	longestKept     = 4 << 10 // bytes of a token that is remembered
 )
 
@@ -30,6 +35,14 @@ type Checker[V any] struct {
 	leeway  time.Duration
 	Now     func() time.Time
 	memory  *memory.Table[kept[V]] // nil for none
+	heads   *memory.Table[head]
+}
+
+// head is the header of a token that was verified. All tokens of one issuer have the same, and go-jose
+// parses it once.
+type head struct {
+	text   string
+	parsed *jose.JSONWebSignature
 }
 
 // kept is a token that was verified with a bundle. It counts only while the source gives this bundle: a
@@ -44,7 +57,7 @@ type kept[V any] struct {
 
 // NewChecker returns a Checker. Of the options, nil and 0 mean the default.
 func NewChecker[V any](k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time, remember int) (*Checker[V], error) {
-	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now}
+	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now, heads: memory.New[head](heads)}
 	if leeway != nil {
 		c.leeway = *leeway
 	}
@@ -100,6 +113,20 @@ func (c *Checker[V]) Leeway() time.Duration { return c.leeway }
 
 // Stamp formats a time for an error.
 func Stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// Verify is [Signed.Verify] for a token whose header may have come before.
+func (c *Checker[V]) Verify(s *Signed, key crypto.PublicKey) error {
+	sum := maphash.String(c.heads.Seed, s.head)
+	known := c.heads.Find(sum, func(h *head) bool { return h.text == s.head })
+	if known != nil {
+		s.parsed = known.parsed
+	}
+	err := s.Verify(key)
+	if known == nil && err == nil {
+		c.heads.Keep(sum, &head{strings.Clone(s.head), s.parsed}, func(*head) int64 { return 0 })
+	}
+	return err
+}
 
 // Recall returns what was kept for a token that would still be verified: with the bundle that the source
 // gives now. If it cannot give one, that is the error.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"strings"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/cryptosigner"
@@ -23,8 +24,8 @@ type Signed struct {
 	jws.Header
 	Payload, Signature []byte
 
-	text   string
-	parsed *jose.JSONWebSignature // set by the first Verify
+	head   string                 // the first part, as it was sent
+	parsed *jose.JSONWebSignature // of the head; nil until it is needed, and shared
 }
 
 // Parse checks the form of a token or proof.
@@ -40,7 +41,8 @@ func (k *Kind) Parse(text string) (*Signed, *Error) {
 	if err != nil {
 		return nil, k.Refuse(Malformed, k.Form, "%w", err)
 	}
-	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, text: text}, nil
+	head, _, _ := strings.Cut(text, ".")
+	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, head: head}, nil
 }
 
 // errSignature is the error for every signature that is not good.
@@ -54,7 +56,7 @@ func (s *Signed) Verify(key crypto.PublicKey) error {
 	}
 	if s.parsed == nil {
 		var err error
-		s.parsed, err = jose.ParseSignedCompact(s.text, []jose.SignatureAlgorithm{joseName(s.Algorithm)})
+		s.parsed, err = jose.ParseSignedCompact(s.head+"..", []jose.SignatureAlgorithm{joseName(s.Algorithm)})
 		if err != nil { // its text may show what the header holds
 			return errors.New("the header has a member that cannot be read")
 		}
@@ -62,7 +64,9 @@ func (s *Signed) Verify(key crypto.PublicKey) error {
 	if s.Algorithm >= jws.PS256 {
 		key = rawVerifier{key} // go-jose would accept a salt of any length
 	}
-	if _, err := s.parsed.Verify(key); err != nil {
+	whole := jose.JSONWebSignature{Signatures: []jose.Signature{s.parsed.Signatures[0]}}
+	whole.Signatures[0].Signature = s.Signature
+	if whole.DetachedVerify(s.Payload, key) != nil {
 		return errSignature
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -19,11 +20,23 @@ import (
 	"github.com/svidkit/svidkit/internal/flock"
 )
 
-// DirStore is a [Store] in a folder of its own:
+type dirStore struct {
+	dir string
+	mu  sync.Mutex // keeps the writers of this process apart where there is no flock
+}
+
+const (
+	currentName = "CURRENT"
+	lockName    = "lock"
+	versionMark = "v-"
+	tempMark    = "tmp-"
+)
+
+// NewDirStore returns a [Store] in a folder of its own, which the first save makes if it is not there:
 //
 //	CURRENT          the name of the version that counts, and the commit
 //	v-<hex>/…        the items of that version, one file each
-//	lock             held by whoever writes
+//	lock             held by the process that writes
 //
 // The folder has mode 0700 and the files 0600, as they hold private keys; a folder or a file that
 // others may read or write is refused with an error that says which chmod helps. A save writes a new version,
@@ -38,29 +51,17 @@ import (
 // A backup is a copy of the folder. It holds the private keys of the CA. To restore one, stop every
 // authority that uses the folder, put the copy in its place, and start again; the package comment
 // says what to think of.
-type DirStore struct {
-	dir string
-	mu  sync.Mutex // keeps the writers of this process apart where there is no flock
-}
-
-const (
-	currentName = "CURRENT"
-	lockName    = "lock"
-	versionMark = "v-"
-	tempMark    = "tmp-"
-)
-
-// NewDirStore returns a store in the folder dir, which the first save makes if it is not there. It
-// refuses a dir that is there and not a private folder.
-func NewDirStore(dir string) (*DirStore, error) {
+//
+// The error says what is wrong with a dir that is there and not a private folder.
+func NewDirStore(dir string) (Store, error) {
 	if dir == "" {
-		return nil, errors.New("ca: a DirStore needs the name of a folder")
+		return nil, errors.New("ca: a store needs the name of a folder")
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("ca: folder of the store: %w", err)
 	}
-	d := &DirStore{dir: dir}
+	d := &dirStore{dir: dir}
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return d, nil
@@ -71,11 +72,10 @@ func NewDirStore(dir string) (*DirStore, error) {
 	return d, root.Close()
 }
 
-// String names the folder.
-func (d *DirStore) String() string { return "ca.DirStore(" + d.dir + ")" }
+func (d *dirStore) String() string { return "ca.DirStore(" + d.dir + ")" }
 
 // open returns the folder if it is private.
-func (d *DirStore) open() (*os.Root, error) {
+func (d *dirStore) open() (*os.Root, error) {
 	root, err := os.OpenRoot(d.dir)
 	if err != nil {
 		return nil, fmt.Errorf("ca: folder of the store: %w", err)
@@ -100,7 +100,7 @@ func checkPrivate(path string, info fs.FileInfo, want fs.FileMode) error {
 }
 
 // Load implements [Store].
-func (d *DirStore) Load(ctx context.Context) (Record, error) {
+func (d *dirStore) Load(ctx context.Context) (Record, error) {
 	// A save that finishes while we read may remove what we are reading: then there is a newer one.
 	for try := 0; ; try++ {
 		if ctx.Err() != nil {
@@ -116,7 +116,7 @@ func (d *DirStore) Load(ctx context.Context) (Record, error) {
 // errVanished says that the version that CURRENT named was not there any more.
 var errVanished = errors.New("the current version vanished")
 
-func (d *DirStore) load() (Record, error) {
+func (d *dirStore) load() (Record, error) {
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, ErrNoRecord)
@@ -158,7 +158,7 @@ func (d *DirStore) load() (Record, error) {
 	return r, nil
 }
 
-func (d *DirStore) vanished(version string, err error) error {
+func (d *dirStore) vanished(version string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("ca: load from %s: %w: CURRENT names %s; restore the folder from a backup: %w", d.dir, errVanished, version, err)
 	}
@@ -166,7 +166,7 @@ func (d *DirStore) vanished(version string, err error) error {
 }
 
 // current returns what CURRENT says, or "" if there is none.
-func (d *DirStore) current(root *os.Root) (string, error) {
+func (d *dirStore) current(root *os.Root) (string, error) {
 	b, err := d.read(root, currentName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
@@ -182,7 +182,7 @@ func (d *DirStore) current(root *os.Root) (string, error) {
 }
 
 // read returns a file that is private and not too large.
-func (d *DirStore) read(root *os.Root, name string) ([]byte, error) {
+func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 	f, err := root.Open(name)
 	if err != nil {
 		return nil, err
@@ -203,7 +203,7 @@ func (d *DirStore) read(root *os.Root, name string) ([]byte, error) {
 }
 
 // Save implements [Store].
-func (d *DirStore) Save(ctx context.Context, r Record) (string, error) {
+func (d *dirStore) Save(ctx context.Context, r Record) (string, error) {
 	if err := checkRecord(r.Data); err != nil {
 		return "", err
 	}
@@ -214,7 +214,7 @@ func (d *DirStore) Save(ctx context.Context, r Record) (string, error) {
 	return version, nil
 }
 
-func (d *DirStore) save(ctx context.Context, r Record) (string, error) {
+func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
@@ -262,7 +262,7 @@ func (d *DirStore) save(ctx context.Context, r Record) (string, error) {
 }
 
 // make makes the folder if it is not there.
-func (d *DirStore) make() error {
+func (d *dirStore) make() error {
 	if _, err := os.Stat(d.dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -298,7 +298,7 @@ func writeVersion(root *os.Root, version string, data map[string][]byte) error {
 	if err := root.Mkdir(version, 0o700); err != nil {
 		return err
 	}
-	for _, name := range sortedNames(data) {
+	for _, name := range slices.Sorted(maps.Keys(data)) {
 		if err := writeFile(root, filepath.Join(version, name), data[name]); err != nil {
 			return err
 		}
@@ -330,7 +330,7 @@ func syncDir(root *os.Root, name string) error {
 
 // clean removes old versions and what crashes have left; the lock is held. What cannot be removed
 // stays until the next save: the record itself is safe.
-func (d *DirStore) clean(root *os.Root, current string) {
+func (d *dirStore) clean(root *os.Root, current string) {
 	f, err := root.Open(".")
 	if err != nil {
 		return
@@ -344,8 +344,8 @@ func (d *DirStore) clean(root *os.Root, current string) {
 	}
 }
 
-// lock waits until nobody else writes.
-func (d *DirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err error) {
+// lock waits until no other process or goroutine writes.
+func (d *dirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err error) {
 	f, err := root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -367,7 +367,7 @@ func (d *DirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err 
 		case <-ctx.Done():
 			timer.Stop()
 			f.Close()
-			return nil, fmt.Errorf("somebody else has the lock %s: %w", filepath.Join(d.dir, lockName), context.Cause(ctx))
+			return nil, fmt.Errorf("another process has the lock %s: %w", filepath.Join(d.dir, lockName), context.Cause(ctx))
 		case <-timer.C:
 		}
 	}

@@ -1,9 +1,67 @@
 package ca
 
-import "io/fs"
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"sync"
+)
 
 // In has p read from a file system that is polled once a second, in place of a folder of the host.
 func (p PluggedIn) In(fsys fs.FS) PluggedIn {
 	p.fsys = fsys
 	return p
+}
+
+// MemoryStore is a [Store] for tests. [NewMemoryStore] makes one.
+type MemoryStore struct {
+	mu     sync.Mutex
+	n      uint64 // the number of saves, and the version
+	record Record // Data is nil for none
+}
+
+// NewMemoryStore returns a store without a record.
+func NewMemoryStore() *MemoryStore { return new(MemoryStore) }
+
+// Load implements [Store].
+func (m *MemoryStore) Load(ctx context.Context) (Record, error) {
+	if ctx.Err() != nil {
+		return Record{}, fmt.Errorf("ca: load from memory: %w", context.Cause(ctx))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.record.Data == nil {
+		return Record{}, fmt.Errorf("ca: load from memory: %w", ErrNoRecord)
+	}
+	return clone(m.record), nil
+}
+
+// Save implements [Store].
+func (m *MemoryStore) Save(ctx context.Context, r Record) (string, error) {
+	if ctx.Err() != nil {
+		return "", fmt.Errorf("ca: save to memory: %w", context.Cause(ctx))
+	}
+	if err := checkRecord(r.Data); err != nil {
+		return "", err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r.Version != m.record.Version {
+		return "", fmt.Errorf("ca: save to memory: %w: version %q was to be replaced, there is %q", ErrConflict, r.Version, m.record.Version)
+	}
+	m.n++
+	m.record = clone(r)
+	m.record.Version = strconv.FormatUint(m.n, 10)
+	return m.record.Version, nil
+}
+
+// clone returns a copy that shares nothing with r.
+func clone(r Record) Record {
+	data := make(map[string][]byte, len(r.Data))
+	for name, b := range r.Data {
+		data[name] = bytes.Clone(b)
+	}
+	return Record{Version: r.Version, Data: data}
 }

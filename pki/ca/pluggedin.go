@@ -19,15 +19,16 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// PluggedIn is a CA for [Load] that an operator has put into files. It cannot print its key.
+// PluggedIn is a CA for [Load] that an operator has put into files.
 type PluggedIn struct {
 	// Dir is the folder with the files, of which there are three sets of names: those of
 	// [pki.ReadKeyCertBundle]. It is required.
 	Dir string
 
-	// Key is the private key of the CA if it is not in a file, as one in an HSM or a KMS; nil means that
-	// it is in one. It must be safe for concurrent use. New files have to be for the same key then.
-	Key crypto.Signer
+	// Key returns the private key of the CA if it is not in a file, as one in an HSM or a KMS; nil means
+	// that it is in one. It is a function so that nothing prints the key, which must be safe for concurrent
+	// use. New files have to be for the key that it returns then.
+	Key func() crypto.Signer
 
 	// MultiRoot allows the root file to change while the authority runs.
 	MultiRoot bool
@@ -39,15 +40,6 @@ type PluggedIn struct {
 
 	fsys fs.FS // of tests, in place of Dir
 }
-
-// String names the folder and shows no key.
-func (p PluggedIn) String() string { return "ca.PluggedIn(" + p.Dir + ")" }
-
-// GoString returns the same as String.
-func (p PluggedIn) GoString() string { return p.String() }
-
-// LogValue implements [slog.LogValuer].
-func (p PluggedIn) LogValue() slog.Value { return slog.StringValue(p.String()) }
 
 // Load makes an authority whose CA is in files that an operator has put there, and replaces when it is
 // time. If there are none, the error wraps [fs.ErrNotExist]: some programs then take a CA of their own, by
@@ -85,7 +77,7 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &files{a: a, dir: from.Dir, multiRoot: from.MultiRoot, key: func() crypto.Signer { return from.Key }}
+	f := &files{a: a, dir: from.Dir, multiRoot: from.MultiRoot, key: from.Key}
 	paths, o := slices.Clone(fileNames), &follow.Options{FS: from.fsys, Logger: a.cfg.Logger}
 	if from.fsys != nil {
 		o.Poll = time.Second
@@ -208,7 +200,11 @@ func (a *Authority) replacePlugged(s *state, next *plugged) (bool, error) {
 
 // parse returns the CA in the files if it is fit to sign for the trust domain.
 func (f *files) parse(folder follow.Files, now time.Time) (*plugged, error) {
-	pair, err := pki.ReadKeyCertBundle(folder, f.key(), now)
+	var signer crypto.Signer
+	if f.key != nil {
+		signer = f.key()
+	}
+	pair, err := pki.ReadKeyCertBundle(folder, signer, now)
 	if err != nil {
 		return nil, err
 	}
@@ -255,7 +251,7 @@ func later(a, b time.Time) time.Time {
 }
 
 // probe has issuer sign a leaf of the trust domain, for a key that is thrown away, and verifies it as a
-// peer of either role does who has the bundle.
+// peer with the bundle does in either role.
 func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate, bundle *spiffe.Bundle, now time.Time) error {
 	fail := func(err error) error {
 		return fmt.Errorf("%q cannot sign for the trust domain %q: %w", issuer.Certificate().Subject, td, err)

@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -13,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -178,7 +176,7 @@ func TestPluggedInKey(t *testing.T) {
 		require.NoError(t, err)
 		delete(files, "ca-key.pem")
 		fsys := newFolder(files)
-		a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Key: kms{key}}.In(fsys))
+		a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Key: func() crypto.Signer { return kms{key} }}.In(fsys))
 		require.NoError(t, err)
 		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
 		require.NoError(t, err)
@@ -205,16 +203,6 @@ func TestPluggedInKey(t *testing.T) {
 		require.NoError(t, err)
 		assert.True(t, again[1].Equal(renewed))
 	})
-
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	from := ca.PluggedIn{Dir: "/ca", Key: key}
-	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
-		assert.Equal(t, "ca.PluggedIn(/ca)", fmt.Sprintf(verb, from))
-	}
-	var log strings.Builder
-	slog.New(slog.NewJSONHandler(&log, nil)).Info("", "from", from)
-	assert.Contains(t, log.String(), `"from":"ca.PluggedIn(/ca)"`)
 }
 
 func TestPluggedInLifetimes(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-func newDirStore(t testing.TB) (*ca.DirStore, string) {
+func newDirStore(t testing.TB) (ca.Store, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "ca")
 	d, err := ca.NewDirStore(dir)
@@ -106,18 +106,15 @@ func many(n int) map[string][]byte {
 func TestRecordsDoNotPrint(t *testing.T) {
 	t.Parallel()
 	r := ca.Record{Version: "7", Data: map[string][]byte{"key": []byte("hunter2")}}
-	m := ca.NewMemoryStore()
-	_, err := m.Save(t.Context(), ca.Record{Data: r.Data})
-	require.NoError(t, err)
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d", "%x", "%q"} {
-		for _, v := range []any{r, &r, m, struct{ R ca.Record }{r}} {
+		for _, v := range []any{r, &r, struct{ R ca.Record }{r}} {
 			s := fmt.Sprintf(verb, v)
 			for _, leak := range []string{"hunter2", "104 117", "68756e74"} {
 				assert.NotContains(t, s, leak, verb)
 			}
 		}
 	}
-	_, err = json.Marshal(r)
+	_, err := json.Marshal(r)
 	assert.ErrorContains(t, err, "private keys")
 }
 
@@ -322,7 +319,7 @@ func TestDirStoreLock(t *testing.T) {
 	defer cancel()
 	_, err = d.Save(ctx, ca.Record{Data: map[string][]byte{}})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	assert.ErrorContains(t, err, "somebody else has the lock")
+	assert.ErrorContains(t, err, "another process has the lock")
 	_, err = d.Load(t.Context())
 	require.NoError(t, err, "reading needs no lock")
 	unlock()

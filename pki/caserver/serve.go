@@ -1,7 +1,3 @@
-// Package caserver serves what a certificate authority offers on the network: the certificate services
-// of the packages below it, which are [http.Handler] values, and the other handlers of such a program.
-//
-//	err := caserver.Serve(ctx, listener, caserver.ServeOptions{Handler: istio, TLS: cfg, Logger: logger})
 package caserver
 
 import (

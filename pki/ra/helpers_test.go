@@ -270,7 +270,11 @@ func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 	t.Helper()
 	tmpl := &x509.CertificateRequest{}
 	if len(sans) > 0 {
-		value, err := pki.MarshalSANs(sans...)
+		names := make([]asn1.RawValue, len(sans))
+		for i, s := range sans {
+			names[i] = asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: int(s.Type), Bytes: []byte(s.Value)}
+		}
+		value, err := asn1.Marshal(names)
 		require.NoError(t, err)
 		tmpl.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: value}}
 	}

@@ -11,7 +11,7 @@
 //	go m.Run(ctx) // in a group that waits for it
 //	v, err := spiffe.NewVerifier(m, allow, nil)
 //
-// [Fetch] gets one bundle once, [FetchAll] many. To be the endpoint, mount the handler of
+// [Fetch] gets one bundle once. To be the endpoint, mount the handler of
 // [NewHandler] on a server that has its TLS configuration from [ServerConfig] or
 // [WebServerConfig].
 //
@@ -79,6 +79,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -158,21 +159,15 @@ type Manager struct {
 	// What readers read. Writers hold mu.
 	relations atomic.Pointer[map[spiffe.TrustDomain]*relation] // replaced, never changed
 	set       atomic.Pointer[spiffe.BundleSet]                 // of all bundles; nil if it has to be made again
-	changed   atomic.Pointer[signal]
+	changed   renew.Signal
 
-	mu      sync.Mutex
-	run     *run // nil while Run is not running
-	healthy queue
-	failing queue // those whose last attempt failed
-	ticks   ticks
-
+	mu         sync.Mutex
+	running    bool // Run is running
+	loop       renew.Loop[*relation]
 	unanchored int // how many wait for the anchors of their endpoints
 
 	storing sync.Mutex // held while files are written; never taken while mu is held
 }
-
-// signal is a channel that is closed once.
-type signal struct{ ch chan struct{} }
 
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. An
 // error about a relationship wraps a [*ConfigError].
@@ -184,7 +179,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m.cfg.MinInterval = cmp.Or(cfg.MinInterval, time.Minute)
 	m.cfg.MaxInterval = cmp.Or(cfg.MaxInterval, max(24*time.Hour, m.cfg.MinInterval))
-	m.cfg.MinInterval, m.cfg.MaxInterval = min(m.cfg.MinInterval, longestInterval), min(m.cfg.MaxInterval, longestInterval)
+	m.cfg.MinInterval, m.cfg.MaxInterval = min(m.cfg.MinInterval, renew.Longest), min(m.cfg.MaxInterval, renew.Longest)
 	m.cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
 	m.cfg.Relationships = nil
 	if m.cfg.MinInterval > m.cfg.MaxInterval {
@@ -194,8 +189,7 @@ func New(cfg Config) (*Manager, error) {
 	if m.fetch, err = cfg.Fetch.withDefaults(); err != nil {
 		return nil, fmt.Errorf("federation: new: %w", err)
 	}
-	m.ticks.last = time.Now()
-	m.changed.Store(&signal{make(chan struct{})})
+	m.loop = renew.Loop[*relation]{Mu: &m.mu, Attempt: m.attempt, Slots: m.cfg.Concurrency, Slow: slow, FailingLast: true}
 
 	all := make(map[spiffe.TrustDomain]*relation, len(cfg.Relationships))
 	for _, r := range cfg.Relationships {
@@ -212,7 +206,7 @@ func New(cfg Config) (*Manager, error) {
 		if err := r.e.anchorsIn(all); err != nil {
 			return nil, fmt.Errorf("federation: new: %w", err)
 		}
-		m.healthy.push(r, 0)
+		m.loop.Put(r, 0)
 	}
 	m.relations.Store(&all)
 	return m, nil
@@ -261,7 +255,7 @@ func (m *Manager) Bundles() *spiffe.BundleSet {
 //		use(m.Bundles())
 //		<-changed
 //	}
-func (m *Manager) Changed() <-chan struct{} { return m.changed.Load().ch }
+func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 
 // Add adds a relationship, and fetches its bundle at once while Run runs. If there is one with its
 // trust domain, its parameters change and the bundle in force stays. The endpoint of a [SPIFFE]
@@ -285,8 +279,7 @@ func (m *Manager) Add(r Relationship) error {
 	}
 	all[e.td] = next
 	m.relations.Store(&all)
-	m.healthy.push(next, m.ticks.advance(time.Now()))
-	m.kick()
+	m.loop.Put(next, 0)
 	return nil
 }
 
@@ -337,8 +330,8 @@ func (m *Manager) Set(b *spiffe.Bundle) error {
 	r.refused = nil
 	r.decree.Store(true)
 	m.publish(r, b)
-	if e, ok := errors.AsType[*FetchError](r.err); ok && e.Code == Authentication {
-		m.hasten(r)
+	if errors.Is(r.err, ErrNotAuthenticated) {
+		m.loop.Hasten(r, 0)
 	}
 	m.mu.Unlock()
 	attrs := append(describe(b), slog.String("trust_domain", b.TrustDomain().String()), slog.String("outcome", "set"))
@@ -359,24 +352,21 @@ func (m *Manager) publish(r *relation, b *spiffe.Bundle) {
 	// Whoever waits for these anchors need not wait for its next interval: it made no request.
 	for _, other := range *m.relations.Load() {
 		if other.e.borrows() && other.e.id.TrustDomain() == r.e.td && other.unanchored {
-			m.hasten(other)
+			m.loop.Hasten(other, 0)
 		}
 	}
 }
 
 func (m *Manager) signalChange() {
 	m.set.Store(nil)
-	close(m.changed.Swap(&signal{make(chan struct{})}).ch)
+	m.changed.Notify()
 }
 
 // drop takes a relation out of service. The caller holds mu and has taken it out of the map.
 func (m *Manager) drop(r *relation) {
-	r.gone = true
-	m.unqueue(r)
+	m.loop.Remove(r)
+	r.Cancel()
 	m.setUnanchored(r, false)
-	if r.cancel != nil {
-		r.cancel()
-	}
 }
 
 // State says how far the bundle of a relationship can be relied on.
@@ -433,12 +423,10 @@ type Status struct {
 // domain.
 func (m *Manager) Status() []Status {
 	m.mu.Lock()
-	wall := time.Now()
-	now := m.ticks.advance(wall)
 	relations := *m.relations.Load()
 	all := make([]Status, 0, len(relations))
 	for _, r := range relations {
-		all = append(all, r.status(now, wall))
+		all = append(all, m.status(r))
 	}
 	m.mu.Unlock()
 	slices.SortFunc(all, func(a, b Status) int { return a.TrustDomain.Compare(b.TrustDomain) })

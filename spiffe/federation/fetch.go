@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -44,107 +43,13 @@ func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, 
 	if err != nil {
 		return nil, fmt.Errorf("federation: fetch: %w", err)
 	}
-	a, failed := e.fetchLogged(ctx, o)
+	a, failed := e.fetch(ctx, o, tag{})
 	if failed != nil {
+		e.log(ctx, o, a, failed, nil, outcomeFailed)
 		return nil, failed
 	}
+	e.log(ctx, o, a, nil, a.bundle, "fetched")
 	return a.bundle, nil
-}
-
-// FetchAll gets the bundles of many relationships once, sixteen at a time, and repeats what may go
-// away by itself ([FetchError.Retryable]) for as long as retry says: after 50 milliseconds, and twice
-// as long each time. With 10 seconds here and as Options.Timeout it has the patience of Istio.
-//
-// The set has what could be fetched, and is empty if nothing could. What could not is in the error,
-// which then is an [Errors] with one [*FetchError] for each: keep the last good bundles of those. The
-// options may be nil. An error about the parameters wraps a [*ConfigError], comes before anything is
-// sent, and comes without a set.
-func FetchAll(ctx context.Context, relationships []Relationship, retry time.Duration, opts *Options) (*spiffe.BundleSet, error) {
-	o, err := opts.withDefaults()
-	if err != nil {
-		return nil, fmt.Errorf("federation: fetch: %w", err)
-	}
-	endpoints := make([]*endpoint, 0, len(relationships))
-	seen := map[spiffe.TrustDomain]bool{}
-	for _, r := range relationships {
-		e, err := r.check()
-		if err == nil {
-			err = e.anchorsIn(nil)
-		}
-		if err == nil && seen[e.td] {
-			err = &ConfigError{e.td, "FED-20", "two relationships with one trust domain"}
-		}
-		if err != nil {
-			return nil, fmt.Errorf("federation: fetch: %w", err)
-		}
-		seen[e.td] = true
-		endpoints = append(endpoints, e)
-	}
-
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	var bundles []*spiffe.Bundle
-	var failures Errors
-	slots := make(chan struct{}, 16)
-	for _, e := range endpoints {
-		slots <- struct{}{}
-		wg.Go(func() {
-			release := sync.OnceFunc(func() { <-slots })
-			defer release()
-			defer time.AfterFunc(slow, release).Stop()
-			a, failed := e.fetchPatiently(ctx, o, retry)
-			mu.Lock()
-			defer mu.Unlock()
-			if failed != nil {
-				failures = append(failures, failed)
-			} else {
-				bundles = append(bundles, a.bundle)
-			}
-		})
-	}
-	wg.Wait()
-	set, err := spiffe.NewBundleSet(bundles...)
-	if err != nil {
-		return nil, fmt.Errorf("federation: fetch: %w", err)
-	}
-	if failures == nil {
-		return set, nil
-	}
-	slices.SortFunc(failures, func(a, b *FetchError) int { return a.TrustDomain.Compare(b.TrustDomain) })
-	return set, failures
-}
-
-// slow is how long a fetch may keep its place in a queue.
-const slow = time.Second
-
-func (e *endpoint) fetchPatiently(ctx context.Context, o *Options, retry time.Duration) (answer, *FetchError) {
-	start := time.Now()
-	for wait := 50 * time.Millisecond; ; wait *= 2 {
-		a, failed := e.fetchLogged(ctx, o)
-		if failed == nil {
-			return a, nil
-		}
-		if _, again := failed.Retryable(); !again || time.Since(start)+wait > retry {
-			return a, failed
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return a, failed
-		}
-	}
-}
-
-func (e *endpoint) fetchLogged(ctx context.Context, o *Options) (answer, *FetchError) {
-	a, failed := e.fetch(ctx, o, tag{})
-	outcome := "fetched"
-	if failed != nil {
-		outcome = "failed"
-	}
-	e.log(ctx, o, a, failed, a.bundle, outcome)
-	return a, failed
 }
 
 // endpoint is where a bundle comes from. It never changes once it is in use.
@@ -175,7 +80,7 @@ type answer struct {
 	bundle   *spiffe.Bundle // nil if it is not modified
 	etag     tag            // of bundle
 	url      string         // that was asked last
-	peer     string         // who was authenticated last, "" for nobody
+	peer     string         // that was authenticated last, or ""
 	unasked  bool           // there were no anchors, so that nothing was sent
 	received int            // the last HTTP status
 }
@@ -195,17 +100,13 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer
 		cancel()
 		a.peer = d.end()
 	}()
-	fail := func(code Code, err error) (answer, *FetchError) {
+	fail := func(err error) (answer, *FetchError) {
 		a.bundle, a.etag = nil, tag{}
-		return a, &FetchError{TrustDomain: e.td, URL: a.url, Code: code, Status: a.received, Err: err}
-	}
-	broken := func(err error) (answer, *FetchError) {
-		code, err := classify(parent, ctx, o, err)
-		return fail(code, err)
+		return a, &FetchError{TrustDomain: e.td, URL: a.url, Status: a.received, Err: err}
 	}
 	if err := e.anchored(); err != nil {
 		a.unasked = true
-		return fail(Authentication, err)
+		return fail(fmt.Errorf("%w: %w", ErrNotAuthenticated, err))
 	}
 
 	transport := &http.Transport{
@@ -230,7 +131,7 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer
 		}
 		response, err := transport.RoundTrip(request)
 		if err != nil {
-			return broken(err)
+			return fail(classify(parent, ctx, o, err))
 		}
 		defer response.Body.Close() // at most maxRedirects+1
 		a.received = response.StatusCode
@@ -239,30 +140,27 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer
 			next, err := response.Location()
 			switch {
 			case o.NoRedirects:
-				return fail(Redirect, fmt.Errorf("status %d, and redirects are switched off", response.StatusCode))
+				return fail(fmt.Errorf("%w: status %d, and redirects are switched off", ErrRedirect, response.StatusCode))
 			case hops == maxRedirects:
-				return fail(Redirect, fmt.Errorf("more than %d", maxRedirects))
+				return fail(fmt.Errorf("%w: more than %d", ErrRedirect, maxRedirects))
 			case err != nil || len(next.String()) > maxURL:
-				return fail(Redirect, fmt.Errorf("status %d without a usable Location", response.StatusCode))
+				return fail(fmt.Errorf("%w: status %d without a usable Location", ErrRedirect, response.StatusCode))
 			}
-			if rule, reason := unfitURL(next); rule != "" {
-				return fail(Redirect, fmt.Errorf("the URL %s %s (%s, FED-40)", display(next), reason, rule))
+			if _, reason := unfitURL(next); reason != "" { // (FED-40)
+				return fail(fmt.Errorf("%w: the URL %s %s", ErrRedirect, display(next), reason))
 			}
 			u = next
 		case response.StatusCode == http.StatusNotModified && conditional:
 			return a, nil
 		case response.StatusCode != http.StatusOK:
-			return fail(BadStatus, fmt.Errorf("HTTP status %d, not 200 (FED-45)", response.StatusCode))
+			return fail(fmt.Errorf("HTTP status %d, not 200", response.StatusCode)) // (FED-45)
 		default:
 			doc, err := readDocument(response)
-			switch {
-			case errors.Is(err, spiffe.ErrTooLarge):
-				return fail(TooLarge, err)
-			case err != nil:
-				return broken(err)
+			if err != nil {
+				return fail(classify(parent, ctx, o, err))
 			}
 			if a.bundle, err = spiffe.ParseBundle(e.td, doc); err != nil {
-				return fail(Document, err)
+				return fail(err)
 			}
 			if value := usableETag(response.Header.Get("Etag")); value != "" {
 				a.etag = tag{value, u.String()}
@@ -433,28 +331,25 @@ func usableETag(tag string) string {
 	return tag
 }
 
-// classify says what kind of failure of the network err is.
-func classify(parent, ctx context.Context, o *Options, err error) (Code, error) {
-	if parent.Err() != nil {
-		cause := context.Cause(parent)
-		if errors.Is(parent.Err(), context.DeadlineExceeded) {
-			return Timeout, cause
-		}
-		return Canceled, cause
+// classify says why the network failed, if err does not.
+func classify(parent, ctx context.Context, o *Options, err error) error {
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	_, unverified := errors.AsType[*spiffe.VerifyError](err)
+	switch {
+	case errors.Is(err, spiffe.ErrTooLarge):
+		return err
+	case errors.Is(parent.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("not done in the caller's time: %w: %w", context.DeadlineExceeded, context.Cause(parent))
+	case parent.Err() != nil:
+		return context.Cause(parent)
+	case ctx.Err() != nil:
+		return fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("silent for %v: %w", o.IdleTimeout, context.DeadlineExceeded)
+	case untrusted || unverified:
+		return fmt.Errorf("%w: %w", ErrNotAuthenticated, err)
 	}
-	if ctx.Err() != nil {
-		return Timeout, fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return Timeout, fmt.Errorf("silent for %v: %w", o.IdleTimeout, context.DeadlineExceeded)
-	}
-	if _, ok := errors.AsType[*spiffe.VerifyError](err); ok {
-		return Authentication, err
-	}
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return Authentication, err
-	}
-	return Connection, err
+	return err
 }
 
 // log reports a fetch. The bundle is the one that is in force now, and may be nil.
@@ -464,7 +359,7 @@ func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *FetchE
 	if a.url != e.where {
 		attrs = append(attrs, slog.String("redirected_to", a.url))
 	}
-	attrs = append(attrs, slog.String("peer", cmp.Or(a.peer, "nobody")), slog.String("outcome", outcome))
+	attrs = append(attrs, slog.String("peer", cmp.Or(a.peer, "none")), slog.String("outcome", outcome))
 	if b != nil {
 		attrs = append(attrs, describe(b)...)
 	}

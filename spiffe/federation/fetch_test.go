@@ -50,19 +50,19 @@ func TestFetchWeb(t *testing.T) {
 
 	// The host's own roots do not know this one.
 	_, err = fetch(url, federation.Web{})
-	requireCode(t, err, federation.Authentication)
+	requireCode(t, err, authentication)
 	_, ok := errors.AsType[x509.UnknownAuthorityError](err)
 	assert.True(t, ok, "%v", err)
 
 	// Another host than the certificate's, and one whose only name is a common name or a SPIFFE ID.
 	_, err = fetch(strings.Replace(url, "127.0.0.1", "localhost", 1), webRoots(web))
-	requireCode(t, err, federation.Authentication)
+	requireCode(t, err, authentication)
 	_, ok = errors.AsType[x509.HostnameError](err)
 	assert.True(t, ok, "%v", err)
 	chain, key := web.Certificate("/x", func(c *x509.Certificate) { c.Subject.CommonName = "127.0.0.1" })
 	s.present(&tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key})
 	_, err = fetch(url, webRoots(web))
-	requireCode(t, err, federation.Authentication)
+	requireCode(t, err, authentication)
 
 	// Expired.
 	expired := webCert(web, "127.0.0.1")
@@ -73,7 +73,7 @@ func TestFetchWeb(t *testing.T) {
 	expired.Certificate, expired.PrivateKey, expired.Leaf = [][]byte{chain[0].Raw}, key, nil
 	s.present(expired)
 	_, err = fetch(url, webRoots(web))
-	requireCode(t, err, federation.Authentication)
+	requireCode(t, err, authentication)
 	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
 	require.True(t, ok, "%v", err)
 	assert.Equal(t, x509.Expired, invalid.Reason)
@@ -99,7 +99,7 @@ func TestFetchSPIFFE(t *testing.T) {
 		t.Helper()
 		s.present(cert)
 		_, err := federation.Fetch(t.Context(), r, nil)
-		requireCode(t, err, federation.Authentication)
+		requireCode(t, err, authentication)
 		e, ok := errors.AsType[*spiffe.VerifyError](err)
 		require.True(t, ok, "%v", err)
 		assert.Empty(t, s.asked())
@@ -127,7 +127,7 @@ func TestFetchSPIFFE(t *testing.T) {
 	s.present(svidCert(ca, "/endpoint"))
 	r.Profile = webRoots(ca)
 	_, err = federation.Fetch(t.Context(), r, nil)
-	requireCode(t, err, federation.Authentication)
+	requireCode(t, err, authentication)
 }
 
 // An endpoint in another trust domain, which is verified by the newest bundle of that one.
@@ -141,7 +141,7 @@ func TestFetchFromAnotherDomain(t *testing.T) {
 	r := federation.Relationship{TrustDomain: td, URL: url, Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://example.org/endpoint"), Bundles: source}}
 
 	_, err := federation.Fetch(t.Context(), r, nil) // nobody knows example.org yet
-	requireCode(t, err, federation.Authentication)
+	requireCode(t, err, authentication)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	source.b = parent.Bundle()
 	_, err = federation.Fetch(t.Context(), r, nil)
@@ -151,7 +151,7 @@ func TestFetchFromAnotherDomain(t *testing.T) {
 	parent.Rotate()
 	s.present(svidCert(parent, "/endpoint"))
 	_, err = federation.Fetch(t.Context(), r, nil)
-	requireCode(t, err, federation.Authentication)
+	requireCode(t, err, authentication)
 	source.b = parent.Bundle()
 	_, err = federation.Fetch(t.Context(), r, nil)
 	require.NoError(t, err)
@@ -161,7 +161,7 @@ func TestFetchFromAnotherDomain(t *testing.T) {
 	require.NoError(t, err)
 	s.asked()
 	_, err = federation.Fetch(t.Context(), r, nil)
-	requireCode(t, err, federation.Authentication)
+	requireCode(t, err, authentication)
 	require.ErrorIs(t, err, spiffe.ErrNoAuthority)
 	source.b = nil
 	source.silent = true
@@ -242,13 +242,13 @@ func TestRedirects(t *testing.T) {
 			assert.NotContains(t, err.Error(), "secret")
 			switch c.name {
 			case "wrong name", "another ID":
-				e := requireCode(t, err, federation.Authentication)
+				e := requireCode(t, err, authentication)
 				assert.Equal(t, "https://c.test/x", e.URL, "the error names who it is about")
-				assert.Equal(t, "nobody", diary.read()[0]["peer"])
+				assert.Equal(t, "none", diary.read()[0]["peer"])
 			case "300":
-				requireCode(t, err, federation.BadStatus)
+				requireCode(t, err, badStatus)
 			default:
-				requireCode(t, err, federation.Redirect)
+				requireCode(t, err, redirected)
 			}
 		})
 	}
@@ -286,53 +286,53 @@ func TestHostileEndpoints(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		handler func(good []byte) http.HandlerFunc
-		code    federation.Code
+		code    kind
 		cause   string
 		status  int
 		took    time.Duration // exactly; 0 for at once
 	}{
-		{name: "500 with a good body", handler: func(good []byte) http.HandlerFunc { return answer(500, good) }, code: federation.BadStatus, status: 500, cause: "HTTP status 500"},
-		{name: "203 with a good body", handler: func(good []byte) http.HandlerFunc { return answer(203, good) }, code: federation.BadStatus, status: 203},
-		{name: "404", handler: func([]byte) http.HandlerFunc { return answer(404, nil) }, code: federation.BadStatus, status: 404},
-		{name: "304 that nobody asked for", handler: func([]byte) http.HandlerFunc { return answer(304, nil) }, code: federation.BadStatus, status: 304},
-		{name: "empty body", handler: func([]byte) http.HandlerFunc { return answer(200, nil) }, code: federation.Document, status: 200},
-		{name: "HTML", handler: func([]byte) http.HandlerFunc { return answer(200, []byte("<html>503</html>")) }, code: federation.Document, cause: "BND-8"},
-		{name: "a byte order mark", handler: func(good []byte) http.HandlerFunc { return answer(200, append([]byte("\ufeff"), good...)) }, code: federation.Document, cause: "BND-8"},
-		{name: "not UTF-8", handler: func(good []byte) http.HandlerFunc { return answer(200, append(good, 0xff)) }, code: federation.Document, cause: "BND-28"},
+		{name: "500 with a good body", handler: func(good []byte) http.HandlerFunc { return answer(500, good) }, code: badStatus, status: 500, cause: "HTTP status 500"},
+		{name: "203 with a good body", handler: func(good []byte) http.HandlerFunc { return answer(203, good) }, code: badStatus, status: 203},
+		{name: "404", handler: func([]byte) http.HandlerFunc { return answer(404, nil) }, code: badStatus, status: 404},
+		{name: "304 that nobody asked for", handler: func([]byte) http.HandlerFunc { return answer(304, nil) }, code: badStatus, status: 304},
+		{name: "empty body", handler: func([]byte) http.HandlerFunc { return answer(200, nil) }, code: badDocument, status: 200},
+		{name: "HTML", handler: func([]byte) http.HandlerFunc { return answer(200, []byte("<html>503</html>")) }, code: badDocument, cause: "BND-8"},
+		{name: "a byte order mark", handler: func(good []byte) http.HandlerFunc { return answer(200, append([]byte("\ufeff"), good...)) }, code: badDocument, cause: "BND-8"},
+		{name: "not UTF-8", handler: func(good []byte) http.HandlerFunc { return answer(200, append(good, 0xff)) }, code: badDocument, cause: "BND-28"},
 		{name: "compressed", handler: func(good []byte) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = w.Write([]byte("\x1f\x8b\x08"))
 			}
-		}, code: federation.Document},
-		{name: "100,000 keys", handler: func([]byte) http.HandlerFunc { return answer(200, entries) }, code: federation.Document, cause: "more than 1000 keys"},
+		}, code: badDocument},
+		{name: "100,000 keys", handler: func([]byte) http.HandlerFunc { return answer(200, entries) }, code: badDocument, cause: "more than 1000 keys"},
 		{name: "one byte too much", handler: func(good []byte) http.HandlerFunc {
 			return answer(200, append(good, bytes.Repeat([]byte(" "), spiffe.MaxBundleSize+1-len(good))...))
-		}, code: federation.TooLarge},
-		{name: "endless body", handler: func([]byte) http.HandlerFunc { return stream(bytes.Repeat([]byte(" "), 32<<10), 0) }, code: federation.TooLarge},
+		}, code: tooLarge},
+		{name: "endless body", handler: func([]byte) http.HandlerFunc { return stream(bytes.Repeat([]byte(" "), 32<<10), 0) }, code: tooLarge},
 		{name: "announced body", handler: func([]byte) http.HandlerFunc {
 			return func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Length", "1000000000000")
 				_, _ = w.Write([]byte("{"))
 			}
-		}, code: federation.TooLarge},
-		{name: "slow body", handler: func([]byte) http.HandlerFunc { return stream([]byte(" "), 9*time.Second) }, code: federation.Timeout, cause: "not done within 30s", took: 30 * time.Second},
-		{name: "silent body", handler: func([]byte) http.HandlerFunc { return stream([]byte(" "), time.Hour) }, code: federation.Timeout, cause: "silent for 10s", took: 10 * time.Second},
+		}, code: tooLarge},
+		{name: "slow body", handler: func([]byte) http.HandlerFunc { return stream([]byte(" "), 9*time.Second) }, code: timedOut, cause: "not done within 30s", took: 30 * time.Second},
+		{name: "silent body", handler: func([]byte) http.HandlerFunc { return stream([]byte(" "), time.Hour) }, code: timedOut, cause: "silent for 10s", took: 10 * time.Second},
 		{name: "silent", handler: func([]byte) http.HandlerFunc {
 			return func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
-		}, code: federation.Timeout, cause: "silent for 10s", took: 10 * time.Second},
+		}, code: timedOut, cause: "silent for 10s", took: 10 * time.Second},
 		{name: "cut off", handler: func([]byte) http.HandlerFunc {
 			return raw(func(c net.Conn) {
 				_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"keys\":[]}"))
 			})
-		}, code: federation.Connection, cause: "unexpected EOF"},
-		{name: "hung up", handler: func([]byte) http.HandlerFunc { return raw(func(net.Conn) {}) }, code: federation.Connection},
+		}, code: connection, cause: "unexpected EOF"},
+		{name: "hung up", handler: func([]byte) http.HandlerFunc { return raw(func(net.Conn) {}) }, code: connection},
 		{name: "not HTTP", handler: func([]byte) http.HandlerFunc {
 			return raw(func(c net.Conn) { _, _ = c.Write([]byte("220 smtp.test ESMTP\r\n")) })
-		}, code: federation.Connection},
+		}, code: connection},
 		{name: "not HTTP, at length", handler: func([]byte) http.HandlerFunc {
 			return raw(func(c net.Conn) { _, _ = c.Write([]byte("HTTP/1.1 2" + strings.Repeat("é", 10_000) + "\r\n\r\n")) })
-		}, code: federation.Connection, cause: "…"},
+		}, code: connection, cause: "…"},
 		{name: "endless header", handler: func([]byte) http.HandlerFunc {
 			return raw(func(c net.Conn) {
 				_, err := c.Write([]byte("HTTP/1.1 200 OK\r\n"))
@@ -340,7 +340,7 @@ func TestHostileEndpoints(t *testing.T) {
 					_, err = fmt.Fprintf(c, "X-%d: %s\r\n", i, strings.Repeat("x", 1000))
 				}
 			})
-		}, code: federation.Connection, cause: "exceeded 65536 bytes"},
+		}, code: connection, cause: "exceeded 65536 bytes"},
 		{name: "endless 103", handler: func([]byte) http.HandlerFunc {
 			return raw(func(c net.Conn) {
 				var err error
@@ -348,8 +348,8 @@ func TestHostileEndpoints(t *testing.T) {
 					_, err = c.Write([]byte("HTTP/1.1 103 Early Hints\r\n\r\n"))
 				}
 			})
-		}, code: federation.Connection},
-		{name: "redirect loop", handler: func([]byte) http.HandlerFunc { return redirect(302, "https://a.test/loop") }, code: federation.Redirect},
+		}, code: connection},
+		{name: "redirect loop", handler: func([]byte) http.HandlerFunc { return redirect(302, "https://a.test/loop") }, code: redirected},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -380,11 +380,11 @@ func TestHostileEndpoints(t *testing.T) {
 					assert.Equal(t, c.status, e.Status)
 				}
 				switch c.code {
-				case federation.TooLarge:
+				case tooLarge:
 					require.ErrorIs(t, e, spiffe.ErrTooLarge)
-				case federation.Timeout:
+				case timedOut:
 					require.ErrorIs(t, e, context.DeadlineExceeded)
-				case federation.Document:
+				case badDocument:
 					_, ok := errors.AsType[*spiffe.ParseError](e)
 					assert.True(t, ok, "%v", e)
 				}
@@ -409,22 +409,22 @@ func TestHostileHandshakes(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		dial  func(ctx context.Context, network, addr string) (net.Conn, error)
-		code  federation.Code
+		code  kind
 		cause string
 		took  time.Duration
 	}{
-		"refused": {func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }, federation.Connection, "refused", 0},
+		"refused": {func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }, connection, "refused", 0},
 		"hangs": {func(ctx context.Context, _, _ string) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}, federation.Timeout, "not done within 30s", 30 * time.Second},
-		"silent": {pipe(func(c net.Conn) { _, _ = c.Read(make([]byte, 1<<20)) }), federation.Timeout, "silent for 10s", 10 * time.Second},
+		}, timedOut, "not done within 30s", 30 * time.Second},
+		"silent": {pipe(func(c net.Conn) { _, _ = c.Read(make([]byte, 1<<20)) }), timedOut, "silent for 10s", 10 * time.Second},
 		"reads nothing": {func(context.Context, string, string) (net.Conn, error) {
 			a, _ := net.Pipe() // which has no buffer
 			return a, nil
-		}, federation.Timeout, "silent for 10s", 10 * time.Second},
-		"hangs up":   {pipe(func(c net.Conn) { _ = c.Close() }), federation.Connection, "", 0},
-		"plain HTTP": {pipe(func(c net.Conn) { _, _ = c.Write([]byte("HTTP/1.1 200 OK\r\n\r\n")) }), federation.Connection, "tls: first record does not look like a TLS handshake", 0},
+		}, timedOut, "silent for 10s", 10 * time.Second},
+		"hangs up":   {pipe(func(c net.Conn) { _ = c.Close() }), connection, "", 0},
+		"plain HTTP": {pipe(func(c net.Conn) { _, _ = c.Write([]byte("HTTP/1.1 200 OK\r\n\r\n")) }), connection, "tls: first record does not look like a TLS handshake", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -454,12 +454,12 @@ func TestHostileHandshakes(t *testing.T) {
 						cancel(errOver)
 					}()
 					_, err = federation.Fetch(ctx, r, &federation.Options{DialContext: c.dial})
-					requireCode(t, err, federation.Canceled)
+					requireCode(t, err, canceled)
 					require.ErrorIs(t, err, errOver)
 					ctx, stop := context.WithTimeout(t.Context(), time.Second)
 					defer stop()
 					_, err = federation.Fetch(ctx, r, &federation.Options{DialContext: c.dial})
-					requireCode(t, err, federation.Timeout)
+					requireCode(t, err, timedOut)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 				}
 			})
@@ -476,10 +476,10 @@ func TestHostileNames(t *testing.T) {
 	n.host(t, "partner.test", webCert(web, "a\x1b[2Jb.test", "c.test\nlevel=INFO msg=\"all is well\""), serving(t, web.Bundle()))
 	opts := n.options(nil)
 	_, err := federation.Fetch(t.Context(), federation.Relationship{TrustDomain: partner, URL: "https://partner.test/", Profile: webRoots(web)}, &opts)
-	e := requireCode(t, err, federation.Authentication)
+	e := requireCode(t, err, authentication)
 	assert.ErrorContains(t, err, "a\uFFFD[2Jb.test, c.test\uFFFDlevel=INFO")
 	assert.ErrorContains(t, e.Err, "a\x1b[2Jb.test", "the cause is as it was")
-	long := &federation.FetchError{TrustDomain: partner, Code: federation.Document, Err: errors.New(strings.Repeat("é\x00", 10_000))}
+	long := &federation.FetchError{TrustDomain: partner, Err: errors.New(strings.Repeat("é\x00", 10_000))}
 	assert.Less(t, len(long.Error()), 1500)
 	assert.True(t, utf8.ValidString(long.Error()))
 }
@@ -520,13 +520,13 @@ func TestHostileMemory(t *testing.T) {
 	})
 	r := federation.Relationship{TrustDomain: partner, URL: url, Profile: webRoots(web)}
 	_, err := federation.Fetch(t.Context(), r, nil)
-	requireCode(t, err, federation.TooLarge)
+	requireCode(t, err, tooLarge)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := time.Now()
 	_, err = federation.Fetch(t.Context(), r, nil)
 	runtime.ReadMemStats(&after)
-	requireCode(t, err, federation.TooLarge)
+	requireCode(t, err, tooLarge)
 	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(8<<20), "both sides, garbage included")
 	assert.Less(t, time.Since(start), 5*time.Second)
 }
@@ -561,7 +561,7 @@ func TestClientHello(t *testing.T) {
 		return a, nil
 	}
 	_, err := federation.Fetch(t.Context(), federation.Relationship{TrustDomain: partner, URL: "https://a.test/", Profile: federation.Web{}}, &federation.Options{DialContext: dial})
-	requireCode(t, err, federation.Connection)
+	requireCode(t, err, connection)
 	<-seen
 	assert.Equal(t, "a.test", hello.ServerName)
 	assert.Equal(t, []string{"http/1.1"}, hello.SupportedProtos)
@@ -572,118 +572,6 @@ func TestClientHello(t *testing.T) {
 		assert.NotContains(t, name, "TLS_RSA_", name)
 	}
 	assert.ElementsMatch(t, []tls.CurveID{tls.X25519MLKEM768, tls.X25519, tls.CurveP256, tls.CurveP384}, hello.SupportedCurves)
-}
-
-// One failure does not hide the others' success, and only what may pass is tried again.
-func TestFetchAll(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		world, web, diary := newInternet(), spiffetest.NewCA(t, "web.test"), &diary{}
-		var all []federation.Relationship
-		var sites []*site
-		add := func(name string, h func(*spiffe.Bundle) http.HandlerFunc) {
-			ca := spiffetest.NewCA(t, name)
-			sites = append(sites, world.host(t, name, webCert(web, name), h(ca.Bundle())))
-			all = append(all, federation.Relationship{TrustDomain: ca.TrustDomain(), URL: "https://" + name + "/b?token=secret", Profile: webRoots(web)})
-		}
-		tries := 0
-		add("z-hangs.test", func(*spiffe.Bundle) http.HandlerFunc {
-			return func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
-		})
-		add("good.test", func(b *spiffe.Bundle) http.HandlerFunc { return serving(t, b) })
-		add("missing.test", func(*spiffe.Bundle) http.HandlerFunc { return answer(404, nil) })
-		add("late.test", func(b *spiffe.Bundle) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				if tries++; tries < 4 {
-					w.WriteHeader(503)
-					return
-				}
-				serving(t, b)(w, r)
-			}
-		})
-		add("broken.test", func(*spiffe.Bundle) http.HandlerFunc { return answer(200, []byte("{}")) })
-		add("empty.test", func(*spiffe.Bundle) http.HandlerFunc { return answer(200, []byte(`{"keys":[]}`)) })
-		opts := world.options(diary.logger())
-		opts.Timeout = 10 * time.Second
-
-		start := time.Now()
-		set, err := federation.FetchAll(t.Context(), all, 10*time.Second, &opts)
-		// Istio's budget: it hangs for ten seconds, and then there is no time for another try.
-		assert.Equal(t, 10*time.Second, time.Since(start))
-		var names []string
-		for b := range set.All() {
-			names = append(names, b.TrustDomain().String())
-		}
-		assert.Equal(t, []string{"empty.test", "good.test", "late.test"}, names)
-		failures, ok := errors.AsType[federation.Errors](err)
-		require.True(t, ok)
-		require.Len(t, failures, 3)
-		assert.Equal(t, federation.Document, failures[0].Code)
-		assert.Equal(t, federation.BadStatus, failures[1].Code)
-		assert.Equal(t, federation.Timeout, failures[2].Code)
-		assert.Equal(t, "z-hangs.test", failures[2].TrustDomain.String())
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		requireCode(t, err, federation.Document) // the first
-		assert.Contains(t, err.Error(), `; federation: bundle of "missing.test" from https://missing.test/b?…: bad status: HTTP status 404`)
-		assert.NotContains(t, err.Error(), "secret")
-		for i, want := range []int{1, 1, 1, 4, 1, 1} {
-			assert.Len(t, sites[i].asked(), want, "%v", all[i].TrustDomain)
-		}
-		lines := diary.read()
-		assert.Len(t, lines, 9, "one for each fetch")
-		for _, line := range lines {
-			assert.NotContains(t, fmt.Sprint(line), "secret")
-		}
-
-		// No budget, no second try.
-		_, err = federation.FetchAll(t.Context(), all[:1], 0, &opts)
-		requireCode(t, err, federation.Timeout)
-		assert.Len(t, sites[0].asked(), 1)
-
-		// The end of the caller's patience ends the wait between two tries.
-		sites[0].serve(answer(500, nil))
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		start = time.Now()
-		_, err = federation.FetchAll(ctx, all[:1], time.Hour, &opts)
-		requireCode(t, err, federation.BadStatus)
-		assert.Equal(t, 20*time.Second, time.Since(start))
-
-		set, err = federation.FetchAll(t.Context(), nil, 0, nil)
-		require.NoError(t, err)
-		assert.Zero(t, set.Len())
-	})
-}
-
-// Sixteen that hang do not hold back the seventeenth for longer than a moment.
-func TestFetchAllDoesNotStarve(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		world, web, ca := newInternet(), spiffetest.NewCA(t, "web.test"), spiffetest.NewCA(t, "partner.test")
-		var got time.Duration
-		start := time.Now()
-		world.host(t, "good.test", webCert(web, "good.test"), func(w http.ResponseWriter, r *http.Request) {
-			got = time.Since(start)
-			serving(t, ca.Bundle())(w, r)
-		})
-		var all []federation.Relationship
-		for i := range 40 {
-			all = append(all, federation.Relationship{TrustDomain: spiffe.MustParseTrustDomain(fmt.Sprint("dead-", i)), URL: "https://dead.test/", Profile: webRoots(web)})
-		}
-		all = append(all, federation.Relationship{TrustDomain: partner, URL: "https://good.test/", Profile: webRoots(web)})
-		dial := world.dial
-		opts := federation.Options{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if strings.HasPrefix(addr, "dead") {
-				<-ctx.Done()
-				return nil, ctx.Err()
-			}
-			return dial(ctx, network, addr)
-		}}
-		set, err := federation.FetchAll(t.Context(), all, 0, &opts)
-		require.Error(t, err)
-		assert.Equal(t, 1, set.Len())
-		assert.LessOrEqual(t, got, 3*time.Second)
-	})
 }
 
 // withRules is the text of err with the ids of the rules that it wraps behind it, as texts leave them out.

@@ -269,11 +269,49 @@ func trusts(t testing.TB, m spiffe.BundleSource, ca *spiffetest.CA) bool {
 	return err == nil
 }
 
-func requireCode(t testing.TB, err error, code federation.Code) *federation.FetchError {
+// kind is why a fetch failed, as far as a program can tell.
+type kind string
+
+const (
+	connection     kind = "connection"
+	timedOut       kind = "timed out"
+	canceled       kind = "canceled"
+	authentication kind = "authentication"
+	redirected     kind = "redirect"
+	badStatus      kind = "status"
+	tooLarge       kind = "too large"
+	badDocument    kind = "document"
+	outOfSequence  kind = "sequence"
+)
+
+func kindOf(e *federation.FetchError) kind {
+	_, unparsed := errors.AsType[*spiffe.ParseError](e)
+	switch {
+	case errors.Is(e, federation.ErrNotAuthenticated):
+		return authentication
+	case errors.Is(e, federation.ErrRedirect):
+		return redirected
+	case errors.Is(e, federation.ErrSequence):
+		return outOfSequence
+	case unparsed:
+		return badDocument
+	case errors.Is(e, spiffe.ErrTooLarge):
+		return tooLarge
+	case errors.Is(e, context.DeadlineExceeded):
+		return timedOut
+	case errors.Is(e, context.Canceled), errors.Is(e, errOver):
+		return canceled
+	case e.Status != 0 && e.Status != http.StatusOK:
+		return badStatus
+	}
+	return connection
+}
+
+func requireCode(t testing.TB, err error, want kind) *federation.FetchError {
 	t.Helper()
 	e, ok := errors.AsType[*federation.FetchError](err)
 	require.True(t, ok, "%v", err)
-	require.Equal(t, code, e.Code, "%v", err)
+	require.Equal(t, want, kindOf(e), "%v", err)
 	return e
 }
 

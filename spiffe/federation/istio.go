@@ -22,8 +22,7 @@ import (
 // not one of a trust domain and a URL that cannot be that of an endpoint, which wrap a
 // [*spiffe.ParseError] and a [*ConfigError].
 //
-// Give them to [New] to keep the bundles fresh, and the last good one of each; or to [FetchAll], to get
-// them once.
+// Give them to [New] to keep the bundles fresh, and the last good one of each.
 func ParseIstioString(s string) ([]Relationship, error) {
 	var all []Relationship
 	at := map[spiffe.TrustDomain]int{}

@@ -101,7 +101,7 @@ type ConfigError struct {
 }
 
 func (e *ConfigError) Error() string {
-	return fmt.Sprintf("relationship with %q: %s (%s)", e.TrustDomain, e.Reason, e.Rule)
+	return fmt.Sprintf("relationship with %q: %s", e.TrustDomain, e.Reason)
 }
 
 // check returns the endpoint of r.

@@ -82,9 +82,7 @@ func TestParameters(t *testing.T) {
 			}
 			b, fromFetch := federation.Fetch(t.Context(), c.r, &opts)
 			assert.Nil(t, b)
-			set, fromAll := federation.FetchAll(t.Context(), []federation.Relationship{c.r}, 0, &opts)
-			assert.Nil(t, set)
-			for _, err := range []error{fromNew, fromAdd, fromFetch, fromAll} {
+			for _, err := range []error{fromNew, fromAdd, fromFetch} {
 				e, ok := errors.AsType[*federation.ConfigError](err)
 				require.True(t, ok, "%v", err)
 				assert.Equal(t, c.rule, e.Rule, "%v", err)
@@ -115,11 +113,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 	_, err := federation.Fetch(t.Context(), r, &federation.Options{Timeout: -1})
 	require.ErrorContains(t, err, "federation: fetch: Options.Timeout is -1ns")
-	_, err = federation.FetchAll(t.Context(), nil, 0, &federation.Options{Timeout: -1})
-	require.ErrorContains(t, err, "federation: fetch: Options.Timeout is -1ns")
-	_, err = federation.FetchAll(t.Context(), []federation.Relationship{r, r}, 0, nil)
-	require.ErrorContains(t, err, "two relationships")
-	require.EqualError(t, err, `federation: fetch: relationship with "partner.test": two relationships with one trust domain (FED-20)`)
+	_, err = federation.New(federation.Config{Relationships: []federation.Relationship{r, r}})
+	require.EqualError(t, err, `federation: new: relationship with "partner.test": two relationships with one trust domain`)
 
 	// An interval that is longer than the usual ceiling moves it.
 	newManager(t, federation.Config{MinInterval: 48 * time.Hour})
@@ -132,35 +127,9 @@ func TestNewRefuses(t *testing.T) {
 
 func TestWords(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[federation.Code]string{
-		federation.Connection: "connection failed", federation.Timeout: "timed out", federation.Canceled: "cancelled",
-		federation.Authentication: "endpoint not authenticated", federation.Redirect: "redirect refused",
-		federation.BadStatus: "bad status", federation.TooLarge: "too large", federation.Document: "bad document",
-		federation.Sequence: "older than a known bundle", 0: "Code(0)",
-	} {
-		assert.Equal(t, want, code.String())
-	}
 	for state, want := range map[federation.State]string{
 		federation.Pending: "pending", federation.Failed: "failed", federation.Stale: "stale", federation.Fresh: "fresh", 9: "State(9)",
 	} {
 		assert.Equal(t, want, state.String())
-	}
-	for _, c := range []struct {
-		e    federation.FetchError
-		want bool
-	}{
-		{federation.FetchError{Code: federation.Connection}, true},
-		{federation.FetchError{Code: federation.Timeout}, true},
-		{federation.FetchError{Code: federation.BadStatus, Status: 500}, true},
-		{federation.FetchError{Code: federation.BadStatus, Status: 429}, true},
-		{federation.FetchError{Code: federation.BadStatus, Status: 408}, true},
-		{federation.FetchError{Code: federation.BadStatus, Status: 404}, false},
-		{federation.FetchError{Code: federation.Authentication}, false},
-		{federation.FetchError{Code: federation.Document}, false},
-		{federation.FetchError{Code: federation.Canceled}, false},
-	} {
-		after, again := c.e.Retryable()
-		assert.Equal(t, c.want, again, "%v", c.e.Code)
-		assert.Zero(t, after)
 	}
 }

@@ -6,41 +6,29 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// usualInterval is for a bundle without a refresh hint (FED-8, BND-22).
-const usualInterval = 5 * time.Minute
+// slow is how long a fetch keeps its place among those that run at the same time.
+const slow = time.Second
 
-// longestInterval leaves room for twice as much in a duration, which ends after 292 years.
-const longestInterval = 100 * 365 * 24 * time.Hour
-
-// relation is a relationship and what became of it. There may be 10,000 of them, so it has no
-// goroutine and no timer.
+// relation is a relationship and what became of it. There may be 10,000 of them.
 type relation struct {
+	renew.Entry // the Manager's mu guards it, and what follows after decree
+
 	e      *endpoint
 	bundle atomic.Pointer[spiffe.Bundle] // in force; what readers get; nil before the first
 	decree atomic.Bool                   // an operator has set a bundle, so that the initial one counts no more
-
-	// The Manager's mu guards what follows.
-	due   time.Duration // when the next attempt is, in the scheduler's time
-	index int           // in the queue, counted from 1; 0 if not there
-	queue *queue        // that it is in
-
-	gone   bool // removed, or replaced by other parameters
-	busy   bool // an attempt is under way
-	cancel context.CancelFunc
 
 	etag       tag            // of etagOf, which a 304 confirms, and no other: what was set by hand
 	etagOf     *spiffe.Bundle // must not keep us from seeing what the endpoint has
 	interval   time.Duration  // between the last attempt and the next, before jitter
 	success    time.Time      // the last, on the wall clock
 	confirmed  *spiffe.Bundle // by that
-	failures   int            // in a row
 	err        error          // of the last attempt
 	unanchored bool           // the last attempt sent nothing, as there were no anchors
 	refused    *spiffe.Bundle
@@ -80,14 +68,6 @@ func (r *relation) newest() *spiffe.Bundle {
 	return initial
 }
 
-// run is what belongs to one call of Run.
-type run struct {
-	ctx   context.Context
-	wake  chan struct{} // has room for one
-	slots chan struct{} // one token for each fetch that is not slow
-	wg    sync.WaitGroup
-}
-
 // Run fetches the bundles and keeps them fresh. It blocks until ctx is done, then ends what it has
 // started, waits for it, and returns the cause of ctx. It returns at once, with an error, if it is
 // running already; it may be called again after it has returned.
@@ -95,17 +75,16 @@ type run struct {
 // At its start it reads the directory, if there is one, and then fetches everything. An error about
 // the directory itself ends it before that.
 func (m *Manager) Run(ctx context.Context) error {
-	r := &run{ctx: ctx, wake: make(chan struct{}, 1), slots: make(chan struct{}, m.cfg.Concurrency)}
 	m.mu.Lock()
-	if m.run != nil {
+	if m.running {
 		m.mu.Unlock()
 		return errors.New("federation: run: already running")
 	}
-	m.run = r
+	m.running = true
 	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
-		m.run = nil
+		m.running = false
 		m.mu.Unlock()
 	}()
 
@@ -119,69 +98,12 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 	}
 	m.mu.Lock()
-	now := m.ticks.advance(time.Now())
 	for _, rel := range *m.relations.Load() {
-		if rel.index > 0 {
-			m.requeue(rel, now)
-		}
+		m.loop.Hasten(rel, 0)
 	}
 	m.mu.Unlock()
-
-	timer := time.NewTimer(longestSleep)
-	defer timer.Stop()
-	for ctx.Err() == nil {
-		timer.Reset(m.startDue(r))
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		case <-r.wake:
-		}
-	}
-	r.wg.Wait()
+	m.loop.Run(ctx)
 	return context.Cause(ctx)
-}
-
-// startDue starts what is due, as far as there are slots, and returns how long there is nothing to do
-// unless somebody calls. What failed last time comes last: it may well hang again.
-func (m *Manager) startDue(r *run) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.ticks.advance(time.Now())
-	sleep := longestSleep
-	for _, q := range []*queue{&m.healthy, &m.failing} {
-		for rel := q.front(); rel != nil; rel = q.front() {
-			if rel.due > now {
-				sleep = min(sleep, rel.due-now)
-				break
-			}
-			select {
-			case r.slots <- struct{}{}:
-			default:
-				return longestSleep // who gives a slot back wakes us
-			}
-			m.start(r, rel)
-		}
-	}
-	return sleep
-}
-
-// start starts an attempt, which has a slot. The caller holds mu.
-func (m *Manager) start(r *run, rel *relation) {
-	m.unqueue(rel)
-	ctx, cancel := context.WithCancel(r.ctx)
-	rel.busy, rel.cancel = true, cancel
-	release := sync.OnceFunc(func() {
-		<-r.slots
-		m.mu.Lock()
-		m.kick()
-		m.mu.Unlock()
-	})
-	r.wg.Go(func() {
-		defer release()
-		timer := time.AfterFunc(slow, release)
-		defer timer.Stop()
-		m.attempt(ctx, rel)
-	})
 }
 
 // What became of an attempt, in the log.
@@ -208,13 +130,8 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	a, failed := rel.e.fetch(ctx, m.fetch, etag)
 
 	m.mu.Lock()
-	stopped := failed != nil && ctx.Err() != nil // by the end of Run, by Remove or Add: nobody's failure
-	rel.cancel()
-	rel.busy, rel.cancel = false, nil
-	if rel.gone || stopped {
-		if !rel.gone {
-			m.requeue(rel, 0)
-		}
+	if rel.Removed() || failed != nil && ctx.Err() != nil { // ended by Run, Remove or Add
+		m.loop.Done(rel, 0)
 		m.mu.Unlock()
 		return
 	}
@@ -226,27 +143,26 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	default:
 		outcome, failed = m.apply(rel, a)
 	}
-	now := time.Now()
 	if failed != nil {
-		rel.failures++
+		rel.Failed(failed)
 		rel.err = failed
 		if outcome != outcomeRefused {
 			outcome = outcomeFailed
 		}
 	} else {
-		rel.failures, rel.err, rel.refused, rel.success = 0, nil, nil, now.Round(0)
+		rel.Succeeded()
+		rel.err, rel.refused, rel.success = nil, nil, time.Now().Round(0)
 		if rel.confirmed = have; a.bundle != nil { // a 304 says nothing about one that was set meanwhile
 			rel.confirmed = rel.bundle.Load()
 		}
 	}
 	m.setUnanchored(rel, a.unasked)
 	rel.interval = m.interval(rel.bundle.Load())
-	wait := jittered(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
+	wait := renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 	if rel.unanchored && rel.e.borrows() && rel.e.anchored() == nil {
 		wait = 0 // they came while we looked
 	}
-	m.requeue(rel, m.ticks.advance(now)+wait)
-	m.kick()
+	m.loop.Done(rel, wait)
 	b := rel.bundle.Load()
 	m.mu.Unlock()
 
@@ -263,8 +179,8 @@ func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *FetchE
 		n, _ := a.bundle.Sequence()
 		last, _ := known.Sequence()
 		return outcomeRefused, &FetchError{
-			TrustDomain: rel.e.td, URL: a.url, Code: Sequence, Status: a.received,
-			Err: fmt.Errorf("the sequence number is %d, and %d is known; if its publisher has lost count, accept it with Manager.Set (FED-11)", n, last),
+			TrustDomain: rel.e.td, URL: a.url, Status: a.received,
+			Err: fmt.Errorf("%w: the sequence number is %d, and %d is known; if its publisher has lost count, accept it with Manager.Set", ErrSequence, n, last),
 		}
 	}
 	switch {
@@ -304,36 +220,26 @@ func (m *Manager) interval(b *spiffe.Bundle) time.Duration {
 	}
 	hint, ok := b.RefreshHint()
 	if !ok {
-		hint = usualInterval
+		hint = renew.UsualPoll
 	}
 	return max(min(hint, m.cfg.MaxInterval), m.cfg.MinInterval)
 }
 
-// jittered returns interval give or take a tenth, within the bounds; u is random, in [0,1). An
-// interval that is a bound has its tenth on the other side only.
-func jittered(interval, low, high time.Duration, u float64) time.Duration {
-	from, to := max(interval-interval/10, low), min(interval+interval/10, max(high, low+low/10))
-	return from + time.Duration(u*float64(to-from))
-}
-
 // status returns the state of r. The caller holds mu.
-func (r *relation) status(now time.Duration, wall time.Time) Status {
+func (m *Manager) status(r *relation) Status {
 	s := Status{
-		TrustDomain: r.e.td, URL: r.e.where, Bundle: r.bundle.Load(), LastSuccess: r.success,
-		Failures: r.failures, Err: r.err, Refused: r.refused,
+		TrustDomain: r.e.td, URL: r.e.where, Bundle: r.bundle.Load(), LastSuccess: r.success, NextAttempt: m.loop.Next(r),
+		Failures: r.Failures(), Err: r.err, Refused: r.refused,
 	}
-	switch lately := wall.Round(0).Sub(r.success) <= 2*r.interval; {
+	switch lately := time.Since(r.success) <= 2*r.interval; {
 	case s.Bundle == nil && r.err != nil:
 		s.State = Failed
 	case s.Bundle == nil:
 		s.State = Pending
-	case r.failures == 0 && r.confirmed == s.Bundle && lately:
+	case s.Failures == 0 && r.confirmed == s.Bundle && lately:
 		s.State = Fresh
 	default:
 		s.State = Stale
-	}
-	if !r.busy {
-		s.NextAttempt = wall.Round(0).Add(max(r.due-now, 0))
 	}
 	return s
 }

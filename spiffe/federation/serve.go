@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -42,7 +43,7 @@ func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler
 			if hint, ok := b.RefreshHint(); ok {
 				return hint
 			}
-			return usualInterval
+			return renew.UsualPoll
 		},
 	}, nil
 }
@@ -59,7 +60,7 @@ func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (htt
 	case refresh < 0:
 		return nil, fmt.Errorf("federation: map handler: refresh is %v, and must not be negative", refresh)
 	case refresh == 0:
-		refresh = usualInterval
+		refresh = renew.UsualPoll
 	}
 	return &handler[*spiffe.BundleSet]{
 		current: bundles,

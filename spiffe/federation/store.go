@@ -76,7 +76,7 @@ func (m *Manager) load(ctx context.Context, r *relation) {
 		return
 	}
 	m.mu.Lock()
-	used := !r.gone && r.bundle.Load() == nil
+	used := !r.Removed() && r.bundle.Load() == nil
 	if used {
 		r.saved = b
 		m.publish(r, b)
@@ -124,7 +124,7 @@ func (m *Manager) save(ctx context.Context, r *relation) {
 	defer m.storing.Unlock()
 	m.mu.Lock()
 	b := r.bundle.Load()
-	needless := r.gone || b == nil || b == r.saved
+	needless := r.Removed() || b == nil || b == r.saved
 	m.mu.Unlock()
 	if needless {
 		return

@@ -94,7 +94,7 @@ func TestStore(t *testing.T) {
 		m = newManager(t, w.cfg)
 		stop = running(t, m)
 		synctest.Wait()
-		requireCode(t, statusOf(t, m, partner).Err, federation.Sequence)
+		requireCode(t, statusOf(t, m, partner).Err, outOfSequence)
 		w.site.serve(serving(t, bundleOf(t, w.ca, new(uint64(8)), 0)))
 		next(t, m, partner)
 		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)

@@ -162,8 +162,9 @@ func TestAllocations(t *testing.T) {
 		}
 		return err
 	})
-	t.Logf("validate: %v allocations, of which go-jose has %v, of which the signature check has %v", n, engine, bare)
-	assert.LessOrEqual(t, n-engine, 35.0)
+	t.Logf("validate: %v allocations, go-jose alone has %v, the signature check %v", n, engine, bare)
+	assert.LessOrEqual(t, n, 75.0)
+	assert.Less(t, n, engine, "go-jose parses a header once")
 
 	again := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	assert.Zero(t, allocs(func() error { _, err := again.Validate(token); return err }), "a token that comes again")

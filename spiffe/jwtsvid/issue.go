@@ -8,11 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -98,21 +96,20 @@ func (i *Issuer) Issue(r Request) (string, error) {
 		if err := i.checkAudience(r.Audience); err != nil {
 			return nil, err
 		}
-		further, err := furtherClaims(r.Claims)
-		if err != nil {
-			return nil, err
-		}
-		payload := strictjson.AppendText([]byte(`{"sub":`), r.ID.String())
-		payload = append(payload, `,"aud":[`...)
-		for n, a := range r.Audience {
-			if n > 0 {
-				payload = append(payload, ',')
+		claims := map[string]any{"sub": r.ID.String(), "aud": r.Audience, "exp": exp, "iat": iat}
+		for name, value := range r.Claims {
+			for _, own := range []string{"sub", "aud", "exp", "nbf", "iat"} {
+				if strings.EqualFold(name, own) { // some readers do not tell them apart
+					return nil, fmt.Errorf("the claim %q is set by the Issuer", token.Clip(name, token.MaxQuoted))
+				}
 			}
-			payload = strictjson.AppendText(payload, a)
+			claims[name] = value
 		}
-		payload = strconv.AppendInt(append(payload, `],"exp":`...), exp, 10)
-		payload = strconv.AppendInt(append(payload, `,"iat":`...), iat, 10)
-		return append(append(payload, further...), '}'), nil
+		payload, err := json.Marshal(claims)
+		if err != nil {
+			return nil, fmt.Errorf("the claims cannot be written as JSON: %w", err)
+		}
+		return payload, nil
 	}, func(text string) (*token.Signed, *token.Error) {
 		signed, _, e := parse(text)
 		return signed, e
@@ -139,26 +136,6 @@ func (i *Issuer) checkAudience(audience []string) error {
 		return fmt.Errorf("the audience %q is a whole trust domain; name the receiving service, or set WideAudience", token.Clip(audience[0], token.MaxQuoted))
 	}
 	return nil
-}
-
-// furtherClaims returns the members of claims, each with a comma in front.
-func furtherClaims(claims map[string]any) ([]byte, error) {
-	if len(claims) == 0 {
-		return nil, nil
-	}
-	for name := range claims {
-		for _, own := range []string{"sub", "aud", "exp", "nbf", "iat"} {
-			if strings.EqualFold(name, own) { // some readers do not tell them apart
-				return nil, fmt.Errorf("the claim %q is set by the Issuer", token.Clip(name, token.MaxQuoted))
-			}
-		}
-	}
-	object, err := json.Marshal(claims)
-	if err != nil {
-		return nil, fmt.Errorf("the claims cannot be written as JSON: %w", err)
-	}
-	object[0] = ','
-	return object[:len(object)-1], nil
 }
 
 // String returns the trust domain, the algorithm and the key ID.

@@ -9,8 +9,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// trust is what a root CA and its intermediates have in common: the roots, and the bundles that
-// follow from them.
+// trust is shared by a root CA and its intermediates: the roots, and the bundles made of them.
 type trust struct {
 	td spiffe.TrustDomain
 
@@ -31,19 +30,19 @@ func (ca *CA) Bundle() *spiffe.Bundle {
 	return ca.trust.bundle
 }
 
-// Bundles returns what [CA.FetchBundles] gives now: the bundle of the CA and those given to
+// Bundles returns what [CA.FetchBundles] returns now: the bundle of the CA and those given to
 // [CA.Federate].
 func (ca *CA) Bundles() *spiffe.BundleSet {
 	bundles, _ := ca.trust.current()
 	return bundles
 }
 
-// Root returns the certificate of the root that signs now. It is shared: do not change it.
+// Root returns the certificate of the root that signs now. It is shared and must not be changed.
 func (ca *CA) Root() *x509.Certificate { return ca.trust.activeRoot().cert }
 
 // Rotate adds a new root to the bundle and signs with it from now on. Older roots stay in the
-// bundle until [CA.DropOldRoots], so that identities signed by them stay valid. Whoever holds an
-// older bundle refuses what is signed from now on; [CA.Prepare] first gives them time to learn.
+// bundle until [CA.DropOldRoots], so that identities signed by them stay valid. Verifiers with an older
+// bundle refuse what is signed from now on; call [CA.Prepare] first to avoid that.
 func (ca *CA) Rotate() {
 	ca.t.Helper()
 	ca.addRoot(true)
@@ -63,8 +62,8 @@ func (ca *CA) Activate() {
 	ca.trust.active = ca.trust.roots[len(ca.trust.roots)-1]
 }
 
-// DropOldRoots removes the roots that are older than the one that signs from the bundle. What they
-// signed is refused by whoever holds the new bundle.
+// DropOldRoots removes the roots that are older than the one that signs from the bundle. Verifiers with
+// the new bundle refuse what they signed.
 func (ca *CA) DropOldRoots() {
 	ca.t.Helper()
 	tr := ca.trust
@@ -77,7 +76,7 @@ func (ca *CA) DropOldRoots() {
 	ca.publish(tr.roots[first:])
 }
 
-// Federate adds the bundle of another trust domain to what [CA.FetchBundles] gives, or replaces it.
+// Federate adds the bundle of another trust domain to what [CA.FetchBundles] returns, or replaces it.
 func (ca *CA) Federate(other *spiffe.Bundle) {
 	ca.t.Helper()
 	tr := ca.trust

@@ -23,7 +23,7 @@ const (
 	calls // how many there are
 )
 
-// behaviour is how a CA misbehaves, and what it counts.
+// behaviour is the faults of a CA, and what it counts.
 type behaviour struct {
 	mu           sync.Mutex
 	failures     [calls]int // how many of the next calls fail
@@ -35,12 +35,11 @@ type behaviour struct {
 }
 
 // FailNext makes the next n calls of each of [CA.Sign], [CA.FetchBundles] and [CA.WatchBundles]
-// fail with err, as it is; a nil err stands for an error without meaning. It replaces what an
-// earlier FailNext has left over, so FailNext(0, nil) ends an outage. A watch that already runs
-// goes on.
+// return err; a nil err stands for an unspecified error. It replaces an earlier FailNext, so
+// FailNext(0, nil) ends an outage. A watch that already runs continues.
 func (ca *CA) FailNext(n int, err error) {
 	if err == nil {
-		err = errors.New("spiffetest: told to fail")
+		err = errors.New("spiffetest: injected failure")
 	}
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
@@ -59,19 +58,18 @@ func (ca *CA) Delay(d time.Duration) {
 	ca.delay = d
 }
 
-// EditTemplates has [CA.Sign] pass the template of every leaf to edit before it is signed: to give a
-// shorter life than was asked for, to backdate, to name somebody else. A nil edit, the default, ends
-// that. The function is called on the goroutine of the caller of Sign, several at a time.
+// EditTemplates makes [CA.Sign] pass the template of every leaf to edit before it is signed: to shorten
+// the lifetime, to backdate, to change the ID. A nil edit, the default, ends that. The function is called
+// on the goroutine of the caller of Sign, concurrently.
 func (ca *CA) EditTemplates(edit func(*x509.Certificate)) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
 	ca.editTemplate = edit
 }
 
-// EditAnswers has [CA.Sign] return what edit makes of the chain that it would have returned: an
-// empty one, one in the wrong order, one with the root, the certificate of another key. A nil edit,
-// the default, ends that. The function is called on the goroutine of the caller of Sign, several at
-// a time.
+// EditAnswers makes [CA.Sign] return the result of edit for the chain that it would have returned: an
+// empty chain, one in the wrong order, one with the root, the certificate of another key. A nil edit,
+// the default, ends that. The function is called on the goroutine of the caller of Sign, concurrently.
 func (ca *CA) EditAnswers(edit func(chain []*x509.Certificate) []*x509.Certificate) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
@@ -86,9 +84,8 @@ func (ca *CA) Signed() int {
 }
 
 // Sign answers a signing request and returns the chain, leaf first, without the root. The identity
-// is the one URI name in the request, which must be a SPIFFE ID of a workload of this trust domain:
-// a CA for tests believes what it is told. DNS names, IP addresses and the common name are taken
-// over too. A lifetime of 0 means one hour.
+// is the one URI name in the request, which must be a SPIFFE ID of a workload of this trust domain.
+// DNS names, IP addresses and the common name are copied too. A lifetime of 0 means one hour.
 //
 // The error is that of [CA.FailNext], the cause of ctx, or says what is wrong with the request.
 func (ca *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
@@ -127,9 +124,9 @@ func (ca *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return ca.Bundles(), nil
 }
 
-// WatchBundles yields what [CA.FetchBundles] returns, first as it is and then again after each
-// change, until ctx is done. A slow reader skips to the newest. A watch that fails at its start
-// yields that one error and ends. The sequence may be used many times and at the same time.
+// WatchBundles yields the result of [CA.FetchBundles] now and after each change, until ctx is done. A
+// slow reader skips to the newest. A watch that fails at its start yields that one error and ends. The
+// sequence may be used many times and concurrently.
 func (ca *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		if err := ca.begin(ctx, callWatchBundles); err != nil {
@@ -150,7 +147,7 @@ func (ca *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, err
 	}
 }
 
-// begin does what every call starts with: wait, and fail if told to.
+// begin waits, and returns the error of FailNext or of ctx.
 func (ca *CA) begin(ctx context.Context, call int) error {
 	ca.mu.Lock()
 	delay := ca.delay

@@ -12,30 +12,28 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// A source that is asked this often by so many at once shows its races, with -race.
+// Enough for the race detector to see a race of a source.
 const (
 	readers  = 8
 	readings = 50
 )
 
-// patience is for what must not block.
+// patience is how long a method that must not block may take.
 const patience = 30 * time.Second
 
-// TestSVIDSource checks that a source keeps the promises of [spiffe.SVIDSource]: it answers without
-// blocking and to many at once, either with a whole identity or with an error, and an identity that it
-// has handed out never changes. If the source has more of the usual methods, it checks those too:
+// TestSVIDSource checks that a source keeps the promises of [spiffe.SVIDSource]: it does not block, is
+// safe for concurrent use, returns either an identity or an error, and never changes an identity that it
+// has returned. If the source has these methods, they are checked too:
 //
-//   - Snapshot() (*spiffe.Snapshot, error): what is published together fits together, so that the
-//     identity is verified by the bundles next to it.
-//   - Changed() <-chan struct{}: it does not block either.
+//   - Snapshot() (*spiffe.Snapshot, error): the bundles of a snapshot verify its identity.
+//   - Changed() <-chan struct{}: it does not block.
 //
-// newSource returns a source that has an identity to give, which is valid at present. What is wrong
-// is reported with t.Errorf.
+// newSource returns a source that has an identity, which is valid now. Faults are reported with t.Errorf.
 func TestSVIDSource(t testing.TB, newSource func(t testing.TB) spiffe.SVIDSource) {
 	t.Helper()
 	source := newSource(t)
 	if source == nil {
-		t.Errorf("spiffetest: SVID source: there is none")
+		t.Errorf("spiffetest: SVID source: newSource returned nil")
 		return
 	}
 	report := reporter(t, "SVID source")
@@ -77,7 +75,7 @@ func TestSVIDSource(t testing.TB, newSource func(t testing.TB) spiffe.SVIDSource
 	}
 }
 
-// content returns what may not change of an identity.
+// content returns the parts of an identity that must not change.
 func content(svid *spiffe.SVID) []byte {
 	b := []byte(svid.ID().String())
 	for _, c := range svid.Chain() {
@@ -90,7 +88,7 @@ type snapshots interface {
 	Snapshot() (*spiffe.Snapshot, error)
 }
 
-// svidFault says what is wrong with an answer, or returns "".
+// svidFault describes the fault of an answer, or returns "".
 func svidFault(svid *spiffe.SVID, err error) string {
 	switch {
 	case svid == nil && err == nil:
@@ -112,7 +110,7 @@ func snapshotFault(snap *spiffe.Snapshot, err error) string {
 	case err != nil:
 		return "no snapshot, though it has an identity: " + err.Error()
 	}
-	svid, _ := snap.SVID() // of a snapshot: never an error
+	svid, _ := snap.SVID() // never an error
 	v, err := spiffe.NewVerifier(snap, spiffe.AllowIDs(svid.ID()), nil)
 	if err != nil {
 		return err.Error()
@@ -123,19 +121,17 @@ func snapshotFault(snap *spiffe.Snapshot, err error) string {
 	return ""
 }
 
-// TestBundleSource checks that a source keeps the promises of [spiffe.BundleSource]: it answers
-// without blocking and to many at once, with the bundle of exactly the trust domain that was asked for,
-// or with an error, which wraps [spiffe.ErrUnknownTrustDomain] if it does not know the domain and names
-// it.
+// TestBundleSource checks that a source keeps the promises of [spiffe.BundleSource]: it does not block,
+// is safe for concurrent use, and returns the bundle of exactly the trust domain that was asked for, or an
+// error. For an unknown trust domain the error wraps [spiffe.ErrUnknownTrustDomain] and names it.
 //
 // newSource returns a source, and the trust domains that it knows. The source must not know others
-// that end in "spiffetest.invalid" or extend those that it knows. What is wrong is reported with
-// t.Errorf.
+// that end in "spiffetest.invalid" or extend those that it knows. Faults are reported with t.Errorf.
 func TestBundleSource(t testing.TB, newSource func(t testing.TB) (spiffe.BundleSource, []spiffe.TrustDomain)) {
 	t.Helper()
 	source, known := newSource(t)
 	if source == nil {
-		t.Errorf("spiffetest: bundle source: there is none")
+		t.Errorf("spiffetest: bundle source: newSource returned nil")
 		return
 	}
 	report := reporter(t, "bundle source")
@@ -167,7 +163,7 @@ func TestBundleSource(t testing.TB, newSource func(t testing.TB) (spiffe.BundleS
 		case fault != "":
 			report("%s", fault)
 		case err == nil:
-			report("%q: a bundle, though it cannot know the domain: only equal names are the same domain (ID-28)", td)
+			report("%q: a bundle, though it cannot know the domain: only equal names are the same domain", td)
 		case !errors.Is(err, spiffe.ErrUnknownTrustDomain):
 			report("%q: the error does not wrap spiffe.ErrUnknownTrustDomain: %v", td, err)
 		case !strings.Contains(err.Error(), name):
@@ -189,7 +185,7 @@ func TestBundleSource(t testing.TB, newSource func(t testing.TB) (spiffe.BundleS
 	}
 }
 
-// bundleFault says what is wrong with an answer, or returns "".
+// bundleFault describes the fault of an answer, or returns "".
 func bundleFault(td spiffe.TrustDomain, b *spiffe.Bundle, err error) string {
 	switch {
 	case b == nil && err == nil:
@@ -197,12 +193,12 @@ func bundleFault(td spiffe.TrustDomain, b *spiffe.Bundle, err error) string {
 	case b != nil && err != nil:
 		return "it returned a bundle and an error for " + td.String()
 	case err == nil && b.TrustDomain() != td:
-		return "asked for " + td.String() + " it returned the bundle of " + b.TrustDomain().String() + " (BND-4)"
+		return "asked for " + td.String() + " it returned the bundle of " + b.TrustDomain().String()
 	}
 	return ""
 }
 
-// reporter returns a func that reports each fault once: the same one comes from many readers.
+// reporter returns a func that reports each fault once, as many readers may find it.
 func reporter(t testing.TB, what string) func(format string, args ...any) {
 	var mu sync.Mutex
 	seen := map[string]bool{}
@@ -218,7 +214,7 @@ func reporter(t testing.TB, what string) func(format string, args ...any) {
 	}
 }
 
-// answers calls f from many goroutines, many times from each, and reports whether they all came back.
+// answers calls f from many goroutines, many times from each, and reports whether all calls returned.
 func answers(goroutines, times int, f func()) bool {
 	var wg sync.WaitGroup
 	for range goroutines {

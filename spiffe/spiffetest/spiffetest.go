@@ -3,15 +3,15 @@
 //
 //	ca := spiffetest.NewCA(t, "example.org")
 //	web := ca.SVID("/web")     // an identity: a [spiffe.SVID], good for one hour
-//	bundle := ca.Bundle()      // what others need to verify it
+//	bundle := ca.Bundle()      // what a verifier needs
 //
-// An SVID is a source of itself and so is a bundle, so both go straight into a verifier or a TLS
+// An SVID and a bundle are sources of themselves, so that both can be given to a verifier or a TLS
 // configuration.
 //
-// # Wrong on purpose
+// # Broken identities
 //
-// Code that refuses things needs things to refuse. [Faults] lists identities with exactly one thing
-// wrong, each with the rule that it breaks; [CA.Broken] mints one:
+// [Faults] lists identities with exactly one thing wrong, each with the rule that it breaks;
+// [CA.Broken] mints one:
 //
 //	for _, f := range spiffetest.Faults() {
 //		chain, key := ca.Broken(f)
@@ -24,16 +24,15 @@
 //
 // # A certificate authority to call
 //
-// A CA also answers signing requests ([CA.Sign]) and hands out bundles ([CA.FetchBundles],
-// [CA.WatchBundles]) in the way that packages caclient and secretcache ask for them. It fails
-// ([CA.FailNext]), waits ([CA.Delay]) and answers nonsense ([CA.EditTemplates],
-// [CA.EditAnswers]) when told to. [CA.Rotate] replaces its root, in one step or, with
-// [CA.Prepare], [CA.Activate] and [CA.DropOldRoots], in the three that a careful operator takes.
+// A CA also answers signing requests ([CA.Sign]) and returns bundles ([CA.FetchBundles],
+// [CA.WatchBundles]), as packages caclient and secretcache expect. Tests make it fail ([CA.FailNext]),
+// wait ([CA.Delay]) and give wrong answers ([CA.EditTemplates], [CA.EditAnswers]). [CA.Rotate] replaces
+// its root in one step, [CA.Prepare], [CA.Activate] and [CA.DropOldRoots] in three.
 //
-// # For whoever writes a source
+// # Suites for sources
 //
 // [TestSVIDSource] and [TestBundleSource] check that a source of identities or bundles keeps what its
-// interface promises. A Workload API and a bundle endpoint, which both fail on command, are in the
+// interface promises. A Workload API and a bundle endpoint, with faults that tests inject, are in the
 // packages workloadapitest and federationtest below this one.
 //
 // # What it promises
@@ -43,13 +42,13 @@
 // certificate is minted: in a testing/synctest bubble that is the bubble's clock, so make the CA
 // inside. There is no network and no goroutine. All methods are safe for concurrent use.
 //
-// Whatever cannot be made ends the test: methods without an error result call t.Fatal and belong on
-// the test's own goroutine, as t.Fatal does.
+// Methods without an error result call t.Fatal if they fail, and must be called from the test's own
+// goroutine.
 //
 // # What it does not do
 //
-// It has no policy. It signs whatever it is asked for, by anyone, in its trust domain: never use it
-// outside tests.
+// It has no policy. It signs every request of every caller in its trust domain: never use it outside
+// tests.
 package spiffetest
 
 import (
@@ -87,7 +86,7 @@ type CA struct {
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	tail []*x509.Certificate // what links a leaf to the root, the root itself left out
+	tail []*x509.Certificate // the intermediates that link a leaf to the root
 }
 
 // NewCA returns a CA for the trust domain, which is a name such as "example.org", with one root:
@@ -138,9 +137,9 @@ func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509
 // verified by the bundle of the root. The certificate is valid from now for a year; the edits change
 // its template and may break any rule.
 //
-// Bundle, Rotate and everything else about roots concern the one root of the family. After a
-// rotation an intermediate still signs below the root that made it, as a real one would: make
-// another. Faults such as [CA.FailNext] are the intermediate's own.
+// Bundle, Rotate and the other methods for roots act on the root CA. After a rotation an intermediate
+// still signs below the root that made it, as a real one would: make another. Faults such as
+// [CA.FailNext] are the intermediate's own.
 func (ca *CA) Intermediate(edit ...func(*x509.Certificate)) *CA {
 	ca.t.Helper()
 	parent, key := ca.signer(), ca.newKey()
@@ -157,7 +156,7 @@ func (ca *CA) GoString() string { return ca.String() }
 // LogValue is String as a log value.
 func (ca *CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 
-// signer returns what signs at this moment.
+// signer returns the present signer.
 func (ca *CA) signer() *authority {
 	if ca.fixed != nil {
 		return ca.fixed
@@ -186,7 +185,7 @@ func (ca *CA) mustSign(by *authority, template *x509.Certificate, pub crypto.Pub
 	return chain
 }
 
-// sign returns the new certificate and what links it to the root.
+// sign returns the new certificate and the intermediates that link it to the root.
 func (a *authority) sign(template *x509.Certificate, pub crypto.PublicKey) ([]*x509.Certificate, error) {
 	cert, err := sign(template, a.cert, pub, a.key)
 	if err != nil {
@@ -203,7 +202,7 @@ func sign(template, parent *x509.Certificate, pub crypto.PublicKey, key crypto.S
 	return x509.ParseCertificate(der)
 }
 
-// newKey makes P-256 keys: the fastest of those that everyone accepts.
+// newKey makes P-256 keys, the fastest kind that every verifier accepts.
 func newKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
 func newRoot(td spiffe.TrustDomain, name string) (*authority, error) {

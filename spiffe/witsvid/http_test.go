@@ -406,7 +406,7 @@ func TestTransportRefuses(t *testing.T) {
 		`"a b" is not the name of a header field`:           {Tokens: []string{"a b"}},
 		`"a:b" is not the name of a header field`:           {Tokens: []string{"a:b"}},
 		`the field "x" is there twice`:                      {Tokens: []string{"X", "x"}},
-		`the field "authorization" is looked after without`: {Tokens: []string{"Authorization"}},
+		`the field "authorization" is always covered`: {Tokens: []string{"Authorization"}},
 	} {
 		_, err := witsvid.NewTransport(proverOf(t, p.web), &o)
 		require.ErrorContains(t, err, "witsvid: new transport: "+want)
@@ -451,7 +451,7 @@ func TestMiddlewareOptions(t *testing.T) {
 		`the target "https://a b" names no host`:              {p.validator, []string{"https://a b"}, witsvid.MiddlewareOptions{}},
 		"MaxBody is -1":                                       {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{MaxBody: -1}},
 		"the Prover was not made by NewProver":                {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Prover: &witsvid.Prover{}}},
-		`the field "signature" is looked after`:               {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Tokens: []string{"Signature"}}},
+		`the field "signature" is always covered`:               {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Tokens: []string{"Signature"}}},
 	} {
 		_, err := witsvid.Middleware(c.v, c.targets, &c.opts)
 		require.ErrorContains(t, err, "witsvid: middleware: "+want)

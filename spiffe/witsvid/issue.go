@@ -8,16 +8,15 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 
 	"github.com/svidkit/svidkit/internal/jws"
-	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -128,12 +127,10 @@ func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) 
 			return nil, errors.New("the workload's key is the key of the issuer")
 		}
 		alg, _ := jws.DefaultAlgorithm(workload)
-		payload := strictjson.AppendText([]byte(`{"sub":`), id.String())
-		payload = strconv.AppendInt(append(payload, `,"exp":`...), exp, 10)
-		payload = strconv.AppendInt(append(payload, `,"iat":`...), iat, 10)
-		payload = append(payload, `,"jti":"`+random()+`","cnf":{"jwk":{`...)
-		payload, _ = jws.AppendKey(payload, workload)
-		return append(payload, `,"alg":"`+alg.String()+`"}}}`...), nil
+		return json.Marshal(map[string]any{
+			"sub": id.String(), "exp": exp, "iat": iat, "jti": random(),
+			"cnf": map[string]any{"jwk": jose.JSONWebKey{Key: workload, Algorithm: alg.String()}},
+		})
 	}, func(text string) (*token.Signed, *token.Error) {
 		_, s, e := parseToken(text)
 		return s, e

@@ -14,14 +14,13 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/token"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // MiddlewareOptions are the choices of [Middleware] that have a default.
 type MiddlewareOptions struct {
 	// Tokens are the names of further header fields that carry tokens, saying on whose behalf a request is
 	// made. Where they are present, a proof has to cover them, and a proof that covers another field is
-	// refused (WPT-13). Authorization and Txn-Token are looked after anyway.
+	// refused (WPT-13). Authorization and Txn-Token are always covered.
 	Tokens []string
 
 	// MaxBody is the largest body in bytes of a signed request, and of a signed response, that is kept in
@@ -29,7 +28,7 @@ type MiddlewareOptions struct {
 	// becomes 501.
 	MaxBody int64
 
-	// TLSTerminated says that TLS ends at a proxy in front of this server, and that nobody else can reach
+	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach
 	// or read the link between them. Otherwise a request that did not come by TLS is refused (WIT-44).
 	TLSTerminated bool
 
@@ -43,7 +42,7 @@ type MiddlewareOptions struct {
 
 // Middleware returns a function that wraps handlers so that only requests with a token and a valid proof
 // get through: in the fields [HeaderToken] and [HeaderProof], or with a message signature in the place of
-// the latter. With both, both have to be valid. The handler finds the proof with [FromRequest]. The
+// the latter. With both, both have to be valid. The handler reads the proof with [FromRequest]. The
 // options may be nil.
 //
 // The targets say what this server is called, and a proof has to be for one of them: an origin such as
@@ -51,17 +50,15 @@ type MiddlewareOptions struct {
 // as a whole. They come from configuration alone; no header field of a request can add to them (WPT-5).
 //
 // Other requests never reach the handler. They are answered 400, with a problem document (RFC 9457) that
-// names the [Reason] and nothing else; 403 if the proof is valid and the policy does not allow its ID; 413
-// if a body is too large to check; and 503 if this side is at fault ([token.BundleSource],
-// [token.Busy]). There is no 401, which would invite a client to put the token into the field
-// Authorization (WIT-50).
+// names the reason in a word or two; 403 if the proof is valid and the policy does not allow its ID; 413
+// if a body is too large to check; and 503 for [ErrUnavailable]. There is no 401, which would invite a
+// client to put the token into the field Authorization (WIT-50).
 //
-// The body of a signed request is read last, when all else is in order and the proof counts as used: one that
-// is not what was signed costs its sender a new proof.
+// The body of a signed request is read last, when all else is valid and the proof counts as used. After a
+// body that is not what was signed the client needs a new proof.
 //
-// A response that is to be signed is kept back until the handler returns, and what the handler's writer
-// can do beyond http.ResponseWriter is not there. What changes responses, such as compression, belongs
-// inside.
+// A response that is to be signed is buffered until the handler returns, and the handler's writer has the
+// methods of http.ResponseWriter only. Handlers that change responses, such as compression, must be inside.
 func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	var o MiddlewareOptions
 	if opts != nil {
@@ -113,8 +110,8 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		return
 	}
 	r = r.WithContext(context.WithValue(r.Context(), proofKey{}, proof))
-	if p.hasBody {
-		r.Body = io.NopCloser(bytes.NewReader(p.body))
+	if p.body != nil {
+		r.Body = p.body
 	}
 	if p.signed == nil || !p.signed.signResponse {
 		next.ServeHTTP(w, r)
@@ -151,13 +148,12 @@ type received struct {
 	r       *http.Request
 	m       *middleware
 	message *message
-	signed  *signed // nil if it has no message signature
-	body    []byte
-	hasBody bool // the body was read
+	signed  *signed       // nil if it has no message signature
+	body    io.ReadCloser // that was read; nil if it was not
 }
 
-// validate validates all that the request has, token first, then notes that its proofs were used, and only
-// then reads the body: its sender decides how long that takes, and must not outlast what was noted.
+// validate validates all that the request has: the token, its proofs, which then count as used, and only
+// then the body, whose sender decides how long it takes to read.
 func (p *received) validate() (*Proof, *token.Error) {
 	v, h := p.m.validator, p.r.Header
 	if p.r.TLS == nil && !p.m.terminated {
@@ -166,7 +162,7 @@ func (p *received) validate() (*Proof, *token.Error) {
 	if e := misplaced(h); e != nil {
 		return nil, e
 	}
-	token, e := single(h, requests, HeaderToken, "WIT-49")
+	text, e := single(h, requests, HeaderToken, "WIT-49")
 	if e != nil {
 		return nil, e
 	}
@@ -175,11 +171,22 @@ func (p *received) validate() (*Proof, *token.Error) {
 	if !hasProof && !hasSignature {
 		return nil, requests.Refuse("missing", "WIT-40", "there is a token and no proof of its key")
 	}
-	holder, now, e := v.verifyToken(token)
+	holder, now, e := v.verifyToken(text)
 	if e != nil {
 		return nil, e
 	}
-	proof, e := p.validateProofs(holder, token, now, hasProof, hasSignature)
+	var all []evidence
+	if hasProof {
+		all, e = p.validateProof(holder, text, now)
+	}
+	if e == nil && hasSignature {
+		p.signed, e = p.validateSignature(holder, now)
+		all = append(all, p.signed.evidence(signatures))
+	}
+	proof, e := v.admit(holder, text, now, e, all...)
+	if e == nil && hasSignature {
+		p.body, e = p.message.checkBody(requests, p.r.Body, p.r.ContentLength, p.m.maxBody)
+	}
 	if e != nil {
 		e.ID = holder.id
 		return nil, e
@@ -187,88 +194,37 @@ func (p *received) validate() (*Proof, *token.Error) {
 	return proof, nil
 }
 
-func (p *received) validateProofs(holder *holder, token string, now time.Time, hasProof, hasSignature bool) (*Proof, *token.Error) {
-	v, h := p.m.validator, p.r.Header
-	accept := func(aud string) bool { return p.m.targets.accept(aud, p.message.target) }
-	result := &Proof{id: holder.id, notAfter: holder.expires}
-	var jti string
-	var end time.Time
-	if hasProof {
-		proof, e := single(h, requests, HeaderProof, "WPT-1")
-		if e != nil {
-			return nil, e
-		}
-		call, e := fields(h, p.m.tokens)
-		if e != nil {
-			return nil, e
-		}
-		if jti, end, e = v.verifyProof(holder, token, proof, &call, now, accept); e != nil {
-			return nil, e
-		}
-		result.covered = call.covered()
+func (p *received) accept(aud string) bool { return p.m.targets.accept(aud, p.message.target) }
+
+// validateProof validates the Workload Proof Token.
+func (p *received) validateProof(holder *holder, text string, now time.Time) ([]evidence, *token.Error) {
+	proof, e := single(p.r.Header, requests, HeaderProof, "WPT-1")
+	if e != nil {
+		return nil, e
 	}
-	if hasSignature {
-		if e := p.validateSignature(holder, now, accept); e != nil {
-			return nil, e
-		}
-		result.covered = append(result.covered, p.signed.fields()...)
+	call, e := fields(p.r.Header, p.m.tokens)
+	if e != nil {
+		return nil, e
 	}
-	if hasProof {
-		if e := v.admit(holder, proofs, hash(token), jti, now, end); e != nil {
-			return nil, e
-		}
-	}
-	if hasSignature {
-		if e := v.admit(holder, signatures, hash(token), p.signed.nonce, now, p.signed.expires); e != nil {
-			return nil, e
-		}
-		if e := p.validateBody(); e != nil {
-			return nil, e
-		}
-	}
-	return result, nil
+	ev, e := p.m.validator.verifyProof(holder, text, proof, &call, now, p.accept)
+	return []evidence{ev}, e
 }
 
 // validateSignature validates the message signature, but for the body.
-func (p *received) validateSignature(holder *holder, now time.Time, accept func(string) bool) *token.Error {
+func (p *received) validateSignature(holder *holder, now time.Time) (*signed, *token.Error) {
 	s, e := p.m.validator.verifyMessage(holder, p.message, now)
 	if e != nil {
-		return e
+		return nil, e
 	}
-	if !accept(s.audience) {
-		return signatures.Refuse(token.Audience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, token.Clip(s.audience, 4*token.MaxQuoted))
+	if !p.accept(s.audience) {
+		return nil, signatures.Refuse(token.Audience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, token.Clip(s.audience, 4*token.MaxQuoted))
 	}
 	for _, f := range p.m.tokens {
-		if p.message.has(f) && !s.covers(component{name: f}) {
-			return signatures.Refuse("binding", "HSIG-2", "the signature does not cover %q", f)
+		if p.message.has(f) && !slices.Contains(s.list, string(textItem(f))) {
+			return nil, signatures.Refuse("binding", "HSIG-2", "the signature does not cover %q", f)
 		}
 	}
-	p.signed = s
-	return nil
-}
-
-// validateBody reads the body and compares it with its digest.
-func (p *received) validateBody() *token.Error {
-	var err error
-	if p.r.ContentLength > p.m.maxBody {
-		err = errBodyTooLarge(p.m.maxBody)
-	} else {
-		p.body, err = readBody(p.r.Body, p.m.maxBody)
-	}
-	if err != nil {
-		return bodyFault(requests, err)
-	}
-	p.hasBody = true
-	return checkDigest(p.message, p.body)
-}
-
-// bodyFault says why a body could not be read.
-func bodyFault(k *token.Kind, err error) *token.Error {
-	reason := token.Malformed
-	if errors.Is(err, spiffe.ErrTooLarge) {
-		reason = token.TooLarge
-	}
-	return &token.Error{Kind: k, Reason: reason, Rule: "HSIG-3", Err: err}
+	return s, nil
 }
 
 // serveSigned calls the handler and signs its response.
@@ -281,7 +237,7 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 		fail(errors.New("the client demands a signed response, and there is no Prover"))
 		return
 	}
-	if _, _, err := m.prover.current(); err != nil { // before the handler does things in vain
+	if _, _, err := m.prover.current(); err != nil { // before the handler has effects
 		fail(err)
 		return
 	}
@@ -299,7 +255,7 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 	}
 	rec.header.Set(HeaderToken, s.Token())
 	answer := &message{status: rec.status, header: rec.header, request: p.message}
-	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", item{kind: '"', text: p.signed.nonce}}); err != nil {
+	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", textItem(p.signed.nonce)}); err != nil {
 		fail(err)
 		return
 	}
@@ -370,8 +326,8 @@ func (rec *recorder) finish(method string) {
 // proofKey is the key of a *Proof in the context of a request.
 type proofKey struct{}
 
-// FromContext returns the proof of who sent the request behind ctx, if it came through [Middleware]. For
-// every other context it reports false.
+// FromContext returns the proof of the caller whose request is behind ctx, if the request came through
+// [Middleware]. For every other context it reports false.
 func FromContext(ctx context.Context) (*Proof, bool) {
 	p, ok := ctx.Value(proofKey{}).(*Proof)
 	return p, ok

@@ -2,34 +2,30 @@ package witsvid
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/token"
 )
 
 // The lifetimes of proofs.
 const (
-	// DefaultProofLifetime is how long a proof lasts if nobody says otherwise: long enough for slow
-	// networks, and not for much else (WIT-46).
+	// DefaultProofLifetime is how long a proof lasts by default: enough for slow networks (WIT-46).
 	DefaultProofLifetime = time.Minute
 
-	// MaxProofLifetime is the longest that a proof can last, and that validators accept if nobody says
-	// otherwise (WPT-7).
+	// MaxProofLifetime is the longest that a proof can last, and that validators accept by
+	// default (WPT-7).
 	MaxProofLifetime = 5 * time.Minute
 )
 
-// Call is what a proof is bound to: who it is for, and the other tokens that travel with it. The sender
-// says what it does, the receiver what it has received, and both have to agree.
+// Call is what a proof is bound to: the receiver, and the other tokens that travel with it. The sender
+// states what it sends, the receiver what it received, and the two must be equal.
 type Call struct {
-	// Target is whom and what the call is for. Over HTTP it is the URI of the request without query and
+	// Target is the receiver and the resource that is called. Over HTTP it is the URI of the request without query and
 	// fragment; elsewhere it is what both sides have agreed on. A receiver takes it from its own
 	// configuration, not from the message. Required.
 	Target string
@@ -142,27 +138,29 @@ func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
 	if err := c.check(); err != nil {
 		return "", err
 	}
-	b := strictjson.AppendText([]byte(`{"aud":`), c.Target)
-	b = strconv.AppendInt(append(b, `,"exp":`...), p.expiry(s, now), 10)
-	b = append(b, `,"jti":"`+random()+`","wth":"`+hash(s.Token())+`"`...)
+	claims := struct {
+		Aud string            `json:"aud"`
+		Exp int64             `json:"exp"`
+		JTI string            `json:"jti"`
+		WTH string            `json:"wth"`
+		ATH string            `json:"ath,omitempty"`
+		TTH string            `json:"tth,omitempty"`
+		Oth map[string]string `json:"oth,omitempty"`
+	}{Aud: c.Target, Exp: p.expiry(s, now), JTI: random(), WTH: hash(s.Token()), Oth: map[string]string{}}
 	if c.AccessToken != "" {
-		b = append(b, `,"ath":"`+hash(c.AccessToken)+`"`...)
+		claims.ATH = hash(c.AccessToken)
 	}
 	if c.TxnToken != "" {
-		b = append(b, `,"tth":"`+hash(c.TxnToken)+`"`...)
+		claims.TTH = hash(c.TxnToken)
 	}
-	if len(c.Tokens) > 0 {
-		b = append(b, `,"oth":`...)
-		sep := byte('{')
-		for _, name := range slices.Sorted(maps.Keys(c.Tokens)) {
-			b = strictjson.AppendText(append(b, sep), name)
-			b = append(b, `:"`+hash(trim(c.Tokens[name]))+`"`...)
-			sep = ','
-		}
-		b = append(b, '}')
+	for name, value := range c.Tokens {
+		claims.Oth[name] = hash(trim(value))
 	}
-	b = append(b, '}')
-	return s.signer().Token(b)
+	payload, err := json.Marshal(claims)
+	if err != nil {
+		return "", err
+	}
+	return s.signer().Token(payload)
 }
 
 // trim removes the white space that may stand around the value of a header field.

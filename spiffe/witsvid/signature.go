@@ -1,6 +1,7 @@
 package witsvid
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/base64"
@@ -41,69 +42,65 @@ type message struct {
 func (m *message) has(field string) bool { return len(m.header[http.CanonicalHeaderKey(field)]) > 0 }
 
 // required returns the components that a signature of the message has to cover.
-func (m *message) required() []component {
-	ofRequest, fields := []param(nil), requestFields
-	var list []component
+func (m *message) required() []string {
+	list, fields := []string{`"@method"`, `"@request-target"`}, requestFields
 	if m.request != nil {
-		ofRequest, fields = []param{{"req", item{kind: '?', yes: true}}}, responseFields
-		list = append(list, component{name: "@status"})
+		list, fields = []string{`"@status"`, `"@method";req`, `"@request-target";req`}, responseFields
 	}
-	list = append(list, component{"@method", ofRequest}, component{"@request-target", ofRequest})
 	for _, f := range fields {
 		if f == tokenField || m.has(f) {
-			list = append(list, component{name: f})
+			list = append(list, string(textItem(f)))
 		}
 	}
 	return list
 }
 
 // base returns the signature base: a line for each component, and the parameters (RFC 9421 section 2.5).
-func (m *message) base(list []component, params []param) ([]byte, error) {
-	var b []byte
+func (m *message) base(list []string, params []param) ([]byte, error) {
+	var b strings.Builder
 	for _, c := range list {
 		value, err := m.value(c)
+		if err == nil && strings.ContainsAny(value, "\r\n") { // would be further lines
+			err = errors.New("has a line break")
+		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("the component %s %w", token.Clip(c, token.MaxQuoted), err)
 		}
-		if strings.ContainsAny(value, "\r\n") { // would be further lines
-			return nil, fmt.Errorf("the component %q has a line break", token.Clip(c.name, token.MaxQuoted))
-		}
-		b = append(append(c.append(b), ": "...), value...)
-		b = append(b, '\n')
+		b.WriteString(c + ": " + value + "\n")
 	}
-	b = append(b, `"@signature-params": `...)
-	return appendList(b, list, params), nil
+	b.WriteString(`"@signature-params": ` + formatList(list, params))
+	return []byte(b.String()), nil
 }
 
 // value returns what a component of the message is.
-func (m *message) value(c component) (string, error) {
+func (m *message) value(c string) (string, error) {
 	from := m
-	if len(c.params) > 0 {
-		p := c.params[0]
-		if len(c.params) > 1 || p.key != "req" || p.value.kind != '?' || !p.value.yes || m.request == nil {
-			return "", fmt.Errorf("the component %q has parameters that are not understood", token.Clip(c.name, token.MaxQuoted))
-		}
+	c, ofRequest := strings.CutSuffix(c, ";req")
+	if ofRequest {
 		from = m.request
 	}
+	if from == nil || !textPattern.MatchString(c) {
+		return "", errors.New("has parameters that are not understood")
+	}
+	name := item(c).text()
 	switch {
-	case c.name == "@method" && from.request == nil:
+	case name == "@method" && from.request == nil:
 		return from.method, nil
-	case c.name == "@request-target" && from.request == nil:
+	case name == "@request-target" && from.request == nil:
 		return from.target, nil
-	case c.name == "@status" && from.request != nil:
+	case name == "@status" && from.request != nil:
 		return strconv.Itoa(from.status), nil
-	case strings.HasPrefix(c.name, "@"), c.name != strings.ToLower(c.name):
-		return "", fmt.Errorf("the component %q is not understood", token.Clip(c.name, token.MaxQuoted))
+	case strings.HasPrefix(name, "@"), name != strings.ToLower(name):
+		return "", errors.New("is not understood")
 	}
-	lines := from.header[http.CanonicalHeaderKey(c.name)]
+	lines := slices.Clone(from.header[http.CanonicalHeaderKey(name)])
 	if len(lines) == 0 {
-		return "", fmt.Errorf("the message has no field %q", token.Clip(c.name, token.MaxQuoted))
+		return "", errors.New("is no field of the message")
 	}
-	trimmed := make([]string, len(lines))
 	for i, l := range lines {
-		trimmed[i] = trim(l)
+		lines[i] = trim(l)
 	}
-	return strings.Join(trimmed, ", "), nil
+	return strings.Join(lines, ", "), nil
 }
 
 // sign signs the message and sets the header fields. More are further header fields to cover, in lower
@@ -114,17 +111,16 @@ func (p *Prover) sign(s *SVID, now time.Time, m *message, more []string, extra .
 	}
 	list := m.required()
 	for _, f := range more {
-		c := component{name: f}
-		if m.has(f) && !slices.ContainsFunc(list, c.is) {
+		if c := string(textItem(f)); m.has(f) && !slices.Contains(list, c) {
 			list = append(list, c)
 		}
 	}
 	nonce := random()
 	params := append([]param{
-		{"created", item{kind: '0', n: now.Unix()}},
-		{"expires", item{kind: '0', n: p.expiry(s, now)}},
-		{"nonce", item{kind: '"', text: nonce}},
-		{"tag", item{kind: '"', text: signatureTag}},
+		{"created", item(strconv.FormatInt(now.Unix(), 10))},
+		{"expires", item(strconv.FormatInt(p.expiry(s, now), 10))},
+		{"nonce", textItem(nonce)},
+		{"tag", textItem(signatureTag)},
 	}, extra...)
 	base, err := m.base(list, params)
 	if err != nil {
@@ -134,18 +130,14 @@ func (p *Prover) sign(s *SVID, now time.Time, m *message, more []string, extra .
 	if err != nil {
 		return "", err
 	}
-	m.header.Set("Signature-Input", string(member{key: signatureLabel, isList: true, list: list, params: params}.append(nil)))
-	m.header.Set("Signature", string(member{key: signatureLabel, value: item{kind: ':', text: string(sig)}}.append(nil)))
+	m.header.Set("Signature-Input", signatureLabel+"="+formatList(list, params))
+	m.header.Set("Signature", signatureLabel+"="+string(bytesItem(sig)))
 	return nonce, nil
-}
-
-func (c component) is(other component) bool {
-	return c.name == other.name && slices.Equal(c.params, other.params)
 }
 
 // signed is a message signature that was read.
 type signed struct {
-	list   []component
+	list   []string // the components that it covers
 	params []param
 	sig    []byte
 
@@ -154,15 +146,12 @@ type signed struct {
 	signResponse               bool
 }
 
-// covers reports whether the signature covers a component.
-func (s *signed) covers(c component) bool { return slices.ContainsFunc(s.list, c.is) }
-
 // fields returns the header fields of the message itself that the signature covers.
 func (s *signed) fields() []string {
 	var names []string
 	for _, c := range s.list {
-		if len(c.params) == 0 && !strings.HasPrefix(c.name, "@") {
-			names = append(names, c.name)
+		if textPattern.MatchString(c) && c[1] != '@' {
+			names = append(names, item(c).text())
 		}
 	}
 	return names
@@ -179,7 +168,7 @@ func hasProfile(h http.Header) bool {
 }
 
 func (m member) hasTag() bool {
-	return slices.Contains(m.params, param{"tag", item{kind: '"', text: signatureTag}})
+	return slices.Contains(m.params, param{"tag", textItem(signatureTag)})
 }
 
 // readSignature reads the signature of a message and applies the rules of the profile that need no key.
@@ -214,68 +203,65 @@ func readSignature(m *message) (*signed, *token.Error) {
 		}
 	}
 	at := slices.IndexFunc(values, func(v member) bool { return v.key == in.key })
-	if !in.isList || at < 0 || values[at].isList || values[at].value.kind != ':' {
+	if !in.isList || at < 0 || values[at].isList || values[at].value.kind() != ':' {
 		return fail(token.Malformed, "HSIG-7", "Signature-Input and Signature do not belong together")
 	}
-	s := &signed{list: in.list, params: in.params, sig: []byte(values[at].value.text)}
+	s := &signed{list: in.list, params: in.params}
+	s.sig, _ = values[at].value.bytes() // which was checked
 	if e := s.readParams(m.request != nil); e != nil {
 		return nil, e
 	}
 	for i, c := range s.list {
-		if slices.ContainsFunc(s.list[:i], c.is) {
-			return fail(token.Malformed, "HSIG-1", "the component %q is there twice", token.Clip(c.name, token.MaxQuoted))
+		if slices.Contains(s.list[:i], c) {
+			return fail(token.Malformed, "HSIG-1", "the component %s is there twice", token.Clip(c, token.MaxQuoted))
 		}
 	}
 	for _, c := range m.required() {
-		if !s.covers(c) {
+		if !slices.Contains(s.list, c) {
 			rule := "HSIG-2"
 			switch {
 			case m.request != nil:
 				rule = "HSIG-10"
-			case c.name[0] == '@':
+			case c[1] == '@':
 				rule = "HSIG-1"
 			}
-			return fail("binding", rule, "the signature does not cover %s", c.append(nil))
+			return fail("binding", rule, "the signature does not cover %s", c)
 		}
 	}
 	return s, nil
 }
 
-// readParams reads the parameters of a signature (HSIG-4 to HSIG-6, HSIG-10). Parameters that it does not
-// know are covered by the signature and mean nothing here.
+// paramRules are the kinds of the parameters of a signature, and the ids of their rules.
+var paramRules = map[string]struct {
+	kind byte
+	rule string
+}{
+	"created": {'0', "HSIG-4"}, "expires": {'0', "HSIG-4"}, "nonce": {'"', "HSIG-4"}, "tag": {'"', "HSIG-4"},
+	"wimse-aud": {'"', "HSIG-5"}, "wimse-req-nonce": {'"', "HSIG-10"}, "wimse-sign-response": {'?', "HSIG-10"},
+}
+
+// readParams reads the parameters of a signature. Those that it does not know are covered by the signature
+// and ignored.
 func (s *signed) readParams(response bool) *token.Error {
 	fail := func(rule, format string, args ...any) *token.Error {
 		return signatures.Refuse("claim", rule, format, args...)
 	}
-	tag := ""
+	values := map[string]item{}
 	for _, p := range s.params {
-		kind, rule := byte('"'), "HSIG-4"
-		switch p.key {
-		case "created":
-			kind, s.created = '0', time.Unix(p.value.n, 0)
-		case "expires":
-			kind, s.expires = '0', time.Unix(p.value.n, 0)
-		case "nonce":
-			s.nonce = p.value.text
-		case "tag":
-			tag = p.value.text
-		case "wimse-aud":
-			rule, s.audience = "HSIG-5", p.value.text
-		case "wimse-req-nonce":
-			rule, s.answersTo = "HSIG-10", p.value.text
-		case "wimse-sign-response":
-			kind, rule, s.signResponse = '?', "HSIG-10", p.value.yes
-		case "keyid", "alg":
+		want, known := paramRules[p.key]
+		switch {
+		case p.key == "keyid" || p.key == "alg":
 			return fail("HSIG-6", "the parameter %q must not be used", p.key)
-		default:
-			kind = p.value.kind
+		case known && p.value.kind() != want.kind:
+			return fail(want.rule, "the parameter %q is of the wrong type", p.key)
 		}
-		if p.value.kind != kind {
-			return fail(rule, "the parameter %q is of the wrong type", p.key)
-		}
+		values[p.key] = p.value
 	}
+	s.created, s.expires = values["created"].time(), values["expires"].time()
+	s.nonce, s.audience, s.answersTo = values["nonce"].text(), values["wimse-aud"].text(), values["wimse-req-nonce"].text()
+	s.signResponse = values["wimse-sign-response"] == yes
 	switch {
-	case tag != signatureTag:
+	case values["tag"].text() != signatureTag:
 		return fail("HSIG-4", `"tag" is not %q`, signatureTag)
 	case s.created.IsZero():
 		return fail("HSIG-4", `"created" is missing`)
@@ -316,11 +302,22 @@ func (v *Validator) verifyMessage(h *holder, m *message, now time.Time) (*signed
 	return s, nil
 }
 
-// readBody reads a body that a digest is to be made of, and refuses one of more than limit bytes. A nil
-// body is empty.
-func readBody(body io.Reader, limit int64) ([]byte, error) {
+// evidence returns what the signature proves.
+func (s *signed) evidence(k *token.Kind) evidence {
+	if s == nil {
+		return evidence{}
+	}
+	return evidence{k, s.nonce, s.expires, s.fields()}
+}
+
+// readBody reads a body that a digest is made of, and refuses one of more than limit bytes. A nil body is
+// empty. The length is what the message says, or -1.
+func readBody(body io.Reader, length, limit int64) ([]byte, error) {
 	if body == nil {
 		return nil, nil
+	}
+	if length > limit {
+		return nil, errBodyTooLarge(limit)
 	}
 	data, err := io.ReadAll(io.LimitReader(body, max(limit, limit+1))) // the largest limit has no successor
 	if err == nil && int64(len(data)) > limit {
@@ -331,6 +328,20 @@ func readBody(body io.Reader, limit int64) ([]byte, error) {
 
 func errBodyTooLarge(limit int64) error {
 	return fmt.Errorf("the body has more than %d bytes: %w", limit, spiffe.ErrTooLarge)
+}
+
+// checkBody reads the body of a message of kind k, compares it with its digest, and returns it to be read
+// again.
+func (m *message) checkBody(k *token.Kind, body io.Reader, length, limit int64) (io.ReadCloser, *token.Error) {
+	data, err := readBody(body, length, limit)
+	if err != nil {
+		reason := token.Malformed
+		if errors.Is(err, spiffe.ErrTooLarge) {
+			reason = token.TooLarge
+		}
+		return nil, &token.Error{Kind: k, Reason: reason, Rule: "HSIG-3", Err: err}
+	}
+	return io.NopCloser(bytes.NewReader(data)), checkDigest(m, data)
 }
 
 // contentDigest returns the value of Content-Digest for a body (RFC 9530).
@@ -368,7 +379,7 @@ func checkDigest(m *message, body []byte) *token.Error {
 		default:
 			continue
 		}
-		if d.isList || d.value.kind != ':' || d.value.text != string(sum) {
+		if d.isList || d.value != bytesItem(sum) {
 			return fail("binding", "Content-Digest is not that of the body")
 		}
 		found = true

@@ -46,8 +46,8 @@ type TransportOptions struct {
 //
 // Tokens and proofs travel over TLS only: a request by http is refused before anything is sent (WIT-44).
 // If a redirect leads to another host, the request there is sent without a token, and so is everything
-// that follows, as the first host must not choose where we show who we are; with Responses, which that
-// host could not sign for, it is refused.
+// that follows, because the first host must not choose which other hosts see a token; with Responses, which
+// that host could not sign for, it is refused.
 type Transport struct {
 	prover    *Prover
 	base      http.RoundTripper
@@ -200,16 +200,13 @@ func (t *Transport) digestBody(c *http.Request) error {
 // readBodyWithin is readBody until ctx is done. A Read that hangs then is left behind, as net/http leaves
 // it; the caller closes the body, which ends most.
 func readBodyWithin(ctx context.Context, body io.Reader, limit int64) ([]byte, error) {
-	if ctx.Done() == nil {
-		return readBody(body, limit)
-	}
 	type result struct {
 		data []byte
 		err  error
 	}
 	done := make(chan result, 1)
 	go func() {
-		data, err := readBody(body, limit)
+		data, err := readBody(body, -1, limit)
 		done <- result{data, err}
 	}()
 	select {
@@ -229,9 +226,9 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 	if !printable(aud) {
 		return nil, "", errors.New("the audience is not printable ASCII")
 	}
-	extra := []param{{"wimse-aud", item{kind: '"', text: aud}}}
+	extra := []param{{"wimse-aud", textItem(aud)}}
 	if t.responses != nil {
-		extra = append(extra, param{"wimse-sign-response", item{kind: '?', yes: true}})
+		extra = append(extra, param{"wimse-sign-response", yes})
 		if c.Header.Get("Accept-Encoding") == "" { // or net/http asks for gzip and hides what was signed
 			c.Header.Set("Accept-Encoding", "identity")
 		}
@@ -244,11 +241,11 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 // verify verifies a signed response (HSIG-10), and puts its body back.
 func (t *Transport) verify(resp *http.Response, request *message, nonce string) (*Proof, *token.Error) {
 	v := t.responses
-	token, e := single(resp.Header, responses, HeaderToken, "HSIG-10")
+	text, e := single(resp.Header, responses, HeaderToken, "HSIG-10")
 	if e != nil {
 		return nil, e
 	}
-	holder, now, e := v.verifyToken(token)
+	holder, now, e := v.verifyToken(text)
 	if e != nil {
 		return nil, e
 	}
@@ -258,26 +255,13 @@ func (t *Transport) verify(resp *http.Response, request *message, nonce string) 
 		e = signatures.Refuse("binding", "HSIG-10", "the response answers another request")
 	}
 	if e == nil {
-		e = t.verifyBody(resp, m)
+		var body io.ReadCloser
+		if body, e = m.checkBody(responses, resp.Body, -1, t.maxBody); e == nil {
+			_ = resp.Body.Close()
+			resp.Body = body
+		}
 	}
-	if e == nil {
-		e = v.admit(holder, responses, hash(token), s.nonce, now, s.expires)
-	}
-	if e != nil {
-		e.ID = holder.id
-		return nil, e
-	}
-	return &Proof{id: holder.id, notAfter: holder.expires, covered: s.fields()}, nil
-}
-
-func (t *Transport) verifyBody(resp *http.Response, m *message) *token.Error {
-	body, err := readBody(resp.Body, t.maxBody)
-	if err != nil {
-		return bodyFault(responses, err)
-	}
-	_ = resp.Body.Close()
-	resp.Body = io.NopCloser(bytes.NewReader(body))
-	return checkDigest(m, body)
+	return v.admit(holder, text, now, e, s.evidence(responses))
 }
 
 // responseKey is the key of a *provenResponse in the context of the request in a response.
@@ -289,7 +273,7 @@ type provenResponse struct {
 	proof    *Proof
 }
 
-// FromResponse returns the proof of who has signed a response, if a [Transport] has demanded that. For
+// FromResponse returns the proof of the server that signed a response, if a [Transport] demanded that. For
 // every other response it reports false.
 func FromResponse(resp *http.Response) (*Proof, bool) {
 	if resp == nil || resp.Request == nil {

@@ -158,15 +158,8 @@ func (v *Validator) validate(text, proof string, c Call) (*Proof, *token.Error) 
 		return nil, e
 	}
 	want := canonicalTarget(c.Target)
-	name, end, e := v.verifyProof(h, text, proof, &c, now, func(aud string) bool { return canonicalTarget(aud) == want })
-	if e == nil {
-		e = v.admit(h, proofs, hash(text), name, now, end)
-	}
-	if e != nil {
-		e.ID = h.id
-		return nil, e
-	}
-	return &Proof{id: h.id, notAfter: h.expires, covered: c.covered()}, nil
+	ev, e := v.verifyProof(h, text, proof, &c, now, func(aud string) bool { return canonicalTarget(aud) == want })
+	return v.admit(h, text, now, e, ev)
 }
 
 // verifyToken verifies all that can be verified about a token without a proof. Its result never leaves
@@ -199,7 +192,7 @@ func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
 	}
 	b, e := v.check.Bundle(h.id.TrustDomain())
 	if e == nil {
-		e = verifySignature(s, b)
+		e = v.verifySignature(s, b)
 	}
 	if e == nil {
 		v.check.Keep(strings.Clone(text), h.id, h.expires, b, h) // the text may be a small part of something large
@@ -208,7 +201,7 @@ func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
 }
 
 // verifySignature checks the signature of a token with the WIT key that it names.
-func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
+func (v *Validator) verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	kid := token.Clip(s.KeyID, token.MaxQuoted)
 	key, ok := b.WITAuthority(s.KeyID)
 	switch {
@@ -220,7 +213,7 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	case !s.Algorithm.Fits(key):
 		return tokens.Refuse("unknown key", "WIT-6", "the key %q is not one for %v", kid, s.Algorithm)
 	}
-	if err := s.Verify(key); err != nil {
+	if err := v.check.Verify(s, key); err != nil {
 		return tokens.Refuse("signature", "WIT-1", "key %q: %w", kid, err)
 	}
 	return nil
@@ -250,8 +243,8 @@ func (v *Validator) checkProofTime(k *token.Kind, lifetimeRule string, begin, en
 	return e
 }
 
-// verifyProof verifies a Workload Proof Token, and returns its "jti" and when it ends.
-func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool) (jti string, end time.Time, e *token.Error) {
+// verifyProof verifies a Workload Proof Token.
+func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool) (evidence, *token.Error) {
 	s, e := parseSigned(proofs, proof)
 	switch {
 	case e != nil:
@@ -261,10 +254,10 @@ func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time
 		e = typeFault(proofs, s, proofType, "WPT-2", "WPT-2")
 	}
 	if e != nil {
-		return "", end, e
+		return evidence{}, e
 	}
-	if err := s.Verify(h.key); err != nil {
-		return "", end, proofs.Refuse("signature", "WPT-4", "%w", err)
+	if err := v.check.Verify(s, h.key); err != nil {
+		return evidence{}, proofs.Refuse("signature", "WPT-4", "%w", err)
 	}
 	p, e := readProof(s.Payload)
 	switch {
@@ -281,9 +274,9 @@ func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time
 		e = p.checkTokens(c)
 	}
 	if e != nil {
-		return "", end, e
+		return evidence{}, e
 	}
-	return p.jti, p.exp.At, nil
+	return evidence{proofs, p.jti, p.exp.At, c.covered()}, nil
 }
 
 // proofClaims is what the payload of a Workload Proof Token says.
@@ -399,23 +392,46 @@ func (p *proofClaims) checkTokens(c *Call) *token.Error {
 	return nil
 }
 
-// admit asks the policy, and then whether the proof was used before.
-func (v *Validator) admit(h *holder, k *token.Kind, owner, name string, now, end time.Time) *token.Error {
-	if err := v.allow.Policy().Check(h.id); err != nil {
-		return &token.Error{Kind: k, Reason: token.Denied, ID: h.id, Err: err}
+// evidence is a proof or message signature that was verified.
+type evidence struct {
+	kind    *token.Kind
+	name    string // its "jti" or "nonce"
+	end     time.Time
+	covered []string
+}
+
+// admit asks the policy, and then whether the evidence was used before, unless e says that it is not good.
+func (v *Validator) admit(h *holder, text string, now time.Time, e *token.Error, all ...evidence) (*Proof, *token.Error) {
+	p := &Proof{id: h.id, notAfter: h.expires}
+	for i := 0; i < len(all) && e == nil; i++ {
+		p.covered = append(p.covered, all[i].covered...)
+		if err := v.allow.Policy().Check(h.id); err != nil {
+			e = &token.Error{Kind: all[i].kind, Reason: token.Denied, Err: err}
+		} else {
+			e = v.use(hash(text), all[i], now)
+		}
 	}
+	if e != nil {
+		e.ID = h.id
+		return nil, e
+	}
+	return p, nil
+}
+
+// use notes that evidence was used. The owner is something that only the holder of one key can have.
+func (v *Validator) use(owner string, ev evidence, now time.Time) *token.Error {
 	if v.replays == nil {
 		return nil
 	}
 	rule := "WPT-9"
-	if k != proofs {
-		rule, owner = "HSIG-9", owner+k.What
+	if ev.kind != proofs {
+		rule, owner = "HSIG-9", owner+ev.kind.What
 	}
-	switch fresh, full := v.replays.use(owner, name, now, end.Add(v.check.Leeway())); {
+	switch fresh, full := v.replays.use(owner, ev.name, now, ev.end.Add(v.check.Leeway())); {
 	case full:
-		return k.Refuse(token.Busy, rule, "%d proofs were used and are not over yet, and no more can be told apart", v.replays.places)
+		return ev.kind.Refuse(token.Busy, rule, "%d proofs were used and are not over yet, and no more can be told apart", v.replays.places)
 	case !fresh:
-		return k.Refuse(token.Replay, rule, "it was used before")
+		return ev.kind.Refuse(token.Replay, rule, "it was used before")
 	}
 	return nil
 }

@@ -2,121 +2,75 @@ package workloadapi
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"runtime"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 )
 
-// SocketEnv is the name of the environment variable in which an operator tells programs the address
-// of the Workload API (WEP-10). This package reads no environment: a program uses what it was told
-// explicitly, or else os.Getenv(workloadapi.SocketEnv).
-const SocketEnv = "SPIFFE_ENDPOINT_SOCKET"
+// address says where a Workload API is served.
+type address struct{ network, target string }
 
-// Address says where a Workload API is served: on a Unix socket, or on a port of an IP address. It
-// is a small immutable value that works with ==. The zero Address is not valid.
-type Address struct{ network, target string }
-
-// AddressError says why an address was refused, and what was probably meant.
-type AddressError struct {
-	Input     string // what was given
-	Rule      string // the rule's id, such as "WEP-12"
-	Reason    string // the rule in words
-	Corrected string // a valid address to write instead, or "" if there is no telling
+// addressError says why an address was refused, and what was probably meant.
+type addressError struct {
+	input, reason string
+	corrected     string // a valid address, or "" if there is no telling
 }
 
-func (e *AddressError) Error() string {
-	in, cut := e.Input, ""
-	if len(in) > 128 {
-		in, cut = in[:128], "…"
+func (e *addressError) Error() string {
+	s := fmt.Sprintf("workloadapi: address %q: %s", clip(e.input, 128), e.reason)
+	if e.corrected != "" {
+		s += "; write " + e.corrected
 	}
-	s := fmt.Sprintf("workloadapi: address %q%s: %s", in, cut, e.Reason)
-	if e.Corrected != "" {
-		s += "; write " + e.Corrected
-	}
-	return s + " (" + e.Rule + ")"
+	return s
 }
 
-// ParseAddress parses the address of a Workload API as the standard has it (WEP-11 to WEP-13):
-//
-//	unix:///run/spire/agent/public/api.sock    an absolute path; no host, no query, no fragment
-//	tcp://127.0.0.1:8081                       an IP address and a port; nothing after it
-//
-// The scheme may be in upper case, and the path percent-encoded, as in any URI. Host names are
-// refused, as a name is not a place that the network protects. On Windows the path may begin with a
-// drive, as in unix:///C:/run/api.sock. The error is an [*AddressError]; for
-// the common mistakes it has the corrected address.
-//
-// Named pipes of Windows are not among the schemes of the standard, and the standard library of Go
-// cannot dial or serve them. Unix sockets work on Windows too. A program that must use a pipe gives
-// a client that dials it in [ClientOptions].
-func ParseAddress(s string) (Address, error) {
-	a, e := parseAddress(s)
-	if e == nil {
-		return a, nil
+// parseAddress parses the address of a Workload API as the standard has it (WEP-11 to WEP-13). The scheme
+// may be in upper case, and the path percent-encoded, as in any URI. Host names are refused, as a name
+// is not a place that the network protects. The error is an *addressError.
+func parseAddress(s string) (address, error) {
+	a, reason := readAddress(s)
+	if reason != "" {
+		return address{}, &addressError{s, reason, correctAddress(s)}
 	}
-	e.Input = s
-	for range 5 { // a guess may have another mistake
-		c, bad := parseAddress(e.Corrected)
-		if bad == nil {
-			e.Corrected = c.String()
-			return Address{}, e
-		}
-		e.Corrected = bad.Corrected
-	}
-	e.Corrected = ""
-	return Address{}, e
+	return a, nil
 }
 
-// Network returns "unix" or "tcp", and "" for the zero Address.
-func (a Address) Network() string { return a.network }
-
-// Target returns the path of the socket, or host and port, as package net dials them: the path is
-// not percent-encoded, and an IPv6 address has brackets.
-func (a Address) Target() string { return a.target }
-
-// String returns the address as a URI, in the form with "//", or "invalid address" for the zero
-// Address.
-func (a Address) String() string {
-	switch a.network {
-	case "unix":
-		if a.target[0] != '/' { // a drive
-			return "unix:///" + escapePath(a.target)
-		}
-		return "unix://" + escapePath(a.target)
-	case "tcp":
+// String returns the address as a URI, in the form with "//".
+func (a address) String() string {
+	switch {
+	case a.network == "tcp":
 		return "tcp://" + a.target
+	case a.target[0] != '/': // a drive
+		return "unix:///" + escapePath(a.target)
 	}
-	return "invalid address"
+	return "unix://" + escapePath(a.target)
 }
 
-// parseAddress returns an error with a guess of what was meant, not a sure one.
-func parseAddress(s string) (Address, *AddressError) {
-	if s == "" {
-		return Address{}, &AddressError{Rule: "WEP-10", Reason: "it is empty; configure one, or set " + SocketEnv + " to something like unix:///run/spire/agent/public/api.sock"}
-	}
-	if t := strings.TrimSpace(s); t != s {
-		return Address{}, &AddressError{Rule: "WEP-11", Reason: "there is white space around it", Corrected: t}
-	}
-	scheme, rest, ok := strings.Cut(s, ":")
-	if !ok || !isScheme(scheme) {
-		return Address{}, noScheme(s)
+// readAddress returns the reason why s is refused, or "".
+func readAddress(s string) (a address, reason string) {
+	scheme, rest, _ := strings.Cut(s, ":")
+	switch {
+	case s == "":
+		return a, "it is empty; configure one, or set " + SocketEnv + " to something like unix:///run/spire/agent/public/api.sock"
+	case strings.TrimSpace(s) != s:
+		return a, "there is white space around it"
+	case scheme == s || !isScheme(scheme):
+		return a, `there is no scheme; it is "unix" or "tcp"`
 	}
 	switch strings.ToLower(scheme) {
 	case "unix":
-		return parseUnix(rest)
+		return readUnix(rest)
 	case "tcp":
-		return parseTCP(rest)
+		return readTCP(rest)
 	case "npipe":
-		return Address{}, &AddressError{Rule: "WEP-11", Reason: "named pipes are not in the standard, and Go's standard library does not speak to them; have the server listen on a Unix socket, which Windows has too, or on a loopback port"}
+		return a, "named pipes are not in the standard, and Go's standard library does not speak to them; have the server listen on a Unix socket, which Windows has too, or on a loopback port"
 	case "unix-abstract":
-		return Address{}, &AddressError{Rule: "WEP-11", Reason: "abstract sockets are not in the standard, and have no permissions; use a path"}
-	case "localhost":
-		return Address{}, &AddressError{Rule: "WEP-11", Reason: `there is no scheme; it is "unix" or "tcp"`, Corrected: "tcp://127.0.0.1:" + rest}
+		return a, "abstract sockets are not in the standard, and have no permissions; use a path"
 	}
-	return Address{}, &AddressError{Rule: "WEP-11", Reason: fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, clip(scheme, 32)), Corrected: "tcp:" + rest}
+	return a, fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, clip(scheme, 32))
 }
 
 func isScheme(s string) bool {
@@ -126,88 +80,47 @@ func isScheme(s string) bool {
 			return false
 		}
 	}
-	return s != ""
+	return s != "" && s != "localhost"
 }
 
-func noScheme(s string) *AddressError {
-	e := &AddressError{Rule: "WEP-11", Reason: `there is no scheme; it is "unix" or "tcp"`}
-	switch _, err := netip.ParseAddrPort(s); {
-	case err == nil:
-		e.Corrected = "tcp://" + s
-	case strings.HasPrefix(s, "/"):
-		e.Corrected = "unix://" + s
-	case strings.Contains(s, "/"):
-		e.Corrected = "unix:///" + s
-	}
-	return e
-}
-
-// parseUnix parses what comes after "unix:".
-func parseUnix(rest string) (Address, *AddressError) {
-	refuse := func(reason, corrected string) (Address, *AddressError) {
-		return Address{}, &AddressError{Rule: "WEP-12", Reason: reason, Corrected: corrected}
-	}
-	if i := strings.IndexAny(rest, "?#"); i >= 0 {
-		return refuse("a query or fragment is not allowed", "unix:"+rest[:i])
-	}
-	path := rest
+// readUnix reads what comes after "unix:".
+func readUnix(rest string) (a address, reason string) {
+	host, path := "", rest
 	if after, ok := strings.CutPrefix(rest, "//"); ok {
-		host := after
-		if i := strings.IndexByte(after, '/'); i >= 0 {
-			host, path = after[:i], after[i:]
-		} else {
-			path = ""
-		}
-		switch {
-		case host == "localhost":
-			return refuse("a host is not allowed", "unix://"+path)
-		case host != "":
-			return refuse(fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", clip(host, 64)), "unix:///"+after)
-		}
-	}
-	switch {
-	case path == "":
-		return refuse("there is no path", "")
-	case path[0] != '/':
-		return refuse("the path is relative", "unix:///"+path)
-	case path[len(path)-1] == '/':
-		return refuse("the path has no name of a socket at its end", "")
+		host, path, _ = strings.Cut(after, "/")
+		path = after[len(host):]
 	}
 	target, err := url.PathUnescape(path)
 	switch {
+	case strings.ContainsAny(rest, "?#"):
+		return a, "a query or fragment is not allowed"
+	case host != "":
+		return a, fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", clip(host, 64))
+	case path == "":
+		return a, "there is no path"
+	case path[0] != '/':
+		return a, "the path is relative"
+	case path[len(path)-1] == '/':
+		return a, "the path has no name of a socket at its end"
 	case err != nil:
-		return refuse("the path has a percent sign that is not followed by two hexadecimal digits", "unix://"+escapePath(path))
+		return a, "the path has a percent sign that is not followed by two hexadecimal digits"
 	case strings.IndexByte(target, 0) >= 0:
-		return refuse("the path has a zero byte", "")
-	case !isPath(path):
-		return refuse("the path has characters that a URI writes percent-encoded", "unix://"+escapePath(target))
+		return a, "the path has a zero byte"
+	case escapePath(path) != strings.ReplaceAll(path, "%", "%25"):
+		return a, "the path has characters that a URI writes percent-encoded"
 	}
 	if runtime.GOOS == "windows" && len(target) > 2 && target[2] == ':' {
 		target = target[1:] // a drive, as in unix:///C:/run/a.sock
 	}
-	return Address{"unix", target}, nil
+	return address{"unix", target}, ""
 }
 
-const unreserved = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-
-// isPathByte reports whether RFC 3986 lets c stand for itself in a path.
-func isPathByte(c byte) bool {
-	return c < utf8.RuneSelf && strings.IndexByte(unreserved+"!$&'()*+,;=:@/", c) >= 0
-}
-
-func isPath(s string) bool {
-	for i := range len(s) {
-		if s[i] != '%' && !isPathByte(s[i]) {
-			return false
-		}
-	}
-	return true
-}
-
+// escapePath percent-encodes the bytes that RFC 3986 does not let stand for themselves in a path.
 func escapePath(s string) string {
+	const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
 	var b strings.Builder
 	for i := range len(s) {
-		if c := s[i]; isPathByte(c) {
+		if c := s[i]; c < utf8.RuneSelf && strings.IndexByte(plain, c) >= 0 {
 			b.WriteByte(c)
 		} else {
 			fmt.Fprintf(&b, "%%%02X", c)
@@ -216,69 +129,61 @@ func escapePath(s string) string {
 	return b.String()
 }
 
-// parseTCP parses what comes after "tcp:".
-func parseTCP(rest string) (Address, *AddressError) {
-	refuse := func(reason, corrected string) (Address, *AddressError) {
-		if corrected != "" {
-			corrected = "tcp://" + corrected
-		}
-		return Address{}, &AddressError{Rule: "WEP-13", Reason: reason, Corrected: corrected}
-	}
+// readTCP reads what comes after "tcp:".
+func readTCP(rest string) (a address, reason string) {
 	after, ok := strings.CutPrefix(rest, "//")
-	if !ok {
-		return refuse(`"//" is missing after the scheme`, strings.TrimLeft(rest, "/"))
-	}
-	if i := strings.IndexAny(after, "/?#"); i >= 0 {
-		return refuse("nothing may follow the port, not even a slash", after[:i])
-	}
-	if i := strings.LastIndexByte(after, '@'); i >= 0 {
-		return refuse("user information is not allowed", after[i+1:])
-	}
-	colon := strings.LastIndexByte(after, ':')
-	if colon < 0 || strings.HasSuffix(after, "]") {
-		return refuse("there is no port", "")
-	}
-	host, port := after[:colon], after[colon+1:]
-	inside, bracket := strings.CutPrefix(host, "[")
-	if bracket {
-		if inside, ok = strings.CutSuffix(inside, "]"); !ok {
-			return refuse("the bracket is not closed", "")
-		}
-	}
-	ip, err := netip.ParseAddr(inside)
+	ap, err := netip.ParseAddrPort(after)
 	switch {
-	case inside == "":
-		return refuse("there is no host", "")
-	case inside == "localhost":
-		return refuse("the host is a name, and has to be an IP address", "127.0.0.1:"+port)
-	case err != nil:
-		return refuse("the host is not an IP address", "")
-	case ip.Zone() != "":
-		return refuse("the IP address has a zone", "")
-	case ip.Is4() && bracket:
-		return refuse("an IPv4 address has no brackets", inside+":"+port)
-	case !ip.Is4() && !bracket:
-		return refuse("an IPv6 address needs brackets", "["+inside+"]:"+port)
+	case !ok:
+		return a, `"//" is missing after the scheme`
+	case strings.ContainsAny(after, "/?#"):
+		return a, "nothing may follow the port, not even a slash"
+	case strings.Contains(after, "@"):
+		return a, "user information is not allowed"
+	case err != nil || ap.Port() == 0:
+		return a, "it has no IP address and port from 1 to 65535; an IPv6 address is in brackets, and an IPv4 address and a name are not"
+	case ap.Addr().Zone() != "":
+		return a, "the IP address has a zone"
 	}
-	for i := range len(port) {
-		if port[i] < '0' || port[i] > '9' {
-			return refuse("the port is not a number", "")
-		}
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 0 {
-		return refuse("the port is not a number from 1 to 65535", "")
-	}
-	return Address{"tcp", netip.AddrPortFrom(ip, uint16(n)).String()}, nil
+	return address{"tcp", ap.String()}, ""
 }
 
-// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
+// correctAddress returns the address that was probably meant by s, or "".
+func correctAddress(s string) string {
+	s = strings.TrimSpace(s)
+	scheme, rest, ok := strings.Cut(s, ":")
+	if !ok || !isScheme(scheme) {
+		scheme, rest = "", s
 	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
+	guess := ""
+	if strings.EqualFold(scheme, "unix") || scheme == "" && strings.Contains(s, "/") {
+		if i := strings.IndexAny(rest, "?#"); i >= 0 {
+			rest = rest[:i]
+		}
+		rest = strings.TrimPrefix(strings.TrimPrefix(rest, "//"), "localhost")
+		if path, err := url.PathUnescape(rest); err == nil {
+			rest = path
+		}
+		guess = "unix:///" + escapePath(strings.TrimLeft(rest, "/"))
+	} else {
+		rest = strings.TrimLeft(rest, "/")
+		if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+			rest = rest[:i]
+		}
+		rest = rest[strings.LastIndexByte(rest, '@')+1:]
+		colon := max(strings.LastIndexByte(rest, ':'), 0)
+		host, port := rest[:colon], strings.TrimPrefix(rest[colon:], ":")
+		if inner, ok := strings.CutPrefix(host, "["); ok && strings.HasSuffix(inner, "]") {
+			host = strings.TrimSuffix(inner, "]")
+		}
+		if host == "localhost" {
+			host = "127.0.0.1"
+		}
+		guess = "tcp://" + net.JoinHostPort(host, port)
 	}
-	return s[:n] + "…"
+	a, reason := readAddress(guess)
+	if reason != "" {
+		return ""
+	}
+	return a.String()
 }

@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"iter"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -18,25 +21,24 @@ import (
 type ClientOptions struct {
 	// HTTPClient reaches the server, whatever the host in a URL. It must speak HTTP/2 without TLS
 	// and have no Timeout, which would end the streams. Nil means one that is made for the address.
-	// With it the address may be empty: this is how to reach a server by other means, such as a
-	// named pipe.
+	// With it the address may be empty, to reach a server by other means, such as a named pipe.
 	HTTPClient *http.Client
 
-	// MaxMessage is the largest message in bytes that is received; 0 means 64 MiB. Answers about
+	// MaxMessage is the largest message in bytes that is received; 0 means 64 MiB. Responses with
 	// tokens may have 1 MiB at most.
 	MaxMessage int
 }
 
 // Client calls the Workload API. It is safe for concurrent use, and keeps nothing but connections. For
-// an identity that is always current use [New], which makes a [Source].
+// an identity that is always current use a [Source].
 type Client struct {
 	server     string // the address, for people
 	http       *http.Client
 	maxMessage int
 }
 
-// NewClient returns a client for the server at address, which [ParseAddress] describes; its errors
-// are those. It does not connect. opts may be nil.
+// NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see
+// [Config]. It does not connect. opts may be nil.
 func NewClient(address string, opts *ClientOptions) (*Client, error) {
 	c := &Client{server: address, maxMessage: defaultMaxMessage}
 	if opts != nil {
@@ -49,7 +51,7 @@ func NewClient(address string, opts *ClientOptions) (*Client, error) {
 		c.server = "an HTTPClient of its own"
 		return c, nil
 	}
-	a, err := ParseAddress(address)
+	a, err := parseAddress(address)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +64,7 @@ func NewClient(address string, opts *ClientOptions) (*Client, error) {
 
 // httpClient returns a client that reaches a whatever the URL says, with HTTP/2 and no TLS. Proxies
 // are not used.
-func httpClient(a Address) *http.Client {
+func httpClient(a address) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	dialer := &net.Dialer{Timeout: 30 * time.Second}
@@ -72,7 +74,7 @@ func httpClient(a Address) *http.Client {
 			// A server whose process hangs keeps its connections. Servers made with grpc-go end those
 			// whose client asks more often than every five minutes.
 			SendPingTimeout: 6 * time.Minute,
-			// One that writes and does not read would have everybody wait who closes a stream.
+			// A server that writes and does not read would block every goroutine that closes a stream.
 			WriteByteTimeout: 30 * time.Second,
 		},
 		MaxResponseHeaderBytes: 64 << 10,
@@ -84,84 +86,202 @@ func httpClient(a Address) *http.Client {
 }
 
 // Close closes connections that are not in use, such as those of watches that have ended, which would
-// stay for another 90 seconds. The Client stays usable.
+// stay open for another 90 seconds. The Client stays usable.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// String names the server.
-func (c *Client) String() string { return "workloadapi.Client(" + c.server + ")" }
-
 func (c *Client) rpc(maxMessage int) *grpchttp.Client {
-	return grpchttp.NewClient(c.http, "http://localhost"+service, maxMessage)
+	return grpchttp.NewClient(c.http, "http://localhost"+workloadwire.Service, maxMessage)
 }
 
-// metadata has the header that shows that nobody was tricked into sending the request (WEP-5).
+// metadata has the header that shows that no third party made the workload send the request (WEP-5).
 func metadata() http.Header {
 	h := make(http.Header)
-	h.Set(securityHeader, "true")
+	h.Set(workloadwire.Header, "true")
 	return h
 }
 
-// WatchX509SVIDs yields the identities and trust bundles of this workload as the server has them:
-// first as they are, then at each change, until ctx is done, the loop ends, or the server says that
-// to go on is useless. A loop that is slow receives each change all the same.
-//
-// What went wrong is yielded as an [*Error], and unless that is Final the watch goes on, with a new
-// stream: at once after one that had brought something, and then after a second at first and half a
-// minute at most, give or take a random part. What was received before stays good, with one
-// exception: an error that wraps [ErrDenied] withdraws it (WAPI-17). One that wraps [ErrBadResponse]
-// tells of a response that was discarded.
-func (c *Client) WatchX509SVIDs(ctx context.Context) iter.Seq2[*X509Update, error] {
-	return func(yield func(*X509Update, error) bool) {
-		var r x509Reader
-		w := &watch[*X509Update]{
-			client: c, name: fetchX509SVID, request: &raw{}, read: r.read, forget: r.forget,
-		}
-		w.run(ctx, yield)
-	}
-}
-
-// WatchX509Bundles yields the trust bundles for X.509-SVIDs, as [Client.WatchX509SVIDs] does: for
-// programs that verify others and have no identity of their own to present.
-func (c *Client) WatchX509Bundles(ctx context.Context) iter.Seq2[*BundlesUpdate, error] {
-	return func(yield func(*BundlesUpdate, error) bool) {
-		var r bundlesReader
-		w := &watch[*BundlesUpdate]{
-			client: c, name: fetchX509Bundles, request: &raw{}, read: r.readX509, forget: r.forget,
-		}
-		w.run(ctx, yield)
-	}
-}
-
-// WatchJWTBundles yields the trust bundles for JWT-SVIDs, as [Client.WatchX509SVIDs] does.
-func (c *Client) WatchJWTBundles(ctx context.Context) iter.Seq2[*BundlesUpdate, error] {
-	return func(yield func(*BundlesUpdate, error) bool) {
-		var r bundlesReader
-		w := &watch[*BundlesUpdate]{
-			client: c, name: fetchJWTBundles, request: &raw{}, read: r.readJWT, forget: r.forget,
-		}
-		w.run(ctx, yield)
-	}
-}
-
 // call makes a unary call, once. It takes callTimeout at most.
-func (c *Client) call(ctx context.Context, name string, maxMessage int, m *raw) ([]byte, error) {
+func (c *Client) call(ctx context.Context, name string, maxMessage int, request []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	data, err := c.rpc(min(maxMessage, c.maxMessage)).Unary(ctx, name, metadata(), m.b)
+	data, err := c.rpc(min(maxMessage, c.maxMessage)).Unary(ctx, name, metadata(), request)
 	if err != nil {
 		return nil, c.failure(name, err)
 	}
 	return data, nil
 }
 
-// parsedID parses an ID in a response.
-func parsedID(s string) (spiffe.ID, error) {
-	if s == "" {
-		return spiffe.ID{}, errors.New("spiffe_id is empty (WAPI-14)")
+// WatchX509SVIDs yields the identities and trust bundles of this workload as the server has them:
+// first as they are, then at each change, until ctx is done, the loop ends, or the server says that
+// repeating does not help. A slow loop receives each change all the same.
+//
+// Failures are yielded as an [*Error]. Unless it is Final, the watch goes on with a new stream: at once
+// after a stream that brought something, and else after [Error].RetryIn. What was received before stays
+// valid, with one exception: an error that wraps [ErrDenied] withdraws it. One that wraps
+// [ErrBadResponse] reports a response that was discarded.
+func (c *Client) WatchX509SVIDs(ctx context.Context) iter.Seq2[*Update, error] {
+	return c.watchUpdates(ctx, workloadwire.FetchX509SVID, (*reader).x509SVIDs)
+}
+
+// WatchX509Bundles yields the trust bundles for X.509-SVIDs, as [Client.WatchX509SVIDs] does: for
+// programs that verify peers and have no identity of their own to present.
+func (c *Client) WatchX509Bundles(ctx context.Context) iter.Seq2[*Update, error] {
+	return c.watchUpdates(ctx, workloadwire.FetchX509Bundles, (*reader).x509Bundles)
+}
+
+// WatchJWTBundles yields the trust bundles for JWT-SVIDs, as [Client.WatchX509SVIDs] does.
+func (c *Client) WatchJWTBundles(ctx context.Context) iter.Seq2[*Update, error] {
+	return c.watchUpdates(ctx, workloadwire.FetchJWTBundles, (*reader).jwtBundles)
+}
+
+func (c *Client) watchUpdates(ctx context.Context, name string, read func(*reader, []byte) (*Update, error)) iter.Seq2[*Update, error] {
+	return func(yield func(*Update, error) bool) {
+		r := &reader{}
+		(&watch[*Update]{
+			client: c, name: name,
+			read:   func(data []byte) (*Update, error) { return read(r, data) },
+			forget: func() { *r = reader{} },
+			ends:   func() time.Time { return r.last.ends() },
+		}).run(ctx, yield)
 	}
-	id, err := spiffe.ParseID(s)
+}
+
+const (
+	minReconnect = time.Second     // between streams that follow each other without a wait
+	silenceLimit = 2 * time.Minute // for the first response: a server may have to find out which process is asking
+	maxBad       = 8               // bad responses in a row after which a stream is given up
+)
+
+// patience bounds the waits between streams (WAPI-18). They are shares of the life that is left to what
+// was received, so that identities of a minute survive the restart of an agent.
+var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
+
+var (
+	errSilent = errors.New("the server did not answer within 2 minutes")
+	errEnded  = errors.New("the server ended the stream")
+	errAllBad = errors.New("the server sends nothing but bad responses; the stream was given up")
+)
+
+// watch is a stream that is opened again and again.
+type watch[U any] struct {
+	client  *Client
+	name    string // of the method
+	request []byte
+	read    func(data []byte) (U, error) // makes an update of a response, which it may remember
+	forget  func()                       // what read remembers; may be nil
+	ends    func() time.Time             // when that expires; may be nil
+
+	received time.Time // the last good response
+}
+
+// run yields updates and errors until ctx is done, the caller's loop ends, or an error is final.
+func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
+	failures := 0
+	var reconnected time.Time // the last time without a wait
+	for ctx.Err() == nil {
+		good, over, err := w.stream(ctx, yield)
+		if over || ctx.Err() != nil {
+			return
+		}
+		if good {
+			failures = 0
+		}
+		denied := errors.Is(err, ErrDenied)
+		if denied && w.forget != nil {
+			w.forget()
+		}
+		now := time.Now()
+		switch {
+		case err.Final:
+		case good && !denied && now.Sub(reconnected) >= minReconnect:
+			reconnected = now // a stream that brought something is followed by the next at once (AMB-10)
+		default:
+			failures++
+			err.RetryIn = w.wait(renew.NewFailure(failures, err), now)
+		}
+		var none U
+		if !yield(none, err) || err.Final || renew.Sleep(ctx, err.RetryIn) != nil {
+			return
+		}
+	}
+}
+
+func (w *watch[U]) wait(f renew.Failure, now time.Time) time.Duration {
+	var life, left time.Duration
+	if w.ends != nil {
+		if end := w.ends(); !end.IsZero() {
+			life, left = end.Sub(w.received), end.Sub(now)
+		}
+	}
+	return patience.Wait(f, life, left, rand.Float64())
+}
+
+// stream runs one stream to its end. It reports whether a message on it was good, and whether the
+// caller's loop has ended. A stream that is given up counts as one without a good message.
+func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good, over bool, _ *Error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := time.AfterFunc(silenceLimit, func() { cancel(errSilent) })
+	defer silence.Stop()
+	fail := func(err error) *Error {
+		if context.Cause(ctx) == errSilent {
+			err = errSilent
+		}
+		return w.client.failure(w.name, err)
+	}
+
+	s, err := w.client.rpc(w.client.maxMessage).Stream(ctx, w.name, metadata(), w.request)
 	if err != nil {
-		return spiffe.ID{}, fmt.Errorf("spiffe_id: %w", err)
+		return false, false, fail(err)
 	}
-	return id, nil
+	defer func() {
+		cancel(nil)
+		_ = s.Close()
+	}()
+	for bad := 0; ; {
+		data, err := s.Receive()
+		if err == io.EOF {
+			err = errEnded
+		}
+		if err != nil {
+			return good, false, fail(err)
+		}
+		silence.Stop()
+		u, err := w.read(data)
+		if err != nil {
+			var none U
+			if !yield(none, w.client.badResponse(w.name, err)) {
+				return good, true, nil
+			}
+			if bad++; bad == maxBad {
+				return false, false, w.client.failure(w.name, errAllBad)
+			}
+			continue
+		}
+		good, bad, w.received = true, 0, time.Now()
+		if !yield(u, nil) {
+			return good, true, nil
+		}
+	}
+}
+
+// ends returns when the first identity of an update expires; zero if there is none.
+func (u *Update) ends() (end time.Time) {
+	if u == nil {
+		return end
+	}
+	for _, id := range u.Identities {
+		if t := id.SVID.NotAfter(); end.IsZero() || t.Before(end) {
+			end = t
+		}
+	}
+	return end
+}
+
+// parseID parses an ID in a response.
+func parseID(s string) (spiffe.ID, error) {
+	if s == "" {
+		return spiffe.ID{}, errors.New("spiffe_id is empty")
+	}
+	return spiffe.ParseID(s)
 }

@@ -77,9 +77,9 @@ func TestSecurityHeader(t *testing.T) {
 		"FetchX509SVID":    func() error { return last2(c.WatchX509SVIDs(t.Context())) },
 		"FetchX509Bundles": func() error { return last2(c.WatchX509Bundles(t.Context())) },
 		"FetchJWTBundles":  func() error { return last2(c.WatchJWTBundles(t.Context())) },
-		"FetchWITSVID":     func() error { return last2(workloadapi.NewWITClient(c).WatchSVIDs(t.Context(), spiffe.ID{})) },
-		"FetchWITBundles":  func() error { return last2(workloadapi.NewWITClient(c).WatchBundles(t.Context())) },
-		"FetchJWTSVID":     func() error { _, err := c.FetchJWTSVID(t.Context(), "a"); return err },
+		"FetchWITSVID":     func() error { return last2(c.WatchWITSVIDs(t.Context(), spiffe.ID{})) },
+		"FetchWITBundles":  func() error { return last2(c.WatchWITBundles(t.Context())) },
+		"FetchJWTSVID":     func() error { _, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a"); return err },
 		"ValidateJWTSVID":  func() error { _, _, err := c.ValidateJWTSVID(t.Context(), "a", "b"); return err },
 	}
 	for name, call := range calls {
@@ -121,13 +121,12 @@ func TestFetchJWTSVID(t *testing.T) {
 			c.send(answer)
 		}))
 		answer = &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{token(web, "a"), token(db, "a"), token(db, ""), token(web, "")}}
-		got, err := c.FetchJWTSVID(t.Context(), "x", "y")
-		require.NoError(t, err)
-		assert.Equal(t, web, got.ID)
-		assert.Equal(t, "token of /web", got.Token())
-		all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x")
+		all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x", "y")
 		require.NoError(t, err)
 		require.Len(t, all, 3)
+		assert.Equal(t, web, all[0].ID)
+		assert.Equal(t, "token of /web", all[0].Token())
+		assert.Nil(t, all[0].KeyJWK())
 		assert.Equal(t, "a", all[0].Hint)
 		assert.Equal(t, "token of /db", all[1].Token())
 
@@ -136,11 +135,11 @@ func TestFetchJWTSVID(t *testing.T) {
 			"no SVIDs":           {},
 			"spiffe_id is empty": {Svids: []*wire.JWTSVID{{Svid: "x"}}},
 			"svid is empty":      {Svids: []*wire.JWTSVID{token(web, ""), {SpiffeId: web.String()}}},
-			"spiffe_id: ":        {Svids: []*wire.JWTSVID{{SpiffeId: "x", Svid: "x"}}},
+			"\"x\"":              {Svids: []*wire.JWTSVID{{SpiffeId: "x", Svid: "x"}}},
 			"more than 256":      {Svids: slices.Repeat([]*wire.JWTSVID{token(web, "")}, 257)},
 		} {
 			answer = m
-			_, err := c.FetchJWTSVID(t.Context(), "x")
+			_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x")
 			require.ErrorIs(t, err, workloadapi.ErrBadResponse, want)
 			assert.ErrorContains(t, err, want)
 			assert.NotContains(t, err.Error(), "token of")
@@ -165,7 +164,7 @@ func TestFetchJWTSVID(t *testing.T) {
 			assert.Equal(t, 1, calls)
 		}
 		code = codeUnavailable
-		_, err = c.FetchJWTSVID(t.Context(), "x")
+		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x")
 		assert.ErrorContains(t, err, `status unavailable: "[x]"`)
 		_, again := err.(*workloadapi.Error).Retryable()
 		assert.True(t, again)
@@ -208,7 +207,7 @@ func TestValidateJWTSVID(t *testing.T) {
 			require.ErrorIs(t, err, workloadapi.ErrRefused)
 		}
 		for want, m := range map[string]*wire.ValidateJWTSVIDResponse{
-			"spiffe_id is empty": {Claims: claims}, "claims are empty": {SpiffeId: "spiffe://example.org/web"}, "spiffe_id: ": {SpiffeId: "x", Claims: claims},
+			"spiffe_id is empty": {Claims: claims}, "claims are empty": {SpiffeId: "spiffe://example.org/web"}, "\"x\"": {SpiffeId: "x", Claims: claims},
 		} {
 			answer = m
 			id, got, err = c.ValidateJWTSVID(t.Context(), "a", "t")
@@ -226,7 +225,7 @@ func TestCallTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := inMemory(t, fake(t, func(c *call) { c.wait() }))
 		start := time.Now()
-		_, err := c.FetchJWTSVID(t.Context(), "a")
+		_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.Equal(t, 30*time.Second, time.Since(start))
 	})
@@ -250,7 +249,6 @@ func TestWIT(t *testing.T) {
 			}
 			c.end(codeUnimplemented, "")
 		}))
-		w := workloadapi.NewWITClient(c)
 		answers = []proto.Message{
 			&wire.WITSVIDResponse{Svids: []*wire.WITSVID{svid, svid}},
 			&wire.WITSVIDResponse{},
@@ -259,7 +257,7 @@ func TestWIT(t *testing.T) {
 			&wire.WITSVIDResponse{Svids: []*wire.WITSVID{{WitSvid: "t", WitSvidKey: "{}"}}},
 		}
 		var got []string
-		for all, err := range w.WatchSVIDs(t.Context(), web) {
+		for all, err := range c.WatchWITSVIDs(t.Context(), web) {
 			if err != nil {
 				got = append(got, "error")
 				continue
@@ -274,7 +272,7 @@ func TestWIT(t *testing.T) {
 			&wire.WITBundlesResponse{},
 		}
 		got = nil
-		for all, err := range w.WatchBundles(t.Context()) {
+		for all, err := range c.WatchWITBundles(t.Context()) {
 			if err != nil {
 				got = append(got, "error")
 				continue
@@ -367,9 +365,9 @@ func TestNewClient(t *testing.T) {
 	assert.ErrorContains(t, err, "MaxMessage is negative")
 	_, err = workloadapi.NewClient("run/a.sock", &workloadapi.ClientOptions{HTTPClient: http.DefaultClient})
 	assert.ErrorContains(t, err, "write unix:///run/a.sock")
-	c, err := workloadapi.NewClient("UNIX:/run/a.sock", nil)
+	s, err := workloadapi.New(workloadapi.Config{Address: "UNIX:/run/a.sock"})
 	require.NoError(t, err)
-	assert.Equal(t, "workloadapi.Client(unix:///run/a.sock)", c.String())
+	assert.Equal(t, "unix:///run/a.sock", s.Status().Server)
 }
 
 // heapGrowth returns how much more memory is in use after f, at its highest.
@@ -436,13 +434,13 @@ func TestHostileServer(t *testing.T) {
 		answer func(c *call)
 		want   string // of the error; "" for a good response
 	}{
-		"junk of 64 MiB":             {message(elements(64*mb, []byte{0xff})), "not the message"},
-		"zeros of 64 MiB":            {message(make([]byte, 64*mb)), "not the message"},
+		"junk of 64 MiB":             {message(elements(64*mb, []byte{0xff})), "malformed protobuf message"},
+		"zeros of 64 MiB":            {message(make([]byte, 64*mb)), "malformed protobuf message"},
 		"32 million SVIDs":           {message(elements(32*mb, empty(1))), "more than 10000 elements"},
 		"8 million CRLs":             {message(elements(8*mb, empty(2))), "more than 10000 elements"},
 		"8 million bundles":          {message(elements(8*mb, empty(3))), "more than 10000 elements"},
 		"many unknown fields":        {message(elements(8*mb, []byte{0x98, 0x06, 0x01})), "more than 10000 elements"},
-		"one field again and again":  {message(text(1, elements(8*mb, empty(2)))), "WAPI-14"},
+		"one field again and again":  {message(text(1, elements(8*mb, empty(2)))), "spiffe_id is empty"},
 		"a huge unknown field":       {message(append(text(99, make([]byte, 20*mb)), good...)), ""},
 		"a huge CRL":                 {message(append(text(2, make([]byte, 20*mb)), good...)), ""},
 		"a huge bundle":              {message(append(federated("other.test", make([]byte, 20*mb)), good...)), ""},
@@ -450,8 +448,8 @@ func TestHostileServer(t *testing.T) {
 		"a huge chain":               {message(text(1, append(text(1, []byte("spiffe://example.org/web")), append(text(2, slices.Repeat(leaf, 20*mb/len(leaf))), append(text(3, []byte{1}), text(4, home.roots())...)...)...))), "too large"},
 		"65 MiB are promised":        {func(c *call) { c.write(prefix(0, 65*mb)); c.flush(); c.end(codeOK, "") }, "larger than the limit"},
 		"4 GiB are promised":         {func(c *call) { c.write(prefix(0, 1<<32-1)); c.write(make([]byte, mb)); c.flush() }, "larger than the limit"},
-		"a message is cut":           {func(c *call) { c.write(prefix(0, 64*mb)); c.write(make([]byte, mb)); c.flush() }, "in the middle of a message"},
-		"not even a prefix":          {func(c *call) { c.write([]byte{0, 0}) }, "in the middle of a message"},
+		"a message is cut":           {func(c *call) { c.write(prefix(0, 64*mb)); c.write(make([]byte, mb)); c.flush() }, "that was it"},
+		"not even a prefix":          {func(c *call) { c.write([]byte{0, 0}) }, "that was it"},
 		"compressed":                 {func(c *call) { c.write(prefix(1, uint32(len(good)))); c.write(good); c.flush() }, "flag of a compressed one"},
 		"flags that nobody knows":    {func(c *call) { c.write(prefix(0x40, uint32(len(good)))); c.write(good); c.flush() }, ""},
 		"a status that is no number": {func(c *call) { c.w.Header().Set(http.TrailerPrefix+"Grpc-Status", "x"); c.ended = true }, "is not a number"},
@@ -465,8 +463,9 @@ func TestHostileServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var first atomic.Bool
+			var log syncBuffer
 			ready := make(chan struct{})
-			s, err := workloadapi.New(workloadapi.Config{Address: onSocket(t, fake(t, func(c *call) {
+			s, err := workloadapi.New(workloadapi.Config{Logger: textLogger(&log), Address: onSocket(t, fake(t, func(c *call) {
 				if first.CompareAndSwap(false, true) {
 					c.sendRaw(good)
 					<-ready
@@ -493,6 +492,7 @@ func TestHostileServer(t *testing.T) {
 			t.Logf("%v, %d MB", time.Since(start).Round(time.Millisecond), grown/mb)
 			assert.Less(t, grown, uint64(600*mb))
 			assert.Less(t, time.Since(start), 10*time.Second)
+			assert.Contains(t, log.String(), test.want)
 			svid, err := s.SVID()
 			if name == "denied halfway" { // a denial is a denial
 				require.ErrorIs(t, err, workloadapi.ErrDenied)
@@ -527,10 +527,10 @@ func TestAnswerLimits(t *testing.T) {
 		c.send(&wire.ValidateJWTSVIDResponse{SpiffeId: id, Claims: s})
 	}))
 	size = 1<<20 - 100
-	_, err := c.FetchJWTSVID(t.Context(), "a")
+	_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.NoError(t, err)
 	size = 1 << 20
-	_, err = c.FetchJWTSVID(t.Context(), "a")
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorContains(t, err, "larger than the limit")
 	size = 128<<10 - 100
 	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
@@ -541,7 +541,7 @@ func TestAnswerLimits(t *testing.T) {
 	size = 0
 	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
 	require.ErrorIs(t, err, workloadapi.ErrBadResponse)
-	require.ErrorContains(t, err, "WAPI-52")
+	require.ErrorContains(t, err, "claims are empty")
 }
 
 // A server that talks and does not listen fills the connection with answers that it asked for: who has
@@ -549,7 +549,8 @@ func TestAnswerLimits(t *testing.T) {
 func TestDeafServer(t *testing.T) {
 	t.Parallel()
 	home := newDomain(t, "example.org")
-	message := frame(home.response(t, home.SVID("/web")))
+	message := marshal(t, home.response(t, home.SVID("/web")))
+	message = append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
 	l := memconn.Listen()
 	stuck, left, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -657,8 +658,8 @@ func FuzzX509SVIDs(f *testing.F) {
 	f.Add(seed)
 	f.Add([]byte{0x0a, 0x00})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var r workloadapi.X509Reader
-		u, err := r.Read(data)
+		var r workloadapi.Reader
+		u, err := r.X509SVIDs(data)
 		if err != nil {
 			return
 		}
@@ -671,7 +672,7 @@ func FuzzX509SVIDs(f *testing.F) {
 			_, err := u.Bundles.Bundle(id.SVID.ID().TrustDomain())
 			require.NoError(t, err)
 		}
-		again, err := r.Read(data)
+		again, err := r.X509SVIDs(data)
 		require.NoError(t, err)
 		require.Equal(t, u.Identities, again.Identities)
 		require.Same(t, u.Bundles, again.Bundles)
@@ -685,15 +686,15 @@ func FuzzBundles(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var r workloadapi.BundlesReader
-		if u, err := r.ReadX509(data); err == nil {
+		var r workloadapi.Reader
+		if u, err := r.X509Bundles(data); err == nil {
 			require.NotZero(t, u.Bundles.Len())
 			for b := range u.Bundles.All() {
 				require.Empty(t, b.Contents().JWTAuthorities)
 			}
 		}
-		r = workloadapi.BundlesReader{}
-		if u, err := r.ReadJWT(data); err == nil {
+		r = workloadapi.Reader{}
+		if u, err := r.JWTBundles(data); err == nil {
 			for b := range u.Bundles.All() {
 				require.Empty(t, b.Contents().X509Authorities)
 			}

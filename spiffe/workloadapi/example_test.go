@@ -10,9 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // A workload takes its identity from the endpoint that its operator names.
@@ -50,24 +52,19 @@ func Example() {
 	// run: enough
 }
 
-// A common mistake, and what to write instead.
-func ExampleParseAddress() {
-	_, err := workloadapi.ParseAddress("unix://run/spire/api.sock")
+// A common mistake in an address, and what to write instead.
+func ExampleNew() {
+	_, err := workloadapi.New(workloadapi.Config{Address: "unix://run/spire/api.sock"})
 	fmt.Println(err)
-	if e, ok := errors.AsType[*workloadapi.AddressError](err); ok {
-		a, err := workloadapi.ParseAddress(e.Corrected)
-		fmt.Println(a.Network(), a.Target(), err)
-	}
 	// Output:
-	// workloadapi: address "unix://run/spire/api.sock": "run" is in the place of a host, because a path begins with a slash of its own; write unix:///run/spire/api.sock (WEP-12)
-	// unix /run/spire/api.sock <nil>
+	// workloadapi: address "unix://run/spire/api.sock": "run" is in the place of a host, because a path begins with a slash of its own; write unix:///run/spire/api.sock
 }
 
-// What a program sees that nobody has registered.
+// What a program sees that is not registered.
 func ExampleSource_Ready() {
 	ca := spiffetest.NewCA(exampleTB{}, "example.org")
-	handler, err := workloadapi.NewHandler(workloadapi.Fixed(spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())), &workloadapi.Options{
-		Identities: func(context.Context) ([]workloadapi.Identity, error) { return nil, nil },
+	handler, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { return nil, nil },
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -96,25 +93,25 @@ func ExampleSource_Ready() {
 	fmt.Println(e.Err)
 	// Output:
 	// true true
-	// no identity for this caller: "workloadapi: there is no identity for this caller; register the workload, or try again later"
+	// no identity for this caller: "workloadserver: there is no identity for this caller; register the workload, or try again later"
 }
 
 // agentForExample serves one identity at an address.
 func agentForExample() (address string, stop func()) {
 	ca, other := spiffetest.NewCA(exampleTB{}, "example.org"), spiffetest.NewCA(exampleTB{}, "other.test")
-	handler, err := workloadapi.NewHandler(workloadapi.Fixed(spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(other.Bundle()))), nil)
+	handler, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(other.Bundle()))), nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	return serveForExample(handler)
 }
 
-func serveForExample(h *workloadapi.Handler) (address string, stop func()) {
+func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
 	dir, err := os.MkdirTemp("", "wl")
 	if err != nil {
 		log.Fatal(err)
 	}
-	server := &workloadapi.Server{Address: "unix://" + filepath.Join(dir, "api.sock"), Handler: h}
+	server := &unixsocket.Server{Path: filepath.Join(dir, "api.sock"), Handler: h}
 	if err := server.Listen(); err != nil {
 		log.Fatal(err)
 	}
@@ -124,7 +121,7 @@ func serveForExample(h *workloadapi.Handler) (address string, stop func()) {
 		defer close(done)
 		_ = server.Run(ctx)
 	}()
-	return server.Address, func() {
+	return "unix://" + server.Path, func() {
 		cancel()
 		<-done
 		_ = os.RemoveAll(dir)

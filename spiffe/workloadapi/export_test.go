@@ -2,11 +2,11 @@ package workloadapi
 
 import (
 	"context"
-	"crypto"
+	"errors"
 	"net"
 	"net/http"
-	"time"
 
+	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -14,59 +14,50 @@ import (
 const (
 	MaxIdentities = maxIdentities
 	MaxElements   = maxElements
-	MaxAudiences  = maxAudiences
-	MaxHint       = maxHint
-	MaxEncodings  = maxEncodings
 	SilenceLimit  = silenceLimit
 )
 
+// Address is what an address was parsed to.
+type Address = address
+
+// Network returns "unix" or "tcp".
+func (a Address) Network() string { return a.network }
+
+// Target returns the path of the socket, or host and port.
+func (a Address) Target() string { return a.target }
+
+// ParseAddress parses the address of a Workload API.
+func ParseAddress(s string) (Address, error) { return parseAddress(s) }
+
+// Corrected returns the address that was probably meant, and whether err is one for an address.
+func Corrected(err error) (address string, ok bool) {
+	e, ok := errors.AsType[*addressError](err)
+	if !ok {
+		return "", false
+	}
+	return e.corrected, true
+}
+
 // HTTPClient returns the http.Client that is made for an address, with another way to dial.
 func HTTPClient(dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Client {
-	c := httpClient(Address{})
+	c := httpClient(address{})
 	c.Transport.(*http.Transport).DialContext = dial
 	return c
 }
 
-// Backoff is a plan of attempts.
-type Backoff struct{ b backoff }
+// Reader reads responses as a watch does.
+type Reader struct{ r reader }
 
-func (b *Backoff) Next(good, denied bool, now time.Time, u float64) time.Duration {
-	return b.b.next(good, denied, now, u)
+func (r *Reader) X509SVIDs(data []byte) (*Update, error)   { return r.r.x509SVIDs(data) }
+func (r *Reader) X509Bundles(data []byte) (*Update, error) { return r.r.x509Bundles(data) }
+func (r *Reader) JWTBundles(data []byte) (*Update, error)  { return r.r.jwtBundles(data) }
+
+func ReadJWTSVIDs(data []byte) ([]TokenSVID, error) {
+	return readTokens(workloadwire.JWT, data, spiffe.ID{})
 }
-
-// X509Reader reads responses of FetchX509SVID as a watch does.
-type X509Reader struct{ r x509Reader }
-
-func (r *X509Reader) Read(data []byte) (*X509Update, error) { return r.r.read(data) }
-
-// BundlesReader reads responses of FetchX509Bundles or FetchJWTBundles as a watch does.
-type BundlesReader struct{ r bundlesReader }
-
-func (r *BundlesReader) ReadX509(data []byte) (*BundlesUpdate, error) { return r.r.readX509(data) }
-func (r *BundlesReader) ReadJWT(data []byte) (*BundlesUpdate, error)  { return r.r.readJWT(data) }
-
-func ReadJWTSVIDs(data []byte) ([]JWTSVID, error)    { return readJWTSVIDs(data, spiffe.ID{}) }
-func ReadWITSVIDs(data []byte) ([]WITSVID, error)    { return readWITSVIDs(data, spiffe.ID{}) }
+func ReadWITSVIDs(data []byte) ([]TokenSVID, error) {
+	return readTokens(workloadwire.WIT, data, spiffe.ID{})
+}
 func ReadClaims(data []byte) (map[string]any, error) { _, c, err := readClaims(data); return c, err }
 func ReadWITBundles(data []byte) (int, error)        { m, err := readWITBundles(data); return len(m), err }
 func WithUse(doc []byte) ([]byte, error)             { return withUse(doc) }
-func WithoutToken(text, token string) string         { return withoutToken(text, token) }
-func (h *Handler) Encodings() (nodes int)            { return h.enc.cur.nodes }
-
-// EncodeX509SVIDs returns the shared response for a list of identities.
-func (h *Handler) EncodeX509SVIDs(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
-	m, err := h.enc.x509SVIDs(snap, h.crls(), ids)
-	if err != nil {
-		return nil, err
-	}
-	return m.b, nil
-}
-
-// CheckWIT checks what a WITIssuer returns, and returns the key as it is sent.
-func CheckWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, jwk string, err error) {
-	exp, alg, err := checkWIT(token, id, key, now)
-	if err == nil {
-		jwk, err = privateJWK(key, alg)
-	}
-	return exp, jwk, err
-}

@@ -7,58 +7,35 @@ import (
 	"fmt"
 	"log"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/conformance"
+	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // tokenService issues and validates with package jwtsvid.
 type tokenService struct {
-	issuer  *jwtsvid.Issuer
-	bundles spiffe.BundleSource
+	issuer *jwtsvid.Issuer
+	*jwtsvid.Validator
 }
 
 func (s tokenService) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
 	return s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
 }
 
-func (s tokenService) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
-	v, err := jwtsvid.NewValidator(s.bundles, []string{audience}, &jwtsvid.ValidatorOptions{Remember: -1})
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	proof, err := v.Validate(token)
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	var claims map[string]any
-	if err := proof.Claims(&claims); err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	return proof.ID(), claims, nil
-}
-
-// tokenSource is a source of tokens for a jwtsvid.Cache.
-type tokenSource struct{ client *workloadapi.Client }
-
-func (t tokenSource) Fetch(ctx context.Context, audience ...string) (string, error) {
-	svid, err := t.client.FetchJWTSVID(ctx, audience[0], audience[1:]...)
-	if err != nil {
-		return "", err
-	}
-	return svid.Token(), nil
-}
-
-// A workload that calls others with tokens keeps each for most of its life: the Client is the source of
-// a jwtsvid.Cache. One that is called takes the keys from a Source with JWTBundles.
-func ExampleClient_FetchJWTSVID() {
+// A client that sends tokens keeps each for most of its life: a Source is the source of a jwtsvid.Cache. A
+// server that receives them takes the keys from a Source with JWTBundles.
+func ExampleSource_Fetch() {
 	ca := spiffetest.NewCA(exampleTB{}, "example.org")
 	address, stop := tokensForExample(ca)
 	defer stop()
@@ -74,7 +51,7 @@ func ExampleClient_FetchJWTSVID() {
 		log.Fatal(err)
 	}
 
-	cache, err := jwtsvid.NewCache(tokenSource{src.Client()}, nil)
+	cache, err := jwtsvid.NewCache(src, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -107,7 +84,7 @@ func tokensForExample(ca *spiffetest.CA) (address string, stop func()) {
 		log.Fatal(err)
 	}
 	snap := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(bundle))
-	handler, err := workloadapi.NewHandler(workloadapi.Fixed(snap), &workloadapi.Options{Issuer: service, Validator: service})
+	handler, err := workloadserver.NewHandler(workloadserver.Fixed(snap), &workloadserver.Options{Issuer: service, Validator: service})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -124,7 +101,11 @@ func newTokenService(ca *spiffetest.CA, opts *jwtsvid.IssuerOptions) (tokenServi
 		return tokenService{}, nil, err
 	}
 	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), "key-1", key, opts)
-	return tokenService{issuer, bundle}, bundle, err
+	if err != nil {
+		return tokenService{}, nil, err
+	}
+	validator, err := jwtsvid.NewAgentValidator(bundle, nil)
+	return tokenService{issuer, validator}, bundle, err
 }
 
 // Tokens from the API are good, and what is not is refused with a reason and without the token.
@@ -139,18 +120,21 @@ func TestTokensEndToEnd(t *testing.T) {
 	late := time.Now().Add(-time.Hour)
 	expired, _, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{Now: func() time.Time { return late }})
 	require.NoError(t, err)
-	service.bundles = home.Bundles().With(bundle).With(other.Bundle())
-	h := handler(t, workloadapi.Fixed(spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))), &workloadapi.Options{Issuer: service, Validator: service})
+	service.Validator, err = jwtsvid.NewAgentValidator(home.Bundles().With(bundle).With(other.Bundle()), nil)
+	require.NoError(t, err)
+	h, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))), &workloadserver.Options{Issuer: service, Validator: service})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = h.Close() })
 	c := inMemory(t, h)
 	s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
 	require.NoError(t, err)
 	run(t, s)
 	require.NoError(t, s.Ready(t.Context()))
 
-	svid, err := c.FetchJWTSVID(t.Context(), "a", "b")
+	both, err := s.Fetch(t.Context(), "a", "b")
 	require.NoError(t, err)
 	for _, audience := range []string{"a", "b"} {
-		id, claims, err := c.ValidateJWTSVID(t.Context(), audience, svid.Token())
+		id, claims, err := c.ValidateJWTSVID(t.Context(), audience, both)
 		require.NoError(t, err)
 		assert.Equal(t, "spiffe://example.org/web", id.String())
 		assert.Equal(t, []any{"a", "b"}, claims["aud"])
@@ -158,7 +142,7 @@ func TestTokensEndToEnd(t *testing.T) {
 		assert.InDelta(t, time.Now().Add(jwtsvid.DefaultLifetime).Unix(), claims["exp"], 60)
 		v, err := jwtsvid.NewValidator(s, []string{audience}, nil)
 		require.NoError(t, err)
-		proof, err := v.Validate(svid.Token())
+		proof, err := v.Validate(both)
 		require.NoError(t, err, "with the keys of FetchJWTBundles")
 		assert.Equal(t, id, proof.ID())
 	}
@@ -171,13 +155,63 @@ func TestTokensEndToEnd(t *testing.T) {
 	for name, bad := range map[string]string{
 		"no bundle with keys": token(stranger, "spiffe://other.test/web"),
 		"expired":             token(expired, "spiffe://example.org/web"),
-		"cut":                 svid.Token()[:len(svid.Token())-4],
+		"cut":                 both[:len(both)-4],
 		"junk":                "junk",
 	} {
 		_, _, err := c.ValidateJWTSVID(t.Context(), "a", bad)
 		require.ErrorIs(t, err, workloadapi.ErrRefused, name)
 		assert.NotContains(t, err.Error(), bad[len(bad)/2:], name)
 	}
-	_, _, err = c.ValidateJWTSVID(t.Context(), "c", svid.Token())
+	_, _, err = c.ValidateJWTSVID(t.Context(), "c", both)
 	require.ErrorIs(t, err, workloadapi.ErrRefused)
+}
+
+// A source of tokens asks for the identity that it hands out, picked by its hint.
+func TestFetch(t *testing.T) {
+	t.Parallel()
+	var _ jwtsvid.Source = (*workloadapi.Source)(nil)
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		web, db := home.SVID("/web"), home.SVID("/db")
+		var asked []string
+		c := inMemory(t, fake(t, func(c *call) {
+			if c.rpc == "FetchX509SVID" {
+				c.send(&wire.X509SVIDResponse{Svids: []*wire.X509SVID{home.message(t, web, ""), home.message(t, db, "data")}})
+				c.wait()
+				return
+			}
+			var req wire.JWTSVIDRequest
+			require.NoError(t, proto.Unmarshal(c.request, &req))
+			asked = append(asked, req.GetSpiffeId())
+			m := &wire.JWTSVIDResponse{}
+			for _, s := range []*wire.JWTSVID{{SpiffeId: web.ID().String(), Svid: "web"}, {SpiffeId: db.ID().String(), Svid: "other", Hint: "other"}, {SpiffeId: db.ID().String(), Svid: "db", Hint: "data"}} {
+				if req.GetSpiffeId() == "" || req.GetSpiffeId() == s.GetSpiffeId() {
+					m.Svids = append(m.Svids, s)
+				}
+			}
+			c.send(m)
+		}))
+		for hint, want := range map[string]string{"": "web", "data": "db"} {
+			asked = nil
+			s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: hint})
+			require.NoError(t, err)
+			token, err := s.Fetch(t.Context(), "a")
+			require.NoError(t, err, "without Run")
+			assert.Equal(t, want, token)
+			stop := run(t, s)
+			require.NoError(t, s.Ready(t.Context()))
+			token, err = s.Fetch(t.Context(), "a")
+			require.NoError(t, err)
+			assert.Equal(t, want, token)
+			assert.Equal(t, []string{"", "spiffe://example.org/" + want}, asked)
+			require.Equal(t, errStop, stop())
+		}
+		s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: "none"})
+		require.NoError(t, err)
+		_, err = s.Fetch(t.Context(), "a")
+		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		assert.ErrorContains(t, err, `no identity with the hint "none"`)
+		_, err = s.Fetch(t.Context())
+		require.ErrorIs(t, err, workloadapi.ErrRefused, "no audience")
+	})
 }

@@ -12,48 +12,54 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Config configures a [Source]. Address or Client is required; every other zero means what is said
 // here. [New] copies it.
 type Config struct {
-	// Address is where the Workload API is; see [ParseAddress].
+	// Address is where the Workload API is served:
+	//
+	//	unix:///run/spire/agent/public/api.sock    an absolute path; no host, no query, no fragment
+	//	tcp://127.0.0.1:8081                       an IP address and a port; nothing after it
+	//
+	// It is usually the value of the environment variable [SocketEnv]. The error for another form has
+	// the corrected address where that is clear. For Windows' named pipes, which are not in the
+	// standard, set [ClientOptions].HTTPClient.
 	Address string
 
 	// Client, if set, is used in the place of one that is made for Address.
 	Client *Client
 
-	// Hint picks the identity with that label among several (WAPI-22). Empty means the default
-	// identity, which is the first. If the server has no identity with the hint there is none to hand
-	// out, and the bundles are there all the same.
+	// Hint picks the identity with that label among several. Empty means the default identity, which
+	// is the first. If the server has no identity with the hint, the source has bundles and no identity.
 	Hint string
 
 	// JWTBundles makes the source watch the bundles for JWT-SVIDs too, so that those it hands out have
 	// JWT authorities. Without it they have none.
 	JWTBundles bool
 
-	// BundlesOnly is for programs that verify others and have no identity to present: the source
+	// BundlesOnly is for programs that verify peers and have no identity to present: the source
 	// watches the bundles alone, and SVID and Snapshot return errors that wrap [ErrNotReady].
 	BundlesOnly bool
 
-	// Logger is told of each change (Info), and of what failed, was skipped or was withdrawn (Warn),
-	// with the attributes rpc, server, id, not_after, err and retry_in. Nil means silence.
+	// Logger gets each change (Info), and what failed, was skipped or was withdrawn (Warn), with the
+	// attributes rpc, server, id, not_after, err and retry_in. Nil means no logs.
 	Logger *slog.Logger
 }
 
 // Source keeps the identity and the trust bundles that the Workload API has for this workload. [New]
-// makes one. It is a [spiffe.SVIDSource] and a [spiffe.BundleSource], and has the methods for
-// readers that a *secretcache.Manager has. Its methods are safe for concurrent use, and those that
+// makes one. It is a [spiffe.SVIDSource], a [spiffe.BundleSource] and a jwtsvid.Source, and has the methods
+// for readers that a *secretcache.Manager has. Its methods are safe for concurrent use, and those that
 // read work before, during and after [Source.Run].
 type Source struct {
 	cfg    Config
 	client *Client
 	log    *slog.Logger
 
-	// What readers read. Writers hold mu.
-	cur     atomic.Pointer[state]
-	changed atomic.Pointer[signal]
+	cur  atomic.Pointer[state] // what readers read; writers hold mu
+	news renew.Signal
 
 	mu      sync.Mutex
 	running bool
@@ -61,26 +67,24 @@ type Source struct {
 	x509    track
 	jwt     track
 	merged  map[spiffe.TrustDomain]merged // the bundles with authorities of both kinds
-	clash   []error                       // why some of them have one kind only
 }
-
-// signal is a channel that is closed once.
-type signal struct{ ch chan struct{} }
 
 // state is what was published together. It never changes.
 type state struct {
 	snap    *spiffe.Snapshot  // nil if there is no identity to hand out
 	bundles *spiffe.BundleSet // nil if there are none
-	update  *X509Update       // nil if there is none, and with BundlesOnly
-	crls    [][]byte
+	update  *Update           // of the X.509 stream, nil if there is none
 }
 
 // merged is a bundle with what it was made of.
-type merged struct{ x509, jwt, both *spiffe.Bundle }
+type merged struct {
+	x509, jwt, both *spiffe.Bundle
+	err             error // why both has authorities of one kind only
+}
 
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no connection.
 func New(cfg Config) (*Source, error) {
-	s := &Source{cfg: cfg, client: cfg.Client, log: cfg.Logger}
+	s := &Source{cfg: cfg, client: cfg.Client, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))}
 	switch {
 	case cfg.Client != nil && cfg.Address != "":
 		return nil, errors.New("workloadapi: new source: Config has an Address and a Client, which has an address of its own")
@@ -93,15 +97,11 @@ func New(cfg Config) (*Source, error) {
 			return nil, err
 		}
 	}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
 	s.cur.Store(&state{})
-	s.changed.Store(&signal{make(chan struct{})})
 	return s, nil
 }
 
-// Client returns the client that the source uses, to ask for tokens.
+// Client returns the client that the source uses, for calls of its own.
 func (s *Source) Client() *Client { return s.client }
 
 // SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default
@@ -109,10 +109,11 @@ func (s *Source) Client() *Client { return s.client }
 // identity stays, in the end as an expired one. Before the first, and after the server has
 // withdrawn it, the error wraps [ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
-	if snap := s.cur.Load().snap; snap != nil {
-		return snap.SVID()
+	snap, err := s.Snapshot()
+	if err != nil {
+		return nil, err
 	}
-	return nil, s.notReady()
+	return snap.SVID()
 }
 
 // Bundle returns the current trust bundle of td. It does not block. Before the first bundles, and
@@ -135,10 +136,10 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 }
 
 // X509 returns all identities of the workload, with their bundles, as the server last sent them: for
-// programs that have several and choose by themselves (WAPI-22). It does not block. Before the
-// first, after the server has withdrawn them, and with BundlesOnly the error wraps [ErrNotReady].
-func (s *Source) X509() (*X509Update, error) {
-	if u := s.cur.Load().update; u != nil {
+// programs that have several and choose by themselves. It does not block. Before the first, after the
+// server has withdrawn them, and with BundlesOnly the error wraps [ErrNotReady].
+func (s *Source) X509() (*Update, error) {
+	if u := s.cur.Load().update; u != nil && len(u.Identities) > 0 {
 		return u, nil
 	}
 	return nil, s.notReady()
@@ -146,7 +147,41 @@ func (s *Source) X509() (*X509Update, error) {
 
 // CRLs returns the certificate revocation lists that came with the bundles, in DER and as they were
 // received: nil if there are none. They are shared.
-func (s *Source) CRLs() [][]byte { return s.cur.Load().crls }
+func (s *Source) CRLs() [][]byte { return s.cur.Load().crls() }
+
+func (st *state) crls() [][]byte {
+	if st.update == nil {
+		return nil
+	}
+	return st.update.CRLs
+}
+
+// Fetch asks the server for a JWT-SVID for one or more audiences: that of the identity that the source
+// hands out, or, before there is one, of the default identity. It works while Run is running or not. It is
+// the method of a jwtsvid.Source, and each call makes a new token: a program that sends many requests
+// puts a *jwtsvid.Cache in front.
+//
+// The error is an [*Error], or wraps [ErrNotReady] if no identity has the wanted hint.
+func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, err error) {
+	var id spiffe.ID
+	if svid, err := s.SVID(); err == nil {
+		id = svid.ID()
+	}
+	all, err := s.client.FetchJWTSVIDs(ctx, id, audience...)
+	if err != nil {
+		return "", err
+	}
+	for i := range all {
+		if s.cfg.Hint == "" || all[i].Hint == s.cfg.Hint {
+			return all[i].Token(), nil
+		}
+	}
+	return "", s.noHint()
+}
+
+func (s *Source) noHint() error {
+	return fmt.Errorf("workloadapi: source: %w: the server has no identity with the hint %q", ErrNotReady, clip(s.cfg.Hint, 128))
+}
 
 // Changed returns a channel that is closed when what the source hands out changes, and when
 // something happens that [Source.Ready] waits for. Take it before reading, so that no change is
@@ -157,29 +192,13 @@ func (s *Source) CRLs() [][]byte { return s.cur.Load().crls }
 //		use(s.Snapshot())
 //		<-changed
 //	}
-func (s *Source) Changed() <-chan struct{} { return s.changed.Load().ch }
+func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
 // Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
 // done. A loop that is slow skips to the newest. That the server has withdrawn the identity is not a
-// snapshot: who has to know waits for [Source.Changed]. The sequence may be used more than once.
+// snapshot: a program that must know waits for [Source.Changed]. The sequence may be used more than once.
 func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return func(yield func(*spiffe.Snapshot) bool) {
-		var last *spiffe.Snapshot
-		for ctx.Err() == nil {
-			changed := s.Changed()
-			if snap := s.cur.Load().snap; snap != last {
-				last = snap
-				if snap != nil && !yield(snap) {
-					return
-				}
-				continue
-			}
-			select {
-			case <-ctx.Done():
-			case <-changed:
-			}
-		}
-	}
+	return renew.Follow(ctx, s.Changed, func() *spiffe.Snapshot { return s.cur.Load().snap })
 }
 
 // Ready waits until the source has what it is configured for: the identity with the wanted hint and
@@ -209,35 +228,31 @@ func (s *Source) Ready(ctx context.Context) error {
 // notReady is the error while something is missing.
 func (s *Source) notReady() error {
 	s.mu.Lock()
-	x509, jwt, running := &s.x509, &s.jwt, s.running
-	cause := x509.cause()
+	defer s.mu.Unlock()
 	missing := ""
+	var cause error
 	switch {
-	case !x509.has:
-		cause = cmp.Or(cause, jwt.cause())
-	case s.cfg.JWTBundles && !jwt.has:
-		missing, cause = "no bundles for JWT-SVIDs: ", jwt.cause()
+	case s.x509.update == nil:
+		cause = cmp.Or(s.x509.Err, s.jwt.Err)
+	case s.cfg.JWTBundles && s.jwt.update == nil:
+		missing, cause = "no bundles for JWT-SVIDs: ", s.jwt.Err
 	case s.cfg.BundlesOnly:
-		missing, cause = "it is configured for bundles only", nil
+		return fmt.Errorf("workloadapi: source: %w: it is configured for bundles only", ErrNotReady)
 	default:
-		missing, cause = fmt.Sprintf("the server has no identity with the hint %q", clip(s.cfg.Hint, 128)), nil
+		return s.noHint()
 	}
-	waiting := !x509.has || s.cfg.JWTBundles && !jwt.has
-	s.mu.Unlock()
 	switch {
 	case cause != nil:
-		return fmt.Errorf("workloadapi: source: %w: %s%w", ErrNotReady, missing, cause)
-	case !waiting:
-	case !running:
-		missing += "nothing was tried yet; is Run running?"
+	case !s.running:
+		cause = errors.New("nothing was tried yet; is Run running?")
 	default:
-		missing += s.client.server + " has not answered yet"
+		cause = errors.New(s.client.server + " has not answered yet")
 	}
-	return fmt.Errorf("workloadapi: source: %w: %s", ErrNotReady, missing)
+	return fmt.Errorf("workloadapi: source: %w: %s%w", ErrNotReady, missing, cause)
 }
 
 // Run keeps the source current. It blocks until ctx is done, then ends what it has started, waits for
-// it, and returns the cause of ctx; or until the server says that to go on is useless, and returns
+// it, and returns the cause of ctx; or until the server says that repeating is useless, and returns
 // that error, an [*Error] that is Final. What was received stays readable after that. It returns at
 // once, with an error, if it is running already; it may be called again after it has returned.
 //
@@ -255,29 +270,20 @@ func (s *Source) Run(ctx context.Context) error {
 	inner, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	if s.cfg.JWTBundles {
-		wg.Go(func() {
-			for u, err := range s.client.WatchJWTBundles(inner) {
-				if err != nil {
-					s.failed(inner, &s.jwt, err)
-					continue
-				}
-				s.took(inner, &s.jwt, func() { s.jwt.bundles, s.jwt.skipped = u.Bundles, u.Skipped })
-			}
-		})
+		wg.Go(func() { _ = s.follow(inner, &s.jwt, s.client.WatchJWTBundles(inner)) })
 	}
-	var err error
+	watch := s.client.WatchX509SVIDs
 	if s.cfg.BundlesOnly {
-		err = s.runBundles(inner)
-	} else {
-		err = s.runX509(inner)
+		watch = s.client.WatchX509Bundles
 	}
+	err := s.follow(inner, &s.x509, watch(inner))
 	cancel()
 	wg.Wait()
 	if s.cfg.Client == nil {
 		s.client.Close()
 	}
 	s.mu.Lock()
-	s.running, s.x509.open, s.jwt.open = false, false, false
+	s.running, s.x509.Open, s.jwt.Open = false, false, false
 	s.mu.Unlock()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -285,74 +291,49 @@ func (s *Source) Run(ctx context.Context) error {
 	return err
 }
 
-func (s *Source) runX509(ctx context.Context) error {
-	var last error
-	for u, err := range s.client.WatchX509SVIDs(ctx) {
-		if last = err; err != nil {
-			s.failed(ctx, &s.x509, err)
-			continue
+// follow takes over what a watch yields, and returns its last failure.
+func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update, error]) (last error) {
+	for u, err := range updates {
+		if last = err; err == nil {
+			s.took(ctx, t, u)
+		} else if e, ok := errors.AsType[*Error](err); ok { // a watch yields nothing else
+			s.failed(ctx, t, e)
 		}
-		s.took(ctx, &s.x509, func() {
-			s.x509.update, s.x509.bundles, s.x509.crls, s.x509.skipped = u, u.Bundles, u.CRLs, u.Skipped
-		})
 	}
 	return last
 }
 
-func (s *Source) runBundles(ctx context.Context) error {
-	var last error
-	for u, err := range s.client.WatchX509Bundles(ctx) {
-		if last = err; err != nil {
-			s.failed(ctx, &s.x509, err)
-			continue
-		}
-		s.took(ctx, &s.x509, func() {
-			s.x509.bundles, s.x509.crls, s.x509.skipped = u.Bundles, u.CRLs, u.Skipped
-		})
-	}
-	return last
-}
-
-// took takes a good response over, with set, and publishes what follows from it.
-func (s *Source) took(ctx context.Context, t *track, set func()) {
+// took takes a good response over, and publishes what follows from it.
+func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	s.mu.Lock()
-	before := t.skipped
-	set()
-	t.good()
+	before := t.Skipped
+	t.good(u)
 	published := s.publish()
 	st := s.cur.Load()
-	skipped := t.skipped
 	s.mu.Unlock()
 
+	server := slog.String("server", s.client.server)
 	if published {
-		attrs := []slog.Attr{slog.String("server", s.client.server)}
+		attrs := []slog.Attr{server}
 		if st.snap != nil {
 			svid, _ := st.snap.SVID() // of a snapshot: never an error
 			attrs = append(attrs, slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
 		}
 		s.log.LogAttrs(ctx, slog.LevelInfo, "workloadapi: update", attrs...)
 	}
-	if !slices.EqualFunc(before, skipped, func(a, b error) bool { return a.Error() == b.Error() }) {
-		for _, err := range skipped {
-			s.log.LogAttrs(ctx, slog.LevelWarn, "workloadapi: part of a response skipped", slog.String("server", s.client.server), slog.Any("err", err))
+	if !slices.EqualFunc(before, u.Skipped, func(a, b error) bool { return a.Error() == b.Error() }) {
+		for _, err := range u.Skipped {
+			s.log.LogAttrs(ctx, slog.LevelWarn, "workloadapi: part of a response skipped", server, slog.Any("err", err))
 		}
 	}
 }
 
-// failed takes note of what a watch yields instead of a response.
-func (s *Source) failed(ctx context.Context, t *track, err error) {
-	e, ok := errors.AsType[*Error](err)
-	if !ok {
-		return // a watch yields nothing else
-	}
+// failed records what a watch yields instead of a response.
+func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 	s.mu.Lock()
-	t.bad(e)
-	withdrawn := t.has && errors.Is(err, ErrDenied)
-	if withdrawn {
-		t.withdraw()
-	}
+	withdrawn := t.bad(e)
 	if !s.publish() && e.Final {
-		s.wake()
+		s.news.Notify()
 	}
 	s.mu.Unlock()
 
@@ -362,7 +343,7 @@ func (s *Source) failed(ctx context.Context, t *track, err error) {
 		msg = "workloadapi: the server has withdrawn what it sent"
 	case e.Final:
 		msg = "workloadapi: failed for good"
-	case errors.Is(err, ErrBadResponse):
+	case errors.Is(e, ErrBadResponse):
 		msg = "workloadapi: response discarded"
 	}
 	s.log.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("rpc", e.RPC), slog.String("server", s.client.server), slog.Any("err", e.Err), slog.Duration("retry_in", e.RetryIn))
@@ -372,11 +353,10 @@ func (s *Source) failed(ctx context.Context, t *track, err error) {
 // caller holds mu.
 func (s *Source) publish() bool {
 	old := s.cur.Load()
-	st := &state{update: s.x509.update, crls: s.x509.crls, bundles: s.bundles(old.bundles)}
+	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles)}
 	if st.update != nil {
 		if svid, ok := st.update.byHint(s.cfg.Hint); ok {
-			st.snap = old.snap
-			if !st.snapshotOf(svid) {
+			if st.snap = old.snap; !snapshotOf(st.snap, svid, st.bundles) {
 				st.snap = spiffe.NewSnapshot(svid, st.bundles)
 			}
 		}
@@ -384,74 +364,68 @@ func (s *Source) publish() bool {
 	s.cur.Store(st)
 	was := s.isReady
 	s.isReady = s.ready()
-	if s.isReady == was && st.snap == old.snap && st.bundles == old.bundles && sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls, old.crls, slices.Equal) {
+	if s.isReady == was && st.snap == old.snap && st.bundles == old.bundles && sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
 		return false // sent again after a reconnect
 	}
-	s.wake()
+	s.news.Notify()
 	return true
 }
 
-// snapshotOf reports whether st.snap is what it would be if it were made anew.
-func (st *state) snapshotOf(svid *spiffe.SVID) bool {
-	if st.snap == nil || st.snap.Bundles() != st.bundles {
+// snapshotOf reports whether snap is what it would be if it were made anew.
+func snapshotOf(snap *spiffe.Snapshot, svid *spiffe.SVID, bundles *spiffe.BundleSet) bool {
+	if snap == nil || snap.Bundles() != bundles {
 		return false
 	}
-	have, _ := st.snap.SVID() // of a snapshot: never an error
+	have, _ := snap.SVID() // of a snapshot: never an error
 	return have == svid
 }
 
-func sameIdentities(a, b *X509Update) bool {
+func sameIdentities(a, b *Update) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
 	return slices.Equal(a.Identities, b.Identities)
 }
 
-// wake tells those who wait on Changed. The caller holds mu and has published.
-func (s *Source) wake() { close(s.changed.Swap(&signal{make(chan struct{})}).ch) }
-
 // bundles returns the bundles of both kinds as one set, or nil if there are none. Authorities of one
 // kind never verify the other: a bundle keeps them apart (WAPI-16). The caller holds mu.
 func (s *Source) bundles(old *spiffe.BundleSet) *spiffe.BundleSet {
-	s.clash = nil
-	if !s.cfg.JWTBundles || s.jwt.bundles == nil {
+	x509, jwt := s.x509.bundles(), s.jwt.bundles()
+	if jwt == nil {
 		s.merged = nil
-		return s.x509.bundles
+		return x509
 	}
 	all := make(map[spiffe.TrustDomain]merged)
-	if s.x509.bundles != nil {
-		for b := range s.x509.bundles.All() {
-			all[b.TrustDomain()] = merged{x509: b}
+	if x509 != nil {
+		for b := range x509.All() {
+			all[b.TrustDomain()] = merged{x509: b, both: b}
 		}
 	}
-	for b := range s.jwt.bundles.All() {
-		m := all[b.TrustDomain()]
+	for b := range jwt.All() {
+		m, last := all[b.TrustDomain()], s.merged[b.TrustDomain()]
 		m.jwt = b
-		all[b.TrustDomain()] = m
-	}
-	list := make([]*spiffe.Bundle, 0, len(all))
-	for td, m := range all {
-		switch last := s.merged[td]; {
-		case m.jwt == nil:
-			m.both = m.x509
+		switch {
 		case m.x509 == nil:
-			m.both = m.jwt
-		case last.x509 == m.x509 && last.jwt == m.jwt:
-			m.both = last.both
+			m.both = b
+		case last.x509 == m.x509 && last.jwt == b:
+			m = last
 		default:
 			c := m.x509.Contents()
-			c.JWTAuthorities = maps.Collect(m.jwt.JWTAuthorities())
-			both, err := spiffe.NewBundle(td, c)
-			if err != nil { // together they are over the limit on authorities
-				both = m.x509
-				s.clash = append(s.clash, fmt.Errorf("workloadapi: the keys for JWT-SVIDs skipped: %w", err))
+			c.JWTAuthorities = maps.Collect(b.JWTAuthorities())
+			both, err := spiffe.NewBundle(b.TrustDomain(), c)
+			if err == nil {
+				m.both = both
+			} else { // together they are over the limit on authorities
+				m.err = fmt.Errorf("workloadapi: the keys for JWT-SVIDs skipped: %w", err)
 			}
-			m.both = both
 		}
-		all[td] = m
-		list = append(list, m.both)
+		all[b.TrustDomain()] = m
 	}
 	s.merged = all
+	list := make([]*spiffe.Bundle, 0, len(all))
+	for _, m := range all {
+		list = append(list, m.both)
+	}
 	set, err := spiffe.NewBundleSet(list...)
 	if err != nil {
 		panic(err) // the map has one bundle for each trust domain

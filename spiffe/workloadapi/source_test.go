@@ -247,8 +247,8 @@ func TestDiscard(t *testing.T) {
 		m    proto.Message
 		want string
 	}{
-		"no SVIDs":             {&wire.X509SVIDResponse{FederatedBundles: map[string][]byte{other.key(): other.roots()}}, "WAPI-30"},
-		"nothing at all":       {&wire.X509SVIDResponse{}, "WAPI-30"},
+		"no SVIDs":             {&wire.X509SVIDResponse{FederatedBundles: map[string][]byte{other.key(): other.roots()}}, "it has no SVIDs"},
+		"nothing at all":       {&wire.X509SVIDResponse{}, "it has no SVIDs"},
 		"no ID":                {edit(func(s *wire.X509SVID) { s.SpiffeId = "" }), "spiffe_id is empty"},
 		"no certificate":       {edit(func(s *wire.X509SVID) { s.X509Svid = nil }), "x509_svid is empty"},
 		"no key":               {edit(func(s *wire.X509SVID) { s.X509SvidKey = nil }), "x509_svid_key is empty"},
@@ -298,7 +298,7 @@ func TestDiscard(t *testing.T) {
 	for _, f := range spiffetest.Faults() {
 		if rule := f.Rule(); !slices.Contains([]string{"X5-30", "X5-31", "X5-38", "X5-39"}, rule) { // those are the peers' business
 			chain, key := home.Broken(f)
-			tests["leaf with "+f.String()] = struct {
+			tests["leaf with "+string(f)] = struct {
 				m    proto.Message
 				want string
 			}{edit(fromChain(chain, key)), rule}
@@ -507,7 +507,7 @@ func TestHints(t *testing.T) {
 			}
 			assert.Equal(t, []string{"/1 a", "/3 ", "/4 ", "/5 b"}, got)
 			require.Len(t, u.Skipped, 1)
-			assert.ErrorContains(t, u.Skipped[0], "WAPI-24")
+			assert.ErrorContains(t, u.Skipped[0], "an earlier one has the hint")
 			require.Equal(t, errStop, stop())
 		}
 		_, err := workloadapi.New(workloadapi.Config{Client: c, Hint: "a", BundlesOnly: true})
@@ -697,23 +697,23 @@ func TestReconnect(t *testing.T) {
 	}{
 		"unavailable": {
 			func(_ int, c *call) { c.end(codeUnavailable, "") },
-			[]time.Duration{1, 2, 4, 8, 16, 30, 30, 30}, false,
+			[]time.Duration{2, 4, 8, 16, 30, 30, 30}, false,
 		},
 		"denied": {
 			func(_ int, c *call) { c.end(codePermissionDenied, "") },
-			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+			[]time.Duration{2, 4, 8, 16, 30, 30}, false,
 		},
 		"unknown code": {
 			func(_ int, c *call) { c.end(77, "") },
-			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+			[]time.Duration{2, 4, 8, 16, 30, 30}, false,
 		},
 		"ends without an answer": {
 			func(int, *call) {},
-			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+			[]time.Duration{2, 4, 8, 16, 30, 30}, false,
 		},
 		"answers nonsense": {
 			func(_ int, c *call) { c.sendRaw([]byte("nonsense")) },
-			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+			[]time.Duration{2, 4, 8, 16, 30, 30}, false,
 		},
 		"answers nonsense without end": {
 			func(_ int, c *call) {
@@ -721,7 +721,7 @@ func TestReconnect(t *testing.T) {
 					c.sendRaw([]byte("nonsense"))
 				}
 			},
-			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+			[]time.Duration{2, 4, 8, 16, 30, 30}, false,
 		},
 		"one good, and then nonsense": {
 			func(_ int, c *call) {
@@ -730,7 +730,7 @@ func TestReconnect(t *testing.T) {
 					c.sendRaw([]byte("nonsense"))
 				}
 			},
-			[]time.Duration{1, 2, 4, 8, 16, 30, 30}, false,
+			[]time.Duration{2, 4, 8, 16, 30, 30}, false,
 		},
 		"lives, and ends": {
 			func(_ int, c *call) {
@@ -749,7 +749,7 @@ func TestReconnect(t *testing.T) {
 		},
 		"answers and hangs up": {
 			func(_ int, c *call) { c.send(good) },
-			[]time.Duration{0, 1}, false, // and so on, by chance
+			[]time.Duration{0, 2}, false, // and so on, by chance
 		},
 		"good after three failures": {
 			func(n int, c *call) {
@@ -759,7 +759,7 @@ func TestReconnect(t *testing.T) {
 				}
 				c.end(codeUnavailable, "")
 			},
-			[]time.Duration{1, 2, 4, 0, 1, 2, 4, 0, 1}, false,
+			[]time.Duration{2, 4, 8, 0, 2, 4, 8, 0, 2}, false,
 		},
 		"good and then denied": {
 			func(_ int, c *call) {
@@ -767,13 +767,13 @@ func TestReconnect(t *testing.T) {
 				c.sleep(time.Minute)
 				c.end(codePermissionDenied, "")
 			},
-			[]time.Duration{1, 1, 1}, false,
+			[]time.Duration{2, 2, 2}, false,
 		},
 		"refused":                  {func(_ int, c *call) { c.end(codeInvalidArgument, "no header") }, nil, true},
 		"unimplemented":            {func(_ int, c *call) { c.end(codeUnimplemented, "switched off") }, nil, true},
 		"good and then refused":    {func(_ int, c *call) { c.send(good); c.end(codeInvalidArgument, "no header") }, nil, true},
-		"not a gRPC server at all": {func(_ int, c *call) { c.w.WriteHeader(403) }, []time.Duration{1, 2, 4}, false},
-		"no such path":             {func(_ int, c *call) { c.w.WriteHeader(404) }, []time.Duration{1, 2, 4}, false},
+		"not a gRPC server at all": {func(_ int, c *call) { c.w.WriteHeader(403) }, []time.Duration{2, 4, 8}, false},
+		"no such path":             {func(_ int, c *call) { c.w.WriteHeader(404) }, []time.Duration{2, 4, 8}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -802,7 +802,7 @@ func TestReconnect(t *testing.T) {
 					_, again := e.Retryable()
 					assert.False(t, again)
 					want := workloadapi.ErrRefused
-					if st, _ := errors.AsType[*workloadapi.StatusError](err); st != nil && st.Code == codeUnimplemented {
+					if e.Code == codeUnimplemented {
 						want = workloadapi.ErrUnimplemented
 					}
 					require.ErrorIs(t, err, want)
@@ -830,7 +830,7 @@ func TestReconnect(t *testing.T) {
 						continue
 					}
 					assert.LessOrEqual(t, wait, most*time.Second, "attempt %d", i+1)
-					assert.GreaterOrEqual(t, wait, 50*time.Millisecond, "attempt %d", i+1)
+					assert.GreaterOrEqual(t, wait, time.Second, "attempt %d", i+1)
 				}
 				if name == "answers and hangs up" {
 					assert.Less(t, len(attempts), 5*60*3, "not busy")
@@ -840,31 +840,71 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// The plan behind it, for the ends of the jitter.
-func TestBackoff(t *testing.T) {
+// An identity of a minute survives an outage of the agent: once the agent is back, the identity is renewed
+// before another 5 % of its life are gone, whenever the outage began and however long it took.
+func TestOutageOfShortLives(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-18")
-	now := time.Now()
-	for _, u := range []float64{0, 0.999999} {
-		var b workloadapi.Backoff
-		for i := range 100 {
-			step := min(time.Second<<min(i, 10), 30*time.Second)
-			got := b.Next(false, false, now, u)
-			if u == 0 {
-				assert.Equal(t, 50*time.Millisecond, got)
-			} else {
-				assert.InDelta(t, step.Seconds(), got.Seconds(), 0.001, "failure %d", i+1)
-			}
+	const life = time.Minute
+	for _, begin := range []time.Duration{time.Second, 10 * time.Second, 29 * time.Second} {
+		for _, outage := range []time.Duration{5 * time.Second, 15 * time.Second, 28 * time.Second} {
+			t.Run(fmt.Sprint(begin, outage), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					home := newDomain(t, "example.org")
+					start := time.Now()
+					fresh := func() *wire.X509SVIDResponse {
+						now := time.Now()
+						return home.response(t, home.SVID("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(-time.Second), now.Add(life) }))
+					}
+					s := source(t, workloadapi.Config{}, func(c *call) {
+						if up := time.Since(start) - begin; up >= 0 && up < outage {
+							c.end(codeUnavailable, "")
+							return
+						}
+						c.send(fresh())
+						if d := begin - time.Since(start); d > 0 {
+							c.sleep(d)
+							return // the agent stops
+						}
+						c.wait()
+					})
+					require.NoError(t, s.Ready(t.Context()))
+					time.Sleep(begin + outage - time.Second)
+					svid, err := s.SVID()
+					require.NoError(t, err)
+					assert.Equal(t, start.Add(life).Unix(), svid.NotAfter().Unix(), "the one from before the outage")
+					left := svid.NotAfter().Sub(start.Add(begin + outage))
+					require.Positive(t, left)
+					time.Sleep(time.Second + left/20)
+					now, err := s.SVID()
+					require.NoError(t, err)
+					assert.True(t, now.NotAfter().After(svid.NotAfter()), "renewed %v after the agent was back", left/20)
+				})
+			})
 		}
 	}
-	var b workloadapi.Backoff
-	b.Next(false, false, now, 0)
-	b.Next(false, false, now, 0)
-	assert.Zero(t, b.Next(true, false, now, 1), "at once")
-	assert.Equal(t, time.Second, b.Next(true, false, now.Add(time.Second/2), 1), "and not at once again")
-	assert.Equal(t, 2*time.Second, b.Next(false, false, now.Add(time.Second/2), 1))
-	assert.Zero(t, b.Next(true, false, now.Add(time.Second), 1))
-	assert.Equal(t, time.Second, b.Next(true, true, now.Add(time.Hour), 1), "a denial is not followed at once")
+}
+
+// A server that asks its clients to wait is obeyed, as far as the life that is left allows.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	for ask, want := range map[string][2]time.Duration{"40000": {40 * time.Second, 44 * time.Second}, "3600000": {time.Minute, time.Minute}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := source(t, workloadapi.Config{}, func(c *call) {
+				c.w.Header().Set(http.TrailerPrefix+"Grpc-Retry-Pushback-Ms", ask)
+				c.end(codeUnavailable, "")
+			})
+			synctest.Wait()
+			e, ok := errors.AsType[*workloadapi.Error](s.Status().X509.Err)
+			require.True(t, ok)
+			after, again := e.Retryable()
+			assert.True(t, again)
+			assert.Equal(t, ask, fmt.Sprint(after.Milliseconds()))
+			assert.GreaterOrEqual(t, e.RetryIn, want[0])
+			assert.LessOrEqual(t, e.RetryIn, want[1])
+		})
+	}
 }
 
 // Ready tells what the last attempt failed with.
@@ -878,10 +918,9 @@ func TestReady(t *testing.T) {
 		require.ErrorIs(t, err, workloadapi.ErrNotReady)
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		require.ErrorIs(t, err, errStop)
-		st, ok := errors.AsType[*workloadapi.StatusError](err)
+		e, ok := errors.AsType[*workloadapi.Error](err)
 		require.True(t, ok)
-		assert.Equal(t, codePermissionDenied, st.Code)
-		assert.Equal(t, "no identity issued\nby me", st.Message)
+		assert.Equal(t, codePermissionDenied, e.Code)
 		assert.EqualError(t, err, `workloadapi: source: not ready: workloadapi: FetchX509SVID at an HTTPClient of its own: no identity for this caller: "no identity issued\nby me"; waited for it: stop`)
 		status := s.Status()
 		assert.Greater(t, status.X509.Failures, 3)
@@ -1106,24 +1145,24 @@ func TestBundleLimits(t *testing.T) {
 	t.Parallel()
 	home := newDomain(t, "example.org")
 	root := home.Root().Raw
-	var r workloadapi.BundlesReader
+	var r workloadapi.Reader
 	ders := func(value []byte) error {
-		_, err := r.ReadX509(marshal(t, &wire.X509BundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
+		_, err := r.X509Bundles(marshal(t, &wire.X509BundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
 		return err
 	}
 	keys := func(value []byte) error {
-		_, err := r.ReadJWT(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
+		_, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
 		return err
 	}
 	require.NoError(t, ders(slices.Repeat(root, spiffe.MaxBundleKeys)))
-	r = workloadapi.BundlesReader{}
+	r = workloadapi.Reader{}
 	require.ErrorIs(t, ders(slices.Repeat(root, spiffe.MaxBundleKeys+1)), spiffe.ErrTooLarge)
 	for n, tooLarge := range map[int]bool{spiffe.MaxBundleSize: false, spiffe.MaxBundleSize + 1: true} {
-		r = workloadapi.BundlesReader{}
+		r = workloadapi.Reader{}
 		err := ders(append(slices.Clone(root), make([]byte, n-len(root))...))
 		require.Error(t, err)
 		assert.Equal(t, tooLarge, errors.Is(err, spiffe.ErrTooLarge), "%d: %v", n, err)
-		r = workloadapi.BundlesReader{} // or the one from before would do
+		r = workloadapi.Reader{} // or the one from before would do
 		err = keys(append([]byte(`{"keys":[]}`), bytes.Repeat([]byte(" "), n-11)...))
 		assert.Equal(t, tooLarge, errors.Is(err, spiffe.ErrTooLarge), "%d: %v", n, err)
 		assert.Equal(t, tooLarge, err != nil)
@@ -1182,8 +1221,8 @@ func TestJWTBundleValues(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var r workloadapi.BundlesReader
-			u, err := r.ReadJWT(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): test.value, "spiffe://ok.test": set}}))
+			var r workloadapi.Reader
+			u, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): test.value, "spiffe://ok.test": set}}))
 			require.NoError(t, err)
 			ok, err := u.Bundles.Bundle(spiffe.MustParseTrustDomain("ok.test"))
 			require.NoError(t, err)
@@ -1236,7 +1275,7 @@ func TestBundlesOnly(t *testing.T) {
 		require.ErrorIs(t, err, workloadapi.ErrNotReady)
 		assert.ErrorContains(t, err, "bundles only")
 		streams.send(&wire.X509BundlesResponse{})
-		assert.ErrorContains(t, s.Status().X509.Err, "WAPI-14")
+		assert.ErrorContains(t, s.Status().X509.Err, "it has no bundles")
 		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{home.key(): []byte("junk")}})
 		assert.NoError(t, s.Status().X509.Err)
 		b, err := s.Bundle(home.TrustDomain())
@@ -1302,11 +1341,12 @@ func TestNoSecretsInPrint(t *testing.T) {
 			c.wait()
 		})
 		require.NoError(t, s.Ready(t.Context()))
-		token, err := s.Client().FetchJWTSVID(t.Context(), "a")
+		tokens, err := s.Client().FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 		require.NoError(t, err)
+		token := &tokens[0]
 		assert.Equal(t, "to.ke.n", token.Token())
-		var wit workloadapi.WITSVID
-		for all, err := range workloadapi.NewWITClient(s.Client()).WatchSVIDs(t.Context(), spiffe.ID{}) {
+		var wit workloadapi.TokenSVID
+		for all, err := range s.Client().WatchWITSVIDs(t.Context(), spiffe.ID{}) {
 			require.NoError(t, err)
 			wit = all[0]
 			break
@@ -1328,14 +1368,11 @@ func TestNoSecretsInPrint(t *testing.T) {
 		}
 		assert.NotContains(t, log.String(), "to.ke.n")
 		assert.Equal(t, "workloadapi.Source(an HTTPClient of its own)", s.String())
-		assert.Equal(t, "workloadapi.Client(an HTTPClient of its own)", s.Client().String())
 		assert.Equal(t, "spiffe://example.org/web", token.String())
 	})
-	var none workloadapi.JWTSVID
+	var none workloadapi.TokenSVID
 	assert.Empty(t, none.Token())
-	var noWIT workloadapi.WITSVID
-	assert.Empty(t, noWIT.Token())
-	assert.Nil(t, noWIT.KeyJWK())
+	assert.Nil(t, none.KeyJWK())
 }
 
 // Readers load a pointer. It runs alone, as it counts.

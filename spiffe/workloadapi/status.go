@@ -19,7 +19,7 @@ type Status struct {
 	ID       spiffe.ID
 	NotAfter time.Time
 
-	// TrustDomains are those that there is a bundle for.
+	// TrustDomains is how many trust domains there is a bundle for.
 	TrustDomains int
 
 	// Ready is what [Source.Ready] waits for.
@@ -31,7 +31,7 @@ type Status struct {
 }
 
 // Healthy reports whether the source is ready and its identity, if it is to have one, is valid at
-// now. An outage of the server is no reason to be unhealthy: what was received before stays good
+// now. An outage of the server is no reason to be unhealthy: what was received before stays valid
 // until it expires.
 func (s Status) Healthy(now time.Time) bool {
 	return s.Ready && (s.NotAfter.IsZero() || !now.After(s.NotAfter))
@@ -53,8 +53,13 @@ func (s *Source) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.cur.Load()
-	out := Status{Server: s.client.server, Ready: s.ready(), X509: s.x509.status(), JWT: s.jwt.status()}
-	out.JWT.Skipped = append(out.JWT.Skipped, s.clash...)
+	out := Status{Server: s.client.server, Ready: s.ready(), X509: s.x509.StreamStatus, JWT: s.jwt.StreamStatus}
+	out.X509.Skipped, out.JWT.Skipped = slices.Clone(s.x509.Skipped), slices.Clone(s.jwt.Skipped)
+	for _, m := range s.merged {
+		if m.err != nil {
+			out.JWT.Skipped = append(out.JWT.Skipped, m.err)
+		}
+	}
 	if st.snap != nil {
 		svid, _ := st.snap.SVID() // of a snapshot: never an error
 		out.ID, out.NotAfter = svid.ID(), svid.NotAfter()
@@ -67,62 +72,45 @@ func (s *Source) Status() Status {
 
 // ready reports whether the source has what it is configured for. The caller holds mu.
 func (s *Source) ready() bool {
-	return (s.cur.Load().snap != nil || s.cfg.BundlesOnly && s.x509.has) && (s.jwt.has || !s.cfg.JWTBundles)
+	return (s.cur.Load().snap != nil || s.cfg.BundlesOnly && s.x509.update != nil) && (s.jwt.update != nil || !s.cfg.JWTBundles)
 }
 
 // track is what a Source knows of one stream. The Source's mu guards it.
 type track struct {
-	has     bool // something was received, and not withdrawn
-	update  *X509Update
-	bundles *spiffe.BundleSet
-	crls    [][]byte
-	skipped []error
-
-	open        bool
-	updates     uint64
-	lastUpdate  time.Time
-	failures    int
-	err         *Error
-	nextAttempt time.Time
-	final       bool
+	StreamStatus
+	update *Update // nil before the first, and after it was withdrawn
+	final  bool
 }
 
-func (t *track) good() {
-	t.has, t.open = true, true
-	t.updates++
-	t.lastUpdate = time.Now()
-	t.failures, t.err, t.nextAttempt, t.final = 0, nil, time.Time{}, false
-}
-
-// bad takes note of e. After a response that was discarded the stream goes on.
-func (t *track) bad(e *Error) {
-	t.failures++
-	t.err, t.final = e, e.Final
-	if errors.Is(e, ErrBadResponse) {
-		return
-	}
-	t.open, t.nextAttempt = false, time.Time{}
-	if !e.Final {
-		t.nextAttempt = time.Now().Add(e.RetryIn)
-	}
-}
-
-// withdraw forgets what was received.
-func (t *track) withdraw() {
-	t.has, t.update, t.bundles, t.crls, t.skipped = false, nil, nil, nil, nil
-}
-
-// cause returns the last failure.
-func (t *track) cause() error {
-	if t.err == nil {
+// bundles returns the bundles of the stream, nil if there are none.
+func (t *track) bundles() *spiffe.BundleSet {
+	if t.update == nil {
 		return nil
 	}
-	return t.err
+	return t.update.Bundles
 }
 
-func (t *track) status() StreamStatus {
-	return StreamStatus{
-		Open: t.open, Updates: t.updates, LastUpdate: t.lastUpdate, Failures: t.failures,
-		Err: t.cause(), NextAttempt: t.nextAttempt, Skipped: slices.Clone(t.skipped),
+// good takes u over.
+func (t *track) good(u *Update) {
+	t.update, t.final = u, false
+	t.StreamStatus = StreamStatus{Open: true, Updates: t.Updates + 1, LastUpdate: time.Now(), Skipped: u.Skipped}
+}
+
+// bad records e, and reports whether it withdraws what was received. After a response that was discarded
+// the stream goes on.
+func (t *track) bad(e *Error) (withdrawn bool) {
+	t.Failures++
+	t.Err, t.final = e, e.Final
+	if errors.Is(e, ErrBadResponse) {
+		return false
 	}
+	t.Open, t.NextAttempt = false, time.Time{}
+	if !e.Final {
+		t.NextAttempt = time.Now().Add(e.RetryIn)
+	}
+	withdrawn = t.update != nil && errors.Is(e, ErrDenied)
+	if withdrawn {
+		t.update, t.Skipped = nil, nil
+	}
+	return withdrawn
 }

@@ -36,11 +36,11 @@ func (r *request) read(f *protofield.Field) {
 	}
 }
 
-// response returns the encoded CertifyResponse for a leaf and what is above it.
-func response(leaf *x509.Certificate, above []*x509.Certificate) ([]byte, error) {
+// response returns the encoded CertifyResponse for a leaf and its issuers.
+func response(leaf *x509.Certificate, issuers []*x509.Certificate) ([]byte, error) {
 	return protofield.Write(func(w *protofield.Writer) {
 		w.AddBytes(1, leaf.Raw)
-		for _, c := range above {
+		for _, c := range issuers {
 			w.AddBytes(2, c.Raw)
 		}
 		w.Message(3, func(w *protofield.Writer) { w.Varint(1, uint64(leaf.NotAfter.Unix())) }) // a google.protobuf.Timestamp
@@ -57,9 +57,9 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	unreadable := protofield.Read(msg, r.read)
 	c.Secret = string(r.token)
 	c.Attrs = append(c.Attrs, slog.String("identity", r.identity[:min(len(r.identity), 253)]))
-	a := s.currentAnchors()
+	anchors := s.anchors()
 	switch {
-	case a == nil:
+	case anchors == nil:
 		return nil, caservice.Refuse(grpchttp.Unavailable, "the issuer is not ready; try again later", errors.New("the signer has no trust anchors yet"))
 	case unreadable != nil:
 		return nil, invalid("the message is not a CertifyRequest")
@@ -73,7 +73,7 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	if err := readable(r.csr); err != nil {
 		return nil, caservice.Refuse(grpchttp.InvalidArgument, "the certificate signing request is not PKCS#10 in DER", err)
 	}
-	if err := a.verifyIssuer(s.opts.Issuer); err != nil {
+	if err := s.verifyIssuer(anchors); err != nil {
 		return nil, s.badIssuer(ctx, &r, err)
 	}
 	csr, err := checkCSR(r.csr, r.identity)
@@ -142,7 +142,7 @@ func checkCSR(der []byte, identity string) (*pki.CSR, error) {
 
 // review returns the account that the token proves, if its name is the identity that is asked for.
 func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) {
-	account, err := s.opts.Review(ctx, string(r.token), []string{Audience})
+	account, err := s.opts.Review(ctx, string(r.token), []string{audience})
 	switch {
 	case err == nil && account == nil:
 		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", errors.New("the review returned neither an account nor an error"))
@@ -188,16 +188,16 @@ func (s *Server) sign(ctx context.Context, r *request, csr *pki.CSR) ([]*x509.Ce
 		return nil, caservice.Refuse(grpchttp.Internal, caservice.TextInternal, fmt.Errorf("the answer of the signer cannot be used: %w", err))
 	}
 	// The current anchors: those at the beginning may not have had the root of the leaf.
-	a := s.currentAnchors()
-	if a == nil {
+	anchors := s.anchors()
+	if anchors == nil {
 		return nil, s.badIssuer(ctx, r, errors.New("the signer has no trust anchors any more"))
 	}
-	above, err := a.verify(chain)
+	issuers, err := above(chain, anchors)
 	if err != nil {
 		return nil, s.badIssuer(ctx, r, err)
 	}
-	s.learn(ctx, ticket, above[0])
-	return append(chain[:1:1], above...), nil
+	s.learn(ctx, ticket, issuers[0])
+	return append(chain[:1:1], issuers...), nil
 }
 
 // badIssuer is the error for what signs and does not verify.

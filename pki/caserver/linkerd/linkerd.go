@@ -76,8 +76,8 @@ import (
 // Certify is the path of the API's one method.
 const Certify = "/io.linkerd.proxy.identity.Identity/Certify"
 
-// Audience is the audience of the tokens of Linkerd's proxies.
-const Audience = "identity.l5d.io"
+// audience is that of the tokens of Linkerd's proxies.
+const audience = "identity.l5d.io"
 
 // Signer is what a [Server] needs of an authority; a *ca.Authority is one. It is safe for concurrent use.
 type Signer interface {
@@ -147,7 +147,6 @@ type Server struct {
 	opts    Options
 	handler http.Handler
 	metrics metrics.Set
-	anchors atomic.Pointer[anchors]
 	tickets atomic.Uint64
 
 	mu     sync.Mutex

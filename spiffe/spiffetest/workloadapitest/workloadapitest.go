@@ -51,6 +51,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the
@@ -65,12 +66,12 @@ type Server struct {
 	address string
 	client  *workloadapi.Client // in memory; else nil
 	faulty  *faulty.Server
-	handler *workloadapi.Handler
+	handler *workloadserver.Handler
 	issuer  *jwtsvid.Issuer
 	jwtKey  crypto.PublicKey
 
 	mu      sync.Mutex
-	ids     []workloadapi.Identity
+	ids     []workloadserver.Identity
 	snap    *spiffe.Snapshot
 	changed chan struct{} // closed when what clients are told changes
 }
@@ -128,15 +129,17 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 		t.Fatalf("workloadapitest: %v", err)
 	}
 	for _, path := range paths {
-		s.ids = append(s.ids, workloadapi.Identity{SVID: ca.SVID(path)})
+		s.ids = append(s.ids, workloadserver.Identity{SVID: ca.SVID(path)})
 	}
 	if err := s.publish(s.ids); err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	s.handler, err = workloadapi.NewHandler(provider{s}, &workloadapi.Options{
-		Identities: s.identities,
-		Issuer:     issuer{s},
-		Validator:  validator{s},
+	validator, err := jwtsvid.NewAgentValidator(service{s}, nil)
+	if err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	s.handler, err = workloadserver.NewHandler(service{s}, &workloadserver.Options{
+		Identities: s.identities, Issuer: service{s}, Validator: validator,
 	})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
@@ -155,7 +158,7 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 	return s
 }
 
-// Address returns where the server is, as [workloadapi.ParseAddress] reads it, and "" if it is in
+// Address returns where the server is, as a [workloadapi.Config] has it, and "" if it is in
 // memory.
 func (s *Server) Address() string { return s.address }
 
@@ -187,7 +190,7 @@ func (s *Server) ExpireIn(d time.Duration) {
 // SetIdentities serves these identities from now on, in this order and with their hints. They are of
 // the CA's trust domain, or one that it federates with. Rotate and ExpireIn mint them anew only if they
 // are of the CA's.
-func (s *Server) SetIdentities(ids ...workloadapi.Identity) {
+func (s *Server) SetIdentities(ids ...workloadserver.Identity) {
 	s.t.Helper()
 	if len(ids) == 0 {
 		s.t.Fatalf("workloadapitest: no identity to serve: to withdraw them use Deny")
@@ -264,7 +267,7 @@ func (s *Server) mint(edit func(*x509.Certificate)) {
 	s.update(ids)
 }
 
-func (s *Server) update(ids []workloadapi.Identity) {
+func (s *Server) update(ids []workloadserver.Identity) {
 	s.t.Helper()
 	if err := s.publish(ids); err != nil {
 		s.t.Fatalf("workloadapitest: %v", err)
@@ -290,7 +293,7 @@ func (s *Server) follow(ctx context.Context) {
 }
 
 // publish makes the snapshot of the identities, nil for those there are, and the CA's bundles.
-func (s *Server) publish(ids []workloadapi.Identity) error {
+func (s *Server) publish(ids []workloadserver.Identity) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ids == nil {
@@ -310,52 +313,36 @@ func (s *Server) publish(ids []workloadapi.Identity) error {
 	return nil
 }
 
-// provider is what the handler serves.
-type provider struct{ s *Server }
+// service is what the handler serves, and makes JWT-SVIDs with.
+type service struct{ s *Server }
 
-// Snapshot implements [workloadapi.Provider].
-func (p provider) Snapshot() (*spiffe.Snapshot, error) { return p.s.Snapshot(), nil }
+// Snapshot implements [workloadserver.Provider].
+func (s service) Snapshot() (*spiffe.Snapshot, error) { return s.s.Snapshot(), nil }
 
-// Changed implements [workloadapi.Provider].
-func (p provider) Changed() <-chan struct{} {
-	p.s.mu.Lock()
-	defer p.s.mu.Unlock()
-	return p.s.changed
+// Changed implements [workloadserver.Provider].
+func (s service) Changed() <-chan struct{} {
+	s.s.mu.Lock()
+	defer s.s.mu.Unlock()
+	return s.s.changed
 }
 
-func (s *Server) identities(context.Context) ([]workloadapi.Identity, error) {
+// Bundle implements [spiffe.BundleSource].
+func (s service) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return s.s.Snapshot().Bundle(td)
+}
+
+// IssueJWTSVID implements [workloadserver.JWTIssuer].
+func (s service) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+	return s.s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
+}
+
+func (s *Server) identities(context.Context) ([]workloadserver.Identity, error) {
 	if s.faulty.Position() == faulty.Deny {
-		return nil, workloadapi.ErrDenied
+		return nil, workloadserver.ErrDenied
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ids, nil
-}
-
-type issuer struct{ s *Server }
-
-// IssueJWTSVID implements [workloadapi.JWTIssuer].
-func (i issuer) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
-	return i.s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
-}
-
-type validator struct{ s *Server }
-
-// ValidateJWTSVID implements [workloadapi.JWTValidator].
-func (v validator) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
-	validator, err := jwtsvid.NewValidator(v.s.Snapshot(), []string{audience}, &jwtsvid.ValidatorOptions{Remember: -1})
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	verified, err := validator.Validate(token)
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	var claims map[string]any
-	if err := verified.Claims(&claims); err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	return verified.ID(), claims, nil
 }
 
 // denied answers with the status PermissionDenied of gRPC.

@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // start runs a source for the server until the test is over, and waits until it is ready.
@@ -86,11 +87,10 @@ func TestSocket(t *testing.T) {
 			return s, []spiffe.TrustDomain{ca.TrustDomain()}
 		})
 	})
-	a, err := workloadapi.ParseAddress(address)
-	require.NoError(t, err)
-	_, err = os.Stat(a.Target())
+	path := strings.TrimPrefix(address, "unix://")
+	_, err := os.Stat(path)
 	assert.ErrorIs(t, err, os.ErrNotExist, "nothing is left behind")
-	_, err = net.Dial("unix", a.Target())
+	_, err = net.Dial("unix", path)
 	assert.Error(t, err)
 }
 
@@ -123,7 +123,7 @@ func TestServes(t *testing.T) {
 
 		// Hints, and an order of one's own.
 		guest := partner.SVID("/guest")
-		api.SetIdentities(workloadapi.Identity{SVID: ca.SVID("/a"), Hint: "internal"}, workloadapi.Identity{SVID: guest, Hint: "external"})
+		api.SetIdentities(workloadserver.Identity{SVID: ca.SVID("/a"), Hint: "internal"}, workloadserver.Identity{SVID: guest, Hint: "external"})
 		wait(0)
 		u, err = s.X509()
 		require.NoError(t, err)
@@ -145,14 +145,14 @@ func TestJWT(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, ca *spiffetest.CA, api *workloadapitest.Server, s *workloadapi.Source) {
 		c := s.Client()
-		token, err := c.FetchJWTSVID(t.Context(), "db", "cache")
+		tokens, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db", "cache")
 		require.NoError(t, err)
-		assert.Equal(t, "spiffe://example.org/web", token.ID.String())
-		id, claims, err := c.ValidateJWTSVID(t.Context(), "cache", token.Token())
+		assert.Equal(t, "spiffe://example.org/web", tokens[0].ID.String())
+		id, claims, err := c.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token())
 		require.NoError(t, err)
-		assert.Equal(t, token.ID, id)
+		assert.Equal(t, tokens[0].ID, id)
 		assert.Equal(t, []any{"db", "cache"}, claims["aud"])
-		_, _, err = c.ValidateJWTSVID(t.Context(), "other", token.Token())
+		_, _, err = c.ValidateJWTSVID(t.Context(), "other", tokens[0].Token())
 		assert.ErrorIs(t, err, workloadapi.ErrRefused)
 
 		for u, err := range c.WatchJWTBundles(t.Context()) {
@@ -165,15 +165,15 @@ func TestJWT(t *testing.T) {
 		}
 
 		api.Deny()
-		_, err = c.FetchJWTSVID(t.Context(), "db")
+		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db")
 		assert.ErrorIs(t, err, workloadapi.ErrDenied)
 		api.Garble()
-		_, err = c.FetchJWTSVID(t.Context(), "db")
+		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db")
 		assert.Error(t, err)
 		api.Hang()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err = c.FetchJWTSVID(ctx, "db")
+		_, err = c.FetchJWTSVIDs(ctx, spiffe.ID{}, "db")
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 	})
 }

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// issuer returns the CA of a workload: one that knows which workload asks it.
+type issuer func(id spiffe.ID) (secretcache.CA, error)
+
+// newIssuer returns the CA at o.ca, or one in this process, which is returned too.
+func newIssuer(n *narrator, o options) (issuer, *ca.Authority, error) {
+	if o.ca != "" {
+		from, err := outside(o)
+		return from, nil, err
+	}
+	authority, err := ca.New(ca.Config{
+		TrustDomain: trustDomain,
+		DefaultTTL:  o.lifetime,
+		MaxTTL:      o.lifetime,
+		Backdate:    time.Second,
+		RefreshHint: time.Second,
+		Rotation:    ca.Rotation{Propagation: max(o.lifetime*2/5, time.Second)}, // how long a new root is known before it signs
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	root := authority.Roots()[0].Certificate
+	n.say(event{Who: "ca", What: "root created", Serial: short(root), NotAfter: root.NotAfter})
+	return inside(authority), authority, nil
+}
+
+// inside asks the CA in this process, which signs for the ID that local.New is given, whatever a request
+// names.
+func inside(authority *ca.Authority) issuer {
+	return func(id spiffe.ID) (secretcache.CA, error) { return local.New(authority, id) }
+}
+
+// outside asks the CA at o.ca. The workload's name is its token, as in the development mode of examples/ca;
+// in a cluster it is the token of a service account.
+func outside(o options) (issuer, error) {
+	if _, err := os.Stat(o.caRoots); err != nil { // now, rather than with the first connection
+		return nil, err
+	}
+	return func(id spiffe.ID) (secretcache.CA, error) {
+		remote, err := istioca.New(istioca.Options{
+			URL:         o.ca,
+			TrustDomain: trustDomain,
+			RootsFile:   o.caRoots, // vouch for workloads, and for the CA itself
+			Token:       func(context.Context) (string, error) { return id.String(), nil },
+		})
+		if err != nil {
+			return nil, err
+		}
+		return caclient.New(remote, nil)
+	}, nil
+}
+
+// rotation is the replacement of the root.
+type rotation struct {
+	n         *narrator
+	authority *ca.Authority
+	workloads []*workload
+	complete  atomic.Int64 // rotations whose old root is gone
+}
+
+// begin prepares a new root, once or, with -serve, again and again. The other steps follow by time.
+func (r *rotation) begin(ctx context.Context, o options) error {
+	wait := o.duration * 3 / 10
+	if o.serve {
+		wait = cmp.Or(o.every, 6*o.lifetime)
+	}
+	for {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil
+		}
+		if _, err := r.authority.Rotate(ctx); err != nil {
+			r.n.say(event{Who: "ca", What: "root not rotated", Detail: err.Error()})
+		}
+		if !o.serve {
+			return nil
+		}
+	}
+}
+
+// narrate describes the four steps.
+func (r *rotation) narrate(ctx context.Context) error {
+	steps := map[ca.Phase]event{
+		ca.Distributing: {What: "root prepared", Detail: "it is in the bundle, and signs nothing yet"},
+		ca.Active:       {What: "root activated", Detail: "it signs every leaf from now on"},
+		ca.Retiring:     {What: "root retiring", Detail: "it waits for its last leaf to expire"},
+	}
+	known := map[string]ca.Phase{short(r.authority.Roots()[0].Certificate): ca.Active}
+	for {
+		changed := r.authority.Changed() // before the state is read, so that no change is missed
+		now := map[string]ca.Phase{}
+		for _, root := range slices.Backward(r.authority.Roots()) { // newest first
+			e := steps[root.Phase]
+			e.Who, e.Serial = "ca", short(root.Certificate)
+			if now[e.Serial] = root.Phase; root.Phase == known[e.Serial] {
+				continue
+			}
+			if r.n.say(e); root.Phase == ca.Distributing {
+				r.distributed(ctx, root)
+			}
+		}
+		for serial := range known {
+			if _, ok := now[serial]; !ok {
+				r.complete.Add(1)
+				r.n.say(event{Who: "ca", What: "root retired", Serial: serial, Detail: "it is in no bundle any more"})
+			}
+		}
+		known = now
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// distributed waits until every workload trusts root, or its time to sign has come.
+func (r *rotation) distributed(ctx context.Context, root ca.KeyStatus) {
+	ctx, cancel := context.WithDeadline(ctx, root.Activates)
+	defer cancel()
+	for _, w := range r.workloads {
+		for snap := range w.manager.Updates(ctx) {
+			if b, err := snap.Bundle(trustDomain); err == nil && slices.ContainsFunc(slices.Collect(b.X509Authorities()), root.Certificate.Equal) {
+				break
+			}
+		}
+	}
+	if ctx.Err() == nil {
+		r.n.say(event{Who: "ca", What: "root distributed", Serial: short(root.Certificate),
+			Detail: fmt.Sprintf("every workload trusts it; it signs from %s", root.Activates.Local().Format(time.TimeOnly))})
+	}
+}
+
+// short is the beginning of a certificate's serial number, enough to tell it from others.
+func short(c *x509.Certificate) string { return fmt.Sprintf("%032x", c.SerialNumber)[:8] }

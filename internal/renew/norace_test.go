@@ -1,0 +1,5 @@
+//go:build !race
+
+package renew_test
+
+const raceDetector = false

@@ -1,0 +1,120 @@
+// Package renew decides when things that end are obtained again: certificates, trust bundles, tokens
+// and streams.
+//
+// It answers three questions. When is the next attempt? [RenewAt] and [Poll] compute it from lifetimes
+// and refresh hints. What if the attempt failed? [Backoff] and [Patience] compute the wait from the
+// number of failures, the life that remains and what the server asked for. Who is waiting? A [Loop]
+// holds any number of entries, starts the attempts that are due and wakes the goroutines that wait for
+// them.
+//
+// The arithmetic is pure: functions of times and of one random number in [0,1). A [Loop] has one
+// goroutine, [Loop.Run], and one more for each attempt that is under way; an entry that waits costs
+// neither a goroutine nor a timer.
+//
+// # When something is due
+//
+// The time of a [Loop] is the sum of what [Elapsed] returns between two looks at the clock. It advances
+// with the monotonic clock, so a wall clock that is put back does not postpone anything. When the wall
+// clock leaps ahead, as it does while a machine is suspended, it leaps with it, so that a machine that
+// resumes finds at once what is due. An entry is due when this time has reached the moment that it was
+// queued for. Run looks at the clock once a minute at least, because timers stand still during a
+// suspension.
+package renew
+
+import (
+	"context"
+	"iter"
+	"sync/atomic"
+	"time"
+)
+
+// leap is by how much the wall clock must run ahead of the monotonic clock to be believed: less is
+// drift, or a correction by NTP.
+const leap = time.Second
+
+// Elapsed returns how much time has passed from since to now, which are both readings of [time.Now].
+// It is never negative.
+func Elapsed(since, now time.Time) time.Duration {
+	return elapsed(now.Sub(since), now.Round(0).Sub(since.Round(0)))
+}
+
+// elapsed returns how much time has passed if the monotonic clock and the wall clock say this.
+func elapsed(mono, wall time.Duration) time.Duration {
+	if wall > mono+leap {
+		return wall
+	}
+	return max(mono, 0)
+}
+
+// clock is the time of a Loop.
+type clock struct {
+	mono, wall time.Time // of the last look; wall has no monotonic reading
+	sum        time.Duration
+}
+
+func (c *clock) advance() time.Duration {
+	now := time.Now()
+	if !c.mono.IsZero() {
+		c.sum += elapsed(now.Sub(c.mono), now.Round(0).Sub(c.wall))
+	}
+	c.mono, c.wall = now, now.Round(0)
+	return c.sum
+}
+
+// Sleep returns nil after d, or the cause of ctx if that is done before.
+func Sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}
+
+// Signal tells any number of goroutines that something has changed. The zero Signal is ready to use.
+type Signal struct {
+	ch atomic.Pointer[chan struct{}]
+}
+
+// Changed returns a channel that is closed by the next call of [Signal.Notify]. A reader takes it
+// before it reads what may change, so that it misses nothing.
+func (s *Signal) Changed() <-chan struct{} {
+	for {
+		if p := s.ch.Load(); p != nil {
+			return *p
+		}
+		fresh := make(chan struct{})
+		s.ch.CompareAndSwap(nil, &fresh)
+	}
+}
+
+// Notify closes the channel that [Signal.Changed] has returned. The caller has published what changed.
+func (s *Signal) Notify() {
+	if p := s.ch.Swap(nil); p != nil {
+		close(*p)
+	}
+}
+
+// Follow yields what current returns, and then each different value that it returns after changed,
+// until ctx is done. A loop body that is slow skips to the newest value. The zero T is not yielded.
+func Follow[T comparable](ctx context.Context, changed func() <-chan struct{}, current func() T) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		var last, zero T
+		for ctx.Err() == nil {
+			news := changed()
+			if v := current(); v != last {
+				last = v
+				if v != zero && !yield(v) {
+					return
+				}
+				continue
+			}
+			select {
+			case <-ctx.Done():
+			case <-news:
+			}
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package renew
+
+import (
+	"errors"
+	"time"
+)
+
+const (
+	// Shortest is the least time between two attempts of any kind.
+	Shortest = 50 * time.Millisecond
+
+	// Longest is the longest time until an attempt. A duration ends after 292 years; a certificate
+	// need not.
+	Longest = 100 * 365 * 24 * time.Hour
+
+	// UsualPoll is the interval for a bundle without a refresh hint (FED-8, BND-22).
+	UsualPoll = 5 * time.Minute
+)
+
+// RenewAt returns when to replace a credential that was received at received and is valid from
+// notBefore to notAfter. Its life counts from the receipt, because an authority may backdate
+// notBefore; grace is the fraction of that life that is left at the renewal, and jitter the largest
+// further fraction that u, in [0,1), makes it earlier. The result is not after notAfter, except that
+// it is never sooner than [Shortest] after received.
+func RenewAt(received, notBefore, notAfter time.Time, grace, jitter, u float64) time.Time {
+	start := received
+	if notBefore.After(start) {
+		start = notBefore
+	}
+	life := max(notAfter.Sub(start), 0)
+	left := time.Duration(min(grace+jitter*u, 1) * float64(life))
+	at := notAfter.Add(-left)
+	if soonest := received.Add(Shortest); at.Before(soonest) {
+		return soonest
+	}
+	return at
+}
+
+// Poll returns how long to wait until something with the refresh hint is asked for again: hint within
+// the bounds low and high, give or take a tenth (FED-7). The result is within the bounds too; if they
+// leave no room, chance adds up to a tenth of low. u is in [0,1).
+func Poll(hint, low, high time.Duration, u float64) time.Duration {
+	hint = max(min(hint, high), low)
+	return between(max(hint-hint/10, low), min(hint+hint/10, max(high, low+low/10)), u)
+}
+
+// Failure is what a failed attempt means for the next one.
+type Failure struct {
+	Times int           // failures in a row, this one included
+	Wish  time.Duration // how long the server asked its clients to wait; 0 means that it did not
+	Final bool          // the server said that asking again will not help
+}
+
+// NewFailure returns the Failure of err, the given number of failures in a row. It finds in the chain
+// of err the method Retryable() (after time.Duration, ok bool), by which an error says when to ask
+// again.
+func NewFailure(times int, err error) Failure {
+	f := Failure{Times: times}
+	if e, ok := errors.AsType[interface {
+		error
+		Retryable() (time.Duration, bool)
+	}](err); ok {
+		after, again := e.Retryable()
+		f.Wish, f.Final = max(after, 0), !again
+	}
+	return f
+}
+
+// Backoff bounds the waits between failed attempts. The wait after the first failure is drawn from
+// Low to First; then the upper end doubles until it is High.
+type Backoff struct {
+	Low, First, High time.Duration
+	Wish             time.Duration // the longest wish of a server that is granted
+}
+
+// Wait returns how long to wait after f. The wait is exponential with jitter from u, in [0,1). A final
+// refusal goes to the upper half of the longest waits at once. A wish that is longer than the wait
+// wins, with up to a tenth more, so that clients that were told the same come one by one.
+func (b Backoff) Wait(f Failure, u float64) time.Duration {
+	high := max(b.High, b.Low)
+	low := b.Low
+	if f.Final {
+		low = max(low, high/2)
+	} else if n := min(max(f.Times, 1)-1, 16); b.First < high>>n {
+		high = max(b.First<<n, low)
+	}
+	wait := between(low, high, u)
+	if f.Wish > wait {
+		wish := min(f.Wish, b.Wish)
+		wait = max(wait, min(between(wish, wish+wish/10, u), b.Wish))
+	}
+	return wait
+}
+
+// Patience bounds the waits for something that has a life.
+type Patience struct {
+	Impatient time.Duration // the longest wait while there is nothing to serve
+	Longest   time.Duration // the longest wait while there is
+	Wish      time.Duration // the longest wish of a server that is granted while there is nothing to serve
+}
+
+// Wait returns how long to wait after f. What is being renewed lived for life, 0 if there was nothing,
+// and has left to live, 0 or less if it has ended.
+//
+// While something is left, the wait is at most 4 % of it, so that an outage ends for the client before
+// another 5 % of it are gone. The shortest wait is a second, and less for lives of less than 500
+// seconds. A wish is granted up to half of what is left.
+func (p Patience) Wait(f Failure, life, left time.Duration, u float64) time.Duration {
+	low := time.Second
+	if life > 0 {
+		low = max(min(low, life/500), Shortest)
+	}
+	b := Backoff{Low: low, First: 2 * low, High: p.Impatient, Wish: p.Wish}
+	switch {
+	case left > 0:
+		b.High, b.Wish = min(left/25, p.Longest), left/2
+	case life > 0:
+		b.High = min(p.Impatient, life/4)
+	}
+	return b.Wait(f, u)
+}
+
+// AttemptTime returns how long an attempt may take when what is being renewed has left to live: a
+// hundredth of that, but not more than timeout and not less than a sixth of timeout, so that an
+// attempt that hangs leaves time for the next.
+func AttemptTime(timeout, left time.Duration) time.Duration {
+	if left <= 0 {
+		return timeout
+	}
+	return min(timeout, max(left/100, timeout/6))
+}
+
+// between returns a + u·(b-a).
+func between(a, b time.Duration, u float64) time.Duration {
+	return a + time.Duration(u*float64(b-a))
+}

@@ -1,0 +1,238 @@
+// Package workloadwire has the messages of the SPIFFE Workload API, for its client and its server. The
+// responses of the three profiles differ in little more than the numbers of their fields, so each kind
+// of response is one type, read and written by a [Profile].
+package workloadwire
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/svidkit/svidkit/internal/protofield"
+)
+
+// Service begins the paths of all methods. It has no package on the wire (AMB-7).
+const Service = "/SpiffeWorkloadAPI/"
+
+// The methods of the service.
+const (
+	FetchX509SVID    = "FetchX509SVID"
+	FetchX509Bundles = "FetchX509Bundles"
+	FetchJWTSVID     = "FetchJWTSVID"
+	FetchJWTBundles  = "FetchJWTBundles"
+	ValidateJWTSVID  = "ValidateJWTSVID"
+	FetchWITSVID     = "FetchWITSVID"
+	FetchWITBundles  = "FetchWITBundles"
+)
+
+// Header is the metadata that every request must have with the value "true" (WEP-5).
+const Header = "workload.spiffe.io"
+
+// The errors that both sides know, so that a server can hand on what a client failed with.
+var (
+	ErrDenied        = errors.New("no identity for this caller")
+	ErrRefused       = errors.New("the server refuses the request")
+	ErrUnimplemented = errors.New("the server does not implement this")
+)
+
+// UseJWT is the "use" of keys in bundle documents that the JWK Sets of this API do not have (WAPI-45).
+const UseJWT = `"jwt-svid"`
+
+// Profile says how the responses of a profile are laid out.
+type Profile struct {
+	Parts []string // the names of an SVID's fields after its ID and before its hint
+
+	texts           bool // the parts are texts, which are UTF-8
+	textBundles     bool
+	crl, federated  protofield.Number
+	bundles, listed protofield.Number // of a response with bundles; listed are its CRLs
+}
+
+// The profiles.
+var (
+	X509 = &Profile{Parts: []string{"x509_svid", "x509_svid_key", "bundle"}, crl: 2, federated: 3, listed: 1, bundles: 2}
+	JWT  = &Profile{Parts: []string{"svid"}, texts: true, bundles: 1}
+	WIT  = &Profile{Parts: []string{"wit_svid", "wit_svid_key"}, texts: true, textBundles: true, bundles: 1}
+)
+
+// SVID is one element of [SVIDs].
+type SVID struct {
+	ID, Hint string
+	Parts    [3][]byte // X.509: certificates, key, bundle; JWT: token; WIT: token, key
+}
+
+// SVIDs is the response of FetchX509SVID, FetchJWTSVID or FetchWITSVID.
+type SVIDs struct {
+	SVIDs     []SVID
+	CRLs      [][]byte          // X.509 only
+	Federated map[string][]byte // X.509 only: bundles by the ID of their trust domain
+}
+
+// Bundles is the response of FetchX509Bundles, FetchJWTBundles or FetchWITBundles.
+type Bundles struct {
+	CRLs    [][]byte          // X.509 only
+	Bundles map[string][]byte // by the ID of their trust domain
+}
+
+// read calls take for each field of a message that is length-delimited, as all of this API are, and
+// refuses one with more than limit fields: an element takes two bytes on the wire and a hundred in memory.
+func read(data []byte, limit int, take func(*protofield.Field)) error {
+	n := 0
+	return protofield.Read(data, func(f *protofield.Field) {
+		if n++; n > limit {
+			f.Fail(fmt.Errorf("it has more than %d elements", limit))
+		} else if f.Type == protowire.BytesType {
+			take(f)
+		}
+	})
+}
+
+// ReadSVIDs reads a response with at most limit elements.
+func (p *Profile) ReadSVIDs(data []byte, limit int) (*SVIDs, error) {
+	m := &SVIDs{}
+	err := read(data, limit, func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			m.SVIDs = append(m.SVIDs, SVID{})
+			s := &m.SVIDs[len(m.SVIDs)-1]
+			f.Message(func(f *protofield.Field) { p.readSVID(f, s) })
+		case p.crl:
+			m.CRLs = append(m.CRLs, bytes.Clone(f.Data))
+		case p.federated:
+			p.readEntry(f, &m.Federated)
+		}
+	})
+	return m, err
+}
+
+func (p *Profile) readSVID(f *protofield.Field, s *SVID) {
+	switch n := int(f.Number); {
+	case n == 1:
+		f.Text(&s.ID)
+	case n == len(p.Parts)+2:
+		f.Text(&s.Hint)
+	case n < len(p.Parts)+2:
+		readBytes(f, &s.Parts[n-2], p.texts)
+	}
+}
+
+// readBytes reads a value that is a text in some profiles.
+func readBytes(f *protofield.Field, to *[]byte, text bool) {
+	if text && f.Type == protowire.BytesType && !utf8.Valid(f.Data) {
+		f.Fail(protofield.ErrMalformed)
+	}
+	f.Bytes(to)
+}
+
+func (p *Profile) readEntry(f *protofield.Field, to *map[string][]byte) {
+	var value []byte
+	key := f.Entry(func(f *protofield.Field) { readBytes(f, &value, p.textBundles) })
+	if *to == nil {
+		*to = make(map[string][]byte)
+	}
+	(*to)[key] = value
+}
+
+// WriteSVIDs returns the response, such that equal ones have equal bytes.
+func (p *Profile) WriteSVIDs(m *SVIDs) ([]byte, error) {
+	return protofield.Write(func(w *protofield.Writer) {
+		for i := range m.SVIDs {
+			s := &m.SVIDs[i]
+			w.Message(1, func(w *protofield.Writer) {
+				w.Text(1, s.ID)
+				for i, part := range s.Parts[:len(p.Parts)] {
+					check(w, part, p.texts)
+					w.Bytes(protofield.Number(i+2), part)
+				}
+				w.Text(protofield.Number(len(p.Parts)+2), s.Hint)
+			})
+		}
+		p.writeShared(w, p.crl, m.CRLs, p.federated, m.Federated)
+	})
+}
+
+// check refuses to write a text that is not UTF-8.
+func check(w *protofield.Writer, v []byte, text bool) {
+	if text && !utf8.Valid(v) {
+		w.Fail(errNotUTF8)
+	}
+}
+
+var errNotUTF8 = errors.New("the message cannot be encoded: a text is not UTF-8")
+
+func (p *Profile) writeShared(w *protofield.Writer, crl protofield.Number, crls [][]byte, entry protofield.Number, bundles map[string][]byte) {
+	for _, v := range crls {
+		w.AddBytes(crl, v)
+	}
+	for _, key := range slices.Sorted(maps.Keys(bundles)) {
+		check(w, bundles[key], p.textBundles)
+		w.Entry(entry, key, bundles[key])
+	}
+}
+
+// ReadBundles reads a response with at most limit elements.
+func (p *Profile) ReadBundles(data []byte, limit int) (*Bundles, error) {
+	m := &Bundles{}
+	err := read(data, limit, func(f *protofield.Field) {
+		switch f.Number {
+		case p.listed:
+			m.CRLs = append(m.CRLs, bytes.Clone(f.Data))
+		case p.bundles:
+			p.readEntry(f, &m.Bundles)
+		}
+	})
+	return m, err
+}
+
+// WriteBundles returns the response, such that equal ones have equal bytes.
+func (p *Profile) WriteBundles(m *Bundles) ([]byte, error) {
+	return protofield.Write(func(w *protofield.Writer) { p.writeShared(w, p.listed, m.CRLs, p.bundles, m.Bundles) })
+}
+
+// ReadJWTSVIDRequest reads the request of FetchJWTSVID, with at most limit fields.
+func ReadJWTSVIDRequest(data []byte, limit int) (audience []string, id string, err error) {
+	err = read(data, limit, func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			audience = append(audience, "")
+			f.Text(&audience[len(audience)-1])
+		case 2:
+			f.Text(&id)
+		}
+	})
+	return audience, id, err
+}
+
+// WriteJWTSVIDRequest returns the request of FetchJWTSVID.
+func WriteJWTSVIDRequest(audience []string, id string) ([]byte, error) {
+	return protofield.Write(func(w *protofield.Writer) {
+		for _, a := range audience {
+			w.AddText(1, a)
+		}
+		w.Text(2, id)
+	})
+}
+
+// ReadTexts reads a message of singular texts, which are its fields from 1: the request of
+// ValidateJWTSVID has an audience and a token, that of FetchWITSVID an ID.
+func ReadTexts(data []byte, to ...*string) error {
+	return read(data, 16, func(f *protofield.Field) {
+		if n := int(f.Number); n <= len(to) {
+			f.Text(to[n-1])
+		}
+	})
+}
+
+// WriteTexts returns what [ReadTexts] reads.
+func WriteTexts(texts ...string) ([]byte, error) {
+	return protofield.Write(func(w *protofield.Writer) {
+		for i, s := range texts {
+			w.Text(protofield.Number(i+1), s)
+		}
+	})
+}

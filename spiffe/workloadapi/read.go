@@ -1,0 +1,407 @@
+package workloadapi
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Identity is an X.509-SVID with the label that the operator has given it.
+type Identity struct {
+	SVID *spiffe.SVID
+
+	// Hint says what the identity is for, where a workload has several: a word that the operator and
+	// the workload have agreed upon, or "".
+	Hint string
+}
+
+// Update is what one response says: all that the workload has, or may trust, never a change to what was
+// before. It does not change and is shared.
+type Update struct {
+	// Identities are what the workload may present. The first is the default. Hints that are not empty
+	// are distinct. Responses with bundles have none, those with SVIDs at least one.
+	Identities []Identity
+
+	// Bundles are the trust bundles: those of the identities' own trust domains, and those that the
+	// workload may trust beside them. They have authorities of the one kind that was asked for. A bundle
+	// that was received without any content is here, and is empty: nothing of its trust domain is trusted.
+	Bundles *spiffe.BundleSet
+
+	// CRLs are certificate revocation lists in DER, as they were received and without having been
+	// parsed. Responses of JWT bundles have none.
+	CRLs [][]byte
+
+	// Skipped says what was not taken over: the bundle of a foreign trust domain that is damaged, for
+	// which the one from before stays, an authority in a bundle, an identity with the hint of an earlier
+	// one. It also reports identities that peers will refuse. Each is worth a line in a log.
+	Skipped []error
+}
+
+// byHint returns the identity with that hint, and the default one for "".
+func (u *Update) byHint(hint string) (*spiffe.SVID, bool) {
+	for _, id := range u.Identities {
+		if hint == "" || id.Hint == hint {
+			return id.SVID, true
+		}
+	}
+	return nil, false
+}
+
+// reader reads the responses of one watch. What has not changed since the last good response is not
+// parsed again, and is the same value to readers that compare.
+type reader struct {
+	svids map[[sha256.Size]byte]*spiffe.SVID
+	shelf shelf
+	last  *Update
+}
+
+// shelf has the bundles of a response.
+type shelf map[spiffe.TrustDomain]kept
+
+// kept is a bundle with the hash of what it was made of.
+type kept struct {
+	sum    [sha256.Size]byte
+	bundle *spiffe.Bundle
+	notes  []error
+}
+
+// parser makes a bundle of the value in a message. The notes say what was left out of it.
+type parser func(td spiffe.TrustDomain, value []byte) (b *spiffe.Bundle, notes []error, err error)
+
+// entry is an SVID of a response with its ID.
+type entry struct {
+	workloadwire.SVID
+	id spiffe.ID
+	n  int // in the response, counted from 1
+}
+
+// readEntries checks the SVIDs of a response. One that is not whole makes the response bad as a whole: it
+// says what the caller has, and half of that is not what the server meant (WAPI-14, WAPI-26).
+func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entry, skipped []error, err error) {
+	switch n := len(svids); {
+	case n == 0:
+		return nil, nil, errors.New("it has no SVIDs")
+	case n > maxIdentities:
+		return nil, nil, fmt.Errorf("it has %d SVIDs, the limit is %d: %w", n, maxIdentities, spiffe.ErrTooLarge)
+	}
+	hints := make(map[string]bool)
+	for i, s := range svids {
+		if s.Hint != "" && hints[s.Hint] {
+			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, clip(s.Hint, 128)))
+			continue
+		}
+		hints[s.Hint] = true
+		id, err := parseID(s.ID)
+		if err != nil {
+			return nil, nil, fmt.Errorf("SVID %d: %w", i+1, err)
+		}
+		for k, name := range p.Parts {
+			if len(s.Parts[k]) == 0 {
+				return nil, nil, fmt.Errorf("SVID %d: %s is empty", i+1, name)
+			}
+		}
+		all = append(all, entry{s, id, i + 1})
+	}
+	return all, skipped, nil
+}
+
+// x509SVIDs makes an update of a response of FetchX509SVID.
+func (r *reader) x509SVIDs(data []byte) (*Update, error) {
+	m, err := workloadwire.X509.ReadSVIDs(data, maxElements)
+	if err != nil {
+		return nil, err
+	}
+	entries, skipped, err := readEntries(workloadwire.X509, m.SVIDs)
+	if err != nil {
+		return nil, err
+	}
+	u := &Update{CRLs: m.CRLs, Skipped: skipped}
+	svids, next := make(map[[sha256.Size]byte]*spiffe.SVID, len(entries)), make(shelf, len(m.Federated)+1)
+	for _, e := range entries {
+		svid, notes, err := r.identity(e, svids, next)
+		if err != nil {
+			return nil, fmt.Errorf("SVID %d: %w", e.n, err)
+		}
+		u.Identities = append(u.Identities, Identity{SVID: svid, Hint: e.Hint})
+		u.Skipped = append(u.Skipped, notes...)
+	}
+	u.Skipped = append(u.Skipped, r.takeAll(next, m.Federated, parseX509Bundle)...)
+	r.svids = svids
+	return r.took(u, next), nil
+}
+
+// took completes an update with its bundles.
+func (r *reader) took(u *Update, next shelf) *Update {
+	u.Skipped = atMost(maxNotes, u.Skipped)
+	all := make([]*spiffe.Bundle, 0, len(next))
+	for _, k := range next {
+		all = append(all, k.bundle)
+	}
+	set, err := spiffe.NewBundleSet(all...)
+	if err != nil {
+		panic(err) // the map has one bundle for each trust domain
+	}
+	if r.last != nil && set.Equal(r.last.Bundles) {
+		set = r.last.Bundles
+	}
+	u.Bundles = set
+	r.shelf, r.last = next, u
+	return u
+}
+
+// identity checks one SVID, and puts it into svids and the bundle of its trust domain into next.
+func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, next shelf) (*spiffe.SVID, []error, error) {
+	td := e.id.TrustDomain()
+	certs, key, roots := e.Parts[0], e.Parts[1], e.Parts[2]
+	own, err := r.take(td, roots, parseX509Bundle)
+	if err != nil {
+		return nil, nil, fmt.Errorf("bundle: %w", err)
+	}
+	notes := own.notes
+	if first, there := next[td]; there {
+		notes = nil
+		if first.sum != own.sum {
+			notes = []error{fmt.Errorf("workloadapi: the bundle that comes with %q skipped: an earlier SVID brought another of the same trust domain", e.id)}
+		}
+		own = first
+	}
+
+	h := sha256.New()
+	h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(certs))))
+	h.Write(certs)
+	h.Write(key)
+	sum := [sha256.Size]byte(h.Sum(nil))
+	svid := cmp.Or(r.svids[sum], svids[sum])
+	if svid == nil {
+		if svid, err = spiffe.ParseSVID(certs, key); err != nil {
+			return nil, nil, err
+		}
+	}
+	if svid.ID() != e.id {
+		return nil, nil, fmt.Errorf("the certificate is that of %q, not %q", svid.ID(), e.id)
+	}
+	if err := verify(svid, own.bundle); err != nil {
+		// Not a reason to discard the response: a root that was revoked may have left the bundle before
+		// the identity is renewed, and to keep the bundle from before would be to trust that root.
+		notes = append(slices.Clip(notes), fmt.Errorf("workloadapi: peers will refuse %q: %w", e.id, err))
+	}
+	svids[sum], next[td] = svid, own
+	return svid, notes, nil
+}
+
+// verify tells whether svid has a path to its own bundle, as peers will look for one. Whether it is
+// valid today is another question, which passes with time.
+func verify(svid *spiffe.SVID, bundle *spiffe.Bundle) error {
+	leaf := svid.Leaf()
+	now := func() time.Time {
+		now := time.Now()
+		if now.Before(leaf.NotBefore) {
+			return leaf.NotBefore
+		}
+		if now.After(leaf.NotAfter) {
+			return leaf.NotAfter
+		}
+		return now
+	}
+	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: now})
+	if err == nil {
+		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	}
+	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.Expired {
+		return nil // a certificate above the leaf, whose time may come or has gone
+	}
+	return err
+}
+
+func (r *reader) x509Bundles(data []byte) (*Update, error) {
+	return r.bundles(workloadwire.X509, parseX509Bundle, data)
+}
+
+func (r *reader) jwtBundles(data []byte) (*Update, error) {
+	return r.bundles(workloadwire.JWT, parseJWTBundle, data)
+}
+
+// bundles makes an update of a response with bundles.
+func (r *reader) bundles(p *workloadwire.Profile, parse parser, data []byte) (*Update, error) {
+	m, err := p.ReadBundles(data, maxElements)
+	if err != nil {
+		return nil, err
+	}
+	if len(m.Bundles) == 0 {
+		return nil, errors.New("it has no bundles")
+	}
+	next := make(shelf, len(m.Bundles))
+	u := &Update{CRLs: m.CRLs, Skipped: r.takeAll(next, m.Bundles, parse)}
+	if len(next) == 0 {
+		return nil, fmt.Errorf("no bundle in it can be used: %w", u.Skipped[0])
+	}
+	return r.took(u, next), nil
+}
+
+// take returns the bundle that value stands for.
+func (r *reader) take(td spiffe.TrustDomain, value []byte, parse parser) (kept, error) {
+	k := kept{sum: sha256.Sum256(value)}
+	if old, ok := r.shelf[td]; ok && old.sum == k.sum {
+		return old, nil
+	}
+	var err error
+	k.bundle, k.notes, err = parse(td, value)
+	k.notes = atMost(maxBundleNotes, k.notes)
+	return k, err
+}
+
+// takeAll puts the bundles of a map into next, each by itself: one that is damaged hides no other and
+// leaves the one from before in place. A trust domain that next has already is left alone.
+func (r *reader) takeAll(next shelf, m map[string][]byte, parse parser) (skipped []error) {
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		td, err := trustDomain(key)
+		if err != nil {
+			skipped = append(skipped, err)
+			continue
+		}
+		if _, there := next[td]; there {
+			skipped = append(skipped, fmt.Errorf("workloadapi: bundle of %q: skipped: it is the own trust domain, whose bundle comes with the identity", td))
+			continue
+		}
+		k, err := r.take(td, m[key], parse)
+		if err != nil {
+			skipped = append(skipped, fmt.Errorf("workloadapi: bundle of %q: skipped: %w", td, err))
+			old, ok := r.shelf[td]
+			if !ok {
+				continue
+			}
+			k = old
+		}
+		next[td] = k
+		skipped = append(skipped, k.notes...)
+	}
+	return skipped
+}
+
+// atMost cuts notes to n and counts the rest, so that a foreign trust domain cannot fill the log.
+func atMost(n int, notes []error) []error {
+	if len(notes) <= n {
+		return notes
+	}
+	return append(notes[:n:n], fmt.Errorf("workloadapi: and %d more", len(notes)-n))
+}
+
+// trustDomain parses the key of a map of bundles.
+func trustDomain(key string) (spiffe.TrustDomain, error) {
+	id, err := spiffe.ParseID(key)
+	switch {
+	case err != nil:
+		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name: %w", err)
+	case id.Path() != "":
+		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", clip(key, 128))
+	}
+	return id.TrustDomain(), nil
+}
+
+// parseX509Bundle parses certificates in DER, back to back. What is not a certificate damages the
+// whole; what is not fit for an authority is left out (X5-41). Nothing at all is the empty bundle.
+func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error, error) {
+	if len(der) > spiffe.MaxBundleSize {
+		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(der), spiffe.MaxBundleSize, spiffe.ErrTooLarge)
+	}
+	var authorities []*x509.Certificate
+	var notes []error
+	for n := 1; len(der) > 0; n++ {
+		if n > spiffe.MaxBundleKeys {
+			return nil, nil, fmt.Errorf("more than %d certificates: %w", spiffe.MaxBundleKeys, spiffe.ErrTooLarge)
+		}
+		var one asn1.RawValue
+		rest, err := asn1.Unmarshal(der, &one)
+		if err != nil {
+			return nil, nil, fmt.Errorf("certificate %d: not DER", n)
+		}
+		cert, err := x509.ParseCertificate(one.FullBytes)
+		if err != nil {
+			return nil, nil, fmt.Errorf("certificate %d: %w", n, cutError{err})
+		}
+		der = rest
+		if _, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}}); err != nil {
+			notes = append(notes, fmt.Errorf("workloadapi: authority %d skipped: %w", n, err))
+			continue
+		}
+		authorities = append(authorities, cert)
+	}
+	b, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: authorities})
+	return b, notes, err
+}
+
+// parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document
+// demands (WAPI-46), so it is added; keys of another use are left out. Nothing at all, and a set without
+// usable keys, is the empty bundle.
+func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
+	if len(doc) > spiffe.MaxBundleSize {
+		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(doc), spiffe.MaxBundleSize, spiffe.ErrTooLarge)
+	}
+	var c spiffe.BundleContents
+	var notes []error
+	if len(doc) > 0 {
+		doc, err := withUse(doc)
+		if err != nil {
+			return nil, nil, err
+		}
+		parsed, err := spiffe.ParseBundle(td, doc)
+		if err != nil {
+			return nil, nil, err
+		}
+		c.JWTAuthorities, notes = parsed.Contents().JWTAuthorities, parsed.Skipped()
+	}
+	b, err := spiffe.NewBundle(td, c)
+	return b, notes, err
+}
+
+// withUse returns the document with a "use" for JWT-SVIDs in each key that has none or that is for
+// signatures in general. All else, and what is wrong with the document, stays as it is.
+func withUse(doc []byte) ([]byte, error) {
+	var out []byte
+	done := 0 // of doc
+	edit := func(from, to int, text string) {
+		out = append(append(out, doc[done:from]...), text...)
+		done = to
+	}
+	r := strictjson.NewReader(doc)
+	if r.Kind() != strictjson.Object {
+		r.Skip()
+	}
+	for name := range r.Members() {
+		if string(name) != "keys" {
+			continue
+		}
+		for range r.Elements() {
+			start, members, use := r.Offset()+1, 0, false
+			for name := range r.Members() {
+				members++
+				if string(name) != "use" {
+					continue
+				}
+				use = true
+				from := r.Offset()
+				if v, ok := r.Text(); ok && string(v) == "sig" {
+					edit(from, r.Offset(), workloadwire.UseJWT)
+				}
+			}
+			if !use && members > 0 {
+				edit(start, start, `"use":`+workloadwire.UseJWT+",")
+			}
+		}
+	}
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("not a JWK Set: %w", err)
+	}
+	return append(out, doc[done:]...), nil
+}

@@ -1,0 +1,176 @@
+package workloadserver
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/svidkit/svidkit/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// encodings are the responses that belong to one snapshot, each made once, by the first caller that
+// is to have it, and shared by all whose answer is the same.
+type encodings struct {
+	mu  sync.Mutex
+	cur *generation
+}
+
+// generation has the responses of one snapshot with one list of CRLs.
+type generation struct {
+	snap    *spiffe.Snapshot
+	crls    [][]byte
+	bundles [3]func() ([]byte, error) // X.509, JWT, WIT
+
+	mu    sync.Mutex
+	lists map[link]*list
+}
+
+// list stands for a list of identities, and link for one that is one identity longer. The links hold on to
+// the identities, so that no other SVID can have the address of one of them.
+type list struct{ encode func() ([]byte, error) }
+
+type link struct {
+	before *list
+	id     Identity
+}
+
+// of returns what belongs to snap, and drops what belongs to another.
+func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if g := e.cur; g == nil || g.snap != snap || !slices.EqualFunc(g.crls, crls, bytes.Equal) {
+		e.cur = &generation{snap: snap, crls: crls, lists: make(map[link]*list)}
+		for i, kind := range kinds {
+			e.cur.bundles[i] = sync.OnceValues(func() ([]byte, error) { return kind.encode(snap, crls) })
+		}
+	}
+	return e.cur
+}
+
+// svids returns what encodes the response for a list of identities.
+func (g *generation) svids(ids []Identity) func() ([]byte, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.lists) > maxEncodings { // the identities of callers change while the snapshot does not
+		clear(g.lists)
+	}
+	var l *list
+	for _, id := range ids {
+		next := link{l, id}
+		if l = g.lists[next]; l == nil {
+			l = &list{}
+			g.lists[next] = l
+		}
+	}
+	if l.encode == nil {
+		ids := slices.Clone(ids)
+		l.encode = sync.OnceValues(func() ([]byte, error) { return encodeSVIDs(g.snap, g.crls, ids) })
+	}
+	return l.encode
+}
+
+func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, error) {
+	m := &workloadwire.SVIDs{CRLs: crls, Federated: make(map[string][]byte)}
+	own := make(map[spiffe.TrustDomain][]byte)
+	for _, id := range ids {
+		td := id.SVID.ID().TrustDomain()
+		if own[td] == nil {
+			b, err := snap.Bundle(td)
+			if err != nil {
+				return nil, err
+			}
+			if own[td] = authorities(b); len(own[td]) == 0 {
+				// Everything of the trust domain is revoked, and this is the only way to say it.
+				return nil, fmt.Errorf("the bundle of %q is empty: %w", td, ErrDenied)
+			}
+		}
+		certs, key, err := id.SVID.MarshalDER()
+		if err != nil {
+			return nil, err
+		}
+		m.SVIDs = append(m.SVIDs, workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{certs, key, own[td]}})
+	}
+	for b := range snap.Bundles().All() {
+		der := authorities(b)
+		if _, is := own[b.TrustDomain()]; !is && len(der) > 0 {
+			m.Federated[b.TrustDomain().ID().String()] = der
+		}
+	}
+	return workloadwire.X509.WriteSVIDs(m)
+}
+
+// authorities returns the X.509 authorities of b in DER, back to back.
+func authorities(b *spiffe.Bundle) []byte {
+	var der []byte
+	for c := range b.X509Authorities() {
+		der = append(der, c.Raw...)
+	}
+	return der
+}
+
+// kind is a kind of authorities.
+type kind struct {
+	profile *workloadwire.Profile
+	value   func(b *spiffe.Bundle) (value []byte, some bool, err error) // some: there are authorities of the kind
+}
+
+var kinds = [...]kind{
+	{workloadwire.X509, func(b *spiffe.Bundle) ([]byte, bool, error) {
+		der := authorities(b)
+		return der, len(der) > 0, nil
+	}},
+	{workloadwire.JWT, func(b *spiffe.Bundle) ([]byte, bool, error) {
+		keys := maps.Collect(b.JWTAuthorities())
+		doc, err := keySet(b.TrustDomain(), spiffe.BundleContents{JWTAuthorities: keys}, workloadwire.UseJWT)
+		return doc, len(keys) > 0, err
+	}},
+	{workloadwire.WIT, func(b *spiffe.Bundle) ([]byte, bool, error) {
+		keys := maps.Collect(b.WITAuthorities())
+		doc, err := keySet(b.TrustDomain(), spiffe.BundleContents{WITAuthorities: keys}, `"wit-svid"`)
+		return doc, len(keys) > 0, err
+	}},
+}
+
+// keySet returns a plain JWK Set, as other servers send it: "use" belongs to bundle documents (WAPI-45). In
+// a string of the document the quotes would be escaped.
+func keySet(td spiffe.TrustDomain, c spiffe.BundleContents, use string) ([]byte, error) {
+	b, err := spiffe.NewBundle(td, c)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := b.Marshal()
+	return bytes.ReplaceAll(doc, []byte(`"use":`+use+`,`), nil), err
+}
+
+// encode makes the response with all bundles that have authorities of the kind, and that of the server's
+// own trust domain in any case (WAPI-34, WAPI-44, WAPI-62).
+func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
+	svid, err := snap.SVID()
+	if err != nil {
+		return nil, err
+	}
+	m := &workloadwire.Bundles{Bundles: make(map[string][]byte)}
+	if k.profile == workloadwire.X509 {
+		m.CRLs = crls
+	}
+	own, any := svid.ID().TrustDomain(), false
+	for b := range snap.Bundles().All() {
+		v, some, err := k.value(b)
+		if err != nil {
+			return nil, err
+		}
+		if any = any || some; some || b.TrustDomain() == own {
+			m.Bundles[b.TrustDomain().ID().String()] = v
+		}
+	}
+	if _, ok := m.Bundles[own.ID().String()]; !ok {
+		return nil, fmt.Errorf("the snapshot has no bundle of its own trust domain %q", own)
+	}
+	if !any && k.profile == workloadwire.WIT { // a trust domain without them does not do WIT-SVIDs (WIT-63)
+		return nil, fmt.Errorf("no bundle has WIT authorities: %w", ErrDenied)
+	}
+	return k.profile.WriteBundles(m)
+}

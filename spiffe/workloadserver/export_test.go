@@ -1,0 +1,35 @@
+package workloadserver
+
+import (
+	"crypto"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// For tests.
+const (
+	MaxAudiences = maxAudiences
+	MaxHint      = maxHint
+	MaxEncodings = maxEncodings
+	MaxOfProcess = maxOfProcess
+)
+
+func WithoutToken(text, token string) string { return withoutToken(text, token) }
+
+// Encodings returns for how many identities responses are kept.
+func (h *Handler) Encodings() int { return len(h.enc.cur.lists) }
+
+// EncodeX509SVIDs returns the shared response for a list of identities.
+func (h *Handler) EncodeX509SVIDs(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
+	return h.enc.of(snap, h.crls()).svids(ids)()
+}
+
+// CheckWIT checks what a WITIssuer returns, and returns the key as it is sent.
+func CheckWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, jwk string, err error) {
+	exp, alg, err := checkWIT(token, id, key, now)
+	if err == nil {
+		jwk, err = privateJWK(key, alg)
+	}
+	return exp, jwk, err
+}

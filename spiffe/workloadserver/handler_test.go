@@ -1,0 +1,1034 @@
+package workloadserver_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/conformance"
+	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+// provider is a Provider that a test fills.
+type provider struct {
+	mu      sync.Mutex
+	snap    *spiffe.Snapshot
+	err     error
+	changed chan struct{}
+	crls    [][]byte
+}
+
+func (p *provider) Snapshot() (*spiffe.Snapshot, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.snap, p.err
+}
+
+func (p *provider) Changed() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.changed == nil {
+		p.changed = make(chan struct{})
+	}
+	return p.changed
+}
+
+func (p *provider) CRLs() [][]byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.crls
+}
+
+func (p *provider) set(snap *spiffe.Snapshot, err error, crls ...[]byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.snap, p.err, p.crls = snap, err, crls
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
+
+// snapshot has svid and the bundles of its domain and of others.
+func snapshot(t testing.TB, svid *spiffe.SVID, domains ...domain) *spiffe.Snapshot {
+	t.Helper()
+	var bundles []*spiffe.Bundle
+	for _, d := range domains {
+		bundles = append(bundles, d.Bundle())
+	}
+	set, err := spiffe.NewBundleSet(bundles...)
+	require.NoError(t, err)
+	return spiffe.NewSnapshot(svid, set)
+}
+
+func handler(t testing.TB, p workloadserver.Provider, opts *workloadserver.Options) *workloadserver.Handler {
+	t.Helper()
+	h, err := workloadserver.NewHandler(p, opts)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = h.Close() })
+	return h
+}
+
+// From a SecretManager to a workload, and what changes on the way.
+func TestHandler(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-1", "WAPI-7", "WAPI-8", "WAPI-10", "WAPI-30", "WAPI-34", "WAPI-44", "WEP-1", "WEP-7", "WEP-19")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		id := spiffe.MustParseID("spiffe://example.org/web")
+		m, err := secretcache.New(secretcache.Config{ID: id, CA: home.CA})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = m.Run(ctx)
+		}()
+		h := handler(t, m, nil)
+		c := inMemory(t, h)
+		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
+		require.NoError(t, err)
+		stop := run(t, s)
+		require.NoError(t, s.Ready(t.Context()))
+		same := func() {
+			t.Helper()
+			want, err := m.Snapshot()
+			require.NoError(t, err)
+			got, err := s.Snapshot()
+			require.NoError(t, err)
+			w, _ := want.SVID()
+			g, _ := got.SVID()
+			assert.Equal(t, w.Chain(), g.Chain())
+			b, err := got.Bundle(home.TrustDomain())
+			require.NoError(t, err)
+			sameRoots(t, home, b)
+		}
+		same()
+		assert.Equal(t, 2, h.Streams())
+		assert.Equal(t, uint64(1), s.Status().X509.Updates)
+		time.Sleep(10 * time.Minute)
+		assert.Equal(t, uint64(1), s.Status().X509.Updates, "nothing has changed")
+		home.Rotate()
+		synctest.Wait()
+		same()
+		updates := s.Status().X509.Updates
+		time.Sleep(2 * time.Hour) // of leaves that live one
+		same()
+		assert.Greater(t, s.Status().X509.Updates, updates+2)
+		assert.Equal(t, uint64(1), s.Status().JWT.Updates)
+		require.Equal(t, errStop, stop())
+		synctest.Wait()
+		assert.Zero(t, h.Streams())
+		cancel()
+		<-done
+	})
+}
+
+// The first response comes at once, and no other while nothing changes.
+func TestFirstResponse(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-7", "WAPI-8")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		src := &provider{}
+		snap := snapshot(t, home.SVID("/web"), home)
+		src.set(snap, nil)
+		h := handler(t, src, nil)
+		start := time.Now()
+		for range 3 {
+			s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
+			require.NoError(t, err)
+			stop := run(t, s)
+			require.NoError(t, s.Ready(t.Context()))
+			assert.Zero(t, time.Since(start))
+			src.set(snap, nil) // a change that is none
+			h.Refresh()
+			time.Sleep(24 * time.Hour)
+			st := s.Status()
+			assert.Equal(t, []uint64{1, 1}, []uint64{st.X509.Updates, st.JWT.Updates})
+			require.Equal(t, errStop, stop())
+			start = time.Now()
+		}
+	})
+}
+
+// Without the header nothing is served or even looked at, whatever the method.
+func TestHeaderRequired(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-6", "AMB-13", "DIV-13")
+	home := newDomain(t, "example.org")
+	asked := false
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { asked = true; return nil, nil },
+		Issuer:     tokens{}, Validator: tokens{},
+	})
+	c := http2(t, h)
+	for _, path := range []string{
+		service + "FetchX509SVID", service + "FetchX509Bundles", service + "FetchJWTSVID", service + "FetchJWTBundles",
+		service + "ValidateJWTSVID", service + "FetchWITSVID", service + "Unknown", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/Check", "/",
+	} {
+		for _, values := range [][]string{{}, {""}, {"True"}, {"TRUE"}, {"1"}, {" true x"}, {"true,true"}, {"true", "true"}, {"false", "true"}} {
+			var headers []string
+			for _, v := range values {
+				headers = append(headers, header, v)
+			}
+			code, message := post(t, c, path, frame(&wire.X509SVIDRequest{}), headers...).status()
+			require.Equal(t, codeInvalidArgument, code, "%s %q", path, values)
+			assert.Contains(t, message, "workload.spiffe.io")
+		}
+	}
+	assert.False(t, asked)
+}
+
+// What is not of the stable profiles, or not switched on, answers Unimplemented.
+func TestUnimplemented(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-2", "WAPI-4", "WEP-18", "AMB-7", "DIV-13")
+	home := newDomain(t, "example.org")
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	c := http2(t, h)
+	for _, path := range []string{
+		service + "FetchWITSVID", service + "FetchWITBundles", service + "FetchJWTSVID", service + "ValidateJWTSVID",
+		service + "Other", "/spiffe.WorkloadAPI/FetchX509SVID", "/grpc.health.v1.Health/Check", "/",
+	} {
+		code, _ := post(t, c, path, frame(&wire.X509SVIDRequest{}), header, "true").status()
+		assert.Equal(t, codeUnimplemented, code, path)
+	}
+	for _, media := range []string{"", "text/plain", "application/json", "application/grpc-web", "application/grpc+json", "application/proto"} {
+		req, err := http.NewRequest(http.MethodPost, "http://localhost"+service+"FetchX509SVID", nil)
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", media)
+		req.Header.Set("workload.spiffe.io", "true")
+		resp, err := c.Do(req)
+		require.NoError(t, err)
+		assert.Equal(t, http.StatusUnsupportedMediaType, resp.StatusCode, media)
+		require.NoError(t, resp.Body.Close())
+	}
+}
+
+func TestNewHandler(t *testing.T) {
+	t.Parallel()
+	_, err := workloadserver.NewHandler(nil, nil)
+	assert.ErrorContains(t, err, "provider is nil")
+	_, err = workloadserver.NewHandler(workloadserver.Fixed(nil), &workloadserver.Options{MaxStreams: -1})
+	assert.ErrorContains(t, err, "MaxStreams")
+}
+
+// Who may have what is asked at the beginning and again before each push.
+func TestIdentities(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-20", "WAPI-23", "WAPI-25", "WAPI-31", "WAPI-35", "WAPI-47", "WEP-8", "WEP-16")
+	synctest.Test(t, func(t *testing.T) {
+		home, other, stranger := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "stranger.test")
+		agent, web, db := home.SVID("/agent"), home.SVID("/web"), home.SVID("/db")
+		src := &provider{}
+		src.set(snapshot(t, agent, home, other), nil, []byte("crl"))
+		var mu sync.Mutex
+		var ids []workloadserver.Identity
+		var failure error
+		var log syncBuffer
+		h := handler(t, src, &workloadserver.Options{
+			Identities: func(context.Context) ([]workloadserver.Identity, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				return ids, failure
+			},
+			Logger: textLogger(&log),
+		})
+		grant := func(err error, list ...workloadserver.Identity) {
+			mu.Lock()
+			ids, failure = list, err
+			mu.Unlock()
+			h.Refresh()
+			synctest.Wait()
+		}
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
+		require.NoError(t, err)
+		run(t, s)
+		synctest.Wait()
+		for _, st := range []workloadapi.StreamStatus{s.Status().X509, s.Status().JWT} {
+			require.ErrorIs(t, st.Err, workloadapi.ErrDenied)
+		}
+		for _, err := range s.Client().WatchX509Bundles(t.Context()) {
+			require.ErrorIs(t, err, workloadapi.ErrDenied)
+			break
+		}
+		grant(nil, workloadserver.Identity{SVID: db, Hint: "data"}, workloadserver.Identity{SVID: web, Hint: "front"}, workloadserver.Identity{SVID: web})
+		require.NoError(t, s.Ready(t.Context()))
+		u, err := s.X509()
+		require.NoError(t, err)
+		var got []string
+		for _, id := range u.Identities {
+			got = append(got, id.SVID.ID().Path()+" "+id.Hint)
+		}
+		assert.Equal(t, []string{"/db data", "/web front", "/web "}, got, "in order")
+		assert.Equal(t, [][]byte{[]byte("crl")}, s.CRLs())
+		assert.Equal(t, 2, s.Status().TrustDomains)
+		for bundles, err := range s.Client().WatchX509Bundles(t.Context()) {
+			require.NoError(t, err)
+			assert.Equal(t, 2, bundles.Bundles.Len())
+			assert.Equal(t, [][]byte{[]byte("crl")}, bundles.CRLs)
+			break
+		}
+
+		// What the hook must not return, or fails with, ends the streams, and clients keep what they have.
+		snap, err := s.Snapshot()
+		require.NoError(t, err)
+		for want, bad := range map[string][]workloadserver.Identity{
+			"two identities have the hint": {{SVID: web, Hint: "x"}, {SVID: db, Hint: "x"}},
+			"the limit is 1024":            {{SVID: web, Hint: strings.Repeat("x", workloadserver.MaxHint+1)}},
+			"is not UTF-8":                 {{SVID: web, Hint: "\xff"}},
+			"has no SVID":                  {{Hint: "x"}},
+			"no trust bundle":              {{SVID: stranger.SVID("/web")}},
+			"kaputt":                       nil,
+		} {
+			var failure error
+			if bad == nil {
+				failure = errors.New("kaputt")
+			}
+			grant(failure, bad...)
+			assert.Contains(t, log.String(), want)
+			assert.ErrorContains(t, s.Status().X509.Err, "status unavailable")
+			assert.NotContains(t, s.Status().X509.Err.Error(), want, "the caller is not told")
+			now, err := s.Snapshot()
+			require.NoError(t, err)
+			assert.Same(t, snap, now)
+			grant(nil, workloadserver.Identity{SVID: db, Hint: "data"}, workloadserver.Identity{SVID: web, Hint: "front"}, workloadserver.Identity{SVID: web})
+			time.Sleep(time.Minute)
+			require.NoError(t, s.Status().X509.Err)
+		}
+
+		// A hint of the length that is allowed.
+		grant(nil, workloadserver.Identity{SVID: db, Hint: strings.Repeat("x", workloadserver.MaxHint)})
+		require.NoError(t, s.Status().X509.Err)
+
+		// The entry is removed: everything is withdrawn, at once.
+		for _, denied := range []error{nil, fmt.Errorf("kaputt: %w", workloadapi.ErrDenied)} {
+			grant(denied)
+			_, err = s.SVID()
+			require.ErrorIs(t, err, workloadapi.ErrDenied)
+			_, err = s.Bundle(home.TrustDomain())
+			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			assert.ErrorContains(t, err, "register the workload")
+			grant(nil, workloadserver.Identity{SVID: db})
+			require.NoError(t, s.Ready(t.Context()))
+		}
+	})
+}
+
+// What a provider may answer.
+func TestProvider(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-12", "WAPI-17", "BND-10")
+	synctest.Test(t, func(t *testing.T) {
+		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		web := home.SVID("/web")
+		src := &provider{}
+		h := handler(t, src, nil)
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
+		require.NoError(t, err)
+		run(t, s)
+		synctest.Wait()
+		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable", "nil")
+		src.set(snapshot(t, web, home, other), nil)
+		require.NoError(t, s.Ready(t.Context()))
+
+		set := func(snap *spiffe.Snapshot, err error) {
+			src.set(snap, err)
+			synctest.Wait()
+		}
+		// Less, and more again.
+		set(snapshot(t, web, home), nil)
+		_, err = s.Bundle(other.TrustDomain())
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		set(snapshot(t, web, home, other), nil)
+		_, err = s.Bundle(other.TrustDomain())
+		require.NoError(t, err)
+
+		// A bundle for tokens only is no business of this RPC.
+		only, err := spiffe.NewBundle(other.TrustDomain(), spiffe.BundleContents{})
+		require.NoError(t, err)
+		bundles, err := spiffe.NewBundleSet(home.Bundle(), only)
+		require.NoError(t, err)
+		set(spiffe.NewSnapshot(web, bundles), nil)
+		_, err = s.Bundle(other.TrustDomain())
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+
+		// No bundle of the own trust domain is a fault; an empty one says that everything is revoked.
+		set(snapshot(t, web, other), nil)
+		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable")
+		_, err = s.SVID()
+		require.NoError(t, err)
+		for _, err := range s.Client().WatchX509Bundles(t.Context()) {
+			assert.ErrorContains(t, err, "status unavailable")
+			break
+		}
+		set(snapshot(t, web, home), nil)
+		time.Sleep(time.Minute)
+		require.NoError(t, s.Status().X509.Err)
+		revoked, err := spiffe.NewBundle(home.TrustDomain(), spiffe.BundleContents{})
+		require.NoError(t, err)
+		set(spiffe.NewSnapshot(web, bundles.With(revoked)), nil)
+		_, err = s.SVID()
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		for u, err := range s.Client().WatchX509Bundles(t.Context()) {
+			require.NoError(t, err)
+			b, err := u.Bundles.Bundle(home.TrustDomain())
+			require.NoError(t, err)
+			assert.Empty(t, b.Contents().X509Authorities)
+			break
+		}
+
+		// A provider that fails for a while, and one that has been denied.
+		set(snapshot(t, web, home), nil)
+		time.Sleep(time.Minute)
+		require.NoError(t, s.Ready(t.Context()))
+		set(nil, errors.New("not now"))
+		_, err = s.SVID()
+		require.NoError(t, err)
+		set(nil, fmt.Errorf("agent: %w", workloadapi.ErrDenied))
+		time.Sleep(time.Minute)
+		_, err = s.SVID()
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+	})
+}
+
+// A Source is a Provider: an agent's agent.
+func TestChain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		src := &provider{}
+		src.set(snapshot(t, home.SVID("/web"), home, other), nil, []byte("crl"))
+		var p workloadserver.Provider = src
+		var last *workloadapi.Source
+		for range 3 {
+			s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, handler(t, p, nil))})
+			require.NoError(t, err)
+			run(t, s)
+			require.NoError(t, s.Ready(t.Context()))
+			p, last = s, s
+		}
+		for range 3 {
+			home.Rotate()
+			svid := home.SVID("/web")
+			src.set(snapshot(t, svid, home, other), nil, []byte("crl"))
+			synctest.Wait()
+			got, err := last.SVID()
+			require.NoError(t, err)
+			assert.Equal(t, svid.Chain(), got.Chain())
+			b, err := last.Bundle(home.TrustDomain())
+			require.NoError(t, err)
+			sameRoots(t, home, b)
+			assert.Equal(t, [][]byte{[]byte("crl")}, last.CRLs())
+		}
+		src.set(nil, workloadapi.ErrDenied)
+		synctest.Wait()
+		_, err := last.SVID()
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+	})
+}
+
+// Equal callers share one serialisation, and it is not kept longer than it is good for.
+func TestEncodeOnce(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	web, db := home.SVID("/web"), home.SVID("/db")
+	snap := snapshot(t, web, home)
+	h := handler(t, workloadserver.Fixed(snap), nil)
+	encode := func(snap *spiffe.Snapshot, ids ...workloadserver.Identity) *byte {
+		t.Helper()
+		b, err := h.EncodeX509SVIDs(snap, ids)
+		require.NoError(t, err)
+		return &b[0]
+	}
+	a, b := workloadserver.Identity{SVID: web}, workloadserver.Identity{SVID: db, Hint: "x"}
+	one := encode(snap, a, b)
+	assert.Same(t, one, encode(snap, a, b))
+	assert.NotSame(t, one, encode(snap, b, a))
+	assert.NotSame(t, one, encode(snap, a))
+	assert.Equal(t, 4, h.Encodings())
+	assert.NotSame(t, one, encode(snapshot(t, web, home), a, b))
+	assert.Equal(t, 2, h.Encodings())
+	for i := range workloadserver.MaxEncodings + 10 {
+		encode(snap, a, workloadserver.Identity{SVID: db, Hint: strconv.Itoa(i)})
+	}
+	assert.LessOrEqual(t, h.Encodings(), workloadserver.MaxEncodings+1)
+}
+
+// opaque is a key that cannot be exported, as one that lives in hardware.
+type opaque struct{ crypto.Signer }
+
+func TestKeyThatStays(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	web := home.SVID("/web")
+	locked, err := spiffe.NewSVID(web.Chain(), opaque{web.Signer()})
+	require.NoError(t, err)
+	var log syncBuffer
+	h := handler(t, workloadserver.Fixed(snapshot(t, locked, home)), &workloadserver.Options{Logger: textLogger(&log)})
+	c := inMemory(t, h)
+	for range 2 {
+		for _, err := range c.WatchX509SVIDs(t.Context()) {
+			assert.ErrorContains(t, err, "status unavailable")
+			break
+		}
+	}
+	assert.Equal(t, 1, strings.Count(log.String(), "cannot be exported"), "said once")
+	for u, err := range c.WatchX509Bundles(t.Context()) {
+		require.NoError(t, err)
+		assert.Equal(t, 1, u.Bundles.Len())
+		break
+	}
+}
+
+// A caller may limit its own stream.
+func TestDeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+		start := time.Now()
+		r := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m")
+		require.NotEmpty(t, r.recv())
+		code, _ := r.status()
+		assert.Equal(t, codeDeadlineExceeded, code)
+		assert.Equal(t, 200*time.Millisecond, time.Since(start))
+		synctest.Wait()
+		assert.Zero(t, h.Streams())
+	})
+}
+
+// hasty is a Provider whose snapshot has changed by the time that it is looked at, once.
+type hasty struct {
+	provider
+	next *spiffe.Snapshot
+}
+
+func (p *hasty) Snapshot() (*spiffe.Snapshot, error) {
+	snap, err := p.provider.Snapshot()
+	if next := p.next; next != nil {
+		p.next = nil
+		p.set(next, nil)
+	}
+	return snap, err
+}
+
+// No change is missed, not even one in the moment of looking.
+func TestHastyProvider(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-8")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		src := &hasty{next: snapshot(t, home.SVID("/new"), home)}
+		src.set(snapshot(t, home.SVID("/old"), home), nil)
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, handler(t, src, nil))})
+		require.NoError(t, err)
+		run(t, s)
+		synctest.Wait()
+		svid, err := s.SVID()
+		require.NoError(t, err)
+		assert.Equal(t, "/new", svid.ID().Path())
+	})
+}
+
+// A caller that does not read gets the newest when it reads again, and delays nobody.
+func TestCoalescing(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-10")
+	home := newDomain(t, "example.org")
+	src := &provider{}
+	big := bytes.Repeat([]byte("x"), 1<<20) // more than a connection buffers
+	src.set(snapshot(t, home.SVID("/web"), home), nil, big)
+	h := handler(t, src, nil)
+	slow := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+	quick, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
+	require.NoError(t, err)
+	run(t, quick)
+	require.NoError(t, quick.Ready(t.Context()))
+	var last *spiffe.SVID
+	for i := range 20 {
+		last = home.SVID("/web")
+		src.set(snapshot(t, last, home), nil, append(big, byte(i)))
+		require.Eventually(t, func() bool {
+			svid, err := quick.SVID()
+			return err == nil && bytes.Equal(svid.Leaf().Raw, last.Leaf().Raw)
+		}, patient, time.Millisecond)
+	}
+	n := 0
+	for {
+		var m wire.X509SVIDResponse
+		require.NoError(t, proto.Unmarshal(slow.recv(), &m))
+		n++
+		if bytes.Equal(m.GetSvids()[0].GetX509Svid(), last.Leaf().Raw) {
+			break
+		}
+	}
+	assert.Less(t, n, 15)
+}
+
+func TestMaxStreams(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{MaxStreams: 2, Issuer: tokens{}})
+	c := http2(t, h)
+	open := func() *rpc {
+		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+	}
+	first, second := open(), open()
+	require.NotEmpty(t, first.recv())
+	require.NotEmpty(t, second.recv())
+	code, _ := open().status()
+	assert.Equal(t, codeResourceExhausted, code)
+	assert.Equal(t, 2, h.Streams())
+	require.NoError(t, first.resp.Body.Close())
+	require.Eventually(t, func() bool { return h.Streams() == 1 }, patient, time.Millisecond)
+	require.NotEmpty(t, open().recv())
+
+	// Close ends all, and lets in none.
+	require.NoError(t, h.Close())
+	require.NoError(t, h.Close())
+	code, _ = second.status()
+	assert.Equal(t, codeUnavailable, code)
+	code, _ = open().status()
+	assert.Equal(t, codeUnavailable, code)
+	code, _ = post(t, c, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true").status()
+	assert.Equal(t, codeUnavailable, code, "not even a single answer")
+	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
+}
+
+// One process does not take all streams, however many connections it opens.
+func TestStreamsOfProcess(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("peers are known on Linux")
+	}
+	home := newDomain(t, "example.org")
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	path := strings.TrimPrefix(listen(t, &unixsocket.Server{Handler: h}), "unix://")
+	client := func() *http.Client {
+		transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}}
+		transport.Protocols.SetUnencryptedHTTP2(true)
+		t.Cleanup(transport.CloseIdleConnections)
+		return &http.Client{Transport: transport}
+	}
+	two := []*http.Client{client(), client()}
+	open := func(c *http.Client) *rpc {
+		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+	}
+	first := open(two[0])
+	for i := range workloadserver.MaxOfProcess - 1 {
+		open(two[i%2])
+	}
+	require.Equal(t, workloadserver.MaxOfProcess, h.Streams())
+	for _, c := range two {
+		code, _ := open(c).status()
+		assert.Equal(t, codeResourceExhausted, code)
+	}
+	require.NotEmpty(t, open(http2(t, h)).recv(), "of another peer")
+	require.NoError(t, first.resp.Body.Close())
+	require.Eventually(t, func() bool { return h.Streams() == workloadserver.MaxOfProcess }, patient, time.Millisecond)
+	require.NotEmpty(t, open(two[1]).recv(), "there is room for one")
+}
+
+// tokens issues and judges tokens that are easy to read.
+type tokens struct{ err error }
+
+func (i tokens) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+	return fmt.Sprint(id.Path(), audience), i.err
+}
+
+func (i tokens) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
+	id, claims := spiffe.MustParseID("spiffe://example.org/web"), map[string]any{"aud": []any{audience}, "sub": "spiffe://example.org/web", "exp": 1.5}
+	switch token {
+	case "good":
+		return id, claims, nil
+	case "no-id":
+		return spiffe.ID{}, claims, nil
+	case "no-claims":
+		return id, nil, nil
+	case "odd-claims":
+		return id, map[string]any{"x": make(chan int)}, nil
+	case "bad-text":
+		return spiffe.ID{}, nil, errors.New("\xff")
+	}
+	return spiffe.ID{}, nil, i.err
+}
+
+func TestServeJWTSVID(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-13", "WAPI-40", "WAPI-41", "WAPI-42", "WAPI-43", "WAPI-47")
+	home := newDomain(t, "example.org")
+	web, db := home.SVID("/web"), home.SVID("/db")
+	ids := []workloadserver.Identity{{SVID: web, Hint: "h"}, {SVID: db}}
+	issuer := &tokens{}
+	var log syncBuffer
+	src := &provider{}
+	src.set(snapshot(t, home.SVID("/agent"), home), nil)
+	h := handler(t, src, &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
+		Issuer:     issuer, Logger: textLogger(&log),
+	})
+	c := inMemory(t, h)
+	all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a", "b")
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	assert.Equal(t, "/web[a b]", all[0].Token())
+	assert.Equal(t, "h", all[0].Hint)
+	assert.Equal(t, db.ID(), all[1].ID)
+	all, err = c.FetchJWTSVIDs(t.Context(), db.ID(), "a")
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	assert.Equal(t, "/db[a]", all[0].Token())
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.MustParseID("spiffe://example.org/other"), "a")
+	require.ErrorIs(t, err, workloadapi.ErrDenied)
+
+	raw := http2(t, h)
+	for name, body := range map[string][]byte{
+		"no audience":         frame(&wire.JWTSVIDRequest{}),
+		"an empty audience":   frame(&wire.JWTSVIDRequest{Audience: []string{"a", ""}}),
+		"too many audiences":  frame(&wire.JWTSVIDRequest{Audience: strings.Split(strings.Repeat("a,", workloadserver.MaxAudiences)+"a", ",")}),
+		"a million audiences": frame(&wire.JWTSVIDRequest{Audience: strings.Split(strings.Repeat("a,", 50_000)+"a", ",")}),
+		"not an ID":           frame(&wire.JWTSVIDRequest{Audience: []string{"a"}, SpiffeId: "web"}),
+		"junk":                append([]byte{0, 0, 0, 0, 4}, "junk"...),
+	} {
+		code, _ := post(t, raw, service+"FetchJWTSVID", body, header, "true").status()
+		assert.Equal(t, codeInvalidArgument, code, name)
+	}
+
+	issuer.err = errors.New("kaputt")
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+	require.ErrorContains(t, err, "status unavailable")
+	assert.NotContains(t, err.Error(), "kaputt")
+	assert.Contains(t, log.String(), "kaputt")
+	issuer.err = fmt.Errorf("x: %w", workloadapi.ErrDenied)
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+	require.ErrorIs(t, err, workloadapi.ErrDenied)
+	issuer.err = nil
+	ids = []workloadserver.Identity{{SVID: web, Hint: "h"}, {SVID: db, Hint: "h"}}
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+	require.ErrorContains(t, err, "status unavailable")
+	ids = nil
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+	require.ErrorIs(t, err, workloadapi.ErrDenied)
+	src.set(nil, errors.New("not ready"))
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+	require.ErrorContains(t, err, "status unavailable")
+}
+
+func TestServeValidateJWTSVID(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-50", "WAPI-51", "WAPI-52", "WAPI-53")
+	const token = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzcGlmZmU6Ly9leGFtcGxlLm9yZy93ZWIifQ.c2lnbmF0dXJlIG9mIGl0"
+	home := newDomain(t, "example.org")
+	v := &tokens{err: errors.New("it has expired")}
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: v})
+	c := inMemory(t, h)
+	id, claims, err := c.ValidateJWTSVID(t.Context(), "a", "good")
+	require.NoError(t, err)
+	assert.Equal(t, "/web", id.Path())
+	assert.Equal(t, map[string]any{"aud": []any{"a"}, "sub": "spiffe://example.org/web", "exp": 1.5}, claims)
+	_, _, err = c.ValidateJWTSVID(t.Context(), "a", token)
+	require.ErrorIs(t, err, workloadapi.ErrRefused)
+	assert.ErrorContains(t, err, "it has expired")
+	v.err = errors.New("cannot parse " + token[:70])
+	_, _, err = c.ValidateJWTSVID(t.Context(), "a", token)
+	require.ErrorIs(t, err, workloadapi.ErrRefused)
+	assert.ErrorContains(t, err, "is withheld")
+	assert.NotContains(t, err.Error(), token[:10])
+	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "bad-text")
+	require.ErrorIs(t, err, workloadapi.ErrRefused)
+	for _, bad := range []string{"no-id", "no-claims", "odd-claims"} {
+		_, _, err = c.ValidateJWTSVID(t.Context(), "a", bad)
+		require.ErrorContains(t, err, "status unavailable", bad)
+	}
+	raw := http2(t, h)
+	for name, body := range map[string][]byte{
+		"no audience": frame(&wire.ValidateJWTSVIDRequest{Svid: "good"}),
+		"no svid":     frame(&wire.ValidateJWTSVIDRequest{Audience: "a"}),
+		"junk":        append([]byte{0, 0, 0, 0, 4}, "junk"...),
+	} {
+		code, _ := post(t, raw, service+"ValidateJWTSVID", body, header, "true").status()
+		assert.Equal(t, codeInvalidArgument, code, name)
+	}
+	// A Client is a validator that asks another server.
+	chain := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: c}))
+	id, _, err = chain.ValidateJWTSVID(t.Context(), "a", "good")
+	require.NoError(t, err)
+	assert.Equal(t, "/web", id.Path())
+}
+
+// That a token cannot be judged now is not the token's fault, and no secret goes to the caller.
+func TestValidatorFails(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-53", "WEP-15")
+	home := newDomain(t, "example.org")
+	serve := func(v workloadserver.JWTValidator) *workloadapi.Client {
+		return inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: v}))
+	}
+	gone, err := workloadapi.NewClient("unix://"+socketDir(t)+"/gone", nil)
+	require.NoError(t, err)
+	waiting, err := workloadapi.New(workloadapi.Config{Client: gone})
+	require.NoError(t, err)
+	_, notReady := waiting.SVID()
+	for name, v := range map[string]workloadserver.JWTValidator{
+		"another server that is gone":             gone,
+		"another server that cannot judge itself": serve(gone),
+		"another server that judges nothing":      serve(nil),
+		"a source that has nothing yet":           tokens{fmt.Errorf("no bundle: %w", notReady)},
+		"no time":                                 tokens{fmt.Errorf("waited: %w", context.DeadlineExceeded)},
+		"canceled":                                tokens{fmt.Errorf("waited: %w", context.Canceled)},
+		"says itself that it passes":              tokens{fmt.Errorf("kaputt: %w", passing(true))},
+	} {
+		_, _, err := serve(v).ValidateJWTSVID(t.Context(), "a", "token")
+		require.ErrorContains(t, err, "status unavailable", name)
+		assert.NotErrorIs(t, err, workloadapi.ErrRefused, name)
+		assert.NotContains(t, err.Error(), "gone", name)
+		e, ok := errors.AsType[*workloadapi.Error](err)
+		require.True(t, ok)
+		assert.False(t, e.Final, name)
+	}
+	for name, v := range map[string]workloadserver.JWTValidator{
+		"says that it does not pass": tokens{passing(false)},
+		"another server refuses":     serve(tokens{errors.New("it has expired")}),
+	} {
+		_, _, err := serve(v).ValidateJWTSVID(t.Context(), "a", "token")
+		require.ErrorIs(t, err, workloadapi.ErrRefused, name)
+	}
+	_, _, err = serve(tokens{fmt.Errorf("not for you: %w", workloadapi.ErrDenied)}).ValidateJWTSVID(t.Context(), "a", "token")
+	require.ErrorIs(t, err, workloadapi.ErrRefused, "a policy of the validator's")
+}
+
+// passing is an error that says whether it passes.
+type passing bool
+
+func (passing) Error() string                      { return "kaputt" }
+func (p passing) Retryable() (time.Duration, bool) { return 0, bool(p) }
+
+// Bundles for tokens are plain JWK Sets, with nothing but the keys for tokens.
+func TestServeJWTBundles(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-44", "WAPI-45", "DIV-12")
+	home, other, third := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "third.test")
+	withKey := func(d domain, kid string) *spiffe.Bundle {
+		c := d.Bundle().Contents()
+		c.JWTAuthorities = map[string]crypto.PublicKey{kid: newKey(t).Public()}
+		b, err := spiffe.NewBundle(d.TrustDomain(), c)
+		require.NoError(t, err)
+		return b
+	}
+	tricky := `"use":"jwt-svid",`
+	set, err := spiffe.NewBundleSet(withKey(home, tricky), withKey(other, "k"), third.Bundle())
+	require.NoError(t, err)
+	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/web"), set)), nil)
+	var m wire.JWTBundlesResponse
+	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
+	require.Len(t, m.GetBundles(), 2)
+	for _, doc := range m.GetBundles() {
+		assert.NotContains(t, string(doc), "x5c")
+		assert.NotContains(t, string(doc), `"use":"`)
+		assert.NotContains(t, string(doc), "spiffe_")
+	}
+	for u, err := range inMemory(t, h).WatchJWTBundles(t.Context()) {
+		require.NoError(t, err)
+		assert.Empty(t, u.Skipped)
+		for _, td := range []domain{home, other} {
+			got, err := u.Bundles.Bundle(td.TrustDomain())
+			require.NoError(t, err)
+			want, _ := set.Bundle(td.TrustDomain())
+			assert.Equal(t, want.Contents().JWTAuthorities, got.Contents().JWTAuthorities)
+		}
+		break
+	}
+	// The own trust domain is there even without keys.
+	h = handler(t, workloadserver.Fixed(snapshot(t, third.SVID("/web"), third, home)), nil)
+	m.Reset()
+	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
+	assert.Equal(t, map[string][]byte{third.key(): []byte(`{"keys":[]}`)}, m.GetBundles())
+}
+
+// Clients that want to do harm.
+func TestHostileClient(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-6", "WAPI-13")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{Issuer: tokens{}, Validator: tokens{}})
+		c := http2(t, h)
+		prefix := func(flags byte, n uint32, b ...byte) []byte {
+			return append(binary.BigEndian.AppendUint32([]byte{flags}, n), b...)
+		}
+		for name, body := range map[string][]byte{
+			"nothing":           nil,
+			"half a prefix":     {0, 0},
+			"half a message":    prefix(0, 100, 1, 2, 3),
+			"4 GiB":             prefix(0, 1<<32-1, make([]byte, 1000)...),
+			"compressed":        prefix(1, 3, 1, 2, 3),
+			"unknown flags":     prefix(0x42, 3, 1, 2, 3),
+			"too large":         prefix(0, 300<<10, make([]byte, 300<<10)...),
+			"two messages":      append(frame(&wire.X509SVIDRequest{}), frame(&wire.X509SVIDRequest{})...),
+			"junk of 100 KiB":   prefix(0, 100<<10, bytes.Repeat([]byte{0xff}, 100<<10)...),
+			"a million strings": prefix(0, 200<<10, bytes.Repeat([]byte{0x0a, 0x00}, 100<<10)...),
+		} {
+			for _, method := range []string{"FetchX509SVID", "FetchX509Bundles", "FetchJWTBundles", "FetchJWTSVID", "ValidateJWTSVID"} {
+				r := post(t, c, service+method, body, header, "true")
+				// Streams have an empty request, and whatever is in it may be ignored.
+				if b := r.recv(); b != nil {
+					assert.Contains(t, method, "Fetch", name)
+					assert.NotEqual(t, "FetchJWTSVID", method, name)
+					require.NoError(t, r.resp.Body.Close())
+					continue
+				}
+				code, _ := r.status()
+				assert.NotEqual(t, codeOK, code, "%s %s", method, name)
+			}
+		}
+		// Many that come and go leave nothing behind, or the bubble would not end.
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				for range 20 {
+					r := post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+					_ = r.resp.Body.Close()
+				}
+			})
+		}
+		wg.Wait()
+		synctest.Wait()
+		assert.Zero(t, h.Streams())
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
+		require.NoError(t, err)
+		run(t, s)
+		require.NoError(t, s.Ready(t.Context()))
+	})
+}
+
+// Callers that begin a request and never end it keep nothing of the server's for long, and nobody else
+// waits for them.
+func TestHalfRequest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{Issuer: tokens{}, Validator: tokens{}})
+		running, stop := context.WithCancel(t.Context())
+		c := http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as a server has it that is told to stop
+			ctx, cancel := context.WithCancel(r.Context())
+			defer cancel()
+			defer context.AfterFunc(running, cancel)()
+			h.ServeHTTP(w, r.WithContext(ctx))
+		}))
+		begin := func(method, sent string) (code int) {
+			in, out := io.Pipe()
+			defer out.Close()
+			go func() { _, _ = out.Write([]byte(sent)) }()
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+method, in)
+			if !assert.NoError(t, err) {
+				return 0
+			}
+			req.Header.Set("Content-Type", "application/grpc")
+			req.Header.Set("workload.spiffe.io", "true")
+			resp, err := c.Do(req)
+			if !assert.NoError(t, err) {
+				return 0
+			}
+			defer resp.Body.Close()
+			code, _ = (&rpc{t, resp}).status()
+			return code
+		}
+		start := time.Now()
+		var wg sync.WaitGroup
+		for _, method := range []string{
+			service + "FetchX509SVID", service + "FetchX509Bundles", service + "FetchJWTBundles", service + "FetchJWTSVID",
+			service + "ValidateJWTSVID", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+		} {
+			for _, sent := range []string{"", "\x00\x00", "\x00\x00\x00\x00\x05ab", "\x00\x00\x00\x00\x00"} {
+				wg.Go(func() {
+					assert.Equal(t, codeDeadlineExceeded, begin(method, sent), "%s %q", method, sent)
+					assert.Equal(t, 30*time.Second, time.Since(start), "%s %q", method, sent)
+				})
+			}
+		}
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
+		require.NoError(t, err)
+		run(t, s)
+		require.NoError(t, s.Ready(t.Context()))
+		assert.Zero(t, time.Since(start))
+		wg.Wait()
+
+		time.AfterFunc(time.Second, stop)
+		start = time.Now()
+		assert.Equal(t, codeUnavailable, begin(service+"FetchX509SVID", "\x00"))
+		assert.Equal(t, time.Second, time.Since(start))
+	})
+}
+
+// Identities finds the process that is calling.
+func TestPeer(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-8", "WEP-9")
+	home := newDomain(t, "example.org")
+	svid := home.SVID("/web")
+	var got atomic.Pointer[unixsocket.Peer]
+	h := handler(t, workloadserver.Fixed(snapshot(t, svid, home)), &workloadserver.Options{
+		Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
+			caller, ok := unixsocket.PeerFromContext(ctx)
+			if !ok {
+				return nil, nil
+			}
+			got.Store(&caller)
+			return []workloadserver.Identity{{SVID: svid}}, nil
+		},
+	})
+	socket := listen(t, &unixsocket.Server{Handler: h})
+	for _, err := range dial(t, socket).WatchX509SVIDs(t.Context()) {
+		if runtime.GOOS != "linux" {
+			require.ErrorIs(t, err, workloadapi.ErrDenied)
+			return
+		}
+		require.NoError(t, err)
+		break
+	}
+	assert.Equal(t, unixsocket.Peer{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, *got.Load())
+	_, ok := unixsocket.PeerFromContext(t.Context())
+	assert.False(t, ok)
+
+	// On other networks the peer is not known.
+	for _, err := range inMemory(t, h).WatchX509SVIDs(t.Context()) {
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		break
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	tcp := listen(t, &unixsocket.Server{Listener: l, Handler: h})
+	for _, err := range dial(t, tcp).WatchX509SVIDs(t.Context()) {
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		break
+	}
+}

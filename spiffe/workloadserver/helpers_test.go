@@ -1,0 +1,308 @@
+package workloadserver_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+const (
+	service = "/SpiffeWorkloadAPI/"
+	patient = 20 * time.Second // for what takes no time unless something is broken
+)
+
+// Codes of gRPC.
+const (
+	codeOK                = 0
+	codeInvalidArgument   = 3
+	codeDeadlineExceeded  = 4
+	codePermissionDenied  = 7
+	codeResourceExhausted = 8
+	codeUnimplemented     = 12
+	codeInternal          = 13
+	codeUnavailable       = 14
+)
+
+// inMemory serves h in memory, so that a synctest bubble stops while all wait, and returns a client.
+func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
+	t.Helper()
+	c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: http2(t, h)})
+	require.NoError(t, err)
+	return c
+}
+
+func serveOn(l net.Listener, h http.Handler) (stop func()) {
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	srv := &http.Server{Handler: h, Protocols: &protocols, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l)
+	}()
+	return func() {
+		_ = srv.Close()
+		<-done
+	}
+}
+
+// run runs a source until the test ends or stop is called, which returns what Run returned.
+func run(t testing.TB, s *workloadapi.Source) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = s.Run(ctx)
+	}()
+	stop = sync.OnceValue(func() error {
+		cancel(errStop)
+		<-done
+		return err
+	})
+	t.Cleanup(func() { _ = stop() })
+	return stop
+}
+
+var errStop = errors.New("stop")
+
+// domain is a trust domain for tests.
+type domain struct{ *spiffetest.CA }
+
+func newDomain(t testing.TB, name string) domain { return domain{spiffetest.NewCA(t, name)} }
+
+// key is the name of the domain's bundle in a message.
+func (d domain) key() string { return d.TrustDomain().ID().String() }
+
+// roots is the domain's bundle in a message.
+func (d domain) roots() []byte {
+	var der []byte
+	for c := range d.Bundle().X509Authorities() {
+		der = append(der, c.Raw...)
+	}
+	return der
+}
+
+// sameRoots checks that b has the authorities of d now.
+func sameRoots(t testing.TB, d domain, b *spiffe.Bundle) {
+	t.Helper()
+	var der []byte
+	for c := range b.X509Authorities() {
+		der = append(der, c.Raw...)
+	}
+	assert.Equal(t, d.TrustDomain(), b.TrustDomain())
+	assert.Equal(t, d.roots(), der)
+}
+
+// syncBuffer is a buffer for logs.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func textLogger(b *syncBuffer) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
+
+func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
+
+// socketDir returns a folder with a path that is short enough for sockets.
+func socketDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "wl")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// dial returns a client of the server at address.
+func dial(t testing.TB, address string) *workloadapi.Client {
+	t.Helper()
+	c, err := workloadapi.NewClient(address, nil)
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+func newKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	return k
+}
+
+// listen runs a server until the test ends, on a socket of its own unless it has a Path or a Listener, and
+// returns its address.
+func listen(t testing.TB, s *unixsocket.Server) (address string) {
+	t.Helper()
+	if s.Path == "" && s.Listener == nil {
+		s.Path = filepath.Join(socketDir(t), "s")
+	}
+	start(t, s)
+	if s.Listener != nil {
+		return "tcp://" + s.Listener.Addr().String()
+	}
+	return "unix://" + s.Path
+}
+
+func start(t testing.TB, s *unixsocket.Server) (stop func() error) {
+	t.Helper()
+	require.NoError(t, s.Listen())
+	ctx, cancel := context.WithCancelCause(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stop = sync.OnceValue(func() error {
+		cancel(errStop)
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(patient):
+			return errors.New("the server did not stop")
+		}
+	})
+	t.Cleanup(func() { _ = stop() })
+	return stop
+}
+
+// serveForExample serves h on a Unix socket.
+func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
+	dir, err := os.MkdirTemp("", "wl")
+	if err != nil {
+		log.Fatal(err)
+	}
+	server := &unixsocket.Server{Path: filepath.Join(dir, "api.sock"), Handler: h}
+	if err := server.Listen(); err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Run(ctx)
+	}()
+	return "unix://" + server.Path, func() {
+		cancel()
+		<-done
+		_ = os.RemoveAll(dir)
+	}
+}
+
+// exampleTB is what a test function is given; an example has none, and these do not fail.
+type exampleTB struct{ testing.TB }
+
+func (exampleTB) Helper() {}
+
+// rpc is a gRPC call written by hand, made with no code of the package.
+type rpc struct {
+	t    testing.TB
+	resp *http.Response
+}
+
+func post(t testing.TB, c *http.Client, path string, body []byte, headers ...string) *rpc {
+	t.Helper()
+	return postContext(t.Context(), t, c, path, body, headers...)
+}
+
+func postContext(ctx context.Context, t testing.TB, c *http.Client, path string, body []byte, headers ...string) *rpc {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+path, bytes.NewReader(body))
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/grpc")
+	req.Header.Set("Te", "trailers")
+	for i := 0; i < len(headers); i += 2 {
+		req.Header[headers[i]] = append(req.Header[headers[i]], headers[i+1])
+	}
+	resp, err := c.Do(req)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = resp.Body.Close() })
+	return &rpc{t, resp}
+}
+
+const header = "Workload.spiffe.io" // as net/http spells it inside
+
+// frame is a message with its prefix.
+func frame(m proto.Message) []byte {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		panic(err)
+	}
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
+}
+
+// recv returns the next message, or nil at the end.
+func (r *rpc) recv() []byte {
+	var prefix [5]byte
+	if _, err := io.ReadFull(r.resp.Body, prefix[:]); err != nil {
+		return nil
+	}
+	b := make([]byte, binary.BigEndian.Uint32(prefix[1:]))
+	_, err := io.ReadFull(r.resp.Body, b)
+	require.NoError(r.t, err)
+	return b
+}
+
+// status reads to the end.
+func (r *rpc) status() (code int, message string) {
+	_, _ = io.Copy(io.Discard, r.resp.Body)
+	h := r.resp.Trailer
+	if r.resp.Header.Get("Grpc-Status") != "" {
+		h = r.resp.Header
+	}
+	code, err := strconv.Atoi(h.Get("Grpc-Status"))
+	require.NoError(r.t, err, "%v %v", r.resp.Header, r.resp.Trailer)
+	return code, h.Get("Grpc-Message")
+}
+
+// http2 returns a bare client of a handler in memory.
+func http2(t testing.TB, h http.Handler) *http.Client {
+	t.Helper()
+	l := memconn.Listen()
+	stop := serveOn(l, h)
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	transport := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		stop()
+	})
+	return &http.Client{Transport: transport}
+}

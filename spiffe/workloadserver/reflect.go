@@ -1,0 +1,139 @@
+package workloadserver
+
+import (
+	"context"
+	"io"
+	"slices"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/wire/workloadapi/descriptors"
+)
+
+// reflection returns the methods of server reflection (WEP-20), by which tools that have no .proto file
+// learn what is served. There is one service to show.
+func reflection() map[string]grpchttp.Method {
+	files := described()
+	methods := make(map[string]grpchttp.Method)
+	for _, version := range []string{"v1", "v1alpha"} {
+		service := "grpc.reflection." + version + ".ServerReflection"
+		methods["/"+service+"/ServerReflectionInfo"] = func(_ context.Context, c *grpchttp.Call) error {
+			for {
+				request, err := c.Receive()
+				if err == io.EOF {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				response, err := reflect(files, service, request)
+				if err != nil {
+					return refusal("the request is not a ServerReflectionRequest")
+				}
+				if err := c.Send(response); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return methods
+}
+
+// file is an encoded FileDescriptorProto.
+type file struct {
+	name    string
+	symbols []string // services, methods and messages, with full names
+	encoded []byte
+}
+
+// described returns the files of the service, each after those that it imports.
+func described() (files []file) {
+	read := func(data []byte, each func(f *protofield.Field)) {
+		if err := protofield.Read(data, each); err != nil {
+			panic(err) // they are part of the program
+		}
+	}
+	var name string // of a symbol, which is its field 1
+	named := func(f *protofield.Field) {
+		if f.Number == 1 {
+			f.Text(&name)
+		}
+	}
+	read(descriptors.WorkloadAPI, func(f *protofield.Field) {
+		d, prefix := file{encoded: f.Data}, ""
+		read(d.encoded, func(f *protofield.Field) {
+			switch f.Number {
+			case 1:
+				f.Text(&d.name)
+			case 2:
+				f.Text(&prefix)
+				prefix += "."
+			case 4, 6: // messages and services, after the name and the package
+				read(f.Data, named)
+				symbol := prefix + name
+				d.symbols = append(d.symbols, symbol)
+				if f.Number == 6 {
+					read(f.Data, func(f *protofield.Field) {
+						if f.Number == 2 {
+							read(f.Data, named)
+							d.symbols = append(d.symbols, symbol+"."+name)
+						}
+					})
+				}
+			}
+		})
+		files = append(files, d)
+	})
+	return files
+}
+
+// reflect answers a ServerReflectionRequest with a ServerReflectionResponse.
+func reflect(files []file, service string, request []byte) ([]byte, error) {
+	var host, arg string
+	var ask protofield.Number
+	if err := protofield.Read(request, func(f *protofield.Field) {
+		if f.Number == 1 {
+			f.Text(&host)
+		} else if f.Data != nil {
+			ask, arg = f.Number, string(f.Data)
+		}
+	}); err != nil {
+		return nil, err
+	}
+	code, text := grpchttp.NotFound, "not found"
+	last := -1 // of the files that are the answer, with those that it imports
+	switch ask {
+	case 3: // file_by_filename
+		last = slices.IndexFunc(files, func(f file) bool { return f.name == arg })
+	case 4: // file_containing_symbol
+		last = slices.IndexFunc(files, func(f file) bool { return slices.Contains(f.symbols, arg) })
+	case 5, 6: // file_containing_extension, all_extension_numbers_of_type
+		text = "there are no extensions"
+	case 7: // list_services
+	default:
+		code, text = grpchttp.Unimplemented, "unknown request"
+	}
+	return protofield.Write(func(w *protofield.Writer) {
+		w.AddText(1, host)
+		w.AddBytes(2, request)
+		switch {
+		case ask == 7:
+			w.Message(6, func(w *protofield.Writer) {
+				for _, name := range []string{"SpiffeWorkloadAPI", service} {
+					w.Message(1, func(w *protofield.Writer) { w.AddText(1, name) })
+				}
+			})
+		case last >= 0:
+			w.Message(4, func(w *protofield.Writer) {
+				for ; last >= 0; last-- {
+					w.AddBytes(1, files[last].encoded)
+				}
+			})
+		default:
+			w.Message(7, func(w *protofield.Writer) {
+				w.AddVarint(1, uint64(code))
+				w.AddText(2, text)
+			})
+		}
+	})
+}

@@ -1,0 +1,104 @@
+package workloadserver_test
+
+import (
+	"encoding/binary"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+// fields are the length-delimited fields of a message, and in "code" the first number.
+func fields(t testing.TB, b []byte) map[protowire.Number][][]byte {
+	t.Helper()
+	all := map[protowire.Number][][]byte{}
+	for len(b) > 0 {
+		n, kind, size := protowire.ConsumeTag(b)
+		require.Positive(t, size)
+		b = b[size:]
+		size = protowire.ConsumeFieldValue(n, kind, b)
+		require.Positive(t, size)
+		v := b[:size]
+		if kind == protowire.BytesType {
+			v, _ = protowire.ConsumeBytes(b)
+		}
+		all[n] = append(all[n], v)
+		b = b[size:]
+	}
+	return all
+}
+
+// Tools learn from the server what it serves, if they send the header.
+func TestReflection(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-20", "WEP-18", "WAPI-4")
+	home := newDomain(t, "example.org")
+	c := http2(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil))
+	for _, version := range []string{"v1", "v1alpha"} {
+		in, out := io.Pipe()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/grpc.reflection."+version+".ServerReflection/ServerReflectionInfo", in)
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/grpc")
+		req.Header.Set("workload.spiffe.io", "true")
+		var r *rpc
+		ask := func(n protowire.Number, arg string) map[protowire.Number][][]byte {
+			t.Helper()
+			msg := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "host")
+			msg = protowire.AppendString(protowire.AppendTag(msg, n, protowire.BytesType), arg)
+			go func() { _, _ = out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg))), msg...)) }()
+			if r == nil {
+				resp, err := c.Do(req)
+				require.NoError(t, err)
+				r = &rpc{t, resp}
+			}
+			answer := fields(t, r.recv())
+			assert.Equal(t, "host", string(answer[1][0]))
+			assert.Equal(t, msg, answer[2][0], "the request is repeated")
+			return answer
+		}
+		var services []string
+		for _, s := range fields(t, ask(7, "*")[6][0])[1] {
+			services = append(services, string(fields(t, s)[1][0]))
+		}
+		assert.Equal(t, []string{"SpiffeWorkloadAPI", "grpc.reflection." + version + ".ServerReflection"}, services)
+		for _, symbol := range []string{"SpiffeWorkloadAPI", "SpiffeWorkloadAPI.FetchX509SVID", "X509SVIDResponse"} {
+			files := fields(t, ask(4, symbol)[4][0])[1]
+			require.Len(t, files, 2, symbol)
+			var f descriptorpb.FileDescriptorProto
+			require.NoError(t, proto.Unmarshal(files[0], &f))
+			assert.Empty(t, f.GetPackage())
+			assert.Len(t, f.GetService()[0].GetMethod(), 7)
+		}
+		assert.Len(t, fields(t, ask(4, "google.protobuf.Struct")[4][0])[1], 1)
+		assert.Len(t, fields(t, ask(3, "google/protobuf/struct.proto")[4][0])[1], 1)
+		assert.Len(t, fields(t, ask(3, "reflection.proto")[4][0])[1], 2)
+		for n, arg := range map[protowire.Number]string{3: "x.proto", 4: "grpc.health.v1.Health", 5: "x", 6: "x", 9: "x"} {
+			failure := fields(t, ask(n, arg)[7][0])
+			want := byte(5)
+			if n == 9 {
+				want = 12
+			}
+			assert.Equal(t, []byte{want}, failure[1][0])
+			assert.NotEmpty(t, failure[2][0])
+		}
+		want := codeOK
+		if version == "v1" {
+			want = codeInvalidArgument
+			_, err = out.Write([]byte{0, 0, 0, 0, 1, 0xff})
+			require.NoError(t, err)
+		} else {
+			require.NoError(t, out.Close())
+		}
+		code, _ := r.status()
+		assert.Equal(t, want, code)
+		require.NoError(t, out.Close())
+	}
+}

@@ -1,0 +1,91 @@
+package workloadserver_test
+
+import (
+	"context"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/conformance"
+	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+// A workload takes its identity from a handler on a Unix socket, keeps it while the server is away, and
+// finds the server again.
+func TestServer(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-2", "WEP-3", "WAPI-6", "WAPI-17")
+	home := newDomain(t, "example.org")
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	path := filepath.Join(socketDir(t), "new", "s")
+	stop := start(t, &unixsocket.Server{Path: path, Handler: h})
+	fi, err := os.Lstat(path)
+	require.NoError(t, err)
+	assert.Equal(t, fs.ModeSocket|0o600, fi.Mode())
+
+	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
+	require.NoError(t, err)
+	run(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	require.NoError(t, s.Ready(ctx))
+
+	// The server goes: the identity stays. It comes back: the stream is there again, soon.
+	require.Equal(t, errStop, stop())
+	_, err = os.Lstat(path)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.Eventually(t, func() bool { return !s.Status().X509.Open }, patient, time.Millisecond)
+	_, err = s.SVID()
+	require.NoError(t, err)
+	start(t, &unixsocket.Server{Path: path, Handler: h})
+	require.Eventually(t, func() bool { return s.Status().X509.Updates == 2 }, patient, time.Millisecond)
+}
+
+// Over TCP only callers with a loopback or link-local address are served, unless AnyNetwork is set.
+func TestNetwork(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WEP-4")
+	home := newDomain(t, "example.org")
+	src := workloadserver.Fixed(snapshot(t, home.SVID("/web"), home))
+	for _, anyNetwork := range []bool{false, true} {
+		h := handler(t, src, &workloadserver.Options{AnyNetwork: anyNetwork})
+		for from, local := range map[string]bool{
+			"":                        true, // a Unix socket
+			"@":                       true,
+			"127.0.0.1:1234":          true,
+			"[::1]:1234":              true,
+			"[::ffff:127.0.0.1]:1234": true,
+			"169.254.1.2:1234":        true,
+			"[fe80::1%eth0]:1234":     true,
+			"192.0.2.1:1234":          false,
+			"10.0.0.1:1234":           false,
+			"[2001:db8::1]:1234":      false,
+			"[::ffff:192.0.2.1]:1234": false,
+			"0.0.0.0:1234":            false,
+			"[fd00::1]:1234":          false,
+		} {
+			c := http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				r.RemoteAddr = from
+				h.ServeHTTP(w, r)
+			}))
+			ctx, cancel := context.WithCancel(t.Context())
+			r := postContext(ctx, t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+			if local || anyNetwork {
+				assert.NotEmpty(t, r.recv(), from)
+			} else {
+				code, _ := r.status()
+				assert.Equal(t, codePermissionDenied, code, from)
+			}
+			cancel()
+		}
+	}
+}

@@ -1,0 +1,302 @@
+package workloadserver
+
+import (
+	"cmp"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// witStream makes the responses of one stream of WIT-SVIDs. Each WIT-SVID is issued for this stream
+// alone, kept, and replaced when half of its life is over, or when the WIT authorities of its trust
+// domain have changed, because its verifiers may refuse it from then on.
+type witStream struct {
+	h    *Handler
+	want spiffe.ID // zero means all
+
+	held     map[label]*heldWIT
+	sent     bool      // there is a response that the caller goes on with
+	failures int       // of the issuer, in a row
+	retry    time.Time // not before, after a failure
+}
+
+// label tells the identities of a caller apart.
+type label struct {
+	id   spiffe.ID
+	hint string
+}
+
+// heldWIT is a WIT-SVID in force.
+type heldWIT struct {
+	m           workloadwire.SVID
+	issued      time.Time
+	renew, exp  time.Time
+	authorities map[string]crypto.PublicKey // of its trust domain, when it was issued
+}
+
+func (h *Handler) fetchWITSVID(request []byte) (answer, error) {
+	var id string
+	if workloadwire.ReadTexts(request, &id) != nil {
+		return nil, refusal("the request is not a WITSVIDRequest")
+	}
+	want, err := parseWanted(id)
+	return (&witStream{h: h, want: want}).answer, err
+}
+
+// answer makes the current response: every identity of the caller has a WIT-SVID in the first one.
+// After that one that cannot be issued is left out until it can, so that neither the renewal nor the
+// withdrawal of the others waits for it; so is one that has expired meanwhile (WIT-51).
+func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
+	now := time.Now()
+	attempt := !now.Before(s.retry)
+	resp := &workloadwire.SVIDs{}
+	held := make(map[label]*heldWIT)
+	var failure, missing error
+	expired := 0
+	for _, id := range ids {
+		l := label{id.SVID.ID(), id.Hint}
+		if held[l] != nil || !s.want.IsZero() && l.id != s.want {
+			continue
+		}
+		var authorities map[string]crypto.PublicKey
+		if b, err := snap.Bundle(l.id.TrustDomain()); err == nil {
+			authorities = maps.Collect(b.WITAuthorities())
+		}
+		w := s.held[l]
+		if w != nil && !now.Before(w.exp) {
+			w = nil
+			expired++
+		}
+		if attempt && (w == nil || !now.Before(w.renew) || !sameKeys(w.authorities, authorities)) {
+			fresh, err := s.issue(ctx, l, now)
+			switch {
+			case errors.Is(err, ErrDenied):
+				continue
+			case err != nil:
+				failure = cmp.Or(failure, err)
+			default:
+				fresh.authorities = authorities
+				w = fresh
+			}
+		}
+		if w == nil {
+			missing = cmp.Or(failure, errRetryLater)
+			continue
+		}
+		held[l] = w
+		resp.SVIDs = append(resp.SVIDs, w.m)
+	}
+	switch {
+	case failure != nil:
+		if !s.sent {
+			return nil, time.Time{}, failure
+		}
+		_ = s.h.told(ctx, workloadwire.FetchWITSVID, failure) // to the log; the stream goes on
+		s.failures++
+		s.retry = now.Add(s.wait(failure, held, now))
+	case attempt:
+		s.failures, s.retry = 0, time.Time{}
+	}
+	if len(resp.SVIDs) == 0 {
+		if missing != nil && expired == len(s.held) { // nothing is taken away
+			return nil, time.Time{}, status(grpchttp.Unavailable, "the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
+		}
+		if missing != nil { // and all that there was has been taken away, which only this code says (WAPI-17)
+			return nil, time.Time{}, status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
+		}
+		return nil, time.Time{}, errDenied()
+	}
+	m, err := workloadwire.WIT.WriteSVIDs(resp)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	s.held, s.sent = held, true
+	next := s.retry
+	for _, w := range held {
+		if w.renew.After(now) && (next.IsZero() || w.renew.Before(next)) {
+			next = w.renew
+		}
+	}
+	return m, next, nil
+}
+
+// wait returns how long to wait after a failure: a share of the life that is left to the WIT-SVIDs in
+// force.
+func (s *witStream) wait(failure error, held map[label]*heldWIT, now time.Time) time.Duration {
+	var life, left time.Duration
+	for _, w := range held {
+		if l := w.exp.Sub(now); left == 0 || l < left {
+			life, left = w.exp.Sub(w.issued), l
+		}
+	}
+	return patience.Wait(renew.NewFailure(s.failures, failure), life, left, rand.Float64())
+}
+
+var errRetryLater = errors.New("the issuer has failed a moment ago")
+
+// issue asks the issuer and checks what it returns.
+func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT, error) {
+	ctx, cancel := context.WithTimeout(ctx, issueTimeout)
+	defer cancel()
+	token, signer, err := s.h.opts.WITIssuer.IssueWITSVID(ctx, l.id, l.hint)
+	if err != nil {
+		return nil, fmt.Errorf("issuer: %w", err)
+	}
+	exp, alg, err := checkWIT(token, l.id, signer, now)
+	if err != nil {
+		return nil, fmt.Errorf("issuer: the WIT-SVID for %q: %w", l.id, err)
+	}
+	key, err := privateJWK(signer, alg)
+	if err != nil {
+		return nil, fmt.Errorf("issuer: the key for %q: %w", l.id, err)
+	}
+	return &heldWIT{
+		m:      workloadwire.SVID{ID: l.id.String(), Hint: l.hint, Parts: [3][]byte{[]byte(token), []byte(key)}},
+		issued: now,
+		renew:  now.Add(max(exp.Sub(now)/2, time.Second)),
+		exp:    exp,
+	}, nil
+}
+
+// checkWIT refuses a token that a workload could not use, and returns when it expires, and the
+// algorithm of the workload's key. Whether its signature is good is for those to judge who have the
+// authorities.
+func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm, err error) {
+	t, err := jws.Parse(token)
+	if err != nil {
+		return time.Time{}, 0, err
+	}
+	h, err := jws.ParseHeader(t.Header)
+	switch {
+	case err != nil:
+		return time.Time{}, 0, err
+	case h.Type != "wit+jwt":
+		return time.Time{}, 0, errors.New(`"typ" is not "wit+jwt"`)
+	case h.KeyID == "":
+		return time.Time{}, 0, errors.New(`"kid" is missing or empty`)
+	case slices.Contains(h.Extra, "crit"):
+		return time.Time{}, 0, errors.New(`there is a "crit"`)
+	}
+
+	var sub, number []byte
+	var cnf jws.Confirmation
+	aud := false
+	r := strictjson.NewReader(t.Payload)
+	if r.Kind() != strictjson.Object {
+		r.Skip()
+	}
+	for name := range r.Members() {
+		switch string(name) {
+		case "sub":
+			sub, _ = r.Text()
+		case "aud":
+			aud = true
+		case "exp":
+			number, _ = r.Number()
+		case "cnf":
+			cnf.Read(r)
+		}
+	}
+	if err := r.End(); err != nil {
+		return time.Time{}, 0, fmt.Errorf("the payload is not strict JSON: %w", err)
+	}
+	switch {
+	case string(sub) != id.String():
+		return time.Time{}, 0, errors.New(`"sub" is missing or another ID`)
+	case aud:
+		return time.Time{}, 0, errors.New(`there is an "aud"`)
+	case number == nil:
+		return time.Time{}, 0, errors.New(`"exp" is missing or not a number`)
+	case cnf.Secret:
+		return time.Time{}, 0, errors.New(`the key in "cnf" shows its private half`)
+	}
+	if exp = jws.NumericDate(string(number)); !now.Before(exp) {
+		return time.Time{}, 0, errors.New("it has expired")
+	}
+	confirmed, reason := cnf.PublicKey()
+	if reason != "" {
+		return time.Time{}, 0, fmt.Errorf(`the key in "cnf": %s`, reason)
+	}
+	alg, ok := jws.ParseAlgorithm(string(cnf.Alg))
+	if !ok || !alg.Fits(confirmed) {
+		return time.Time{}, 0, errors.New(`the "alg" in "cnf" is missing or does not fit its key`)
+	}
+	if key == nil {
+		return time.Time{}, 0, errors.New("it comes without its private key")
+	}
+	if pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !pub.Equal(confirmed) {
+		return time.Time{}, 0, errors.New("the private key is not the one that the token confirms")
+	}
+	return exp, alg, nil
+}
+
+// privateJWK returns a private key as a JWK. Its public half is one that a WIT-SVID can confirm.
+func privateJWK(key crypto.Signer, alg jws.Algorithm) (string, error) {
+	b := []byte{'{'}
+	add := func(name string, v []byte) {
+		b = append(append(append(b, `,"`...), name...), `":"`...)
+		b = append(base64.RawURLEncoding.AppendEncode(b, v), '"')
+	}
+	ok := false
+	switch k := key.(type) {
+	case *ecdsa.PrivateKey:
+		d, err := k.Bytes()
+		if err != nil {
+			return "", errors.New("it is not a valid ECDSA key")
+		}
+		b, ok = jws.AppendKey(b, k.Public())
+		add("d", d) // of fixed size (RFC 7518 section 6.2.2)
+	case *rsa.PrivateKey:
+		if len(k.Primes) != 2 || k.Validate() != nil {
+			return "", errors.New("it is not a valid RSA key with two primes")
+		}
+		// The values of a key that was never precomputed are not there, and to put them there would be
+		// to write to what others may read.
+		p, q, one := k.Primes[0], k.Primes[1], big.NewInt(1)
+		b, ok = jws.AppendKey(b, k.Public())
+		add("d", k.D.Bytes())
+		add("p", p.Bytes())
+		add("q", q.Bytes())
+		add("dp", new(big.Int).Mod(k.D, new(big.Int).Sub(p, one)).Bytes())
+		add("dq", new(big.Int).Mod(k.D, new(big.Int).Sub(q, one)).Bytes())
+		add("qi", new(big.Int).ModInverse(q, p).Bytes())
+	default:
+		return "", fmt.Errorf("a %T cannot be sent; it has to be an *ecdsa.PrivateKey or *rsa.PrivateKey", key)
+	}
+	if !ok {
+		return "", errors.New("a JWK cannot hold it")
+	}
+	return string(b) + `,"alg":"` + alg.String() + `"}`, nil
+}
+
+// witAuthorities returns the WIT authorities of td.
+func witAuthorities(snap *spiffe.Snapshot, td spiffe.TrustDomain) map[string]crypto.PublicKey {
+	b, err := snap.Bundle(td)
+	if err != nil {
+		return nil
+	}
+	return maps.Collect(b.WITAuthorities())
+}
+
+func sameKeys(a, b map[string]crypto.PublicKey) bool {
+	return maps.EqualFunc(a, b, func(x, y crypto.PublicKey) bool {
+		pub, ok := x.(interface{ Equal(crypto.PublicKey) bool })
+		return ok && pub.Equal(y)
+	})
+}
