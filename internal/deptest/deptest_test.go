@@ -109,8 +109,7 @@ func TestImports(t *testing.T) {
 // TestReach holds what packages link of others, through other packages too.
 func TestReach(t *testing.T) {
 	t.Parallel()
-	const cryptobyte, jose, fsnotify = "golang.org/x/crypto/cryptobyte", "github.com/go-jose/go-jose/v4", "github.com/fsnotify/fsnotify"
-	const sys = "golang.org/x/sys/unix" // of fsnotify
+	const cryptobyte, jose, fsnotify, sys = "golang.org/x/crypto/cryptobyte", "github.com/go-jose/go-jose/v4", "github.com/fsnotify/fsnotify", "golang.org/x/sys"
 	// Of protobuf nothing but how fields are encoded. Generated messages are for tests.
 	const protowire, ofIt, ofItToo = "google.golang.org/protobuf/encoding/protowire", "google.golang.org/protobuf/internal/errors", "google.golang.org/protobuf/internal/detrand"
 	for _, c := range []struct{ packages, may []string }{

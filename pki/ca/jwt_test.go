@@ -87,10 +87,17 @@ func TestSignJWTRefuses(t *testing.T) {
 		{"no identity", ca.JWTRequest{Audience: db}, ca.ErrIdentity, spiffe.ErrZero.Error()},
 		{"another trust domain", ca.JWTRequest{ID: spiffe.MustParseID("spiffe://example.com/web"), Audience: db}, ca.ErrIdentity, "not in the trust domain"},
 		{"the trust domain itself", ca.JWTRequest{ID: td.ID(), Audience: db}, ca.ErrIdentity, "no path"},
+<<<<<<< HEAD
 		{"for nobody", ca.JWTRequest{ID: web}, ca.ErrIdentity, "JWT-12"},
 		{"for an empty name", ca.JWTRequest{ID: web, Audience: []string{""}}, ca.ErrIdentity, "JWT-12"},
 		{"for two", ca.JWTRequest{ID: web, Audience: []string{"a", "b"}}, ca.ErrIdentity, "JWT-16"},
 		{"for all of a trust domain", ca.JWTRequest{ID: web, Audience: []string{"spiffe://example.com"}}, ca.ErrGeneration, "is a whole trust domain"},
+=======
+		{"for nobody", ca.JWTRequest{ID: web}, ca.ErrIdentity, "say whom the token is for"},
+		{"for an empty name", ca.JWTRequest{ID: web, Audience: []string{""}}, ca.ErrIdentity, "say whom the token is for"},
+		{"for two", ca.JWTRequest{ID: web, Audience: []string{"a", "b"}}, ca.ErrIdentity, "2 audiences"},
+		{"for all of a trust domain", ca.JWTRequest{ID: web, Audience: []string{"spiffe://example.com"}}, ca.ErrGeneration, "JWT-17"},
+>>>>>>> rotation
 		{"too long", ca.JWTRequest{ID: web, Audience: db, TTL: time.Hour + 1}, ca.ErrTTL, "the longest is 1h0m0s"},
 		{"too short", ca.JWTRequest{ID: web, Audience: db, TTL: time.Second - 1}, ca.ErrTTL, "the shortest is 1s"},
 	} {
