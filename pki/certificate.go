@@ -25,7 +25,7 @@ import (
 
 var (
 	// ErrOutlivesIssuer says that a certificate would end later than the certificate that signs it, so
-	// that it would stop working early. Who wants the longest possible life asks for the NotAfter of
+	// that it would stop working early. A caller that wants the longest possible life asks for the NotAfter of
 	// [Issuer.Certificate].
 	ErrOutlivesIssuer = errors.New("the certificate would outlive its issuer")
 
@@ -37,29 +37,20 @@ var (
 // ProfileError says why a certificate was not signed, or is not fit to sign with.
 type ProfileError struct {
 	What   string // "leaf", "CA certificate" or "issuer"
-	Rule   string // the id of the broken rule, such as "X5-6"; empty for rules that are not of the standard
+	Rule   string // the broken rule of spiffe/CONFORMANCE.md, such as "X5-6"; empty for rules that are not of the standard
 	Reason string // the rule in words
 	Err    error  // ErrWeakKey, ErrKeyMismatch, ErrSAN, ErrOutlivesIssuer, ErrUnreadableTrustDomain in a chain, or nil
 }
 
 func (e *ProfileError) Error() string {
-	var b strings.Builder
-	b.WriteString("pki: ")
-	b.WriteString(e.What)
+	text := "pki: " + e.What
 	if e.Reason != "" {
-		b.WriteString(": ")
-		b.WriteString(e.Reason)
+		text += ": " + e.Reason
 	}
 	if e.Err != nil {
-		b.WriteString(": ")
-		b.WriteString(e.Err.Error())
+		text += ": " + e.Err.Error()
 	}
-	if e.Rule != "" {
-		b.WriteString(" (")
-		b.WriteString(e.Rule)
-		b.WriteString(")")
-	}
-	return b.String()
+	return text
 }
 
 // Unwrap returns e.Err.

@@ -338,7 +338,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
 		assert.True(t, strings.HasPrefix(err.Error(), "pki: leaf: "), "%v", err)
 		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
-		assert.Equal(t, tc.rule != "", strings.HasSuffix(err.Error(), "("+tc.rule+")"), "%v", err)
+		assert.NotRegexp(t, `[A-Z0-9]+-[0-9]+\)$`, err.Error(), "rules of the conformance table are not for readers of errors")
 		for _, sentinel := range []error{pki.ErrWeakKey, pki.ErrSAN, pki.ErrOutlivesIssuer, pki.ErrUnreadableTrustDomain, spiffe.ErrTooLarge} {
 			if sentinel != pki.ErrSAN || tc.also != spiffe.ErrTooLarge {
 				assert.Equal(t, tc.also == sentinel, errors.Is(err, sentinel), "%s: %v", name, err)

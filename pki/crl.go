@@ -28,7 +28,8 @@ var ErrCRL = errors.New("invalid certificate revocation list")
 
 // ParseCRLsPEM parses a file of certificate revocation lists (RFC 5280, section 5): one or more X509 CRL
 // blocks and no others. Text in front of a block is allowed, as tools write comments there; text after the
-// last one is not. That the lists are well formed says nothing of who signed them: that is for [x509.RevocationList.CheckSignatureFrom].
+// last one is not. That the lists are well formed does not mean that their
+// issuer signed them: that is for [x509.RevocationList.CheckSignatureFrom].
 //
 // Beyond what [x509.ParseRevocationList] checks, a list must have a signature with SHA-256 or better, an
 // issuer, a next update that is not before this one, no serial number twice, reasons that a complete list

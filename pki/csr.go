@@ -36,7 +36,7 @@ var ErrCSR = errors.New("invalid certificate signing request")
 // acceptable. Only [NewCSR], [ParseCSR] and [ParseCSRPEM] make one. It never changes.
 //
 // A CSR proves that its sender holds the private key of [CSR.PublicKey], and nothing else. The names
-// in it are a wish: who the sender is must come from how it authenticated.
+// in it are a wish: the identity of the sender must come from how it authenticated.
 type CSR struct {
 	der        []byte
 	key        crypto.PublicKey

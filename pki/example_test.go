@@ -98,7 +98,7 @@ func ExampleIssuer_IssueLeaf() {
 	fmt.Println(err)
 	fmt.Println(errors.Is(err, pki.ErrOutlivesIssuer))
 	// Output:
-	// pki: leaf: spiffe://example.org has no path (X5-6)
+	// pki: leaf: spiffe://example.org has no path
 	// X5-6
 	// pki: leaf: NotAfter is 24h0m0s later than the issuer's: the certificate would outlive its issuer
 	// true

@@ -40,8 +40,8 @@ func (p keyCertPEM) String() string { return "pki.keyCertPEM(…)" }
 func (p keyCertPEM) GoString() string { return p.String() }
 
 // KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all
-// roots, and CRLs if there are any. It never changes, so whoever holds one behind an atomic pointer
-// replaces everything in one step, and nobody sees the key of one CA with the chain of another. It
+// roots, and CRLs if there are any. It never changes, so a program that holds one behind an atomic pointer
+// replaces everything in one step, and no reader sees the key of one CA with the chain of another. It
 // cannot print its key. It is safe for concurrent use.
 type KeyCertBundle struct {
 	issuer *Issuer
@@ -391,7 +391,7 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 		var err error
 		if *f.data, err = readBounded(fsys, f.name); err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%v", err) // it was there a moment ago: nobody must take this for an empty folder
+				err = fmt.Errorf("%v", err) // it was there a moment ago: this must not look like an empty folder
 			}
 			return nil, err
 		}

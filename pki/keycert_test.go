@@ -196,8 +196,8 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		"half a certificate":     {func(p *pki.KeyCertPEM) { p.Cert = p.Cert[:len(p.Cert)/2] }, "CA certificate: ", nil},
 		"a key as certificate":   {func(p *pki.KeyCertPEM) { p.Cert = p.Key }, `CA certificate: block 1 is "PRIVATE KEY"`, nil},
 		"a damaged second block": {func(p *pki.KeyCertPEM) { p.Chain = append(damaged(p.Cert), p.Chain...) }, "chain: 1 damaged PEM blocks", nil},
-		"a leaf":                 {func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(leaf), pemOf(t, leafKey) }, "the certificate is not a CA (X5-8)", nil},
-		"signs CRLs only":        {func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(crlOnly), pemOf(t, leafKey) }, "the key usage does not include certificate signing (X5-17)", nil},
+		"a leaf":                 {func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(leaf), pemOf(t, leafKey) }, "the certificate is not a CA", nil},
+		"signs CRLs only":        {func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(crlOnly), pemOf(t, leafKey) }, "the key usage does not include certificate signing", nil},
 		"too large":              {func(p *pki.KeyCertPEM) { p.Cert = append(bytes.Repeat([]byte("#"), 1<<20), p.Cert...) }, "bytes of PEM, the limit is 1048576", spiffe.ErrTooLarge},
 		"a weak key":             {func(p *pki.KeyCertPEM) { p.Cert, p.Roots = certsPEM(weak), certsPEM(weak) }, "CA certificate: certificate 1", pki.ErrWeakKey},
 

@@ -106,7 +106,8 @@ func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 
 // CheckPublicKey reports whether pub is a key that this library signs for and verifies with: RSA of
 // 2048 to 8192 bits with an odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519,
-// but for the points of small order, for which anybody can make signatures. Anything else gives an error that wraps [ErrWeakKey].
+// but for the points of small order, for which any party can make signatures. Anything else gives an
+// error that wraps [ErrWeakKey].
 func CheckPublicKey(pub crypto.PublicKey) error {
 	if err := checkKey(pub); err != nil {
 		return fmt.Errorf("pki: %w", err)

@@ -6,10 +6,9 @@
 // programs use none of this themselves: package secretcache asks a CA and keeps the answer fresh,
 // and package ca, below this one, is a whole CA.
 //
-// Who writes a CA makes a root with [NewRoot], or reads an existing CA as a [KeyCertBundle], which is
-// verified as a whole. [Issuer.IssueCA] signs a CA below, [Issuer.IssueCertificate] whatever else there
-// is to sign, [NewCRL] a list of what must not be trusted any more; [RenewIn] says when it is time for
-// [Issuer.Renew].
+// A CA makes a root with [NewRoot], or reads an existing CA with [ReadKeyCertBundle], which verifies it as a
+// whole, revocation lists included. [Issuer.IssueCA] signs a CA below it, [Issuer.IssueCertificate] any
+// other certificate, and [Issuer.Renew] gives a root a new certificate with its old key.
 //
 // # What it promises
 //
@@ -18,7 +17,7 @@
 // a text that looks like an address never turns into one.
 //
 // A request is not authority. [Issuer.IssueLeaf] takes every name from its caller. Of a [CSR] a CA
-// takes the public key; the names in it are what somebody asked for, and the only thing that its
+// takes the public key; the names in it are what its sender asked for, and the only thing that its
 // signature proves is that the sender holds the key.
 //
 // Reading is strict and bounded. Sizes are checked before anything is parsed, key strength before
@@ -28,7 +27,7 @@
 // What is signed is right before it is signed. An X.509-SVID has one URI, which is a SPIFFE ID with
 // a path; a CA certificate names a trust domain and no path; key usage and basic constraints are
 // always there and critical; no leaf lives longer than its issuer, and no name is signed that the name
-// constraints of the issuer forbid. Who asks for something else gets a [*ProfileError] that names the
+// constraints of the issuer forbid. Any other request gives a [*ProfileError] that names the
 // rule, and no certificate.
 //
 // What was signed is right before it leaves. A signature that does not verify with the key in the CA's
@@ -43,7 +42,7 @@
 //
 // # What it does not do
 //
-// It does not decide who gets which name: that is package ca. It does not verify peers: that is
+// It does not decide which caller gets which name: that is package ca. It does not verify peers: that is
 // package spiffe. It reads no clock, no files but those of a file system that it is given, and writes
 // none.
 package pki

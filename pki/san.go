@@ -290,7 +290,7 @@ func (s SAN) checkRequested() error {
 			return sanError("URI %.80q has a host that crypto/x509 cannot read", s.Value)
 		}
 	case IP:
-		// To whoever compares addresses it is the one of four bytes, to name constraints it is not.
+		// Comparisons of addresses take it for the one of four bytes, and name constraints do not.
 		if ip := net.IP(s.Value); len(ip) == net.IPv6len && ip.To4() != nil {
 			return sanError("the IPv4 address %s has 16 bytes, which IPSAN makes 4", ip)
 		}

@@ -144,7 +144,7 @@ func (s Secret) Roots() (rootsPEM []byte, ok bool) {
 	return p.roots, p.roots != nil
 }
 
-// NotAfter returns the end of a key pair, after which it is of no use to anybody, and the zero time for
+// NotAfter returns the end of a key pair, after which peers refuse it, and the zero time for
 // roots.
 func (s Secret) NotAfter() time.Time { return s.notAfter }
 

@@ -54,7 +54,7 @@ type Bundle struct {
 	x509    []*x509.Certificate // without duplicates
 	jwt     []authority         // sorted by ID, without duplicates
 	wit     []authority         // likewise
-	seq     *uint64
+	seq     sequence
 	hint    time.Duration
 	skipped []error
 
@@ -63,6 +63,12 @@ type Bundle struct {
 	roots    *x509.CertPool
 	pemOnce  sync.Once
 	pem      []byte
+}
+
+// sequence is a sequence number, if there is one.
+type sequence struct {
+	n  uint64
+	ok bool
 }
 
 // authority is a key that signs tokens.
@@ -89,7 +95,7 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 		return nil, b.errorf("the refresh hint %v is not a number of whole seconds", c.RefreshHint)
 	}
 	if c.Sequence != nil {
-		b.seq = new(*c.Sequence)
+		b.seq = sequence{*c.Sequence, true}
 	}
 	for i, cert := range c.X509Authorities {
 		if cert == nil || len(cert.Raw) == 0 {
@@ -156,8 +162,8 @@ func (b *Bundle) Contents() BundleContents {
 		WITAuthorities:  maps.Collect(b.WITAuthorities()),
 		RefreshHint:     b.hint,
 	}
-	if b.seq != nil {
-		c.Sequence = new(*b.seq)
+	if n, ok := b.Sequence(); ok {
+		c.Sequence = &n
 	}
 	return c
 }
@@ -198,12 +204,7 @@ func find(list []authority, keyID string) (crypto.PublicKey, bool) {
 }
 
 // Sequence returns the sequence number and whether there is one; see [Bundle.Supersedes].
-func (b *Bundle) Sequence() (n uint64, ok bool) {
-	if b.seq == nil {
-		return 0, false
-	}
-	return *b.seq, true
-}
+func (b *Bundle) Sequence() (n uint64, ok bool) { return b.seq.n, b.seq.ok }
 
 // RefreshHint returns how often the publisher suggests to fetch the bundle, in whole seconds, and
 // whether it does. A hostile publisher may send any positive number: callers must bound it.
@@ -235,7 +236,7 @@ func (b *Bundle) Equal(other *Bundle) bool {
 	if b == other || b == nil || other == nil {
 		return b == other
 	}
-	return b.td == other.td && b.hint == other.hint && equalSequence(b.seq, other.seq) &&
+	return b.td == other.td && b.hint == other.hint && b.seq == other.seq &&
 		slices.EqualFunc(b.jwt, other.jwt, authority.equal) && slices.EqualFunc(b.wit, other.wit, authority.equal) &&
 		equalCertificates(b.x509, other.x509)
 }
@@ -251,7 +252,7 @@ func (b *Bundle) Supersedes(old *Bundle) bool {
 	if old == nil {
 		return true
 	}
-	return b.td == old.td && (b.seq == nil || old.seq == nil || *b.seq >= *old.seq)
+	return b.td == old.td && (!b.seq.ok || !old.seq.ok || b.seq.n >= old.seq.n)
 }
 
 // MarshalPEM returns the CA certificates as CERTIFICATE blocks in PEM, in order: empty if there are
@@ -283,13 +284,6 @@ func sameKey(a, b crypto.PublicKey) bool {
 	return ok && k.Equal(b)
 }
 
-func equalSequence(a, b *uint64) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return *a == *b
-}
-
 // equalCertificates compares as sets; neither slice has duplicates.
 func equalCertificates(a, b []*x509.Certificate) bool {
 	if len(a) != len(b) {
@@ -303,25 +297,19 @@ func equalCertificates(a, b []*x509.Certificate) bool {
 
 // distinct removes duplicates in place.
 func distinct(certs []*x509.Certificate) []*x509.Certificate {
-	kept := certs[:0]
-	if len(certs) <= 8 {
-		for _, c := range certs {
-			if !slices.ContainsFunc(kept, c.Equal) {
-				kept = append(kept, c)
-			}
+	if len(certs) < 2 {
+		return certs
+	}
+	kept, seed := certs[:0], maphash.MakeSeed()
+	seen := make(map[uint64]*x509.Certificate, len(certs))
+	for _, c := range certs {
+		sum := maphash.Bytes(seed, c.Raw)
+		if twin := seen[sum]; twin == nil {
+			seen[sum] = c
+		} else if c.Equal(twin) || slices.ContainsFunc(kept, c.Equal) {
+			continue
 		}
-	} else {
-		seed := maphash.MakeSeed()
-		seen := make(map[uint64]*x509.Certificate, len(certs))
-		for _, c := range certs {
-			sum := maphash.Bytes(seed, c.Raw)
-			if twin := seen[sum]; twin == nil {
-				seen[sum] = c
-			} else if c.Equal(twin) || slices.ContainsFunc(kept, c.Equal) {
-				continue
-			}
-			kept = append(kept, c)
-		}
+		kept = append(kept, c)
 	}
 	clear(certs[len(kept):])
 	return kept

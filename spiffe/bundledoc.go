@@ -217,7 +217,7 @@ func (p *bundleParser) sequence() *ParseError {
 	case err != nil:
 		return p.fault(offset, "BND-18", `"spiffe_sequence" does not fit into 64 bits`)
 	}
-	p.b.seq = &n
+	p.b.seq = sequence{n, true}
 	return nil
 }
 
@@ -358,9 +358,9 @@ func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 		}
 	}
 	doc := append(make([]byte, 0, size), '{')
-	if b.seq != nil {
+	if b.seq.ok {
 		doc = append(doc, `"spiffe_sequence":`...)
-		doc = append(strconv.AppendUint(doc, *b.seq, 10), ',')
+		doc = append(strconv.AppendUint(doc, b.seq.n, 10), ',')
 	}
 	if hint > 0 {
 		doc = append(doc, `"spiffe_refresh_hint":`...)

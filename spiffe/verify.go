@@ -153,9 +153,9 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	if peer, ok := v.recall(chain, role); ok {
 		return v.admit(peer)
 	}
-	usages, err := role.usages()
-	if err != nil {
-		return nil, &VerifyError{Stage: StageLeaf, Err: err}
+	usage, ok := usages[role]
+	if !ok {
+		return nil, &VerifyError{Stage: StageLeaf, Err: fmt.Errorf("unknown Role(%d)", int(role))}
 	}
 	if err := checkSize(chain); err != nil {
 		return nil, &VerifyError{Stage: StageChain, Err: err}
@@ -173,7 +173,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 		return nil, &VerifyError{Stage: StageBundle, ID: id, Rule: "X5-38", Err: err}
 	}
 	now := v.now()
-	peer, err := verifyPath(chain, b, usages, now)
+	peer, err := verifyPath(chain, b, usage, now)
 	if err != nil {
 		return nil, &VerifyError{Stage: StageChain, ID: id, Rule: chainRule(err), Err: err}
 	}
@@ -223,24 +223,16 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	return b, nil
 }
 
-// usages returns the extended key usage of role. It is never empty, which would mean serverAuth (GO-5).
-func (role Role) usages() ([]x509.ExtKeyUsage, error) {
-	switch role {
-	case AnyRole:
-		return []x509.ExtKeyUsage{x509.ExtKeyUsageAny}, nil
-	case ServerRole:
-		return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, nil
-	case ClientRole:
-		return []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, nil
-	}
-	return nil, fmt.Errorf("unknown Role(%d)", int(role))
+// usages are the extended key usages of roles. None at all would mean serverAuth (GO-5).
+var usages = map[Role]x509.ExtKeyUsage{
+	AnyRole: x509.ExtKeyUsageAny, ServerRole: x509.ExtKeyUsageServerAuth, ClientRole: x509.ExtKeyUsageClientAuth,
 }
 
 // verifyPath builds the path from the leaf to an authority of b, and makes the Peer without its ID. A
 // leaf that is among the roots would verify itself (GO-6), but this leaf is not a CA, and the pool of a
 // Bundle holds only CAs.
-func verifyPath(chain []*x509.Certificate, b *Bundle, usages []x509.ExtKeyUsage, now time.Time) (*Peer, error) {
-	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: usages}
+func verifyPath(chain []*x509.Certificate, b *Bundle, usage x509.ExtKeyUsage, now time.Time) (*Peer, error) {
+	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage}}
 	if len(chain) > 1 {
 		opts.Intermediates = x509.NewCertPool()
 		for _, c := range chain[1:] {

@@ -54,6 +54,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -85,7 +86,8 @@ type Options struct {
 
 	// HTTPClient reaches the CA over HTTP/2. Its transport decides which servers are trusted and which
 	// client certificate is presented, such as one of spiffetls.Transport. Nil means a transport that trusts
-	// the roots of the host. It is copied; the copy follows no redirects and keeps no cookies.
+	// the roots in RootsFile, which it reads for each connection, or those of the host without a RootsFile. It
+	// is copied; the copy follows no redirects and keeps no cookies.
 	HTTPClient *http.Client
 
 	// TrustDomain is the one that the CA's roots speak for.
@@ -144,7 +146,7 @@ func New(o Options) (*CA, error) {
 	}
 	o.Header = o.Header.Clone()
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	c := &CA{opts: o, http: httpClient(o.HTTPClient)}
+	c := &CA{opts: o, http: httpClient(o.HTTPClient, o.RootsFile)}
 	c.roots.td, c.roots.changed = o.TrustDomain, make(chan struct{})
 	c.rpc = grpchttp.NewClient(c.http, u.Scheme+"://"+u.Host, maxResponse)
 	c.metadata, err = encodeMetadata(o.CertSigner)
@@ -218,7 +220,7 @@ func mayBeSet(name string) bool {
 		})
 }
 
-func httpClient(from *http.Client) *http.Client {
+func httpClient(from *http.Client, rootsFile string) *http.Client {
 	var c http.Client
 	if from != nil {
 		c = *from
@@ -226,7 +228,7 @@ func httpClient(from *http.Client) *http.Client {
 		var protocols http.Protocols
 		protocols.SetHTTP2(true)
 		protocols.SetUnencryptedHTTP2(true) // for a URL that says so
-		c.Transport = &http.Transport{
+		t := &http.Transport{
 			Proxy:                  http.ProxyFromEnvironment,
 			Protocols:              &protocols,
 			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
@@ -235,9 +237,36 @@ func httpClient(from *http.Client) *http.Client {
 			IdleConnTimeout:        90 * time.Second,
 			HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
 		}
+		if rootsFile != "" {
+			t.Proxy, t.DialTLSContext = nil, dialWithRoots(rootsFile)
+		}
+		c.Transport = t
 	}
 	c.Jar = nil
 	return &c
+}
+
+// dialWithRoots connects to servers that the roots in the file vouch for. The file is read for each
+// connection, as the certificate of the CA follows its roots.
+func dialWithRoots(file string) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		pem, err := readFile(file, maxFile+1)
+		if err != nil {
+			return nil, err
+		}
+		certs, err := pki.ParseCertificatesPEM(pem)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		roots := x509.NewCertPool()
+		for _, c := range certs {
+			roots.AddCert(c)
+		}
+		d := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, NextProtos: []string{"h2"}}}
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		return d.DialContext(ctx, network, addr)
+	}
 }
 
 // String names the CA and no secret.

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"sync"
@@ -499,4 +500,28 @@ func TestRenewalOverTLS(t *testing.T) {
 		}
 	}
 	assert.Len(t, serials, 3)
+}
+
+// Without an HTTPClient the roots of the file vouch for the CA itself, as they are at each connection.
+func TestRootsFileVouchesForServer(t *testing.T) {
+	t.Parallel()
+	authority := newAuthority(t, ca.Config{})
+	srv := httptest.NewUnstartedServer(newServer(t, server.Options{Signer: authority}))
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	file := filepath.Join(t.TempDir(), "root-cert.pem")
+	workloads := pki.MarshalCertificatesPEM(authority.Roots()[0].Certificate)
+	require.NoError(t, os.WriteFile(file, workloads, 0o600))
+	c := newCA(t, istioca.Options{URL: srv.URL, RootsFile: file, Token: give(token)})
+	_, err := c.Sign(t.Context(), freshCSR(t), 0)
+	require.ErrorContains(t, err, "unknown authority")
+	require.NoError(t, os.WriteFile(file, append(workloads, pki.MarshalCertificatesPEM(srv.Certificate())...), 0o600))
+	_, err = c.Sign(t.Context(), freshCSR(t), 0)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, []byte("nonsense"), 0o600))
+	_, err = newCA(t, istioca.Options{URL: srv.URL, RootsFile: file, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	require.ErrorContains(t, err, file)
+	_, err = newCA(t, istioca.Options{URL: srv.URL, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	require.Error(t, err, "the roots of the host do not vouch for it")
 }

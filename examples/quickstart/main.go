@@ -87,7 +87,7 @@ func show(outer context.Context, o options, out io.Writer) error {
 	defer n.end()
 	ctx, cancel := context.WithCancelCause(outer)
 	services := &group{ctx: ctx, fail: cancel}
-	defer services.wait()
+	defer services.wg.Wait()
 	defer cancel(nil)
 
 	// Two workloads with identities from one CA.
@@ -137,7 +137,7 @@ func show(outer context.Context, o options, out io.Writer) error {
 	if !o.serve {
 		defer time.AfterFunc(o.duration, func() { cancel(errOver) }).Stop()
 	}
-	services.wait()
+	services.wg.Wait()
 	n.end()
 	n.finish(summary{
 		Renewals:         frontend.renewals.Load() + backend.renewals.Load(),

@@ -84,7 +84,7 @@ func TestFailureShows(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, 30*time.Second, 10*time.Millisecond)
 	cancel(errOver)
-	g.wait()
+	g.wg.Wait()
 	require.ErrorContains(t, tr.verdict(), "failed, the first at")
 	assert.Contains(t, out.String(), "bad certificate")
 }

@@ -2,19 +2,19 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
-
-// patience is how long a workload waits for its first identity. A service would wait for as long as it takes.
-const patience = 30 * time.Second
-
-var errLate = fmt.Errorf("no identity within %v; is the CA there?", patience)
 
 // group runs services until its context ends. The first that fails ends all.
 type group struct {
@@ -30,8 +30,6 @@ func (g *group) run(name string, f func(context.Context) error) {
 		}
 	})
 }
-
-func (g *group) wait() { g.wg.Wait() }
 
 // workload is a service with an identity that renews itself.
 type workload struct {
@@ -57,20 +55,18 @@ func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime t
 		return nil, err
 	}
 	g.run(name, w.manager.Run)
-	ctx, cancel := context.WithTimeoutCause(g.ctx, patience, errLate)
+	// A service would wait for as long as it takes.
+	ctx, cancel := context.WithTimeoutCause(g.ctx, 30*time.Second, errors.New("no identity within 30s; is the CA there?"))
 	defer cancel()
 	if _, err := w.manager.GenerateSecret(ctx, "default"); err != nil {
 		return nil, err
 	}
-	g.run("narration of "+name, func(ctx context.Context) error {
-		w.narrate(ctx, n)
-		return nil
-	})
+	g.run("narration of "+name, func(ctx context.Context) error { return w.narrate(ctx, n) })
 	return w, nil
 }
 
 // narrate describes each new identity.
-func (w *workload) narrate(ctx context.Context, n *narrator) {
+func (w *workload) narrate(ctx context.Context, n *narrator) error {
 	var old *spiffe.SVID
 	for snap := range w.manager.Updates(ctx) {
 		svid, err := snap.SVID()
@@ -92,4 +88,103 @@ func (w *workload) narrate(ctx context.Context, n *narrator) {
 		n.say(e)
 		old = svid
 	}
+	return nil
+}
+
+// traffic is the stream of requests from frontend to backend.
+type traffic struct {
+	done, failed atomic.Int64
+	first        atomic.Pointer[string] // the first failure
+}
+
+// verdict is an error if a handshake failed.
+func (t *traffic) verdict() error {
+	if first := t.first.Load(); first != nil {
+		return fmt.Errorf("%d of %d handshakes failed, the first %s", t.failed.Load(), t.failed.Load()+t.done.Load(), *first)
+	}
+	return nil
+}
+
+// startTraffic serves the backend and has the frontend ask it, with a new handshake each time.
+func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
+	// The server: only the frontend gets past the handshake.
+	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second}
+	if err := spiffetls.ConfigureServer(server, backend.manager, backend.manager, spiffe.AllowIDs(frontend.id), nil); err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	g.run("backend", func(context.Context) error {
+		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+
+	// The client: it takes no other server than the backend.
+	config, err := spiffetls.ClientConfig(frontend.manager, frontend.manager, spiffe.AllowIDs(backend.id), nil)
+	if err != nil {
+		return nil, err
+	}
+	client := &http.Client{
+		Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true},
+		Timeout:   5 * time.Second,
+	}
+	t := new(traffic)
+	g.run("traffic", func(ctx context.Context) error {
+		defer server.Close()
+		report := time.Tick(2 * time.Second)
+		if n.live {
+			report = time.Tick(200 * time.Millisecond)
+		}
+		for tick := time.Tick(20 * time.Millisecond); ; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-report:
+				n.status(progress{t.done.Load(), t.failed.Load()})
+				continue
+			case <-tick:
+			}
+			// A request is not bound to ctx, so that the end of the run is no failure.
+			err := get(client, "https://"+listener.Addr().String(), "hello "+frontend.id.String())
+			if err == nil {
+				t.done.Add(1)
+				continue
+			}
+			t.failed.Add(1)
+			text := fmt.Sprintf("at %.1fs: %v", time.Since(n.start).Seconds(), err)
+			t.first.CompareAndSwap(nil, &text)
+			n.say(event{Who: "traffic", What: "failed", Detail: err.Error()})
+		}
+	})
+	return t, nil
+}
+
+// hello answers with the name of the client.
+func hello(w http.ResponseWriter, r *http.Request) {
+	peer, ok := spiffetls.PeerFromRequest(r)
+	if !ok {
+		http.Error(w, "the client is not authenticated", http.StatusForbidden) // the handshake prevents it
+		return
+	}
+	fmt.Fprintf(w, "hello %s", peer.ID())
+}
+
+func get(client *http.Client, url, want string) error {
+	resp, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+	if err != nil {
+		return err
+	}
+	if string(body) != want {
+		return fmt.Errorf("status %d, body %q", resp.StatusCode, body)
+	}
+	return nil
 }

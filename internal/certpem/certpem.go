@@ -193,7 +193,7 @@ func PKCS8(der []byte) (crypto.Signer, error) {
 }
 
 // Short returns err, or the beginning of its text if that is long: crypto/x509 quotes whole names and
-// object identifiers, and whoever wrote those should not fill our log.
+// object identifiers, and the author of a certificate should not fill our log.
 func Short(err error) error {
 	if text := err.Error(); len(text) > maxText {
 		return errors.New(strings.ToValidUTF8(text[:maxText], "") + "…")

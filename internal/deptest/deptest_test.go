@@ -110,7 +110,7 @@ func TestImports(t *testing.T) {
 // TestReach holds what packages link of others, through other packages too.
 func TestReach(t *testing.T) {
 	t.Parallel()
-	const cryptobyte, jose, fsnotify = "golang.org/x/crypto/cryptobyte", "github.com/go-jose/go-jose/v4", "github.com/fsnotify/fsnotify"
+	const cryptobyte, jose, fsnotify, sys = "golang.org/x/crypto/cryptobyte", "github.com/go-jose/go-jose/v4", "github.com/fsnotify/fsnotify", "golang.org/x/sys"
 	for _, c := range []struct{ packages, may []string }{
 		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/federation", "authn", "authn/kube"}, nil},
 		{[]string{"spiffe/jwtsvid", "spiffe/witsvid"}, []string{jose}},
@@ -119,7 +119,7 @@ func TestReach(t *testing.T) {
 		}},
 		{[]string{
 			"spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache",
-		}, []string{cryptobyte, jose, fsnotify}},
+		}, []string{cryptobyte, jose, fsnotify, sys}},
 	} {
 		for _, name := range c.packages {
 			for _, p := range list(t, "-deps", "./"+name) {

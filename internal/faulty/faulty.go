@@ -19,7 +19,7 @@ type Position int
 const (
 	Good   Position = iota // the handler answers
 	Deny                   // the handler for denials answers
-	Hang                   // nobody answers, until the position changes or the client goes
+	Hang                   // no answer, until the position changes or the client goes
 	Garble                 // the handler for nonsense answers
 	Drop                   // connections are cut, those that are open and those that come
 )
@@ -68,8 +68,8 @@ func Start(t testing.TB, cfg Config) *Server {
 	return s
 }
 
-// Turn sets the dial. With Drop and Garble the connections that are open are cut, so that whoever is
-// in the middle of an answer comes back to the new position.
+// Turn sets the dial. With Drop and Garble the connections that are open are cut, so that a client in
+// the middle of an answer comes back to the new position.
 func (s *Server) Turn(p Position) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"runtime/debug"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -204,37 +203,6 @@ func TestStopReceiving(t *testing.T) {
 	_, err := s.Receive()
 	assert.Equal(t, grpchttp.Aborted, asError(t, err).Code)
 	assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
-}
-
-// Recover turns a panic into an answer, in the goroutine of the panic.
-func TestRecover(t *testing.T) {
-	t.Parallel()
-	h := handler(map[string]grpchttp.Method{
-		"/S/Panic": func(context.Context, *grpchttp.Call) error { panic("told to") },
-		"/S/Late":  func(_ context.Context, c *grpchttp.Call) error { _ = c.Send(nil); panic("told to") },
-		"/S/Abort": func(context.Context, *grpchttp.Call) error { panic(http.ErrAbortHandler) },
-		"/S/Fine":  grpchttp.Unary(echo),
-	})
-	h.Recover = func(ctx context.Context, c *grpchttp.Call, value any) error {
-		assert.NoError(t, ctx.Err())
-		assert.Equal(t, "told to", value)
-		assert.Regexp(t, `TestRecover\.func[12]\(`, string(debug.Stack()), "where it happened")
-		return grpchttp.Errorf(grpchttp.Internal, "%s: internal error", c.Request().URL.Path)
-	}
-	c := dial(t, h)
-	for method, remote := range map[string]bool{"/S/Panic": true, "/S/Late": true, "/S/Abort": false} {
-		s, err := c.Stream(t.Context(), method, nil, nil)
-		for err == nil {
-			_, err = s.Receive()
-		}
-		e := asError(t, err)
-		assert.Equal(t, grpchttp.Internal, e.Code, method)
-		if assert.Equal(t, remote, e.Remote, "%s: %v", method, err); remote {
-			assert.Equal(t, method+": internal error", e.Message)
-		}
-	}
-	_, err := c.Unary(t.Context(), "/S/Fine", nil, nil)
-	assert.NoError(t, err)
 }
 
 // A call has no more time than the server or the client gives it, whichever is less.

@@ -27,11 +27,6 @@ type Handler struct {
 	// error is the answer.
 	Admit func(r *http.Request) error
 
-	// Recover, if set, is given the value that a method has panicked with, on the stack of the panic, and
-	// returns what the method should have. It is not called for http.ErrAbortHandler. Without it a
-	// panic goes on to net/http, which logs it and resets the stream: the client sees Internal.
-	Recover func(ctx context.Context, c *Call, value any) error
-
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
 
@@ -135,21 +130,6 @@ func (h *Handler) serve(c *Call) error {
 			<-woken // net/http forbids to use a ResponseWriter after its handler
 		}
 	}()
-	return h.call(ctx, c, method)
-}
-
-func (h *Handler) call(ctx context.Context, c *Call, method Method) (err error) {
-	if h.Recover != nil {
-		defer func() {
-			switch p := recover(); p {
-			case nil:
-			case http.ErrAbortHandler: //nolint:errorlint // the very value, as in net/http
-				panic(p)
-			default:
-				err = h.Recover(ctx, c, p)
-			}
-		}()
-	}
 	return method(ctx, c)
 }
 

@@ -22,6 +22,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
@@ -213,7 +214,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if fault != nil {
 		if fault.Landed && !isWatch(r) {
-			s.serve(discard{}, r, body)
+			s.serve(httptest.NewRecorder(), r, body)
 		}
 		if fault.Hang {
 			select {
@@ -234,10 +235,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serve(w, r, body)
 		return
 	}
-	answer := &held{header: http.Header{}}
+	answer := httptest.NewRecorder()
 	s.serve(answer, r, body)
 	pause(r.Context(), after)
-	answer.send(w)
+	maps.Copy(w.Header(), answer.Header())
+	w.WriteHeader(answer.Code)
+	_, _ = w.Write(answer.Body.Bytes()) // an error means that the client is gone
 }
 
 // nextFault returns the fault of a request, or nil; s.mu is held.
@@ -288,30 +291,6 @@ func (r *recorder) WriteHeader(code int) {
 
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
-// held is an answer that waits.
-type held struct {
-	header http.Header
-	code   int
-	body   bytes.Buffer
-}
-
-func (h *held) Header() http.Header         { return h.header }
-func (h *held) WriteHeader(code int)        { h.code = code }
-func (h *held) Write(p []byte) (int, error) { return h.body.Write(p) }
-
-func (h *held) send(w http.ResponseWriter) {
-	maps.Copy(w.Header(), h.header)
-	w.WriteHeader(h.code)
-	_, _ = w.Write(h.body.Bytes()) // the client may have gone
-}
-
-// discard drops an answer.
-type discard struct{}
-
-func (discard) Header() http.Header         { return http.Header{} }
-func (discard) WriteHeader(int)             {}
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
-
 // status is an answer that is not an object: a Status.
 type status struct {
 	code            int
@@ -354,5 +333,5 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	data := mustJSON(v)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(append(data, '\n')) // the client may have gone
+	_, _ = w.Write(append(data, '\n')) // an error means that the client is gone
 }

@@ -1,29 +1,30 @@
-// Package strictjson reads small JSON documents that come from a stranger: trust bundles and the
-// headers of tokens. It reads one value after the other, without reflection and without building
-// a tree, and it refuses what makes two readers see two different documents:
+// Package strictjson reads small JSON documents that may be hostile: trust bundles and the parts of
+// tokens. It reads one value after the other, without reflection and without building a tree, and
+// refuses documents that two readers could understand differently:
 //
-//   - the same member twice in one object, at any depth, whatever its name's spelling in escapes;
+//   - duplicate members in one object, at any depth, also if escapes spell the names differently;
 //   - text that is not UTF-8, and escapes that are half of a surrogate pair;
 //   - anything after the value.
 //
-// Member names are case-sensitive. Numbers are handed out as they were written, so that nothing
-// passes through floating point. Depth and size are limited, and both the work and the memory are
-// proportional to the size of the input.
+// Member names are case-sensitive. Numbers are returned as they were written, without conversion to
+// floating point. Depth and size are limited, and time and memory are proportional to the size of the
+// input.
 package strictjson
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"hash/maphash"
 	"iter"
 	"math/bits"
 	"slices"
+	"strconv"
+	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 )
 
-// Limits on what is read. Callers have smaller documents and check their size themselves.
+// Limits on the input. Callers with smaller limits check them before.
 const (
 	MaxSize  = 16 << 20 // bytes of input
 	MaxDepth = 64       // objects and arrays inside each other
@@ -62,10 +63,10 @@ const (
 	Null   Kind = 'n'
 )
 
-// Reader reads one document. Every method acts on the next value: it reads it, or leaves it unread
-// if it is of another kind, and [Reader.Members] and [Reader.Elements] skip what their loop body
-// left unread. The first error stays: nothing is read after it, loops end, and [Reader.End] returns
-// it. So the pattern is to read without looking at errors and to call End before the results count.
+// Reader reads one document. Every method reads the next value, or leaves it unread if it is of another
+// kind; [Reader.Members] and [Reader.Elements] skip what their loop body left unread. After the first
+// error nothing is read, loops end, and [Reader.End] returns the error. Callers read without checking
+// errors, and call End before they use the results.
 //
 // Byte slices that a Reader returns may share memory with the input and must not be changed.
 type Reader struct {
@@ -80,8 +81,8 @@ type Reader struct {
 	seed  maphash.Seed
 }
 
-// span is a member name's place in data. Offsets, because data may move, and narrow, because a
-// hostile document is full of them.
+// span is the place of a member name in data. It has offsets, because data may move, in 32 bits, because
+// a hostile document can have very many.
 type span struct{ from, to uint32 }
 
 // NewReader returns a Reader of data, which must not change while it is read.
@@ -337,8 +338,8 @@ func (r *Reader) quoted() []byte {
 	return r.escaped(start, end)
 }
 
-// escaped goes on with a string at its first byte that is not plain. The text becomes shorter by
-// unescaping, so there is room for it in place, in a copy.
+// escaped reads the rest of a string from its first byte that is not plain. Unescaped text is shorter, so
+// that it fits in place, in a copy.
 func (r *Reader) escaped(start, in int) []byte {
 	if !r.own {
 		r.data, r.own = bytes.Clone(r.data), true
@@ -373,34 +374,23 @@ func (r *Reader) escape(i int) (rune, int) {
 	if i+1 < len(r.data) {
 		c = r.data[i+1]
 	}
-	switch c {
-	case '"', '\\', '/':
-		return rune(c), 2
-	case 'b':
-		return '\b', 2
-	case 'f':
-		return '\f', 2
-	case 'n':
-		return '\n', 2
-	case 'r':
-		return '\r', 2
-	case 't':
-		return '\t', 2
-	case 'u':
+	if n := strings.IndexByte(`"\/bfnrt`, c); n >= 0 {
+		return rune("\"\\/\b\f\n\r\t"[n]), 2
+	}
+	if c == 'u' {
 		hi := hex4(r.data[i+2:])
-		if hi < 0 {
-			break
-		}
-		if !utf16.IsSurrogate(hi) {
+		if hi >= 0 && !utf16.IsSurrogate(hi) {
 			return hi, 6
 		}
-		if rest := r.data[i+6:]; len(rest) > 2 && rest[0] == '\\' && rest[1] == 'u' {
-			if c := utf16.DecodeRune(hi, hex4(rest[2:])); c != utf8.RuneError {
-				return c, 12
+		if hi >= 0 {
+			if rest, ok := bytes.CutPrefix(r.data[i+6:], []byte(`\u`)); ok {
+				if c := utf16.DecodeRune(hi, hex4(rest)); c != utf8.RuneError {
+					return c, 12
+				}
 			}
+			r.fail(Encoding, i, "half of a surrogate pair")
+			return 0, 0
 		}
-		r.fail(Encoding, i, "half of a surrogate pair")
-		return 0, 0
 	}
 	r.fail(Syntax, i, "not an escape")
 	return 0, 0
@@ -411,41 +401,21 @@ func hex4(s []byte) rune {
 	if len(s) < 4 {
 		return -1
 	}
-	n := rune(0)
-	for _, c := range s[:4] {
-		switch {
-		case '0' <= c && c <= '9':
-			c -= '0'
-		case 'a' <= (c|0x20) && (c|0x20) <= 'f':
-			c = (c | 0x20) - 'a' + 10
-		default:
-			return -1
-		}
-		n = n<<4 | rune(c)
+	n, err := strconv.ParseUint(string(s[:4]), 16, 16)
+	if err != nil {
+		return -1
 	}
-	return n
+	return rune(n)
 }
 
 // plain returns how many bytes of s come before the first quote, backslash or control character.
-// Most of a bundle is one long base64 string after the other, so it looks at eight bytes at a time.
 func plain(s []byte) int {
-	const (
-		ones = 0x0101010101010101
-		high = 0x8080808080808080
-	)
-	i := 0
-	for ; i+8 <= len(s); i += 8 {
-		w := binary.LittleEndian.Uint64(s[i:])
-		// A byte below b borrows when b is subtracted, which sets its top bit. Borrowing from the next
-		// byte spoils only bytes after the first hit.
-		hit := ((w - 0x20*ones) | (w ^ '"'*ones - ones) | (w ^ '\\'*ones - ones)) &^ w & high
-		if hit != 0 {
-			return i + bits.TrailingZeros64(hit)/8
+	for i, c := range s {
+		if c < 0x20 || c == '"' || c == '\\' {
+			return i
 		}
 	}
-	for ; i < len(s) && s[i] >= 0x20 && s[i] != '"' && s[i] != '\\'; i++ {
-	}
-	return i
+	return len(s)
 }
 
 // unique fails if two of the names, which are one object's, are equal.
@@ -496,7 +466,7 @@ func (r *Reader) fail(code Code, offset int, reason string) {
 	}
 }
 
-// validPrefix returns where data, which is not UTF-8, stops to be.
+// validPrefix returns the offset of the first byte of data that is not UTF-8.
 func validPrefix(data []byte) int {
 	for i := 0; ; {
 		c, size := utf8.DecodeRune(data[i:])
@@ -509,25 +479,14 @@ func validPrefix(data []byte) int {
 
 // AppendText appends s, which must be UTF-8, to b as a JSON string with its quotes.
 func AppendText(b []byte, s string) []byte {
-	const hex = "0123456789abcdef"
 	b = append(b, '"')
 	for i := range len(s) {
-		switch c := s[i]; {
-		case c == '"', c == '\\':
-			b = append(b, '\\', c)
-		case c == '\n':
-			b = append(b, '\\', 'n')
-		case c == '\r':
-			b = append(b, '\\', 'r')
-		case c == '\t':
-			b = append(b, '\\', 't')
-		case c == '\b':
-			b = append(b, '\\', 'b')
-		case c == '\f':
-			b = append(b, '\\', 'f')
-		case c < 0x20:
-			b = append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&0xf])
-		default:
+		c := s[i]
+		if n := strings.IndexByte("\"\\\n\r\t\b\f", c); n >= 0 {
+			b = append(b, '\\', `"\nrtbf`[n])
+		} else if c < 0x20 {
+			b = fmt.Appendf(b, `\u%04x`, c)
+		} else {
 			b = append(b, c)
 		}
 	}

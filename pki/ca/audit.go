@@ -14,7 +14,7 @@ import (
 )
 
 // Issuance is the record of one certificate or token that was signed. It holds no secret. An
-// [Auditor] may keep it, as nobody changes it.
+// [Auditor] may keep it: it is not changed later.
 type Issuance struct {
 	Time time.Time // of the signature
 	Kind string    // "x509-svid", "dns" or "ca", as of [Profile], or "jwt-svid"
@@ -40,7 +40,7 @@ type Issuance struct {
 	// hexadecimal; empty for a token.
 	PublicKey string
 
-	Caller, Method string // who asked, and how that was proven; see [Request]
+	Caller, Method string // the authenticated caller, and how it authenticated; see [Request]
 }
 
 // Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent
@@ -48,7 +48,7 @@ type Issuance struct {
 type Auditor interface {
 	// Record returns nil when i is durable: the certificate leaves the authority only then. An
 	// error means that it never does. It should return when ctx is done, and may take its time
-	// before: whoever asked for the certificate waits, and so pays for a slow or a full sink.
+	// before: the caller waits for its certificate, and so pays for a slow or a full sink.
 	Record(ctx context.Context, i *Issuance) error
 }
 

@@ -16,26 +16,26 @@
 // identities, wrap it with package caclient/local; to serve it, take package caserver/istioca or
 // caserver/linkerd; to publish its bundle, give that to federation.NewHandler.
 //
-// # Who is certified
+// # What is certified
 //
 // Sign takes the public key out of a signing request, and nothing else. The identity and every
-// other name come from the caller, who has to know who is asking before it calls: this package
-// authenticates nobody. With [Config.Auditor] each certificate has a durable record before it leaves;
-// with [Config.Limits] too many requests are refused instead of served late.
+// other name come from the calling program, which must have authenticated the workload first: this
+// package authenticates no caller. With Config.Auditor each certificate has a durable record before it
+// leaves; with Config.Limits too many requests are refused instead of served late.
 //
 // # Rotation
 //
 // A root is replaced in four steps, and time alone moves it from one to the next:
 //
 //	prepare     Rotate makes a new root and puts it into the bundle
-//	distribute  for Config.Propagation, verifiers learn of it while the old root goes on signing
+//	distribute  for Rotation.Propagation, verifiers learn of it while the old root goes on signing
 //	activate    the new root signs from now on; the old root's private key is forgotten
 //	retire      the old root leaves the bundle when the last leaf that it can have signed has
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
 // So a leaf's root has been in the bundle for at least Propagation before the leaf exists (FED-2),
 // and stays there until the leaf is dead (FED-4). No method takes these steps in another order, or
-// early. What holds is computed when it is asked for, so it is right even while nobody calls Run;
+// early. What holds is computed when it is asked for, so it is right even while Run is not called;
 // Run adds that waiters are told, that a root is replaced before it comes to its end, and that the
 // store is read and written. The keys of JWT-SVIDs are replaced by the same steps, each kind by itself.
 //
@@ -44,14 +44,14 @@
 //
 // # To operate it
 //
-// To start, nothing but the folder or Secret of the store is needed: the first authority to come makes
-// the CA, and those that come later, or at the same moment, use it.
+// To start, nothing but the folder or Secret of the store is needed: the first authority makes the CA, and
+// those that start later, or at the same moment, use it.
 //
 // To rotate, do nothing: Run does it in time. [Authority.Rotate] does it now.
 //
 // If a private key may be in wrong hands, call [Authority.Taint] with its serial number or key ID. That
-// starts a rotation, after which the old root leaves the bundle as soon as everybody who renews at half
-// life has a new leaf. If certificates that were signed with it do harm now, follow with
+// starts a rotation, after which the old root leaves the bundle as soon as every workload that renews at
+// half life has a new leaf. If certificates that were signed with it do harm now, follow with
 // [Authority.Revoke] when the successor signs: what it takes out of the bundle is refused at once,
 // and workloads that have not renewed are refused with it.
 //
@@ -68,8 +68,8 @@
 // Any number of replicas may share a store; see [Open] for what they owe each other and what happens
 // while the store does not answer. [Authority.Status] tells when it did last.
 //
-// To move a CA over from Istio, open its Secret istio-ca-secret (package kubesecret), or a folder with
-// ca-cert.pem and ca-key.pem, as the store. The CA is adopted: its root stays active with its key, further roots
+// To move a CA over from Istio, open its Secret istio-ca-secret (package kubesecret) as the store. The CA is
+// adopted: its root stays active with its key, further roots
 // in root-cert.pem stay in the bundle until they expire, and our own state is added beside the
 // items that Istio has, which are kept up to date, so that the way back is open. Roots that Istio
 // made are RSA and have no SPIFFE ID (X5-10), which does not matter; the next rotation makes one that has.
@@ -81,7 +81,7 @@
 //
 // It keeps no list of what it signed, apart from what the Auditor writes, and revokes roots and
 // keys only, not single leaves: those are short. Intermediate certificates come from [Load] and from
-// [Authority.SignCA].
+// requests with the profile [Intermediate].
 package ca
 
 import (

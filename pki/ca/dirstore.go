@@ -344,7 +344,7 @@ func (d *dirStore) clean(root *os.Root, current string) {
 	}
 }
 
-// lock waits until nobody else writes.
+// lock waits until no other process or goroutine writes.
 func (d *dirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err error) {
 	f, err := root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -367,7 +367,7 @@ func (d *dirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err 
 		case <-ctx.Done():
 			timer.Stop()
 			f.Close()
-			return nil, fmt.Errorf("somebody else has the lock %s: %w", filepath.Join(d.dir, lockName), context.Cause(ctx))
+			return nil, fmt.Errorf("another process has the lock %s: %w", filepath.Join(d.dir, lockName), context.Cause(ctx))
 		case <-timer.C:
 		}
 	}

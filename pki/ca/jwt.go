@@ -160,9 +160,9 @@ func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	}
 	switch {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
-		return ErrIdentity, errors.New("say whom the token is for (JWT-12)")
+		return ErrIdentity, errors.New("the audience is missing or empty: say whom the token is for")
 	case len(r.Audience) > 1 && !a.cfg.JWT.WideAudience:
-		return ErrIdentity, fmt.Errorf("%d receivers; ask for one token for each, or set WideAudience (JWT-16)", len(r.Audience))
+		return ErrIdentity, fmt.Errorf("%d audiences; ask for one token for each, or set WideAudience", len(r.Audience))
 	}
 	r.Caller = cmp.Or(r.Caller, r.ID.String())
 	if r.TTL <= 0 {

@@ -87,10 +87,10 @@ func TestSignJWTRefuses(t *testing.T) {
 		{"no identity", ca.JWTRequest{Audience: db}, ca.ErrIdentity, spiffe.ErrZero.Error()},
 		{"another trust domain", ca.JWTRequest{ID: spiffe.MustParseID("spiffe://example.com/web"), Audience: db}, ca.ErrIdentity, "not in the trust domain"},
 		{"the trust domain itself", ca.JWTRequest{ID: td.ID(), Audience: db}, ca.ErrIdentity, "no path"},
-		{"for nobody", ca.JWTRequest{ID: web}, ca.ErrIdentity, "JWT-12"},
-		{"for an empty name", ca.JWTRequest{ID: web, Audience: []string{""}}, ca.ErrIdentity, "JWT-12"},
-		{"for two", ca.JWTRequest{ID: web, Audience: []string{"a", "b"}}, ca.ErrIdentity, "JWT-16"},
-		{"for all of a trust domain", ca.JWTRequest{ID: web, Audience: []string{"spiffe://example.com"}}, ca.ErrGeneration, "is a whole trust domain"},
+		{"no audience", ca.JWTRequest{ID: web}, ca.ErrIdentity, "say whom the token is for"},
+		{"an empty audience", ca.JWTRequest{ID: web, Audience: []string{""}}, ca.ErrIdentity, "say whom the token is for"},
+		{"two audiences", ca.JWTRequest{ID: web, Audience: []string{"a", "b"}}, ca.ErrIdentity, "2 audiences"},
+		{"all of a trust domain", ca.JWTRequest{ID: web, Audience: []string{"spiffe://example.com"}}, ca.ErrGeneration, "is a whole trust domain"},
 		{"too long", ca.JWTRequest{ID: web, Audience: db, TTL: time.Hour + 1}, ca.ErrTTL, "the longest is 1h0m0s"},
 		{"too short", ca.JWTRequest{ID: web, Audience: db, TTL: time.Second - 1}, ca.ErrTTL, "the shortest is 1s"},
 	} {
@@ -108,4 +108,18 @@ func TestSignJWTRefuses(t *testing.T) {
 	token, err := wide.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"api", "db"}})
 	require.NoError(t, err)
 	assert.NoError(t, validate(wide.Bundle(), token))
+}
+
+// By this method an Authority is the issuer of a Workload API server.
+func TestIssueJWTSVID(t *testing.T) {
+	t.Parallel()
+	records := &auditor{}
+	a := newAuthority(t, withJWT, func(c *ca.Config) { c.Auditor = records })
+	token, err := a.IssueJWTSVID(t.Context(), web, []string{"db"})
+	require.NoError(t, err)
+	require.NoError(t, validate(a.Bundle(), token))
+	require.Len(t, records.all, 1)
+	assert.Equal(t, web.String(), records.all[0].Caller)
+	_, err = newAuthority(t).IssueJWTSVID(t.Context(), web, []string{"db"})
+	require.ErrorIs(t, err, ca.ErrNoJWT)
 }

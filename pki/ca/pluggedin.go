@@ -251,7 +251,7 @@ func later(a, b time.Time) time.Time {
 }
 
 // probe has issuer sign a leaf of the trust domain, for a key that is thrown away, and verifies it as a
-// peer of either role does who has the bundle.
+// peer with the bundle does in either role.
 func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate, bundle *spiffe.Bundle, now time.Time) error {
 	fail := func(err error) error {
 		return fmt.Errorf("%q cannot sign for the trust domain %q: %w", issuer.Certificate().Subject, td, err)

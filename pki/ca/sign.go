@@ -46,7 +46,7 @@ type SignError struct {
 	ID   spiffe.ID // as the caller gave it
 	Err  error     // what is wrong
 
-	// RetryAfter is when to come back; 0 if nobody knows.
+	// RetryAfter is when to come back; 0 if that is not known.
 	RetryAfter time.Duration
 }
 
@@ -92,7 +92,7 @@ type Request struct {
 	// Profile says what kind of certificate this is; the zero value is an X.509-SVID.
 	Profile Profile
 
-	// Caller is who asked, as far as it was proven, and Method how: for limits per caller and for
+	// Caller is the authenticated caller, and Method how it authenticated: for limits per caller and for
 	// the audit record. An empty Caller means ID, or the first of DNSNames.
 	Caller, Method string
 
@@ -215,7 +215,7 @@ func (a *Authority) checkID(id spiffe.ID) error {
 	case !id.MemberOf(a.cfg.TrustDomain):
 		return fmt.Errorf("the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
 	case id.Path() == "":
-		return errors.New("the ID has no path, so it names no workload (X5-6)")
+		return errors.New("the ID has no path, so it names no workload")
 	}
 	return nil
 }
@@ -367,7 +367,7 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 // The bound in grant: why no leaf is without its root while the root should be there.
 //
 // Let R be the time at which the last reading began that gave the state in use, and A the root that
-// is active in it. Whatever the record was at R, this authority knows. Somebody else may replace A by a
+// is active in it. Whatever the record was at R, this authority knows. Another replica may replace A by a
 // rotation that is prepared at some time P >= R. Terms only grow, so that A's successor activates not
 // before P + propagation, and A stays in every bundle until that activation plus longest plus grace,
 // with longest and propagation at least as large as in the state in use. So A stays at least until
@@ -382,7 +382,7 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 // is the successor's turn to be replaced, for which the same holds.
 //
 // Exempt is a root that is tainted or revoked, which is meant to go sooner; one renewed with its own
-// key, which verifies all the same; and one that somebody other than this library replaced, for
+// key, which verifies all the same; and one that another program replaced, for
 // which replaceActive adds the same time when that is noticed.
 //
 // mu is held.

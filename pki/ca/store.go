@@ -12,9 +12,9 @@ var (
 	// answers it by making a new CA, so a store returns it only when that is certain.
 	ErrNoRecord = errors.New("no record")
 
-	// ErrConflict says that the record is not the one that was to be replaced: somebody else wrote
-	// in between.
-	ErrConflict = errors.New("the record was changed by somebody else")
+	// ErrConflict says that the record is not the one that was to be replaced: another writer was
+	// faster.
+	ErrConflict = errors.New("another writer has changed the record")
 )
 
 // Store keeps the one record of an authority: a small set of named blobs that is replaced as a

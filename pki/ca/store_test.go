@@ -319,7 +319,7 @@ func TestDirStoreLock(t *testing.T) {
 	defer cancel()
 	_, err = d.Save(ctx, ca.Record{Data: map[string][]byte{}})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	assert.ErrorContains(t, err, "somebody else has the lock")
+	assert.ErrorContains(t, err, "another process has the lock")
 	_, err = d.Load(t.Context())
 	require.NoError(t, err, "reading needs no lock")
 	unlock()

@@ -20,20 +20,20 @@ import (
 //
 // Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence
 // numbers, and take each step of a rotation at the same moment without talking to each other. They
-// write only when something is decided, and only in place of what they have read; who is too late
-// reads again and decides anew. Each needs [Authority.Run]. Their clocks must not differ by more
-// than Backdate, and those of their settings that are durations, and KeepKey, should be the same.
+// write only when something is decided, and only in place of what they have read; a replica that is too late
+// reads again and decides again. Each needs [Authority.Run]. Their clocks must not differ by more
+// than Backdate, and those of their settings that are durations, and Rotation.Istio, should be the same.
 //
 // # While the store does not answer
 //
 // An authority goes on signing with what it read last. As another replica may have prepared a new
 // root right after, it grants no leaf beyond that reading plus Propagation plus the longest
-// lifetime: so long does the old root stay in everybody's bundle at least. With the defaults that is
+// lifetime: the old root stays in every replica's bundle at least as long. With the defaults that is
 // 90 days; then, and whenever nothing is left of a lifetime, it refuses with [ErrNotReady].
 //
-// # When nobody was there
+// # When no authority was running
 //
-// A root that was prepared and then, while no authority ran, shown to nobody must not sign because
+// A root that was prepared and then not distributed, as no authority ran, must not sign because
 // its time has come. An authority that meets a distributing key for the first time with less than
 // three fifths of its Propagation left (three refreshes, FED-3) lets it wait for the whole of it
 // again, for all replicas. Not so when the old root has come to the end of its time meanwhile, as it
@@ -108,7 +108,7 @@ var (
 )
 
 // update decides and stores. The change edits a copy of the present document, at the time that it is
-// given; it is called again, on another copy, if somebody else was faster. What it makes is saved
+// given; it is called again, on another copy, if another replica was faster. What it makes is saved
 // first and shown after. Without a change, update reads the store, follows what is there, and
 // writes down what time has done.
 func (a *Authority) update(ctx context.Context, change func(d *rotation.Document, now time.Time) error) error {
@@ -307,8 +307,8 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, version stri
 	case errors.Is(err, ErrConflict):
 		return a.note(ctx, err)
 	case err != nil:
-		// It may have been written all the same. If it was, it is ours to use; if not, or if nobody
-		// can say, the next reading shows what is there.
+		// It may have been written all the same. If it was, it is ours to use; if not, or if
+		// that is not known, the next reading shows what is there.
 		r, lerr := a.load(ctx)
 		if lerr != nil {
 			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err))

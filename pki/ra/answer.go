@@ -17,7 +17,7 @@ import (
 // maxAnswer is the longest answer in bytes of PEM: a chain of 64 KiB in DER, and some text.
 const maxAnswer = 128 << 10
 
-// accept tests the answer of a signer, and returns the chain to present and who signed the leaf. Nil
+// accept tests the answer of a signer, and returns the chain to present and the issuer of the leaf. Nil
 // roots are learned from the answer.
 func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time.Time) (chain []*x509.Certificate, issuer *x509.Certificate, err error) {
 	chain, err = parseAnswer(answer)

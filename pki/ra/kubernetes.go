@@ -97,7 +97,7 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 	case err == nil:
 		defer j.remove(ctx, 0)
 	case k8s.MayHaveLanded(err), k8s.AlreadyExists(err):
-		// It is there, or may be any moment. One that exists is ours, as nobody guesses its name: something
+		// It is there, or may be any moment. One that exists is ours, as its name cannot be guessed: something
 		// between us and the API server sent it twice.
 		defer j.remove(ctx, 3)
 	}
@@ -238,7 +238,7 @@ func (j *job) watch(ctx context.Context, version string) (*object, error) {
 }
 
 var (
-	errDeleted    = errors.New("somebody deleted it before it was answered")
+	errDeleted    = errors.New("it was deleted before it was answered")
 	errUnreadable = errors.New("the API server answered with an object that cannot be read")
 )
 
@@ -256,7 +256,7 @@ func (j *job) read(o *object) error {
 	case o.APIVersion != apiVersion || o.Kind != kind || o.meta.Name != j.name || o.meta.UID == "" || o.meta.ResourceVersion == "":
 		return fmt.Errorf("the API server answered with another object than a %s of %s with our name", kind, apiVersion)
 	case o.meta.UID != j.uid:
-		return errors.New("somebody replaced the request before it was answered")
+		return errors.New("the request was replaced before it was answered")
 	case !bytes.Equal(s.Request, j.spec.Request) || s.SignerName != j.spec.SignerName ||
 		s.ExpirationSeconds != j.spec.ExpirationSeconds || !slices.Equal(s.Usages, j.spec.Usages):
 		return errors.New("the request is not as we sent it: does an admission webhook change it?")

@@ -12,7 +12,7 @@
 //
 // A signer may take any name from a signing request. So the request is sent only if every name in it
 // was granted by the caller of [RA.Sign], and if it asks for nothing else: no other extension, no
-// other subject. It is sent as it is, as nobody but its sender has the key.
+// other subject. It is sent as it is, as only its sender has the key.
 //
 // What comes back is believed as little as the answer of any CA: the certificate must have the key and
 // exactly the names of the request, be a leaf, be valid now, and lead to a root that was configured. No
@@ -23,7 +23,7 @@
 //
 // # What it does not do
 //
-// It does not decide who gets which name: as with [ca.Authority], that is up to the caller of Sign. It
+// It does not decide which caller gets which name: as with [ca.Authority], that is up to the caller of Sign. It
 // makes no keys and no signatures.
 package ra
 
@@ -70,8 +70,8 @@ type Config struct {
 	SignerRoots map[string]spiffe.BundleSource
 
 	// LearnRoots takes the roots from the answers of signers that have no roots here: the last
-	// certificate of a chain, if it is a CA. Then whoever can write an answer into the API can make the
-	// whole trust domain trust a root of his; and after a start, [RA.Bundle] is empty until the first
+	// certificate of a chain, if it is a CA. Then any client that can write an answer into the API can make the
+	// whole trust domain trust a root of its own; and after a start, [RA.Bundle] is empty until the first
 	// answer.
 	LearnRoots bool
 
@@ -341,7 +341,7 @@ func fail(kind error, format string, args ...any) *failure {
 //
 // Where [ca.Authority.Sign] certifies what r grants, a signer certifies what r.CSR asks for. So the CSR must ask for r.ID (or, for a certificate without ID, for a DNS name), and may ask
 // for any of r.DNSNames, r.IPs and r.CommonName; for anything else it is refused, an empty organization
-// excepted, which Istio's agents send. Who is granted a name and does not ask for it does not get it.
+// excepted, which Istio's agents send. A caller that is granted a name and does not ask for it does not get it.
 //
 // A TTL of 0 or less leaves the lifetime to the signer. Other than that it is at least ten minutes,
 // which is what Kubernetes allows, and less is refused, not made longer; fractions of a second are cut

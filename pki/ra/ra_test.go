@@ -238,7 +238,7 @@ func TestSignConflicts(t *testing.T) {
 		{"another signer", func(o *object) { o.Spec.SignerName = "example.com/other" }, ca.ErrGeneration, []string{"not as we sent it"}, 1},
 		{"another usage", func(o *object) { o.Spec.Usages = append(o.Spec.Usages, "cert sign") }, ca.ErrGeneration, []string{"not as we sent it"}, 1},
 		{"another life", func(o *object) { o.Spec.ExpirationSeconds = new(int64(86400 * 365)) }, ca.ErrGeneration, []string{"not as we sent it"}, 1},
-		{"replaced", func(o *object) { o.Metadata["uid"] = "another" }, ca.ErrGeneration, []string{"somebody replaced the request"}, 1},
+		{"replaced", func(o *object) { o.Metadata["uid"] = "another" }, ca.ErrGeneration, []string{"the request was replaced"}, 1},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
@@ -322,14 +322,14 @@ func TestSignConflicts(t *testing.T) {
 		c := start(t, kubetest.Start(t), nil)
 		on(c, watching, func(name string) { time.AfterFunc(50*time.Millisecond, func() { c.Remove(csrs + "/" + name) }) })
 		_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
-		signError(t, err, ca.ErrGeneration, "somebody deleted it")
+		signError(t, err, ca.ErrGeneration, "it was deleted")
 	})
 	t.Run("deleted before we look", func(t *testing.T) {
 		t.Parallel()
 		c := start(t, kubetest.Start(t), nil)
 		on(c, watching, func(name string) { c.Remove(csrs + "/" + name) })
 		_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
-		signError(t, err, ca.ErrGeneration, "somebody deleted it")
+		signError(t, err, ca.ErrGeneration, "it was deleted")
 	})
 }
 

@@ -23,7 +23,7 @@ func oidExtensionRequest() asn1.ObjectIdentifier {
 	return asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14}
 }
 
-// check tests what was asked for, before anybody else hears of it, and fills in who asked.
+// check tests what was asked for, before anything is sent, and fills in the caller.
 func (a *RA) check(r *ca.Request) *failure {
 	switch {
 	case r.CSR == nil || r.CSR.PublicKey() == nil:
@@ -41,7 +41,7 @@ func (a *RA) check(r *ca.Request) *failure {
 		case !r.ID.MemberOf(a.cfg.TrustDomain):
 			return fail(ca.ErrIdentity, "the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
 		case r.ID.Path() == "":
-			return fail(ca.ErrIdentity, "the ID has no path, so it names no workload (X5-6)")
+			return fail(ca.ErrIdentity, "the ID has no path, so it names no workload")
 		}
 		r.Caller = cmp.Or(r.Caller, r.ID.String())
 	case ca.DNSOnly:

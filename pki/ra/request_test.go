@@ -96,7 +96,7 @@ func TestRequestsRefused(t *testing.T) {
 		{"the zero request", func(r *ca.Request) { r.CSR = &pki.CSR{} }, ca.ErrCSR, "there is none"},
 		{"zero ID", func(r *ca.Request) { r.ID = spiffe.ID{} }, ca.ErrIdentity, "ID"},
 		{"foreign ID", func(r *ca.Request) { r.ID = id("spiffe://example.com/ns/prod/sa/web") }, ca.ErrIdentity, "not in the trust domain"},
-		{"ID of the trust domain", func(r *ca.Request) { r.ID = td.ID() }, ca.ErrIdentity, "X5-6"},
+		{"ID of the trust domain", func(r *ca.Request) { r.ID = td.ID() }, ca.ErrIdentity, "names no workload"},
 		{"an address that is none", func(r *ca.Request) { r.IPs = []net.IP{{1, 2, 3}} }, ca.ErrIdentity, "IP address"},
 		{"unknown profile", func(r *ca.Request) { r.Profile = 7 }, ca.ErrIdentity, "unknown profile 7"},
 		{"an ID in a certificate without", func(r *ca.Request) { r.Profile = ca.DNSOnly }, ca.ErrIdentity, "has no ID"},

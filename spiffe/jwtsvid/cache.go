@@ -13,31 +13,28 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// Source obtains tokens for this workload. A workloadapi.Source is one, and so is a [Cache]. Fetch must be safe for concurrent use and return when ctx is done. An error
-// may have the method Retryable() (after time.Duration, ok bool), which says when to ask again.
+// Source obtains tokens for this workload. A workloadapi.Source is one, and so is a [Cache]. Fetch must
+// be safe for concurrent use and return when ctx is done. An error may have the method
+// Retryable() (after time.Duration, ok bool), which says when to ask again.
 type Source interface {
 	// Fetch returns a token whose "aud" has exactly the given values.
 	Fetch(ctx context.Context, audience ...string) (token string, err error)
 }
 
-// The times of a Cache.
 const (
-	defaultTimeout = 30 * time.Second
-	defaultEntries = 1000
-	shortestWait   = time.Second      // between two attempts
-	longestWait    = 30 * time.Second // while there is a token to serve
-	impatientWait  = 5 * time.Second  // while there is none
-	longestWish    = time.Minute      // that a Source can ask of us
-	forcedInterval = 10 * time.Second // between two attempts for a token that a server has refused
-
-	// longestSleep bounds the sleep of Run. Timers stand still while the machine is suspended, tokens do
-	// not.
-	longestSleep = time.Minute
-
-	concurrency = 16 // attempts that Run makes at the same time
+	shortestLife   = time.Second      // between two fetches, for tokens with less than two seconds to live
+	forcedInterval = 10 * time.Second // between two fetches for a token that a server has refused
+	remembered     = time.Minute      // how long Run cares about a token that there is none of, after the last call
+	concurrency    = 16               // fetches that Run makes at the same time
 )
+
+// patience is shorter than for certificates, because a caller without a token fails until the next
+// fetch.
+var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: 5 * time.Second}
 
 // CacheOptions are the choices of a [Cache] that have a default.
 type CacheOptions struct {
@@ -48,8 +45,8 @@ type CacheOptions struct {
 	// the one that was not asked for the longest goes.
 	Size int
 
-	// Logger is told of each new token (Debug) and of attempts that failed while nobody was waiting for
-	// them (Warn), with the attributes audience, err, retry_in and expires. Nil means silence.
+	// Logger is told of each new token (Debug) and of attempts that failed while no call waited for them
+	// (Warn), with the attributes audience, err, retry_in and expires. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -58,7 +55,8 @@ type CacheOptions struct {
 //
 // A token is fetched again when half of its life is over, a little earlier by chance. Until the new one
 // is in hand the old one is served, to the moment it expires. There is at most one attempt for a set of
-// audiences at a time; after a failure the next comes after a wait of half a second, growing to 30.
+// audiences at a time; after a failure the next comes after a wait of a second or less, growing to 30
+// seconds while there is a token, and to 5 without one.
 type Cache struct {
 	source  Source
 	timeout time.Duration
@@ -67,15 +65,9 @@ type Cache struct {
 
 	entries atomic.Pointer[map[entryKey]*entry] // replaced, never changed; writers hold mu
 
-	mu       sync.Mutex
-	run      *cacheRun // nil while Run is not running
-	inFlight int       // attempts that belong to run
-}
-
-type cacheRun struct {
-	ctx  context.Context
-	wake chan struct{} // has room for one
-	wg   sync.WaitGroup
+	mu      sync.Mutex
+	running bool // Run is running
+	loop    renew.Loop[*entry]
 }
 
 // entryKey is a set of audiences: the audience itself, or all of them in order with their lengths.
@@ -85,10 +77,16 @@ type entryKey struct {
 }
 
 type entry struct {
+	renew.Entry // the Cache's mu guards it
+
+	key      entryKey
 	audience []string // sorted
 	state    atomic.Pointer[entryState]
 	asked    atomic.Int64 // the last time, in nanoseconds since 1970, give or take a second
-	forced   time.Time    // when a server last refused a token of ours; guarded by mu
+	used     atomic.Bool  // the token was asked for since it came
+
+	forced  time.Time // when a server last refused a token; guarded by mu
+	waiting int       // calls that wait; guarded by mu
 }
 
 // entryState never changes; writers of entry.state hold mu.
@@ -96,21 +94,13 @@ type entryState struct {
 	token    string // empty until there is one
 	expires  time.Time
 	received time.Time
-	next     time.Time // when to fetch again
-	failures int       // in a row
-	err      error     // of the last failure
-	flight   *flight   // nil while nobody fetches
+	err      error         // of the last attempt
+	planned  time.Time     // when the next attempt was planned
+	wait     time.Duration // from then to the next attempt
 }
 
-// flight is an attempt that is being made.
-type flight struct {
-	waited bool // somebody waits for it; guarded by mu
-
-	done    chan struct{} // closed when the rest is set
-	token   string
-	err     error
-	stopped bool // by the end of Run, which is nobody's failure
-}
+func (st *entryState) valid(now time.Time) bool { return st.token != "" && now.Before(st.expires) }
+func (st *entryState) due(now time.Time) bool   { return renew.Elapsed(st.planned, now) >= st.wait }
 
 // NewCache returns a Cache of what source fetches. It starts nothing. The options may be nil.
 func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
@@ -126,11 +116,12 @@ func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
 	}
 	c := &Cache{
 		source:  source,
-		timeout: cmp.Or(o.Timeout, defaultTimeout),
-		size:    cmp.Or(o.Size, defaultEntries),
+		timeout: cmp.Or(o.Timeout, 30*time.Second),
+		size:    cmp.Or(o.Size, 1000),
 		logger:  cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
 	}
 	c.entries.Store(new(map[entryKey]*entry))
+	c.loop = renew.Loop[*entry]{Mu: &c.mu, Attempt: c.attempt, Slots: concurrency}
 	return c, nil
 }
 
@@ -146,13 +137,15 @@ func (c *Cache) Fetch(ctx context.Context, audience ...string) (token string, er
 		return "", err
 	}
 	now := time.Now()
-	e.touch(now)
+	firstLately := e.touch(now)
 	st := e.state.Load()
 	if !st.valid(now) {
-		return c.wait(ctx, e)
+		return c.wait(ctx, e, "")
 	}
-	if st.flight == nil && reached(now, st.next) {
-		c.refresh(e)
+	if firstLately && st.due(now) {
+		c.mu.Lock()
+		c.loop.Demand(e)
+		c.mu.Unlock()
 	}
 	return st.token, nil
 }
@@ -162,64 +155,21 @@ func (c *Cache) Fetch(ctx context.Context, audience ...string) (token string, er
 // with an error, if it is running already; it may be called again after it has returned.
 //
 // Without Run a Cache works too: a token that is due is then fetched again when it is next asked for, by
-// a goroutine that lasts as long as the attempt, while the old one is served. With Run, tokens that
-// nobody asks for any more are dropped when they expire.
+// a goroutine that lasts as long as the attempt, while the old one is served. With Run, tokens that are
+// not asked for any more are dropped when they expire.
 func (c *Cache) Run(ctx context.Context) error {
-	r := &cacheRun{ctx: ctx, wake: make(chan struct{}, 1)}
 	c.mu.Lock()
-	if c.run != nil {
+	if c.running {
 		c.mu.Unlock()
 		return errors.New("jwtsvid: cache: already running")
 	}
-	c.run = r
+	c.running = true
 	c.mu.Unlock()
-
-	timer := time.NewTimer(longestSleep)
-	defer timer.Stop()
-	for ctx.Err() == nil {
-		timer.Reset(c.startDue(r))
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		case <-r.wake:
-		}
-	}
+	c.loop.Run(ctx)
 	c.mu.Lock()
-	c.run = nil // so that nothing more is started
+	c.running = false
 	c.mu.Unlock()
-	r.wg.Wait()
 	return context.Cause(ctx)
-}
-
-// startDue starts the attempts that are due, drops what is over, and returns how long there is nothing
-// to do unless somebody calls.
-func (c *Cache) startDue(r *cacheRun) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	sleep := longestSleep
-	var over []entryKey
-	for k, e := range *c.entries.Load() {
-		switch st := e.state.Load(); {
-		case st.flight != nil: // wakes us when it ends
-		case !e.wanted(st, now) && !st.valid(now):
-			over = append(over, k)
-		case !e.wanted(st, now):
-			sleep = min(sleep, until(now, st.expires))
-		case !reached(now, st.next):
-			sleep = min(sleep, until(now, st.next))
-		case c.inFlight < concurrency:
-			c.start(e, r)
-		}
-	}
-	if len(over) > 0 {
-		m := maps.Clone(*c.entries.Load())
-		for _, k := range over {
-			delete(m, k)
-		}
-		c.entries.Store(&m)
-	}
-	return sleep
 }
 
 // entry returns the entry for a set of audiences, a new one if there is none.
@@ -256,118 +206,68 @@ func (c *Cache) entry(audience []string) (*entry, error) {
 	if len(m) >= c.size {
 		c.evict(m)
 	}
-	e := &entry{audience: sorted}
+	e := &entry{key: key, audience: sorted}
 	e.state.Store(&entryState{})
-	e.asked.Store(time.Now().UnixNano()) // before anybody can see it and find it too old
+	e.asked.Store(time.Now().UnixNano())
 	m[key] = e
 	c.entries.Store(&m)
 	return e, nil
 }
 
-// evict drops the entry that was not asked for the longest. An attempt for it goes on, for those who
-// wait.
+// evict drops the entry that was not asked for the longest. An attempt for it goes on, for the calls
+// that wait.
 func (c *Cache) evict(m map[entryKey]*entry) {
-	var oldest entryKey
-	at := int64(0)
-	for k, e := range m {
-		if asked := e.asked.Load(); at == 0 || asked < at {
-			oldest, at = k, asked
+	var oldest *entry
+	for _, e := range m {
+		if oldest == nil || e.asked.Load() < oldest.asked.Load() {
+			oldest = e
 		}
 	}
-	delete(m, oldest)
+	delete(m, oldest.key)
+	c.loop.Remove(oldest)
 }
 
-// touch notes that somebody asked. It writes once a second only, as all readers share the cache line.
-func (e *entry) touch(now time.Time) {
-	if n := now.UnixNano(); n-e.asked.Load() >= int64(time.Second) {
-		e.asked.Store(n)
+// touch notes a call. It writes once a second only, as all readers share the cache line, and reports
+// whether it did.
+func (e *entry) touch(now time.Time) bool {
+	if !e.used.Load() {
+		e.used.Store(true)
 	}
-}
-
-// wanted reports whether Run should see to e: somebody has asked for the token since we received it or,
-// if there is none, not long ago.
-func (e *entry) wanted(st *entryState, now time.Time) bool {
-	if st.valid(now) {
-		return e.asked.Load() > st.received.UnixNano()
+	since := now.UnixNano() - e.asked.Load()
+	if since >= 0 && since < int64(time.Second) { // less than 0: the clock was put back
+		return false
 	}
-	return now.UnixNano()-e.asked.Load() < int64(longestSleep)
+	e.asked.Store(now.UnixNano())
+	return true
 }
 
-func (st *entryState) valid(now time.Time) bool { return st.token != "" && now.Before(st.expires) }
-
-// reached reports whether t has come, by the monotonic clock or by the wall clock: the first stands
-// still while the machine is suspended, the second may be put back.
-func reached(now, t time.Time) bool { return !now.Before(t) || !now.Round(0).Before(t.Round(0)) }
-
-func until(now, t time.Time) time.Duration { return max(t.Sub(now), time.Millisecond) }
-
-// refresh has the token of e fetched again, which is due, while it is still good.
-func (c *Cache) refresh(e *entry) {
+// wait returns a token other than rejected for a caller that has none.
+func (c *Cache) wait(ctx context.Context, e *entry, rejected string) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch st := e.state.Load(); {
-	case st.flight != nil || !reached(time.Now(), st.next):
-	case c.run != nil:
-		// Somebody asks, also if the clock was put back since we received the token.
-		e.asked.Store(max(e.asked.Load(), st.received.UnixNano()+1))
-		c.wake()
-	default:
-		c.start(e, nil)
-	}
-}
-
-// wait returns a token for a caller who has none.
-func (c *Cache) wait(ctx context.Context, e *entry) (string, error) {
 	for {
-		f, token, err := c.join(e)
-		again := false
-		if f != nil {
-			token, err, again = f.wait(ctx)
-		}
+		st, now := e.state.Load(), time.Now()
 		switch {
-		case again:
-			continue
-		case err != nil:
-			return "", e.failed(err)
+		case st.valid(now) && st.token != rejected:
+			return st.token, nil
+		case st.err != nil && !e.Busy() && !st.due(now) && rejected == "":
+			return "", e.failed(st.err)
+		case ctx.Err() != nil:
+			return "", e.failed(context.Cause(ctx))
 		}
-		return token, nil
-	}
-}
-
-// join returns the attempt for e, a new one if there is none and it is time. Otherwise it returns what
-// is known.
-func (c *Cache) join(e *entry) (*flight, string, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	switch st := e.state.Load(); {
-	case st.valid(now):
-		return nil, st.token, nil
-	case st.flight == nil && st.err != nil && !reached(now, st.next):
-		return nil, "", st.err
-	default:
-		return c.await(e, st), "", nil
-	}
-}
-
-// await returns the attempt that is being made for e, or starts one, for somebody who will wait for it.
-// The caller holds mu.
-func (c *Cache) await(e *entry, st *entryState) *flight {
-	f := st.flight
-	if f == nil {
-		f = c.start(e, nil)
-	}
-	f.waited = true
-	return f
-}
-
-// wait waits for the end of f or of ctx; again says that f was stopped and that nothing is known.
-func (f *flight) wait(ctx context.Context) (token string, err error, again bool) {
-	select {
-	case <-f.done:
-		return f.token, f.err, f.stopped
-	case <-ctx.Done():
-		return "", context.Cause(ctx), false
+		c.loop.Start(e)
+		e.waiting++
+		_ = c.loop.Await(ctx, e) // an attempt that was ended by the end of Run is followed by another
+		e.waiting--
+		switch got := e.state.Load(); {
+		case got == st:
+		case got.err != nil:
+			return "", e.failed(got.err)
+		case got.token == rejected:
+			return "", e.failed(errors.New("the source gave the one again that was refused"))
+		default:
+			return got.token, nil
+		}
 	}
 }
 
@@ -382,41 +282,17 @@ func (c *Cache) renew(ctx context.Context, rejected, audience string) (string, e
 	if err != nil {
 		return "", err
 	}
-	for {
-		f, token, err := c.joinForced(e, rejected)
-		again := false
-		if f != nil {
-			token, err, again = f.wait(ctx)
-		}
-		switch {
-		case again:
-			continue
-		case err != nil:
-			return "", e.failed(err)
-		case token == rejected:
-			return "", e.failed(errors.New("the source gave the one again that was refused"))
-		}
-		return token, nil
-	}
-}
-
-func (c *Cache) joinForced(e *entry, rejected string) (*flight, string, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	st := e.state.Load()
-	switch {
-	case st.valid(now) && st.token != rejected:
-		return nil, st.token, nil // somebody was faster
-	case st.flight == nil && !e.mayForce(now):
-		return nil, "", fmt.Errorf("a server has refused another one in the last %v: it is not the token's fault", forcedInterval)
-	case st.flight == nil:
-		e.forced = now
+	st, now := e.state.Load(), time.Now()
+	pointless := st.token == rejected && !e.Busy() && !e.force(now)
+	c.mu.Unlock()
+	if pointless {
+		return "", e.failed(fmt.Errorf("a server has refused another one in the last %v: it is not the token's fault", forcedInterval))
 	}
-	return c.await(e, st), "", nil
+	return c.wait(ctx, e, rejected)
 }
 
-// doubt has a token fetched in the place of one that a server has refused, which nobody waits for.
+// doubt has a token fetched in the place of one that a server has refused, without waiting for it.
 func (c *Cache) doubt(rejected, audience string) {
 	e, err := c.entry([]string{audience})
 	if err != nil {
@@ -424,37 +300,27 @@ func (c *Cache) doubt(rejected, audience string) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	if st := e.state.Load(); st.token == rejected && st.flight == nil && e.mayForce(now) {
-		e.forced = now
-		c.start(e, nil)
+	if e.state.Load().token == rejected && !e.Busy() && e.force(time.Now()) {
+		c.loop.Start(e)
 	}
 }
 
-// mayForce reports whether it is not too soon to ask for a token only because a server has refused one.
-// The caller holds mu.
-func (e *entry) mayForce(now time.Time) bool {
-	return e.forced.IsZero() || reached(now, e.forced.Add(forcedInterval))
-}
-
-// start starts an attempt for e: Run's own if r is not nil, and else one that ends by itself. The caller
-// holds mu.
-func (c *Cache) start(e *entry, r *cacheRun) *flight {
-	f := &flight{done: make(chan struct{})}
-	st := *e.state.Load()
-	st.flight = f
-	e.state.Store(&st)
-	if r == nil {
-		go c.fly(context.Background(), e, f, nil)
-	} else {
-		c.inFlight++
-		r.wg.Go(func() { c.fly(r.ctx, e, f, r) })
+// force reports whether it is not too soon to ask for a token only because a server has refused one, and
+// notes that this was done. The caller holds mu.
+func (e *entry) force(now time.Time) bool {
+	if !e.forced.IsZero() && renew.Elapsed(e.forced, now) < forcedInterval {
+		return false
 	}
-	return f
+	e.forced = now
+	e.used.Store(true)
+	return true
 }
 
-// fly makes an attempt and publishes what came of it.
-func (c *Cache) fly(base context.Context, e *entry, f *flight, r *cacheRun) {
+// attempt fetches a token for e, unless it is not wanted any more, and plans the next attempt.
+func (c *Cache) attempt(base context.Context, e *entry) {
+	if c.rest(e) {
+		return
+	}
 	ctx, cancel := context.WithTimeoutCause(base, c.timeout, fmt.Errorf("no answer in %v: %w", c.timeout, context.DeadlineExceeded))
 	defer cancel()
 	token, err := c.source.Fetch(ctx, slices.Clone(e.audience)...)
@@ -464,55 +330,57 @@ func (c *Cache) fly(base context.Context, e *entry, f *flight, r *cacheRun) {
 	} else if ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
-	f.token, f.err, f.stopped = token, err, err != nil && base.Err() != nil
-	retryIn, unseen := c.land(e, f, r, expires)
-	close(f.done)
+
+	c.mu.Lock()
+	now, unseen := time.Now(), e.waiting == 0
+	st := *e.state.Load()
+	var wait time.Duration
+	switch {
+	case err == nil:
+		e.Succeeded()
+		e.used.Store(false)
+		st = entryState{token: token, expires: expires, received: now}
+		wait = max(renew.RenewAt(now, now, expires, 0.5, 0.1, rand.Float64()).Sub(now), shortestLife)
+	case base.Err() == nil: // else it was ended by the end of Run
+		st.err = err
+		wait = patience.Wait(e.Failed(err), st.expires.Sub(st.received), st.expires.Sub(now), rand.Float64())
+	}
+	if wait > 0 {
+		st.planned, st.wait = now, wait
+		e.state.Store(&st)
+	}
+	c.loop.Done(e, wait)
+	c.mu.Unlock()
+
 	switch audience := slog.String("audience", quote(e.audience)); {
 	case err == nil:
 		c.logger.LogAttrs(base, slog.LevelDebug, "jwtsvid: new token", audience, slog.Time("expires", expires))
-	case unseen:
-		c.logger.LogAttrs(base, slog.LevelWarn, "jwtsvid: no new token", audience, slog.Any("err", err), slog.Duration("retry_in", retryIn))
+	case unseen && wait > 0:
+		c.logger.LogAttrs(base, slog.LevelWarn, "jwtsvid: no new token", audience, slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
 }
 
-// land makes the results of f those of e. It returns when to try again after a failure, and whether
-// nobody else will learn of that.
-func (c *Cache) land(e *entry, f *flight, r *cacheRun, expires time.Time) (retryIn time.Duration, unseen bool) {
+// rest ends the attempt for e if the token was not asked for since it came, or for a while if there is
+// none: it is looked at again when it expires, and then dropped.
+func (c *Cache) rest(e *entry) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	st := *e.state.Load()
-	st.flight = nil
-	switch {
-	case f.err == nil:
-		due := now.Add(renewAfter(expires.Sub(now), rand.Float64()))
-		st = entryState{token: f.token, expires: expires, received: now, next: due}
-	case !f.stopped:
-		st.failures++
-		st.err = f.err
-		retryIn = retryAfter(f.err, st.failures, st.expires.Sub(now), rand.Float64())
-		st.next = now.Add(retryIn)
+	st, now := e.state.Load(), time.Now()
+	valid := st.valid(now)
+	if valid && e.used.Load() || !valid && now.UnixNano()-e.asked.Load() < int64(remembered) {
+		return false
 	}
-	e.state.Store(&st)
-	if r != nil {
-		c.inFlight--
+	if !valid && !e.Removed() {
+		m := maps.Clone(*c.entries.Load())
+		delete(m, e.key)
+		c.entries.Store(&m)
+		c.loop.Remove(e)
 	}
-	c.wake()
-	return retryIn, !f.waited && !f.stopped
+	c.loop.Done(e, st.expires.Sub(now))
+	return true
 }
 
-// wake has Run look again. The caller holds mu.
-func (c *Cache) wake() {
-	if c.run == nil {
-		return
-	}
-	select {
-	case c.run.wake <- struct{}{}:
-	default:
-	}
-}
-
-// check looks at what a source has fetched, as far as one can who is not the receiver.
+// check looks at what a source has fetched, as far as its client can judge it.
 func (e *entry) check(token string) (expires time.Time, err error) {
 	u, err := ParseUnverified(token)
 	if err != nil {
@@ -526,37 +394,6 @@ func (e *entry) check(token string) (expires time.Time, err error) {
 		return time.Time{}, fmt.Errorf("the source gave a token that ended at %s; compare the clocks", u.Expires.UTC().Format(time.RFC3339))
 	}
 	return u.Expires, nil
-}
-
-// renewAfter returns when to fetch again what lives for life from now: after half of that, or up to a
-// tenth of it sooner by u in [0,1), so that a fleet does not move in step.
-func renewAfter(life time.Duration, u float64) time.Duration {
-	return max(life/2-time.Duration(u*float64(life)/10), shortestWait)
-}
-
-// retryAfter returns how long to wait after err, the given number of failures in a row, while the old
-// token has left to live (0 or less if there is none). The wait doubles up to a limit, and is drawn from
-// its upper half by u in [0,1); what the source wishes for is respected, up to half of what is left.
-func retryAfter(err error, failures int, left time.Duration, u float64) time.Duration {
-	limit, wishLimit := impatientWait, impatientWait
-	if left > 0 {
-		limit = min(max(left/25, shortestWait), longestWait)
-		wishLimit = min(left/2, longestWish)
-	}
-	wait := min(shortestWait<<min(failures-1, 16), limit)
-	wait -= time.Duration(u * float64(wait) / 2)
-	e, ok := errors.AsType[interface {
-		error
-		Retryable() (time.Duration, bool)
-	}](err)
-	if ok {
-		wish, again := e.Retryable()
-		if !again {
-			wish = wishLimit
-		}
-		wait = max(wait, min(wish, wishLimit))
-	}
-	return wait
 }
 
 // String returns how many sets of audiences there are tokens for.

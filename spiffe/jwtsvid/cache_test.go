@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"runtime"
 	"strings"
 	"sync"
@@ -555,60 +554,6 @@ func TestCacheRunEndsForWaiters(t *testing.T) {
 		wg.Wait()
 	})
 }
-
-func TestCacheWish(t *testing.T) {
-	t.Parallel()
-	plain := errors.New("down")
-	for _, c := range []struct {
-		name      string
-		err       error
-		failures  int
-		left      time.Duration
-		low, high time.Duration
-	}{
-		{"first", plain, 1, 150 * time.Second, 500 * time.Millisecond, time.Second},
-		{"second", plain, 2, 150 * time.Second, time.Second, 2 * time.Second},
-		{"tenth: 4 % of what is left", plain, 10, 150 * time.Second, 3 * time.Second, 6 * time.Second},
-		{"tenth, much left", plain, 10, 10 * time.Hour, 15 * time.Second, 30 * time.Second},
-		{"tenth, nothing left", plain, 10, 0, 2500 * time.Millisecond, 5 * time.Second},
-		{"thousandth", plain, 1000, -time.Hour, 2500 * time.Millisecond, 5 * time.Second},
-		{"little left", plain, 10, time.Second, 500 * time.Millisecond, time.Second},
-		{"a wish", wish{20 * time.Second, true}, 1, 150 * time.Second, 20 * time.Second, 20 * time.Second},
-		{"a wish, wrapped", fmt.Errorf("x: %w", wish{20 * time.Second, true}), 1, 150 * time.Second, 20 * time.Second, 20 * time.Second},
-		{"a long wish", wish{time.Hour, true}, 1, 150 * time.Second, time.Minute, time.Minute},
-		{"a long wish, little left", wish{time.Hour, true}, 1, 20 * time.Second, 10 * time.Second, 10 * time.Second},
-		{"a long wish, nothing left", wish{time.Hour, true}, 1, 0, 5 * time.Second, 5 * time.Second},
-		{"no", wish{0, false}, 1, 150 * time.Second, time.Minute, time.Minute},
-		{"a short wish", wish{time.Millisecond, true}, 1, 150 * time.Second, 500 * time.Millisecond, time.Second},
-	} {
-		for range 100 {
-			d := jwtsvid.RetryAfter(c.err, c.failures, c.left, rand.Float64())
-			assert.GreaterOrEqual(t, d, c.low, c.name)
-			assert.LessOrEqual(t, d, c.high, c.name)
-		}
-	}
-	for life, want := range map[time.Duration][2]time.Duration{
-		5 * time.Minute: {2 * time.Minute, 150 * time.Second},
-		time.Hour:       {24 * time.Minute, 30 * time.Minute},
-		time.Second:     {time.Second, time.Second},
-		0:               {time.Second, time.Second},
-	} {
-		for _, u := range []float64{0, 0.5, 0.999999} {
-			d := jwtsvid.RenewAfter(life, u)
-			assert.GreaterOrEqual(t, d, want[0])
-			assert.LessOrEqual(t, d, want[1])
-		}
-	}
-}
-
-// wish is an error that knows whether and when to ask again.
-type wish struct {
-	after time.Duration
-	again bool
-}
-
-func (wish) Error() string                               { return "not now" }
-func (w wish) Retryable() (after time.Duration, ok bool) { return w.after, w.again }
 
 func TestNewCache(t *testing.T) {
 	t.Parallel()

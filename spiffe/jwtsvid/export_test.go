@@ -2,12 +2,6 @@ package jwtsvid
 
 import "time"
 
-// Pure functions of times and a random number, for tables.
-var (
-	RenewAfter = renewAfter
-	RetryAfter = retryAfter
-)
-
 // PutBack makes the token for an audience look as it does when the clock was put back since it came.
 func PutBack(c *Cache, d time.Duration, audience string) {
 	e, _ := c.entry([]string{audience})

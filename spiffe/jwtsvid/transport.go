@@ -22,7 +22,7 @@ type TransportOptions struct {
 	Base http.RoundTripper
 
 	// AllowLoopback permits http, without TLS, to loopback addresses and to "localhost". It is for tests
-	// and sidecars: whoever may listen there gets the token.
+	// and sidecars: any process that listens there gets the token.
 	AllowLoopback bool
 
 	// UnixSocket is the path of a Unix socket that all requests go to, whatever the host in their URL is.
@@ -35,8 +35,8 @@ type TransportOptions struct {
 // [NewTransport] makes one. It is safe for concurrent use.
 //
 // A token goes nowhere else. A request to another host is refused, before anything is sent, unless a
-// redirect led there: then it is sent without a token, and so is everything that follows, as the first
-// host must not choose where we show who we are. A request over http is refused unless the options allow
+// redirect led there: then it is sent without a token, and so is every request that follows, because the
+// first host must not choose which other hosts see a token. A request over http is refused unless the options allow
 // it. A request that has an Authorization header already is passed on as it is.
 //
 // If a server answers 401, the token may have been taken back. Then a new one is fetched, at most every

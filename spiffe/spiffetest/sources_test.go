@@ -78,7 +78,7 @@ func TestBrokenSVIDSources(t *testing.T) {
 	good := svidFunc(svid.SVID)
 	fail := errors.New("out of order")
 	for want, source := range map[string]spiffe.SVIDSource{
-		"newSource returned nil": nil,
+		"newSource returned nil":                                                 nil,
 		"it returned neither an identity nor an error":                           svidFunc(func() (*spiffe.SVID, error) { return nil, nil }),
 		"it returned an identity and an error":                                   svidFunc(func() (*spiffe.SVID, error) { return svid, fail }),
 		"it returned an SVID that was not made by a function of package spiffe":  svidFunc(func() (*spiffe.SVID, error) { return new(spiffe.SVID), nil }),
@@ -111,13 +111,13 @@ func TestBrokenBundleSources(t *testing.T) {
 	}
 	zero := spiffe.TrustDomain{}.String()
 	for want, source := range map[string]spiffe.BundleSource{
-		"newSource returned nil": nil,
+		"newSource returned nil":                                                                  nil,
 		"it returned neither a bundle nor an error for example.org":                               instead("example.org", nil, nil),
 		"it returned a bundle and an error for example.org":                                       instead("example.org", ca.Bundle(), fail),
-		"asked for example.org it returned the bundle of other.test":                      instead("example.org", other.Bundle(), nil),
+		"asked for example.org it returned the bundle of other.test":                              instead("example.org", other.Bundle(), nil),
 		`"example.org": no bundle, though it should have one: out of order`:                       instead("example.org", nil, fail),
-		`asked for sub.example.org it returned the bundle of example.org`:                 instead("sub.example.org", ca.Bundle(), nil),
-		`asked for example.org. it returned the bundle of example.org`:                    instead("example.org.", ca.Bundle(), nil),
+		`asked for sub.example.org it returned the bundle of example.org`:                         instead("sub.example.org", ca.Bundle(), nil),
+		`asked for example.org. it returned the bundle of example.org`:                            instead("example.org.", ca.Bundle(), nil),
 		`"spiffetest.invalid": the error does not wrap spiffe.ErrUnknownTrustDomain: out of`:      instead("spiffetest.invalid", nil, fail),
 		`"spiffetest.invalid": the error does not name the trust domain: no trust bundle`:         instead("spiffetest.invalid", nil, spiffe.ErrUnknownTrustDomain),
 		"the zero trust domain: want an error that wraps spiffe.ErrUnknownTrustDomain, got <nil>": instead(zero, nil, fail),

@@ -16,8 +16,7 @@ import (
 //
 //	listener = tls.NewListener(g.Listener(listener), config)
 //
-// The connections that it returns are not TCP connections for a type assertion: set options of the
-// socket before.
+// The connections that it returns are not *net.TCPConn: set options of the socket before.
 func (g *Governor) Listener(l net.Listener) net.Listener { return governedListener{l, g} }
 
 type governedListener struct {
@@ -34,8 +33,8 @@ func (l governedListener) Accept() (net.Conn, error) {
 	return &rawConn{Conn: c, governor: l.g}, nil
 }
 
-// rawConn is a connection below TLS that leaves the Governor when it is closed. Of a client it also
-// notes when bytes moved.
+// rawConn is a connection below TLS that leaves the Governor when it is closed. For a client it also
+// records when bytes moved.
 type rawConn struct {
 	net.Conn
 	governor *Governor
@@ -85,8 +84,8 @@ func (c *rawConn) cut()           { _ = c.Conn.Close() }
 func (c *rawConn) gone() bool     { return c.closed.Load() }
 func (c *rawConn) remote() string { return remote(c.Conn) }
 
-// idleIn: when nothing has moved for a while, and the last to move came in. That is a guess, as what
-// came in may have been a frame or a ticket while the answer is still awaited, so the while is long.
+// idleIn takes a connection for idle when no byte has moved for some seconds, and the last ones came in.
+// They may have been a frame or a ticket while a response is still awaited, so the time is long.
 func (c *rawConn) idleIn() time.Duration {
 	if !c.client {
 		return math.MaxInt64
@@ -98,25 +97,24 @@ func (c *rawConn) idleIn() time.Duration {
 	return silence - (time.Since(c.born) - moved)
 }
 
-// served is a connection that net/http accepted. It is weak, so that a hijacked connection, of which
-// nobody tells when it ends, is not kept.
+// served is a connection that net/http accepted. It is weak, so that a hijacked connection, whose end
+// net/http does not report, is not kept.
 type served struct {
 	conn   weak.Pointer[tls.Conn]
 	addr   string
 	h2     bool
 	born   time.Time
-	active atomic.Bool  // or not idle for another reason
+	active atomic.Bool  // not idle, as far as is known
 	since  atomic.Int64 // nanoseconds after born at which it became idle
 }
 
 func (c *served) cut() {
 	if conn := c.conn.Value(); conn != nil {
-		_ = conn.NetConn().Close() // and not conn.Close, which would wait for a peer that does not read
+		_ = conn.NetConn().Close() // conn.Close would wait for a peer that does not read
 	}
 }
 
-// idleIn waits a moment for HTTP/2, of which net/http says that it is idle before the end of the last
-// response is flushed.
+// idleIn waits a moment for HTTP/2, as net/http reports it idle before it has flushed the last response.
 func (c *served) idleIn() time.Duration {
 	switch {
 	case c.active.Load():
@@ -130,7 +128,7 @@ func (c *served) idleIn() time.Duration {
 func (c *served) gone() bool     { return c.conn.Value() == nil }
 func (c *served) remote() string { return c.addr }
 
-// connState is the hook of net/http: it learns what a connection is doing.
+// connState is the ConnState hook of net/http.
 func (g *Governor) connState(conn net.Conn, s http.ConnState) {
 	tc, ok := conn.(*tls.Conn)
 	if !ok {
@@ -138,7 +136,7 @@ func (g *Governor) connState(conn net.Conn, s http.ConnState) {
 	}
 	v, ok := g.hooked.Load(weak.Make(tc))
 	if !ok {
-		return // not verified yet, or not ours
+		return // not verified yet, or not governed
 	}
 	c := v.(*governed)
 	link := c.link.(*served)

@@ -16,8 +16,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// HandshakeError says why this side ended a handshake: it refused what the other side presented, or
-// had nothing to present itself.
+// HandshakeError says why this side ended a handshake: it refused the other side's certificate, or had
+// none to present.
 type HandshakeError struct {
 	// Server says that this side is the server.
 	Server bool
@@ -26,16 +26,15 @@ type HandshakeError struct {
 	// there is no identity to present.
 	Err error
 
-	// Off is how far the present, as this side sees it, is from the validity of the certificate that
-	// was refused: positive if that has expired, negative if it is not valid yet, and 0 if validity is
-	// not what was wrong.
+	// Off is how far this side's clock is from the validity of the refused certificate: positive if that
+	// has expired, negative if it is not valid yet, and 0 if validity is not the reason.
 	Off time.Duration
 
-	// Clock is empty, or says in words why a clock may be what is wrong. It is a guess.
+	// Clock is empty, or says in words why a clock may be wrong. It is a guess.
 	Clock string
 }
 
-// Error names the side that was refused, the reason, and the suspicion if there is one.
+// Error names the side that was refused, the reason, and Clock if it is set.
 func (e *HandshakeError) Error() string {
 	text := "spiffetls: "
 	if !e.refusal() {
@@ -55,7 +54,7 @@ func (e *HandshakeError) Error() string {
 // Unwrap returns e.Err.
 func (e *HandshakeError) Unwrap() error { return e.Err }
 
-// OtherSees returns what the other side has in its log for this failure, if it is written in Go.
+// OtherSees returns the error that the other side gets for this failure, if it is written in Go.
 func (e *HandshakeError) OtherSees() string {
 	switch {
 	case e.refusal():
@@ -71,7 +70,7 @@ func (e *HandshakeError) refusal() bool {
 	return ok
 }
 
-// clockSkew is how far clocks are apart that nobody looks after: more is not blamed on a clock.
+// clockSkew is the largest difference that is blamed on a clock.
 const clockSkew = 5 * time.Minute
 
 // refused makes the error for a peer that was not accepted.
@@ -82,20 +81,20 @@ func (e *endpoint) refused(role spiffe.Role, err error) *HandshakeError {
 		return he
 	}
 	now, cert := e.now(), invalid.Cert
-	var own time.Time // when our own identity was issued, which is a word from another clock
+	var own time.Time // when this side's identity was issued, by the CA's clock
 	if svid, err := e.self.SVID(); err == nil && svid != nil {
 		own = svid.NotBefore()
 	}
 	switch {
 	case now.Before(cert.NotBefore):
 		he.Off = now.Sub(cert.NotBefore)
-		he.Clock = fmt.Sprintf("the certificate becomes valid in %s, and nobody issues those: compare the clocks", readable(-he.Off))
+		he.Clock = fmt.Sprintf("the certificate becomes valid only in %s: compare the clocks", readable(-he.Off))
 		if now.Before(own) {
-			he.Clock += "; this side's is the slow one, as its own certificate is not valid yet either"
+			he.Clock += "; this side's is slow, as its own certificate is not valid yet either"
 		}
 	case now.After(cert.NotAfter):
 		he.Off = now.Sub(cert.NotAfter)
-		if he.Off <= clockSkew && !own.After(cert.NotAfter) { // else it has expired for our CA too
+		if he.Off <= clockSkew && !own.After(cert.NotAfter) { // else it has expired by the CA's clock too
 			he.Clock = fmt.Sprintf("the certificate expired %s ago: if the other side renews in time, compare the clocks", readable(he.Off))
 		}
 	}
@@ -109,21 +108,21 @@ func readable(d time.Duration) time.Duration {
 	return d.Round(time.Second)
 }
 
-// Failure is what a [FailureLog] keeps of handshakes that failed, or requests that [RequirePeer]
-// denied, in one way.
+// Failure is one kind of failure in a [FailureLog]: handshakes that failed, or requests that [RequirePeer]
+// denied, in the same way.
 type Failure struct {
 	Count uint64    `json:"count"`
 	First time.Time `json:"first"`
 	Last  time.Time `json:"last"`
 
-	// Side is what this side was: "server" or "client".
+	// Side is the role of this side: "server" or "client".
 	Side string `json:"side"`
 
-	// Remote is the other side's address at the last time. A client that knows no address has the name
-	// that it dialled.
+	// Remote is the last address of the other side. A client that knows no address has the name that it
+	// dialled.
 	Remote string `json:"remote,omitempty"`
 
-	// Stage is how far the verification of the other side came, as in [spiffe.Stage]; or "identity" if
+	// Stage is where the verification of the other side failed, as in [spiffe.Stage]; or "identity" if
 	// this side had none to present, "request" if a request was denied, and "tls" if TLS itself failed
 	// or the other side ended the handshake.
 	Stage string `json:"stage"`
@@ -157,12 +156,12 @@ const (
 )
 
 // FailureLog keeps the last failures of the configurations whose [Options] name it, at most 64 kinds,
-// which is at most 256 KiB; the same failure of the same host counts up. Its zero value is ready to
-// use. It is safe for concurrent use and must not be copied.
+// which is at most 256 KiB; a failure of the same kind and host increases its count. Its zero value is
+// ready to use. It is safe for concurrent use and must not be copied.
 //
 // It is also an [http.Handler] for operators: text, or JSON if the request has "Accept:
-// application/json" or the query "format=json". What it shows are names, addresses, rules and texts of
-// errors, no certificates and no keys; mount it where strangers cannot read who talks to whom.
+// application/json" or the query "format=json". It shows IDs, addresses, rules and errors, and no
+// certificates or keys. Mount it where only operators can read it.
 type FailureLog struct {
 	mu    sync.Mutex
 	total uint64
@@ -234,7 +233,7 @@ func (l *FailureLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(struct {
 			Total    uint64    `json:"total"`
 			Failures []Failure `json:"failures"`
-		}{total, kept}) // what cannot be written, the client does not want
+		}{total, kept}) // an error means that the client is gone
 		return
 	}
 	h.Set("Content-Type", "text/plain; charset=utf-8")
@@ -254,12 +253,11 @@ func failureText(kept []Failure, total uint64) string {
 		line("this side", f.Side)
 		line("remote", f.Remote)
 		line("stage", f.Stage)
-		line("rule", f.Rule)
 		if !f.ID.IsZero() {
 			line("id", f.ID.String())
 			line("trust domain", f.TrustDomain.String())
 		}
-		line("reason", fmt.Sprintf("%q", f.Reason)) // quoted, as a stranger may have chosen parts of it
+		line("reason", fmt.Sprintf("%q", f.Reason)) // quoted, as parts may be hostile
 		line("clock", f.Clock)
 		line("other sees", f.OtherSees)
 	}

@@ -134,9 +134,9 @@ func TestClockIsSuspected(t *testing.T) {
 		"expired a moment ago":       {valid(-time.Hour, -3*time.Second), usual, 3 * time.Second, "the certificate expired 3s ago: if the other side renews in time, compare the clocks"},
 		"expired long ago":           {valid(-time.Hour, -6*time.Minute), usual, 6 * time.Minute, ""},
 		"expired before we got ours": {valid(-time.Hour, -30*time.Second), valid(-20*time.Second, time.Hour), 30 * time.Second, ""},
-		"from the future":            {valid(5*time.Second, time.Hour), usual, -5 * time.Second, "the certificate becomes valid in 5s, and nobody issues those: compare the clocks"},
-		"from the far future":        {valid(2*time.Hour, 3*time.Hour), usual, -2 * time.Hour, "the certificate becomes valid in 2h0m0s, and nobody issues those: compare the clocks"},
-		"and so is our own":          {valid(time.Minute, time.Hour), valid(50*time.Second, time.Hour), -time.Minute, "the certificate becomes valid in 1m0s, and nobody issues those: compare the clocks; this side's is the slow one, as its own certificate is not valid yet either"},
+		"from the future":            {valid(5*time.Second, time.Hour), usual, -5 * time.Second, "the certificate becomes valid only in 5s: compare the clocks"},
+		"from the far future":        {valid(2*time.Hour, 3*time.Hour), usual, -2 * time.Hour, "the certificate becomes valid only in 2h0m0s: compare the clocks"},
+		"and so is our own":          {valid(time.Minute, time.Hour), valid(50*time.Second, time.Hour), -time.Minute, "the certificate becomes valid only in 1m0s: compare the clocks; this side's is slow, as its own certificate is not valid yet either"},
 		"something else, and expired": {func(c *x509.Certificate) {
 			valid(-time.Hour, -time.Second)(c)
 			c.KeyUsage = x509.KeyUsageKeyEncipherment

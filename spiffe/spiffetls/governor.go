@@ -20,20 +20,20 @@ import (
 
 // GovernorOptions are the choices of a [Governor] that have a default.
 type GovernorOptions struct {
-	// Interval is how often all connections are judged if no source says that it has changed: sources
-	// without a Changed method are noticed so late. 0 means one minute.
+	// Interval is how often all connections are judged: a change of a source without a Changed method is
+	// noticed after so long at the latest. 0 means one minute.
 	Interval time.Duration
 
-	// Grace is how long a connection that has to go may finish what it is doing. 0 means 30 seconds and
-	// less than 0 none.
+	// Grace is how long a draining connection may finish its requests. 0 means 30 seconds and less than
+	// 0 none.
 	Grace time.Duration
 
 	// Jitter spreads the ends of connections, by a random part of it each, so that their peers do not all
-	// come back in one moment. 0 means 10 seconds and less than 0 none.
+	// reconnect at once. 0 means 10 seconds and less than 0 none.
 	Jitter time.Duration
 
-	// Logger is told of each connection that has to go and why (Info), and of sources that cannot answer
-	// (Warn), with the attributes peer, remote, side, reason and err. Nil means silence.
+	// Logger logs each connection that is drained and why (Info), and sources that fail (Warn), with the
+	// attributes peer, remote, side, reason and err. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -49,50 +49,49 @@ type GovernorOptions struct {
 //
 // # When
 //
-// A change of a source with a method Changed() <-chan struct{} is noticed at once, though not more than
-// once a second; any other after at most Interval. The connections that it condemns are drained, each
-// after a random part of Jitter, and are gone Grace later: all of them within Interval + Jitter + Grace,
-// or 1 second + Jitter + Grace if the source says when it changes. Who is trusted again before it is
-// drained stays. A source that fails to answer condemns nobody.
+// A change of a source with a method Changed() <-chan struct{} is noticed at once, but at most once a
+// second; any other change after at most Interval. Connections that no longer hold are drained, each
+// after a random part of Jitter, and are cut Grace later: all of them within Interval + Jitter + Grace,
+// or 1 second + Jitter + Grace if the source has Changed. A peer that is trusted again before it is
+// drained stays. A source that fails ends no connection.
 //
 // No connection outlives its proof: draining begins Grace and a random part of Jitter before
-// [spiffe.Peer.NotAfter], and what is left after Grace is cut. A connection that was made later than
-// that is not drained before, so that a peer with little life left can work, and is cut when the proof
-// expires. A server also drains before the certificate expires that it has shown itself, so that
-// clients are told to come back before a Governor of theirs cuts them off.
+// [spiffe.Peer.NotAfter], and the connection is cut after Grace. A connection that was made later than
+// that is not drained, so that a peer with little lifetime left can work, and is cut when the proof
+// expires. A server also drains before the certificate that it has presented expires, so that its clients
+// reconnect before their own Governor cuts them off.
 //
-// All of that is counted from the moment at which Run sees it, and on a computer with time for it.
+// These times are counted from the moment at which Run notices, on a computer that is not overloaded.
 //
 // # How
 //
-// Draining closes a connection at once if it is idle. Of a server made by [ConfigureServer] net/http
-// says which those are; an HTTP/2 connection counts once it was idle for a second. One that is busy
-// gets "Connection: close" on its next response, which ends an HTTP/1.1 connection after the response,
-// and has an HTTP/2 connection tell its client to go elsewhere and end with the last request. When Grace
-// is over it is cut.
+// Draining closes an idle connection at once. For a server made by [ConfigureServer] net/http reports
+// which connections are idle; an HTTP/2 connection counts once it was idle for a second. A busy
+// connection gets "Connection: close" on its next response, which ends an HTTP/1.1 connection after the
+// response, and makes an HTTP/2 connection send GOAWAY and end with the last request. After Grace it is
+// cut.
 //
-// Of a [Transport] net/http does not say, and the connections count as idle on which nothing has moved
-// for five seconds, unless the last to move went out: a request that waits longer than that for the
-// next byte of its response may be cut before Grace is over.
+// For a [Transport] net/http reports nothing, and a connection counts as idle if no byte has moved for
+// five seconds and the last ones came in: a request that waits longer than that for the next byte of its
+// response may be cut before the end of Grace.
 //
-// A connection from [Governor.Listener] is cut when Grace is over, as nobody knows what it is used for.
-// So is one that a handler has hijacked.
+// A connection from [Governor.Listener] is cut after Grace, as its use is unknown. So is a connection
+// that a handler has hijacked.
 //
-// What is cut ends without a TLS close_notify, as sending one can block. HTTP tells by itself whether
-// something is missing.
+// A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated
+// message by itself.
 //
 // # What it costs
 //
-// One goroutine, however many connections there are, and some 300 bytes for each, beside the chain that
-// the connection holds anyway. To judge a connection again takes less than a microsecond if its bundle
-// has not changed, and about a tenth of a millisecond if it has. No connection is kept alive by being
-// governed.
+// One goroutine for all connections, and some 300 bytes for each, beside the chain that the connection
+// holds anyway. To judge a connection again takes less than a microsecond if its bundle has not changed,
+// and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
 //
 // A Governor is safe for concurrent use and may be shared by servers and transports.
 type Governor struct {
 	interval, grace, jitter time.Duration
 	log                     *slog.Logger
-	wake                    chan struct{} // a connection wants attention before Run would look
+	wake                    chan struct{} // a connection was added
 	running                 atomic.Bool
 	hooked                  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
 
@@ -106,16 +105,16 @@ type Governor struct {
 
 // GovernorStatus counts connections.
 type GovernorStatus struct {
-	Open     int    // governed at this moment, the draining ones too
+	Open     int    // governed now, the draining ones included
 	Draining int    // about to end
-	Ended    uint64 // that have left while they were draining, so far
+	Ended    uint64 // ended while they were draining, so far
 }
 
 const (
 	governorPause = time.Second     // between two rounds of judging all
-	quiet         = time.Second     // after which HTTP/2 of a server has flushed what it wrote
+	quiet         = time.Second     // after which HTTP/2 of a server has flushed its responses
 	silence       = 5 * time.Second // after which a client's connection is idle
-	maxSources    = 1000            // that can wake Run; further ones have to wait for Interval
+	maxSources    = 1000            // that can wake Run; others are noticed after Interval
 )
 
 // NewGovernor returns a Governor, which does nothing until it is run. The options may be nil.
@@ -144,12 +143,12 @@ func (g *Governor) Status() GovernorStatus {
 	return GovernorStatus{Open: len(g.queue), Draining: g.draining, Ended: g.ended}
 }
 
-// state is what is to happen to a connection when its time has come.
+// state is the next step for a connection.
 type state int
 
 const (
-	fresh     state = iota // to be judged, as something may have changed while the handshake went on
-	watched                // to be drained, as the proof is about to end
+	fresh     state = iota // to be judged, as a source may have changed during the handshake
+	watched                // to be drained, as the proof is about to expire
 	condemned              // to be drained, as the proof does not hold
 	draining               // to be cut, or closed if it is idle
 )
@@ -160,7 +159,7 @@ type governed struct {
 	role  spiffe.Role         // of the peer
 	chain []*x509.Certificate // as presented
 	peer  *spiffe.Peer
-	own   time.Time // when the certificate expires that a server has shown; zero for a client
+	own   time.Time // when the certificate that a server has presented expires; zero for a client
 	link  link
 	since time.Time
 	share float64     // of the jitter
@@ -169,8 +168,8 @@ type governed struct {
 	// Below, only Run's goroutine writes, once the connection is in the queue, and only with the
 	// Governor's lock.
 	state  state
-	at     time.Time // when something is to happen
-	cut    time.Time // while it is draining: when it has to be gone
+	at     time.Time // of the next step
+	cut    time.Time // while it is draining: when it is cut
 	reason string
 	index  int // in the queue; -1 when it has left
 }
@@ -179,11 +178,11 @@ type governed struct {
 type link interface {
 	cut()
 	idleIn() time.Duration // how soon it may be idle; 0 or less if it is
-	gone() bool            // nobody uses the connection any more
+	gone() bool            // the connection was closed
 	remote() string
 }
 
-// govern makes what add wants.
+// govern returns the argument of add.
 func (e *endpoint) govern(l link, role spiffe.Role, peer *spiffe.Peer, cs tls.ConnectionState) *governed {
 	now := time.Now()
 	c := &governed{
@@ -197,7 +196,7 @@ func (e *endpoint) govern(l link, role spiffe.Role, peer *spiffe.Peer, cs tls.Co
 }
 
 // add puts a connection under the Governor. It is judged once more, as the sources may have changed
-// after they were asked.
+// since the handshake.
 func (g *Governor) add(c *governed) {
 	g.mu.Lock()
 	heap.Push(&g.queue, c)
@@ -208,7 +207,7 @@ func (g *Governor) add(c *governed) {
 	g.mu.Unlock()
 	select {
 	case g.wake <- struct{}{}:
-	default: // it is awake already
+	default: // Run is awake already
 	}
 }
 
@@ -226,7 +225,7 @@ func (g *Governor) remove(c *governed) {
 	}
 	if c.state == draining {
 		g.draining--
-		g.ended++ // whoever has closed it
+		g.ended++
 	}
 	if s, ok := c.link.(*served); ok {
 		g.hooked.Delete(s.conn)
@@ -237,7 +236,7 @@ func (g *Governor) remove(c *governed) {
 // when it returns. It may be run once at a time.
 func (g *Governor) Run(ctx context.Context) error {
 	if !g.running.CompareAndSwap(false, true) {
-		return errors.New("spiffetls: governor: it is running already")
+		return errors.New("spiffetls: governor: Run is running already")
 	}
 	defer g.running.Store(false)
 	timer := time.NewTimer(0)
@@ -260,7 +259,7 @@ func (g *Governor) Run(ctx context.Context) error {
 			before := changes
 			changes = g.changes() // before judging, so that no change is missed
 			if !due && !told && anyClosed(before) {
-				told, round = true, soon(last, round) // the channel that told of it is gone from changes
+				told, round = true, soon(last, round) // the closed channel is no longer in changes
 			}
 		}
 		if due {
@@ -283,7 +282,7 @@ func (g *Governor) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// soon returns when all are judged again after a change, if round is when they would have been.
+// soon returns when all are judged after a change, at the latest at round.
 func soon(last, round time.Time) time.Time {
 	if pause := last.Add(governorPause); pause.Before(round) {
 		return pause
@@ -325,8 +324,8 @@ func (g *Governor) changes() []reflect.SelectCase {
 	return cases
 }
 
-// judgeAll judges all connections, without the lock. A newcomer with sources that Run does not listen to
-// yet has to wait for that; see act.
+// judgeAll judges all connections, without the lock. A new connection with sources that Run does not
+// listen to yet is judged later; see act.
 func (g *Governor) judgeAll(ctx context.Context) {
 	g.mu.Lock()
 	all, renewed := slices.Clone(g.queue), g.renewed
@@ -348,18 +347,17 @@ func (g *Governor) judgeAll(ctx context.Context) {
 		}
 	}
 	if stay > 0 {
-		g.log.Warn("connections cannot be judged and stay", slog.Int("connections", stay), slog.Any("err", failure))
+		g.log.Warn("connections cannot be judged and stay open", slog.Int("connections", stay), slog.Any("err", failure))
 	}
 }
 
-// judge decides what is to happen to a connection that is not draining. The error is that of a source
-// that could not answer.
+// judge decides about a connection that is not draining. The error is that of a source that failed.
 func (g *Governor) judge(c *governed) error {
 	peer, err := c.e.verifier.VerifyChain(c.chain, c.role)
 	now := time.Now()
 	switch {
 	case err == nil:
-		c.peer = peer // by another path perhaps, which ends at another time
+		c.peer = peer // perhaps by another path with another expiry
 		g.schedule(c, watched, g.farewell(c, now))
 	case undecided(err):
 		if c.state == fresh {
@@ -370,14 +368,14 @@ func (g *Governor) judge(c *governed) error {
 		c.reason = err.Error()
 		at := now.Add(g.spread(c))
 		if end := c.end(now); end.Before(at) {
-			at = end // nobody gains time by being condemned
+			at = end
 		}
 		g.schedule(c, condemned, at)
 	}
 	return nil
 }
 
-// undecided reports whether err is only that the bundle source could not answer.
+// undecided reports whether err is only that the bundle source failed.
 func undecided(err error) bool {
 	ve, ok := errors.AsType[*spiffe.VerifyError](err)
 	return ok && ve.Stage == spiffe.StageBundle && !errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
@@ -387,7 +385,7 @@ func (g *Governor) spread(c *governed) time.Duration {
 	return time.Duration(c.share * float64(g.jitter))
 }
 
-// end returns when a proof ends, on the clock of the timers.
+// end returns when a proof expires, on the clock of the timers.
 func (c *governed) end(now time.Time) time.Time {
 	end := c.peer.NotAfter()
 	if !c.own.IsZero() && c.own.Before(end) {
@@ -396,17 +394,17 @@ func (c *governed) end(now time.Time) time.Time {
 	return now.Add(end.Sub(c.e.now()))
 }
 
-// farewell returns when to drain a connection so that it is gone when its proof ends.
+// farewell returns when to drain a connection so that it is closed when its proof expires.
 func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	end := c.end(now)
-	start := end.Add(-g.grace).Add(-g.spread(c)) // one by one, as their sum may be too much for a Duration
+	start := end.Add(-g.grace).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
 	if start.Before(c.since) {
 		return end
 	}
 	return start
 }
 
-// schedule says what happens to c next, unless it has left.
+// schedule sets the next step for c, unless it was removed.
 func (g *Governor) schedule(c *governed, s state, at time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -420,7 +418,7 @@ func (g *Governor) schedule(c *governed, s state, at time.Time) {
 	heap.Fix(&g.queue, c.index)
 }
 
-// act does what is due and returns when there is something to do next, or the zero time for never.
+// act takes the steps that are due and returns the time of the next one, or the zero time for none.
 func (g *Governor) act(ctx context.Context) time.Time {
 	for ctx.Err() == nil {
 		now := time.Now()
@@ -436,10 +434,10 @@ func (g *Governor) act(ctx context.Context) time.Time {
 		}
 		switch c.state {
 		case fresh:
-			if renewed { // Run has to listen to its sources first, or a change right after is missed
+			if renewed { // Run must listen to its sources first, or it misses a change
 				return now
 			}
-			_ = g.judge(c) // if it cannot be judged, it was a moment ago
+			_ = g.judge(c) // on failure the verdict of the handshake stands
 		case watched:
 			c.reason = "the proof is about to expire"
 			g.drain(c, now)
@@ -452,20 +450,20 @@ func (g *Governor) act(ctx context.Context) time.Time {
 	return time.Time{}
 }
 
-// drain asks everybody to leave.
+// drain begins to end a connection.
 func (g *Governor) drain(c *governed, now time.Time) {
-	g.log.Info("a connection has to go", slog.String("peer", c.peer.ID().String()), slog.String("remote", c.link.remote()),
+	g.log.Info("connection is drained", slog.String("peer", c.peer.ID().String()), slog.String("remote", c.link.remote()),
 		slog.String("side", c.side()), slog.String("reason", c.reason))
 	c.cut = c.end(now)
 	if by := now.Add(g.grace); by.Before(c.cut) {
 		c.cut = by
 	}
 	g.schedule(c, draining, now)
-	c.leave.Store(true) // before looking whether it is idle; who makes it idle looks in the other order
+	c.leave.Store(true) // before it checks for idle; connState checks in the other order
 	g.finish(c, now)
 }
 
-// finish ends a connection that is draining, if it is time or it does nothing.
+// finish ends a draining connection if its time is over or it is idle.
 func (g *Governor) finish(c *governed, now time.Time) {
 	if wait := c.link.idleIn(); wait > 0 && now.Before(c.cut) && !c.link.gone() {
 		g.schedule(c, draining, now.Add(min(wait, c.cut.Sub(now))))
@@ -482,7 +480,7 @@ func (c *governed) side() string {
 	return "client"
 }
 
-// queue is a heap of connections, that with the earliest time first.
+// queue is a heap of connections, the earliest time first.
 type queue []*governed
 
 func (q queue) Len() int           { return len(q) }

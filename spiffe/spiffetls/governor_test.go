@@ -367,7 +367,7 @@ func TestServerGovernor(t *testing.T) {
 					assert.NoError(t, err)
 					assert.Equal(t, "released", body)
 				}
-				assert.Equal(t, 4, strings.Count(w.log.String(), "a connection has to go"), w.log.String())
+				assert.Equal(t, 4, strings.Count(w.log.String(), "connection is drained"), w.log.String())
 				assert.Equal(t, 4, strings.Count(w.log.String(), "peer=spiffe://other.test/bad remote=mem side=server reason="), w.log.String())
 			})
 		})
@@ -816,7 +816,7 @@ func TestSilentSource(t *testing.T) {
 		down.Store(true)
 		after(10*time.Minute + instant)
 		crowd.unharmed(t)
-		assert.Equal(t, 10, strings.Count(w.log.String(), `msg="connections cannot be judged and stay" connections=4`), w.log.String())
+		assert.Equal(t, 10, strings.Count(w.log.String(), `msg="connections cannot be judged and stay open" connections=4`), w.log.String())
 		after(time.Hour)
 		crowd.requireOpen(t, false, false, "but the proof has ended")
 	})
@@ -1203,7 +1203,7 @@ func TestUngovernedIsRefused(t *testing.T) {
 	server := &http.Server{}
 	require.NoError(t, spiffetls.ConfigureServer(server, p, p, spiffe.AllowAnyPeer(), opts))
 	s, c = connect(t, server.TLSConfig, p.client(t, spiffe.AllowAnyPeer(), nil))
-	assert.ErrorContains(t, s.err, "not accepted by the server that was configured")
+	assert.ErrorContains(t, s.err, "not accepted by the configured server")
 	assert.Error(t, c.err)
 	assert.Zero(t, g.Status().Open)
 }
@@ -1217,7 +1217,7 @@ func TestGovernorOptions(t *testing.T) {
 		g := newGovernor(t, nil)
 		govern(t, g)
 		synctest.Wait()
-		assert.EqualError(t, g.Run(t.Context()), "spiffetls: governor: it is running already")
+		assert.EqualError(t, g.Run(t.Context()), "spiffetls: governor: Run is running already")
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

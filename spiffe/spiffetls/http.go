@@ -20,10 +20,9 @@ import (
 // the proof of the client readable from each request with [PeerFromRequest]. Call it once, before s
 // serves, then call s.ServeTLS or s.ListenAndServeTLS with empty file names.
 //
-// It sets s.TLSConfig, and it is an error if s has one: two ideas of who may come in do not mix. It
-// wraps s.ConnContext, so a ConnContext of the caller's must be set before; with a Governor also
-// s.ConnState and s.Handler. s.Protocols decides which versions of HTTP are offered, unless the options
-// name protocols.
+// It sets s.TLSConfig, and it is an error if s has one. It wraps s.ConnContext, so a ConnContext of the
+// caller's must be set before; with a Governor also s.ConnState and s.Handler. s.Protocols decides which
+// versions of HTTP are offered, unless the options name protocols.
 func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) error {
 	e, err := newEndpoint(self, peers, allow, opts)
 	switch {
@@ -45,10 +44,10 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 		case e.opts.Governor != nil:
 			return nil, e.failed(true, remote(hello.Conn), errForeign)
 		default:
-			return nil, nil // not accepted by s: checked all the same, but there is no request to tell
+			return nil, nil // not accepted by s: checked too, but without a request
 		}
 		c := e.configFor(base, hello, conn.finished, func(peer *spiffe.Peer, cs tls.ConnectionState) {
-			conn.peer.Store(peer) // no request is read unless the handshake succeeds
+			conn.peer.Store(peer) // requests are read only after a successful handshake
 			conn.govern(peer, cs)
 		})
 		c.NextProtos = e.opts.NextProtos
@@ -62,7 +61,7 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if inner != nil {
 			if ctx = inner(ctx, c); ctx == nil {
-				return nil // net/http says what is wrong with that
+				return nil // net/http reports that
 			}
 		}
 		conn := &connection{e: e}
@@ -84,7 +83,7 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 	return nil
 }
 
-var errForeign = errors.New("the connection was not accepted by the server that was configured, so the Governor cannot end it")
+var errForeign = errors.New("the connection was not accepted by the configured server, so the Governor cannot end it")
 
 // connKey is the key of a *connection in the context of the connection. net/http gives that context
 // to the handshake, where the connection learns its peer, and to every request.
@@ -116,7 +115,7 @@ func (c *connection) govern(peer *spiffe.Peer, cs tls.ConnectionState) {
 	g.add(entry)
 }
 
-// leaving asks the clients of connections that have to go to make another one.
+// leaving tells the clients of draining connections to make another one.
 type leaving struct{ http.Handler }
 
 // ServeHTTP implements [http.Handler].
@@ -133,8 +132,8 @@ func (h leaving) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Handler.ServeHTTP(w, r)
 }
 
-// protocols returns the protocols that s negotiates. net/http works them out when it starts to serve,
-// for a configuration that GetConfigForClient replaces.
+// protocols returns the protocols that s negotiates. net/http sets them when it starts to serve, in a
+// configuration that GetConfigForClient replaces.
 func protocols(s *http.Server) []string {
 	protos := make([]string, 0, 2)
 	if _, ok := s.TLSNextProto["h2"]; ok && (s.Protocols == nil || s.Protocols.HTTP2()) {
@@ -146,9 +145,8 @@ func protocols(s *http.Server) []string {
 	return protos
 }
 
-// PeerFromContext returns the proof of the client behind ctx, which comes from a request that was
-// received by a server that [ConfigureServer] prepared. For every other context it reports false: it
-// never guesses.
+// PeerFromContext returns the proven client of the request that ctx comes from, if the request was
+// received by a server that [ConfigureServer] prepared. For every other context it reports false.
 func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	conn, ok := ctx.Value(connKey{}).(*connection)
 	if !ok {
@@ -162,16 +160,16 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 func PeerFromRequest(r *http.Request) (*spiffe.Peer, bool) { return PeerFromContext(r.Context()) }
 
 // Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1, that connects as [ClientConfig]
-// describes. The host in a URL decides where to connect to; who answers there is decided by allow.
-// Proxies are not used, and in particular none from the environment: the transport's Proxy finds none, and
-// refuses what is not https. The transport is the caller's, to change before it is used.
+// describes. The host in a URL is where to connect to; allow decides which servers are accepted. No proxy
+// is used, not even from the environment: the transport's Proxy finds none, and refuses URLs that are not
+// https. The caller may change the transport before it is used.
 //
 // Connections that stay open keep the identity that they were made with; they are closed after 90
-// idle seconds. A request to an http URL, by a redirect too, is an error: it would prove nobody.
+// idle seconds. A request to an http URL, by a redirect too, is an error, as it would prove no peer.
 //
-// With a Governor or a FailureLog the transport has a DialTLSContext, which uses the DialContext,
-// TLSClientConfig and TLSHandshakeTimeout of the transport, as they are then; a clone goes on using
-// those of the original.
+// With a Governor or a FailureLog the transport has a DialTLSContext, which uses the current DialContext,
+// TLSClientConfig and TLSHandshakeTimeout of the transport; a clone continues to use those of the
+// original.
 func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*http.Transport, error) {
 	e, err := newEndpoint(self, peers, allow, opts)
 	if err != nil {
@@ -188,7 +186,7 @@ func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 		ExpectContinueTimeout: time.Second,
 	}
 	t.Proxy = noProxy                         // a clone has it too
-	t.RegisterProtocol("http", noPlainHTTP{}) // for callers who set another Proxy
+	t.RegisterProtocol("http", noPlainHTTP{}) // for callers that set another Proxy
 	if e.opts.Failures != nil || e.opts.Governor != nil {
 		t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return e.dial(ctx, t, network, addr)
@@ -205,7 +203,7 @@ func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr st
 	}
 	below, err := dial(ctx, network, addr)
 	if err != nil {
-		return nil, err // no handshake has failed
+		return nil, err // before any handshake
 	}
 	g := e.opts.Governor
 	raw := &rawConn{Conn: below, governor: g, client: true, born: time.Now()}
@@ -222,7 +220,7 @@ func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr st
 	}
 	if err := conn.HandshakeContext(hctx); err != nil {
 		_ = raw.Close()
-		if ctx.Err() == nil { // else it was given up
+		if ctx.Err() == nil { // else the caller gave up
 			_ = e.failed(false, addr, err)
 		}
 		return nil, err
@@ -241,7 +239,7 @@ func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr st
 
 var errPlainHTTP = errors.New("spiffetls: refusing to send a request without TLS; use an https URL")
 
-// noProxy is asked for each request, before anything is dialled.
+// noProxy is called for each request, before dialling.
 func noProxy(r *http.Request) (*url.URL, error) {
 	if r.URL.Scheme != "https" {
 		return nil, errPlainHTTP

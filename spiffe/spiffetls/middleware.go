@@ -10,18 +10,18 @@ import (
 
 // RequirePeer returns a handler that calls next for requests whose client was proved by a server that
 // [ConfigureServer] prepared, is allowed by allow, and whose proof has not expired. The server's own
-// policy says who may connect; allow says who may do this, and can only be narrower:
+// policy decides about connections; allow decides about these requests, and can only be narrower:
 //
 //	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(operator), adminHandler)
 //	…
 //	mux.Handle("/admin/", admin)
 //
-// [spiffe.AllowAnyPeer] asks for a proof and nothing more. A policy that can allow nobody is an error,
-// as it is for [spiffe.NewVerifier].
+// [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an
+// error.
 //
-// Everybody else gets 403 and the word "forbidden", and learns neither the policy nor which of the
-// three it was; with a proof that has expired also "Connection: close", so that the client comes back
-// with a new one. The FailureLog of the server, if it has one, keeps the reason, at the stage "request".
+// Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the
+// proof has expired, the answer has "Connection: close", so that the client makes a new connection. The
+// FailureLog of the server, if it has one, keeps the reason, at the stage "request".
 func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")

@@ -7,32 +7,29 @@
 //	…
 //	err = server.ListenAndServeTLS("", "") // no files: the identity comes from self
 //
-// In the handler, [PeerFromRequest] gives the proof of who is calling. A client needs the same three:
+// In the handler, [PeerFromRequest] returns the proven client. A client needs the same three:
 //
 //	transport, err := spiffetls.Transport(self, bundles, spiffe.AllowIDs(db), nil)
 //	…
 //	client := &http.Client{Transport: transport}
 //
-// Whatever speaks TLS by other means takes a configuration from [ServerConfig] or [ClientConfig];
-// grpc-go takes it by credentials.NewTLS. A handler that wants more than a connection that was let in
-// goes into [RequirePeer], with a policy of its own.
+// Other programs that speak TLS take a configuration from [ServerConfig] or [ClientConfig]; grpc-go
+// takes it by credentials.NewTLS. [RequirePeer] protects a handler with a policy of its own.
 //
 // # What it promises
 //
-// The identity and the bundles are read from their sources at every handshake, so a renewal or a
-// rotation needs no restart and no new configuration: a [spiffe.Snapshot] serves a test, and a
-// source that renews itself serves a program. An SVID is presented until the second it expires, and
-// never after: then the handshake fails on this side, with an error that says so.
+// The identity and the bundles are read from their sources at every handshake, so that a renewal or a
+// rotation needs no restart and no new configuration. An SVID is presented until the second it expires,
+// and never after: then the handshake fails on this side, with an error that says so.
 //
 // Every connection is checked, resumed ones too, because the check is in tls.Config.VerifyConnection
-// (VerifyPeerCertificate, the better-known hook, does not run when a session is resumed). The ID
-// decides and nothing else: host names, and the roots of the host, play no part.
+// (VerifyPeerCertificate does not run when a session is resumed). Only the ID decides: host names and
+// the roots of the host are not used.
 //
-// Nothing is allowed by default: the policy is an argument, and one that can allow nobody is an
-// error. So are missing sources. A policy that changes while the program runs is a
-// [spiffe.LivePolicy]. TLS 1.3 is the default and TLS 1.2, with forward-secret AEAD cipher
-// suites, the lowest that can be asked for. The key exchange is left to crypto/tls, which prefers
-// hybrid post-quantum groups.
+// Nothing is allowed by default: the policy is an argument, and one that can allow no peer is an error,
+// as are missing sources. A [spiffe.LivePolicy] can change while the program runs. TLS 1.3 is the default
+// and TLS 1.2, with forward-secret AEAD cipher suites, the lowest version. The key exchange is left to
+// crypto/tls, which prefers hybrid post-quantum groups.
 //
 // # What a refusal looks like
 //
@@ -41,10 +38,10 @@
 //
 //	e, ok := errors.AsType[*spiffe.VerifyError](err)
 //
-// finds who it was and which rule they broke. The HandshakeError adds whether a clock may be wrong. The
-// other side learns no reason: it sees the TLS alert bad_certificate, "remote error: tls: bad
-// certificate". A side that has no identity to present fails with the error of its source, wrapped too;
-// if that is the server, the client sees the alert internal_error.
+// finds the ID and the broken rule. The HandshakeError adds whether a clock may be wrong. The other side
+// gets no reason, only the TLS alert bad_certificate: "remote error: tls: bad certificate". A side that
+// has no identity to present fails with the error of its source, wrapped too; if that is the server, the
+// client gets the alert internal_error.
 //
 // In TLS 1.3 the client has finished its handshake before the server checks it. A refused client
 // therefore sees the alert as the error of its first read or, if it is still writing, a connection
@@ -55,28 +52,27 @@
 //
 // # Session tickets
 //
-// A server lets clients resume, which saves sending certificates and signing. A resumed session
-// carries the certificates of the session that it continues, and they are verified again, the
-// client's even twice, which costs little as the verifier remembers them. When the server opens a ticket whose client certificate no longer verifies, it
-// declines the ticket and a full handshake follows: a client that has renewed meanwhile, under a new
-// root say, gets in, where a refusal would have it come back with the same ticket for a week. Tickets
-// from before a renewal of the server's own SVID are declined too, so that clients see the new one.
-// And VerifyConnection has the last word.
+// A server lets clients resume, which saves sending certificates and signing. A resumed session carries
+// the certificates of the original session, and they are verified again, which costs little as the
+// verifier remembers them. A server declines a ticket whose client certificate no longer verifies, and a
+// full handshake follows, so that a client that has renewed meanwhile is accepted; a refusal would make
+// it return with the same ticket for a week. A server also declines tickets from before a renewal of its
+// own SVID, so that clients see the new one. VerifyConnection checks every session that is resumed.
 //
 // A client resumes only if its ClientSessionCache is set, which these configurations leave to the
-// caller. Each identity needs a cache of its own: whoever resumes a session is to the server whom the
-// session was made with. If the certificate that the server had shown no longer verifies, or is no longer allowed, the
-// handshake fails, crypto/tls drops the session, and the next handshake is a full one.
+// caller. Each identity needs a cache of its own: the server takes the client of a resumed session for
+// the client of the original one. If the server's certificate in a session no longer verifies, or is no
+// longer allowed, the handshake fails, crypto/tls drops the session, and the next handshake is a full one.
 //
 // # Open connections
 //
-// A peer is proven when the handshake is made. What happens later, to its authority, the policy or the
-// life of its certificate, ends a connection only if a [Governor] is in the options and runs.
+// A peer is proven by the handshake. If its authority is removed, the policy changes or its certificate
+// expires later, the connection ends only if a [Governor] is in the options and runs.
 //
 // # What it does not do
 //
-// It does not judge requests by what they ask for: [RequirePeer] knows who asks. It does not resume for
-// clients unless they are given a cache, and it does not retry.
+// It does not authorize requests by their content: [RequirePeer] checks the client alone. It does not
+// retry.
 package spiffetls
 
 import (
@@ -104,32 +100,31 @@ type Options struct {
 	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
 
-	// Remember is how many verified chains are remembered, so that who comes again, or resumes, costs
-	// no signature. 0 means 1,024 and less than 0 none; see [spiffe.Verifier].
+	// Remember is how many verified chains are remembered, so that a repeated peer and a resumed session
+	// cost no signature check. 0 means 1,024 and less than 0 none; see [spiffe.Verifier].
 	Remember int
 
-	// Failures keeps the last handshakes that failed, for a page that shows them. Nil keeps none. It may
-	// be shared by many configurations.
+	// Failures keeps the last handshakes that failed. Nil keeps none. It may be shared by many
+	// configurations.
 	Failures *FailureLog
 
 	// Governor ends the connections whose proof no longer holds. It works with ConfigureServer, with
 	// Transport, and with ServerConfig for connections that come from [Governor.Listener]; others are
-	// refused, as nobody would end them. Nil leaves connections alone until they are closed. It may be
-	// shared by many configurations.
+	// refused, as the Governor could not end them. Nil leaves connections open. It may be shared by many
+	// configurations.
 	Governor *Governor
 }
 
 // ServerConfig returns a new configuration for a TLS server that presents the identity of self,
-// asks every client for a certificate, verifies it against peers as that of a client, and accepts
+// requires a certificate of every client, verifies it against peers as that of a client, and accepts
 // those that allow allows.
 //
-// The sources are asked at every handshake and must not block. The options may be nil. The
-// configuration is the caller's, to change before it is used. What must stay for the promises of
-// this package to hold: GetCertificate with empty Certificates, ClientAuth, VerifyConnection, and
-// both WrapSession and UnwrapSession or neither. Clones use the ticket keys of the original: call
-// SetSessionTicketKeys on that.
+// The sources are asked at every handshake and must not block. The options may be nil. The caller may
+// change the configuration before it is used, except GetCertificate (with empty Certificates), ClientAuth
+// and VerifyConnection; WrapSession and UnwrapSession must both stay or both go. Clones use the ticket
+// keys of the original: call SetSessionTicketKeys on that.
 //
-// To know the peer of a connection that is not served by net/http, take the ID from the leaf in its
+// For the peer of a connection that is not served by net/http, take the ID from the leaf in its
 // ConnectionState, with [spiffe.IDFromCertificate], once the handshake has succeeded.
 func ServerConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*tls.Config, error) {
 	e, err := newEndpoint(self, peers, allow, opts)
@@ -158,16 +153,16 @@ func ServerConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiff
 // the server asks for one, verifies the server against peers as a server, and accepts those that
 // allow allows. The name that was dialled is sent to the server and otherwise has no meaning.
 //
-// The sources are asked at every handshake and must not block. The options may be nil. The
-// configuration is the caller's, to change before it is used. What must stay for the promises of
-// this package to hold: GetClientCertificate with empty Certificates, and VerifyConnection.
+// The sources are asked at every handshake and must not block. The options may be nil. The caller may
+// change the configuration before it is used, except GetClientCertificate (with empty Certificates) and
+// VerifyConnection.
 func ClientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*tls.Config, error) {
 	e, err := newEndpoint(self, peers, allow, opts)
 	if err != nil {
 		return nil, fmt.Errorf("spiffetls: client: %w", err)
 	}
 	if e.opts.Governor != nil {
-		return nil, errors.New("spiffetls: client: a configuration does not know the connections that it is used for, so a Governor cannot end them; use Transport")
+		return nil, errors.New("spiffetls: client: a Governor cannot end the connections of a configuration; use Transport")
 	}
 	c := e.clientConfig()
 	certificate, verify := c.GetClientCertificate, c.VerifyConnection
@@ -187,7 +182,7 @@ type endpoint struct {
 	changers []changer // those of the sources that say when they change
 }
 
-// changer is what a source has that says when it changes.
+// changer is a source that says when it changes.
 type changer interface{ Changed() <-chan struct{} }
 
 func newEndpoint(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*endpoint, error) {
@@ -225,8 +220,8 @@ func (e *endpoint) serverConfig() *tls.Config {
 		}
 		return cert, err
 	}
-	// Any certificate will do for crypto/tls, whose own check knows one pool of roots for everybody.
-	// VerifyConnection does the checking.
+	// crypto/tls accepts any certificate, as its own check has one pool of roots for all peers.
+	// VerifyConnection checks it.
 	c.ClientAuth = tls.RequireAnyClientCert
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ClientRole)
@@ -236,11 +231,11 @@ func (e *endpoint) serverConfig() *tls.Config {
 	return c
 }
 
-// configFor returns base for one connection, whose proof it gives to verified. If finished is not nil,
-// it tells whether a handshake that is over has succeeded.
+// configFor returns base for one connection, and passes its proof to verified. If finished is not nil, it
+// reports whether a handshake that has ended has succeeded.
 func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finished func() bool, verified func(*spiffe.Peer, tls.ConnectionState)) *tls.Config {
 	from := remote(hello.Conn)
-	var known atomic.Bool // why it failed, if it did
+	var known atomic.Bool // the failure was recorded
 	var proven atomic.Pointer[spiffe.Peer]
 	c := base.Clone()
 	c.GetConfigForClient = nil
@@ -262,7 +257,7 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 	if e.opts.Failures == nil {
 		return c
 	}
-	context.AfterFunc(hello.Context(), func() { // when the handshake is over
+	context.AfterFunc(hello.Context(), func() { // when the handshake has ended
 		peer := proven.Load()
 		switch {
 		case known.Load():
@@ -278,12 +273,12 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 }
 
 var (
-	errUngoverned = errors.New("the connection was not accepted by the Governor's Listener, so nobody would end it")
-	errNotJudged  = errors.New("the handshake ended before the client was verified: the two have no TLS in common, or the client refused this server, presented nothing, or went away")
-	errUnproven   = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or went away")
+	errUngoverned = errors.New("the connection was not accepted by the Governor's Listener, so the Governor cannot end it")
+	errNotJudged  = errors.New("the handshake ended before the client was verified: no common TLS version, or the client refused this server, presented no certificate, or closed the connection")
+	errUnproven   = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or closed the connection")
 )
 
-// failed records err, if there is one and somebody wants to know, and returns it.
+// failed records err, if it is not nil and there is a FailureLog, and returns it.
 func (e *endpoint) failed(server bool, remote string, err error) error {
 	if err != nil {
 		e.opts.Failures.addError(e.now(), server, remote, err)
@@ -301,9 +296,9 @@ func remote(c net.Conn) string {
 func (e *endpoint) clientConfig() *tls.Config {
 	c := e.config()
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return e.certificate(false) }
-	// This turns off the check of the host name and of the host's roots, which would be the wrong check:
-	// an SVID carries an ID, and its trust domain has roots of its own. VerifyConnection, which runs in
-	// every handshake all the same, does the right one.
+	// This turns off the check of the host name and of the host's roots, which is the wrong one: an SVID
+	// carries an ID, and its trust domain has roots of its own. VerifyConnection runs in every handshake
+	// and does the right check.
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ServerRole)
@@ -312,7 +307,7 @@ func (e *endpoint) clientConfig() *tls.Config {
 	return c
 }
 
-// config returns what both sides have in common.
+// config returns the part that both sides share.
 func (e *endpoint) config() *tls.Config {
 	c := &tls.Config{
 		MinVersion: e.opts.MinVersion,
@@ -333,24 +328,24 @@ func (e *endpoint) config() *tls.Config {
 	return c
 }
 
-// certificate returns what to present in this handshake. Only expiry withholds it: whatever else a
-// peer may dislike is the peer's decision.
+// certificate returns the certificate to present in this handshake. Only expiry withholds it; the rest is
+// the peer's decision.
 func (e *endpoint) certificate(server bool) (*tls.Certificate, error) {
 	svid, err := e.self.SVID()
 	switch {
 	case err != nil:
 	case svid == nil:
-		err = errors.New("the source gave none")
+		err = errors.New("the source returned none")
 	case e.now().After(svid.NotAfter()):
-		err = fmt.Errorf("the SVID of %q expired at %s; see why it was not renewed", svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
+		err = fmt.Errorf("the SVID of %q expired at %s and was not renewed", svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
 	default:
 		return svid.TLSCertificate(), nil
 	}
 	return nil, &HandshakeError{Server: server, Err: err}
 }
 
-// verify runs before crypto/tls has seen the peer use its key. The proof that it returns is good once
-// the handshake has succeeded.
+// verify runs before crypto/tls has checked that the peer holds its key. The proof that it returns is
+// valid once the handshake has succeeded.
 func (e *endpoint) verify(cs tls.ConnectionState, role spiffe.Role) (*spiffe.Peer, error) {
 	peer, err := e.verifier.VerifyChain(cs.PeerCertificates, role)
 	if err != nil {

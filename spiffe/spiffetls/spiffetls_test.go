@@ -427,9 +427,9 @@ func TestNoIdentity(t *testing.T) {
 	good := newParty(ca.SVID("/good"), ca.Bundles())
 	notReady := errors.New("not ready")
 	for want, self := range map[string]spiffe.SVIDSource{
-		"not ready":            source(func() (*spiffe.SVID, error) { return nil, notReady }),
-		"the source gave none": source(func() (*spiffe.SVID, error) { return nil, nil }),
-		"nil":                  (*spiffe.SVID)(nil),
+		"not ready":                source(func() (*spiffe.SVID, error) { return nil, notReady }),
+		"the source returned none": source(func() (*spiffe.SVID, error) { return nil, nil }),
+		"nil":                      (*spiffe.SVID)(nil),
 		"expired at": ca.SVID("/old", func(c *x509.Certificate) {
 			c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), c.NotBefore.Add(-time.Second)
 		}),
@@ -437,7 +437,7 @@ func TestNoIdentity(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			if want == "nil" {
-				want = "the source gave none"
+				want = "the source returned none"
 			}
 			server, err := spiffetls.ServerConfig(self, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 			require.NoError(t, err)

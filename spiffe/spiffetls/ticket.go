@@ -9,20 +9,20 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ticketEntry begins our entry among the extra data of a session, which other layers may share. The
-// SHA-256 of the server's own leaf follows, then the client's chain in DER.
+// ticketEntry begins this package's entry among the extra data of a session, which other layers may
+// share. The SHA-256 of the server's own leaf follows, then the client's chain in DER.
 const ticketEntry = "svidkit/spiffetls/1:"
 
-// maxTicketEntry keeps tickets well below the 64 KiB that fit into a message: they hold the chain
-// once more. A client with a longer chain gets a ticket that will be declined.
+// maxTicketEntry keeps tickets, which hold the chain twice, well below the 64 KiB that fit into a message.
+// A client with a longer chain gets a ticket that will be declined.
 const maxTicketEntry = 16 << 10
 
 // checkTickets makes a server decline a session ticket, so that a full handshake follows, if the
 // session's client would now be refused, or if the server itself has a new SVID or none.
 //
-// crypto/tls keeps the client's chain in the ticket too, but does not show it before the session is
-// resumed, and then there is only VerifyConnection, which can only refuse. The same holds for the
-// client with the certificate that the server had shown: it cannot ask for the new one.
+// crypto/tls has the client's chain in the ticket too, but does not show it before the session is
+// resumed, when VerifyConnection can only refuse. A client cannot ask for the server's new certificate
+// either.
 func (e *endpoint) checkTickets(c *tls.Config) {
 	c.WrapSession = func(cs tls.ConnectionState, ss *tls.SessionState) ([]byte, error) {
 		if entry := e.ticketEntry(cs.PeerCertificates); entry != nil {
@@ -39,7 +39,7 @@ func (e *endpoint) checkTickets(c *tls.Config) {
 	}
 }
 
-// ticketEntry returns nil for a session that is not to be resumed.
+// ticketEntry returns the entry of a session, or nil if it must not be resumed.
 func (e *endpoint) ticketEntry(client []*x509.Certificate) []byte {
 	own, err := e.certificate(true)
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 	typeField   = "content-type"
 )
 
-// defaultMaxBody is the size of a body that a digest is made of, if nobody says otherwise.
+// defaultMaxBody is the size of a body that a digest is made of, by default.
 const defaultMaxBody = 1 << 20
 
 // tokenFields checks the names of further header fields that carry tokens, and returns them in lower case.
@@ -37,7 +37,7 @@ func tokenFields(names []string) ([]string, error) {
 		case f == "" || strings.ContainsFunc(f, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }):
 			return nil, fmt.Errorf("%q is not the name of a header field", token.Clip(n, token.MaxQuoted))
 		case slices.Contains([]string{tokenField, strings.ToLower(HeaderProof), authField, txnField, digestField, typeField, "signature", "signature-input", "host"}, f):
-			return nil, fmt.Errorf("the field %q is looked after without being among Tokens", f)
+			return nil, fmt.Errorf("the field %q is always covered and must not be among Tokens", f)
 		case slices.Contains(list, f):
 			return nil, fmt.Errorf("the field %q is there twice", f)
 		}
@@ -47,8 +47,8 @@ func tokenFields(names []string) ([]string, error) {
 }
 
 // fields returns the tokens in a request that a Workload Proof Token has to cover: those that the drafts
-// know, and those in the further fields. In Authorization, what is no OAuth access token counts as a
-// further field. The target is left to the caller.
+// name, and those in the further fields. An Authorization that is no OAuth access token counts as a further
+// field. The caller sets the target.
 func fields(h http.Header, further []string) (Call, *token.Error) {
 	var c Call
 	one := func(field, rule string) (string, *token.Error) {

@@ -20,7 +20,7 @@ import (
 type MiddlewareOptions struct {
 	// Tokens are the names of further header fields that carry tokens, saying on whose behalf a request is
 	// made. Where they are present, a proof has to cover them, and a proof that covers another field is
-	// refused (WPT-13). Authorization and Txn-Token are looked after anyway.
+	// refused (WPT-13). Authorization and Txn-Token are always covered.
 	Tokens []string
 
 	// MaxBody is the largest body in bytes of a signed request, and of a signed response, that is kept in
@@ -28,7 +28,7 @@ type MiddlewareOptions struct {
 	// becomes 501.
 	MaxBody int64
 
-	// TLSTerminated says that TLS ends at a proxy in front of this server, and that nobody else can reach
+	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach
 	// or read the link between them. Otherwise a request that did not come by TLS is refused (WIT-44).
 	TLSTerminated bool
 
@@ -42,7 +42,7 @@ type MiddlewareOptions struct {
 
 // Middleware returns a function that wraps handlers so that only requests with a token and a valid proof
 // get through: in the fields [HeaderToken] and [HeaderProof], or with a message signature in the place of
-// the latter. With both, both have to be valid. The handler finds the proof with [FromRequest]. The
+// the latter. With both, both have to be valid. The handler reads the proof with [FromRequest]. The
 // options may be nil.
 //
 // The targets say what this server is called, and a proof has to be for one of them: an origin such as
@@ -50,17 +50,15 @@ type MiddlewareOptions struct {
 // as a whole. They come from configuration alone; no header field of a request can add to them (WPT-5).
 //
 // Other requests never reach the handler. They are answered 400, with a problem document (RFC 9457) that
-// names the [Reason] and nothing else; 403 if the proof is valid and the policy does not allow its ID; 413
-// if a body is too large to check; and 503 if this side is at fault ([token.BundleSource],
-// [token.Busy]). There is no 401, which would invite a client to put the token into the field
-// Authorization (WIT-50).
+// names the reason in a word or two; 403 if the proof is valid and the policy does not allow its ID; 413
+// if a body is too large to check; and 503 for [ErrUnavailable]. There is no 401, which would invite a
+// client to put the token into the field Authorization (WIT-50).
 //
-// The body of a signed request is read last, when all else is in order and the proof counts as used: one that
-// is not what was signed costs its sender a new proof.
+// The body of a signed request is read last, when all else is valid and the proof counts as used. After a
+// body that is not what was signed the client needs a new proof.
 //
-// A response that is to be signed is kept back until the handler returns, and what the handler's writer
-// can do beyond http.ResponseWriter is not there. What changes responses, such as compression, belongs
-// inside.
+// A response that is to be signed is buffered until the handler returns, and the handler's writer has the
+// methods of http.ResponseWriter only. Handlers that change responses, such as compression, must be inside.
 func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	var o MiddlewareOptions
 	if opts != nil {
@@ -239,7 +237,7 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 		fail(errors.New("the client demands a signed response, and there is no Prover"))
 		return
 	}
-	if _, _, err := m.prover.current(); err != nil { // before the handler does things in vain
+	if _, _, err := m.prover.current(); err != nil { // before the handler has effects
 		fail(err)
 		return
 	}
@@ -328,8 +326,8 @@ func (rec *recorder) finish(method string) {
 // proofKey is the key of a *Proof in the context of a request.
 type proofKey struct{}
 
-// FromContext returns the proof of who sent the request behind ctx, if it came through [Middleware]. For
-// every other context it reports false.
+// FromContext returns the proof of the caller whose request is behind ctx, if the request came through
+// [Middleware]. For every other context it reports false.
 func FromContext(ctx context.Context) (*Proof, bool) {
 	p, ok := ctx.Value(proofKey{}).(*Proof)
 	return p, ok

@@ -14,19 +14,18 @@ import (
 
 // The lifetimes of proofs.
 const (
-	// DefaultProofLifetime is how long a proof lasts if nobody says otherwise: long enough for slow
-	// networks, and not for much else (WIT-46).
+	// DefaultProofLifetime is how long a proof lasts by default: enough for slow networks (WIT-46).
 	DefaultProofLifetime = time.Minute
 
-	// MaxProofLifetime is the longest that a proof can last, and that validators accept if nobody says
-	// otherwise (WPT-7).
+	// MaxProofLifetime is the longest that a proof can last, and that validators accept by
+	// default (WPT-7).
 	MaxProofLifetime = 5 * time.Minute
 )
 
-// Call is what a proof is bound to: who it is for, and the other tokens that travel with it. The sender
-// says what it does, the receiver what it has received, and both have to agree.
+// Call is what a proof is bound to: the receiver, and the other tokens that travel with it. The sender
+// states what it sends, the receiver what it received, and the two must be equal.
 type Call struct {
-	// Target is whom and what the call is for. Over HTTP it is the URI of the request without query and
+	// Target is the receiver and the resource that is called. Over HTTP it is the URI of the request without query and
 	// fragment; elsewhere it is what both sides have agreed on. A receiver takes it from its own
 	// configuration, not from the message. Required.
 	Target string

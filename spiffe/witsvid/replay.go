@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// replays remembers which proofs were used, each until nobody would accept it any more. What it costs is
-// bounded: with all places taken, nothing is forgotten before its time, and no more proofs are taken.
+// replays remembers which proofs were used, each until no validator would accept it. The number is bounded:
+// when all places are taken, none is forgotten early, and further proofs are refused.
 type replays struct {
 	places int
 
@@ -17,7 +17,7 @@ type replays struct {
 	swept int64                 // all before this is forgotten
 }
 
-// replayKey is a hash: what a peer chooses freely must not choose what we store.
+// replayKey is a hash, because a peer chooses the name freely.
 type replayKey [16]byte
 
 // bucket is how finely the ends are told apart, in seconds.
@@ -28,7 +28,7 @@ func newReplays(places int) *replays {
 }
 
 // use notes that a proof was used. The name is its "jti" or "nonce", the holder something that only the
-// holder of one key can have, so that nobody uses up what belongs to another; end is when the proof can
+// holder of one key can have, so that no peer uses up the names of another; end is when the proof can
 // be forgotten.
 func (r *replays) use(holder, name string, now, end time.Time) (fresh, full bool) {
 	h := sha256.New()

@@ -46,8 +46,8 @@ type TransportOptions struct {
 //
 // Tokens and proofs travel over TLS only: a request by http is refused before anything is sent (WIT-44).
 // If a redirect leads to another host, the request there is sent without a token, and so is everything
-// that follows, as the first host must not choose where we show who we are; with Responses, which that
-// host could not sign for, it is refused.
+// that follows, because the first host must not choose which other hosts see a token; with Responses, which
+// that host could not sign for, it is refused.
 type Transport struct {
 	prover    *Prover
 	base      http.RoundTripper
@@ -273,7 +273,7 @@ type provenResponse struct {
 	proof    *Proof
 }
 
-// FromResponse returns the proof of who has signed a response, if a [Transport] has demanded that. For
+// FromResponse returns the proof of the server that signed a response, if a [Transport] demanded that. For
 // every other response it reports false.
 func FromResponse(resp *http.Response) (*Proof, bool) {
 	if resp == nil || resp.Request == nil {

@@ -1,11 +1,13 @@
 // Package witsvid issues, presents and validates WIT-SVIDs: tokens that name a workload by its SPIFFE ID
-// and confirm a public key of it. Whoever presents one also proves, for each request anew, to have the
-// private key. A stolen token is worth nothing without that.
+// and confirm a public key of it. The presenter of a token also proves, for each request, that it holds the
+// private key. A stolen token is worth nothing without the key.
 //
 // The standards behind it are Incubating: they change, and this package changes with them, in ways that
-// break programs. That is why it is a package of its own, why a trust bundle has no keys for it unless
-// [spiffe.ParseBundleWIT] was asked for them, and why nothing else in this library imports it (STAB-2).
-// [Revision] says what is implemented.
+// break programs. So it is a package of its own, a trust bundle has keys for it only after
+// [spiffe.ParseBundleWIT], and nothing else in this library imports it (STAB-2). It follows drafts of the
+// WIMSE working group as they were in August 2026: a Workload Proof Token in a header field of its own, and
+// message signatures over "@method" and "@request-target". Later drafts put the proof into Authorization
+// and sign "@path" and "@query"; the two do not interoperate. [Revision] names the documents.
 //
 // # A client
 //
@@ -24,7 +26,7 @@
 //
 // # A server
 //
-// A server says whose keys count, who is allowed, and what it is called:
+// A server needs its trust bundles, a policy, and the names that clients call it by:
 //
 //	validator, err := witsvid.NewValidator(bundles, spiffe.AllowIDs(web), nil)
 //	…
@@ -32,61 +34,55 @@
 //	…
 //	server := &http.Server{Handler: wrap(handler)}
 //
-// In the handler, [FromRequest] gives the proof of who is calling. Protocols other than HTTP have
+// In the handler, [FromRequest] returns the proof of the caller's identity. Protocols other than HTTP use
 // [Prover.Prove] on one side and [Validator.Validate] on the other.
 //
 // # An issuer
 //
 // [Issuer.IssueSVID] makes a key and a token for it, [Issuer.Issue] a token for a key that the workload
-// has made. The key of the issuer goes into the trust bundle: see [Issuer.Authority].
+// has made. An agent serves the Workload API with an Issuer as it is. The key of the issuer goes into the
+// trust bundle: see [Issuer.Authority].
 //
-// # What it promises
+// # Guarantees
 //
 // There is no way to accept a token alone (WIT-30). [Validator.Validate] and [Middleware] take a token
-// and a proof and give a [Proof], which nothing else makes; [ParseUnverified] is called what it is and
-// gives something else. A WIT-SVID in the field Authorization is refused on both sides (WIT-42).
+// and a proof and return a [Proof], which nothing else makes. A WIT-SVID in the field Authorization is refused on both sides (WIT-42).
 //
 // A proof is for one call. It names its target, and a receiver compares that with its own configuration
 // and never with what a header field says of the host. It covers the other tokens that travel along, and
-// [Proof.Covers] tells which. It is accepted once: used ones are remembered until they are over, in
-// bounded memory, and if that is full, further ones are refused rather than forgotten. The token itself
-// may come any number of times (WIT-22).
+// [Proof.Covers] tells which. It is accepted once: used proofs are remembered until they are over, in
+// bounded memory, and if that is full, further ones are refused. The token itself may come any number of
+// times (WIT-22).
 //
-// Trust is by domain. The WIT keys in the bundle of the trust domain in "sub" count and no others;
-// nothing in a token or proof leads to another key, and nothing is ever fetched.
+// Only the WIT keys in the bundle of the trust domain in "sub" count; nothing in a token or proof leads to
+// another key, and nothing is fetched.
 //
-// Tokens travel over TLS. A transport refuses to send one by http, and a middleware to take one, unless
+// Tokens travel over TLS. A transport refuses to send one by http, and a middleware to accept one, unless
 // it is told that TLS ends in front of it (WIT-44).
 //
-// Input is bounded before it is believed: tokens and proofs at [MaxSize], structured fields at 8 KiB,
-// bodies that a digest is made of at 1 MiB if nobody says otherwise. Errors carry neither tokens nor
-// proofs, and no printer shows a key.
+// Input is bounded before it is parsed: tokens and proofs at 16 KiB, structured fields at 8 KiB, bodies
+// that a digest is made of at 1 MiB by default. Errors carry neither tokens nor proofs, and no printer shows
+// a key.
 //
 // # Strict readings
 //
 //   - A token with an "aud", even an empty one, is refused (WIT-25), and so is a key in "cnf" that does not
 //     fit its "alg" (WIT-14) or shows its private half (WIT-13).
-//   - "nbf" is forgiven the same leeway as "exp" (AMB-18). "iat" is never looked at (WIT-20, DIV-6).
-//   - An ID without a path is valid in a token; a policy allows it only by name (AMB-19). An Issuer never
-//     makes such a token, and never sets "iss" (AMB-17).
+//   - "nbf" has the same leeway as "exp" (AMB-18). "iat" is ignored (WIT-20, DIV-6).
+//   - An ID without a path is valid in a token; a policy allows it only if it lists that ID (AMB-19). An
+//     Issuer never makes such a token, and never sets "iss" (AMB-17).
 //   - A proof for more than one audience is refused: each of them could present it to the others.
-//   - A proof must not cover a token that is not there, as somebody took it out on the way.
+//   - A proof that covers a token that is not in the request is refused: the token was removed on the way.
+//   - A header with "crit" or "b64" is refused. A "jwk" or "x5c" in a header is ignored if it can be read.
 //   - A message signature covers at least what the profile lists. It may cover more header fields, and no
 //     other derived components. Every field has one spelling: no member, parameter or component twice.
 //   - A client that demands signed responses refuses every unsigned one, errors included.
 //
-// # The drafts
+// # Limits
 //
-// The proofs follow drafts of the WIMSE working group as they were in August 2026: a Workload Proof Token
-// in a header field of its own, and message signatures over "@method" and "@request-target". Later drafts
-// put the token into Authorization and the signature over "@path" and "@query". They do not mix: a
-// revision of this package will speak one or the other.
-//
-// # What it does not do
-//
-// It obtains and renews no tokens; a [Source] does. It does not fetch bundles: see package federation. It
-// sees one process: servers that share their work and do not share what they remember each accept a
-// proof once.
+// This package obtains and renews no tokens; a [Source] does. It does not fetch bundles: see package
+// federation. Used proofs are remembered by each [Validator] alone, so several servers of one name each
+// accept a proof once.
 package witsvid
 
 // Revision names the documents that this package implements (STAB-3).

@@ -2,10 +2,10 @@ package workloadapi
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"runtime"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -15,17 +15,12 @@ type address struct{ network, target string }
 
 // addressError says why an address was refused, and what was probably meant.
 type addressError struct {
-	input     string
-	reason    string
-	corrected string // a valid address, or "" if there is no telling
+	input, reason string
+	corrected     string // a valid address, or "" if there is no telling
 }
 
 func (e *addressError) Error() string {
-	in, cut := e.input, ""
-	if len(in) > 128 {
-		in, cut = in[:128], "…"
-	}
-	s := fmt.Sprintf("workloadapi: address %q%s: %s", in, cut, e.reason)
+	s := fmt.Sprintf("workloadapi: address %q: %s", clip(e.input, 128), e.reason)
 	if e.corrected != "" {
 		s += "; write " + e.corrected
 	}
@@ -34,24 +29,13 @@ func (e *addressError) Error() string {
 
 // parseAddress parses the address of a Workload API as the standard has it (WEP-11 to WEP-13). The scheme
 // may be in upper case, and the path percent-encoded, as in any URI. Host names are refused, as a name
-// is not a place that the network protects. On Windows the path may begin with a drive. The error is an
-// *addressError.
+// is not a place that the network protects. The error is an *addressError.
 func parseAddress(s string) (address, error) {
-	a, e := guessAddress(s)
-	if e == nil {
-		return a, nil
+	a, reason := readAddress(s)
+	if reason != "" {
+		return address{}, &addressError{s, reason, correctAddress(s)}
 	}
-	e.input = s
-	for range 5 { // a guess may have another mistake
-		c, bad := guessAddress(e.corrected)
-		if bad == nil {
-			e.corrected = c.String()
-			return address{}, e
-		}
-		e.corrected = bad.corrected
-	}
-	e.corrected = ""
-	return address{}, e
+	return a, nil
 }
 
 // String returns the address as a URI, in the form with "//".
@@ -65,31 +49,28 @@ func (a address) String() string {
 	return "unix://" + escapePath(a.target)
 }
 
-// guessAddress returns an error whose corrected address is a guess, and may have mistakes of its own.
-func guessAddress(s string) (address, *addressError) {
-	if s == "" {
-		return address{}, &addressError{reason: "it is empty; configure one, or set " + SocketEnv + " to something like unix:///run/spire/agent/public/api.sock"}
-	}
-	if t := strings.TrimSpace(s); t != s {
-		return address{}, &addressError{reason: "there is white space around it", corrected: t}
-	}
-	scheme, rest, ok := strings.Cut(s, ":")
-	if !ok || !isScheme(scheme) {
-		return address{}, noScheme(s)
+// readAddress returns the reason why s is refused, or "".
+func readAddress(s string) (a address, reason string) {
+	scheme, rest, _ := strings.Cut(s, ":")
+	switch {
+	case s == "":
+		return a, "it is empty; configure one, or set " + SocketEnv + " to something like unix:///run/spire/agent/public/api.sock"
+	case strings.TrimSpace(s) != s:
+		return a, "there is white space around it"
+	case scheme == s || !isScheme(scheme):
+		return a, `there is no scheme; it is "unix" or "tcp"`
 	}
 	switch strings.ToLower(scheme) {
 	case "unix":
-		return parseUnix(rest)
+		return readUnix(rest)
 	case "tcp":
-		return parseTCP(rest)
+		return readTCP(rest)
 	case "npipe":
-		return address{}, &addressError{reason: "named pipes are not in the standard, and Go's standard library does not speak to them; have the server listen on a Unix socket, which Windows has too, or on a loopback port"}
+		return a, "named pipes are not in the standard, and Go's standard library does not speak to them; have the server listen on a Unix socket, which Windows has too, or on a loopback port"
 	case "unix-abstract":
-		return address{}, &addressError{reason: "abstract sockets are not in the standard, and have no permissions; use a path"}
-	case "localhost":
-		return address{}, &addressError{reason: `there is no scheme; it is "unix" or "tcp"`, corrected: "tcp://127.0.0.1:" + rest}
+		return a, "abstract sockets are not in the standard, and have no permissions; use a path"
 	}
-	return address{}, &addressError{reason: fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, clip(scheme, 32)), corrected: "tcp:" + rest}
+	return a, fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, clip(scheme, 32))
 }
 
 func isScheme(s string) bool {
@@ -99,88 +80,47 @@ func isScheme(s string) bool {
 			return false
 		}
 	}
-	return s != ""
+	return s != "" && s != "localhost"
 }
 
-func noScheme(s string) *addressError {
-	e := &addressError{reason: `there is no scheme; it is "unix" or "tcp"`}
-	switch _, err := netip.ParseAddrPort(s); {
-	case err == nil:
-		e.corrected = "tcp://" + s
-	case strings.HasPrefix(s, "/"):
-		e.corrected = "unix://" + s
-	case strings.Contains(s, "/"):
-		e.corrected = "unix:///" + s
-	}
-	return e
-}
-
-// parseUnix parses what comes after "unix:".
-func parseUnix(rest string) (address, *addressError) {
-	refuse := func(reason, corrected string) (address, *addressError) {
-		return address{}, &addressError{reason: reason, corrected: corrected}
-	}
-	if i := strings.IndexAny(rest, "?#"); i >= 0 {
-		return refuse("a query or fragment is not allowed", "unix:"+rest[:i])
-	}
-	path := rest
+// readUnix reads what comes after "unix:".
+func readUnix(rest string) (a address, reason string) {
+	host, path := "", rest
 	if after, ok := strings.CutPrefix(rest, "//"); ok {
-		host := after
-		if i := strings.IndexByte(after, '/'); i >= 0 {
-			host, path = after[:i], after[i:]
-		} else {
-			path = ""
-		}
-		switch {
-		case host == "localhost":
-			return refuse("a host is not allowed", "unix://"+path)
-		case host != "":
-			return refuse(fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", clip(host, 64)), "unix:///"+after)
-		}
-	}
-	switch {
-	case path == "":
-		return refuse("there is no path", "")
-	case path[0] != '/':
-		return refuse("the path is relative", "unix:///"+path)
-	case path[len(path)-1] == '/':
-		return refuse("the path has no name of a socket at its end", "")
+		host, path, _ = strings.Cut(after, "/")
+		path = after[len(host):]
 	}
 	target, err := url.PathUnescape(path)
 	switch {
+	case strings.ContainsAny(rest, "?#"):
+		return a, "a query or fragment is not allowed"
+	case host != "":
+		return a, fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", clip(host, 64))
+	case path == "":
+		return a, "there is no path"
+	case path[0] != '/':
+		return a, "the path is relative"
+	case path[len(path)-1] == '/':
+		return a, "the path has no name of a socket at its end"
 	case err != nil:
-		return refuse("the path has a percent sign that is not followed by two hexadecimal digits", "unix://"+escapePath(path))
+		return a, "the path has a percent sign that is not followed by two hexadecimal digits"
 	case strings.IndexByte(target, 0) >= 0:
-		return refuse("the path has a zero byte", "")
-	case !isPath(path):
-		return refuse("the path has characters that a URI writes percent-encoded", "unix://"+escapePath(target))
+		return a, "the path has a zero byte"
+	case escapePath(path) != strings.ReplaceAll(path, "%", "%25"):
+		return a, "the path has characters that a URI writes percent-encoded"
 	}
 	if runtime.GOOS == "windows" && len(target) > 2 && target[2] == ':' {
 		target = target[1:] // a drive, as in unix:///C:/run/a.sock
 	}
-	return address{"unix", target}, nil
+	return address{"unix", target}, ""
 }
 
-const unreserved = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-
-// isPathByte reports whether RFC 3986 lets c stand for itself in a path.
-func isPathByte(c byte) bool {
-	return c < utf8.RuneSelf && strings.IndexByte(unreserved+"!$&'()*+,;=:@/", c) >= 0
-}
-
-func isPath(s string) bool {
-	for i := range len(s) {
-		if s[i] != '%' && !isPathByte(s[i]) {
-			return false
-		}
-	}
-	return true
-}
-
+// escapePath percent-encodes the bytes that RFC 3986 does not let stand for themselves in a path.
 func escapePath(s string) string {
+	const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
 	var b strings.Builder
 	for i := range len(s) {
-		if c := s[i]; isPathByte(c) {
+		if c := s[i]; c < utf8.RuneSelf && strings.IndexByte(plain, c) >= 0 {
 			b.WriteByte(c)
 		} else {
 			fmt.Fprintf(&b, "%%%02X", c)
@@ -189,58 +129,61 @@ func escapePath(s string) string {
 	return b.String()
 }
 
-// parseTCP parses what comes after "tcp:".
-func parseTCP(rest string) (address, *addressError) {
-	refuse := func(reason, corrected string) (address, *addressError) {
-		if corrected != "" {
-			corrected = "tcp://" + corrected
-		}
-		return address{}, &addressError{reason: reason, corrected: corrected}
-	}
+// readTCP reads what comes after "tcp:".
+func readTCP(rest string) (a address, reason string) {
 	after, ok := strings.CutPrefix(rest, "//")
-	if !ok {
-		return refuse(`"//" is missing after the scheme`, strings.TrimLeft(rest, "/"))
-	}
-	if i := strings.IndexAny(after, "/?#"); i >= 0 {
-		return refuse("nothing may follow the port, not even a slash", after[:i])
-	}
-	if i := strings.LastIndexByte(after, '@'); i >= 0 {
-		return refuse("user information is not allowed", after[i+1:])
-	}
-	colon := strings.LastIndexByte(after, ':')
-	if colon < 0 || strings.HasSuffix(after, "]") {
-		return refuse("there is no port", "")
-	}
-	host, port := after[:colon], after[colon+1:]
-	inside, bracket := strings.CutPrefix(host, "[")
-	if bracket {
-		if inside, ok = strings.CutSuffix(inside, "]"); !ok {
-			return refuse("the bracket is not closed", "")
-		}
-	}
-	ip, err := netip.ParseAddr(inside)
+	ap, err := netip.ParseAddrPort(after)
 	switch {
-	case inside == "":
-		return refuse("there is no host", "")
-	case inside == "localhost":
-		return refuse("the host is a name, and has to be an IP address", "127.0.0.1:"+port)
-	case err != nil:
-		return refuse("the host is not an IP address", "")
-	case ip.Zone() != "":
-		return refuse("the IP address has a zone", "")
-	case ip.Is4() && bracket:
-		return refuse("an IPv4 address has no brackets", inside+":"+port)
-	case !ip.Is4() && !bracket:
-		return refuse("an IPv6 address needs brackets", "["+inside+"]:"+port)
+	case !ok:
+		return a, `"//" is missing after the scheme`
+	case strings.ContainsAny(after, "/?#"):
+		return a, "nothing may follow the port, not even a slash"
+	case strings.Contains(after, "@"):
+		return a, "user information is not allowed"
+	case err != nil || ap.Port() == 0:
+		return a, "it has no IP address and port from 1 to 65535; an IPv6 address is in brackets, and an IPv4 address and a name are not"
+	case ap.Addr().Zone() != "":
+		return a, "the IP address has a zone"
 	}
-	for i := range len(port) {
-		if port[i] < '0' || port[i] > '9' {
-			return refuse("the port is not a number", "")
+	return address{"tcp", ap.String()}, ""
+}
+
+// correctAddress returns the address that was probably meant by s, or "".
+func correctAddress(s string) string {
+	s = strings.TrimSpace(s)
+	scheme, rest, ok := strings.Cut(s, ":")
+	if !ok || !isScheme(scheme) {
+		scheme, rest = "", s
+	}
+	guess := ""
+	if strings.EqualFold(scheme, "unix") || scheme == "" && strings.Contains(s, "/") {
+		if i := strings.IndexAny(rest, "?#"); i >= 0 {
+			rest = rest[:i]
 		}
+		rest = strings.TrimPrefix(strings.TrimPrefix(rest, "//"), "localhost")
+		if path, err := url.PathUnescape(rest); err == nil {
+			rest = path
+		}
+		guess = "unix:///" + escapePath(strings.TrimLeft(rest, "/"))
+	} else {
+		rest = strings.TrimLeft(rest, "/")
+		if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+			rest = rest[:i]
+		}
+		rest = rest[strings.LastIndexByte(rest, '@')+1:]
+		colon := max(strings.LastIndexByte(rest, ':'), 0)
+		host, port := rest[:colon], strings.TrimPrefix(rest[colon:], ":")
+		if inner, ok := strings.CutPrefix(host, "["); ok && strings.HasSuffix(inner, "]") {
+			host = strings.TrimSuffix(inner, "]")
+		}
+		if host == "localhost" {
+			host = "127.0.0.1"
+		}
+		guess = "tcp://" + net.JoinHostPort(host, port)
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 0 {
-		return refuse("the port is not a number from 1 to 65535", "")
+	a, reason := readAddress(guess)
+	if reason != "" {
+		return ""
 	}
-	return address{"tcp", netip.AddrPortFrom(ip, uint16(n)).String()}, nil
+	return a.String()
 }

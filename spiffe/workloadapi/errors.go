@@ -49,6 +49,8 @@ type Error struct {
 	Err     error         // the cause, which wraps one of the errors above where one fits
 	Final   bool          // repeating does not help, and a watch has ended
 	RetryIn time.Duration // when a watch tries again; 0 means at once, or that the stream goes on
+
+	after time.Duration // how long the server asked its clients to wait
 }
 
 // Error names the method, the server and the cause.
@@ -60,12 +62,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Retryable reports whether repeating may help, and how long the server asked its clients to wait.
-func (e *Error) Retryable() (after time.Duration, ok bool) {
-	if status, is := errors.AsType[*grpchttp.Error](e.Err); is {
-		after = status.RetryAfter
-	}
-	return after, !e.Final
-}
+func (e *Error) Retryable() (after time.Duration, ok bool) { return e.after, !e.Final }
 
 // maxText is how much of a text of the server's goes into an error, in bytes.
 const maxText = 512
@@ -76,30 +73,6 @@ type cutError struct{ error }
 func (e cutError) Error() string { return clip(e.error.Error(), maxText) }
 func (e cutError) Unwrap() error { return e.error }
 
-// statusError is a status that the server has sent.
-type statusError struct {
-	kind   error // what the status means to us, or nil
-	status *grpchttp.Error
-}
-
-func (e *statusError) Error() string {
-	what := "status " + e.status.Code.String()
-	if e.kind != nil {
-		what = e.kind.Error()
-	}
-	if e.status.Message != "" {
-		return fmt.Sprintf("%s: %q", what, clip(e.status.Message, maxText))
-	}
-	return what
-}
-
-func (e *statusError) Unwrap() []error {
-	if e.kind == nil {
-		return []error{e.status}
-	}
-	return []error{e.kind, e.status}
-}
-
 // failure returns the Error for what a call failed with. Only a status that the server itself has sent
 // has a meaning: a proxy's 403 must not withdraw an identity.
 func (c *Client) failure(rpc string, err error) *Error {
@@ -108,16 +81,20 @@ func (c *Client) failure(rpc string, err error) *Error {
 	if !ok || !status.Remote {
 		return e
 	}
-	var kind error
 	switch status.Code {
 	case grpchttp.PermissionDenied:
-		kind = ErrDenied
+		e.Err = ErrDenied
 	case grpchttp.InvalidArgument:
-		kind, e.Final = ErrRefused, true
+		e.Err, e.Final = ErrRefused, true
 	case grpchttp.Unimplemented:
-		kind, e.Final = ErrUnimplemented, true
+		e.Err, e.Final = ErrUnimplemented, true
+	default:
+		e.Err = errors.New("status " + status.Code.String())
 	}
-	e.Code, e.Err = int(status.Code), &statusError{kind, status}
+	if status.Message != "" {
+		e.Err = fmt.Errorf("%w: %q", e.Err, clip(status.Message, maxText))
+	}
+	e.Code, e.after = int(status.Code), status.RetryAfter
 	return e
 }
 

@@ -25,28 +25,12 @@ import (
 
 // tokenService issues and validates with package jwtsvid.
 type tokenService struct {
-	issuer  *jwtsvid.Issuer
-	bundles spiffe.BundleSource
+	issuer *jwtsvid.Issuer
+	*jwtsvid.Validator
 }
 
 func (s tokenService) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
 	return s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
-}
-
-func (s tokenService) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
-	v, err := jwtsvid.NewValidator(s.bundles, []string{audience}, &jwtsvid.ValidatorOptions{Remember: -1})
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	proof, err := v.Validate(token)
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	var claims map[string]any
-	if err := proof.Claims(&claims); err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	return proof.ID(), claims, nil
 }
 
 // A client that sends tokens keeps each for most of its life: a Source is the source of a jwtsvid.Cache. A
@@ -117,7 +101,11 @@ func newTokenService(ca *spiffetest.CA, opts *jwtsvid.IssuerOptions) (tokenServi
 		return tokenService{}, nil, err
 	}
 	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), "key-1", key, opts)
-	return tokenService{issuer, bundle}, bundle, err
+	if err != nil {
+		return tokenService{}, nil, err
+	}
+	validator, err := jwtsvid.NewAgentValidator(bundle, nil)
+	return tokenService{issuer, validator}, bundle, err
 }
 
 // Tokens from the API are good, and what is not is refused with a reason and without the token.
@@ -132,7 +120,8 @@ func TestTokensEndToEnd(t *testing.T) {
 	late := time.Now().Add(-time.Hour)
 	expired, _, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{Now: func() time.Time { return late }})
 	require.NoError(t, err)
-	service.bundles = home.Bundles().With(bundle).With(other.Bundle())
+	service.Validator, err = jwtsvid.NewAgentValidator(home.Bundles().With(bundle).With(other.Bundle()), nil)
+	require.NoError(t, err)
 	h, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))), &workloadserver.Options{Issuer: service, Validator: service})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = h.Close() })

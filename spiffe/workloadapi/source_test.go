@@ -886,6 +886,27 @@ func TestOutageOfShortLives(t *testing.T) {
 	}
 }
 
+// A server that asks its clients to wait is obeyed, as far as the life that is left allows.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	for ask, want := range map[string][2]time.Duration{"40000": {40 * time.Second, 44 * time.Second}, "3600000": {time.Minute, time.Minute}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := source(t, workloadapi.Config{}, func(c *call) {
+				c.w.Header().Set(http.TrailerPrefix+"Grpc-Retry-Pushback-Ms", ask)
+				c.end(codeUnavailable, "")
+			})
+			synctest.Wait()
+			e, ok := errors.AsType[*workloadapi.Error](s.Status().X509.Err)
+			require.True(t, ok)
+			after, again := e.Retryable()
+			assert.True(t, again)
+			assert.Equal(t, ask, fmt.Sprint(after.Milliseconds()))
+			assert.GreaterOrEqual(t, e.RetryIn, want[0])
+			assert.LessOrEqual(t, e.RetryIn, want[1])
+		})
+	}
+}
+
 // Ready tells what the last attempt failed with.
 func TestReady(t *testing.T) {
 	t.Parallel()

@@ -622,6 +622,42 @@ func TestMaxStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
 }
 
+// One process does not take all streams, however many connections it opens.
+func TestStreamsOfProcess(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("peers are known on Linux")
+	}
+	home := newDomain(t, "example.org")
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	path := strings.TrimPrefix(listen(t, &unixsocket.Server{Handler: h}), "unix://")
+	client := func() *http.Client {
+		transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}}
+		transport.Protocols.SetUnencryptedHTTP2(true)
+		t.Cleanup(transport.CloseIdleConnections)
+		return &http.Client{Transport: transport}
+	}
+	two := []*http.Client{client(), client()}
+	open := func(c *http.Client) *rpc {
+		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+	}
+	first := open(two[0])
+	for i := range workloadserver.MaxOfProcess - 1 {
+		open(two[i%2])
+	}
+	require.Equal(t, workloadserver.MaxOfProcess, h.Streams())
+	for _, c := range two {
+		code, _ := open(c).status()
+		assert.Equal(t, codeResourceExhausted, code)
+	}
+	require.NotEmpty(t, open(http2(t, h)).recv(), "of another peer")
+	require.NoError(t, first.resp.Body.Close())
+	require.Eventually(t, func() bool { return h.Streams() == workloadserver.MaxOfProcess }, patient, time.Millisecond)
+	require.NotEmpty(t, open(two[1]).recv(), "there is room for one")
+}
+
 // tokens issues and judges tokens that are easy to read.
 type tokens struct{ err error }
 

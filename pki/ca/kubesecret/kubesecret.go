@@ -11,7 +11,7 @@
 // package writes. Only one of the two may run at a time: Istio's does not know of a rotation in four
 // steps.
 //
-// # Who wins
+// # Concurrent writers
 //
 // Each write replaces the version of the Secret that was read, or creates it if there was none. The
 // API server refuses all but one of those that race, and the losers get [ca.ErrConflict]. Reads go
@@ -21,7 +21,7 @@
 //
 // Of the data, the record is Istio's five names (ca-cert.pem, ca-key.pem, cert-chain.pem, key.pem and
 // root-cert.pem) and every name that begins with svidkit-. Other data, labels, annotations and owners
-// are somebody else's, and stay as they are.
+// belong to other programs, and stay as they are.
 //
 // # Rights
 //
@@ -31,8 +31,8 @@
 //	- {apiGroups: [""], resources: [secrets], resourceNames: [istio-ca-secret], verbs: [get, update]}
 //	- {apiGroups: [""], resources: [secrets], verbs: [create]}
 //
-// RBAC cannot limit create to a name. An operator who does without the second rule creates the Secret
-// once, of the right type and empty. Whoever may read the Secret can sign for the whole trust domain.
+// RBAC cannot limit create to a name. An operator that does without the second rule creates the Secret
+// once, of the right type and empty. A client that may read the Secret can sign for the whole trust domain.
 package kubesecret
 
 import (
@@ -147,7 +147,7 @@ func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 
 // Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten
 // seconds. All names in the record must be Istio's, or begin with svidkit-, and all values in the
-// Secret together have at most 1 MiB. When nobody knows whether the Secret was written, the error
+// Secret together have at most 1 MiB. When it is not known whether the Secret was written, the error
 // says so: load it again.
 func (s *Store) Save(ctx context.Context, r ca.Record) (string, error) {
 	version, err := s.save(ctx, r)
@@ -261,7 +261,7 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 	case o.kind != "Secret" || o.meta.Name != s.name || o.meta.Namespace != s.namespace || o.meta.ResourceVersion == "":
 		return nil, errors.New("the API server answered with something else: is its URL right?")
 	case o.typ != Type:
-		return nil, fmt.Errorf("the Secret has the type %.64q, not %q: use another name, or delete it if nobody needs it", o.typ, Type)
+		return nil, fmt.Errorf("the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", o.typ, Type)
 	case o.immutable:
 		return nil, errors.New("the Secret is immutable, so a root in it could never be replaced: create it anew without that")
 	case s.name == CACerts && o.holdsRecord() && !o.marked():

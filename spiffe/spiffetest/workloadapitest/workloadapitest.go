@@ -134,10 +134,12 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 	if err := s.publish(s.ids); err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	s.handler, err = workloadserver.NewHandler(provider{s}, &workloadserver.Options{
-		Identities: s.identities,
-		Issuer:     issuer{s},
-		Validator:  validator{s},
+	validator, err := jwtsvid.NewAgentValidator(service{s}, nil)
+	if err != nil {
+		t.Fatalf("workloadapitest: %v", err)
+	}
+	s.handler, err = workloadserver.NewHandler(service{s}, &workloadserver.Options{
+		Identities: s.identities, Issuer: service{s}, Validator: validator,
 	})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
@@ -311,17 +313,27 @@ func (s *Server) publish(ids []workloadserver.Identity) error {
 	return nil
 }
 
-// provider is what the handler serves.
-type provider struct{ s *Server }
+// service is what the handler serves, and makes JWT-SVIDs with.
+type service struct{ s *Server }
 
 // Snapshot implements [workloadserver.Provider].
-func (p provider) Snapshot() (*spiffe.Snapshot, error) { return p.s.Snapshot(), nil }
+func (s service) Snapshot() (*spiffe.Snapshot, error) { return s.s.Snapshot(), nil }
 
 // Changed implements [workloadserver.Provider].
-func (p provider) Changed() <-chan struct{} {
-	p.s.mu.Lock()
-	defer p.s.mu.Unlock()
-	return p.s.changed
+func (s service) Changed() <-chan struct{} {
+	s.s.mu.Lock()
+	defer s.s.mu.Unlock()
+	return s.s.changed
+}
+
+// Bundle implements [spiffe.BundleSource].
+func (s service) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return s.s.Snapshot().Bundle(td)
+}
+
+// IssueJWTSVID implements [workloadserver.JWTIssuer].
+func (s service) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+	return s.s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
 }
 
 func (s *Server) identities(context.Context) ([]workloadserver.Identity, error) {
@@ -331,32 +343,6 @@ func (s *Server) identities(context.Context) ([]workloadserver.Identity, error) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ids, nil
-}
-
-type issuer struct{ s *Server }
-
-// IssueJWTSVID implements [workloadserver.JWTIssuer].
-func (i issuer) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
-	return i.s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
-}
-
-type validator struct{ s *Server }
-
-// ValidateJWTSVID implements [workloadserver.JWTValidator].
-func (v validator) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
-	validator, err := jwtsvid.NewValidator(v.s.Snapshot(), []string{audience}, &jwtsvid.ValidatorOptions{Remember: -1})
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	verified, err := validator.Validate(token)
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	var claims map[string]any
-	if err := verified.Claims(&claims); err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	return verified.ID(), claims, nil
 }
 
 // denied answers with the status PermissionDenied of gRPC.

@@ -1,5 +1,4 @@
-// Package envoytest starts a real Envoy for a test and reads its admin interface.
-package envoytest
+package sds_test
 
 import (
 	"context"
@@ -17,16 +16,16 @@ import (
 	"time"
 )
 
-// Envoy is a running Envoy. It is stopped when the test ends.
-type Envoy struct {
+// envoy is a running Envoy. It is stopped when the test ends.
+type envoy struct {
 	t     testing.TB
 	admin string // host:port
 	log   string // path of its log
 }
 
-// Binary returns the path of the Envoy to run: the ENVOY_PATH variable, else "envoy" in PATH. It
+// envoyBinary returns the path of the Envoy to run: the ENVOY_PATH variable, else "envoy" in PATH. It
 // skips the test if there is none.
-func Binary(t testing.TB) string {
+func envoyBinary(t testing.TB) string {
 	t.Helper()
 	if p := os.Getenv("ENVOY_PATH"); p != "" {
 		if _, err := os.Stat(p); err != nil {
@@ -41,18 +40,18 @@ func Binary(t testing.TB) string {
 	return p
 }
 
-// Start runs Envoy with a bootstrap in YAML, without its admin section, in dir, so that paths of
+// startEnvoy runs Envoy with a bootstrap in YAML, without its admin section, in dir, so that paths of
 // sockets in the bootstrap may be relative and short. It returns when the admin interface answers.
-func Start(t testing.TB, dir, name, bootstrap string) *Envoy {
+func startEnvoy(t testing.TB, dir, name, bootstrap string) *envoy {
 	t.Helper()
-	bin := Binary(t)
+	bin := envoyBinary(t)
 	bootstrap += "\nadmin:\n  address: {socket_address: {address: 127.0.0.1, port_value: 0}}\n"
 	config := filepath.Join(dir, name+".yaml")
 	if err := os.WriteFile(config, []byte(bootstrap), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	adminFile := filepath.Join(dir, name+".admin")
-	e := &Envoy{t: t, log: filepath.Join(dir, name+".log")}
+	e := &envoy{t: t, log: filepath.Join(dir, name+".log")}
 	log, err := os.Create(e.log)
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +90,7 @@ func Start(t testing.TB, dir, name, bootstrap string) *Envoy {
 }
 
 // Admin returns the body of an admin page.
-func (e *Envoy) Admin(path string) string {
+func (e *envoy) Admin(path string) string {
 	e.t.Helper()
 	body, err := e.get(path)
 	if err != nil {
@@ -100,7 +99,7 @@ func (e *Envoy) Admin(path string) string {
 	return body
 }
 
-func (e *Envoy) get(path string) (string, error) {
+func (e *envoy) get(path string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.admin+path, nil)
@@ -117,7 +116,7 @@ func (e *Envoy) get(path string) (string, error) {
 }
 
 // WaitLive waits until Envoy says that it is live.
-func (e *Envoy) WaitLive(timeout time.Duration) {
+func (e *envoy) WaitLive(timeout time.Duration) {
 	e.t.Helper()
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		body := e.Admin("/ready")
@@ -131,7 +130,7 @@ func (e *Envoy) WaitLive(timeout time.Duration) {
 }
 
 // ListenerAddr waits until the listener is bound and returns its address.
-func (e *Envoy) ListenerAddr(name string, timeout time.Duration) string {
+func (e *envoy) ListenerAddr(name string, timeout time.Duration) string {
 	e.t.Helper()
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		var l struct {
@@ -160,7 +159,7 @@ func (e *Envoy) ListenerAddr(name string, timeout time.Duration) string {
 }
 
 // Stat returns one counter or gauge, and 0 for one that does not exist.
-func (e *Envoy) Stat(name string) int64 {
+func (e *envoy) Stat(name string) int64 {
 	e.t.Helper()
 	for line := range strings.Lines(e.Admin("/stats")) {
 		if k, v, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && k == name {
@@ -176,7 +175,7 @@ func (e *Envoy) Stat(name string) int64 {
 
 // Serials returns the serial numbers, in lower-case hexadecimal, of the leaf certificates and of
 // the CA certificates that Envoy has in use, from /certs.
-func (e *Envoy) Serials() (leaves, roots []string) {
+func (e *envoy) Serials() (leaves, roots []string) {
 	e.t.Helper()
 	type cert struct {
 		Serial string `json:"serial_number"`
@@ -192,19 +191,19 @@ func (e *Envoy) Serials() (leaves, roots []string) {
 	}
 	for _, c := range page.Certificates {
 		for _, x := range c.Chain {
-			leaves = append(leaves, normal(x.Serial))
+			leaves = append(leaves, normalSerial(x.Serial))
 		}
 		for _, x := range c.CA {
-			roots = append(roots, normal(x.Serial))
+			roots = append(roots, normalSerial(x.Serial))
 		}
 	}
 	return leaves, roots
 }
 
-// Serial formats a certificate's serial number as [Envoy.Serials] does.
-func Serial(n *big.Int) string { return normal(n.Text(16)) }
+// envoySerial formats a certificate's serial number as [envoy.Serials] does.
+func envoySerial(n *big.Int) string { return normalSerial(n.Text(16)) }
 
-func normal(hex string) string { return strings.TrimLeft(strings.ToLower(hex), "0") }
+func normalSerial(hex string) string { return strings.TrimLeft(strings.ToLower(hex), "0") }
 
 func tail(path string, lines int) string {
 	b, err := os.ReadFile(path)
