@@ -297,7 +297,7 @@ func TestNetwork(t *testing.T) {
 		client  *http.Client
 		want    caclient.Code
 	}{
-		"nobody there":                {nil, gone, trusting, caclient.Unavailable},
+		"no server":                   {nil, gone, trusting, caclient.Unavailable},
 		"not trusted":                 {nil, url, distrusting, caclient.Unavailable},
 		"roots of the host":           {nil, url, nil, caclient.Unavailable},
 		"503 of a proxy":              {status(503), "", nil, caclient.Unavailable},
