@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -70,17 +69,13 @@ func outside(o options) (issuer, error) {
 		ForceAttemptHTTP2: true,
 	}}
 	return func(id spiffe.ID) (secretcache.CA, error) {
-		remote, err := istioca.New(istioca.Options{
+		return istioca.New(istioca.Options{
 			URL:         o.ca,
 			HTTPClient:  client,
 			TrustDomain: trustDomain,
 			RootsFile:   o.caRoots,
 			Token:       func(context.Context) (string, error) { return id.String(), nil },
 		})
-		if err != nil {
-			return nil, err
-		}
-		return caclient.New(remote, nil)
 	}, nil
 }
 
