@@ -32,7 +32,7 @@ import (
 type CA interface {
 	// Sign asks for a certificate for the public key of csr, valid for lifetime from now; 0 means
 	// the CA's default, and the CA may have a limit. It returns the chain to present: leaf first,
-	// then intermediates, no roots. Who is certified is the CA's decision, from what it knows about
+	// then intermediates, no roots. Which ID is certified is the CA's decision, from what it knows about
 	// the caller; what csr asks for may be compared with that.
 	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
 
