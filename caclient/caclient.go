@@ -2,25 +2,25 @@
 // interface [CA], the rules of when to ask again ([Retryable]), and the test that an answer has to
 // pass before anything uses it ([Check]).
 //
-// Most programs need [New], which puts those rules around any CA, and hand the result to package
-// secretcache. The packages below this one are the CAs; caclient/local is the one in this process.
+// The packages below this one are the CAs; caclient/local is the one in this process. Package
+// secretcache takes any of them as it is, and repeats and checks by itself. A program that asks a CA
+// without it puts [New] around the CA.
 //
 // # What it promises
 //
-// A chain that comes out of a [Client] has the public key of the request and the ID that the
-// request names, is valid now, leads to a root of that ID's own trust domain, and carries no root
-// and no certificate twice. A call ends when its context does.
+// A chain that comes out of [New] has the public key of the request and the ID that the request names,
+// is valid now, leads to a root of that ID's own trust domain, and carries no root and no certificate
+// twice. A call ends when its context does.
 //
 // # What it does not do
 //
-// It keeps no identity and renews nothing: see package secretcache. It proves nobody's identity to
-// the CA: that is the business of each CA's package.
+// It keeps no identity and renews nothing: see package secretcache. It does not prove to the CA who is
+// asking: that is the business of each CA's package.
 package caclient
 
 import (
 	"context"
 	"crypto/x509"
-	"iter"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
@@ -32,20 +32,11 @@ import (
 type CA interface {
 	// Sign asks for a certificate for the public key of csr, valid for lifetime from now; 0 means
 	// the CA's default, and the CA may have a limit. It returns the chain to present: leaf first,
-	// then intermediates, no roots. Who is certified is the CA's decision, from what it knows about
+	// then intermediates, no roots. Which ID is certified is the CA's decision, from what it knows about
 	// the caller; what csr asks for may be compared with that.
 	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
 
 	// FetchBundles returns the current trust bundles: that of the CA's own trust domain, and those
 	// of the domains that it federates with. It never returns a nil set without an error.
 	FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
-}
-
-// BundleWatcher is a [CA] that tells of new trust bundles by itself. Find it by type assertion.
-type BundleWatcher interface {
-	// WatchBundles yields the current bundles first, then each newer set; a reader that is slow
-	// misses the sets between. When it could not learn what is current, it yields a nil set with
-	// an error, and may go on or end: what was yielded before stays good, and who still wants news
-	// waits and watches again. When ctx is done, the sequence ends without an error.
-	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
 }

@@ -19,11 +19,11 @@ import (
 //   - a path from the leaf to a root in the bundle of id's own trust domain, valid at now (X5-31).
 //
 // What csr asks for is not looked at: id is the caller's. Names beside the ID are the CA's choice.
-// The error is an [*Error] with the code [BadAnswer]; it wraps a [*spiffe.VerifyError] where the
+// The error is an [*Error] of the kind [ErrBadAnswer]; it wraps a [*spiffe.VerifyError] where the
 // verification failed.
 func Check(chain []*x509.Certificate, csr *pki.CSR, id spiffe.ID, bundles spiffe.BundleSource, now time.Time) error {
 	if err := check(chain, csr, id, bundles, now); err != nil {
-		return &Error{Op: "check", Code: BadAnswer, Err: fmt.Errorf("certificate for %q: %w", id, err)}
+		return &Error{Op: "check", Kind: ErrBadAnswer, Err: fmt.Errorf("certificate for %q: %w", id, err)}
 	}
 	return nil
 }

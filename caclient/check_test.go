@@ -41,7 +41,7 @@ func requireBadAnswer(t testing.TB, err error) {
 	t.Helper()
 	e, ok := errors.AsType[*caclient.Error](err)
 	require.True(t, ok, "%v", err)
-	require.Equal(t, caclient.BadAnswer, e.Code)
+	require.Equal(t, caclient.ErrBadAnswer, e.Kind)
 	_, ok = caclient.Retryable(err)
 	require.False(t, ok, "a CA that sent nonsense is not asked again")
 }

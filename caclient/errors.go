@@ -10,80 +10,63 @@ import (
 	"time"
 )
 
-// Code is the kind of a failure, and decides whether asking again may help. The zero Code is
-// Unknown.
-type Code int
+// The kinds of failure that an [Error] has, for errors.Is.
+var (
+	// ErrUnavailable says that the failure may pass: the CA cannot be reached, is not ready, is over a
+	// limit, has failed, or did not answer in time.
+	ErrUnavailable = errors.New("unavailable")
 
-// The codes, with whether [Retryable] is true for them: the choice is Istio's.
-const (
-	Unknown         Code = iota // no: nothing says that it would pass
-	Unavailable                 // yes: the CA cannot be reached or is not ready
-	Exhausted                   // yes: over a quota or a rate limit
-	Aborted                     // yes: the CA gave up for a reason that passes, such as a conflict
-	Internal                    // yes: the CA failed
-	Timeout                     // yes: no answer in time
-	Invalid                     // no: the CA refuses the request as it stands
-	Unauthenticated             // no: the CA does not know who is asking
-	Denied                      // no: the CA knows who is asking, and refuses
-	BadAnswer                   // no: what the CA sent failed [Check]
+	// ErrInvalid says that the CA refuses the request as it stands.
+	ErrInvalid = errors.New("invalid request")
+
+	// ErrUnauthenticated says that the CA does not know who is asking.
+	ErrUnauthenticated = errors.New("not authenticated")
+
+	// ErrDenied says that the CA knows who is asking, and refuses.
+	ErrDenied = errors.New("denied")
+
+	// ErrBadAnswer says that what the CA sent failed [Check].
+	ErrBadAnswer = errors.New("bad answer")
 )
-
-// String returns the code in words, such as "bad answer".
-func (c Code) String() string {
-	switch c {
-	case Unknown:
-		return "unknown failure"
-	case Unavailable:
-		return "unavailable"
-	case Exhausted:
-		return "limit reached"
-	case Aborted:
-		return "aborted"
-	case Internal:
-		return "internal failure"
-	case Timeout:
-		return "timed out"
-	case Invalid:
-		return "invalid request"
-	case Unauthenticated:
-		return "not authenticated"
-	case Denied:
-		return "denied"
-	case BadAnswer:
-		return "bad answer"
-	}
-	return fmt.Sprintf("Code(%d)", int(c))
-}
 
 // Error is a failure of a CA or of the way to it.
 type Error struct {
 	Op         string        // what was tried: "sign", "fetch bundles"
-	Code       Code          // what kind of failure
-	RetryAfter time.Duration // how long the CA asked us to wait; 0 means that it said nothing
+	Kind       error         // one of the kinds above; nil if none fits
+	RetryAfter time.Duration // how long the CA asked its clients to wait; 0 means that it said nothing
 	Err        error         // the cause
 }
 
-func (e *Error) Error() string { return fmt.Sprintf("caclient: %s: %v: %v", e.Op, e.Code, e.Err) }
+func (e *Error) Error() string {
+	if e.Kind == nil {
+		return fmt.Sprintf("caclient: %s: %v", e.Op, e.Err)
+	}
+	return fmt.Sprintf("caclient: %s: %v: %v", e.Op, e.Kind, e.Err)
+}
 
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
+// Unwrap returns the kind and the cause.
+func (e *Error) Unwrap() []error {
+	if e.Kind == nil {
+		return []error{e.Err}
+	}
+	return []error{e.Kind, e.Err}
+}
 
-// Retryable reports whether the failure may go away by itself, and how long the CA asked us to
-// wait; see the function [Retryable].
+// Retryable reports whether the failure may go away by itself, which is so for [ErrUnavailable], and
+// how long the CA asked its clients to wait; see the function [Retryable].
 func (e *Error) Retryable() (after time.Duration, ok bool) {
-	switch e.Code {
-	case Unavailable, Exhausted, Aborted, Internal, Timeout:
+	if e.Kind == ErrUnavailable { //nolint:errorlint // the kind itself
 		return e.RetryAfter, true
 	}
 	return 0, false
 }
 
 // Retryable reports whether err may go away by itself, so that the same call is worth repeating,
-// and how long the CA asked us to wait first; 0 means that it did not say.
+// and how long the CA asked its clients to wait first; 0 means that it did not say.
 //
 // An error that says so itself, by a method Retryable like that of [*Error], is believed; the
 // outermost one counts. Otherwise failures of the network and deadlines may pass. A cancelled
-// context may not, as nobody waits for the answer; neither may a certificate that failed to verify,
+// context may not, as no caller waits for the answer; neither may a certificate that failed to verify,
 // nor an error of which nothing is known. A caller that has run out of time sees that from its own
 // context, not from this function.
 func Retryable(err error) (after time.Duration, ok bool) {

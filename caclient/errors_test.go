@@ -19,40 +19,24 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 )
 
-func TestCodes(t *testing.T) {
+func TestKinds(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		code  caclient.Code
-		text  string
-		retry bool
-	}{
-		{caclient.Unknown, "unknown failure", false},
-		{caclient.Unavailable, "unavailable", true},
-		{caclient.Exhausted, "limit reached", true},
-		{caclient.Aborted, "aborted", true},
-		{caclient.Internal, "internal failure", true},
-		{caclient.Timeout, "timed out", true},
-		{caclient.Invalid, "invalid request", false},
-		{caclient.Unauthenticated, "not authenticated", false},
-		{caclient.Denied, "denied", false},
-		{caclient.BadAnswer, "bad answer", false},
-		{caclient.Code(-1), "Code(-1)", false},
-		{caclient.Code(99), "Code(99)", false},
-	} {
-		t.Run(tt.text, func(t *testing.T) {
-			t.Parallel()
-			cause := errors.New("cause")
-			e := &caclient.Error{Op: "sign", Code: tt.code, RetryAfter: 3 * time.Second, Err: cause}
-			assert.Equal(t, "caclient: sign: "+tt.text+": cause", e.Error())
-			assert.ErrorIs(t, e, cause)
-			after, ok := caclient.Retryable(fmt.Errorf("outer: %w", e))
-			assert.Equal(t, tt.retry, ok)
-			if tt.retry {
-				assert.Equal(t, 3*time.Second, after)
-			} else {
-				assert.Zero(t, after)
-			}
-		})
+	kinds := []error{caclient.ErrUnavailable, caclient.ErrInvalid, caclient.ErrUnauthenticated, caclient.ErrDenied, caclient.ErrBadAnswer, nil}
+	for i, text := range []string{"unavailable: ", "invalid request: ", "not authenticated: ", "denied: ", "bad answer: ", ""} {
+		cause := errors.New("cause")
+		e := &caclient.Error{Op: "sign", Kind: kinds[i], RetryAfter: 3 * time.Second, Err: cause}
+		assert.Equal(t, "caclient: sign: "+text+"cause", e.Error())
+		assert.ErrorIs(t, e, cause)
+		for _, other := range kinds[:5] {
+			assert.Equal(t, other == kinds[i], errors.Is(e, other))
+		}
+		after, ok := caclient.Retryable(fmt.Errorf("outer: %w", e))
+		assert.Equal(t, i == 0, ok)
+		if ok {
+			assert.Equal(t, 3*time.Second, after)
+		} else {
+			assert.Zero(t, after)
+		}
 	}
 }
 
@@ -94,9 +78,9 @@ func TestRetryable(t *testing.T) {
 		{"a bad URL", get(errors.New("unsupported protocol scheme")), 0, false},
 		{"an error with an opinion", opinion{io.EOF, 0, false}, 0, false},
 		{"an error with another opinion", opinion{errors.New("x"), time.Minute, true}, time.Minute, true},
-		{"the outermost opinion counts", &caclient.Error{Code: caclient.Denied, Err: opinion{io.EOF, time.Minute, true}}, 0, false},
-		{"an error that says cancelled and is retryable all the same", &caclient.Error{Code: caclient.Unavailable, Err: context.Canceled}, 0, true},
-		{"inside joined errors", errors.Join(errors.New("x"), &caclient.Error{Code: caclient.Exhausted, RetryAfter: 1, Err: io.EOF}), 1, true},
+		{"the outermost opinion counts", &caclient.Error{Kind: caclient.ErrDenied, Err: opinion{io.EOF, time.Minute, true}}, 0, false},
+		{"an error that says cancelled and is retryable all the same", &caclient.Error{Kind: caclient.ErrUnavailable, Err: context.Canceled}, 0, true},
+		{"inside joined errors", errors.Join(errors.New("x"), &caclient.Error{Kind: caclient.ErrUnavailable, RetryAfter: 1, Err: io.EOF}), 1, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

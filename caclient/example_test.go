@@ -47,10 +47,10 @@ func Example() {
 }
 
 func ExampleRetryable() {
-	busy := &caclient.Error{Op: "sign", Code: caclient.Exhausted, RetryAfter: 30 * time.Second, Err: errors.New("too many requests")}
+	busy := &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, RetryAfter: 30 * time.Second, Err: errors.New("too many requests")}
 	fmt.Println(caclient.Retryable(fmt.Errorf("renew: %w", busy)))
 
-	denied := &caclient.Error{Op: "sign", Code: caclient.Denied, Err: errors.New("not on this node")}
+	denied := &caclient.Error{Op: "sign", Kind: caclient.ErrDenied, Err: errors.New("not on this node")}
 	fmt.Println(caclient.Retryable(denied))
 	fmt.Println(denied)
 	// Output:

@@ -83,8 +83,8 @@ func unvouched(err error) bool {
 	return ok && (v.Stage == spiffe.StageBundle || v.Stage == spiffe.StageChain)
 }
 
-// install publishes svid, which peer proves by the bundles in t. Nobody sees it before everybody
-// was told of the bundle that vouches for it.
+// install publishes svid, which peer proves by the bundles in t. No reader sees it before
+// all subscribers were told of the bundle that vouches for it.
 func (m *Manager) install(ctx context.Context, e *entry, svid *spiffe.SVID, received time.Time, t *trust, peer *spiffe.Peer) error {
 	for {
 		path := peer.Chain()

@@ -53,7 +53,7 @@ type notifier struct {
 	queued      map[string]bool
 	telling     chan struct{} // closed when all has been told; nil if no goroutine is at it
 	now         string        // the name that is being told, or ""
-	trust       *trust        // what everybody was told of
+	trust       *trust        // what all subscribers were told of
 	told        renew.Signal  // of a change of these two
 }
 
@@ -113,7 +113,7 @@ func (m *Manager) tellAll() {
 	}
 }
 
-// awaitNews waits until everybody was told of a bundle that has root. If e has nothing to hand out and
+// awaitNews waits until all subscribers were told of a bundle that has root. If e has nothing to hand out and
 // its name is being told, a subscriber may be waiting for it, and what comes after that would never
 // be told.
 func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {

@@ -29,12 +29,12 @@ const (
 // What is there is returned without blocking. A certificate that has expired is not returned.
 //
 // What is not there is waited for, until ctx is done: that ends the wait and not the work, which is
-// shared by all who wait. Only if the CA refuses for good, or the trust bundle is empty, or Run ends,
+// shared by all calls that wait. Only if the CA refuses for good, or the trust bundle is empty, or Run ends,
 // is the wait over before, with an error. The error wraps [ErrNotReady] and the last cause.
 //
-// Run does the work. While it is not running, those who wait have it done, one attempt at a time
+// Run does the work. While it is not running, calls that wait have it done, one attempt at a time
 // for each identity and with the same waits after failures. Such an attempt has a goroutine of its
-// own, which ends with the attempt, after Config.Timeout at the latest, even if nobody waits any
+// own, which ends with the attempt, after Config.Timeout at the latest, even if no call waits any
 // more.
 func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	switch resourceName {

@@ -23,7 +23,7 @@
 // time of the next attempt and nothing else. An identity stays until the next one is in hand.
 //
 // The bundle goes first. A leaf that a new root vouches for is published when the bundle with that
-// root was published and everybody who subscribed has been told.
+// root was published and all subscribers have been told.
 //
 // Renewal is arithmetic. An identity is renewed when half of its life is over, a little earlier by
 // chance so that a fleet does not move in step. After a failure the next attempt comes after a

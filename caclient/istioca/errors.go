@@ -18,16 +18,16 @@ func (c *CA) callError(ctx context.Context, err error, token string, missing err
 	if ctx.Err() != nil || !ok { // other errors than a status do not occur
 		return fmt.Errorf("istioca: sign: %w", cmp.Or(context.Cause(ctx), err))
 	}
-	e := signError(codeOf(status), status)
+	e := signError(kindOf(status), status)
 	if status.Remote {
 		// A server may repeat what it was sent.
-		e = signError(e.Code, fmt.Errorf("the CA says %v: %.256q", status.Code, conceal(status.Message, token)))
+		e = signError(e.Kind, fmt.Errorf("the CA says %v: %.256q", status.Code, conceal(status.Message, token)))
 		e.RetryAfter = status.RetryAfter
 	}
-	if e.Code == caclient.Unauthenticated && missing != nil {
+	if e.Kind == caclient.ErrUnauthenticated && missing != nil {
 		e.Err = fmt.Errorf("%w (there was no token to send: %w)", e.Err, missing)
 	}
-	if e.Code == caclient.Unauthenticated || e.Code == caclient.Unavailable {
+	if status.Code == grpchttp.Unauthenticated || status.Code == grpchttp.Unavailable || untrusted(status) {
 		c.stale.Store(true)
 	}
 	return e
@@ -40,32 +40,33 @@ func conceal(text, token string) string {
 	return strings.ReplaceAll(text, token, "[token]")
 }
 
-// codeOf translates the status of a call.
-func codeOf(e *grpchttp.Error) caclient.Code {
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](e); ok {
-		return caclient.Unavailable // our roots may be older than its certificate, and are read again
-	}
+// untrusted reports whether the CA's certificate did not verify: the roots may be older than it, and are
+// read again.
+func untrusted(e *grpchttp.Error) bool {
+	_, ok := errors.AsType[*tls.CertificateVerificationError](e)
+	return ok
+}
+
+// kindOf translates the status of a call.
+func kindOf(e *grpchttp.Error) error {
 	switch e.Code {
-	case grpchttp.Unavailable:
-		return caclient.Unavailable
 	case grpchttp.ResourceExhausted:
 		if !e.Remote {
-			return caclient.BadAnswer // the answer is too large
+			return caclient.ErrBadAnswer // the answer is too large
 		}
-		return caclient.Exhausted
-	case grpchttp.Aborted, grpchttp.Canceled: // by the CA
-		return caclient.Aborted
-	case grpchttp.Internal, grpchttp.DataLoss:
-		return caclient.Internal
-	case grpchttp.DeadlineExceeded:
-		return caclient.Timeout
+		return caclient.ErrUnavailable
+	case grpchttp.Unavailable, grpchttp.Aborted, grpchttp.Canceled /* by the CA */, grpchttp.Internal, grpchttp.DataLoss, grpchttp.DeadlineExceeded:
+		return caclient.ErrUnavailable
 	case grpchttp.InvalidArgument, grpchttp.FailedPrecondition, grpchttp.OutOfRange, grpchttp.Unimplemented,
 		grpchttp.NotFound, grpchttp.AlreadyExists:
-		return caclient.Invalid
+		return caclient.ErrInvalid
 	case grpchttp.Unauthenticated:
-		return caclient.Unauthenticated
+		return caclient.ErrUnauthenticated
 	case grpchttp.PermissionDenied:
-		return caclient.Denied
+		return caclient.ErrDenied
 	}
-	return caclient.Unknown
+	if untrusted(e) {
+		return caclient.ErrUnavailable
+	}
+	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -24,11 +23,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	client, err := caclient.New(istiod, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://cluster.local/ns/prod/sa/web"), CA: client})
+	m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://cluster.local/ns/prod/sa/web"), CA: istiod})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -31,8 +31,7 @@ import (
 )
 
 var (
-	_ caclient.CA            = (*istioca.CA)(nil)
-	_ caclient.BundleWatcher = (*istioca.CA)(nil)
+	_ caclient.CA = (*istioca.CA)(nil)
 )
 
 const token = "eyJhbGciOi.token.c2VjcmV0" // what must not be seen

@@ -1,8 +1,8 @@
 // Package istioca is a client of Istio's certificate API: of istiod, of package pki/caserver/istioca, or of
 // any other server that speaks it.
 //
-// [New] makes a [CA], which is a [caclient.CA]. Put [caclient.New] around it for deadlines, repeated
-// attempts and the check of every answer, and hand the result to package secretcache.
+// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it
+// directly puts [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
 //
 //	ca, err := istioca.New(istioca.Options{
 //		URL:         "https://istiod.istio-system.svc:15012",
@@ -13,7 +13,7 @@
 //		ClusterID:   "Kubernetes",
 //	})
 //	…
-//	client, err := caclient.New(ca, nil)
+//	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
 // # Trust bundles
 //
@@ -284,9 +284,9 @@ func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	switch {
 	case csr == nil:
-		return nil, signError(caclient.Invalid, errors.New("there is no signing request; pki.NewCSR makes one"))
+		return nil, signError(caclient.ErrInvalid, errors.New("there is no signing request; pki.NewCSR makes one"))
 	case lifetime < 0:
-		return nil, signError(caclient.Invalid, fmt.Errorf("the lifetime is negative (%v)", lifetime))
+		return nil, signError(caclient.ErrInvalid, fmt.Errorf("the lifetime is negative (%v)", lifetime))
 	case lifetime > 0:
 		lifetime = max(lifetime, time.Second)
 	}
@@ -296,7 +296,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		w.Raw(c.metadata)
 	})
 	if err != nil {
-		return nil, signError(caclient.Invalid, err)
+		return nil, signError(caclient.ErrInvalid, err)
 	}
 	header := http.Header{}
 	maps.Copy(header, c.opts.Header)
@@ -325,13 +325,13 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		err = c.roots.learn(roots, chain[0])
 	}
 	if err != nil {
-		return nil, signError(caclient.BadAnswer, err)
+		return nil, signError(caclient.ErrBadAnswer, err)
 	}
 	return chain, nil
 }
 
-func signError(code caclient.Code, err error) *caclient.Error {
-	return &caclient.Error{Op: "sign", Code: code, Err: fmt.Errorf("istioca: %w", err)}
+func signError(kind, err error) *caclient.Error {
+	return &caclient.Error{Op: "sign", Kind: kind, Err: fmt.Errorf("istioca: %w", err)}
 }
 
 // token returns the token to send, and why there is none if there should be one.
@@ -346,7 +346,7 @@ func (c *CA) token(ctx context.Context) (token string, missing, err error) {
 			if _, ok := errors.AsType[*caclient.Error](err); ok {
 				return "", nil, err
 			}
-			return "", nil, signError(caclient.Unavailable, fmt.Errorf("get a token: %w", err))
+			return "", nil, signError(caclient.ErrUnavailable, fmt.Errorf("get a token: %w", err))
 		}
 	case c.opts.TokenFile != "":
 		token, missing = readToken(c.opts.TokenFile)
@@ -355,7 +355,7 @@ func (c *CA) token(ctx context.Context) (token string, missing, err error) {
 		}
 	}
 	if len(token) > maxToken || !isText(token) || strings.Contains(token, " ") {
-		return "", nil, signError(caclient.Invalid, errors.New("the token is too long, or has characters that no token has"))
+		return "", nil, signError(caclient.ErrInvalid, errors.New("the token is too long, or has characters that no token has"))
 	}
 	return token, missing, nil
 }

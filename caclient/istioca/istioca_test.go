@@ -114,17 +114,17 @@ func TestRequest(t *testing.T) {
 	got = nil
 	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
 	_, err := c.Sign(t.Context(), nil, 0)
-	requireCode(t, err, caclient.Invalid)
+	requireKind(t, err, caclient.ErrInvalid)
 	_, err = c.Sign(t.Context(), csr, -1)
-	requireCode(t, err, caclient.Invalid)
+	requireKind(t, err, caclient.ErrInvalid)
 	assert.Nil(t, got)
 }
 
-func requireCode(t testing.TB, err error, code caclient.Code) *caclient.Error {
+func requireKind(t testing.TB, err, kind error) *caclient.Error {
 	t.Helper()
 	e, ok := errors.AsType[*caclient.Error](err)
 	require.True(t, ok, "%v", err)
-	require.Equal(t, code, e.Code, "%v", err)
+	require.Equal(t, kind, e.Kind, "%v", err)
 	return e
 }
 
@@ -139,14 +139,14 @@ func TestToken(t *testing.T) {
 		return err
 	}
 	require.NoError(t, sign(istioca.Options{Token: give(token)}))
-	requireCode(t, sign(istioca.Options{}), caclient.Unauthenticated)
-	requireCode(t, sign(istioca.Options{Token: give("unknown")}), caclient.Unauthenticated)
-	requireCode(t, sign(istioca.Options{Token: func(context.Context) (string, error) { return "", errors.New("away") }}), caclient.Unavailable)
-	own := &caclient.Error{Op: "token", Code: caclient.Denied, Err: errors.New("no")}
+	requireKind(t, sign(istioca.Options{}), caclient.ErrUnauthenticated)
+	requireKind(t, sign(istioca.Options{Token: give("unknown")}), caclient.ErrUnauthenticated)
+	requireKind(t, sign(istioca.Options{Token: func(context.Context) (string, error) { return "", errors.New("away") }}), caclient.ErrUnavailable)
+	own := &caclient.Error{Op: "token", Kind: caclient.ErrDenied, Err: errors.New("no")}
 	require.ErrorIs(t, sign(istioca.Options{Token: func(context.Context) (string, error) { return "", fmt.Errorf("x: %w", own) }}), own)
 	for _, bad := range []string{"secret\n", "secret x", " secret", "sécret", "secret\x00", strings.Repeat("secret", 20000)} {
 		err := sign(istioca.Options{Token: give(bad)})
-		requireCode(t, err, caclient.Invalid)
+		requireKind(t, err, caclient.ErrInvalid)
 		assert.NotContains(t, err.Error(), "cret")
 	}
 
@@ -155,7 +155,7 @@ func TestToken(t *testing.T) {
 	l := &logs{}
 	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, TokenFile: file, Logger: l.logger()})
 	_, err := c.Sign(t.Context(), csr, 0)
-	requireCode(t, err, caclient.Unauthenticated)
+	requireKind(t, err, caclient.ErrUnauthenticated)
 	require.ErrorIs(t, err, os.ErrNotExist, "the cause behind the cause")
 	assert.Contains(t, l.String(), "no token to send")
 	require.NoError(t, os.WriteFile(file, []byte(" \n"), 0o600))
@@ -166,7 +166,7 @@ func TestToken(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("secret", 20000)), 0o600))
 	_, err = c.Sign(t.Context(), csr, 0)
-	requireCode(t, err, caclient.Invalid)
+	requireKind(t, err, caclient.ErrInvalid)
 	assert.NotContains(t, err.Error()+l.String(), "secret")
 	assert.NotContains(t, l.String(), token)
 }
@@ -208,7 +208,7 @@ func TestNothingElseIsSent(t *testing.T) {
 	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)})
 	for range 2 {
 		_, err := c.Sign(t.Context(), freshCSR(t), 0)
-		requireCode(t, err, caclient.Unavailable)
+		requireKind(t, err, caclient.ErrUnavailable)
 		h := <-sent
 		assert.Empty(t, h.Values("Cookie"))
 		for _, name := range []string{"Grpc-Accept-Encoding", "Grpc-Encoding"} {
@@ -241,27 +241,27 @@ func TestCodes(t *testing.T) {
 	for name, test := range map[string]struct {
 		code  grpchttp.Code
 		after time.Duration
-		want  caclient.Code
+		want  error
 		again bool
 	}{
-		"canceled by the CA":     {grpchttp.Canceled, 0, caclient.Aborted, true},
-		"unknown":                {grpchttp.Unknown, 0, caclient.Unknown, false},
-		"invalid":                {grpchttp.InvalidArgument, 0, caclient.Invalid, false},
-		"deadline":               {grpchttp.DeadlineExceeded, 0, caclient.Timeout, true},
-		"not found":              {grpchttp.NotFound, 0, caclient.Invalid, false},
-		"already exists":         {grpchttp.AlreadyExists, 0, caclient.Invalid, false},
-		"denied":                 {grpchttp.PermissionDenied, 0, caclient.Denied, false},
-		"exhausted":              {grpchttp.ResourceExhausted, 0, caclient.Exhausted, true},
-		"exhausted, RetryInfo":   {grpchttp.ResourceExhausted, 1500 * time.Millisecond, caclient.Exhausted, true},
-		"unavailable, RetryInfo": {grpchttp.Unavailable, time.Hour, caclient.Unavailable, true},
-		"failed precondition":    {grpchttp.FailedPrecondition, 0, caclient.Invalid, false},
-		"aborted":                {grpchttp.Aborted, 0, caclient.Aborted, true},
-		"out of range":           {grpchttp.OutOfRange, 0, caclient.Invalid, false},
-		"unimplemented":          {grpchttp.Unimplemented, 0, caclient.Invalid, false},
-		"internal":               {grpchttp.Internal, 0, caclient.Internal, true},
-		"unavailable":            {grpchttp.Unavailable, 0, caclient.Unavailable, true},
-		"data loss":              {grpchttp.DataLoss, 0, caclient.Internal, true},
-		"unauthenticated":        {grpchttp.Unauthenticated, 0, caclient.Unauthenticated, false},
+		"canceled by the CA":     {grpchttp.Canceled, 0, caclient.ErrUnavailable, true},
+		"unknown":                {grpchttp.Unknown, 0, nil, false},
+		"invalid":                {grpchttp.InvalidArgument, 0, caclient.ErrInvalid, false},
+		"deadline":               {grpchttp.DeadlineExceeded, 0, caclient.ErrUnavailable, true},
+		"not found":              {grpchttp.NotFound, 0, caclient.ErrInvalid, false},
+		"already exists":         {grpchttp.AlreadyExists, 0, caclient.ErrInvalid, false},
+		"denied":                 {grpchttp.PermissionDenied, 0, caclient.ErrDenied, false},
+		"exhausted":              {grpchttp.ResourceExhausted, 0, caclient.ErrUnavailable, true},
+		"exhausted, RetryInfo":   {grpchttp.ResourceExhausted, 1500 * time.Millisecond, caclient.ErrUnavailable, true},
+		"unavailable, RetryInfo": {grpchttp.Unavailable, time.Hour, caclient.ErrUnavailable, true},
+		"failed precondition":    {grpchttp.FailedPrecondition, 0, caclient.ErrInvalid, false},
+		"aborted":                {grpchttp.Aborted, 0, caclient.ErrUnavailable, true},
+		"out of range":           {grpchttp.OutOfRange, 0, caclient.ErrInvalid, false},
+		"unimplemented":          {grpchttp.Unimplemented, 0, caclient.ErrInvalid, false},
+		"internal":               {grpchttp.Internal, 0, caclient.ErrUnavailable, true},
+		"unavailable":            {grpchttp.Unavailable, 0, caclient.ErrUnavailable, true},
+		"data loss":              {grpchttp.DataLoss, 0, caclient.ErrUnavailable, true},
+		"unauthenticated":        {grpchttp.Unauthenticated, 0, caclient.ErrUnauthenticated, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -269,7 +269,7 @@ func TestCodes(t *testing.T) {
 				return nil, &grpchttp.Error{Code: test.code, Message: "because", RetryAfter: test.after}
 			}))
 			_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client}).Sign(t.Context(), freshCSR(t), 0)
-			e := requireCode(t, err, test.want)
+			e := requireKind(t, err, test.want)
 			assert.InDelta(t, test.after, e.RetryAfter, float64(time.Millisecond))
 			assert.Equal(t, "sign", e.Op)
 			require.ErrorContains(t, err, `"because"`)
@@ -295,19 +295,19 @@ func TestNetwork(t *testing.T) {
 		handler http.Handler
 		url     string
 		client  *http.Client
-		want    caclient.Code
+		want    error
 	}{
-		"nobody there":                {nil, gone, trusting, caclient.Unavailable},
-		"not trusted":                 {nil, url, distrusting, caclient.Unavailable},
-		"roots of the host":           {nil, url, nil, caclient.Unavailable},
-		"503 of a proxy":              {status(503), "", nil, caclient.Unavailable},
-		"429 of a proxy":              {status(429), "", nil, caclient.Unavailable},
-		"401 of a proxy":              {status(401), "", nil, caclient.Unauthenticated},
-		"403 of a proxy":              {status(403), "", nil, caclient.Denied},
-		"404":                         {status(404), "", nil, caclient.Invalid},
-		"a page":                      {status(200), "", nil, caclient.Unknown},
-		"a connection that is cut":    {http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), "", nil, caclient.Internal},
-		"an answer that is too large": {texts(strings.Repeat("x", 3<<20)), "", nil, caclient.BadAnswer},
+		"nobody there":                {nil, gone, trusting, caclient.ErrUnavailable},
+		"not trusted":                 {nil, url, distrusting, caclient.ErrUnavailable},
+		"roots of the host":           {nil, url, nil, caclient.ErrUnavailable},
+		"503 of a proxy":              {status(503), "", nil, caclient.ErrUnavailable},
+		"429 of a proxy":              {status(429), "", nil, caclient.ErrUnavailable},
+		"401 of a proxy":              {status(401), "", nil, caclient.ErrUnauthenticated},
+		"403 of a proxy":              {status(403), "", nil, caclient.ErrDenied},
+		"404":                         {status(404), "", nil, caclient.ErrInvalid},
+		"a page":                      {status(200), "", nil, nil},
+		"a connection that is cut":    {http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), "", nil, caclient.ErrUnavailable},
+		"an answer that is too large": {texts(strings.Repeat("x", 3<<20)), "", nil, caclient.ErrBadAnswer},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -317,7 +317,7 @@ func TestNetwork(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			_, err := newCA(t, istioca.Options{URL: test.url, HTTPClient: test.client, Token: give(token)}).Sign(ctx, freshCSR(t), 0)
-			requireCode(t, err, test.want)
+			requireKind(t, err, test.want)
 			assert.NotContains(t, err.Error(), token)
 		})
 	}
@@ -347,7 +347,7 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 	}
 	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
 	_, err = c.Sign(t.Context(), newCSR(t, key), 0)
-	requireCode(t, err, caclient.Unauthenticated)
+	requireKind(t, err, caclient.ErrUnauthenticated)
 	mu.Lock()
 	own = &tls.Certificate{Certificate: raw(chain), PrivateKey: key}
 	mu.Unlock()
@@ -436,7 +436,7 @@ func TestChainForms(t *testing.T) {
 			after, ferr := c.FetchBundles(t.Context())
 			require.NoError(t, ferr)
 			if test.chain == nil {
-				requireCode(t, err, caclient.BadAnswer)
+				requireKind(t, err, caclient.ErrBadAnswer)
 				assert.Equal(t, raw(rootsOf(t, before)), raw(rootsOf(t, after)), "nothing is learned from it")
 				return
 			}

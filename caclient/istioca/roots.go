@@ -136,7 +136,7 @@ func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	source, err := c.source()
 	switch {
 	case err != nil && !known:
-		return nil, fetchError(caclient.Unavailable, err)
+		return nil, fetchError(caclient.ErrUnavailable, err)
 	case err != nil:
 		c.opts.Logger.WarnContext(ctx, "istioca: the roots cannot be read; those that are known stay", "err", err)
 	case source == nil && !known:
@@ -146,17 +146,17 @@ func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	}
 	b, err := c.roots.take(source)
 	if err != nil {
-		return nil, fetchError(caclient.Internal, err)
+		return nil, fetchError(caclient.ErrUnavailable, err)
 	}
 	set, err := spiffe.NewBundleSet(b)
 	if err != nil {
-		return nil, fetchError(caclient.Internal, err)
+		return nil, fetchError(caclient.ErrUnavailable, err)
 	}
 	return set, nil
 }
 
-func fetchError(code caclient.Code, err error) *caclient.Error {
-	return &caclient.Error{Op: "fetch bundles", Code: code, Err: fmt.Errorf("istioca: %w", err)}
+func fetchError(kind, err error) *caclient.Error {
+	return &caclient.Error{Op: "fetch bundles", Kind: kind, Err: fmt.Errorf("istioca: %w", err)}
 }
 
 // source asks Options.Roots or reads Options.RootsFile. It returns nil if there is neither, or if there is
@@ -190,18 +190,18 @@ func (c *CA) source() (*spiffe.Bundle, error) {
 func (c *CA) ask(ctx context.Context) error {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {
-		return fetchError(caclient.Internal, err)
+		return fetchError(caclient.ErrUnavailable, err)
 	}
 	csr, err := pki.NewCSR(key, pki.CSROptions{})
 	if err != nil {
-		return fetchError(caclient.Internal, err)
+		return fetchError(caclient.ErrUnavailable, err)
 	}
 	_, err = c.Sign(ctx, csr, 0)
 	return err
 }
 
-// WatchBundles implements [caclient.BundleWatcher]. It yields the bundles when a certificate brought new
-// roots, and reads the source every five minutes, or as often as the refresh hint of its bundle says.
+// WatchBundles is what package secretcache uses in place of polling. It yields the bundles when a certificate
+// brought new roots, and reads the source every five minutes, or as often as the refresh hint of its bundle says.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		var last *spiffe.BundleSet

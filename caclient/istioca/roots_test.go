@@ -78,7 +78,7 @@ func TestFirstBundle(t *testing.T) {
 	}
 	assert.Equal(t, "1", issued(t, srv))
 	_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client}).FetchBundles(t.Context())
-	requireCode(t, err, caclient.Unauthenticated)
+	requireKind(t, err, caclient.ErrUnauthenticated)
 
 	// A source, or a file: the CA is not asked.
 	c = newCA(t, istioca.Options{URL: "https://127.0.0.1:1", Roots: a.Bundle()})
@@ -88,11 +88,11 @@ func TestFirstBundle(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	c = newCA(t, istioca.Options{URL: "https://127.0.0.1:1", RootsFile: file})
 	_, err = c.FetchBundles(t.Context())
-	requireCode(t, err, caclient.Unavailable)
+	requireKind(t, err, caclient.ErrUnavailable)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
 	_, err = c.FetchBundles(t.Context())
-	requireCode(t, err, caclient.Unavailable)
+	requireKind(t, err, caclient.ErrUnavailable)
 	require.NoError(t, os.WriteFile(file, a.Bundle().MarshalPEM(), 0o600))
 	set, err = c.FetchBundles(t.Context())
 	require.NoError(t, err)
@@ -115,7 +115,7 @@ func TestFirstBundle(t *testing.T) {
 	c = newCA(t, istioca.Options{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "other.test").Bundle()})
 	_, err = c.FetchBundles(t.Context())
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-	requireCode(t, err, caclient.Unavailable)
+	requireKind(t, err, caclient.ErrUnavailable)
 }
 
 func must[T any](v T, err error) T {
@@ -150,7 +150,7 @@ func TestOldRootsStay(t *testing.T) {
 			return raw(rootsOf(t, set))
 		}
 		_, err := c.FetchBundles(t.Context())
-		requireCode(t, err, caclient.Invalid) // this CA wants to see names
+		requireKind(t, err, caclient.ErrInvalid) // this CA wants to see names
 		sign()
 		assert.Equal(t, [][]byte{signer.Root().Raw, old.Raw}, roots())
 		time.Sleep(40 * time.Minute)
@@ -233,7 +233,7 @@ func TestSourceIsWrong(t *testing.T) {
 	for _, b := range []*spiffe.Bundle{nil, spiffetest.NewCA(t, "other.test").Bundle()} {
 		c := newCA(t, istioca.Options{URL: "https://127.0.0.1:1", Roots: stubborn{b}})
 		_, err := c.FetchBundles(t.Context())
-		requireCode(t, err, caclient.Unavailable)
+		requireKind(t, err, caclient.ErrUnavailable)
 		require.ErrorContains(t, err, "the bundle of the trust domain")
 	}
 }
@@ -299,7 +299,7 @@ func TestSourceWithdraws(t *testing.T) {
 			require.NoError(t, err)
 		}
 		_, err := c.FetchBundles(t.Context())
-		requireCode(t, err, caclient.Unavailable)
+		requireKind(t, err, caclient.ErrUnavailable)
 		sign() // a source that is away does not matter any more
 		assert.Len(t, roots(), 2)
 		seven := uint64(7)
@@ -383,7 +383,7 @@ func TestWatchBundles(t *testing.T) {
 		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src})
 		for set, err := range c.WatchBundles(t.Context()) {
 			assert.Nil(t, set)
-			requireCode(t, err, caclient.Unavailable)
+			requireKind(t, err, caclient.ErrUnavailable)
 		}
 		src.set(signer.Bundle())
 		ctx, cancel := context.WithCancel(t.Context())

@@ -1,7 +1,7 @@
 // Package local is the CA in this process: a caclient.CA over an authority of package pki/ca.
 //
-// Most programs need [New] with the one identity that they are to have. A program that embeds many
-// workloads decides for each request with [NewFunc].
+// Most programs need [New] with the identities that they are to have. A program whose workloads come and
+// go decides for each request with [NewFunc].
 //
 // It is the place where "who is asking" is answered, and the answer is never taken from the
 // request: the constructor gives it. The ID that a request names is only compared with it.
@@ -16,35 +16,50 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] and [NewFunc] make one. It is safe
-// for concurrent use.
+// CA is a [caclient.CA]; [New] and [NewFunc] make one. It is safe for concurrent use.
 type CA struct {
 	authority *ca.Authority
 	decide    func(context.Context, *pki.CSR) (spiffe.ID, error)
 }
 
-// New returns a CA that certifies every request for id, which has to be a workload's ID in the
-// authority's trust domain.
-func New(authority *ca.Authority, id spiffe.ID) (*CA, error) {
-	if authority == nil {
-		return nil, errors.New("local: New needs an authority")
+// New returns a CA that certifies requests for the given IDs, which have to be workloads' IDs in the
+// authority's trust domain. With one ID, every request is for it, and may name it or none. With several,
+// as for a secretcache.Manager that serves several identities, a request has to name the one that it is
+// for; to decide while the program runs, use [NewFunc].
+func New(authority *ca.Authority, ids ...spiffe.ID) (*CA, error) {
+	if authority == nil || len(ids) == 0 {
+		return nil, errors.New("local: New needs an authority and an ID")
 	}
-	if !id.MemberOf(authority.TrustDomain()) || id.Path() == "" {
-		return nil, fmt.Errorf("local: %q is not the ID of a workload in the trust domain %q", id, authority.TrustDomain())
+	allowed := make(map[spiffe.ID]bool, len(ids))
+	for _, id := range ids {
+		if !id.MemberOf(authority.TrustDomain()) || id.Path() == "" {
+			return nil, fmt.Errorf("local: %q is not the ID of a workload in the trust domain %q", id, authority.TrustDomain())
+		}
+		allowed[id] = true
 	}
-	return NewFunc(authority, func(context.Context, *pki.CSR) (spiffe.ID, error) { return id, nil })
+	return NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
+		if len(allowed) == 1 {
+			return ids[0], nil
+		}
+		id, err := csr.ID()
+		if err == nil && !allowed[id] {
+			err = fmt.Errorf("local: the request is for %q, which is not among the %d IDs", id, len(allowed))
+		}
+		return id, err
+	})
 }
 
 // NewFunc returns a CA that certifies each request for the ID that decide returns for it. decide
 // may look at anything in the request that helps it to find out who is asking, such as whether it
 // knows the public key or has started the workload that is named there; what the request says is a
-// wish. An error of decide refuses the request: as it is if it is a [*caclient.Error], and with the
-// code [caclient.Denied] otherwise. decide has to be safe for concurrent use.
+// wish. An error of decide refuses the request: as it is if it is a [*caclient.Error], and of the
+// kind [caclient.ErrDenied] otherwise. decide has to be safe for concurrent use.
 func NewFunc(authority *ca.Authority, decide func(ctx context.Context, csr *pki.CSR) (spiffe.ID, error)) (*CA, error) {
 	if authority == nil || decide == nil {
 		return nil, errors.New("local: NewFunc needs an authority and a function")
@@ -53,51 +68,46 @@ func NewFunc(authority *ca.Authority, decide func(ctx context.Context, csr *pki.
 }
 
 // Sign implements [caclient.CA]. A request that names a URI other than the ID that was decided for
-// it is refused with the code [caclient.Denied]; one that names none is certified. The error is a
+// it is refused with [caclient.ErrDenied]; one that names none is certified. The error is a
 // [*caclient.Error], unless ctx is done, and wraps the [*ca.SignError] where there is one.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if csr == nil {
-		return nil, &caclient.Error{Op: "sign", Code: caclient.Invalid, Err: errors.New("local: there is no signing request")}
+		return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, Err: errors.New("local: there is no signing request")}
 	}
 	id, err := c.decide(ctx, csr)
 	if err != nil {
-		return nil, signError(ctx, err, caclient.Denied)
+		return nil, signError(ctx, err, caclient.ErrDenied)
 	}
 	for _, san := range csr.SANs() {
 		if san.Type == pki.URI && san.Value != id.String() {
-			return nil, &caclient.Error{Op: "sign", Code: caclient.Denied, Err: fmt.Errorf("local: the request is for %.256q, the caller is %q", san.Value, id)}
+			return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrDenied, Err: fmt.Errorf("local: the request is for %.256q, the caller is %q", san.Value, id)}
 		}
 	}
 	chain, err := c.authority.Sign(ctx, ca.Request{CSR: csr, ID: id, TTL: lifetime})
 	if err != nil {
-		return nil, signError(ctx, err, code(err))
+		return nil, signError(ctx, err, kindOf(err))
 	}
 	return chain, nil
 }
 
-// signError returns err with a code, unless it has one already or says that ctx is done.
-func signError(ctx context.Context, err error, code caclient.Code) error {
+// signError returns err with a kind, unless it has one already or says that ctx is done.
+func signError(ctx context.Context, err, kind error) error {
 	if _, ok := errors.AsType[*caclient.Error](err); ok || ctx.Err() != nil {
 		return err
 	}
-	e := &caclient.Error{Op: "sign", Code: code, Err: err}
+	e := &caclient.Error{Op: "sign", Kind: kind, Err: err}
 	if refused, ok := errors.AsType[*ca.SignError](err); ok {
 		e.RetryAfter = refused.RetryAfter
 	}
 	return e
 }
 
-// code translates the kinds of failure, as Istio's CA does for its clients.
-func code(err error) caclient.Code {
-	switch {
-	case errors.Is(err, ca.ErrLimit):
-		return caclient.Exhausted
-	case errors.Is(err, ca.ErrNotReady), errors.Is(err, ca.ErrAudit):
-		return caclient.Unavailable
-	case errors.Is(err, ca.ErrCSR), errors.Is(err, ca.ErrTTL), errors.Is(err, ca.ErrIdentity):
-		return caclient.Invalid
+// kindOf translates the kinds of failure, as Istio's CA does for its clients.
+func kindOf(err error) error {
+	if errors.Is(err, ca.ErrCSR) || errors.Is(err, ca.ErrTTL) || errors.Is(err, ca.ErrIdentity) {
+		return caclient.ErrInvalid
 	}
-	return caclient.Internal
+	return caclient.ErrUnavailable
 }
 
 // FetchBundles implements [caclient.CA] with the one bundle of the authority.
@@ -111,27 +121,18 @@ func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 func (c *CA) set(b *spiffe.Bundle) (*spiffe.BundleSet, error) {
 	set, err := spiffe.NewBundleSet(b)
 	if err != nil {
-		return nil, &caclient.Error{Op: "fetch bundles", Code: caclient.Internal, Err: err}
+		return nil, &caclient.Error{Op: "fetch bundles", Kind: caclient.ErrUnavailable, Err: err}
 	}
 	return set, nil
 }
 
-// WatchBundles implements [caclient.BundleWatcher]. Changes that come with time need the
-// authority's Run.
+// WatchBundles yields the authority's bundle, and each newer one, until ctx is done; package secretcache
+// uses it in the place of polling. Changes that come with time need the authority's Run.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
-		var last *spiffe.Bundle
-		for ctx.Err() == nil {
-			changed := c.authority.Changed() // before reading, so that nothing is missed
-			if b := c.authority.Bundle(); b != last {
-				last = b
-				if !yield(c.set(b)) {
-					return
-				}
-			}
-			select {
-			case <-ctx.Done():
-			case <-changed:
+		for b := range renew.Follow(ctx, c.authority.Changed, c.authority.Bundle) {
+			if !yield(c.set(b)) {
+				return
 			}
 		}
 	}

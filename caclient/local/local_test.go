@@ -25,8 +25,7 @@ var (
 	web = spiffe.MustParseID("spiffe://example.org/web")
 	api = spiffe.MustParseID("spiffe://example.org/api")
 
-	_ caclient.CA            = (*local.CA)(nil)
-	_ caclient.BundleWatcher = (*local.CA)(nil)
+	_ caclient.CA = (*local.CA)(nil)
 )
 
 func newAuthority(t testing.TB, edit ...func(*ca.Config)) *ca.Authority {
@@ -49,11 +48,11 @@ func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 	return csr
 }
 
-func code(t testing.TB, err error) caclient.Code {
+func kind(t testing.TB, err error) error {
 	t.Helper()
 	e, ok := errors.AsType[*caclient.Error](err)
 	require.True(t, ok, "%v", err)
-	return e.Code
+	return e.Kind
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -61,7 +60,7 @@ func TestNewRefuses(t *testing.T) {
 	a := newAuthority(t)
 	decide := func(context.Context, *pki.CSR) (spiffe.ID, error) { return web, nil }
 	_, err := local.New(nil, web)
-	assert.EqualError(t, err, "local: New needs an authority")
+	assert.EqualError(t, err, "local: New needs an authority and an ID")
 	_, err = local.NewFunc(nil, decide)
 	assert.Error(t, err)
 	_, err = local.NewFunc(a, nil)
@@ -98,7 +97,7 @@ func TestOneIdentity(t *testing.T) {
 			asked := time.Now()
 			chain, err := c.Sign(t.Context(), csr, time.Hour)
 			if !tt.good {
-				assert.Equal(t, caclient.Denied, code(t, err))
+				assert.Equal(t, caclient.ErrDenied, kind(t, err))
 				assert.ErrorContains(t, err, `the caller is "spiffe://example.org/web"`)
 				assert.Nil(t, chain)
 				return
@@ -131,8 +130,34 @@ func TestManyIdentities(t *testing.T) {
 		assert.NoError(t, caclient.Check(chain, csr, id, a.Bundle(), time.Now()))
 	}
 	_, err = c.Sign(t.Context(), newCSR(t, pki.IDSAN(web)), 0)
-	assert.Equal(t, caclient.Denied, code(t, err))
+	assert.Equal(t, caclient.ErrDenied, kind(t, err))
 	assert.ErrorContains(t, err, "nobody has this key")
+}
+
+// A program with a set of identities, each of which is named in the requests for it.
+func TestSetOfIdentities(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	c, err := local.New(a, web, api)
+	require.NoError(t, err)
+	for _, id := range []spiffe.ID{web, api} {
+		csr := newCSR(t, pki.IDSAN(id))
+		chain, err := c.Sign(t.Context(), csr, 0)
+		require.NoError(t, err)
+		assert.NoError(t, caclient.Check(chain, csr, id, a.Bundle(), time.Now()))
+	}
+	other := pki.IDSAN(spiffe.MustParseID("spiffe://example.org/admin"))
+	for name, csr := range map[string]*pki.CSR{
+		"none": newCSR(t), "another": newCSR(t, other), "two": newCSR(t, pki.IDSAN(web), pki.IDSAN(api)),
+		"one that is no ID": newCSR(t, pki.SAN{Type: pki.URI, Value: "https://example.org/web"}),
+	} {
+		_, err := c.Sign(t.Context(), csr, 0)
+		assert.Equal(t, caclient.ErrDenied, kind(t, err), name)
+	}
+	for _, ids := range [][]spiffe.ID{nil, {web, spiffe.MustParseID("spiffe://example.com/web")}, {web, td.ID()}} {
+		_, err := local.New(a, ids...)
+		assert.Error(t, err)
+	}
 }
 
 func TestErrors(t *testing.T) {
@@ -143,21 +168,21 @@ func TestErrors(t *testing.T) {
 		csr    *pki.CSR
 		ttl    time.Duration
 		age    time.Duration // of the root
-		code   caclient.Code
+		kind   error
 		is     error
 		retry  bool
 	}{
-		{"too long", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 91 * 24 * time.Hour, 0, caclient.Invalid, ca.ErrTTL, false},
-		{"a decision for another trust domain", func() (spiffe.ID, error) { return spiffe.ParseID("spiffe://example.com/web") }, newCSR(t), 0, 0, caclient.Invalid, ca.ErrIdentity, false},
-		{"no decision", func() (spiffe.ID, error) { return spiffe.ID{}, nil }, newCSR(t), 0, 0, caclient.Invalid, ca.ErrIdentity, false},
-		{"a decision for the trust domain", func() (spiffe.ID, error) { return td.ID(), nil }, newCSR(t), 0, 0, caclient.Invalid, ca.ErrIdentity, false},
-		{"no request", func() (spiffe.ID, error) { return web, nil }, nil, 0, 0, caclient.Invalid, nil, false},
-		{"an empty request", func() (spiffe.ID, error) { return web, nil }, new(pki.CSR), 0, 0, caclient.Invalid, ca.ErrCSR, false},
-		{"an expired root", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 0, 3650 * 24 * time.Hour, caclient.Unavailable, ca.ErrNotReady, true},
-		{"a refusal", func() (spiffe.ID, error) { return spiffe.ID{}, io.ErrNoProgress }, newCSR(t), 0, 0, caclient.Denied, io.ErrNoProgress, false},
+		{"too long", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 91 * 24 * time.Hour, 0, caclient.ErrInvalid, ca.ErrTTL, false},
+		{"a decision for another trust domain", func() (spiffe.ID, error) { return spiffe.ParseID("spiffe://example.com/web") }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
+		{"no decision", func() (spiffe.ID, error) { return spiffe.ID{}, nil }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
+		{"a decision for the trust domain", func() (spiffe.ID, error) { return td.ID(), nil }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
+		{"no request", func() (spiffe.ID, error) { return web, nil }, nil, 0, 0, caclient.ErrInvalid, nil, false},
+		{"an empty request", func() (spiffe.ID, error) { return web, nil }, new(pki.CSR), 0, 0, caclient.ErrInvalid, ca.ErrCSR, false},
+		{"an expired root", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 0, 3650 * 24 * time.Hour, caclient.ErrUnavailable, ca.ErrNotReady, true},
+		{"a refusal", func() (spiffe.ID, error) { return spiffe.ID{}, io.ErrNoProgress }, newCSR(t), 0, 0, caclient.ErrDenied, io.ErrNoProgress, false},
 		{"a refusal with a code", func() (spiffe.ID, error) {
-			return spiffe.ID{}, &caclient.Error{Op: "sign", Code: caclient.Unavailable, Err: io.ErrNoProgress}
-		}, newCSR(t), 0, 0, caclient.Unavailable, io.ErrNoProgress, true},
+			return spiffe.ID{}, &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: io.ErrNoProgress}
+		}, newCSR(t), 0, 0, caclient.ErrUnavailable, io.ErrNoProgress, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -168,7 +193,7 @@ func TestErrors(t *testing.T) {
 				chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
 				require.Error(t, err)
 				assert.Nil(t, chain)
-				assert.Equal(t, tt.code, code(t, err))
+				assert.Equal(t, tt.kind, kind(t, err))
 				if tt.is != nil {
 					assert.ErrorIs(t, err, tt.is)
 				}
@@ -192,7 +217,7 @@ func TestAgain(t *testing.T) {
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
 		require.NoError(t, err)
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
-		assert.Equal(t, caclient.Exhausted, code(t, err))
+		assert.Equal(t, caclient.ErrUnavailable, kind(t, err))
 		after, ok := caclient.Retryable(err)
 		assert.True(t, ok)
 		assert.Equal(t, 10*time.Second, after)
@@ -200,7 +225,7 @@ func TestAgain(t *testing.T) {
 		c, err = local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Auditor = noAudit{} }), web)
 		require.NoError(t, err)
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
-		assert.Equal(t, caclient.Unavailable, code(t, err))
+		assert.Equal(t, caclient.ErrUnavailable, kind(t, err))
 		assert.ErrorIs(t, err, ca.ErrAudit)
 	})
 }

@@ -186,7 +186,7 @@ func requireUnauthenticated(t testing.TB, err error, token string) {
 	t.Helper()
 	e, ok := errors.AsType[*caclient.Error](err)
 	require.True(t, ok, "%q: %v", token, err)
-	require.Equal(t, caclient.Unauthenticated, e.Code, "%q: %v", token, err)
+	require.Equal(t, caclient.ErrUnauthenticated, e.Kind, "%q: %v", token, err)
 }
 
 // audited returns the serial numbers in the audit log of c, which must be in order.

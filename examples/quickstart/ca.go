@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -56,16 +55,12 @@ func outside(o options) (issuer, error) {
 		return nil, err
 	}
 	return func(id spiffe.ID) (secretcache.CA, error) {
-		remote, err := istioca.New(istioca.Options{
+		return istioca.New(istioca.Options{
 			URL:         o.ca,
 			TrustDomain: trustDomain,
 			RootsFile:   o.caRoots, // vouch for workloads, and for the CA itself
 			Token:       func(context.Context) (string, error) { return id.String(), nil },
 		})
-		if err != nil {
-			return nil, err
-		}
-		return caclient.New(remote, nil)
 	}, nil
 }
 

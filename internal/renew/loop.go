@@ -136,7 +136,7 @@ func (l *Loop[T]) Run(ctx context.Context) {
 	l.Mu.Lock()
 	l.run = nil // so that nothing more is started
 	for q := &l.lanes[0]; len(*q) > 0 && (*q)[0].entry().due == urgent; {
-		l.push((*q)[0], l.clock.advance()) // whoever demanded it is told that Run has ended
+		l.push((*q)[0], l.clock.advance()) // Await has told its callers that Run has ended
 	}
 	l.Mu.Unlock()
 	r.wg.Wait()

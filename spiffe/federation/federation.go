@@ -38,7 +38,7 @@
 // No way back. A bundle with a lower sequence number than the one in force is refused and reported,
 // and an operator can accept it all the same, with [Manager.Set] (AMB-25).
 //
-// An endpoint is a stranger. Its document may have 1 MiB, its answer has an overall deadline and
+// An endpoint is not trusted with resources. Its document may have 1 MiB, its answer has an overall deadline and
 // one for silence, redirects lead only to further https URLs that prove the same, and proxies of the
 // environment are not used. A trust domain whose endpoint hangs delays no other: one that is slow
 // gives its place to the next, and those that failed last time come after those that did not.
@@ -53,7 +53,7 @@
 //
 // The endpoint of a trust domain that proves itself with an SVID of that same domain is verified by
 // the newest bundle of the domain that we have: the one that was configured at first, the one that
-// was fetched from then on (FED-67). So whoever was away for longer than the roots overlap cannot
+// was fetched from then on (FED-67). So a consumer that was away for longer than the roots overlap cannot
 // come back without help, and neither can one that was told that everything is revoked: configure a
 // newer bundle, or call [Manager.Set]. [Config] has a directory for the last good bundles, which
 // makes that rarer.
@@ -62,7 +62,7 @@
 //
 // It does not merge: the bundle of one domain never speaks for another (FED-14). It does not hold the
 // bundle of our own trust domain, which comes from a CA or the Workload API. And it does not decide
-// whom to trust: parameters come from whoever configures it, and should come by a way that others
+// whom to trust: parameters come from the operator, and should come by a way that others
 // cannot write to (FED-22).
 package federation
 
@@ -284,7 +284,7 @@ func (m *Manager) Add(r Relationship) error {
 }
 
 // Remove ends the relationship with td (FED-18): its bundle is gone when Remove returns, so that no
-// peer of the domain is verified any more, those who wait for [Manager.Changed] are told, a fetch that
+// peer of the domain is verified any more, the channel of [Manager.Changed] is closed, a fetch that
 // is under way is ended, and the stored copy is deleted. If there is no such relationship it does
 // nothing. An error is about the stored copy only.
 //
@@ -349,7 +349,7 @@ func (m *Manager) publish(r *relation, b *spiffe.Bundle) {
 	if m.unanchored == 0 {
 		return
 	}
-	// Whoever waits for these anchors need not wait for its next interval: it made no request.
+	// A relationship that waits for these anchors need not wait for its next interval: it made no request.
 	for _, other := range *m.relations.Load() {
 		if other.e.borrows() && other.e.id.TrustDomain() == r.e.td && other.unanchored {
 			m.loop.Hasten(other, 0)

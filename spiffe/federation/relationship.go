@@ -135,7 +135,7 @@ func (r Relationship) check() (*endpoint, error) {
 	return e, nil
 }
 
-// maxURL is how long a URL may be, in bytes: that of a redirect comes from a stranger.
+// maxURL is how long a URL may be, in bytes: that of a redirect comes from the endpoint.
 const maxURL = 8 << 10
 
 // unfitURL says which rule keeps u from being the URL of an endpoint, and why, or returns "".

@@ -20,7 +20,7 @@ import (
 // bundle that the source gives at that moment (FED-34); it is encoded when it has changed, and equal
 // bundles have equal bytes. The path of the request plays no part: mount the handler at one.
 //
-// It answers GET and HEAD, asks nobody who they are (FED-33), has a strong entity tag for conditional
+// It answers GET and HEAD, does not authenticate clients (FED-33), has a strong entity tag for conditional
 // requests, and lets caches keep an answer for as long as the refresh hint says, or five minutes
 // without one. While the source has no bundle, and for one that cannot be encoded, the status is
 // 503.
@@ -115,7 +115,7 @@ func (h *handler[D]) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header["Content-Type"], header["Content-Length"] = contentType, p.length
 	w.WriteHeader(http.StatusOK)
 	if r.Method == http.MethodGet {
-		_, _ = w.Write(p.body) // who went away does not want to know
+		_, _ = w.Write(p.body) // the client may have gone
 	}
 }
 
