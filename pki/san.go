@@ -122,6 +122,9 @@ func marshalSANs(sans []SAN) ([]byte, error) {
 	}
 	size := 4
 	for _, s := range sans {
+		if s.Type != DNS && s.Type != URI && s.Type != IP {
+			return nil, sanError("a name of %s cannot be written", s.Type)
+		}
 		if err := s.check(); err != nil {
 			return nil, err
 		}
@@ -146,10 +149,10 @@ func marshalSANs(sans []SAN) ([]byte, error) {
 	return der, nil
 }
 
-// check reports whether s can be written.
+// check reports whether the value of s is one of its type. Types without a constant may have any.
 func (s SAN) check() error {
 	switch s.Type {
-	case DNS, URI:
+	case DNS, URI, Email:
 		if !printable(s.Value) {
 			return sanError("%s name %.80q is not printable ASCII", s.Type, s.Value)
 		}
@@ -157,8 +160,6 @@ func (s SAN) check() error {
 		if n := len(s.Value); n != net.IPv4len && n != net.IPv6len {
 			return sanError("IP address of %d bytes, want 4 or 16", n)
 		}
-	default:
-		return sanError("a name of %s cannot be written", s.Type)
 	}
 	return nil
 }
@@ -247,17 +248,7 @@ func (s SAN) checkRead(tag asn1.Tag) error {
 			return sanError("%s name in constructed form", s.Type)
 		}
 	}
-	switch s.Type {
-	case DNS, URI, Email:
-		if !printable(s.Value) {
-			return sanError("%s name %.80q is not printable ASCII", s.Type, s.Value)
-		}
-	case IP:
-		if n := len(s.Value); n != net.IPv4len && n != net.IPv6len {
-			return sanError("IP address of %d bytes, want 4 or 16", n)
-		}
-	}
-	return nil
+	return s.check()
 }
 
 func printable(s string) bool {

@@ -285,13 +285,14 @@ func TestOtherFileSystem(t *testing.T) {
 		m := new(memory)
 		m.put(map[string]string{"a": "one", "other": "x"})
 		var got []string
-		var refuse error
+		var refuse atomic.Pointer[error]
+		refuse.Store(new(error(nil)))
 		var log bytes.Buffer
 		f := follow.New([]string{"a", "b"}, func(_ context.Context, files follow.Files) error {
 			b, err := fs.ReadFile(files, "a")
 			require.NoError(t, err)
 			got = append(got, fmt.Sprintf("%s %d", b, len(files)))
-			return refuse
+			return *refuse.Load()
 		}, &follow.Options{FS: m, Poll: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		require.NoError(t, f.Read(t.Context()))
 		run(t, f)
@@ -310,18 +311,19 @@ func TestOtherFileSystem(t *testing.T) {
 		assert.Equal(t, []string{"one 1", "one 2"}, got)
 
 		// What was refused is tried again after a minute, and logged once.
-		refuse = errors.New("not yet valid")
+		notYet := errors.New("not yet valid")
+		refuse.Store(&notYet)
 		m.put(map[string]string{"a": "two"})
 		wait(2 * time.Second)
 		_, err = f.Status()
-		require.Equal(t, refuse, err)
+		require.Equal(t, notYet, err)
 		assert.Len(t, got, 3)
 		wait(50 * time.Second)
 		assert.Len(t, got, 3)
 		wait(12 * time.Second)
 		assert.Len(t, got, 4)
 		assert.Equal(t, 1, bytes.Count(log.Bytes(), []byte("not yet valid")))
-		refuse = nil
+		refuse.Store(new(error(nil)))
 		wait(61 * time.Second)
 		assert.Len(t, got, 5)
 		_, err = f.Status()

@@ -81,7 +81,7 @@ type job struct {
 }
 
 // obtain returns the answer of the signer in PEM.
-func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer []byte, f *failure) {
+func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer []byte, f *ca.SignError) {
 	j := &job{a: a, name: "csr-workload-" + strings.ToLower(rand.Text()), spec: spec{
 		Request:    r.CSR.PEM(),
 		SignerName: signer,
@@ -147,7 +147,7 @@ func (j *job) remove(ctx context.Context, absent int) {
 func (j *job) path() string { return requests() + k8s.Path(j.name) }
 
 // follow takes the object from its creation to the certificate.
-func (j *job) follow(ctx context.Context, o *object) ([]byte, *failure) {
+func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 	pause := firstPause
 	for n := 1; ; n++ {
 		if err := j.read(o); err != nil {
@@ -265,7 +265,7 @@ func (j *job) read(o *object) error {
 }
 
 // failure says what kind of failure an error of the API is.
-func (j *job) failure(ctx context.Context, doing string, err error) *failure {
+func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignError {
 	if ctx.Err() != nil {
 		if cause := context.Cause(ctx); err == nil || errors.Is(err, cause) {
 			err = cause
@@ -276,19 +276,19 @@ func (j *job) failure(ctx context.Context, doing string, err error) *failure {
 	}
 	f := fail(ca.ErrGeneration, "%s the request: %w", doing, err)
 	if e, ok := errors.AsType[*k8s.StatusError](err); ok {
-		f.retryAfter = e.RetryAfter
+		f.RetryAfter = e.RetryAfter
 		switch {
 		case e.Code == http.StatusTooManyRequests:
-			f.kind = ca.ErrLimit
+			f.Kind = ca.ErrLimit
 		case e.Code == http.StatusUnauthorized: // until our token has rotated
-			f.kind = ca.ErrNotReady
+			f.Kind = ca.ErrNotReady
 		case e.Code == http.StatusForbidden:
-			f.err = fmt.Errorf("%w; let the service account of this program create, get, watch and delete certificatesigningrequests, "+
-				"update certificatesigningrequests/approval, and approve signers named %s, all in the group certificates.k8s.io", f.err, j.spec.SignerName)
+			f.Err = fmt.Errorf("%w; let the service account of this program create, get, watch and delete certificatesigningrequests, "+
+				"update certificatesigningrequests/approval, and approve signers named %s, all in the group certificates.k8s.io", f.Err, j.spec.SignerName)
 		}
 	}
-	if f.kind == ca.ErrGeneration && passing(err) {
-		f.kind = ca.ErrNotReady
+	if f.Kind == ca.ErrGeneration && passing(err) {
+		f.Kind = ca.ErrNotReady
 	}
 	return f
 }

@@ -129,9 +129,7 @@ func New(cfg Config) (*RA, error) {
 	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, defaultMaxTTL)
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	cfg.SignerRoots = maps.Clone(cfg.SignerRoots)
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("ra: %w", err)
 	}
@@ -322,18 +320,8 @@ func (a *RA) learn(root *x509.Certificate, leafEnd time.Time) error {
 	return nil
 }
 
-// failure is why there is no certificate: a kind of package ca, and when to come back.
-type failure struct {
-	kind       error
-	err        error
-	retryAfter time.Duration
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
-
-func fail(kind error, format string, args ...any) *failure {
-	return &failure{kind: kind, err: fmt.Errorf(format, args...)}
+func fail(kind error, format string, args ...any) *ca.SignError {
+	return &ca.SignError{Kind: kind, Err: fmt.Errorf(format, args...)}
 }
 
 // Sign has a signer of the cluster certify the request and returns the chain to present: leaf first,
@@ -364,13 +352,14 @@ func (a *RA) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error
 	switch {
 	case f == nil:
 		return chain, nil
-	case ctx.Err() != nil && (errors.Is(f.err, context.Cause(ctx)) || errors.Is(f.err, ctx.Err())):
+	case ctx.Err() != nil && (errors.Is(f.Err, context.Cause(ctx)) || errors.Is(f.Err, ctx.Err())):
 		return nil, fmt.Errorf("ra: sign %q: %w", r.ID, context.Cause(ctx))
 	}
-	return nil, &ca.SignError{Kind: f.kind, ID: r.ID, Err: f.err, RetryAfter: f.retryAfter}
+	f.ID = r.ID
+	return nil, f
 }
 
-func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *failure) {
+func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.SignError) {
 	if f := a.check(r); f != nil {
 		return nil, f
 	}
@@ -385,7 +374,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *fai
 	if err := a.limiter.Acquire(ctx, r.Caller); err != nil {
 		f := fail(ca.ErrLimit, "%w", err)
 		if over, ok := errors.AsType[*limit.Error](err); ok {
-			f.retryAfter = over.RetryAfter
+			f.RetryAfter = over.RetryAfter
 		}
 		return nil, f
 	}

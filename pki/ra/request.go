@@ -24,7 +24,7 @@ func oidExtensionRequest() asn1.ObjectIdentifier {
 }
 
 // check tests what was asked for, before anything is sent, and fills in the caller.
-func (a *RA) check(r *ca.Request) *failure {
+func (a *RA) check(r *ca.Request) *ca.SignError {
 	switch {
 	case r.CSR == nil || r.CSR.PublicKey() == nil:
 		return fail(ca.ErrCSR, "there is none; pki.ParseCSR makes one")
