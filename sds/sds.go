@@ -12,21 +12,22 @@
 //
 // # What it serves
 //
-// All three methods of envoy.service.secret.v3.SecretDiscoveryService: StreamSecrets (state of the
-// world), DeltaSecrets (incremental) and FetchSecrets, the last both in gRPC and as
-// POST /v3/discovery:secrets with JSON. What names exist is up to the [Source]; each name is served
-// on its own, so that one that is unknown or late holds up no other.
+// A [Handler] serves all three methods of envoy.service.secret.v3.SecretDiscoveryService: StreamSecrets
+// (state of the world), DeltaSecrets (incremental) and FetchSecrets, the last both in gRPC and as
+// POST /v3/discovery:secrets with JSON. The [Source] decides which names exist. Each name is served on
+// its own: a name that is unknown or late does not delay the others.
 //
 // # What it promises
 //
 // A certificate and its key travel in one secret. A version is a hash of the content: the same on
-// all streams, for all proxies, and after a restart. A secret is encoded once for each rotation,
-// however many streams it goes to.
+// all streams, for all proxies, and after a restart. A change is encoded once, however many streams it
+// goes to; streams that receive the same bytes receive the same nonce, and no nonce comes twice on a
+// stream.
 //
 // A name that does not exist (yet), and one whose look-up fails, leave the stream open: what exists
 // is served, and the rest is pushed when it appears. What is being served is never withdrawn because
-// a look-up failed; but a certificate that has expired meanwhile goes to a new stream only if the source
-// still gives it. Streams are independent: one that reads slowly, or not at all, delays nobody and
+// a look-up failed, but a certificate that has expired goes to a new stream only if the source still
+// returns it. Streams are independent: a client that reads slowly, or not at all, delays no other and
 // costs one response; when it reads again it gets the newest content, not the history.
 //
 // While a response is not answered by the client the next one waits, and then carries the newest of
@@ -35,11 +36,11 @@
 //
 // # What it does not do
 //
-// It authenticates nobody: who may open the socket, or pass the TLS of the http.Server it is mounted
-// on, may ask. [Options].Authorize decides by name. What a client says about itself (its node) is
-// used in logs only, and may be missing. It checks no certificates, which is the source's job. How
-// many streams a caller opens it leaves to the HTTP server. Of Envoy's other discovery services it
-// serves none.
+// A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the
+// http.Server. [Options].Authorize decides by name. What a client says about itself (its node) is used in
+// logs only, and may be missing. A Handler does not check certificates, which is the source's job, and
+// does not limit how many streams a caller opens, which is the HTTP server's. It serves none of Envoy's
+// other discovery services.
 //
 // # In a server of your own
 //
@@ -86,7 +87,7 @@ const (
 	securityHeader = "workload.spiffe.io"
 )
 
-// Source has the secrets; a *secretcache.Manager is one. Its methods are called from many goroutines.
+// Source provides the secrets; a *secretcache.Manager is one. Its methods are called from many goroutines.
 type Source interface {
 	// GenerateSecret returns the secret with that name as it is now. It may block, for instance
 	// for a CA, until ctx is done; ctx carries no values of a request, as one call serves all
@@ -109,12 +110,12 @@ type Options struct {
 	// Nil allows all: the socket is the guard.
 	Authorize func(ctx context.Context, resourceName string) error
 
-	// Wildcard lists the names that a client gets that asks for everything: one that never named
-	// anything, or that names "*". Empty means that it gets nothing.
+	// Wildcard lists the names that a client receives when it asks for everything: when it has never
+	// named anything, or names "*". Empty means that it receives nothing.
 	Wildcard []string
 
 	// Strict ends a stream with code NotFound when it asks for a name that does not exist, for
-	// callers who rather fail than wait.
+	// clients that should fail instead of waiting.
 	Strict bool
 
 	// RequireHeader refuses requests without the header "workload.spiffe.io: true", which a
@@ -126,7 +127,7 @@ type Options struct {
 	MaxNames int
 
 	// Logger gets warnings: rejected responses, names that were refused (once for each stream) or
-	// do not exist (once while somebody wants them), and look-ups that failed. Nil means silence.
+	// do not exist (once while a client wants them), and look-ups that failed. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -217,10 +218,10 @@ func (h *Handler) count(n int) {
 	h.streams += n
 }
 
-// Close ends all streams with code Unavailable, cancels the source's subscription and waits for
-// look-ups that are still out. It does not wait for the streams: those belong to the http.Server,
-// and one whose client does not read ends with its connection. Requests that come later are
-// refused. Close may be called twice; it returns nil.
+// Close ends all streams with code Unavailable, cancels the subscription to the source and waits for
+// look-ups that are under way. It does not wait for the streams: those belong to the http.Server, and
+// a stream whose client does not read ends with its connection. Later requests are refused. Close may
+// be called twice. It returns nil.
 func (h *Handler) Close() error {
 	h.once.Do(h.unsubscribe)
 	h.table.close()

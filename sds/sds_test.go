@@ -586,6 +586,32 @@ func TestAuthorizePanics(t *testing.T) {
 	require.Eventually(t, func() bool { return h.Status().Streams == 1 }, patient, time.Millisecond)
 }
 
+// The same holds for a panic while a change is pushed.
+func TestAuthorizePanicsLater(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	src.put("web", m.pair("web"))
+	var panics atomic.Bool
+	socket, _ := serve(t, handler(t, src, &sds.Options{Authorize: func(context.Context, string) error {
+		if panics.Load() {
+			panic("hook")
+		}
+		return nil
+	}}))
+	c := dial(t, socket)
+	bad := openSotW(t, c)
+	bad.ask("web")
+	bad.ack(bad.recv(), "web")
+	panics.Store(true)
+	src.put("web", m.pair("web"))
+	_, err := bad.next()
+	assert.ErrorContains(t, err, "INTERNAL_ERROR")
+	panics.Store(false)
+	s := openSotW(t, c)
+	s.ask("web")
+	s.recv()
+}
+
 // A deadline that the client sets ends its stream with that reason.
 func TestDeadline(t *testing.T) {
 	t.Parallel()

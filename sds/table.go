@@ -17,9 +17,9 @@ const (
 	lastRetry     = 30 * time.Second
 )
 
-// table has the names that somebody watches, each with what the source says about it now. A name is
-// looked up and encoded once, however many watch it, outside of any lock; nothing is kept of a name
-// that nobody watches.
+// table has the names that streams watch, each with what the source says about it now. A name is
+// looked up and encoded once, however many streams watch it, outside of any lock; nothing is kept of a
+// name that is no longer watched.
 type table struct {
 	src    Source
 	log    *slog.Logger
@@ -117,7 +117,7 @@ func (t *table) watch(name string, in *inbox, it *item) *watch {
 	switch st := r.cur.Load(); {
 	case st == nil: // the look-up that is out will tell
 	case st.entry != nil && st.entry.expired(time.Now()):
-		r.cur.Store(nil) // who has it keeps it; what a newcomer gets is for the source to say
+		r.cur.Store(nil) // existing streams keep it; a new stream gets what the source returns
 		if !r.loading {
 			t.load(r)
 		}
@@ -221,7 +221,7 @@ func (t *table) loaded(r *resource, e *entry, err error) {
 	}
 }
 
-// level is that of what goes wrong with r. Who fetches gets an answer, and may ask once a second.
+// level is the level of log lines about r. A client that fetches gets an answer, and may ask once a second.
 func (r *resource) level() slog.Level {
 	for w := range r.watches {
 		if w.item != nil {
@@ -231,7 +231,7 @@ func (r *resource) level() slog.Level {
 	return slog.LevelDebug
 }
 
-// publish makes s the state of r and tells who watches.
+// publish makes s the state of r and tells its watches.
 func (t *table) publish(r *resource, s *state) {
 	r.cur.Store(s)
 	for w := range r.watches {

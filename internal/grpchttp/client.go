@@ -258,7 +258,7 @@ func (s *Stream) status() error {
 	return &Error{Code: Code(n), Message: decodeMessage(h.Get(headerMessage)), RetryAfter: retryAfter(h), Remote: true}
 }
 
-// Close ends the call, if it has not ended.
+// Close ends the call, if it has not ended, and releases what it holds.
 func (s *Stream) Close() error {
 	if s.cancel != nil {
 		s.cancel()

@@ -13,11 +13,11 @@ import (
 
 const retryInfo = "type.googleapis.com/google.rpc.RetryInfo"
 
-// maxRetryAfter bounds what a server asks of a client: one that cannot hold the number, or takes it for a
-// negative one, does not come back at all.
+// maxRetryAfter is the longest wait that a server asks for. A client that cannot represent a longer one, or
+// reads it as negative, would not come back at all.
 const maxRetryAfter = 24 * time.Hour
 
-// setRetryAfter sets the trailers that say when to come back, if e does.
+// setRetryAfter sets the trailers that say when the client should come back, if e.RetryAfter does.
 func setRetryAfter(h http.Header, prefix string, e *Error) {
 	if e.RetryAfter <= 0 {
 		return

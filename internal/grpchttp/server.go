@@ -34,8 +34,8 @@ type Handler struct {
 	// of the client.
 	Timeout time.Duration
 
-	// ReceiveTimeout is how long [Call.Receive] waits for a whole message or for the end of the request:
-	// a client that stops in the middle must not keep a goroutine and memory for ever. 0 means no limit.
+	// ReceiveTimeout is how long [Call.Receive] waits for a whole message or for the end of the request,
+	// so that a client that stops in the middle does not keep a goroutine and memory. 0 means no limit.
 	ReceiveTimeout time.Duration
 
 	// SendTimeout is how long a client may take to read each response, and the status after the last.
@@ -67,8 +67,8 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 	}
 }
 
-// readAhead is enough for a small message with its prefix: each Read of a body makes net/http's goroutine
-// of the connection take part.
+// readAhead is the size of the buffer in front of the body of a request: enough for a small message with
+// its prefix, as net/http hands each Read of a body to the goroutine that serves the connection.
 const readAhead = 512
 
 // ServeHTTP serves one call.
@@ -222,11 +222,11 @@ func (c *Call) ReceiveOnly() ([]byte, error) {
 	}
 }
 
-// StopReceiving makes [Call.Receive] fail, also one that waits in another goroutine: a method that has
-// such a goroutine stops it so before it returns, and waits for it.
+// StopReceiving makes [Call.Receive] fail, also one that waits in another goroutine. A method that
+// receives in a goroutine of its own stops it this way before it returns, and waits for its end.
 func (c *Call) StopReceiving() { _ = c.r.Body.Close() }
 
-// Frame is a message in the form in which it is sent, for one that goes to many calls.
+// Frame is a message with its prefix, as it is sent. Any number of calls can send the same one.
 type Frame struct{ b []byte }
 
 // NewFrame returns the frame of a message.
@@ -236,7 +236,7 @@ func NewFrame(msg []byte) Frame { return Frame{frame(msg)} }
 // is neither changed nor kept.
 func (c *Call) Send(msg []byte) error { return c.send(appendPrefix(c.out[:0], len(msg)), msg) }
 
-// SendFrame is [Call.Send] for a frame, which all calls share.
+// SendFrame sends a frame as [Call.Send] sends a message.
 func (c *Call) SendFrame(f Frame) error { return c.send(f.b) }
 
 // SendHeader sends the header now, not with the first response: proxies wait for it.

@@ -1,5 +1,5 @@
-// Package protofield reads and writes messages of Protocol Buffers field by field, without generated
-// code and its reflection, which are larger than the rest of a small program.
+// Package protofield reads and writes messages of Protocol Buffers field by field. It uses no generated
+// code and no reflection, which are larger than the rest of a small program.
 //
 // A message is read with a function that looks at the number of each field and says where its value
 // goes:

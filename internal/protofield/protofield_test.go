@@ -263,7 +263,7 @@ var malformed = [][]byte{
 	{0x0b, 0x14},      // the end of another
 	{0x0e}, {0x0f},    // wire types that do not exist
 	{0x0d, 0, 0, 0}, {0x09, 0, 0, 0, 0, 0, 0, 0}, // numbers of fixed size that are cut
-	protowire.AppendVarint(nil, 1<<32),                                 // number 2^29
+	append(protowire.AppendVarint(nil, 1<<32), 0),                      // number 2^29
 	append(protowire.AppendVarint(nil, math.MaxUint64), 0),             // a larger one
 	bytes.Repeat([]byte{0xff}, 11),                                     // a varint of more than 10 bytes
 	{0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02}, // of more than 64 bits
