@@ -84,7 +84,7 @@ func serve(t testing.TB, s *unixsocket.Server) (stop func() error) {
 	return stop
 }
 
-// deadSocket leaves a socket behind that nobody listens on, as a killed process does.
+// deadSocket leaves a socket behind that no process listens on, as a killed server does.
 func deadSocket(t testing.TB, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

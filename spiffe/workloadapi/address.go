@@ -16,7 +16,7 @@ type address struct{ network, target string }
 // addressError says why an address was refused, and what was probably meant.
 type addressError struct {
 	input, reason string
-	corrected     string // a valid address, or "" if there is no telling
+	corrected     string // a valid address, or "" if it is not clear what was meant
 }
 
 func (e *addressError) Error() string {

@@ -451,7 +451,7 @@ func TestHostileServer(t *testing.T) {
 		"a message is cut":           {func(c *call) { c.write(prefix(0, 64*mb)); c.write(make([]byte, mb)); c.flush() }, "that was it"},
 		"not even a prefix":          {func(c *call) { c.write([]byte{0, 0}) }, "that was it"},
 		"compressed":                 {func(c *call) { c.write(prefix(1, uint32(len(good)))); c.write(good); c.flush() }, "flag of a compressed one"},
-		"flags that nobody knows":    {func(c *call) { c.write(prefix(0x40, uint32(len(good)))); c.write(good); c.flush() }, ""},
+		"unknown flags":              {func(c *call) { c.write(prefix(0x40, uint32(len(good)))); c.write(good); c.flush() }, ""},
 		"a status that is no number": {func(c *call) { c.w.Header().Set(http.TrailerPrefix+"Grpc-Status", "x"); c.ended = true }, "is not a number"},
 		"a long status": {func(c *call) {
 			for i := range 10 {

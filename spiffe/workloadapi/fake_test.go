@@ -122,7 +122,7 @@ func fake(t testing.TB, f func(c *call)) http.Handler {
 	})
 }
 
-// inMemory serves h in memory, so that time stands still in a synctest bubble until somebody waits,
+// inMemory serves h in memory, so that in a synctest bubble no time passes while a goroutine runs,
 // and returns a client for it.
 func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	t.Helper()

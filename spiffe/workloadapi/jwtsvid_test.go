@@ -115,7 +115,7 @@ func TestTokensEndToEnd(t *testing.T) {
 	home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
 	service, bundle, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{WideAudience: true})
 	require.NoError(t, err)
-	stranger, _, err := newTokenService(other.CA, nil)
+	foreign, _, err := newTokenService(other.CA, nil)
 	require.NoError(t, err)
 	late := time.Now().Add(-time.Hour)
 	expired, _, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{Now: func() time.Time { return late }})
@@ -153,7 +153,7 @@ func TestTokensEndToEnd(t *testing.T) {
 		return text
 	}
 	for name, bad := range map[string]string{
-		"no bundle with keys": token(stranger, "spiffe://other.test/web"),
+		"no bundle with keys": token(foreign, "spiffe://other.test/web"),
 		"expired":             token(expired, "spiffe://example.org/web"),
 		"cut":                 both[:len(both)-4],
 		"junk":                "junk",

@@ -345,7 +345,7 @@ func TestBundleIsolation(t *testing.T) {
 	conformance.Covers(t, "X5-41", "BND-11", "BND-15")
 	synctest.Test(t, func(t *testing.T) {
 		home, other, third := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "third.test")
-		stranger := newDomain(t, "example.org")
+		impostor := newDomain(t, "example.org")
 		web := home.SVID("/web")
 		streams := make(feed)
 		var log syncBuffer
@@ -391,9 +391,9 @@ func TestBundleIsolation(t *testing.T) {
 
 		// A name that is not that of a trust domain, and a copy of our own: both are ignored.
 		m = home.response(t, web, other)
-		m.FederatedBundles["example.org"] = stranger.roots()
-		m.FederatedBundles["spiffe://example.org/web"] = stranger.roots()
-		m.FederatedBundles[home.key()] = stranger.roots()
+		m.FederatedBundles["example.org"] = impostor.roots()
+		m.FederatedBundles["spiffe://example.org/web"] = impostor.roots()
+		m.FederatedBundles[home.key()] = impostor.roots()
 		streams.send(m)
 		sameRoots(t, home, bundle(home))
 		sameRoots(t, other, bundle(other))
@@ -419,7 +419,7 @@ func TestBundleIsolation(t *testing.T) {
 		// Two SVIDs that bring two bundles of one trust domain: the first counts.
 		m = home.response(t, web)
 		second := home.message(t, home.SVID("/db"), "")
-		second.Bundle = stranger.roots()
+		second.Bundle = impostor.roots()
 		m.Svids = append(m.Svids, second)
 		streams.send(m)
 		sameRoots(t, home, bundle(home))
@@ -1107,7 +1107,7 @@ func TestPartsChange(t *testing.T) {
 			select {
 			case <-changed:
 			default:
-				t.Errorf("nobody is told of %q", crls)
+				t.Errorf("no change was reported for %q", crls)
 			}
 			assert.Equal(t, crls, s.CRLs())
 		}

@@ -244,7 +244,7 @@ func TestIdentities(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-20", "WAPI-23", "WAPI-25", "WAPI-31", "WAPI-35", "WAPI-47", "WEP-8", "WEP-16")
 	synctest.Test(t, func(t *testing.T) {
-		home, other, stranger := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "stranger.test")
+		home, other, unknown := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "unknown.test")
 		agent, web, db := home.SVID("/agent"), home.SVID("/web"), home.SVID("/db")
 		src := &provider{}
 		src.set(snapshot(t, agent, home, other), nil, []byte("crl"))
@@ -304,7 +304,7 @@ func TestIdentities(t *testing.T) {
 			"the limit is 1024":            {{SVID: web, Hint: strings.Repeat("x", workloadserver.MaxHint+1)}},
 			"is not UTF-8":                 {{SVID: web, Hint: "\xff"}},
 			"has no SVID":                  {{Hint: "x"}},
-			"no trust bundle":              {{SVID: stranger.SVID("/web")}},
+			"no trust bundle":              {{SVID: unknown.SVID("/web")}},
 			"kaputt":                       nil,
 		} {
 			var failure error
@@ -369,6 +369,17 @@ func TestProvider(t *testing.T) {
 		set(snapshot(t, web, home, other), nil)
 		_, err = s.Bundle(other.TrustDomain())
 		require.NoError(t, err)
+
+		// Revocation lists change, and nothing else.
+		same := snapshot(t, web, home, other)
+		set(same, nil)
+		assert.Empty(t, s.CRLs())
+		src.set(same, nil, []byte("crl"))
+		synctest.Wait()
+		assert.Equal(t, [][]byte{[]byte("crl")}, s.CRLs())
+		src.set(same, nil, []byte("CRL"))
+		synctest.Wait()
+		assert.Equal(t, [][]byte{[]byte("CRL")}, s.CRLs())
 
 		// A bundle for tokens only is no business of this RPC.
 		only, err := spiffe.NewBundle(other.TrustDomain(), spiffe.BundleContents{})
@@ -557,7 +568,7 @@ func TestHastyProvider(t *testing.T) {
 	})
 }
 
-// A caller that does not read gets the newest when it reads again, and delays nobody.
+// A caller that does not read gets the newest when it reads again, and delays no other caller.
 func TestCoalescing(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-10")
@@ -930,8 +941,8 @@ func TestHostileClient(t *testing.T) {
 	})
 }
 
-// Callers that begin a request and never end it keep nothing of the server's for long, and nobody else
-// waits for them.
+// Callers that begin a request and never end it hold resources of the server for 30 seconds at most, and no
+// other caller waits for them.
 func TestHalfRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

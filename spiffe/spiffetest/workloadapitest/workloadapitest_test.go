@@ -224,7 +224,7 @@ func TestDial(t *testing.T) {
 				}
 				assert.Equal(t, c.silent, api.Requests() == requests && name != "Drop", "%d requests", api.Requests())
 
-				api.Rotate() // nobody hears of it
+				api.Rotate() // no client hears of it
 				wait(time.Minute)
 				if now, err := s.SVID(); !c.withdrawn {
 					require.NoError(t, err)
