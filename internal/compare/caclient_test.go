@@ -168,13 +168,13 @@ func TestIstioClient(t *testing.T) {
 		})
 		t.Run(name+", codes", func(t *testing.T) {
 			t.Parallel()
-			kinds := map[codes.Code]caclient.Code{
-				codes.Canceled: caclient.Aborted, codes.Unknown: caclient.Unknown, codes.InvalidArgument: caclient.Invalid,
-				codes.DeadlineExceeded: caclient.Timeout, codes.NotFound: caclient.Invalid, codes.AlreadyExists: caclient.Invalid,
-				codes.PermissionDenied: caclient.Denied, codes.ResourceExhausted: caclient.Exhausted, codes.FailedPrecondition: caclient.Invalid,
-				codes.Aborted: caclient.Aborted, codes.OutOfRange: caclient.Invalid, codes.Unimplemented: caclient.Invalid,
-				codes.Internal: caclient.Internal, codes.Unavailable: caclient.Unavailable, codes.DataLoss: caclient.Internal,
-				codes.Unauthenticated: caclient.Unauthenticated,
+			kinds := map[codes.Code]error{
+				codes.Canceled: caclient.ErrUnavailable, codes.Unknown: nil, codes.InvalidArgument: caclient.ErrInvalid,
+				codes.DeadlineExceeded: caclient.ErrUnavailable, codes.NotFound: caclient.ErrInvalid, codes.AlreadyExists: caclient.ErrInvalid,
+				codes.PermissionDenied: caclient.ErrDenied, codes.ResourceExhausted: caclient.ErrUnavailable, codes.FailedPrecondition: caclient.ErrInvalid,
+				codes.Aborted: caclient.ErrUnavailable, codes.OutOfRange: caclient.ErrInvalid, codes.Unimplemented: caclient.ErrInvalid,
+				codes.Internal: caclient.ErrUnavailable, codes.Unavailable: caclient.ErrUnavailable, codes.DataLoss: caclient.ErrUnavailable,
+				codes.Unauthenticated: caclient.ErrUnauthenticated,
 			}
 			require.Len(t, kinds, 16)
 			for code, kind := range kinds {
@@ -186,7 +186,7 @@ func TestIstioClient(t *testing.T) {
 				_, err := istioClient(t, url, cfg).Sign(t.Context(), csr, 0)
 				e, ok := errors.AsType[*caclient.Error](err)
 				require.True(t, ok, "%v: %v", code, err)
-				assert.Equal(t, kind, e.Code, "%v: %v", code, err)
+				assert.Equal(t, kind, e.Kind, "%v: %v", code, err)
 				assert.Equal(t, 1500*time.Millisecond, e.RetryAfter, code)
 				assert.ErrorContains(t, err, "because é", code)
 			}
@@ -207,7 +207,7 @@ func TestIstioClient(t *testing.T) {
 			_, err := c.Sign(t.Context(), csr, 0)
 			e, ok := errors.AsType[*caclient.Error](err)
 			require.True(t, ok, "%v", err)
-			assert.Equal(t, caclient.BadAnswer, e.Code)
+			assert.Equal(t, caclient.ErrBadAnswer, e.Kind)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_, err = c.Sign(ctx, csr, time.Second)
