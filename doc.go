@@ -2,38 +2,40 @@
 //
 // # Where to start
 //
-// A service that needs an identity takes it from an agent on its machine with [workloadapi], or keeps
-// it fresh itself with [secretcache] and a CA from [caclient], and gives it to [spiffetls] to serve
-// and to dial. A platform that builds an agent or a certificate authority
-// embeds [secretcache], [sds] and [pki/ca]. A test takes [spiffetest]. Everybody meets in the words
-// of [spiffe]. To see all of it at work:
+// A service takes its identity from an agent on its machine with [workloadapi], or from a CA with
+// [caclient] and [secretcache], and gives it to [spiffetls] to serve and to dial. An agent or a
+// certificate authority embeds [secretcache], [sds], [workloadserver] and [pki/ca]. A test takes
+// [spiffetest]. The types that all of them share are in [spiffe]. To see them at work:
 //
 //	go run ./examples/quickstart
 //
 // # The packages
 //
-//	spiffe              IDs, trust domains, bundles, X.509-SVIDs, policies, and the Verifier
-//	spiffe/spiffetls    tls.Configs that read their source at every handshake
-//	spiffe/jwtsvid      JWT-SVIDs: issue, validate, keep fresh, send and receive
-//	spiffe/witsvid      WIT-SVIDs and their proofs of possession (Incubating, opt-in)
-//	spiffe/federation   bundle endpoints: fetch, watch, cache and serve
-//	spiffe/workloadapi  the Workload API: a client that is a source, and a server over any source
-//	spiffe/spiffetest   a CA and identities for tests, good and broken, and endpoints with faults
-//	pki                 keys, CSRs, the SAN extension, PEM, certificate building, CRLs
-//	pki/ca              a certificate authority: stores, rotation, JWT-SVIDs, audit, limits
-//	pki/ca/auditlog     a durable record of what it signed
-//	pki/ca/kubesecret   its store in a Kubernetes Secret
-//	pki/ra              a registration authority: Kubernetes' own signers
-//	pki/caserver        istioca and linkerd, the certificate services of the two
-//	caclient            one interface to any CA; local asks pki/ca, istioca asks Istio's service
-//	secretcache         the SecretManager: obtain identities, keep them fresh, notify
-//	sds                 Envoy's Secret Discovery Service, v3
-//	authn               who is calling; authn/kube knows the tokens of Kubernetes
-//	examples            programs that put them together
+//	spiffe                 IDs, trust domains, bundles, X.509-SVIDs, policies, and the Verifier
+//	spiffe/spiffetls       tls.Configs that read their source at every handshake
+//	spiffe/jwtsvid         JWT-SVIDs: issue, validate, keep fresh, send and receive
+//	spiffe/witsvid         WIT-SVIDs and their proofs of possession (Incubating, opt-in)
+//	spiffe/federation      bundle endpoints: fetch, watch, cache and serve
+//	spiffe/workloadapi     the Workload API for a workload: a client that is a source
+//	spiffe/workloadserver  the Workload API for an agent: a handler over any source
+//	spiffe/spiffetest      a CA and identities for tests, good and broken, and endpoints with faults
+//	pki                    keys, CSRs, the SAN extension, PEM, certificates, key-cert bundles
+//	pki/ca                 a certificate authority: stores, rotation, JWT-SVIDs, audit, limits
+//	pki/ca/auditlog        a durable record of what it signed
+//	pki/ca/kubesecret      its store in a Kubernetes Secret
+//	pki/ra                 a registration authority over the signers of Kubernetes
+//	pki/caserver           a server for a CA; istioca and linkerd are its two certificate APIs
+//	pki/linkerdname        the names of Linkerd's identities
+//	caclient               one interface to any CA; local asks pki/ca, istioca asks Istio's API
+//	secretcache            the SecretManager: obtain identities, keep them fresh, notify
+//	sds                    Envoy's Secret Discovery Service, v3
+//	authn                  callers and authenticators; kube for the tokens of Kubernetes
+//	authn/unixsocket       a server for Unix sockets that knows its peers
+//	examples               programs that put them together
 //
-// Packages are independent: siblings do not import each other, and each can be imported alone.
-// They meet in the types of spiffe and pki and in interfaces of one to three methods that the
-// caller of them declares. A test (internal/deptest) holds what each package may import, and why.
+// Packages are independent: siblings do not import each other, and each can be imported alone. They
+// meet in the types of spiffe and pki and in interfaces of one to three methods that the importing
+// package declares. A test (internal/deptest) holds what each package may import.
 //
 // # The security model
 //
@@ -55,27 +57,31 @@
 //
 // Keys do not print: every type that holds one has String, GoString and LogValue.
 //
-// # One transport
+// # One of each mechanism
 //
 // Every server is an [net/http.Handler] and every client takes an [net/http.Client]. The gRPC wire
-// protocol is spoken over net/http, so that nothing here links grpc-go, Envoy's control plane
-// types, or a Kubernetes or cloud SDK. Wire messages are generated from minimal files of our own
-// under names of our own, and do not clash with the canonical ones in one program.
+// protocol is spoken over net/http (internal/grpchttp), and its messages are read and written field by
+// field (internal/protofield), so that nothing here links grpc-go, generated code, Envoy's control
+// plane types, or a Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files
+// are followed by internal/follow, tokens share internal/token, and Unix sockets are served by
+// authn/unixsocket. A package that needs a second one extends the first.
 //
 // # Dependencies
 //
-//   - connectrpc.com/connect: the gRPC protocol over net/http, for sds, pki/caserver and caclient/istioca.
-//   - google.golang.org/protobuf: the wire messages of the same packages; spiffe/workloadapi takes only the
-//     encoding of fields (protowire) from it, and speaks gRPC by itself, to keep workloads small.
+//   - github.com/go-jose/go-jose/v4: parses, verifies and signs tokens, for jwtsvid and witsvid, and for
+//     pki/ca, which issues JWT-SVIDs.
+//   - google.golang.org/protobuf: how fields are encoded (protowire), for sds, workloadapi, workloadserver,
+//     the certificate APIs and caclient/istioca. Tests have generated messages as judges.
 //   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly, for pki and pki/ra.
-//   - github.com/go-jose/go-jose/v4: an independent judge of tokens; only the tests of jwtsvid reach it.
+//   - github.com/fsnotify/fsnotify: notifications about files, for pki/ca; a slow poll stands behind them.
 //   - github.com/stretchr/testify: assertions; only tests reach it.
 //
-// Packages spiffe, spiffetls, jwtsvid, witsvid and federation take the standard library alone.
+// Packages spiffe, spiffetls, federation and authn take the standard library alone.
 //
 // [secretcache]: https://pkg.go.dev/github.com/svidkit/svidkit/secretcache
 // [caclient]: https://pkg.go.dev/github.com/svidkit/svidkit/caclient
 // [workloadapi]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/workloadapi
+// [workloadserver]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/workloadserver
 // [spiffetls]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetls
 // [spiffetest]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetest
 // [sds]: https://pkg.go.dev/github.com/svidkit/svidkit/sds
