@@ -62,7 +62,9 @@ func TestBundlesExchanged(t *testing.T) {
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"keys":null}`, string(empty))
 	_, err = spiffe.ParseBundle(b.TrustDomain(), empty)
-	assert.ErrorContains(t, err, "BND-9")
+	var refused *spiffe.ParseError
+	require.ErrorAs(t, err, &refused)
+	assert.Equal(t, "BND-9", refused.Rule)
 }
 
 // The peer validates what we issue, with each algorithm.
