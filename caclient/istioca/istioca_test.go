@@ -297,7 +297,7 @@ func TestNetwork(t *testing.T) {
 		client  *http.Client
 		want    error
 	}{
-		"nobody there":                {nil, gone, trusting, caclient.ErrUnavailable},
+		"no server":                   {nil, gone, trusting, caclient.ErrUnavailable},
 		"not trusted":                 {nil, url, distrusting, caclient.ErrUnavailable},
 		"roots of the host":           {nil, url, nil, caclient.ErrUnavailable},
 		"503 of a proxy":              {status(503), "", nil, caclient.ErrUnavailable},

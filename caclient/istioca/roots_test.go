@@ -155,7 +155,7 @@ func TestOldRootsStay(t *testing.T) {
 		assert.Equal(t, [][]byte{signer.Root().Raw, old.Raw}, roots())
 		time.Sleep(40 * time.Minute)
 		current = pem(newer, signer.Root())
-		assert.Equal(t, [][]byte{signer.Root().Raw, old.Raw}, roots(), "nobody has told")
+		assert.Equal(t, [][]byte{signer.Root().Raw, old.Raw}, roots(), "before the next certificate")
 		sign()
 		all := [][]byte{signer.Root().Raw, old.Raw, newer.Raw}
 		assert.ElementsMatch(t, all, roots())

@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 )
 
-// web authenticates everybody without work of its own.
+// web authenticates every caller without work of its own.
 var web = authn.Func(func(*http.Request) (*authn.Caller, error) { return callers["web"].(*authn.Caller), nil })
 
 // writer is an http.ResponseWriter that keeps nothing.

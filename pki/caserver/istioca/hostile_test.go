@@ -123,11 +123,11 @@ func TestHostileBodies(t *testing.T) {
 	}
 }
 
-// Who is not known is refused before anything of the body is waited for, and who is known does not
+// An unknown caller is refused before any of the body has arrived. A known caller does not
 // keep the server waiting for ever.
 func TestSlowBodies(t *testing.T) {
 	t.Parallel()
-	s := serve(t, istioca.Options{Timeout: 2 * time.Second}) // enough to find out who is asking
+	s := serve(t, istioca.Options{Timeout: 2 * time.Second}) // enough to authenticate
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for token, want := range map[string]string{"": "16", "web": ""} {

@@ -116,7 +116,7 @@ func TestUnauthenticated(t *testing.T) {
 	s := serve(t, istioca.Options{Authenticator: tokens{
 		"web":         caller(webID),
 		"refused":     fmt.Errorf("tokens: secret reason: %w", authn.ErrRefused),
-		"nobody":      (*authn.Caller)(nil),
+		"no caller":   (*authn.Caller)(nil),
 		"no identity": &authn.Caller{Method: "test"},
 		"never":       final{},
 	}})
@@ -130,7 +130,7 @@ func TestUnauthenticated(t *testing.T) {
 		"Istio":              {"Istio web"},
 		"unknown":            {"Bearer nothing"},
 		"refused":            {"Bearer refused"},
-		"no caller":          {"Bearer nobody"},
+		"no caller":          {"Bearer no caller"},
 		"no identity":        {"Bearer no identity"},
 		"never":              {"Bearer never"},
 		"the blank is a tab": {"Bearer\tweb"},
@@ -338,7 +338,7 @@ func TestImpersonation(t *testing.T) {
 	require.Len(t, leaf.URIs, 1)
 	assert.Equal(t, webID, leaf.URIs[0].String())
 	assert.Empty(t, leaf.DNSNames, "the node's own names are not the workload's")
-	assert.Equal(t, nodeID, a.asked().Caller, "the record names who asked")
+	assert.Equal(t, nodeID, a.asked().Caller, "the record names the caller")
 	assert.Equal(t, []string{nodeID + " " + webID}, asked)
 
 	_, err := s.call(t, "web", impersonate(t, structpb.NewStringValue(nodeID)))
@@ -365,10 +365,10 @@ func TestImpersonation(t *testing.T) {
 		assert.Equal(t, nodeID, leaf.URIs[0].String())
 	}
 
-	nobody := serve(t, istioca.Options{})
-	_, err = nobody.call(t, "node", impersonate(t, structpb.NewStringValue(webID)))
+	without := serve(t, istioca.Options{})
+	_, err = without.call(t, "node", impersonate(t, structpb.NewStringValue(webID)))
 	refused(t, err, grpchttp.Unauthenticated, impersonation)
-	_, err = nobody.call(t, "node", impersonate(t, structpb.NewStringValue(nodeID))) // not even itself
+	_, err = without.call(t, "node", impersonate(t, structpb.NewStringValue(nodeID))) // not even itself
 	refused(t, err, grpchttp.Unauthenticated, impersonation)
 }
 

@@ -238,7 +238,7 @@ func faults(t testing.TB) []fault {
 		{"token invalid", grpchttp.InvalidArgument, token("garbage"), nil},
 		{"service account with a dot", grpchttp.InvalidArgument, token("dotted"), nil},
 		{"service account in upper case", grpchttp.InvalidArgument, token("upper"), nil},
-		{"account of nobody", grpchttp.InvalidArgument, token("nobody"), nil},
+		{"empty account", grpchttp.InvalidArgument, token("empty"), nil},
 		// 10
 		{"review fails", grpchttp.Internal, token("unreviewable"), nil},
 		{"review without an answer", grpchttp.Internal, token("nothing"), nil},
@@ -281,7 +281,7 @@ func faults(t testing.TB) []fault {
 				return []*x509.Certificate{create(t, &tmpl, s.chain[0], newKey(t).Public(), s.key)}
 			}
 		}},
-		{"chain with a stranger", grpchttp.Unavailable, nil, func(s *signer) {
+		{"chain with a foreign root", grpchttp.Unavailable, nil, func(s *signer) {
 			s.swap = func(c []*x509.Certificate) []*x509.Certificate { return append(c, bad.anchors[0]) }
 		}},
 	}
@@ -612,7 +612,7 @@ func (h *held) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, err
 	return chain, err
 }
 
-// Of answers that overtake each other, the one to the latest request says who signs.
+// Of answers that overtake each other, that to the latest request tells the issuer.
 func TestIssuerOfTheLatestRequest(t *testing.T) {
 	t.Parallel()
 	sig, second := newSigner(t), newSigner(t)

@@ -171,7 +171,7 @@ var tokens = map[string]any{
 	"voting":       kube.Account{Namespace: "emojivoto", ServiceAccount: "voting"},
 	"dotted":       kube.Account{Namespace: "emojivoto", ServiceAccount: "web.v1"},
 	"upper":        kube.Account{Namespace: "emojivoto", ServiceAccount: "Web"},
-	"nobody":       kube.Account{},
+	"empty":        kube.Account{},
 	"garbage":      fmt.Errorf("tokens: it is no JWT: %w", kube.ErrInvalidToken),
 	"unknown":      fmt.Errorf("tokens: not known: %w", kube.ErrNotAuthenticated),
 	"unreviewable": fmt.Errorf("tokens: the API server is away"),
@@ -217,7 +217,7 @@ func (l *logs) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// serverTLS is for a server on 127.0.0.1, and clientTLS for those who trust it.
+// serverTLS is for a server on 127.0.0.1, and clientTLS for clients that trust it.
 var serverTLS, clientTLS = sync.OnceValues(func() (*tls.Config, *tls.Config) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
