@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -265,7 +266,7 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 			}
 		}
 		return "BND-12", fmt.Sprintf(`"use" is missing or unknown: %s`, short(use)), nil
-	case !e.knownType():
+	case !slices.Contains([]string{"EC", "RSA", "OKP"}, string(e.Kty)):
 		return "BND-14", fmt.Sprintf(`"kty" is missing or unknown: %s`, short(string(e.Kty))), nil
 	case use == useX509:
 		return p.addCertificate(e)
@@ -281,14 +282,6 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	}
 	keys[kid] = key
 	return "", "", nil
-}
-
-func (k *jwk) knownType() bool {
-	switch string(k.Kty) {
-	case "EC", "RSA", "OKP":
-		return true
-	}
-	return false
 }
 
 // addCertificate is add for the certificate of an authority.

@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 )
 
-// StatusError is the answer of an API server that did not do what it was asked.
+// StatusError is the answer of an API server that refused or failed a request.
 type StatusError struct {
 	Code    int    // the HTTP status
 	Reason  string // such as "AlreadyExists" or "Forbidden"; may be empty
@@ -55,8 +55,8 @@ func AlreadyExists(err error) bool {
 	return ok && e.Code == http.StatusConflict && e.Reason == "AlreadyExists"
 }
 
-// Conflict reports whether err says that the object is not what the caller took it for: it has
-// changed since it was read, or a precondition does not hold. It is false for [AlreadyExists].
+// Conflict reports whether err says that the object has changed since it was read, or that a precondition
+// does not hold. It is false for [AlreadyExists].
 func Conflict(err error) bool { return hasCode(err, http.StatusConflict) && !AlreadyExists(err) }
 
 // Gone reports whether err says that the resourceVersion to watch from is too old: list again.
@@ -72,8 +72,8 @@ func hasCode(err error, code int) bool {
 
 // MayHaveLanded reports whether the change that failed with err may have taken effect: the
 // connection broke or the time ran out after it was sent, the server failed on it, or its answer
-// could not be read. Who wants to know has to look. It is false for nil, for what was refused, and
-// for what was never sent.
+// could not be read. Callers that need to know must read the object. It is false for nil, for a request
+// that was refused, and for one that was never sent.
 func MayHaveLanded(err error) bool {
 	if e, ok := errors.AsType[*StatusError](err); ok {
 		return e.Code >= 500 || e.Code == http.StatusRequestTimeout
@@ -134,10 +134,10 @@ func (e *StatusError) fill(data []byte, x *exchange) {
 	}
 }
 
-// redact removes secrets from a message, for admission webhooks and proxies may quote what they were
-// sent. It knows the secrets of this request: the bearer token, and what the body has as a token or
-// as data, encoded or not. Words that are too long for a label go, too. A word is what a bearer token
-// may consist of (RFC 6750, section 2.1).
+// redact removes secrets from a message, as admission webhooks and proxies may quote the request. The
+// secrets of the request are the bearer token, and the token or data in the body, encoded or not. Words
+// that are too long for a label are removed too. A word consists of the characters of a bearer token (RFC
+// 6750, section 2.1).
 func (x *exchange) redact(message string) string {
 	const redacted, most = "[redacted]", 16 << 10
 	if len(message) > most {
@@ -165,8 +165,8 @@ func (x *exchange) redact(message string) string {
 	return b.String()
 }
 
-// secrets returns what must not be in an error of the request, the longest first. What has less than
-// 16 bytes is not a secret.
+// secrets returns the texts that must not be in an error of the request, the longest first. A text of less
+// than 16 bytes is not a secret.
 func (x *exchange) secrets() []string {
 	var body struct {
 		Spec struct {
@@ -192,7 +192,7 @@ func tokenRune(c rune) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._~+/=", c)
 }
 
-// clean makes a text from elsewhere fit for one line of a log.
+// clean makes an untrusted text fit for one line of a log.
 func clean(s string, limit int) string {
 	s = strings.Map(func(c rune) rune {
 		if !unicode.IsPrint(c) {

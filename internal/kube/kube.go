@@ -1,14 +1,14 @@
-// Package kube asks a Kubernetes API server for the few documents that this module needs. It is a
-// client for JSON over net/http and knows no kinds of objects: callers bring their own structs.
+// Package kube is a small client for a Kubernetes API server: JSON over net/http. It has no types for
+// objects: callers bring their own structs.
 //
-// [New] makes a [Client]; [Path] builds the paths that it takes. Whatever the server refuses is a
+// [New] makes a [Client]; [Path] builds the paths that it takes. A refusal by the server is a
 // [*StatusError].
 //
 // # What it does not do
 //
-// It repeats nothing: when to try again is the caller's decision, with [StatusError.RetryAfter] and
-// [MayHaveLanded] to help. It reads no kubeconfig: a program outside a cluster gives the URL and an
-// http.Client that authenticates itself.
+// It does not retry: callers decide, with the help of [StatusError.RetryAfter] and [MayHaveLanded]. It
+// reads no kubeconfig: a program outside a cluster passes the URL and an http.Client that authenticates
+// itself.
 package kube
 
 import (
@@ -33,22 +33,22 @@ const (
 	requestTimeout = 10 * time.Second // unless the context has a deadline
 )
 
-// Options says which API server to ask, and how. The zero value is for a process in a pod: the API
-// server of its cluster, with the token of its service account.
+// Options say which API server to use, and how. The zero value is for a process in a pod: the API server
+// of its cluster, with the token of its service account.
 type Options struct {
 	// URL of the API server, with https, and with a path if the API is below one. Unencrypted http
 	// is for loopback addresses, and needs a Client. Empty means the cluster that this process runs
 	// in, as KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT say.
 	URL string
 
-	// Client sends the requests and authenticates them; it is copied. Its redirects are switched
-	// off, and its Timeout does not apply to watches. Nil means a client made from the service
-	// account of this process, whose files are read anew as they rotate: the token for each
-	// request, ca.crt for each connection. Such a client uses no proxy.
+	// Client sends the requests and authenticates them; it is copied. Redirects are not followed, and
+	// its Timeout does not apply to watches. Nil means a client made from the service account of this
+	// process, whose files are read again as they rotate: the token for each request, ca.crt for each
+	// connection. Such a client uses no proxy.
 	Client *http.Client
 }
 
-// Client asks one API server. [New] makes one. Its methods may be called at the same time.
+// Client is a client of one API server, made by [New]. It is safe for concurrent use.
 type Client struct {
 	base    *url.URL
 	http    *http.Client
@@ -192,23 +192,21 @@ func (c *Client) Delete(ctx context.Context, path string, options *DeleteOptions
 	}
 	return c.do(ctx, http.MethodDelete, path, nil, deleteBody{
 		Kind: "DeleteOptions", APIVersion: "v1",
-		Preconditions: preconditions{UID: options.UID, ResourceVersion: options.ResourceVersion},
+		Preconditions: *options,
 	}, nil)
 }
 
 // DeleteOptions are conditions under which an object is deleted; an empty one does not apply. If
 // one does not hold, [Conflict] holds for the error.
-type DeleteOptions struct{ UID, ResourceVersion string }
+type DeleteOptions struct {
+	UID             string `json:"uid,omitempty"`
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+}
 
 type deleteBody struct {
 	Kind          string        `json:"kind"`
 	APIVersion    string        `json:"apiVersion"`
-	Preconditions preconditions `json:"preconditions"`
-}
-
-type preconditions struct {
-	UID             string `json:"uid,omitempty"`
-	ResourceVersion string `json:"resourceVersion,omitempty"`
+	Preconditions DeleteOptions `json:"preconditions"`
 }
 
 // ObjectMeta is the part of an object's metadata that programs look at most. An object that is to be
@@ -306,7 +304,7 @@ func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query u
 		return nil, x.refused(response)
 	}
 	if !isJSON(response.Header) {
-		defer response.Body.Close() // nobody wants it
+		defer response.Body.Close()
 		return nil, x.fail(true, fmt.Errorf("the answer is not application/json: is %s a Kubernetes API server?", c.base))
 	}
 	return response, nil
