@@ -255,3 +255,33 @@ func TestRenewsForDays(t *testing.T) {
 		assert.Same(t, old, current(t, m), "reads work after Run")
 	})
 }
+
+// requests is a CA that keeps the names of each request.
+type requests struct {
+	secretcache.CA
+	names sync.Map // the ID in a request: its names
+}
+
+func (r *requests) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	r.names.Store(csr.SANs()[0].Value, csr.SANs())
+	return r.CA.Sign(ctx, csr, lifetime)
+}
+
+// Requests for the default identity have the names of the Config, and those for others do not.
+func TestRequestedNames(t *testing.T) {
+	t.Parallel()
+	r := &requests{CA: spiffetest.NewCA(t, "example.org")}
+	names := []pki.SAN{pki.DNSSAN("web.example.org"), {Type: pki.IP, Value: "\x7f\x00\x00\x01"}}
+	m := newManager(t, secretcache.Config{CA: r, Names: names})
+	other := spiffe.MustParseID("spiffe://example.org/other")
+	require.NoError(t, m.Add(other))
+	start(t, m)
+	for _, name := range []string{"default", other.String()} {
+		_, err := m.GenerateSecret(t.Context(), name)
+		require.NoError(t, err)
+	}
+	got, _ := r.names.Load(web.String())
+	assert.Equal(t, append([]pki.SAN{pki.IDSAN(web)}, names...), got)
+	got, _ = r.names.Load(other.String())
+	assert.Equal(t, []pki.SAN{pki.IDSAN(other)}, got)
+}

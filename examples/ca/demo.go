@@ -160,6 +160,9 @@ func (v *visitor) fetch(ctx context.Context) error {
 	before, _ := v.bundle.Sequence()
 	if sequence, _ := b.Sequence(); sequence != before {
 		v.say("bundle endpoint: bundle %d", sequence)
+		for root := range b.X509Authorities() {
+			v.say("    with root %.8s…", root.SerialNumber.Text(16))
+		}
 	}
 	v.bundle = b
 	return nil

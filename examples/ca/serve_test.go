@@ -390,6 +390,18 @@ func TestCannotStart(t *testing.T) {
 	require.ErrorContains(t, err, "-root-ca-dir", "and not that there is no CA")
 }
 
+// In development mode a name of loopback that leads elsewhere is refused when the port is open.
+func TestPortBeyondLoopback(t *testing.T) {
+	t.Parallel()
+	c := newConfig(t, t.TempDir())
+	c.istioAddr = "0.0.0.0:0" // as the address of localhost may be
+	s, err := newServer(t.Context(), c, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("it serves"))
+	defer cancel()
+	require.ErrorContains(t, s.run(ctx, cancel), "not on loopback")
+}
+
 // From the shell: a request is signed, with or without a server, and a token, and both are audited.
 func TestOnce(t *testing.T) {
 	t.Parallel()

@@ -111,21 +111,22 @@ func show(outer context.Context, o options, out io.Writer) error {
 	}
 
 	// SDS on a Unix socket, for Envoy.
-	if o.socket == "" {
+	socket := o.socket
+	if socket == "" {
 		dir, err := os.MkdirTemp("", "svidkit")
 		if err != nil {
 			return err
 		}
 		defer os.RemoveAll(dir)
-		o.socket = filepath.Join(dir, "sds.sock")
+		socket = filepath.Join(dir, "sds.sock")
 	}
-	updates, err := startSDS(services, n, frontend, o.socket)
+	updates, err := startSDS(services, n, frontend, socket)
 	if err != nil {
 		return err
 	}
 	if o.serve {
 		n.print("\nAn Envoy takes the frontend's certificates from here with this bootstrap (envoy -c envoy.yaml):\n\n" +
-			strings.ReplaceAll(envoyBootstrap, "SOCKET", o.socket) +
+			strings.ReplaceAll(envoyBootstrap, "SOCKET", socket) +
 			"\nThen look at http://127.0.0.1:9901/certs: the serial numbers follow the ones above.\n\n")
 	}
 

@@ -2,6 +2,7 @@ package caserver_test
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"io"
@@ -115,6 +116,13 @@ func TestServer(t *testing.T) {
 	chain, err := client.Sign(t.Context(), csr, 0)
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://example.org/web", chain[0].URIs[0].String())
+
+	tr := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool()}, ForceAttemptHTTP2: true}
+	defer tr.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: tr}).Post("https://"+at.Istio.Addr().String()+"/other", "application/grpc", nil)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, http.StatusNotFound, resp.StatusCode, "there is one method")
 
 	admin := "http://" + at.Admin.Addr().String()
 	for path, want := range map[string]string{"/ready": "ok\n", "/live": "ok\n", "/status": "as ever", "/root-cert.pem": string(roots)} {
