@@ -122,7 +122,7 @@ type Failure struct {
 	// dialled.
 	Remote string `json:"remote,omitempty"`
 
-	// Stage is where the verification of the other side failed, as in [spiffe.Stage]; or "identity" if
+	// Stage is where the verification of the other side failed, as in [spiffe.VerifyError]; or "identity" if
 	// this side had none to present, "request" if a request was denied, and "tls" if TLS itself failed
 	// or the other side ended the handshake.
 	Stage string `json:"stage"`
@@ -209,7 +209,7 @@ func (l *FailureLog) addError(now time.Time, server bool, remote string, err err
 		f.Stage, f.Reason, f.Clock, f.OtherSees = "identity", he.Err.Error(), he.Clock, he.OtherSees()
 	}
 	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
-		f.Stage, f.Rule, f.ID, f.TrustDomain = string(ve.Stage), ve.Rule, ve.ID, ve.ID.TrustDomain()
+		f.Stage, f.Rule, f.ID, f.TrustDomain = ve.Stage, ve.Rule, ve.ID, ve.ID.TrustDomain()
 	}
 	l.add(now, f)
 }

@@ -378,7 +378,7 @@ func (g *Governor) judge(c *governed) error {
 // undecided reports whether err is only that the bundle source failed.
 func undecided(err error) bool {
 	ve, ok := errors.AsType[*spiffe.VerifyError](err)
-	return ok && ve.Stage == spiffe.StageBundle && !errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
+	return ok && ve.Stage == "bundle" && !errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
 }
 
 func (g *Governor) spread(c *governed) time.Duration {

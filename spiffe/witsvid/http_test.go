@@ -399,13 +399,13 @@ func TestTransportRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "its key is not used any more")
 
 	for want, o := range map[string]witsvid.TransportOptions{
-		"a signed response needs a signed request":          {Responses: p.validator},
-		"the Validator was not made by NewValidator":        {SignMessages: true, Responses: &witsvid.Validator{}},
-		"MaxBody is -1, which is less than 0":               {MaxBody: -1},
-		`"" is not the name of a header field`:              {Tokens: []string{""}},
-		`"a b" is not the name of a header field`:           {Tokens: []string{"a b"}},
-		`"a:b" is not the name of a header field`:           {Tokens: []string{"a:b"}},
-		`the field "x" is there twice`:                      {Tokens: []string{"X", "x"}},
+		"a signed response needs a signed request":    {Responses: p.validator},
+		"the Validator was not made by NewValidator":  {SignMessages: true, Responses: &witsvid.Validator{}},
+		"MaxBody is -1, which is less than 0":         {MaxBody: -1},
+		`"" is not the name of a header field`:        {Tokens: []string{""}},
+		`"a b" is not the name of a header field`:     {Tokens: []string{"a b"}},
+		`"a:b" is not the name of a header field`:     {Tokens: []string{"a:b"}},
+		`the field "x" is there twice`:                {Tokens: []string{"X", "x"}},
 		`the field "authorization" is always covered`: {Tokens: []string{"Authorization"}},
 	} {
 		_, err := witsvid.NewTransport(proverOf(t, p.web), &o)
@@ -451,7 +451,7 @@ func TestMiddlewareOptions(t *testing.T) {
 		`the target "https://a b" names no host`:              {p.validator, []string{"https://a b"}, witsvid.MiddlewareOptions{}},
 		"MaxBody is -1":                                       {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{MaxBody: -1}},
 		"the Prover was not made by NewProver":                {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Prover: &witsvid.Prover{}}},
-		`the field "signature" is always covered`:               {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Tokens: []string{"Signature"}}},
+		`the field "signature" is always covered`:             {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Tokens: []string{"Signature"}}},
 	} {
 		_, err := witsvid.Middleware(c.v, c.targets, &c.opts)
 		require.ErrorContains(t, err, "witsvid: middleware: "+want)
