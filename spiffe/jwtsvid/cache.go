@@ -104,10 +104,7 @@ func (st *entryState) due(now time.Time) bool   { return renew.Elapsed(st.planne
 
 // NewCache returns a Cache of what source fetches. It starts nothing. The options may be nil.
 func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
-	var o CacheOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &CacheOptions{})
 	switch {
 	case source == nil:
 		return nil, errors.New("jwtsvid: new cache: no source")

@@ -1,6 +1,7 @@
 package jwtsvid
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,10 +57,7 @@ type Transport struct {
 // options may be nil.
 func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOptions) (*Transport, error) {
 	t := &Transport{cache: cache, audiences: make(map[string]string, len(audiences))}
-	var o TransportOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &TransportOptions{})
 	switch {
 	case cache == nil:
 		return nil, errors.New("jwtsvid: new transport: no cache")

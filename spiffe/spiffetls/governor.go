@@ -119,10 +119,7 @@ const (
 
 // NewGovernor returns a Governor, which does nothing until it is run. The options may be nil.
 func NewGovernor(opts *GovernorOptions) (*Governor, error) {
-	var o GovernorOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &GovernorOptions{})
 	if o.Interval < 0 {
 		return nil, errors.New("spiffetls: governor: the interval is negative")
 	}

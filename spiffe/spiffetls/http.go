@@ -17,7 +17,7 @@ import (
 )
 
 // ConfigureServer makes s serve HTTP/2 and HTTP/1.1 over TLS as [ServerConfig] describes, and makes
-// the proof of the client readable from each request with [PeerFromRequest]. Call it once, before s
+// the proof of the client readable from the context of each request with [PeerFromContext]. Call it once, before s
 // serves, then call s.ServeTLS or s.ListenAndServeTLS with empty file names.
 //
 // It sets s.TLSConfig, and it is an error if s has one. It wraps s.ConnContext, so a ConnContext of the
@@ -155,9 +155,6 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	peer := conn.peer.Load()
 	return peer, peer != nil
 }
-
-// PeerFromRequest is [PeerFromContext] for a request that a server received.
-func PeerFromRequest(r *http.Request) (*spiffe.Peer, bool) { return PeerFromContext(r.Context()) }
 
 // Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1, that connects as [ClientConfig]
 // describes. The host in a URL is where to connect to; allow decides which servers are accepted. No proxy

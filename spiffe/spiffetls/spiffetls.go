@@ -7,7 +7,7 @@
 //	…
 //	err = server.ListenAndServeTLS("", "") // no files: the identity comes from self
 //
-// In the handler, [PeerFromRequest] returns the proven client. A client needs the same three:
+// In the handler, [PeerFromContext] returns the proven client. A client needs the same three:
 //
 //	transport, err := spiffetls.Transport(self, bundles, spiffe.AllowIDs(db), nil)
 //	…

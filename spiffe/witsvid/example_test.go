@@ -54,7 +54,7 @@ func Example() {
 		return
 	}
 	server.Config.Handler = wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		caller, _ := witsvid.FromRequest(r)
+		caller, _ := witsvid.FromContext(r.Context())
 		fmt.Fprintf(w, "hello, %s\n", caller.ID())
 	}))
 	server.StartTLS()

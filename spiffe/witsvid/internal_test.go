@@ -182,7 +182,7 @@ func FuzzSignatureInput(f *testing.F) {
 			require.True(t, printable(text))
 		}
 		m := &message{method: "GET", target: "/query", header: http.Header{
-			"Signature-Input": {input}, "Signature": {signature}, HeaderToken: {"x"}, "A": {"b"},
+			"Signature-Input": {input}, "Signature": {signature}, headerToken: {"x"}, "A": {"b"},
 		}}
 		s, e := readSignature(m)
 		if e != nil {

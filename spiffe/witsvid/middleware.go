@@ -41,8 +41,8 @@ type MiddlewareOptions struct {
 }
 
 // Middleware returns a function that wraps handlers so that only requests with a token and a valid proof
-// get through: in the fields [HeaderToken] and [HeaderProof], or with a message signature in the place of
-// the latter. With both, both have to be valid. The handler reads the proof with [FromRequest]. The
+// get through: in the fields Workload-Identity-Token and Workload-Proof-Token, or with a message signature in the place of
+// the latter. With both, both have to be valid. The handler reads the proof with [FromContext]. The
 // options may be nil.
 //
 // The targets say what this server is called, and a proof has to be for one of them: an origin such as
@@ -60,10 +60,7 @@ type MiddlewareOptions struct {
 // A response that is to be signed is buffered until the handler returns, and the handler's writer has the
 // methods of http.ResponseWriter only. Handlers that change responses, such as compression, must be inside.
 func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
-	var o MiddlewareOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &MiddlewareOptions{})
 	tokens, err := tokenFields(o.Tokens)
 	at, targetsErr := newTargets(targets)
 	switch {
@@ -162,11 +159,11 @@ func (p *received) validate() (*Proof, *token.Error) {
 	if e := misplaced(h); e != nil {
 		return nil, e
 	}
-	text, e := single(h, requests, HeaderToken, "WIT-49")
+	text, e := single(h, requests, headerToken, "WIT-49")
 	if e != nil {
 		return nil, e
 	}
-	hasProof := len(h[HeaderProof]) > 0
+	hasProof := len(h[headerProof]) > 0
 	hasSignature := hasProfile(h) || !hasProof && len(h["Signature-Input"]) > 0
 	if !hasProof && !hasSignature {
 		return nil, requests.Refuse("missing", "WIT-40", "there is a token and no proof of its key")
@@ -198,7 +195,7 @@ func (p *received) accept(aud string) bool { return p.m.targets.accept(aud, p.me
 
 // validateProof validates the Workload Proof Token.
 func (p *received) validateProof(holder *holder, text string, now time.Time) ([]evidence, *token.Error) {
-	proof, e := single(p.r.Header, requests, HeaderProof, "WPT-1")
+	proof, e := single(p.r.Header, requests, headerProof, "WPT-1")
 	if e != nil {
 		return nil, e
 	}
@@ -253,7 +250,7 @@ func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next ht
 		fail(err)
 		return
 	}
-	rec.header.Set(HeaderToken, s.Token())
+	rec.header.Set(headerToken, s.Token())
 	answer := &message{status: rec.status, header: rec.header, request: p.message}
 	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", textItem(p.signed.nonce)}); err != nil {
 		fail(err)
@@ -332,6 +329,3 @@ func FromContext(ctx context.Context) (*Proof, bool) {
 	p, ok := ctx.Value(proofKey{}).(*Proof)
 	return p, ok
 }
-
-// FromRequest is [FromContext] for a request that a server received.
-func FromRequest(r *http.Request) (*Proof, bool) { return FromContext(r.Context()) }

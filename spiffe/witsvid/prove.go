@@ -14,12 +14,12 @@ import (
 
 // The lifetimes of proofs.
 const (
-	// DefaultProofLifetime is how long a proof lasts by default: enough for slow networks (WIT-46).
-	DefaultProofLifetime = time.Minute
+	// defaultProofLifetime is how long a proof lasts by default: enough for slow networks (WIT-46).
+	defaultProofLifetime = time.Minute
 
-	// MaxProofLifetime is the longest that a proof can last, and that validators accept by
+	// maxProofLifetime is the longest that a proof can last, and that validators accept by
 	// default (WPT-7).
-	MaxProofLifetime = 5 * time.Minute
+	maxProofLifetime = 5 * time.Minute
 )
 
 // Call is what a proof is bound to: the receiver, and the other tokens that travel with it. The sender
@@ -58,8 +58,8 @@ func (c *Call) check() error {
 
 // ProverOptions are the choices of a [Prover] that have a default.
 type ProverOptions struct {
-	// Lifetime is that of the proofs, in whole seconds up to MaxProofLifetime; 0 means
-	// DefaultProofLifetime. A proof never outlives its token.
+	// Lifetime is that of the proofs, in whole seconds up to five minutes; 0 means one
+	// minute. A proof never outlives its token.
 	Lifetime time.Duration
 
 	// Now gives the time. Nil means time.Now. It must be safe for concurrent use.
@@ -76,9 +76,9 @@ type Prover struct {
 // NewProver returns a Prover with the identity of source, which is asked for each proof. The options may
 // be nil.
 func NewProver(source Source, opts *ProverOptions) (*Prover, error) {
-	p := &Prover{source: source, lifetime: DefaultProofLifetime, now: time.Now}
+	p := &Prover{source: source, lifetime: defaultProofLifetime, now: time.Now}
 	if opts != nil {
-		p.lifetime = cmp.Or(opts.Lifetime, DefaultProofLifetime)
+		p.lifetime = cmp.Or(opts.Lifetime, defaultProofLifetime)
 		if opts.Now != nil {
 			p.now = opts.Now
 		}
@@ -86,14 +86,14 @@ func NewProver(source Source, opts *ProverOptions) (*Prover, error) {
 	switch {
 	case source == nil:
 		return nil, errors.New("witsvid: new prover: no source of a WIT-SVID")
-	case p.lifetime < time.Second || p.lifetime > MaxProofLifetime:
-		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", p.lifetime, MaxProofLifetime)
+	case p.lifetime < time.Second || p.lifetime > maxProofLifetime:
+		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", p.lifetime, maxProofLifetime)
 	}
 	return p, nil
 }
 
 // Prove returns the token and a new Workload Proof Token for one call: over HTTP the values of the header
-// fields [HeaderToken] and [HeaderProof], for which [NewTransport] does all the work. Send both over TLS
+// fields Workload-Identity-Token and Workload-Proof-Token, for which [NewTransport] does all the work. Send both over TLS
 // or another secure channel, once.
 //
 // The proof has "aud", "exp", a random "jti" of 128 bits, "wth" and, for the tokens of the call, "ath",

@@ -60,10 +60,7 @@ type Transport struct {
 
 // NewTransport returns a Transport that proves with p. The options may be nil.
 func NewTransport(p *Prover, opts *TransportOptions) (*Transport, error) {
-	var o TransportOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &TransportOptions{})
 	tokens, err := tokenFields(o.Tokens)
 	switch {
 	case p == nil || p.source == nil:
@@ -129,7 +126,7 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	case token.Strayed(r):
 		refused = fmt.Sprintf("a redirect led to %q, of which no signed response was asked", token.Clip(r.URL.Host, token.MaxQuoted))
 	}
-	if token.HasField(r.Header, HeaderToken) || token.HasField(r.Header, HeaderProof) {
+	if token.HasField(r.Header, headerToken) || token.HasField(r.Header, headerProof) {
 		refused = "the request has a token or a proof already"
 	}
 	if refused != "" {
@@ -155,7 +152,7 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	if err != nil {
 		return nil, nil, "", err
 	}
-	c.Header.Set(HeaderToken, s.Token())
+	c.Header.Set(headerToken, s.Token())
 	if t.sign {
 		m, nonce, err := t.signRequest(c, s, now, aud)
 		return c, m, nonce, err
@@ -169,7 +166,7 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	if err != nil {
 		return nil, nil, "", err
 	}
-	c.Header.Set(HeaderProof, proof)
+	c.Header.Set(headerProof, proof)
 	return c, nil, "", nil
 }
 
@@ -241,7 +238,7 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 // verify verifies a signed response (HSIG-10), and puts its body back.
 func (t *Transport) verify(resp *http.Response, request *message, nonce string) (*Proof, *token.Error) {
 	v := t.responses
-	text, e := single(resp.Header, responses, HeaderToken, "HSIG-10")
+	text, e := single(resp.Header, responses, headerToken, "HSIG-10")
 	if e != nil {
 		return nil, e
 	}

@@ -31,7 +31,7 @@ type ValidatorOptions struct {
 	MaxLifetime time.Duration
 
 	// MaxProofLifetime is the longest that a proof may last from now, and for a message signature also from
-	// "created" (WPT-7): up to MaxProofLifetime, which 0 stands for.
+	// "created" (WPT-7): up to five minutes, which 0 stands for.
 	MaxProofLifetime time.Duration
 
 	// Proofs is how many used proofs are remembered, each until it is over, so that none is accepted twice.
@@ -69,11 +69,8 @@ type Validator struct {
 // make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] was asked to read
 // them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
-	var o ValidatorOptions
-	if opts != nil {
-		o = *opts
-	}
-	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime, maxProof: cmp.Or(o.MaxProofLifetime, MaxProofLifetime)}
+	o := *cmp.Or(opts, &ValidatorOptions{})
+	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime, maxProof: cmp.Or(o.MaxProofLifetime, maxProofLifetime)}
 	proofs := cmp.Or(o.Proofs, defaultProofs)
 	check, err := token.NewChecker[*holder](tokens, bundles, o.Leeway, o.Now, o.Remember)
 	if err == nil {
@@ -83,8 +80,8 @@ func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *
 	case err != nil:
 	case v.maxLifetime < 0:
 		err = fmt.Errorf("MaxLifetime is %v, which is less than 0", v.maxLifetime)
-	case v.maxProof < time.Second || v.maxProof > MaxProofLifetime:
-		err = fmt.Errorf("MaxProofLifetime is %v, not from 1s to %v", v.maxProof, MaxProofLifetime)
+	case v.maxProof < time.Second || v.maxProof > maxProofLifetime:
+		err = fmt.Errorf("MaxProofLifetime is %v, not from 1s to %v", v.maxProof, maxProofLifetime)
 	case proofs < -1 || proofs > maxProofs:
 		err = fmt.Errorf("the option Proofs is %d, not from -1 to %d", proofs, maxProofs)
 	}
