@@ -275,7 +275,7 @@ func TestFailureLog(t *testing.T) {
 	assert.JSONEq(t, `{"total":0,"failures":[]}`, empty.Body.String())
 }
 
-// TestFailureLogIsBounded: strangers cannot make it grow, nor write to its page what they like.
+// TestFailureLogIsBounded: unauthenticated peers cannot make it grow, and cannot inject lines into its page.
 func TestFailureLogIsBounded(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
@@ -336,7 +336,7 @@ func TestFailureKinds(t *testing.T) {
 	}
 }
 
-// TestDialFailures: what a transport meets before anybody is verified.
+// TestDialFailures: what a transport meets before a peer is verified.
 func TestDialFailures(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
@@ -494,7 +494,7 @@ func TestRequirePeerMistakes(t *testing.T) {
 	}
 }
 
-// TestRequirePeerAfterExpiry: a connection that nobody governs does not carry a proof for ever.
+// TestRequirePeerAfterExpiry: on a connection without a Governor an expired proof is refused.
 func TestRequirePeerAfterExpiry(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []*spiffetls.Options{nil, http1} {
