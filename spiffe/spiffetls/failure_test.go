@@ -309,7 +309,7 @@ func TestFailureLogIsBounded(t *testing.T) {
 	w := httptest.NewRecorder()
 	failures.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 	for line := range strings.Lines(w.Body.String()) {
-		assert.False(t, strings.HasPrefix(line, "feed"), "a stranger wrote a line")
+		assert.False(t, strings.HasPrefix(line, "feed"), "a peer wrote a line")
 	}
 	assert.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
 }

@@ -90,11 +90,10 @@ type GovernorOptions struct {
 //
 // A Governor is safe for concurrent use and may be shared by servers and transports.
 type Governor struct {
-	interval, grace, jitter time.Duration
-	log                     *slog.Logger
-	wake                    chan struct{} // a connection was added
-	running                 atomic.Bool
-	hooked                  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
+	opts    GovernorOptions // with the defaults
+	wake    chan struct{}   // a connection was added
+	running atomic.Bool
+	hooked  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
 
 	// heard are the endpoints whose sources Run listens to, and the channels that tell of their next
 	// change. Only Run uses it.
@@ -128,10 +127,10 @@ func NewGovernor(opts *GovernorOptions) (*Governor, error) {
 		return nil, errors.New("spiffetls: governor: the interval is negative")
 	}
 	return &Governor{
-		interval:  cmp.Or(o.Interval, time.Minute),
-		grace:     max(0, cmp.Or(o.Grace, 30*time.Second)),
-		jitter:    max(0, cmp.Or(o.Jitter, 10*time.Second)),
-		log:       cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
+		opts: GovernorOptions{
+			cmp.Or(o.Interval, time.Minute), max(0, cmp.Or(o.Grace, 30*time.Second)), max(0, cmp.Or(o.Jitter, 10*time.Second)),
+			cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
+		},
 		wake:      make(chan struct{}, 1),
 		endpoints: make(map[*endpoint]int),
 	}, nil
@@ -253,7 +252,7 @@ func (g *Governor) Run(ctx context.Context) error {
 		due := !round.After(now)
 		cases := g.listen(own, due) // before judging, so that no change is missed
 		if due {
-			last, told, round = now, false, now.Add(g.interval)
+			last, told, round = now, false, now.Add(g.opts.Interval)
 			g.judgeAll(ctx)
 		}
 		next := g.act(ctx)
@@ -326,7 +325,7 @@ func (g *Governor) judgeAll(ctx context.Context) {
 		}
 	}
 	if stay > 0 {
-		g.log.Warn("connections cannot be judged and stay open", slog.Int("connections", stay), slog.Any("err", failure))
+		g.opts.Logger.Warn("connections cannot be judged and stay open", slog.Int("connections", stay), slog.Any("err", failure))
 	}
 }
 
@@ -367,7 +366,7 @@ func undecided(err error) bool {
 }
 
 func (g *Governor) spread(c *governed) time.Duration {
-	return time.Duration(c.share * float64(g.jitter))
+	return time.Duration(c.share * float64(g.opts.Jitter))
 }
 
 // end returns when a proof expires, on the clock of the timers.
@@ -382,7 +381,7 @@ func (c *governed) end(now time.Time) time.Time {
 // farewell returns when to drain a connection so that it is closed when its proof expires.
 func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	end := c.end(now)
-	start := end.Add(-g.grace).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
+	start := end.Add(-g.opts.Grace).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
 	if start.Before(c.since) {
 		return end
 	}
@@ -437,10 +436,10 @@ func (g *Governor) act(ctx context.Context) time.Time {
 
 // drain begins to end a connection.
 func (g *Governor) drain(c *governed, now time.Time) {
-	g.log.Info("connection is drained", slog.String("peer", c.peer.ID().String()), slog.String("remote", c.link.remote()),
+	g.opts.Logger.Info("connection is drained", slog.String("peer", c.peer.ID().String()), slog.String("remote", c.link.remote()),
 		slog.String("side", c.side()), slog.String("reason", c.reason))
 	c.cut = c.end(now)
-	if by := now.Add(g.grace); by.Before(c.cut) {
+	if by := now.Add(g.opts.Grace); by.Before(c.cut) {
 		c.cut = by
 	}
 	g.schedule(c, draining, now)

@@ -68,28 +68,25 @@ type ProverOptions struct {
 
 // Prover makes proofs with the key of the current WIT-SVID. It is safe for concurrent use.
 type Prover struct {
-	source   Source
-	lifetime time.Duration
-	now      func() time.Time
+	source Source
+	opts   ProverOptions // with the defaults
 }
 
 // NewProver returns a Prover with the identity of source, which is asked for each proof. The options may
 // be nil.
 func NewProver(source Source, opts *ProverOptions) (*Prover, error) {
-	p := &Prover{source: source, lifetime: defaultProofLifetime, now: time.Now}
-	if opts != nil {
-		p.lifetime = cmp.Or(opts.Lifetime, defaultProofLifetime)
-		if opts.Now != nil {
-			p.now = opts.Now
-		}
+	o := *cmp.Or(opts, &ProverOptions{})
+	o.Lifetime = cmp.Or(o.Lifetime, defaultProofLifetime)
+	if o.Now == nil {
+		o.Now = time.Now
 	}
 	switch {
 	case source == nil:
 		return nil, errors.New("witsvid: new prover: no source of a WIT-SVID")
-	case p.lifetime < time.Second || p.lifetime > maxProofLifetime:
-		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", p.lifetime, maxProofLifetime)
+	case o.Lifetime < time.Second || o.Lifetime > maxProofLifetime:
+		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", o.Lifetime, maxProofLifetime)
 	}
-	return p, nil
+	return &Prover{source, o}, nil
 }
 
 // Prove returns the token and a new Workload Proof Token for one call: over HTTP the values of the header
@@ -115,7 +112,7 @@ func (p *Prover) Prove(c Call) (token, proof string, err error) {
 
 // current returns the SVID, if it can still be used, and the present second.
 func (p *Prover) current() (*SVID, time.Time, error) {
-	now := p.now()
+	now := p.opts.Now()
 	s, err := p.source.WITSVID()
 	switch {
 	case err != nil:
@@ -131,7 +128,7 @@ func (p *Prover) current() (*SVID, time.Time, error) {
 
 // expiry returns when a proof that is made now expires, in seconds since 1970.
 func (p *Prover) expiry(s *SVID, now time.Time) int64 {
-	return min(now.Unix()+int64(p.lifetime/time.Second), s.notAfter.Unix())
+	return min(now.Unix()+int64(p.opts.Lifetime/time.Second), s.notAfter.Unix())
 }
 
 func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
