@@ -182,9 +182,7 @@ func bodyAgain(r *http.Request) (io.ReadCloser, bool) {
 // CloseIdleConnections closes the idle connections of the base transport, if it can;
 // [http.Client.CloseIdleConnections] calls it.
 func (t *Transport) CloseIdleConnections() {
-	if b, ok := t.opts.Base.(interface{ CloseIdleConnections() }); ok {
-		b.CloseIdleConnections()
-	}
+	(&http.Client{Transport: t.opts.Base}).CloseIdleConnections()
 }
 
 // RPCCredentials present tokens in gRPC calls: metadata "authorization" with the value "Bearer TOKEN". It

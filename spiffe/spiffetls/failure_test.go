@@ -265,6 +265,7 @@ func TestFailureLog(t *testing.T) {
 	assert.True(t, strings.HasPrefix(text, "6 failures since the start; the last of each kind, newest first\n"), text)
 	assert.Contains(t, text, "  3 times since ")
 	assert.Contains(t, text, "\n  id            spiffe://example.org/other\n  trust domain  example.org\n")
+	assert.NotContains(t, text, "invalid", "a failure without an ID shows none")
 	assert.Contains(t, text, "\n  other sees    remote error: tls: bad certificate\n")
 	w := ask("POST", "/", "")
 	assert.Equal(t, http.StatusMethodNotAllowed, w.Code)

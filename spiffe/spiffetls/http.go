@@ -57,7 +57,13 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 		return c, nil
 	}
 	s.TLSConfig = base
-	inner := s.ConnContext
+	e.hook(s)
+	return nil
+}
+
+// hook wraps the hooks of s through which connections, and a Governor, learn about each other.
+func (e *endpoint) hook(s *http.Server) {
+	inner, state := s.ConnContext, s.ConnState
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if inner != nil {
 			if ctx = inner(ctx, c); ctx == nil {
@@ -70,17 +76,17 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 		}
 		return context.WithValue(ctx, connKey{}, conn)
 	}
-	if g := e.opts.Governor; g != nil {
-		state := s.ConnState
-		s.ConnState = func(c net.Conn, to http.ConnState) {
-			g.connState(c, to)
-			if state != nil {
-				state(c, to)
-			}
-		}
-		s.Handler = leaving{s.Handler}
+	g := e.opts.Governor
+	if g == nil {
+		return
 	}
-	return nil
+	s.ConnState = func(c net.Conn, to http.ConnState) {
+		g.connState(c, to)
+		if state != nil {
+			state(c, to)
+		}
+	}
+	s.Handler = leaving{s.Handler}
 }
 
 var errForeign = errors.New("the connection was not accepted by the configured server, so the Governor cannot end it")

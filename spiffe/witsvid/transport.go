@@ -279,7 +279,5 @@ func FromResponse(resp *http.Response) (*Proof, bool) {
 // CloseIdleConnections closes the idle connections of the base transport, if it can;
 // [http.Client.CloseIdleConnections] calls it.
 func (t *Transport) CloseIdleConnections() {
-	if b, ok := t.opts.Base.(interface{ CloseIdleConnections() }); ok {
-		b.CloseIdleConnections()
-	}
+	(&http.Client{Transport: t.opts.Base}).CloseIdleConnections()
 }
