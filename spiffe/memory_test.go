@@ -223,7 +223,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	assert.EqualError(t, err, "spiffe: new verifier: Remember is 1048577, the limit is 1048576")
 }
 
-// Who has expired makes room before anybody else does.
+// An expired chain makes room before any other.
 func TestMemoryForgetsTheExpiredFirst(t *testing.T) {
 	t.Parallel()
 	for range 10 {

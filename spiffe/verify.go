@@ -109,18 +109,15 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 	if err := CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("spiffe: new verifier: %w", err)
 	}
-	v := &Verifier{bundles: bundles, allow: allow, now: time.Now}
-	places := 0
-	if opts != nil {
-		if opts.Now != nil {
-			v.now = opts.Now
-		}
-		places = opts.Remember
+	o := *cmp.Or(opts, &VerifierOptions{})
+	if o.Remember > maxRemembered {
+		return nil, fmt.Errorf("spiffe: new verifier: Remember is %d, the limit is %d", o.Remember, maxRemembered)
 	}
-	if places > maxRemembered {
-		return nil, fmt.Errorf("spiffe: new verifier: Remember is %d, the limit is %d", places, maxRemembered)
+	v := &Verifier{bundles: bundles, allow: allow, now: o.Now}
+	if v.now == nil {
+		v.now = time.Now
 	}
-	if places = cmp.Or(places, defaultRemembered); places > 0 {
+	if places := cmp.Or(o.Remember, defaultRemembered); places > 0 {
 		v.memory = memory.New[remembered](places)
 	}
 	return v, nil

@@ -203,7 +203,7 @@ func ExampleFromResponse() {
 	// 200 OK signed by spiffe://example.org/db true
 }
 
-// A token says who it is of; that alone lets nobody in.
+// A token names its holder. It does not authenticate without a proof.
 func ExampleParseUnverified() {
 	issuer, _, err := newExample()
 	if err != nil {

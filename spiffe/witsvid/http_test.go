@@ -316,7 +316,7 @@ func TestMiddlewareRefuses(t *testing.T) {
 	// And its scheme may be DPoP.
 	status, _ = do(t, plain, request(t, "GET", p.url, "", headerToken, token, headerProof, withAccess(), "Authorization", "dpop x"))
 	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
-	// A signature of somebody else's, for another purpose, does not disturb.
+	// A signature of another party for another purpose is ignored.
 	status, _ = do(t, plain, request(t, "GET", p.url, "", headerToken, token, headerProof, next(),
 		"Signature-Input", `sig=("@authority");created=1;keyid="k";tag="web-bot-auth"`, "Signature", "sig=:AA==:"))
 	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
@@ -707,7 +707,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
-// A body that does not come holds nobody longer than the context of its request.
+// A body that does not arrive blocks no longer than the context of its request.
 func TestBodyThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

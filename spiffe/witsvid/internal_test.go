@@ -158,7 +158,7 @@ func serialize(members []member) string {
 	return string(b)
 }
 
-// FuzzSignatureInput reads what strangers write into Signature-Input and Signature, and looks whether what
+// FuzzSignatureInput reads what unauthenticated clients write into Signature-Input and Signature, and looks whether what
 // was read can be written in one way only.
 func FuzzSignatureInput(f *testing.F) {
 	for _, s := range []string{

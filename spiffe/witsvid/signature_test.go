@@ -299,7 +299,7 @@ func TestSignedRequests(t *testing.T) {
 	assert.Empty(t, got, "both ends within the leeway")
 }
 
-// Whoever repeats a request and holds its body back until its nonce is forgotten gets nowhere.
+// A client that repeats a request and holds its body back until its nonce is forgotten is refused.
 func TestReplayWithSlowBody(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "HSIG-9")
@@ -323,7 +323,7 @@ func TestReplayWithSlowBody(t *testing.T) {
 	assert.Equal(t, "replay HSIG-9", got)
 }
 
-// Nobody's body is read who may not come in, and none that says itself that it is too large.
+// The body of a client that is refused is not read, nor one whose Content-Length is too large.
 func TestBodyIsNotRead(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]string{"spiffe://example.org/else": "denied 403", webID: "too large HSIG-3 413"} {
@@ -569,7 +569,7 @@ func TestUnsignedResponses(t *testing.T) {
 	require.ErrorContains(t, err, "the server answered 403: witsvid: response: missing")
 	assert.Equal(t, "denied", outcome(t, p.logs.take()))
 
-	// Who does not ask is not bothered, and a client that does not ask does not look.
+	// A client that does not demand a signature gets none, and does not check one.
 	resp, err = p.client(t, signing).Do(request(t, "GET", p.url, ""))
 	require.NoError(t, err)
 	assert.Equal(t, http.StatusOK, resp.StatusCode)
