@@ -22,7 +22,7 @@
 // # What it does not do
 //
 // It does not decide what a caller may have: certificate authorities and secret servers do that, from
-// the Caller. Servers that only need the peer of a TLS connection use spiffetls.PeerFromRequest instead.
+// the Caller. Servers that only need the peer of a TLS connection use spiffetls.PeerFromContext instead.
 package authn
 
 import (

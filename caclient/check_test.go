@@ -61,7 +61,7 @@ func TestCheckAccepts(t *testing.T) {
 		})
 	}
 	t.Run("one role is enough", func(t *testing.T) {
-		for _, f := range []spiffetest.Fault{spiffetest.ServerOnly, spiffetest.ClientOnly} {
+		for _, f := range []spiffetest.Fault{"ServerOnly", "ClientOnly"} {
 			chain, key := ca.Broken(f)
 			assert.NoError(t, caclient.Check(chain, csrFor(t, key), spiffe.MustParseID("spiffe://example.org/broken"), ca.Bundle(), time.Now()))
 		}

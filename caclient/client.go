@@ -90,7 +90,7 @@ func (c *client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 		chain = certchain.Tidy(chain, csr.PublicKey())
 	}
 	err = Check(chain, csr, id, bundles, time.Now())
-	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && (e.Stage == spiffe.StageBundle || e.Stage == spiffe.StageChain) {
+	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && (e.Stage == "bundle" || e.Stage == "chain") {
 		if bundles, err = c.FetchBundles(ctx); err != nil {
 			return nil, err
 		}

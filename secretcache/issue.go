@@ -80,7 +80,7 @@ func (m *Manager) verify(t *trust, e *entry, svid *spiffe.SVID) (*spiffe.Peer, e
 // unvouched reports whether err says that the bundles do not vouch for a chain.
 func unvouched(err error) bool {
 	v, ok := errors.AsType[*spiffe.VerifyError](err)
-	return ok && (v.Stage == spiffe.StageBundle || v.Stage == spiffe.StageChain)
+	return ok && (v.Stage == "bundle" || v.Stage == "chain")
 }
 
 // install publishes svid, which peer proves by the bundles in t. No reader sees it before

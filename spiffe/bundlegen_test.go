@@ -110,7 +110,7 @@ var bundleTemplates = map[string]string{
 	"BX-12": `{"keys":[{"use":"jwt-svid","kid":"1024","kty":"RSA","n":"«n:1024»","e":"AQAB"},{"use":"jwt-svid","kid":"8200","kty":"RSA","n":"«n:8200»","e":"AQAB"},{"use":"jwt-svid","kid":"huge","kty":"RSA","n":"«n:32768»","e":"AQAB"},{"use":"jwt-svid","kid":"even","kty":"RSA","n":"«n:even»","e":"AQAB"},{"use":"jwt-svid","kid":"zero","kty":"RSA","n":"«n:zero»","e":"AQAB"},{"use":"jwt-svid","kid":"e=1","kty":"RSA","n":"«n:2048»","e":"AQ"},{"use":"jwt-svid","kid":"e even","kty":"RSA","n":"«n:2048»","e":"AQAA"},{"use":"jwt-svid","kid":"e long","kty":"RSA","n":"«n:2048»","e":"AQAAAAE"},{"use":"jwt-svid","kid":"e zero","kty":"RSA","n":"«n:2048»","e":"AAEAAQ"},{"use":"jwt-svid","kid":"no e","kty":"RSA","n":"«n:2048»"},{"use":"jwt-svid","kid":"no n","kty":"RSA","e":"AQAB"},{"use":"jwt-svid","kid":"2^31","kty":"RSA","n":"«n:2048»","e":"gAAAAQ"},{"use":"jwt-svid","kid":"e=3","kty":"RSA","n":"«n:2048»","e":"Aw"},{"use":"jwt-svid","kid":"8192","kty":"RSA","n":"«n:8192»","e":"AQAB"}]}`,
 	"BX-13": `{"keys":[{"use":"jwt-svid","kid":"a","kty":"oct","k":"AAAA"},{"use":"jwt-svid","kid":"b","kty":"ec","crv":"P-256","x":"AA","y":"AA"},{"use":7,"kid":"c",«J1»},{"use":"X509-svid","x5c":["«der:CA1»"],«CA1»}]}`,
 
-	// JSON as strangers write it.
+	// JSON in unusual forms.
 	"BX-14": `{"k\u0065ys":[{"us\u0065":"jwt\u002dsvid","kid":"\ud83d\udd11 \"\\\/\b\f\n\r\t\u0001","kty":"EC","crv":"P-256","x":"«x:J1»","y":"«y:J1»"},{"use":"x509-svid","x5c":["«slash:CA1»"],«CA1»}]}`,
 	"BX-15": "\r\n\t { \"keys\" :\n[ { \"use\" : \"x509-svid\" , \"x5c\" : [ \"«der:CA1»\" ] , «CA1» } ] , \"spiffe_sequence\" : 0 }\r\n",
 	"BX-16": `{"keys":[],"k\u0065ys":[]}`,
@@ -156,7 +156,7 @@ var bundleTemplates = map[string]string{
 // without randomness signs by RFC 6979, so that the documents come out the same every time.
 type bundleMaterial struct{ expand map[string]string }
 
-// rsaModulus is the modulus of a key whose private half nobody has kept.
+// rsaModulus is the modulus of a key whose private half was not kept.
 const rsaModulus = "ob2kprd-cc6Y4AsAdAGOg_0CFTHDuvrmFtH8KfUSHnnm0fpVHSPlJJJGxHGxyh8XU9q6yyKDo2LGyjbYSA9eIvYhXJYYU5iwr3AXjUsZQUH2N8ThiAtLHadlS3c5Y_dY2y0AVNQbBX9Wxw5J_x3szp" +
 	"PRUQZ1ffwb85KunK0tccbomngK8qhlnzD95EeKOHs8y3ctmTyST3PEXjfIaPOMBllL8t9UuqKL4zk6qO8EpB-0S4Ok3avpa55Orsmj9a1SqvxeqErOcWtVzLwGudzfILhQEgs1E9WvIhDhv7t6Pqln" +
 	"Xchh7LoLb86RXUbeZcro7C7MjWYh4dC1NtSeNaFL3Q"

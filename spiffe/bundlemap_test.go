@@ -214,12 +214,13 @@ func TestBundleMapMarshalCountsAllKeys(t *testing.T) {
 		c.WITAuthorities[fmt.Sprint(i)] = key
 	}
 	set := new(spiffe.BundleSet)
+	full := set
 	for i := range 100_000/spiffe.MaxBundleKeys + 1 {
-		set = set.With(mustBundle(t, spiffe.MustParseTrustDomain(fmt.Sprintf("%d.test", i)), c))
+		full, set = set, set.With(mustBundle(t, spiffe.MustParseTrustDomain(fmt.Sprintf("%d.test", i)), c))
 	}
 	_, err := set.Marshal()
 	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
-	doc, err := set.Without(spiffe.MustParseTrustDomain("0.test")).Marshal()
+	doc, err := full.Marshal()
 	require.NoError(t, err)
 	_, err = spiffe.ParseBundleMap(doc)
 	assert.NoError(t, err)

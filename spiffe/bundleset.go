@@ -8,9 +8,8 @@ import (
 )
 
 // BundleSet is a set of bundles, at most one for each trust domain. It never changes and is safe
-// for concurrent use: [BundleSet.With] and [BundleSet.Without] return new sets, which share the
-// bundles. Bundles of different domains are never merged (FED-14). It is a [BundleSource]. The zero
-// BundleSet is empty.
+// for concurrent use: [BundleSet.With] returns a new set, which shares the bundles. Bundles of
+// different domains are never merged (FED-14). It is a [BundleSource]. The zero BundleSet is empty.
 type BundleSet struct{ m map[TrustDomain]*Bundle }
 
 // NewBundleSet returns a set of the given bundles. A nil bundle and a second bundle of one trust
@@ -62,13 +61,6 @@ func (s *BundleSet) With(b *Bundle) *BundleSet {
 	m := make(map[TrustDomain]*Bundle, len(s.m)+1)
 	maps.Copy(m, s.m)
 	m[b.td] = b
-	return &BundleSet{m: m}
-}
-
-// Without returns a set without the bundle of td.
-func (s *BundleSet) Without(td TrustDomain) *BundleSet {
-	m := maps.Clone(s.m)
-	delete(m, td)
 	return &BundleSet{m: m}
 }
 

@@ -147,7 +147,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 		_, err := w.VerifyChain(chain, spiffe.AnyRole)
 		e, ok := errors.AsType[*spiffe.VerifyError](err)
 		require.True(t, ok)
-		assert.Equal(t, spiffe.StagePolicy, e.Stage)
+		assert.Equal(t, "policy", e.Stage)
 		assert.Equal(t, peer.ID(), e.ID)
 		assert.ErrorIs(t, err, spiffe.ErrDenied)
 		require.NoError(t, w.allow.Set(spiffe.AllowIDs(peer.ID())))
@@ -223,7 +223,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	assert.EqualError(t, err, "spiffe: new verifier: Remember is 1048577, the limit is 1048576")
 }
 
-// Who has expired makes room before anybody else does.
+// An expired chain makes room before any other.
 func TestMemoryForgetsTheExpiredFirst(t *testing.T) {
 	t.Parallel()
 	for range 10 {

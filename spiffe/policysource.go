@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
 // PolicySource gives the policy that holds at this moment. It is asked again for every peer. A [Policy]
@@ -36,13 +38,8 @@ func (p Policy) Policy() Policy { return p }
 // ready to use and allows no peer until Set is called. It is safe for concurrent use and must not be
 // copied.
 type LivePolicy struct {
-	now atomic.Pointer[livePolicy]
-}
-
-// livePolicy never changes.
-type livePolicy struct {
-	policy  Policy
-	changed chan struct{} // closed when another takes its place
+	policy  atomic.Pointer[Policy]
+	changed renew.Signal
 }
 
 // Set makes p the policy for every decision that begins after Set has returned. A policy that can
@@ -51,24 +48,19 @@ func (l *LivePolicy) Set(p Policy) error {
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("spiffe: set policy: %w", err)
 	}
-	if old := l.now.Swap(&livePolicy{policy: p, changed: make(chan struct{})}); old != nil {
-		close(old.changed)
-	}
+	l.policy.Store(&p)
+	l.changed.Notify()
 	return nil
 }
 
 // Policy returns the policy that was set last, or the zero Policy.
-func (l *LivePolicy) Policy() Policy { return l.load().policy }
+func (l *LivePolicy) Policy() Policy {
+	if p := l.policy.Load(); p != nil {
+		return *p
+	}
+	return Policy{}
+}
 
 // Changed returns a channel that is closed at the next Set. Take it before reading the policy, so that
 // no change is missed.
-func (l *LivePolicy) Changed() <-chan struct{} { return l.load().changed }
-
-// load returns the current state, which it makes if nothing was set yet.
-func (l *LivePolicy) load() *livePolicy {
-	if now := l.now.Load(); now != nil {
-		return now
-	}
-	l.now.CompareAndSwap(nil, &livePolicy{changed: make(chan struct{})})
-	return l.now.Load()
-}
+func (l *LivePolicy) Changed() <-chan struct{} { return l.changed.Changed() }

@@ -30,26 +30,21 @@ const (
 	ClientRole             // the peer is a client: clientAuth
 )
 
-// Stage is the step of a verification at which a peer was refused.
-type Stage string
-
-// The stages, in order.
-const (
-	StageLeaf   Stage = "leaf"   // the form of the leaf, and the ID in it
-	StageBundle Stage = "bundle" // finding the trust bundle of the ID's trust domain
-	StageChain  Stage = "chain"  // the path from the leaf to an authority in that bundle, by RFC 5280
-	StagePolicy Stage = "policy" // the caller's policy
-)
-
-// VerifyError says why a peer was not accepted. Err, which Unwrap returns, wraps a [*ParseError] at
-// StageLeaf; [ErrUnknownTrustDomain], [ErrNoAuthority] or the error of the caller's [BundleSource] at
-// StageBundle; an error type of crypto/x509 or [ErrTooLarge] at StageChain; and [ErrDenied] at
-// StagePolicy.
+// VerifyError says why a peer was not accepted.
 type VerifyError struct {
-	Stage Stage
-	ID    ID     // what the leaf claims; zero if it carries no valid ID
-	Rule  string // the id of the broken rule, as in [ParseError]; empty if none applies
-	Err   error
+	// Stage is the step at which the peer was refused. In order they are
+	//
+	//	"leaf"    the form of the leaf and the ID in it: Err wraps a [*ParseError]
+	//	"bundle"  finding the bundle of the ID's trust domain: Err wraps [ErrUnknownTrustDomain],
+	//	          [ErrNoAuthority] or the error of the caller's [BundleSource]
+	//	"chain"   the path from the leaf to an authority in that bundle, by RFC 5280: Err wraps an error
+	//	          type of crypto/x509 or [ErrTooLarge]
+	//	"policy"  the caller's policy: Err wraps [ErrDenied]
+	Stage string
+
+	ID   ID     // what the leaf claims; zero if it carries no valid ID
+	Rule string // the id of the broken rule, as in [ParseError]; empty if none applies
+	Err  error
 }
 
 // Error names the peer, the stage and the reason. It quotes what the peer sent, and cuts it to at most
@@ -114,18 +109,15 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 	if err := CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("spiffe: new verifier: %w", err)
 	}
-	v := &Verifier{bundles: bundles, allow: allow, now: time.Now}
-	places := 0
-	if opts != nil {
-		if opts.Now != nil {
-			v.now = opts.Now
-		}
-		places = opts.Remember
+	o := *cmp.Or(opts, &VerifierOptions{})
+	if o.Remember > maxRemembered {
+		return nil, fmt.Errorf("spiffe: new verifier: Remember is %d, the limit is %d", o.Remember, maxRemembered)
 	}
-	if places > maxRemembered {
-		return nil, fmt.Errorf("spiffe: new verifier: Remember is %d, the limit is %d", places, maxRemembered)
+	v := &Verifier{bundles: bundles, allow: allow, now: o.Now}
+	if v.now == nil {
+		v.now = time.Now
 	}
-	if places = cmp.Or(places, defaultRemembered); places > 0 {
+	if places := cmp.Or(o.Remember, defaultRemembered); places > 0 {
 		v.memory = memory.New[remembered](places)
 	}
 	return v, nil
@@ -145,24 +137,24 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 // The error is a [*VerifyError].
 func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, error) {
 	if v == nil || v.bundles == nil {
-		return nil, &VerifyError{Stage: StageLeaf, Err: errors.New("the Verifier was not made by NewVerifier")}
+		return nil, &VerifyError{Stage: "leaf", Err: errors.New("the Verifier was not made by NewVerifier")}
 	}
 	if len(chain) == 0 {
-		return nil, &VerifyError{Stage: StageLeaf, Err: errors.New("the peer presented no certificate")}
+		return nil, &VerifyError{Stage: "leaf", Err: errors.New("the peer presented no certificate")}
 	}
 	if peer, ok := v.recall(chain, role); ok {
 		return v.admit(peer)
 	}
 	usage, ok := usages[role]
 	if !ok {
-		return nil, &VerifyError{Stage: StageLeaf, Err: fmt.Errorf("unknown Role(%d)", int(role))}
+		return nil, &VerifyError{Stage: "leaf", Err: fmt.Errorf("unknown Role(%d)", int(role))}
 	}
 	if err := checkSize(chain); err != nil {
-		return nil, &VerifyError{Stage: StageChain, Err: err}
+		return nil, &VerifyError{Stage: "chain", Err: err}
 	}
 	id, err := checkLeaf(chain[0])
 	if err != nil {
-		e := &VerifyError{Stage: StageLeaf, ID: id, Err: err}
+		e := &VerifyError{Stage: "leaf", ID: id, Err: err}
 		if ce, ok := errors.AsType[*ParseError](err); ok {
 			e.Rule = ce.Rule
 		}
@@ -170,12 +162,12 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	}
 	b, err := v.bundle(id.TrustDomain())
 	if err != nil {
-		return nil, &VerifyError{Stage: StageBundle, ID: id, Rule: "X5-38", Err: err}
+		return nil, &VerifyError{Stage: "bundle", ID: id, Rule: "X5-38", Err: err}
 	}
 	now := v.now()
 	peer, err := verifyPath(chain, b, usage, now)
 	if err != nil {
-		return nil, &VerifyError{Stage: StageChain, ID: id, Rule: chainRule(err), Err: err}
+		return nil, &VerifyError{Stage: "chain", ID: id, Rule: chainRule(err), Err: err}
 	}
 	peer.id = id
 	if peer, err = v.admit(peer); err == nil {
@@ -187,7 +179,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 // admit asks the policy.
 func (v *Verifier) admit(peer *Peer) (*Peer, error) {
 	if err := v.allow.Policy().Check(peer.id); err != nil {
-		return nil, &VerifyError{Stage: StagePolicy, ID: peer.id, Err: err}
+		return nil, &VerifyError{Stage: "policy", ID: peer.id, Err: err}
 	}
 	return peer, nil
 }

@@ -122,82 +122,82 @@ func TestVerifyErrors(t *testing.T) {
 	}{
 		{
 			name: "no certificate", chain: chain(), src: home, allow: webOnly,
-			want: spiffe.VerifyError{Stage: spiffe.StageLeaf},
+			want: spiffe.VerifyError{Stage: "leaf"},
 			text: "spiffe: verify peer: leaf: the peer presented no certificate",
 		},
 		{
 			name: "unknown role", chain: chain(good), src: home, allow: webOnly, role: 3,
-			want: spiffe.VerifyError{Stage: spiffe.StageLeaf},
+			want: spiffe.VerifyError{Stage: "leaf"},
 			text: "spiffe: verify peer: leaf: unknown Role(3)",
 		},
 		{
 			name: "nil leaf", chain: chain(nil), src: home, allow: webOnly,
-			want: spiffe.VerifyError{Stage: spiffe.StageChain},
+			want: spiffe.VerifyError{Stage: "chain"},
 			text: "spiffe: verify peer: chain: a certificate in the chain is nil",
 		},
 		{
 			name: "nil certificate", chain: chain(good, nil), src: home, allow: webOnly,
-			want: spiffe.VerifyError{Stage: spiffe.StageChain},
+			want: spiffe.VerifyError{Stage: "chain"},
 			text: "spiffe: verify peer: chain: a certificate in the chain is nil",
 		},
 		{
 			name: "17 certificates", chain: chain(make([]*x509.Certificate, 17)...), src: home, allow: webOnly,
-			want: spiffe.VerifyError{Stage: spiffe.StageChain, Err: spiffe.ErrTooLarge},
+			want: spiffe.VerifyError{Stage: "chain", Err: spiffe.ErrTooLarge},
 			text: "spiffe: verify peer: chain: 17 certificates, the limit is 16: input too large",
 		},
 		{
 			name: "no ID", src: home, allow: webOnly, chain: chain(spec.with(func(s *certSpec) { s.uris, s.dns = nil, []string{"a"} }).issue(root).parse(t)),
-			want: spiffe.VerifyError{Stage: spiffe.StageLeaf, Rule: "X5-3"},
+			want: spiffe.VerifyError{Stage: "leaf", Rule: "X5-3"},
 			text: "spiffe: verify peer: leaf: invalid X.509-SVID: there is no URI name, so no SPIFFE ID",
 		},
 		{
 			name: "broken ID", src: home, allow: webOnly, chain: chain(spec.with(func(s *certSpec) { s.uris = []string{"spiffe://Example.org/web"} }).issue(root).parse(t)),
-			want: spiffe.VerifyError{Stage: spiffe.StageLeaf, Rule: "X5-37"},
+			want: spiffe.VerifyError{Stage: "leaf", Rule: "X5-37"},
 			text: `spiffe: verify peer: leaf: invalid X.509-SVID: the URI name is not a SPIFFE ID: invalid ID "spiffe://Example.org/web" at byte 9: upper case is not allowed in a trust domain name`,
 		},
 		{
 			name: "CA", src: home, allow: webOnly, chain: chain(root.parse(t)),
-			want: spiffe.VerifyError{Stage: spiffe.StageLeaf, ID: home.TrustDomain().ID(), Rule: "X5-32"},
+			want: spiffe.VerifyError{Stage: "leaf", ID: home.TrustDomain().ID(), Rule: "X5-32"},
 			text: `spiffe: verify peer "spiffe://example.org": leaf: invalid X.509-SVID: it is a CA certificate`,
 		},
 		{
 			name: "unknown trust domain", src: noBundles{}, allow: webOnly, chain: chain(good),
-			want: spiffe.VerifyError{Stage: spiffe.StageBundle, ID: webID, Rule: "X5-38", Err: spiffe.ErrUnknownTrustDomain},
+			want: spiffe.VerifyError{Stage: "bundle", ID: webID, Rule: "X5-38", Err: spiffe.ErrUnknownTrustDomain},
 			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": bundle: no trust bundle for this trust domain`,
 		},
 		{
 			name: "source fails", src: source(nil, errDown), allow: webOnly, chain: chain(good),
-			want: spiffe.VerifyError{Stage: spiffe.StageBundle, ID: webID, Rule: "X5-38", Err: errDown},
+			want: spiffe.VerifyError{Stage: "bundle", ID: webID, Rule: "X5-38", Err: errDown},
 			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": bundle: the agent is down`,
 		},
 		{
 			name: "source gives nothing", src: source(nil, nil), allow: webOnly, chain: chain(good),
-			want: spiffe.VerifyError{Stage: spiffe.StageBundle, ID: webID, Rule: "X5-38", Err: spiffe.ErrUnknownTrustDomain},
+			want: spiffe.VerifyError{Stage: "bundle", ID: webID, Rule: "X5-38", Err: spiffe.ErrUnknownTrustDomain},
 			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": bundle: trust domain "example.org": no trust bundle for this trust domain`,
 		},
 		{
 			name: "source gives another domain's bundle", src: source(bundleOf(t, "other.test", root.parse(t)), nil), allow: webOnly, chain: chain(good),
-			want: spiffe.VerifyError{Stage: spiffe.StageBundle, ID: webID, Rule: "X5-38", Err: spiffe.ErrUnknownTrustDomain},
+			want: spiffe.VerifyError{Stage: "bundle", ID: webID, Rule: "X5-38", Err: spiffe.ErrUnknownTrustDomain},
 			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": bundle: the bundle source was asked for "example.org" and returned the bundle of "other.test": no trust bundle for this trust domain`,
 		},
 		{
 			name: "empty bundle", src: bundleOf(t, "example.org"), allow: webOnly, chain: chain(good),
-			want: spiffe.VerifyError{Stage: spiffe.StageBundle, ID: webID, Rule: "X5-38", Err: spiffe.ErrNoAuthority},
+			want: spiffe.VerifyError{Stage: "bundle", ID: webID, Rule: "X5-38", Err: spiffe.ErrNoAuthority},
 			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": bundle: trust domain "example.org": the trust bundle has no X.509 authority`,
 		},
 		{
 			name: "other authority", src: bundleOf(t, "example.org", caSpec("ca2", "").issue(nil).parse(t)), allow: webOnly, chain: chain(good),
-			want: spiffe.VerifyError{Stage: spiffe.StageChain, ID: webID, Rule: "X5-31"},
+			want: spiffe.VerifyError{Stage: "chain", ID: webID, Rule: "X5-31"},
 			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": chain: x509: certificate signed by unknown authority`,
 		},
 		{
 			name: "not parsed", src: home, allow: webOnly, chain: chain(func() *x509.Certificate { c := *good; c.Raw = nil; return &c }()),
-			want: spiffe.VerifyError{Stage: spiffe.StageChain, ID: webID, Rule: "X5-30"},
+			want: spiffe.VerifyError{Stage: "chain", ID: webID, Rule: "X5-30"},
 			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": chain: x509: missing ASN.1 contents; use ParseCertificate`,
 		},
 		{
 			name: "denied", src: home, allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), chain: chain(good),
-			want: spiffe.VerifyError{Stage: spiffe.StagePolicy, ID: webID, Err: spiffe.ErrDenied},
+			want: spiffe.VerifyError{Stage: "policy", ID: webID, Err: spiffe.ErrDenied},
 			text: `spiffe: verify peer "spiffe://example.org/ns/prod/sa/web": policy: not allowed by policy, which allows spiffe://example.org/db`,
 		},
 	} {

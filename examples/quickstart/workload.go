@@ -165,7 +165,7 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 
 // hello answers with the name of the client.
 func hello(w http.ResponseWriter, r *http.Request) {
-	peer, ok := spiffetls.PeerFromRequest(r)
+	peer, ok := spiffetls.PeerFromContext(r.Context())
 	if !ok {
 		http.Error(w, "the client is not authenticated", http.StatusForbidden) // the handshake prevents it
 		return

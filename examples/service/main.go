@@ -130,7 +130,7 @@ func ready(ctx context.Context, src *workloadapi.Source, wait time.Duration) err
 
 // hello answers a client by its name.
 func hello(w http.ResponseWriter, r *http.Request) {
-	peer, ok := spiffetls.PeerFromRequest(r)
+	peer, ok := spiffetls.PeerFromContext(r.Context())
 	if !ok {
 		http.Error(w, "who are you?", http.StatusForbidden) // does not happen: the handshake asks
 		return

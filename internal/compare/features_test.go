@@ -54,7 +54,7 @@ var features = []struct {
 	{"TLS with an identity on one side", nil, tlsconfig.TLSServerConfig},
 	{"TLS with a certificate of the web on one side", nil, tlsconfig.MTLSWebServerConfig},
 	{"dial and listen", nil, peertls.Dial},
-	{"the peer of a net/http request", spiffetls.PeerFromRequest, nil},
+	{"the peer of a net/http request", spiffetls.PeerFromContext, nil},
 	{"transport credentials for grpc-go", nil, grpccredentials.MTLSServerCredentials},
 	{"validate a JWT-SVID", jwtsvid.NewValidator, peerjwt.ParseAndValidate},
 	{"validated tokens that are remembered", "1,000, adjustable", "0"},

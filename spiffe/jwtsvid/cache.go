@@ -58,10 +58,8 @@ type CacheOptions struct {
 // audiences at a time; after a failure the next comes after a wait of a second or less, growing to 30
 // seconds while there is a token, and to 5 without one.
 type Cache struct {
-	source  Source
-	timeout time.Duration
-	size    int
-	logger  *slog.Logger
+	source Source
+	opts   CacheOptions // with the defaults
 
 	entries atomic.Pointer[map[entryKey]*entry] // replaced, never changed; writers hold mu
 
@@ -104,22 +102,16 @@ func (st *entryState) due(now time.Time) bool   { return renew.Elapsed(st.planne
 
 // NewCache returns a Cache of what source fetches. It starts nothing. The options may be nil.
 func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
-	var o CacheOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &CacheOptions{})
 	switch {
 	case source == nil:
 		return nil, errors.New("jwtsvid: new cache: no source")
 	case o.Timeout < 0 || o.Size < 0:
 		return nil, fmt.Errorf("jwtsvid: new cache: Timeout is %v and Size %d: none may be negative", o.Timeout, o.Size)
 	}
-	c := &Cache{
-		source:  source,
-		timeout: cmp.Or(o.Timeout, 30*time.Second),
-		size:    cmp.Or(o.Size, 1000),
-		logger:  cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
-	}
+	c := &Cache{source: source, opts: CacheOptions{
+		cmp.Or(o.Timeout, 30*time.Second), cmp.Or(o.Size, 1000), cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
+	}}
 	c.entries.Store(new(map[entryKey]*entry))
 	c.loop = renew.Loop[*entry]{Mu: &c.mu, Attempt: c.attempt, Slots: concurrency}
 	return c, nil
@@ -203,7 +195,7 @@ func (c *Cache) entry(audience []string) (*entry, error) {
 	if m == nil {
 		m = make(map[entryKey]*entry)
 	}
-	if len(m) >= c.size {
+	if len(m) >= c.opts.Size {
 		c.evict(m)
 	}
 	e := &entry{key: key, audience: sorted}
@@ -321,7 +313,7 @@ func (c *Cache) attempt(base context.Context, e *entry) {
 	if c.rest(e) {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(base, c.timeout, fmt.Errorf("no answer in %v: %w", c.timeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(base, c.opts.Timeout, fmt.Errorf("no answer in %v: %w", c.opts.Timeout, context.DeadlineExceeded))
 	defer cancel()
 	token, err := c.source.Fetch(ctx, slices.Clone(e.audience)...)
 	var expires time.Time
@@ -354,9 +346,9 @@ func (c *Cache) attempt(base context.Context, e *entry) {
 
 	switch audience := slog.String("audience", quote(e.audience)); {
 	case err == nil:
-		c.logger.LogAttrs(base, slog.LevelDebug, "jwtsvid: new token", audience, slog.Time("expires", expires))
+		c.opts.Logger.LogAttrs(base, slog.LevelDebug, "jwtsvid: new token", audience, slog.Time("expires", expires))
 	case unseen && wait > 0:
-		c.logger.LogAttrs(base, slog.LevelWarn, "jwtsvid: no new token", audience, slog.Any("err", err), slog.Duration("retry_in", wait))
+		c.opts.Logger.LogAttrs(base, slog.LevelWarn, "jwtsvid: no new token", audience, slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
 }
 

@@ -111,7 +111,7 @@ func TestCacheClockPutBack(t *testing.T) {
 	}
 }
 
-// Who asks for a token that is there waits for nobody, however many audiences it has.
+// A caller whose token is cached does not wait, however many audiences it has.
 func TestCacheWithoutLock(t *testing.T) {
 	t.Parallel()
 	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, WideAudience: true})}
@@ -136,7 +136,7 @@ func TestCacheWithoutLock(t *testing.T) {
 	}
 }
 
-// TestCacheSlowSource shows that nobody waits for a new token who has an old one.
+// TestCacheSlowSource shows that a caller with an old token does not wait for a new one.
 func TestCacheSlowSource(t *testing.T) {
 	t.Parallel()
 	for _, running := range []bool{false, true} {
@@ -382,7 +382,7 @@ func TestCacheAudiences(t *testing.T) {
 	})
 }
 
-// TestCacheForgets shows that tokens which nobody uses are neither renewed nor kept, and that use brings
+// TestCacheForgets shows that unused tokens are neither renewed nor kept, and that use brings
 // the renewal back.
 func TestCacheForgets(t *testing.T) {
 	t.Parallel()
@@ -488,7 +488,7 @@ func TestCacheRun(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		fetch(t, c, "db")
 
-		// Run ends while it fetches: that is nobody's failure, and whoever waits has another attempt.
+		// Run ends while it fetches: that is no failure, and a caller that waits has another attempt.
 		source.set(func(m *mint) { m.wait = sleep(time.Hour) })
 		time.Sleep(150 * time.Second)
 		synctest.Wait()
@@ -532,7 +532,7 @@ func TestCacheRunWaits(t *testing.T) {
 	})
 }
 
-// TestCacheRunEndsForWaiters has somebody wait for an attempt that Run has begun and does not finish.
+// TestCacheRunEndsForWaiters has a caller wait for an attempt that Run has begun and does not finish.
 func TestCacheRunEndsForWaiters(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -68,7 +68,7 @@ func Example() {
 		return
 	}
 	server := httptest.NewTLSServer(protect(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if proof, ok := jwtsvid.FromRequest(r); ok {
+		if proof, ok := jwtsvid.FromContext(r.Context()); ok {
 			fmt.Fprintf(w, "hello %s", proof.ID())
 		}
 	})))

@@ -50,10 +50,7 @@ type Issuer struct {
 // once its public half is in the bundle of td under keyID; see [spiffe.BundleContents]. The options may
 // be nil.
 func NewIssuer(td spiffe.TrustDomain, keyID string, key crypto.Signer, opts *IssuerOptions) (*Issuer, error) {
-	var o IssuerOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &IssuerOptions{})
 	issuer, err := token.NewIssuer(kind, key, token.IssuerConfig{
 		Domain: td, KeyID: keyID, Type: "JWT", Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, DefaultLifetime), Now: o.Now,
 	})

@@ -12,7 +12,7 @@
 //	…
 //	server := &http.Server{Handler: protect(handler)}
 //
-// In the handler, [FromRequest] returns the proof of the caller's identity.
+// In the handler, [FromContext] returns the proof of the caller's identity.
 //
 // # A client
 //

@@ -48,7 +48,7 @@ type MiddlewareOptions struct {
 
 // Middleware returns a function that wraps handlers so that only requests with a valid token get
 // through, of workloads that the policy allows at that moment. The handler reads the proof with
-// [FromRequest]. A policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options
+// [FromContext]. A policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options
 // may be nil.
 //
 // Other requests are answered as RFC 6750 section 3 says, each with a WWW-Authenticate header, and with
@@ -129,6 +129,3 @@ func FromContext(ctx context.Context) (*Verified, bool) {
 	p, ok := ctx.Value(proofKey{}).(*Verified)
 	return p, ok
 }
-
-// FromRequest is [FromContext] for a request that a server received.
-func FromRequest(r *http.Request) (*Verified, bool) { return FromContext(r.Context()) }

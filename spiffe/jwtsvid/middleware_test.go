@@ -24,7 +24,7 @@ import (
 
 // who answers with the HTTP version and the proof, as the handler knows them.
 var who = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-	p, ok := jwtsvid.FromRequest(r)
+	p, ok := jwtsvid.FromContext(r.Context())
 	if !ok {
 		fmt.Fprintf(w, "%d none", r.ProtoMajor)
 		return
@@ -125,7 +125,7 @@ func TestMiddlewareMistakes(t *testing.T) {
 		assert.ErrorContains(t, err, "jwtsvid: middleware: ")
 		assert.ErrorContains(t, err, c.want)
 	}
-	_, ok := jwtsvid.FromRequest(httptest.NewRequest(http.MethodGet, "/", nil))
+	_, ok := jwtsvid.FromContext(httptest.NewRequest(http.MethodGet, "/", nil).Context())
 	assert.False(t, ok, "a request that came another way")
 }
 

@@ -1,6 +1,7 @@
 package jwtsvid
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,9 +46,7 @@ type TransportOptions struct {
 type Transport struct {
 	cache     *Cache
 	audiences map[string]string // by host and port
-	base      http.RoundTripper
-	loopback  bool
-	unix      bool
+	opts      TransportOptions  // with the defaults
 }
 
 // NewTransport returns a Transport that takes tokens from cache. The map gives for each host, as it
@@ -55,11 +54,7 @@ type Transport struct {
 // default port of the URL's scheme, "db.example.org:8443" that host and port. The map is copied. The
 // options may be nil.
 func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOptions) (*Transport, error) {
-	t := &Transport{cache: cache, audiences: make(map[string]string, len(audiences))}
-	var o TransportOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &TransportOptions{})
 	switch {
 	case cache == nil:
 		return nil, errors.New("jwtsvid: new transport: no cache")
@@ -68,6 +63,10 @@ func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOpti
 	case o.UnixSocket != "" && o.Base != nil:
 		return nil, errors.New("jwtsvid: new transport: UnixSocket and Base are both set; Base decides itself where it connects to")
 	}
+	if o.Base == nil {
+		o.Base = token.BaseTransport(o.UnixSocket)
+	}
+	t := &Transport{cache, make(map[string]string, len(audiences)), o}
 	for _, name := range slices.Sorted(maps.Keys(audiences)) {
 		u, err := url.Parse("https://" + name)
 		if err != nil || u.Host != name || u.Hostname() == "" || strings.HasSuffix(name, ":") {
@@ -82,10 +81,6 @@ func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOpti
 		}
 		t.audiences[host] = audiences[name]
 	}
-	t.loopback, t.unix, t.base = o.AllowLoopback, o.UnixSocket != "", o.Base
-	if t.base == nil {
-		t.base = token.BaseTransport(o.UnixSocket)
-	}
 	return t, nil
 }
 
@@ -97,7 +92,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("jwtsvid: transport: %w", err)
 	}
 	if audience == "" {
-		return t.base.RoundTrip(r)
+		return t.opts.Base.RoundTrip(r)
 	}
 	bearer, err := t.cache.Fetch(r.Context(), audience)
 	if err != nil {
@@ -145,7 +140,7 @@ func (t *Transport) audienceFor(r *http.Request) (string, error) {
 	switch {
 	case !ok:
 		return "", fmt.Errorf("no audience is known for the host %q; add it, or use another client for it", token.Clip(host, token.MaxQuoted))
-	case r.URL.Scheme == "https" || r.URL.Scheme == "http" && (t.unix || t.loopback && isLoopback(r.URL.Hostname())):
+	case r.URL.Scheme == "https" || r.URL.Scheme == "http" && (t.opts.UnixSocket != "" || t.opts.AllowLoopback && isLoopback(r.URL.Hostname())):
 		return audience, nil
 	}
 	return "", fmt.Errorf("refusing to send a token to %q by %q, where others can read it; use https",
@@ -165,7 +160,7 @@ func (t *Transport) send(r *http.Request, body io.ReadCloser, bearer string) (*h
 	c := token.CloneRequest(r)
 	c.Header.Set("Authorization", "Bearer "+bearer)
 	c.Body = body
-	resp, err := t.base.RoundTrip(c)
+	resp, err := t.opts.Base.RoundTrip(c)
 	if resp != nil {
 		resp.Request = r
 	}
@@ -187,9 +182,7 @@ func bodyAgain(r *http.Request) (io.ReadCloser, bool) {
 // CloseIdleConnections closes the idle connections of the base transport, if it can;
 // [http.Client.CloseIdleConnections] calls it.
 func (t *Transport) CloseIdleConnections() {
-	if b, ok := t.base.(interface{ CloseIdleConnections() }); ok {
-		b.CloseIdleConnections()
-	}
+	(&http.Client{Transport: t.opts.Base}).CloseIdleConnections()
 }
 
 // RPCCredentials present tokens in gRPC calls: metadata "authorization" with the value "Bearer TOKEN". It

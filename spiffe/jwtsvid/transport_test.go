@@ -149,7 +149,7 @@ func TestTransport(t *testing.T) {
 	assert.Equal(t, "cache", audienceOf(t, tokens[0]))
 	assert.Equal(t, 2, source.count())
 
-	// A caller who has something to say is not talked over.
+	// The caller's own Authorization header is kept.
 	_, err = do(t, c, http.MethodGet, db.URL, "", func(r *http.Request) { r.Header.Set("Authorization", "Basic x") })
 	require.NoError(t, err)
 	_, err = do(t, c, http.MethodGet, db.URL, "", func(r *http.Request) { r.SetBasicAuth("user", "pass") })
@@ -604,7 +604,7 @@ func TestNewTransportMistakes(t *testing.T) {
 		assert.ErrorContains(t, err, "jwtsvid: new transport: ")
 	}
 
-	// The base that nobody chose knows the roots of the host only, and uses no proxy.
+	// The default base knows the roots of the host only, and uses no proxy.
 	transport, err := jwtsvid.NewTransport(cache, one, nil)
 	require.NoError(t, err)
 	transport.CloseIdleConnections()

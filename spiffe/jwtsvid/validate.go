@@ -72,10 +72,7 @@ func NewAgentValidator(bundles spiffe.BundleSource, opts *ValidatorOptions) (*Va
 }
 
 func newValidator(bundles spiffe.BundleSource, audience []string, opts *ValidatorOptions) (*Validator, error) {
-	var o ValidatorOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &ValidatorOptions{})
 	check, err := token.NewChecker[*Verified](kind, bundles, o.Leeway, o.Now, o.Remember)
 	if err != nil {
 		return nil, fmt.Errorf("jwtsvid: new validator: %w", err)

@@ -410,7 +410,7 @@ func TestErrorsAreShort(t *testing.T) {
 
 func TestParseUnverified(t *testing.T) {
 	t.Parallel()
-	token := sign(baseHeader, basePay, "ES256", newMaterial(t).jwtx) // by a stranger
+	token := sign(baseHeader, basePay, "ES256", newMaterial(t).jwtx) // by a foreign key
 	u, err := jwtsvid.ParseUnverified(token)
 	require.NoError(t, err)
 	assert.Equal(t, &jwtsvid.Unverified{ID: webID, Audience: []string{"db"}, Expires: time.Unix(now+300, 0), KeyID: "jwt-1"}, u)

@@ -12,32 +12,32 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Fault is one way in which an identity can be wrong, by name; see [Faults] and [CA.Broken].
+// Fault is the name of one way in which an identity can be wrong; see [Faults] and [CA.Broken].
 type Fault string
 
-// Faults that tests name. [Faults] has these and more.
-const (
-	NoURI              Fault = "NoURI"              // X5-3: a DNS name and no URI name
-	TwoURIs            Fault = "TwoURIs"            // X5-36: a second SPIFFE ID
-	CALeaf             Fault = "CALeaf"             // X5-32: basic constraints with cA
-	PathlessID         Fault = "PathlessID"         // X5-35: the ID of the trust domain
-	NoKeyUsage         Fault = "NoKeyUsage"         // X5-40: no key usage extension
-	CertSignLeaf       Fault = "CertSignLeaf"       // X5-33: key usage with keyCertSign
-	NoDigitalSignature Fault = "NoDigitalSignature" // X5-40: key usage keyAgreement only
-	UnknownDomain      Fault = "UnknownDomain"      // X5-38: an ID of the trust domain "unknown.test", signed by this CA
-	ForeignCA          Fault = "ForeignCA"          // X5-31: signed by a root of the same trust domain that is not in the bundle
-	SelfSigned         Fault = "SelfSigned"         // X5-31: signed by its own key
-	Expired            Fault = "Expired"            // X5-30: ended a minute ago
-	ServerOnly         Fault = "ServerOnly"         // X5-39: extended key usage serverAuth only, refused as a client
-	ClientOnly         Fault = "ClientOnly"         // X5-39: extended key usage clientAuth only, refused as a server
-)
-
-// Faults returns all faults, in the order in which a verifier meets them: those above, and TwoSchemes
-// (X5-36: a second URI name, with the scheme https), ForeignScheme (X5-34: the URI name has the scheme
-// https), InvalidID (X5-37: the path of the ID has an empty segment), CRLSignLeaf (X5-33: key usage with
-// cRLSign), MissingIntermediate (X5-31: signed by an intermediate that is not in the chain),
-// IntermediateNotCA (X5-31: signed by an intermediate without cA), NotYetValid (X5-30: starts in an hour)
-// and UnknownExtension (X5-30: an unknown critical extension).
+// Faults returns all faults, in the order in which a verifier meets them:
+//
+//	NoURI                X5-3   a DNS name and no URI name
+//	TwoURIs              X5-36  a second SPIFFE ID
+//	TwoSchemes           X5-36  a second URI name, with the scheme https
+//	ForeignScheme        X5-34  a URI name with the scheme https
+//	InvalidID            X5-37  a path with an empty segment
+//	CALeaf               X5-32  basic constraints with cA
+//	PathlessID           X5-35  the ID of the trust domain
+//	NoKeyUsage           X5-40  no key usage extension
+//	CertSignLeaf         X5-33  key usage with keyCertSign
+//	CRLSignLeaf          X5-33  key usage with cRLSign
+//	NoDigitalSignature   X5-40  key usage keyAgreement only
+//	UnknownDomain        X5-38  an ID of the trust domain "unknown.test", signed by this CA
+//	ForeignCA            X5-31  signed by a root of the same trust domain that is not in the bundle
+//	SelfSigned           X5-31  signed by its own key
+//	MissingIntermediate  X5-31  signed by an intermediate that is not in the chain
+//	IntermediateNotCA    X5-31  signed by an intermediate without cA
+//	Expired              X5-30  ended a minute ago
+//	NotYetValid          X5-30  starts in an hour
+//	UnknownExtension     X5-30  an unknown critical extension
+//	ServerOnly           X5-39  extended key usage serverAuth only, refused as a client
+//	ClientOnly           X5-39  extended key usage clientAuth only, refused as a server
 func Faults() []Fault {
 	faults := make([]Fault, len(faultTable))
 	for i, info := range faultTable {
@@ -64,11 +64,11 @@ func (ca *CA) Broken(f Fault) ([]*x509.Certificate, crypto.Signer) {
 		info.template(template, ca.trust.td)
 	}
 	switch f {
-	case ForeignCA:
+	case "ForeignCA":
 		if by, err = newRoot(ca.trust.td, "foreign root"); err != nil {
 			ca.t.Fatalf("spiffetest: broken: %v", err)
 		}
-	case SelfSigned:
+	case "SelfSigned":
 		by = &authority{cert: template, key: key}
 	case "MissingIntermediate":
 		by = ca.Intermediate().fixed
@@ -80,18 +80,18 @@ func (ca *CA) Broken(f Fault) ([]*x509.Certificate, crypto.Signer) {
 }
 
 // Stage returns the stage at which a [spiffe.Verifier] refuses what has this fault.
-func (f Fault) Stage() spiffe.Stage { return f.info().stage }
+func (f Fault) Stage() string { return f.info().stage }
 
 // Rule returns the id of the rule that the fault breaks, as in [spiffe.VerifyError].
 func (f Fault) Rule() string { return f.info().rule }
 
 // Refused reports whether a peer in this role is refused for the fault. That is so for all but
-// [ServerOnly] and [ClientOnly], which are refused in the other role only.
+// ServerOnly and ClientOnly, which are refused in the other role only.
 func (f Fault) Refused(role spiffe.Role) bool {
 	switch f {
-	case ServerOnly:
+	case "ServerOnly":
 		return role == spiffe.ClientRole
-	case ClientOnly:
+	case "ClientOnly":
 		return role == spiffe.ServerRole
 	}
 	return f.info().rule != ""
@@ -109,7 +109,7 @@ type edit = func(c *x509.Certificate, td spiffe.TrustDomain)
 
 type faultInfo struct {
 	fault    Fault
-	stage    spiffe.Stage
+	stage    string
 	rule     string
 	template edit // nil if the template is not what is wrong
 }
@@ -137,34 +137,34 @@ func extKeyUsage(usage x509.ExtKeyUsage) edit {
 }
 
 var faultTable = []faultInfo{
-	{NoURI, spiffe.StageLeaf, "X5-3", func(c *x509.Certificate, _ spiffe.TrustDomain) { c.URIs, c.DNSNames = nil, []string{"broken.test"} }},
-	{TwoURIs, spiffe.StageLeaf, "X5-36", secondURI("spiffe", "/other")},
-	{"TwoSchemes", spiffe.StageLeaf, "X5-36", secondURI("https", "/broken")},
-	{"ForeignScheme", spiffe.StageLeaf, "X5-34", oneURI("https", "/broken")},
-	{"InvalidID", spiffe.StageLeaf, "X5-37", oneURI("spiffe", "/broken//id")},
-	{CALeaf, spiffe.StageLeaf, "X5-32", func(c *x509.Certificate, _ spiffe.TrustDomain) { c.IsCA = true }},
-	{PathlessID, spiffe.StageLeaf, "X5-35", oneURI("spiffe", "")},
-	{NoKeyUsage, spiffe.StageLeaf, "X5-40", keyUsage(0)},
-	{CertSignLeaf, spiffe.StageLeaf, "X5-33", keyUsage(x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign)},
-	{"CRLSignLeaf", spiffe.StageLeaf, "X5-33", keyUsage(x509.KeyUsageDigitalSignature | x509.KeyUsageCRLSign)},
-	{NoDigitalSignature, spiffe.StageLeaf, "X5-40", keyUsage(x509.KeyUsageKeyAgreement)},
-	{UnknownDomain, spiffe.StageBundle, "X5-38", func(c *x509.Certificate, _ spiffe.TrustDomain) { c.URIs[0].Host = "unknown.test" }},
-	{ForeignCA, spiffe.StageChain, "X5-31", nil},
-	{SelfSigned, spiffe.StageChain, "X5-31", func(c *x509.Certificate, td spiffe.TrustDomain) {
+	{"NoURI", "leaf", "X5-3", func(c *x509.Certificate, _ spiffe.TrustDomain) { c.URIs, c.DNSNames = nil, []string{"broken.test"} }},
+	{"TwoURIs", "leaf", "X5-36", secondURI("spiffe", "/other")},
+	{"TwoSchemes", "leaf", "X5-36", secondURI("https", "/broken")},
+	{"ForeignScheme", "leaf", "X5-34", oneURI("https", "/broken")},
+	{"InvalidID", "leaf", "X5-37", oneURI("spiffe", "/broken//id")},
+	{"CALeaf", "leaf", "X5-32", func(c *x509.Certificate, _ spiffe.TrustDomain) { c.IsCA = true }},
+	{"PathlessID", "leaf", "X5-35", oneURI("spiffe", "")},
+	{"NoKeyUsage", "leaf", "X5-40", keyUsage(0)},
+	{"CertSignLeaf", "leaf", "X5-33", keyUsage(x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign)},
+	{"CRLSignLeaf", "leaf", "X5-33", keyUsage(x509.KeyUsageDigitalSignature | x509.KeyUsageCRLSign)},
+	{"NoDigitalSignature", "leaf", "X5-40", keyUsage(x509.KeyUsageKeyAgreement)},
+	{"UnknownDomain", "bundle", "X5-38", func(c *x509.Certificate, _ spiffe.TrustDomain) { c.URIs[0].Host = "unknown.test" }},
+	{"ForeignCA", "chain", "X5-31", nil},
+	{"SelfSigned", "chain", "X5-31", func(c *x509.Certificate, td spiffe.TrustDomain) {
 		c.Subject = pkix.Name{Organization: []string{td.String()}, CommonName: "self-signed"}
 	}},
-	{"MissingIntermediate", spiffe.StageChain, "X5-31", nil},
-	{"IntermediateNotCA", spiffe.StageChain, "X5-31", nil},
-	{Expired, spiffe.StageChain, "X5-30", func(c *x509.Certificate, _ spiffe.TrustDomain) {
+	{"MissingIntermediate", "chain", "X5-31", nil},
+	{"IntermediateNotCA", "chain", "X5-31", nil},
+	{"Expired", "chain", "X5-30", func(c *x509.Certificate, _ spiffe.TrustDomain) {
 		c.NotBefore, c.NotAfter = c.NotBefore.Add(-leafLifetime), c.NotBefore.Add(-time.Minute)
 	}},
-	{"NotYetValid", spiffe.StageChain, "X5-30", func(c *x509.Certificate, _ spiffe.TrustDomain) {
+	{"NotYetValid", "chain", "X5-30", func(c *x509.Certificate, _ spiffe.TrustDomain) {
 		c.NotBefore, c.NotAfter = c.NotAfter, c.NotAfter.Add(leafLifetime)
 	}},
-	{"UnknownExtension", spiffe.StageChain, "X5-30", func(c *x509.Certificate, _ spiffe.TrustDomain) {
+	{"UnknownExtension", "chain", "X5-30", func(c *x509.Certificate, _ spiffe.TrustDomain) {
 		oid := asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1} // the arc for documentation, RFC 5612
 		c.ExtraExtensions = []pkix.Extension{{Id: oid, Critical: true, Value: asn1.NullBytes}}
 	}},
-	{ServerOnly, spiffe.StageChain, "X5-39", extKeyUsage(x509.ExtKeyUsageServerAuth)},
-	{ClientOnly, spiffe.StageChain, "X5-39", extKeyUsage(x509.ExtKeyUsageClientAuth)},
+	{"ServerOnly", "chain", "X5-39", extKeyUsage(x509.ExtKeyUsageServerAuth)},
+	{"ClientOnly", "chain", "X5-39", extKeyUsage(x509.ExtKeyUsageClientAuth)},
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -18,9 +20,10 @@ type trust struct {
 	active   *authority   // one of roots
 	made     int          // roots made so far, to name the next
 	sequence uint64
-	bundle   *spiffe.Bundle    // of td
-	bundles  *spiffe.BundleSet // of td and those it federates with
-	changed  chan struct{}     // closed when bundles changes
+	bundle   *spiffe.Bundle // of td
+
+	bundles atomic.Pointer[spiffe.BundleSet] // of td and those it federates with; writers hold mu
+	changed renew.Signal                     // of bundles
 }
 
 // Bundle returns the trust bundle as it is now. Its sequence number grows with every change.
@@ -32,10 +35,7 @@ func (ca *CA) Bundle() *spiffe.Bundle {
 
 // Bundles returns what [CA.FetchBundles] returns now: the bundle of the CA and those given to
 // [CA.Federate].
-func (ca *CA) Bundles() *spiffe.BundleSet {
-	bundles, _ := ca.trust.current()
-	return bundles
-}
+func (ca *CA) Bundles() *spiffe.BundleSet { return ca.trust.bundles.Load() }
 
 // Root returns the certificate of the root that signs now. It is shared and must not be changed.
 func (ca *CA) Root() *x509.Certificate { return ca.trust.activeRoot().cert }
@@ -85,7 +85,7 @@ func (ca *CA) Federate(other *spiffe.Bundle) {
 	if other.TrustDomain() == tr.td {
 		ca.t.Fatalf("spiffetest: federate: %s is the CA's own trust domain", tr.td)
 	}
-	tr.announce(tr.bundles.With(other))
+	tr.announce(other)
 }
 
 func (ca *CA) addRoot(activate bool) {
@@ -118,26 +118,13 @@ func (ca *CA) publish(roots []*authority) {
 		ca.t.Fatalf("spiffetest: bundle: %v", err)
 	}
 	tr.roots, tr.bundle = roots, bundle
-	if tr.bundles == nil {
-		if tr.bundles, err = spiffe.NewBundleSet(); err != nil {
-			ca.t.Fatalf("spiffetest: bundle: %v", err)
-		}
-	}
-	tr.announce(tr.bundles.With(bundle))
+	tr.announce(bundle)
 }
 
-// announce makes bundles current and wakes the watchers. The caller holds the lock.
-func (tr *trust) announce(bundles *spiffe.BundleSet) {
-	tr.bundles = bundles
-	close(tr.changed)
-	tr.changed = make(chan struct{})
-}
-
-// current returns the bundles and a channel that is closed when they are no longer current.
-func (tr *trust) current() (*spiffe.BundleSet, <-chan struct{}) {
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	return tr.bundles, tr.changed
+// announce makes b part of the bundles and wakes the watchers. The caller holds the lock.
+func (tr *trust) announce(b *spiffe.Bundle) {
+	tr.bundles.Store(tr.bundles.Load().With(b))
+	tr.changed.Notify()
 }
 
 func (tr *trust) activeRoot() *authority {

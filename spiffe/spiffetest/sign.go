@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -133,14 +134,8 @@ func (ca *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, err
 			yield(nil, err)
 			return
 		}
-		for {
-			bundles, changed := ca.trust.current()
+		for bundles := range renew.Follow(ctx, ca.trust.changed.Changed, ca.Bundles) {
 			if !yield(bundles, nil) {
-				return
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
 				return
 			}
 		}
@@ -152,15 +147,7 @@ func (ca *CA) begin(ctx context.Context, call int) error {
 	ca.mu.Lock()
 	delay := ca.delay
 	ca.mu.Unlock()
-	if delay > 0 {
-		timer := time.NewTimer(delay)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-	}
-	if ctx.Err() != nil {
+	if renew.Sleep(ctx, delay) != nil || ctx.Err() != nil {
 		return fmt.Errorf("spiffetest: %w", context.Cause(ctx))
 	}
 	ca.mu.Lock()

@@ -88,26 +88,31 @@ type snapshots interface {
 	Snapshot() (*spiffe.Snapshot, error)
 }
 
-// svidFault describes the fault of an answer, or returns "".
-func svidFault(svid *spiffe.SVID, err error) string {
+// either describes the fault of an answer that must be a value or an error, or returns "".
+func either(what string, there bool, err error) string {
 	switch {
-	case svid == nil && err == nil:
-		return "it returned neither an identity nor an error"
-	case svid != nil && err != nil:
-		return "it returned an identity and an error"
-	case err == nil && svid.ID().IsZero():
-		return "it returned an SVID that was not made by a function of package spiffe"
+	case !there && err == nil:
+		return "it returned neither " + what + " nor an error"
+	case there && err != nil:
+		return "it returned " + what + " and an error"
 	}
 	return ""
 }
 
+// svidFault describes the fault of an answer, or returns "".
+func svidFault(svid *spiffe.SVID, err error) string {
+	fault := either("an identity", svid != nil, err)
+	if fault == "" && err == nil && svid.ID().IsZero() {
+		fault = "it returned an SVID that was not made by a function of package spiffe"
+	}
+	return fault
+}
+
 func snapshotFault(snap *spiffe.Snapshot, err error) string {
-	switch {
-	case snap == nil && err == nil:
-		return "it returned neither a snapshot nor an error"
-	case snap != nil && err != nil:
-		return "it returned a snapshot and an error"
-	case err != nil:
+	if fault := either("a snapshot", snap != nil, err); fault != "" {
+		return fault
+	}
+	if err != nil {
 		return "no snapshot, though it has an identity: " + err.Error()
 	}
 	svid, _ := snap.SVID() // never an error
@@ -187,15 +192,11 @@ func TestBundleSource(t testing.TB, newSource func(t testing.TB) (spiffe.BundleS
 
 // bundleFault describes the fault of an answer, or returns "".
 func bundleFault(td spiffe.TrustDomain, b *spiffe.Bundle, err error) string {
-	switch {
-	case b == nil && err == nil:
-		return "it returned neither a bundle nor an error for " + td.String()
-	case b != nil && err != nil:
-		return "it returned a bundle and an error for " + td.String()
-	case err == nil && b.TrustDomain() != td:
-		return "asked for " + td.String() + " it returned the bundle of " + b.TrustDomain().String()
+	fault := either("a bundle of "+td.String(), b != nil, err)
+	if fault == "" && err == nil && b.TrustDomain() != td {
+		fault = "asked for " + td.String() + " it returned the bundle of " + b.TrustDomain().String()
 	}
-	return ""
+	return fault
 }
 
 // reporter returns a func that reports each fault once, as many readers may find it.

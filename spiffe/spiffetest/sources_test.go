@@ -112,8 +112,8 @@ func TestBrokenBundleSources(t *testing.T) {
 	zero := spiffe.TrustDomain{}.String()
 	for want, source := range map[string]spiffe.BundleSource{
 		"newSource returned nil":                                                                  nil,
-		"it returned neither a bundle nor an error for example.org":                               instead("example.org", nil, nil),
-		"it returned a bundle and an error for example.org":                                       instead("example.org", ca.Bundle(), fail),
+		"it returned neither a bundle of example.org nor an error":                                instead("example.org", nil, nil),
+		"it returned a bundle of example.org and an error":                                        instead("example.org", ca.Bundle(), fail),
 		"asked for example.org it returned the bundle of other.test":                              instead("example.org", other.Bundle(), nil),
 		`"example.org": no bundle, though it should have one: out of order`:                       instead("example.org", nil, fail),
 		`asked for sub.example.org it returned the bundle of example.org`:                         instead("sub.example.org", ca.Bundle(), nil),

@@ -97,7 +97,8 @@ func NewCA(t testing.TB, trustDomain string) *CA {
 	if err != nil {
 		t.Fatalf("spiffetest: new CA: %v", err)
 	}
-	ca := &CA{t: t, trust: &trust{td: td, changed: make(chan struct{})}}
+	ca := &CA{t: t, trust: &trust{td: td}}
+	ca.trust.bundles.Store(new(spiffe.BundleSet))
 	ca.addRoot(true)
 	return ca
 }

@@ -29,7 +29,7 @@ func Example() {
 
 	// The server is /db and serves /web.
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if peer, ok := spiffetls.PeerFromRequest(r); ok {
+		if peer, ok := spiffetls.PeerFromContext(r.Context()); ok {
 			fmt.Fprintf(w, "hello %s, over %s", peer.ID(), r.Proto)
 		}
 	})}

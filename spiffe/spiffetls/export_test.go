@@ -4,7 +4,7 @@ import "context"
 
 // JudgeAll is one round of Run.
 func JudgeAll(g *Governor, ctx context.Context) {
-	g.takeRenewed()
+	g.listen(nil, true)
 	g.judgeAll(ctx)
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -122,7 +123,7 @@ type Failure struct {
 	// dialled.
 	Remote string `json:"remote,omitempty"`
 
-	// Stage is where the verification of the other side failed, as in [spiffe.Stage]; or "identity" if
+	// Stage is where the verification of the other side failed, as in [spiffe.VerifyError]; or "identity" if
 	// this side had none to present, "request" if a request was denied, and "tls" if TLS itself failed
 	// or the other side ended the handshake.
 	Stage string `json:"stage"`
@@ -209,7 +210,7 @@ func (l *FailureLog) addError(now time.Time, server bool, remote string, err err
 		f.Stage, f.Reason, f.Clock, f.OtherSees = "identity", he.Err.Error(), he.Clock, he.OtherSees()
 	}
 	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
-		f.Stage, f.Rule, f.ID, f.TrustDomain = string(ve.Stage), ve.Rule, ve.ID, ve.ID.TrustDomain()
+		f.Stage, f.Rule, f.ID, f.TrustDomain = ve.Stage, ve.Rule, ve.ID, ve.ID.TrustDomain()
 	}
 	l.add(now, f)
 }
@@ -245,21 +246,19 @@ func failureText(kept []Failure, total uint64) string {
 	fmt.Fprintf(&b, "%d failures since the start; the last of each kind, newest first\n", total)
 	for _, f := range kept {
 		fmt.Fprintf(&b, "\n%s  %d times since %s\n", f.Last.UTC().Format(time.RFC3339), f.Count, f.First.UTC().Format(time.RFC3339))
-		line := func(name, value string) {
-			if value != "" {
-				fmt.Fprintf(&b, "  %-13s %s\n", name, value)
+		var id, td string
+		if !f.ID.IsZero() {
+			id, td = f.ID.String(), f.TrustDomain.String()
+		}
+		for _, line := range [][2]string{
+			{"this side", f.Side}, {"remote", f.Remote}, {"stage", f.Stage}, {"id", id}, {"trust domain", td},
+			{"reason", strconv.Quote(f.Reason)}, // parts may be hostile
+			{"clock", f.Clock}, {"other sees", f.OtherSees},
+		} {
+			if line[1] != "" {
+				fmt.Fprintf(&b, "  %-13s %s\n", line[0], line[1])
 			}
 		}
-		line("this side", f.Side)
-		line("remote", f.Remote)
-		line("stage", f.Stage)
-		if !f.ID.IsZero() {
-			line("id", f.ID.String())
-			line("trust domain", f.TrustDomain.String())
-		}
-		line("reason", fmt.Sprintf("%q", f.Reason)) // quoted, as parts may be hostile
-		line("clock", f.Clock)
-		line("other sees", f.OtherSees)
 	}
 	return b.String()
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -89,16 +90,18 @@ type GovernorOptions struct {
 //
 // A Governor is safe for concurrent use and may be shared by servers and transports.
 type Governor struct {
-	interval, grace, jitter time.Duration
-	log                     *slog.Logger
-	wake                    chan struct{} // a connection was added
-	running                 atomic.Bool
-	hooked                  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
+	opts    GovernorOptions // with the defaults
+	wake    chan struct{}   // a connection was added
+	running atomic.Bool
+	hooked  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
+
+	// heard are the endpoints whose sources Run listens to, and the channels that tell of their next
+	// change. Only Run uses it.
+	heard map[*endpoint][]<-chan struct{}
 
 	mu        sync.Mutex
 	queue     queue
 	endpoints map[*endpoint]int // connections of each
-	renewed   bool              // endpoints has changed
 	draining  int
 	ended     uint64
 }
@@ -119,18 +122,15 @@ const (
 
 // NewGovernor returns a Governor, which does nothing until it is run. The options may be nil.
 func NewGovernor(opts *GovernorOptions) (*Governor, error) {
-	var o GovernorOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &GovernorOptions{})
 	if o.Interval < 0 {
 		return nil, errors.New("spiffetls: governor: the interval is negative")
 	}
 	return &Governor{
-		interval:  cmp.Or(o.Interval, time.Minute),
-		grace:     max(0, cmp.Or(o.Grace, 30*time.Second)),
-		jitter:    max(0, cmp.Or(o.Jitter, 10*time.Second)),
-		log:       cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
+		opts: GovernorOptions{
+			cmp.Or(o.Interval, time.Minute), max(0, cmp.Or(o.Grace, 30*time.Second)), max(0, cmp.Or(o.Jitter, 10*time.Second)),
+			cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
+		},
 		wake:      make(chan struct{}, 1),
 		endpoints: make(map[*endpoint]int),
 	}, nil
@@ -201,9 +201,6 @@ func (g *Governor) add(c *governed) {
 	g.mu.Lock()
 	heap.Push(&g.queue, c)
 	g.endpoints[c.e]++
-	if g.endpoints[c.e] == 1 {
-		g.renewed = true
-	}
 	g.mu.Unlock()
 	select {
 	case g.wake <- struct{}{}:
@@ -221,7 +218,6 @@ func (g *Governor) remove(c *governed) {
 	heap.Remove(&g.queue, c.index)
 	if g.endpoints[c.e]--; g.endpoints[c.e] == 0 {
 		delete(g.endpoints, c.e)
-		g.renewed = true
 	}
 	if c.state == draining {
 		g.draining--
@@ -247,23 +243,16 @@ func (g *Governor) Run(ctx context.Context) error {
 		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(g.wake)},
 	}
 	var (
-		changes []reflect.SelectCase // of the sources
-		round   = time.Now()         // when all are judged again
-		last    time.Time            // when they were
-		told    bool                 // a source has changed since
+		round = time.Now() // when all are judged again
+		last  time.Time    // when they were
+		told  bool         // a source has changed since
 	)
 	for ctx.Err() == nil {
 		now := time.Now()
 		due := !round.After(now)
-		if g.takeRenewed() || due {
-			before := changes
-			changes = g.changes() // before judging, so that no change is missed
-			if !due && !told && anyClosed(before) {
-				told, round = true, soon(last, round) // the closed channel is no longer in changes
-			}
-		}
+		cases := g.listen(own, due) // before judging, so that no change is missed
 		if due {
-			last, told, round = now, false, now.Add(g.interval)
+			last, told, round = now, false, now.Add(g.opts.Interval)
 			g.judgeAll(ctx)
 		}
 		next := g.act(ctx)
@@ -271,56 +260,45 @@ func (g *Governor) Run(ctx context.Context) error {
 			next = round
 		}
 		timer.Reset(time.Until(next))
-		cases := own
-		if !told {
-			cases = slices.Concat(own, changes)
+		if told {
+			cases = own
 		}
 		if i, _, _ := reflect.Select(cases); i >= len(own) {
-			told, round = true, soon(last, round)
+			told = true
+			if pause := last.Add(governorPause); pause.Before(round) {
+				round = pause
+			}
 		}
 	}
 	return context.Cause(ctx)
 }
 
-// soon returns when all are judged after a change, at the latest at round.
-func soon(last, round time.Time) time.Time {
-	if pause := last.Add(governorPause); pause.Before(round) {
-		return pause
-	}
-	return round
-}
-
-// anyClosed reports whether a source has changed since its channel was taken.
-func anyClosed(changes []reflect.SelectCase) bool {
-	i, _, _ := reflect.Select(append(slices.Clone(changes), reflect.SelectCase{Dir: reflect.SelectDefault}))
-	return i < len(changes)
-}
-
-func (g *Governor) takeRenewed() bool {
+// listen appends to cases the channels that tell of the next change of a source of a connection: new ones
+// if again, and otherwise new ones for new endpoints only, so that a change that came meanwhile still tells.
+func (g *Governor) listen(cases []reflect.SelectCase, again bool) []reflect.SelectCase {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	defer func() { g.renewed = false }()
-	return g.renewed
-}
-
-// changes asks the sources of all connections for the channels that tell of their next change.
-func (g *Governor) changes() []reflect.SelectCase {
-	g.mu.Lock()
-	var changers []changer
-	for e := range g.endpoints {
-		changers = append(changers, e.changers...)
-	}
+	endpoints := slices.Collect(maps.Keys(g.endpoints))
 	g.mu.Unlock()
-	var cases []reflect.SelectCase
-	seen := make(map[<-chan struct{}]bool)
-	for _, c := range changers {
-		ch := c.Changed()
-		if ch == nil || seen[ch] || len(cases) == maxSources {
-			continue
+	cases, own := slices.Clone(cases), len(cases)
+	heard := make(map[*endpoint][]<-chan struct{}, len(endpoints))
+	seen := map[<-chan struct{}]bool{nil: true}
+	for _, e := range endpoints {
+		channels, ok := g.heard[e]
+		if again || !ok {
+			channels = nil
+			for _, c := range e.changers {
+				channels = append(channels, c.Changed())
+			}
 		}
-		seen[ch] = true
-		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ch)})
+		heard[e] = channels
+		for _, ch := range channels {
+			if !seen[ch] && len(cases) < own+maxSources {
+				seen[ch] = true
+				cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ch)})
+			}
+		}
 	}
+	g.heard = heard
 	return cases
 }
 
@@ -328,7 +306,7 @@ func (g *Governor) changes() []reflect.SelectCase {
 // listen to yet is judged later; see act.
 func (g *Governor) judgeAll(ctx context.Context) {
 	g.mu.Lock()
-	all, renewed := slices.Clone(g.queue), g.renewed
+	all := slices.Clone(g.queue)
 	g.mu.Unlock()
 	var failure error
 	stay := 0
@@ -339,7 +317,7 @@ func (g *Governor) judgeAll(ctx context.Context) {
 		switch {
 		case c.link.gone():
 			g.remove(c)
-		case c.state != draining && (c.state != fresh || !renewed):
+		case c.state != draining && (c.state != fresh || g.listens(c)):
 			if err := g.judge(c); err != nil {
 				failure = err
 				stay++
@@ -347,8 +325,14 @@ func (g *Governor) judgeAll(ctx context.Context) {
 		}
 	}
 	if stay > 0 {
-		g.log.Warn("connections cannot be judged and stay open", slog.Int("connections", stay), slog.Any("err", failure))
+		g.opts.Logger.Warn("connections cannot be judged and stay open", slog.Int("connections", stay), slog.Any("err", failure))
 	}
+}
+
+// listens reports whether Run listens to the sources of a connection.
+func (g *Governor) listens(c *governed) bool {
+	_, ok := g.heard[c.e]
+	return ok
 }
 
 // judge decides about a connection that is not draining. The error is that of a source that failed.
@@ -378,11 +362,11 @@ func (g *Governor) judge(c *governed) error {
 // undecided reports whether err is only that the bundle source failed.
 func undecided(err error) bool {
 	ve, ok := errors.AsType[*spiffe.VerifyError](err)
-	return ok && ve.Stage == spiffe.StageBundle && !errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
+	return ok && ve.Stage == "bundle" && !errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
 }
 
 func (g *Governor) spread(c *governed) time.Duration {
-	return time.Duration(c.share * float64(g.jitter))
+	return time.Duration(c.share * float64(g.opts.Jitter))
 }
 
 // end returns when a proof expires, on the clock of the timers.
@@ -397,7 +381,7 @@ func (c *governed) end(now time.Time) time.Time {
 // farewell returns when to drain a connection so that it is closed when its proof expires.
 func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	end := c.end(now)
-	start := end.Add(-g.grace).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
+	start := end.Add(-g.opts.Grace).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
 	if start.Before(c.since) {
 		return end
 	}
@@ -427,14 +411,14 @@ func (g *Governor) act(ctx context.Context) time.Time {
 			g.mu.Unlock()
 			return time.Time{}
 		}
-		c, renewed := g.queue[0], g.renewed
+		c := g.queue[0]
 		g.mu.Unlock()
 		if c.at.After(now) {
 			return c.at
 		}
 		switch c.state {
 		case fresh:
-			if renewed { // Run must listen to its sources first, or it misses a change
+			if !g.listens(c) { // Run must listen to its sources first, or it misses a change
 				return now
 			}
 			_ = g.judge(c) // on failure the verdict of the handshake stands
@@ -452,10 +436,10 @@ func (g *Governor) act(ctx context.Context) time.Time {
 
 // drain begins to end a connection.
 func (g *Governor) drain(c *governed, now time.Time) {
-	g.log.Info("connection is drained", slog.String("peer", c.peer.ID().String()), slog.String("remote", c.link.remote()),
+	g.opts.Logger.Info("connection is drained", slog.String("peer", c.peer.ID().String()), slog.String("remote", c.link.remote()),
 		slog.String("side", c.side()), slog.String("reason", c.reason))
 	c.cut = c.end(now)
-	if by := now.Add(g.grace); by.Before(c.cut) {
+	if by := now.Add(g.opts.Grace); by.Before(c.cut) {
 		c.cut = by
 	}
 	g.schedule(c, draining, now)

@@ -58,7 +58,7 @@ func (a *announcer) learn(bundles *spiffe.BundleSet) {
 	a.ch = make(chan struct{})
 }
 
-// town is a server in memory, in a bubble, with a Governor that runs.
+// town is a server in memory, in a bubble, with a running Governor.
 type town struct {
 	t       *testing.T
 	g       *spiffetls.Governor
@@ -114,7 +114,7 @@ func govern(t *testing.T, g *spiffetls.Governor) {
 	})
 }
 
-// open makes a town. What self and peers are, and whom allow allows, a test changes.
+// open makes a town. A test changes what self, peers and allow return.
 func open(t *testing.T, opts *spiffetls.GovernorOptions, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
 	t.Helper()
 	return openAt(t, nil, opts, self, peers, allow)
@@ -272,7 +272,7 @@ func (c *crowd) requireOpen(t *testing.T, idle, busy bool, msg string) {
 	}
 }
 
-// unharmed wants everybody to be on the connection they began with.
+// unharmed requires that every client still has its first connection.
 func (c *crowd) unharmed(t *testing.T) {
 	t.Helper()
 	c.requireOpen(t, true, true, "not concerned")
@@ -374,7 +374,7 @@ func TestServerGovernor(t *testing.T) {
 	}
 }
 
-// TestBusyConnectionsEndAfterTheirWork: whoever is done within the grace loses nothing.
+// TestBusyConnectionsEndAfterTheirWork: a request that ends within the grace loses nothing.
 func TestBusyConnectionsEndAfterTheirWork(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
@@ -439,8 +439,8 @@ func TestClientGovernor(t *testing.T) {
 	})
 }
 
-// TestWhoHasLeft: connections that clients close are not the server's Governor's any more.
-func TestWhoHasLeft(t *testing.T) {
+// TestClosedByClient: connections that clients close leave the server's Governor.
+func TestClosedByClient(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		w := open(t, nil, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
@@ -477,8 +477,8 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
-// TestLongThought: a request that waits for the first byte of its answer is not idle, however long it waits.
-func TestLongThought(t *testing.T) {
+// TestSlowFirstByte: a request that waits for the first byte of its response is not idle.
+func TestSlowFirstByte(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, _, both := twoDomains(t)
 		l := memconn.Listen()
@@ -632,8 +632,8 @@ func TestSlowAnswer(t *testing.T) {
 	})
 }
 
-// TestNobodyOutlivesTheProof, and who renews in time loses no request.
-func TestNobodyOutlivesTheProof(t *testing.T) {
+// TestConnectionClosesWhenProofExpires, and a client that renews in time loses no request.
+func TestConnectionClosesWhenProofExpires(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		start := time.Now()
@@ -700,7 +700,7 @@ func TestShortProof(t *testing.T) {
 	})
 }
 
-// TestCondemnedDoesNotOutliveTheProof: to be condemned gives nobody more time than the proof had left.
+// TestCondemnedDoesNotOutliveTheProof: a peer that is no longer trusted gets no more time than its proof had.
 func TestCondemnedDoesNotOutliveTheProof(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
@@ -725,7 +725,7 @@ func TestCondemnedDoesNotOutliveTheProof(t *testing.T) {
 	})
 }
 
-// TestClockLeaps: whose proof has expired since the last look is cut at the next, and gets no grace.
+// TestClockLeaps: a connection whose proof has expired since the last round is cut at the next, without grace.
 func TestClockLeaps(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
@@ -755,8 +755,8 @@ func TestEndlessGrace(t *testing.T) {
 	})
 }
 
-// TestServerSaysGoodbye before its own certificate expires, which it has shown.
-func TestServerSaysGoodbye(t *testing.T) {
+// TestServerDrainsBeforeItsOwnExpiry: a server drains before the certificate that it has presented expires.
+func TestServerDrainsBeforeItsOwnExpiry(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		self := newParty(ca.SVID("/town", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Minute) }), ca.Bundles())
@@ -777,7 +777,7 @@ func TestServerSaysGoodbye(t *testing.T) {
 	})
 }
 
-// TestSpread: the ends are spread over the jitter, and who is trusted again before stays.
+// TestSpread: the ends are spread over the jitter, and a peer that is trusted again before its end stays.
 func TestSpread(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
@@ -869,24 +869,25 @@ func TestChangeDuringHandshake(t *testing.T) {
 	})
 }
 
-// TestChangeWhileOthersCome: a source that changes while Run looks for the sources of a newcomer is
-// noticed all the same.
+// TestChangeWhileOthersCome: a source that changes while Run asks the sources of a new connection for their
+// next change is noticed.
 func TestChangeWhileOthersCome(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
 		self := newParty(home.SVID("/town"), both)
-		peers := &turning{announcer: announcing(self)}
+		peers := announcing(self)
 		w := open(t, &spiffetls.GovernorOptions{Interval: 24 * time.Hour, Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
 		bad := w.citizen(other.SVID("/bad"), both, nil)
 		bad.ask()
 		after(time.Minute)
 		require.True(t, bad.isOpen())
 
-		peers.next.Store(new(func() { peers.learn(home.Bundles()) }))
-		newcomer := w.citizen(home.SVID("/newcomer"), both, &spiffetls.Options{Governor: w.g})
+		late := &turning{announcer: announcing(newParty(home.SVID("/newcomer"), both))}
+		late.next.Store(new(func() { peers.learn(home.Bundles()) }))
+		newcomer := w.citizen(late, late, &spiffetls.Options{Governor: w.g})
 		newcomer.ask()
 		after(pause + quiet + instant)
-		require.Nil(t, peers.next.Load(), "the source has changed")
+		require.Nil(t, late.next.Load(), "the source has changed")
 		require.False(t, bad.isOpen())
 		require.True(t, newcomer.isOpen())
 	})
@@ -905,9 +906,9 @@ func (s *turning) Changed() <-chan struct{} {
 	return s.announcer.Changed()
 }
 
-// TestChangeOfANewcomersSource: a connection that comes while Run is busy is not judged before Run
-// listens to its sources.
-func TestChangeOfANewcomersSource(t *testing.T) {
+// TestChangeOfNewSource: a connection that comes while Run is busy is not judged before Run listens to
+// its sources.
+func TestChangeOfNewSource(t *testing.T) {
 	t.Parallel()
 	const interval = 10 * time.Minute
 	for name, round := range map[string]bool{"between rounds": false, "in a round": true} {
@@ -1069,7 +1070,7 @@ func TestHijackedConnection(t *testing.T) {
 	})
 }
 
-// TestForgottenConnection: a hijacked connection that has ended, of which nobody tells, is not kept.
+// TestForgottenConnection: a hijacked connection that has ended is not kept, although net/http does not report its end.
 func TestForgottenConnection(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")

@@ -17,7 +17,7 @@ import (
 )
 
 // ConfigureServer makes s serve HTTP/2 and HTTP/1.1 over TLS as [ServerConfig] describes, and makes
-// the proof of the client readable from each request with [PeerFromRequest]. Call it once, before s
+// the proof of the client readable from the context of each request with [PeerFromContext]. Call it once, before s
 // serves, then call s.ServeTLS or s.ListenAndServeTLS with empty file names.
 //
 // It sets s.TLSConfig, and it is an error if s has one. It wraps s.ConnContext, so a ConnContext of the
@@ -57,7 +57,13 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 		return c, nil
 	}
 	s.TLSConfig = base
-	inner := s.ConnContext
+	e.hook(s)
+	return nil
+}
+
+// hook wraps the hooks of s through which connections, and a Governor, learn about each other.
+func (e *endpoint) hook(s *http.Server) {
+	inner, state := s.ConnContext, s.ConnState
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if inner != nil {
 			if ctx = inner(ctx, c); ctx == nil {
@@ -70,17 +76,17 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 		}
 		return context.WithValue(ctx, connKey{}, conn)
 	}
-	if g := e.opts.Governor; g != nil {
-		state := s.ConnState
-		s.ConnState = func(c net.Conn, to http.ConnState) {
-			g.connState(c, to)
-			if state != nil {
-				state(c, to)
-			}
-		}
-		s.Handler = leaving{s.Handler}
+	g := e.opts.Governor
+	if g == nil {
+		return
 	}
-	return nil
+	s.ConnState = func(c net.Conn, to http.ConnState) {
+		g.connState(c, to)
+		if state != nil {
+			state(c, to)
+		}
+	}
+	s.Handler = leaving{s.Handler}
 }
 
 var errForeign = errors.New("the connection was not accepted by the configured server, so the Governor cannot end it")
@@ -155,9 +161,6 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	peer := conn.peer.Load()
 	return peer, peer != nil
 }
-
-// PeerFromRequest is [PeerFromContext] for a request that a server received.
-func PeerFromRequest(r *http.Request) (*spiffe.Peer, bool) { return PeerFromContext(r.Context()) }
 
 // Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1, that connects as [ClientConfig]
 // describes. The host in a URL is where to connect to; allow decides which servers are accepted. No proxy

@@ -7,7 +7,7 @@
 //	…
 //	err = server.ListenAndServeTLS("", "") // no files: the identity comes from self
 //
-// In the handler, [PeerFromRequest] returns the proven client. A client needs the same three:
+// In the handler, [PeerFromContext] returns the proven client. A client needs the same three:
 //
 //	transport, err := spiffetls.Transport(self, bundles, spiffe.AllowIDs(db), nil)
 //	…
@@ -76,6 +76,7 @@
 package spiffetls
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -186,11 +187,8 @@ type endpoint struct {
 type changer interface{ Changed() <-chan struct{} }
 
 func newEndpoint(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*endpoint, error) {
-	e := &endpoint{self: self}
-	if opts != nil {
-		e.opts = *opts
-		e.opts.NextProtos = slices.Clone(opts.NextProtos)
-	}
+	e := &endpoint{self: self, opts: *cmp.Or(opts, &Options{})}
+	e.opts.NextProtos = slices.Clone(e.opts.NextProtos)
 	if self == nil {
 		return nil, errors.New("no source of the identity to present")
 	}

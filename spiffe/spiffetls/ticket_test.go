@@ -79,7 +79,7 @@ func TestResumptionAfterRootsWereReplaced(t *testing.T) {
 		good(t, server, client, true, "the ticket is good")
 		db.learn(spiffetest.NewCA(t, "example.org").Bundles())
 		s, c := connect(t, server, client)
-		assert.Equal(t, "X5-31", verifyError(t, s.err, spiffe.StageChain).Rule)
+		assert.Equal(t, "X5-31", verifyError(t, s.err, "chain").Rule)
 		assert.False(t, s.state.DidResume, "the ticket was declined, and the certificate refused")
 		refusedBy(t, c.err)
 
@@ -109,7 +109,7 @@ func TestVerifyConnectionSeesResumption(t *testing.T) {
 		require.Equal(t, 1, resumed)
 		db.learn(spiffetest.NewCA(t, "example.org").Bundles())
 		s, c := connect(t, server, client)
-		verifyError(t, s.err, spiffe.StageChain)
+		verifyError(t, s.err, "chain")
 		assert.Equal(t, 2, resumed, "a resumed session was refused")
 		assert.Error(t, c.err)
 	})
@@ -193,7 +193,7 @@ func TestClientRefusesResumption(t *testing.T) {
 		web.learn(spiffetest.NewCA(t, "example.org").Bundles())
 		for range 2 {
 			s, c := connect(t, server, client)
-			verifyError(t, c.err, spiffe.StageChain)
+			verifyError(t, c.err, "chain")
 			assert.Error(t, s.err)
 		}
 		web.learn(ca.Bundles())
@@ -325,7 +325,7 @@ func TestResumptionAfterPolicyChanged(t *testing.T) {
 		require.NoError(t, allowClient.Set(nobody))
 		for range 2 {
 			s, c := connect(t, server, client)
-			assert.ErrorIs(t, verifyError(t, s.err, spiffe.StagePolicy), spiffe.ErrDenied)
+			assert.ErrorIs(t, verifyError(t, s.err, "policy"), spiffe.ErrDenied)
 			assert.False(t, s.state.DidResume, "the ticket was declined")
 			refusedBy(t, c.err)
 		}
@@ -338,7 +338,7 @@ func TestResumptionAfterPolicyChanged(t *testing.T) {
 		require.NoError(t, allowServer.Set(nobody))
 		for i := range 2 {
 			s, c := connect(t, server, client)
-			assert.ErrorIs(t, verifyError(t, c.err, spiffe.StagePolicy), spiffe.ErrDenied)
+			assert.ErrorIs(t, verifyError(t, c.err, "policy"), spiffe.ErrDenied)
 			assert.Equal(t, i == 0, c.state.DidResume, "the session is dropped when it is refused")
 			assert.Error(t, s.err)
 		}
@@ -395,7 +395,7 @@ func TestTransportResumes(t *testing.T) {
 			expect(true)
 			web.learn(other)
 			_, err = ask()
-			verifyError(t, err, spiffe.StageChain)
+			verifyError(t, err, "chain")
 			web.learn(ca.Bundles())
 			expect(false)
 			expect(true)

@@ -54,7 +54,7 @@ func Example() {
 		return
 	}
 	server.Config.Handler = wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		caller, _ := witsvid.FromRequest(r)
+		caller, _ := witsvid.FromContext(r.Context())
 		fmt.Fprintf(w, "hello, %s\n", caller.ID())
 	}))
 	server.StartTLS()
@@ -203,7 +203,7 @@ func ExampleFromResponse() {
 	// 200 OK signed by spiffe://example.org/db true
 }
 
-// A token says who it is of; that alone lets nobody in.
+// A token names its holder. It does not authenticate without a proof.
 func ExampleParseUnverified() {
 	issuer, _, err := newExample()
 	if err != nil {

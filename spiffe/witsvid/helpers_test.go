@@ -13,6 +13,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe/witsvid"
 )
 
+// The header fields of a request.
+const (
+	headerToken = "Workload-Identity-Token"
+	headerProof = "Workload-Proof-Token"
+)
+
 // logged is a log whose records are errors, to be looked at one by one.
 type logged struct {
 	mu   sync.Mutex

@@ -12,8 +12,8 @@ import (
 // The header fields that carry a token and a Workload Proof Token (WIT-49, WPT-1): each is there exactly
 // once. A message signature is in Signature-Input and Signature (RFC 9421).
 const (
-	HeaderToken = "Workload-Identity-Token"
-	HeaderProof = "Workload-Proof-Token"
+	headerToken = "Workload-Identity-Token"
+	headerProof = "Workload-Proof-Token"
 )
 
 // Header fields, in lower case as proofs name them.
@@ -36,7 +36,7 @@ func tokenFields(names []string) ([]string, error) {
 		switch {
 		case f == "" || strings.ContainsFunc(f, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }):
 			return nil, fmt.Errorf("%q is not the name of a header field", token.Clip(n, token.MaxQuoted))
-		case slices.Contains([]string{tokenField, strings.ToLower(HeaderProof), authField, txnField, digestField, typeField, "signature", "signature-input", "host"}, f):
+		case slices.Contains([]string{tokenField, strings.ToLower(headerProof), authField, txnField, digestField, typeField, "signature", "signature-input", "host"}, f):
 			return nil, fmt.Errorf("the field %q is always covered and must not be among Tokens", f)
 		case slices.Contains(list, f):
 			return nil, fmt.Errorf("the field %q is there twice", f)

@@ -106,7 +106,7 @@ func signing(o *witsvid.TransportOptions) { o.SignMessages = true }
 
 // who answers with the HTTP version and the caller.
 func who(w http.ResponseWriter, r *http.Request) {
-	proof, ok := witsvid.FromRequest(r)
+	proof, ok := witsvid.FromContext(r.Context())
 	if !ok {
 		proof = &witsvid.Proof{}
 	}
@@ -172,12 +172,12 @@ func TestRoundTrip(t *testing.T) {
 					require.NoError(t, p.logs.take())
 					assert.Equal(t, http.StatusOK, status)
 					assert.Equal(t, want, body)
-					assert.Empty(t, r.Header.Get(witsvid.HeaderToken), "the caller's request is left alone")
+					assert.Empty(t, r.Header.Get(headerToken), "the caller's request is left alone")
 				}
 				resp, err := c.Do(request(t, "GET", p.url, ""))
 				require.NoError(t, err)
 				require.NoError(t, resp.Body.Close())
-				assert.NotContains(t, resp.Request.Header, witsvid.HeaderToken, "the response does not show the token")
+				assert.NotContains(t, resp.Request.Header, headerToken, "the response does not show the token")
 			})
 		}
 	}
@@ -246,7 +246,7 @@ func TestMiddlewareRefuses(t *testing.T) {
 	call := witsvid.Call{Target: p.origin + "/query"}
 	fresh := func() (token, proof string) { return prove(t, p.web, nil, call) }
 	token, proof := fresh()
-	used := request(t, "GET", p.url, "", witsvid.HeaderToken, token, witsvid.HeaderProof, proof)
+	used := request(t, "GET", p.url, "", headerToken, token, headerProof, proof)
 	status, _ := do(t, plain, used)
 	require.Equal(t, http.StatusOK, status, "%v", p.logs.take())
 	require.True(t, called)
@@ -264,32 +264,32 @@ func TestMiddlewareRefuses(t *testing.T) {
 		detail string
 	}{
 		"nothing":                  {nil, 400, "missing WIT-49", "request: missing"},
-		"token alone":              {[]string{witsvid.HeaderToken, token}, 400, "missing WIT-40", "request: missing"},
-		"proof alone":              {[]string{witsvid.HeaderProof, next()}, 400, "missing WIT-49", "request: missing"},
-		"token twice":              {[]string{witsvid.HeaderToken, token, witsvid.HeaderToken, token, witsvid.HeaderProof, next()}, 400, "missing WIT-49", "request: missing"},
-		"token twice in one":       {[]string{witsvid.HeaderToken, token + ", " + token, witsvid.HeaderProof, next()}, 400, "malformed WIT-1", "token: malformed"},
-		"proof twice":              {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), witsvid.HeaderProof, next()}, 400, "missing WPT-1", "request: missing"},
-		"proof twice in one":       {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next() + "," + next()}, 400, "malformed WPT-2", "proof: malformed"},
+		"token alone":              {[]string{headerToken, token}, 400, "missing WIT-40", "request: missing"},
+		"proof alone":              {[]string{headerProof, next()}, 400, "missing WIT-49", "request: missing"},
+		"token twice":              {[]string{headerToken, token, headerToken, token, headerProof, next()}, 400, "missing WIT-49", "request: missing"},
+		"token twice in one":       {[]string{headerToken, token + ", " + token, headerProof, next()}, 400, "malformed WIT-1", "token: malformed"},
+		"proof twice":              {[]string{headerToken, token, headerProof, next(), headerProof, next()}, 400, "missing WPT-1", "request: missing"},
+		"proof twice in one":       {[]string{headerToken, token, headerProof, next() + "," + next()}, 400, "malformed WPT-2", "proof: malformed"},
 		"bearer":                   {[]string{"Authorization", "Bearer " + token}, 400, "misplaced WIT-42", "request: misplaced"},
-		"bearer with proof":        {[]string{"Authorization", "Bearer " + token, witsvid.HeaderProof, withAccess()}, 400, "misplaced WIT-42", "request: misplaced"},
-		"bearer beside good":       {[]string{witsvid.HeaderToken, token, "Authorization", "Bearer " + token, witsvid.HeaderProof, next()}, 400, "misplaced WIT-42", "request: misplaced"},
-		"other scheme":             {[]string{witsvid.HeaderToken, token, "Authorization", "WIT " + token + ", x=y", witsvid.HeaderProof, next()}, 400, "misplaced WIT-42", "request: misplaced"},
-		"no scheme":                {[]string{witsvid.HeaderToken, token, "Authorization", token, witsvid.HeaderProof, next()}, 400, "misplaced WIT-42", "request: misplaced"},
-		"used proof":               {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, proof}, 400, "replay WPT-9", "proof: replay"},
-		"proof of another":         {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, dbProof}, 400, "signature WPT-4", "proof: signature"},
-		"access token, no ath":     {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), "Authorization", "Bearer x"}, 400, "binding WPT-11", "proof: binding"},
-		"other access token":       {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, withAccess(), "Authorization", "Bearer y"}, 400, "binding WPT-11", "proof: binding"},
-		"scheme alone":             {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), "Authorization", "Bearer"}, 400, "binding WPT-11", "request: binding"},
-		"two access tokens":        {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, withAccess(), "Authorization", "Bearer x", "Authorization", "Bearer y"}, 400, "binding WPT-11", "request: binding"},
-		"access token gone":        {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, withAccess()}, 400, "binding WPT-11", "proof: binding"},
-		"Basic, uncovered":         {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), "Authorization", "Basic dTpw"}, 400, "binding WPT-13", "proof: binding"},
-		"transaction, no tth":      {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), "Txn-Token", "t"}, 400, "binding WPT-12", "proof: binding"},
-		"two transactions":         {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), "Txn-Token", "t", "Txn-Token", "t"}, 400, "binding WPT-12", "request: binding"},
-		"two tokens of a user":     {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), "X-User", "a", "X-User", "b"}, 400, "binding WPT-13", "request: binding"},
-		"empty transaction":        {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), "Txn-Token", ""}, 400, "binding WPT-12", "request: binding"},
-		"not allowed":              {[]string{witsvid.HeaderToken, p.db.Token(), witsvid.HeaderProof, dbProof}, 403, "denied", "proof: denied"},
-		"foreign signature, alone": {[]string{witsvid.HeaderToken, token, "Signature-Input", `sig=("@method");tag="x"`, "Signature", "sig=:AA==:"}, 400, "claim HSIG-4", "message signature: claim"},
-		"broken signature beside":  {[]string{witsvid.HeaderToken, token, witsvid.HeaderProof, next(), "Signature-Input", `sig=(`, "Signature", "sig=:AA==:"}, 400, "malformed HSIG-7", "message signature: malformed"},
+		"bearer with proof":        {[]string{"Authorization", "Bearer " + token, headerProof, withAccess()}, 400, "misplaced WIT-42", "request: misplaced"},
+		"bearer beside good":       {[]string{headerToken, token, "Authorization", "Bearer " + token, headerProof, next()}, 400, "misplaced WIT-42", "request: misplaced"},
+		"other scheme":             {[]string{headerToken, token, "Authorization", "WIT " + token + ", x=y", headerProof, next()}, 400, "misplaced WIT-42", "request: misplaced"},
+		"no scheme":                {[]string{headerToken, token, "Authorization", token, headerProof, next()}, 400, "misplaced WIT-42", "request: misplaced"},
+		"used proof":               {[]string{headerToken, token, headerProof, proof}, 400, "replay WPT-9", "proof: replay"},
+		"proof of another":         {[]string{headerToken, token, headerProof, dbProof}, 400, "signature WPT-4", "proof: signature"},
+		"access token, no ath":     {[]string{headerToken, token, headerProof, next(), "Authorization", "Bearer x"}, 400, "binding WPT-11", "proof: binding"},
+		"other access token":       {[]string{headerToken, token, headerProof, withAccess(), "Authorization", "Bearer y"}, 400, "binding WPT-11", "proof: binding"},
+		"scheme alone":             {[]string{headerToken, token, headerProof, next(), "Authorization", "Bearer"}, 400, "binding WPT-11", "request: binding"},
+		"two access tokens":        {[]string{headerToken, token, headerProof, withAccess(), "Authorization", "Bearer x", "Authorization", "Bearer y"}, 400, "binding WPT-11", "request: binding"},
+		"access token gone":        {[]string{headerToken, token, headerProof, withAccess()}, 400, "binding WPT-11", "proof: binding"},
+		"Basic, uncovered":         {[]string{headerToken, token, headerProof, next(), "Authorization", "Basic dTpw"}, 400, "binding WPT-13", "proof: binding"},
+		"transaction, no tth":      {[]string{headerToken, token, headerProof, next(), "Txn-Token", "t"}, 400, "binding WPT-12", "proof: binding"},
+		"two transactions":         {[]string{headerToken, token, headerProof, next(), "Txn-Token", "t", "Txn-Token", "t"}, 400, "binding WPT-12", "request: binding"},
+		"two tokens of a user":     {[]string{headerToken, token, headerProof, next(), "X-User", "a", "X-User", "b"}, 400, "binding WPT-13", "request: binding"},
+		"empty transaction":        {[]string{headerToken, token, headerProof, next(), "Txn-Token", ""}, 400, "binding WPT-12", "request: binding"},
+		"not allowed":              {[]string{headerToken, p.db.Token(), headerProof, dbProof}, 403, "denied", "proof: denied"},
+		"foreign signature, alone": {[]string{headerToken, token, "Signature-Input", `sig=("@method");tag="x"`, "Signature", "sig=:AA==:"}, 400, "claim HSIG-4", "message signature: claim"},
+		"broken signature beside":  {[]string{headerToken, token, headerProof, next(), "Signature-Input", `sig=(`, "Signature", "sig=:AA==:"}, 400, "malformed HSIG-7", "message signature: malformed"},
 	} {
 		resp, err := plain.Do(request(t, "GET", p.url, "", c.header...))
 		require.NoError(t, err)
@@ -311,13 +311,13 @@ func TestMiddlewareRefuses(t *testing.T) {
 	// An access token may be a JWT of another type.
 	jwt := sign(`{"alg":"ES256","typ":"at+jwt"}`, claims(webSubject), wk)
 	_, withJWT := prove(t, p.web, nil, witsvid.Call{Target: call.Target, AccessToken: jwt})
-	status, _ = do(t, plain, request(t, "GET", p.url, "", witsvid.HeaderToken, token, witsvid.HeaderProof, withJWT, "Authorization", "Bearer "+jwt))
+	status, _ = do(t, plain, request(t, "GET", p.url, "", headerToken, token, headerProof, withJWT, "Authorization", "Bearer "+jwt))
 	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
 	// And its scheme may be DPoP.
-	status, _ = do(t, plain, request(t, "GET", p.url, "", witsvid.HeaderToken, token, witsvid.HeaderProof, withAccess(), "Authorization", "dpop x"))
+	status, _ = do(t, plain, request(t, "GET", p.url, "", headerToken, token, headerProof, withAccess(), "Authorization", "dpop x"))
 	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
-	// A signature of somebody else's, for another purpose, does not disturb.
-	status, _ = do(t, plain, request(t, "GET", p.url, "", witsvid.HeaderToken, token, witsvid.HeaderProof, next(),
+	// A signature of another party for another purpose is ignored.
+	status, _ = do(t, plain, request(t, "GET", p.url, "", headerToken, token, headerProof, next(),
 		"Signature-Input", `sig=("@authority");created=1;keyid="k";tag="web-bot-auth"`, "Signature", "sig=:AA==:"))
 	assert.Equal(t, http.StatusOK, status, "%v", p.logs.take())
 }
@@ -329,7 +329,7 @@ func TestFurtherTokens(t *testing.T) {
 	for _, sign := range []bool{false, true} {
 		var covered []bool
 		p := newPair(t, func(_ http.ResponseWriter, r *http.Request) {
-			proof, _ := witsvid.FromRequest(r)
+			proof, _ := witsvid.FromContext(r.Context())
 			covered = []bool{proof.Covers("X-User"), proof.Covers("Authorization"), proof.Covers("X-Other")}
 		}, func(o *pairOptions) { o.middleware.Tokens = []string{"X-User"} })
 		send := func(knows []string, header ...string) string {
@@ -399,13 +399,13 @@ func TestTransportRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "its key is not used any more")
 
 	for want, o := range map[string]witsvid.TransportOptions{
-		"a signed response needs a signed request":          {Responses: p.validator},
-		"the Validator was not made by NewValidator":        {SignMessages: true, Responses: &witsvid.Validator{}},
-		"MaxBody is -1, which is less than 0":               {MaxBody: -1},
-		`"" is not the name of a header field`:              {Tokens: []string{""}},
-		`"a b" is not the name of a header field`:           {Tokens: []string{"a b"}},
-		`"a:b" is not the name of a header field`:           {Tokens: []string{"a:b"}},
-		`the field "x" is there twice`:                      {Tokens: []string{"X", "x"}},
+		"a signed response needs a signed request":    {Responses: p.validator},
+		"the Validator was not made by NewValidator":  {SignMessages: true, Responses: &witsvid.Validator{}},
+		"MaxBody is -1, which is less than 0":         {MaxBody: -1},
+		`"" is not the name of a header field`:        {Tokens: []string{""}},
+		`"a b" is not the name of a header field`:     {Tokens: []string{"a b"}},
+		`"a:b" is not the name of a header field`:     {Tokens: []string{"a:b"}},
+		`the field "x" is there twice`:                {Tokens: []string{"X", "x"}},
 		`the field "authorization" is always covered`: {Tokens: []string{"Authorization"}},
 	} {
 		_, err := witsvid.NewTransport(proverOf(t, p.web), &o)
@@ -451,7 +451,7 @@ func TestMiddlewareOptions(t *testing.T) {
 		`the target "https://a b" names no host`:              {p.validator, []string{"https://a b"}, witsvid.MiddlewareOptions{}},
 		"MaxBody is -1":                                       {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{MaxBody: -1}},
 		"the Prover was not made by NewProver":                {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Prover: &witsvid.Prover{}}},
-		`the field "signature" is always covered`:               {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Tokens: []string{"Signature"}}},
+		`the field "signature" is always covered`:             {p.validator, []string{"https://a.test"}, witsvid.MiddlewareOptions{Tokens: []string{"Signature"}}},
 	} {
 		_, err := witsvid.Middleware(c.v, c.targets, &c.opts)
 		require.ErrorContains(t, err, "witsvid: middleware: "+want)
@@ -475,8 +475,8 @@ func TestMiddlewareTLS(t *testing.T) {
 			&witsvid.MiddlewareOptions{TLSTerminated: terminated, Logger: logs.logger()})
 		require.NoError(t, err)
 		r := httptest.NewRequest("GET", "/query?x=1", nil)
-		r.Header.Set(witsvid.HeaderToken, baseToken())
-		r.Header.Set(witsvid.HeaderProof, proofFor(baseToken(), "1"))
+		r.Header.Set(headerToken, baseToken())
+		r.Header.Set(headerProof, proofFor(baseToken(), "1"))
 		w := httptest.NewRecorder()
 		wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})).ServeHTTP(w, r)
 		if terminated {
@@ -497,8 +497,8 @@ func TestMiddlewareFaults(t *testing.T) {
 	require.NoError(t, err)
 	send := func(jti string) int {
 		r := httptest.NewRequest("GET", "/query", nil)
-		r.Header.Set(witsvid.HeaderToken, baseToken())
-		r.Header.Set(witsvid.HeaderProof, proofFor(baseToken(), jti))
+		r.Header.Set(headerToken, baseToken())
+		r.Header.Set(headerProof, proofFor(baseToken(), jti))
 		w := httptest.NewRecorder()
 		wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})).ServeHTTP(w, r)
 		return w.Code
@@ -577,8 +577,8 @@ func TestRedirect(t *testing.T) {
 	base.TLSClientConfig.RootCAs.AddCert(elsewhere.Certificate())
 	status, _ = do(t, p.client(t), request(t, "GET", p.url, ""))
 	assert.Equal(t, http.StatusOK, status)
-	assert.NotContains(t, got, witsvid.HeaderToken)
-	assert.NotContains(t, got, witsvid.HeaderProof)
+	assert.NotContains(t, got, headerToken)
+	assert.NotContains(t, got, headerProof)
 
 	servers, err := witsvid.NewValidator(bundleOf(t, p.issuer), spiffe.AllowIDs(p.db.ID()), nil)
 	require.NoError(t, err)
@@ -597,7 +597,7 @@ func TestRedirectUnknown(t *testing.T) {
 	var seen []string
 	c := p.client(t, func(o *witsvid.TransportOptions) {
 		o.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
-			seen = append(seen, fmt.Sprint(r.URL, " ", len(r.Header[witsvid.HeaderToken])))
+			seen = append(seen, fmt.Sprint(r.URL, " ", len(r.Header[headerToken])))
 			resp := &http.Response{StatusCode: 307, Body: http.NoBody, Header: http.Header{}}
 			switch r.URL.String() {
 			case "https://home.test/":
@@ -707,7 +707,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
-// A body that does not come holds nobody longer than the context of its request.
+// A body that does not arrive blocks no longer than the context of its request.
 func TestBodyThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -754,7 +754,7 @@ func TestBothProofs(t *testing.T) {
 	send := func(h http.Header, proof string) string {
 		r := request(t, "GET", p.url, "")
 		r.Header = h.Clone()
-		r.Header.Set(witsvid.HeaderProof, proof)
+		r.Header.Set(headerProof, proof)
 		_, _ = do(t, p.server.Client(), r)
 		return outcome(t, p.logs.take())
 	}

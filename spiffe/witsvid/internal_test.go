@@ -158,7 +158,7 @@ func serialize(members []member) string {
 	return string(b)
 }
 
-// FuzzSignatureInput reads what strangers write into Signature-Input and Signature, and looks whether what
+// FuzzSignatureInput reads what unauthenticated clients write into Signature-Input and Signature, and looks whether what
 // was read can be written in one way only.
 func FuzzSignatureInput(f *testing.F) {
 	for _, s := range []string{
@@ -182,7 +182,7 @@ func FuzzSignatureInput(f *testing.F) {
 			require.True(t, printable(text))
 		}
 		m := &message{method: "GET", target: "/query", header: http.Header{
-			"Signature-Input": {input}, "Signature": {signature}, HeaderToken: {"x"}, "A": {"b"},
+			"Signature-Input": {input}, "Signature": {signature}, headerToken: {"x"}, "A": {"b"},
 		}}
 		s, e := readSignature(m)
 		if e != nil {

@@ -21,9 +21,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// DefaultLifetime is how long a token lasts by default. It is longer than that of a JWT-SVID, because a
+// defaultLifetime is how long a token lasts by default. It is longer than that of a JWT-SVID, because a
 // stolen token is worth nothing without its key (WIT-27).
-const DefaultLifetime = time.Hour
+const defaultLifetime = time.Hour
 
 // IssuerOptions are the choices of an [Issuer] that have a default.
 type IssuerOptions struct {
@@ -36,7 +36,7 @@ type IssuerOptions struct {
 	// PS384 and PS512.
 	Algorithm string
 
-	// Lifetime is that of the tokens, cut to whole seconds; 0 means DefaultLifetime.
+	// Lifetime is that of the tokens, cut to whole seconds; 0 means an hour.
 	Lifetime time.Duration
 
 	// Now gives the time of issue. Nil means time.Now. It must be safe for concurrent use.
@@ -51,10 +51,7 @@ type Issuer struct{ issuer *token.Issuer }
 // ECDSA key on P-256, P-384 or P-521, or an RSA key of 2048 to 8192 bits. Validators accept the tokens
 // once its public half is in the bundle of td; see [Issuer.Authority]. The options may be nil.
 func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*Issuer, error) {
-	var o IssuerOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &IssuerOptions{})
 	if o.KeyID == "" && key != nil {
 		thumbprint, err := (&jose.JSONWebKey{Key: key.Public()}).Thumbprint(crypto.SHA256)
 		if err == nil { // or NewIssuer refuses the key
@@ -62,7 +59,7 @@ func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*
 		}
 	}
 	issuer, err := token.NewIssuer(tokens, key, token.IssuerConfig{
-		Domain: td, KeyID: o.KeyID, Type: tokenType, Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, DefaultLifetime), Now: o.Now,
+		Domain: td, KeyID: o.KeyID, Type: tokenType, Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
 	})
 	if err != nil {
 		return nil, err

@@ -41,8 +41,8 @@ type MiddlewareOptions struct {
 }
 
 // Middleware returns a function that wraps handlers so that only requests with a token and a valid proof
-// get through: in the fields [HeaderToken] and [HeaderProof], or with a message signature in the place of
-// the latter. With both, both have to be valid. The handler reads the proof with [FromRequest]. The
+// get through: in the fields Workload-Identity-Token and Workload-Proof-Token, or with a message signature in the place of
+// the latter. With both, both have to be valid. The handler reads the proof with [FromContext]. The
 // options may be nil.
 //
 // The targets say what this server is called, and a proof has to be for one of them: an origin such as
@@ -60,11 +60,9 @@ type MiddlewareOptions struct {
 // A response that is to be signed is buffered until the handler returns, and the handler's writer has the
 // methods of http.ResponseWriter only. Handlers that change responses, such as compression, must be inside.
 func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
-	var o MiddlewareOptions
-	if opts != nil {
-		o = *opts
-	}
-	tokens, err := tokenFields(o.Tokens)
+	o := *cmp.Or(opts, &MiddlewareOptions{})
+	var err error
+	o.Tokens, err = tokenFields(o.Tokens)
 	at, targetsErr := newTargets(targets)
 	switch {
 	case v == nil || v.check == nil:
@@ -79,33 +77,25 @@ func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(h
 	if err != nil {
 		return nil, fmt.Errorf("witsvid: middleware: %w", err)
 	}
-	m := &middleware{
-		validator: v, targets: at, tokens: tokens, maxBody: cmp.Or(o.MaxBody, defaultMaxBody),
-		terminated: o.TLSTerminated, prover: o.Prover, logger: o.Logger,
-	}
-	if m.logger == nil {
-		m.logger = slog.New(slog.DiscardHandler)
-	}
+	o.MaxBody, o.Logger = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	m := &middleware{o, v, at}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
 }
 
 type middleware struct {
-	validator  *Validator
-	targets    *targets
-	tokens     []string
-	maxBody    int64
-	terminated bool
-	prover     *Prover
-	logger     *slog.Logger
+	MiddlewareOptions // with the defaults
+
+	validator *Validator
+	targets   *targets
 }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	p := &received{r: r, m: m, message: &message{method: r.Method, target: requestTarget(r), header: r.Header}}
 	proof, e := p.validate()
 	if e != nil {
-		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "witsvid: request refused", slog.Any("err", e))
+		m.Logger.LogAttrs(r.Context(), slog.LevelInfo, "witsvid: request refused", slog.Any("err", e))
 		problem(w, status(e.Reason), e.What+": "+string(e.Reason))
 		return
 	}
@@ -156,17 +146,17 @@ type received struct {
 // then the body, whose sender decides how long it takes to read.
 func (p *received) validate() (*Proof, *token.Error) {
 	v, h := p.m.validator, p.r.Header
-	if p.r.TLS == nil && !p.m.terminated {
+	if p.r.TLS == nil && !p.m.TLSTerminated {
 		return nil, requests.Refuse("misplaced", "WIT-44", "it did not come by TLS")
 	}
 	if e := misplaced(h); e != nil {
 		return nil, e
 	}
-	text, e := single(h, requests, HeaderToken, "WIT-49")
+	text, e := single(h, requests, headerToken, "WIT-49")
 	if e != nil {
 		return nil, e
 	}
-	hasProof := len(h[HeaderProof]) > 0
+	hasProof := len(h[headerProof]) > 0
 	hasSignature := hasProfile(h) || !hasProof && len(h["Signature-Input"]) > 0
 	if !hasProof && !hasSignature {
 		return nil, requests.Refuse("missing", "WIT-40", "there is a token and no proof of its key")
@@ -185,7 +175,7 @@ func (p *received) validate() (*Proof, *token.Error) {
 	}
 	proof, e := v.admit(holder, text, now, e, all...)
 	if e == nil && hasSignature {
-		p.body, e = p.message.checkBody(requests, p.r.Body, p.r.ContentLength, p.m.maxBody)
+		p.body, e = p.message.checkBody(requests, p.r.Body, p.r.ContentLength, p.m.MaxBody)
 	}
 	if e != nil {
 		e.ID = holder.id
@@ -198,11 +188,11 @@ func (p *received) accept(aud string) bool { return p.m.targets.accept(aud, p.me
 
 // validateProof validates the Workload Proof Token.
 func (p *received) validateProof(holder *holder, text string, now time.Time) ([]evidence, *token.Error) {
-	proof, e := single(p.r.Header, requests, HeaderProof, "WPT-1")
+	proof, e := single(p.r.Header, requests, headerProof, "WPT-1")
 	if e != nil {
 		return nil, e
 	}
-	call, e := fields(p.r.Header, p.m.tokens)
+	call, e := fields(p.r.Header, p.m.Tokens)
 	if e != nil {
 		return nil, e
 	}
@@ -219,7 +209,7 @@ func (p *received) validateSignature(holder *holder, now time.Time) (*signed, *t
 	if !p.accept(s.audience) {
 		return nil, signatures.Refuse(token.Audience, "HSIG-5", `"wimse-aud" is %q, which is not what is called here`, token.Clip(s.audience, 4*token.MaxQuoted))
 	}
-	for _, f := range p.m.tokens {
+	for _, f := range p.m.Tokens {
 		if p.message.has(f) && !slices.Contains(s.list, string(textItem(f))) {
 			return nil, signatures.Refuse("binding", "HSIG-2", "the signature does not cover %q", f)
 		}
@@ -230,32 +220,32 @@ func (p *received) validateSignature(holder *holder, now time.Time) (*signed, *t
 // serveSigned calls the handler and signs its response.
 func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next http.Handler, p *received) {
 	fail := func(err error) {
-		m.logger.LogAttrs(r.Context(), slog.LevelError, "witsvid: response not signed", slog.Any("err", err))
+		m.Logger.LogAttrs(r.Context(), slog.LevelError, "witsvid: response not signed", slog.Any("err", err))
 		problem(w, http.StatusNotImplemented, "response: cannot be signed")
 	}
-	if m.prover == nil {
+	if m.Prover == nil {
 		fail(errors.New("the client demands a signed response, and there is no Prover"))
 		return
 	}
-	if _, _, err := m.prover.current(); err != nil { // before the handler has effects
+	if _, _, err := m.Prover.current(); err != nil { // before the handler has effects
 		fail(err)
 		return
 	}
-	rec := &recorder{header: w.Header().Clone(), limit: m.maxBody}
+	rec := &recorder{header: w.Header().Clone(), limit: m.MaxBody}
 	next.ServeHTTP(rec, r)
 	if rec.tooLarge {
-		fail(fmt.Errorf("the response is too large to be signed: %w", errBodyTooLarge(m.maxBody)))
+		fail(fmt.Errorf("the response is too large to be signed: %w", errBodyTooLarge(m.MaxBody)))
 		return
 	}
 	rec.finish(r.Method)
-	s, now, err := m.prover.current() // again, as the handler may have taken long
+	s, now, err := m.Prover.current() // again, as the handler may have taken long
 	if err != nil {
 		fail(err)
 		return
 	}
-	rec.header.Set(HeaderToken, s.Token())
+	rec.header.Set(headerToken, s.Token())
 	answer := &message{status: rec.status, header: rec.header, request: p.message}
-	if _, err := m.prover.sign(s, now, answer, nil, param{"wimse-req-nonce", textItem(p.signed.nonce)}); err != nil {
+	if _, err := m.Prover.sign(s, now, answer, nil, param{"wimse-req-nonce", textItem(p.signed.nonce)}); err != nil {
 		fail(err)
 		return
 	}
@@ -332,6 +322,3 @@ func FromContext(ctx context.Context) (*Proof, bool) {
 	p, ok := ctx.Value(proofKey{}).(*Proof)
 	return p, ok
 }
-
-// FromRequest is [FromContext] for a request that a server received.
-func FromRequest(r *http.Request) (*Proof, bool) { return FromContext(r.Context()) }

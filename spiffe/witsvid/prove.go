@@ -14,12 +14,12 @@ import (
 
 // The lifetimes of proofs.
 const (
-	// DefaultProofLifetime is how long a proof lasts by default: enough for slow networks (WIT-46).
-	DefaultProofLifetime = time.Minute
+	// defaultProofLifetime is how long a proof lasts by default: enough for slow networks (WIT-46).
+	defaultProofLifetime = time.Minute
 
-	// MaxProofLifetime is the longest that a proof can last, and that validators accept by
+	// maxProofLifetime is the longest that a proof can last, and that validators accept by
 	// default (WPT-7).
-	MaxProofLifetime = 5 * time.Minute
+	maxProofLifetime = 5 * time.Minute
 )
 
 // Call is what a proof is bound to: the receiver, and the other tokens that travel with it. The sender
@@ -58,8 +58,8 @@ func (c *Call) check() error {
 
 // ProverOptions are the choices of a [Prover] that have a default.
 type ProverOptions struct {
-	// Lifetime is that of the proofs, in whole seconds up to MaxProofLifetime; 0 means
-	// DefaultProofLifetime. A proof never outlives its token.
+	// Lifetime is that of the proofs, in whole seconds up to five minutes; 0 means one
+	// minute. A proof never outlives its token.
 	Lifetime time.Duration
 
 	// Now gives the time. Nil means time.Now. It must be safe for concurrent use.
@@ -68,32 +68,29 @@ type ProverOptions struct {
 
 // Prover makes proofs with the key of the current WIT-SVID. It is safe for concurrent use.
 type Prover struct {
-	source   Source
-	lifetime time.Duration
-	now      func() time.Time
+	source Source
+	opts   ProverOptions // with the defaults
 }
 
 // NewProver returns a Prover with the identity of source, which is asked for each proof. The options may
 // be nil.
 func NewProver(source Source, opts *ProverOptions) (*Prover, error) {
-	p := &Prover{source: source, lifetime: DefaultProofLifetime, now: time.Now}
-	if opts != nil {
-		p.lifetime = cmp.Or(opts.Lifetime, DefaultProofLifetime)
-		if opts.Now != nil {
-			p.now = opts.Now
-		}
+	o := *cmp.Or(opts, &ProverOptions{})
+	o.Lifetime = cmp.Or(o.Lifetime, defaultProofLifetime)
+	if o.Now == nil {
+		o.Now = time.Now
 	}
 	switch {
 	case source == nil:
 		return nil, errors.New("witsvid: new prover: no source of a WIT-SVID")
-	case p.lifetime < time.Second || p.lifetime > MaxProofLifetime:
-		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", p.lifetime, MaxProofLifetime)
+	case o.Lifetime < time.Second || o.Lifetime > maxProofLifetime:
+		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", o.Lifetime, maxProofLifetime)
 	}
-	return p, nil
+	return &Prover{source, o}, nil
 }
 
 // Prove returns the token and a new Workload Proof Token for one call: over HTTP the values of the header
-// fields [HeaderToken] and [HeaderProof], for which [NewTransport] does all the work. Send both over TLS
+// fields Workload-Identity-Token and Workload-Proof-Token, for which [NewTransport] does all the work. Send both over TLS
 // or another secure channel, once.
 //
 // The proof has "aud", "exp", a random "jti" of 128 bits, "wth" and, for the tokens of the call, "ath",
@@ -115,7 +112,7 @@ func (p *Prover) Prove(c Call) (token, proof string, err error) {
 
 // current returns the SVID, if it can still be used, and the present second.
 func (p *Prover) current() (*SVID, time.Time, error) {
-	now := p.now()
+	now := p.opts.Now()
 	s, err := p.source.WITSVID()
 	switch {
 	case err != nil:
@@ -131,7 +128,7 @@ func (p *Prover) current() (*SVID, time.Time, error) {
 
 // expiry returns when a proof that is made now expires, in seconds since 1970.
 func (p *Prover) expiry(s *SVID, now time.Time) int64 {
-	return min(now.Unix()+int64(p.lifetime/time.Second), s.notAfter.Unix())
+	return min(now.Unix()+int64(p.opts.Lifetime/time.Second), s.notAfter.Unix())
 }
 
 func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {

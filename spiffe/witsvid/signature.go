@@ -2,9 +2,9 @@ package witsvid
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/sha256"
-	"crypto/sha512"
-	"encoding/base64"
+	_ "crypto/sha512" // for crypto.SHA512
 	"errors"
 	"fmt"
 	"io"
@@ -347,7 +347,7 @@ func (m *message) checkBody(k *token.Kind, body io.Reader, length, limit int64) 
 // contentDigest returns the value of Content-Digest for a body (RFC 9530).
 func contentDigest(body []byte) string {
 	sum := sha256.Sum256(body)
-	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+	return "sha-256=" + string(bytesItem(sum[:]))
 }
 
 // checkDigest compares a body with the Content-Digest of its message (HSIG-3). Of several digests, all
@@ -368,18 +368,13 @@ func checkDigest(m *message, body []byte) *token.Error {
 	}
 	found := false
 	for _, d := range digests {
-		var sum []byte
-		switch d.key {
-		case "sha-256":
-			s := sha256.Sum256(body)
-			sum = s[:]
-		case "sha-512":
-			s := sha512.Sum512(body)
-			sum = s[:]
-		default:
+		hash, known := map[string]crypto.Hash{"sha-256": crypto.SHA256, "sha-512": crypto.SHA512}[d.key]
+		if !known {
 			continue
 		}
-		if d.isList || d.value != bytesItem(sum) {
+		h := hash.New()
+		h.Write(body)
+		if d.isList || d.value != bytesItem(h.Sum(nil)) {
 			return fail("binding", "Content-Digest is not that of the body")
 		}
 		found = true

@@ -114,7 +114,7 @@ func (rc *receiver) send(t testing.TB, r *http.Request) (string, int) {
 			panic(err)
 		}
 		rc.body = string(data)
-		rc.proof, _ = witsvid.FromRequest(r)
+		rc.proof, _ = witsvid.FromContext(r.Context())
 	})).ServeHTTP(w, r)
 	out := outcome(t, rc.logs.take())
 	assert.Equal(t, out == "" || out == "not called", rc.called > before)
@@ -299,7 +299,7 @@ func TestSignedRequests(t *testing.T) {
 	assert.Empty(t, got, "both ends within the leeway")
 }
 
-// Whoever repeats a request and holds its body back until its nonce is forgotten gets nowhere.
+// A client that repeats a request and holds its body back until its nonce is forgotten is refused.
 func TestReplayWithSlowBody(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "HSIG-9")
@@ -323,7 +323,7 @@ func TestReplayWithSlowBody(t *testing.T) {
 	assert.Equal(t, "replay HSIG-9", got)
 }
 
-// Nobody's body is read who may not come in, and none that says itself that it is too large.
+// The body of a client that is refused is not read, nor one whose Content-Length is too large.
 func TestBodyIsNotRead(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]string{"spiffe://example.org/else": "denied 403", webID: "too large HSIG-3 413"} {
@@ -373,7 +373,7 @@ func TestSignRequest(t *testing.T) {
 	data, err := io.ReadAll(body)
 	require.NoError(t, err)
 	assert.Equal(t, "hello", string(data))
-	assert.NotContains(t, got.Header, witsvid.HeaderProof)
+	assert.NotContains(t, got.Header, headerProof)
 	assert.NotContains(t, r.Header, "Signature")
 
 	sent := &closing{Reader: strings.NewReader("hello")}
@@ -450,13 +450,13 @@ func TestSignedResponses(t *testing.T) {
 					assert.Equal(t, []string{"1", "2"}, resp.Header["X-Two"])
 					assert.Empty(t, resp.Header.Get("X-Late"))
 					assert.Equal(t, want != "", resp.Header.Get("Content-Digest") != "")
-					assert.Empty(t, resp.Request.Header.Get(witsvid.HeaderToken), "the response does not show the token")
+					assert.Empty(t, resp.Request.Header.Get(headerToken), "the response does not show the token")
 					proof, ok := witsvid.FromResponse(resp)
 					require.True(t, ok)
 					assert.Equal(t, p.db.ID(), proof.ID())
 					_, ok = witsvid.FromResponse(&http.Response{Request: resp.Request})
 					assert.False(t, ok, "another response to a request of that context")
-					_, ok = witsvid.FromRequest(resp.Request)
+					_, ok = witsvid.FromContext(resp.Request.Context())
 					assert.False(t, ok)
 					if _, typed := resp.Header["Content-Type"]; typed {
 						assert.True(t, proof.Covers("content-type"))
@@ -569,7 +569,7 @@ func TestUnsignedResponses(t *testing.T) {
 	require.ErrorContains(t, err, "the server answered 403: witsvid: response: missing")
 	assert.Equal(t, "denied", outcome(t, p.logs.take()))
 
-	// Who does not ask is not bothered, and a client that does not ask does not look.
+	// A client that does not demand a signature gets none, and does not check one.
 	resp, err = p.client(t, signing).Do(request(t, "GET", p.url, ""))
 	require.NoError(t, err)
 	assert.Equal(t, http.StatusOK, resp.StatusCode)
@@ -622,10 +622,10 @@ func TestResponsesRefused(t *testing.T) {
 		"broken body":   {func(r *http.Response) { r.Body = io.NopCloser(errorReader{errors.New("gone")}) }, "malformed HSIG-3"},
 		"type":          {func(r *http.Response) { r.Header.Set("Content-Type", "text/html") }, "signature HSIG-6"},
 		"no type":       {func(r *http.Response) { r.Header.Del("Content-Type") }, "binding HSIG-2"},
-		"no token":      {func(r *http.Response) { r.Header.Del(witsvid.HeaderToken) }, "missing HSIG-10"},
-		"two tokens":    {func(r *http.Response) { r.Header.Add(witsvid.HeaderToken, p.db.Token()) }, "missing HSIG-10"},
-		"other token":   {func(r *http.Response) { r.Header.Set(witsvid.HeaderToken, p.web.Token()) }, "signature HSIG-6"},
-		"foreign token": {func(r *http.Response) { r.Header.Set(witsvid.HeaderToken, baseToken()) }, "unknown key WIT-62"},
+		"no token":      {func(r *http.Response) { r.Header.Del(headerToken) }, "missing HSIG-10"},
+		"two tokens":    {func(r *http.Response) { r.Header.Add(headerToken, p.db.Token()) }, "missing HSIG-10"},
+		"other token":   {func(r *http.Response) { r.Header.Set(headerToken, p.web.Token()) }, "signature HSIG-6"},
+		"foreign token": {func(r *http.Response) { r.Header.Set(headerToken, baseToken()) }, "unknown key WIT-62"},
 		"no signature":  {func(r *http.Response) { r.Header.Del("Signature-Input") }, "missing HSIG-7"},
 		"no status": {func(r *http.Response) {
 			r.Header.Set("Signature-Input", strings.Replace(r.Header.Get("Signature-Input"), `"@status" `, "", 1))

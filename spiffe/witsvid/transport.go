@@ -49,22 +49,15 @@ type TransportOptions struct {
 // that follows, because the first host must not choose which other hosts see a token; with Responses, which
 // that host could not sign for, it is refused.
 type Transport struct {
-	prover    *Prover
-	base      http.RoundTripper
-	sign      bool
-	responses *Validator
-	audience  func(*http.Request) string
-	tokens    []string
-	maxBody   int64
+	prover *Prover
+	opts   TransportOptions // with the defaults
 }
 
 // NewTransport returns a Transport that proves with p. The options may be nil.
 func NewTransport(p *Prover, opts *TransportOptions) (*Transport, error) {
-	var o TransportOptions
-	if opts != nil {
-		o = *opts
-	}
-	tokens, err := tokenFields(o.Tokens)
+	o := *cmp.Or(opts, &TransportOptions{})
+	var err error
+	o.Tokens, err = tokenFields(o.Tokens)
 	switch {
 	case p == nil || p.source == nil:
 		err = errors.New("the Prover was not made by NewProver")
@@ -78,14 +71,11 @@ func NewTransport(p *Prover, opts *TransportOptions) (*Transport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("witsvid: new transport: %w", err)
 	}
-	t := &Transport{
-		prover: p, base: o.Base, sign: o.SignMessages, responses: o.Responses, audience: o.Audience,
-		tokens: tokens, maxBody: cmp.Or(o.MaxBody, defaultMaxBody),
+	o.MaxBody = cmp.Or(o.MaxBody, defaultMaxBody)
+	if o.Base == nil {
+		o.Base = token.BaseTransport("")
 	}
-	if t.base == nil {
-		t.base = token.BaseTransport("")
-	}
-	return t, nil
+	return &Transport{p, o}, nil
 }
 
 // RoundTrip implements [http.RoundTripper].
@@ -94,20 +84,20 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		token.CloseBody(r)
 		return nil, errors.New("witsvid: transport: the request has no URL")
 	}
-	if token.Strayed(r) && t.responses == nil {
-		return t.base.RoundTrip(r)
+	if token.Strayed(r) && t.opts.Responses == nil {
+		return t.opts.Base.RoundTrip(r)
 	}
 	c, m, nonce, err := t.prove(r)
 	if err != nil {
 		token.CloseBody(r)
 		return nil, fmt.Errorf("witsvid: transport: %w", err)
 	}
-	resp, err := t.base.RoundTrip(c)
+	resp, err := t.opts.Base.RoundTrip(c)
 	if err != nil {
 		return nil, err
 	}
 	resp.Request = r // without the proof
-	if t.responses == nil {
+	if t.opts.Responses == nil {
 		return resp, nil
 	}
 	proof, e := t.verify(resp, m, nonce)
@@ -129,7 +119,7 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	case token.Strayed(r):
 		refused = fmt.Sprintf("a redirect led to %q, of which no signed response was asked", token.Clip(r.URL.Host, token.MaxQuoted))
 	}
-	if token.HasField(r.Header, HeaderToken) || token.HasField(r.Header, HeaderProof) {
+	if token.HasField(r.Header, headerToken) || token.HasField(r.Header, headerProof) {
 		refused = "the request has a token or a proof already"
 	}
 	if refused != "" {
@@ -142,11 +132,11 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	if err != nil {
 		return nil, nil, "", err
 	}
-	if t.audience != nil {
-		aud = cmp.Or(t.audience(r), aud)
+	if t.opts.Audience != nil {
+		aud = cmp.Or(t.opts.Audience(r), aud)
 	}
 	c := token.CloneRequest(r)
-	if t.sign {
+	if t.opts.SignMessages {
 		if err := t.digestBody(c); err != nil {
 			return nil, nil, "", err
 		}
@@ -155,12 +145,12 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	if err != nil {
 		return nil, nil, "", err
 	}
-	c.Header.Set(HeaderToken, s.Token())
-	if t.sign {
+	c.Header.Set(headerToken, s.Token())
+	if t.opts.SignMessages {
 		m, nonce, err := t.signRequest(c, s, now, aud)
 		return c, m, nonce, err
 	}
-	call, e := fields(r.Header, t.tokens)
+	call, e := fields(r.Header, t.opts.Tokens)
 	if e != nil {
 		return nil, nil, "", e.Err
 	}
@@ -169,7 +159,7 @@ func (t *Transport) prove(r *http.Request) (*http.Request, *message, string, err
 	if err != nil {
 		return nil, nil, "", err
 	}
-	c.Header.Set(HeaderProof, proof)
+	c.Header.Set(headerProof, proof)
 	return c, nil, "", nil
 }
 
@@ -181,7 +171,7 @@ func (t *Transport) digestBody(c *http.Request) error {
 	if c.Body == nil || c.Body == http.NoBody {
 		return nil
 	}
-	body, err := readBodyWithin(c.Context(), c.Body, t.maxBody)
+	body, err := readBodyWithin(c.Context(), c.Body, t.opts.MaxBody)
 	if err != nil {
 		return err
 	}
@@ -227,21 +217,21 @@ func (t *Transport) signRequest(c *http.Request, s *SVID, now time.Time, aud str
 		return nil, "", errors.New("the audience is not printable ASCII")
 	}
 	extra := []param{{"wimse-aud", textItem(aud)}}
-	if t.responses != nil {
+	if t.opts.Responses != nil {
 		extra = append(extra, param{"wimse-sign-response", yes})
 		if c.Header.Get("Accept-Encoding") == "" { // or net/http asks for gzip and hides what was signed
 			c.Header.Set("Accept-Encoding", "identity")
 		}
 	}
 	m := &message{method: cmp.Or(c.Method, http.MethodGet), target: c.URL.RequestURI(), header: c.Header}
-	nonce, err := t.prover.sign(s, now, m, t.tokens, extra...)
+	nonce, err := t.prover.sign(s, now, m, t.opts.Tokens, extra...)
 	return m, nonce, err
 }
 
 // verify verifies a signed response (HSIG-10), and puts its body back.
 func (t *Transport) verify(resp *http.Response, request *message, nonce string) (*Proof, *token.Error) {
-	v := t.responses
-	text, e := single(resp.Header, responses, HeaderToken, "HSIG-10")
+	v := t.opts.Responses
+	text, e := single(resp.Header, responses, headerToken, "HSIG-10")
 	if e != nil {
 		return nil, e
 	}
@@ -256,7 +246,7 @@ func (t *Transport) verify(resp *http.Response, request *message, nonce string) 
 	}
 	if e == nil {
 		var body io.ReadCloser
-		if body, e = m.checkBody(responses, resp.Body, -1, t.maxBody); e == nil {
+		if body, e = m.checkBody(responses, resp.Body, -1, t.opts.MaxBody); e == nil {
 			_ = resp.Body.Close()
 			resp.Body = body
 		}
@@ -289,7 +279,5 @@ func FromResponse(resp *http.Response) (*Proof, bool) {
 // CloseIdleConnections closes the idle connections of the base transport, if it can;
 // [http.Client.CloseIdleConnections] calls it.
 func (t *Transport) CloseIdleConnections() {
-	if b, ok := t.base.(interface{ CloseIdleConnections() }); ok {
-		b.CloseIdleConnections()
-	}
+	(&http.Client{Transport: t.opts.Base}).CloseIdleConnections()
 }

@@ -31,7 +31,7 @@ type ValidatorOptions struct {
 	MaxLifetime time.Duration
 
 	// MaxProofLifetime is the longest that a proof may last from now, and for a message signature also from
-	// "created" (WPT-7): up to MaxProofLifetime, which 0 stands for.
+	// "created" (WPT-7): up to five minutes, which 0 stands for.
 	MaxProofLifetime time.Duration
 
 	// Proofs is how many used proofs are remembered, each until it is over, so that none is accepted twice.
@@ -69,11 +69,8 @@ type Validator struct {
 // make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] was asked to read
 // them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
-	var o ValidatorOptions
-	if opts != nil {
-		o = *opts
-	}
-	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime, maxProof: cmp.Or(o.MaxProofLifetime, MaxProofLifetime)}
+	o := *cmp.Or(opts, &ValidatorOptions{})
+	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime, maxProof: cmp.Or(o.MaxProofLifetime, maxProofLifetime)}
 	proofs := cmp.Or(o.Proofs, defaultProofs)
 	check, err := token.NewChecker[*holder](tokens, bundles, o.Leeway, o.Now, o.Remember)
 	if err == nil {
@@ -83,8 +80,8 @@ func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *
 	case err != nil:
 	case v.maxLifetime < 0:
 		err = fmt.Errorf("MaxLifetime is %v, which is less than 0", v.maxLifetime)
-	case v.maxProof < time.Second || v.maxProof > MaxProofLifetime:
-		err = fmt.Errorf("MaxProofLifetime is %v, not from 1s to %v", v.maxProof, MaxProofLifetime)
+	case v.maxProof < time.Second || v.maxProof > maxProofLifetime:
+		err = fmt.Errorf("MaxProofLifetime is %v, not from 1s to %v", v.maxProof, maxProofLifetime)
 	case proofs < -1 || proofs > maxProofs:
 		err = fmt.Errorf("the option Proofs is %d, not from -1 to %d", proofs, maxProofs)
 	}
@@ -267,7 +264,7 @@ func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time
 	default:
 		e = v.checkProofTime(proofs, "WPT-7", p.nbf.At, p.exp.At, now)
 	}
-	if e == nil && p.wth != hash(text) {
+	if e == nil && p.texts["wth"] != hash(text) {
 		e = proofs.Refuse("binding", "WPT-10", `"wth" is that of another token`)
 	}
 	if e == nil {
@@ -276,15 +273,15 @@ func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time
 	if e != nil {
 		return evidence{}, e
 	}
-	return evidence{proofs, p.jti, p.exp.At, c.covered()}, nil
+	return evidence{proofs, p.texts["jti"], p.exp.At, c.covered()}, nil
 }
 
 // proofClaims is what the payload of a Workload Proof Token says.
 type proofClaims struct {
-	aud, jti, wth, ath, tth string
-	hasATH, hasTTH          bool
-	oth                     map[string]string
-	exp, nbf                token.Date
+	aud      string
+	texts    map[string]string // "jti", "wth", "ath" and "tth", those that are there
+	oth      map[string]string
+	exp, nbf token.Date
 }
 
 // maxOther is how many entries of "oth" are read.
@@ -292,16 +289,16 @@ const maxOther = 32
 
 // readProof reads the payload of a proof. Claims that it does not know are ignored (WPT-14).
 func readProof(payload []byte) (*proofClaims, *token.Error) {
-	p := &proofClaims{}
+	p := &proofClaims{texts: map[string]string{}}
 	bad := "" // the first claim that is of the wrong type
-	wrong := func(name string, is bool) {
-		if is && bad == "" {
+	check := func(name string, ok bool) {
+		if !ok && bad == "" {
 			bad = name
 		}
 	}
 	text := func(r *strictjson.Reader, name string) string {
 		s, ok := r.Text()
-		wrong(name, !ok)
+		check(name, ok)
 		return string(s)
 	}
 	e := proofs.ReadObject(payload, func(name string, r *strictjson.Reader) {
@@ -316,29 +313,22 @@ func readProof(payload []byte) (*proofClaims, *token.Error) {
 				p.aud = text(r, name)
 				n++
 			}
-			wrong(name, n != 1) // each receiver of such a proof could present it to the others
-		case "jti":
-			p.jti = text(r, name)
-		case "wth":
-			p.wth = text(r, name)
-		case "ath":
-			p.ath, p.hasATH = text(r, name), true
-		case "tth":
-			p.tth, p.hasTTH = text(r, name), true
+			check(name, n == 1) // each receiver of such a proof could present it to the others
+		case "jti", "wth", "ath", "tth":
+			p.texts[name] = text(r, name)
 		case "exp":
 			p.exp = token.ReadDate(r)
 		case "nbf":
 			p.nbf = token.ReadDate(r)
 		case "oth":
-			wrong(name, r.Kind() != strictjson.Object)
+			check(name, r.Kind() == strictjson.Object)
 			p.oth = map[string]string{}
 			for field := range r.Members() {
-				if len(p.oth) == maxOther {
-					wrong(name, true)
-					continue
-				}
 				field := string(field)
-				p.oth[field] = text(r, name)
+				check(name, len(p.oth) < maxOther)
+				if len(p.oth) < maxOther {
+					p.oth[field] = text(r, name)
+				}
 			}
 		}
 	})
@@ -356,9 +346,9 @@ func readProof(payload []byte) (*proofClaims, *token.Error) {
 		return claim("WPT-6", `"exp" is missing or not a number`)
 	case p.nbf.Present && !p.nbf.Number:
 		return claim("WPT-6", `"nbf" is not a number`)
-	case p.jti == "":
+	case p.texts["jti"] == "":
 		return claim("WPT-8", `"jti" is missing or empty`)
-	case p.wth == "":
+	case p.texts["wth"] == "":
 		return claim("WPT-10", `"wth" is missing or empty`)
 	}
 	return p, nil
@@ -369,11 +359,12 @@ var claimRule = map[string]string{"aud": "WPT-5", "jti": "WPT-8", "wth": "WPT-10
 // checkTokens compares the other tokens of the call with those that the proof covers: it is for all of
 // them, and for nothing that was taken out on the way.
 func (p *proofClaims) checkTokens(c *Call) *token.Error {
-	if c.AccessToken == "" && p.hasATH || c.AccessToken != "" && p.ath != hash(c.AccessToken) {
-		return proofs.Refuse("binding", "WPT-11", `"ath" is missing or not that of the access token, or there is no access token`)
-	}
-	if c.TxnToken == "" && p.hasTTH || c.TxnToken != "" && p.tth != hash(c.TxnToken) {
-		return proofs.Refuse("binding", "WPT-12", `"tth" is missing or not that of the transaction token, or there is no transaction token`)
+	for _, t := range []struct{ claim, rule, token, what string }{
+		{"ath", "WPT-11", c.AccessToken, "access token"}, {"tth", "WPT-12", c.TxnToken, "transaction token"},
+	} {
+		if got, there := p.texts[t.claim]; there != (t.token != "") || there && got != hash(t.token) {
+			return proofs.Refuse("binding", t.rule, "%q is missing or not that of the %s, or there is no %s", t.claim, t.what, t.what)
+		}
 	}
 	for name, want := range p.oth {
 		value, ok := c.Tokens[name]

@@ -711,7 +711,7 @@ func TestReplayRace(t *testing.T) {
 	assert.EqualValues(t, 1, in.Load())
 }
 
-// FuzzValidate feeds tokens and proofs of strangers to a validator. The seeds are the vectors.
+// FuzzValidate feeds unauthenticated tokens and proofs to a validator. The seeds are the vectors.
 func FuzzValidate(f *testing.F) {
 	vectors, bundles := readVectors(f)
 	for _, v := range vectors.Vectors {
@@ -727,7 +727,7 @@ func FuzzValidate(f *testing.F) {
 			refusal(t, err, token, proof)
 			return
 		}
-		// Nobody but the generator has the keys, so it is one of the vectors.
+		// Only the generator has the keys, so it is one of the vectors.
 		known := false
 		for _, v := range vectors.Vectors {
 			for _, s := range v.Steps {

@@ -105,7 +105,7 @@ func jwk(key *ecdsa.PrivateKey) string {
 	return fmt.Sprintf(`"kty":"EC","crv":"%s","x":"%s","y":"%s"`, key.Params().Name, b64(point[1:1+half]), b64(point[1+half:]))
 }
 
-// The keys of the vectors: WIT1, JWT1, WK of the fixtures, and somebody else's.
+// The keys of the vectors: WIT1, JWT1, WK of the fixtures, and a foreign one.
 var (
 	wit1  = ecKey(elliptic.P256(), "svidkit-witsvid-wit1")
 	jwt1  = ecKey(elliptic.P256(), "svidkit-witsvid-jwt1")

@@ -112,14 +112,14 @@ func TestVectors(t *testing.T) {
 			require.NoError(t, err)
 			for _, s := range v.Steps {
 				r := httptest.NewRequest(http.MethodGet, f.URL, nil)
-				for name, value := range map[string]string{witsvid.HeaderToken: s.Token, witsvid.HeaderProof: s.Proof, "Authorization": s.Authorization} {
+				for name, value := range map[string]string{headerToken: s.Token, headerProof: s.Proof, "Authorization": s.Authorization} {
 					if value != "" {
 						r.Header.Set(name, value)
 					}
 				}
 				var proof *witsvid.Proof
 				w := httptest.NewRecorder()
-				wrap(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { proof, _ = witsvid.FromRequest(r) })).ServeHTTP(w, r)
+				wrap(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { proof, _ = witsvid.FromContext(r.Context()) })).ServeHTTP(w, r)
 				if s.Expect == "accept" {
 					require.NoError(t, logs.take(), v.Why)
 					assert.Equal(t, http.StatusOK, w.Code)

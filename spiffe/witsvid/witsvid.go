@@ -34,7 +34,7 @@
 //	…
 //	server := &http.Server{Handler: wrap(handler)}
 //
-// In the handler, [FromRequest] returns the proof of the caller's identity. Protocols other than HTTP use
+// In the handler, [FromContext] returns the proof of the caller's identity. Protocols other than HTTP use
 // [Prover.Prove] on one side and [Validator.Validate] on the other.
 //
 // # An issuer

@@ -309,7 +309,7 @@ func TestServeWIT(t *testing.T) {
 		assert.Empty(t, issuer.calls())
 
 		// They come due at half their life, all with new keys.
-		time.Sleep(witsvid.DefaultLifetime/2 - time.Second)
+		time.Sleep(time.Hour/2 - time.Second)
 		all.none(t)
 		time.Sleep(time.Second)
 		second := all.one(t)
@@ -388,7 +388,7 @@ func TestWITIssuerFails(t *testing.T) {
 		// After it the message stays, and the attempts become rare.
 		issuer.fail("", kaputt)
 		issuer.calls()
-		time.Sleep(witsvid.DefaultLifetime / 2)
+		time.Sleep(time.Hour / 2)
 		w.none(t)
 		assert.Len(t, issuer.calls(), 1)
 		for i := range 8 {
@@ -420,7 +420,7 @@ func TestWITIssuerFails(t *testing.T) {
 		issuer.hang = true
 		issuer.mu.Unlock()
 		issuer.calls()
-		time.Sleep(witsvid.DefaultLifetime/2 + 30*time.Second + 500*time.Millisecond)
+		time.Sleep(time.Hour/2 + 30*time.Second + 500*time.Millisecond)
 		w.none(t)
 		assert.Contains(t, log.String(), "deadline exceeded")
 		issuer.mu.Lock()
@@ -434,7 +434,7 @@ func TestWITIssuerFails(t *testing.T) {
 		ids = []workloadserver.Identity{web, db}
 		h.Refresh()
 		w.none(t)
-		time.Sleep(witsvid.DefaultLifetime / 2)
+		time.Sleep(time.Hour / 2)
 		assert.Equal(t, []string{"/web"}, paths(w.one(t)))
 		issuer.fail("/db", nil)
 		time.Sleep(lastWait)
@@ -460,7 +460,7 @@ func TestWITIssuerFails(t *testing.T) {
 		h.Refresh()
 		assert.Equal(t, []string{"/web"}, paths(w.one(t)))
 		issuer.fail("", workloadapi.ErrDenied)
-		time.Sleep(witsvid.DefaultLifetime / 2)
+		time.Sleep(time.Hour / 2)
 		require.ErrorIs(t, w.failed(t), workloadapi.ErrDenied)
 	})
 }
@@ -483,9 +483,9 @@ func TestWITExpires(t *testing.T) {
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)))
 		issuer.fail("/web", errors.New("kaputt"))
-		time.Sleep(witsvid.DefaultLifetime / 2)
+		time.Sleep(time.Hour / 2)
 		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)), "what cannot be renewed is still good")
-		time.Sleep(witsvid.DefaultLifetime/2 - time.Second)
+		time.Sleep(time.Hour/2 - time.Second)
 		w.none(t)
 		time.Sleep(time.Second)
 		h.Refresh()
@@ -497,7 +497,7 @@ func TestWITExpires(t *testing.T) {
 		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)))
 
 		issuer.fail("", errors.New("kaputt"))
-		time.Sleep(witsvid.DefaultLifetime/2 - 2*lastWait)
+		time.Sleep(time.Hour/2 - 2*lastWait)
 		w.none(t)
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
@@ -535,9 +535,9 @@ func TestWITExpiresAndDenied(t *testing.T) {
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		w.one(t)
 		issuer.fail("/web", errors.New("kaputt"))
-		time.Sleep(witsvid.DefaultLifetime / 2)
+		time.Sleep(time.Hour / 2)
 		w.one(t)
-		time.Sleep(witsvid.DefaultLifetime/2 - time.Nanosecond)
+		time.Sleep(time.Hour/2 - time.Nanosecond)
 		alone.Store(true) // and the Handler asks when the other is due, the moment that this one expires
 		time.Sleep(time.Nanosecond)
 		require.ErrorIs(t, w.failed(t), workloadapi.ErrDenied)
@@ -815,7 +815,7 @@ func TestWITThatStays(t *testing.T) {
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{WITIssuer: odd{svid.Token(), svid.Signer()}})
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		w.one(t)
-		time.Sleep(witsvid.DefaultLifetime - time.Second)
+		time.Sleep(time.Hour - time.Second)
 		w.none(t)
 		time.Sleep(lastWait)
 		require.ErrorContains(t, w.failed(t), "status unavailable", "it has expired")
