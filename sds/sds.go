@@ -94,7 +94,8 @@ type Source interface {
 	// for a CA, until ctx is done; ctx carries no values of a request, as one call serves all
 	// streams that wait. An error that wraps [io/fs.ErrNotExist] says that there is no such name,
 	// and the name is not asked for again until Subscribe's function is called with it. After any
-	// other error the call is repeated, after 0.5 s first and 30 s at most.
+	// other error the call is repeated, after 0.5 s first and 30 s at most; if the error has a method
+	// Retryable() (after time.Duration, ok bool), the wait is after, or a long one if not ok.
 	GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error)
 
 	// Subscribe registers f, to be called whenever GenerateSecret would answer differently for a
@@ -133,7 +134,8 @@ type Options struct {
 }
 
 // Handler serves the Secret Discovery Service. It is safe for concurrent use, and keeps an idle
-// stream with the one goroutine of its request. Close it to let go of the source.
+// stream with the one goroutine of its request. It has a goroutine of its own, and is subscribed to the
+// source, until Close.
 type Handler struct {
 	opts        Options
 	table       *table

@@ -162,7 +162,7 @@ func (s *session) change(r *request, out *outcome) error {
 		}
 	}
 	for name, v := range r.have {
-		if it := s.items[name]; it != nil && !s.begun {
+		if it := s.items[name]; it != nil && !s.begun { // later ones are not believed
 			s.mark(it, parseVersion(v))
 		}
 	}
@@ -193,7 +193,7 @@ func (s *session) drop(it *item, out *outcome) {
 	out.dropped = append(out.dropped, it)
 }
 
-// dropped reports whether the client no longer wants what it had it for.
+// dropped reports whether the client no longer wants it.
 func (s *session) dropped(it *item) bool { return s.items[it.name] != it }
 
 // forget makes the next response have it, whatever was sent before.
