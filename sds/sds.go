@@ -94,8 +94,8 @@ type Source interface {
 	// for a CA, until ctx is done; ctx carries no values of a request, as one call serves all
 	// streams that wait. An error that wraps [io/fs.ErrNotExist] says that there is no such name,
 	// and the name is not asked for again until Subscribe's function is called with it. After any
-	// other error the call is repeated, after 0.5 s first and 30 s at most; if the error has a method
-	// Retryable() (after time.Duration, ok bool), the wait is after, or a long one if not ok.
+	// other error the call is repeated, after 0.5 s first and 30 s at most; an error with a method
+	// Retryable() (after time.Duration, ok bool) can ask for a longer one of these waits.
 	GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error)
 
 	// Subscribe registers f, to be called whenever GenerateSecret would answer differently for a

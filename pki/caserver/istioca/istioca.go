@@ -79,18 +79,6 @@ import (
 // CreateCertificate is the path of the API's one method.
 const CreateCertificate = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
-// Signer is what a [Server] needs of an authority; a *ca.Authority is one. It is safe for concurrent use.
-type Signer interface {
-	// Sign returns the chain for a request, leaf first. Its errors are those of [ca.Authority.Sign]; one
-	// with a method Retryable() (after time.Duration, ok bool) may say that it passes. Roots in the chain
-	// are left out of the answer.
-	Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error)
-
-	// Bundle returns the current roots. A registration authority that does not know them may return nil or
-	// an empty bundle: then a CA certificate at the end of the chain is the root.
-	Bundle() *spiffe.Bundle
-}
-
 // Grant is what a caller is certified for.
 type Grant struct {
 	ID       spiffe.ID // required
@@ -123,7 +111,9 @@ type NodeAuthorizer interface {
 
 // Options are the choices of [New]. Signer and Authenticator are required.
 type Options struct {
-	Signer        Signer
+	// Signer is the authority. Roots in its chains are left out of the answers. While its bundle is nil or
+	// empty, a CA certificate at the end of the chain is the root.
+	Signer        ca.Signer
 	Authenticator authn.Authenticator
 
 	// Policy decides what a caller is certified for. Nil means its own ID and nothing else.
