@@ -54,7 +54,6 @@
 package istioca
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -218,7 +217,7 @@ func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
 	for i, c := range chain {
 		// A certificate that is a root here may be an intermediate for a peer with another bundle, unless it
 		// is the end of the chain.
-		if certchain.SelfSigned(c) || i == len(chain)-1 && contains(roots, c) || contains(above, c) {
+		if certchain.SelfSigned(c) || i == len(chain)-1 && slices.ContainsFunc(roots, c.Equal) || slices.ContainsFunc(above, c.Equal) {
 			continue
 		}
 		above = append(above, c)
@@ -234,8 +233,4 @@ func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
 		w.AddBytes(1, pki.MarshalCertificatesPEM(roots...))
 	})
 	return t, err
-}
-
-func contains(certs []*x509.Certificate, c *x509.Certificate) bool {
-	return slices.ContainsFunc(certs, func(o *x509.Certificate) bool { return bytes.Equal(o.Raw, c.Raw) })
 }
