@@ -177,16 +177,7 @@ func (w *watcher) parse(msg []byte) (secrets []*pki.Secret, version, nonce strin
 
 // resource reads a google.protobuf.Any with a Secret; nil is one that was not asked for.
 func (w *watcher) resource(f *protofield.Field) (*pki.Secret, error) {
-	var url string
-	var value []byte
-	f.Message(func(f *protofield.Field) {
-		switch f.Number {
-		case 1:
-			f.Text(&url)
-		case 2:
-			f.Bytes(&value)
-		}
-	})
+	url, value := f.Any()
 	if url != typeURL {
 		return nil, fmt.Errorf("a resource of type %q, not %s", clip(url), typeURL)
 	}

@@ -20,6 +20,9 @@ type session struct {
 	// allow is asked before content is sent, which may be long after it became known; nil allows all.
 	allow func(*item) bool
 
+	strict  bool  // a name that is asked for has to exist
+	refused error // set by next if one does not: ends the stream
+
 	items    map[string]*item
 	queue    []*item // those with news, oldest first; may have dropped ones
 	version  version // of what the client was sent of the names it still wants
@@ -253,6 +256,8 @@ func (s *session) collect() *response {
 			e = nil
 		}
 		switch {
+		case e == nil && s.strict && it.asked:
+			s.refused = errNotFound(it.name)
 		case e != nil && it.sent != e.version:
 			r.entries = append(r.entries, e)
 			size += len(e.any)

@@ -27,7 +27,6 @@ type stream struct {
 	mu      sync.Mutex // held while a response is sent
 	session *session
 	news    []*watch // reused
-	refused error    // what ends a strict stream
 }
 
 // serveStream returns the method StreamSecrets or DeltaSecrets.
@@ -47,7 +46,7 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool) *stream {
 	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	s.session.allow = s.mayHave
+	s.session.strict, s.session.allow = h.opts.Strict, func(it *item) bool { return h.allows(s.ctx, s.session.node, it) }
 	s.inbox.wake = func() { s.pushes.Go(s.push) }
 	return s
 }
@@ -128,10 +127,10 @@ func (s *stream) request(msg []byte) error {
 		s.unwatch(it)
 	}
 	for _, it := range out.added {
-		if s.h.allows(s.ctx, s.session.node, it) {
+		if s.session.allow(it) {
 			it.watch = s.h.table.watch(it.name, &s.inbox, it)
-		} else if err := s.tell(it, &state{}); err != nil {
-			return err
+		} else {
+			s.session.news(it, &state{})
 		}
 	}
 	return s.send()
@@ -153,17 +152,23 @@ func (s *stream) push() {
 
 // send hands what is in the inbox to the session, and sends the response that it has.
 func (s *stream) send() error {
-	if err := s.collect(); err != nil {
-		return err
-	}
+	s.collect()
 	r := s.session.next()
-	if s.refused != nil {
-		return s.refused
-	}
-	if r == nil {
-		return nil
+	if s.session.refused != nil || r == nil {
+		return s.session.refused
 	}
 	return s.call.SendFrame(r.frame.wire)
+}
+
+// collect hands what is in the inbox to the session.
+func (s *stream) collect() {
+	s.news = s.inbox.take(s.news[:0])
+	for _, w := range s.news {
+		if st := w.res.cur.Load(); w.item.watch == w && st != nil && st.err == nil { // still wanted, and known
+			s.session.news(w.item, st)
+		}
+	}
+	clear(s.news)
 }
 
 // allows asks Authorize, and logs the first refusal of it.
@@ -180,45 +185,11 @@ func (h *Handler) allows(ctx context.Context, node string, it *item) bool {
 	return err == nil
 }
 
-// mayHave is the session's question about content that is about to be sent.
-func (s *stream) mayHave(it *item) bool {
-	ok := s.h.allows(s.ctx, s.session.node, it)
-	if !ok && s.h.opts.Strict && it.asked {
-		s.refused = errNotFound(it.name)
-	}
-	return ok
-}
-
 func (s *stream) unwatch(it *item) {
 	if it.watch != nil {
 		s.h.table.unwatch(it.watch)
 		it.watch = nil
 	}
-}
-
-// collect hands what is in the inbox to the session.
-func (s *stream) collect() error {
-	s.news = s.inbox.take(s.news[:0])
-	defer clear(s.news)
-	for _, w := range s.news {
-		st := w.res.cur.Load()
-		if w.item.watch != w || st == nil || st.err != nil {
-			continue // no longer wanted, or not known
-		}
-		if err := s.tell(w.item, st); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// tell hands one piece of news to the session.
-func (s *stream) tell(it *item, st *state) error {
-	if st.entry == nil && s.h.opts.Strict && it.asked {
-		return errNotFound(it.name)
-	}
-	s.session.news(it, st)
-	return nil
 }
 
 func errNotFound(name string) error {
