@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -62,22 +63,17 @@ func (c *Client) Watch(ctx context.Context, names ...string) iter.Seq2[*pki.Secr
 			return
 		}
 		w := &watcher{grpc: c.grpc, names: names, has: make(map[string]*pki.Secret), yield: yield}
-		var wait time.Duration
+		failures := 0
 		for ctx.Err() == nil {
 			answered, err := w.stream(ctx)
 			if w.over || ctx.Err() != nil || !yield(nil, fmt.Errorf("sds: watch: %w", err)) {
 				return
 			}
 			if answered {
-				wait = 0
+				failures = 0
 			}
-			wait = min(max(2*wait, firstRetry), lastRetry)
-			t := time.NewTimer(wait/2 + rand.N(wait/2))
-			select {
-			case <-t.C:
-			case <-ctx.Done():
-				t.Stop()
-			}
+			failures++
+			_ = renew.Sleep(ctx, backoff.Wait(renew.Failure{Times: failures}, rand.Float64()))
 		}
 	}
 }
@@ -181,16 +177,7 @@ func (w *watcher) parse(msg []byte) (secrets []*pki.Secret, version, nonce strin
 
 // resource reads a google.protobuf.Any with a Secret; nil is one that was not asked for.
 func (w *watcher) resource(f *protofield.Field) (*pki.Secret, error) {
-	var url string
-	var value []byte
-	f.Message(func(f *protofield.Field) {
-		switch f.Number {
-		case 1:
-			f.Text(&url)
-		case 2:
-			f.Bytes(&value)
-		}
-	})
+	url, value := f.Any()
 	if url != typeURL {
 		return nil, fmt.Errorf("a resource of type %q, not %s", clip(url), typeURL)
 	}
@@ -208,80 +195,61 @@ func (w *watcher) resource(f *protofield.Field) (*pki.Secret, error) {
 	return s, nil
 }
 
-// secret is an Envoy Secret of the kinds that we know; of a pair and roots the last that is there counts.
+// secret is an Envoy Secret of a kind that we know: the last that is there counts.
 type secret struct {
 	name              string
-	chain, key, roots source
-	pair, trust       bool
+	kind              protofield.Number // of tls_certificate or validation_context; 0 for neither
+	chain, key, roots []byte            // nil if not inline
 }
 
-// source is a DataSource: content, or where it is to be found.
-type source struct {
-	inline  bool
-	content []byte
-}
+const (
+	tlsCertificate    = 2
+	validationContext = 4
+)
 
 func (m *secret) read(f *protofield.Field) {
-	if f.Data == nil {
-		return
-	}
-	switch f.Number {
-	case 1:
+	switch n := f.Number; {
+	case n == 1:
 		f.Text(&m.name)
-	case 2:
-		if m.trust {
-			*m = secret{name: m.name}
+	case f.Data != nil && (n == tlsCertificate || n == validationContext):
+		if m.kind != n {
+			*m = secret{name: m.name, kind: n}
 		}
-		m.pair = true
 		f.Message(func(f *protofield.Field) {
-			switch f.Number {
-			case 1:
-				f.Message(m.chain.read)
-			case 2:
-				f.Message(m.key.read)
-			}
-		})
-	case 4:
-		if m.pair {
-			*m = secret{name: m.name}
-		}
-		m.trust = true
-		f.Message(func(f *protofield.Field) {
-			if f.Number == 1 {
-				f.Message(m.roots.read)
+			switch {
+			case f.Number == 1 && n == tlsCertificate:
+				readInline(f, &m.chain)
+			case f.Number == 1:
+				readInline(f, &m.roots)
+			case f.Number == 2 && n == tlsCertificate:
+				readInline(f, &m.key)
 			}
 		})
 	}
 }
 
-func (s *source) read(f *protofield.Field) {
-	if f.Data == nil {
-		return
-	}
-	switch f.Number {
-	case 2, 3: // inline_bytes, inline_string
-		s.inline = true
-		f.Bytes(&s.content)
-	case 1, 4: // filename, environment_variable
-		*s = source{}
-	}
+// readInline reads a DataSource: content, or where it is to be found.
+func readInline(f *protofield.Field, to *[]byte) {
+	f.Message(func(f *protofield.Field) {
+		switch {
+		case f.Data == nil:
+		case f.Number == 2 || f.Number == 3: // inline_bytes, inline_string
+			*to = bytes.Clone(f.Data) // not nil
+		case f.Number == 1 || f.Number == 4: // filename, environment_variable
+			*to = nil
+		}
+	})
 }
 
 func (m *secret) parse() (*pki.Secret, error) {
 	switch {
-	case m.trust && !m.roots.inline:
-		return nil, fmt.Errorf("trusted_ca: %w", errNotInline)
-	case m.trust:
-		return pki.NewSecretPEM(m.name, nil, nil, m.roots.content, time.Time{})
-	case m.pair && !(m.chain.inline && m.key.inline):
-		return nil, fmt.Errorf("tls_certificate: %w", errNotInline)
-	case m.pair:
-		return pki.NewSecretPEM(m.name, m.chain.content, m.key.content, nil, time.Time{})
+	case m.kind == 0:
+		return nil, errors.New("neither tls_certificate nor validation_context")
+	case m.kind == tlsCertificate && (m.chain == nil || m.key == nil), m.kind == validationContext && m.roots == nil:
+		return nil, errors.New("no inline content; files and environment variables of the server's choice are not read")
 	}
-	return nil, errors.New("neither tls_certificate nor validation_context")
+	return pki.NewSecretPEM(m.name, m.chain, m.key, m.roots, time.Time{})
 }
-
-var errNotInline = errors.New("not inline; files and environment variables of the server's choice are not read")
 
 func sameSecret(a, b *pki.Secret) bool {
 	chainA, keyA, pairA := a.KeyPair()

@@ -30,6 +30,14 @@ func (v version) xor(w version) version {
 	return v
 }
 
+// parseVersion returns the version with that text, or zero, which no content has.
+func parseVersion(s string) (v version) {
+	if len(s) == hex.EncodedLen(len(v)) {
+		_, _ = hex.Decode(v[:], []byte(s))
+	}
+	return v
+}
+
 // entry is what is served for a name at one moment. All streams share it. Only its frames change.
 type entry struct {
 	name    string
@@ -135,11 +143,16 @@ func (r *response) encode(nonce string) []byte {
 
 // frame is an encoded response with its nonce, as it is sent to any number of streams.
 type frame struct {
+	label
+	wire grpchttp.Frame
+}
+
+// label is what the answer to a frame is compared with.
+type label struct {
 	serial  uint64
 	nonce   string
 	version string
 	names   []string // that it is about
-	wire    grpchttp.Frame
 }
 
 // frames makes frames. Their serials grow, and the nonce is made of the serial.
@@ -180,5 +193,5 @@ func (f *frames) make(r *response) *frame {
 	for _, e := range r.entries {
 		names = append(names, e.name)
 	}
-	return &frame{serial, nonce, r.version.String(), append(names, r.removed...), grpchttp.NewFrame(r.encode(nonce))}
+	return &frame{label{serial, nonce, r.version.String(), append(names, r.removed...)}, grpchttp.NewFrame(r.encode(nonce))}
 }

@@ -19,7 +19,7 @@ import (
 // If some of the names exist they are the answer. None is an error, as an empty answer means to
 // Envoy that it may open its port without a certificate.
 func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
-	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, nil)
+	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, h.frames)
 	out, err := s.request(r)
 	if err != nil {
 		return nil, err
@@ -35,15 +35,12 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 		}
 	}}
 	for _, it := range out.added {
-		if h.opts.Authorize != nil {
-			if err := h.opts.Authorize(ctx, it.name); err != nil {
-				h.logDenied(ctx, s.node, it.name, err)
-				continue
-			}
+		if h.allows(ctx, s.node, it) {
+			it.watch = h.table.watch(it.name, in, nil)
+			defer h.table.unwatch(it.watch)
 		}
-		it.watch = h.table.watch(it.name, in, nil)
-		defer h.table.unwatch(it.watch)
 	}
+	var resp response
 	var failed bool
 	for _, it := range out.added {
 		if it.watch == nil {
@@ -62,36 +59,19 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 		}
 		switch {
 		case st.entry != nil:
-			s.news(it, present, st.entry)
+			resp.entries = append(resp.entries, st.entry)
+			resp.version = resp.version.xor(st.entry.version)
 		case st.err != nil:
 			failed = true
 		}
 	}
-	if resp := s.all(); resp != nil {
-		return resp, nil
+	if len(resp.entries) > 0 {
+		return &resp, nil
 	}
 	if failed { // the reason is in our log; it is not the client's business
 		return nil, grpchttp.Errorf(grpchttp.Unavailable, "sds: fetch: the secret is not available now; try again")
 	}
 	return nil, errNotFound(out.added[0].name)
-}
-
-// all is next without the bound on the size: there is no second response.
-func (s *session) all() *response {
-	var all *response
-	for {
-		r := s.next()
-		if r == nil {
-			return all
-		}
-		if all == nil {
-			all = r
-		} else {
-			all.entries = append(all.entries, r.entries...)
-			all.version = r.version
-		}
-		s.awaiting = false
-	}
 }
 
 func (h *Handler) serveFetch(ctx context.Context, msg []byte) ([]byte, error) {

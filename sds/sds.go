@@ -62,6 +62,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -93,7 +94,8 @@ type Source interface {
 	// for a CA, until ctx is done; ctx carries no values of a request, as one call serves all
 	// streams that wait. An error that wraps [io/fs.ErrNotExist] says that there is no such name,
 	// and the name is not asked for again until Subscribe's function is called with it. After any
-	// other error the call is repeated, after 0.5 s first and 30 s at most.
+	// other error the call is repeated, after 0.5 s first and 30 s at most; an error with a method
+	// Retryable() (after time.Duration, ok bool) can ask for a longer one of these waits.
 	GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error)
 
 	// Subscribe registers f, to be called whenever GenerateSecret would answer differently for a
@@ -132,7 +134,8 @@ type Options struct {
 }
 
 // Handler serves the Secret Discovery Service. It is safe for concurrent use, and keeps an idle
-// stream with the one goroutine of its request. Close it to let go of the source.
+// stream with the one goroutine of its request. It has a goroutine of its own, and is subscribed to the
+// source, until Close.
 type Handler struct {
 	opts        Options
 	table       *table
@@ -140,11 +143,11 @@ type Handler struct {
 	unsubscribe func()
 	grpc        *grpchttp.Handler
 
-	once    sync.Once // Close
-	mu      sync.Mutex
-	streams int
-	nacks   uint64
-	last    *NACK
+	streams atomic.Int64
+
+	mu    sync.Mutex
+	nacks uint64
+	last  *NACK
 }
 
 // NewHandler returns a handler that serves the secrets of src. It subscribes to src until
@@ -179,7 +182,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 		},
 		Name: "sds", Admit: h.admit, MaxMessage: maxMessage,
 	}
-	h.unsubscribe = src.Subscribe(h.table.changed)
+	h.unsubscribe = sync.OnceFunc(src.Subscribe(h.table.changed))
 	return h, nil
 }
 
@@ -211,19 +214,12 @@ func errClosing() error {
 	return grpchttp.Errorf(grpchttp.Unavailable, "sds: the server is shutting down")
 }
 
-// count notes that a stream has begun or ended.
-func (h *Handler) count(n int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.streams += n
-}
-
 // Close ends all streams with code Unavailable, cancels the subscription to the source and waits for
 // look-ups that are under way. It does not wait for the streams: those belong to the http.Server, and
 // a stream whose client does not read ends with its connection. Later requests are refused. Close may
 // be called twice. It returns nil.
 func (h *Handler) Close() error {
-	h.once.Do(h.unsubscribe)
+	h.unsubscribe()
 	h.table.close()
 	return nil
 }
@@ -248,10 +244,8 @@ type NACK struct {
 // Status returns what the handler does now, for metrics and diagnosis. It holds no keys.
 func (h *Handler) Status() Status {
 	h.mu.Lock()
-	s := Status{Streams: h.streams, NACKs: h.nacks, LastNACK: h.last}
-	h.mu.Unlock()
-	s.Names = h.table.versions()
-	return s
+	defer h.mu.Unlock()
+	return Status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last}
 }
 
 func (h *Handler) nacked(ctx context.Context, n *NACK) {

@@ -15,18 +15,19 @@ type session struct {
 	delta    bool
 	maxNames int
 	wildcard []string // what "everything" means; empty: nothing
-	frames   *frames  // nil for a fetch
+	frames   *frames
 
 	// allow is asked before content is sent, which may be long after it became known; nil allows all.
 	allow func(*item) bool
 
+	strict  bool  // a name that is asked for has to exist
+	refused error // set by next if one does not: ends the stream
+
 	items    map[string]*item
 	queue    []*item // those with news, oldest first; may have dropped ones
 	version  version // of what the client was sent of the names it still wants
-	sent     uint64  // serial of the last response; 0 if there was none
-	nonce    string  // of the last response
+	last     label   // of the last response; zero if there was none
 	awaiting bool    // the last response is neither acknowledged nor rejected
-	inFlight *frame  // the last response, while awaiting
 	begun    bool    // there was a request
 	named    bool    // the client has named something, ever
 	node     string
@@ -35,30 +36,18 @@ type session struct {
 
 // item is one name that the client wants.
 type item struct {
-	name    string
-	known   knowledge
-	cur     *entry  // the newest; set if known is present
-	sent    version // what the client was sent last; zero if nothing
-	have    string  // delta: the version that the client brought from its last stream
-	told    bool    // delta: the client was told that there is no such name
-	asked   bool    // by name
-	wild    bool    // as part of everything
-	queued  bool
-	dropped bool
-	round   uint64
+	name   string
+	cur    *state  // the newest; nil or with an error if that is not known
+	sent   version // what the client was sent last, or says that it brought; zero if nothing
+	told   bool    // delta: the client was told that there is no such name
+	asked  bool    // by name
+	wild   bool    // as part of everything
+	queued bool
+	round  uint64
 
 	watch  *watch // the stream's; not used here
 	denied bool   // the stream's; not used here
 }
-
-// knowledge is what is known about a name.
-type knowledge uint8
-
-const (
-	unknown knowledge = iota // not looked up, or that failed: the client waits
-	absent                   // there is no such name
-	present
-)
 
 // outcome is what a request did to a session.
 type outcome struct {
@@ -81,18 +70,19 @@ func (s *session) request(r *request) (outcome, error) {
 	if s.node == "" {
 		s.node = clip(r.node) // later requests may leave it out
 	}
-	switch answer := s.sent > 0 && r.nonce == s.nonce; {
+	switch first, answer := s.last.serial == 0, r.nonce == s.last.nonce; {
 	case answer && s.awaiting:
 		if r.rejected {
-			out.nack = &NACK{Node: s.node, Names: slices.Clone(s.inFlight.names), Version: s.inFlight.version, Message: clip(r.reason)}
+			out.nack = &NACK{Node: s.node, Names: slices.Clone(s.last.names), Version: s.last.version, Message: clip(r.reason)}
 		}
-		s.awaiting, s.inFlight = false, nil
-	case !s.delta && !answer && r.nonce != "" && s.sent > 0:
+		s.awaiting = false
+	case !s.delta && !answer && r.nonce != "" && !first:
 		// The client will answer the newer response as well, and name again what it wants. Before
 		// our first response a nonce is one of an older stream, and the request is a first one.
 		out.stale = true
 		return out, nil
 	}
+	r.names = slices.DeleteFunc(r.names, func(name string) bool { return name == "" })
 	var err error
 	if s.delta {
 		err = s.change(r, &out)
@@ -107,24 +97,20 @@ func (s *session) request(r *request) (outcome, error) {
 func (s *session) replace(r *request, out *outcome) error {
 	s.round++
 	wanted := 0
-	everything := false
 	for _, name := range r.names {
-		switch it := s.items[name]; {
-		case name == "":
+		s.named = true
+		if s.everything(name) {
 			continue
-		case name == "*" && len(s.wildcard) > 0:
-			everything = true
-		case it == nil || it.round != s.round:
-			it = s.add(name, out)
+		}
+		if it := s.add(name, out); it.round != s.round {
 			it.round, it.asked, it.wild = s.round, true, false
 			wanted++
 		}
-		s.named = true
 	}
 	if wanted > s.maxNames {
 		return errTooMany(s.maxNames)
 	}
-	if everything || !s.named {
+	if slices.ContainsFunc(r.names, s.everything) || !s.named {
 		for _, name := range s.wildcard {
 			it := s.add(name, out)
 			it.round, it.wild = s.round, true
@@ -141,7 +127,7 @@ func (s *session) replace(r *request, out *outcome) error {
 // change applies a delta request. What is dropped goes first, so that a name in both lists stays.
 func (s *session) change(r *request, out *outcome) error {
 	for _, name := range r.drop {
-		if name == "*" && len(s.wildcard) > 0 {
+		if s.everything(name) {
 			for _, name := range s.wildcard {
 				if it := s.items[name]; it != nil && it.wild {
 					if it.wild = false; !it.asked {
@@ -160,17 +146,7 @@ func (s *session) change(r *request, out *outcome) error {
 			s.drop(it, out)
 		}
 	}
-	everything := !s.begun
-	for _, name := range r.names {
-		if name == "" {
-			continue
-		}
-		if everything = false; name == "*" && len(s.wildcard) > 0 {
-			everything = true
-			break
-		}
-	}
-	if everything {
+	if slices.ContainsFunc(r.names, s.everything) || !s.begun && len(r.names) == 0 {
 		for _, name := range s.wildcard {
 			it := s.add(name, out)
 			it.wild = true
@@ -178,7 +154,7 @@ func (s *session) change(r *request, out *outcome) error {
 		}
 	}
 	for _, name := range r.names {
-		if name == "" || name == "*" && len(s.wildcard) > 0 {
+		if s.everything(name) {
 			continue
 		}
 		it := s.add(name, out)
@@ -188,15 +164,16 @@ func (s *session) change(r *request, out *outcome) error {
 			return errTooMany(s.maxNames)
 		}
 	}
-	if !s.begun {
-		for name, v := range r.have {
-			if it := s.items[name]; it != nil {
-				it.have = v
-			}
+	for name, v := range r.have {
+		if it := s.items[name]; it != nil && !s.begun { // later ones are not believed
+			s.mark(it, parseVersion(v))
 		}
 	}
 	return nil
 }
+
+// everything reports whether a name stands for those of the wildcard.
+func (s *session) everything(name string) bool { return name == "*" && len(s.wildcard) > 0 }
 
 // add returns the item with that name, made if need be.
 func (s *session) add(name string, out *outcome) *item {
@@ -205,7 +182,7 @@ func (s *session) add(name string, out *outcome) *item {
 		it = &item{name: name}
 		s.items[name] = it
 		if name == "*" { // everything, where that means nothing
-			s.news(it, absent, nil)
+			s.news(it, &state{})
 		} else {
 			out.added = append(out.added, it)
 		}
@@ -215,25 +192,25 @@ func (s *session) add(name string, out *outcome) *item {
 
 func (s *session) drop(it *item, out *outcome) {
 	delete(s.items, it.name)
-	s.version = s.version.xor(it.sent)
-	it.dropped = true
+	s.mark(it, version{})
 	out.dropped = append(out.dropped, it)
 }
 
+// dropped reports whether the client no longer wants it.
+func (s *session) dropped(it *item) bool { return s.items[it.name] != it }
+
 // forget makes the next response have it, whatever was sent before.
 func (s *session) forget(it *item) {
-	s.version = s.version.xor(it.sent)
-	it.sent, it.told, it.have = version{}, false, ""
+	s.mark(it, version{})
 	s.enqueue(it)
 }
 
-// news tells what is now known of a name. e is nil unless k is present.
-func (s *session) news(it *item, k knowledge, e *entry) {
-	if it.dropped {
-		return
+// news tells what is now known of a name.
+func (s *session) news(it *item, st *state) {
+	if !s.dropped(it) {
+		it.cur = st
+		s.enqueue(it)
 	}
-	it.known, it.cur = k, e
-	s.enqueue(it)
 }
 
 func (s *session) enqueue(it *item) {
@@ -241,7 +218,7 @@ func (s *session) enqueue(it *item) {
 		return
 	}
 	if len(s.queue) > 2*len(s.items) { // a client that asks and drops, and answers nothing
-		s.queue = slices.DeleteFunc(s.queue, func(it *item) bool { return it.dropped })
+		s.queue = slices.DeleteFunc(s.queue, s.dropped)
 	}
 	it.queued = true
 	s.queue = append(s.queue, it)
@@ -256,11 +233,8 @@ func (s *session) next() *response {
 	if len(r.entries) == 0 && len(r.removed) == 0 {
 		return nil // only news that the client has already; there is no more than one round of it
 	}
-	if s.frames != nil {
-		r.frame = s.frames.of(r, s.sent)
-		s.sent, s.nonce = r.frame.serial, r.frame.nonce
-	}
-	s.awaiting, s.inFlight = true, r.frame
+	r.frame = s.frames.of(r, s.last.serial)
+	s.last, s.awaiting = r.frame.label, true
 	return r
 }
 
@@ -274,19 +248,21 @@ func (s *session) collect() *response {
 		}
 		done++
 		it.queued = false
-		known := it.known
-		if known == present && !it.dropped && it.sent != it.cur.version && s.allow != nil && !s.allow(it) {
-			known = absent
+		if s.dropped(it) || it.cur == nil || it.cur.err != nil {
+			continue
+		}
+		e := it.cur.entry
+		if e != nil && it.sent != e.version && s.allow != nil && !s.allow(it) {
+			e = nil
 		}
 		switch {
-		case it.dropped:
-		case known == present && it.have == it.cur.version.String():
-			s.mark(it, it.cur.version)
-		case known == present && it.sent != it.cur.version:
-			r.entries = append(r.entries, it.cur)
-			size += len(it.cur.any)
-			s.mark(it, it.cur.version)
-		case known == absent && s.delta && !it.told:
+		case e == nil && s.strict && it.asked:
+			s.refused = errNotFound(it.name)
+		case e != nil && it.sent != e.version:
+			r.entries = append(r.entries, e)
+			size += len(e.any)
+			s.mark(it, e.version)
+		case e == nil && s.delta && !it.told:
 			r.removed = append(r.removed, it.name)
 			size += len(it.name)
 			s.mark(it, version{})
@@ -300,8 +276,8 @@ func (s *session) collect() *response {
 	return &r
 }
 
-// mark notes what the client has been sent.
+// mark notes what the client has.
 func (s *session) mark(it *item, v version) {
 	s.version = s.version.xor(it.sent).xor(v)
-	it.sent, it.told, it.have = v, false, ""
+	it.sent, it.told = v, false
 }

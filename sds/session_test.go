@@ -37,9 +37,9 @@ func fakeEntry(name, value string) *entry {
 func (d *driver) look(it *item) {
 	switch value, ok := d.world[it.name]; {
 	case !ok:
-		d.s.news(it, absent, nil)
+		d.s.news(it, &state{})
 	case value != "?":
-		d.s.news(it, present, fakeEntry(it.name, value))
+		d.s.news(it, &state{entry: fakeEntry(it.name, value)})
 	}
 }
 
@@ -563,7 +563,7 @@ func TestSessionSplits(t *testing.T) {
 	for _, it := range out.added {
 		e := fakeEntry(it.name, it.name)
 		e.any = make([]byte, maxResponse/2)
-		s.news(it, present, e)
+		s.news(it, &state{entry: e})
 	}
 	var got []int
 	for r := s.next(); r != nil; r = s.next() {
@@ -587,7 +587,7 @@ func TestSessionChurn(t *testing.T) {
 	}
 	assert.Empty(t, d.s.items)
 	assert.LessOrEqual(t, cap(d.s.queue), 16)
-	assert.Equal(t, uint64(1), d.s.sent)
+	assert.Equal(t, uint64(1), d.s.last.serial)
 }
 
 // FuzzStreamRequests drives a session with requests and news that the input spells, and checks after
@@ -717,7 +717,7 @@ func FuzzStreamRequests(f *testing.F) {
 		for name, it := range d.s.items {
 			sum = sum.xor(it.sent)
 			value, ok := d.world[name]
-			if it.known == present && it.sent != it.cur.version || it.known == present && (!ok || it.sent != fakeEntry(name, value).version) {
+			if it.cur != nil && it.cur.entry != nil && (it.sent != it.cur.entry.version || !ok || it.sent != fakeEntry(name, value).version) {
 				t.Fatalf("%q: the client has %v, the world %q", name, it.sent, value)
 			}
 		}

@@ -27,27 +27,28 @@ type stream struct {
 	mu      sync.Mutex // held while a response is sent
 	session *session
 	news    []*watch // reused
-	refused error    // what ends a strict stream
 }
 
 // serveStream returns the method StreamSecrets or DeltaSecrets.
 func (h *Handler) serveStream(delta bool) grpchttp.Method {
 	return func(ctx context.Context, call *grpchttp.Call) error {
-		ctx, end := context.WithCancelCause(ctx)
-		defer end(nil)
-		s := &stream{h: h, ctx: ctx, end: end, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
-		s.session.allow = s.mayHave
-		s.inbox.wake = func() {
-			s.pushes.Add(1)
-			go s.push()
-		}
-		defer context.AfterFunc(ctx, call.StopReceiving)()
-		defer context.AfterFunc(h.table.ctx, func() { end(errClosing()) })()
-		h.count(1)
-		defer h.count(-1)
+		s := h.newStream(ctx, call, delta)
+		defer s.end(nil)
+		defer context.AfterFunc(s.ctx, call.StopReceiving)()
+		defer context.AfterFunc(h.table.ctx, func() { s.end(errClosing()) })()
+		h.streams.Add(1)
+		defer h.streams.Add(-1)
 		defer s.close()
 		return s.run()
 	}
+}
+
+func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool) *stream {
+	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
+	s.ctx, s.end = context.WithCancelCause(ctx)
+	s.session.strict, s.session.allow = h.opts.Strict, func(it *item) bool { return h.allows(s.ctx, s.session.node, it) }
+	s.inbox.wake = func() { s.pushes.Go(s.push) }
+	return s
 }
 
 // run receives until the stream ends.
@@ -126,10 +127,10 @@ func (s *stream) request(msg []byte) error {
 		s.unwatch(it)
 	}
 	for _, it := range out.added {
-		if s.allowed(it) {
+		if s.session.allow(it) {
 			it.watch = s.h.table.watch(it.name, &s.inbox, it)
-		} else if err := s.tell(it, absent, nil); err != nil {
-			return err
+		} else {
+			s.session.news(it, &state{})
 		}
 	}
 	return s.send()
@@ -137,7 +138,6 @@ func (s *stream) request(msg []byte) error {
 
 // push sends the news of the table.
 func (s *stream) push() {
-	defer s.pushes.Done()
 	defer func() {
 		if v := recover(); v != nil {
 			s.end(&panicked{v, debug.Stack()})
@@ -152,44 +152,37 @@ func (s *stream) push() {
 
 // send hands what is in the inbox to the session, and sends the response that it has.
 func (s *stream) send() error {
-	if err := s.collect(); err != nil {
-		return err
-	}
+	s.collect()
 	r := s.session.next()
-	if s.refused != nil {
-		return s.refused
-	}
-	if r == nil {
-		return nil
+	if s.session.refused != nil || r == nil {
+		return s.session.refused
 	}
 	return s.call.SendFrame(r.frame.wire)
 }
 
-// allowed asks Authorize, and logs the first refusal of a name.
-func (s *stream) allowed(it *item) bool {
-	if s.h.opts.Authorize == nil {
+// collect hands what is in the inbox to the session.
+func (s *stream) collect() {
+	s.news = s.inbox.take(s.news[:0])
+	for _, w := range s.news {
+		if st := w.res.cur.Load(); w.item.watch == w && st != nil && st.err == nil { // still wanted, and known
+			s.session.news(w.item, st)
+		}
+	}
+	clear(s.news)
+}
+
+// allows asks Authorize, and logs the first refusal of it.
+func (h *Handler) allows(ctx context.Context, node string, it *item) bool {
+	if h.opts.Authorize == nil {
 		return true
 	}
-	err := s.h.opts.Authorize(s.ctx, it.name)
+	err := h.opts.Authorize(ctx, it.name)
 	if err != nil && !it.denied {
 		it.denied = true
-		s.h.logDenied(s.ctx, s.session.node, it.name, err)
+		h.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "sds: resource refused to a client",
+			slog.String("node", node), slog.String("name", it.name), slog.Any("err", err))
 	}
 	return err == nil
-}
-
-// mayHave is allowed for content that is about to be sent.
-func (s *stream) mayHave(it *item) bool {
-	ok := s.allowed(it)
-	if !ok && s.h.opts.Strict && it.asked {
-		s.refused = errNotFound(it.name)
-	}
-	return ok
-}
-
-func (h *Handler) logDenied(ctx context.Context, node, name string, err error) {
-	h.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "sds: resource refused to a client",
-		slog.String("node", node), slog.String("name", name), slog.Any("err", err))
 }
 
 func (s *stream) unwatch(it *item) {
@@ -197,40 +190,6 @@ func (s *stream) unwatch(it *item) {
 		s.h.table.unwatch(it.watch)
 		it.watch = nil
 	}
-}
-
-// collect hands what is in the inbox to the session.
-func (s *stream) collect() error {
-	s.news = s.inbox.take(s.news[:0])
-	defer clear(s.news)
-	for _, w := range s.news {
-		it := w.item
-		if it.watch != w {
-			continue // no longer wanted
-		}
-		k, st := unknown, w.res.cur.Load()
-		switch {
-		case st == nil, st.err != nil:
-			continue
-		case st.entry == nil:
-			k = absent
-		default:
-			k = present
-		}
-		if err := s.tell(it, k, st.entry); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// tell hands one piece of news to the session.
-func (s *stream) tell(it *item, k knowledge, e *entry) error {
-	if k == absent && s.h.opts.Strict && it.asked {
-		return errNotFound(it.name)
-	}
-	s.session.news(it, k, e)
-	return nil
 }
 
 func errNotFound(name string) error {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
 const (
@@ -17,19 +19,22 @@ const (
 	lastRetry     = 30 * time.Second
 )
 
+// backoff is for look-ups that fail, and for the streams of a client.
+var backoff = renew.Backoff{Low: firstRetry / 2, First: firstRetry, High: lastRetry, Wish: lastRetry}
+
 // table has the names that streams watch, each with what the source says about it now. A name is
 // looked up and encoded once, however many streams watch it, outside of any lock; nothing is kept of a
 // name that is no longer watched.
 type table struct {
 	src    Source
 	log    *slog.Logger
-	ctx    context.Context // of all look-ups
+	ctx    context.Context // done when the table is closed
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // look-ups
+	wg     sync.WaitGroup // the loop, which waits for its look-ups
 
-	mu     sync.Mutex
-	names  map[string]*resource
-	closed bool
+	mu    sync.Mutex
+	loop  renew.Loop[*resource]
+	names map[string]*resource
 }
 
 // resource is one watched name.
@@ -38,12 +43,9 @@ type resource struct {
 	cur  atomic.Pointer[state] // nil before the first look-up is done, and again when what it brought has expired
 
 	// The rest belongs to table.mu.
+	renew.Entry
 	watches map[*watch]struct{}
-	loading bool
-	dirty   bool // changed while loading
-	cancel  context.CancelFunc
-	retry   *time.Timer
-	wait    time.Duration // before the next retry; zero after a success
+	dirty   bool // changed while it is looked up
 }
 
 // state is what is known of a name: an entry, or that there is no such name (neither), or that the
@@ -98,7 +100,9 @@ func (in *inbox) take(buf []*watch) []*watch {
 
 func newTable(src Source, log *slog.Logger) *table {
 	t := &table{src: src, log: log, names: make(map[string]*resource)}
+	t.loop.Mu, t.loop.Attempt = &t.mu, t.lookUp
 	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.wg.Go(func() { t.loop.Run(t.ctx) })
 	return t
 }
 
@@ -110,7 +114,7 @@ func (t *table) watch(name string, in *inbox, it *item) *watch {
 	if r == nil {
 		r = &resource{name: name, watches: make(map[*watch]struct{})}
 		t.names[name] = r
-		t.load(r)
+		t.loop.Put(r, 0)
 	}
 	w := &watch{res: r, inbox: in, item: it}
 	r.watches[w] = struct{}{}
@@ -118,9 +122,7 @@ func (t *table) watch(name string, in *inbox, it *item) *watch {
 	case st == nil: // the look-up that is out will tell
 	case st.entry != nil && st.entry.expired(time.Now()):
 		r.cur.Store(nil) // existing streams keep it; a new stream gets what the source returns
-		if !r.loading {
-			t.load(r)
-		}
+		t.loop.Put(r, 0)
 	default:
 		in.put(w)
 	}
@@ -135,17 +137,8 @@ func (t *table) unwatch(w *watch) {
 	delete(r.watches, w)
 	if len(r.watches) == 0 && t.names[r.name] == r {
 		delete(t.names, r.name)
-		r.stop()
-	}
-}
-
-// stop ends what a resource has under way.
-func (r *resource) stop() {
-	if r.cancel != nil {
-		r.cancel()
-	}
-	if r.retry != nil {
-		r.retry.Stop()
+		t.loop.Remove(r)
+		r.Cancel()
 	}
 }
 
@@ -154,71 +147,55 @@ func (t *table) changed(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r := t.names[name]; r != nil {
-		if r.loading {
-			r.dirty = true // what is on its way may be the old one
-			return
-		}
-		t.load(r)
+		r.dirty = r.Busy() // what is on its way may be the old one
+		t.loop.Put(r, 0)
 	}
 }
 
-// load starts a look-up; t.mu is held.
-func (t *table) load(r *resource) {
-	if t.closed {
-		return
+// lookUp is one attempt of the loop.
+func (t *table) lookUp(ctx context.Context, r *resource) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	var e *entry
+	s, err := t.src.GenerateSecret(ctx, r.name)
+	if err == nil {
+		e, err = newEntry(r.name, s)
 	}
-	if r.retry != nil {
-		r.retry.Stop()
-		r.retry = nil
-	}
-	ctx, cancel := context.WithTimeout(t.ctx, lookupTimeout)
-	r.loading, r.dirty, r.cancel = true, false, cancel
-	t.wg.Go(func() {
-		defer cancel()
-		var e *entry
-		s, err := t.src.GenerateSecret(ctx, r.name)
-		if err == nil {
-			e, err = newEntry(r.name, s)
-		}
-		t.loaded(r, e, err)
-	})
-}
-
-// loaded publishes the result of a look-up.
-func (t *table) loaded(r *resource, e *entry, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r.loading, r.cancel = false, nil
-	if t.closed || t.names[r.name] != r {
-		return
+	wait := renew.Longest
+	if !r.Removed() && t.ctx.Err() == nil {
+		wait = t.found(r, e, err)
 	}
-	old := r.cur.Load()
+	if r.dirty {
+		r.dirty, wait = false, 0
+	}
+	t.loop.Done(r, wait)
+}
+
+// found publishes the result of a look-up, and returns how long to wait for the next.
+func (t *table) found(r *resource, e *entry, err error) time.Duration {
+	wait, old := renew.Longest, r.cur.Load()
 	switch {
 	case err == nil:
-		r.wait = 0
+		r.Succeeded()
 		if old == nil || old.entry == nil || old.entry.version != e.version {
 			t.publish(r, &state{entry: e})
 		}
 	case errors.Is(err, fs.ErrNotExist):
-		r.wait = 0
+		r.Succeeded()
 		if old == nil || old.entry != nil || old.err != nil {
 			t.log.LogAttrs(t.ctx, r.level(), "sds: no such resource; it is served when it appears", slog.String("name", r.name))
 			t.publish(r, &state{})
 		}
 	default:
-		r.wait = min(max(2*r.wait, firstRetry), lastRetry)
-		wait := r.wait/2 + rand.N(r.wait/2)
+		wait = backoff.Wait(r.Failed(err), rand.Float64())
 		t.log.LogAttrs(t.ctx, r.level(), "sds: look-up failed", slog.String("name", r.name), slog.Any("err", err), slog.Duration("retry_in", wait))
 		if old == nil || old.entry == nil { // else the old one stays in use
 			t.publish(r, &state{err: err})
 		}
-		if !r.dirty {
-			r.retry = time.AfterFunc(wait, func() { t.retry(r) })
-		}
 	}
-	if r.dirty {
-		t.load(r)
-	}
+	return wait
 }
 
 // level is the level of log lines about r. A client that fetches gets an answer, and may ask once a second.
@@ -239,14 +216,6 @@ func (t *table) publish(r *resource, s *state) {
 	}
 }
 
-func (t *table) retry(r *resource) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.names[r.name] == r && !r.loading {
-		t.load(r)
-	}
-}
-
 func (t *table) versions() map[string]string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -262,12 +231,6 @@ func (t *table) versions() map[string]string {
 
 // close cancels look-ups and waits for them.
 func (t *table) close() {
-	t.mu.Lock()
-	t.closed = true
 	t.cancel()
-	for _, r := range t.names {
-		r.stop()
-	}
-	t.mu.Unlock()
 	t.wg.Wait()
 }

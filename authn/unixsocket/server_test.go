@@ -414,7 +414,10 @@ func TestManyStreams(t *testing.T) {
 	conns := 0
 	serve(t, &unixsocket.Server{
 		Path: path,
-		Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/first" {
+				return
+			}
 			if entered.Add(1) == n {
 				close(all)
 			}
@@ -432,15 +435,16 @@ func TestManyStreams(t *testing.T) {
 	}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: 2 * patient}
-	get := func() {
-		resp, err := client.Get("http://localhost/")
+	get := func(path string) {
+		resp, err := client.Get("http://localhost" + path)
 		if assert.NoError(t, err) {
 			resp.Body.Close()
 		}
 	}
 	var wg sync.WaitGroup
+	get("/first") // while there is no connection, each request begins to dial one
 	for range n {
-		wg.Go(get)
+		wg.Go(func() { get("/") })
 	}
 	wg.Wait()
 	assert.Equal(t, 1, conns)

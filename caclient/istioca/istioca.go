@@ -58,6 +58,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -147,7 +148,7 @@ func New(o Options) (*CA, error) {
 	o.Header = o.Header.Clone()
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	c := &CA{opts: o, http: httpClient(o.HTTPClient, o.RootsFile)}
-	c.roots.td, c.roots.changed = o.TrustDomain, make(chan struct{})
+	c.roots.td = o.TrustDomain
 	c.rpc = grpchttp.NewClient(c.http, u.Scheme+"://"+u.Host, maxResponse)
 	c.metadata, err = encodeMetadata(o.CertSigner)
 	if err != nil {
@@ -415,7 +416,7 @@ func readChain(texts []string) (chain, roots []*x509.Certificate, err error) {
 	leaf := chain[0]
 	out := []*x509.Certificate{leaf}
 	for _, c := range chain[1:] { // peers have the roots; plugged-in chains have them, too, and twice
-		if !certchain.SelfSigned(c) && !contains(out, c) {
+		if !certchain.SelfSigned(c) && !slices.ContainsFunc(out, c.Equal) {
 			out = append(out, c)
 		}
 	}

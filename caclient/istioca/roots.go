@@ -1,7 +1,6 @@
 package istioca
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -13,14 +12,12 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-const (
-	maxFile = 1 << 20 // bytes
-	poll    = 5 * time.Minute
-)
+const maxFile = 1 << 20 // bytes
 
 // roots is what is known of the roots. Its methods are safe for concurrent use.
 type roots struct {
@@ -32,17 +29,13 @@ type roots struct {
 	older    []olderRoot         // that came with one before, in the order in which they were replaced
 	lifetime time.Duration       // the longest of our own certificates
 	last     *spiffe.Bundle      // nil if nothing was ever learned
-	changed  chan struct{}       // closed when last is replaced
+	changed  renew.Signal        // of last
 }
 
 // olderRoot is a root that peers may have certificates of until a moment.
 type olderRoot struct {
 	*x509.Certificate
 	until time.Time
-}
-
-func contains(certs []*x509.Certificate, c *x509.Certificate) bool {
-	return slices.ContainsFunc(certs, func(o *x509.Certificate) bool { return bytes.Equal(o.Raw, c.Raw) })
 }
 
 // learn notes the roots that came with leaf.
@@ -55,9 +48,9 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lifetime = max(r.lifetime, leaf.NotAfter.Sub(now))
-	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return contains(certs, o.Certificate) })
+	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return slices.ContainsFunc(certs, o.Equal) })
 	for _, c := range r.newest {
-		if !contains(certs, c) {
+		if !slices.ContainsFunc(certs, c.Equal) {
 			r.older = append(r.older, olderRoot{c, now.Add(r.lifetime)})
 		}
 	}
@@ -74,7 +67,9 @@ func (r *roots) take(b *spiffe.Bundle) (*spiffe.Bundle, error) {
 	if b != nil {
 		if r.source != nil {
 			before, after := slices.Collect(r.source.X509Authorities()), slices.Collect(b.X509Authorities())
-			withdrawn := func(c *x509.Certificate) bool { return contains(before, c) && !contains(after, c) }
+			withdrawn := func(c *x509.Certificate) bool {
+				return slices.ContainsFunc(before, c.Equal) && !slices.ContainsFunc(after, c.Equal)
+			}
 			r.newest = slices.DeleteFunc(r.newest, withdrawn)
 			r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return withdrawn(o.Certificate) })
 		}
@@ -105,24 +100,22 @@ func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
 	}
 	if r.last == nil || !b.Equal(r.last) {
 		r.last = b
-		close(r.changed)
-		r.changed = make(chan struct{})
+		r.changed.Notify()
 	}
 	return r.last, nil
 }
 
-// state returns whether anything was ever learned, how long to wait before the source is read again, and a
-// channel that is closed when the bundle changes.
-func (r *roots) state() (known bool, wait time.Duration, changed <-chan struct{}) {
+// state returns whether anything was ever learned, and how long to wait before the source is read again.
+func (r *roots) state() (known bool, wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	wait = poll
+	wait = renew.UsualPoll
 	if r.source != nil {
 		if hint, ok := r.source.RefreshHint(); ok {
-			wait = min(max(hint, time.Second), poll)
+			wait = min(max(hint, time.Second), wait)
 		}
 	}
-	return r.last != nil, wait, r.changed
+	return r.last != nil, wait
 }
 
 // FetchBundles implements [caclient.CA]: the package comment says where the roots come from. It calls the CA
@@ -132,7 +125,7 @@ func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("istioca: fetch bundles: %w", context.Cause(ctx))
 	}
-	known, _, _ := c.roots.state()
+	known, _ := c.roots.state()
 	source, err := c.source()
 	switch {
 	case err != nil && !known:
@@ -206,7 +199,7 @@ func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, erro
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		var last *spiffe.BundleSet
 		for ctx.Err() == nil {
-			_, _, changed := c.roots.state() // before reading, so that nothing is missed
+			changed := c.roots.changed.Changed() // before reading, so that nothing is missed
 			set, err := c.FetchBundles(ctx)
 			if ctx.Err() != nil {
 				return
@@ -218,7 +211,7 @@ func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, erro
 				last = set
 				continue // the reading itself may have been the change
 			}
-			_, wait, _ := c.roots.state()
+			_, wait := c.roots.state()
 			t := time.NewTimer(wait - time.Duration(rand.Float64()*float64(wait)/10)) // so that a fleet spreads out
 			select {
 			case <-ctx.Done():

@@ -17,14 +17,13 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/ca/kubesecret"
-	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // authority is the CA that the flags describe, and the record of what it signs.
 type authority struct {
-	caserver.CA
+	ca.Signer
 	own   *ca.Authority // nil with -external-ca
 	audit *auditlog.Log // nil for none
 	where string        // the CA is
@@ -58,13 +57,13 @@ func newAuthority(ctx context.Context, c *config, log *slog.Logger) (_ *authorit
 	}
 	if c.externalCA != "" {
 		a.where = "behind the signers of the cluster"
-		a.CA, err = c.newRA(auditor, log)
+		a.Signer, err = c.newRA(auditor, log)
 		return a, err
 	}
 	cfg := c.ca
 	cfg.Auditor, cfg.Logger = auditor, log
 	a.own, err = a.open(ctx, c, cfg)
-	a.CA = a.own
+	a.Signer = a.own
 	return a, err
 }
 

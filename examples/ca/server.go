@@ -56,7 +56,7 @@ func (s *server) compose(log *slog.Logger) (err error) {
 		proxies = nil
 	}
 	s.srv, err = caserver.New(caserver.Options{
-		CA: s.ca.CA, ID: c.self, Names: c.names(), Istio: istio, Linkerd: proxies,
+		CA: s.ca.Signer, ID: c.self, Names: c.names(), Istio: istio, Linkerd: proxies,
 		RootsFile: c.rootsFile(), Status: s.ca.describe, Ready: func() { s.ready() }, Logger: log,
 	})
 	return err

@@ -10,7 +10,6 @@ var (
 	ParseTimeout  = parseTimeout
 	AppendPrefix  = appendPrefix
 	ErrShort      = errShort
-	RetryAfter    = retryAfter
 	ReadRetryInfo = readRetryInfo
 )
 

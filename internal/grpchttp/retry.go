@@ -48,21 +48,10 @@ func retryAfter(h http.Header) (after time.Duration) {
 	details, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(h.Get(headerDetails), "="))
 	if err == nil {
 		_ = protofield.Read(details, func(f *protofield.Field) {
-			if f.Number != 3 {
-				return
-			}
-			var url string
-			var info []byte
-			f.Message(func(f *protofield.Field) {
-				switch f.Number {
-				case 1:
-					f.Text(&url)
-				case 2:
-					f.Bytes(&info)
+			if f.Number == 3 && after == 0 {
+				if url, info := f.Any(); url == retryInfo {
+					after = readRetryInfo(info)
 				}
-			})
-			if after == 0 && url == retryInfo {
-				after = readRetryInfo(info)
 			}
 		})
 	}

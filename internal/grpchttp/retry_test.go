@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,7 +61,7 @@ func TestRetryAfter(t *testing.T) {
 				assert.Equal(t, strconv.FormatInt(want.Milliseconds(), 10), h.Get("Grpc-Retry-Pushback-Ms"))
 				details, err := base64.RawStdEncoding.DecodeString(h.Get("Grpc-Status-Details-Bin"))
 				require.NoError(t, err)
-				require.True(t, len(details) > 2 && details[0] == 0x08 && details[1] == byte(grpchttp.Unavailable), "%x", details)
+				assert.Equal(t, wantDetails(t, text, want), details)
 			}
 		}
 		for _, after := range []time.Duration{0, -1, math.MinInt64} {
@@ -73,54 +74,90 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// details is an encoded google.rpc.Status with the details given.
-func details(t testing.TB, all ...*anypb.Any) string {
-	b := []byte{0x08, 14}
+// details is an encoded google.rpc.Status with the message and the details given.
+func details(t testing.TB, message string, all ...*anypb.Any) []byte {
+	b := []byte{0x08, byte(grpchttp.Unavailable)}
+	if message != "" {
+		b = protowire.AppendString(protowire.AppendTag(b, 2, protowire.BytesType), message)
+	}
 	for _, a := range all {
 		v, err := proto.Marshal(a)
 		require.NoError(t, err)
 		b = protowire.AppendBytes(protowire.AppendTag(b, 3, protowire.BytesType), v)
 	}
-	return base64.StdEncoding.EncodeToString(b)
+	return b
 }
+
+// wantDetails is what a server sends that has this message and wants its client back after this time.
+func wantDetails(t testing.TB, message string, after time.Duration) []byte {
+	return details(t, strings.ToValidUTF8(message, "\uFFFD"), retryInfo(t, durationpb.New(after)))
+}
+
+const retryInfoType = "type.googleapis.com/google.rpc.RetryInfo"
 
 func retryInfo(t testing.TB, d *durationpb.Duration) *anypb.Any {
 	v, err := proto.Marshal(d)
 	require.NoError(t, err)
-	return &anypb.Any{TypeUrl: "type.googleapis.com/google.rpc.RetryInfo", Value: protowire.AppendBytes([]byte{0x0a}, v)}
+	return &anypb.Any{TypeUrl: retryInfoType, Value: protowire.AppendBytes([]byte{0x0a}, v)}
 }
 
-// What servers say of when to come back is read in both forms, and nonsense says nothing.
+// What servers say of when to come back is read in both forms, and what is malformed or out of bounds says
+// nothing.
 func TestReadRetryAfter(t *testing.T) {
 	t.Parallel()
 	other := &anypb.Any{TypeUrl: "type.googleapis.com/google.rpc.DebugInfo", Value: []byte{0xff}}
 	second := retryInfo(t, durationpb.New(time.Second))
-	for name, test := range map[string]struct {
-		details, pushback string
-		want              time.Duration
-	}{
-		"neither":              {"", "", 0},
-		"pushback":             {"", "1500", 1500 * time.Millisecond},
-		"details":              {details(t, second), "", time.Second},
-		"details first":        {details(t, second), "1500", time.Second},
-		"after another":        {details(t, other, second), "", time.Second},
-		"of two the first":     {details(t, second, retryInfo(t, durationpb.New(time.Hour))), "", time.Second},
-		"none among them":      {details(t, other), "1500", 1500 * time.Millisecond},
-		"do not come back":     {"", "-1", 0},
-		"not a number":         {"", "soon", 0},
-		"a long time":          {"", "2147483647", math.MaxInt32 * time.Millisecond},
-		"too long":             {"", "2147483648", 0},
-		"not base64":           {"%%%", "1500", 1500 * time.Millisecond},
-		"malformed":            {"/w==", "1500", 1500 * time.Millisecond},
-		"negative":             {details(t, retryInfo(t, durationpb.New(-time.Second))), "", 0},
-		"nanoseconds overflow": {details(t, retryInfo(t, &durationpb.Duration{Nanos: 1e9})), "", 0},
-		"seconds overflow":     {details(t, retryInfo(t, &durationpb.Duration{Seconds: 1 << 40})), "7", 7 * time.Millisecond},
-	} {
-		h := http.Header{}
-		h.Set("Grpc-Status-Details-Bin", test.details)
-		h.Set("Grpc-Retry-Pushback-Ms", test.pushback)
-		assert.Equal(t, test.want, grpchttp.RetryAfter(h), name)
+	raw := func(value string) []byte {
+		return details(t, "", &anypb.Any{TypeUrl: retryInfoType, Value: []byte(value)})
 	}
+	var send map[string]string
+	c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", "14")
+		for name, value := range send {
+			w.Header().Set(name, value)
+		}
+	}))
+	for name, test := range map[string]struct {
+		details  []byte
+		pushback string
+		want     time.Duration
+	}{
+		"neither":                 {nil, "", 0},
+		"pushback":                {nil, "1500", 1500 * time.Millisecond},
+		"details":                 {details(t, "", second), "", time.Second},
+		"details of an hour":      {details(t, "", retryInfo(t, durationpb.New(time.Hour))), "", time.Hour},
+		"details first":           {details(t, "", second), "1500", time.Second},
+		"after another":           {details(t, "", other, second), "", time.Second},
+		"of two the first":        {details(t, "", second, retryInfo(t, durationpb.New(time.Hour))), "", time.Second},
+		"none among them":         {details(t, "", other), "1500", 1500 * time.Millisecond},
+		"another of that form":    {details(t, "", &anypb.Any{TypeUrl: other.TypeUrl, Value: second.Value}), "", 0},
+		"do not come back":        {nil, "-1", 0},
+		"not a number":            {nil, "soon", 0},
+		"a long time":             {nil, "2147483647", math.MaxInt32 * time.Millisecond},
+		"too long":                {nil, "2147483648", 0},
+		"much too long":           {nil, "9999999999999", 0},
+		"malformed":               {[]byte{0xff}, "", 0},
+		"malformed, and pushback": {[]byte{0xff}, "1500", 1500 * time.Millisecond},
+		"RetryInfo is malformed":  {raw("\xff"), "", 0},
+		"so, and pushback":        {raw("\xff"), "250", 250 * time.Millisecond},
+		"RetryInfo is empty":      {raw(""), "", 0},
+		"its Duration malformed":  {raw("\x0a\x01\xff"), "", 0},
+		"its Duration is cut":     {raw("\x0a\x01\x08"), "", 0},
+		"negative":                {details(t, "", retryInfo(t, durationpb.New(-time.Hour))), "", 0},
+		"nanoseconds overflow":    {details(t, "", retryInfo(t, &durationpb.Duration{Nanos: 1e9})), "", 0},
+		"seconds overflow":        {details(t, "", retryInfo(t, &durationpb.Duration{Seconds: 1 << 40})), "7", 7 * time.Millisecond},
+		"the most seconds":        {raw("\x0a\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f"), "", 0},
+	} {
+		for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.StdEncoding} {
+			send = map[string]string{"Grpc-Status-Details-Bin": encoding.EncodeToString(test.details), "Grpc-Retry-Pushback-Ms": test.pushback}
+			_, err := c.Unary(t.Context(), "/S/M", nil, nil)
+			assert.Equal(t, &grpchttp.Error{Code: grpchttp.Unavailable, Remote: true, RetryAfter: test.want}, err, name)
+		}
+	}
+	send = map[string]string{"Grpc-Status-Details-Bin": "%%%", "Grpc-Retry-Pushback-Ms": "1500"}
+	_, err := c.Unary(t.Context(), "/S/M", nil, nil)
+	assert.Equal(t, 1500*time.Millisecond, asError(t, err).RetryAfter, "details that are not base64")
 }
 
 // FuzzRetryInfo compares with the generated reader of a Duration.

@@ -144,6 +144,19 @@ func (f *Field) Entry(value func(*Field)) (key string) {
 	return key
 }
 
+// Any reads an embedded google.protobuf.Any.
+func (f *Field) Any() (url string, value []byte) {
+	f.Message(func(f *Field) {
+		switch f.Number {
+		case 1:
+			f.Text(&url)
+		case 2:
+			f.Bytes(&value)
+		}
+	})
+	return url, value
+}
+
 // Fail makes [Read] return err after this field, unless err is nil or there is an earlier error.
 func (f *Field) Fail(err error) {
 	if f.err == nil {

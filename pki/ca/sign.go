@@ -101,6 +101,17 @@ type Request struct {
 	Signer string
 }
 
+// Signer is what a certificate service signs with: an [Authority], or a registration authority such as a
+// *ra.RA. Its methods are called from many goroutines.
+type Signer interface {
+	// Sign returns the chain for a request, leaf first. Its errors are those of [Authority.Sign]; one with a
+	// method Retryable() (after time.Duration, ok bool) may say that it passes.
+	Sign(ctx context.Context, r Request) ([]*x509.Certificate, error)
+
+	// Bundle returns the current trust bundle. It is nil or empty while the signer does not know its roots.
+	Bundle() *spiffe.Bundle
+}
+
 // Profile is the kind of a certificate.
 type Profile int
 

@@ -20,7 +20,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -42,21 +41,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe/federation"
 )
 
-// CA is what a [Server] serves: a *ca.Authority or a *ra.RA. Its methods are called from many goroutines.
-// If it also has a method Run(context.Context) error, the Server runs it. If it has a method
-// Changed() <-chan struct{}, whose channel is closed when the bundle changes, the Server waits for changes
-// instead of polling.
-type CA interface {
-	// Sign returns the chain for a request, leaf first. Its errors are those of [ca.Authority.Sign].
-	Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error)
-
-	// Bundle returns the current trust bundle. It is nil or empty while the CA does not know its roots.
-	Bundle() *spiffe.Bundle
-}
-
 // Options are the parts of a [Server]. CA and ID are required.
 type Options struct {
-	CA CA
+	// CA is a *ca.Authority or a *ra.RA. If it also has a method Run(context.Context) error, the Server runs
+	// it. If it has a method Changed() <-chan struct{}, whose channel is closed when the bundle changes, the
+	// Server waits for changes instead of polling.
+	CA ca.Signer
 
 	// ID is the identity of the server in its certificate, a workload's ID in the trust domain of the CA.
 	// Names are the DNS names and IP addresses beside it, by which clients call the server.

@@ -38,7 +38,7 @@ func newIdentity(o Options) (*secretcache.Manager, error) {
 // self is the CA as the server itself asks it. The names are those of the Options, whatever is requested; a
 // registration authority requires a request for each of them, which is why the requests have them too.
 type self struct {
-	ca       CA
+	ca       ca.Signer
 	id       spiffe.ID
 	dnsNames []string
 	ips      []net.IP

@@ -15,16 +15,13 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/kubetest"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
-	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/ra"
 )
 
-// An RA takes the place of an authority behind both services.
-var (
-	_ istioca.Signer = (*ra.RA)(nil)
-	_ linkerd.Signer = (*ra.RA)(nil)
-)
+// An RA takes the place of an authority behind all services.
+var _ ca.Signer = (*ra.RA)(nil)
 
 // Istio's service over a signer of the cluster: what an agent gets is leaf, intermediate and root.
 func TestBehindIstioCA(t *testing.T) {

@@ -54,7 +54,6 @@
 package istioca
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -78,18 +77,6 @@ import (
 
 // CreateCertificate is the path of the API's one method.
 const CreateCertificate = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
-
-// Signer is what a [Server] needs of an authority; a *ca.Authority is one. It is safe for concurrent use.
-type Signer interface {
-	// Sign returns the chain for a request, leaf first. Its errors are those of [ca.Authority.Sign]; one
-	// with a method Retryable() (after time.Duration, ok bool) may say that it passes. Roots in the chain
-	// are left out of the answer.
-	Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error)
-
-	// Bundle returns the current roots. A registration authority that does not know them may return nil or
-	// an empty bundle: then a CA certificate at the end of the chain is the root.
-	Bundle() *spiffe.Bundle
-}
 
 // Grant is what a caller is certified for.
 type Grant struct {
@@ -123,7 +110,9 @@ type NodeAuthorizer interface {
 
 // Options are the choices of [New]. Signer and Authenticator are required.
 type Options struct {
-	Signer        Signer
+	// Signer is the authority. Roots in its chains are left out of the answers. While its bundle is nil or
+	// empty, a CA certificate at the end of the chain is the root.
+	Signer        ca.Signer
 	Authenticator authn.Authenticator
 
 	// Policy decides what a caller is certified for. Nil means its own ID and nothing else.
@@ -228,7 +217,7 @@ func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
 	for i, c := range chain {
 		// A certificate that is a root here may be an intermediate for a peer with another bundle, unless it
 		// is the end of the chain.
-		if certchain.SelfSigned(c) || i == len(chain)-1 && contains(roots, c) || contains(above, c) {
+		if certchain.SelfSigned(c) || i == len(chain)-1 && slices.ContainsFunc(roots, c.Equal) || slices.ContainsFunc(above, c.Equal) {
 			continue
 		}
 		above = append(above, c)
@@ -244,8 +233,4 @@ func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
 		w.AddBytes(1, pki.MarshalCertificatesPEM(roots...))
 	})
 	return t, err
-}
-
-func contains(certs []*x509.Certificate, c *x509.Certificate) bool {
-	return slices.ContainsFunc(certs, func(o *x509.Certificate) bool { return bytes.Equal(o.Raw, c.Raw) })
 }

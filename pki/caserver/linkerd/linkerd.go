@@ -70,7 +70,6 @@ import (
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/linkerdname"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Certify is the path of the API's one method.
@@ -79,19 +78,10 @@ const Certify = "/io.linkerd.proxy.identity.Identity/Certify"
 // audience is that of the tokens of Linkerd's proxies.
 const audience = "identity.l5d.io"
 
-// Signer is what a [Server] needs of an authority; a *ca.Authority is one. It is safe for concurrent use.
-type Signer interface {
-	// Sign returns the chain for a request, leaf first. Its errors are those of [ca.Authority.Sign].
-	Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error)
-
-	// Bundle returns the current trust anchors, or nil if there are none yet.
-	Bundle() *spiffe.Bundle
-}
-
 // Options are the choices of [New]. Mesh, Signer and Review are required.
 type Options struct {
 	Mesh   linkerdname.Mesh
-	Signer Signer
+	Signer ca.Signer // its bundle has the trust anchors
 
 	// Review returns the service account that a token belongs to, if the token is good for one of the
 	// audiences: the method Review of a kube.Reviewer. Its errors are those of that method. It is safe for

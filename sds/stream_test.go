@@ -1,0 +1,83 @@
+package sds
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// writer is a ResponseWriter that calls a function for each Write.
+type writer struct {
+	*httptest.ResponseRecorder
+	write func()
+}
+
+func (w writer) Write(p []byte) (int, error) {
+	w.write()
+	return w.ResponseRecorder.Write(p)
+}
+
+// A push may have begun when its stream ends, and be waiting for the lock that the end has. The end waits
+// for it: net/http forbids the use of a ResponseWriter after its handler has returned.
+func TestStreamEndWaitsForPush(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	e, err := newEntry("web", pair(t, ca, "web"))
+	require.NoError(t, err)
+	src := newAnswers()
+	src.set("web", func(ctx context.Context) (*pki.Secret, error) {
+		<-ctx.Done() // so that no news but that of the test comes
+		return nil, ctx.Err()
+	})
+	h, err := NewHandler(src, nil)
+	require.NoError(t, err)
+	defer h.Close()
+
+	var it *item
+	ended, writes := make(chan struct{}), 0
+	method := func(ctx context.Context, call *grpchttp.Call) error {
+		s := h.newStream(ctx, call, false)
+		out, err := s.session.request(ask("web"))
+		if err != nil {
+			return err
+		}
+		it = out.added[0]
+		it.watch = h.table.watch(it.name, &s.inbox, it)
+		s.session.news(it, &state{entry: e})
+		s.mu.Lock()
+		go func() {
+			defer close(ended)
+			s.close()
+		}()
+		time.Sleep(20 * time.Millisecond) // both wait for the lock, which they get in this order
+		s.inbox.wake()
+		time.Sleep(20 * time.Millisecond)
+		s.mu.Unlock()
+		<-ended
+		s.pushes.Wait() // so that a failure is one of this test
+		return nil
+	}
+	w := writer{httptest.NewRecorder(), func() {
+		writes++
+		assert.Nil(t, it.watch, "the push came first")
+		select {
+		case <-ended:
+			assert.Fail(t, "the stream has ended, and its push writes")
+		case <-time.After(100 * time.Millisecond):
+		}
+	}}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/S/M", nil)
+	r.ProtoMajor = 2
+	r.Header.Set("Content-Type", "application/grpc")
+	(&grpchttp.Handler{Methods: map[string]grpchttp.Method{"/S/M": method}}).ServeHTTP(w, r)
+	assert.Equal(t, 1, writes)
+}
