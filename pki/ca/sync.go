@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
@@ -78,8 +79,8 @@ func (a *Authority) open(ctx context.Context) error {
 		}
 		last = err
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err), slog.Duration("retry_in", wait))
-		if !sleep(ctx, wait/2+rand.N(wait)) {
-			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), last)
+		if cause := renew.Sleep(ctx, wait/2+rand.N(wait)); cause != nil {
+			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, cause, last)
 		}
 	}
 }
@@ -88,18 +89,6 @@ func (a *Authority) open(ctx context.Context) error {
 type creationError struct{ error }
 
 func (e *creationError) Unwrap() error { return e.error }
-
-// sleep reports whether the wait was over before ctx was done.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
 
 // What a change may return beside a failure.
 var (
@@ -128,8 +117,8 @@ func (a *Authority) update(ctx context.Context, change func(d *rotation.Document
 			return err
 		}
 		reload = true
-		if !sleep(ctx, wait/2+rand.N(wait)) {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		if cause := renew.Sleep(ctx, wait/2+rand.N(wait)); cause != nil {
+			return fmt.Errorf("%w: %w", cause, err)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"unicode"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -136,7 +137,7 @@ func (j *job) remove(ctx context.Context, absent int) {
 		if missing {
 			absent--
 		}
-		if !missing && !passing(err) || !sleep(ctx, pause) {
+		if !missing && !passing(err) || renew.Sleep(ctx, pause) != nil {
 			j.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "certificate signing request not deleted, Kubernetes does so within a day",
 				slog.String("name", j.name), slog.Any("err", err))
 			return
@@ -163,7 +164,7 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 		}
 		// Nothing that the API server says must keep us, and it, busy: such as an approval that is not kept.
 		if n > quickSteps {
-			if !sleep(ctx, pause) {
+			if renew.Sleep(ctx, pause) != nil {
 				return nil, j.failure(ctx, "follow", nil)
 			}
 			pause = min(2*pause, lastPause)
@@ -173,7 +174,7 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 			pause = firstPause
 		}
 		for next == nil { // the present state is not known: read it, as often as it takes
-			if err != nil && !passing(err) && !k8s.Conflict(err) && !k8s.Gone(err) || !sleep(ctx, pause) {
+			if err != nil && !passing(err) && !k8s.Conflict(err) && !k8s.Gone(err) || renew.Sleep(ctx, pause) != nil {
 				return nil, j.failure(ctx, doing, err)
 			}
 			pause = min(2*pause, lastPause)
@@ -300,18 +301,6 @@ func passing(err error) bool {
 		return e.Code >= 500 || e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout
 	}
 	return err != nil && !errors.Is(err, errDeleted) && !errors.Is(err, errUnreadable)
-}
-
-// sleep waits, and reports whether ctx is not done.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // clean makes a text from elsewhere fit for one line of a log.
