@@ -227,11 +227,11 @@ func ExampleReadKeyCertBundle() {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println("may replace it:", next.MayReplace(bundle, true) == nil) // workloads do not have the new root yet
+	fmt.Println("the same:", next.Equal(bundle))
 	// Output:
 	// nothing there: true
 	// [first] 1 root
-	// may replace it: false
+	// the same: false
 }
 
 func ExampleIssuer_Renew() {

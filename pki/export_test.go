@@ -3,6 +3,7 @@ package pki
 import (
 	"crypto"
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"time"
 )
@@ -32,6 +33,15 @@ func CheckCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 		return fmt.Errorf("pki: %w: %w", ErrCRL, err)
 	}
 	return nil
+}
+
+// MarshalCRLsPEM returns lists as X509 CRL blocks in the given order.
+func MarshalCRLsPEM(crls ...*x509.RevocationList) []byte {
+	var out []byte
+	for _, c := range crls {
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: c.Raw})...)
+	}
+	return out
 }
 
 // KeyCertPEM is what ReadKeyCertBundle reads.

@@ -131,6 +131,22 @@ func TestKeyCertBundle(t *testing.T) {
 	}
 }
 
+// withUsage returns a CA that over signs, with this key usage.
+func withUsage(t testing.TB, over testCA, usage x509.KeyUsage) testCA {
+	t.Helper()
+	ca := over.below(t)
+	tmpl := *ca.cert()
+	tmpl.KeyUsage = usage
+	b, err := x509.CreateCertificate(rand.Reader, &tmpl, over.cert(), ca.key.Public(), over.key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	require.Equal(t, usage, c.KeyUsage)
+	i, err := pki.NewIssuer([]*x509.Certificate{c}, ca.key)
+	require.NoError(t, err)
+	return testCA{i, ca.key}
+}
+
 // crossSigned returns a certificate for the name and key of ca, signed by over.
 func crossSigned(t testing.TB, over, ca testCA) *x509.Certificate {
 	t.Helper()
@@ -162,7 +178,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	huge := withKey(t, root.cert(), rsaSPKI(append([]byte{0x7f}, bytes.Repeat([]byte{0xff}, 2000)...), []byte{1, 0, 1}))
 	flat := foreignCA(t, func(c *x509.Certificate) { c.MaxPathLenZero = true })
 	flatSub := subordinate(t, flat)
-	noCRL := root.below(t, func(o *pki.CertificateOptions) { o.KeyUsage = x509.KeyUsageCertSign })
+	noCRL := withUsage(t, root, x509.KeyUsageCertSign)
 	short := root.below(t, func(o *pki.CertificateOptions) { o.NotAfter = base.Add(time.Second * 30) })
 	late := root.below(t, func(o *pki.CertificateOptions) { o.NotBefore = base.Add(time.Hour) })
 	wrongDomain := newTestRoot(t, func(o *pki.CertificateOptions) { o.PermittedDNSDomains = []string{"example.org"} })
@@ -354,7 +370,7 @@ func TestKeyCertBundleCopies(t *testing.T) {
 	}
 }
 
-func TestKeyCertBundleEqualAndMayReplace(t *testing.T) {
+func TestKeyCertBundleEqual(t *testing.T) {
 	t.Parallel()
 	a, c := newTestRoot(t), newTestRoot(t)
 	mid, other := a.below(t), a.below(t)
@@ -377,21 +393,21 @@ func TestKeyCertBundleEqualAndMayReplace(t *testing.T) {
 	onlyA, onlyC := parse(mid, nil, certsPEM(a.cert()), nil), parse(c, nil, certsPEM(c.cert()), nil)
 	withD := parse(mid, nil, certsPEM(a.cert(), newTestRoot(t).cert()), nil)
 	for name, tc := range map[string]struct {
-		x, y              *pki.KeyCertBundle
-		equal, any, multi bool // any: y may replace x without several roots; multi: with
+		x, y  *pki.KeyCertBundle
+		equal bool
 	}{
-		"itself":                         {bundle, bundle, true, true, true},
-		"the same, written another way":  {bundle, rewritten, true, true, true},
-		"another CA":                     {bundle, parse(other, nil, both, nil), false, true, true},
-		"the root itself":                {bundle, parse(a, nil, both, nil), false, true, true},
-		"a longer chain":                 {bundle, parse(mid, certsPEM(other.cert()), both, nil), false, true, true},
-		"with CRLs":                      {bundle, withCRL, false, true, true},
-		"without CRLs":                   {withCRL, bundle, false, true, true},
-		"the same CRLs in another order": {withCRL, parse(mid, nil, both, slices.Concat(crl[len(mid.crl(t)):], crl)), true, true, true},
-		"a root more":                    {onlyA, bundle, false, false, true},
-		"a root less":                    {bundle, onlyA, false, false, true},
-		"all roots swapped":              {onlyA, onlyC, false, false, false},
-		"one of two swapped":             {bundle, withD, false, false, false},
+		"itself":                         {bundle, bundle, true},
+		"the same, written another way":  {bundle, rewritten, true},
+		"another CA":                     {bundle, parse(other, nil, both, nil), false},
+		"the root itself":                {bundle, parse(a, nil, both, nil), false},
+		"a longer chain":                 {bundle, parse(mid, certsPEM(other.cert()), both, nil), false},
+		"with CRLs":                      {bundle, withCRL, false},
+		"without CRLs":                   {withCRL, bundle, false},
+		"the same CRLs in another order": {withCRL, parse(mid, nil, both, slices.Concat(crl[len(mid.crl(t)):], crl)), true},
+		"a root more":                    {onlyA, bundle, false},
+		"a root less":                    {bundle, onlyA, false},
+		"all roots swapped":              {onlyA, onlyC, false},
+		"one of two swapped":             {bundle, withD, false},
 	} {
 		if strings.HasPrefix(name, "the same CRLs") { // ECDSA is random: cut the lists out of the one text
 			lists := withCRL.CRLs()
@@ -399,18 +415,11 @@ func TestKeyCertBundleEqualAndMayReplace(t *testing.T) {
 		}
 		assert.Equal(t, tc.equal, tc.x.Equal(tc.y), name)
 		assert.Equal(t, tc.equal, tc.y.Equal(tc.x), name)
-		err := tc.y.MayReplace(tc.x, false)
-		assert.Equal(t, tc.any, err == nil, "%s: %v", name, err)
-		err = tc.y.MayReplace(tc.x, true)
-		assert.Equal(t, tc.multi, err == nil, "%s: %v", name, err)
 	}
 	var none *pki.KeyCertBundle
 	assert.True(t, none.Equal(nil))
 	assert.False(t, bundle.Equal(nil))
 	assert.False(t, none.Equal(bundle))
-	assert.NoError(t, bundle.MayReplace(nil, false))
-	assert.ErrorContains(t, bundle.MayReplace(onlyA, false), "support for several roots")
-	assert.ErrorContains(t, onlyC.MayReplace(onlyA, true), "first add the new roots beside the old ones")
 }
 
 func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
@@ -683,7 +692,6 @@ func FuzzKeyCertBundle(f *testing.F) {
 		}, during)
 		require.NoError(t, err)
 		require.True(t, b.Equal(again))
-		require.NoError(t, again.MayReplace(b, false))
 		o := leafOptions()
 		o.NotBefore, o.NotAfter = during, during.Add(time.Second)
 		if leaf, err := i.IssueLeaf(o); err == nil {

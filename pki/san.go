@@ -91,23 +91,12 @@ func IDSAN(id spiffe.ID) SAN {
 func DNSSAN(name string) SAN { return SAN{Type: DNS, Value: name} }
 
 // IPSAN returns ip as an address: 4 bytes for IPv4, also when it is written as IPv6
-// (::ffff:192.0.2.1), else 16. The error wraps [ErrSAN].
-func IPSAN(ip net.IP) (SAN, error) {
-	s, err := ipSAN(ip)
-	if err != nil {
-		return SAN{}, fmt.Errorf("pki: %w", err)
-	}
-	return s, nil
-}
-
-func ipSAN(ip net.IP) (SAN, error) {
+// (::ffff:192.0.2.1), else 16. It is not checked here: [NewCSR] refuses any other length.
+func IPSAN(ip net.IP) SAN {
 	if v4 := ip.To4(); v4 != nil {
-		return SAN{Type: IP, Value: string(v4)}, nil
+		ip = v4
 	}
-	if len(ip) != net.IPv6len {
-		return SAN{}, sanError("IP address of %d bytes, want 4 or 16", len(ip))
-	}
-	return SAN{Type: IP, Value: string(ip)}, nil
+	return SAN{Type: IP, Value: string(ip)}
 }
 
 // marshalSANs returns the value of a subject alternative name extension (OID 2.5.29.17) in DER, with

@@ -3,6 +3,7 @@ package ca
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"fmt"
 	"io/fs"
 	"strconv"
@@ -13,6 +14,11 @@ import (
 func (p PluggedIn) In(fsys fs.FS) PluggedIn {
 	p.fsys = fsys
 	return p
+}
+
+// MayReplace reports whether the roots of a plugged-in CA may change from old to next.
+func MayReplace(old, next []*x509.Certificate, multiRoot bool) (same bool, err error) {
+	return mayReplace(old, next, multiRoot)
 }
 
 // MemoryStore is a [Store] for tests. [NewMemoryStore] makes one.

@@ -261,11 +261,7 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 		sans = append(sans, pki.DNSSAN(name))
 	}
 	for _, ip := range r.IPs {
-		san, err := pki.IPSAN(ip)
-		if err != nil {
-			return nil, &pki.ProfileError{What: "leaf", Err: err}
-		}
-		sans = append(sans, san)
+		sans = append(sans, pki.IPSAN(ip))
 	}
 	return g.key.Issuer.IssueCertificate(pki.CertificateOptions{
 		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,

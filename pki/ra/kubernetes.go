@@ -2,6 +2,7 @@ package ra
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -13,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -156,7 +156,7 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 		}
 		for _, bad := range []string{"Denied", "Failed"} {
 			if c, ok := o.condition(bad); ok {
-				return nil, fail(ca.ErrGeneration, "the request was %s: %s: %s", strings.ToLower(bad), clean(c.Reason), clean(c.Message))
+				return nil, fail(ca.ErrGeneration, "the request was %s: %s: %s", strings.ToLower(bad), said(c.Reason), said(c.Message))
 			}
 		}
 		if len(o.Status.Certificate) > 0 {
@@ -303,21 +303,5 @@ func passing(err error) bool {
 	return err != nil && !errors.Is(err, errDeleted) && !errors.Is(err, errUnreadable)
 }
 
-// clean makes a text from elsewhere fit for one line of a log.
-func clean(s string) string {
-	const limit = 300
-	if s == "" {
-		return "no reason given"
-	}
-	short := s[:min(len(s), limit)]
-	short = strings.Map(func(c rune) rune {
-		if c == unicode.ReplacementChar || !unicode.IsPrint(c) {
-			return ' '
-		}
-		return c
-	}, short)
-	if len(s) > limit {
-		short += "…"
-	}
-	return short
-}
+// said returns a text of a signer or an approver for an error.
+func said(s string) string { return cmp.Or(k8s.OneLine(s, 300), "no reason given") }
