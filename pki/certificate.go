@@ -23,22 +23,21 @@ import (
 )
 
 var (
-	// ErrOutlivesIssuer says that a certificate would end later than the certificate that signs it, so
-	// that it would stop working early. A caller that wants the longest possible life asks for the NotAfter of
-	// [Issuer.Certificate].
-	ErrOutlivesIssuer = errors.New("the certificate would outlive its issuer")
-
 	// ErrUnreadableTrustDomain says that crypto/x509 cannot read certificates of a trust domain: its
 	// name has an empty label, as in "a..b" or "a." (GO-3). Such names are legal SPIFFE IDs.
 	ErrUnreadableTrustDomain = errors.New("crypto/x509 cannot read a trust domain name with an empty label")
 )
+
+// errOutlivesIssuer says that a certificate would end later than the certificate that signs it, so that it
+// would stop working early.
+var errOutlivesIssuer = errors.New("the certificate would outlive its issuer")
 
 // ProfileError says why a certificate was not signed, or is not fit to sign with.
 type ProfileError struct {
 	What   string // "leaf", "CA certificate" or "issuer"
 	Rule   string // the broken rule of spiffe/CONFORMANCE.md, such as "X5-6"; empty for rules that are not of the standard
 	Reason string // the rule in words
-	Err    error  // ErrWeakKey, ErrKeyMismatch, ErrSAN, ErrOutlivesIssuer, ErrUnreadableTrustDomain in a chain, or nil
+	Err    error  // ErrWeakKey, ErrKeyMismatch, ErrSAN, ErrUnreadableTrustDomain in a chain, or nil
 }
 
 func (e *ProfileError) Error() string {

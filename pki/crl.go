@@ -25,8 +25,8 @@ const (
 	maxSerialBits    = 20*8 - 1  // of a positive number in 20 octets; RFC 5280, section 4.1.2.2
 )
 
-// ErrCRL says that a certificate revocation list is not valid, or does not belong to a CA.
-var ErrCRL = errors.New("invalid certificate revocation list")
+// errCRL says that a certificate revocation list is not valid, or does not belong to a CA.
+var errCRL = errors.New("invalid certificate revocation list")
 
 // ParseCRLsPEM parses a file of certificate revocation lists (RFC 5280, section 5): one or more X509 CRL
 // blocks and no others. Text in front of a block is allowed, as tools write comments there; text after the
@@ -40,11 +40,11 @@ var ErrCRL = errors.New("invalid certificate revocation list")
 // or for other issuers' certificates.
 //
 // Input of more than 1 MiB, a list of more than 700 KiB and more than 100 lists give an error that wraps
-// [spiffe.ErrTooLarge]. All errors wrap [ErrCRL].
+// [spiffe.ErrTooLarge].
 func ParseCRLsPEM(data []byte) ([]*x509.RevocationList, error) {
 	crls, err := parseCRLs(data)
 	if err != nil {
-		return nil, fmt.Errorf("pki: %w: %w", ErrCRL, err)
+		return nil, fmt.Errorf("pki: %w: %w", errCRL, err)
 	}
 	return crls, nil
 }

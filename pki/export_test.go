@@ -8,6 +8,12 @@ import (
 	"time"
 )
 
+// Errors that no caller has to tell from others.
+var (
+	ErrOutlivesIssuer = errOutlivesIssuer
+	ErrCRL            = errCRL
+)
+
 // MarshalSANs returns the value of an extension.
 func MarshalSANs(sans ...SAN) ([]byte, error) {
 	der, err := marshalSANs(sans)
@@ -30,7 +36,7 @@ func named(err error) error {
 // CheckCRL verifies that a list is of ca.
 func CheckCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	if err := checkCRL(list, ca); err != nil {
-		return fmt.Errorf("pki: %w: %w", ErrCRL, err)
+		return fmt.Errorf("pki: %w: %w", errCRL, err)
 	}
 	return nil
 }

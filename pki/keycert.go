@@ -99,7 +99,7 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	b := &KeyCertBundle{issuer: issuer, chain: chain, roots: roots}
 	if !blank(p.CRL) {
 		if b.crls, err = parseCRLs(p.CRL); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrCRL, err)
+			return nil, fmt.Errorf("%w: %w", errCRL, err)
 		}
 		if err := checkCRLs(paths, b.crls); err != nil {
 			return nil, err
@@ -177,14 +177,14 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*x509.RevocationList) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("%w: no list for %s: with CRLs, every CA of the chain needs one", ErrCRL, strings.Join(missing, ", "))
+		return fmt.Errorf("%w: no list for %s: with CRLs, every CA of the chain needs one", errCRL, strings.Join(missing, ", "))
 	}
 	for _, path := range paths {
 		for n, cert := range path {
 			for _, c := range signed[path[min(n+1, len(path)-1)]] {
 				for _, e := range c.RevokedCertificateEntries {
 					if e.SerialNumber.Cmp(cert.SerialNumber) == 0 {
-						return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", ErrCRL, cert.Subject, e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
+						return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", errCRL, cert.Subject, e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
 					}
 				}
 			}
@@ -289,7 +289,7 @@ var (
 //     with by the rules of [NewIssuer];
 //   - if there are CRLs, each CA between the CA certificate and the root, both included, has one that
 //     it signed, because Envoy refuses whole chains in which one CA has none, and none of them lists a
-//     certificate of the chain. Whether they are out of date is not checked ([ErrCRL]).
+//     certificate of the chain. Whether they are out of date is not checked.
 //
 // Errors say which part is wrong. They wrap those named here, a [*ProfileError], [ErrWeakKey],
 // [spiffe.ErrTooLarge] or an error of crypto/x509, and never repeat the input.

@@ -93,7 +93,7 @@ func TestKeyCertBundle(t *testing.T) {
 	mid := root.below(t)
 	ca := mid.below(t)
 	old := newTestRoot(t)
-	// The new root, signed by the old one: a way to it for who does not know the new one yet.
+	// The new root, signed by the old one: a path for verifiers that do not have the new one yet.
 	cross := crossSigned(t, old, root)
 	clients := root.below(t, func(o *pki.CertificateOptions) { o.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
 	for name, tc := range map[string]struct {
@@ -107,7 +107,7 @@ func TestKeyCertBundle(t *testing.T) {
 		"directly below the root":  {pki.KeyCertPEM{Cert: certsPEM(mid.cert()), Key: mid.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{mid.cert()}, []*x509.Certificate{root.cert()}, 0},
 		"a CA for clients only":    {pki.KeyCertPEM{Cert: certsPEM(clients.cert()), Key: clients.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{clients.cert()}, []*x509.Certificate{root.cert()}, 0},
 		"intermediates":            {pki.KeyCertPEM{Cert: certsPEM(ca.cert()), Chain: certsPEM(mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
-		"a chain in any order, with itself, the root and strangers": {pki.KeyCertPEM{
+		"a chain in any order, with itself, the root and unrelated CAs": {pki.KeyCertPEM{
 			Cert: certsPEM(ca.cert()), Chain: certsPEM(root.cert(), old.cert(), mid.cert(), ca.cert(), mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert(), root.cert())},
 			[]*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
 		"all in one file": {pki.KeyCertPEM{Cert: certsPEM(ca.cert(), mid.cert(), root.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
@@ -166,7 +166,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	root := newTestRoot(t)
 	mid := root.below(t)
 	ca := mid.below(t)
-	stranger := newTestRoot(t)
+	unrelated := newTestRoot(t)
 	leafKey := newKey(t, pki.ECDSAP256)
 	lo := leafOptions()
 	lo.PublicKey = leafKey.Public()
@@ -220,9 +220,9 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		// The way to a root.
 		"no chain":               {func(p *pki.KeyCertPEM) { p.Chain = nil }, "does not lead to a root", nil},
 		"text as chain":          {func(p *pki.KeyCertPEM) { p.Chain = []byte("hello") }, "chain: ", nil},
-		"another chain":          {func(p *pki.KeyCertPEM) { p.Chain = certsPEM(stranger.cert()) }, "does not lead to a root", nil},
+		"another chain":          {func(p *pki.KeyCertPEM) { p.Chain = certsPEM(unrelated.cert()) }, "does not lead to a root", nil},
 		"no roots":               {func(p *pki.KeyCertPEM) { p.Roots = nil }, "roots: no certificate found", nil},
-		"other roots":            {func(p *pki.KeyCertPEM) { p.Roots = certsPEM(stranger.cert()) }, "does not lead to a root", nil},
+		"other roots":            {func(p *pki.KeyCertPEM) { p.Roots = certsPEM(unrelated.cert()) }, "does not lead to a root", nil},
 		"text behind the roots":  {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, "hello"...) }, "roots: after certificate 1", nil},
 		"a leaf among the roots": {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(leaf)...) }, "is not a CA certificate", nil},
 		"a weak root":            {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(weak)...) }, "roots: certificate 2", pki.ErrWeakKey},
@@ -239,7 +239,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 
 		// The key.
 		"no key":             {func(p *pki.KeyCertPEM) { p.Key = nil }, "key: no private key found", nil},
-		"another key":        {func(p *pki.KeyCertPEM) { p.Key = stranger.keyPEM(t) }, "the private key does not belong to the certificate", pki.ErrKeyMismatch},
+		"another key":        {func(p *pki.KeyCertPEM) { p.Key = unrelated.keyPEM(t) }, "the private key does not belong to the certificate", pki.ErrKeyMismatch},
 		"the key of the mid": {func(p *pki.KeyCertPEM) { p.Key = mid.keyPEM(t) }, "the private key does not belong to the certificate", pki.ErrKeyMismatch},
 		"two keys":           {func(p *pki.KeyCertPEM) { p.Key = append(p.Key, p.Key...) }, "key: ", nil},
 		"an encrypted key":   {func(p *pki.KeyCertPEM) { p.Key = []byte(block("ENCRYPTED PRIVATE KEY", []byte{1})) }, "key: the private key is encrypted", nil},
@@ -247,7 +247,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		// The lists.
 		"text as CRL":                {crls([]byte("hello")), "text that is not PEM", pki.ErrCRL},
 		"a certificate as CRL":       {crls(certsPEM(root.cert())), "not X509 CRL", pki.ErrCRL},
-		"a list of somebody else":    {crls(stranger.crl(t)), fmt.Sprintf("no list for %q, %q, %q", ca.cert().Subject, mid.cert().Subject, root.cert().Subject), pki.ErrCRL},
+		"a list of another CA":       {crls(unrelated.crl(t)), fmt.Sprintf("no list for %q, %q, %q", ca.cert().Subject, mid.cert().Subject, root.cert().Subject), pki.ErrCRL},
 		"no list for the CA":         {crls(root.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", ca.cert().Subject), pki.ErrCRL},
 		"no list in the middle":      {crls(ca.crl(t), root.crl(t)), fmt.Sprintf("no list for %q:", mid.cert().Subject), pki.ErrCRL},
 		"no list for the root":       {crls(ca.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", root.cert().Subject), pki.ErrCRL},

@@ -39,8 +39,8 @@ const (
 	IP    SANType = 7
 )
 
-// String returns "email", "DNS", "URI", "IP", or "type n" for other kinds.
-func (t SANType) String() string {
+// name returns "email", "DNS", "URI", "IP", or "type n" for other kinds.
+func (t SANType) name() string {
 	switch t {
 	case Email:
 		return "email"
@@ -76,7 +76,7 @@ func (s SAN) String() string {
 	case !printable(v):
 		v = strconv.QuoteToASCII(v)
 	}
-	return s.Type.String() + ":" + v
+	return s.Type.name() + ":" + v
 }
 
 // IDSAN returns id as a URI name. The zero ID gives an empty URI, which [NewCSR] refuses.
@@ -112,7 +112,7 @@ func marshalSANs(sans []SAN) ([]byte, error) {
 	size := 4
 	for _, s := range sans {
 		if s.Type != DNS && s.Type != URI && s.Type != IP {
-			return nil, sanError("a name of %s cannot be written", s.Type)
+			return nil, sanError("a name of %s cannot be written", s.Type.name())
 		}
 		if err := s.check(); err != nil {
 			return nil, err
@@ -143,7 +143,7 @@ func (s SAN) check() error {
 	switch s.Type {
 	case DNS, URI, Email:
 		if !printable(s.Value) {
-			return sanError("%s name %.80q is not printable ASCII", s.Type, s.Value)
+			return sanError("%s name %.80q is not printable ASCII", s.Type.name(), s.Value)
 		}
 	case IP:
 		if n := len(s.Value); n != net.IPv4len && n != net.IPv6len {
@@ -234,7 +234,7 @@ func (s SAN) checkRead(tag asn1.Tag) error {
 	switch s.Type {
 	case DNS, URI, Email, IP:
 		if tag&tagConstructed != 0 {
-			return sanError("%s name in constructed form", s.Type)
+			return sanError("%s name in constructed form", s.Type.name())
 		}
 	}
 	return s.check()

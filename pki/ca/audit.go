@@ -75,7 +75,7 @@ func (a *Authority) audit(ctx context.Context, i *Issuance) error {
 func NewIssuance(r *Request, cert, issuer *x509.Certificate) *Issuance {
 	der, key := sha256.Sum256(cert.Raw), sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 	i := &Issuance{
-		Time: time.Now().Round(0), Kind: r.Profile.String(), Serial: rotation.Serial(cert),
+		Time: time.Now().Round(0), Kind: r.Profile.kind(), Serial: rotation.Serial(cert),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
 		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]), Caller: r.Caller, Method: r.Method,
 	}

@@ -10,6 +10,13 @@ import (
 	"sync"
 )
 
+// Errors that no caller has to tell from others.
+var (
+	ErrRecord    = errRecord
+	ErrActive    = errActive
+	ErrPluggedIn = errPluggedIn
+)
+
 // In has p read from a file system that is polled once a second, in place of a folder of the host.
 func (p PluggedIn) In(fsys fs.FS) PluggedIn {
 	p.fsys = fsys

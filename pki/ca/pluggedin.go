@@ -67,7 +67,7 @@ type PluggedIn struct {
 // the program starts again, as long as the files are not exchanged for ones with older times. Changes of the
 // keys of JWT-SVIDs, which rotate, count too.
 //
-// The methods Rotate, Taint and Revoke refuse what would change the roots with [ErrPluggedIn].
+// The methods Rotate, Taint and Revoke refuse what would change the roots.
 func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if from.Dir == "" && from.fsys == nil {
 		return nil, errors.New("ca: Load needs a folder")

@@ -27,7 +27,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// offline is a root that an operator keeps in a drawer.
+// offline is a root that an operator keeps offline.
 type offline struct {
 	key    crypto.Signer
 	issuer *pki.Issuer
@@ -67,7 +67,7 @@ func (o *offline) files(t testing.TB, life time.Duration, edit ...func(*pki.CAOp
 	}
 }
 
-// folder is files that can be changed while somebody reads them.
+// folder is files that can be changed while they are read.
 type folder struct{ now atomic.Pointer[fstest.MapFS] }
 
 func newFolder(files map[string][]byte) *folder {
@@ -440,7 +440,7 @@ func TestReloadOfSwappedLinks(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(30 * time.Second):
-		t.Fatal("nobody noticed")
+		t.Fatal("the change was not noticed")
 	}
 	assert.NotEqual(t, old, a.LogValue().String())
 	require.NoError(t, a.Status().SyncError)
@@ -518,7 +518,7 @@ func TestSlowReload(t *testing.T) {
 	}}, func(c *ca.Config) {
 		c.Logger = slog.New(onLog(func(msg string) {
 			if msg == "CA files taken over" {
-				logged <- a.Status().SyncError // who writes a log may ask
+				logged <- a.Status().SyncError // a log handler may ask
 			}
 		}))
 	})

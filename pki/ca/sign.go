@@ -118,8 +118,8 @@ const (
 	Intermediate
 )
 
-// String returns the kind for an [Issuance]: "x509-svid", "dns" or "ca".
-func (p Profile) String() string {
+// kind returns the kind for an [Issuance]: "x509-svid", "dns" or "ca".
+func (p Profile) kind() string {
 	if names := []string{"x509-svid", "dns", "ca"}; p >= 0 && int(p) < len(names) {
 		return names[p]
 	}

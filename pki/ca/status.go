@@ -16,14 +16,14 @@ var (
 	// ErrRotating says that a rotation cannot start, because one is under way.
 	ErrRotating = rotation.ErrRotating
 
-	// ErrActive says that a key cannot be revoked, because it is the one that signs.
-	ErrActive = errors.New("the key is active")
+	// errActive says that a key cannot be revoked, because it is the one that signs.
+	errActive = errors.New("the key is active")
 
 	// ErrUnknownKey says that there is no root with this serial number, and no JWT key with this ID.
 	ErrUnknownKey = errors.New("no such key")
 
-	// ErrPluggedIn says that the roots are those of files, which the operator has to change.
-	ErrPluggedIn = errors.New("the roots are plugged in")
+	// errPluggedIn says that the roots are those of files, which the operator has to change.
+	errPluggedIn = errors.New("the roots are plugged in")
 )
 
 // Phase is the place of a root, or of a JWT key, in a rotation, with its name as text form. A key moves

@@ -16,8 +16,8 @@ import (
 // Open makes an authority whose CA is in store, and survives it. If there is no record, it makes a
 // new CA; if there is one that Istio made, it adopts that. It starts no goroutine, but has to have
 // read the store, and tries again, with growing waits, until ctx is done; the error then wraps the
-// cause of that and the last error of the store. A record that is unfit is an error at once, which wraps
-// [ErrRecord], and is left as it is. No error of the store is ever answered by making another CA.
+// cause of that and the last error of the store. A record that is unfit is an error at once, and is left
+// as it is. No error of the store is ever answered by making another CA.
 //
 // Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence
 // numbers, and take each step of a rotation at the same moment without talking to each other. They
@@ -71,7 +71,7 @@ func (a *Authority) open(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), errors.Join(last, err))
 		}
-		if errors.Is(err, ErrRecord) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
+		if errors.Is(err, errRecord) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
 			return err
 		}
 		if _, ok := errors.AsType[*creationError](err); ok {
@@ -246,9 +246,9 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	if mem != nil {
 		switch {
 		case d.Authority != mem.Authority:
-			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all authorities but one, and restore the record that is right", ErrRecord)
+			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all authorities but one, and restore the record that is right", errRecord)
 		case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
-			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, not %d); after restoring a backup, restart all authorities", ErrRecord, d.Revision, mem.Revision)
+			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
 		}
 		return based{Document: d.Merge(mem.Document, start), version: r.Version, dirty: changed, read: start}, nil
 	}
