@@ -261,7 +261,7 @@ func TestReadingIsFree(t *testing.T) {
 
 func TestPhaseString(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, "distributing active retiring Phase(0)", fmt.Sprint(ca.Distributing, ca.Active, ca.Retiring, ca.Phase(0)))
+	assert.Equal(t, "[distributing active retiring trusted]", fmt.Sprint([]ca.Phase{ca.Distributing, ca.Active, ca.Retiring, ca.Trusted}))
 }
 
 func TestDoneContext(t *testing.T) {

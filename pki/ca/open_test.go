@@ -400,7 +400,7 @@ func TestUndistributedKeyWaitsAgain(t *testing.T) {
 							return k.Phase
 						}
 					}
-					return 0
+					return ""
 				}
 				phase := func() ca.Phase {
 					roots := b.Roots()

@@ -40,7 +40,7 @@ func (n namer) look(t *testing.T, a *ca.Authority) string {
 	var parts []string
 	var certs []*x509.Certificate
 	for _, r := range a.Roots() {
-		parts = append(parts, n.name(r.Certificate)+" "+r.Phase.String())
+		parts = append(parts, n.name(r.Certificate)+" "+string(r.Phase))
 		certs = append(certs, r.Certificate)
 	}
 	b := a.Bundle()

@@ -26,7 +26,7 @@ var (
 	errPluggedIn = errors.New("the roots are plugged in")
 )
 
-// Phase is the place of a root, or of a JWT key, in a rotation, with its name as text form. A key moves
+// Phase is the place of a root, or of a JWT key, in a rotation, as text. A key moves
 // forward only, except that a Distributing one waits again when no authority ran to distribute it; see
 // [Open].
 type Phase = rotation.Phase
@@ -78,7 +78,7 @@ func (s KeyStatus) String() string {
 	if s.Certificate == nil {
 		kind = rotation.Token
 	}
-	what := kind.String() + " " + s.ID + ": " + s.Phase.String()
+	what := kind.String() + " " + s.ID + ": " + string(s.Phase)
 	if s.Tainted {
 		what += ", tainted"
 	}

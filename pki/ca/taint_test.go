@@ -391,7 +391,7 @@ func TestJWTRotation(t *testing.T) {
 		keys := func() string {
 			var out strings.Builder
 			for _, k := range a.Status().JWTKeys {
-				out.WriteString(" " + k.Phase.String())
+				out.WriteString(" " + string(k.Phase))
 			}
 			n := 0
 			for id := range a.Bundle().JWTAuthorities() {

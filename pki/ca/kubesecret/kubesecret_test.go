@@ -28,7 +28,7 @@ import (
 const (
 	secrets = "/api/v1/namespaces/istio-system/secrets"
 	path    = secrets + "/" + kubesecret.DefaultName
-	private = "a-private-value"
+	private = "a-value-that-is-private"
 )
 
 // secret is what we look at in a Secret.

@@ -141,7 +141,8 @@ func TestAdvance(t *testing.T) {
 
 // However often it is called, early, late or with a clock that goes back: the roots take the
 // same steps.
-func TestAdvanceDoesNotDependOnWhoLooks(t *testing.T) {
+func TestAdvanceDoesNotDependOnReaders(t *testing.T) {
+	forward := []Phase{Distributing, Active, Retiring, Trusted}
 	t.Parallel()
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -186,7 +187,7 @@ func TestAdvanceDoesNotDependOnWhoLooks(t *testing.T) {
 				}
 				i := slices.IndexFunc(before, func(b Key) bool { return b.Cert == r.Cert })
 				require.GreaterOrEqual(t, i, 0, "seed %d: a root came back", seed)
-				require.GreaterOrEqual(t, r.Phase, before[i].Phase, "seed %d: a root went back", seed)
+				require.GreaterOrEqual(t, slices.Index(forward, r.Phase), slices.Index(forward, before[i].Phase), "seed %d: a root went back", seed)
 			}
 			require.Equal(t, 1, n, "seed %d: active roots", seed)
 		}
