@@ -2,7 +2,6 @@ package pki
 
 import (
 	"crypto"
-	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
@@ -24,22 +23,21 @@ import (
 )
 
 var (
-	// ErrOutlivesIssuer says that a certificate would end later than the certificate that signs it, so
-	// that it would stop working early. A caller that wants the longest possible life asks for the NotAfter of
-	// [Issuer.Certificate].
-	ErrOutlivesIssuer = errors.New("the certificate would outlive its issuer")
-
 	// ErrUnreadableTrustDomain says that crypto/x509 cannot read certificates of a trust domain: its
 	// name has an empty label, as in "a..b" or "a." (GO-3). Such names are legal SPIFFE IDs.
 	ErrUnreadableTrustDomain = errors.New("crypto/x509 cannot read a trust domain name with an empty label")
 )
+
+// errOutlivesIssuer says that a certificate would end later than the certificate that signs it, so that it
+// would stop working early.
+var errOutlivesIssuer = errors.New("the certificate would outlive its issuer")
 
 // ProfileError says why a certificate was not signed, or is not fit to sign with.
 type ProfileError struct {
 	What   string // "leaf", "CA certificate" or "issuer"
 	Rule   string // the broken rule of spiffe/CONFORMANCE.md, such as "X5-6"; empty for rules that are not of the standard
 	Reason string // the rule in words
-	Err    error  // ErrWeakKey, ErrKeyMismatch, ErrSAN, ErrOutlivesIssuer, ErrUnreadableTrustDomain in a chain, or nil
+	Err    error  // ErrWeakKey, ErrKeyMismatch, ErrSAN, ErrUnreadableTrustDomain in a chain, or nil
 }
 
 func (e *ProfileError) Error() string {
@@ -102,8 +100,9 @@ type CAOptions struct {
 
 // CertificateOptions is everything that goes into a certificate that [LeafOptions] and [CAOptions] do
 // not describe, such as one for a server with DNS names and no SPIFFE ID. Of a [CSR], only the public
-// key belongs in it. Key usage and basic constraints are always there and critical; a CA has a key
-// identifier, and what it signs names that.
+// key belongs in it. The key usage is digital signature, for an RSA key also key encipherment, and for a CA
+// certificate and CRL signing. It and the basic constraints are critical. The serial number has 128
+// random bits. A CA has a key identifier, and what it signs names that.
 //
 // A certificate with a SPIFFE ID is an X.509-SVID, and has to keep the rules of one.
 type CertificateOptions struct {
@@ -138,18 +137,9 @@ type CertificateOptions struct {
 	// Empty means no limit.
 	PermittedDNSDomains []string
 
-	// KeyUsage is by default, 0, digital signature, for an RSA key also key encipherment, and for a CA
-	// certificate and CRL signing. A usage that the key cannot have is refused: encipherment with an
-	// ECDSA key (RFC 8813, section 3), any but signing with Ed25519 (RFC 8410, section 5), key agreement
-	// with RSA. A CA must sign certificates, and a leaf neither certificates nor CRLs.
-	KeyUsage x509.KeyUsage
-
 	// ExtKeyUsage is by default, nil, both server and client authentication, and for a CA no extension.
 	// A list that is empty and not nil means no extension.
 	ExtKeyUsage []x509.ExtKeyUsage
-
-	// SerialNumber is positive and has at most 20 octets in DER; nil means 128 random bits.
-	SerialNumber *big.Int
 
 	// NotBefore and NotAfter are required; fractions of a second are cut off. A NotBefore of a minute or
 	// two ago is for verifiers whose clocks are slow.
@@ -167,11 +157,7 @@ func (o *LeafOptions) certificate() (*CertificateOptions, error) {
 		sans = append(sans, DNSSAN(name))
 	}
 	for _, ip := range o.IPs {
-		s, err := ipSAN(ip)
-		if err != nil {
-			return nil, &ProfileError{What: whatLeaf, Err: err}
-		}
-		sans = append(sans, s)
+		sans = append(sans, IPSAN(ip))
 	}
 	return &CertificateOptions{
 		PublicKey: o.PublicKey, CommonName: o.CommonName, SANs: sans, NotBefore: o.NotBefore, NotAfter: o.NotAfter,
@@ -236,17 +222,12 @@ func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 	case !named:
 		return fail("", "", sanError("there is no name, and no subject either"))
 	}
-	if tmpl.KeyUsage, rule, err = o.keyUsage(!id.IsZero()); err != nil {
-		return fail(rule, "", err)
+	tmpl.KeyUsage = x509.KeyUsageDigitalSignature
+	if _, ok := o.PublicKey.(*rsa.PublicKey); ok {
+		tmpl.KeyUsage |= x509.KeyUsageKeyEncipherment
 	}
 	if tmpl.ExtKeyUsage, rule, err = o.extKeyUsage(!id.IsZero()); err != nil {
 		return fail(rule, "", err)
-	}
-	if o.SerialNumber != nil {
-		if o.SerialNumber.Sign() <= 0 || o.SerialNumber.BitLen() > maxSerialBits {
-			return fail("", "the serial number must be positive and have at most 20 octets", nil)
-		}
-		tmpl.SerialNumber = o.SerialNumber
 	}
 	if !o.CA {
 		if o.MaxPathLen != nil || len(o.PermittedTrustDomains) > 0 || len(o.PermittedDNSDomains) > 0 {
@@ -254,7 +235,7 @@ func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 		}
 		return tmpl, id, nil
 	}
-	tmpl.IsCA, tmpl.MaxPathLen = true, -1
+	tmpl.IsCA, tmpl.MaxPathLen, tmpl.KeyUsage = true, -1, x509.KeyUsageCertSign|x509.KeyUsageCRLSign
 	if o.MaxPathLen != nil {
 		if *o.MaxPathLen < 0 {
 			return fail("X5-14", fmt.Sprintf("path length %d", *o.MaxPathLen), nil)
@@ -307,44 +288,6 @@ func (o *CertificateOptions) checkNames() (id spiffe.ID, rule string, err error)
 	return id, "", nil
 }
 
-// The key usages that a key can have: RFC 3279, section 2.3.1, for RSA, RFC 8813, section 3, for ECDSA
-// and RFC 8410, section 5, for Ed25519.
-const (
-	signingUsages = x509.KeyUsageDigitalSignature | x509.KeyUsageContentCommitment | x509.KeyUsageCertSign | x509.KeyUsageCRLSign
-	rsaUsages     = signingUsages | x509.KeyUsageKeyEncipherment | x509.KeyUsageDataEncipherment
-	ecdsaUsages   = signingUsages | agreement | direction
-	agreement     = x509.KeyUsageKeyAgreement
-	direction     = x509.KeyUsageEncipherOnly | x509.KeyUsageDecipherOnly
-)
-
-// keyUsage returns the key usage, which is the usual one or, after a check, the one in o.
-func (o *CertificateOptions) keyUsage(svid bool) (usage x509.KeyUsage, rule string, err error) {
-	allowed := signingUsages
-	switch o.PublicKey.(type) {
-	case *rsa.PublicKey:
-		allowed = rsaUsages
-	case *ecdsa.PublicKey:
-		allowed = ecdsaUsages
-	}
-	switch usage = o.KeyUsage; {
-	case usage == 0 && o.CA:
-		return x509.KeyUsageCertSign | x509.KeyUsageCRLSign, "", nil
-	case usage == 0:
-		return x509.KeyUsageDigitalSignature | allowed&x509.KeyUsageKeyEncipherment, "", nil
-	case usage&^allowed != 0:
-		return 0, "", fmt.Errorf("key usage %#x, of which %#x is not for a key of type %T", int(usage), int(usage&^allowed), o.PublicKey)
-	case usage&direction != 0 && usage&agreement == 0 || usage&direction == direction:
-		return 0, "", errors.New("key usage encipher only or decipher only without key agreement, or both of them")
-	case o.CA && usage&x509.KeyUsageCertSign == 0:
-		return 0, "X5-17", errors.New("the key usage does not include certificate signing")
-	case !o.CA && usage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0:
-		return 0, "X5-18", errors.New("the key usage includes certificate or CRL signing, which is for CAs")
-	case !o.CA && svid && usage&x509.KeyUsageDigitalSignature == 0:
-		return 0, "X5-18", errors.New("the key usage does not include digital signature")
-	}
-	return usage, "", nil
-}
-
 // extKeyUsage returns the extended key usage, which is the usual one or, after a check, the one in o.
 func (o *CertificateOptions) extKeyUsage(svid bool) (usage []x509.ExtKeyUsage, rule string, err error) {
 	const server, client = x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth
@@ -363,8 +306,6 @@ func (o *CertificateOptions) extKeyUsage(svid bool) (usage []x509.ExtKeyUsage, r
 	}
 	return usage, "", nil
 }
-
-const maxSerialBits = 20*8 - 1 // of a positive number in 20 octets; RFC 5280, section 4.1.2.2
 
 // newTemplate returns what every certificate of ours has.
 func newTemplate(notBefore, notAfter time.Time) (*x509.Certificate, error) {

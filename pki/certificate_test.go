@@ -444,7 +444,7 @@ func TestCARefuses(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// unsupportedKey is a kind of key that nobody knows.
+// unsupportedKey is a kind of key that package pki does not know.
 type unsupportedKey struct{}
 
 func TestNewIssuerRefuses(t *testing.T) {

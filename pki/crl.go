@@ -3,7 +3,8 @@ package pki
 import (
 	"bytes"
 	"crypto/x509"
-	"encoding/pem"
+	"crypto/x509/pkix"
+	encasn1 "encoding/asn1"
 	"errors"
 	"fmt"
 	"math/big"
@@ -21,10 +22,11 @@ const (
 	maxCRL           = 700 << 10 // bytes of DER
 	maxCRLs          = 100       // in one file
 	maxCRLExtensions = 32        // of a list, or of an entry
+	maxSerialBits    = 20*8 - 1  // of a positive number in 20 octets; RFC 5280, section 4.1.2.2
 )
 
-// ErrCRL says that a certificate revocation list is not valid, or does not belong to a CA.
-var ErrCRL = errors.New("invalid certificate revocation list")
+// errCRL says that a certificate revocation list is not valid, or does not belong to a CA.
+var errCRL = errors.New("invalid certificate revocation list")
 
 // ParseCRLsPEM parses a file of certificate revocation lists (RFC 5280, section 5): one or more X509 CRL
 // blocks and no others. Text in front of a block is allowed, as tools write comments there; text after the
@@ -38,11 +40,11 @@ var ErrCRL = errors.New("invalid certificate revocation list")
 // or for other issuers' certificates.
 //
 // Input of more than 1 MiB, a list of more than 700 KiB and more than 100 lists give an error that wraps
-// [spiffe.ErrTooLarge]. All errors wrap [ErrCRL].
+// [spiffe.ErrTooLarge].
 func ParseCRLsPEM(data []byte) ([]*x509.RevocationList, error) {
 	crls, err := parseCRLs(data)
 	if err != nil {
-		return nil, fmt.Errorf("pki: %w: %w", ErrCRL, err)
+		return nil, fmt.Errorf("pki: %w: %w", errCRL, err)
 	}
 	return crls, nil
 }
@@ -82,25 +84,19 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 	case list.Number != nil && !validSerial(list.Number):
 		return nil, errors.New("the number is negative, or has more than 20 octets")
 	}
-	if len(list.Extensions) > maxCRLExtensions {
-		return nil, fmt.Errorf("more than %d extensions: %w", maxCRLExtensions, spiffe.ErrTooLarge)
-	}
-	for n, e := range list.Extensions {
-		for _, other := range list.Extensions[:n] {
-			if other.Id.Equal(e.Id) {
-				return nil, fmt.Errorf("extension %v is there twice", e.Id)
-			}
-		}
-		switch id := e.Id.String(); {
-		case id == "2.5.29.27":
+	delta, point := encasn1.ObjectIdentifier{2, 5, 29, 27}, encasn1.ObjectIdentifier{2, 5, 29, 28}
+	for _, e := range list.Extensions {
+		if e.Id.Equal(delta) {
 			return nil, errors.New("this is a delta list, which does not stand alone")
-		case id == "2.5.29.28":
+		}
+		if e.Id.Equal(point) {
 			if err := readIssuingPoint(e.Value, e.Critical); err != nil {
 				return nil, err
 			}
-		case e.Critical:
-			return nil, fmt.Errorf("extension %s is critical and not known", id)
 		}
+	}
+	if err := checkExtensions(list.Extensions, point); err != nil {
+		return nil, err
 	}
 	serials := make([][]byte, 0, len(list.RevokedCertificateEntries))
 	for n, e := range list.RevokedCertificateEntries {
@@ -110,18 +106,8 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 		case e.ReasonCode < 0 || e.ReasonCode > 10 || e.ReasonCode == 7 || e.ReasonCode == 8: // 7 was never given out, 8 takes an entry of another list back
 			return nil, fmt.Errorf("entry %d: reason %d is not one that a complete list can have", n+1, e.ReasonCode)
 		}
-		if len(e.Extensions) > maxCRLExtensions {
-			return nil, fmt.Errorf("entry %d: more than %d extensions: %w", n+1, maxCRLExtensions, spiffe.ErrTooLarge)
-		}
-		for i, ext := range e.Extensions {
-			if ext.Critical {
-				return nil, fmt.Errorf("entry %d: extension %v is critical and not known", n+1, ext.Id)
-			}
-			for _, other := range e.Extensions[:i] {
-				if other.Id.Equal(ext.Id) {
-					return nil, fmt.Errorf("entry %d: extension %v is there twice", n+1, ext.Id)
-				}
-			}
+		if err := checkExtensions(e.Extensions, nil); err != nil {
+			return nil, fmt.Errorf("entry %d: %w", n+1, err)
 		}
 		serials = append(serials, e.SerialNumber.Bytes())
 	}
@@ -132,6 +118,23 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 		}
 	}
 	return list, nil
+}
+
+// checkExtensions refuses too many extensions, one that is there twice, and a critical one that is not
+// the known one.
+func checkExtensions(exts []pkix.Extension, known encasn1.ObjectIdentifier) error {
+	if len(exts) > maxCRLExtensions {
+		return fmt.Errorf("more than %d extensions: %w", maxCRLExtensions, spiffe.ErrTooLarge)
+	}
+	for n, e := range exts {
+		if e.Critical && !e.Id.Equal(known) {
+			return fmt.Errorf("extension %v is critical and not known", e.Id)
+		}
+		if slices.ContainsFunc(exts[:n], func(other pkix.Extension) bool { return other.Id.Equal(e.Id) }) {
+			return fmt.Errorf("extension %v is there twice", e.Id)
+		}
+	}
+	return nil
 }
 
 // isWhole reports whether crypto/x509 has read all of a list: it ignores what follows, also inside, so that
@@ -180,15 +183,6 @@ func readIssuingPoint(value cryptobyte.String, critical bool) error {
 		return errors.New("the list is for some reasons, for other issuers' certificates or for attribute certificates, which is not supported")
 	}
 	return nil
-}
-
-// MarshalCRLsPEM returns lists as X509 CRL blocks in the given order.
-func MarshalCRLsPEM(crls ...*x509.RevocationList) []byte {
-	var out []byte
-	for _, c := range crls {
-		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: c.Raw})...)
-	}
-	return out
 }
 
 // checkCRL verifies that a list is of ca: that names and key identifiers agree, that ca is a CA whose key

@@ -42,6 +42,7 @@ type CSR struct {
 	key        crypto.PublicKey
 	sans       []SAN
 	commonName string
+	more       string // the first thing that is asked for beside names; empty for none
 }
 
 // CSROptions is what a request asks for. Every field may be empty.
@@ -94,7 +95,11 @@ func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 	if len(der) > maxCSR {
 		return nil, csrTooLarge("", len(der), maxCSR)
 	}
-	return &CSR{der: der, key: pub, sans: slices.Clone(opts.SANs), commonName: opts.CommonName}, nil
+	c := &CSR{der: der, key: pub, sans: slices.Clone(opts.SANs), commonName: opts.CommonName}
+	if opts.Organization != "" {
+		c.asks("its subject has an attribute of the kind ", cryptobyte.String(rawOrganization))
+	}
+	return c, nil
 }
 
 // ParseCSRPEM is [ParseCSR] for a request in PEM: exactly one block, CERTIFICATE REQUEST or NEW
@@ -219,23 +224,35 @@ func (c *CSR) ID() (spiffe.ID, error) {
 // [CSR.SANs]), and it may be longer than the 64 bytes that a certificate can have.
 func (c *CSR) CommonName() string { return c.commonName }
 
+// OnlyNames reports whether the request asks for nothing but alternative names and a common name, for
+// those that hand it to a signer that may grant all of it. The error, which wraps [ErrCSR], names another
+// attribute of the subject (an empty organization excepted, which some clients always send), another
+// extension or another attribute of the request, such as a challenge password.
+func (c *CSR) OnlyNames() error {
+	if c.more != "" {
+		return csrError("%s, and only names may be asked for", c.more)
+	}
+	return nil
+}
+
+// asks notes that something beside names is asked for.
+func (c *CSR) asks(what string, oid cryptobyte.String) {
+	if c.more == "" {
+		c.more = what + oidText(oid)
+	}
+}
+
 // The object identifiers that matter here, in the DER contents that they are compared with.
 const (
 	rawCommonName       = "\x55\x04\x03"
+	rawOrganization     = "\x55\x04\x0a"
 	rawExtensionRequest = "\x2a\x86\x48\x86\xf7\x0d\x01\x09\x0e"
 	rawSubjectKeyID     = "\x55\x1d\x0e"
 	rawKeyUsage         = "\x55\x1d\x0f"
 	rawSAN              = "\x55\x1d\x11"
 	rawBasicConstraints = "\x55\x1d\x13"
 	rawExtKeyUsage      = "\x55\x1d\x25"
-	rawSHA256WithRSA    = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0b"
-	rawSHA384WithRSA    = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0c"
-	rawSHA512WithRSA    = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0d"
-	rawRSAPSS           = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0a"
 	rawECDSAWithSHA256  = "\x2a\x86\x48\xce\x3d\x04\x03\x02"
-	rawECDSAWithSHA384  = "\x2a\x86\x48\xce\x3d\x04\x03\x03"
-	rawECDSAWithSHA512  = "\x2a\x86\x48\xce\x3d\x04\x03\x04"
-	rawEd25519          = "\x2b\x65\x70"
 )
 
 func oidSAN() encasn1.ObjectIdentifier { return encasn1.ObjectIdentifier{2, 5, 29, 17} }
@@ -291,6 +308,9 @@ func (c *CSR) readSubject(rdns cryptobyte.String) error {
 				return errors.New("the subject is not DER")
 			}
 			if string(oid) != rawCommonName {
+				if string(oid) != rawOrganization || len(value) > 0 {
+					c.asks("its subject has an attribute of the kind ", oid)
+				}
 				continue
 			}
 			if found {
@@ -333,6 +353,7 @@ func (c *CSR) readAttributes(attrs cryptobyte.String) error {
 			return errors.New("the attributes are not DER")
 		}
 		if string(oid) != rawExtensionRequest {
+			c.asks("it has the attribute ", oid)
 			continue
 		}
 		if found {
@@ -359,12 +380,14 @@ func (c *CSR) readExtension(oid, value cryptobyte.String, critical bool) error {
 			return err
 		}
 		c.sans = sans
+		return nil
 	case rawKeyUsage, rawExtKeyUsage, rawBasicConstraints, rawSubjectKeyID:
 	default:
 		if critical {
 			return fmt.Errorf("extension %s is critical and not known", oidText(oid))
 		}
 	}
+	c.asks("it asks for the extension ", oid)
 	return nil
 }
 
@@ -400,52 +423,40 @@ func readExtensions(exts cryptobyte.String, limit int, read func(oid, value cryp
 	return nil
 }
 
-// readSignatureAlgorithm takes algorithms with SHA-256 or better, and Ed25519. For RSA-PSS it asks std.
+// signatureAlgorithms are those with SHA-256 or better, and Ed25519, by the contents of their identifier.
+// That of RSA-PSS stands for three, which its parameters tell apart.
+var signatureAlgorithms = map[string]x509.SignatureAlgorithm{
+	rawECDSAWithSHA256:                     x509.ECDSAWithSHA256,
+	"\x2a\x86\x48\xce\x3d\x04\x03\x03":     x509.ECDSAWithSHA384,
+	"\x2a\x86\x48\xce\x3d\x04\x03\x04":     x509.ECDSAWithSHA512,
+	"\x2b\x65\x70":                         x509.PureEd25519,
+	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0b": x509.SHA256WithRSA,
+	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0c": x509.SHA384WithRSA,
+	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0d": x509.SHA512WithRSA,
+	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0a": x509.SHA256WithRSAPSS,
+}
+
+// readSignatureAlgorithm takes one of signatureAlgorithms. For RSA-PSS it asks std.
 func readSignatureAlgorithm(alg cryptobyte.String, std func() (x509.SignatureAlgorithm, error)) (x509.SignatureAlgorithm, error) {
+	const null = "\x05\x00" // RSA has it as parameters, or none (RFC 4055, section 5)
 	oid, ok := readOID(&alg)
 	if !ok {
 		return 0, errors.New("the signature algorithm is not DER")
 	}
-	switch string(oid) {
-	case rawECDSAWithSHA256:
-		return x509.ECDSAWithSHA256, noParameters(alg)
-	case rawECDSAWithSHA384:
-		return x509.ECDSAWithSHA384, noParameters(alg)
-	case rawECDSAWithSHA512:
-		return x509.ECDSAWithSHA512, noParameters(alg)
-	case rawEd25519:
-		return x509.PureEd25519, noParameters(alg)
-	case rawSHA256WithRSA:
-		return x509.SHA256WithRSA, nullParameters(alg)
-	case rawSHA384WithRSA:
-		return x509.SHA384WithRSA, nullParameters(alg)
-	case rawSHA512WithRSA:
-		return x509.SHA512WithRSA, nullParameters(alg)
-	case rawRSAPSS:
+	switch a := signatureAlgorithms[string(oid)]; {
+	case a == x509.UnknownSignatureAlgorithm:
+		return 0, fmt.Errorf("the signature algorithm %s is not accepted, use SHA-256 or better", oidText(oid))
+	case a == x509.SHA256WithRSAPSS:
 		// Rare, and its parameters are a small language of their own, which the standard library reads.
 		switch a, _ := std(); a {
 		case x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
 			return a, nil
 		}
 		return 0, errors.New("the parameters of RSA-PSS are not those of SHA-256, SHA-384 or SHA-512")
-	default:
-		return 0, fmt.Errorf("the signature algorithm %s is not accepted, use SHA-256 or better", oidText(oid))
+	case alg.Empty() || string(alg) == null && a >= x509.SHA256WithRSA && a <= x509.SHA512WithRSA:
+		return a, nil
 	}
-}
-
-func noParameters(alg cryptobyte.String) error {
-	if !alg.Empty() {
-		return errors.New("the signature algorithm has parameters")
-	}
-	return nil
-}
-
-// nullParameters allows what is in use for RSA: NULL and nothing (RFC 4055, section 5).
-func nullParameters(alg cryptobyte.String) error {
-	if string(alg) == "\x05\x00" {
-		return nil
-	}
-	return noParameters(alg)
+	return 0, errors.New("the signature algorithm has parameters that it cannot have")
 }
 
 // readOID reads an object identifier and returns its contents, which are compared faster than a

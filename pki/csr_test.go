@@ -37,9 +37,7 @@ var webID = spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
 
 func ipSAN(t testing.TB, text string) pki.SAN {
 	t.Helper()
-	s, err := pki.IPSAN(net.ParseIP(text))
-	require.NoError(t, err)
-	return s
+	return pki.IPSAN(net.ParseIP(text))
 }
 
 // remote hides the type of a key, as a key in hardware does.
@@ -888,4 +886,40 @@ func TestCSRFromStandardLibrary(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "web", c.CommonName())
 	require.Equal(t, []pki.SAN{pki.DNSSAN("web.example.org"), ipSAN(t, "192.0.2.1")}, c.SANs())
+}
+
+func TestOnlyNames(t *testing.T) {
+	t.Parallel()
+	san := sanExt("a.example.org")
+	subject := func(rdns ...[]byte) []byte { return der(tagSeq, rdns...) }
+	for name, tc := range map[string]struct {
+		r    request
+		want string // a part of the error; empty for none
+	}{
+		"nothing":                 {request{attrs: attributes()}, ""},
+		"names":                   {request{attrs: attributes(extensions(san))}, ""},
+		"a common name":           {request{subject: subject(rdn(oidCN, tagUTF8, "a")), attrs: attributes(extensions(san))}, ""},
+		"an empty organization":   {request{subject: subject(rdn(oidO, tagPrintable, "")), attrs: attributes()}, ""},
+		"an organization":         {request{subject: subject(rdn(oidO, tagPrintable, ""), rdn(oidO, tagUTF8, "a")), attrs: attributes()}, "subject has an attribute of the kind 2.5.4.10"},
+		"an empty unit":           {request{subject: subject(rdn(der(tagOID, unhex("55040b")), tagUTF8, "")), attrs: attributes()}, "2.5.4.11"},
+		"key usage":               {request{attrs: attributes(extensions(san, ext(oidKeyUsage, value(unhex("03020780")))))}, "extension 2.5.29.15"},
+		"an unknown extension":    {request{attrs: attributes(extensions(ext(oidUnknown, value()), san))}, "extension 1.2.3.4"},
+		"a challenge password":    {request{attrs: attributes(extensions(san), attr(oidChallenge, der(tagUTF8, []byte("a"))))}, "attribute 1.2.840.113549.1.9.7"},
+		"an attribute at the end": {request{attrs: attributes(extensions(san), attr(oidUnknown, der(tagNull)))}, "attribute 1.2.3.4"},
+	} {
+		c, err := pki.ParseCSR(tc.r.der(t))
+		require.NoError(t, err, name)
+		if err := c.OnlyNames(); tc.want == "" {
+			assert.NoError(t, err, name)
+		} else {
+			assert.ErrorIs(t, err, pki.ErrCSR, name)
+			assert.ErrorContains(t, err, tc.want, name)
+		}
+	}
+	c, err := pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{CommonName: "a", SANs: []pki.SAN{pki.IDSAN(webID)}})
+	require.NoError(t, err)
+	require.NoError(t, c.OnlyNames())
+	c, err = pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{Organization: "a"})
+	require.NoError(t, err)
+	require.ErrorContains(t, c.OnlyNames(), "2.5.4.10")
 }

@@ -3,8 +3,15 @@ package pki
 import (
 	"crypto"
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"time"
+)
+
+// Errors that no caller has to tell from others.
+var (
+	ErrOutlivesIssuer = errOutlivesIssuer
+	ErrCRL            = errCRL
 )
 
 // MarshalSANs returns the value of an extension.
@@ -29,9 +36,18 @@ func named(err error) error {
 // CheckCRL verifies that a list is of ca.
 func CheckCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	if err := checkCRL(list, ca); err != nil {
-		return fmt.Errorf("pki: %w: %w", ErrCRL, err)
+		return fmt.Errorf("pki: %w: %w", errCRL, err)
 	}
 	return nil
+}
+
+// MarshalCRLsPEM returns lists as X509 CRL blocks in the given order.
+func MarshalCRLsPEM(crls ...*x509.RevocationList) []byte {
+	var out []byte
+	for _, c := range crls {
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: c.Raw})...)
+	}
+	return out
 }
 
 // KeyCertPEM is what ReadKeyCertBundle reads.

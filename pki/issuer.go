@@ -210,7 +210,7 @@ func (i Issuer) subject() string {
 // ([ErrUnreadableTrustDomain]); the key is strong enough ([ErrWeakKey]) and not the issuer's own; DNS
 // names and addresses are valid and few enough ([ErrSAN], [spiffe.ErrTooLarge]); no CA in
 // [Issuer.Chain] has name constraints that forbid one of the names (X5-15); the validity is not empty
-// and ends with the issuer's or before ([ErrOutlivesIssuer]). The error is a [*ProfileError], or says
+// and ends with the NotAfter of [Issuer.Certificate] or before. The error is a [*ProfileError], or says
 // why the issuer's key did not sign. What did not verify with the issuer's certificate does not get out.
 func (i *Issuer) IssueLeaf(o LeafOptions) (*x509.Certificate, error) {
 	c, err := o.certificate()
@@ -255,7 +255,7 @@ func (i *Issuer) issue(o *CertificateOptions) (*x509.Certificate, error) {
 	case !o.CA && !id.IsZero() && !i.id.IsZero() && !id.MemberOf(i.id.TrustDomain()):
 		return fail("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", id, i.id.TrustDomain()), nil)
 	case tmpl.NotAfter.After(ca.NotAfter):
-		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)), ErrOutlivesIssuer)
+		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)), errOutlivesIssuer)
 	case PublicKeysEqual(o.PublicKey, ca.PublicKey):
 		rule := "X5-5"
 		if o.CA {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -98,7 +99,7 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	b := &KeyCertBundle{issuer: issuer, chain: chain, roots: roots}
 	if !blank(p.CRL) {
 		if b.crls, err = parseCRLs(p.CRL); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrCRL, err)
+			return nil, fmt.Errorf("%w: %w", errCRL, err)
 		}
 		if err := checkCRLs(paths, b.crls); err != nil {
 			return nil, err
@@ -176,14 +177,14 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*x509.RevocationList) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("%w: no list for %s: with CRLs, every CA of the chain needs one", ErrCRL, strings.Join(missing, ", "))
+		return fmt.Errorf("%w: no list for %s: with CRLs, every CA of the chain needs one", errCRL, strings.Join(missing, ", "))
 	}
 	for _, path := range paths {
 		for n, cert := range path {
 			for _, c := range signed[path[min(n+1, len(path)-1)]] {
 				for _, e := range c.RevokedCertificateEntries {
 					if e.SerialNumber.Cmp(cert.SerialNumber) == 0 {
-						return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", ErrCRL, cert.Subject, e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
+						return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", errCRL, cert.Subject, e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
 					}
 				}
 			}
@@ -209,54 +210,22 @@ func (b *KeyCertBundle) Equal(other *KeyCertBundle) bool {
 	if b == nil || other == nil {
 		return b == other
 	}
-	der := func(crls []*x509.RevocationList) (all [][]byte) {
-		for _, c := range crls {
-			all = append(all, c.Raw)
+	cert := func(c *x509.Certificate) []byte { return c.Raw }
+	list := func(c *x509.RevocationList) []byte { return c.Raw }
+	return b.chain[0].Equal(other.chain[0]) && sameSet(b.chain, other.chain, cert) && sameSet(b.roots, other.roots, cert) && sameSet(b.crls, other.crls, list)
+}
+
+// sameSet reports whether a and b hold the same things, which are the same if they are in DER.
+func sameSet[T any](a, b []T, der func(T) []byte) bool {
+	set := func(all []T) map[string]bool {
+		in := make(map[string]bool, len(all))
+		for _, x := range all {
+			in[string(der(x))] = true
 		}
-		return all
+		return in
 	}
-	return b.chain[0].Equal(other.chain[0]) && sameSet(rawCertificates(b.chain), rawCertificates(other.chain)) &&
-		sameSet(rawCertificates(b.roots), rawCertificates(other.roots)) && sameSet(der(b.crls), der(other.crls))
+	return maps.Equal(set(a), set(b))
 }
-
-// MayReplace reports whether b may take over from old in a running CA, as when files were changed. With
-// the same set of roots, it may. Another set is refused, because what trusts the old roots would refuse
-// what the new CA signs, unless multiRoot says that workloads take several roots, and either set has
-// all of the other: so a root is replaced by adding the new one, waiting, and then taking the old one
-// away. It may also replace nil. An error says what to do.
-func (b *KeyCertBundle) MayReplace(old *KeyCertBundle, multiRoot bool) error {
-	if old == nil {
-		return nil
-	}
-	was, is := rawCertificates(old.roots), rawCertificates(b.roots)
-	switch {
-	case sameSet(was, is):
-		return nil
-	case !multiRoot:
-		return errors.New("pki: key-cert bundle: the roots have changed, which needs support for several roots at a time: restart with the new ones, or turn that on")
-	case !subset(was, is) && !subset(is, was):
-		return errors.New("pki: key-cert bundle: the roots have been swapped: first add the new roots beside the old ones, and take the old ones away when all workloads have the new")
-	}
-	return nil
-}
-
-func rawCertificates(certs []*x509.Certificate) (all [][]byte) {
-	for _, c := range certs {
-		all = append(all, c.Raw)
-	}
-	return all
-}
-
-// subset reports whether every one of a is in b.
-func subset(a, b [][]byte) bool {
-	in := make(map[string]bool, len(b))
-	for _, x := range b {
-		in[string(x)] = true
-	}
-	return !slices.ContainsFunc(a, func(x []byte) bool { return !in[string(x)] })
-}
-
-func sameSet(a, b [][]byte) bool { return subset(a, b) && subset(b, a) }
 
 // String returns the subject of the CA and the number of roots, and no key.
 func (b KeyCertBundle) String() string {
@@ -320,7 +289,7 @@ var (
 //     with by the rules of [NewIssuer];
 //   - if there are CRLs, each CA between the CA certificate and the root, both included, has one that
 //     it signed, because Envoy refuses whole chains in which one CA has none, and none of them lists a
-//     certificate of the chain. Whether they are out of date is not checked ([ErrCRL]).
+//     certificate of the chain. Whether they are out of date is not checked.
 //
 // Errors say which part is wrong. They wrap those named here, a [*ProfileError], [ErrWeakKey],
 // [spiffe.ErrTooLarge] or an error of crypto/x509, and never repeat the input.

@@ -93,7 +93,7 @@ func TestKeyCertBundle(t *testing.T) {
 	mid := root.below(t)
 	ca := mid.below(t)
 	old := newTestRoot(t)
-	// The new root, signed by the old one: a way to it for who does not know the new one yet.
+	// The new root, signed by the old one: a path for verifiers that do not have the new one yet.
 	cross := crossSigned(t, old, root)
 	clients := root.below(t, func(o *pki.CertificateOptions) { o.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
 	for name, tc := range map[string]struct {
@@ -107,7 +107,7 @@ func TestKeyCertBundle(t *testing.T) {
 		"directly below the root":  {pki.KeyCertPEM{Cert: certsPEM(mid.cert()), Key: mid.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{mid.cert()}, []*x509.Certificate{root.cert()}, 0},
 		"a CA for clients only":    {pki.KeyCertPEM{Cert: certsPEM(clients.cert()), Key: clients.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{clients.cert()}, []*x509.Certificate{root.cert()}, 0},
 		"intermediates":            {pki.KeyCertPEM{Cert: certsPEM(ca.cert()), Chain: certsPEM(mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
-		"a chain in any order, with itself, the root and strangers": {pki.KeyCertPEM{
+		"a chain in any order, with itself, the root and unrelated CAs": {pki.KeyCertPEM{
 			Cert: certsPEM(ca.cert()), Chain: certsPEM(root.cert(), old.cert(), mid.cert(), ca.cert(), mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert(), root.cert())},
 			[]*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
 		"all in one file": {pki.KeyCertPEM{Cert: certsPEM(ca.cert(), mid.cert(), root.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}, []*x509.Certificate{ca.cert(), mid.cert()}, []*x509.Certificate{root.cert()}, 0},
@@ -131,6 +131,22 @@ func TestKeyCertBundle(t *testing.T) {
 	}
 }
 
+// withUsage returns a CA that over signs, with this key usage.
+func withUsage(t testing.TB, over testCA, usage x509.KeyUsage) testCA {
+	t.Helper()
+	ca := over.below(t)
+	tmpl := *ca.cert()
+	tmpl.KeyUsage = usage
+	b, err := x509.CreateCertificate(rand.Reader, &tmpl, over.cert(), ca.key.Public(), over.key)
+	require.NoError(t, err)
+	c, err := x509.ParseCertificate(b)
+	require.NoError(t, err)
+	require.Equal(t, usage, c.KeyUsage)
+	i, err := pki.NewIssuer([]*x509.Certificate{c}, ca.key)
+	require.NoError(t, err)
+	return testCA{i, ca.key}
+}
+
 // crossSigned returns a certificate for the name and key of ca, signed by over.
 func crossSigned(t testing.TB, over, ca testCA) *x509.Certificate {
 	t.Helper()
@@ -150,7 +166,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	root := newTestRoot(t)
 	mid := root.below(t)
 	ca := mid.below(t)
-	stranger := newTestRoot(t)
+	unrelated := newTestRoot(t)
 	leafKey := newKey(t, pki.ECDSAP256)
 	lo := leafOptions()
 	lo.PublicKey = leafKey.Public()
@@ -162,7 +178,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	huge := withKey(t, root.cert(), rsaSPKI(append([]byte{0x7f}, bytes.Repeat([]byte{0xff}, 2000)...), []byte{1, 0, 1}))
 	flat := foreignCA(t, func(c *x509.Certificate) { c.MaxPathLenZero = true })
 	flatSub := subordinate(t, flat)
-	noCRL := root.below(t, func(o *pki.CertificateOptions) { o.KeyUsage = x509.KeyUsageCertSign })
+	noCRL := withUsage(t, root, x509.KeyUsageCertSign)
 	short := root.below(t, func(o *pki.CertificateOptions) { o.NotAfter = base.Add(time.Second * 30) })
 	late := root.below(t, func(o *pki.CertificateOptions) { o.NotBefore = base.Add(time.Hour) })
 	wrongDomain := newTestRoot(t, func(o *pki.CertificateOptions) { o.PermittedDNSDomains = []string{"example.org"} })
@@ -204,9 +220,9 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		// The way to a root.
 		"no chain":               {func(p *pki.KeyCertPEM) { p.Chain = nil }, "does not lead to a root", nil},
 		"text as chain":          {func(p *pki.KeyCertPEM) { p.Chain = []byte("hello") }, "chain: ", nil},
-		"another chain":          {func(p *pki.KeyCertPEM) { p.Chain = certsPEM(stranger.cert()) }, "does not lead to a root", nil},
+		"another chain":          {func(p *pki.KeyCertPEM) { p.Chain = certsPEM(unrelated.cert()) }, "does not lead to a root", nil},
 		"no roots":               {func(p *pki.KeyCertPEM) { p.Roots = nil }, "roots: no certificate found", nil},
-		"other roots":            {func(p *pki.KeyCertPEM) { p.Roots = certsPEM(stranger.cert()) }, "does not lead to a root", nil},
+		"other roots":            {func(p *pki.KeyCertPEM) { p.Roots = certsPEM(unrelated.cert()) }, "does not lead to a root", nil},
 		"text behind the roots":  {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, "hello"...) }, "roots: after certificate 1", nil},
 		"a leaf among the roots": {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(leaf)...) }, "is not a CA certificate", nil},
 		"a weak root":            {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(weak)...) }, "roots: certificate 2", pki.ErrWeakKey},
@@ -223,7 +239,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 
 		// The key.
 		"no key":             {func(p *pki.KeyCertPEM) { p.Key = nil }, "key: no private key found", nil},
-		"another key":        {func(p *pki.KeyCertPEM) { p.Key = stranger.keyPEM(t) }, "the private key does not belong to the certificate", pki.ErrKeyMismatch},
+		"another key":        {func(p *pki.KeyCertPEM) { p.Key = unrelated.keyPEM(t) }, "the private key does not belong to the certificate", pki.ErrKeyMismatch},
 		"the key of the mid": {func(p *pki.KeyCertPEM) { p.Key = mid.keyPEM(t) }, "the private key does not belong to the certificate", pki.ErrKeyMismatch},
 		"two keys":           {func(p *pki.KeyCertPEM) { p.Key = append(p.Key, p.Key...) }, "key: ", nil},
 		"an encrypted key":   {func(p *pki.KeyCertPEM) { p.Key = []byte(block("ENCRYPTED PRIVATE KEY", []byte{1})) }, "key: the private key is encrypted", nil},
@@ -231,7 +247,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		// The lists.
 		"text as CRL":                {crls([]byte("hello")), "text that is not PEM", pki.ErrCRL},
 		"a certificate as CRL":       {crls(certsPEM(root.cert())), "not X509 CRL", pki.ErrCRL},
-		"a list of somebody else":    {crls(stranger.crl(t)), fmt.Sprintf("no list for %q, %q, %q", ca.cert().Subject, mid.cert().Subject, root.cert().Subject), pki.ErrCRL},
+		"a list of another CA":       {crls(unrelated.crl(t)), fmt.Sprintf("no list for %q, %q, %q", ca.cert().Subject, mid.cert().Subject, root.cert().Subject), pki.ErrCRL},
 		"no list for the CA":         {crls(root.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", ca.cert().Subject), pki.ErrCRL},
 		"no list in the middle":      {crls(ca.crl(t), root.crl(t)), fmt.Sprintf("no list for %q:", mid.cert().Subject), pki.ErrCRL},
 		"no list for the root":       {crls(ca.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", root.cert().Subject), pki.ErrCRL},
@@ -354,7 +370,7 @@ func TestKeyCertBundleCopies(t *testing.T) {
 	}
 }
 
-func TestKeyCertBundleEqualAndMayReplace(t *testing.T) {
+func TestKeyCertBundleEqual(t *testing.T) {
 	t.Parallel()
 	a, c := newTestRoot(t), newTestRoot(t)
 	mid, other := a.below(t), a.below(t)
@@ -377,21 +393,21 @@ func TestKeyCertBundleEqualAndMayReplace(t *testing.T) {
 	onlyA, onlyC := parse(mid, nil, certsPEM(a.cert()), nil), parse(c, nil, certsPEM(c.cert()), nil)
 	withD := parse(mid, nil, certsPEM(a.cert(), newTestRoot(t).cert()), nil)
 	for name, tc := range map[string]struct {
-		x, y              *pki.KeyCertBundle
-		equal, any, multi bool // any: y may replace x without several roots; multi: with
+		x, y  *pki.KeyCertBundle
+		equal bool
 	}{
-		"itself":                         {bundle, bundle, true, true, true},
-		"the same, written another way":  {bundle, rewritten, true, true, true},
-		"another CA":                     {bundle, parse(other, nil, both, nil), false, true, true},
-		"the root itself":                {bundle, parse(a, nil, both, nil), false, true, true},
-		"a longer chain":                 {bundle, parse(mid, certsPEM(other.cert()), both, nil), false, true, true},
-		"with CRLs":                      {bundle, withCRL, false, true, true},
-		"without CRLs":                   {withCRL, bundle, false, true, true},
-		"the same CRLs in another order": {withCRL, parse(mid, nil, both, slices.Concat(crl[len(mid.crl(t)):], crl)), true, true, true},
-		"a root more":                    {onlyA, bundle, false, false, true},
-		"a root less":                    {bundle, onlyA, false, false, true},
-		"all roots swapped":              {onlyA, onlyC, false, false, false},
-		"one of two swapped":             {bundle, withD, false, false, false},
+		"itself":                         {bundle, bundle, true},
+		"the same, written another way":  {bundle, rewritten, true},
+		"another CA":                     {bundle, parse(other, nil, both, nil), false},
+		"the root itself":                {bundle, parse(a, nil, both, nil), false},
+		"a longer chain":                 {bundle, parse(mid, certsPEM(other.cert()), both, nil), false},
+		"with CRLs":                      {bundle, withCRL, false},
+		"without CRLs":                   {withCRL, bundle, false},
+		"the same CRLs in another order": {withCRL, parse(mid, nil, both, slices.Concat(crl[len(mid.crl(t)):], crl)), true},
+		"a root more":                    {onlyA, bundle, false},
+		"a root less":                    {bundle, onlyA, false},
+		"all roots swapped":              {onlyA, onlyC, false},
+		"one of two swapped":             {bundle, withD, false},
 	} {
 		if strings.HasPrefix(name, "the same CRLs") { // ECDSA is random: cut the lists out of the one text
 			lists := withCRL.CRLs()
@@ -399,18 +415,11 @@ func TestKeyCertBundleEqualAndMayReplace(t *testing.T) {
 		}
 		assert.Equal(t, tc.equal, tc.x.Equal(tc.y), name)
 		assert.Equal(t, tc.equal, tc.y.Equal(tc.x), name)
-		err := tc.y.MayReplace(tc.x, false)
-		assert.Equal(t, tc.any, err == nil, "%s: %v", name, err)
-		err = tc.y.MayReplace(tc.x, true)
-		assert.Equal(t, tc.multi, err == nil, "%s: %v", name, err)
 	}
 	var none *pki.KeyCertBundle
 	assert.True(t, none.Equal(nil))
 	assert.False(t, bundle.Equal(nil))
 	assert.False(t, none.Equal(bundle))
-	assert.NoError(t, bundle.MayReplace(nil, false))
-	assert.ErrorContains(t, bundle.MayReplace(onlyA, false), "support for several roots")
-	assert.ErrorContains(t, onlyC.MayReplace(onlyA, true), "first add the new roots beside the old ones")
 }
 
 func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
@@ -683,7 +692,6 @@ func FuzzKeyCertBundle(f *testing.F) {
 		}, during)
 		require.NoError(t, err)
 		require.True(t, b.Equal(again))
-		require.NoError(t, again.MayReplace(b, false))
 		o := leafOptions()
 		o.NotBefore, o.NotAfter = during, during.Add(time.Second)
 		if leaf, err := i.IssueLeaf(o); err == nil {

@@ -22,18 +22,17 @@ var (
 	ErrKeyMismatch = errors.New("the private key does not belong to the certificate")
 )
 
-// KeyAlgorithm is the kind and size of a key to generate. The zero value is ECDSA P-256. The text
-// form, which String and MarshalText give and UnmarshalText reads, is in the comment of each constant.
-type KeyAlgorithm int
+// KeyAlgorithm is the kind and size of a key to generate, in text. Empty means ECDSA P-256.
+type KeyAlgorithm string
 
 // The key algorithms.
 const (
-	ECDSAP256 KeyAlgorithm = iota // "ecdsa-p256"
-	ECDSAP384                     // "ecdsa-p384"
-	RSA2048                       // "rsa-2048"
-	RSA3072                       // "rsa-3072"
-	RSA4096                       // "rsa-4096"
-	Ed25519                       // "ed25519"; not for what Envoy is to present
+	ECDSAP256 KeyAlgorithm = "ecdsa-p256"
+	ECDSAP384 KeyAlgorithm = "ecdsa-p384"
+	RSA2048   KeyAlgorithm = "rsa-2048"
+	RSA3072   KeyAlgorithm = "rsa-3072"
+	RSA4096   KeyAlgorithm = "rsa-4096"
+	Ed25519   KeyAlgorithm = "ed25519" // not for what Envoy is to present
 )
 
 // Limits on the keys that are accepted. An RSA verification costs the square of the modulus, so an
@@ -44,41 +43,10 @@ const (
 	minRSAExponent = 1<<16 + 1
 )
 
-var keyAlgorithmNames = [...]string{"ecdsa-p256", "ecdsa-p384", "rsa-2048", "rsa-3072", "rsa-4096", "ed25519"}
-
-// String returns the text form, or "KeyAlgorithm(n)" for a value that is not one of the constants.
-func (a KeyAlgorithm) String() string {
-	if a < 0 || int(a) >= len(keyAlgorithmNames) {
-		return fmt.Sprintf("KeyAlgorithm(%d)", int(a))
-	}
-	return keyAlgorithmNames[a]
-}
-
-// MarshalText implements [encoding.TextMarshaler]. A value that is not one of the constants is an
-// error.
-func (a KeyAlgorithm) MarshalText() ([]byte, error) {
-	if a < 0 || int(a) >= len(keyAlgorithmNames) {
-		return nil, fmt.Errorf("pki: unknown key algorithm %d", int(a))
-	}
-	return []byte(a.String()), nil
-}
-
-// UnmarshalText implements [encoding.TextUnmarshaler]. It reads the exact text form and leaves a as
-// it was if that fails.
-func (a *KeyAlgorithm) UnmarshalText(text []byte) error {
-	for i, name := range keyAlgorithmNames {
-		if name == string(text) {
-			*a = KeyAlgorithm(i)
-			return nil
-		}
-	}
-	return fmt.Errorf("pki: unknown key algorithm %.40q, want one of %q", text, keyAlgorithmNames)
-}
-
 // NewKey generates a private key. It fails only for a value that is not one of the constants.
 func NewKey(a KeyAlgorithm) (crypto.Signer, error) {
 	switch a {
-	case ECDSAP256:
+	case "", ECDSAP256:
 		return newKey(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	case ECDSAP384:
 		return newKey(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
@@ -92,7 +60,7 @@ func NewKey(a KeyAlgorithm) (crypto.Signer, error) {
 		_, key, err := ed25519.GenerateKey(rand.Reader)
 		return newKey(key, err)
 	default:
-		return nil, fmt.Errorf("pki: generate key: unknown key algorithm %d", int(a))
+		return nil, fmt.Errorf("pki: generate key: unknown key algorithm %.40q", string(a))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"crypto/rsa"
 	"encoding/json"
 	"math/big"
+	"strings"
 	"sync"
 	"testing"
 
@@ -55,34 +56,24 @@ func TestNewKey(t *testing.T) {
 	for _, key := range []crypto.Signer{p256, p384, rsaKey(), newKey(t, pki.Ed25519)} {
 		assert.NoError(t, pki.CheckPublicKey(key.Public()))
 	}
-	var zero pki.KeyAlgorithm
-	assert.Equal(t, pki.ECDSAP256, zero)
-	for _, a := range []pki.KeyAlgorithm{-1, 6, 99} {
+	key, err := pki.NewKey("")
+	require.NoError(t, err)
+	assert.Equal(t, elliptic.P256(), key.Public().(*ecdsa.PublicKey).Curve)
+	for _, a := range []pki.KeyAlgorithm{"rsa", "RSA-2048", "ecdsa-p256 ", "0", pki.KeyAlgorithm(strings.Repeat("x", 1000))} {
 		key, err := pki.NewKey(a)
-		assert.Error(t, err)
+		assert.ErrorContains(t, err, "pki: generate key: unknown key algorithm")
+		assert.Less(t, len(err.Error()), 100)
 		assert.True(t, key == nil, "a nil pointer in the interface")
 	}
 }
 
+// The text is part of configuration files.
 func TestKeyAlgorithmText(t *testing.T) {
 	t.Parallel()
 	for a, name := range algorithms {
-		assert.Equal(t, name, a.String())
 		b, err := json.Marshal(map[string]pki.KeyAlgorithm{"key": a})
 		require.NoError(t, err)
 		assert.JSONEq(t, `{"key":"`+name+`"}`, string(b))
-		var back map[string]pki.KeyAlgorithm
-		require.NoError(t, json.Unmarshal(b, &back))
-		assert.Equal(t, a, back["key"])
-	}
-	assert.Equal(t, "KeyAlgorithm(-1)", pki.KeyAlgorithm(-1).String())
-	assert.Equal(t, "KeyAlgorithm(6)", pki.KeyAlgorithm(6).String())
-	_, err := pki.KeyAlgorithm(6).MarshalText()
-	assert.EqualError(t, err, "pki: unknown key algorithm 6")
-	for _, bad := range []string{"", "rsa", "RSA-2048", "ecdsa-p256 ", "KeyAlgorithm(0)", "0"} {
-		a := pki.RSA4096
-		assert.ErrorContains(t, a.UnmarshalText([]byte(bad)), "pki: unknown key algorithm", "%q", bad)
-		assert.Equal(t, pki.RSA4096, a, "changed by a failure")
 	}
 }
 
@@ -147,7 +138,7 @@ func TestCheckPublicKey(t *testing.T) {
 	}
 }
 
-// A signature that nobody made: it verifies with a key of small order, which is why such a key is
+// A forged signature, made without a private key, verifies with a key of small order, which is why such a key is
 // refused.
 func TestSmallOrderIsForgeable(t *testing.T) {
 	t.Parallel()

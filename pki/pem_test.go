@@ -185,7 +185,7 @@ func TestCertificatesPEM(t *testing.T) {
 	require.Len(t, certs, 1000)
 }
 
-// Whoever wrote the input does not fill our log with it: the errors are short.
+// Errors are short, so that hostile input cannot fill a log.
 func TestPEMErrorsAreShort(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("A", 300_000)

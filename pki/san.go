@@ -39,8 +39,8 @@ const (
 	IP    SANType = 7
 )
 
-// String returns "email", "DNS", "URI", "IP", or "type n" for other kinds.
-func (t SANType) String() string {
+// name returns "email", "DNS", "URI", "IP", or "type n" for other kinds.
+func (t SANType) name() string {
 	switch t {
 	case Email:
 		return "email"
@@ -76,7 +76,7 @@ func (s SAN) String() string {
 	case !printable(v):
 		v = strconv.QuoteToASCII(v)
 	}
-	return s.Type.String() + ":" + v
+	return s.Type.name() + ":" + v
 }
 
 // IDSAN returns id as a URI name. The zero ID gives an empty URI, which [NewCSR] refuses.
@@ -91,23 +91,12 @@ func IDSAN(id spiffe.ID) SAN {
 func DNSSAN(name string) SAN { return SAN{Type: DNS, Value: name} }
 
 // IPSAN returns ip as an address: 4 bytes for IPv4, also when it is written as IPv6
-// (::ffff:192.0.2.1), else 16. The error wraps [ErrSAN].
-func IPSAN(ip net.IP) (SAN, error) {
-	s, err := ipSAN(ip)
-	if err != nil {
-		return SAN{}, fmt.Errorf("pki: %w", err)
-	}
-	return s, nil
-}
-
-func ipSAN(ip net.IP) (SAN, error) {
+// (::ffff:192.0.2.1), else 16. It is not checked here: [NewCSR] refuses any other length.
+func IPSAN(ip net.IP) SAN {
 	if v4 := ip.To4(); v4 != nil {
-		return SAN{Type: IP, Value: string(v4)}, nil
+		ip = v4
 	}
-	if len(ip) != net.IPv6len {
-		return SAN{}, sanError("IP address of %d bytes, want 4 or 16", len(ip))
-	}
-	return SAN{Type: IP, Value: string(ip)}, nil
+	return SAN{Type: IP, Value: string(ip)}
 }
 
 // marshalSANs returns the value of a subject alternative name extension (OID 2.5.29.17) in DER, with
@@ -123,7 +112,7 @@ func marshalSANs(sans []SAN) ([]byte, error) {
 	size := 4
 	for _, s := range sans {
 		if s.Type != DNS && s.Type != URI && s.Type != IP {
-			return nil, sanError("a name of %s cannot be written", s.Type)
+			return nil, sanError("a name of %s cannot be written", s.Type.name())
 		}
 		if err := s.check(); err != nil {
 			return nil, err
@@ -154,7 +143,7 @@ func (s SAN) check() error {
 	switch s.Type {
 	case DNS, URI, Email:
 		if !printable(s.Value) {
-			return sanError("%s name %.80q is not printable ASCII", s.Type, s.Value)
+			return sanError("%s name %.80q is not printable ASCII", s.Type.name(), s.Value)
 		}
 	case IP:
 		if n := len(s.Value); n != net.IPv4len && n != net.IPv6len {
@@ -245,7 +234,7 @@ func (s SAN) checkRead(tag asn1.Tag) error {
 	switch s.Type {
 	case DNS, URI, Email, IP:
 		if tag&tagConstructed != 0 {
-			return sanError("%s name in constructed form", s.Type)
+			return sanError("%s name in constructed form", s.Type.name())
 		}
 	}
 	return s.check()

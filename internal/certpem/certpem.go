@@ -145,26 +145,13 @@ func PrivateKey(data []byte) (crypto.Signer, error) {
 		if b.Headers["DEK-Info"] != "" || b.Type == "ENCRYPTED PRIVATE KEY" {
 			return nil, errors.New("the private key is encrypted; decrypt it first")
 		}
-		if len(b.Bytes) > MaxKey {
-			return nil, fmt.Errorf("private key of %d bytes, the limit is %d: %w", len(b.Bytes), MaxKey, ErrTooLarge)
-		}
-		var err error
-		switch b.Type {
-		case "PRIVATE KEY":
-			key, err = PKCS8(b.Bytes)
-		case "RSA PRIVATE KEY":
-			if err = whole(b.Bytes); err == nil {
-				key, err = signer(x509.ParsePKCS1PrivateKey(b.Bytes))
-			}
-		case "EC PRIVATE KEY":
-			if err = whole(b.Bytes); err == nil {
-				key, err = signer(x509.ParseECPrivateKey(b.Bytes))
-			}
-		default:
+		parse := keyParsers[b.Type]
+		if parse == nil {
 			return nil, fmt.Errorf("block %.40q is not a private key", b.Type)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", b.Type, Short(err))
+		var err error
+		if key, err = readKey(b.Bytes, parse); err != nil {
+			return nil, fmt.Errorf("%s: %w", b.Type, err)
 		}
 	}
 	if key == nil {
@@ -173,15 +160,24 @@ func PrivateKey(data []byte) (crypto.Signer, error) {
 	return key, nil
 }
 
+// keyParsers are the forms of private keys by the type of their block.
+var keyParsers = map[string]func(der []byte) (any, error){
+	"PRIVATE KEY":     x509.ParsePKCS8PrivateKey,
+	"RSA PRIVATE KEY": func(der []byte) (any, error) { return x509.ParsePKCS1PrivateKey(der) },
+	"EC PRIVATE KEY":  func(der []byte) (any, error) { return x509.ParseECPrivateKey(der) },
+}
+
 // PKCS8 parses a PKCS#8 private key in DER.
-func PKCS8(der []byte) (crypto.Signer, error) {
+func PKCS8(der []byte) (crypto.Signer, error) { return readKey(der, x509.ParsePKCS8PrivateKey) }
+
+func readKey(der []byte, parse func([]byte) (any, error)) (crypto.Signer, error) {
 	if len(der) > MaxKey {
 		return nil, fmt.Errorf("private key of %d bytes, the limit is %d: %w", len(der), MaxKey, ErrTooLarge)
 	}
 	if err := whole(der); err != nil {
 		return nil, err
 	}
-	k, err := x509.ParsePKCS8PrivateKey(der)
+	k, err := parse(der)
 	if err != nil {
 		return nil, Short(err)
 	}
@@ -222,11 +218,4 @@ func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
 		return nil, fmt.Errorf("a key of type %T cannot be exported", key)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
-}
-
-func signer[K crypto.Signer](k K, err error) (crypto.Signer, error) {
-	if err != nil {
-		return nil, err
-	}
-	return k, nil
 }

@@ -31,7 +31,7 @@ func TestBundlesExchanged(t *testing.T) {
 	for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP384, pki.RSA2048} {
 		key, err := pki.NewKey(alg)
 		require.NoError(t, err)
-		c.JWTAuthorities[alg.String()] = key.Public()
+		c.JWTAuthorities[string(alg)] = key.Public()
 	}
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)

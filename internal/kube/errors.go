@@ -121,7 +121,7 @@ func (e *StatusError) fill(data []byte, x *exchange) {
 		} `json:"details"`
 	}
 	if json.Unmarshal(data, &s) == nil && s.Kind == "Status" {
-		e.Reason, e.Message = clean(s.Reason, 64), clean(x.redact(s.Message), 512)
+		e.Reason, e.Message = OneLine(s.Reason, 64), OneLine(x.redact(s.Message), 512)
 		if e.RetryAfter == 0 {
 			e.RetryAfter = seconds(s.Details.RetryAfterSeconds)
 		}
@@ -192,8 +192,8 @@ func tokenRune(c rune) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._~+/=", c)
 }
 
-// clean makes an untrusted text fit for one line of a log.
-func clean(s string, limit int) string {
+// OneLine makes an untrusted text fit for one line of a log, of at most limit bytes.
+func OneLine(s string, limit int) string {
 	s = strings.Map(func(c rune) rune {
 		if !unicode.IsPrint(c) {
 			return ' '

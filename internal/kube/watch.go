@@ -130,7 +130,7 @@ func parseEvent(line []byte) (Event, error) {
 		s.fill(e.Object, &exchange{})
 		return Event{}, s
 	default:
-		return Event{}, fmt.Errorf("an event has the unknown type %q", clean(e.Type, 64))
+		return Event{}, fmt.Errorf("an event has the unknown type %q", OneLine(e.Type, 64))
 	}
 	var object struct {
 		Metadata struct {

@@ -13,9 +13,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrRecord says that the record in a store is not one that this authority may work with: it cannot
+// errRecord says that the record in a store is not one that this authority may work with: it cannot
 // be read, does not verify, or belongs to another trust domain or another CA. It is left as it is.
-var ErrRecord = errors.New("the record in the store is unfit")
+var errRecord = errors.New("the record in the store is unfit")
 
 // The names of the items in a [Record]. stateName is ours, the others are those of Istio's secret.
 const (
@@ -54,7 +54,7 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed bool, err error) {
 	d, changed, err = a.parse(r, now)
 	if err != nil {
-		return nil, false, fmt.Errorf("ca: %w: %w", ErrRecord, err)
+		return nil, false, fmt.Errorf("ca: %w: %w", errRecord, err)
 	}
 	d.Others = map[string][]byte{}
 	for name, b := range r.Data {

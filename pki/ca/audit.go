@@ -14,33 +14,36 @@ import (
 )
 
 // Issuance is the record of one certificate or token that was signed. It holds no secret. An
-// [Auditor] may keep it: it is not changed later.
+// [Auditor] may keep it: it is not changed later. Its JSON form is a line of package auditlog without
+// the last member.
 type Issuance struct {
-	Time time.Time // of the signature
-	Kind string    // "x509-svid", "dns" or "ca", as of [Profile], or "jwt-svid"
+	Time time.Time `json:"time"`           // of the signature
+	Kind string    `json:"kind,omitempty"` // "x509-svid", "dns" or "ca", as of [Profile], or "jwt-svid"
 
 	// Serial is the serial number in hexadecimal; of a token, its claim "jti".
-	Serial string
+	Serial string `json:"serial,omitempty"`
 
-	ID       spiffe.ID // zero for "dns"
-	DNSNames []string
-	IPs      []net.IP
-	Audience []string // of a token
+	ID       spiffe.ID `json:"id,omitzero"` // zero for "dns"
+	DNSNames []string  `json:"dns_names,omitempty"`
+	IPs      []net.IP  `json:"ips,omitempty"`
+	Audience []string  `json:"audience,omitempty"` // of a token
 
-	NotBefore, NotAfter time.Time
+	NotBefore time.Time `json:"not_before,omitzero"`
+	NotAfter  time.Time `json:"not_after,omitzero"`
 
 	// Issuer is the serial number, in hexadecimal, of the CA certificate that signed; of a token,
 	// the ID of the key.
-	Issuer string
+	Issuer string `json:"issuer,omitempty"`
 
 	// Fingerprint is the SHA-256 of the certificate's DER in hexadecimal; of a token, of its text.
-	Fingerprint string
+	Fingerprint string `json:"fingerprint,omitempty"`
 
 	// PublicKey is the SHA-256 of the certified key (its SubjectPublicKeyInfo in DER) in
 	// hexadecimal; empty for a token.
-	PublicKey string
+	PublicKey string `json:"public_key,omitempty"`
 
-	Caller, Method string // the authenticated caller, and how it authenticated; see [Request]
+	Caller string `json:"caller,omitempty"` // the authenticated caller; see [Request]
+	Method string `json:"method,omitempty"` // how it authenticated
 }
 
 // Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent
@@ -72,7 +75,7 @@ func (a *Authority) audit(ctx context.Context, i *Issuance) error {
 func NewIssuance(r *Request, cert, issuer *x509.Certificate) *Issuance {
 	der, key := sha256.Sum256(cert.Raw), sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 	i := &Issuance{
-		Time: time.Now().Round(0), Kind: r.Profile.String(), Serial: rotation.Serial(cert),
+		Time: time.Now().Round(0), Kind: r.Profile.kind(), Serial: rotation.Serial(cert),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
 		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]), Caller: r.Caller, Method: r.Method,
 	}

@@ -95,7 +95,7 @@ func TestNewRefuses(t *testing.T) {
 		{"no overflow", ca.Config{TrustDomain: td, Rotation: ca.Rotation{Propagation: 1<<63 - 1}}, "half of RootTTL"},
 		{"no overflow of a multiple", ca.Config{TrustDomain: td, RefreshHint: 60 * 365 * 24 * time.Hour}, "half of RootTTL"},
 		{"unreadable trust domain", ca.Config{TrustDomain: spiffe.MustParseTrustDomain("a..b")}, pki.ErrUnreadableTrustDomain.Error()},
-		{"unknown key algorithm", ca.Config{TrustDomain: td, Rotation: ca.Rotation{KeyAlgorithm: -1}}, "new root of example.org"},
+		{"unknown key algorithm", ca.Config{TrustDomain: td, Rotation: ca.Rotation{KeyAlgorithm: "rsa"}}, "new root of example.org"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -261,7 +261,7 @@ func TestReadingIsFree(t *testing.T) {
 
 func TestPhaseString(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, "distributing active retiring Phase(0)", fmt.Sprint(ca.Distributing, ca.Active, ca.Retiring, ca.Phase(0)))
+	assert.Equal(t, "[distributing active retiring trusted]", fmt.Sprint([]ca.Phase{ca.Distributing, ca.Active, ca.Retiring, ca.Trusted}))
 }
 
 func TestDoneContext(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/flock"
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
 type dirStore struct {
@@ -362,13 +363,9 @@ func (d *dirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err 
 				return nil, fmt.Errorf("lock %s: %w", filepath.Join(d.dir, lockName), err)
 			}
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if cause := renew.Sleep(ctx, wait); cause != nil {
 			f.Close()
-			return nil, fmt.Errorf("another process has the lock %s: %w", filepath.Join(d.dir, lockName), context.Cause(ctx))
-		case <-timer.C:
+			return nil, fmt.Errorf("another process has the lock %s: %w", filepath.Join(d.dir, lockName), cause)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func TestMakeDir(t *testing.T) {
 	assert.True(t, info.IsDir())
 
 	synced = nil
-	require.NoError(t, makeDir(filepath.Join(base, "a", "b", "ca"), sync), "somebody else was faster")
+	require.NoError(t, makeDir(filepath.Join(base, "a", "b", "ca"), sync), "another process was faster")
 	assert.Equal(t, []string{filepath.Join("a", "b")}, synced)
 	broken := errors.New("broken")
 	require.ErrorIs(t, makeDir(filepath.Join(base, "c", "ca"), func(string) error { return broken }), broken)

@@ -33,7 +33,7 @@ func Example() {
 		panic(err)
 	}
 
-	// We know who is asking, and say so.
+	// The caller has been authenticated; its ID goes into the request.
 	web := spiffe.MustParseID("spiffe://example.org/web")
 	chain, err := authority.Sign(context.Background(), ca.Request{CSR: csr, ID: web, TTL: time.Hour})
 	if err != nil {
@@ -106,7 +106,7 @@ func ExampleAuthority_Taint() {
 }
 
 // The bundle of an authority, with its roots and JWT keys, for other trust domains. Tokens that it
-// signs are accepted by whoever has fetched it.
+// signs are accepted by every verifier that has fetched it.
 func ExampleAuthority_SignJWT() {
 	td := spiffe.MustParseTrustDomain("example.org")
 	authority, err := ca.New(ca.Config{TrustDomain: td, JWT: new(ca.JWTConfig)})
@@ -136,11 +136,11 @@ func ExampleAuthority_SignJWT() {
 	if err != nil {
 		panic(err)
 	}
-	who, err := v.Validate(token)
+	claims, err := v.Validate(token)
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println("hello", who.ID())
+	fmt.Println("hello", claims.ID())
 	// Output:
 	// bundle 1 for 5m0s
 	// hello spiffe://example.org/web

@@ -3,16 +3,29 @@ package ca
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"fmt"
 	"io/fs"
 	"strconv"
 	"sync"
 )
 
+// Errors that no caller has to tell from others.
+var (
+	ErrRecord    = errRecord
+	ErrActive    = errActive
+	ErrPluggedIn = errPluggedIn
+)
+
 // In has p read from a file system that is polled once a second, in place of a folder of the host.
 func (p PluggedIn) In(fsys fs.FS) PluggedIn {
 	p.fsys = fsys
 	return p
+}
+
+// MayReplace reports whether the roots of a plugged-in CA may change from old to next.
+func MayReplace(old, next []*x509.Certificate, multiRoot bool) (same bool, err error) {
+	return mayReplace(old, next, multiRoot)
 }
 
 // MemoryStore is a [Store] for tests. [NewMemoryStore] makes one.

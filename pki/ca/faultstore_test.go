@@ -19,7 +19,7 @@ const (
 	fine     fault = iota
 	before         // it fails, and nothing was done
 	after          // it fails, and was done
-	conflict       // a Save says that somebody else was there
+	conflict       // a Save says that another writer was faster
 	stale          // a Load gives the record before the present one, if that is not older than lag
 	hang           // it does nothing until the caller gives up
 )
@@ -30,7 +30,7 @@ type faultStore struct {
 	decide func(op string) (fault, time.Duration) // for "load" and "save"; nil: fine
 
 	mu      sync.Mutex
-	history *history // shared by those who share a store; nil for one's own
+	history *history // shared by the replicas that share a store; nil for a history of its own
 }
 
 // lag is how far a bad store may be behind.

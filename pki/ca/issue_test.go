@@ -90,7 +90,7 @@ func TestNoCertificateWithoutRecord(t *testing.T) {
 	require.ErrorIs(t, err, ca.ErrAudit)
 	assert.Empty(t, token)
 
-	// Who stops waiting for a slow one gets no certificate, and its own cause.
+	// A caller that stops waiting for a slow auditor gets no certificate, and the cause of its context.
 	cause := errors.New("too slow for me")
 	records.fail = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, cause)
@@ -151,7 +151,7 @@ func TestLimits(t *testing.T) {
 		for range 3 {
 			require.NoError(t, <-errs)
 		}
-		// Who waits in the queue can stop waiting.
+		// A caller in the queue can stop waiting.
 		slow2 := make(chan struct{})
 		records.fail = func(context.Context) error { <-slow2; return nil }
 		for range 2 {

@@ -244,7 +244,7 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		{"no trust domain", func(c *ca.Config) { c.TrustDomain = spiffe.TrustDomain{} }, "TrustDomain"},
 		{"an unreadable trust domain", func(c *ca.Config) { c.TrustDomain = spiffe.MustParseTrustDomain("a..b") }, pki.ErrUnreadableTrustDomain.Error()},
-		{"no such key", func(c *ca.Config) { c.Rotation.KeyAlgorithm = -1 }, "new root of example.org"},
+		{"no such key", func(c *ca.Config) { c.Rotation.KeyAlgorithm = "rsa" }, "new root of example.org"},
 		{"a grace ratio over a half", func(c *ca.Config) { c.Rotation.GraceRatio = 0.6 }, "GraceRatio"},
 		{"a negative grace ratio", func(c *ca.Config) { c.Rotation.GraceRatio = -0.1 }, "GraceRatio"},
 		{"too seldom in sync", func(c *ca.Config) { c.SyncInterval = 7 * time.Minute }, "SyncInterval 7m0s is more than a quarter of Propagation 25m0s"},
@@ -355,8 +355,8 @@ func TestStaleReplicaIsCovered(t *testing.T) {
 	}
 }
 
-// What was decided and then shown to nobody must not sign because its time has come.
-func TestNobodyWasThereToDistribute(t *testing.T) {
+// A root that was prepared while no authority ran to distribute it must not sign because its time has come.
+func TestUndistributedKeyWaitsAgain(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		down    time.Duration
@@ -371,7 +371,7 @@ func TestNobodyWasThereToDistribute(t *testing.T) {
 		{1000 * time.Hour, 0, 0},
 		{11 * time.Minute, 25 * time.Minute, 9 * time.Minute}, // before that it said nothing
 		{11 * time.Minute, 14 * time.Minute, 10*time.Minute + 30*time.Second},
-		{26 * time.Minute, 0, 10*time.Minute + 30*time.Second}, // two refreshes, then nobody
+		{26 * time.Minute, 0, 10*time.Minute + 30*time.Second}, // two refreshes, then no authority runs
 		{11 * time.Minute, 14 * time.Minute, 11 * time.Minute},
 		{25 * time.Minute, 0, 25 * time.Minute},
 		{100 * time.Hour, 0, 100 * time.Hour},
@@ -400,7 +400,7 @@ func TestNobodyWasThereToDistribute(t *testing.T) {
 							return k.Phase
 						}
 					}
-					return 0
+					return ""
 				}
 				phase := func() ca.Phase {
 					roots := b.Roots()
@@ -501,9 +501,9 @@ func TestAmbiguousSave(t *testing.T) {
 	}{
 		"nothing was done":                       {before, fine, false, 1, 1},
 		"it was done":                            {after, fine, true, 2, 2},
-		"it was done, and nobody can say":        {after, before, false, 1, 2},
+		"it was done, and cannot be read back":   {after, before, false, 1, 2},
 		"it hangs":                               {hang, fine, false, 1, 1},
-		"nothing was done, and nobody can say":   {before, before, false, 1, 1},
+		"nothing was done, and cannot be read":   {before, before, false, 1, 1},
 		"it was done, but an old record is read": {after, stale, false, 1, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -561,7 +561,7 @@ func TestConflictsAreDecidedAnew(t *testing.T) {
 		wg.Wait()
 		assert.Equal(t, 1, won)
 		for _, a := range all {
-			assert.Len(t, a.Roots(), 2, "who lost has read who won")
+			assert.Len(t, a.Roots(), 2, "the replica that lost has read what the other wrote")
 		}
 	})
 	// Conflicts without end end with ctx.
@@ -595,7 +595,7 @@ func TestLongestPropagationCounts(t *testing.T) {
 	})
 }
 
-// A store that takes its time to write takes it from those who have to learn of a key: it waits anew.
+// A slow write shortens the time in which consumers can learn of a key, so that the key waits anew.
 func TestSlowSave(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ takes, waits time.Duration }{
@@ -658,7 +658,7 @@ func TestStepDuringASave(t *testing.T) {
 }
 
 // The record disappears, goes back in time, is replaced by another CA's or damaged: what works goes
-// on, and nothing is overwritten that somebody may need.
+// on, and nothing is overwritten that an operator may need.
 func TestRecordTrouble(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -678,7 +678,7 @@ func TestRecordTrouble(t *testing.T) {
 			require.NoError(t, err)
 			s.swap(m)
 		}, "older than what this process has read", true},
-		{"it went back, and somebody went on from there", func(t *testing.T, s *swapStore, first ca.Record) {
+		{"it went back, and another writer went on from there", func(t *testing.T, s *swapStore, first ca.Record) {
 			m := ca.NewMemoryStore()
 			_, err := m.Save(t.Context(), ca.Record{Data: first.Data})
 			require.NoError(t, err)
@@ -808,7 +808,7 @@ func TestJWTIsTurnedOnLater(t *testing.T) {
 		_, err = a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
 		require.NoError(t, err)
 		without := open(t, store)
-		assert.True(t, a.Bundle().Equal(without.Bundle()), "who signs none publishes them all the same")
+		assert.True(t, a.Bundle().Equal(without.Bundle()), "a replica that signs no tokens publishes the keys all the same")
 		_, err = without.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
 		assert.ErrorIs(t, err, ca.ErrNoJWT)
 		_, err = without.RotateJWT(t.Context())

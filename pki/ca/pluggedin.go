@@ -59,16 +59,15 @@ type PluggedIn struct {
 // system announces a change, and every few seconds, and takes what two readings 100 milliseconds apart have found.
 // With an unchanged set of roots, the new CA takes over at once. A
 // change of the roots is refused, unless MultiRoot says that consumers take several; then
-// roots may be added, or taken away, but not exchanged in one step
-// ([pki.KeyCertBundle.MayReplace]): to give consumers the time to learn of a root before it signs is
-// the operator's part. What is refused leaves the CA as it was, and is in the log and in Status.
+// roots may be added, or taken away, but not exchanged in one step: to give consumers the time to
+// learn of a root before it signs is the operator's part. What is refused leaves the CA as it was, and is in the log and in Status.
 //
 // The sequence number of the bundle is the time of the newest file when it was read, in milliseconds
 // since 1970, and at least one more than before when the roots change. So it does not go back when
 // the program starts again, as long as the files are not exchanged for ones with older times. Changes of the
 // keys of JWT-SVIDs, which rotate, count too.
 //
-// The methods Rotate, Taint and Revoke refuse what would change the roots with [ErrPluggedIn].
+// The methods Rotate, Taint and Revoke refuse what would change the roots.
 func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if from.Dir == "" && from.fsys == nil {
 		return nil, errors.New("ca: Load needs a folder")
@@ -178,13 +177,11 @@ func (a *Authority) replacePlugged(s *state, next *plugged) (bool, error) {
 	if next.pair.Equal(old.pair) {
 		return false, nil
 	}
-	if err := next.pair.MayReplace(old.pair, a.files.multiRoot); err != nil {
+	same, err := mayReplace(old.roots, next.roots, a.files.multiRoot)
+	if err != nil {
 		return false, err
 	}
-	same := func(a, b []*x509.Certificate) bool {
-		return len(a) == len(b) && !slices.ContainsFunc(a, func(c *x509.Certificate) bool { return !slices.ContainsFunc(b, c.Equal) })
-	}
-	if same(old.roots, next.roots) {
+	if same {
 		next.sequence, next.roots = old.sequence, old.roots
 	} else {
 		next.sequence = max(next.sequence, old.sequence+1)
@@ -196,6 +193,26 @@ func (a *Authority) replacePlugged(s *state, next *plugged) (bool, error) {
 	after.dirty = s.dirty
 	a.publish(after)
 	return true, nil
+}
+
+// mayReplace reports whether the roots of a running CA may change from old to next, both without
+// repetitions, and whether they are the same. Other roots are refused, because what trusts the old ones
+// would refuse what the new CA signs, unless multiRoot says that consumers take several roots, and either
+// set has all of the other.
+func mayReplace(old, next []*x509.Certificate, multiRoot bool) (same bool, err error) {
+	within := func(some, all []*x509.Certificate) bool {
+		return !slices.ContainsFunc(some, func(c *x509.Certificate) bool { return !slices.ContainsFunc(all, c.Equal) })
+	}
+	kept, known := within(old, next), within(next, old)
+	switch {
+	case kept && known:
+		return true, nil
+	case !multiRoot:
+		return false, errors.New("the roots have changed, which needs support for several roots at a time: restart with the new ones, or turn that on")
+	case !kept && !known:
+		return false, errors.New("the roots have been swapped: first add the new roots beside the old ones, and take the old ones away when all workloads have the new")
+	}
+	return false, nil
 }
 
 // parse returns the CA in the files if it is fit to sign for the trust domain.

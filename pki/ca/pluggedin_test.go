@@ -27,7 +27,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// offline is a root that an operator keeps in a drawer.
+// offline is a root that an operator keeps offline.
 type offline struct {
 	key    crypto.Signer
 	issuer *pki.Issuer
@@ -67,7 +67,7 @@ func (o *offline) files(t testing.TB, life time.Duration, edit ...func(*pki.CAOp
 	}
 }
 
-// folder is files that can be changed while somebody reads them.
+// folder is files that can be changed while they are read.
 type folder struct{ now atomic.Pointer[fstest.MapFS] }
 
 func newFolder(files map[string][]byte) *folder {
@@ -440,7 +440,7 @@ func TestReloadOfSwappedLinks(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(30 * time.Second):
-		t.Fatal("nobody noticed")
+		t.Fatal("the change was not noticed")
 	}
 	assert.NotEqual(t, old, a.LogValue().String())
 	require.NoError(t, a.Status().SyncError)
@@ -518,7 +518,7 @@ func TestSlowReload(t *testing.T) {
 	}}, func(c *ca.Config) {
 		c.Logger = slog.New(onLog(func(msg string) {
 			if msg == "CA files taken over" {
-				logged <- a.Status().SyncError // who writes a log may ask
+				logged <- a.Status().SyncError // a log handler may ask
 			}
 		}))
 	})
@@ -559,3 +559,31 @@ func (onLog) Enabled(context.Context, slog.Level) bool        { return true }
 func (f onLog) Handle(_ context.Context, r slog.Record) error { f(r.Message); return nil }
 func (f onLog) WithAttrs([]slog.Attr) slog.Handler            { return f }
 func (f onLog) WithGroup(string) slog.Handler                 { return f }
+
+func TestMayReplace(t *testing.T) {
+	t.Parallel()
+	a, b, c := newOffline(t).cert(), newOffline(t).cert(), newOffline(t).cert()
+	set := func(roots ...*x509.Certificate) []*x509.Certificate { return roots }
+	for name, tc := range map[string]struct {
+		old, next          []*x509.Certificate
+		same, single, many bool // single: allowed without support for several roots; many: with
+	}{
+		"the same":             {set(a, b), set(a, b), true, true, true},
+		"in another order":     {set(a, b), set(b, a), true, true, true},
+		"a root more":          {set(a), set(a, b), false, false, true},
+		"a root less":          {set(a, b), set(b), false, false, true},
+		"all roots swapped":    {set(a), set(b), false, false, false},
+		"one of two swapped":   {set(a, b), set(a, c), false, false, false},
+		"one kept, two others": {set(a), set(b, c), false, false, false},
+	} {
+		for multi, want := range map[bool]bool{false: tc.single, true: tc.many} {
+			same, err := ca.MayReplace(tc.old, tc.next, multi)
+			assert.Equal(t, want, err == nil, "%s, %v: %v", name, multi, err)
+			assert.Equal(t, tc.same, same, name)
+		}
+	}
+	_, err := ca.MayReplace(set(a), set(a, b), false)
+	assert.ErrorContains(t, err, "support for several roots")
+	_, err = ca.MayReplace(set(a), set(b), true)
+	assert.ErrorContains(t, err, "first add the new roots beside the old ones")
+}

@@ -23,7 +23,7 @@ var long = flag.Bool("long", false, "run soaks, too")
 
 // Two and five authorities share a store that has bad days, and each does what it likes.
 //
-// At every moment: no leaf lives whose root a replica in sync does not show; nobody's sequence number
+// At every moment: no leaf lives whose root a replica in sync does not show; no replica's sequence number
 // goes back; and equal numbers mean equal bundles. In the end, all are one CA, and none of the
 // decisions that were reported as done is lost.
 func TestReplicas(t *testing.T) {

@@ -34,13 +34,13 @@ func (n namer) name(c *x509.Certificate) string {
 }
 
 // look writes what an authority says at this moment: "seq 2: A active, B distributing; A signs".
-// It signs nothing: who signs is read from the phases.
+// It signs nothing: the signing root is read from the phases.
 func (n namer) look(t *testing.T, a *ca.Authority) string {
 	t.Helper()
 	var parts []string
 	var certs []*x509.Certificate
 	for _, r := range a.Roots() {
-		parts = append(parts, n.name(r.Certificate)+" "+r.Phase.String())
+		parts = append(parts, n.name(r.Certificate)+" "+string(r.Phase))
 		certs = append(certs, r.Certificate)
 	}
 	b := a.Bundle()
@@ -118,7 +118,7 @@ func TestTimeline(t *testing.T) {
 			{2160*time.Hour + 2*time.Minute - 1, "", "seq 6: A retiring, D active"},
 			{2160*time.Hour + 2*time.Minute, "", "seq 7: D active"},
 		}},
-		{"nobody looks for a long time", []event{
+		{"the authority is not used for a long time", []event{
 			{0, "sign 1h0m0s by A", "seq 1: A active"},
 			{0, "rotate", "seq 2: A active, B distributing"},
 			{1000 * time.Hour, "sign 1h0m0s by B", "seq 3: B active"},
@@ -148,11 +148,11 @@ func TestTimeline(t *testing.T) {
 							_, err := a.Rotate(t.Context())
 							require.ErrorIs(t, err, ca.ErrRotating, "event %d", i)
 						case "sign":
-							ttl, who, _ := strings.Cut(arg, " by ")
+							ttl, name, _ := strings.Cut(arg, " by ")
 							d, err := time.ParseDuration(ttl)
 							require.NoError(t, err)
 							leaf := sign(t, a, csr, d)
-							assert.Equal(t, who, n.name(signer(t, a, leaf)), "event %d: who signs", i)
+							assert.Equal(t, name, n.name(signer(t, a, leaf)), "event %d: the signing root", i)
 						}
 						require.Equal(t, e.want, n.look(t, a), "event %d, at %v", i, e.at)
 					}
@@ -427,7 +427,7 @@ func vouches(b *spiffe.Bundle, leaf *x509.Certificate, now time.Time) bool {
 	return false
 }
 
-// Real time, real goroutines: everybody signs, rotates and reads at once.
+// In real time, many goroutines sign, rotate and read at once.
 func TestConcurrency(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation, c.Backdate = 5*time.Millisecond, time.Millisecond })

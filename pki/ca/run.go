@@ -17,14 +17,14 @@ import (
 // Rotate prepares a new root and puts it into the bundle. The other steps follow by themselves: see
 // the package comment. It returns the new root, whose Activates says when it begins to sign. The
 // error wraps [ErrRotating] while an earlier rotation has not come to its activation, and when the
-// bundle already holds 64 roots, as old ones wait for their leaves to expire; [ErrPluggedIn] if the
-// roots are not the authority's own; and the error of the store, which leaves everything as it was,
-// unless the store did what it said it could not: then the root shows with the next look at it.
+// bundle already holds 64 roots, as old ones wait for their leaves to expire; and the error of the store, which leaves everything as it was,
+// unless the store did what it said it could not: then the root shows with the next look at it. Roots that
+// are not the authority's own are not rotated.
 //
 // With [Rotation.Istio] Rotate renews the active root's certificate instead, and returns that.
 func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	if a.files != nil {
-		return KeyStatus{}, a.opError("rotate", ErrPluggedIn)
+		return KeyStatus{}, a.opError("rotate", errPluggedIn)
 	}
 	return a.rotate(ctx, "rotate", rotation.Root)
 }
@@ -137,8 +137,8 @@ func (a *Authority) renew(ctx context.Context) (KeyStatus, error) {
 // another one is prepared in its place. A retiring or trusted one leaves after TaintGrace at the latest.
 // The successor of a JWT key comes from a replica that signs JWT-SVIDs, when it has read the store.
 //
-// To taint a key twice changes nothing. The error wraps [ErrUnknownKey], [ErrPluggedIn] for a root
-// that is plugged in, or the error of the store.
+// To taint a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store,
+// or says that the root is plugged in.
 func (a *Authority) Taint(ctx context.Context, id string) error {
 	const op = "taint a key of"
 	k, err := a.keyWithID(id)
@@ -187,7 +187,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 
 // Revoke takes a root, named by its serial number in hexadecimal, or a JWT key, named by its key ID,
 // out of the bundle now. From then on verifiers that have the new bundle refuse what it signed. The
-// active key is not revoked: the error wraps [ErrActive], and the way is to taint it, and to revoke
+// active key is not revoked: the way is to taint it, and to revoke
 // it when its successor signs. Other errors are those of [Authority.Taint].
 func (a *Authority) Revoke(ctx context.Context, id string) error {
 	const op = "revoke a key of"
@@ -202,7 +202,7 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 			return errNoChange
 		}
 		if now.Phase == Active {
-			return fmt.Errorf("%v %s: %w; taint it, and revoke it when its successor signs", k.Kind(), id, ErrActive)
+			return fmt.Errorf("%v %s: %w; taint it, and revoke it when its successor signs", k.Kind(), id, errActive)
 		}
 		d.Remove(id)
 		d.Sequence++
@@ -224,7 +224,7 @@ func (a *Authority) keyWithID(id string) (rotation.Key, error) {
 		return *k, nil
 	}
 	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots, func(c *x509.Certificate) bool { return rotation.Serial(c) == id }) {
-		return rotation.Key{}, fmt.Errorf("root %.64q: %w; change the files", id, ErrPluggedIn)
+		return rotation.Key{}, fmt.Errorf("root %.64q: %w; change the files", id, errPluggedIn)
 	}
 	return rotation.Key{}, fmt.Errorf("%w: %.64q", ErrUnknownKey, id)
 }

@@ -129,8 +129,8 @@ const (
 	Intermediate
 )
 
-// String returns the kind for an [Issuance]: "x509-svid", "dns" or "ca".
-func (p Profile) String() string {
+// kind returns the kind for an [Issuance]: "x509-svid", "dns" or "ca".
+func (p Profile) kind() string {
 	if names := []string{"x509-svid", "dns", "ca"}; p >= 0 && int(p) < len(names) {
 		return names[p]
 	}
@@ -272,11 +272,7 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 		sans = append(sans, pki.DNSSAN(name))
 	}
 	for _, ip := range r.IPs {
-		san, err := pki.IPSAN(ip)
-		if err != nil {
-			return nil, &pki.ProfileError{What: "leaf", Err: err}
-		}
-		sans = append(sans, san)
+		sans = append(sans, pki.IPSAN(ip))
 	}
 	return g.key.Issuer.IssueCertificate(pki.CertificateOptions{
 		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,

@@ -51,30 +51,30 @@ func TestUnfitDocuments(t *testing.T) {
 	var others map[string]any
 	require.NoError(t, json.Unmarshal(other.Data[stateName], &others))
 	for name, break_ := range map[string]func(d map[string]any){
-		"version 0":                      func(d map[string]any) { d["version"] = 0 },
-		"version 2":                      func(d map[string]any) { d["version"] = 2 },
-		"another trust domain":           func(d map[string]any) { d["trust_domain"] = "example.com" },
-		"a trust domain in capitals":     func(d map[string]any) { d["trust_domain"] = "Example.org" },
-		"no trust domain":                func(d map[string]any) { delete(d, "trust_domain") },
-		"no authority":                   func(d map[string]any) { delete(d, "authority") },
-		"no revision":                    func(d map[string]any) { delete(d, "revision") },
-		"a negative revision":            func(d map[string]any) { d["revision"] = -1 },
-		"no sequence":                    func(d map[string]any) { delete(d, "sequence") },
-		"sequence 0":                     func(d map[string]any) { d["sequence"] = 0 },
-		"a field that nobody knows":      func(d map[string]any) { d["colour"] = "red" },
-		"a field of a root nobody knows": func(d map[string]any) { root(d, 0)["colour"] = "red" },
-		"no roots":                       func(d map[string]any) { delete(d, "roots") },
-		"65 roots":                       func(d map[string]any) { d["roots"] = slices.Repeat([]any{root(d, 0)}, 65) },
-		"the same root twice":            func(d map[string]any) { d["roots"] = []any{root(d, 0), root(d, 1), root(d, 1)} },
-		"no active root":                 func(d map[string]any) { d["roots"] = []any{root(d, 1)} },
-		"two active roots":               func(d map[string]any) { root(d, 1)["phase"] = "active" },
-		"two distributing roots":         func(d map[string]any) { root(d, 0)["phase"] = "distributing" },
-		"a phase that is none":           func(d map[string]any) { root(d, 0)["phase"] = "Active" },
-		"a phase that is a number":       func(d map[string]any) { root(d, 0)["phase"] = 2 },
-		"no phase":                       func(d map[string]any) { delete(root(d, 0), "phase") },
-		"active without a key":           func(d map[string]any) { delete(root(d, 0), "private_key") },
-		"distributing without a key":     func(d map[string]any) { delete(root(d, 1), "private_key") },
-		"active with a time to retire":   func(d map[string]any) { root(d, 0)["retires"] = root(d, 0)["prepared"] },
+		"version 0":                    func(d map[string]any) { d["version"] = 0 },
+		"version 2":                    func(d map[string]any) { d["version"] = 2 },
+		"another trust domain":         func(d map[string]any) { d["trust_domain"] = "example.com" },
+		"a trust domain in capitals":   func(d map[string]any) { d["trust_domain"] = "Example.org" },
+		"no trust domain":              func(d map[string]any) { delete(d, "trust_domain") },
+		"no authority":                 func(d map[string]any) { delete(d, "authority") },
+		"no revision":                  func(d map[string]any) { delete(d, "revision") },
+		"a negative revision":          func(d map[string]any) { d["revision"] = -1 },
+		"no sequence":                  func(d map[string]any) { delete(d, "sequence") },
+		"sequence 0":                   func(d map[string]any) { d["sequence"] = 0 },
+		"an unknown field":             func(d map[string]any) { d["colour"] = "red" },
+		"an unknown field of a root":   func(d map[string]any) { root(d, 0)["colour"] = "red" },
+		"no roots":                     func(d map[string]any) { delete(d, "roots") },
+		"65 roots":                     func(d map[string]any) { d["roots"] = slices.Repeat([]any{root(d, 0)}, 65) },
+		"the same root twice":          func(d map[string]any) { d["roots"] = []any{root(d, 0), root(d, 1), root(d, 1)} },
+		"no active root":               func(d map[string]any) { d["roots"] = []any{root(d, 1)} },
+		"two active roots":             func(d map[string]any) { root(d, 1)["phase"] = "active" },
+		"two distributing roots":       func(d map[string]any) { root(d, 0)["phase"] = "distributing" },
+		"a phase that is none":         func(d map[string]any) { root(d, 0)["phase"] = "Active" },
+		"a phase that is a number":     func(d map[string]any) { root(d, 0)["phase"] = 2 },
+		"no phase":                     func(d map[string]any) { delete(root(d, 0), "phase") },
+		"active without a key":         func(d map[string]any) { delete(root(d, 0), "private_key") },
+		"distributing without a key":   func(d map[string]any) { delete(root(d, 1), "private_key") },
+		"active with a time to retire": func(d map[string]any) { root(d, 0)["retires"] = root(d, 0)["prepared"] },
 		"retiring with a key": func(d map[string]any) {
 			root(d, 1)["phase"], root(d, 1)["retires"] = "retiring", root(d, 1)["prepared"]
 		},
@@ -136,7 +136,7 @@ func TestUnfitDocuments(t *testing.T) {
 	})
 }
 
-// refused shows that nobody works with a record, or overwrites it.
+// refused shows that no authority works with a record or overwrites it.
 func refused(t *testing.T, data map[string][]byte) {
 	t.Helper()
 	s := put(t, data)
@@ -188,7 +188,7 @@ func istioSecret(t testing.TB, cert *x509.Certificate, key *rsa.PrivateKey, root
 	t.Helper()
 	return map[string][]byte{
 		"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": pkcs1(key), "cert-chain.pem": {}, "key.pem": {},
-		"root-cert.pem": pki.MarshalCertificatesPEM(append([]*x509.Certificate{cert}, roots...)...), "somebody-elses": []byte("keep me"),
+		"root-cert.pem": pki.MarshalCertificatesPEM(append([]*x509.Certificate{cert}, roots...)...), "foreign-item": []byte("keep me"),
 	}
 }
 
@@ -215,7 +215,7 @@ func TestAdoption(t *testing.T) {
 	assert.NoError(t, verify(a.Bundle(), old, time.Now()), "what Istio signed goes on")
 
 	r := load(t, store)
-	assert.Equal(t, "keep me", string(r.Data["somebody-elses"]))
+	assert.Equal(t, "keep me", string(r.Data["foreign-item"]))
 	assert.Contains(t, r.Data, stateName)
 	assert.Equal(t, pki.MarshalCertificatesPEM(cert), r.Data["ca-cert.pem"])
 	b := open(t, store)
@@ -301,7 +301,7 @@ func TestAdoptionRefuses(t *testing.T) {
 	}
 }
 
-// Somebody else replaces the root in the record.
+// Another program replaces the root in the record.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	cert, key := istioCA(t)
@@ -336,7 +336,7 @@ func TestFollow(t *testing.T) {
 						require.True(t, roots[len(roots)-1].Certificate.Equal(next))
 						require.Equal(t, ca.Active, roots[len(roots)-1].Phase)
 						assert.Len(t, roots, map[bool]int{true: 1, false: 2}[sameKey])
-						if !sameKey { // who has not heard of it may sign for as long as Propagation
+						if !sameKey { // a replica that has not read the record may sign for as long as Propagation
 							stays := 25*time.Minute + 90*24*time.Hour + 2*time.Minute
 							assert.WithinDuration(t, roots[1].Activates.Add(stays), roots[0].Retires, time.Second)
 						}
@@ -347,7 +347,7 @@ func TestFollow(t *testing.T) {
 					}
 					d := load(t, store).Data
 					assert.Contains(t, d, stateName)
-					assert.Equal(t, "keep me", string(d["somebody-elses"]))
+					assert.Equal(t, "keep me", string(d["foreign-item"]))
 				})
 			})
 		}

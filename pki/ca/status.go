@@ -16,17 +16,17 @@ var (
 	// ErrRotating says that a rotation cannot start, because one is under way.
 	ErrRotating = rotation.ErrRotating
 
-	// ErrActive says that a key cannot be revoked, because it is the one that signs.
-	ErrActive = errors.New("the key is active")
+	// errActive says that a key cannot be revoked, because it is the one that signs.
+	errActive = errors.New("the key is active")
 
 	// ErrUnknownKey says that there is no root with this serial number, and no JWT key with this ID.
 	ErrUnknownKey = errors.New("no such key")
 
-	// ErrPluggedIn says that the roots are those of files, which the operator has to change.
-	ErrPluggedIn = errors.New("the roots are plugged in")
+	// errPluggedIn says that the roots are those of files, which the operator has to change.
+	errPluggedIn = errors.New("the roots are plugged in")
 )
 
-// Phase is the place of a root, or of a JWT key, in a rotation, with its name as text form. A key moves
+// Phase is the place of a root, or of a JWT key, in a rotation, as text. A key moves
 // forward only, except that a Distributing one waits again when no authority ran to distribute it; see
 // [Open].
 type Phase = rotation.Phase
@@ -78,7 +78,7 @@ func (s KeyStatus) String() string {
 	if s.Certificate == nil {
 		kind = rotation.Token
 	}
-	what := kind.String() + " " + s.ID + ": " + s.Phase.String()
+	what := kind.String() + " " + s.ID + ": " + string(s.Phase)
 	if s.Tainted {
 		what += ", tainted"
 	}

@@ -118,7 +118,7 @@ func TestRecordsDoNotPrint(t *testing.T) {
 	assert.ErrorContains(t, err, "private keys")
 }
 
-// Many who add one to a number: none of the additions is lost.
+// Many writers add one to a number, and no addition is lost.
 func TestNoLostUpdate(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ca")
@@ -243,7 +243,7 @@ func TestDirStoreLeftovers(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "v-4567"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "v-4567", "key"), nil, 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tmp-CURRENT"), []byte("v-45"), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("somebody's"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("of the operator"), 0o600))
 	r, err := d.Load(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, v, r.Version)
@@ -305,7 +305,7 @@ func TestDirStoreDamaged(t *testing.T) {
 	}
 }
 
-// Who waits for the lock stops waiting when nobody waits for it.
+// A Save that waits for the lock stops waiting when its context is done.
 func TestDirStoreLock(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
@@ -15,8 +16,8 @@ import (
 // Open makes an authority whose CA is in store, and survives it. If there is no record, it makes a
 // new CA; if there is one that Istio made, it adopts that. It starts no goroutine, but has to have
 // read the store, and tries again, with growing waits, until ctx is done; the error then wraps the
-// cause of that and the last error of the store. A record that is unfit is an error at once, which wraps
-// [ErrRecord], and is left as it is. No error of the store is ever answered by making another CA.
+// cause of that and the last error of the store. A record that is unfit is an error at once, and is left
+// as it is. No error of the store is ever answered by making another CA.
 //
 // Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence
 // numbers, and take each step of a rotation at the same moment without talking to each other. They
@@ -70,7 +71,7 @@ func (a *Authority) open(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), errors.Join(last, err))
 		}
-		if errors.Is(err, ErrRecord) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
+		if errors.Is(err, errRecord) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
 			return err
 		}
 		if _, ok := errors.AsType[*creationError](err); ok {
@@ -78,8 +79,8 @@ func (a *Authority) open(ctx context.Context) error {
 		}
 		last = err
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err), slog.Duration("retry_in", wait))
-		if !sleep(ctx, wait/2+rand.N(wait)) {
-			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), last)
+		if cause := renew.Sleep(ctx, wait/2+rand.N(wait)); cause != nil {
+			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, cause, last)
 		}
 	}
 }
@@ -88,18 +89,6 @@ func (a *Authority) open(ctx context.Context) error {
 type creationError struct{ error }
 
 func (e *creationError) Unwrap() error { return e.error }
-
-// sleep reports whether the wait was over before ctx was done.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
 
 // What a change may return beside a failure.
 var (
@@ -128,8 +117,8 @@ func (a *Authority) update(ctx context.Context, change func(d *rotation.Document
 			return err
 		}
 		reload = true
-		if !sleep(ctx, wait/2+rand.N(wait)) {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		if cause := renew.Sleep(ctx, wait/2+rand.N(wait)); cause != nil {
+			return fmt.Errorf("%w: %w", cause, err)
 		}
 	}
 }
@@ -257,9 +246,9 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	if mem != nil {
 		switch {
 		case d.Authority != mem.Authority:
-			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all authorities but one, and restore the record that is right", ErrRecord)
+			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all authorities but one, and restore the record that is right", errRecord)
 		case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
-			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, not %d); after restoring a backup, restart all authorities", ErrRecord, d.Revision, mem.Revision)
+			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
 		}
 		return based{Document: d.Merge(mem.Document, start), version: r.Version, dirty: changed, read: start}, nil
 	}

@@ -95,7 +95,7 @@ func TestTaintOthers(t *testing.T) {
 		// One that has signed nothing goes at once, and another one comes in its place.
 		require.NoError(t, a.Taint(t.Context(), next.ID))
 		require.Equal(t, "A active, C distributing", n.see(t, a))
-		assert.Equal(t, time.Now().Add(25*time.Minute).Round(0), a.Roots()[1].Activates, "it is new to everybody")
+		assert.Equal(t, time.Now().Add(25*time.Minute).Round(0), a.Roots()[1].Activates, "no verifier knows it yet")
 		time.Sleep(25 * time.Minute)
 		require.Equal(t, "A retiring, C active", n.see(t, a))
 
@@ -205,7 +205,7 @@ func TestTaintJWTKeyOfOthers(t *testing.T) {
 	})
 }
 
-// A key that is renewed needs no room, and everything else does: nobody could open a record with more
+// A key that is renewed needs no room, and everything else does: no authority could open a record with more
 // keys than the limit.
 func TestIstioRotationInAFullBundle(t *testing.T) {
 	t.Parallel()
@@ -233,7 +233,7 @@ func TestIstioRotationInAFullBundle(t *testing.T) {
 		require.NoError(t, a.Taint(t.Context(), renewed.ID))
 		_, err = late.Rotate(t.Context())
 		require.ErrorIs(t, err, ca.ErrRotating)
-		require.ErrorContains(t, err, "was tainted just now", "a key in wrong hands is not renewed by who has not heard of it")
+		require.ErrorContains(t, err, "was tainted just now", "a key in wrong hands is not renewed by a replica that has not read of the taint")
 		_, err = a.Rotate(t.Context())
 		require.ErrorIs(t, err, ca.ErrRotating)
 		require.ErrorContains(t, err, "64 roots are in the bundle")
@@ -245,7 +245,7 @@ func TestIstioRotationInAFullBundle(t *testing.T) {
 	})
 }
 
-// What was decided is in the store before anybody sees it, and what could not be stored was not
+// What was decided is in the store before any caller sees it, and what could not be stored was not
 // decided.
 func TestTaintIsStoredFirst(t *testing.T) {
 	t.Parallel()
@@ -391,7 +391,7 @@ func TestJWTRotation(t *testing.T) {
 		keys := func() string {
 			var out strings.Builder
 			for _, k := range a.Status().JWTKeys {
-				out.WriteString(" " + k.Phase.String())
+				out.WriteString(" " + string(k.Phase))
 			}
 			n := 0
 			for id := range a.Bundle().JWTAuthorities() {

@@ -128,22 +128,8 @@ func verify(chain []*x509.Certificate, r *ca.Request, roots *spiffe.Bundle, now 
 
 // tidy returns the chain without the roots, which peers have, and without repetitions.
 func tidy(chain []*x509.Certificate, roots *spiffe.Bundle) []*x509.Certificate {
-	out := []*x509.Certificate{chain[0]}
-	for _, c := range chain[1:] {
-		if !slices.ContainsFunc(out, c.Equal) && !isRoot(c, roots) && !certchain.SelfSigned(c) {
-			out = append(out, c)
-		}
-	}
-	return out
-}
-
-func isRoot(c *x509.Certificate, roots *spiffe.Bundle) bool {
-	for root := range roots.X509Authorities() {
-		if root.Equal(c) {
-			return true
-		}
-	}
-	return false
+	known := slices.Collect(roots.X509Authorities())
+	return slices.DeleteFunc(certchain.Tidy(chain, chain[0].PublicKey), func(c *x509.Certificate) bool { return slices.ContainsFunc(known, c.Equal) })
 }
 
 // issuerOf returns the certificate that signed the leaf; nil if none did, which verify rules out.

@@ -210,7 +210,7 @@ func TestAnswersRefused(t *testing.T) {
 		{"the intermediate is missing", func(r *x509.CertificateRequest) []byte {
 			return encode(f.between.leaf(t, r, time.Hour))
 		}, "signed by unknown authority"},
-		{"a critical extension that nobody knows", edit(func(c *x509.Certificate) {
+		{"an unknown critical extension", edit(func(c *x509.Certificate) {
 			c.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}}}
 		}), "critical extension"},
 		{"constraints of the CA", func(r *x509.CertificateRequest) []byte {

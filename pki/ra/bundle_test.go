@@ -199,14 +199,14 @@ func TestLearnRoots(t *testing.T) {
 
 		// what answers with nothing to trust, or with something that does not fit, teaches nothing
 		b = a.Bundle()
-		stranger := newAuthority(t, "stranger", nil)
-		_, err = sign(time.Hour, stranger)
+		unrelated := newAuthority(t, "unrelated", nil)
+		_, err = sign(time.Hour, unrelated)
 		signError(t, err, ca.ErrGeneration, "there is no root to learn: set Config.Roots")
-		_, err = sign(time.Hour, root, stranger.cert)
+		_, err = sign(time.Hour, root, unrelated.cert)
 		signError(t, err, ca.ErrGeneration, "signed by unknown authority")
-		_, err = sign(time.Hour, stranger, root.leaf(t, &x509.CertificateRequest{PublicKey: stranger.key.Public()}, time.Hour))
+		_, err = sign(time.Hour, unrelated, root.leaf(t, &x509.CertificateRequest{PublicKey: unrelated.key.Public()}, time.Hour))
 		signError(t, err, ca.ErrGeneration, "not a CA")
-		_, err = sign(91*24*time.Hour, stranger, stranger.cert)
+		_, err = sign(91*24*time.Hour, unrelated, unrelated.cert)
 		signError(t, err, ca.ErrGeneration, "MaxTTL")
 		assert.Same(t, b, a.Bundle())
 
@@ -223,9 +223,9 @@ func TestLearnRoots(t *testing.T) {
 // Where roots are configured, answers teach nothing.
 func TestLearnRootsOnlyWhereNone(t *testing.T) {
 	t.Parallel()
-	root, stranger := newAuthority(t, "root", nil), newAuthority(t, "stranger", nil)
+	root, unrelated := newAuthority(t, "root", nil), newAuthority(t, "unrelated", nil)
 	c := start(t, kubetest.Start(t), func(o *object) {
-		o.Status.Certificate = encode(stranger.leaf(t, o.csr(t), time.Hour), stranger.cert)
+		o.Status.Certificate = encode(unrelated.leaf(t, o.csr(t), time.Hour), unrelated.cert)
 	})
 	for name, edit := range map[string]func(*ra.Config){
 		"for all": trust(t, root),
@@ -241,7 +241,7 @@ func TestLearnRootsOnlyWhereNone(t *testing.T) {
 	})
 	_, err := a.Sign(t.Context(), web(t))
 	require.NoError(t, err)
-	assert.Equal(t, []string{"root", "stranger"}, roots(a))
+	assert.Equal(t, []string{"root", "unrelated"}, roots(a))
 }
 
 // A signer with a new root for each certificate does not fill the memory.

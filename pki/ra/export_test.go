@@ -19,7 +19,7 @@ func (a *RA) Accept(answer []byte, r ca.Request) ([]*x509.Certificate, error) {
 	return chain, err
 }
 
-// Check tests a request, as Sign does before it asks anybody.
+// Check tests a request, as Sign does before it sends anything.
 func (a *RA) Check(r ca.Request) error {
 	if f := a.check(&r); f != nil {
 		return f

@@ -2,6 +2,7 @@ package ra
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -13,9 +14,9 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -136,7 +137,7 @@ func (j *job) remove(ctx context.Context, absent int) {
 		if missing {
 			absent--
 		}
-		if !missing && !passing(err) || !sleep(ctx, pause) {
+		if !missing && !passing(err) || renew.Sleep(ctx, pause) != nil {
 			j.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "certificate signing request not deleted, Kubernetes does so within a day",
 				slog.String("name", j.name), slog.Any("err", err))
 			return
@@ -155,7 +156,7 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 		}
 		for _, bad := range []string{"Denied", "Failed"} {
 			if c, ok := o.condition(bad); ok {
-				return nil, fail(ca.ErrGeneration, "the request was %s: %s: %s", strings.ToLower(bad), clean(c.Reason), clean(c.Message))
+				return nil, fail(ca.ErrGeneration, "the request was %s: %s: %s", strings.ToLower(bad), said(c.Reason), said(c.Message))
 			}
 		}
 		if len(o.Status.Certificate) > 0 {
@@ -163,7 +164,7 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 		}
 		// Nothing that the API server says must keep us, and it, busy: such as an approval that is not kept.
 		if n > quickSteps {
-			if !sleep(ctx, pause) {
+			if renew.Sleep(ctx, pause) != nil {
 				return nil, j.failure(ctx, "follow", nil)
 			}
 			pause = min(2*pause, lastPause)
@@ -173,7 +174,7 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 			pause = firstPause
 		}
 		for next == nil { // the present state is not known: read it, as often as it takes
-			if err != nil && !passing(err) && !k8s.Conflict(err) && !k8s.Gone(err) || !sleep(ctx, pause) {
+			if err != nil && !passing(err) && !k8s.Conflict(err) && !k8s.Gone(err) || renew.Sleep(ctx, pause) != nil {
 				return nil, j.failure(ctx, doing, err)
 			}
 			pause = min(2*pause, lastPause)
@@ -302,33 +303,5 @@ func passing(err error) bool {
 	return err != nil && !errors.Is(err, errDeleted) && !errors.Is(err, errUnreadable)
 }
 
-// sleep waits, and reports whether ctx is not done.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// clean makes a text from elsewhere fit for one line of a log.
-func clean(s string) string {
-	const limit = 300
-	if s == "" {
-		return "no reason given"
-	}
-	short := s[:min(len(s), limit)]
-	short = strings.Map(func(c rune) rune {
-		if c == unicode.ReplacementChar || !unicode.IsPrint(c) {
-			return ' '
-		}
-		return c
-	}, short)
-	if len(s) > limit {
-		short += "…"
-	}
-	return short
-}
+// said returns a text of a signer or an approver for an error.
+func said(s string) string { return cmp.Or(k8s.OneLine(s, 300), "no reason given") }

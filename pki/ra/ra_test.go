@@ -108,7 +108,7 @@ func TestSignMany(t *testing.T) {
 			r := web(t)
 			chain, err := a.Sign(t.Context(), r)
 			if assert.NoError(t, err) {
-				assert.True(t, pki.PublicKeysEqual(chain[0].PublicKey, r.CSR.PublicKey()), "somebody else's certificate")
+				assert.True(t, pki.PublicKeysEqual(chain[0].PublicKey, r.CSR.PublicKey()), "the certificate of another request")
 			}
 		})
 	}
@@ -209,7 +209,7 @@ func approval(r *http.Request) bool {
 // watching recognizes our watch, and not that of the signer.
 func watching(r *http.Request) bool { return r.URL.Query().Get("fieldSelector") != "" }
 
-// Somebody else writes the object between our steps.
+// Another client writes the object between our steps.
 func TestSignConflicts(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", nil)
@@ -349,7 +349,7 @@ type body struct{ *strings.Reader }
 func readCloser(s string) body { return body{strings.NewReader(s)} }
 func (body) Close() error      { return nil }
 
-// Watches end, expire and break; nothing is missed, and nobody waits longer than needed.
+// Watches end, expire and break; nothing is missed, and no caller waits longer than needed.
 func TestSignWatches(t *testing.T) {
 	t.Parallel()
 	for name, disturb := range map[string]func(c *cluster, a func(d time.Duration, f func())){
@@ -462,7 +462,7 @@ func TestSignAPIFails(t *testing.T) {
 			})
 		})
 	}
-	t.Run("nobody listens", func(t *testing.T) {
+	t.Run("no server listens", func(t *testing.T) {
 		t.Parallel()
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -604,7 +604,7 @@ func TestSignCanceled(t *testing.T) {
 	})
 }
 
-// Who leaves while we clean up behind an answer gets the answer.
+// A caller that leaves while we clean up behind an answer gets the answer.
 func TestSignCanceledAfterwards(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", nil)
@@ -655,7 +655,7 @@ func TestAudit(t *testing.T) {
 	r := web(t)
 	r.CSR = newCSR(t, pki.IDSAN(webID), pki.DNSSAN("web.prod.svc"), pki.SAN{Type: pki.IP, Value: "\xc0\x00\x02\x01"})
 	r.DNSNames, r.IPs = []string{"web.prod.svc"}, []net.IP{ip("192.0.2.1")}
-	r.Caller, r.Method = "somebody", "client-certificate"
+	r.Caller, r.Method = "the caller", "client-certificate"
 	before := time.Now()
 	chain, err := a.Sign(t.Context(), r)
 	require.NoError(t, err)
@@ -667,7 +667,7 @@ func TestAudit(t *testing.T) {
 	assert.Equal(t, ca.Issuance{
 		Kind: "x509-svid", Serial: leaf.SerialNumber.Text(16), ID: webID, DNSNames: []string{"web.prod.svc"}, IPs: leaf.IPAddresses,
 		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter, Issuer: between.cert.SerialNumber.Text(16),
-		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]), Caller: "somebody", Method: "client-certificate",
+		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]), Caller: "the caller", Method: "client-certificate",
 	}, i)
 
 	r = ca.Request{CSR: newCSR(t, pki.DNSSAN("web.prod.svc")), Profile: ca.DNSOnly, DNSNames: []string{"web.prod.svc"}}
@@ -737,7 +737,7 @@ func TestLimits(t *testing.T) {
 		_, err = a.Sign(t.Context(), other)
 		require.NoError(t, err)
 
-		// who waits for a place goes with its context
+		// a caller that waits for a place stops with its context
 		a = c.ra(trust(t, root), func(c *ra.Config) { c.Limits = ca.Limits{Concurrent: 1, Queue: 1} })
 		wg.Go(func() { _, err := a.Sign(t.Context(), web(t)); assert.NoError(t, err) })
 		time.Sleep(time.Second / 2)

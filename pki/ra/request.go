@@ -8,20 +8,12 @@ import (
 	"fmt"
 	"net"
 
-	"golang.org/x/crypto/cryptobyte"
-	casn1 "golang.org/x/crypto/cryptobyte/asn1"
-
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-func oidCommonName() asn1.ObjectIdentifier   { return asn1.ObjectIdentifier{2, 5, 4, 3} }
-func oidOrganization() asn1.ObjectIdentifier { return asn1.ObjectIdentifier{2, 5, 4, 10} }
-func oidSAN() asn1.ObjectIdentifier          { return asn1.ObjectIdentifier{2, 5, 29, 17} }
-func oidExtensionRequest() asn1.ObjectIdentifier {
-	return asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14}
-}
+func oidCommonName() asn1.ObjectIdentifier { return asn1.ObjectIdentifier{2, 5, 4, 3} }
 
 // check tests what was asked for, before anything is sent, and fills in the caller.
 func (a *RA) check(r *ca.Request) *ca.SignError {
@@ -75,11 +67,10 @@ func grantedNames(r *ca.Request) (map[pki.SAN]bool, error) {
 		granted[pki.DNSSAN(name)] = true
 	}
 	for _, ip := range r.IPs {
-		s, err := pki.IPSAN(ip)
-		if err != nil {
-			return nil, err
+		if ip.To16() == nil {
+			return nil, fmt.Errorf("IP address of %d bytes", len(ip))
 		}
-		granted[s] = true
+		granted[pki.IPSAN(ip)] = true
 	}
 	return granted, nil
 }
@@ -87,9 +78,7 @@ func grantedNames(r *ca.Request) (map[pki.SAN]bool, error) {
 // sanKey makes one of the two forms of an IPv4 address.
 func sanKey(s pki.SAN) pki.SAN {
 	if s.Type == pki.IP {
-		if same, err := pki.IPSAN(net.IP(s.Value)); err == nil {
-			return same
-		}
+		return pki.IPSAN(net.IP(s.Value))
 	}
 	return s
 }
@@ -113,43 +102,13 @@ func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
 	case len(asked) == 0:
 		return errors.New("it asks for no name, and the signer can only give what it asks for")
 	}
-	std, err := x509.ParseCertificateRequest(r.CSR.DER())
-	if err != nil {
-		return errors.New("crypto/x509 cannot read it")
+	if _, err := x509.ParseCertificateRequest(r.CSR.DER()); err != nil {
+		return errors.New("crypto/x509 cannot read it") // nor can Kubernetes
 	}
-	for _, attr := range std.Subject.Names {
-		switch {
-		case attr.Type.Equal(oidOrganization()) && attr.Value == "":
-		case attr.Type.Equal(oidCommonName()) && (attr.Value == "" || attr.Value == r.CommonName):
-		default:
-			return fmt.Errorf("its subject has something that is not granted to the caller, of the kind %s", attr.Type)
-		}
+	if cn := r.CSR.CommonName(); cn != "" && cn != r.CommonName {
+		return fmt.Errorf("its common name (%s) is not granted to the caller", oidCommonName())
 	}
-	for _, ext := range std.Extensions {
-		if !ext.Id.Equal(oidSAN()) {
-			return fmt.Errorf("it asks for the extension %s, and only for names may be asked", ext.Id)
-		}
-	}
-	return checkAttributes(std.RawTBSCertificateRequest)
-}
-
-// checkAttributes refuses attributes beside the one that asks for extensions. There are others that
-// some CAs read extensions from, and a challenge password would become public.
-func checkAttributes(tbs cryptobyte.String) error {
-	var info, attrs cryptobyte.String
-	ok := tbs.ReadASN1(&info, casn1.SEQUENCE) && info.SkipASN1(casn1.INTEGER) && info.SkipASN1(casn1.SEQUENCE) &&
-		info.SkipASN1(casn1.SEQUENCE) && info.ReadASN1(&attrs, casn1.Tag(0).ContextSpecific().Constructed())
-	for ok && !attrs.Empty() {
-		var attr cryptobyte.String
-		var oid asn1.ObjectIdentifier
-		if ok = attrs.ReadASN1(&attr, casn1.SEQUENCE) && attr.ReadASN1ObjectIdentifier(&oid); ok && !oid.Equal(oidExtensionRequest()) {
-			return fmt.Errorf("it has the attribute %s, and only names may be asked for", oid)
-		}
-	}
-	if !ok {
-		return errors.New("its attributes cannot be read")
-	}
-	return nil
+	return r.CSR.OnlyNames()
 }
 
 // sameNames reports whether a certificate has exactly the names that the request asked for, which are

@@ -62,7 +62,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// What is asked for and was not granted is refused before the cluster hears of it.
+// What is asked for and was not granted is refused before anything is sent to the cluster.
 func TestRequestsRefused(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", nil)
@@ -152,7 +152,7 @@ func TestRequestsRefused(t *testing.T) {
 			assert.Nil(t, chain)
 		})
 	}
-	assert.Empty(t, c.Requests(), "the cluster has heard of it")
+	assert.Empty(t, c.Requests(), "a request was sent to the cluster")
 }
 
 // A signer that gives whatever it is asked for makes nothing of a hostile request but the certificate
@@ -166,13 +166,13 @@ func TestHostileRequests(t *testing.T) {
 	for _, x := range hostilecsr.Cases(t) {
 		csr, err := pki.ParseCSRPEM(x.PEM)
 		if err != nil {
-			continue // nobody gets as far as Sign
+			continue // refused before Sign
 		}
 		before := c.Count("POST", csrs)
 		chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{hostilecsr.Name}})
 		if err != nil {
 			signError(t, err, ca.ErrCSR)
-			assert.Equal(t, before, c.Count("POST", csrs), "%s: the cluster has heard of it", x.Name)
+			assert.Equal(t, before, c.Count("POST", csrs), "%s: a request was sent to the cluster", x.Name)
 			continue
 		}
 		signed++
@@ -197,7 +197,7 @@ func TestHostileRequests(t *testing.T) {
 	assert.Zero(t, c.left())
 }
 
-// Attributes that a CA might read names from, or that are nobody's business.
+// Attributes that a CA might read names from, or that would become public.
 func TestAttributesRefused(t *testing.T) {
 	t.Parallel()
 	a := start(t, kubetest.Start(t), nil).ra(trust(t, newAuthority(t, "root", nil)))

@@ -231,7 +231,7 @@ func TestGroupCommit(t *testing.T) {
 	})
 }
 
-// A disk that does not answer pushes back: the queue is bounded, and who waits is free to give up.
+// A disk that does not answer pushes back: the queue is bounded, and a caller that waits can give up.
 func TestPushBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -273,7 +273,7 @@ func TestPushBack(t *testing.T) {
 	})
 }
 
-// Who gives up while the disk is at work gets an error; the line may be there.
+// A caller that gives up while the disk is at work gets an error; the line may be there.
 func TestGivingUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -716,7 +716,7 @@ func BenchmarkRecord(b *testing.B) {
 	}
 }
 
-// BenchmarkSigners is 32 who sign at once, without a record of it and with one on the disk. It reports
+// BenchmarkSigners is 32 callers that sign at once, without a record of it and with one on the disk. It reports
 // how many records share an fsync.
 func BenchmarkSigners(b *testing.B) {
 	td := spiffe.MustParseTrustDomain("example.org")

@@ -55,7 +55,7 @@ func child(path string) {
 			}
 		}()
 	}
-	time.Sleep(time.Minute) // somebody kills it before
+	time.Sleep(time.Minute) // the parent kills it before
 }
 
 // A process that is killed at any moment loses no record that it was promised, and what comes after

@@ -36,6 +36,30 @@ func (osFileSystem) OpenFile(path string) (file, error) {
 
 func (osFileSystem) Stat(path string) (fs.FileInfo, error) { return os.Stat(path) }
 
+// Rename closes the file first where it is not known that the system renames one that is open, as
+// Windows does not.
+func (osFileSystem) Rename(f file, from, to string) error {
+	if !flock.Supported {
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	return os.Rename(from, to)
+}
+
+// SyncDir does nothing where it is not known that a folder can be opened for that.
+func (osFileSystem) SyncDir(dir string) error {
+	if !flock.Supported {
+		return nil
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
 type osFile struct{ *os.File }
 
 // Lock does nothing on systems without flock.

@@ -7,31 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // record is a line; see the package comment.
 type record struct {
-	Time        time.Time `json:"time"`
-	Kind        string    `json:"kind,omitempty"`
-	Serial      string    `json:"serial,omitempty"`
-	ID          string    `json:"id,omitempty"`
-	DNSNames    []string  `json:"dns_names,omitempty"`
-	IPs         []string  `json:"ips,omitempty"`
-	Audience    []string  `json:"audience,omitempty"`
-	NotBefore   time.Time `json:"not_before,omitzero"`
-	NotAfter    time.Time `json:"not_after,omitzero"`
-	Issuer      string    `json:"issuer,omitempty"`
-	Fingerprint string    `json:"fingerprint,omitempty"`
-	PublicKey   string    `json:"public_key,omitempty"`
-	Caller      string    `json:"caller,omitempty"`
-	Method      string    `json:"method,omitempty"`
-	Prev        string    `json:"prev"`
+	*ca.Issuance
+	Prev string `json:"prev"`
 }
 
 // The end of each line: what comes before and after the hash of the line before it.
@@ -45,31 +30,27 @@ type digest = [sha256.Size]byte
 
 // encode returns the line of i without its newline, after a line of zeros: see link.
 func encode(i *ca.Issuance) ([]byte, error) {
-	text := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
-	list := func(all []string) (out []string) {
-		for _, s := range all {
-			out = append(out, text(s))
+	c := *i
+	c.Time, c.NotBefore, c.NotAfter = i.Time.UTC(), i.NotBefore.UTC(), i.NotAfter.UTC()
+	c.DNSNames, c.Audience = slices.Clone(i.DNSNames), slices.Clone(i.Audience)
+	texts := []*string{&c.Kind, &c.Serial, &c.Issuer, &c.Fingerprint, &c.PublicKey, &c.Caller, &c.Method}
+	for _, list := range [][]string{c.DNSNames, c.Audience} {
+		for n := range list {
+			texts = append(texts, &list[n])
 		}
-		return out
 	}
-	r := record{
-		Time: i.Time.UTC(), Kind: text(i.Kind), Serial: text(i.Serial), DNSNames: list(i.DNSNames), Audience: list(i.Audience),
-		NotBefore: i.NotBefore.UTC(), NotAfter: i.NotAfter.UTC(), Issuer: text(i.Issuer), Fingerprint: text(i.Fingerprint),
-		PublicKey: text(i.PublicKey), Caller: text(i.Caller), Method: text(i.Method), Prev: strings.Repeat("0", 2*sha256.Size),
+	for _, s := range texts {
+		*s = strings.ToValidUTF8(*s, "\uFFFD")
 	}
-	if !i.ID.IsZero() {
-		r.ID = i.ID.String()
-	}
-	for _, ip := range i.IPs {
+	for _, ip := range c.IPs {
 		if ip.To16() == nil {
 			return nil, errors.New("an IP address has neither 4 nor 16 bytes")
 		}
-		r.IPs = append(r.IPs, ip.String())
 	}
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(r); err != nil {
+	if err := e.Encode(record{&c, strings.Repeat("0", 2*sha256.Size)}); err != nil {
 		return nil, err
 	}
 	line := bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
@@ -88,17 +69,9 @@ func link(line []byte, prev digest) digest {
 // parse reads a line. prev is what it says of the line before. Only what encode would write is a record:
 // one value has one form.
 func parse(line []byte) (i ca.Issuance, prev digest, err error) {
-	var r record
+	r := record{Issuance: &i}
 	if err := json.Unmarshal(line, &r); err != nil {
-		return i, prev, err
-	}
-	i = ca.Issuance{
-		Time: r.Time, Kind: r.Kind, Serial: r.Serial, DNSNames: r.DNSNames, Audience: r.Audience, NotBefore: r.NotBefore, NotAfter: r.NotAfter,
-		Issuer: r.Issuer, Fingerprint: r.Fingerprint, PublicKey: r.PublicKey, Caller: r.Caller, Method: r.Method,
-	}
-	i.ID, _ = spiffe.ParseID(r.ID) // what cannot be read is then not what stands there
-	for _, text := range r.IPs {
-		i.IPs = append(i.IPs, net.ParseIP(text))
+		return ca.Issuance{}, prev, err
 	}
 	again, err := encode(&i)
 	if n, _ := hex.Decode(prev[:], []byte(r.Prev[:min(len(r.Prev), 2*sha256.Size)])); err == nil && n == sha256.Size {

@@ -137,12 +137,12 @@ func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 		return ca.Record{}, fmt.Errorf("kubesecret: load %s: %w", s.title(), s.remedy("get", err))
 	}
 	data := map[string][]byte{}
-	for name, value := range o.data {
+	for name, value := range o.Data {
 		if inRecord(name) {
 			data[name] = value
 		}
 	}
-	return ca.Record{Version: o.meta.ResourceVersion, Data: data}, nil
+	return ca.Record{Version: o.Metadata.ResourceVersion, Data: data}, nil
 }
 
 // Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten
@@ -177,19 +177,19 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	case err != nil:
 		return "", s.remedy("get", err)
 	case r.Version == "" && o.holdsRecord():
-		return "", fmt.Errorf("%w: the Secret exists, with resourceVersion %s", ca.ErrConflict, o.meta.ResourceVersion)
-	case r.Version != "" && r.Version != o.meta.ResourceVersion:
-		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version, o.meta.ResourceVersion)
+		return "", fmt.Errorf("%w: the Secret exists, with resourceVersion %s", ca.ErrConflict, o.Metadata.ResourceVersion)
+	case r.Version != "" && r.Version != o.Metadata.ResourceVersion:
+		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version, o.Metadata.ResourceVersion)
 	}
 	body, err := o.with(r.Data, s.name == CACerts)
 	if err != nil {
 		return "", err
 	}
-	var answer written
+	var answer object
 	err = s.client.Update(ctx, s.path(), body, &answer)
 	switch {
 	case kube.Conflict(err) || kube.AlreadyExists(err):
-		return "", fmt.Errorf("%w: resourceVersion %s is not there any more", ca.ErrConflict, o.meta.ResourceVersion)
+		return "", fmt.Errorf("%w: resourceVersion %s is not there any more", ca.ErrConflict, o.Metadata.ResourceVersion)
 	case kube.NotFound(err):
 		return "", fmt.Errorf("%w: the Secret was deleted", ca.ErrConflict)
 	}
@@ -210,7 +210,7 @@ func (s *Store) create(ctx context.Context, data map[string][]byte) (string, err
 			return "", err // impossible: these are strings
 		}
 	}
-	var answer written
+	var answer object
 	err = s.client.Create(ctx, kube.Path("api", "v1", "namespaces", s.namespace, "secrets"), body, &answer)
 	switch {
 	case kube.AlreadyExists(err) || kube.Conflict(err):
@@ -221,13 +221,8 @@ func (s *Store) create(ctx context.Context, data map[string][]byte) (string, err
 	return s.outcome(answer, "create", err)
 }
 
-// written is what we want to know of a Secret that was just written.
-type written struct {
-	Metadata kube.ObjectMeta `json:"metadata"`
-}
-
 // outcome is what became of a change.
-func (s *Store) outcome(w written, verb string, err error) (string, error) {
+func (s *Store) outcome(w object, verb string, err error) (string, error) {
 	switch {
 	case err != nil && kube.MayHaveLanded(err):
 		return "", fmt.Errorf("it is not known whether the Secret was written, so load it again: %w", err)
@@ -258,11 +253,11 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 		return nil, err
 	}
 	switch {
-	case o.kind != "Secret" || o.meta.Name != s.name || o.meta.Namespace != s.namespace || o.meta.ResourceVersion == "":
+	case o.Kind != "Secret" || o.Metadata.Name != s.name || o.Metadata.Namespace != s.namespace || o.Metadata.ResourceVersion == "":
 		return nil, errors.New("the API server answered with something else: is its URL right?")
-	case o.typ != Type:
-		return nil, fmt.Errorf("the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", o.typ, Type)
-	case o.immutable:
+	case o.Type != Type:
+		return nil, fmt.Errorf("the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", o.Type, Type)
+	case o.Immutable:
 		return nil, errors.New("the Secret is immutable, so a root in it could never be replaced: create it anew without that")
 	case s.name == CACerts && o.holdsRecord() && !o.marked():
 		return nil, fmt.Errorf("the Secret has no %s in it, so an operator has made this CA: load it as a plugged-in CA, from the files of a volume", mark)
@@ -272,27 +267,19 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 
 // object is a Secret with everything that it had.
 type object struct {
-	raw       []byte // nil for a Secret that is not there yet
-	kind, typ string
-	immutable bool
-	meta      kube.ObjectMeta
-	data      map[string][]byte
+	raw       []byte            // nil for a Secret that is not there yet
+	Kind      string            `json:"kind"`
+	Type      string            `json:"type"`
+	Immutable bool              `json:"immutable"`
+	Metadata  kube.ObjectMeta   `json:"metadata"`
+	Data      map[string][]byte `json:"data"`
 }
 
 // UnmarshalJSON implements [json.Unmarshaler].
 func (o *object) UnmarshalJSON(b []byte) error {
-	var known struct {
-		Kind      string            `json:"kind"`
-		Type      string            `json:"type"`
-		Immutable bool              `json:"immutable"`
-		Metadata  kube.ObjectMeta   `json:"metadata"`
-		Data      map[string][]byte `json:"data"`
-	}
-	if err := json.Unmarshal(b, &known); err != nil {
-		return err
-	}
-	*o = object{raw: bytes.Clone(b), kind: known.Kind, typ: known.Type, immutable: known.Immutable, meta: known.Metadata, data: known.Data}
-	return nil
+	type known object
+	*o = object{raw: bytes.Clone(b)}
+	return json.Unmarshal(b, (*known)(o))
 }
 
 // inRecord reports whether a name is one of a record.
@@ -308,7 +295,7 @@ func inRecord(name string) bool {
 // holdsRecord reports whether there is any value of a record. A Secret that was only prepared for
 // one, so that RBAC can name it, has none.
 func (o *object) holdsRecord() bool {
-	for name, value := range o.data {
+	for name, value := range o.Data {
 		if inRecord(name) && len(value) > 0 {
 			return true
 		}
@@ -317,14 +304,14 @@ func (o *object) holdsRecord() bool {
 }
 
 func (o *object) marked() bool {
-	_, ok := o.data[mark]
+	_, ok := o.Data[mark]
 	return ok
 }
 
 // with returns the members of the Secret with another record. What else is in it stays.
 func (o *object) with(record map[string][]byte, marked bool) (map[string]json.RawMessage, error) {
 	data := map[string][]byte{}
-	for name, value := range o.data {
+	for name, value := range o.Data {
 		if !inRecord(name) {
 			data[name] = value
 		}

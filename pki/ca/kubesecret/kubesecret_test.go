@@ -28,7 +28,7 @@ import (
 const (
 	secrets = "/api/v1/namespaces/istio-system/secrets"
 	path    = secrets + "/" + kubesecret.DefaultName
-	private = "not-for-anybody-s-eyes"
+	private = "a-value-that-is-private"
 )
 
 // secret is what we look at in a Secret.
@@ -163,7 +163,7 @@ func TestForeign(t *testing.T) {
 }
 
 // TestPrepared shows that an empty Secret, which an operator has made so that RBAC can name it, is
-// like none, and that one of many who race to fill it wins.
+// like none, and that one of many replicas that race to fill it wins.
 func TestPrepared(t *testing.T) {
 	t.Parallel()
 	s := kubetest.Start(t)
@@ -229,7 +229,7 @@ func TestCACerts(t *testing.T) {
 	}
 	assert.Equal(t, o, stored(t, s, where))
 
-	// One that is empty is nobody's yet.
+	// One that is empty holds no CA yet.
 	s.Put(where, map[string]any{"type": kubesecret.Type})
 	_, err = store.Save(ctx, record("", "root"))
 	require.NoError(t, err)
@@ -368,7 +368,7 @@ func TestWhatIsSent(t *testing.T) {
 	assert.JSONEq(t, `{"apiVersion":"v1","kind":"Secret","type":"istio.io/ca-root","metadata":{"name":"istio-ca-secret","namespace":"n"},"data":{"ca-cert.pem":"Yw==","cert-chain.pem":"","key.pem":""}}`, sent)
 }
 
-// TestUncertain has changes of which nobody says whether they were made. The error tells the engine
+// TestUncertain has changes whose outcome is not known. The error tells the engine
 // to look, and what it finds is right in either case.
 func TestUncertain(t *testing.T) {
 	t.Parallel()

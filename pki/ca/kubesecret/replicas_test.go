@@ -150,7 +150,7 @@ func (f *fleet) history() (all []state) {
 	for i, raw := range f.server.History(path) {
 		var o secret
 		require.NoError(f.t, json.Unmarshal(raw, &o))
-		require.NotNil(f.t, o.Data, "nobody deletes the Secret")
+		require.NotNil(f.t, o.Data, "the Secret is never deleted")
 		var s state
 		require.NoError(f.t, json.Unmarshal(o.Data["svidkit-state.json"], &s))
 		for _, c := range certificates(f.t, o.Data["root-cert.pem"]) {
@@ -223,7 +223,7 @@ func request(t *testing.T) *pki.CSR {
 	return csr
 }
 
-// troubles are what an API server may do to those who race, each for a few requests.
+// troubles are what an API server may do to replicas that race, each for a few requests.
 var troubles = map[string][]kubetest.Fault{
 	"nothing":                     nil,
 	"conflicts":                   {{Code: 409, Reason: "Conflict"}, {Code: 409, Reason: "AlreadyExists"}},
@@ -333,7 +333,7 @@ func TestRacingRotate(t *testing.T) {
 					for serial := range accepted {
 						assert.True(t, news[serial], "an accepted rotation left no root")
 					}
-					assert.LessOrEqual(t, len(news)-len(accepted), uncertain, "a root that nobody asked for")
+					assert.LessOrEqual(t, len(news)-len(accepted), uncertain, "a root without a rotation")
 				})
 			})
 		}
@@ -341,7 +341,7 @@ func TestRacingRotate(t *testing.T) {
 }
 
 // TestChaos has replicas that rotate, end and start anew for hours, on an API server that fails all the
-// time and is away at times. Whatever one of them signs is accepted by those who have the bundle of
+// time and is away at times. Whatever one of them signs is accepted by verifiers that have the bundle of
 // another, for as long as it lives; and no write is lost.
 func TestChaos(t *testing.T) {
 	t.Parallel()
@@ -468,13 +468,13 @@ func chaos(t *testing.T, n int, span time.Duration) {
 	for serial := range accepted {
 		require.True(t, roots[serial], "an accepted rotation is in no record")
 	}
-	assert.LessOrEqual(t, len(roots), 1+len(accepted)+unsure, "a root that nobody asked for")
+	assert.LessOrEqual(t, len(roots), 1+len(accepted)+unsure, "a root without a rotation")
 	assert.Zero(t, refused, "a replica could not sign")
 	assert.NotEmpty(t, accepted)
 	t.Logf("%d writes, %d rotations accepted, %d roots, %d requests", len(history), len(accepted), len(roots), len(f.server.Requests()))
 }
 
-// TestOthersTouchTheSecret has somebody label the Secret, and delete it in the middle of a rotation.
+// TestOthersTouchTheSecret has an operator label the Secret, and delete it in the middle of a rotation.
 // The replicas put it back, once, with what all of them know, and the rotation goes on.
 func TestOthersTouchTheSecret(t *testing.T) {
 	t.Parallel()
@@ -553,10 +553,10 @@ func istiosSecret(t *testing.T, block string) (map[string]any, *x509.Certificate
 func TestAdoption(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(data map[string][]byte){
-		"as Istio writes it today":      func(map[string][]byte) {},
-		"as Istio wrote it years ago":   func(data map[string][]byte) { data["root-cert.pem"] = nil },
-		"without the empty ones":        func(data map[string][]byte) { delete(data, "cert-chain.pem"); delete(data, "key.pem") },
-		"with what somebody else added": func(data map[string][]byte) { data["notes.txt"] = []byte("ours") },
+		"as Istio writes it today":        func(map[string][]byte) {},
+		"as Istio wrote it years ago":     func(data map[string][]byte) { data["root-cert.pem"] = nil },
+		"without the empty ones":          func(data map[string][]byte) { delete(data, "cert-chain.pem"); delete(data, "key.pem") },
+		"with an item of another program": func(data map[string][]byte) { data["notes.txt"] = []byte("ours") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

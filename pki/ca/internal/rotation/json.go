@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
@@ -194,6 +195,8 @@ func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain) (Key, error) {
 	}
 	signs := k.Phase == Distributing || k.Phase == Active
 	switch {
+	case !slices.Contains([]Phase{Distributing, Active, Retiring, Trusted}, k.Phase):
+		return Key{}, fmt.Errorf("%.32q is not a phase", string(k.Phase))
 	case k.Prepared.IsZero() || k.Activates.IsZero():
 		return Key{}, errors.New("prepared or activates is missing")
 	case signs != (j.PrivateKey != ""):

@@ -15,7 +15,6 @@ package rotation
 import (
 	"crypto"
 	"crypto/x509"
-	"fmt"
 	"slices"
 	"time"
 
@@ -53,43 +52,15 @@ func (k Kind) IDName() string {
 // Phase is the place of a root, or of a JWT key, in a rotation. A key moves forward only, except that a
 // distributing key waits again when no authority ran to distribute it. Before the first phase a key
 // does not exist; after the last it is out of the bundle, and forgotten.
-type Phase int
+type Phase string
 
 // The phases of a key that is in the bundle.
 const (
-	Distributing Phase = iota + 1 // verifiers learn of it, and it signs nothing yet
-	Active                        // the one key that signs
-	Retiring                      // it signs nothing any more, and its private key is gone
-	Trusted                       // a root from elsewhere, which never signs
+	Distributing Phase = "distributing" // verifiers learn of it, and it signs nothing yet
+	Active       Phase = "active"       // the one key that signs
+	Retiring     Phase = "retiring"     // it signs nothing any more, and its private key is gone
+	Trusted      Phase = "trusted"      // a root from elsewhere, which never signs
 )
-
-var phaseNames = []string{"", "distributing", "active", "retiring", "trusted"}
-
-// String returns the name of the phase in lower case.
-func (p Phase) String() string {
-	if p > 0 && int(p) < len(phaseNames) {
-		return phaseNames[p]
-	}
-	return fmt.Sprintf("Phase(%d)", int(p))
-}
-
-// MarshalText returns the name of the phase. A value that is not one of the constants is an error.
-func (p Phase) MarshalText() ([]byte, error) {
-	if p <= 0 || int(p) >= len(phaseNames) {
-		return nil, fmt.Errorf("ca: %v is not a phase", p)
-	}
-	return []byte(phaseNames[p]), nil
-}
-
-// UnmarshalText reads what MarshalText writes, and nothing else.
-func (p *Phase) UnmarshalText(text []byte) error {
-	i := slices.Index(phaseNames, string(text))
-	if i <= 0 {
-		return fmt.Errorf("ca: %.32q is not a phase", text)
-	}
-	*p = Phase(i)
-	return nil
-}
 
 // Key is a root or a JWT key, and its place in the rotation. Its value never changes: a step makes a
 // new one.
