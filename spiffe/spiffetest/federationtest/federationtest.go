@@ -12,8 +12,8 @@
 //
 // # The dial
 //
-// The methods [Endpoint.Deny], [Endpoint.Hang], [Endpoint.Garble] and [Endpoint.Drop] each turn the
-// same dial, and [Endpoint.Mend] turns it back.
+// The methods Deny, Hang, Garble and Drop of an [Endpoint] each turn the same dial, and Mend turns it
+// back.
 //
 // # In a bubble
 //
@@ -50,16 +50,27 @@ const path = "/bundle-endpoint"
 // Endpoint is a bundle endpoint that serves the bundle of a CA. [NewEndpoint] and [NewInMemory] make
 // one, which serves until the test is over. Its methods are safe for concurrent use; those that mint
 // certificates call t.Fatal if they cannot and belong on the test's own goroutine.
+//
+// Beside those below it has methods that it shares with a workloadapitest.Server:
+//
+//	Deny()          // answers every request with the status 403
+//	Hang()          // answers nothing, until Mend
+//	Garble()        // answers every request with the status 200 and something that is not a bundle
+//	Drop()          // cuts the connections, open and new ones
+//	Mend()          // turns the dial back: the endpoint works
+//	Requests() int  // how many requests have come so far, whatever became of them
 type Endpoint struct {
 	t      testing.TB
 	ca     *spiffetest.CA
 	host   string // with a port, if it has a socket
 	memory *memconn.Listener
-	faulty *faulty.Server
+	*dial
 
 	mu   sync.Mutex
 	svid *spiffe.SVID
 }
+
+type dial = faulty.Dial
 
 // NewEndpoint serves the bundle of ca as it changes, on a port of 127.0.0.1. Its certificate lasts an
 // hour.
@@ -99,7 +110,7 @@ func (e *Endpoint) start(l net.Listener) {
 	if err != nil {
 		e.t.Fatalf("federationtest: %v", err)
 	}
-	e.faulty = faulty.Start(e.t, faulty.Config{Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config})
+	e.dial = faulty.Start(e.t, faulty.Config{Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config})
 }
 
 // source is the bundle of the CA as it is now.
@@ -169,33 +180,8 @@ func (e *Endpoint) Rotate() {
 // It is presented beyond its end, until [Endpoint.Rotate].
 func (e *Endpoint) ExpireIn(d time.Duration) {
 	e.t.Helper()
-	end := time.Now().Add(d)
-	e.mint(func(c *x509.Certificate) {
-		c.NotAfter = end
-		if !c.NotBefore.Before(end) {
-			c.NotBefore = end.Add(-time.Hour)
-		}
-	})
+	e.mint(faulty.Ending(d))
 }
-
-// Deny answers every request with the status 403.
-func (e *Endpoint) Deny() { e.faulty.Turn(faulty.Deny) }
-
-// Hang answers nothing any more, until [Endpoint.Mend].
-func (e *Endpoint) Hang() { e.faulty.Turn(faulty.Hang) }
-
-// Garble answers every request with the status 200 and something that is not a bundle.
-func (e *Endpoint) Garble() { e.faulty.Turn(faulty.Garble) }
-
-// Drop cuts the connections, and those that come, before a word is said.
-func (e *Endpoint) Drop() { e.faulty.Turn(faulty.Drop) }
-
-// Mend turns the dial back: the endpoint works.
-func (e *Endpoint) Mend() { e.faulty.Turn(faulty.Good) }
-
-// Requests returns how many requests have come so far, whatever became of them. Connections that were
-// cut by [Endpoint.Drop], or on which the consumer gave up, are not among them.
-func (e *Endpoint) Requests() int { return e.faulty.Requests() }
 
 // String names the endpoint and not its key.
 func (e *Endpoint) String() string { return "federationtest.Endpoint(" + e.URL() + ")" }
