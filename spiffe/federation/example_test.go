@@ -54,7 +54,7 @@ func Example() {
 	}
 	fmt.Println("hello", peer)
 	for _, s := range m.Status() {
-		fmt.Println(s.TrustDomain, "is", s.State)
+		fmt.Println(s.TrustDomain, "is fresh:", s.Fresh)
 	}
 
 	// The end of the relationship is felt at once.
@@ -67,7 +67,7 @@ func Example() {
 	fmt.Println("run:", <-ended)
 	// Output:
 	// hello spiffe://partner.test/web
-	// partner.test is fresh
+	// partner.test is fresh: true
 	// still trusted: false
 	// run: enough
 }
@@ -177,9 +177,7 @@ func ExampleFetch() {
 		URL:         "http://partner.test/bundle",
 		Profile:     federation.Web{},
 	}, nil)
-	if e, ok := errors.AsType[*federation.ConfigError](err); ok {
-		fmt.Println(e.Rule, e.Reason)
-	}
+	fmt.Println(err)
 	// Output:
-	// FED-30 URL does not begin with https://
+	// federation: fetch: relationship with "partner.test": URL does not begin with https://
 }

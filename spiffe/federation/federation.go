@@ -161,16 +161,16 @@ type Manager struct {
 	set       atomic.Pointer[spiffe.BundleSet]                 // of all bundles; nil if it has to be made again
 	changed   renew.Signal
 
+	running atomic.Bool // Run is running
+
 	mu         sync.Mutex
-	running    bool // Run is running
 	loop       renew.Loop[*relation]
 	unanchored int // how many wait for the anchors of their endpoints
 
 	storing sync.Mutex // held while files are written; never taken while mu is held
 }
 
-// New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. An
-// error about a relationship wraps a [*ConfigError].
+// New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request.
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg}
 	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
@@ -198,7 +198,7 @@ func New(cfg Config) (*Manager, error) {
 		case err != nil:
 			return nil, fmt.Errorf("federation: new: %w", err)
 		case all[r.TrustDomain] != nil:
-			return nil, fmt.Errorf("federation: new: %w", &ConfigError{r.TrustDomain, "FED-20", "two relationships with one trust domain"})
+			return nil, fmt.Errorf("federation: new: %w", relationshipError(r.TrustDomain, "two relationships with one trust domain"))
 		}
 		all[r.TrustDomain] = m.newRelation(e)
 	}
@@ -260,7 +260,7 @@ func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 // Add adds a relationship, and fetches its bundle at once while Run runs. If there is one with its
 // trust domain, its parameters change and the bundle in force stays. The endpoint of a [SPIFFE]
 // profile without Bundles must be in a trust domain that there is a relationship with. An error
-// wraps a [*ConfigError], and leaves everything as it was.
+// leaves everything as it was.
 func (m *Manager) Add(r Relationship) error {
 	e, err := r.check()
 	if err != nil {
@@ -369,40 +369,17 @@ func (m *Manager) drop(r *relation) {
 	m.setUnanchored(r, false)
 }
 
-// State says how far the bundle of a relationship can be relied on.
-type State int
-
-// The states.
-const (
-	Pending State = iota // no bundle yet, and nothing was tried
-	Failed               // no bundle yet, and the last attempt failed
-	Stale                // a bundle is in force, and the endpoint has not confirmed it lately
-	Fresh                // a bundle is in force, and the last attempt confirmed it
-)
-
-// String returns "pending", "failed", "stale" or "fresh".
-func (s State) String() string {
-	switch s {
-	case Pending:
-		return "pending"
-	case Failed:
-		return "failed"
-	case Stale:
-		return "stale"
-	case Fresh:
-		return "fresh"
-	}
-	return fmt.Sprintf("State(%d)", int(s))
-}
-
 // Status is the state of one relationship at one moment.
 type Status struct {
 	TrustDomain spiffe.TrustDomain
 	URL         string // of the endpoint, without its query
-	State       State
 
-	// Bundle is what is in force, with its sequence number; nil before the first.
+	// Bundle is the bundle in force, with its sequence number; nil before the first.
 	Bundle *spiffe.Bundle
+
+	// Fresh says that the last attempt confirmed Bundle, and that it was not longer ago than twice the
+	// interval. A bundle that is not fresh stays in force all the same.
+	Fresh bool
 
 	// LastSuccess is when the endpoint last answered well, be it that nothing has changed; zero if it
 	// never has since the relationship was added. NextAttempt is when Run will try again; zero while an

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -75,20 +76,11 @@ func (r *relation) newest() *spiffe.Bundle {
 // At its start it reads the directory, if there is one, and then fetches everything. An error about
 // the directory itself ends it before that.
 func (m *Manager) Run(ctx context.Context) error {
-	m.mu.Lock()
-	if m.running {
-		m.mu.Unlock()
+	if !m.running.CompareAndSwap(false, true) {
 		return errors.New("federation: run: already running")
 	}
-	m.running = true
-	m.mu.Unlock()
-	defer func() {
-		m.mu.Lock()
-		m.running = false
-		m.mu.Unlock()
-	}()
-
-	if err := m.openDir(); err != nil {
+	defer m.running.Store(false)
+	if err := m.stored(func(*os.Root) error { return nil }); err != nil {
 		return fmt.Errorf("federation: run: %w", err)
 	}
 	for _, rel := range *m.relations.Load() {
@@ -227,19 +219,10 @@ func (m *Manager) interval(b *spiffe.Bundle) time.Duration {
 
 // status returns the state of r. The caller holds mu.
 func (m *Manager) status(r *relation) Status {
-	s := Status{
-		TrustDomain: r.e.td, URL: r.e.where, Bundle: r.bundle.Load(), LastSuccess: r.success, NextAttempt: m.loop.Next(r),
+	b := r.bundle.Load()
+	return Status{
+		TrustDomain: r.e.td, URL: r.e.where, Bundle: b, LastSuccess: r.success, NextAttempt: m.loop.Next(r),
+		Fresh:    b != nil && r.Failures() == 0 && r.confirmed == b && time.Since(r.success) <= 2*r.interval,
 		Failures: r.Failures(), Err: r.err, Refused: r.refused,
 	}
-	switch lately := time.Since(r.success) <= 2*r.interval; {
-	case s.Bundle == nil && r.err != nil:
-		s.State = Failed
-	case s.Bundle == nil:
-		s.State = Pending
-	case s.Failures == 0 && r.confirmed == s.Bundle && lately:
-		s.State = Fresh
-	default:
-		s.State = Stale
-	}
-	return s
 }
