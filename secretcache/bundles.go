@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -43,18 +44,14 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 	t := &trust{ca: ca, set: ca, secrets: map[string]rootSecret{}}
 	t.own, _ = ca.Bundle(td)
 	if federated != nil {
-		all := []*spiffe.Bundle{t.own}
-		for b := range federated.All() {
-			if b.TrustDomain() != td {
-				all = append(all, b)
+		all := map[spiffe.TrustDomain]*spiffe.Bundle{}
+		for _, set := range []*spiffe.BundleSet{ca, federated} {
+			for b := range set.All() {
+				all[b.TrustDomain()] = b
 			}
 		}
-		for b := range ca.All() {
-			if _, err := federated.Bundle(b.TrustDomain()); err != nil && b != t.own {
-				all = append(all, b)
-			}
-		}
-		t.set, _ = spiffe.NewBundleSet(all...) // fails for a nil or a second bundle only
+		all[td] = t.own
+		t.set, _ = spiffe.NewBundleSet(slices.Collect(maps.Values(all))...) // fails for a nil or a second bundle only
 	}
 	add := func(name string, b *spiffe.Bundle) {
 		before, ok := old.lookup(name)

@@ -166,8 +166,9 @@ type Manager struct {
 	snap    atomic.Pointer[spiffe.Snapshot]
 	changed renew.Signal
 
+	running atomic.Bool // Run is running
+
 	mu         sync.Mutex
-	running    bool // Run is running
 	watching   bool // the CA's watch keeps the bundles fresh
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
@@ -286,13 +287,13 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	}
 	switch {
 	case cause != nil && last != nil:
-		return fmt.Errorf("secretcache: %s: %w: %w; the last attempt failed: %w", m.title(e), ErrNotReady, cause, last)
-	case cause != nil:
-		return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, cause)
-	case last != nil:
-		return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, last)
+		cause = fmt.Errorf("%w; the last attempt failed: %w", cause, last)
+	case cause == nil && last != nil:
+		cause = last
+	case cause == nil:
+		cause = errors.New("nothing was tried yet; is Run running?")
 	}
-	return fmt.Errorf("secretcache: %s: %w: nothing was tried yet; is Run running?", m.title(e), ErrNotReady)
+	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, cause)
 }
 
 func (m *Manager) title(e *entry) string {

@@ -395,14 +395,7 @@ func withoutToken(text, token string) string {
 	if !utf8.ValidString(text) {
 		return "the reason is not a text"
 	}
-	if len(text) <= maxText {
-		return text
-	}
-	n := maxText
-	for !utf8.RuneStart(text[n]) {
-		n--
-	}
-	return text[:n] + "…"
+	return workloadwire.Clip(text, maxText)
 }
 
 // Refresh has [Options].Identities asked again for each stream. Call it when the hook would answer
