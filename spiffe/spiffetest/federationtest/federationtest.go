@@ -1,4 +1,4 @@
-// Package federationtest gives tests a bundle endpoint that works, and one that does not.
+// Package federationtest gives tests a bundle endpoint that fails when the test says so.
 //
 //	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 //	m, err := federation.New(federation.Config{
@@ -22,8 +22,8 @@
 //
 // # What it does not do
 //
-// It is an endpoint for tests: its certificate is an SVID and good for websites at the same time,
-// which no real one should be.
+// It is an endpoint for tests: its certificate is an SVID and a website's certificate at the same time,
+// which that of a real endpoint should not be.
 package federationtest
 
 import (
@@ -120,37 +120,26 @@ func (s source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return s.ca.Bundle().Bundle(td)
 }
 
-// URL returns where the endpoint is.
-func (e *Endpoint) URL() string { return "https://" + e.host + "/" }
-
-// ID returns the identity of the endpoint, which is in the trust domain of its CA.
-func (e *Endpoint) ID() spiffe.ID {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.svid.ID()
-}
+func (e *Endpoint) url() string { return "https://" + e.host + "/" }
 
 // Relationship returns what a consumer configures: the endpoint authenticates itself with its SVID,
-// and the CA's present bundle is the one to begin with.
+// and the CA's present bundle is the initial one. For a consumer that knows the endpoint by its host name,
+// set the Profile to federation.Web with the roots of the CA:
+//
+//	r := partner.Relationship()
+//	r.Profile = federation.Web{Roots: ca.Bundle().CertPool()}
 func (e *Endpoint) Relationship() federation.Relationship {
+	e.mu.Lock()
+	id := e.svid.ID()
+	e.mu.Unlock()
 	return federation.Relationship{
 		TrustDomain: e.ca.TrustDomain(),
-		URL:         e.URL(),
-		Profile:     federation.SPIFFE{EndpointID: e.ID(), Initial: e.ca.Bundle()},
+		URL:         e.url(),
+		Profile:     federation.SPIFFE{EndpointID: id, Initial: e.ca.Bundle()},
 	}
 }
 
-// WebRelationship returns what a consumer configures that knows the endpoint by its host name. The
-// CA's present roots are those that it trusts for websites.
-func (e *Endpoint) WebRelationship() federation.Relationship {
-	return federation.Relationship{
-		TrustDomain: e.ca.TrustDomain(),
-		URL:         e.URL(),
-		Profile:     federation.Web{Roots: e.ca.Bundle().CertPool()},
-	}
-}
-
-// Options returns the options of a consumer that shall reach these endpoints, in memory or not. It
+// Options returns the options of a consumer that is to reach these endpoints, in memory or not. It
 // reaches no others in memory, and everything on the network.
 func Options(endpoints ...*Endpoint) federation.Options {
 	memory := map[string]*memconn.Listener{}
@@ -169,7 +158,7 @@ func Options(endpoints ...*Endpoint) federation.Options {
 
 // Rotate replaces the root of the CA as a careful operator does: the new root is in the bundle from now
 // on, with a higher sequence number, and signs. The endpoint itself gets a new certificate from the root
-// that was active before, so that consumers that were there for the last rotation can verify it.
+// that was active before, so that consumers that were present at the last rotation can verify it.
 func (e *Endpoint) Rotate() {
 	e.t.Helper()
 	e.mint(func(*x509.Certificate) {})
@@ -184,7 +173,7 @@ func (e *Endpoint) ExpireIn(d time.Duration) {
 }
 
 // String names the endpoint and not its key.
-func (e *Endpoint) String() string { return "federationtest.Endpoint(" + e.URL() + ")" }
+func (e *Endpoint) String() string { return "federationtest.Endpoint(" + e.url() + ")" }
 
 // GoString is String: the verb %#v must not print the key either.
 func (e *Endpoint) GoString() string { return e.String() }

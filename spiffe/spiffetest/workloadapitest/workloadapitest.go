@@ -1,4 +1,4 @@
-// Package workloadapitest gives tests a Workload API that works, and one that does not.
+// Package workloadapitest gives tests a Workload API that fails when the test says so.
 //
 //	ca := spiffetest.NewCA(t, "example.org")
 //	api := workloadapitest.NewServer(t, ca, "/web")
@@ -22,7 +22,7 @@
 //
 // # What it does not do
 //
-// It does not look at who is calling, and has one answer for all. Never use it outside tests.
+// It does not look at which process is calling: all callers get the same identities. Use it in tests only.
 package workloadapitest
 
 import (
@@ -201,9 +201,6 @@ func (s *Server) SetIdentities(ids ...workloadserver.Identity) {
 	}
 	s.update(ids)
 }
-
-// Streams returns how many streams are open.
-func (s *Server) Streams() int { return s.handler.Streams() }
 
 // Snapshot returns the default identity and the bundles that are served, those of federated trust
 // domains included.

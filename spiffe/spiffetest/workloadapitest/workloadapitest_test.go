@@ -80,7 +80,6 @@ func TestSocket(t *testing.T) {
 		api.Rotate()
 		<-changed
 		assert.Equal(t, 1, api.Requests())
-		assert.Equal(t, 1, api.Streams())
 
 		spiffetest.TestSVIDSource(t, func(testing.TB) spiffe.SVIDSource { return s })
 		spiffetest.TestBundleSource(t, func(testing.TB) (spiffe.BundleSource, []spiffe.TrustDomain) {
