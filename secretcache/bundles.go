@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// bundleWatcher is a CA that tells of new bundles by itself.
+// bundleWatcher is a CA that pushes new bundles.
 type bundleWatcher interface {
 	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
 }
@@ -77,8 +77,8 @@ func pemOf(s *pki.Secret) []byte {
 	return roots
 }
 
-// usable reports whether any certificate of the own trust domain can be good. Without trust none
-// can.
+// usable reports whether the bundle of the own trust domain has an authority, without which no certificate
+// can be verified.
 func (t *trust) usable() bool {
 	if t == nil {
 		return false
@@ -161,7 +161,7 @@ func (t *trust) fromCA() *spiffe.BundleSet {
 	return t.ca
 }
 
-// apply takes over what the CA says, as far as it is not older than what was seen. The caller holds mu,
+// apply publishes the CA's bundles, except those that are older than what was seen. The caller holds mu,
 // which apply releases.
 func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
 	set, older, err := merge(m.trust.Load().fromCA(), set, m.cfg.ID.TrustDomain())
@@ -254,7 +254,7 @@ func (m *Manager) findOrphans(t *trust) {
 			m.identities.Hasten(e, 0)
 		}
 	}
-	m.identities.Hold = !t.usable() // no certificate could be good
+	m.identities.Hold = !t.usable() // no certificate could be verified
 	m.identities.Wake()
 }
 
@@ -285,7 +285,7 @@ func (m *Manager) refresh(ctx context.Context, seen *trust) error {
 }
 
 // watchBundles takes the bundles from the CA's watch while Run runs, after the first were fetched.
-// While the watch has nothing good to say, the Manager polls.
+// While the watch yields no good bundles, the Manager polls.
 func (m *Manager) watchBundles(ctx context.Context, w bundleWatcher, fetched <-chan struct{}) {
 	select {
 	case <-fetched:

@@ -4,7 +4,7 @@
 //
 // It is a module of its own, so that svidkit itself requires no gRPC. What it takes is the
 // configurations of package spiffetls in credentials.NewTLS, on both sides: the identity of each side is
-// kept fresh by its source, and who may call is a policy.
+// kept fresh by its source, and a policy says which clients may call.
 //
 // A server answers health checks for the one ID that its policy names. That client is served, and a
 // client with another ID in the same trust domain is refused. Then an operator takes the client out of the policy

@@ -57,7 +57,7 @@ func Example() {
 		fmt.Println(s.TrustDomain, "is fresh:", s.Fresh)
 	}
 
-	// The end of the relationship is felt at once.
+	// The end of the relationship takes effect at once.
 	if err := m.Remove(theirs); err != nil {
 		log.Fatal(err)
 	}
@@ -125,8 +125,8 @@ func identity(authority *ca.Authority, name string) *spiffe.SVID {
 	return svid
 }
 
-// A handler serves whatever bundle its source has, and tells those who have it that nothing has
-// changed.
+// A handler serves whatever bundle its source has, and answers 304 to clients that have it
+// already.
 func ExampleNewHandler() {
 	td := spiffe.MustParseTrustDomain("example.org")
 	bundle, err := spiffe.ParseBundle(td, []byte(`{"spiffe_sequence": 7, "spiffe_refresh_hint": 300, "keys": []}`))

@@ -18,18 +18,18 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Limits on what an endpoint may make us do, beside those of a bundle document.
+// Limits on what an endpoint can cause, beside those of a bundle document.
 const (
 	maxRedirects = 5
 	maxHeader    = 64 << 10 // bytes of the header of an answer
-	maxETag      = 256      // bytes of an entity tag that we keep
+	maxETag      = 256      // bytes of an entity tag that is kept
 )
 
-// Fetch gets the bundle of a relationship once, without regard to earlier ones. The options may be
+// Fetch fetches the bundle of a relationship once, without regard to earlier ones. The options may be
 // nil. An error about the parameters comes before anything is sent; every other one is a [*FetchError].
 //
-// A bundle without authorities is an answer like any other: nothing of the trust domain is trusted
-// any more (BND-10). [Manager] has the rules for which of two bundles is in force.
+// A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more
+// (BND-10). Fetch does not compare sequence numbers; a [Manager] does.
 func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, error) {
 	o, err := opts.withDefaults()
 	if err != nil {
@@ -55,7 +55,7 @@ func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, 
 type endpoint struct {
 	td    spiffe.TrustDomain
 	url   *url.URL
-	where string // url for people and logs
+	where string // url as errors and logs show it
 	plan
 
 	source spiffe.BundleSource // what an https_spiffe endpoint is verified by
@@ -74,12 +74,12 @@ func (e *endpoint) anchorsIn(all map[spiffe.TrustDomain]*relation) error {
 	return relationshipError(e.td, fmt.Sprintf("the endpoint is in %q: set SPIFFE.Bundles, or have the Manager federate with that trust domain first", e.id.TrustDomain())) // (FED-63)
 }
 
-// answer is what became of a fetch. After a failure it has what is known.
+// answer is the result of a fetch. After a failure it has what is known.
 type answer struct {
 	bundle   *spiffe.Bundle // nil if it is not modified
 	etag     tag            // of bundle
-	url      string         // that was asked last
-	peer     string         // that was authenticated last, or ""
+	url      string         // of the last request
+	peer     string         // the one that was authenticated last, or ""
 	unasked  bool           // there were no anchors, so that nothing was sent
 	received int            // the last HTTP status
 }
@@ -219,7 +219,7 @@ func (d *dialling) end() (peer string) {
 	return d.peer
 }
 
-// dial makes a connection to an endpoint that has proved itself. The context is that of the fetch, for
+// dial makes a connection to an endpoint and authenticates it. The context is that of the fetch, because
 // the one of net/http outlives it.
 func (d *dialling) dial(network, addr string) (net.Conn, error) {
 	d.mu.Lock()
@@ -275,8 +275,8 @@ func (e *endpoint) clientConfig(host string) (*tls.Config, error) {
 	return c, nil
 }
 
-// watched is a connection that does not bear silence. What the endpoint may take in all is bounded by
-// the context of the fetch.
+// watched is a connection with a deadline for each read and write. The context of the fetch bounds the
+// whole.
 type watched struct {
 	net.Conn
 	patience time.Duration
@@ -296,7 +296,7 @@ func (w *watched) Write(p []byte) (int, error) {
 	return w.Conn.Write(p)
 }
 
-// readDocument reads no more than a document may have.
+// readDocument reads the body of a response, up to the size limit of a document.
 func readDocument(response *http.Response) ([]byte, error) {
 	tooLarge := fmt.Errorf("more than %d bytes: %w", spiffe.MaxBundleSize, spiffe.ErrTooLarge)
 	if response.ContentLength > spiffe.MaxBundleSize {
@@ -309,7 +309,7 @@ func readDocument(response *http.Response) ([]byte, error) {
 	return doc, err
 }
 
-// usableETag returns an entity tag that we can send back, or "".
+// usableETag returns an entity tag that can be sent back, or "".
 func usableETag(tag string) string {
 	opaque := tag
 	if len(tag) > 2 && tag[:2] == "W/" {
@@ -326,7 +326,7 @@ func usableETag(tag string) string {
 	return tag
 }
 
-// classify says why the network failed, if err does not.
+// classify returns a network error with its cause, as [FetchError] lists them.
 func (d *dialling) classify(err error) error {
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, unverified := errors.AsType[*spiffe.VerifyError](err)
@@ -365,7 +365,7 @@ func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *FetchE
 	case b != nil && a.bundle != nil && !hasAuthority(b):
 		level, msg = slog.LevelWarn, "federation: bundle has no X.509 authority: every X.509-SVID of the trust domain is revoked"
 	case outcome == outcomeClash:
-		level, msg = slog.LevelWarn, "federation: bundle has changed under the same sequence number, which is its publisher's fault"
+		level, msg = slog.LevelWarn, "federation: the publisher changed the bundle and kept its sequence number"
 	}
 	if a.bundle != nil {
 		if skipped := a.bundle.Skipped(); len(skipped) > 0 {

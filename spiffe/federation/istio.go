@@ -22,7 +22,7 @@ import (
 // not one of a trust domain, which wraps a [*spiffe.ParseError], and a URL that cannot be that of an
 // endpoint.
 //
-// Give them to [New] to keep the bundles fresh, and the last good one of each.
+// [New] takes them.
 func ParseIstioString(s string) ([]Relationship, error) {
 	var all []Relationship
 	at := map[spiffe.TrustDomain]int{}

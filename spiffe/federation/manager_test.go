@@ -104,7 +104,7 @@ func TestLife(t *testing.T) {
 		w.dialled()
 		time.Sleep(time.Hour)
 		assert.Empty(t, w.dialled())
-		assertStale(t, statusOf(t, m, partner), "nobody looks after it")
+		assertStale(t, statusOf(t, m, partner), "Run has ended")
 		changed = m.Changed()
 		running(t, m)
 		synctest.Wait()
@@ -113,7 +113,7 @@ func TestLife(t *testing.T) {
 		assert.False(t, isClosed(changed), "nothing has changed")
 		assert.True(t, statusOf(t, m, partner).Fresh)
 
-		// An end in the middle of a fetch is nobody's failure.
+		// The end of Run in the middle of a fetch is not a failure.
 		w.site.serve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		m = newManager(t, w.cfg)
 		stop = running(t, m)
@@ -457,7 +457,7 @@ func TestSet(t *testing.T) {
 		assert.Empty(t, asked[0].Header.Get("If-None-Match"))
 
 		require.ErrorContains(t, m.Set(nil), "there is no bundle")
-		err := m.Set(spiffetest.NewCA(t, "stranger.test").Bundle())
+		err := m.Set(spiffetest.NewCA(t, "unknown.test").Bundle())
 		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 		assert.Equal(t, 1, m.Bundles().Len())
 
@@ -603,14 +603,14 @@ func TestTagOfAnotherURL(t *testing.T) {
 		next(t, m, partner)
 		assert.True(t, trusts(t, m, w.ca))
 
-		// And a 304 that nobody asked for is no answer.
+		// A 304 to an unconditional request is a failure.
 		w.site.serve(answer(http.StatusNotModified, nil))
 		next(t, m, partner)
 		requireCode(t, statusOf(t, m, partner).Err, badStatus)
 	})
 }
 
-// Redirects are not remembered, permanent ones neither.
+// Redirects are not remembered, not even permanent ones.
 func TestRedirectsAreForgotten(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "FED-42")
@@ -643,7 +643,7 @@ func TestRedirectsAreForgotten(t *testing.T) {
 	}
 }
 
-// The end of a relationship is felt at once.
+// The end of a relationship takes effect at once.
 func TestRemove(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "FED-18")
@@ -687,7 +687,7 @@ func TestRemove(t *testing.T) {
 		synctest.Wait()
 		assert.Zero(t, m.Bundles().Len())
 		lines := w.diary.read()
-		require.Len(t, lines, 1, "it is nobody's failure")
+		require.Len(t, lines, 1, "the end of Run is not a failure")
 		assert.Equal(t, "federation: relationship ended", lines[0]["msg"])
 	})
 }
@@ -727,7 +727,7 @@ func TestAdd(t *testing.T) {
 		// One that is refused changes nothing.
 		r.URL = "http://partner.test/"
 		require.ErrorContains(t, m.Add(r), "does not begin with https")
-		r.URL, r.Profile = "https://partner.test/", federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://nobody.test/e")}
+		r.URL, r.Profile = "https://partner.test/", federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://unknown.test/e")}
 		require.ErrorContains(t, m.Add(r), "set SPIFFE.Bundles")
 		assert.Equal(t, "https://moved.test/", statusOf(t, m, partner).URL)
 
@@ -904,8 +904,8 @@ func TestBorrowedAnchors(t *testing.T) {
 	})
 }
 
-// Two hundred that hang do not delay one that answers, and cost no goroutine while they wait.
-func TestDeadPeersDelayNobody(t *testing.T) {
+// Two hundred endpoints that hang do not delay one that answers, and cost no goroutine while they wait.
+func TestHangingEndpointsDelayNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -957,7 +957,7 @@ func TestDeadPeersDelayNobody(t *testing.T) {
 	})
 }
 
-// Whoever waits has neither goroutine nor timer.
+// A relationship that waits has neither goroutine nor timer.
 func TestGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }

@@ -9,16 +9,16 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Relationship is what has to be known before the bundle of a trust domain can be fetched. Nothing
-// in it is guessed from the rest (FED-21).
+// Relationship is what an operator configures to have the bundle of a trust domain fetched. No field is
+// derived from another (FED-21).
 type Relationship struct {
-	// TrustDomain is whose bundle it is.
+	// TrustDomain is the trust domain of the bundle.
 	TrustDomain spiffe.TrustDomain
 
 	// URL is where its bundle is: https, without user name and password (FED-30, FED-31).
 	URL string
 
-	// Profile is how the endpoint proves itself: [Web] or [SPIFFE].
+	// Profile is how the endpoint authenticates: [Web] or [SPIFFE].
 	Profile Profile
 }
 
@@ -28,7 +28,7 @@ type Profile interface {
 	plan(td spiffe.TrustDomain) (p plan, reason string)
 }
 
-// plan is what a Profile comes to.
+// plan is a checked Profile.
 type plan struct {
 	roots   *x509.CertPool      // https_web: nil for those of the host
 	id      spiffe.ID           // https_spiffe; zero for https_web
@@ -39,7 +39,7 @@ type plan struct {
 // Web is the profile https_web: the endpoint has a certificate for the host of its URL, by DNS name
 // or IP address, from an authority that is trusted for websites (FED-52).
 type Web struct {
-	// Roots are the authorities; nil means those of the host. The pool must not be changed any more.
+	// Roots are the authorities; nil means those of the host. The caller must not change the pool afterwards.
 	Roots *x509.CertPool
 }
 
@@ -50,21 +50,21 @@ func (w Web) plan(_ spiffe.TrustDomain) (p plan, reason string) {
 	return plan{roots: w.Roots}, ""
 }
 
-// SPIFFE is the profile https_spiffe: the endpoint has an X.509-SVID with exactly the ID that is
-// configured. Host names play no part (FED-65).
+// SPIFFE is the profile https_spiffe: the endpoint has an X.509-SVID with exactly the configured ID. Host
+// names are not checked (FED-65).
 type SPIFFE struct {
 	// EndpointID is the ID of the endpoint, with a path. If it is in the trust domain whose bundle is
 	// fetched, the endpoint is called self-serving (FED-61).
 	EndpointID spiffe.ID
 
 	// Initial is for a self-serving endpoint, and is required there: a bundle of the trust domain that
-	// was obtained in another way, with what the endpoint is verified by until a bundle was fetched, or
-	// as long as this one has the higher sequence number. It is for that only: it does not become the
-	// bundle in force. Give it to [Manager.Set] if it shall.
+	// was obtained in another way. The endpoint is verified by it until a bundle was fetched, and for as
+	// long as it has the higher sequence number. It does not become the bundle in force; [Manager.Set]
+	// does that.
 	Initial *spiffe.Bundle
 
-	// Bundles is for an endpoint in another trust domain: where the bundle of that one comes from, which
-	// is asked at each fetch (FED-68). In a [Manager], nil means the Manager itself, which must then have
+	// Bundles is for an endpoint in another trust domain: the source of that domain's bundle,
+	// which is asked at each fetch (FED-68). In a [Manager], nil means the Manager itself, which must then have
 	// a relationship with that trust domain.
 	Bundles spiffe.BundleSource
 }
@@ -141,7 +141,7 @@ func unfitURL(u *url.URL) (reason string) {
 	return ""
 }
 
-// display is u for people and logs. A query may be a credential, such as that of a signed URL that a
+// display is u as errors and logs show it. A query may be a credential, such as that of a signed URL that a
 // redirect leads to.
 func display(u *url.URL) string {
 	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}

@@ -17,13 +17,13 @@ import (
 // slow is how long a fetch keeps its place among those that run at the same time.
 const slow = time.Second
 
-// relation is a relationship and what became of it. There may be 10,000 of them.
+// relation is a relationship and its state. There may be 10,000 of them.
 type relation struct {
 	renew.Entry // the Manager's mu guards it, and what follows after decree
 
 	e      *endpoint
 	bundle atomic.Pointer[spiffe.Bundle] // in force; what readers get; nil before the first
-	decree atomic.Bool                   // an operator has set a bundle, so that the initial one counts no more
+	decree atomic.Bool                   // an operator has set a bundle, which takes the place of the initial one
 
 	etag       tag            // of etagOf, which a 304 confirms, and no other: what was set by hand
 	etagOf     *spiffe.Bundle // must not keep us from seeing what the endpoint has
@@ -98,7 +98,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// What became of an attempt, in the log.
+// The outcomes of an attempt, for the log.
 const (
 	outcomeNew         = "new"
 	outcomeClash       = "new with the old sequence number"
@@ -152,7 +152,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	rel.interval = m.interval(rel.bundle.Load())
 	wait := renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 	if rel.unanchored && rel.e.borrows() && rel.e.anchored() == nil {
-		wait = 0 // they came while we looked
+		wait = 0 // they arrived during the attempt
 	}
 	m.loop.Done(rel, wait)
 	b := rel.bundle.Load()
@@ -172,7 +172,7 @@ func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *FetchE
 		last, _ := known.Sequence()
 		return outcomeRefused, &FetchError{
 			TrustDomain: rel.e.td, URL: a.url, Status: a.received,
-			Err: fmt.Errorf("%w: the sequence number is %d, and %d is known; if its publisher has lost count, accept it with Manager.Set", ErrSequence, n, last),
+			Err: fmt.Errorf("%w: the sequence number is %d, and %d is known; if the publisher has reset it, accept the bundle with Manager.Set", ErrSequence, n, last),
 		}
 	}
 	switch {

@@ -18,7 +18,7 @@ import (
 
 // NewHandler returns a handler that serves the bundle of td: a bundle endpoint. Every answer has the
 // bundle that the source gives at that moment (FED-34); it is encoded when it has changed, and equal
-// bundles have equal bytes. The path of the request plays no part: mount the handler at one.
+// bundles have equal bytes. The handler does not look at the path of the request.
 //
 // It answers GET and HEAD, does not authenticate clients (FED-33), has a strong entity tag for conditional
 // requests, and lets caches keep an answer for as long as the refresh hint says, or five minutes
@@ -45,8 +45,8 @@ func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler
 }
 
 // NewMapHandler returns a handler that serves the bundles of many trust domains as a bundle map. The
-// function gives the present set, nil for none, and must not block; [Manager.Bundles] is one, and it
-// may as well choose what this consumer shall see. Members have no refresh hint of their own
+// function returns the present set, nil for none, and must not block; [Manager.Bundles] is one, and
+// another may select the bundles that the consumer is to have. Members have no refresh hint of their own
 // (MAP-5): refresh is how long caches may keep the map, in whole seconds; 0 means five minutes.
 // Everything else is as for [NewHandler].
 func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (http.Handler, error) {
@@ -174,8 +174,8 @@ func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
 }
 
 // WebServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_web,
-// which is [ServerConfig]'s in all but the certificate: that comes from the function, at every
-// handshake, and must have the host of the endpoint's URL as a DNS name or IP address and be issued by an
+// as [ServerConfig] does but for the certificate: the function returns it at every handshake, and it must
+// have the host of the endpoint's URL as a DNS name or IP address and be issued by an
 // authority that consumers trust for websites (FED-51).
 func WebServerConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) (*tls.Config, error) {
 	if certificate == nil {
@@ -183,7 +183,7 @@ func WebServerConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, e
 	}
 	c := baseConfig()
 	c.GetCertificate = certificate
-	c.SessionTicketsDisabled = true // consumers come once per interval, and shall see the newest certificate
+	c.SessionTicketsDisabled = true // consumers come once per interval, and are to see the newest certificate
 	return c, nil
 }
 

@@ -625,7 +625,7 @@ func TestPatience(t *testing.T) {
 	})
 }
 
-// Who waits for a source that has no hope learns it at once.
+// A caller that waits for a source that was refused for good gets the error at once.
 func TestReadyHopeless(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-14")

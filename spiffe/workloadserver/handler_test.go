@@ -239,7 +239,7 @@ func TestNewHandler(t *testing.T) {
 	assert.ErrorContains(t, err, "MaxStreams")
 }
 
-// Who may have what is asked at the beginning and again before each push.
+// Identities is called at the beginning of a stream and again before each push.
 func TestIdentities(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-20", "WAPI-23", "WAPI-25", "WAPI-31", "WAPI-35", "WAPI-47", "WEP-8", "WEP-16")

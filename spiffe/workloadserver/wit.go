@@ -170,8 +170,8 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 }
 
 // checkWIT refuses a token that a workload could not use, and returns when it expires, and the
-// algorithm of the workload's key. Whether its signature is good is for those to judge who have the
-// authorities.
+// algorithm of the workload's key. It does not verify the signature: verifiers with the authorities
+// do.
 func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm, err error) {
 	t, err := jws.Parse(token)
 	if err != nil {

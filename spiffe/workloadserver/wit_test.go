@@ -536,7 +536,7 @@ func TestWITExpiresAndDenied(t *testing.T) {
 
 const lastWait = 30 * time.Second // between two attempts, at most
 
-// Who has no identity, or not that one, is denied; what is not a request is refused.
+// A caller without an identity, or without that one, is denied; a malformed request is refused.
 func TestServeWITRefuses(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-61", "WAPI-13", "WEP-6", "WEP-16")

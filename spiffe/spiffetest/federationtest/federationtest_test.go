@@ -79,7 +79,7 @@ func TestSocket(t *testing.T) {
 		})
 	})
 	_, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(url, "https://"), "/"))
-	assert.Error(t, err, "nobody is left behind")
+	assert.Error(t, err, "the listener is closed")
 }
 
 // Two endpoints in memory, and an hour in no time: no rotation is missed.
@@ -161,7 +161,7 @@ func TestDial(t *testing.T) {
 				require.NoError(t, err)
 
 				c.turn(e)
-				e.Rotate() // nobody hears of it
+				e.Rotate() // the Manager does not see it
 				time.Sleep(20 * time.Minute)
 				have, err := m.Bundle(ca.TrustDomain())
 				require.NoError(t, err)

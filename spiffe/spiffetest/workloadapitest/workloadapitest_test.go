@@ -135,7 +135,7 @@ func TestServes(t *testing.T) {
 		u, err = s.X509()
 		require.NoError(t, err)
 		assert.Equal(t, "internal", u.Identities[0].Hint, "hints stay")
-		assert.Equal(t, guest.Leaf().Raw, u.Identities[1].SVID.Leaf().Raw, "who is of another trust domain stays")
+		assert.Equal(t, guest.Leaf().Raw, u.Identities[1].SVID.Leaf().Raw, "an identity of another trust domain stays")
 		assert.Equal(t, 1, api.Requests(), "one stream for it all")
 	})
 }
