@@ -290,7 +290,7 @@ func TestStateCases(t *testing.T) {
 				require.Len(t, lines, len(s.Files)-1)
 				reported := false
 				for _, line := range lines {
-					reported = reported || strings.Contains(line["msg"], "same sequence number") && line["level"] == "WARN"
+					reported = reported || strings.Contains(line["msg"], "kept its sequence number") && line["level"] == "WARN"
 				}
 				e, _ := errors.AsType[*federation.FetchError](status.Err)
 				reported = reported || e != nil && kindOf(e) == outOfSequence
