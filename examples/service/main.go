@@ -91,7 +91,9 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	wg.Go(func() { _ = src.Run(ctx) }) // Ready returns its error
-	if err := ready(ctx, src, o.wait); err != nil {
+	waiting, stop := context.WithTimeout(ctx, o.wait)
+	defer stop()
+	if err := src.Ready(waiting); err != nil {
 		return err
 	}
 	me, err := src.SVID()
@@ -119,13 +121,6 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	return ask(ctx, client, "https://"+l.Addr().String(), o, out)
-}
-
-// ready waits for the first identity, at most for wait.
-func ready(ctx context.Context, src *workloadapi.Source, wait time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	return src.Ready(ctx)
 }
 
 // hello answers with the ID of the client.

@@ -41,20 +41,17 @@ func (m *Manager) newRelation(e *endpoint) *relation {
 	r := &relation{e: e, interval: m.cfg.MinInterval}
 	switch {
 	case e.initial != nil:
-		e.source = newest{r}
+		e.source = r
 	case e.borrows():
 		e.source = m
 	}
 	return r
 }
 
-// newest is the source of the anchors of a self-serving endpoint.
-type newest struct{ r *relation }
-
-// Bundle returns the newest bundle that is known (FED-67): an initial one with a higher sequence
-// number than what was fetched is how an operator helps after a rotation was missed.
-func (n newest) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	return n.r.newest().Bundle(td)
+// Bundle returns the newest bundle that is known, which verifies a self-serving endpoint (FED-67). After a
+// missed rotation an operator configures an initial one with a higher sequence number than the fetched one.
+func (r *relation) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return r.newest().Bundle(td)
 }
 
 // newest returns the newest bundle that is known, or nil.
