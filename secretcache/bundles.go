@@ -104,23 +104,13 @@ func (t *trust) anchors(root *x509.Certificate) bool {
 // nil: the own ones first.
 func (t *trust) changedNames(old *trust) []string {
 	own := t.own.TrustDomain().ID().String()
-	names := []string{rootName, own}
-	add := func(name string) {
-		if name != rootName && name != own {
-			names = append(names, name)
-		}
-	}
-	for name := range t.secrets {
-		add(name)
-	}
+	others := maps.Clone(t.secrets)
 	if old != nil {
-		for name := range old.secrets {
-			if _, still := t.secrets[name]; !still {
-				add(name)
-			}
-		}
+		maps.Copy(others, old.secrets)
 	}
-	slices.Sort(names[2:])
+	delete(others, rootName)
+	delete(others, own)
+	names := append([]string{rootName, own}, slices.Sorted(maps.Keys(others))...)
 	return slices.DeleteFunc(names, func(name string) bool {
 		before, was := old.lookup(name)
 		after, is := t.lookup(name)
