@@ -14,8 +14,8 @@
 //
 // # What it does not do
 //
-// It keeps no identity and renews nothing: see package secretcache. It does not prove to the CA who is
-// asking: that is the business of each CA's package.
+// It keeps no identity and renews nothing: see package secretcache. It does not authenticate
+// the caller to the CA: the package of each CA does.
 package caclient
 
 import (

@@ -156,7 +156,7 @@ func TestCheckRefusesFaults(t *testing.T) {
 		refused++
 		t.Run(string(f), func(t *testing.T) {
 			chain, key := ca.Broken(f)
-			// Even a caller who wants exactly what the leaf claims does not get it.
+			// Even a caller that wants exactly the ID in the leaf does not get it.
 			id, err := spiffe.IDFromCertificate(chain[0])
 			if err != nil {
 				id = spiffe.MustParseID("spiffe://example.org/broken")

@@ -288,7 +288,7 @@ func TestChainsAreTidied(t *testing.T) {
 func TestBadAnswers(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	stranger, _ := spiffetest.NewCA(t, "example.org").Certificate("/web")
+	other, _ := spiffetest.NewCA(t, "example.org").Certificate("/web")
 	theirs, _ := ca.Certificate("/web")
 	for name, edit := range map[string]func(c []*x509.Certificate) []*x509.Certificate{
 		"nothing":           func([]*x509.Certificate) []*x509.Certificate { return nil },
@@ -296,7 +296,7 @@ func TestBadAnswers(t *testing.T) {
 		"a hole at the end": func(c []*x509.Certificate) []*x509.Certificate { return append(c, nil) },
 		"too much":          func(c []*x509.Certificate) []*x509.Certificate { return append(c, slices.Repeat(c, 16)...) },
 		"another key":       func([]*x509.Certificate) []*x509.Certificate { return theirs },
-		"another CA":        func([]*x509.Certificate) []*x509.Certificate { return stranger },
+		"another CA":        func([]*x509.Certificate) []*x509.Certificate { return other },
 		"only the root":     func([]*x509.Certificate) []*x509.Certificate { return []*x509.Certificate{ca.Root()} },
 		"two leaves":        func(c []*x509.Certificate) []*x509.Certificate { return append(c, theirs...) },
 		"no intermediate":   func(c []*x509.Certificate) []*x509.Certificate { return c[:1] },

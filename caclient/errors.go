@@ -19,10 +19,10 @@ var (
 	// ErrInvalid says that the CA refuses the request as it stands.
 	ErrInvalid = errors.New("invalid request")
 
-	// ErrUnauthenticated says that the CA does not know who is asking.
+	// ErrUnauthenticated says that the CA could not authenticate the caller.
 	ErrUnauthenticated = errors.New("not authenticated")
 
-	// ErrDenied says that the CA knows who is asking, and refuses.
+	// ErrDenied says that the CA has authenticated the caller, and refuses.
 	ErrDenied = errors.New("denied")
 
 	// ErrBadAnswer says that what the CA sent failed [Check].

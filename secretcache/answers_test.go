@@ -67,9 +67,9 @@ func chain(edit func(*spiffetest.CA, answer) answer) func(*spiffetest.CA, *polle
 // strangerTo returns another CA for the same trust domain: an intermediate of ca whose own
 // certificate is left out.
 func strangerTo(ca *spiffetest.CA) *spiffetest.CA {
-	stranger := ca.Intermediate()
-	stranger.EditAnswers(func(c answer) answer { return c[:1] })
-	return stranger
+	lone := ca.Intermediate()
+	lone.EditAnswers(func(c answer) answer { return c[:1] })
+	return lone
 }
 
 // TestBrokenAnswers has the CA answer badly, one fault at a time, from the first renewal on. What
@@ -120,7 +120,7 @@ func TestBrokenAnswers(t *testing.T) {
 	}
 }
 
-// TestBrokenFirstAnswer shows that a bad answer is not taken when there is nothing else either.
+// TestBrokenFirstAnswer shows that a bad answer is refused although there is nothing to serve yet.
 func TestBrokenFirstAnswer(t *testing.T) {
 	t.Parallel()
 	for want, spoil := range faults {
@@ -271,7 +271,7 @@ type refused struct {
 func (refused) Error() string                               { return "refused" }
 func (r refused) Retryable() (after time.Duration, ok bool) { return r.after, r.again }
 
-// TestWish shows that the CA decides when to come back, within what the identity can bear.
+// TestWish shows that the CA decides when it is asked again, within bounds that the remaining life sets.
 func TestWish(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -307,8 +307,8 @@ func TestWish(t *testing.T) {
 	}
 }
 
-// TestRefusedForGood shows that nobody waits for a CA that has said no, and that it is asked again
-// all the same.
+// TestRefusedForGood shows that callers do not wait for a CA that has refused, and that the Manager asks it
+// again all the same.
 func TestRefusedForGood(t *testing.T) {
 	t.Parallel()
 	no := refused{again: false}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -17,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// bundleWatcher is a CA that tells of new bundles by itself.
+// bundleWatcher is a CA that pushes new bundles.
 type bundleWatcher interface {
 	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
 }
@@ -43,18 +44,14 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 	t := &trust{ca: ca, set: ca, secrets: map[string]rootSecret{}}
 	t.own, _ = ca.Bundle(td)
 	if federated != nil {
-		all := []*spiffe.Bundle{t.own}
-		for b := range federated.All() {
-			if b.TrustDomain() != td {
-				all = append(all, b)
+		all := map[spiffe.TrustDomain]*spiffe.Bundle{}
+		for _, set := range []*spiffe.BundleSet{ca, federated} {
+			for b := range set.All() {
+				all[b.TrustDomain()] = b
 			}
 		}
-		for b := range ca.All() {
-			if _, err := federated.Bundle(b.TrustDomain()); err != nil && b != t.own {
-				all = append(all, b)
-			}
-		}
-		t.set, _ = spiffe.NewBundleSet(all...) // fails for a nil or a second bundle only
+		all[td] = t.own
+		t.set, _ = spiffe.NewBundleSet(slices.Collect(maps.Values(all))...) // fails for a nil or a second bundle only
 	}
 	add := func(name string, b *spiffe.Bundle) {
 		before, ok := old.lookup(name)
@@ -80,8 +77,8 @@ func pemOf(s *pki.Secret) []byte {
 	return roots
 }
 
-// usable reports whether any certificate of the own trust domain can be good. Without trust none
-// can.
+// usable reports whether the bundle of the own trust domain has an authority, without which no certificate
+// can be verified.
 func (t *trust) usable() bool {
 	if t == nil {
 		return false
@@ -107,23 +104,13 @@ func (t *trust) anchors(root *x509.Certificate) bool {
 // nil: the own ones first.
 func (t *trust) changedNames(old *trust) []string {
 	own := t.own.TrustDomain().ID().String()
-	names := []string{rootName, own}
-	add := func(name string) {
-		if name != rootName && name != own {
-			names = append(names, name)
-		}
-	}
-	for name := range t.secrets {
-		add(name)
-	}
+	others := maps.Clone(t.secrets)
 	if old != nil {
-		for name := range old.secrets {
-			if _, still := t.secrets[name]; !still {
-				add(name)
-			}
-		}
+		maps.Copy(others, old.secrets)
 	}
-	slices.Sort(names[2:])
+	delete(others, rootName)
+	delete(others, own)
+	names := append([]string{rootName, own}, slices.Sorted(maps.Keys(others))...)
 	return slices.DeleteFunc(names, func(name string) bool {
 		before, was := old.lookup(name)
 		after, is := t.lookup(name)
@@ -164,7 +151,7 @@ func (t *trust) fromCA() *spiffe.BundleSet {
 	return t.ca
 }
 
-// apply takes over what the CA says, as far as it is not older than what was seen. The caller holds mu,
+// apply publishes the CA's bundles, except those that are older than what was seen. The caller holds mu,
 // which apply releases.
 func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
 	set, older, err := merge(m.trust.Load().fromCA(), set, m.cfg.ID.TrustDomain())
@@ -257,7 +244,7 @@ func (m *Manager) findOrphans(t *trust) {
 			m.identities.Hasten(e, 0)
 		}
 	}
-	m.identities.Hold = !t.usable() // no certificate could be good
+	m.identities.Hold = !t.usable() // no certificate could be verified
 	m.identities.Wake()
 }
 
@@ -288,7 +275,7 @@ func (m *Manager) refresh(ctx context.Context, seen *trust) error {
 }
 
 // watchBundles takes the bundles from the CA's watch while Run runs, after the first were fetched.
-// While the watch has nothing good to say, the Manager polls.
+// While the watch yields no good bundles, the Manager polls.
 func (m *Manager) watchBundles(ctx context.Context, w bundleWatcher, fetched <-chan struct{}) {
 	select {
 	case <-fetched:

@@ -38,8 +38,8 @@ func set(t *testing.T, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 }
 
 // TestBundleFirst changes the root under two identities and records, in order, what was told and
-// what could be read then. Nobody sees a leaf before everybody was told of its root, though the
-// subscriber takes its time.
+// what could be read then. No reader sees a leaf before all subscribers were told of its root,
+// although the subscriber is slow.
 func TestBundleFirst(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -185,7 +185,7 @@ func TestCallbackThatHangs(t *testing.T) {
 }
 
 // TestCallbackAsks shows that a subscriber may ask for the name that it was told and wait for it, also
-// if nobody was told of the bundle yet.
+// if no subscriber was told of the bundle yet.
 func TestCallbackAsks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -237,7 +237,7 @@ func TestCallbackIsSlow(t *testing.T) {
 		require.NotSame(t, first, second)
 		ca.Rotate()
 		time.Sleep(40 * time.Minute)
-		assert.Same(t, second, current(t, m), "nobody was told of the bundle")
+		assert.Same(t, second, current(t, m), "the subscriber was not told of the bundle")
 		assert.ErrorContains(t, status(t, m, web).Err, "a subscriber that was told of a new bundle has not returned")
 
 		ca.FailNext(1<<30, errDown)
@@ -285,7 +285,7 @@ func TestRootGone(t *testing.T) {
 	})
 }
 
-// TestRootGoneIsUrgent shows that what peers do not accept any more counts as nothing when it comes to how
+// TestRootGoneIsUrgent shows that a certificate that peers do not accept any more counts as none for how
 // long to wait, however long it has to live.
 func TestRootGoneIsUrgent(t *testing.T) {
 	t.Parallel()
@@ -295,7 +295,7 @@ func TestRootGoneIsUrgent(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: p, Lifetime: 20 * time.Hour})
 		first, _ := ready(t, m)
 		require.Greater(t, time.Until(first.NotAfter()), 19*time.Hour)
-		p.signer.Store(spiffetest.NewCA(t, "example.org")) // whom nobody trusts
+		p.signer.Store(spiffetest.NewCA(t, "example.org")) // which is not trusted
 		ca.Rotate()
 		ca.DropOldRoots()
 		time.Sleep(2 * time.Hour)
@@ -479,7 +479,7 @@ func TestEmptyBundle(t *testing.T) {
 		time.Sleep(6 * time.Minute)
 		<-changed
 		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org"}, heard.take())
-		assert.Empty(t, bundleOf(t, m, domain), "nobody is trusted any more")
+		assert.Empty(t, bundleOf(t, m, domain), "no peer is trusted any more")
 		_, err := m.GenerateSecret(t.Context(), "ROOTCA")
 		assert.ErrorIs(t, err, spiffe.ErrNoAuthority)
 		assert.Same(t, first, current(t, m), "our own identity is for others to judge")
@@ -630,7 +630,7 @@ func TestWatchBreaks(t *testing.T) {
 	}
 }
 
-// TestWatchRollback shows that a watch is not believed more than an answer.
+// TestWatchRollback shows that bundles of a watch are checked as those of a fetch are.
 func TestWatchRollback(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -649,7 +649,7 @@ func TestWatchRollback(t *testing.T) {
 	})
 }
 
-// TestWatchOfNothingGood shows that a watch does not replace polling when what it says is refused.
+// TestWatchOfNothingGood shows that a watch whose bundles are refused does not replace polling.
 func TestWatchOfNothingGood(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -795,7 +795,7 @@ func TestSlowFetch(t *testing.T) {
 		ready(t, m)
 		ca.slow.Store(true)
 		ca.signer.Store(strangerTo(ca.ca))
-		for ca.fetched.Load() == 1 { // until a certificate that nobody vouches for makes it fetch
+		for ca.fetched.Load() == 1 { // until a certificate without a known root makes it fetch
 			time.Sleep(time.Second)
 			synctest.Wait()
 		}
@@ -824,8 +824,8 @@ func (s *slowFetch) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
 	return b, err
 }
 
-// TestStrangerIsCheap shows what many answers that nobody vouches for cost: not a fetch for each.
-func TestStrangerIsCheap(t *testing.T) {
+// TestUnknownRootIsCheap shows that many certificates without a known root do not cost a fetch each.
+func TestUnknownRootIsCheap(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")

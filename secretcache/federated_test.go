@@ -111,10 +111,10 @@ func (b *bundles) Changed() <-chan struct{}   { return b.changed.Changed() }
 func TestFederatedDoesNotSpeakForUs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		ca, stranger, theirs, ours := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test"), spiffetest.NewCA(t, "other.test")
+		ca, unknown, theirs, ours := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test"), spiffetest.NewCA(t, "other.test")
 		ca.Federate(theirs.Bundle())
 		b := &bundles{}
-		b.set.Store(set(t, stranger.Bundle()).With(ours.Bundle()))
+		b.set.Store(set(t, unknown.Bundle()).With(ours.Bundle()))
 		m := newManager(t, secretcache.Config{CA: ca, Federated: b})
 
 		// Also before Run, and for bundles that a first call brings.
@@ -125,7 +125,7 @@ func TestFederatedDoesNotSpeakForUs(t *testing.T) {
 				ready(t, m)
 			}
 			assert.True(t, accepts(t, m, ca))
-			assert.False(t, accepts(t, m, stranger))
+			assert.False(t, accepts(t, m, unknown))
 			assert.True(t, accepts(t, m, ours), "the operator's choice counts")
 			assert.False(t, accepts(t, m, theirs))
 		}

@@ -48,7 +48,7 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
 	peer, err := m.verify(t, e, svid)
-	if unvouched(err) { // the CA may have a root that we have not heard of
+	if unvouched(err) { // the CA may have a new root
 		if fetchErr := m.refresh(ctx, t); fetchErr != nil {
 			return fmt.Errorf("the CA's answer is refused: %w; no newer bundles: %w", err, fetchErr)
 		}

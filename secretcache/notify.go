@@ -10,9 +10,9 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// Subscribe registers f to be told the resource name of whatever changed, as
+// Subscribe registers f to be called with the resource name of each secret that changes, as
 // [Manager.GenerateSecret] takes it. cancel ends that; it may be called from f, and more than once.
-// A call of f that is under way goes on after cancel returned.
+// A call of f that is under way goes on after cancel has returned.
 //
 // A new certificate of the default identity is told as "default" and under its ID, that of another
 // identity under its ID. A change of the X.509 authorities of the own trust domain is told as
@@ -51,7 +51,7 @@ type notifier struct {
 	subscribers []*subscriber // replaced, never changed
 	names       []string      // to be told, in order
 	queued      map[string]bool
-	telling     chan struct{} // closed when all has been told; nil if no goroutine is at it
+	telling     chan struct{} // closed when all has been told; nil if no goroutine tells
 	now         string        // the name that is being told, or ""
 	trust       *trust        // what all subscribers were told of
 	told        renew.Signal  // of a change of these two

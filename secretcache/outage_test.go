@@ -22,8 +22,8 @@ type outage struct {
 	up   func(ca *spiffetest.CA)
 }
 
-// TestOutage starts the outage at any moment. Everybody is served all the time, and when the CA is
-// back, the identity is renewed before another 5 % of its remaining life are gone.
+// TestOutage starts the outage at any moment. Every reader is served all the time, and when the CA
+// is back, the identity is renewed before another 5 % of its remaining life are gone.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]outage{
@@ -82,8 +82,8 @@ func (o outage) test(t *testing.T, after time.Duration) {
 	assert.Zero(t, st.Failures)
 }
 
-// TestOutageFromTheStart shows what readers learn while there is nothing yet, and that nobody has
-// to ask again.
+// TestOutageFromTheStart shows what readers learn while there is nothing yet, and that no
+// caller has to ask again.
 func TestOutageFromTheStart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -29,12 +29,11 @@ var patience = renew.Patience{Impatient: impatient, Longest: 30 * time.Minute, W
 //
 // At its start it fetches the bundles, and asks for whatever is missing or due.
 func (m *Manager) Run(ctx context.Context) error {
-	m.mu.Lock()
-	if m.running {
-		m.mu.Unlock()
+	if !m.running.CompareAndSwap(false, true) {
 		return errors.New("secretcache: run: already running")
 	}
-	m.running = true
+	defer m.running.Store(false)
+	m.mu.Lock()
 	m.bundles.Hasten(m.roots, 0)
 	fetched := m.bundles.Ended(m.roots)
 	m.mu.Unlock()
@@ -51,14 +50,11 @@ func (m *Manager) Run(ctx context.Context) error {
 	wg.Wait()
 
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	for m.news.telling != nil {
-		told := m.news.telling
-		m.mu.Unlock()
+	told := m.news.telling // nothing is left to tell once it is closed
+	m.mu.Unlock()
+	if told != nil {
 		<-told
-		m.mu.Lock()
 	}
-	m.running = false
 	return context.Cause(ctx)
 }
 

@@ -44,7 +44,7 @@ func TestRun(t *testing.T) {
 		var heard told
 		m.Subscribe(heard.add)
 		time.Sleep(40 * time.Minute)
-		assert.Same(t, first, current(t, m), "nobody renews")
+		assert.Same(t, first, current(t, m), "Run does not run")
 		assert.Empty(t, heard.take())
 		second, stop := ready(t, m)
 		assert.NotSame(t, first, second, "what is due is done at once")
@@ -61,7 +61,7 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestShutdown ends Run in the middle of everything.
+// TestShutdown ends Run while attempts are under way and callers wait.
 func TestShutdown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestShutdown(t *testing.T) {
 		time.Sleep(time.Hour)
 		assert.Equal(t, n, calls.Load(), "nothing is told after Run has returned")
 		for _, s := range m.Status() {
-			assert.Zero(t, s.Failures, "the end of Run is nobody's failure")
+			assert.Zero(t, s.Failures, "the end of Run is not a failure")
 			assert.NoError(t, s.Err)
 		}
 
@@ -146,7 +146,7 @@ func TestManyIdentities(t *testing.T) { // not parallel: it counts goroutines
 	})
 }
 
-// TestUrgent shows that an identity that somebody waits for goes first.
+// TestUrgent shows that an identity that a caller waits for goes first.
 func TestUrgent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -372,7 +372,7 @@ func (l lockedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// TestEmptyBundleIsLoud shows the warning that everything is revoked.
+// TestEmptyBundleIsLoud shows the warning that every identity is revoked.
 func TestEmptyBundleIsLoud(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

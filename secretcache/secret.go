@@ -26,10 +26,10 @@ const (
 // Any other name gives an error that wraps [fs.ErrNotExist]. The authorities of a bundle that is
 // empty are an error that wraps [spiffe.ErrNoAuthority].
 //
-// What is there is returned without blocking. A certificate that has expired is not returned.
+// A secret that is there is returned without blocking. A certificate that has expired is not returned.
 //
-// What is not there is waited for, until ctx is done: that ends the wait and not the work, which is
-// shared by all calls that wait. Only if the CA refuses for good, or the trust bundle is empty, or Run ends,
+// GenerateSecret waits for one that is not there, until ctx is done: that ends the wait and not the work,
+// which is shared by all calls that wait. Only if the CA refuses for good, or the trust bundle is empty, or Run ends,
 // is the wait over before, with an error. The error wraps [ErrNotReady] and the last cause.
 //
 // Run does the work. While it is not running, calls that wait have it done, one attempt at a time

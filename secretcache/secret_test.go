@@ -60,7 +60,7 @@ func TestNames(t *testing.T) {
 		}
 		for _, name := range []string{
 			"", "DEFAULT", "rootca", "default ", "file-cert:a~b", "file-root:system", "builtin://", "spiffe://",
-			"spiffe://example.org/", "spiffe://example.org/nobody", "spiffe://other.test/web", "spiffe://unknown.test",
+			"spiffe://example.org/", "spiffe://example.org/unknown", "spiffe://other.test/web", "spiffe://unknown.test",
 			"spiffe://Example.org", "web", "/web", strings.Repeat("x", 5000),
 		} {
 			s, err := m.GenerateSecret(t.Context(), name)
@@ -170,7 +170,7 @@ func TestWithoutRun(t *testing.T) {
 }
 
 // TestSequences is Istio's table of requests and callbacks, as far as it applies: there, renewal
-// waits for somebody to ask, and here it does not.
+// waits for a request, and here it does not.
 func TestSequences(t *testing.T) {
 	t.Parallel()
 	trust := []string{"ROOTCA", "spiffe://example.org"}
@@ -262,7 +262,7 @@ func TestSubscribers(t *testing.T) {
 		})
 		start(t, m)
 		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "default"}, first.take())
-		assert.Equal(t, []string{worker.String()}, slices.Compact(second.take()), "what was being told belongs to those who were there")
+		assert.Equal(t, []string{worker.String()}, slices.Compact(second.take()), "a subscriber is told of what changes after it has subscribed")
 	})
 }
 

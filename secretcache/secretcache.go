@@ -18,17 +18,17 @@
 // get never changes under them: a [spiffe.Snapshot] is a key, its chain and the trust bundles that
 // go with them.
 //
-// Old before new. What the CA sends is verified before it replaces what works: the key, the ID, the
-// validity, the form, the size, and the path to the current trust bundle. A failure changes the
-// time of the next attempt and nothing else. An identity stays until the next one is in hand.
+// A failure replaces nothing. What the CA sends is verified before it takes the place of what works: the
+// key, the ID, the validity, the form, the size, and the path to the current trust bundle. A failure
+// changes the time of the next attempt and nothing else.
 //
-// The bundle goes first. A leaf that a new root vouches for is published when the bundle with that
-// root was published and all subscribers have been told.
+// The bundle comes before the leaf. A leaf of a new root is published after the bundle with that root was
+// published and all subscribers have been told of it.
 //
-// Renewal is arithmetic. An identity is renewed when half of its life is over, a little earlier by
-// chance so that a fleet does not move in step. After a failure the next attempt comes after a
-// random wait of at most 4 % of the life that remains, and never in a tight loop; what the CA asks
-// for with a method Retryable() (time.Duration, bool) of its error is respected.
+// An identity is renewed when half of its life is over, or earlier by a random part of it, so that a fleet
+// does not renew at the same time. After a failure the next attempt comes after a
+// random wait of at most 4 % of the life that remains, and never in a tight loop; a wait that the
+// CA asks for with a method Retryable() (time.Duration, bool) of its error is respected.
 //
 // The number of goroutines does not depend on the number of identities.
 //
@@ -42,8 +42,8 @@
 //
 // # What it does not do
 //
-// It writes nothing to disk, and it does not judge peers: see package spiffe. It does not find out
-// who this workload is: the CA in [Config] proves that to the authority behind it.
+// It writes nothing to disk, and it does not verify peers: see package spiffe. It does not authenticate the
+// workload: the CA in [Config] does that to the authority behind it.
 package secretcache
 
 import (
@@ -64,9 +64,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrNotReady says that there is nothing to hand out yet: no certificate was obtained so far, or
-// only one that has expired, or no trust bundle. The error around it has the cause of the last
-// failure.
+// ErrNotReady says that there is nothing to return yet: no certificate was obtained so far, or only one
+// that has expired, or no trust bundle. The error around it has the cause of the last failure.
 var ErrNotReady = errors.New("not ready")
 
 // CA is the authority that a [Manager] asks. Package caclient has implementations, and rules for
@@ -147,9 +146,9 @@ type Config struct {
 	// Concurrency is how many certificates are asked for at the same time; 0 means 16.
 	Concurrency int
 
-	// Logger is told of each attempt (Debug), of each change of an identity or a bundle (Info), and
-	// of what failed and will be tried again (Warn), with the attributes id, attempt, err, retry_in,
-	// not_after, renew_in, trust_domain, authorities and sequence. Nil means silence.
+	// Logger gets each attempt (Debug), each change of an identity or a bundle (Info), and each failure
+	// that is followed by another attempt (Warn), with the attributes id, attempt, err, retry_in,
+	// not_after, renew_in, trust_domain, authorities and sequence. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -166,8 +165,9 @@ type Manager struct {
 	snap    atomic.Pointer[spiffe.Snapshot]
 	changed renew.Signal
 
+	running atomic.Bool // Run is running
+
 	mu         sync.Mutex
-	running    bool // Run is running
 	watching   bool // the CA's watch keeps the bundles fresh
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
@@ -286,13 +286,13 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	}
 	switch {
 	case cause != nil && last != nil:
-		return fmt.Errorf("secretcache: %s: %w: %w; the last attempt failed: %w", m.title(e), ErrNotReady, cause, last)
-	case cause != nil:
-		return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, cause)
-	case last != nil:
-		return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, last)
+		cause = fmt.Errorf("%w; the last attempt failed: %w", cause, last)
+	case cause == nil && last != nil:
+		cause = last
+	case cause == nil:
+		cause = errors.New("nothing was tried yet; is Run running?")
 	}
-	return fmt.Errorf("secretcache: %s: %w: nothing was tried yet; is Run running?", m.title(e), ErrNotReady)
+	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, cause)
 }
 
 func (m *Manager) title(e *entry) string {

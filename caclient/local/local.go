@@ -3,8 +3,8 @@
 // Most programs need [New] with the identities that they are to have. A program whose workloads come and
 // go decides for each request with [NewFunc].
 //
-// It is the place where "who is asking" is answered, and the answer is never taken from the
-// request: the constructor gives it. The ID that a request names is only compared with it.
+// The identity of the caller is what the constructor was given, and is never taken from the request. The
+// ID that a request names is only compared with it.
 package local
 
 import (
@@ -56,8 +56,8 @@ func New(authority *ca.Authority, ids ...spiffe.ID) (*CA, error) {
 }
 
 // NewFunc returns a CA that certifies each request for the ID that decide returns for it. decide
-// may look at anything in the request that helps it to find out who is asking, such as whether it
-// knows the public key or has started the workload that is named there; what the request says is a
+// may look at anything in the request that helps it to identify the caller, such as whether it
+// knows the public key or has started the workload that is named there. What the request says is a
 // wish. An error of decide refuses the request: as it is if it is a [*caclient.Error], and of the
 // kind [caclient.ErrDenied] otherwise. decide has to be safe for concurrent use.
 func NewFunc(authority *ca.Authority, decide func(ctx context.Context, csr *pki.CSR) (spiffe.ID, error)) (*CA, error) {

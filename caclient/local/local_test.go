@@ -121,7 +121,7 @@ func TestManyIdentities(t *testing.T) {
 				return id, nil
 			}
 		}
-		return spiffe.ID{}, errors.New("nobody has this key")
+		return spiffe.ID{}, errors.New("no workload has this key")
 	})
 	require.NoError(t, err)
 	for csr, id := range known {
@@ -131,7 +131,7 @@ func TestManyIdentities(t *testing.T) {
 	}
 	_, err = c.Sign(t.Context(), newCSR(t, pki.IDSAN(web)), 0)
 	assert.Equal(t, caclient.ErrDenied, kind(t, err))
-	assert.ErrorContains(t, err, "nobody has this key")
+	assert.ErrorContains(t, err, "no workload has this key")
 }
 
 // A program with a set of identities, each of which is named in the requests for it.

@@ -4,10 +4,10 @@
 //
 // It is a module of its own, so that svidkit itself requires no gRPC. What it takes is the
 // configurations of package spiffetls in credentials.NewTLS, on both sides: the identity of each side is
-// kept fresh by its source, and who may call is a policy.
+// kept fresh by its source, and a policy says which clients may call.
 //
 // A server answers health checks for the one ID that its policy names. That client is served, and a
-// stranger from the same trust domain is refused. Then an operator takes the client out of the policy
+// client with another ID in the same trust domain is refused. Then an operator takes the client out of the policy
 // while its connection is open, and the Governor ends the connection.
 package main
 
@@ -47,12 +47,12 @@ func main() {
 	}
 }
 
-// The cast.
+// The workloads, and the operators.
 var (
-	greeter  = spiffe.MustParseID("spiffe://example.org/greeter")
-	web      = spiffe.MustParseID("spiffe://example.org/web")
-	stranger = spiffe.MustParseID("spiffe://example.org/stranger")
-	ops      = spiffe.MustParseID("spiffe://example.org/ops")
+	greeter = spiffe.MustParseID("spiffe://example.org/greeter")
+	web     = spiffe.MustParseID("spiffe://example.org/web")
+	other   = spiffe.MustParseID("spiffe://example.org/other")
+	ops     = spiffe.MustParseID("spiffe://example.org/ops")
 )
 
 // show runs everything and stops all of it before it returns.
@@ -68,7 +68,7 @@ func show(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	workloads := make(map[spiffe.ID]*secretcache.Manager)
-	for _, id := range []spiffe.ID{greeter, web, stranger} {
+	for _, id := range []spiffe.ID{greeter, web, other} {
 		if workloads[id], err = workload(authority, id); err != nil {
 			return err
 		}
@@ -112,9 +112,9 @@ func show(ctx context.Context, out io.Writer) error {
 	running.Go(func() { _ = server.Serve(governor.Listener(listener)) })
 	defer server.Stop()
 
-	// The clients dial an address; who has to answer there is an ID.
+	// The clients dial an address, and require that the server there has the ID of the greeter.
 	open := make(map[spiffe.ID]*grpc.ClientConn)
-	for _, id := range []spiffe.ID{web, stranger} {
+	for _, id := range []spiffe.ID{web, other} {
 		self := workloads[id]
 		config, err := spiffetls.ClientConfig(self, self, spiffe.AllowIDs(greeter), nil)
 		if err != nil {
@@ -139,7 +139,7 @@ func show(ctx context.Context, out io.Writer) error {
 		}
 		return nil
 	}
-	for _, id := range []spiffe.ID{web, web, stranger} {
+	for _, id := range []spiffe.ID{web, web, other} {
 		if err := call(id); err != nil {
 			return err
 		}
@@ -171,18 +171,11 @@ func workload(authority *ca.Authority, id spiffe.ID) (*secretcache.Manager, erro
 
 // ready waits until m has its identity.
 func ready(ctx context.Context, m *secretcache.Manager) error {
-	for {
-		changed := m.Changed()
-		_, err := m.Snapshot()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return err
-		}
+	for range m.Updates(ctx) {
+		return nil
 	}
+	_, err := m.Snapshot()
+	return err
 }
 
 // caller returns the ID that the client of a call has proved: the handshake did that, and here it is

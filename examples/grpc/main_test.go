@@ -16,7 +16,7 @@ func TestShow(t *testing.T) {
 web: SERVING
 server: a call from spiffe://example.org/web
 web: SERVING
-stranger: refused
+other: refused
 operator: only spiffe://example.org/ops from now on
 governor: connections ended: 1
 web: refused

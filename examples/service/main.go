@@ -1,5 +1,5 @@
-// Service is an HTTP server and a client that prove to each other who they are, with an identity from
-// the SPIFFE Workload API:
+// Service is an HTTP server and a client that authenticate each other with an identity from the SPIFFE
+// Workload API:
 //
 //	go run ./examples/service
 //
@@ -90,8 +90,10 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	wg.Go(func() { _ = src.Run(ctx) }) // what it fails with, Ready says
-	if err := ready(ctx, src, o.wait); err != nil {
+	wg.Go(func() { _ = src.Run(ctx) }) // Ready returns its error
+	waiting, stop := context.WithTimeout(ctx, o.wait)
+	defer stop()
+	if err := src.Ready(waiting); err != nil {
 		return err
 	}
 	me, err := src.SVID()
@@ -108,7 +110,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 
-	// From here on it is net/http as ever.
+	// The rest is plain net/http.
 	fmt.Fprintf(out, "identity: %s, until %s\n", me.ID(), me.NotAfter().Format(time.TimeOnly))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -121,18 +123,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	return ask(ctx, client, "https://"+l.Addr().String(), o, out)
 }
 
-// ready waits for the first identity, and not longer than that.
-func ready(ctx context.Context, src *workloadapi.Source, wait time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	return src.Ready(ctx)
-}
-
-// hello answers a client by its name.
+// hello answers with the ID of the client.
 func hello(w http.ResponseWriter, r *http.Request) {
 	peer, ok := spiffetls.PeerFromContext(r.Context())
 	if !ok {
-		http.Error(w, "who are you?", http.StatusForbidden) // does not happen: the handshake asks
+		http.Error(w, "no client identity", http.StatusForbidden) // not reached: the handshake requires one
 		return
 	}
 	fmt.Fprintf(w, "hello %s", peer.ID())

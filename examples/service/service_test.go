@@ -56,7 +56,7 @@ func TestSocket(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Where nobody listens, and where the address is none, it says so.
+// An address without a server, and a malformed one, are errors.
 func TestNoAgent(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

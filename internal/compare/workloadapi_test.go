@@ -51,21 +51,11 @@ func socket(t *testing.T) string {
 	return filepath.Join(dir, "api.sock")
 }
 
-// tokens issues and validates for our server.
-type tokens struct {
-	*authority
-	*jwtsvid.Validator
-}
-
-func newTokens(t *testing.T, a *authority) tokens {
+func newValidator(t *testing.T, a *authority) *jwtsvid.Validator {
 	t.Helper()
 	v, err := jwtsvid.NewAgentValidator(a.bundle(t), nil)
 	require.NoError(t, err)
-	return tokens{a, v}
-}
-
-func (k tokens) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
-	return k.jwt.Issue(jwtsvid.Request{ID: id, Audience: audience})
+	return v
 }
 
 // serveOurs runs our server and returns its address.
@@ -175,8 +165,8 @@ func TestPeerClientHints(t *testing.T) {
 	require.NoError(t, err)
 	var ids []workloadserver.Identity
 	addr := peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
-		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-		Issuer:     newTokens(t, a),
+		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
+		IssueJWTSVID: a.jwt.IssueJWTSVID,
 	}))
 
 	_, err = peerapi.FetchX509SVID(ctx, addr) // no identity
@@ -235,8 +225,8 @@ func TestPeerClientJWT(t *testing.T) {
 	t.Parallel()
 	ctx := timeout(t)
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
-	k := newTokens(t, a)
-	addr := peerapi.WithAddr(serveOurs(t, newLive(a.snapshot(t, "/web", other)), &workloadserver.Options{Issuer: k, Validator: k}))
+	k := newValidator(t, a)
+	addr := peerapi.WithAddr(serveOurs(t, newLive(a.snapshot(t, "/web", other)), &workloadserver.Options{IssueJWTSVID: a.jwt.IssueJWTSVID, ValidateJWTSVID: k.ValidateJWTSVID}))
 
 	source, err := peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(addr))
 	require.NoError(t, err)
@@ -539,16 +529,6 @@ func TestPeerServerCalls(t *testing.T) {
 }
 
 // wits issues WIT-SVIDs for our server.
-type wits struct{ *witsvid.Issuer }
-
-func (w wits) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (string, crypto.Signer, error) {
-	svid, err := w.IssueSVID(id)
-	if err != nil {
-		return "", nil, err
-	}
-	return svid.Token(), svid.Signer(), nil
-}
-
 // The peer's client takes WIT-SVIDs, keys and bundles from our server.
 func TestPeerClientWIT(t *testing.T) {
 	t.Parallel()
@@ -571,7 +551,7 @@ func TestPeerClientWIT(t *testing.T) {
 		Identities: func(context.Context) ([]workloadserver.Identity, error) {
 			return []workloadserver.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}}, nil
 		},
-		WITIssuer: wits{issuer},
+		IssueWITSVID: issuer.IssueWITSVID,
 	})))
 	require.NoError(t, err)
 	defer client.Close()

@@ -1,18 +1,20 @@
-// Package faulty serves HTTP for tests, and misbehaves when it is told to. [Start] serves, and
-// [Server.Turn] says how. It works on sockets and, in a testing/synctest bubble, on listeners in memory.
+// Package faulty serves HTTP for tests, and misbehaves when a test turns its [Dial]. It works on sockets
+// and, in a testing/synctest bubble, on listeners in memory.
 package faulty
 
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
 	"testing"
+	"time"
 )
 
-// Position is what a [Server] does with requests.
+// Position is what a server does with requests.
 type Position int
 
 // The positions.
@@ -24,16 +26,18 @@ const (
 	Drop                   // connections are cut, those that are open and those that come
 )
 
-// Config is what a [Server] serves.
+// Config is what [Start] serves.
 type Config struct {
 	Listener              net.Listener
 	Handler, Deny, Garble http.Handler
 	TLS                   *tls.Config // nil means HTTP/2 without TLS
 	ConnContext           func(context.Context, net.Conn) context.Context
+	Turned                func() // called after each turn of the dial; may be nil
 }
 
-// Server is a server with a dial. [Start] makes one. Its methods are safe for concurrent use.
-type Server struct {
+// Dial says what a server does with requests. A test server embeds it, so that its methods become the
+// server's own. They are safe for concurrent use.
+type Dial struct {
 	cfg Config
 
 	mu       sync.Mutex
@@ -44,13 +48,13 @@ type Server struct {
 }
 
 // Start serves until the test is over.
-func Start(t testing.TB, cfg Config) *Server {
-	s := &Server{cfg: cfg, moved: make(chan struct{}), conns: map[net.Conn]bool{}}
+func Start(t testing.TB, cfg Config) *Dial {
+	d := &Dial{cfg: cfg, moved: make(chan struct{}), conns: map[net.Conn]bool{}}
 	srv := &http.Server{
-		Handler:     s,
+		Handler:     http.HandlerFunc(d.serve),
 		TLSConfig:   cfg.TLS,
-		ConnContext: s.opened,
-		ConnState:   s.state,
+		ConnContext: d.opened,
+		ConnState:   d.state,
 		ErrorLog:    slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
 	serve := func() error { return srv.ServeTLS(cfg.Listener, "", "") }
@@ -65,55 +69,84 @@ func Start(t testing.TB, cfg Config) *Server {
 		_ = srv.Close()
 		wg.Wait()
 	})
-	return s
+	return d
 }
 
-// Turn sets the dial. With Drop and Garble the connections that are open are cut, so that a client in
-// the middle of an answer comes back to the new position.
-func (s *Server) Turn(p Position) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.position == p {
-		return
-	}
-	s.position = p
-	close(s.moved)
-	s.moved = make(chan struct{})
-	if p == Drop || p == Garble {
-		for c := range s.conns {
-			cut(c)
+// Deny has every request refused: with status 403 by a bundle endpoint, with PermissionDenied by a
+// Workload API, which ends open streams with it too.
+func (d *Dial) Deny() { d.turn(Deny) }
+
+// Hang has no request answered until [Dial.Mend]. Open streams stay open and silent.
+func (d *Dial) Hang() { d.turn(Hang) }
+
+// Garble cuts the open connections, and has every request answered with a message that makes no sense.
+func (d *Dial) Garble() { d.turn(Garble) }
+
+// Drop cuts the open connections, and each new one before it carries a byte, as a server does that keeps
+// crashing.
+func (d *Dial) Drop() { d.turn(Drop) }
+
+// Mend turns the dial back: the server works, and requests that hung are answered.
+func (d *Dial) Mend() { d.turn(Good) }
+
+// Requests returns how many requests have come so far, whatever became of them. A stream is one.
+// Connections that were cut by [Dial.Drop] are not among them.
+func (d *Dial) Requests() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.requests
+}
+
+// PositionOf returns where a dial is.
+func PositionOf(d *Dial) Position {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.position
+}
+
+// Ending returns an edit of a certificate that makes it end in d, which may be in the past.
+func Ending(d time.Duration) func(*x509.Certificate) {
+	end := time.Now().Add(d)
+	return func(c *x509.Certificate) {
+		c.NotAfter = end
+		if !c.NotBefore.Before(end) {
+			c.NotBefore = end.Add(-time.Hour)
 		}
 	}
 }
 
-// Position returns where the dial is.
-func (s *Server) Position() Position {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.position
+func (d *Dial) turn(p Position) {
+	d.mu.Lock()
+	if d.position != p {
+		d.position = p
+		close(d.moved)
+		d.moved = make(chan struct{})
+		if p == Drop || p == Garble { // so that a client in the middle of an answer comes back
+			for c := range d.conns {
+				cut(c)
+			}
+		}
+	}
+	d.mu.Unlock()
+	if d.cfg.Turned != nil {
+		d.cfg.Turned()
+	}
 }
 
-// Requests returns how many requests have come so far, whatever became of them.
-func (s *Server) Requests() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.requests
-}
-
-// ServeHTTP does what the dial says.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	s.requests++
-	s.mu.Unlock()
+// serve does what the dial says.
+func (d *Dial) serve(w http.ResponseWriter, r *http.Request) {
+	d.mu.Lock()
+	d.requests++
+	d.mu.Unlock()
 	for {
-		s.mu.Lock()
-		position, moved := s.position, s.moved
-		s.mu.Unlock()
+		d.mu.Lock()
+		position, moved := d.position, d.moved
+		d.mu.Unlock()
 		switch position {
 		case Deny:
-			s.cfg.Deny.ServeHTTP(w, r)
+			d.cfg.Deny.ServeHTTP(w, r)
 		case Garble:
-			s.cfg.Garble.ServeHTTP(w, r)
+			d.cfg.Garble.ServeHTTP(w, r)
 		case Hang:
 			select {
 			case <-moved:
@@ -123,30 +156,30 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case Drop:
 			panic(http.ErrAbortHandler)
 		default:
-			s.cfg.Handler.ServeHTTP(w, r)
+			d.cfg.Handler.ServeHTTP(w, r)
 		}
 		return
 	}
 }
 
-func (s *Server) opened(ctx context.Context, c net.Conn) context.Context {
-	s.mu.Lock()
-	s.conns[c] = true
-	if s.position == Drop {
+func (d *Dial) opened(ctx context.Context, c net.Conn) context.Context {
+	d.mu.Lock()
+	d.conns[c] = true
+	if d.position == Drop {
 		cut(c)
 	}
-	s.mu.Unlock()
-	if s.cfg.ConnContext != nil {
-		ctx = s.cfg.ConnContext(ctx, c)
+	d.mu.Unlock()
+	if d.cfg.ConnContext != nil {
+		ctx = d.cfg.ConnContext(ctx, c)
 	}
 	return ctx
 }
 
-func (s *Server) state(c net.Conn, state http.ConnState) {
+func (d *Dial) state(c net.Conn, state http.ConnState) {
 	if state == http.StateClosed {
-		s.mu.Lock()
-		delete(s.conns, c)
-		s.mu.Unlock()
+		d.mu.Lock()
+		delete(d.conns, c)
+		d.mu.Unlock()
 	}
 }
 

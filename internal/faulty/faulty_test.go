@@ -63,18 +63,18 @@ func TestDial(t *testing.T) {
 		defer transport.CloseIdleConnections()
 		c := &http.Client{Transport: transport}
 
-		assert.Equal(t, faulty.Good, s.Position())
+		assert.Equal(t, faulty.Good, faulty.PositionOf(s))
 		assert.Equal(t, "good", get(t.Context(), c, "http://x/"))
-		s.Turn(faulty.Deny)
-		assert.Equal(t, faulty.Deny, s.Position())
+		s.Deny()
+		assert.Equal(t, faulty.Deny, faulty.PositionOf(s))
 		assert.Equal(t, "no", get(t.Context(), c, "http://x/"))
-		s.Turn(faulty.Garble)
+		s.Garble()
 		synctest.Wait() // for the client to see that its connection is cut
 		assert.Equal(t, "%&", get(t.Context(), c, "http://x/"))
 		assert.Equal(t, 3, s.Requests())
 
-		// Who waits is answered when the dial moves, and who gives up is gone.
-		s.Turn(faulty.Hang)
+		// A request that hangs is answered when the dial moves, unless its client has gone.
+		s.Hang()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		start := time.Now()
@@ -83,22 +83,22 @@ func TestDial(t *testing.T) {
 		answer := make(chan string)
 		go func() { answer <- get(t.Context(), c, "http://x/") }()
 		time.Sleep(time.Hour)
-		s.Turn(faulty.Good)
+		s.Mend()
 		assert.Equal(t, "good", <-answer)
 
 		// Drop and Garble cut what is open.
-		for _, p := range []faulty.Position{faulty.Drop, faulty.Garble} {
-			s.Turn(faulty.Good)
+		for _, turn := range []func(){s.Drop, s.Garble} {
+			s.Mend()
 			go func() { answer <- get(t.Context(), c, "http://x/stream") }()
 			synctest.Wait()
-			s.Turn(p)
+			turn()
 			assert.Equal(t, "good error", <-answer)
 		}
-		s.Turn(faulty.Drop)
+		s.Drop()
 		before := opened.Load()
 		assert.Equal(t, "error", get(t.Context(), c, "http://x/"))
 		assert.Greater(t, opened.Load(), before, "a connection that comes is cut")
-		s.Turn(faulty.Good)
+		s.Mend()
 		assert.Equal(t, "good", get(t.Context(), c, "http://x/"))
 	})
 }
@@ -122,9 +122,9 @@ func TestTLS(t *testing.T) {
 	answer := make(chan string)
 	go func() { answer <- get(t.Context(), c, url+"/stream") }()
 	assert.Equal(t, "/stream", <-requests)
-	s.Turn(faulty.Drop)
+	s.Drop()
 	assert.Contains(t, <-answer, "error")
 	assert.Equal(t, "error", get(t.Context(), c, url+"/"))
-	s.Turn(faulty.Good)
+	s.Mend()
 	assert.Equal(t, "good", get(t.Context(), c, url+"/"))
 }

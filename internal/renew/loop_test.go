@@ -305,7 +305,7 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// Whoever waits is woken by the end of the attempt, and goes before those for which nobody waits.
+// A caller that waits is woken by the end of the attempt, and its entry goes before those without waiters.
 func TestAwait(t *testing.T) {
 	for _, running := range []bool{true, false} {
 		t.Run(fmt.Sprint(running), func(t *testing.T) {

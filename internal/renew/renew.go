@@ -3,7 +3,7 @@
 //
 // It answers three questions. When is the next attempt? [RenewAt] and [Poll] compute it from lifetimes
 // and refresh hints. What if the attempt failed? [Backoff] and [Patience] compute the wait from the
-// number of failures, the life that remains and what the server asked for. Who is waiting? A [Loop]
+// number of failures, the life that remains and what the server asked for. What starts it? A [Loop]
 // holds any number of entries, starts the attempts that are due and wakes the goroutines that wait for
 // them.
 //

@@ -11,7 +11,7 @@ import (
 
 // Errors that a [FetchError] wraps, for errors.Is.
 var (
-	// ErrNotAuthenticated says that the endpoint did not prove what its profile asks for. Nothing that
+	// ErrNotAuthenticated says that the endpoint did not authenticate as its profile asks. Nothing that
 	// it sent was read.
 	ErrNotAuthenticated = errors.New("endpoint not authenticated")
 
@@ -23,7 +23,7 @@ var (
 	ErrSequence = errors.New("older than a known bundle")
 )
 
-// FetchError is a failed fetch. Whatever its cause, the bundle that was in force stays.
+// FetchError is a failed fetch. The bundle in force stays.
 //
 // The cause wraps [ErrNotAuthenticated], with a [*spiffe.VerifyError], a
 // tls.CertificateVerificationError or the error of a [spiffe.BundleSource]; [ErrRedirect];
@@ -32,14 +32,14 @@ var (
 // of the caller's context; or an error of the network. A Status other than 200 is a cause of its own.
 type FetchError struct {
 	TrustDomain spiffe.TrustDomain
-	URL         string // that was asked last, without its query
+	URL         string // of the last request, without its query
 	Status      int    // the HTTP status, if one was received
 	Err         error
 }
 
-// Error names the trust domain, the URL and the cause, which is made fit for a log line: it may quote
-// what the endpoint sent, such as the names in a certificate that failed to verify. So it is cut, and
-// what does not print is replaced.
+// Error names the trust domain, the URL and the cause. The cause may quote what the endpoint sent, such as
+// the names in a certificate that failed to verify, so it is cut to 512 bytes, and characters that do not
+// print are replaced.
 func (e *FetchError) Error() string {
 	why := fmt.Sprint(e.Err)
 	if len(why) > 512 {

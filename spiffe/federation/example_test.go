@@ -54,10 +54,10 @@ func Example() {
 	}
 	fmt.Println("hello", peer)
 	for _, s := range m.Status() {
-		fmt.Println(s.TrustDomain, "is", s.State)
+		fmt.Println(s.TrustDomain, "is fresh:", s.Fresh)
 	}
 
-	// The end of the relationship is felt at once.
+	// The end of the relationship takes effect at once.
 	if err := m.Remove(theirs); err != nil {
 		log.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func Example() {
 	fmt.Println("run:", <-ended)
 	// Output:
 	// hello spiffe://partner.test/web
-	// partner.test is fresh
+	// partner.test is fresh: true
 	// still trusted: false
 	// run: enough
 }
@@ -125,8 +125,8 @@ func identity(authority *ca.Authority, name string) *spiffe.SVID {
 	return svid
 }
 
-// A handler serves whatever bundle its source has, and tells those who have it that nothing has
-// changed.
+// A handler serves whatever bundle its source has, and answers 304 to clients that have it
+// already.
 func ExampleNewHandler() {
 	td := spiffe.MustParseTrustDomain("example.org")
 	bundle, err := spiffe.ParseBundle(td, []byte(`{"spiffe_sequence": 7, "spiffe_refresh_hint": 300, "keys": []}`))
@@ -177,9 +177,7 @@ func ExampleFetch() {
 		URL:         "http://partner.test/bundle",
 		Profile:     federation.Web{},
 	}, nil)
-	if e, ok := errors.AsType[*federation.ConfigError](err); ok {
-		fmt.Println(e.Rule, e.Reason)
-	}
+	fmt.Println(err)
 	// Output:
-	// FED-30 URL does not begin with https://
+	// federation: fetch: relationship with "partner.test": URL does not begin with https://
 }

@@ -1,5 +1,5 @@
-// Package federation gets the trust bundles of other trust domains from their bundle endpoints,
-// keeps them fresh, and serves ours to them.
+// Package federation fetches the trust bundles of other trust domains from their bundle endpoints, keeps
+// them fresh, and serves bundles to others.
 //
 // Most programs need [New], [Manager.Run] and the [Manager] itself, which is a
 // [spiffe.BundleSource]:
@@ -17,53 +17,51 @@
 //
 // # A relationship
 //
-// Three things are configured before the first byte is sent, and none follows from another: the
-// name of the trust domain, the URL of its endpoint, and the profile, which says how the endpoint
-// proves itself (FED-20, FED-21). [Web] is https_web: a certificate for the URL's host from an
-// authority that the host trusts. [SPIFFE] is https_spiffe: an X.509-SVID with one exact ID.
+// An operator configures three things, and none follows from another: the name of the trust domain, the
+// URL of its endpoint, and the profile, by which the endpoint is authenticated (FED-20, FED-21). [Web] is
+// https_web: a certificate for the URL's host from an authority that the host trusts. [SPIFFE] is
+// https_spiffe: an X.509-SVID with one exact ID.
 //
-// Relationships have one direction: that we trust their names does not make them trust ours.
+// A relationship has one direction: it lets this side verify the other, and not the other way round.
 //
 // # What it promises
 //
 // Readers load pointers: they never wait for a lock, for an endpoint or for each other.
 //
-// Good before broken. An answer that is late, too long, malformed, from the wrong peer or with the
-// wrong status replaces nothing, and the last good bundle stays in force. It has no end of its own:
-// [Manager.Status] tells how old it is.
+// A failed fetch replaces nothing. An answer that is late, too long, malformed, from the wrong peer or with
+// the wrong status leaves the last good bundle in force, however old it is: [Manager.Status] tells its age.
 //
 // An empty bundle is an answer. It says that everything in that trust domain is revoked, and
 // replaces the one before it (BND-10, BND-11).
 //
-// No way back. A bundle with a lower sequence number than the one in force is refused and reported,
-// and an operator can accept it all the same, with [Manager.Set] (AMB-25).
+// Sequence numbers do not go down. A bundle with a lower one than that in force is refused and reported; an
+// operator can accept it with [Manager.Set] (AMB-25).
 //
-// An endpoint is not trusted with resources. Its document may have 1 MiB, its answer has an overall deadline and
-// one for silence, redirects lead only to further https URLs that prove the same, and proxies of the
-// environment are not used. A trust domain whose endpoint hangs delays no other: one that is slow
-// gives its place to the next, and those that failed last time come after those that did not.
+// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has an overall deadline
+// and one for silence. Redirects lead only to further https URLs whose servers authenticate in the same
+// way, and proxies of the environment are not used. An endpoint that hangs delays no other: a fetch that is
+// slow gives its slot to the next, and endpoints that failed last time are asked after those that did not.
 //
-// One request per interval. The interval is the bundle's refresh hint within bounds, give or take a
-// tenth, and five minutes without one. A failure waits for the next interval too (FED-9).
+// There is one request per interval. The interval is the bundle's refresh hint within bounds, give or take
+// a tenth, and five minutes without one. A failure waits for the next interval too (FED-9).
 //
-// The end is the end. After [Manager.Remove] no peer of that trust domain is verified by a verifier
-// that asks the Manager, nothing more is fetched, and the stored copy is gone.
+// [Manager.Remove] takes effect at once. When it returns, a verifier that asks the Manager accepts no peer
+// of that trust domain, nothing more is fetched, and the stored copy is deleted.
 //
 // # Self-serving endpoints
 //
-// The endpoint of a trust domain that proves itself with an SVID of that same domain is verified by
-// the newest bundle of the domain that we have: the one that was configured at first, the one that
-// was fetched from then on (FED-67). So a consumer that was away for longer than the roots overlap cannot
-// come back without help, and neither can one that was told that everything is revoked: configure a
-// newer bundle, or call [Manager.Set]. [Config] has a directory for the last good bundles, which
-// makes that rarer.
+// An endpoint that authenticates with an SVID of the trust domain that it serves is verified by the newest
+// known bundle of that domain: at first the configured one, from then on the fetched one (FED-67). So a
+// consumer that was away for longer than the roots overlap needs help from an operator, and so does one
+// that has received an empty bundle: configure a newer bundle, or call [Manager.Set]. [Config].Dir keeps the
+// last good bundles over a restart, which makes that rarer.
 //
 // # What it does not do
 //
 // It does not merge: the bundle of one domain never speaks for another (FED-14). It does not hold the
-// bundle of our own trust domain, which comes from a CA or the Workload API. And it does not decide
-// whom to trust: parameters come from the operator, and should come by a way that others
-// cannot write to (FED-22).
+// bundle of the program's own trust domain, which comes from a CA or the Workload API. It does not decide
+// which trust domains to trust: relationships come from the operator, by a way that others cannot write to
+// (FED-22).
 package federation
 
 import (
@@ -83,7 +81,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Options are the choices about a single fetch, each of which has a default.
+// Options configures a single fetch. The zero value has the usual settings.
 type Options struct {
 	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30
 	// seconds.
@@ -100,9 +98,9 @@ type Options struct {
 	// context is done. Nil means the one of [net.Dialer].
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// Logger is told of every fetch (FED-19): at Info what succeeded, at Warn what failed or is worth
-	// a look, with the attributes trust_domain, url, redirected_to, peer, sequence, outcome,
-	// authorities, skipped, next and err. URLs are without their query. Nil means silence.
+	// Logger gets a record of every fetch (FED-19): at Info if it succeeded, at Warn if it failed or
+	// needs attention, with the attributes trust_domain, url, redirected_to, peer, sequence, outcome,
+	// authorities, skipped, next and err. URLs are without their query. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -126,17 +124,17 @@ func (o *Options) withDefaults() (*Options, error) {
 
 // Config configures a [Manager]. Every zero means the default that is named here. [New] copies it.
 type Config struct {
-	// Relationships are those to begin with, at most one for each trust domain. See [Manager.Add].
+	// Relationships are the initial ones, at most one for each trust domain. See [Manager.Add].
 	Relationships []Relationship
 
 	// MinInterval and MaxInterval are the bounds of the time between two fetches of one bundle, and
 	// win over its refresh hint (BND-21). 0 means one minute and 24 hours, and more than 100 years means
-	// 100 years. While there is no bundle at all, the interval is MinInterval. If both are equal, chance
-	// adds up to a tenth.
+	// 100 years. While there is no bundle at all, the interval is MinInterval. If both are equal, the
+	// interval is longer by a random part of up to a tenth.
 	MinInterval, MaxInterval time.Duration
 
 	// Concurrency is how many fetches run at the same time, without counting those that have run for
-	// longer than a second: a slow one gives its place to the next, and goes on until its deadline.
+	// longer than a second: a slow one gives its slot to the next, and goes on until its deadline.
 	// 0 means 16. With the default timeout, at most 16·30 run at once, and only if as many hang.
 	Concurrency int
 
@@ -146,7 +144,7 @@ type Config struct {
 	// with a warning. "" means none.
 	Dir string
 
-	// Fetch are the choices about each fetch, and the Logger of the Manager.
+	// Fetch configures each fetch, and has the Logger of the Manager.
 	Fetch Options
 }
 
@@ -161,16 +159,16 @@ type Manager struct {
 	set       atomic.Pointer[spiffe.BundleSet]                 // of all bundles; nil if it has to be made again
 	changed   renew.Signal
 
+	running atomic.Bool // Run is running
+
 	mu         sync.Mutex
-	running    bool // Run is running
 	loop       renew.Loop[*relation]
-	unanchored int // how many wait for the anchors of their endpoints
+	unanchored int // how many relationships wait for the anchors of their endpoints
 
 	storing sync.Mutex // held while files are written; never taken while mu is held
 }
 
-// New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. An
-// error about a relationship wraps a [*ConfigError].
+// New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request.
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg}
 	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
@@ -198,7 +196,7 @@ func New(cfg Config) (*Manager, error) {
 		case err != nil:
 			return nil, fmt.Errorf("federation: new: %w", err)
 		case all[r.TrustDomain] != nil:
-			return nil, fmt.Errorf("federation: new: %w", &ConfigError{r.TrustDomain, "FED-20", "two relationships with one trust domain"})
+			return nil, fmt.Errorf("federation: new: %w", relationshipError(r.TrustDomain, "two relationships with one trust domain"))
 		}
 		all[r.TrustDomain] = m.newRelation(e)
 	}
@@ -260,7 +258,7 @@ func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 // Add adds a relationship, and fetches its bundle at once while Run runs. If there is one with its
 // trust domain, its parameters change and the bundle in force stays. The endpoint of a [SPIFFE]
 // profile without Bundles must be in a trust domain that there is a relationship with. An error
-// wraps a [*ConfigError], and leaves everything as it was.
+// leaves everything as it was.
 func (m *Manager) Add(r Relationship) error {
 	e, err := r.check()
 	if err != nil {
@@ -283,9 +281,9 @@ func (m *Manager) Add(r Relationship) error {
 	return nil
 }
 
-// Remove ends the relationship with td (FED-18): its bundle is gone when Remove returns, so that no
-// peer of the domain is verified any more, the channel of [Manager.Changed] is closed, a fetch that
-// is under way is ended, and the stored copy is deleted. If there is no such relationship it does
+// Remove ends the relationship with td (FED-18). When it returns, the bundle is gone, so that no peer of
+// the domain is accepted any more, the channel of [Manager.Changed] is closed, a fetch that is under way
+// is canceled, and the stored copy is deleted. If there is no such relationship it does
 // nothing. An error is about the stored copy only.
 //
 // Another relationship whose endpoint is in td is left without anchors, and its fetches fail.
@@ -310,8 +308,8 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 }
 
 // Set puts a bundle in force, in the place of the one of its trust domain, which must have a
-// relationship. Nothing is compared: this is how an operator accepts a bundle with a lower sequence
-// number, such as [Status.Refused], or helps a self-serving endpoint over a rotation that was missed.
+// relationship. It does not compare sequence numbers: an operator uses it to accept a bundle with a lower
+// one, such as [Status].Refused, or to verify a self-serving endpoint again after a missed rotation.
 // It stays until a fetch that begins later brings one that supersedes it (FED-13). A [SPIFFE.Initial] with a higher
 // number counts as newer again after a restart, so configure a newer one of those, too.
 //
@@ -369,40 +367,17 @@ func (m *Manager) drop(r *relation) {
 	m.setUnanchored(r, false)
 }
 
-// State says how far the bundle of a relationship can be relied on.
-type State int
-
-// The states.
-const (
-	Pending State = iota // no bundle yet, and nothing was tried
-	Failed               // no bundle yet, and the last attempt failed
-	Stale                // a bundle is in force, and the endpoint has not confirmed it lately
-	Fresh                // a bundle is in force, and the last attempt confirmed it
-)
-
-// String returns "pending", "failed", "stale" or "fresh".
-func (s State) String() string {
-	switch s {
-	case Pending:
-		return "pending"
-	case Failed:
-		return "failed"
-	case Stale:
-		return "stale"
-	case Fresh:
-		return "fresh"
-	}
-	return fmt.Sprintf("State(%d)", int(s))
-}
-
 // Status is the state of one relationship at one moment.
 type Status struct {
 	TrustDomain spiffe.TrustDomain
 	URL         string // of the endpoint, without its query
-	State       State
 
-	// Bundle is what is in force, with its sequence number; nil before the first.
+	// Bundle is the bundle in force, with its sequence number; nil before the first.
 	Bundle *spiffe.Bundle
+
+	// Fresh says that the last attempt confirmed Bundle, and that it was not longer ago than twice the
+	// interval. A bundle that is not fresh stays in force all the same.
+	Fresh bool
 
 	// LastSuccess is when the endpoint last answered well, be it that nothing has changed; zero if it
 	// never has since the relationship was added. NextAttempt is when Run will try again; zero while an

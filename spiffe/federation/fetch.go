@@ -18,19 +18,18 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Limits on what an endpoint may make us do, beside those of a bundle document.
+// Limits on what an endpoint can cause, beside those of a bundle document.
 const (
 	maxRedirects = 5
 	maxHeader    = 64 << 10 // bytes of the header of an answer
-	maxETag      = 256      // bytes of an entity tag that we keep
+	maxETag      = 256      // bytes of an entity tag that is kept
 )
 
-// Fetch gets the bundle of a relationship once, without regard to earlier ones. The options may be
-// nil. An error about the parameters wraps a [*ConfigError] and comes before anything is sent; every
-// other one is a [*FetchError].
+// Fetch fetches the bundle of a relationship once, without regard to earlier ones. The options may be
+// nil. An error about the parameters comes before anything is sent; every other one is a [*FetchError].
 //
-// A bundle without authorities is an answer like any other: nothing of the trust domain is trusted
-// any more (BND-10). [Manager] has the rules for which of two bundles is in force.
+// A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more
+// (BND-10). Fetch does not compare sequence numbers; a [Manager] does.
 func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, error) {
 	o, err := opts.withDefaults()
 	if err != nil {
@@ -56,7 +55,7 @@ func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, 
 type endpoint struct {
 	td    spiffe.TrustDomain
 	url   *url.URL
-	where string // url for people and logs
+	where string // url as errors and logs show it
 	plan
 
 	source spiffe.BundleSource // what an https_spiffe endpoint is verified by
@@ -72,15 +71,15 @@ func (e *endpoint) anchorsIn(all map[spiffe.TrustDomain]*relation) error {
 	if !e.borrows() || all[e.id.TrustDomain()] != nil {
 		return nil
 	}
-	return &ConfigError{e.td, "FED-63", fmt.Sprintf("the endpoint is in %q: set SPIFFE.Bundles, or have the Manager federate with that trust domain first", e.id.TrustDomain())}
+	return relationshipError(e.td, fmt.Sprintf("the endpoint is in %q: set SPIFFE.Bundles, or have the Manager federate with that trust domain first", e.id.TrustDomain())) // (FED-63)
 }
 
-// answer is what became of a fetch. After a failure it has what is known.
+// answer is the result of a fetch. After a failure it has what is known.
 type answer struct {
 	bundle   *spiffe.Bundle // nil if it is not modified
 	etag     tag            // of bundle
-	url      string         // that was asked last
-	peer     string         // that was authenticated last, or ""
+	url      string         // of the last request
+	peer     string         // the one that was authenticated last, or ""
 	unasked  bool           // there were no anchors, so that nothing was sent
 	received int            // the last HTTP status
 }
@@ -93,25 +92,28 @@ type tag struct{ value, url string }
 // has a connection of its own, and starts at the configured URL: authorities that were removed count
 // at once, and redirects are not remembered (FED-42, FED-67).
 func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer, failed *FetchError) {
-	a.url = e.where
 	ctx, cancel := context.WithTimeout(parent, o.Timeout)
-	d := &dialling{e: e, o: o}
-	defer func() {
-		cancel()
-		a.peer = d.end()
-	}()
-	fail := func(err error) (answer, *FetchError) {
-		a.bundle, a.etag = nil, tag{}
-		return a, &FetchError{TrustDomain: e.td, URL: a.url, Status: a.received, Err: err}
+	d := &dialling{e: e, o: o, parent: parent, ctx: ctx}
+	a.url = e.where
+	err := e.anchored()
+	if a.unasked = err != nil; a.unasked {
+		err = fmt.Errorf("%w: %w", ErrNotAuthenticated, err)
+	} else {
+		err = d.follow(etag, &a)
 	}
-	if err := e.anchored(); err != nil {
-		a.unasked = true
-		return fail(fmt.Errorf("%w: %w", ErrNotAuthenticated, err))
+	if err != nil {
+		failed = &FetchError{TrustDomain: e.td, URL: a.url, Status: a.received, Err: err}
 	}
+	cancel()
+	a.peer = d.end()
+	return a, failed
+}
 
+// follow sends the requests, one after the other while it is redirected, and fills in a.
+func (d *dialling) follow(etag tag, a *answer) error {
 	transport := &http.Transport{
 		DialTLSContext: func(_ context.Context, network, addr string) (net.Conn, error) {
-			return d.dial(ctx, network, addr)
+			return d.dial(network, addr)
 		},
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return nil, errors.New("not https")
@@ -120,54 +122,63 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer
 		DisableCompression:     true, // what is counted is what was sent
 		MaxResponseHeaderBytes: maxHeader,
 	}
-	for u, hops := e.url, 0; ; hops++ {
+	for u, hops := d.e.url, 0; ; hops++ {
 		a.url, a.received = display(u), 0
 		request := (&http.Request{Method: http.MethodGet, URL: u, Header: http.Header{
 			"Accept": {"application/json"}, "User-Agent": {"svidkit"},
-		}}).WithContext(ctx)
+		}}).WithContext(d.ctx)
 		conditional := etag.value != "" && etag.url == u.String()
 		if conditional {
 			request.Header.Set("If-None-Match", etag.value)
 		}
 		response, err := transport.RoundTrip(request)
 		if err != nil {
-			return fail(classify(parent, ctx, o, err))
+			return d.classify(err)
 		}
 		defer response.Body.Close() // at most maxRedirects+1
 		a.received = response.StatusCode
-		switch {
-		case redirects(response.StatusCode):
-			next, err := response.Location()
-			switch {
-			case o.NoRedirects:
-				return fail(fmt.Errorf("%w: status %d, and redirects are switched off", ErrRedirect, response.StatusCode))
-			case hops == maxRedirects:
-				return fail(fmt.Errorf("%w: more than %d", ErrRedirect, maxRedirects))
-			case err != nil || len(next.String()) > maxURL:
-				return fail(fmt.Errorf("%w: status %d without a usable Location", ErrRedirect, response.StatusCode))
+		switch response.StatusCode {
+		case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+			if u, err = d.o.next(response, hops); err != nil {
+				return err
 			}
-			if _, reason := unfitURL(next); reason != "" { // (FED-40)
-				return fail(fmt.Errorf("%w: the URL %s %s", ErrRedirect, display(next), reason))
-			}
-			u = next
-		case response.StatusCode == http.StatusNotModified && conditional:
-			return a, nil
-		case response.StatusCode != http.StatusOK:
-			return fail(fmt.Errorf("HTTP status %d, not 200", response.StatusCode)) // (FED-45)
-		default:
+			continue
+		case http.StatusOK:
 			doc, err := readDocument(response)
 			if err != nil {
-				return fail(classify(parent, ctx, o, err))
+				return d.classify(err)
 			}
-			if a.bundle, err = spiffe.ParseBundle(e.td, doc); err != nil {
-				return fail(err)
+			if a.bundle, err = spiffe.ParseBundle(d.e.td, doc); err != nil {
+				return err
 			}
 			if value := usableETag(response.Header.Get("Etag")); value != "" {
 				a.etag = tag{value, u.String()}
 			}
-			return a, nil
+			return nil
+		case http.StatusNotModified:
+			if conditional {
+				return nil
+			}
 		}
+		return fmt.Errorf("HTTP status %d, not 200", response.StatusCode) // (FED-45)
 	}
+}
+
+// next returns the URL that a response redirects to, after so many redirects.
+func (o *Options) next(response *http.Response, hops int) (*url.URL, error) {
+	next, err := response.Location()
+	switch {
+	case o.NoRedirects:
+		return nil, fmt.Errorf("%w: status %d, and redirects are switched off", ErrRedirect, response.StatusCode)
+	case hops == maxRedirects:
+		return nil, fmt.Errorf("%w: more than %d", ErrRedirect, maxRedirects)
+	case err != nil || len(next.String()) > maxURL:
+		return nil, fmt.Errorf("%w: status %d without a usable Location", ErrRedirect, response.StatusCode)
+	}
+	if reason := unfitURL(next); reason != "" { // (FED-40)
+		return nil, fmt.Errorf("%w: the URL %s %s", ErrRedirect, display(next), reason)
+	}
+	return next, nil
 }
 
 // anchored reports why the endpoint could not be verified whatever it presents.
@@ -187,41 +198,36 @@ func (e *endpoint) anchored() error {
 	return nil
 }
 
-// dialling makes the connections of one fetch. net/http dials on a goroutine of its own and does not
-// wait for a dial that it has given up, so this does.
+// dialling makes the connections of one fetch, one after the other. net/http dials on a goroutine of its
+// own and does not wait for a dial that it has given up; the lock makes the end of the fetch wait.
 type dialling struct {
-	e *endpoint
-	o *Options
+	e           *endpoint
+	o           *Options
+	parent, ctx context.Context // of the caller, and of the fetch
 
-	mu      sync.Mutex
-	over    bool
-	running sync.WaitGroup
-	peer    string
+	mu   sync.Mutex // held during a dial
+	over bool
+	peer string // that was authenticated last, or ""
 }
 
-// end waits for what is under way and returns who was authenticated last. The context of the dials
-// has ended.
+// end waits for a dial that is under way, refuses further ones, and returns the peer. The context of the
+// dials has ended.
 func (d *dialling) end() (peer string) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.over = true
-	d.mu.Unlock()
-	d.running.Wait()
 	return d.peer
 }
 
-// dial makes a connection to an endpoint that has proved itself. The context is that of the fetch, for
+// dial makes a connection to an endpoint and authenticates it. The context is that of the fetch, because
 // the one of net/http outlives it.
-func (d *dialling) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+func (d *dialling) dial(network, addr string) (net.Conn, error) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.over {
-		d.mu.Unlock()
 		return nil, net.ErrClosed
 	}
-	d.running.Add(1)
 	d.peer = ""
-	d.mu.Unlock()
-	defer d.running.Done()
-
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err
@@ -230,22 +236,19 @@ func (d *dialling) dial(ctx context.Context, network, addr string) (net.Conn, er
 	if err != nil {
 		return nil, err
 	}
-	raw, err := d.o.DialContext(ctx, network, addr)
+	raw, err := d.o.DialContext(d.ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
 	conn := tls.Client(&watched{Conn: raw, patience: d.o.IdleTimeout}, config)
-	if err := conn.HandshakeContext(ctx); err != nil {
+	if err := conn.HandshakeContext(d.ctx); err != nil {
 		_ = raw.Close()
 		return nil, err
 	}
-	peer := host
+	d.peer = host
 	if !d.e.id.IsZero() {
-		peer = d.e.id.String()
+		d.peer = d.e.id.String()
 	}
-	d.mu.Lock()
-	d.peer = peer
-	d.mu.Unlock()
 	return conn, nil
 }
 
@@ -272,8 +275,8 @@ func (e *endpoint) clientConfig(host string) (*tls.Config, error) {
 	return c, nil
 }
 
-// watched is a connection that does not bear silence. What the endpoint may take in all is bounded by
-// the context of the fetch.
+// watched is a connection with a deadline for each read and write. The context of the fetch bounds the
+// whole.
 type watched struct {
 	net.Conn
 	patience time.Duration
@@ -293,15 +296,7 @@ func (w *watched) Write(p []byte) (int, error) {
 	return w.Conn.Write(p)
 }
 
-func redirects(status int) bool {
-	switch status {
-	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-		return true
-	}
-	return false
-}
-
-// readDocument reads no more than a document may have.
+// readDocument reads the body of a response, up to the size limit of a document.
 func readDocument(response *http.Response) ([]byte, error) {
 	tooLarge := fmt.Errorf("more than %d bytes: %w", spiffe.MaxBundleSize, spiffe.ErrTooLarge)
 	if response.ContentLength > spiffe.MaxBundleSize {
@@ -314,7 +309,7 @@ func readDocument(response *http.Response) ([]byte, error) {
 	return doc, err
 }
 
-// usableETag returns an entity tag that we can send back, or "".
+// usableETag returns an entity tag that can be sent back, or "".
 func usableETag(tag string) string {
 	opaque := tag
 	if len(tag) > 2 && tag[:2] == "W/" {
@@ -331,21 +326,21 @@ func usableETag(tag string) string {
 	return tag
 }
 
-// classify says why the network failed, if err does not.
-func classify(parent, ctx context.Context, o *Options, err error) error {
+// classify returns a network error with its cause, as [FetchError] lists them.
+func (d *dialling) classify(err error) error {
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, unverified := errors.AsType[*spiffe.VerifyError](err)
 	switch {
 	case errors.Is(err, spiffe.ErrTooLarge):
 		return err
-	case errors.Is(parent.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("not done in the caller's time: %w: %w", context.DeadlineExceeded, context.Cause(parent))
-	case parent.Err() != nil:
-		return context.Cause(parent)
-	case ctx.Err() != nil:
-		return fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
+	case errors.Is(d.parent.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("not done in the caller's time: %w: %w", context.DeadlineExceeded, context.Cause(d.parent))
+	case d.parent.Err() != nil:
+		return context.Cause(d.parent)
+	case d.ctx.Err() != nil:
+		return fmt.Errorf("not done within %v: %w", d.o.Timeout, context.DeadlineExceeded)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("silent for %v: %w", o.IdleTimeout, context.DeadlineExceeded)
+		return fmt.Errorf("silent for %v: %w", d.o.IdleTimeout, context.DeadlineExceeded)
 	case untrusted || unverified:
 		return fmt.Errorf("%w: %w", ErrNotAuthenticated, err)
 	}
@@ -370,7 +365,7 @@ func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *FetchE
 	case b != nil && a.bundle != nil && !hasAuthority(b):
 		level, msg = slog.LevelWarn, "federation: bundle has no X.509 authority: every X.509-SVID of the trust domain is revoked"
 	case outcome == outcomeClash:
-		level, msg = slog.LevelWarn, "federation: bundle has changed under the same sequence number, which is its publisher's fault"
+		level, msg = slog.LevelWarn, "federation: the publisher changed the bundle and kept its sequence number"
 	}
 	if a.bundle != nil {
 		if skipped := a.bundle.Skipped(); len(skipped) > 0 {

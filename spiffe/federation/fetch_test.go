@@ -140,7 +140,7 @@ func TestFetchFromAnotherDomain(t *testing.T) {
 	source := &source{}
 	r := federation.Relationship{TrustDomain: td, URL: url, Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://example.org/endpoint"), Bundles: source}}
 
-	_, err := federation.Fetch(t.Context(), r, nil) // nobody knows example.org yet
+	_, err := federation.Fetch(t.Context(), r, nil) // the root of example.org is not known yet
 	requireCode(t, err, authentication)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	source.b = parent.Bundle()
@@ -178,7 +178,7 @@ type source struct {
 
 func (s *source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if s.b == nil && !s.silent {
-		return nil, fmt.Errorf("nobody told us: %w", spiffe.ErrUnknownTrustDomain)
+		return nil, fmt.Errorf("not configured: %w", spiffe.ErrUnknownTrustDomain)
 	}
 	return s.b, nil
 }
@@ -243,7 +243,7 @@ func TestRedirects(t *testing.T) {
 			switch c.name {
 			case "wrong name", "another ID":
 				e := requireCode(t, err, authentication)
-				assert.Equal(t, "https://c.test/x", e.URL, "the error names who it is about")
+				assert.Equal(t, "https://c.test/x", e.URL, "the error names the endpoint that failed")
 				assert.Equal(t, "none", diary.read()[0]["peer"])
 			case "300":
 				requireCode(t, err, badStatus)
@@ -254,7 +254,7 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// What an endpoint can do to us, and what it costs.
+// Hostile answers of an endpoint, and the bounds on what they cost.
 func TestHostileEndpoints(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "FED-45", "DIV-11", "BND-33", "FED-36")
@@ -294,7 +294,7 @@ func TestHostileEndpoints(t *testing.T) {
 		{name: "500 with a good body", handler: func(good []byte) http.HandlerFunc { return answer(500, good) }, code: badStatus, status: 500, cause: "HTTP status 500"},
 		{name: "203 with a good body", handler: func(good []byte) http.HandlerFunc { return answer(203, good) }, code: badStatus, status: 203},
 		{name: "404", handler: func([]byte) http.HandlerFunc { return answer(404, nil) }, code: badStatus, status: 404},
-		{name: "304 that nobody asked for", handler: func([]byte) http.HandlerFunc { return answer(304, nil) }, code: badStatus, status: 304},
+		{name: "304 to an unconditional request", handler: func([]byte) http.HandlerFunc { return answer(304, nil) }, code: badStatus, status: 304},
 		{name: "empty body", handler: func([]byte) http.HandlerFunc { return answer(200, nil) }, code: badDocument, status: 200},
 		{name: "HTML", handler: func([]byte) http.HandlerFunc { return answer(200, []byte("<html>503</html>")) }, code: badDocument, cause: "BND-8"},
 		{name: "a byte order mark", handler: func(good []byte) http.HandlerFunc { return answer(200, append([]byte("\ufeff"), good...)) }, code: badDocument, cause: "BND-8"},
@@ -366,7 +366,7 @@ func TestHostileEndpoints(t *testing.T) {
 				synctest.Wait()
 				before := inForce(t, m, partner)
 				assert.True(t, before.Equal(good))
-				assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+				assert.True(t, statusOf(t, m, partner).Fresh)
 				assert.Len(t, s.asked(), 1)
 
 				s.serve(c.handler(documentOf(t, good)))
@@ -390,7 +390,7 @@ func TestHostileEndpoints(t *testing.T) {
 				}
 				assert.Less(t, len(e.Error()), 700)
 				assert.Equal(t, 1, status.Failures)
-				assert.Equal(t, federation.Stale, status.State)
+				assertStale(t, status)
 				assert.Same(t, before, inForce(t, m, partner), "the last good bundle stays in force")
 				assert.True(t, trusts(t, m, ca))
 
@@ -398,7 +398,7 @@ func TestHostileEndpoints(t *testing.T) {
 				s.serve(serving(t, good))
 				time.Sleep(time.Until(status.NextAttempt))
 				synctest.Wait()
-				assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+				assert.True(t, statusOf(t, m, partner).Fresh)
 			})
 		})
 	}
@@ -442,11 +442,11 @@ func TestHostileHandshakes(t *testing.T) {
 				}
 				_, err := federation.Fetch(t.Context(), r, &federation.Options{DialContext: dial})
 				requireCode(t, err, c.code)
-				assert.Zero(t, open.Load(), "connections that nobody closes")
+				assert.Zero(t, open.Load(), "connections that were not closed")
 				require.ErrorContains(t, err, c.cause)
 				assert.Equal(t, c.took, time.Since(start))
 
-				// Whoever has no time any more gets the reason.
+				// A caller whose context has ended gets its cause.
 				if c.took > 0 {
 					ctx, cancel := context.WithCancelCause(t.Context())
 					go func() {
@@ -467,8 +467,8 @@ func TestHostileHandshakes(t *testing.T) {
 	}
 }
 
-// Whoever is in the way shows a certificate, and its names are in the error: not as lines of a log, or as
-// commands to a terminal.
+// A server in the way presents a certificate, and its names are in the error: without line breaks for a log
+// and without control characters for a terminal.
 func TestHostileNames(t *testing.T) {
 	t.Parallel()
 	web := spiffetest.NewCA(t, "web.test")
@@ -504,7 +504,7 @@ func pipe(f func(net.Conn)) func(context.Context, string, string) (net.Conn, err
 	}
 }
 
-// An endpoint cannot make us keep much. Not parallel: it counts memory.
+// An endpoint cannot make the Manager keep much memory. Not parallel: it counts memory.
 func TestHostileMemory(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates too")
@@ -531,7 +531,7 @@ func TestHostileMemory(t *testing.T) {
 	assert.Less(t, time.Since(start), 5*time.Second)
 }
 
-// What comes of an environment that names proxies: nothing.
+// Proxies that the environment names are not used.
 func TestNoProxyFromEnvironment(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://proxy.test:3128")
 	t.Setenv("https_proxy", "http://proxy.test:3128")

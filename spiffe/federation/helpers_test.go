@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/memconn"
@@ -258,6 +259,29 @@ func statusOf(t testing.TB, m *federation.Manager, td spiffe.TrustDomain) federa
 	}
 	t.Fatalf("no status of %s", td)
 	return federation.Status{}
+}
+
+// assertPending checks that there is no bundle yet, and that nothing has failed.
+func assertPending(t testing.TB, s federation.Status) {
+	t.Helper()
+	assert.Nil(t, s.Bundle)
+	assert.NoError(t, s.Err)
+	assert.False(t, s.Fresh)
+}
+
+// assertFailed checks that there is no bundle yet, and that the last attempt failed.
+func assertFailed(t testing.TB, s federation.Status) {
+	t.Helper()
+	assert.Nil(t, s.Bundle)
+	assert.Error(t, s.Err)
+	assert.False(t, s.Fresh)
+}
+
+// assertStale checks that a bundle is in force that was not confirmed lately.
+func assertStale(t testing.TB, s federation.Status, why ...any) {
+	t.Helper()
+	assert.NotNil(t, s.Bundle, why...)
+	assert.False(t, s.Fresh, why...)
 }
 
 // trusts reports whether a verifier that asks m accepts what ca issues.

@@ -19,10 +19,10 @@ import (
 // domains first appear.
 //
 // A tuple of another form, and the empty string, are errors that name the tuple. So is a name that is
-// not one of a trust domain and a URL that cannot be that of an endpoint, which wrap a
-// [*spiffe.ParseError] and a [*ConfigError].
+// not one of a trust domain, which wraps a [*spiffe.ParseError], and a URL that cannot be that of an
+// endpoint.
 //
-// Give them to [New] to keep the bundles fresh, and the last good one of each.
+// [New] takes them.
 func ParseIstioString(s string) ([]Relationship, error) {
 	var all []Relationship
 	at := map[spiffe.TrustDomain]int{}

@@ -77,14 +77,14 @@ func TestParseIstioString(t *testing.T) {
 
 func second(_ []federation.Relationship, err error) error { return err }
 
-// The hazards of polling as Istio does: an outage removes nothing, a broken document hides nobody, and
-// refusals are not hammered on.
+// The hazards of polling as Istio does: an outage removes nothing, a broken document hides no
+// other, and an endpoint that refuses is not asked more often.
 func TestIstioHazards(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		world, web := newInternet(), spiffetest.NewCA(t, "web.test")
 		foo, bar := spiffetest.NewCA(t, "foo"), spiffetest.NewCA(t, "bar")
-		// A key of a kind that nobody knows does not hide the others.
+		// A key of an unknown kind does not hide the others.
 		doc := strings.Replace(string(documentOf(t, foo.Bundle())), `"keys":[`, `"keys":[{"use":"x509-svid","kty":"AKP","x5c":["AAAA"]},`, 1)
 		world.host(t, "foo.test", webCert(web, "foo.test"), answer(200, []byte(doc)))
 		two := world.host(t, "bar.test", webCert(web, "bar.test"), serving(t, bar.Bundle()))
@@ -102,8 +102,8 @@ func TestIstioHazards(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		assert.True(t, trusts(t, m, bar))
-		assert.Equal(t, federation.Stale, statusOf(t, m, bar.TrustDomain()).State)
-		assert.Equal(t, federation.Fresh, statusOf(t, m, foo.TrustDomain()).State)
+		assertStale(t, statusOf(t, m, bar.TrustDomain()))
+		assert.True(t, statusOf(t, m, foo.TrustDomain()).Fresh)
 	})
 }
 

@@ -79,7 +79,7 @@ func TestLife(t *testing.T) {
 		require.EqualError(t, err, `federation: there is no relationship with trust domain "example.org": no trust bundle for this trust domain`)
 		assert.Zero(t, m.Bundles().Len())
 		s := statusOf(t, m, partner)
-		assert.Equal(t, federation.Pending, s.State)
+		assertPending(t, s)
 		assert.Nil(t, s.Bundle)
 		assert.Zero(t, s.LastSuccess)
 		changed := m.Changed()
@@ -91,7 +91,7 @@ func TestLife(t *testing.T) {
 		assert.Equal(t, 1, m.Bundles().Len())
 		assert.Same(t, m.Bundles(), m.Bundles(), "the same until something changes")
 		s = statusOf(t, m, partner)
-		assert.Equal(t, federation.Fresh, s.State)
+		assert.True(t, s.Fresh)
 		assert.Equal(t, "https://partner.test/bundle", s.URL)
 		assert.Same(t, inForce(t, m, partner), s.Bundle)
 		assert.True(t, s.LastSuccess.Equal(time.Now()))
@@ -104,16 +104,16 @@ func TestLife(t *testing.T) {
 		w.dialled()
 		time.Sleep(time.Hour)
 		assert.Empty(t, w.dialled())
-		assert.Equal(t, federation.Stale, statusOf(t, m, partner).State, "nobody looks after it")
+		assertStale(t, statusOf(t, m, partner), "Run has ended")
 		changed = m.Changed()
 		running(t, m)
 		synctest.Wait()
 		assert.Len(t, w.dialled(), 1)
 		assert.Same(t, before, inForce(t, m, partner))
 		assert.False(t, isClosed(changed), "nothing has changed")
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 
-		// An end in the middle of a fetch is nobody's failure.
+		// The end of Run in the middle of a fetch is not a failure.
 		w.site.serve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		m = newManager(t, w.cfg)
 		stop = running(t, m)
@@ -122,7 +122,7 @@ func TestLife(t *testing.T) {
 		stop()
 		assert.Empty(t, w.diary.read())
 		s = statusOf(t, m, partner)
-		assert.Equal(t, federation.Pending, s.State)
+		assertPending(t, s)
 		assert.Zero(t, s.Failures)
 		w.site.serve(serving(t, w.ca.Bundle()))
 		running(t, m)
@@ -198,12 +198,12 @@ func TestEndlessIntervals(t *testing.T) {
 			time.Sleep(time.Hour)
 			assert.Len(t, w.site.asked(), 1)
 			s := statusOf(t, m, partner)
-			assert.Equal(t, federation.Fresh, s.State)
+			assert.True(t, s.Fresh)
 			assert.WithinRange(t, s.NextAttempt, time.Now().AddDate(85, 0, 0), time.Now().AddDate(115, 0, 0))
 			stop()
 		}
 		m := newManager(t, federation.Config{MinInterval: math.MaxInt64, MaxInterval: math.MaxInt64, Relationships: newWorld(t).cfg.Relationships})
-		assert.Equal(t, federation.Pending, statusOf(t, m, partner).State)
+		assertPending(t, statusOf(t, m, partner))
 	})
 }
 
@@ -219,7 +219,7 @@ func TestFailuresWait(t *testing.T) {
 		running(t, m)
 		synctest.Wait()
 		s := statusOf(t, m, partner)
-		assert.Equal(t, federation.Failed, s.State)
+		assertFailed(t, s)
 		assert.Nil(t, s.Bundle)
 		requireCode(t, s.Err, badStatus)
 		_, err := m.Bundle(partner)
@@ -229,7 +229,7 @@ func TestFailuresWait(t *testing.T) {
 
 		w.site.serve(good)
 		next(t, m, partner)
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 		assert.NoError(t, statusOf(t, m, partner).Err)
 		before := inForce(t, m, partner)
 		w.site.serve(answer(500, documentOf(t, bundleOf(t, w.ca, new(uint64(8)), time.Hour))))
@@ -240,7 +240,7 @@ func TestFailuresWait(t *testing.T) {
 			next(t, m, partner)
 			assert.Len(t, w.site.asked(), 1, "one request per interval")
 			s := statusOf(t, m, partner)
-			assert.Equal(t, federation.Stale, s.State)
+			assertStale(t, s)
 			assert.Equal(t, i+1, s.Failures)
 			assert.Same(t, before, inForce(t, m, partner))
 		}
@@ -290,7 +290,7 @@ func TestStateCases(t *testing.T) {
 				require.Len(t, lines, len(s.Files)-1)
 				reported := false
 				for _, line := range lines {
-					reported = reported || strings.Contains(line["msg"], "same sequence number") && line["level"] == "WARN"
+					reported = reported || strings.Contains(line["msg"], "kept its sequence number") && line["level"] == "WARN"
 				}
 				e, _ := errors.AsType[*federation.FetchError](status.Err)
 				reported = reported || e != nil && kindOf(e) == outOfSequence
@@ -322,7 +322,7 @@ func TestRevocation(t *testing.T) {
 				assert.False(t, trusts(t, m, w.ca))
 				assert.True(t, isClosed(changed))
 				assert.Empty(t, inForce(t, m, partner).Contents().X509Authorities)
-				assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State, "it is an answer")
+				assert.True(t, statusOf(t, m, partner).Fresh, "it is an answer")
 				lines := w.diary.read()
 				require.Len(t, lines, 1)
 				assert.Equal(t, "WARN", lines[0]["level"])
@@ -379,7 +379,7 @@ func TestRollback(t *testing.T) {
 			next(t, m, partner)
 			s := statusOf(t, m, partner)
 			assert.True(t, seven.Equal(s.Bundle))
-			assert.Equal(t, federation.Stale, s.State)
+			assertStale(t, s)
 			require.ErrorContains(t, requireCode(t, s.Err, outOfSequence), "is 6, and 7 is known")
 			require.NotNil(t, s.Refused)
 			assert.True(t, six.Equal(s.Refused))
@@ -404,7 +404,7 @@ func TestRollback(t *testing.T) {
 		assert.Nil(t, statusOf(t, m, partner).Refused)
 		w.site.serve(serving(t, six))
 		next(t, m, partner)
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 		lines := w.diary.read()
 		assert.Equal(t, "federation: bundle was set by an operator", lines[1]["msg"])
 		assert.Equal(t, "6", lines[1]["sequence"])
@@ -439,7 +439,7 @@ func TestSet(t *testing.T) {
 		edit := bundleOf(t, other, nil, 0)
 		require.NoError(t, m.Set(edit), "before Run, too")
 		assert.Same(t, edit, inForce(t, m, partner))
-		assert.Equal(t, federation.Stale, statusOf(t, m, partner).State, "no endpoint has confirmed it")
+		assertStale(t, statusOf(t, m, partner), "no endpoint has confirmed it")
 
 		running(t, m)
 		synctest.Wait()
@@ -457,7 +457,7 @@ func TestSet(t *testing.T) {
 		assert.Empty(t, asked[0].Header.Get("If-None-Match"))
 
 		require.ErrorContains(t, m.Set(nil), "there is no bundle")
-		err := m.Set(spiffetest.NewCA(t, "stranger.test").Bundle())
+		err := m.Set(spiffetest.NewCA(t, "unknown.test").Bundle())
 		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 		assert.Equal(t, 1, m.Bundles().Len())
 
@@ -471,7 +471,7 @@ func TestSet(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		assert.Same(t, edit, inForce(t, m, partner))
-		assert.Equal(t, federation.Stale, statusOf(t, m, partner).State, "this one was not confirmed")
+		assertStale(t, statusOf(t, m, partner), "this one was not confirmed")
 		asked = w.site.asked()
 		require.Len(t, asked, 1)
 		assert.NotEmpty(t, asked[0].Header.Get("If-None-Match"))
@@ -500,7 +500,7 @@ func TestSetDuringFetch(t *testing.T) {
 		synctest.Wait()
 		assert.Same(t, edit, inForce(t, m, partner))
 		s := statusOf(t, m, partner)
-		assert.Equal(t, federation.Stale, s.State, "this one was not confirmed")
+		assertStale(t, s, "this one was not confirmed")
 		require.NoError(t, s.Err)
 		lines := w.diary.read()
 		require.Len(t, lines, 1)
@@ -530,7 +530,7 @@ func TestNotModified(t *testing.T) {
 			require.Len(t, asked, 1)
 			assert.NotEmpty(t, asked[0].Header.Get("If-None-Match"))
 			s := statusOf(t, m, partner)
-			assert.Equal(t, federation.Fresh, s.State)
+			assert.True(t, s.Fresh)
 			assert.True(t, s.LastSuccess.Equal(time.Now()))
 			assert.Same(t, before, inForce(t, m, partner))
 		}
@@ -597,20 +597,20 @@ func TestTagOfAnotherURL(t *testing.T) {
 		for _, r := range w.site.asked() {
 			assert.Empty(t, r.Header.Get("If-None-Match"), "it gave no tag")
 		}
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 
 		w.site.serve(redirect(http.StatusFound, "https://new.test/"))
 		next(t, m, partner)
 		assert.True(t, trusts(t, m, w.ca))
 
-		// And a 304 that nobody asked for is no answer.
+		// A 304 to an unconditional request is a failure.
 		w.site.serve(answer(http.StatusNotModified, nil))
 		next(t, m, partner)
 		requireCode(t, statusOf(t, m, partner).Err, badStatus)
 	})
 }
 
-// Redirects are not remembered, permanent ones neither.
+// Redirects are not remembered, not even permanent ones.
 func TestRedirectsAreForgotten(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "FED-42")
@@ -643,7 +643,7 @@ func TestRedirectsAreForgotten(t *testing.T) {
 	}
 }
 
-// The end of a relationship is felt at once.
+// The end of a relationship takes effect at once.
 func TestRemove(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "FED-18")
@@ -687,7 +687,7 @@ func TestRemove(t *testing.T) {
 		synctest.Wait()
 		assert.Zero(t, m.Bundles().Len())
 		lines := w.diary.read()
-		require.Len(t, lines, 1, "it is nobody's failure")
+		require.Len(t, lines, 1, "the end of Run is not a failure")
 		assert.Equal(t, "federation: relationship ended", lines[0]["msg"])
 	})
 }
@@ -717,17 +717,17 @@ func TestAdd(t *testing.T) {
 		assert.Len(t, moved.asked(), 1)
 		assert.Same(t, before, inForce(t, m, partner))
 		s := statusOf(t, m, partner)
-		assert.Equal(t, federation.Stale, s.State)
+		assertStale(t, s)
 		assert.Equal(t, "https://moved.test/", s.URL)
 		moved.serve(serving(t, w.ca.Bundle()))
 		next(t, m, partner)
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 		assert.Equal(t, []string{"moved.test:443"}, w.dialled(), "the old URL is not asked any more")
 
 		// One that is refused changes nothing.
 		r.URL = "http://partner.test/"
 		require.ErrorContains(t, m.Add(r), "does not begin with https")
-		r.URL, r.Profile = "https://partner.test/", federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://nobody.test/e")}
+		r.URL, r.Profile = "https://partner.test/", federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://unknown.test/e")}
 		require.ErrorContains(t, m.Add(r), "set SPIFFE.Bundles")
 		assert.Equal(t, "https://moved.test/", statusOf(t, m, partner).URL)
 
@@ -777,7 +777,7 @@ func TestSelfServing(t *testing.T) {
 		w.ca.DropOldRoots()
 		w.site.serve(serving(t, w.ca.Bundle()))
 		next(t, m, partner)
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 		assert.Len(t, inForce(t, m, partner).Contents().X509Authorities, 1)
 
 		// The old root counts for nothing now, even for the endpoint itself.
@@ -797,7 +797,7 @@ func TestSelfServing(t *testing.T) {
 		// A rotation was missed: an operator brings the new bundle, and need not wait.
 		require.NoError(t, m.Set(w.ca.Bundle()))
 		synctest.Wait()
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 		assert.Len(t, w.site.asked(), 1)
 
 		// Or configures it: the one with the higher number counts.
@@ -811,7 +811,7 @@ func TestSelfServing(t *testing.T) {
 		r.Profile = federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://partner.test/endpoint"), Initial: w.ca.Bundle()}
 		require.NoError(t, m.Add(r))
 		synctest.Wait()
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 		assert.True(t, trusts(t, m, w.ca))
 
 		// Everything is revoked: then there is nothing to verify it by, and nothing is sent.
@@ -841,7 +841,7 @@ func TestSelfServing(t *testing.T) {
 		// Until an operator says otherwise.
 		require.NoError(t, m.Set(s.Refused))
 		next(t, m, partner)
-		assert.Equal(t, federation.Fresh, statusOf(t, m, partner).State)
+		assert.True(t, statusOf(t, m, partner).Fresh)
 	})
 }
 
@@ -880,7 +880,7 @@ func TestBorrowedAnchors(t *testing.T) {
 		s.present(svidCert(w.ca, "/endpoint"))
 		time.Sleep(15 * time.Minute)
 		synctest.Wait()
-		assert.Equal(t, federation.Fresh, statusOf(t, m, td).State)
+		assert.True(t, statusOf(t, m, td).Fresh)
 		time.Sleep(5 * time.Minute)
 
 		// Without the other relationship it fails, and has what it had.
@@ -891,7 +891,7 @@ func TestBorrowedAnchors(t *testing.T) {
 		w.dialled()
 		require.NoError(t, m.Add(parent))
 		synctest.Wait()
-		assert.Equal(t, federation.Fresh, statusOf(t, m, td).State)
+		assert.True(t, statusOf(t, m, td).Fresh)
 		assert.ElementsMatch(t, []string{"partner.test:443", "prod.test:443"}, w.dialled())
 
 		// Gone while it waits.
@@ -904,8 +904,8 @@ func TestBorrowedAnchors(t *testing.T) {
 	})
 }
 
-// Two hundred that hang do not delay one that answers, and cost no goroutine while they wait.
-func TestDeadPeersDelayNobody(t *testing.T) {
+// Two hundred endpoints that hang do not delay one that answers, and cost no goroutine while they wait.
+func TestHangingEndpointsDelayNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -957,7 +957,7 @@ func TestDeadPeersDelayNobody(t *testing.T) {
 	})
 }
 
-// Whoever waits has neither goroutine nor timer.
+// A relationship that waits has neither goroutine nor timer.
 func TestGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
@@ -973,7 +973,7 @@ func TestGoroutines(t *testing.T) {
 		synctest.Wait()
 		assert.LessOrEqual(t, runtime.NumGoroutine()-before, 40)
 		for _, s := range m.Status() {
-			require.Equal(t, federation.Failed, s.State)
+			assertFailed(t, s)
 			require.Equal(t, 1, s.Failures)
 		}
 	})

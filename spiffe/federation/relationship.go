@@ -9,26 +9,26 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Relationship is what has to be known before the bundle of a trust domain can be fetched. Nothing
-// in it is guessed from the rest (FED-21).
+// Relationship is what an operator configures to have the bundle of a trust domain fetched. No field is
+// derived from another (FED-21).
 type Relationship struct {
-	// TrustDomain is whose bundle it is.
+	// TrustDomain is the trust domain of the bundle.
 	TrustDomain spiffe.TrustDomain
 
 	// URL is where its bundle is: https, without user name and password (FED-30, FED-31).
 	URL string
 
-	// Profile is how the endpoint proves itself: [Web] or [SPIFFE].
+	// Profile is how the endpoint authenticates: [Web] or [SPIFFE].
 	Profile Profile
 }
 
 // Profile is a [Web] or a [SPIFFE].
 type Profile interface {
-	// plan checks the profile for the endpoint of td.
-	plan(td spiffe.TrustDomain) (plan, *ConfigError)
+	// plan checks the profile for the endpoint of td. A reason that is not empty says what is wrong.
+	plan(td spiffe.TrustDomain) (p plan, reason string)
 }
 
-// plan is what a Profile comes to.
+// plan is a checked Profile.
 type plan struct {
 	roots   *x509.CertPool      // https_web: nil for those of the host
 	id      spiffe.ID           // https_spiffe; zero for https_web
@@ -39,94 +39,84 @@ type plan struct {
 // Web is the profile https_web: the endpoint has a certificate for the host of its URL, by DNS name
 // or IP address, from an authority that is trusted for websites (FED-52).
 type Web struct {
-	// Roots are the authorities; nil means those of the host. The pool must not be changed any more.
+	// Roots are the authorities; nil means those of the host. The caller must not change the pool afterwards.
 	Roots *x509.CertPool
 }
 
-func (w Web) plan(td spiffe.TrustDomain) (plan, *ConfigError) {
+func (w Web) plan(_ spiffe.TrustDomain) (p plan, reason string) {
 	if w.Roots != nil && w.Roots.Equal(x509.NewCertPool()) {
-		return plan{}, &ConfigError{td, "FED-52", "Web.Roots is empty, so that no endpoint could be verified; nil means the roots of the host"}
+		return p, "Web.Roots is empty, so that no endpoint could be verified; nil means the roots of the host" // (FED-52)
 	}
-	return plan{roots: w.Roots}, nil
+	return plan{roots: w.Roots}, ""
 }
 
-// SPIFFE is the profile https_spiffe: the endpoint has an X.509-SVID with exactly the ID that is
-// configured. Host names play no part (FED-65).
+// SPIFFE is the profile https_spiffe: the endpoint has an X.509-SVID with exactly the configured ID. Host
+// names are not checked (FED-65).
 type SPIFFE struct {
 	// EndpointID is the ID of the endpoint, with a path. If it is in the trust domain whose bundle is
 	// fetched, the endpoint is called self-serving (FED-61).
 	EndpointID spiffe.ID
 
 	// Initial is for a self-serving endpoint, and is required there: a bundle of the trust domain that
-	// was obtained in another way, with what the endpoint is verified by until a bundle was fetched, or
-	// as long as this one has the higher sequence number. It is for that only: it does not become the
-	// bundle in force. Give it to [Manager.Set] if it shall.
+	// was obtained in another way. The endpoint is verified by it until a bundle was fetched, and for as
+	// long as it has the higher sequence number. It does not become the bundle in force; [Manager.Set]
+	// does that.
 	Initial *spiffe.Bundle
 
-	// Bundles is for an endpoint in another trust domain: where the bundle of that one comes from, which
-	// is asked at each fetch (FED-68). In a [Manager], nil means the Manager itself, which must then have
+	// Bundles is for an endpoint in another trust domain: the source of that domain's bundle,
+	// which is asked at each fetch (FED-68). In a [Manager], nil means the Manager itself, which must then have
 	// a relationship with that trust domain.
 	Bundles spiffe.BundleSource
 }
 
-func (s SPIFFE) plan(td spiffe.TrustDomain) (plan, *ConfigError) {
-	refuse := func(rule, reason string) (plan, *ConfigError) { return plan{}, &ConfigError{td, rule, reason} }
+func (s SPIFFE) plan(td spiffe.TrustDomain) (p plan, reason string) {
 	switch {
 	case s.EndpointID.IsZero():
-		return refuse("FED-60", "SPIFFE.EndpointID is required")
+		return p, "SPIFFE.EndpointID is required" // (FED-60)
 	case s.EndpointID.Path() == "":
-		return refuse("FED-60", fmt.Sprintf("SPIFFE.EndpointID is %q, which names a trust domain and not a workload", s.EndpointID))
+		return p, fmt.Sprintf("SPIFFE.EndpointID is %q, which names a trust domain and not a workload", s.EndpointID) // (FED-60)
 	case !s.EndpointID.MemberOf(td) && s.Initial != nil:
-		return refuse("FED-63", "SPIFFE.Initial is for an endpoint in the trust domain that is fetched; use SPIFFE.Bundles")
+		return p, "SPIFFE.Initial is for an endpoint in the trust domain that is fetched; use SPIFFE.Bundles" // (FED-63)
 	case !s.EndpointID.MemberOf(td):
-		return plan{id: s.EndpointID, bundles: s.Bundles}, nil
+		return plan{id: s.EndpointID, bundles: s.Bundles}, ""
 	case s.Initial == nil:
-		return refuse("FED-61", "SPIFFE.Initial is required, as the endpoint is in the trust domain that is fetched")
+		return p, "SPIFFE.Initial is required, as the endpoint is in the trust domain that is fetched" // (FED-61)
 	case s.Bundles != nil:
-		return refuse("FED-61", "SPIFFE.Bundles is for an endpoint in another trust domain; use SPIFFE.Initial")
+		return p, "SPIFFE.Bundles is for an endpoint in another trust domain; use SPIFFE.Initial" // (FED-61)
 	case s.Initial.TrustDomain() != td:
-		return refuse("FED-61", fmt.Sprintf("SPIFFE.Initial is a bundle of %q", s.Initial.TrustDomain()))
+		return p, fmt.Sprintf("SPIFFE.Initial is a bundle of %q", s.Initial.TrustDomain()) // (FED-61)
 	case !hasAuthority(s.Initial):
-		return refuse("FED-62", "SPIFFE.Initial has no X.509 authority, so that no endpoint could be verified")
+		return p, "SPIFFE.Initial has no X.509 authority, so that no endpoint could be verified" // (FED-62)
 	}
-	return plan{id: s.EndpointID, initial: s.Initial}, nil
+	return plan{id: s.EndpointID, initial: s.Initial}, ""
 }
 
-// ConfigError says what is wrong with the parameters of a relationship. It comes before anything is
-// sent.
-type ConfigError struct {
-	TrustDomain spiffe.TrustDomain
-	Rule        string // the rule's id, as in the conformance table, such as "FED-30"
-	Reason      string // the rule in words
-}
-
-func (e *ConfigError) Error() string {
-	return fmt.Sprintf("relationship with %q: %s", e.TrustDomain, e.Reason)
+// relationshipError says what is wrong with the parameters of the relationship with td.
+func relationshipError(td spiffe.TrustDomain, reason string) error {
+	return fmt.Errorf("relationship with %q: %s", td, reason)
 }
 
 // check returns the endpoint of r.
 func (r Relationship) check() (*endpoint, error) {
-	refuse := func(rule, reason string) (*endpoint, error) {
-		return nil, &ConfigError{r.TrustDomain, rule, reason}
-	}
-	switch {
+	refuse := func(reason string) (*endpoint, error) { return nil, relationshipError(r.TrustDomain, reason) }
+	switch { // (FED-20)
 	case r.TrustDomain.IsZero():
-		return refuse("FED-20", "TrustDomain is required")
+		return refuse("TrustDomain is required")
 	case r.URL == "":
-		return refuse("FED-20", "URL is required")
+		return refuse("URL is required")
 	case r.Profile == nil:
-		return refuse("FED-20", "Profile is required: Web or SPIFFE")
+		return refuse("Profile is required: Web or SPIFFE")
 	}
 	u, err := url.Parse(r.URL)
 	if err != nil || len(r.URL) > maxURL {
-		return refuse("FED-30", "URL is not a URL") // which may have a password, so that it is not shown
+		return refuse("URL is not a URL") // which may have a password, so that it is not shown
 	}
-	if rule, reason := unfitURL(u); rule != "" {
-		return refuse(rule, "URL "+reason)
+	if reason := unfitURL(u); reason != "" {
+		return refuse("URL " + reason)
 	}
-	p, fault := r.Profile.plan(r.TrustDomain)
-	if fault != nil {
-		return nil, fault
+	p, reason := r.Profile.plan(r.TrustDomain)
+	if reason != "" {
+		return refuse(reason)
 	}
 	e := &endpoint{td: r.TrustDomain, url: u, where: display(u), plan: p, source: p.bundles}
 	if p.initial != nil {
@@ -138,20 +128,20 @@ func (r Relationship) check() (*endpoint, error) {
 // maxURL is how long a URL may be, in bytes: that of a redirect comes from the endpoint.
 const maxURL = 8 << 10
 
-// unfitURL says which rule keeps u from being the URL of an endpoint, and why, or returns "".
-func unfitURL(u *url.URL) (rule, reason string) {
+// unfitURL says why u cannot be the URL of an endpoint, or returns "".
+func unfitURL(u *url.URL) (reason string) {
 	switch {
-	case u.Scheme != "https":
-		return "FED-30", "does not begin with https://"
-	case u.User != nil:
-		return "FED-31", "has a user name or password, which an endpoint does not ask for"
+	case u.Scheme != "https": // (FED-30)
+		return "does not begin with https://"
+	case u.User != nil: // (FED-31)
+		return "has a user name or password, which an endpoint does not ask for"
 	case u.Hostname() == "":
-		return "FED-30", "has no host"
+		return "has no host"
 	}
-	return "", ""
+	return ""
 }
 
-// display is u for people and logs. A query may be a credential, such as that of a signed URL that a
+// display is u as errors and logs show it. A query may be a credential, such as that of a signed URL that a
 // redirect leads to.
 func display(u *url.URL) string {
 	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -16,13 +17,13 @@ import (
 // slow is how long a fetch keeps its place among those that run at the same time.
 const slow = time.Second
 
-// relation is a relationship and what became of it. There may be 10,000 of them.
+// relation is a relationship and its state. There may be 10,000 of them.
 type relation struct {
 	renew.Entry // the Manager's mu guards it, and what follows after decree
 
 	e      *endpoint
 	bundle atomic.Pointer[spiffe.Bundle] // in force; what readers get; nil before the first
-	decree atomic.Bool                   // an operator has set a bundle, so that the initial one counts no more
+	decree atomic.Bool                   // an operator has set a bundle, which takes the place of the initial one
 
 	etag       tag            // of etagOf, which a 304 confirms, and no other: what was set by hand
 	etagOf     *spiffe.Bundle // must not keep us from seeing what the endpoint has
@@ -40,20 +41,17 @@ func (m *Manager) newRelation(e *endpoint) *relation {
 	r := &relation{e: e, interval: m.cfg.MinInterval}
 	switch {
 	case e.initial != nil:
-		e.source = newest{r}
+		e.source = r
 	case e.borrows():
 		e.source = m
 	}
 	return r
 }
 
-// newest is the source of the anchors of a self-serving endpoint.
-type newest struct{ r *relation }
-
-// Bundle returns the newest bundle that is known (FED-67): an initial one with a higher sequence
-// number than what was fetched is how an operator helps after a rotation was missed.
-func (n newest) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	return n.r.newest().Bundle(td)
+// Bundle returns the newest bundle that is known, which verifies a self-serving endpoint (FED-67). After a
+// missed rotation an operator configures an initial one with a higher sequence number than the fetched one.
+func (r *relation) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return r.newest().Bundle(td)
 }
 
 // newest returns the newest bundle that is known, or nil.
@@ -75,20 +73,11 @@ func (r *relation) newest() *spiffe.Bundle {
 // At its start it reads the directory, if there is one, and then fetches everything. An error about
 // the directory itself ends it before that.
 func (m *Manager) Run(ctx context.Context) error {
-	m.mu.Lock()
-	if m.running {
-		m.mu.Unlock()
+	if !m.running.CompareAndSwap(false, true) {
 		return errors.New("federation: run: already running")
 	}
-	m.running = true
-	m.mu.Unlock()
-	defer func() {
-		m.mu.Lock()
-		m.running = false
-		m.mu.Unlock()
-	}()
-
-	if err := m.openDir(); err != nil {
+	defer m.running.Store(false)
+	if err := m.stored(func(*os.Root) error { return nil }); err != nil {
 		return fmt.Errorf("federation: run: %w", err)
 	}
 	for _, rel := range *m.relations.Load() {
@@ -106,7 +95,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// What became of an attempt, in the log.
+// The outcomes of an attempt, for the log.
 const (
 	outcomeNew         = "new"
 	outcomeClash       = "new with the old sequence number"
@@ -160,7 +149,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	rel.interval = m.interval(rel.bundle.Load())
 	wait := renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 	if rel.unanchored && rel.e.borrows() && rel.e.anchored() == nil {
-		wait = 0 // they came while we looked
+		wait = 0 // they arrived during the attempt
 	}
 	m.loop.Done(rel, wait)
 	b := rel.bundle.Load()
@@ -180,7 +169,7 @@ func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *FetchE
 		last, _ := known.Sequence()
 		return outcomeRefused, &FetchError{
 			TrustDomain: rel.e.td, URL: a.url, Status: a.received,
-			Err: fmt.Errorf("%w: the sequence number is %d, and %d is known; if its publisher has lost count, accept it with Manager.Set", ErrSequence, n, last),
+			Err: fmt.Errorf("%w: the sequence number is %d, and %d is known; if the publisher has reset it, accept the bundle with Manager.Set", ErrSequence, n, last),
 		}
 	}
 	switch {
@@ -227,19 +216,10 @@ func (m *Manager) interval(b *spiffe.Bundle) time.Duration {
 
 // status returns the state of r. The caller holds mu.
 func (m *Manager) status(r *relation) Status {
-	s := Status{
-		TrustDomain: r.e.td, URL: r.e.where, Bundle: r.bundle.Load(), LastSuccess: r.success, NextAttempt: m.loop.Next(r),
+	b := r.bundle.Load()
+	return Status{
+		TrustDomain: r.e.td, URL: r.e.where, Bundle: b, LastSuccess: r.success, NextAttempt: m.loop.Next(r),
+		Fresh:    b != nil && r.Failures() == 0 && r.confirmed == b && time.Since(r.success) <= 2*r.interval,
 		Failures: r.Failures(), Err: r.err, Refused: r.refused,
 	}
-	switch lately := time.Since(r.success) <= 2*r.interval; {
-	case s.Bundle == nil && r.err != nil:
-		s.State = Failed
-	case s.Bundle == nil:
-		s.State = Pending
-	case s.Failures == 0 && r.confirmed == s.Bundle && lately:
-		s.State = Fresh
-	default:
-		s.State = Stale
-	}
-	return s
 }

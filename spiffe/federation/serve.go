@@ -18,7 +18,7 @@ import (
 
 // NewHandler returns a handler that serves the bundle of td: a bundle endpoint. Every answer has the
 // bundle that the source gives at that moment (FED-34); it is encoded when it has changed, and equal
-// bundles have equal bytes. The path of the request plays no part: mount the handler at one.
+// bundles have equal bytes. The handler does not look at the path of the request.
 //
 // It answers GET and HEAD, does not authenticate clients (FED-33), has a strong entity tag for conditional
 // requests, and lets caches keep an answer for as long as the refresh hint says, or five minutes
@@ -31,26 +31,22 @@ func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler
 	case td.IsZero():
 		return nil, fmt.Errorf("federation: handler: trust domain: %w", spiffe.ErrZero)
 	}
-	return &handler[*spiffe.Bundle]{
-		current: func() *spiffe.Bundle {
-			b, err := source.Bundle(td)
-			if err != nil || b == nil || b.TrustDomain() != td {
-				return nil
-			}
-			return b
-		},
-		age: func(b *spiffe.Bundle) time.Duration {
-			if hint, ok := b.RefreshHint(); ok {
-				return hint
-			}
-			return renew.UsualPoll
-		},
-	}, nil
+	return &handler{current: func() (document, time.Duration) {
+		b, err := source.Bundle(td)
+		if err != nil || b == nil || b.TrustDomain() != td {
+			return nil, 0
+		}
+		hint, ok := b.RefreshHint()
+		if !ok {
+			hint = renew.UsualPoll
+		}
+		return b, hint
+	}}, nil
 }
 
 // NewMapHandler returns a handler that serves the bundles of many trust domains as a bundle map. The
-// function gives the present set, nil for none, and must not block; [Manager.Bundles] is one, and it
-// may as well choose what this consumer shall see. Members have no refresh hint of their own
+// function returns the present set, nil for none, and must not block; [Manager.Bundles] is one, and
+// another may select the bundles that the consumer is to have. Members have no refresh hint of their own
 // (MAP-5): refresh is how long caches may keep the map, in whole seconds; 0 means five minutes.
 // Everything else is as for [NewHandler].
 func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (http.Handler, error) {
@@ -62,27 +58,25 @@ func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (htt
 	case refresh == 0:
 		refresh = renew.UsualPoll
 	}
-	return &handler[*spiffe.BundleSet]{
-		current: bundles,
-		age:     func(*spiffe.BundleSet) time.Duration { return refresh },
-	}, nil
+	return &handler{current: func() (document, time.Duration) {
+		if set := bundles(); set != nil {
+			return set, refresh
+		}
+		return nil, 0
+	}}, nil
 }
 
-// document is what a handler serves. Two that are not == may still have the same bytes.
-type document interface {
-	comparable
-	Marshal() ([]byte, error)
-}
+// document is what a handler serves, a pointer. Two that are not == may still have the same bytes.
+type document interface{ Marshal() ([]byte, error) }
 
-type handler[D document] struct {
-	current func() D // the zero D for none
-	age     func(D) time.Duration
-	page    atomic.Pointer[page[D]] // the last that was made
+type handler struct {
+	current func() (d document, maxAge time.Duration) // nil for none
+	page    atomic.Pointer[page]                      // the last that was made
 }
 
 // page is an encoded document. The slices go into the headers of many answers and never change.
-type page[D document] struct {
-	of           D
+type page struct {
+	of           document
 	body         []byte
 	tag          string
 	etag         []string
@@ -92,7 +86,7 @@ type page[D document] struct {
 
 var contentType = []string{"application/json"}
 
-func (h *handler[D]) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
 		http.Error(w, "a bundle endpoint answers GET and HEAD", http.StatusMethodNotAllowed)
@@ -120,10 +114,9 @@ func (h *handler[D]) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // newest returns the page of the present document, or nil.
-func (h *handler[D]) newest() *page[D] {
-	var none D
-	d := h.current()
-	if d == none {
+func (h *handler) newest() *page {
+	d, maxAge := h.current()
+	if d == nil {
 		return nil
 	}
 	if p := h.page.Load(); p != nil && p.of == d {
@@ -134,10 +127,11 @@ func (h *handler[D]) newest() *page[D] {
 		return nil
 	}
 	sum := sha256.Sum256(body)
-	p := &page[D]{of: d, body: body, tag: `"` + base64.RawURLEncoding.EncodeToString(sum[:18]) + `"`}
-	p.etag = []string{p.tag}
-	p.cacheControl = []string{"max-age=" + strconv.FormatInt(int64(h.age(d)/time.Second), 10)}
-	p.length = []string{strconv.Itoa(len(body))}
+	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:18]) + `"`
+	p := &page{
+		of: d, body: body, tag: tag, etag: []string{tag}, length: []string{strconv.Itoa(len(body))},
+		cacheControl: []string{"max-age=" + strconv.FormatInt(int64(maxAge/time.Second), 10)},
+	}
 	h.page.Store(p)
 	return p
 }
@@ -180,8 +174,8 @@ func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
 }
 
 // WebServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_web,
-// which is [ServerConfig]'s in all but the certificate: that comes from the function, at every
-// handshake, and must have the host of the endpoint's URL as a DNS name or IP address and be issued by an
+// as [ServerConfig] does but for the certificate: the function returns it at every handshake, and it must
+// have the host of the endpoint's URL as a DNS name or IP address and be issued by an
 // authority that consumers trust for websites (FED-51).
 func WebServerConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) (*tls.Config, error) {
 	if certificate == nil {
@@ -189,7 +183,7 @@ func WebServerConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, e
 	}
 	c := baseConfig()
 	c.GetCertificate = certificate
-	c.SessionTicketsDisabled = true // consumers come once per interval, and shall see the newest certificate
+	c.SessionTicketsDisabled = true // consumers come once per interval, and are to see the newest certificate
 	return c, nil
 }
 

@@ -27,25 +27,41 @@ func fileName(td spiffe.TrustDomain) string {
 	return "td-" + name + ".json"
 }
 
-// openDir makes the directory if it is missing, and refuses one that others can write to: who writes
-// there decides who is trusted.
-func (m *Manager) openDir() error {
+// openDir opens the directory, after making it if it is missing, and refuses one that others can write to:
+// what is in it decides which peers are trusted. Without a Config.Dir it returns nil.
+func (m *Manager) openDir() (*os.Root, error) {
 	if m.cfg.Dir == "" {
-		return nil
+		return nil, nil
 	}
-	if err := os.MkdirAll(m.cfg.Dir, 0o700); err != nil {
-		return fmt.Errorf("Config.Dir: %w", err)
+	err := os.MkdirAll(m.cfg.Dir, 0o700)
+	if err != nil {
+		return nil, fmt.Errorf("Config.Dir: %w", err)
 	}
-	info, err := os.Stat(m.cfg.Dir)
-	switch {
-	case err != nil:
-		return fmt.Errorf("Config.Dir: %w", err)
-	case !info.IsDir():
-		return fmt.Errorf("Config.Dir: %s is not a directory", m.cfg.Dir)
-	case writableByOthers(info):
-		return fmt.Errorf("Config.Dir: %s can be written to by others (%v); use a directory with mode 0700", m.cfg.Dir, info.Mode())
+	dir, err := os.OpenRoot(m.cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("Config.Dir: %w", err)
 	}
-	return nil
+	info, err := dir.Stat(".")
+	if err == nil && writableByOthers(info) {
+		err = fmt.Errorf("%s can be written to by others (%v); use a directory with mode 0700", m.cfg.Dir, info.Mode())
+	}
+	if err != nil {
+		_ = dir.Close()
+		return nil, fmt.Errorf("Config.Dir: %w", err)
+	}
+	return dir, nil
+}
+
+// stored calls f with the directory, if there is one, while no other goroutine reads or writes it.
+func (m *Manager) stored(f func(dir *os.Root) error) error {
+	m.storing.Lock()
+	defer m.storing.Unlock()
+	dir, err := m.openDir()
+	if err != nil || dir == nil {
+		return err
+	}
+	defer dir.Close()
+	return f(dir)
 }
 
 // writableByOthers is false on Windows, where the bits say nothing.
@@ -55,9 +71,6 @@ func writableByOthers(info fs.FileInfo) bool {
 
 // load puts the stored bundle of r in force, if there is none yet.
 func (m *Manager) load(ctx context.Context, r *relation) {
-	if m.cfg.Dir == "" {
-		return
-	}
 	m.mu.Lock()
 	loaded := r.loaded
 	r.loaded = true
@@ -65,14 +78,17 @@ func (m *Manager) load(ctx context.Context, r *relation) {
 	if loaded {
 		return
 	}
-	m.storing.Lock()
-	b, err := m.read(r.e.td)
-	m.storing.Unlock()
+	var b *spiffe.Bundle
+	err := m.stored(func(dir *os.Root) (err error) {
+		b, err = read(dir, r.e.td)
+		return err
+	})
 	td := slog.String("trust_domain", r.e.td.String())
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			m.fetch.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: stored bundle ignored", td, slog.Any("err", err))
-		}
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		m.fetch.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: stored bundle ignored", td, slog.Any("err", err))
+		return
+	case b == nil:
 		return
 	}
 	m.mu.Lock()
@@ -87,12 +103,7 @@ func (m *Manager) load(ctx context.Context, r *relation) {
 	}
 }
 
-func (m *Manager) read(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	dir, err := os.OpenRoot(m.cfg.Dir)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
+func read(dir *os.Root, td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	name := fileName(td)
 	info, err := dir.Lstat(name)
 	switch {
@@ -117,45 +128,36 @@ func (m *Manager) read(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 
 // save stores the bundle of r if it is not stored yet. A failure is tried again after the next fetch.
 func (m *Manager) save(ctx context.Context, r *relation) {
-	if m.cfg.Dir == "" {
-		return
-	}
-	m.storing.Lock()
-	defer m.storing.Unlock()
-	m.mu.Lock()
-	b := r.bundle.Load()
-	needless := r.Removed() || b == nil || b == r.saved
-	m.mu.Unlock()
-	if needless {
-		return
-	}
-	err := m.write(b)
+	err := m.stored(func(dir *os.Root) error {
+		m.mu.Lock()
+		b := r.bundle.Load()
+		needless := r.Removed() || b == nil || b == r.saved
+		m.mu.Unlock()
+		if needless {
+			return nil
+		}
+		err := write(dir, b)
+		if err == nil {
+			m.mu.Lock()
+			r.saved = b
+			m.mu.Unlock()
+		}
+		return err
+	})
 	if err != nil {
 		m.fetch.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: bundle not stored", slog.String("trust_domain", r.e.td.String()), slog.Any("err", err))
-		return
 	}
-	m.mu.Lock()
-	r.saved = b
-	m.mu.Unlock()
 }
 
 // write replaces the file of a bundle. A crash leaves the old file or the new one.
-func (m *Manager) write(b *spiffe.Bundle) error {
+func write(dir *os.Root, b *spiffe.Bundle) error {
 	doc, err := b.Marshal()
 	if err != nil {
 		return err
 	}
-	if err := m.openDir(); err != nil { // Set may come before Run
-		return err
-	}
-	dir, err := os.OpenRoot(m.cfg.Dir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
 	name := fileName(b.TrustDomain())
 	draft := name + ".new"
-	if err := dir.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := remove(dir, draft); err != nil {
 		return err
 	}
 	f, err := dir.OpenFile(draft, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -169,26 +171,20 @@ func (m *Manager) write(b *spiffe.Bundle) error {
 	return dir.Rename(draft, name)
 }
 
-// unsave deletes the file of a trust domain, unless there is a relationship with it again.
-func (m *Manager) unsave(td spiffe.TrustDomain) error {
-	if m.cfg.Dir == "" {
-		return nil
-	}
-	m.storing.Lock()
-	defer m.storing.Unlock()
-	if (*m.relations.Load())[td] != nil {
-		return nil
-	}
-	dir, err := os.OpenRoot(m.cfg.Dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := dir.Remove(fileName(td)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// remove deletes a file, if there is one.
+func remove(dir *os.Root, name string) error {
+	if err := dir.Remove(name); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
+}
+
+// unsave deletes the file of a trust domain, unless there is a relationship with it again.
+func (m *Manager) unsave(td spiffe.TrustDomain) error {
+	return m.stored(func(dir *os.Root) error {
+		if (*m.relations.Load())[td] != nil {
+			return nil
+		}
+		return remove(dir, fileName(td))
+	})
 }

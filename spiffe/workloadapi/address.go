@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/workloadwire"
 )
 
 // address says where a Workload API is served.
@@ -20,7 +22,7 @@ type addressError struct {
 }
 
 func (e *addressError) Error() string {
-	s := fmt.Sprintf("workloadapi: address %q: %s", clip(e.input, 128), e.reason)
+	s := fmt.Sprintf("workloadapi: address %q: %s", workloadwire.Clip(e.input, 128), e.reason)
 	if e.corrected != "" {
 		s += "; write " + e.corrected
 	}
@@ -70,7 +72,7 @@ func readAddress(s string) (a address, reason string) {
 	case "unix-abstract":
 		return a, "abstract sockets are not in the standard, and have no permissions; use a path"
 	}
-	return a, fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, clip(scheme, 32))
+	return a, fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, workloadwire.Clip(scheme, 32))
 }
 
 func isScheme(s string) bool {
@@ -95,7 +97,7 @@ func readUnix(rest string) (a address, reason string) {
 	case strings.ContainsAny(rest, "?#"):
 		return a, "a query or fragment is not allowed"
 	case host != "":
-		return a, fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", clip(host, 64))
+		return a, fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", workloadwire.Clip(host, 64))
 	case path == "":
 		return a, "there is no path"
 	case path[0] != '/':

@@ -32,7 +32,7 @@ type ClientOptions struct {
 // Client calls the Workload API. It is safe for concurrent use, and keeps nothing but connections. For
 // an identity that is always current use a [Source].
 type Client struct {
-	server     string // the address, for people
+	server     string // the address, as errors and logs show it
 	http       *http.Client
 	maxMessage int
 }

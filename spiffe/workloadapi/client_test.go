@@ -544,8 +544,8 @@ func TestAnswerLimits(t *testing.T) {
 	require.ErrorContains(t, err, "claims are empty")
 }
 
-// A server that talks and does not listen fills the connection with answers that it asked for: who has
-// enough of it can leave all the same.
+// A server that talks and does not listen fills the connection with control frames: the client can
+// end the call all the same.
 func TestDeafServer(t *testing.T) {
 	t.Parallel()
 	home := newDomain(t, "example.org")

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/workloadwire"
@@ -70,7 +69,7 @@ const maxText = 512
 // cutError is an error whose text may quote the server at any length.
 type cutError struct{ error }
 
-func (e cutError) Error() string { return clip(e.error.Error(), maxText) }
+func (e cutError) Error() string { return workloadwire.Clip(e.error.Error(), maxText) }
 func (e cutError) Unwrap() error { return e.error }
 
 // failure returns the Error for what a call failed with. Only a status that the server itself has sent
@@ -92,7 +91,7 @@ func (c *Client) failure(rpc string, err error) *Error {
 		e.Err = errors.New("status " + status.Code.String())
 	}
 	if status.Message != "" {
-		e.Err = fmt.Errorf("%w: %q", e.Err, clip(status.Message, maxText))
+		e.Err = fmt.Errorf("%w: %q", e.Err, workloadwire.Clip(status.Message, maxText))
 	}
 	e.Code, e.after = int(status.Code), status.RetryAfter
 	return e
@@ -106,15 +105,4 @@ func (c *Client) badResponse(rpc string, err error) *Error {
 // mistake returns the Error for a request that the server would refuse.
 func (c *Client) mistake(rpc, reason string) *Error {
 	return &Error{RPC: rpc, Server: c.server, Final: true, Err: fmt.Errorf("%w, and was not sent it: %s", ErrRefused, reason)}
-}
-
-// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
 }

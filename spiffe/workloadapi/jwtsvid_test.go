@@ -25,12 +25,8 @@ import (
 
 // tokenService issues and validates with package jwtsvid.
 type tokenService struct {
-	issuer *jwtsvid.Issuer
+	*jwtsvid.Issuer
 	*jwtsvid.Validator
-}
-
-func (s tokenService) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
-	return s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
 }
 
 // A client that sends tokens keeps each for most of its life: a Source is the source of a jwtsvid.Cache. A
@@ -84,7 +80,7 @@ func tokensForExample(ca *spiffetest.CA) (address string, stop func()) {
 		log.Fatal(err)
 	}
 	snap := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(bundle))
-	handler, err := workloadserver.NewHandler(workloadserver.Fixed(snap), &workloadserver.Options{Issuer: service, Validator: service})
+	handler, err := workloadserver.NewHandler(workloadserver.Fixed(snap), &workloadserver.Options{IssueJWTSVID: service.IssueJWTSVID, ValidateJWTSVID: service.ValidateJWTSVID})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -122,7 +118,7 @@ func TestTokensEndToEnd(t *testing.T) {
 	require.NoError(t, err)
 	service.Validator, err = jwtsvid.NewAgentValidator(home.Bundles().With(bundle).With(other.Bundle()), nil)
 	require.NoError(t, err)
-	h, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))), &workloadserver.Options{Issuer: service, Validator: service})
+	h, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))), &workloadserver.Options{IssueJWTSVID: service.IssueJWTSVID, ValidateJWTSVID: service.ValidateJWTSVID})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = h.Close() })
 	c := inMemory(t, h)

@@ -98,7 +98,7 @@ func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entr
 	hints := make(map[string]bool)
 	for i, s := range svids {
 		if s.Hint != "" && hints[s.Hint] {
-			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, clip(s.Hint, 128)))
+			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, workloadwire.Clip(s.Hint, 128)))
 			continue
 		}
 		hints[s.Hint] = true
@@ -144,14 +144,11 @@ func (r *reader) x509SVIDs(data []byte) (*Update, error) {
 // took completes an update with its bundles.
 func (r *reader) took(u *Update, next shelf) *Update {
 	u.Skipped = atMost(maxNotes, u.Skipped)
-	all := make([]*spiffe.Bundle, 0, len(next))
-	for _, k := range next {
-		all = append(all, k.bundle)
+	all := make(map[spiffe.TrustDomain]*spiffe.Bundle, len(next))
+	for td, k := range next {
+		all[td] = k.bundle
 	}
-	set, err := spiffe.NewBundleSet(all...)
-	if err != nil {
-		panic(err) // the map has one bundle for each trust domain
-	}
+	set := setOf(all)
 	if r.last != nil && set.Equal(r.last.Bundles) {
 		set = r.last.Bundles
 	}
@@ -304,7 +301,7 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 	case err != nil:
 		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name: %w", err)
 	case id.Path() != "":
-		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", clip(key, 128))
+		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", workloadwire.Clip(key, 128))
 	}
 	return id.TrustDomain(), nil
 }

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -61,12 +62,13 @@ type Source struct {
 	cur  atomic.Pointer[state] // what readers read; writers hold mu
 	news renew.Signal
 
-	mu      sync.Mutex
-	running bool
-	isReady bool // when it was published last
-	x509    track
-	jwt     track
-	merged  map[spiffe.TrustDomain]merged // the bundles with authorities of both kinds
+	running atomic.Bool
+
+	mu       sync.Mutex
+	isReady  bool // when it was published last
+	x509     track
+	jwt      track
+	unmerged []error // why some bundles have authorities of one kind only
 }
 
 // state is what was published together. It never changes.
@@ -74,12 +76,6 @@ type state struct {
 	snap    *spiffe.Snapshot  // nil if there is no identity to hand out
 	bundles *spiffe.BundleSet // nil if there are none
 	update  *Update           // of the X.509 stream, nil if there is none
-}
-
-// merged is a bundle with what it was made of.
-type merged struct {
-	x509, jwt, both *spiffe.Bundle
-	err             error // why both has authorities of one kind only
 }
 
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no connection.
@@ -180,7 +176,7 @@ func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, e
 }
 
 func (s *Source) noHint() error {
-	return fmt.Errorf("workloadapi: source: %w: the server has no identity with the hint %q", ErrNotReady, clip(s.cfg.Hint, 128))
+	return fmt.Errorf("workloadapi: source: %w: the server has no identity with the hint %q", ErrNotReady, workloadwire.Clip(s.cfg.Hint, 128))
 }
 
 // Changed returns a channel that is closed when what the source hands out changes, and when
@@ -243,7 +239,7 @@ func (s *Source) notReady() error {
 	}
 	switch {
 	case cause != nil:
-	case !s.running:
+	case !s.running.Load():
 		cause = errors.New("nothing was tried yet; is Run running?")
 	default:
 		cause = errors.New(s.client.server + " has not answered yet")
@@ -259,12 +255,12 @@ func (s *Source) notReady() error {
 // It uses one stream, and one more with JWTBundles. If the server does not implement the latter, Run
 // goes on without it.
 func (s *Source) Run(ctx context.Context) error {
-	s.mu.Lock()
-	if s.running {
-		s.mu.Unlock()
+	if !s.running.CompareAndSwap(false, true) {
 		return errors.New("workloadapi: run: already running")
 	}
-	s.running, s.x509.final, s.jwt.final = true, false, false
+	defer s.running.Store(false)
+	s.mu.Lock()
+	s.x509.final, s.jwt.final = false, false
 	s.mu.Unlock()
 
 	inner, cancel := context.WithCancel(ctx)
@@ -283,7 +279,7 @@ func (s *Source) Run(ctx context.Context) error {
 		s.client.Close()
 	}
 	s.mu.Lock()
-	s.running, s.x509.Open, s.jwt.Open = false, false, false
+	s.x509.Open, s.jwt.Open = false, false
 	s.mu.Unlock()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -388,50 +384,48 @@ func sameIdentities(a, b *Update) bool {
 }
 
 // bundles returns the bundles of both kinds as one set, or nil if there are none. Authorities of one
-// kind never verify the other: a bundle keeps them apart (WAPI-16). The caller holds mu.
+// kind never verify the other: a bundle keeps them apart (WAPI-16). A bundle that is as in old is the same
+// value. The caller holds mu.
 func (s *Source) bundles(old *spiffe.BundleSet) *spiffe.BundleSet {
 	x509, jwt := s.x509.bundles(), s.jwt.bundles()
-	if jwt == nil {
-		s.merged = nil
-		return x509
+	s.unmerged = nil
+	if jwt == nil || x509 == nil {
+		return cmp.Or(x509, jwt)
 	}
-	all := make(map[spiffe.TrustDomain]merged)
-	if x509 != nil {
-		for b := range x509.All() {
-			all[b.TrustDomain()] = merged{x509: b, both: b}
-		}
+	all := make(map[spiffe.TrustDomain]*spiffe.Bundle)
+	for b := range x509.All() {
+		all[b.TrustDomain()] = b
 	}
 	for b := range jwt.All() {
-		m, last := all[b.TrustDomain()], s.merged[b.TrustDomain()]
-		m.jwt = b
-		switch {
-		case m.x509 == nil:
-			m.both = b
-		case last.x509 == m.x509 && last.jwt == b:
-			m = last
-		default:
-			c := m.x509.Contents()
+		td := b.TrustDomain()
+		if one := all[td]; one != nil {
+			c := one.Contents()
 			c.JWTAuthorities = maps.Collect(b.JWTAuthorities())
-			both, err := spiffe.NewBundle(b.TrustDomain(), c)
-			if err == nil {
-				m.both = both
-			} else { // together they are over the limit on authorities
-				m.err = fmt.Errorf("workloadapi: the keys for JWT-SVIDs skipped: %w", err)
+			var err error
+			if b, err = spiffe.NewBundle(td, c); err != nil { // together they are over the limit on authorities
+				s.unmerged = append(s.unmerged, fmt.Errorf("workloadapi: the keys for JWT-SVIDs skipped: %w", err))
+				b = one
 			}
 		}
-		all[b.TrustDomain()] = m
+		if old != nil {
+			if last, err := old.Bundle(td); err == nil && last.Equal(b) {
+				b = last
+			}
+		}
+		all[td] = b
 	}
-	s.merged = all
-	list := make([]*spiffe.Bundle, 0, len(all))
-	for _, m := range all {
-		list = append(list, m.both)
-	}
-	set, err := spiffe.NewBundleSet(list...)
-	if err != nil {
-		panic(err) // the map has one bundle for each trust domain
-	}
+	set := setOf(all)
 	if set.Equal(old) {
 		return old
+	}
+	return set
+}
+
+// setOf returns bundles as a set.
+func setOf(bundles map[spiffe.TrustDomain]*spiffe.Bundle) *spiffe.BundleSet {
+	set, err := spiffe.NewBundleSet(slices.Collect(maps.Values(bundles))...)
+	if err != nil {
+		panic(err) // the map has one bundle for each trust domain
 	}
 	return set
 }

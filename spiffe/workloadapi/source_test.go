@@ -166,8 +166,8 @@ func TestSource(t *testing.T) {
 		assert.True(t, st.Ready)
 		assert.Equal(t, db.ID(), st.ID)
 		assert.Equal(t, 2, st.TrustDomains)
-		assert.False(t, st.Healthy(time.Now()), "the identity has expired")
-		assert.True(t, st.Healthy(db.NotAfter()))
+		assert.Equal(t, db.NotAfter(), st.NotAfter)
+		assert.True(t, time.Now().After(st.NotAfter), "the identity has expired")
 
 		// After the end everything stays readable.
 		require.Equal(t, errStop, stop())
@@ -494,7 +494,6 @@ func TestHints(t *testing.T) {
 				assert.ErrorContains(t, err, `hint "c"`)
 				st := s.Status()
 				assert.False(t, st.Ready)
-				assert.False(t, st.Healthy(time.Now()))
 			} else {
 				require.NoError(t, err)
 				assert.Equal(t, want, svid.ID().Path())
@@ -626,7 +625,7 @@ func TestPatience(t *testing.T) {
 	})
 }
 
-// Who waits for a source that has no hope learns it at once.
+// A caller that waits for a source that was refused for good gets the error at once.
 func TestReadyHopeless(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-14")
@@ -1264,7 +1263,8 @@ func TestBundlesOnly(t *testing.T) {
 		streams.send(&wire.X509BundlesResponse{Crl: [][]byte{{1}, {2}}, Bundles: map[string][]byte{home.key(): home.roots(), other.key(): other.roots()}})
 		require.NoError(t, s.Ready(t.Context()))
 		st := s.Status()
-		assert.True(t, st.Healthy(time.Now()))
+		assert.True(t, st.Ready)
+		assert.Zero(t, st.NotAfter)
 		for _, d := range []domain{home, other} {
 			b, err := s.Bundle(d.TrustDomain())
 			require.NoError(t, err)

@@ -9,7 +9,8 @@ import (
 )
 
 // Status is the state of a [Source] at one moment, for health checks and diagnosis. It has no
-// secrets.
+// secrets. A health check looks at Ready and NotAfter: an outage of the server is no reason to be
+// unhealthy, because what was received stays valid until it expires.
 type Status struct {
 	// Server is the address.
 	Server string
@@ -30,13 +31,6 @@ type Status struct {
 	X509, JWT StreamStatus
 }
 
-// Healthy reports whether the source is ready and its identity, if it is to have one, is valid at
-// now. An outage of the server is no reason to be unhealthy: what was received before stays valid
-// until it expires.
-func (s Status) Healthy(now time.Time) bool {
-	return s.Ready && (s.NotAfter.IsZero() || !now.After(s.NotAfter))
-}
-
 // StreamStatus is the state of one stream of a [Source].
 type StreamStatus struct {
 	Open        bool      // there is a stream, and it has brought something
@@ -54,12 +48,7 @@ func (s *Source) Status() Status {
 	defer s.mu.Unlock()
 	st := s.cur.Load()
 	out := Status{Server: s.client.server, Ready: s.ready(), X509: s.x509.StreamStatus, JWT: s.jwt.StreamStatus}
-	out.X509.Skipped, out.JWT.Skipped = slices.Clone(s.x509.Skipped), slices.Clone(s.jwt.Skipped)
-	for _, m := range s.merged {
-		if m.err != nil {
-			out.JWT.Skipped = append(out.JWT.Skipped, m.err)
-		}
-	}
+	out.X509.Skipped, out.JWT.Skipped = slices.Clone(s.x509.Skipped), slices.Concat(s.jwt.Skipped, s.unmerged)
 	if st.snap != nil {
 		svid, _ := st.snap.SVID() // of a snapshot: never an error
 		out.ID, out.NotAfter = svid.ID(), svid.NotAfter()

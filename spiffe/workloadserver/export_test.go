@@ -33,3 +33,10 @@ func CheckWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp
 	}
 	return exp, jwk, err
 }
+
+// Processes returns how many processes streams are counted for.
+func (h *Handler) Processes() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.byPeer)
+}

@@ -76,13 +76,13 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	}
 	bundles(workloadwire.FetchX509Bundles, 0)
 	bundles(workloadwire.FetchJWTBundles, 1)
-	if h.opts.Issuer != nil {
+	if h.opts.IssueJWTSVID != nil {
 		unary(workloadwire.FetchJWTSVID, h.fetchJWTSVID)
 	}
-	if h.opts.Validator != nil {
+	if h.opts.ValidateJWTSVID != nil {
 		unary(workloadwire.ValidateJWTSVID, h.validateJWTSVID)
 	}
-	if h.opts.WITIssuer != nil {
+	if h.opts.IssueWITSVID != nil {
 		stream(workloadwire.FetchWITSVID, h.fetchWITSVID)
 		bundles(workloadwire.FetchWITBundles, 2)
 	}
@@ -276,7 +276,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin func([]byte
 	}
 }
 
-// enter counts a stream, unless there are too many, of all callers or of this process.
+// enter counts a stream, unless too many are open: of all callers, or of the process that calls.
 func (h *Handler) enter(ctx context.Context) (leave func(), ok bool) {
 	peer, known := unixsocket.PeerFromContext(ctx)
 	known = known && peer.PID != 0
@@ -285,23 +285,20 @@ func (h *Handler) enter(ctx context.Context) (leave func(), ok bool) {
 	if h.streams >= h.opts.MaxStreams || known && h.byPeer[peer] >= maxOfProcess {
 		return nil, false
 	}
-	h.count(peer, known, 1)
+	h.streams++
+	if known {
+		h.byPeer[peer]++
+	}
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.count(peer, known, -1)
+		h.streams--
+		if known {
+			if h.byPeer[peer]--; h.byPeer[peer] == 0 {
+				delete(h.byPeer, peer)
+			}
+		}
 	}, true
-}
-
-// count adds to the number of streams. The caller holds mu.
-func (h *Handler) count(peer unixsocket.Peer, known bool, n int) {
-	h.streams += n
-	if !known {
-		return
-	}
-	if h.byPeer[peer] += n; h.byPeer[peer] == 0 {
-		delete(h.byPeer, peer)
-	}
 }
 
 func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
@@ -327,7 +324,7 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 		if !want.IsZero() && id.SVID.ID() != want {
 			continue
 		}
-		token, err := h.opts.Issuer.IssueJWTSVID(ctx, id.SVID.ID(), audience)
+		token, err := h.opts.IssueJWTSVID(ctx, id.SVID.ID(), audience)
 		if err == nil && token == "" {
 			err = errors.New("it returned no token and no error")
 		}
@@ -362,7 +359,7 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	if audience == "" || token == "" {
 		return nil, refusal("the audience or the svid is empty")
 	}
-	id, claims, err := h.opts.Validator.ValidateJWTSVID(ctx, audience, token)
+	id, claims, err := h.opts.ValidateJWTSVID(ctx, audience, token)
 	switch {
 	case err != nil && unjudged(err):
 		return nil, fmt.Errorf("validator: %w", err)
@@ -374,7 +371,7 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	return workloadwire.WriteClaims(id.String(), claims)
 }
 
-// unjudged reports whether an error of a JWTValidator says nothing about the token.
+// unjudged reports whether an error of ValidateJWTSVID says nothing about the token.
 func unjudged(err error) bool {
 	if e, ok := errors.AsType[interface {
 		error
@@ -398,14 +395,7 @@ func withoutToken(text, token string) string {
 	if !utf8.ValidString(text) {
 		return "the reason is not a text"
 	}
-	if len(text) <= maxText {
-		return text
-	}
-	n := maxText
-	for !utf8.RuneStart(text[n]) {
-		n--
-	}
-	return text[:n] + "…"
+	return workloadwire.Clip(text, maxText)
 }
 
 // Refresh has [Options].Identities asked again for each stream. Call it when the hook would answer

@@ -183,8 +183,8 @@ func TestHeaderRequired(t *testing.T) {
 	home := newDomain(t, "example.org")
 	asked := false
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
-		Identities: func(context.Context) ([]workloadserver.Identity, error) { asked = true; return nil, nil },
-		Issuer:     tokens{}, Validator: tokens{},
+		Identities:   func(context.Context) ([]workloadserver.Identity, error) { asked = true; return nil, nil },
+		IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID,
 	})
 	c := http2(t, h)
 	for _, path := range []string{
@@ -239,7 +239,7 @@ func TestNewHandler(t *testing.T) {
 	assert.ErrorContains(t, err, "MaxStreams")
 }
 
-// Who may have what is asked at the beginning and again before each push.
+// Identities is called at the beginning of a stream and again before each push.
 func TestIdentities(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-20", "WAPI-23", "WAPI-25", "WAPI-31", "WAPI-35", "WAPI-47", "WEP-8", "WEP-16")
@@ -606,7 +606,7 @@ func TestCoalescing(t *testing.T) {
 func TestMaxStreams(t *testing.T) {
 	t.Parallel()
 	home := newDomain(t, "example.org")
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{MaxStreams: 2, Issuer: tokens{}})
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{MaxStreams: 2, IssueJWTSVID: new(tokens).IssueJWTSVID})
 	c := http2(t, h)
 	open := func() *rpc {
 		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
@@ -633,7 +633,7 @@ func TestMaxStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
 }
 
-// One process does not take all streams, however many connections it opens.
+// A process cannot take all streams, however many connections it opens.
 func TestStreamsOfProcess(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -667,16 +667,20 @@ func TestStreamsOfProcess(t *testing.T) {
 	require.NoError(t, first.resp.Body.Close())
 	require.Eventually(t, func() bool { return h.Streams() == workloadserver.MaxOfProcess }, patient, time.Millisecond)
 	require.NotEmpty(t, open(two[1]).recv(), "there is room for one")
+
+	// A process without streams is forgotten, or the counts of processes that have ended fill the memory.
+	require.NoError(t, h.Close())
+	require.Eventually(t, func() bool { return h.Streams() == 0 && h.Processes() == 0 }, patient, time.Millisecond)
 }
 
 // tokens issues and judges tokens that are easy to read.
 type tokens struct{ err error }
 
-func (i tokens) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+func (i *tokens) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
 	return fmt.Sprint(id.Path(), audience), i.err
 }
 
-func (i tokens) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
+func (i *tokens) ValidateJWTSVID(_ context.Context, audience, token string) (spiffe.ID, map[string]any, error) {
 	id, claims := spiffe.MustParseID("spiffe://example.org/web"), map[string]any{"aud": []any{audience}, "sub": "spiffe://example.org/web", "exp": 1.5}
 	switch token {
 	case "good":
@@ -704,8 +708,8 @@ func TestServeJWTSVID(t *testing.T) {
 	src := &provider{}
 	src.set(snapshot(t, home.SVID("/agent"), home), nil)
 	h := handler(t, src, &workloadserver.Options{
-		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-		Issuer:     issuer, Logger: textLogger(&log),
+		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
+		IssueJWTSVID: issuer.IssueJWTSVID, Logger: textLogger(&log),
 	})
 	c := inMemory(t, h)
 	all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a", "b")
@@ -760,7 +764,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 	const token = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzcGlmZmU6Ly9leGFtcGxlLm9yZy93ZWIifQ.c2lnbmF0dXJlIG9mIGl0"
 	home := newDomain(t, "example.org")
 	v := &tokens{err: errors.New("it has expired")}
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: v})
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v.ValidateJWTSVID})
 	c := inMemory(t, h)
 	id, claims, err := c.ValidateJWTSVID(t.Context(), "a", "good")
 	require.NoError(t, err)
@@ -790,7 +794,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 		assert.Equal(t, codeInvalidArgument, code, name)
 	}
 	// A Client is a validator that asks another server.
-	chain := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: c}))
+	chain := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: c.ValidateJWTSVID}))
 	id, _, err = chain.ValidateJWTSVID(t.Context(), "a", "good")
 	require.NoError(t, err)
 	assert.Equal(t, "/web", id.Path())
@@ -801,22 +805,23 @@ func TestValidatorFails(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-53", "WEP-15")
 	home := newDomain(t, "example.org")
-	serve := func(v workloadserver.JWTValidator) *workloadapi.Client {
-		return inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{Validator: v}))
+	type validate func(ctx context.Context, audience, token string) (spiffe.ID, map[string]any, error)
+	serve := func(v validate) *workloadapi.Client {
+		return inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v}))
 	}
 	gone, err := workloadapi.NewClient("unix://"+socketDir(t)+"/gone", nil)
 	require.NoError(t, err)
 	waiting, err := workloadapi.New(workloadapi.Config{Client: gone})
 	require.NoError(t, err)
 	_, notReady := waiting.SVID()
-	for name, v := range map[string]workloadserver.JWTValidator{
-		"another server that is gone":             gone,
-		"another server that cannot judge itself": serve(gone),
-		"another server that judges nothing":      serve(nil),
-		"a source that has nothing yet":           tokens{fmt.Errorf("no bundle: %w", notReady)},
-		"no time":                                 tokens{fmt.Errorf("waited: %w", context.DeadlineExceeded)},
-		"canceled":                                tokens{fmt.Errorf("waited: %w", context.Canceled)},
-		"says itself that it passes":              tokens{fmt.Errorf("kaputt: %w", passing(true))},
+	for name, v := range map[string]validate{
+		"another server that is gone":             gone.ValidateJWTSVID,
+		"another server that cannot judge itself": serve(gone.ValidateJWTSVID).ValidateJWTSVID,
+		"another server that judges nothing":      serve(nil).ValidateJWTSVID,
+		"a source that has nothing yet":           (&tokens{fmt.Errorf("no bundle: %w", notReady)}).ValidateJWTSVID,
+		"no time":                                 (&tokens{fmt.Errorf("waited: %w", context.DeadlineExceeded)}).ValidateJWTSVID,
+		"canceled":                                (&tokens{fmt.Errorf("waited: %w", context.Canceled)}).ValidateJWTSVID,
+		"says itself that it passes":              (&tokens{fmt.Errorf("kaputt: %w", passing(true))}).ValidateJWTSVID,
 	} {
 		_, _, err := serve(v).ValidateJWTSVID(t.Context(), "a", "token")
 		require.ErrorContains(t, err, "status unavailable", name)
@@ -826,14 +831,14 @@ func TestValidatorFails(t *testing.T) {
 		require.True(t, ok)
 		assert.False(t, e.Final, name)
 	}
-	for name, v := range map[string]workloadserver.JWTValidator{
-		"says that it does not pass": tokens{passing(false)},
-		"another server refuses":     serve(tokens{errors.New("it has expired")}),
+	for name, v := range map[string]validate{
+		"says that it does not pass": (&tokens{passing(false)}).ValidateJWTSVID,
+		"another server refuses":     serve((&tokens{errors.New("it has expired")}).ValidateJWTSVID).ValidateJWTSVID,
 	} {
 		_, _, err := serve(v).ValidateJWTSVID(t.Context(), "a", "token")
 		require.ErrorIs(t, err, workloadapi.ErrRefused, name)
 	}
-	_, _, err = serve(tokens{fmt.Errorf("not for you: %w", workloadapi.ErrDenied)}).ValidateJWTSVID(t.Context(), "a", "token")
+	_, _, err = serve((&tokens{fmt.Errorf("not for you: %w", workloadapi.ErrDenied)}).ValidateJWTSVID).ValidateJWTSVID(t.Context(), "a", "token")
 	require.ErrorIs(t, err, workloadapi.ErrRefused, "a policy of the validator's")
 }
 
@@ -891,7 +896,7 @@ func TestHostileClient(t *testing.T) {
 	conformance.Covers(t, "WEP-6", "WAPI-13")
 	synctest.Test(t, func(t *testing.T) {
 		home := newDomain(t, "example.org")
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{Issuer: tokens{}, Validator: tokens{}})
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID})
 		c := http2(t, h)
 		prefix := func(flags byte, n uint32, b ...byte) []byte {
 			return append(binary.BigEndian.AppendUint32([]byte{flags}, n), b...)
@@ -947,7 +952,7 @@ func TestHalfRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home := newDomain(t, "example.org")
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{Issuer: tokens{}, Validator: tokens{}})
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID})
 		running, stop := context.WithCancel(t.Context())
 		c := http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as a server has it that is told to stop
 			ctx, cancel := context.WithCancel(r.Context())

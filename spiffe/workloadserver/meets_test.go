@@ -9,13 +9,16 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-// What an agent is made of meets the interfaces without adapters.
+// What an agent is made of meets the interface and the options without adapters.
 var (
-	_ workloadserver.Provider     = (*secretcache.Manager)(nil)
-	_ workloadserver.Provider     = (*workloadapi.Source)(nil)
-	_ workloadserver.JWTIssuer    = (*ca.Authority)(nil)
-	_ workloadserver.JWTIssuer    = (*jwtsvid.Issuer)(nil)
-	_ workloadserver.WITIssuer    = (*witsvid.Issuer)(nil)
-	_ workloadserver.JWTValidator = (*jwtsvid.Validator)(nil)
-	_ workloadserver.JWTValidator = (*workloadapi.Client)(nil)
+	_ workloadserver.Provider = (*secretcache.Manager)(nil)
+	_ workloadserver.Provider = (*workloadapi.Source)(nil)
+
+	_ = []workloadserver.Options{
+		{IssueJWTSVID: (*ca.Authority)(nil).IssueJWTSVID},
+		{IssueJWTSVID: (*jwtsvid.Issuer)(nil).IssueJWTSVID},
+		{ValidateJWTSVID: (*jwtsvid.Validator)(nil).ValidateJWTSVID},
+		{ValidateJWTSVID: (*workloadapi.Client)(nil).ValidateJWTSVID},
+		{IssueWITSVID: (*witsvid.Issuer)(nil).IssueWITSVID},
+	}
 )

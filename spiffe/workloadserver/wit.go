@@ -59,30 +59,27 @@ func (h *Handler) fetchWITSVID(request []byte) (answer, error) {
 	return (&witStream{h: h, want: want}).answer, err
 }
 
-// answer makes the current response: every identity of the caller has a WIT-SVID in the first one.
-// After that one that cannot be issued is left out until it can, so that neither the renewal nor the
-// withdrawal of the others waits for it; so is one that has expired meanwhile (WIT-51).
+// answer makes the current response. In the first one every identity of the caller has a WIT-SVID. After
+// that one that cannot be issued is left out until it can, so that neither the renewal nor the withdrawal
+// of the others waits for it; so is one that has expired meanwhile (WIT-51).
 func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
 	now := time.Now()
 	attempt := !now.Before(s.retry)
+	next := make(map[label]*heldWIT)
 	resp := &workloadwire.SVIDs{}
-	held := make(map[label]*heldWIT)
-	var failure, missing error
-	expired := 0
+	var failure error
+	missing, expired := false, 0
 	for _, id := range ids {
 		l := label{id.SVID.ID(), id.Hint}
-		if held[l] != nil || !s.want.IsZero() && l.id != s.want {
+		if next[l] != nil || !s.want.IsZero() && l.id != s.want {
 			continue
-		}
-		var authorities map[string]crypto.PublicKey
-		if b, err := snap.Bundle(l.id.TrustDomain()); err == nil {
-			authorities = maps.Collect(b.WITAuthorities())
 		}
 		w := s.held[l]
 		if w != nil && !now.Before(w.exp) {
 			w = nil
 			expired++
 		}
+		authorities := witAuthorities(snap, l.id.TrustDomain())
 		if attempt && (w == nil || !now.Before(w.renew) || !sameKeys(w.authorities, authorities)) {
 			fresh, err := s.issue(ctx, l, now)
 			switch {
@@ -91,49 +88,49 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 			case err != nil:
 				failure = cmp.Or(failure, err)
 			default:
-				fresh.authorities = authorities
-				w = fresh
+				w, fresh.authorities = fresh, authorities
 			}
 		}
 		if w == nil {
-			missing = cmp.Or(failure, errRetryLater)
+			missing = true
 			continue
 		}
-		held[l] = w
+		next[l] = w
 		resp.SVIDs = append(resp.SVIDs, w.m)
 	}
 	switch {
+	case failure != nil && !s.sent:
+		return nil, time.Time{}, failure
 	case failure != nil:
-		if !s.sent {
-			return nil, time.Time{}, failure
-		}
 		_ = s.h.told(ctx, workloadwire.FetchWITSVID, failure) // to the log; the stream goes on
 		s.failures++
-		s.retry = now.Add(s.wait(failure, held, now))
+		s.retry = now.Add(s.wait(failure, next, now))
 	case attempt:
 		s.failures, s.retry = 0, time.Time{}
 	}
-	if len(resp.SVIDs) == 0 {
-		if missing != nil && expired == len(s.held) { // nothing is taken away
-			return nil, time.Time{}, status(grpchttp.Unavailable, "the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
-		}
-		if missing != nil { // and all that there was has been taken away, which only this code says (WAPI-17)
-			return nil, time.Time{}, status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
-		}
+	switch {
+	case len(resp.SVIDs) > 0:
+	case missing && expired == len(s.held): // nothing is taken away
+		return nil, time.Time{}, status(grpchttp.Unavailable, "the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
+	case missing: // all that there was is taken away, which only this code says (WAPI-17)
+		return nil, time.Time{}, status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
+	default:
 		return nil, time.Time{}, errDenied()
 	}
+	s.held, s.sent = next, true
 	m, err := workloadwire.WIT.WriteSVIDs(resp)
-	if err != nil {
-		return nil, time.Time{}, err
-	}
-	s.held, s.sent = held, true
-	next := s.retry
-	for _, w := range held {
-		if w.renew.After(now) && (next.IsZero() || w.renew.Before(next)) {
-			next = w.renew
+	return m, s.due(now), err
+}
+
+// due returns when to look again: when a WIT-SVID is to be renewed, or a failed attempt repeated.
+func (s *witStream) due(now time.Time) time.Time {
+	due := s.retry
+	for _, w := range s.held {
+		if w.renew.After(now) && (due.IsZero() || w.renew.Before(due)) {
+			due = w.renew
 		}
 	}
-	return m, next, nil
+	return due
 }
 
 // wait returns how long to wait after a failure: a share of the life that is left to the WIT-SVIDs in
@@ -148,13 +145,11 @@ func (s *witStream) wait(failure error, held map[label]*heldWIT, now time.Time) 
 	return patience.Wait(renew.NewFailure(s.failures, failure), life, left, rand.Float64())
 }
 
-var errRetryLater = errors.New("the issuer has failed a moment ago")
-
 // issue asks the issuer and checks what it returns.
 func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT, error) {
 	ctx, cancel := context.WithTimeout(ctx, issueTimeout)
 	defer cancel()
-	token, signer, err := s.h.opts.WITIssuer.IssueWITSVID(ctx, l.id, l.hint)
+	token, signer, err := s.h.opts.IssueWITSVID(ctx, l.id, l.hint)
 	if err != nil {
 		return nil, fmt.Errorf("issuer: %w", err)
 	}
@@ -175,8 +170,8 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 }
 
 // checkWIT refuses a token that a workload could not use, and returns when it expires, and the
-// algorithm of the workload's key. Whether its signature is good is for those to judge who have the
-// authorities.
+// algorithm of the workload's key. It does not verify the signature: verifiers with the authorities
+// do.
 func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm, err error) {
 	t, err := jws.Parse(token)
 	if err != nil {

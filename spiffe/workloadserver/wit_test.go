@@ -39,7 +39,7 @@ import (
 )
 
 // A witsvid.Issuer makes the WIT-SVIDs of a handler.
-func ExampleWITIssuer() {
+func ExampleOptions_witSVIDs() {
 	ca := spiffetest.NewCA(exampleTB{}, "example.org")
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -58,7 +58,7 @@ func ExampleWITIssuer() {
 	}
 
 	snap := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(bundle))
-	handler, err := workloadserver.NewHandler(workloadserver.Fixed(snap), &workloadserver.Options{WITIssuer: witService{issuer}})
+	handler, err := workloadserver.NewHandler(workloadserver.Fixed(snap), &workloadserver.Options{IssueWITSVID: issuer.IssueWITSVID})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -82,16 +82,6 @@ func ExampleWITIssuer() {
 	}
 	// Output:
 	// a token for spiffe://example.org/web by the key of the issuer: true
-}
-
-type witService struct{ *witsvid.Issuer }
-
-func (s witService) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (string, crypto.Signer, error) {
-	svid, err := s.IssueSVID(id)
-	if err != nil {
-		return "", nil, err
-	}
-	return svid.Token(), svid.Signer(), nil
 }
 
 // wits is an issuer that counts, and fails when it is told to.
@@ -123,7 +113,7 @@ func (w *wits) IssueWITSVID(ctx context.Context, id spiffe.ID, hint string) (str
 	if err != nil {
 		return "", nil, err
 	}
-	return witService{w.issuer}.IssueWITSVID(ctx, id, hint)
+	return w.issuer.IssueWITSVID(ctx, id, hint)
 }
 
 func (w *wits) fail(path string, err error) {
@@ -261,8 +251,8 @@ func TestServeWIT(t *testing.T) {
 		ids := []workloadserver.Identity{{SVID: web, Hint: "front"}, {SVID: db}, {SVID: web}, {SVID: home.SVID("/db")}}
 		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer.issuer))), nil)
 		h := handler(t, src, &workloadserver.Options{
-			Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-			WITIssuer:  issuer,
+			Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
+			IssueWITSVID: issuer.IssueWITSVID,
 		})
 		c := inMemory(t, h)
 		all, one := watchWIT(t, c, spiffe.ID{}), watchWIT(t, c, db.ID())
@@ -370,8 +360,8 @@ func TestWITIssuerFails(t *testing.T) {
 		var log syncBuffer
 		kaputt := errors.New("kaputt")
 		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
-			Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-			WITIssuer:  issuer, Logger: textLogger(&log),
+			Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
+			IssueWITSVID: issuer.IssueWITSVID, Logger: textLogger(&log),
 		})
 
 		// Before the first message it is an error, and the client comes back.
@@ -478,7 +468,7 @@ func TestWITExpires(t *testing.T) {
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				return []workloadserver.Identity{web, db}, nil
 			},
-			WITIssuer: issuer,
+			IssueWITSVID: issuer.IssueWITSVID,
 		})
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		assert.Equal(t, []string{"/web", "/db"}, paths(w.one(t)))
@@ -530,7 +520,7 @@ func TestWITExpiresAndDenied(t *testing.T) {
 				}
 				return []workloadserver.Identity{web, db}, nil
 			},
-			WITIssuer: issuer,
+			IssueWITSVID: issuer.IssueWITSVID,
 		})
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		w.one(t)
@@ -546,7 +536,7 @@ func TestWITExpiresAndDenied(t *testing.T) {
 
 const lastWait = 30 * time.Second // between two attempts, at most
 
-// Who has no identity, or not that one, is denied; what is not a request is refused.
+// A caller without an identity, or without that one, is denied; a malformed request is refused.
 func TestServeWITRefuses(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-61", "WAPI-13", "WEP-6", "WEP-16")
@@ -555,8 +545,8 @@ func TestServeWITRefuses(t *testing.T) {
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
 	var log syncBuffer
 	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
-		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-		WITIssuer:  issuer, Logger: textLogger(&log),
+		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
+		IssueWITSVID: issuer.IssueWITSVID, Logger: textLogger(&log),
 	})
 	raw := http2(t, h)
 	for name, c := range map[string]struct {
@@ -608,8 +598,8 @@ func TestServeWITBundles(t *testing.T) {
 	src := &provider{}
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
 	h := handler(t, src, &workloadserver.Options{
-		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-		WITIssuer:  newWITs(t, home),
+		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
+		IssueWITSVID: newWITs(t, home).IssueWITSVID,
 	})
 	raw := http2(t, h)
 	kids := func() map[string][]string {
@@ -724,7 +714,7 @@ func TestHostileWITIssuer(t *testing.T) {
 	serve := func(svid odd) (code int, m *wire.WITSVIDResponse, log string) {
 		t.Helper()
 		var b syncBuffer
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{WITIssuer: svid, Logger: textLogger(&b)})
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: svid.IssueWITSVID, Logger: textLogger(&b)})
 		r := post(t, http2(t, h), service+"FetchWITSVID", frame(&wire.WITSVIDRequest{}), header, "true")
 		defer r.resp.Body.Close()
 		if data := r.recv(); data != nil {
@@ -812,7 +802,7 @@ func TestWITThatStays(t *testing.T) {
 		issuer := newWITs(t, home)
 		svid, err := issuer.issuer.IssueSVID(spiffe.MustParseID("spiffe://example.org/web"))
 		require.NoError(t, err)
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{WITIssuer: odd{svid.Token(), svid.Signer()}})
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: odd{svid.Token(), svid.Signer()}.IssueWITSVID})
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		w.one(t)
 		time.Sleep(time.Hour - time.Second)
@@ -829,7 +819,7 @@ func TestWITOverSocket(t *testing.T) {
 	home := newDomain(t, "example.org")
 	issuer := newWITs(t, home)
 	snap := spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer.issuer)))
-	for _, opts := range []*workloadserver.Options{nil, {WITIssuer: issuer}} {
+	for _, opts := range []*workloadserver.Options{nil, {IssueWITSVID: issuer.IssueWITSVID}} {
 		c := dial(t, listen(t, &unixsocket.Server{Handler: handler(t, workloadserver.Fixed(snap), opts)}))
 		for _, err := range c.WatchWITSVIDs(t.Context(), spiffe.ID{}) {
 			assert.Equal(t, opts == nil, errors.Is(err, workloadapi.ErrUnimplemented), "%v", err)
@@ -844,7 +834,7 @@ func TestWITOverSocket(t *testing.T) {
 			break
 		}
 	}
-	r := post(t, http2(t, handler(t, workloadserver.Fixed(snap), &workloadserver.Options{WITIssuer: issuer})), service+"FetchWITSVID",
+	r := post(t, http2(t, handler(t, workloadserver.Fixed(snap), &workloadserver.Options{IssueWITSVID: issuer.IssueWITSVID})), service+"FetchWITSVID",
 		frame(&wire.WITSVIDRequest{}), header, "true", "Grpc-Timeout", "300m")
 	require.NotEmpty(t, r.recv())
 	code, _ := r.status()

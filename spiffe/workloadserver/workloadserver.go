@@ -19,8 +19,8 @@
 //			}
 //			return registrations.of(peer)
 //		},
-//		Issuer:    authority, // a *ca.Authority makes JWT-SVIDs
-//		Validator: validator, // a *jwtsvid.Validator judges them
+//		IssueJWTSVID:    authority.IssueJWTSVID,    // of a *ca.Authority
+//		ValidateJWTSVID: validator.ValidateJWTSVID, // of a *jwtsvid.Validator
 //	}
 //
 // # What it promises
@@ -38,7 +38,7 @@
 // It does not attest processes beyond what the kernel says of a peer. Over TCP callers are not known at all,
 // so only those with a loopback or link-local address are served, unless [Options].AnyNetwork is set. It
 // parses no certificate revocation list. The WIT profile is Incubating, and off unless
-// [Options].WITIssuer is set.
+// [Options].IssueWITSVID is set.
 //
 // # In a server of your own
 //
@@ -118,46 +118,8 @@ type Identity struct {
 	Hint string
 }
 
-// JWTIssuer makes JWT-SVIDs; a *ca.Authority is one. Its method is called from many goroutines.
-type JWTIssuer interface {
-	// IssueJWTSVID returns a JWT-SVID for id, an identity that the caller has, in compact form. Its "aud"
-	// has all of audience (WAPI-40).
-	IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
-}
-
-// JWTValidator judges JWT-SVIDs; a *jwtsvid.Validator is one, and so is a *workloadapi.Client, which asks
-// another server. Its method is called from many goroutines.
-type JWTValidator interface {
-	// ValidateJWTSVID returns the ID in a token that is valid for audience, and all claims of the token, as
-	// encoding/json decodes them. The audience is the word of the workload that received the token, and is
-	// one of the workload's own names.
-	//
-	// An error says that the token is not valid, with two exceptions that say that it could not be
-	// judged: an error of package context, and one with the method
-	// Retryable() (after time.Duration, ok bool) that reports true, such as for a bundle source that
-	// fails. Callers are then told to come back.
-	ValidateJWTSVID(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error)
-}
-
-// WITIssuer makes WIT-SVIDs. The profile is Incubating, and may change, and this interface with it.
-//
-// It is asked for each identity of a caller when a stream of WIT-SVIDs begins, and again when half of the
-// life of one is over, or when the WIT authorities of its trust domain change. What it returns is checked:
-// the form, "sub", "exp", and that token and key belong together. Its method is called from many
-// goroutines.
-type WITIssuer interface {
-	// IssueWITSVID returns a new WIT-SVID for id, an identity that the caller has under this hint, in
-	// compact form, with the private key that the token confirms: an *ecdsa.PrivateKey or
-	// *rsa.PrivateKey, as it goes to the caller. The key is new as well (WIT-52). The context is that of the
-	// request, and ends after 30 seconds.
-	//
-	// An error that wraps [ErrDenied] says that this identity has no WIT-SVID, or none any more. With any
-	// other the caller keeps what it has until that expires, and the Handler tries again.
-	IssueWITSVID(ctx context.Context, id spiffe.ID, hint string) (token string, key crypto.Signer, err error)
-}
-
 // Options are the choices of a [Handler]. The zero value serves the provider's identity and bundles to
-// every caller that reaches the socket.
+// every caller that reaches the socket. The functions are called from many goroutines.
 type Options struct {
 	// Identities decides which X.509-SVIDs the caller of a request may have, the default one first;
 	// none means that the caller has no identity and gets nothing. Their trust domains must be among the
@@ -170,15 +132,37 @@ type Options struct {
 	// every caller gets the provider's identity: the permissions of the socket are the guard.
 	Identities func(ctx context.Context) ([]Identity, error)
 
-	// Issuer makes the answers of FetchJWTSVID. Nil means that the method answers Unimplemented.
-	Issuer JWTIssuer
+	// IssueJWTSVID makes the answers of FetchJWTSVID; a *ca.Authority and a *jwtsvid.Issuer have it. It
+	// returns a JWT-SVID for id, an identity that the caller has, in compact form. Its "aud" has all of
+	// audience (WAPI-40). Nil means that the method answers Unimplemented.
+	IssueJWTSVID func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
 
-	// Validator makes the answers of ValidateJWTSVID. Nil means that the method answers Unimplemented.
-	Validator JWTValidator
+	// ValidateJWTSVID makes the answers of the method of that name; a *jwtsvid.Validator has it, and so
+	// has a *workloadapi.Client, which asks another server. It returns the ID in a token that is valid for
+	// audience, and all claims of the token, as encoding/json decodes them. The audience is the word of the
+	// workload that received the token, and is one of the workload's own names. Nil means that the method
+	// answers Unimplemented.
+	//
+	// An error says that the token is not valid, with two exceptions that say that it could not be
+	// judged: an error of package context, and one with the method
+	// Retryable() (after time.Duration, ok bool) that reports true, such as for a bundle source that
+	// fails. Callers are then told to come back.
+	ValidateJWTSVID func(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error)
 
-	// WITIssuer makes the answers of FetchWITSVID, and with it FetchWITBundles serves the WIT
-	// authorities of the bundles. Nil means that both methods answer Unimplemented.
-	WITIssuer WITIssuer
+	// IssueWITSVID makes the answers of FetchWITSVID, and with it FetchWITBundles serves the WIT
+	// authorities of the bundles; a *witsvid.Issuer has it. Nil means that both methods answer
+	// Unimplemented. The profile is Incubating, and may change, and this field with it.
+	//
+	// It returns a new WIT-SVID for id, an identity that the caller has under this hint, in compact form,
+	// with the private key that the token confirms: an *ecdsa.PrivateKey or *rsa.PrivateKey, as it goes
+	// to the caller. The key is new as well (WIT-52). The context is that of the request, and ends after
+	// 30 seconds. It is called for each identity of a caller when a stream of WIT-SVIDs begins, and again
+	// when half of the life of one is over, or when the WIT authorities of its trust domain change. The
+	// Handler checks the form, "sub", "exp", and that token and key belong together.
+	//
+	// An error that wraps [ErrDenied] says that this identity has no WIT-SVID, or none any more. With any
+	// other the caller keeps what it has until that expires, and the Handler tries again.
+	IssueWITSVID func(ctx context.Context, id spiffe.ID, hint string) (token string, key crypto.Signer, err error)
 
 	// AnyNetwork serves callers with any IP address. Set it where the network itself lets in only
 	// processes that may have the identities. Without it callers over TCP need a loopback or link-local

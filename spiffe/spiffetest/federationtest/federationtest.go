@@ -1,4 +1,4 @@
-// Package federationtest gives tests a bundle endpoint that works, and one that does not.
+// Package federationtest gives tests a bundle endpoint that fails when the test says so.
 //
 //	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 //	m, err := federation.New(federation.Config{
@@ -12,8 +12,8 @@
 //
 // # The dial
 //
-// The methods [Endpoint.Deny], [Endpoint.Hang], [Endpoint.Garble] and [Endpoint.Drop] each turn the
-// same dial, and [Endpoint.Mend] turns it back.
+// The methods Deny, Hang, Garble and Drop of an [Endpoint] each turn the same dial, and Mend turns it
+// back.
 //
 // # In a bubble
 //
@@ -22,8 +22,8 @@
 //
 // # What it does not do
 //
-// It is an endpoint for tests: its certificate is an SVID and good for websites at the same time,
-// which no real one should be.
+// It is an endpoint for tests: its certificate is an SVID and a website's certificate at the same time,
+// which that of a real endpoint should not be.
 package federationtest
 
 import (
@@ -50,16 +50,27 @@ const path = "/bundle-endpoint"
 // Endpoint is a bundle endpoint that serves the bundle of a CA. [NewEndpoint] and [NewInMemory] make
 // one, which serves until the test is over. Its methods are safe for concurrent use; those that mint
 // certificates call t.Fatal if they cannot and belong on the test's own goroutine.
+//
+// Beside those below it has methods that it shares with a workloadapitest.Server:
+//
+//	Deny()          // answers every request with the status 403
+//	Hang()          // answers nothing, until Mend
+//	Garble()        // answers every request with the status 200 and something that is not a bundle
+//	Drop()          // cuts the connections, open and new ones
+//	Mend()          // turns the dial back: the endpoint works
+//	Requests() int  // how many requests have come so far, whatever became of them
 type Endpoint struct {
 	t      testing.TB
 	ca     *spiffetest.CA
 	host   string // with a port, if it has a socket
 	memory *memconn.Listener
-	faulty *faulty.Server
+	*dial
 
 	mu   sync.Mutex
 	svid *spiffe.SVID
 }
+
+type dial = faulty.Dial
 
 // NewEndpoint serves the bundle of ca as it changes, on a port of 127.0.0.1. Its certificate lasts an
 // hour.
@@ -99,7 +110,7 @@ func (e *Endpoint) start(l net.Listener) {
 	if err != nil {
 		e.t.Fatalf("federationtest: %v", err)
 	}
-	e.faulty = faulty.Start(e.t, faulty.Config{Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config})
+	e.dial = faulty.Start(e.t, faulty.Config{Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config})
 }
 
 // source is the bundle of the CA as it is now.
@@ -109,37 +120,26 @@ func (s source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return s.ca.Bundle().Bundle(td)
 }
 
-// URL returns where the endpoint is.
-func (e *Endpoint) URL() string { return "https://" + e.host + "/" }
-
-// ID returns the identity of the endpoint, which is in the trust domain of its CA.
-func (e *Endpoint) ID() spiffe.ID {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.svid.ID()
-}
+func (e *Endpoint) url() string { return "https://" + e.host + "/" }
 
 // Relationship returns what a consumer configures: the endpoint authenticates itself with its SVID,
-// and the CA's present bundle is the one to begin with.
+// and the CA's present bundle is the initial one. For a consumer that knows the endpoint by its host name,
+// set the Profile to federation.Web with the roots of the CA:
+//
+//	r := partner.Relationship()
+//	r.Profile = federation.Web{Roots: ca.Bundle().CertPool()}
 func (e *Endpoint) Relationship() federation.Relationship {
+	e.mu.Lock()
+	id := e.svid.ID()
+	e.mu.Unlock()
 	return federation.Relationship{
 		TrustDomain: e.ca.TrustDomain(),
-		URL:         e.URL(),
-		Profile:     federation.SPIFFE{EndpointID: e.ID(), Initial: e.ca.Bundle()},
+		URL:         e.url(),
+		Profile:     federation.SPIFFE{EndpointID: id, Initial: e.ca.Bundle()},
 	}
 }
 
-// WebRelationship returns what a consumer configures that knows the endpoint by its host name. The
-// CA's present roots are those that it trusts for websites.
-func (e *Endpoint) WebRelationship() federation.Relationship {
-	return federation.Relationship{
-		TrustDomain: e.ca.TrustDomain(),
-		URL:         e.URL(),
-		Profile:     federation.Web{Roots: e.ca.Bundle().CertPool()},
-	}
-}
-
-// Options returns the options of a consumer that shall reach these endpoints, in memory or not. It
+// Options returns the options of a consumer that is to reach these endpoints, in memory or not. It
 // reaches no others in memory, and everything on the network.
 func Options(endpoints ...*Endpoint) federation.Options {
 	memory := map[string]*memconn.Listener{}
@@ -158,7 +158,7 @@ func Options(endpoints ...*Endpoint) federation.Options {
 
 // Rotate replaces the root of the CA as a careful operator does: the new root is in the bundle from now
 // on, with a higher sequence number, and signs. The endpoint itself gets a new certificate from the root
-// that was active before, so that consumers that were there for the last rotation can verify it.
+// that was active before, so that consumers that were present at the last rotation can verify it.
 func (e *Endpoint) Rotate() {
 	e.t.Helper()
 	e.mint(func(*x509.Certificate) {})
@@ -169,36 +169,11 @@ func (e *Endpoint) Rotate() {
 // It is presented beyond its end, until [Endpoint.Rotate].
 func (e *Endpoint) ExpireIn(d time.Duration) {
 	e.t.Helper()
-	end := time.Now().Add(d)
-	e.mint(func(c *x509.Certificate) {
-		c.NotAfter = end
-		if !c.NotBefore.Before(end) {
-			c.NotBefore = end.Add(-time.Hour)
-		}
-	})
+	e.mint(faulty.Ending(d))
 }
 
-// Deny answers every request with the status 403.
-func (e *Endpoint) Deny() { e.faulty.Turn(faulty.Deny) }
-
-// Hang answers nothing any more, until [Endpoint.Mend].
-func (e *Endpoint) Hang() { e.faulty.Turn(faulty.Hang) }
-
-// Garble answers every request with the status 200 and something that is not a bundle.
-func (e *Endpoint) Garble() { e.faulty.Turn(faulty.Garble) }
-
-// Drop cuts the connections, and those that come, before a word is said.
-func (e *Endpoint) Drop() { e.faulty.Turn(faulty.Drop) }
-
-// Mend turns the dial back: the endpoint works.
-func (e *Endpoint) Mend() { e.faulty.Turn(faulty.Good) }
-
-// Requests returns how many requests have come so far, whatever became of them. Connections that were
-// cut by [Endpoint.Drop], or on which the consumer gave up, are not among them.
-func (e *Endpoint) Requests() int { return e.faulty.Requests() }
-
 // String names the endpoint and not its key.
-func (e *Endpoint) String() string { return "federationtest.Endpoint(" + e.URL() + ")" }
+func (e *Endpoint) String() string { return "federationtest.Endpoint(" + e.url() + ")" }
 
 // GoString is String: the verb %#v must not print the key either.
 func (e *Endpoint) GoString() string { return e.String() }

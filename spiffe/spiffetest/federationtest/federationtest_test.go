@@ -55,11 +55,11 @@ func TestSocket(t *testing.T) {
 	var url string
 	t.Run("endpoint", func(t *testing.T) {
 		e := federationtest.NewEndpoint(t, ca)
-		url = e.URL()
+		url = e.Relationship().URL
 		assert.True(t, strings.HasPrefix(url, "https://127.0.0.1:"), url)
 		assert.Equal(t, "federationtest.Endpoint("+url+")", fmt.Sprintf("%v", e))
 		assert.Equal(t, "federationtest.Endpoint("+url+")", fmt.Sprintf("%#v", e))
-		for _, r := range []federation.Relationship{e.Relationship(), e.WebRelationship()} {
+		for _, r := range []federation.Relationship{e.Relationship(), web(e, ca)} {
 			b, err := federation.Fetch(t.Context(), r, nil)
 			require.NoError(t, err)
 			assert.True(t, b.Equal(ca.Bundle()))
@@ -79,7 +79,7 @@ func TestSocket(t *testing.T) {
 		})
 	})
 	_, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(url, "https://"), "/"))
-	assert.Error(t, err, "nobody is left behind")
+	assert.Error(t, err, "the listener is closed")
 }
 
 // Two endpoints in memory, and an hour in no time: no rotation is missed.
@@ -90,8 +90,8 @@ func TestRotate(t *testing.T) {
 		a := federationtest.NewInMemory(t, spiffetest.NewCA(t, "a.test"))
 		ca := spiffetest.NewCA(t, "b.test")
 		b := federationtest.NewInMemory(t, ca)
-		assert.Equal(t, "https://b.test/", b.URL())
-		assert.Equal(t, "spiffe://b.test/bundle-endpoint", b.ID().String())
+		assert.Equal(t, "https://b.test/", b.Relationship().URL)
+		assert.Equal(t, "spiffe://b.test/bundle-endpoint", b.Relationship().Profile.(federation.SPIFFE).EndpointID.String())
 		m := start(t, a, b)
 		for range 5 {
 			time.Sleep(10 * time.Minute)
@@ -100,16 +100,24 @@ func TestRotate(t *testing.T) {
 			assert.True(t, have.Equal(ca.Bundle()), "%v", m.Status())
 			b.Rotate()
 		}
-		_, err := fetch(t, b.WebRelationship(), b)
+		_, err := fetch(t, web(b, ca), b)
 		assert.NoError(t, err)
 		assert.Positive(t, a.Requests())
 	})
 }
 
+// web returns the relationship of a consumer that knows the endpoint by its host name.
+func web(e *federationtest.Endpoint, ca *spiffetest.CA) federation.Relationship {
+	r := e.Relationship()
+	r.Profile = federation.Web{Roots: ca.Bundle().CertPool()}
+	return r
+}
+
 func TestExpireIn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		e := federationtest.NewInMemory(t, spiffetest.NewCA(t, "partner.test"))
+		ca := spiffetest.NewCA(t, "partner.test")
+		e := federationtest.NewInMemory(t, ca)
 		e.ExpireIn(time.Minute)
 		r := e.Relationship()
 		_, err := fetch(t, r, e)
@@ -117,7 +125,7 @@ func TestExpireIn(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		_, err = fetch(t, r, e)
 		assert.ErrorContains(t, err, "expired")
-		_, err = fetch(t, e.WebRelationship(), e)
+		_, err = fetch(t, web(e, ca), e)
 		assert.ErrorContains(t, err, "expired")
 		e.Rotate()
 		_, err = fetch(t, r, e)
@@ -153,7 +161,7 @@ func TestDial(t *testing.T) {
 				require.NoError(t, err)
 
 				c.turn(e)
-				e.Rotate() // nobody hears of it
+				e.Rotate() // the Manager does not see it
 				time.Sleep(20 * time.Minute)
 				have, err := m.Bundle(ca.TrustDomain())
 				require.NoError(t, err)

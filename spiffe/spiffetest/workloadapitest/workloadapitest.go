@@ -1,4 +1,4 @@
-// Package workloadapitest gives tests a Workload API that works, and one that does not.
+// Package workloadapitest gives tests a Workload API that fails when the test says so.
 //
 //	ca := spiffetest.NewCA(t, "example.org")
 //	api := workloadapitest.NewServer(t, ca, "/web")
@@ -11,9 +11,9 @@
 //
 // # The dial
 //
-// The methods [Server.Deny], [Server.Hang], [Server.Garble] and [Server.Drop] each turn the same dial,
-// and [Server.Mend] turns it back. They are what happens in the field: a workload that is not
-// registered any more, an agent that is stuck, one that speaks another language, one that is gone.
+// The methods Deny, Hang, Garble and Drop of a [Server] each turn the same dial, and Mend turns it back.
+// They stand for a workload that is not registered any more, an agent that is stuck, one that speaks
+// another protocol, and one that is gone.
 //
 // # In a bubble
 //
@@ -22,7 +22,7 @@
 //
 // # What it does not do
 //
-// It does not look at who is calling, and has one answer for all. Never use it outside tests.
+// It does not look at which process is calling: all callers get the same identities. Use it in tests only.
 package workloadapitest
 
 import (
@@ -60,14 +60,22 @@ import (
 //
 // It serves the bundles of its CA as they change, with a key for JWT-SVIDs added to the CA's own, and
 // issues and validates JWT-SVIDs. As it watches the CA, make it before the CA is told to fail.
+//
+// Beside those below it has methods that it shares with a federationtest.Endpoint:
+//
+//	Deny()          // withdraws the identities: requests and open streams end with PermissionDenied
+//	Hang()          // answers nothing; open streams stay open and silent, and are told at Mend
+//	Garble()        // cuts the connections, and answers every request with a message that makes no sense
+//	Drop()          // cuts the connections, open and new ones, like a server that keeps crashing
+//	Mend()          // turns the dial back: the server works, and answers what was asked while it hung
+//	Requests() int  // how many requests have come so far, whatever became of them; a stream is one
 type Server struct {
 	t       testing.TB
 	ca      *spiffetest.CA
 	address string
 	client  *workloadapi.Client // in memory; else nil
-	faulty  *faulty.Server
+	*dial
 	handler *workloadserver.Handler
-	issuer  *jwtsvid.Issuer
 	jwtKey  crypto.PublicKey
 
 	mu      sync.Mutex
@@ -75,6 +83,8 @@ type Server struct {
 	snap    *spiffe.Snapshot
 	changed chan struct{} // closed when what clients are told changes
 }
+
+type dial = faulty.Dial
 
 const jwtKeyID = "jwt-1"
 
@@ -124,7 +134,7 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 		t.Fatalf("workloadapitest: %v", err)
 	}
 	s := &Server{t: t, ca: ca, jwtKey: key.Public(), changed: make(chan struct{})}
-	s.issuer, err = jwtsvid.NewIssuer(ca.TrustDomain(), jwtKeyID, key, &jwtsvid.IssuerOptions{WideAudience: true})
+	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), jwtKeyID, key, &jwtsvid.IssuerOptions{WideAudience: true})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
@@ -139,13 +149,13 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 		t.Fatalf("workloadapitest: %v", err)
 	}
 	s.handler, err = workloadserver.NewHandler(service{s}, &workloadserver.Options{
-		Identities: s.identities, Issuer: service{s}, Validator: validator,
+		Identities: s.identities, IssueJWTSVID: issuer.IssueJWTSVID, ValidateJWTSVID: validator.ValidateJWTSVID,
 	})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	s.faulty = faulty.Start(t, faulty.Config{
-		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: unixsocket.ConnContext,
+	s.dial = faulty.Start(t, faulty.Config{
+		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: unixsocket.ConnContext, Turned: s.wake,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -178,13 +188,7 @@ func (s *Server) Rotate() {
 // them no more until [Server.Rotate].
 func (s *Server) ExpireIn(d time.Duration) {
 	s.t.Helper()
-	end := time.Now().Add(d)
-	s.mint(func(c *x509.Certificate) {
-		c.NotAfter = end
-		if !c.NotBefore.Before(end) {
-			c.NotBefore = end.Add(-time.Hour)
-		}
-	})
+	s.mint(faulty.Ending(d))
 }
 
 // SetIdentities serves these identities from now on, in this order and with their hints. They are of
@@ -197,29 +201,6 @@ func (s *Server) SetIdentities(ids ...workloadserver.Identity) {
 	}
 	s.update(ids)
 }
-
-// Deny withdraws the identities: requests are answered PermissionDenied, and open streams are ended
-// with that.
-func (s *Server) Deny() { s.turn(faulty.Deny) }
-
-// Hang answers nothing any more. Streams that are open stay open and silent, whatever changes; on
-// [Server.Mend] they are told.
-func (s *Server) Hang() { s.turn(faulty.Hang) }
-
-// Garble cuts the connections, and answers every request with a message that makes no sense.
-func (s *Server) Garble() { s.turn(faulty.Garble) }
-
-// Drop cuts the connections, and those that come, like a server that keeps crashing.
-func (s *Server) Drop() { s.turn(faulty.Drop) }
-
-// Mend turns the dial back: the server works, and what was asked while it hung is answered.
-func (s *Server) Mend() { s.turn(faulty.Good) }
-
-// Requests returns how many requests have come so far, whatever became of them. A stream is one.
-func (s *Server) Requests() int { return s.faulty.Requests() }
-
-// Streams returns how many streams are open.
-func (s *Server) Streams() int { return s.handler.Streams() }
 
 // Snapshot returns the default identity and the bundles that are served, those of federated trust
 // domains included.
@@ -237,14 +218,9 @@ func (s *Server) String() string {
 // GoString is String: the verb %#v must not print the keys either.
 func (s *Server) GoString() string { return s.String() }
 
-func (s *Server) turn(p faulty.Position) {
-	s.faulty.Turn(p)
-	s.wake()
-}
-
 // wake tells open streams to look again, unless they hang.
 func (s *Server) wake() {
-	if s.faulty.Position() == faulty.Hang {
+	if faulty.PositionOf(s.dial) == faulty.Hang {
 		return
 	}
 	s.mu.Lock()
@@ -313,7 +289,7 @@ func (s *Server) publish(ids []workloadserver.Identity) error {
 	return nil
 }
 
-// service is what the handler serves, and makes JWT-SVIDs with.
+// service is what the handler serves.
 type service struct{ s *Server }
 
 // Snapshot implements [workloadserver.Provider].
@@ -331,13 +307,8 @@ func (s service) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return s.s.Snapshot().Bundle(td)
 }
 
-// IssueJWTSVID implements [workloadserver.JWTIssuer].
-func (s service) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
-	return s.s.issuer.Issue(jwtsvid.Request{ID: id, Audience: audience})
-}
-
 func (s *Server) identities(context.Context) ([]workloadserver.Identity, error) {
-	if s.faulty.Position() == faulty.Deny {
+	if faulty.PositionOf(s.dial) == faulty.Deny {
 		return nil, workloadserver.ErrDenied
 	}
 	s.mu.Lock()
