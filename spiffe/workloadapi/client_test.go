@@ -492,7 +492,8 @@ func TestHostileServer(t *testing.T) {
 			t.Logf("%v, %d MB", time.Since(start).Round(time.Millisecond), grown/mb)
 			assert.Less(t, grown, uint64(600*mb))
 			assert.Less(t, time.Since(start), 10*time.Second)
-			assert.Contains(t, log.String(), test.want)
+			assert.Eventually(t, func() bool { return strings.Contains(log.String(), test.want) }, patient, time.Millisecond,
+				"the log, which is written after the status, lacks %q", test.want)
 			svid, err := s.SVID()
 			if name == "denied halfway" { // a denial is a denial
 				require.ErrorIs(t, err, workloadapi.ErrDenied)
