@@ -370,7 +370,7 @@ type changing struct{ n int }
 
 func (c *changing) Open(name string) (fs.File, error) {
 	c.n++
-	return fstest.MapFS{name: {Data: []byte(fmt.Sprint(c.n)), Mode: 0o600}}.Open(name)
+	return fstest.MapFS{name: {Data: fmt.Append(nil, c.n), Mode: 0o600}}.Open(name)
 }
 
 func TestRead(t *testing.T) {

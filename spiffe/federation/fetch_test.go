@@ -576,9 +576,10 @@ func TestClientHello(t *testing.T) {
 
 // withRules is the text of err with the ids of the rules that it wraps behind it, as texts leave them out.
 func withRules(err error) string {
-	text := err.Error()
+	var text strings.Builder
+	text.WriteString(err.Error())
 	for e, ok := errors.AsType[*spiffe.ParseError](err); ok; e, ok = errors.AsType[*spiffe.ParseError](e.Err) {
-		text += " " + e.Rule
+		text.WriteString(" " + e.Rule)
 	}
-	return text
+	return text.String()
 }

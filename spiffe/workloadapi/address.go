@@ -89,7 +89,7 @@ func isScheme(s string) bool {
 func readUnix(rest string) (a address, reason string) {
 	host, path := "", rest
 	if after, ok := strings.CutPrefix(rest, "//"); ok {
-		host, path, _ = strings.Cut(after, "/")
+		host, _, _ = strings.Cut(after, "/")
 		path = after[len(host):]
 	}
 	target, err := url.PathUnescape(path)

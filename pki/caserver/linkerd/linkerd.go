@@ -172,21 +172,21 @@ func New(o Options) (*Server, error) {
 
 func (o *Options) check() error {
 	if _, err := o.Mesh.Certifier(); err != nil {
-		return fmt.Errorf("Mesh: %w", err)
+		return fmt.Errorf("the option Mesh: %w", err)
 	}
 	switch {
 	case o.Signer == nil:
-		return errors.New("Signer is nil; a *ca.Authority is one")
+		return errors.New("the option Signer is nil; a *ca.Authority is one")
 	case o.Review == nil:
-		return errors.New("Review is nil; a kube.Reviewer has such a method")
+		return errors.New("the option Review is nil; a kube.Reviewer has such a method")
 	case o.ClockSkew < 0:
-		return fmt.Errorf("ClockSkew is negative (%v)", o.ClockSkew)
+		return fmt.Errorf("the option ClockSkew is negative (%v)", o.ClockSkew)
 	case o.Timeout < 0:
-		return fmt.Errorf("Timeout is negative (%v)", o.Timeout)
+		return fmt.Errorf("the option Timeout is negative (%v)", o.Timeout)
 	case o.Lifetime < time.Second:
-		return fmt.Errorf("Lifetime is %v, but certificates carry whole seconds", o.Lifetime)
+		return fmt.Errorf("the option Lifetime is %v, but certificates carry whole seconds", o.Lifetime)
 	case o.ClockSkew > math.MaxInt64-o.Lifetime:
-		return fmt.Errorf("Lifetime %v and ClockSkew %v together are too long", o.Lifetime, o.ClockSkew)
+		return fmt.Errorf("the options Lifetime %v and ClockSkew %v together are too long", o.Lifetime, o.ClockSkew)
 	}
 	return nil
 }
