@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -21,6 +20,8 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -29,28 +30,27 @@ import (
 // demo starts a server on ports that are free, takes certificates over both APIs, replaces the root with
 // the operator's command, and goes on taking certificates and checking old ones until the new root signs.
 // The first failure is its error.
-func demo(ctx context.Context, c *config, out io.Writer) error {
+func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "svidkit-ca-demo")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	args := []string{
-		"-trust-domain", c.ca.TrustDomain.String(), "-root-ca-dir", filepath.Join(dir, "none"), "-state-dir", dir,
+	o, err := parse([]string{
+		"-trust-domain", td.String(), "-root-ca-dir", filepath.Join(dir, "none"), "-state-dir", dir,
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
 		"-root-ttl", "1h", "-default-ttl", "5m", "-linkerd-ttl", "5m", "-max-ttl", "10m",
 		"-refresh-hint", "1s", "-propagation", "5s", "-caller-rate", "0",
-	}
-	if c, err = parse(args, func(string) string { return "" }, io.Discard); err != nil {
-		return err
-	}
-	s, err := newServer(ctx, c, slog.New(slog.DiscardHandler))
+	}, func(string) string { return "" }, io.Discard)
 	if err != nil {
 		return err
 	}
-	v := &visitor{server: s, out: out, start: time.Now(), signed: make(map[string]bool)}
+	v := &visitor{options: o, out: out, start: time.Now(), signed: make(map[string]bool)}
 	inner, stop := context.WithCancelCause(ctx)
-	err = s.run(inner, func() { stop(v.visit(inner)) })
+	err = o.Serve(inner, nil, func(a *caconfig.Authority, at caserver.Listeners) {
+		v.ca, v.at = a, at
+		stop(v.visit(inner))
+	})
 	cause := context.Cause(inner) // what visit returned; context.Canceled for nil
 	if ctx.Err() != nil {         // an early end is no failure
 		return nil
@@ -63,7 +63,9 @@ func demo(ctx context.Context, c *config, out io.Writer) error {
 
 // visitor is the workloads, the proxies and the operator of the demo.
 type visitor struct {
-	*server
+	*options
+	ca     *caconfig.Authority
+	at     caserver.Listeners
 	out    io.Writer
 	start  time.Time
 	bundle *spiffe.Bundle // as the endpoint gave it last
@@ -77,7 +79,7 @@ func (v *visitor) say(format string, args ...any) {
 
 // visit is the demo while the server runs.
 func (v *visitor) visit(ctx context.Context) error {
-	v.announce(v.out)
+	announce(v.out, v.Config, v.ca, v.at)
 	v.bundle = v.ca.Bundle() // a client has it from root-cert.pem
 	if err := v.fetch(ctx); err != nil {
 		return err
@@ -104,7 +106,7 @@ func (v *visitor) visit(ctx context.Context) error {
 	if err := v.rotate(ctx); err != nil {
 		return err
 	}
-	for _, root := range v.ca.own.Roots() {
+	for _, root := range v.ca.Own.Roots() {
 		v.say("%s", root)
 	}
 	resp, err := http.Get("http://" + v.at.Admin.Addr().String() + "/ready")
@@ -118,7 +120,7 @@ func (v *visitor) visit(ctx context.Context) error {
 // rotate replaces the root. Until the new one signs, it takes certificates over both APIs, and checks all
 // that there are by the newest bundle.
 func (v *visitor) rotate(ctx context.Context) error {
-	operator := *v.c
+	operator := *v.options
 	operator.command = "rotate"
 	v.say("an operator: ca -rotate")
 	if err := operator.do(ctx, nil, io.Discard); err != nil {
@@ -151,8 +153,8 @@ func (v *visitor) rotate(ctx context.Context) error {
 // fetch gets the bundle from its endpoint, which proves its identity by the bundle of before.
 func (v *visitor) fetch(ctx context.Context) error {
 	b, err := federation.Fetch(ctx, federation.Relationship{
-		TrustDomain: v.c.ca.TrustDomain, URL: "https://" + v.at.Bundle.Addr().String() + "/",
-		Profile: federation.SPIFFE{EndpointID: v.c.self, Initial: v.bundle},
+		TrustDomain: v.CA.TrustDomain, URL: "https://" + v.at.Bundle.Addr().String() + "/",
+		Profile: federation.SPIFFE{EndpointID: v.ServerID, Initial: v.bundle},
 	}, nil)
 	if err != nil {
 		return err
@@ -173,7 +175,7 @@ func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*s
 	client := newClient(v.bundle, own)
 	defer client.CloseIdleConnections()
 	api, err := istioca.New(istioca.Options{
-		URL: "https://" + v.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: v.c.ca.TrustDomain,
+		URL: "https://" + v.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: v.CA.TrustDomain,
 		Token: func(context.Context) (string, error) { return token, nil },
 	})
 	if err != nil {
@@ -196,7 +198,7 @@ func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*s
 
 // linkerd takes a certificate for demo/db over Linkerd's API, as a proxy does.
 func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
-	name, err := v.c.linkerd.Mesh.Name("demo", "db")
+	name, err := v.Linkerd.Mesh.Name("demo", "db")
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +232,7 @@ func (v *visitor) keep(leaf *x509.Certificate) error {
 
 // audit finds each certificate in the audit log, after the server has ended.
 func (v *visitor) audit() error {
-	log, err := os.ReadFile(v.c.auditLog)
+	log, err := os.ReadFile(v.AuditLog)
 	if err != nil {
 		return err
 	}

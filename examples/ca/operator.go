@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"time"
 
@@ -16,67 +15,81 @@ import (
 
 // do carries out one command against the store. A server that runs on the same store sees what was
 // changed within -refresh-hint at the latest, and usually within 30 seconds.
-func (c *config) do(ctx context.Context, in io.Reader, out io.Writer) error {
-	var csr *pki.CSR
-	if c.command == "once" || c.command == "verify-audit" { // before there is a CA for a request that is none
-		if c.argument != "-" {
-			f, err := os.Open(c.argument)
+func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
+	if o.command == "once" || o.command == "verify-audit" {
+		if o.argument != "-" {
+			f, err := os.Open(o.argument)
 			if err != nil {
-				return fmt.Errorf("-%s: %w", c.command, err)
+				return fmt.Errorf("-%s: %w", o.command, err)
 			}
 			defer f.Close()
 			in = f
 		}
-		if c.command == "verify-audit" {
+		if o.command == "verify-audit" {
 			return verifyAudit(in, out)
 		}
+	}
+	var csr *pki.CSR
+	if o.command == "once" { // before there is a CA for a request that is none
 		var err error
 		if csr, err = readCSR(ctx, in); err != nil {
 			return fmt.Errorf("-once: %w", err)
 		}
 	}
 	wait, late := 30*time.Second, "the store does not answer"
-	if c.externalCA != "" {
+	if o.ExternalCA != "" {
 		wait, late = 75*time.Second, "the signer of the cluster does not answer" // it has a minute
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New(late))
 	defer cancel()
-	a, err := newAuthority(ctx, c, slog.New(slog.DiscardHandler))
+	if o.ExternalCA != "" && o.command != "once" {
+		return errors.New("with -external-ca the keys are the cluster's; there is only -once")
+	}
+	if o.command == "once" || o.command == "jwt" {
+		return o.sign(ctx, csr, out)
+	}
+	a, err := o.OpenExisting(ctx, o.command == "status", nil)
 	if err != nil {
 		return err
 	}
-	defer a.close()
-	if a.own == nil && c.command != "once" {
-		return errors.New("with -external-ca the keys are the cluster's; there is only -once")
+	defer a.Close()
+	switch o.command {
+	case "rotate":
+		_, err = a.Own.Rotate(ctx)
+	case "taint":
+		err = a.Own.Taint(ctx, o.argument)
+	case "revoke":
+		err = a.Own.Revoke(ctx, o.argument)
 	}
-	caller := fmt.Sprintf("uid %d", os.Getuid()) // for the audit log
-	switch c.command {
-	case "once": // the chain, leaf first, and then the roots
-		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: c.id, TTL: c.ttl, Caller: caller, Method: "command"})
-		if err != nil {
-			return err
-		}
-		_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...))
+	if err != nil {
 		return err
-	case "jwt":
-		token, err := a.own.SignJWT(ctx, ca.JWTRequest{ID: c.id, Audience: []string{c.argument}, TTL: c.ttl, Caller: caller, Method: "command"})
+	}
+	a.WriteStatus(out)
+	return nil
+}
+
+// sign prints the chain for csr, leaf first, and then the roots; or a token, if that was the command.
+func (o *options) sign(ctx context.Context, csr *pki.CSR, out io.Writer) error {
+	a, err := o.Open(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	caller := fmt.Sprintf("uid %d", os.Getuid()) // for the audit log
+	if o.command == "jwt" {
+		token, err := a.Own.SignJWT(ctx, ca.JWTRequest{ID: o.id, Audience: []string{o.argument}, TTL: o.ttl, Caller: caller, Method: "command"})
 		if err != nil {
 			return err
 		}
 		_, err = fmt.Fprintln(out, token)
 		return err
-	case "rotate":
-		_, err = a.own.Rotate(ctx)
-	case "taint":
-		err = a.own.Taint(ctx, c.argument)
-	case "revoke":
-		err = a.own.Revoke(ctx, c.argument)
 	}
+	chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
 	if err != nil {
 		return err
 	}
-	a.describe(out)
-	return nil
+	_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...))
+	return err
 }
 
 // readCSR reads a signing request until ctx is done, as an operator may be typing it.

@@ -1,0 +1,268 @@
+package caconfig
+
+import (
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// env is an environment.
+type env map[string]string
+
+func (e env) get(name string) string { return e[name] }
+
+// parse parses args. With serve it also checks what only a server needs.
+func parse(args []string, getenv func(string) string, out io.Writer, serve bool) (*Config, error) {
+	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
+	fs.SetOutput(out)
+	c, err := Parse(fs, args, getenv)
+	if err == nil && serve {
+		err = c.check(true)
+	}
+	return c, err
+}
+
+// The defaults are those of Istio's CA and of Linkerd's chart.
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	c, err := parse(nil, env{}.get, io.Discard, true)
+	require.NoError(t, err)
+	assert.Equal(t, "cluster.local", c.CA.TrustDomain.String())
+	assert.Equal(t, "./etc/cacerts", c.pluggedIn.Dir)
+	assert.Empty(t, c.cluster.Audiences, "istio-ca")
+	assert.Equal(t, "istio-system", c.namespace)
+	assert.Equal(t, "Kubernetes", c.cluster.ClusterID)
+	cfg := c.CA
+	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
+	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
+	assert.Equal(t, 87600*time.Hour, cfg.Rotation.RootTTL)
+	assert.Nil(t, cfg.Rotation.Istio)
+	assert.Equal(t, ca.IstioRotation{CheckInterval: time.Hour}, c.istio)
+	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
+	assert.False(t, cfg.Rotation.Manual)
+	assert.Equal(t, pki.ECDSAP256, cfg.Rotation.KeyAlgorithm)
+	assert.Equal(t, 24*time.Hour, c.Linkerd.Lifetime)
+	assert.Equal(t, 20*time.Second, c.Linkerd.ClockSkew)
+	assert.Equal(t, "linkerd", c.Linkerd.Mesh.ControlNamespace)
+	assert.False(t, c.Kubernetes)
+	for _, addr := range []string{c.istioAddr, c.linkerdAddr, c.bundleAddr, c.adminAddr} {
+		assert.True(t, isLoopback(addr), addr)
+	}
+}
+
+// variables returns the variables of the environment by their flags.
+func variables() map[string]string {
+	all := make(map[string]string)
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	new(Config).define(fs)
+	fs.VisitAll(func(f *flag.Flag) {
+		if name := variable(f); name != "" {
+			all[f.Name] = name
+		}
+	})
+	return all
+}
+
+// Each variable of Istio's CA says the same as its flag, and a flag wins.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	for variable, tc := range map[string]struct {
+		value string
+		want  any
+		get   func(c *Config) any
+	}{
+		"TRUST_DOMAIN":                                          {"example.org", "example.org", func(c *Config) any { return c.CA.TrustDomain.String() }},
+		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *Config) any { return c.pluggedIn.Dir }},
+		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *Config) any { return c.CA.DefaultTTL }},
+		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *Config) any { return c.CA.MaxTTL }},
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *Config) any { return c.CA.Rotation.RootTTL }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *Config) any { return c.istio.CheckInterval }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *Config) any { return c.CA.Rotation.GraceRatio }},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *Config) any { return c.istio.NoJitter }},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *Config) any { return c.CA.Rotation.KeyAlgorithm }},
+		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *Config) any { return c.cacerts }},
+		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *Config) any { return c.pluggedIn.MultiRoot }},
+		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *Config) any { return c.cluster.Audiences }},
+		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *Config) any { return c.cluster.NodeAccounts }},
+		"CLUSTER_ID":                                            {"c1", "c1", func(c *Config) any { return c.cluster.ClusterID }},
+		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *Config) any { return c.namespace }},
+		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *Config) any { return c.ExternalCA }},
+		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *Config) any { return c.external.Signer }},
+		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *Config) any { return c.external.SignerDomain }},
+	} {
+		e := env{variable: tc.value, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+		if variable == "EXTERNAL_CA" {
+			e["K8S_SIGNER"] = "example.com/mesh"
+		}
+		c, err := parse([]string{"-kubernetes"}, e.get, io.Discard, true)
+		require.NoError(t, err, variable)
+		assert.Equal(t, tc.want, tc.get(c), variable)
+	}
+	assert.Len(t, variables(), 18)
+	c, err := parse([]string{"-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard, true)
+	require.NoError(t, err)
+	assert.Equal(t, 5*time.Hour, c.CA.MaxTTL)
+	assert.Equal(t, 5*time.Hour, c.CA.DefaultTTL, "which was not given")
+	assert.Equal(t, 5*time.Hour-20*time.Second, c.Linkerd.Lifetime)
+	assert.Equal(t, "b.test", c.CA.TrustDomain.String())
+
+	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard, true)
+	require.NoError(t, err)
+	assert.True(t, c.CA.Rotation.Manual, "as with Istio, this switches the rotator off")
+}
+
+// A value that is malformed is an error that names its variable.
+func TestMalformedEnvironment(t *testing.T) {
+	t.Parallel()
+	for variable, values := range map[string][]string{
+		"TRUST_DOMAIN":                                          {"Example.org", "a b", "spiffe://", "x/y"},
+		"DEFAULT_WORKLOAD_CERT_TTL":                             {"24", "1d", "x", "0s", "-1h", "500ms", "2161h"},
+		"MAX_WORKLOAD_CERT_TTL":                                 {"90d", "", "0", "-1s", "1ns"},
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"ten years", "0"},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"hourly", "1"},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"0", "51", "20%", "0.2", "-1"},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"yes", "2"},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"1024", "2047", "8192", "-2048", "x"},
+		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"maybe"},
+		"ISTIO_MULTIROOT_MESH":                                  {"maybe"},
+		"TOKEN_AUDIENCES":                                       {",", "a,,b", " "},
+		"CA_TRUSTED_NODE_ACCOUNTS":                              {"ztunnel", "/ztunnel", "istio-system/", "a/b/c", "a/b,", "a/b,c"},
+		"EXTERNAL_CA":                                           {"ISTIOD_RA_ISTIO_API", "istiod_ra_kubernetes_api", "ISTIOD_RA_KUBERNETES_API"},
+	} {
+		for _, value := range values {
+			if value == "" {
+				continue // unset
+			}
+			_, err := parse([]string{"-kubernetes"}, env{variable: value}.get, io.Discard, true)
+			want := variable
+			if value == kubernetesRA {
+				want = "K8S_SIGNER" // which is missing then
+			}
+			require.ErrorContains(t, err, want, value)
+		}
+	}
+	_, err := parse(nil, env{"EXTERNAL_CA": kubernetesRA}.get, io.Discard, true)
+	require.ErrorContains(t, err, "EXTERNAL_CA")
+	require.ErrorContains(t, err, "-kubernetes")
+	_, err = parse(nil, env{"CA_TRUSTED_NODE_ACCOUNTS": "a/b"}.get, io.Discard, true)
+	require.ErrorContains(t, err, "CA_TRUSTED_NODE_ACCOUNTS")
+}
+
+// Flags that are wrong, or do not go together.
+func TestBadFlags(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ args, want string }{
+		{"-nonsense", "nonsense"},
+		{"csr.pem", "csr.pem"},
+		{"-namespace a/b", "-namespace"},
+		{"-trust-domain my_domain", "-linkerd-addr"},
+		{"-linkerd-namespace a.b", "-linkerd-addr"},
+		{"-dns-names a..b", "-dns-names"},
+		{"-kubernetes-api http://127.0.0.1:8001", "-kubernetes-api"},
+		{"-trusted-node-accounts a/b", "-trusted-node-accounts"},
+		{"-concurrent -1", "-concurrent"},
+		{"-queue -1", "-queue"},
+		{"-rate -1", "-rate"},
+		{"-caller-rate NaN", "-caller-rate"},
+		{"-audit-size -1", "-audit-size"},
+		{"-propagation -1s", "-propagation"},
+		{"-linkerd-clock-skew 0", "-linkerd-clock-skew"},
+		{"-linkerd-ttl 2160h", "-linkerd-ttl"},
+		{"-backdate 0", "-backdate"},
+		{"-refresh-hint 10ms", "-refresh-hint"},
+	} {
+		_, err := parse(strings.Fields(tc.args), env{}.get, io.Discard, true)
+		require.ErrorContains(t, err, tc.want, tc.args)
+	}
+}
+
+// In development mode the server listens on loopback only, and does not run in a pod.
+func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
+	t.Parallel()
+	_, err := parse(nil, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard, true)
+	require.ErrorContains(t, err, "-kubernetes")
+	require.ErrorContains(t, err, "trusted")
+	for _, flag := range []string{"-istio-addr", "-linkerd-addr", "-bundle-addr", "-admin-addr"} {
+		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080", "127.0.0.1", "8080"} {
+			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
+			require.ErrorContains(t, err, flag, addr)
+			_, err = parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard, true)
+			require.NoError(t, err)
+		}
+		for _, addr := range []string{"", "127.0.0.2:0", "[::1]:1", "localhost:8080"} {
+			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
+			require.NoError(t, err, addr)
+		}
+	}
+}
+
+// Names that Linkerd cannot have are good enough for the rest.
+func TestWithoutLinkerd(t *testing.T) {
+	t.Parallel()
+	c, err := parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard, true)
+	require.NoError(t, err)
+	require.Equal(t, "my_domain", c.CA.TrustDomain.String())
+	_, err = parse([]string{"-trust-domain", "my_domain"}, env{}.get, io.Discard, false)
+	require.NoError(t, err)
+}
+
+// Each trust domain has a folder of its own, so that one CA is not in the way of another.
+func TestStateDir(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	dirs := make(map[string]bool)
+	for _, td := range []string{"cluster.local", "example.org", "a", "a.b"} {
+		c, err := parse([]string{"-trust-domain", td}, env{}.get, io.Discard, true)
+		require.NoError(t, err)
+		dirs[c.StateDir] = true
+		require.Equal(t, filepath.Join(os.Getenv("XDG_STATE_HOME"), "svidkit-ca", td), c.StateDir)
+		require.Equal(t, filepath.Join(c.StateDir, "audit.jsonl"), c.AuditLog)
+	}
+	require.Len(t, dirs, 4)
+	for _, td := range []string{".", ".."} {
+		c, err := parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard, true)
+		require.NoError(t, err)
+		require.Empty(t, c.StateDir, "it would be the folder of others")
+	}
+	c, err := parse([]string{"-state-dir="}, env{}.get, io.Discard, true)
+	require.NoError(t, err)
+	require.Empty(t, c.StateDir, "a temporary one was asked for")
+}
+
+// The list of flags names everything that can be set.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	_, err := parse([]string{"-help"}, env{}.get, &out, false)
+	require.ErrorIs(t, err, flag.ErrHelp)
+	for flag, variable := range variables() {
+		assert.Regexp(t, `-`+flag+`\b.*\n.*\[`+variable+`\]`, out.String())
+	}
+}
+
+// In development mode a name of loopback that leads elsewhere is refused when the port is open.
+func TestPortBeyondLoopback(t *testing.T) {
+	t.Parallel()
+	c, err := parse([]string{"-state-dir", t.TempDir()}, env{}.get, io.Discard, true)
+	require.NoError(t, err)
+	for _, kubernetes := range []bool{false, true} {
+		c.Kubernetes = kubernetes
+		l, err := c.listen(port{"Istio's API", "istio-addr", "0.0.0.0:0", nil}) // as the address of localhost may be
+		if kubernetes {
+			require.NoError(t, err)
+			require.NoError(t, l.Close())
+			continue
+		}
+		require.ErrorContains(t, err, "not on loopback")
+		require.Nil(t, l)
+	}
+}
