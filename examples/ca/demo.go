@@ -81,10 +81,7 @@ func (v *visitor) say(format string, args ...any) {
 func (v *visitor) visit(ctx context.Context) error {
 	announce(v.out, v.Config, v.ca, v.at)
 	v.bundle = v.ca.Bundle() // a client has it from root-cert.pem
-	if err := v.fetch(ctx); err != nil {
-		return err
-	}
-	web, err := v.istio(ctx, "demo/web", nil)
+	web, db, err := v.round(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,18 +90,26 @@ func (v *visitor) visit(ctx context.Context) error {
 		return err
 	}
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
-	db, err := v.linkerd(ctx)
-	if err != nil {
-		return err
-	}
 	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.Local().Format(time.TimeOnly))
-	_, err = v.istio(ctx, "spiffe://elsewhere.test/web", nil)
-	if !errors.Is(err, caclient.ErrUnauthenticated) {
+	if _, err = v.istio(ctx, "spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller of another trust domain was not refused: %w", err)
 	}
 	v.say("Istio's API: spiffe://elsewhere.test/web is refused")
-	if err := v.rotate(ctx); err != nil {
+	v.say("an operator: ca -rotate")
+	operator := *v.options
+	operator.command = "rotate"
+	if err := operator.do(ctx, nil, io.Discard); err != nil {
 		return err
+	}
+	for tick := time.Tick(100 * time.Millisecond); len(v.signed) < 2; { // until the new root signs
+		select {
+		case <-tick:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if _, _, err := v.round(ctx); err != nil {
+			return err
+		}
 	}
 	for _, root := range v.ca.Own.Roots() {
 		v.say("%s", root)
@@ -117,37 +122,23 @@ func (v *visitor) visit(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// rotate replaces the root. Until the new one signs, it takes certificates over both APIs, and checks all
-// that there are by the newest bundle.
-func (v *visitor) rotate(ctx context.Context) error {
-	operator := *v.options
-	operator.command = "rotate"
-	v.say("an operator: ca -rotate")
-	if err := operator.do(ctx, nil, io.Discard); err != nil {
-		return err
+// round gets the bundle, takes certificates over both APIs, and verifies all that there are by the bundle.
+func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certificate, err error) {
+	if err := v.fetch(ctx); err != nil {
+		return nil, nil, err
 	}
-	for tick := time.Tick(100 * time.Millisecond); len(v.signed) < 2; {
-		if err := v.fetch(ctx); err != nil {
-			return err
-		}
-		if _, err := v.istio(ctx, "demo/web", nil); err != nil {
-			return err
-		}
-		if _, err := v.linkerd(ctx); err != nil {
-			return err
-		}
-		for _, leaf := range v.leaves {
-			if _, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
-				return fmt.Errorf("a certificate that is valid until %s: %w", leaf.NotAfter, err)
-			}
-		}
-		select {
-		case <-tick:
-		case <-ctx.Done():
-			return ctx.Err()
+	if web, err = v.istio(ctx, "demo/web", nil); err != nil {
+		return nil, nil, err
+	}
+	if db, err = v.linkerd(ctx); err != nil {
+		return nil, nil, err
+	}
+	for _, leaf := range v.leaves {
+		if _, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+			return nil, nil, fmt.Errorf("a certificate that is valid until %s: %w", leaf.NotAfter, err)
 		}
 	}
-	return nil
+	return web, db, nil
 }
 
 // fetch gets the bundle from its endpoint, which proves its identity by the bundle of before.

@@ -16,7 +16,8 @@ import (
 // do carries out one command against the store. A server that runs on the same store sees what was
 // changed within -refresh-hint at the latest, and usually within 30 seconds.
 func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
-	if o.command == "once" || o.command == "verify-audit" {
+	var csr *pki.CSR
+	if o.command == "once" || o.command == "verify-audit" { // before there is a CA for a request that is none
 		if o.argument != "-" {
 			f, err := os.Open(o.argument)
 			if err != nil {
@@ -28,9 +29,6 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		if o.command == "verify-audit" {
 			return verifyAudit(in, out)
 		}
-	}
-	var csr *pki.CSR
-	if o.command == "once" { // before there is a CA for a request that is none
 		var err error
 		if csr, err = readCSR(ctx, in); err != nil {
 			return fmt.Errorf("-once: %w", err)
@@ -38,13 +36,12 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	wait, late := 30*time.Second, "the store does not answer"
 	if o.ExternalCA != "" {
-		wait, late = 75*time.Second, "the signer of the cluster does not answer" // it has a minute
+		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" { // it has a minute
+			return errors.New("with -external-ca the keys are the cluster's; there is only -once")
+		}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New(late))
 	defer cancel()
-	if o.ExternalCA != "" && o.command != "once" {
-		return errors.New("with -external-ca the keys are the cluster's; there is only -once")
-	}
 	if o.command == "once" || o.command == "jwt" {
 		return o.sign(ctx, csr, out)
 	}
@@ -61,11 +58,10 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	case "revoke":
 		err = a.Own.Revoke(ctx, o.argument)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		a.WriteStatus(out)
 	}
-	a.WriteStatus(out)
-	return nil
+	return err
 }
 
 // sign prints the chain for csr, leaf first, and then the roots; or a token, if that was the command.
@@ -75,20 +71,22 @@ func (o *options) sign(ctx context.Context, csr *pki.CSR, out io.Writer) error {
 		return err
 	}
 	defer a.Close()
+	var text []byte
 	caller := fmt.Sprintf("uid %d", os.Getuid()) // for the audit log
 	if o.command == "jwt" {
 		token, err := a.Own.SignJWT(ctx, ca.JWTRequest{ID: o.id, Audience: []string{o.argument}, TTL: o.ttl, Caller: caller, Method: "command"})
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintln(out, token)
-		return err
+		text = []byte(token + "\n")
+	} else {
+		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
+		if err != nil {
+			return err
+		}
+		text = append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...)
 	}
-	chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
-	if err != nil {
-		return err
-	}
-	_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...))
+	_, err = out.Write(text)
 	return err
 }
 
@@ -97,8 +95,8 @@ func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 	var text []byte
 	read := make(chan error, 1)
 	go func() { // until the end of the input, or of the program
-		b, err := io.ReadAll(io.LimitReader(in, 1<<20))
-		text = b
+		var err error
+		text, err = io.ReadAll(io.LimitReader(in, 1<<20))
 		read <- err
 	}()
 	select {
@@ -106,10 +104,10 @@ func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 		if err != nil {
 			return nil, err
 		}
+		return pki.ParseCSRPEM(text)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	return pki.ParseCSRPEM(text)
 }
 
 // verifyAudit reads an audit log. A line that a crash left unfinished is in order: nothing was issued for it.

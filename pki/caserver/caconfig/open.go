@@ -33,110 +33,99 @@ type Authority struct {
 	look  *look         // nil if it may write
 }
 
-// access is what a caller wants from the CA.
-type access int
-
-const (
-	sign   access = iota // may make the CA, and records what it signs
-	change               // must find one
-	read                 // writes nothing
-)
-
 // Open opens the CA to sign: as plugged in, if there are files in -root-ca-dir, else the self-signed one in its
 // store, which it makes if there is none. It makes the folder of the state and the audit log. A server on the
 // same store may run meanwhile. The caller closes the Authority. A nil log means silence.
 func (c *Config) Open(ctx context.Context, log *slog.Logger) (*Authority, error) {
-	return c.open(ctx, sign, log)
+	return c.open(ctx, true, false, log)
 }
 
 // OpenExisting is [Config.Open] for an operator's command that signs nothing: it keeps no audit log and makes no
 // CA; the error is a [ca.ErrNoRecord] if there is none. With readOnly it writes nothing. What the CA in this
 // process would write, such as the next step of a rotation, stays in its memory.
 func (c *Config) OpenExisting(ctx context.Context, readOnly bool, log *slog.Logger) (*Authority, error) {
-	if readOnly {
-		return c.open(ctx, read, log)
-	}
-	return c.open(ctx, change, log)
+	return c.open(ctx, false, readOnly, log)
 }
 
-func (c *Config) open(ctx context.Context, how access, log *slog.Logger) (_ *Authority, err error) {
-	a := new(Authority)
-	defer func() {
-		if err != nil {
-			a.Close()
-		}
-	}()
+func (c *Config) open(ctx context.Context, sign, readOnly bool, log *slog.Logger) (*Authority, error) {
 	if c.StateDir == "" {
-		return nil, errors.New("-state-dir: there is none, as the flag is empty or this user has no home folder; name a folder")
+		return nil, errors.New("-state-dir: the flag is empty, or this user has no home folder; name a folder")
 	}
-	var auditor ca.Auditor // stays nil without a log: a nil *auditlog.Log in it would not be
-	if how == sign {
+	cfg := c.CA
+	cfg.Logger = log
+	a := new(Authority)
+	if sign {
 		if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
 			return nil, fmt.Errorf("-state-dir: %w", err)
 		}
 		if c.AuditLog != "none" {
+			var err error
 			if a.audit, err = auditlog.Open(c.AuditLog, &auditlog.Options{MaxSize: c.auditSize}); err != nil {
 				return nil, err
 			}
-			auditor = a.audit
+			cfg.Auditor = a.audit // stays nil without a log: a nil *auditlog.Log in it would not be
 		}
 	}
+	var err error
 	if c.ExternalCA != "" {
 		a.Where = "behind the signers of the cluster"
-		a.CA, err = c.newRA(auditor, log)
-		return a, err
+		a.CA, err = c.newRA(cfg)
+	} else {
+		a.Own, err = a.open(ctx, c, cfg, sign, readOnly)
+		a.CA = a.Own
 	}
-	cfg := c.CA
-	cfg.Auditor, cfg.Logger = auditor, log
-	a.Own, err = a.open(ctx, c, cfg, how)
-	a.CA = a.Own
-	return a, err
+	if err != nil {
+		a.Close()
+		return nil, err
+	}
+	return a, nil
 }
 
-// open takes the CA that was plugged in, if there is one, else the self-signed one in the store.
-func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, how access) (*ca.Authority, error) {
-	if _, err := pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now()); !errors.Is(err, fs.ErrNotExist) {
+// open opens the CA that was plugged in, if there is one, else the self-signed one in the store.
+func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, sign, readOnly bool) (*ca.Authority, error) {
+	secret, folder := kubesecret.DefaultName, "ca"
+	if c.cacerts {
+		secret = kubesecret.CACerts
+	}
+	_, err := pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now())
+	pluggedIn := !errors.Is(err, fs.ErrNotExist)
+	if pluggedIn {
+		secret, folder = "svidkit-ca-tokens", "tokens"
+	}
+	store, err := a.store(c, secret, folder)
+	if err != nil {
+		return nil, err
+	}
+	if readOnly {
+		a.look = &look{Store: store}
+		store = a.look
+	}
+	if pluggedIn {
+		a.Where = "plugged in from " + c.pluggedIn.Dir
 		p := c.pluggedIn
-		if p.Tokens, err = a.store(c, "svidkit-ca-tokens", "tokens", how); err != nil {
-			return nil, err
-		}
+		p.Tokens = store
 		own, err := ca.Load(ctx, cfg, p)
 		if err != nil {
 			return nil, fmt.Errorf("-root-ca-dir: %w", err)
 		}
-		a.Where = "plugged in from " + c.pluggedIn.Dir
 		return own, nil
 	}
-	secret := kubesecret.DefaultName
-	if c.cacerts {
-		secret = kubesecret.CACerts
-	}
-	store, err := a.store(c, secret, "ca", how)
-	if err != nil {
-		return nil, err
-	}
-	if how != sign {
+	if !sign {
 		if _, err := store.Load(ctx); errors.Is(err, ca.ErrNoRecord) {
-			return nil, fmt.Errorf("%s: there is no CA yet; a server makes it when it starts: %w", a.Where, err)
+			return nil, fmt.Errorf("%s: there is no CA yet; a server makes it when it starts, or the first signature: %w", a.Where, err)
 		}
 	}
 	return ca.Open(ctx, cfg, store)
 }
 
 // store returns the store of that name: a Secret, or a folder.
-func (a *Authority) store(c *Config, secret, folder string, how access) (store ca.Store, err error) {
+func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	if c.Kubernetes {
 		a.Where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
-		store, err = kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
-	} else {
-		a.Where = "in " + filepath.Join(c.StateDir, folder)
-		store, err = ca.NewDirStore(filepath.Join(c.StateDir, folder))
+		return kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
 	}
-	if err == nil && how == read {
-		a.look = &look{Store: store}
-		store = a.look
-	}
-	return store, err
+	a.Where = "in " + filepath.Join(c.StateDir, folder)
+	return ca.NewDirStore(filepath.Join(c.StateDir, folder))
 }
 
 // look is a store that writes nothing. What the authority in this process would write stays here, so that an
@@ -164,9 +153,9 @@ func (l *look) Save(_ context.Context, r ca.Record) (string, error) {
 
 // newRA returns a registration authority that has the signers of the cluster sign. Their roots are in a
 // file, or, unless a request may choose its signer, those of the API server; else they are learned.
-func (c *Config) newRA(auditor ca.Auditor, log *slog.Logger) (*ra.RA, error) {
+func (c *Config) newRA(own ca.Config) (*ra.RA, error) {
 	cfg := c.external
-	cfg.TrustDomain, cfg.MaxTTL, cfg.Auditor, cfg.Logger, cfg.LearnRoots = c.CA.TrustDomain, c.CA.MaxTTL, auditor, log, true
+	cfg.TrustDomain, cfg.MaxTTL, cfg.Auditor, cfg.Logger, cfg.LearnRoots = own.TrustDomain, own.MaxTTL, own.Auditor, own.Logger, true
 	cfg.APIServer, cfg.HTTPClient = c.cluster.API.APIServer, c.cluster.API.HTTPClient
 	files := []string{c.rootsOfRA}
 	if c.external.SignerDomain == "" {
