@@ -46,17 +46,19 @@ func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) error {
 		return err
 	}
 	v := &visitor{options: o, out: out, start: time.Now(), signed: make(map[string]bool)}
-	inner, stop := context.WithCancelCause(ctx)
+	inner, stop := context.WithCancel(ctx)
+	var failed error
 	err = o.Serve(inner, nil, func(a *caconfig.Authority, at caserver.Listeners) {
+		defer stop()
 		v.ca, v.at = a, at
-		stop(v.visit(inner))
+		failed = v.visit(inner)
 	})
-	cause := context.Cause(inner) // what visit returned; context.Canceled for nil
-	if ctx.Err() != nil {         // an early end is no failure
+	stop()
+	if ctx.Err() != nil { // an early end is no failure
 		return nil
 	}
-	if err != nil || !errors.Is(cause, context.Canceled) {
-		return cmp.Or(err, cause)
+	if err = cmp.Or(err, failed); err != nil {
+		return err
 	}
 	return v.audit()
 }
@@ -101,12 +103,8 @@ func (v *visitor) visit(ctx context.Context) error {
 	if err := operator.do(ctx, nil, io.Discard); err != nil {
 		return err
 	}
-	for tick := time.Tick(100 * time.Millisecond); len(v.signed) < 2; { // until the new root signs
-		select {
-		case <-tick:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	for len(v.signed) < 2 { // until the new root signs
+		time.Sleep(100 * time.Millisecond)
 		if _, _, err := v.round(ctx); err != nil {
 			return err
 		}
@@ -122,7 +120,8 @@ func (v *visitor) visit(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// round gets the bundle, takes certificates over both APIs, and verifies all that there are by the bundle.
+// round gets the bundle, takes certificates over both APIs, and verifies all that there are by the bundle. It
+// says when another root signs.
 func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certificate, err error) {
 	if err := v.fetch(ctx); err != nil {
 		return nil, nil, err
@@ -134,8 +133,13 @@ func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certifi
 		return nil, nil, err
 	}
 	for _, leaf := range v.leaves {
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+		chains, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		if err != nil {
 			return nil, nil, fmt.Errorf("a certificate that is valid until %s: %w", leaf.NotAfter, err)
+		}
+		if serial := chains[0][1].SerialNumber.Text(16); !v.signed[serial] {
+			v.signed[serial] = true
+			v.say("certificates are signed by root %.8s…", serial)
 		}
 	}
 	return web, db, nil
@@ -184,15 +188,13 @@ func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*s
 	if err != nil {
 		return nil, err
 	}
-	return svid, v.keep(chain[0])
+	v.leaves = append(v.leaves, chain[0])
+	return svid, nil
 }
 
 // linkerd takes a certificate for demo/db over Linkerd's API, as a proxy does.
 func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
-	name, err := v.Linkerd.Mesh.Name("demo", "db")
-	if err != nil {
-		return nil, err
-	}
+	name := "db.demo.serviceaccount.identity.linkerd." + v.CA.TrustDomain.String()
 	_, csr, err := newRequest(pki.DNSSAN(name))
 	if err != nil {
 		return nil, err
@@ -203,22 +205,8 @@ func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	return chain[0], errors.Join(chain[0].VerifyHostname(name), v.keep(chain[0]))
-}
-
-// keep remembers a certificate, and says when another root signs.
-func (v *visitor) keep(leaf *x509.Certificate) error {
-	v.leaves = append(v.leaves, leaf)
-	for root := range v.bundle.X509Authorities() {
-		if leaf.CheckSignatureFrom(root) == nil {
-			if serial := root.SerialNumber.Text(16); !v.signed[serial] {
-				v.signed[serial] = true
-				v.say("certificates are signed by root %.8s…", serial)
-			}
-			return nil
-		}
-	}
-	return errors.New("a certificate of no root in the bundle")
+	v.leaves = append(v.leaves, chain[0])
+	return chain[0], chain[0].VerifyHostname(name)
 }
 
 // audit finds each certificate in the audit log, after the server has ended.

@@ -11,6 +11,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 )
 
 // do carries out one command against the store. A server that runs on the same store sees what was
@@ -42,15 +43,28 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New(late))
 	defer cancel()
-	if o.command == "once" || o.command == "jwt" {
-		return o.sign(ctx, csr, out)
-	}
-	a, err := o.OpenExisting(ctx, o.command == "status", nil)
+	sign := o.command == "once" || o.command == "jwt"
+	a, err := o.Open(ctx, caconfig.OpenOptions{Existing: !sign, ReadOnly: o.command == "status"})
 	if err != nil {
 		return err
 	}
 	defer a.Close()
+	caller := fmt.Sprintf("uid %d", os.Getuid()) // for the audit log
 	switch o.command {
+	case "once": // the chain, leaf first, and then the roots
+		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
+		if err != nil {
+			return err
+		}
+		_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...))
+		return err
+	case "jwt":
+		token, err := a.Own.SignJWT(ctx, ca.JWTRequest{ID: o.id, Audience: []string{o.argument}, TTL: o.ttl, Caller: caller, Method: "command"})
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(out, token)
+		return err
 	case "rotate":
 		_, err = a.Own.Rotate(ctx)
 	case "taint":
@@ -61,32 +75,6 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err == nil {
 		a.WriteStatus(out)
 	}
-	return err
-}
-
-// sign prints the chain for csr, leaf first, and then the roots; or a token, if that was the command.
-func (o *options) sign(ctx context.Context, csr *pki.CSR, out io.Writer) error {
-	a, err := o.Open(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer a.Close()
-	var text []byte
-	caller := fmt.Sprintf("uid %d", os.Getuid()) // for the audit log
-	if o.command == "jwt" {
-		token, err := a.Own.SignJWT(ctx, ca.JWTRequest{ID: o.id, Audience: []string{o.argument}, TTL: o.ttl, Caller: caller, Method: "command"})
-		if err != nil {
-			return err
-		}
-		text = []byte(token + "\n")
-	} else {
-		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
-		if err != nil {
-			return err
-		}
-		text = append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...)
-	}
-	_, err = out.Write(text)
 	return err
 }
 

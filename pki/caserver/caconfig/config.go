@@ -34,33 +34,31 @@ import (
 
 // Config is what the flags and the environment say. [Parse] makes one. It is not safe for concurrent use.
 type Config struct {
-	CA         ca.Config       // of the CA itself, without Auditor and Logger
-	Linkerd    linkerd.Options // of Linkerd's API, without Review
-	ServerID   spiffe.ID       // in the certificate of the server
-	Kubernetes bool            // false: development mode, which trusts the name in a caller's token
-	ExternalCA string          // what signs instead of this CA; empty for none
+	CA         ca.Config // of the CA itself, without Auditor and Logger
+	ServerID   spiffe.ID // in the certificate of the server
+	Kubernetes bool      // false: development mode, which trusts the name in a caller's token
+	ExternalCA string    // what signs instead of this CA; empty for none
 
 	// StateDir is the folder of the state, RootsFile a file in it that Serve keeps up to date with the roots
 	// in PEM. Both are empty if Serve has to make a temporary folder, until it has. AuditLog is a file, or "none".
 	StateDir, RootsFile, AuditLog string
 
-	flags     *flag.FlagSet
-	inCluster bool // this process runs in a pod
-	grace     int  // percent
-	keepKey   bool
-	istio     ca.IstioRotation // with keepKey
-	jitter    bool
-	pluggedIn ca.PluggedIn
-	auditSize int64
-
+	flags                 *flag.FlagSet
+	inCluster             bool // this process runs in a pod
+	grace                 int  // percent
+	keepKey, jitter       bool
+	istio                 ca.IstioRotation // with keepKey
+	pluggedIn             ca.PluggedIn
+	auditSize             int64
 	cluster               caserver.Kubernetes
 	namespace             string
 	cacerts, keepDNSNames bool
 	external              ra.Config
 	rootsOfRA             string
+	linkerd               linkerd.Options
+	linkerdPlaintext      bool
+	dnsNames              []string
 
-	linkerdPlaintext                              bool
-	dnsNames                                      []string
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
 }
 
@@ -101,9 +99,9 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
 	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
 	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
-	fs.StringVar(&c.Linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
-	fs.DurationVar(&c.Linkerd.Lifetime, "linkerd-ttl", day, "lifetime of certificates for Linkerd, or what -max-ttl leaves if that is less")
-	fs.DurationVar(&c.Linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "how far certificates for Linkerd are dated back, and forward")
+	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
+	fs.DurationVar(&c.linkerd.Lifetime, "linkerd-ttl", day, "lifetime of certificates for Linkerd, or what -max-ttl leaves if that is less")
+	fs.DurationVar(&c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "how far certificates for Linkerd are dated back, and forward")
 	fs.BoolVar(&c.cluster.LinkerdAnyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
 	fs.StringVar(&c.ExternalCA, "external-ca", "", "CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
 	fs.StringVar(&c.external.Signer, "k8s-signer", "", "`name` of the signer with -external-ca [K8S_SIGNER]")
@@ -152,7 +150,7 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 	if fs.NArg() > 0 {
 		return nil, fmt.Errorf("%q is not understood; flags begin with a hyphen", fs.Arg(0))
 	}
-	c.Linkerd.Mesh.TrustDomain = c.CA.TrustDomain.String()
+	c.linkerd.Mesh.TrustDomain = c.CA.TrustDomain.String()
 	given := make(map[string]bool)
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	if !given["state-dir"] {
@@ -162,7 +160,7 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 		c.CA.DefaultTTL = min(c.CA.DefaultTTL, c.CA.MaxTTL)
 	}
 	if !given["linkerd-ttl"] {
-		c.Linkerd.Lifetime = min(c.Linkerd.Lifetime, c.CA.MaxTTL-c.Linkerd.ClockSkew)
+		c.linkerd.Lifetime = min(c.linkerd.Lifetime, c.CA.MaxTTL-c.linkerd.ClockSkew)
 	}
 	if err := c.check(false); err != nil {
 		return nil, err
@@ -204,7 +202,7 @@ func (c *Config) complete() {
 
 // check returns the first flag that is wrong, and why. With serve it checks what only a server needs as well.
 func (c *Config) check(serve bool) error {
-	_, noMesh := c.Linkerd.Mesh.Certifier()
+	_, noMesh := c.linkerd.Mesh.Certifier()
 	_, noID := c.CA.TrustDomain.KubernetesID(c.namespace, account)
 	key, badNames := pki.NewKey(pki.ECDSAP256)
 	if badNames == nil {
@@ -219,9 +217,9 @@ func (c *Config) check(serve bool) error {
 		{"max-ttl", c.CA.MaxTTL < time.Second, tooShort},
 		{"default-ttl", c.CA.DefaultTTL < time.Second, tooShort},
 		{"default-ttl", c.CA.DefaultTTL > c.CA.MaxTTL, "it is more than -max-ttl"},
-		{"linkerd-ttl", c.Linkerd.Lifetime < time.Second, tooShort},
-		{"linkerd-ttl", c.Linkerd.Lifetime > c.CA.MaxTTL-c.Linkerd.ClockSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
-		{"linkerd-clock-skew", c.Linkerd.ClockSkew <= 0, "it is not more than 0"},
+		{"linkerd-ttl", c.linkerd.Lifetime < time.Second, tooShort},
+		{"linkerd-ttl", c.linkerd.Lifetime > c.CA.MaxTTL-c.linkerd.ClockSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
+		{"linkerd-clock-skew", c.linkerd.ClockSkew <= 0, "it is not more than 0"},
 		{"root-ttl", c.CA.Rotation.RootTTL < time.Second, tooShort},
 		{"root-grace-percent", c.grace < 1 || c.grace > 50, "it is not from 1 to 50"},
 		{"backdate", c.CA.Backdate < time.Second, tooShort},
@@ -271,15 +269,12 @@ const (
 
 // defaultStateDir returns a folder of the user's for the trust domain, or nothing for a user without home.
 func defaultStateDir(td spiffe.TrustDomain) string {
-	dir, err := os.UserHomeDir()
-	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
-		dir = state
-	} else if err == nil && filepath.IsAbs(dir) {
-		dir = filepath.Join(dir, ".local", "state")
-	} else {
-		return ""
+	dir := os.Getenv("XDG_STATE_HOME")
+	if !filepath.IsAbs(dir) {
+		home, _ := os.UserHomeDir() // empty if there is none
+		dir = filepath.Join(home, ".local", "state")
 	}
-	if strings.Trim(td.String(), ".") == "" { // "." and ".." are trust domains, but not folders of their own
+	if !filepath.IsAbs(dir) || strings.Trim(td.String(), ".") == "" { // "." and ".." are trust domains, but not folders of their own
 		return ""
 	}
 	return filepath.Join(dir, "svidkit-ca", td.String())

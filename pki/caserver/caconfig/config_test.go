@@ -51,9 +51,9 @@ func TestDefaults(t *testing.T) {
 	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
 	assert.False(t, cfg.Rotation.Manual)
 	assert.Equal(t, pki.ECDSAP256, cfg.Rotation.KeyAlgorithm)
-	assert.Equal(t, 24*time.Hour, c.Linkerd.Lifetime)
-	assert.Equal(t, 20*time.Second, c.Linkerd.ClockSkew)
-	assert.Equal(t, "linkerd", c.Linkerd.Mesh.ControlNamespace)
+	assert.Equal(t, 24*time.Hour, c.linkerd.Lifetime)
+	assert.Equal(t, 20*time.Second, c.linkerd.ClockSkew)
+	assert.Equal(t, "linkerd", c.linkerd.Mesh.ControlNamespace)
 	assert.False(t, c.Kubernetes)
 	for _, addr := range []string{c.istioAddr, c.linkerdAddr, c.bundleAddr, c.adminAddr} {
 		assert.True(t, isLoopback(addr), addr)
@@ -113,7 +113,7 @@ func TestEnvironment(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 5*time.Hour, c.CA.MaxTTL)
 	assert.Equal(t, 5*time.Hour, c.CA.DefaultTTL, "which was not given")
-	assert.Equal(t, 5*time.Hour-20*time.Second, c.Linkerd.Lifetime)
+	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerd.Lifetime)
 	assert.Equal(t, "b.test", c.CA.TrustDomain.String())
 
 	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard, true)
