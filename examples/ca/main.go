@@ -77,11 +77,10 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 	if err != nil {
 		return err
 	}
-	switch o.command {
-	case "":
-	case "demo":
+	if o.command == "demo" {
 		return demo(ctx, o.CA.TrustDomain, out)
-	default:
+	}
+	if o.command != "" {
 		return o.do(ctx, in, out)
 	}
 	level := slog.LevelInfo

@@ -43,8 +43,7 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New(late))
 	defer cancel()
-	sign := o.command == "once" || o.command == "jwt"
-	a, err := o.Open(ctx, caconfig.OpenOptions{Existing: !sign, ReadOnly: o.command == "status"})
+	a, err := o.Open(ctx, caconfig.OpenOptions{Existing: o.command != "once" && o.command != "jwt", ReadOnly: o.command == "status"})
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
@@ -48,16 +47,12 @@ type OpenOptions struct {
 // Open opens the CA: as plugged in, if there are files in -root-ca-dir, else the self-signed one in its store,
 // which it makes if there is none. It makes the folder of the state and the audit log. A server on the same
 // store may run meanwhile. The caller closes the Authority.
-func (c *Config) Open(ctx context.Context, o OpenOptions) (_ *Authority, err error) {
+func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if c.StateDir == "" {
 		return nil, errors.New("-state-dir: the flag is empty, or this user has no home folder; name a folder")
 	}
 	a, cfg := new(Authority), c.CA
-	defer func() {
-		if err != nil {
-			a.Close()
-		}
-	}()
+	var err error
 	o.Existing = o.Existing || o.ReadOnly
 	if cfg.Logger = o.Logger; !o.Existing {
 		if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
@@ -73,11 +68,15 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (_ *Authority, err err
 	if c.ExternalCA != "" {
 		a.Where = "behind the signers of the cluster"
 		a.CA, err = c.newRA(cfg)
-		return a, err
+	} else {
+		a.Own, err = a.open(ctx, c, cfg, o)
+		a.CA = a.Own
 	}
-	a.Own, err = a.open(ctx, c, cfg, o)
-	a.CA = a.Own
-	return a, err
+	if err != nil {
+		a.Close()
+		return nil, err
+	}
+	return a, nil
 }
 
 // open opens the CA that was plugged in, if there is one, else the self-signed one in the store.
@@ -131,8 +130,7 @@ func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 // operator who looks needs no right to write, and takes no step for the servers. It is for one goroutine.
 type look struct {
 	ca.Store
-	unwritten map[string][]byte // nil for nothing
-	n         int
+	unwritten *ca.Record // nil for nothing
 }
 
 // Load implements [ca.Store].
@@ -140,14 +138,13 @@ func (l *look) Load(ctx context.Context) (ca.Record, error) {
 	if l.unwritten == nil {
 		return l.Store.Load(ctx)
 	}
-	return ca.Record{Version: strconv.Itoa(l.n), Data: maps.Clone(l.unwritten)}, nil
+	return ca.Record{Version: l.unwritten.Version, Data: maps.Clone(l.unwritten.Data)}, nil
 }
 
 // Save implements [ca.Store].
 func (l *look) Save(_ context.Context, r ca.Record) (string, error) {
-	l.unwritten = maps.Clone(r.Data)
-	l.n++
-	return strconv.Itoa(l.n), nil
+	l.unwritten = &ca.Record{Version: r.Version + "+", Data: maps.Clone(r.Data)}
+	return l.unwritten.Version, nil
 }
 
 // newRA returns a registration authority that has the signers of the cluster sign. Their roots are in a
@@ -209,11 +206,6 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	}
 }
 
-const (
-	trusting    = "the name in any token is trusted"
-	notLoopback = "not on loopback (127.0.0.1, ::1 or localhost); without -kubernetes, " + trusting
-)
-
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
@@ -251,7 +243,10 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	if err != nil {
 		return err
 	}
-	for _, p := range []port{
+	for _, p := range []struct {
+		name, flag, addr string
+		at               *net.Listener
+	}{
 		{"Istio's API", "istio-addr", c.istioAddr, &at.Istio},
 		{"Linkerd's API", "linkerd-addr", c.linkerdAddr, &at.Linkerd},
 		{"bundle endpoint", "bundle-addr", c.bundleAddr, &at.Bundle},
@@ -260,7 +255,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		if p.addr == "" {
 			continue
 		}
-		l, err := c.listen(p)
+		l, err := c.listen(p.name, p.flag, p.addr)
 		if err != nil {
 			return err
 		}
@@ -296,21 +291,15 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
 	return nil
 }
 
-// port is an address that the server listens on, and the flag that names it.
-type port struct {
-	name, flag, addr string
-	at               *net.Listener
-}
-
-// listen opens a port.
-func (c *Config) listen(p port) (net.Listener, error) {
-	l, err := net.Listen("tcp", p.addr)
+// listen opens the port that the flag names.
+func (c *Config) listen(name, flag, at string) (net.Listener, error) {
+	l, err := net.Listen("tcp", at)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w; -%s names another address, or none", p.name, err, p.flag)
+		return nil, fmt.Errorf("%s: %w; -%s names another address, or none", name, err, flag)
 	}
 	if addr := l.Addr().String(); !c.Kubernetes && !isLoopback(addr) {
 		l.Close()
-		return nil, fmt.Errorf("%s: -%s leads to %s, %s", p.name, p.flag, addr, notLoopback)
+		return nil, fmt.Errorf("%s: -%s leads to %s, %s", name, flag, addr, notLoopback)
 	}
 	return l, nil
 }

@@ -62,11 +62,15 @@ type Config struct {
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
 }
 
-// account is the service account in the identity of the server.
-const account = "svidkit-ca"
+const (
+	account      = "svidkit-ca"               // service account in the identity of the server
+	kubernetesRA = "ISTIOD_RA_KUBERNETES_API" // the one value of EXTERNAL_CA
 
-// kubernetesRA is the one value of EXTERNAL_CA.
-const kubernetesRA = "ISTIOD_RA_KUBERNETES_API"
+	tooShort    = "it is less than a second"
+	negative    = "it is negative"
+	trusting    = "the name in any token is trusted"
+	notLoopback = "not on loopback (127.0.0.1, ::1 or localhost); without -kubernetes, " + trusting
+)
 
 // define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where
 // they have them. A usage that ends with a name in brackets is that of a flag which the environment can
@@ -165,19 +169,6 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 	if err := c.check(false); err != nil {
 		return nil, err
 	}
-	c.complete()
-	return c, nil
-}
-
-// setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
-func (c *Config) setStateDir(dir string) {
-	if c.StateDir = dir; dir != "" {
-		c.RootsFile, c.AuditLog = filepath.Join(dir, "root-cert.pem"), cmp.Or(c.AuditLog, filepath.Join(dir, "audit.jsonl"))
-	}
-}
-
-// complete sets what follows from other flags.
-func (c *Config) complete() {
 	c.setStateDir(c.StateDir)
 	if strings.HasPrefix(c.cluster.API.APIServer, "http:") {
 		c.cluster.API.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
@@ -198,6 +189,14 @@ func (c *Config) complete() {
 	c.cluster.TrustDomain = c.CA.TrustDomain
 	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked
 	c.CA.Limits.CallerBurst = int(10 * c.CA.Limits.CallerRate)
+	return c, nil
+}
+
+// setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
+func (c *Config) setStateDir(dir string) {
+	if c.StateDir = dir; dir != "" {
+		c.RootsFile, c.AuditLog = filepath.Join(dir, "root-cert.pem"), cmp.Or(c.AuditLog, filepath.Join(dir, "audit.jsonl"))
+	}
 }
 
 // check returns the first flag that is wrong, and why. With serve it checks what only a server needs as well.
@@ -261,11 +260,6 @@ func notAccount(text string) bool {
 	namespace, name, _ := strings.Cut(text, "/")
 	return namespace == "" || name == "" || strings.Contains(name, "/")
 }
-
-const (
-	tooShort = "it is less than a second"
-	negative = "it is negative"
-)
 
 // defaultStateDir returns a folder of the user's for the trust domain, or nothing for a user without home.
 func defaultStateDir(td spiffe.TrustDomain) string {

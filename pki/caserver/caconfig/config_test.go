@@ -256,7 +256,7 @@ func TestPortBeyondLoopback(t *testing.T) {
 	require.NoError(t, err)
 	for _, kubernetes := range []bool{false, true} {
 		c.Kubernetes = kubernetes
-		l, err := c.listen(port{"Istio's API", "istio-addr", "0.0.0.0:0", nil}) // as the address of localhost may be
+		l, err := c.listen("Istio's API", "istio-addr", "0.0.0.0:0") // as the address of localhost may be
 		if kubernetes {
 			require.NoError(t, err)
 			require.NoError(t, l.Close())
