@@ -25,6 +25,7 @@
 //	pki/ca/kubesecret      its store in a Kubernetes Secret
 //	pki/ra                 a registration authority over the signers of Kubernetes
 //	pki/caserver           a server for a CA; istioca and linkerd are its two certificate APIs
+//	pki/caserver/caconfig  the flags and variables of a CA program
 //	pki/linkerdname        the names of Linkerd's identities
 //	caclient               one interface to any CA; local asks pki/ca, istioca asks Istio's API
 //	secretcache            the SecretManager: obtain identities, keep them fresh, notify

@@ -58,7 +58,7 @@ func (l *load) empty(t testing.TB, size int) net.Addr {
 	require.NoError(t, err)
 	csr, err := pki.NewCSR(key, pki.CSROptions{})
 	require.NoError(t, err)
-	chain, err := l.server.ca.Sign(t.Context(), ca.Request{CSR: csr, ID: l.server.c.self, DNSNames: []string{"localhost"}})
+	chain, err := l.server.ca.Sign(t.Context(), ca.Request{CSR: csr, ID: l.server.c.ServerID, DNSNames: []string{"localhost"}})
 	require.NoError(t, err)
 	certificate := mustSVID(t, chain, key).TLSCertificate()
 	answer := make([]byte, size)

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -21,6 +20,8 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -29,41 +30,44 @@ import (
 // demo starts a server on ports that are free, takes certificates over both APIs, replaces the root with
 // the operator's command, and goes on taking certificates and checking old ones until the new root signs.
 // The first failure is its error.
-func demo(ctx context.Context, c *config, out io.Writer) error {
+func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "svidkit-ca-demo")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	args := []string{
-		"-trust-domain", c.ca.TrustDomain.String(), "-root-ca-dir", filepath.Join(dir, "none"), "-state-dir", dir,
+	o, err := parse([]string{
+		"-trust-domain", td.String(), "-root-ca-dir", filepath.Join(dir, "none"), "-state-dir", dir,
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
 		"-root-ttl", "1h", "-default-ttl", "5m", "-linkerd-ttl", "5m", "-max-ttl", "10m",
 		"-refresh-hint", "1s", "-propagation", "5s", "-caller-rate", "0",
-	}
-	if c, err = parse(args, func(string) string { return "" }, io.Discard); err != nil {
-		return err
-	}
-	s, err := newServer(ctx, c, slog.New(slog.DiscardHandler))
+	}, func(string) string { return "" }, io.Discard)
 	if err != nil {
 		return err
 	}
-	v := &visitor{server: s, out: out, start: time.Now(), signed: make(map[string]bool)}
-	inner, stop := context.WithCancelCause(ctx)
-	err = s.run(inner, func() { stop(v.visit(inner)) })
-	cause := context.Cause(inner) // what visit returned; context.Canceled for nil
-	if ctx.Err() != nil {         // an early end is no failure
+	v := &visitor{options: o, out: out, start: time.Now(), signed: make(map[string]bool)}
+	inner, stop := context.WithCancel(ctx)
+	var failed error
+	err = o.Serve(inner, nil, func(a *caconfig.Authority, at caserver.Listeners) {
+		defer stop()
+		v.ca, v.at = a, at
+		failed = v.visit(inner)
+	})
+	stop()
+	if ctx.Err() != nil { // an early end is no failure
 		return nil
 	}
-	if err != nil || !errors.Is(cause, context.Canceled) {
-		return cmp.Or(err, cause)
+	if err = cmp.Or(err, failed); err != nil {
+		return err
 	}
 	return v.audit()
 }
 
 // visitor is the workloads, the proxies and the operator of the demo.
 type visitor struct {
-	*server
+	*options
+	ca     *caconfig.Authority
+	at     caserver.Listeners
 	out    io.Writer
 	start  time.Time
 	bundle *spiffe.Bundle // as the endpoint gave it last
@@ -77,12 +81,9 @@ func (v *visitor) say(format string, args ...any) {
 
 // visit is the demo while the server runs.
 func (v *visitor) visit(ctx context.Context) error {
-	v.announce(v.out)
+	announce(v.out, v.Config, v.ca, v.at)
 	v.bundle = v.ca.Bundle() // a client has it from root-cert.pem
-	if err := v.fetch(ctx); err != nil {
-		return err
-	}
-	web, err := v.istio(ctx, "demo/web", nil)
+	web, db, err := v.round(ctx)
 	if err != nil {
 		return err
 	}
@@ -91,20 +92,24 @@ func (v *visitor) visit(ctx context.Context) error {
 		return err
 	}
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
-	db, err := v.linkerd(ctx)
-	if err != nil {
-		return err
-	}
 	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.Local().Format(time.TimeOnly))
-	_, err = v.istio(ctx, "spiffe://elsewhere.test/web", nil)
-	if !errors.Is(err, caclient.ErrUnauthenticated) {
+	if _, err = v.istio(ctx, "spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller of another trust domain was not refused: %w", err)
 	}
 	v.say("Istio's API: spiffe://elsewhere.test/web is refused")
-	if err := v.rotate(ctx); err != nil {
+	v.say("an operator: ca -rotate")
+	operator := *v.options
+	operator.command = "rotate"
+	if err := operator.do(ctx, nil, io.Discard); err != nil {
 		return err
 	}
-	for _, root := range v.ca.own.Roots() {
+	for len(v.signed) < 2 { // until the new root signs
+		time.Sleep(100 * time.Millisecond)
+		if _, _, err := v.round(ctx); err != nil {
+			return err
+		}
+	}
+	for _, root := range v.ca.Own.Roots() {
 		v.say("%s", root)
 	}
 	resp, err := http.Get("http://" + v.at.Admin.Addr().String() + "/ready")
@@ -115,44 +120,36 @@ func (v *visitor) visit(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// rotate replaces the root. Until the new one signs, it takes certificates over both APIs, and checks all
-// that there are by the newest bundle.
-func (v *visitor) rotate(ctx context.Context) error {
-	operator := *v.c
-	operator.command = "rotate"
-	v.say("an operator: ca -rotate")
-	if err := operator.do(ctx, nil, io.Discard); err != nil {
-		return err
+// round gets the bundle, takes certificates over both APIs, and verifies all that there are by the bundle. It
+// says when another root signs.
+func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certificate, err error) {
+	if err := v.fetch(ctx); err != nil {
+		return nil, nil, err
 	}
-	for tick := time.Tick(100 * time.Millisecond); len(v.signed) < 2; {
-		if err := v.fetch(ctx); err != nil {
-			return err
+	if web, err = v.istio(ctx, "demo/web", nil); err != nil {
+		return nil, nil, err
+	}
+	if db, err = v.linkerd(ctx); err != nil {
+		return nil, nil, err
+	}
+	for _, leaf := range v.leaves {
+		chains, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		if err != nil {
+			return nil, nil, fmt.Errorf("a certificate that is valid until %s: %w", leaf.NotAfter, err)
 		}
-		if _, err := v.istio(ctx, "demo/web", nil); err != nil {
-			return err
-		}
-		if _, err := v.linkerd(ctx); err != nil {
-			return err
-		}
-		for _, leaf := range v.leaves {
-			if _, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
-				return fmt.Errorf("a certificate that is valid until %s: %w", leaf.NotAfter, err)
-			}
-		}
-		select {
-		case <-tick:
-		case <-ctx.Done():
-			return ctx.Err()
+		if serial := chains[0][1].SerialNumber.Text(16); !v.signed[serial] {
+			v.signed[serial] = true
+			v.say("certificates are signed by root %.8s…", serial)
 		}
 	}
-	return nil
+	return web, db, nil
 }
 
 // fetch gets the bundle from its endpoint, which proves its identity by the bundle of before.
 func (v *visitor) fetch(ctx context.Context) error {
 	b, err := federation.Fetch(ctx, federation.Relationship{
-		TrustDomain: v.c.ca.TrustDomain, URL: "https://" + v.at.Bundle.Addr().String() + "/",
-		Profile: federation.SPIFFE{EndpointID: v.c.self, Initial: v.bundle},
+		TrustDomain: v.CA.TrustDomain, URL: "https://" + v.at.Bundle.Addr().String() + "/",
+		Profile: federation.SPIFFE{EndpointID: v.ServerID, Initial: v.bundle},
 	}, nil)
 	if err != nil {
 		return err
@@ -173,7 +170,7 @@ func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*s
 	client := newClient(v.bundle, own)
 	defer client.CloseIdleConnections()
 	api, err := istioca.New(istioca.Options{
-		URL: "https://" + v.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: v.c.ca.TrustDomain,
+		URL: "https://" + v.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: v.CA.TrustDomain,
 		Token: func(context.Context) (string, error) { return token, nil },
 	})
 	if err != nil {
@@ -191,15 +188,13 @@ func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*s
 	if err != nil {
 		return nil, err
 	}
-	return svid, v.keep(chain[0])
+	v.leaves = append(v.leaves, chain[0])
+	return svid, nil
 }
 
 // linkerd takes a certificate for demo/db over Linkerd's API, as a proxy does.
 func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
-	name, err := v.c.linkerd.Mesh.Name("demo", "db")
-	if err != nil {
-		return nil, err
-	}
+	name := "db.demo.serviceaccount.identity.linkerd." + v.CA.TrustDomain.String()
 	_, csr, err := newRequest(pki.DNSSAN(name))
 	if err != nil {
 		return nil, err
@@ -210,27 +205,13 @@ func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	return chain[0], errors.Join(chain[0].VerifyHostname(name), v.keep(chain[0]))
-}
-
-// keep remembers a certificate, and says when another root signs.
-func (v *visitor) keep(leaf *x509.Certificate) error {
-	v.leaves = append(v.leaves, leaf)
-	for root := range v.bundle.X509Authorities() {
-		if leaf.CheckSignatureFrom(root) == nil {
-			if serial := root.SerialNumber.Text(16); !v.signed[serial] {
-				v.signed[serial] = true
-				v.say("certificates are signed by root %.8s…", serial)
-			}
-			return nil
-		}
-	}
-	return errors.New("a certificate of no root in the bundle")
+	v.leaves = append(v.leaves, chain[0])
+	return chain[0], chain[0].VerifyHostname(name)
 }
 
 // audit finds each certificate in the audit log, after the server has ended.
 func (v *visitor) audit() error {
-	log, err := os.ReadFile(v.c.auditLog)
+	log, err := os.ReadFile(v.AuditLog)
 	if err != nil {
 		return err
 	}

@@ -45,9 +45,17 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
+
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 func main() {
@@ -65,30 +73,101 @@ func main() {
 
 // run is the program. It returns nil when a signal ends it.
 func run(ctx context.Context, args []string, getenv func(string) string, in io.Reader, out, errOut io.Writer) error {
-	c, err := parse(args, getenv, errOut)
+	o, err := parse(args, getenv, errOut)
 	if err != nil {
 		return err
 	}
-	switch c.command {
-	case "":
-	case "demo":
-		return demo(ctx, c, out)
-	default:
-		return c.do(ctx, in, out)
+	if o.command == "demo" {
+		return demo(ctx, o.CA.TrustDomain, out)
 	}
-	if c.stateDir == "" {
-		if c.stateDir, err = os.MkdirTemp("", "svidkit-ca"); err != nil { // it stays, and is announced
-			return err
-		}
-		c.complete()
+	if o.command != "" {
+		return o.do(ctx, in, out)
 	}
 	level := slog.LevelInfo
-	if c.verbose {
+	if o.verbose {
 		level = slog.LevelDebug
 	}
-	s, err := newServer(ctx, c, slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level})))
-	if err != nil {
-		return err
+	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+	return o.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) { announce(out, o.Config, a, at) })
+}
+
+// options are the flags of the program.
+type options struct {
+	*caconfig.Config
+	command  string // what to do instead of serving: the name of its flag
+	argument string // of the command
+	id       spiffe.ID
+	ttl      time.Duration
+	verbose  bool
+}
+
+// parse reads the environment, then the flags.
+func parse(args []string, getenv func(string) string, errOut io.Writer) (o *options, err error) {
+	o = new(options)
+	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
+	fs.SetOutput(errOut)
+	fs.Bool("demo", false, "show all of it in a few seconds, and end")
+	fs.Bool("status", false, "print the state of the CA, and end")
+	fs.String("once", "", "sign the request in the `file` (- for standard input) for -id, print the chain, and end")
+	fs.String("jwt", "", "print a JWT-SVID of -id for the `audience`, and end")
+	fs.TextVar(&o.id, "id", spiffe.ID{}, "`SPIFFE ID` for -once and -jwt")
+	fs.DurationVar(&o.ttl, "ttl", 0, "lifetime for -once and -jwt (default that of the CA)")
+	fs.Bool("rotate", false, "prepare a new root, and end; servers on the same store follow")
+	fs.String("taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
+	fs.String("revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
+	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
+	fs.BoolVar(&o.verbose, "v", false, "log more")
+	if o.Config, err = caconfig.Parse(fs, args, getenv); err != nil {
+		return nil, err
 	}
-	return s.run(ctx, func() { s.announce(out) })
+	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "verify-audit"} {
+		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
+			if o.command != "" {
+				return nil, fmt.Errorf("-%s and -%s: only one command at a time", o.command, name)
+			}
+			o.command, o.argument = name, f.Value.String()
+		}
+	}
+	switch sign := o.command == "once" || o.command == "jwt"; {
+	case sign == o.id.IsZero():
+		return nil, errors.New("-id: -once and -jwt need a SPIFFE ID, and nothing else does")
+	case o.ttl < 0:
+		return nil, errors.New("-ttl: it is negative")
+	case o.ttl > 0 && !sign:
+		return nil, errors.New("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
+	}
+	return o, nil
+}
+
+// warning is printed at each start in development mode.
+const warning = `*** DEVELOPMENT ONLY: any program on this machine gets a certificate for any name that it gives as
+*** its token, without proof. Use -kubernetes, or another authn.Authenticator, for everything else.`
+
+// announce says where everything is.
+func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caserver.Listeners) {
+	if !c.Kubernetes {
+		fmt.Fprintln(out, warning)
+	}
+	const line = "%-19s %s\n"
+	fmt.Fprintf(out, line, "trust domain:", c.CA.TrustDomain)
+	fmt.Fprintf(out, line, "CA:", a.Where)
+	fmt.Fprintf(out, line, "roots in PEM:", c.RootsFile)
+	fmt.Fprintf(out, line, "audit log:", c.AuditLog)
+	linkerdScheme := "https"
+	if at.LinkerdPlaintext {
+		linkerdScheme = "http"
+	}
+	for _, p := range []struct {
+		name, scheme, path string
+		l                  net.Listener
+	}{
+		{"Istio's API:", "https", istioca.CreateCertificate, at.Istio},
+		{"Linkerd's API:", linkerdScheme, linkerd.Certify, at.Linkerd},
+		{"bundle endpoint:", "https", "/", at.Bundle},
+		{"metrics, health:", "http", "/metrics /ready /status", at.Admin},
+	} {
+		if p.l != nil {
+			fmt.Fprintf(out, line, p.name, p.scheme+"://"+p.l.Addr().String()+p.path)
+		}
+	}
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"flag"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -14,6 +16,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki/ca"
 )
 
 // asProgram makes this test binary be the program, so that it can be started from a shell.
@@ -104,4 +108,40 @@ func TestSignal(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "root-cert.pem"))
 	require.NotContains(t, log.String(), "level=ERROR")
 	require.NotContains(t, log.String(), "PRIVATE KEY")
+}
+
+// Flags of the commands that are wrong, or do not go together.
+func TestBadFlags(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ args, want string }{
+		{"-once csr.pem", "-id"},
+		{"-jwt audience", "-id"},
+		{"-jwt audience -id web", "-id"},
+		{"-ttl 1h", "-ttl"}, // which is not the lifetime of a server
+		{"-jwt audience -id spiffe://a/b -ttl -1h", "-ttl"},
+		{"-id spiffe://a/b", "-id"},
+		{"-status -rotate", "at a time"},
+		{"-demo -taint 5", "at a time"},
+		{"-demo -trust-domain my_domain -linkerd-addr=", "-linkerd-addr"},
+		{"-state-dir= -status", "-state-dir"},
+		{"-state-dir= -jwt audience -id spiffe://cluster.local/x", "-state-dir"},
+		{"-istio-addr :15012", "-istio-addr"},
+	} {
+		_, err := shell(t, "", strings.Fields(tc.args)...)
+		require.ErrorContains(t, err, tc.want, tc.args)
+	}
+	var out strings.Builder
+	require.ErrorIs(t, run(t.Context(), []string{"-help"}, env{}.get, nil, nil, &out), flag.ErrHelp)
+	for _, flag := range []string{"-once", "-rotate", "-kubernetes", "-root-ca-dir"} {
+		assert.Contains(t, out.String(), "  "+flag)
+	}
+}
+
+// A command needs nothing that only a server needs: neither -kubernetes in a pod nor names for Linkerd.
+func TestCommandsAreNotServers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	in := env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+	err := run(t.Context(), arguments(dir, "-trust-domain", "my_domain", "-istio-addr", ":15012", "-status"), in.get, nil, io.Discard, io.Discard)
+	require.ErrorIs(t, err, ca.ErrNoRecord, "there is none, which it found by looking")
 }

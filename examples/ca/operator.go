@@ -5,29 +5,29 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 )
 
 // do carries out one command against the store. A server that runs on the same store sees what was
 // changed within -refresh-hint at the latest, and usually within 30 seconds.
-func (c *config) do(ctx context.Context, in io.Reader, out io.Writer) error {
+func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	var csr *pki.CSR
-	if c.command == "once" || c.command == "verify-audit" { // before there is a CA for a request that is none
-		if c.argument != "-" {
-			f, err := os.Open(c.argument)
+	if o.command == "once" || o.command == "verify-audit" { // before there is a CA for a request that is none
+		if o.argument != "-" {
+			f, err := os.Open(o.argument)
 			if err != nil {
-				return fmt.Errorf("-%s: %w", c.command, err)
+				return fmt.Errorf("-%s: %w", o.command, err)
 			}
 			defer f.Close()
 			in = f
 		}
-		if c.command == "verify-audit" {
+		if o.command == "verify-audit" {
 			return verifyAudit(in, out)
 		}
 		var err error
@@ -36,47 +36,45 @@ func (c *config) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		}
 	}
 	wait, late := 30*time.Second, "the store does not answer"
-	if c.externalCA != "" {
-		wait, late = 75*time.Second, "the signer of the cluster does not answer" // it has a minute
+	if o.ExternalCA != "" {
+		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" { // it has a minute
+			return errors.New("with -external-ca the keys are the cluster's; there is only -once")
+		}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New(late))
 	defer cancel()
-	a, err := newAuthority(ctx, c, slog.New(slog.DiscardHandler))
+	a, err := o.Open(ctx, caconfig.OpenOptions{Existing: o.command != "once" && o.command != "jwt", ReadOnly: o.command == "status"})
 	if err != nil {
 		return err
 	}
-	defer a.close()
-	if a.own == nil && c.command != "once" {
-		return errors.New("with -external-ca the keys are the cluster's; there is only -once")
-	}
+	defer a.Close()
 	caller := fmt.Sprintf("uid %d", os.Getuid()) // for the audit log
-	switch c.command {
+	switch o.command {
 	case "once": // the chain, leaf first, and then the roots
-		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: c.id, TTL: c.ttl, Caller: caller, Method: "command"})
+		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
 		if err != nil {
 			return err
 		}
 		_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...))
 		return err
 	case "jwt":
-		token, err := a.own.SignJWT(ctx, ca.JWTRequest{ID: c.id, Audience: []string{c.argument}, TTL: c.ttl, Caller: caller, Method: "command"})
+		token, err := a.Own.SignJWT(ctx, ca.JWTRequest{ID: o.id, Audience: []string{o.argument}, TTL: o.ttl, Caller: caller, Method: "command"})
 		if err != nil {
 			return err
 		}
 		_, err = fmt.Fprintln(out, token)
 		return err
 	case "rotate":
-		_, err = a.own.Rotate(ctx)
+		_, err = a.Own.Rotate(ctx)
 	case "taint":
-		err = a.own.Taint(ctx, c.argument)
+		err = a.Own.Taint(ctx, o.argument)
 	case "revoke":
-		err = a.own.Revoke(ctx, c.argument)
+		err = a.Own.Revoke(ctx, o.argument)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		a.WriteStatus(out)
 	}
-	a.describe(out)
-	return nil
+	return err
 }
 
 // readCSR reads a signing request until ctx is done, as an operator may be typing it.
@@ -84,8 +82,8 @@ func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 	var text []byte
 	read := make(chan error, 1)
 	go func() { // until the end of the input, or of the program
-		b, err := io.ReadAll(io.LimitReader(in, 1<<20))
-		text = b
+		var err error
+		text, err = io.ReadAll(io.LimitReader(in, 1<<20))
 		read <- err
 	}()
 	select {
@@ -93,10 +91,10 @@ func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 		if err != nil {
 			return nil, err
 		}
+		return pki.ParseCSRPEM(text)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	return pki.ParseCSRPEM(text)
 }
 
 // verifyAudit reads an audit log. A line that a crash left unfinished is in order: nothing was issued for it.

@@ -35,6 +35,8 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -49,23 +51,37 @@ func arguments(dir string, more ...string) []string {
 	}, more...)
 }
 
-func newConfig(t testing.TB, dir string, more ...string) *config {
+func newConfig(t testing.TB, dir string, more ...string) *caconfig.Config {
 	t.Helper()
-	c, err := parse(arguments(dir, more...), env{}.get, io.Discard)
+	o, err := parse(arguments(dir, more...), env{}.get, io.Discard)
 	require.NoError(t, err)
-	return c
+	return o.Config
+}
+
+// env is an environment.
+type env map[string]string
+
+func (e env) get(name string) string { return e[name] }
+
+// server is a CA that is served.
+type server struct {
+	c  *caconfig.Config
+	ca *caconfig.Authority
+	at caserver.Listeners
 }
 
 // start serves until the test is over, or stop is called.
-func start(t testing.TB, c *config) (s *server, stop func()) {
+func start(t testing.TB, c *caconfig.Config) (s *server, stop func()) {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	s, err := newServer(t.Context(), c, log)
-	require.NoError(t, err)
+	s = &server{c: c}
 	ctx, cancel := context.WithCancel(t.Context())
 	up, over := make(chan struct{}), make(chan error, 1)
 	go func() {
-		over <- s.run(ctx, func() { close(up) })
+		over <- c.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) {
+			s.ca, s.at = a, at
+			close(up)
+		})
 	}()
 	select {
 	case <-up:
@@ -190,9 +206,9 @@ func requireUnauthenticated(t testing.TB, err error, token string) {
 }
 
 // audited returns the serial numbers in the audit log of c, which must be in order.
-func audited(t testing.TB, c *config) map[string]ca.Issuance {
+func audited(t testing.TB, c *caconfig.Config) map[string]ca.Issuance {
 	t.Helper()
-	f, err := os.Open(c.auditLog)
+	f, err := os.Open(c.AuditLog)
 	require.NoError(t, err)
 	defer f.Close()
 	records := make(map[string]ca.Issuance)
@@ -237,26 +253,26 @@ func TestServer(t *testing.T) {
 	t.Parallel()
 	c := newConfig(t, t.TempDir())
 	s, stop := start(t, c)
-	root, err := os.ReadFile(c.rootsFile())
+	root, err := os.ReadFile(c.RootsFile)
 	require.NoError(t, err)
-	bundle, err := spiffe.ParseBundlePEM(c.ca.TrustDomain, root)
+	bundle, err := spiffe.ParseBundlePEM(c.CA.TrustDomain, root)
 	require.NoError(t, err)
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
 
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "demo/web", key)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "demo/web", key)
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
 	require.Equal(t, pki.MarshalCertificatesPEM(roots...), root)
 	for _, token := range []string{"", "x", "spiffe://elsewhere.test/web", "spiffe://cluster.local", "a/b/c", "../b", "/", "a/"} {
-		_, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, token, key)
+		_, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token, key)
 		requireUnauthenticated(t, err, token)
 	}
 	certified := newClient(bundle, mustSVID(t, chain, key))
 	defer certified.CloseIdleConnections()
-	again, _, err := istioRequest(t.Context(), certified, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "", key)
+	again, _, err := istioRequest(t.Context(), certified, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "", key)
 	require.NoError(t, err)
 	require.Equal(t, chain[0].URIs, again[0].URIs)
 
@@ -270,7 +286,7 @@ func TestServer(t *testing.T) {
 	require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
 
 	fetched, err := federation.Fetch(t.Context(), federation.Relationship{
-		TrustDomain: c.ca.TrustDomain, URL: "https://" + s.at.Bundle.Addr().String() + "/",
+		TrustDomain: c.CA.TrustDomain, URL: "https://" + s.at.Bundle.Addr().String() + "/",
 		Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://cluster.local/ns/istio-system/sa/svidkit-ca"), Initial: bundle},
 	}, nil)
 	require.NoError(t, err)
@@ -390,18 +406,6 @@ func TestCannotStart(t *testing.T) {
 	require.ErrorContains(t, err, "-root-ca-dir", "and not that there is no CA")
 }
 
-// In development mode a name of loopback that leads elsewhere is refused when the port is open.
-func TestPortBeyondLoopback(t *testing.T) {
-	t.Parallel()
-	c := newConfig(t, t.TempDir())
-	c.istioAddr = "0.0.0.0:0" // as the address of localhost may be
-	s, err := newServer(t.Context(), c, slog.New(slog.DiscardHandler))
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("it serves"))
-	defer cancel()
-	require.ErrorContains(t, s.run(ctx, cancel), "not on loopback")
-}
-
 // From the shell: a request is signed, with or without a server, and a token, and both are audited.
 func TestOnce(t *testing.T) {
 	t.Parallel()
@@ -428,7 +432,7 @@ func TestOnce(t *testing.T) {
 
 	token, err := shell(t, "", arguments(dir, "-jwt", "audience", "-id", id)...)
 	require.NoError(t, err)
-	authority, err := ca.Open(t.Context(), c.ca, mustStore(t, c))
+	authority, err := ca.Open(t.Context(), c.CA, mustStore(t, c))
 	require.NoError(t, err)
 	validator, err := jwtsvid.NewValidator(authority.Bundle(), []string{"audience"}, nil)
 	require.NoError(t, err)
@@ -514,10 +518,10 @@ func TestRootsFile(t *testing.T) {
 	_, args := cluster(t) // so that the CA is elsewhere
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), append(args, "-audit-log", "none", "-refresh-hint", "1s", "-propagation", "2s")...)
 	s, _ := start(t, c)
-	first, err := os.ReadFile(c.rootsFile())
+	first, err := os.ReadFile(c.RootsFile)
 	require.NoError(t, err)
-	require.NoError(t, os.RemoveAll(c.stateDir))
-	_, err = s.ca.own.Rotate(t.Context())
+	require.NoError(t, os.RemoveAll(c.StateDir))
+	_, err = s.ca.Own.Rotate(t.Context())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return !bytes.Equal(rootsOf(s), first) }, 30*time.Second, 10*time.Millisecond)
 	require.Never(t, func() bool { // the server has noticed, and serves
@@ -528,16 +532,16 @@ func TestRootsFile(t *testing.T) {
 		resp.Body.Close()
 		return resp.StatusCode != http.StatusOK
 	}, time.Second, 50*time.Millisecond)
-	require.NoError(t, os.Mkdir(c.stateDir, 0o700))
+	require.NoError(t, os.Mkdir(c.StateDir, 0o700))
 	require.Eventually(t, func() bool {
-		b, err := os.ReadFile(c.rootsFile())
+		b, err := os.ReadFile(c.RootsFile)
 		return err == nil && bytes.Equal(b, rootsOf(s))
 	}, 60*time.Second, 50*time.Millisecond)
 }
 
-func mustStore(t testing.TB, c *config) ca.Store {
+func mustStore(t testing.TB, c *caconfig.Config) ca.Store {
 	t.Helper()
-	store, err := ca.NewDirStore(filepath.Join(c.stateDir, "ca"))
+	store, err := ca.NewDirStore(filepath.Join(c.StateDir, "ca"))
 	require.NoError(t, err)
 	return store
 }
@@ -550,13 +554,13 @@ func TestOperator(t *testing.T) {
 	c := newConfig(t, dir, short...)
 	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
 		_, err := shell(t, "", arguments(dir, append(args, short...)...)...)
-		require.ErrorIs(t, err, errNoCA)
+		require.ErrorIs(t, err, ca.ErrNoRecord)
 	}
 	require.NoDirExists(t, filepath.Join(dir, "ca"), "nothing was made")
-	require.NoFileExists(t, c.auditLog)
+	require.NoFileExists(t, c.AuditLog)
 
 	s, _ := start(t, c)
-	first := s.ca.own.Roots()[0]
+	first := s.ca.Own.Roots()[0]
 	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, first.ID)
@@ -565,7 +569,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "distributing")
-	require.Eventually(t, func() bool { return len(s.ca.own.Roots()) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
+	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
 	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrRotating)
 	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
@@ -576,7 +580,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "tainted")
-	require.Eventually(t, func() bool { return s.ca.own.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.ca.Own.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
 		return err == nil && !bytes.Equal(r.Data["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
@@ -584,7 +588,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.NotContains(t, out, first.ID)
-	require.Eventually(t, func() bool { return len(s.ca.own.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
 }
 
 // To look, in the middle of a rotation that no server has shown to anybody, writes nothing.
@@ -627,7 +631,7 @@ func TestPluggedIn(t *testing.T) {
 	defer client.CloseIdleConnections()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "demo/web", key)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "demo/web", key)
 	require.NoError(t, err)
 	require.Len(t, chain, 2, "leaf and intermediate")
 	require.Len(t, roots, 1)
@@ -719,11 +723,11 @@ func TestKubernetes(t *testing.T) {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	for _, s := range []*server{first, second} {
-		chain, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "token-web", key)
+		chain, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", key)
 		require.NoError(t, err)
 		require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
 		for _, token := range []string{"demo/web", "spiffe://cluster.local/ns/demo/sa/web", "other"} {
-			_, _, err = istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, token, key)
+			_, _, err = istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token, key)
 			requireUnauthenticated(t, err, token)
 		}
 		const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
@@ -734,7 +738,7 @@ func TestKubernetes(t *testing.T) {
 		require.Equal(t, grpchttp.InvalidArgument, codeOf(err))
 	}
 	var out bytes.Buffer
-	first.announce(&out)
+	announce(&out, first.c, first.ca, first.at)
 	require.NotContains(t, out.String(), "DEVELOPMENT")
 	require.Contains(t, out.String(), "istio-system/istio-ca-secret")
 }
@@ -808,7 +812,7 @@ func TestExternalCA(t *testing.T) {
 	dir := t.TempDir()
 	roots := filepath.Join(dir, "roots.pem")
 	require.NoError(t, os.WriteFile(roots, pki.MarshalCertificatesPEM(signer.root.Certificate()), 0o600))
-	args = append(args, "-external-ca", kubernetesRA, "-k8s-signer", "example.com/mesh")
+	args = append(args, "-external-ca", "ISTIOD_RA_KUBERNETES_API", "-k8s-signer", "example.com/mesh")
 	for name, more := range map[string][]string{"configured": {"-external-roots", roots}, "learned": {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"}} {
 		c := newConfig(t, filepath.Join(dir, name), append(args, more...)...)
 		s, stop := start(t, c)
@@ -817,7 +821,7 @@ func TestExternalCA(t *testing.T) {
 		require.NoError(t, err)
 		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://cluster.local/ns/demo/sa/web"))}})
 		require.NoError(t, err)
-		chain, _, err := istioCSR(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.ca.TrustDomain, "token-web", csr)
+		chain, _, err := istioCSR(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", csr)
 		require.NoError(t, err, name)
 		require.NoError(t, chain[0].CheckSignatureFrom(signer.root.Certificate()))
 		require.Contains(t, audited(t, c), chain[0].SerialNumber.Text(16))
@@ -825,7 +829,7 @@ func TestExternalCA(t *testing.T) {
 		require.Contains(t, body, "signers of the cluster")
 		client.CloseIdleConnections()
 		stop()
-		_, err = shell(t, "", arguments(c.stateDir, append(append(args, more...), "-rotate")...)...)
+		_, err = shell(t, "", arguments(c.StateDir, append(append(args, more...), "-rotate")...)...)
 		require.ErrorContains(t, err, "-external-ca")
 	}
 }

@@ -1,12 +1,10 @@
-package main
+package caconfig
 
 import (
 	"flag"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,17 +21,28 @@ type env map[string]string
 
 func (e env) get(name string) string { return e[name] }
 
+// parse parses args. With serve it also checks what only a server needs.
+func parse(args []string, getenv func(string) string, out io.Writer, serve bool) (*Config, error) {
+	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
+	fs.SetOutput(out)
+	c, err := Parse(fs, args, getenv)
+	if err == nil && serve {
+		err = c.check(true)
+	}
+	return c, err
+}
+
 // The defaults are those of Istio's CA and of Linkerd's chart.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	c, err := parse(nil, env{}.get, io.Discard)
+	c, err := parse(nil, env{}.get, io.Discard, true)
 	require.NoError(t, err)
-	assert.Equal(t, "cluster.local", c.ca.TrustDomain.String())
+	assert.Equal(t, "cluster.local", c.CA.TrustDomain.String())
 	assert.Equal(t, "./etc/cacerts", c.pluggedIn.Dir)
 	assert.Empty(t, c.cluster.Audiences, "istio-ca")
 	assert.Equal(t, "istio-system", c.namespace)
 	assert.Equal(t, "Kubernetes", c.cluster.ClusterID)
-	cfg := c.ca
+	cfg := c.CA
 	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
 	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
 	assert.Equal(t, 87600*time.Hour, cfg.Rotation.RootTTL)
@@ -41,12 +50,11 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, ca.IstioRotation{CheckInterval: time.Hour}, c.istio)
 	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
 	assert.False(t, cfg.Rotation.Manual)
-	assert.Equal(t, pki.ECDSAP256, cfg.Rotation.KeyAlgorithm)
+	assert.Empty(t, cfg.Rotation.KeyAlgorithm, "ECDSA P-256")
 	assert.Equal(t, 24*time.Hour, c.linkerd.Lifetime)
 	assert.Equal(t, 20*time.Second, c.linkerd.ClockSkew)
 	assert.Equal(t, "linkerd", c.linkerd.Mesh.ControlNamespace)
-	assert.False(t, c.kubernetes)
-	assert.Empty(t, c.command)
+	assert.False(t, c.Kubernetes)
 	for _, addr := range []string{c.istioAddr, c.linkerdAddr, c.bundleAddr, c.adminAddr} {
 		assert.True(t, isLoopback(addr), addr)
 	}
@@ -55,7 +63,9 @@ func TestDefaults(t *testing.T) {
 // variables returns the variables of the environment by their flags.
 func variables() map[string]string {
 	all := make(map[string]string)
-	new(config).flags(io.Discard).VisitAll(func(f *flag.Flag) {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	new(Config).define(fs)
+	fs.VisitAll(func(f *flag.Flag) {
 		if name := variable(f); name != "" {
 			all[f.Name] = name
 		}
@@ -69,46 +79,46 @@ func TestEnvironment(t *testing.T) {
 	for variable, tc := range map[string]struct {
 		value string
 		want  any
-		get   func(c *config) any
+		get   func(c *Config) any
 	}{
-		"TRUST_DOMAIN":                                          {"example.org", "example.org", func(c *config) any { return c.ca.TrustDomain.String() }},
-		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *config) any { return c.pluggedIn.Dir }},
-		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *config) any { return c.ca.DefaultTTL }},
-		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *config) any { return c.ca.MaxTTL }},
-		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *config) any { return c.ca.Rotation.RootTTL }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *config) any { return c.istio.CheckInterval }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *config) any { return c.ca.Rotation.GraceRatio }},
-		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *config) any { return c.istio.NoJitter }},
-		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *config) any { return c.ca.Rotation.KeyAlgorithm }},
-		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *config) any { return c.cacerts }},
-		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *config) any { return c.pluggedIn.MultiRoot }},
-		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *config) any { return c.cluster.Audiences }},
-		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *config) any { return c.cluster.NodeAccounts }},
-		"CLUSTER_ID":                                            {"c1", "c1", func(c *config) any { return c.cluster.ClusterID }},
-		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *config) any { return c.namespace }},
-		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *config) any { return c.externalCA }},
-		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *config) any { return c.external.Signer }},
-		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *config) any { return c.external.SignerDomain }},
+		"TRUST_DOMAIN":                                          {"example.org", "example.org", func(c *Config) any { return c.CA.TrustDomain.String() }},
+		"ROOT_CA_DIR":                                           {"/etc/ca", "/etc/ca", func(c *Config) any { return c.pluggedIn.Dir }},
+		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *Config) any { return c.CA.DefaultTTL }},
+		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *Config) any { return c.CA.MaxTTL }},
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *Config) any { return c.CA.Rotation.RootTTL }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *Config) any { return c.istio.CheckInterval }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *Config) any { return c.CA.Rotation.GraceRatio }},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *Config) any { return c.istio.NoJitter }},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *Config) any { return c.CA.Rotation.KeyAlgorithm }},
+		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *Config) any { return c.cacerts }},
+		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *Config) any { return c.pluggedIn.MultiRoot }},
+		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *Config) any { return c.cluster.Audiences }},
+		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *Config) any { return c.cluster.NodeAccounts }},
+		"CLUSTER_ID":                                            {"c1", "c1", func(c *Config) any { return c.cluster.ClusterID }},
+		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *Config) any { return c.namespace }},
+		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *Config) any { return c.ExternalCA }},
+		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *Config) any { return c.external.Signer }},
+		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *Config) any { return c.external.SignerDomain }},
 	} {
 		e := env{variable: tc.value, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 		if variable == "EXTERNAL_CA" {
 			e["K8S_SIGNER"] = "example.com/mesh"
 		}
-		c, err := parse([]string{"-kubernetes"}, e.get, io.Discard)
+		c, err := parse([]string{"-kubernetes"}, e.get, io.Discard, true)
 		require.NoError(t, err, variable)
 		assert.Equal(t, tc.want, tc.get(c), variable)
 	}
 	assert.Len(t, variables(), 18)
-	c, err := parse([]string{"-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard)
+	c, err := parse([]string{"-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard, true)
 	require.NoError(t, err)
-	assert.Equal(t, 5*time.Hour, c.ca.MaxTTL)
-	assert.Equal(t, 5*time.Hour, c.ca.DefaultTTL, "which was not given")
+	assert.Equal(t, 5*time.Hour, c.CA.MaxTTL)
+	assert.Equal(t, 5*time.Hour, c.CA.DefaultTTL, "which was not given")
 	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerd.Lifetime)
-	assert.Equal(t, "b.test", c.ca.TrustDomain.String())
+	assert.Equal(t, "b.test", c.CA.TrustDomain.String())
 
-	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard)
+	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard, true)
 	require.NoError(t, err)
-	assert.True(t, c.ca.Rotation.Manual, "as with Istio, this switches the rotator off")
+	assert.True(t, c.CA.Rotation.Manual, "as with Istio, this switches the rotator off")
 }
 
 // A value that is malformed is an error that names its variable.
@@ -133,7 +143,7 @@ func TestMalformedEnvironment(t *testing.T) {
 			if value == "" {
 				continue // unset
 			}
-			_, err := parse([]string{"-kubernetes"}, env{variable: value}.get, io.Discard)
+			_, err := parse([]string{"-kubernetes"}, env{variable: value}.get, io.Discard, true)
 			want := variable
 			if value == kubernetesRA {
 				want = "K8S_SIGNER" // which is missing then
@@ -141,10 +151,10 @@ func TestMalformedEnvironment(t *testing.T) {
 			require.ErrorContains(t, err, want, value)
 		}
 	}
-	_, err := parse(nil, env{"EXTERNAL_CA": kubernetesRA}.get, io.Discard)
+	_, err := parse(nil, env{"EXTERNAL_CA": kubernetesRA}.get, io.Discard, true)
 	require.ErrorContains(t, err, "EXTERNAL_CA")
 	require.ErrorContains(t, err, "-kubernetes")
-	_, err = parse(nil, env{"CA_TRUSTED_NODE_ACCOUNTS": "a/b"}.get, io.Discard)
+	_, err = parse(nil, env{"CA_TRUSTED_NODE_ACCOUNTS": "a/b"}.get, io.Discard, true)
 	require.ErrorContains(t, err, "CA_TRUSTED_NODE_ACCOUNTS")
 }
 
@@ -154,19 +164,10 @@ func TestBadFlags(t *testing.T) {
 	for _, tc := range []struct{ args, want string }{
 		{"-nonsense", "nonsense"},
 		{"csr.pem", "csr.pem"},
-		{"-once csr.pem", "-id"},
-		{"-jwt audience", "-id"},
-		{"-jwt audience -id web", "-id"},
-		{"-ttl 1h", "-ttl"}, // which is not the lifetime of a server
-		{"-jwt audience -id spiffe://a/b -ttl -1h", "-ttl"},
 		{"-namespace a/b", "-namespace"},
 		{"-trust-domain my_domain", "-linkerd-addr"},
 		{"-linkerd-namespace a.b", "-linkerd-addr"},
-		{"-demo -trust-domain my_domain -linkerd-addr=", "-linkerd-addr"},
 		{"-dns-names a..b", "-dns-names"},
-		{"-id spiffe://a/b", "-id"},
-		{"-status -rotate", "at a time"},
-		{"-demo -taint 5", "at a time"},
 		{"-kubernetes-api http://127.0.0.1:8001", "-kubernetes-api"},
 		{"-trusted-node-accounts a/b", "-trusted-node-accounts"},
 		{"-concurrent -1", "-concurrent"},
@@ -178,29 +179,28 @@ func TestBadFlags(t *testing.T) {
 		{"-linkerd-clock-skew 0", "-linkerd-clock-skew"},
 		{"-linkerd-ttl 2160h", "-linkerd-ttl"},
 		{"-backdate 0", "-backdate"},
-		{"-state-dir= -status", "-state-dir"},
 		{"-refresh-hint 10ms", "-refresh-hint"},
 	} {
-		_, err := parse(strings.Fields(tc.args), env{}.get, io.Discard)
+		_, err := parse(strings.Fields(tc.args), env{}.get, io.Discard, true)
 		require.ErrorContains(t, err, tc.want, tc.args)
 	}
 }
 
-// Without a cluster every caller is believed, so that there must be nobody else.
-func TestDevelopersOwnMachineOnly(t *testing.T) {
+// In development mode the server listens on loopback only, and does not run in a pod.
+func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 	t.Parallel()
-	_, err := parse(nil, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard)
+	_, err := parse(nil, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard, true)
 	require.ErrorContains(t, err, "-kubernetes")
 	require.ErrorContains(t, err, "trusted")
 	for _, flag := range []string{"-istio-addr", "-linkerd-addr", "-bundle-addr", "-admin-addr"} {
 		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080", "127.0.0.1", "8080"} {
-			_, err := parse([]string{flag, addr}, env{}.get, io.Discard)
+			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
 			require.ErrorContains(t, err, flag, addr)
-			_, err = parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard)
+			_, err = parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard, true)
 			require.NoError(t, err)
 		}
 		for _, addr := range []string{"", "127.0.0.2:0", "[::1]:1", "localhost:8080"} {
-			_, err := parse([]string{flag, addr}, env{}.get, io.Discard)
+			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
 			require.NoError(t, err, addr)
 		}
 	}
@@ -209,10 +209,10 @@ func TestDevelopersOwnMachineOnly(t *testing.T) {
 // Names that Linkerd cannot have are good enough for the rest.
 func TestWithoutLinkerd(t *testing.T) {
 	t.Parallel()
-	c, err := parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard)
+	c, err := parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard, true)
 	require.NoError(t, err)
-	require.Equal(t, "my_domain", c.ca.TrustDomain.String())
-	_, err = parse([]string{"-trust-domain", "my_domain", "-status"}, env{}.get, io.Discard)
+	require.Equal(t, "my_domain", c.CA.TrustDomain.String())
+	_, err = parse([]string{"-trust-domain", "my_domain"}, env{}.get, io.Discard, false)
 	require.NoError(t, err)
 }
 
@@ -221,33 +221,48 @@ func TestStateDir(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	dirs := make(map[string]bool)
 	for _, td := range []string{"cluster.local", "example.org", "a", "a.b"} {
-		c, err := parse([]string{"-trust-domain", td}, env{}.get, io.Discard)
+		c, err := parse([]string{"-trust-domain", td}, env{}.get, io.Discard, true)
 		require.NoError(t, err)
-		dirs[c.stateDir] = true
-		require.Equal(t, filepath.Join(os.Getenv("XDG_STATE_HOME"), "svidkit-ca", td), c.stateDir)
-		require.Equal(t, filepath.Join(c.stateDir, "audit.jsonl"), c.auditLog)
+		dirs[c.StateDir] = true
+		require.Equal(t, filepath.Join(os.Getenv("XDG_STATE_HOME"), "svidkit-ca", td), c.StateDir)
+		require.Equal(t, filepath.Join(c.StateDir, "audit.jsonl"), c.AuditLog)
 	}
 	require.Len(t, dirs, 4)
 	for _, td := range []string{".", ".."} {
-		c, err := parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard)
+		c, err := parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard, true)
 		require.NoError(t, err)
-		require.Empty(t, c.stateDir, "it would be the folder of others")
+		require.Empty(t, c.StateDir, "it would be the folder of others")
 	}
-	c, err := parse([]string{"-state-dir="}, env{}.get, io.Discard)
+	c, err := parse([]string{"-state-dir="}, env{}.get, io.Discard, true)
 	require.NoError(t, err)
-	require.Empty(t, c.stateDir, "a temporary one was asked for")
+	require.Empty(t, c.StateDir, "a temporary one was asked for")
 }
 
 // The list of flags names everything that can be set.
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	_, err := parse([]string{"-help"}, env{}.get, &out)
-	require.Error(t, err)
-	for _, flag := range slices.Sorted(maps.Keys(map[string]bool{"-once": true, "-rotate": true, "-kubernetes": true, "-root-ca-dir": true})) {
-		assert.Contains(t, out.String(), flag)
-	}
+	_, err := parse([]string{"-help"}, env{}.get, &out, false)
+	require.ErrorIs(t, err, flag.ErrHelp)
 	for flag, variable := range variables() {
 		assert.Regexp(t, `-`+flag+`\b.*\n.*\[`+variable+`\]`, out.String())
+	}
+}
+
+// In development mode a name of loopback that leads elsewhere is refused when the port is open.
+func TestPortBeyondLoopback(t *testing.T) {
+	t.Parallel()
+	c, err := parse([]string{"-state-dir", t.TempDir()}, env{}.get, io.Discard, true)
+	require.NoError(t, err)
+	for _, kubernetes := range []bool{false, true} {
+		c.Kubernetes = kubernetes
+		l, err := c.listen("Istio's API", "istio-addr", "0.0.0.0:0") // as the address of localhost may be
+		if kubernetes {
+			require.NoError(t, err)
+			require.NoError(t, l.Close())
+			continue
+		}
+		require.ErrorContains(t, err, "not on loopback")
+		require.Nil(t, l)
 	}
 }

@@ -1,0 +1,143 @@
+package caconfig_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// newConfig returns a configuration with its state in dir, on ports that are free.
+func newConfig(t *testing.T, dir string, more ...string) *caconfig.Config {
+	t.Helper()
+	fs := flag.NewFlagSet("my-ca", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	c, err := caconfig.Parse(fs, append([]string{
+		"-state-dir", dir, "-root-ca-dir", filepath.Join(dir, "plugged-in"),
+		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "", "-bundle-addr", "", "-admin-addr", "127.0.0.1:0",
+	}, more...), func(string) string { return "" })
+	require.NoError(t, err)
+	return c
+}
+
+// A program's own flags stand beside those of the CA, and may have variables as well.
+func TestParseWithFlagsOfTheProgram(t *testing.T) {
+	t.Parallel()
+	fs := flag.NewFlagSet("my-ca", flag.ContinueOnError)
+	verbose, region := fs.Bool("v", false, "log more"), fs.String("region", "", "`name` of the region [MY_REGION]")
+	env := map[string]string{"MY_REGION": "r1", "TRUST_DOMAIN": "example.org", "region": "none"}
+	c, err := caconfig.Parse(fs, []string{"-v", "-namespace", "mesh"}, func(name string) string { return env[name] })
+	require.NoError(t, err)
+	assert.True(t, *verbose)
+	assert.Equal(t, "r1", *region)
+	assert.Equal(t, "spiffe://example.org/ns/mesh/sa/svidkit-ca", c.ServerID.String())
+}
+
+// Serve serves what the flags say, and ends without an error when its context does.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "state")
+	c := newConfig(t, dir)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("it does not serve"))
+	defer cancel()
+	served := false
+	err := c.Serve(ctx, slog.New(slog.NewTextHandler(t.Output(), nil)), func(a *caconfig.Authority, at caserver.Listeners) {
+		defer cancel()
+		served = true
+		assert.Nil(t, at.Linkerd)
+		assert.Nil(t, at.Bundle)
+		assert.Equal(t, "in "+filepath.Join(dir, "ca"), a.Where)
+		roots, err := os.ReadFile(c.RootsFile)
+		assert.NoError(t, err)
+		assert.Equal(t, string(a.Bundle().MarshalPEM()), string(roots))
+		resp, err := http.Get("http://" + at.Admin.Addr().String() + "/status")
+		if assert.NoError(t, err) {
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			assert.NoError(t, err)
+			assert.Contains(t, string(text), a.Own.Roots()[0].ID)
+		}
+	})
+	require.NoError(t, err)
+	require.True(t, served)
+	require.FileExists(t, c.AuditLog)
+}
+
+// What a server may not be is refused before there is a CA.
+func TestServeRefuses(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	none := func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves") }
+	dir := t.TempDir()
+	for _, tc := range [][2]string{{"-istio-addr", ":15012"}, {"-bundle-addr", "192.0.2.1:1"}, {"-admin-addr", "8080"}} {
+		err := newConfig(t, dir, tc[0], tc[1]).Serve(t.Context(), nil, none)
+		require.ErrorContains(t, err, tc[0]+": not on loopback")
+		require.NoDirExists(t, filepath.Join(dir, "ca"))
+	}
+	err = newConfig(t, dir, "-istio-addr", l.Addr().String()).Serve(t.Context(), nil, none)
+	require.ErrorContains(t, err, "-istio-addr names another address")
+}
+
+// Open makes a CA, unless it has to exist, and a reader changes nothing in the store.
+func TestOpen(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "state")
+	c := newConfig(t, dir, "-refresh-hint", "1s", "-propagation", "1s", "-istio-addr", "")
+	for _, o := range []caconfig.OpenOptions{{Existing: true}, {ReadOnly: true}} {
+		_, err := c.Open(t.Context(), o)
+		require.ErrorIs(t, err, ca.ErrNoRecord)
+		require.NoDirExists(t, filepath.Join(dir, "ca"))
+	}
+	a, err := c.Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	defer a.Close()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://cluster.local/x")})
+	require.NoError(t, err)
+	_, err = a.Own.Rotate(t.Context())
+	require.NoError(t, err)
+	log, err := os.ReadFile(c.AuditLog)
+	require.NoError(t, err)
+	require.Equal(t, 1, bytes.Count(log, []byte("\n")))
+
+	store, err := ca.NewDirStore(filepath.Join(dir, "ca"))
+	require.NoError(t, err)
+	before, err := store.Load(t.Context())
+	require.NoError(t, err)
+	reader, err := c.Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
+	require.NoError(t, err)
+	defer reader.Close()
+	require.NoError(t, reader.Own.Taint(t.Context(), a.Own.Roots()[0].ID))
+	var status bytes.Buffer
+	reader.WriteStatus(&status)
+	require.Contains(t, status.String(), "tainted")
+	require.Contains(t, status.String(), "may take their next step earlier")
+	after, err := store.Load(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before.Version, after.Version, "the store is as it was")
+
+	_, err = newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorContains(t, err, "-state-dir")
+}

@@ -1,0 +1,298 @@
+// Package caconfig configures a certificate authority program by flags and by the environment variables that
+// configure Istio's CA, opens the CA that they describe, and serves it. A program with commands or flags of its
+// own defines them in the same flag set:
+//
+//	flags := flag.NewFlagSet("my-ca", flag.ExitOnError)
+//	config, err := caconfig.Parse(flags, os.Args[1:], os.Getenv)
+//	…
+//	err = config.Serve(ctx, slog.Default(), func(a *caconfig.Authority, at caserver.Listeners) {
+//		fmt.Println("Istio's API:", at.Istio.Addr(), "CA:", a.Where)
+//	})
+//
+// The program examples/ca is made of it. Its -help lists the flags.
+package caconfig
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/ra"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Config is what the flags and the environment say. [Parse] makes one. It is not safe for concurrent use.
+type Config struct {
+	CA         ca.Config // of the CA itself, without Auditor and Logger
+	ServerID   spiffe.ID // in the certificate of the server
+	Kubernetes bool      // false: development mode, which trusts the name in a caller's token
+	ExternalCA string    // what signs instead of this CA; empty for none
+
+	// StateDir is the folder of the state, RootsFile a file in it that Serve keeps up to date with the roots
+	// in PEM. Both are empty if Serve has to make a temporary folder, until it has. AuditLog is a file, or "none".
+	StateDir, RootsFile, AuditLog string
+
+	flags                 *flag.FlagSet
+	inCluster             bool // this process runs in a pod
+	grace                 int  // percent
+	keepKey, jitter       bool
+	istio                 ca.IstioRotation // with keepKey
+	pluggedIn             ca.PluggedIn
+	auditSize             int64
+	cluster               caserver.Kubernetes
+	namespace             string
+	cacerts, keepDNSNames bool
+	external              ra.Config
+	rootsOfRA             string
+	linkerd               linkerd.Options
+	linkerdPlaintext      bool
+	dnsNames              []string
+
+	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
+}
+
+const (
+	account      = "svidkit-ca"               // service account in the identity of the server
+	kubernetesRA = "ISTIOD_RA_KUBERNETES_API" // the one value of EXTERNAL_CA
+
+	tooShort    = "it is less than a second"
+	negative    = "it is negative"
+	trusting    = "the name in any token is trusted"
+	notLoopback = "not on loopback (127.0.0.1, ::1 or localhost); without -kubernetes, " + trusting
+)
+
+// define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where
+// they have them. A usage that ends with a name in brackets is that of a flag which the environment can
+// set: the variable that configures Istio's CA.
+func (c *Config) define(fs *flag.FlagSet) {
+	const day = 24 * time.Hour
+
+	fs.TextVar(&c.CA.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"), "trust `domain` of the CA [TRUST_DOMAIN]")
+	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", "./etc/cacerts", "`folder` of a plugged-in CA; without files in it the CA is self-signed [ROOT_CA_DIR]")
+	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; empty: a temporary one (default: one in the user's home for each trust domain)")
+	fs.DurationVar(&c.CA.DefaultTTL, "default-ttl", day, "lifetime of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
+	fs.DurationVar(&c.CA.MaxTTL, "max-ttl", 90*day, "longest lifetime that a request may name [MAX_WORKLOAD_CERT_TTL]")
+	fs.DurationVar(&c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "lifetime of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
+	fs.DurationVar(&c.istio.CheckInterval, "root-check-interval", time.Hour, "time between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
+	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
+	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
+	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
+	fs.BoolVar(&c.keepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
+	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
+	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
+	fs.DurationVar(&c.CA.Backdate, "backdate", 2*time.Minute, "how far certificates are dated back, for peers whose clocks are slow")
+	fs.DurationVar(&c.CA.RefreshHint, "refresh-hint", 5*time.Minute, "how often consumers should fetch the bundle")
+	fs.DurationVar(&c.CA.Rotation.Propagation, "propagation", 0, "how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
+
+	fs.BoolVar(&c.Kubernetes, "kubernetes", false, "keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
+	fs.StringVar(&c.cluster.API.APIServer, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
+	fs.StringVar(&c.namespace, "namespace", "istio-system", "`namespace` of the Secret, and in the identity of the server [POD_NAMESPACE]")
+	fs.StringVar(&c.cluster.ClusterID, "cluster-id", "Kubernetes", "`name` of the cluster, as callers give it [CLUSTER_ID]")
+	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.cluster.Audiences))
+	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
+	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
+	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
+	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
+	fs.DurationVar(&c.linkerd.Lifetime, "linkerd-ttl", day, "lifetime of certificates for Linkerd, or what -max-ttl leaves if that is less")
+	fs.DurationVar(&c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "how far certificates for Linkerd are dated back, and forward")
+	fs.BoolVar(&c.cluster.LinkerdAnyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
+	fs.StringVar(&c.ExternalCA, "external-ca", "", "CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
+	fs.StringVar(&c.external.Signer, "k8s-signer", "", "`name` of the signer with -external-ca [K8S_SIGNER]")
+	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
+	fs.StringVar(&c.rootsOfRA, "external-roots", "./etc/external-ca-cert/root-cert.pem", "`file` with the roots of the signers, with -external-ca")
+
+	fs.IntVar(&c.CA.Limits.Concurrent, "concurrent", 64, "signings at the same time, audit record included; 0: no limit")
+	fs.IntVar(&c.CA.Limits.Queue, "queue", 1024, "how many more wait")
+	fs.Float64Var(&c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
+	fs.Float64Var(&c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
+	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir)")
+	fs.Int64Var(&c.auditSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
+
+	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
+	fs.StringVar(&c.linkerdAddr, "linkerd-addr", "127.0.0.1:8080", "`address` of Linkerd's API; empty: none")
+	fs.BoolVar(&c.linkerdPlaintext, "linkerd-plaintext", false, "serve Linkerd's API without TLS, for a proxy in the same pod that terminates it")
+	fs.StringVar(&c.bundleAddr, "bundle-addr", "127.0.0.1:8443", "`address` of the bundle endpoint; empty: none")
+	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014", "`address` of metrics and health, without TLS; empty: none")
+	fs.Func("dns-names", "further `names` in the certificate of the server", list(&c.dnsNames))
+}
+
+// variable returns the name of the environment variable that sets f, or nothing.
+func variable(f *flag.Flag) string {
+	_, name, _ := strings.Cut(f.Usage, " [")
+	return strings.TrimSuffix(name, "]")
+}
+
+// Parse defines the flags of a CA in fs, which may have flags of the program already, and sets them: from the
+// environment, then from args, which win. It sets each flag of fs whose usage ends with the name of a variable
+// in brackets from that variable. An error names the flag and its variable; with -help it is [flag.ErrHelp],
+// unless fs handles it.
+func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
+	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != ""}
+	c.define(fs)
+	var err error
+	fs.VisitAll(func(f *flag.Flag) {
+		if name := variable(f); name != "" && getenv(name) != "" {
+			if bad := fs.Set(f.Name, getenv(name)); bad != nil {
+				err = cmp.Or(err, fmt.Errorf("%s=%q in the environment: %w", name, getenv(name), bad))
+			}
+		}
+	})
+	if err = cmp.Or(err, fs.Parse(args)); err != nil {
+		return nil, err
+	}
+	if fs.NArg() > 0 {
+		return nil, fmt.Errorf("%q is not understood; flags begin with a hyphen", fs.Arg(0))
+	}
+	c.linkerd.Mesh.TrustDomain = c.CA.TrustDomain.String()
+	given := make(map[string]bool)
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if !given["state-dir"] {
+		c.StateDir = defaultStateDir(c.CA.TrustDomain)
+	}
+	if !given["default-ttl"] {
+		c.CA.DefaultTTL = min(c.CA.DefaultTTL, c.CA.MaxTTL)
+	}
+	if !given["linkerd-ttl"] {
+		c.linkerd.Lifetime = min(c.linkerd.Lifetime, c.CA.MaxTTL-c.linkerd.ClockSkew)
+	}
+	if err := c.check(false); err != nil {
+		return nil, err
+	}
+	c.setStateDir(c.StateDir)
+	if strings.HasPrefix(c.cluster.API.APIServer, "http:") {
+		c.cluster.API.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
+	}
+	if c.CA.Rotation.Propagation == 0 {
+		c.CA.Rotation.Propagation = 5 * c.CA.RefreshHint
+		if c.istioAddr != "" && c.CA.DefaultTTL < c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL { // else a root would not live long enough
+			c.CA.Rotation.Propagation = max(c.CA.Rotation.Propagation, c.CA.DefaultTTL)
+		}
+	}
+	c.CA.Rotation.GraceRatio = float64(c.grace) / 100
+	c.CA.Rotation.Manual = c.istio.CheckInterval <= 0
+	c.istio.CheckInterval, c.istio.NoJitter = max(c.istio.CheckInterval, 0), !c.jitter
+	if c.keepKey {
+		c.CA.Rotation.Istio = &c.istio
+	}
+	c.CA.JWT = &ca.JWTConfig{}
+	c.cluster.TrustDomain = c.CA.TrustDomain
+	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked
+	c.CA.Limits.CallerBurst = int(10 * c.CA.Limits.CallerRate)
+	return c, nil
+}
+
+// setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
+func (c *Config) setStateDir(dir string) {
+	if c.StateDir = dir; dir != "" {
+		c.RootsFile, c.AuditLog = filepath.Join(dir, "root-cert.pem"), cmp.Or(c.AuditLog, filepath.Join(dir, "audit.jsonl"))
+	}
+}
+
+// check returns the first flag that is wrong, and why. With serve it checks what only a server needs as well.
+func (c *Config) check(serve bool) error {
+	_, noMesh := c.linkerd.Mesh.Certifier()
+	_, noID := c.CA.TrustDomain.KubernetesID(c.namespace, account)
+	key, badNames := pki.NewKey(pki.ECDSAP256)
+	if badNames == nil {
+		_, badNames = pki.NewCSR(key, pki.CSROptions{SANs: c.names()})
+	}
+	exposes := func(addr string) bool { return serve && !c.Kubernetes && addr != "" && !isLoopback(addr) }
+	for _, rule := range []struct {
+		flag   string
+		wrong  bool
+		reason any
+	}{
+		{"max-ttl", c.CA.MaxTTL < time.Second, tooShort},
+		{"default-ttl", c.CA.DefaultTTL < time.Second, tooShort},
+		{"default-ttl", c.CA.DefaultTTL > c.CA.MaxTTL, "it is more than -max-ttl"},
+		{"linkerd-ttl", c.linkerd.Lifetime < time.Second, tooShort},
+		{"linkerd-ttl", c.linkerd.Lifetime > c.CA.MaxTTL-c.linkerd.ClockSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
+		{"linkerd-clock-skew", c.linkerd.ClockSkew <= 0, "it is not more than 0"},
+		{"root-ttl", c.CA.Rotation.RootTTL < time.Second, tooShort},
+		{"root-grace-percent", c.grace < 1 || c.grace > 50, "it is not from 1 to 50"},
+		{"backdate", c.CA.Backdate < time.Second, tooShort},
+		{"refresh-hint", c.CA.RefreshHint < time.Second, tooShort},
+		{"propagation", c.CA.Rotation.Propagation < 0, negative},
+		{"concurrent", c.CA.Limits.Concurrent < 0, negative},
+		{"queue", c.CA.Limits.Queue < 0, negative},
+		{"rate", !(c.CA.Limits.Rate >= 0), negative}, // or NaN
+		{"caller-rate", !(c.CA.Limits.CallerRate >= 0), negative},
+		{"audit-size", c.auditSize < 0, negative},
+		{"external-ca", c.ExternalCA != "" && c.ExternalCA != kubernetesRA, "there is only " + kubernetesRA},
+		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
+		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
+		{"kubernetes-api", c.cluster.API.APIServer != "" && !c.Kubernetes, "it needs -kubernetes"},
+		{"trusted-node-accounts", len(c.cluster.NodeAccounts) > 0 && !c.Kubernetes, "it needs -kubernetes, which knows what runs on a node"},
+		{"trusted-node-accounts", slices.ContainsFunc(c.cluster.NodeAccounts, notAccount), "an account is not namespace/name"},
+		{"namespace", noID != nil, noID},
+		{"dns-names", badNames != nil, badNames},
+		{"linkerd-addr", serve && noMesh != nil && c.linkerdAddr != "", fmt.Sprintf("%v; set this flag to nothing to serve without Linkerd", noMesh)},
+		{"kubernetes", serve && c.inCluster && !c.Kubernetes, "this process runs in a cluster, so set this flag: without it, " + trusting},
+		{"istio-addr", exposes(c.istioAddr), notLoopback},
+		{"linkerd-addr", exposes(c.linkerdAddr), notLoopback},
+		{"bundle-addr", exposes(c.bundleAddr), notLoopback},
+		{"admin-addr", exposes(c.adminAddr), notLoopback},
+	} {
+		if rule.wrong {
+			name := rule.flag
+			if v := variable(c.flags.Lookup(name)); v != "" {
+				name += " (" + v + ")"
+			}
+			return fmt.Errorf("-%s: %v", name, rule.reason)
+		}
+	}
+	return nil
+}
+
+// notAccount reports whether text is not the name of a service account.
+func notAccount(text string) bool {
+	namespace, name, _ := strings.Cut(text, "/")
+	return namespace == "" || name == "" || strings.Contains(name, "/")
+}
+
+// defaultStateDir returns a folder of the user's for the trust domain, or nothing for a user without home.
+func defaultStateDir(td spiffe.TrustDomain) string {
+	dir := os.Getenv("XDG_STATE_HOME")
+	if !filepath.IsAbs(dir) {
+		home, _ := os.UserHomeDir() // empty if there is none
+		dir = filepath.Join(home, ".local", "state")
+	}
+	if !filepath.IsAbs(dir) || strings.Trim(td.String(), ".") == "" { // "." and ".." are trust domains, but not folders of their own
+		return ""
+	}
+	return filepath.Join(dir, "svidkit-ca", td.String())
+}
+
+// list returns what sets a flag with values between commas.
+func list(to *[]string) func(string) error {
+	return func(text string) error {
+		*to = strings.Split(text, ",")
+		for i, item := range *to {
+			if (*to)[i] = strings.TrimSpace(item); (*to)[i] == "" {
+				return errors.New("an item of the list is empty")
+			}
+		}
+		return nil
+	}
+}
+
+// setKeySize sets the kind of key that new roots have.
+func (c *Config) setKeySize(bits string) (err error) {
+	algorithms := map[string]pki.KeyAlgorithm{"0": "", "2048": pki.RSA2048, "3072": pki.RSA3072, "4096": pki.RSA4096}
+	var ok bool
+	if c.CA.Rotation.KeyAlgorithm, ok = algorithms[bits]; !ok {
+		err = errors.New("none of 2048, 3072 and 4096, nor 0 for ECDSA")
+	}
+	return err
+}
