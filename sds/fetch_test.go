@@ -193,7 +193,7 @@ func TestREST(t *testing.T) {
 				{"too many names", `{"resource_names":["1","2","3","4"]}`, http.StatusRequestEntityTooLarge},
 				{"long name", `{"resource_names":["` + strings.Repeat("x", 4097) + `"]}`, http.StatusRequestEntityTooLarge},
 				{"large", `{"resource_names":["` + strings.Repeat("x", 256<<10) + `"]}`, http.StatusRequestEntityTooLarge},
-				{"large where nobody looks", `{"resource_names":["default"],"x":"` + strings.Repeat("x", 256<<10) + `"}`, http.StatusRequestEntityTooLarge},
+				{"large in an unknown member", `{"resource_names":["default"],"x":"` + strings.Repeat("x", 256<<10) + `"}`, http.StatusRequestEntityTooLarge},
 			} {
 				resp := post(t, c, test.body, nil)
 				assert.Equal(t, test.want, resp.StatusCode, test.name)

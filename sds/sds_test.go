@@ -192,7 +192,7 @@ func TestSourceDown(t *testing.T) {
 	want(t, s.recv(), web)
 	wantDelta(t, d.recv(), nil, web)
 
-	// Once served, a failure takes it from nobody, not even from newcomers.
+	// Once served, a failure takes it from no stream, not even from new ones.
 	src.fail("default", errors.New("CA down again"))
 	late := openSotW(t, c)
 	late.ask("default")
@@ -663,7 +663,7 @@ func TestManyStreams(t *testing.T) {
 		s.cancel()
 	}
 	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
-	assert.Empty(t, h.Status().Names, "a name that nobody wants is forgotten")
+	assert.Empty(t, h.Status().Names, "a name that no stream wants is forgotten")
 	c.CloseIdleConnections()
 	stop()
 	require.NoError(t, h.Close())
@@ -675,7 +675,7 @@ func TestManyStreams(t *testing.T) {
 		"goroutines: %d before, %d after", before, runtime.NumGoroutine())
 }
 
-// A client that does not read delays nobody, and when it reads at last it gets the newest.
+// A client that does not read delays no other, and when it reads at last it gets the newest.
 func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()

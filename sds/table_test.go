@@ -255,7 +255,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 	})
 }
 
-// A look-up ends when nobody waits for it, after its time, and when the table is closed.
+// A look-up ends when no stream waits for it, after its time, and when the table is closed.
 func TestTableCancels(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestTableCancels(t *testing.T) {
 			ended <- ctx.Err()
 			return nil, ctx.Err()
 		})
-		var log strings.Builder // looked at when nobody writes
+		var log strings.Builder // read when nothing writes
 		table := newTable(src, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		in := quietInbox()
 		one, two := table.watch("web", in, nil), table.watch("web", in, nil)
@@ -279,7 +279,7 @@ func TestTableCancels(t *testing.T) {
 		assert.ErrorIs(t, <-ended, context.Canceled)
 		assert.Empty(t, table.versions())
 		synctest.Wait()
-		assert.Empty(t, log.String(), "nobody wanted to know")
+		assert.Empty(t, log.String(), "no stream asked for it")
 
 		start := time.Now()
 		table.watch("web", in, nil)

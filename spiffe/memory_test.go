@@ -217,7 +217,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		assert.LessOrEqual(t, n, places)
 		assert.Positive(t, n)
 		chain := []*x509.Certificate{w.leaf(t, 60)}
-		assert.Same(t, w.good(t, chain, spiffe.AnyRole), w.good(t, chain, spiffe.AnyRole), "a newcomer gets a place")
+		assert.Same(t, w.good(t, chain, spiffe.AnyRole), w.good(t, chain, spiffe.AnyRole), "a new chain gets a place")
 	}
 	_, err := spiffe.NewVerifier(noBundles{}, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Remember: 1<<20 + 1})
 	assert.EqualError(t, err, "spiffe: new verifier: Remember is 1048577, the limit is 1048576")
@@ -266,7 +266,7 @@ func TestMemoryIsNotForEveryChain(t *testing.T) {
 		"leaf and root":          {[]*x509.Certificate{leaf, root}, true},
 		"with intermediate":      {[]*x509.Certificate{under, mid.parse(t)}, true},
 		"with all":               {[]*x509.Certificate{under, mid.parse(t), root}, true},
-		"a stranger's":           {[]*x509.Certificate{leaf, mid.parse(t)}, false},
+		"of another CA":          {[]*x509.Certificate{leaf, mid.parse(t)}, false},
 		"the intermediate twice": {[]*x509.Certificate{under, mid.parse(t), mid.parse(t), mid.parse(t)}, false},
 		"too big":                {[]*x509.Certificate{big}, false},
 		"in a big message":       {[]*x509.Certificate{inMessage}, false},

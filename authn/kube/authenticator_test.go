@@ -97,7 +97,7 @@ func TestTokenReviewErrors(t *testing.T) {
 	s.FailNext(1, kubetest.Fault{Code: 500}, nil)
 	_, err = a.Authenticate(request("sesame"))
 	require.ErrorIs(t, err, kube.ErrReviewFailed)
-	require.NotErrorIs(t, err, authn.ErrRefused, "nobody refused it")
+	require.NotErrorIs(t, err, authn.ErrRefused, "it is an outage and no refusal")
 	require.NotErrorIs(t, err, authn.ErrNoCredential)
 
 	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })

@@ -350,7 +350,7 @@ func TestAnyAudience(t *testing.T) {
 		{"not authenticated", true, kubetest.TokenReviewStatus{}, good(), 1, kube.ErrNotAuthenticated},
 		{"no echo", true, good(), good(), 1, kube.ErrNotAuthenticated},
 		{"the second is refused", true, kubetest.TokenReviewStatus{Error: wrong}, kubetest.TokenReviewStatus{Error: wrong}, 2, kube.ErrInvalidToken},
-		{"the second is nobody", true, kubetest.TokenReviewStatus{Error: wrong}, kubetest.TokenReviewStatus{}, 2, kube.ErrNotAuthenticated},
+		{"the second does not know it", true, kubetest.TokenReviewStatus{Error: wrong}, kubetest.TokenReviewStatus{}, 2, kube.ErrNotAuthenticated},
 	} {
 		s := kubetest.Start(t)
 		s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
@@ -386,7 +386,7 @@ func inBubble(t *testing.T, o kube.ReviewerOptions) (*kubetest.Server, *kube.Rev
 	return s, reviewer(t, s, o)
 }
 
-// An API server that does not answer blocks nobody for longer than the timeout.
+// An API server that does not answer blocks callers for no longer than the timeout.
 func TestReviewTimeout(t *testing.T) {
 	t.Parallel()
 	for _, timeout := range []time.Duration{0, time.Second, 30 * time.Second} {
@@ -458,7 +458,7 @@ func TestCache(t *testing.T) {
 		assert.Equal(t, 1, asked(short, "a"))
 		assert.Equal(t, 1, asked(short, "a"), "over by our clock")
 
-		// and not at all if nobody knows it
+		// and not at all if no cluster knows it
 		assert.Equal(t, 1, asked("opaque", "a"))
 		assert.Equal(t, 1, asked("opaque", "a"))
 		s.Client().CloseIdleConnections()

@@ -405,7 +405,7 @@ func TestNodeAuthorizerPages(t *testing.T) {
 	}
 }
 
-// A server that answers with the pod of somebody else.
+// A server that answers with another pod.
 func TestNodeAuthorizerOtherObject(t *testing.T) {
 	t.Parallel()
 	api := cluster(kubetest.Start(t))

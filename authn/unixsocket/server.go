@@ -14,7 +14,7 @@
 //	mux.Handle("/", sdsHandler)
 //	server := &unixsocket.Server{Path: "/run/identity/agent.sock", SocketMode: 0o666, Handler: mux}
 //
-// # Who is calling
+// # The peer
 //
 // [PeerFromContext] returns the user, group and process of the peer from the context of a request, in a
 // handler, in middleware, or in a hook that gets the request's context:
@@ -36,7 +36,7 @@
 // anything that is not a socket, is left alone. Starting servers lock the folder, so that two of them do not
 // both replace the same dead socket; a process that holds that lock for long delays a start by 10 seconds and
 // does not prevent it. On Windows there are neither modes nor locks: the folder's access list decides
-// who may connect.
+// which processes may connect.
 package unixsocket
 
 import (

@@ -484,7 +484,7 @@ func TestOnceBeforeThereIsACA(t *testing.T) {
 	}
 }
 
-// Who waits for somebody to type can be told to stop.
+// A command that reads standard input ends with its context.
 func TestOnceInterrupted(t *testing.T) {
 	t.Parallel()
 	in, typist := io.Pipe()

@@ -45,7 +45,7 @@ func TestSelfSigned(t *testing.T) {
 func TestHugeKeys(t *testing.T) {
 	t.Parallel()
 	leaf := spiffetest.NewCA(t, "example.org").SVID("/web").Leaf()
-	// root says that it is self-signed, and looks it until somebody computes.
+	// root says that it is self-signed, and looks it until its signature is checked.
 	root := func(bits uint) *x509.Certificate {
 		n := new(big.Int).Lsh(big.NewInt(1), bits)
 		n.Sub(n, big.NewInt(1))

@@ -5,7 +5,7 @@
 //     is in a table with the rule that decides it, and one that is not in the table fails the test.
 //   - Each speaks to the other: the Workload API over Unix sockets, mutual TLS, JWT-SVIDs and bundle
 //     documents, in both directions.
-//   - Both are measured, in alternation, beside the work that nobody can avoid. BENCHMARKS.md has the
+//   - Both are measured, in alternation, beside the work that no library can avoid. BENCHMARKS.md has the
 //     figures and the command.
 //
 // It is a module of its own, so that nothing of what it needs reaches the main module: "./..." at the

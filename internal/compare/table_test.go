@@ -37,7 +37,7 @@ import (
 
 var table = flag.Bool("table", false, "measure, and print the tables of BENCHMARKS.md")
 
-// row is an operation, as three do it: here, the peer, and the bare work that nobody can avoid, done by
+// row is an operation, as three do it: here, the peer, and the bare work that no library can avoid, done by
 // the standard library. The peer is nil where it does not have the operation.
 type row struct {
 	name             string

@@ -192,7 +192,7 @@ func TestClientProtocol(t *testing.T) {
 	}
 	status := func(n int) answer {
 		return func(w http.ResponseWriter) {
-			w.Header().Set("Grpc-Status", "7") // by somebody on the way
+			w.Header().Set("Grpc-Status", "7") // by a proxy
 			w.WriteHeader(n)
 		}
 	}
@@ -334,7 +334,7 @@ func TestClientHangsUp(t *testing.T) {
 			})
 		})
 	}
-	synctest.Test(t, func(t *testing.T) { // a stream is over at its first error, whoever closes it
+	synctest.Test(t, func(t *testing.T) { // a stream is over at its first error, on whichever side it ends
 		left := make(chan struct{})
 		c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			defer close(left)
@@ -474,7 +474,7 @@ func TestReset(t *testing.T) {
 		assert.Equal(t, grpchttp.DeadlineExceeded, asError(t, err).Code, "%v", err)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	})
-	t.Run("nobody listens", func(t *testing.T) {
+	t.Run("no listener", func(t *testing.T) {
 		t.Parallel()
 		var dialer net.Dialer
 		missing := t.TempDir() + "/s"

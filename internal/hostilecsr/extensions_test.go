@@ -96,7 +96,7 @@ func (l *list) extensions() {
 		"of indefinite length", cat([]byte{0x30, 0x80}, oid(oidUnknown), octets(nil), []byte{0, 0}),
 		"longer than the request", []byte{0x30, 0x82, 0xff, 0xff, 0x06},
 	) {
-		// Whoever ignores the extensions need not read them, so it may sign.
+		// A CA that ignores the extensions need not read them, so it may sign.
 		l.may("extension form/one "+what, func(r *request) { r.alsoAsks(ext) })
 	}
 }

@@ -37,7 +37,7 @@ func point(key *ecdsa.PrivateKey) []byte { return must(key.PublicKey.Bytes()) }
 func (l *list) keys() {
 	const ecdsa384, ecdsa512 = "1.2.840.10045.4.3.3", "1.2.840.10045.4.3.4"
 
-	// The good ones of other kinds: so that nobody takes only one.
+	// The good ones of other kinds: so that a CA that takes only one kind is found.
 	l.may("key/P-384", func(r *request) {
 		r.signedBy(p384().Public(), seq(oid(ecdsa384)), func(info []byte) []byte {
 			sum := sha512.Sum384(info)

@@ -176,7 +176,7 @@ func TestServiceAddresses(t *testing.T) {
 	err = c.Get(t.Context(), "/x", nil, nil)
 	_, wrong := errors.AsType[x509.HostnameError](err)
 	assert.True(t, wrong, "%v", err)
-	assert.Len(t, s.tokens, asked, "the token is not for whoever answers there")
+	assert.Len(t, s.tokens, asked, "the token is not for a server at another address")
 
 	// The URL may be given, and the rest be that of the pod.
 	c, err = s.machine("", "", files).New(kube.Options{URL: "https://kubernetes.default.svc"})

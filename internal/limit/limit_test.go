@@ -82,7 +82,7 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// Over a long time as many pass as the rate says, however often somebody asks.
+// Over a long time as many pass as the rate says, however often a caller asks.
 func TestRateInTheLongRun(t *testing.T) {
 	t.Parallel()
 	for _, rate := range []float64{0.1, 0.7, 1, 3, 800} {
@@ -178,7 +178,7 @@ func TestQueue(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		require.Zero(t, refused(t, l.Acquire(t.Context(), "sixth"), limit.QueueFull), "nobody knows yet")
+		require.Zero(t, refused(t, l.Acquire(t.Context(), "sixth"), limit.QueueFull), "there is no pace yet")
 		for i := range 5 {
 			time.Sleep(time.Second)
 			l.Release()
@@ -322,7 +322,7 @@ func TestRefusedLeavesNoTrace(t *testing.T) {
 	})
 }
 
-// Under load never more than Concurrent hold a slot, nobody starves, and everything is given back.
+// Under load never more than Concurrent hold a slot, no caller starves, and everything is given back.
 func TestConcurrent(t *testing.T) {
 	t.Parallel()
 	const slots, workers, rounds = 3, 16, 400

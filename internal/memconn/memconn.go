@@ -186,7 +186,7 @@ func (s *stream) closeReader() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gone = true
-	s.buf = bytes.Buffer{} // nobody will read it
+	s.buf = bytes.Buffer{} // no reader is left
 	s.readBy.stop()
 	s.changed.Broadcast()
 }

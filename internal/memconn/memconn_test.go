@@ -248,7 +248,7 @@ func TestListener(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, gone)
 		defer cancel()
 		_, err := l.Dial(ctx)
-		assert.ErrorIs(t, err, gone, "nobody accepts")
+		assert.ErrorIs(t, err, gone, "the listener is closed")
 
 		var wg sync.WaitGroup
 		wg.Go(func() {

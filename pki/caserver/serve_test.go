@@ -280,7 +280,7 @@ func TestServeEnds(t *testing.T) {
 	go func() { answer <- get(t, client, "http://"+l.Addr().String()) }()
 	<-inside
 	cancel(cause)
-	for { // until nobody is let in any more
+	for { // until no client is let in any more
 		c, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
 			break

@@ -196,7 +196,7 @@ func TestCacheOutage(t *testing.T) {
 				assert.ErrorIs(t, err, down)
 				assert.EqualError(t, err, `jwtsvid: fetch a token for "db": the agent is down`)
 			}
-			assert.Zero(t, time.Since(begin), "while it is clear that there is none, nobody waits")
+			assert.Zero(t, time.Since(begin), "callers do not wait while it is clear that there is none")
 			assert.LessOrEqual(t, source.count(), failures+2)
 
 			source.set(func(m *mint) { m.err = nil })

@@ -71,7 +71,7 @@ func TestMiddleware(t *testing.T) {
 		{"two in one line", []string{"Bearer " + good + ", Bearer " + good}, 401, invalid},
 		{"two headers", []string{"Bearer " + good, "Bearer " + good}, 400, `Bearer error="invalid_request"`},
 		{"two headers of which one is good", []string{"Basic x", "Bearer " + good}, 400, `Bearer error="invalid_request"`},
-		{"for somebody else", []string{"Bearer " + es256(t, baseHeader, strings.Replace(basePay, "db", "cache", 1))}, 401, invalid},
+		{"for another audience", []string{"Bearer " + es256(t, baseHeader, strings.Replace(basePay, "db", "cache", 1))}, 401, invalid},
 		{"of a domain without bundle", []string{"Bearer " + es256(t, baseHeader, strings.Replace(basePay, "example.org", "nowhere.test", 1))}, 401, invalid},
 		{"not allowed", []string{"Bearer " + sign(baseHeader, strings.Replace(basePay, "example.org", "other.test", 1), "ES256", m.jwtx)},
 			403, `Bearer error="insufficient_scope"`},

@@ -463,7 +463,7 @@ func TestRequirePeer(t *testing.T) {
 		assert.False(t, f.ID.IsZero())
 	}
 
-	// Whoever comes by another way is nobody.
+	// A request that came by another way has no peer.
 	any, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
 	require.NoError(t, err)
 	w := httptest.NewRecorder()

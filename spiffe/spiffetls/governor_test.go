@@ -1151,7 +1151,7 @@ func TestListener(t *testing.T) {
 
 		peers.learn(home.Bundles())
 		after(pause + instant)
-		require.NoError(t, echo(bad), "nobody knows what it is used for")
+		require.NoError(t, echo(bad), "its use is not known yet")
 		require.Equal(t, 1, g.Status().Draining)
 		after(grace)
 		require.Error(t, echo(bad))

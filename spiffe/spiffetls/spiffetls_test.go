@@ -525,8 +525,8 @@ func TestAllocs(t *testing.T) {
 }
 
 // TestRotation rotates the root fifty times, with a renewal of both leaves in each round, while
-// connections are made all the time. None may fail. The order is the careful one: everybody learns the
-// new root before it signs, and everybody has renewed before the old root goes.
+// connections are made all the time. None may fail. The order is the careful one: every workload learns the
+// new root before it signs, and has renewed before the old root goes.
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
