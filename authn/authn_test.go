@@ -215,7 +215,7 @@ func TestFirstOf(t *testing.T) {
 	require.ErrorIs(t, err, authn.ErrNoCredential)
 }
 
-// A real server and client: the handler learns who is calling.
+// A real server and client: the handler learns the caller.
 func TestOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")

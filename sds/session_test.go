@@ -421,7 +421,7 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// Who may have what is asked when it is sent: what waited for an acknowledgement may be refused by then,
+// Authorize is asked when a secret is sent: what waited for an acknowledgement may be refused by then,
 // and allowed again when it is asked for once more.
 func TestSessionAllows(t *testing.T) {
 	t.Parallel()

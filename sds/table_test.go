@@ -136,7 +136,7 @@ func TestTableRetries(t *testing.T) {
 	})
 }
 
-// Who comes when a certificate has expired gets it only if the source still gives it: those who have it keep
+// A stream that comes when a certificate has expired gets it only if the source still gives it: others keep
 // it, and nothing else is known that could be better.
 func TestTableExpired(t *testing.T) {
 	t.Parallel()
@@ -173,7 +173,7 @@ func TestTableExpired(t *testing.T) {
 		assert.Equal(t, 2, src.count("web"), "one look-up for all")
 		assert.ElementsMatch(t, []*watch{late, later}, second.take(nil))
 		assert.ErrorIs(t, late.res.cur.Load().err, errDown)
-		assert.Equal(t, []*watch{old}, first.take(nil), "which changes nothing for who has it")
+		assert.Equal(t, []*watch{old}, first.take(nil), "which changes nothing for a stream that has it")
 
 		// A source that gives it all the same knows best.
 		src.set("web", always(short))

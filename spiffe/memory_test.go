@@ -203,7 +203,7 @@ func TestMemoryKeepsNoRefusal(t *testing.T) {
 		}
 	}
 	n, _ := spiffe.Remembered(w.Verifier)
-	assert.Zero(t, n, "who is refused takes no place")
+	assert.Zero(t, n, "a refused chain takes no place")
 }
 
 func TestMemoryIsBounded(t *testing.T) {

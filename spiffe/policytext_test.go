@@ -176,7 +176,7 @@ func TestPolicyExplain(t *testing.T) {
 	assert.Less(t, len(err.Error()), 1200)
 }
 
-// TestAliases: an alias is about who is allowed, by name, and changes nothing about who is trusted.
+// TestAliases shows that an alias changes which names a policy allows, and not which authorities are trusted.
 func TestAliases(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ID-28", "X5-31", "SVID-1")

@@ -180,7 +180,7 @@ func TestNodeAuthorizerClusters(t *testing.T) {
 	caller.Pod.Cluster = "west"
 	require.NoError(t, n.Authorize(t.Context(), caller, web))
 	caller.Pod.Cluster = "east"
-	require.ErrorContains(t, n.Authorize(t.Context(), caller, web), "not one of the trusted accounts", "who is trusted is each cluster's own matter")
+	require.ErrorContains(t, n.Authorize(t.Context(), caller, web), "not one of the trusted accounts", "whether an account is trusted is each cluster's own matter")
 	caller.Pod.Cluster = "deep"
 	require.ErrorContains(t, n.Authorize(t.Context(), caller, web), `there is no NodeAuthorizer for the cluster "deep"`)
 }
@@ -247,7 +247,7 @@ func TestNodeAuthorizerFailed(t *testing.T) {
 			require.NotErrorIs(t, err, kube.ErrDenied)
 			assert.Equal(t, 10*time.Second, time.Since(start))
 		}
-		// who waits for the list of another goes when its own time is up
+		// a caller that waits for the list of another gives up when its own time is over
 		s.FailNext(1, kubetest.Fault{Hang: true}, func(r *http.Request) bool { return r.URL.Path == "/api/v1/namespaces/prod/pods" })
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.Error(t, n.Authorize(t.Context(), proxy(), web)) })
@@ -292,7 +292,7 @@ func TestNodeAuthorizerFreshness(t *testing.T) {
 		require.NoError(t, n.Authorize(t.Context(), proxy(), web))
 		assert.Equal(t, 4, lists())
 
-		// who is no longer the pod of the token is out at once
+		// a caller whose token names a pod that is gone is refused at once
 		put(s, "istio-system", "ztunnel-1", "other", "n1", "Running")
 		require.ErrorIs(t, n.Authorize(t.Context(), proxy(), web), kube.ErrDenied)
 		s.Client().CloseIdleConnections()

@@ -197,7 +197,7 @@ func checkLinkerd(chain []*x509.Certificate, name string, b *spiffe.Bundle) erro
 	return err
 }
 
-// requireUnauthenticated says that the CA does not know who is asking with that token.
+// requireUnauthenticated says that the CA does not authenticate a caller with that token.
 func requireUnauthenticated(t testing.TB, err error, token string) {
 	t.Helper()
 	e, ok := errors.AsType[*caclient.Error](err)
@@ -344,7 +344,7 @@ func TestAnnounce(t *testing.T) {
 	require.NoError(t, <-over)
 }
 
-// Who has no folder gets a temporary one, and is told where.
+// Without a folder the server makes a temporary one, and says where.
 func TestTemporaryState(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	out := &lockedBuffer{}
@@ -794,7 +794,7 @@ func TestImpersonation(t *testing.T) {
 	require.ErrorContains(t, err, "pods")
 }
 
-// Who may not ask for reviews finds out when it starts.
+// A server that may not ask for reviews ends when it starts.
 func TestKubernetesWithoutRights(t *testing.T) {
 	t.Parallel()
 	k, args := cluster(t)

@@ -164,7 +164,7 @@ func TestCallerOverItsLimit(t *testing.T) {
 	})
 }
 
-// Who waits is served in the order of arrival, and who comes later does not overtake.
+// Callers that wait are served in the order of arrival, and later ones do not overtake.
 func TestQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

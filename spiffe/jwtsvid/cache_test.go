@@ -239,7 +239,7 @@ func TestCacheFirstFetchFails(t *testing.T) {
 			assert.ErrorIs(t, err, down)
 			time.Sleep(100 * time.Millisecond)
 		}
-		assert.Empty(t, log.String(), "who waits is told, and not the log")
+		assert.Empty(t, log.String(), "the caller that waits is told, and not the log")
 		assert.Greater(t, source.count(), 12)
 		assert.Less(t, source.count(), 30)
 		source.set(func(m *mint) { m.err = nil })

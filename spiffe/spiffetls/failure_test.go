@@ -222,7 +222,7 @@ func TestFailureLog(t *testing.T) {
 		assert.EqualValues(t, 5, total)
 	}, time.Minute, time.Millisecond)
 
-	// A thief, who has the certificate and not the key.
+	// A client that has a stolen certificate without its key.
 	thief := bare(ca.SVID("/web").Chain(), ca.SVID("/thief").Signer())
 	conn, err = tls.Dial("tcp", strings.TrimPrefix(url, "https://"), thief)
 	if err == nil {

@@ -1147,7 +1147,7 @@ func TestListener(t *testing.T) {
 		require.Equal(t, 3, g.Status().Open)
 		require.NoError(t, closing.Close())
 		synctest.Wait()
-		require.Equal(t, 2, g.Status().Open, "who has closed has left")
+		require.Equal(t, 2, g.Status().Open, "a closed connection is no longer counted")
 
 		peers.learn(home.Bundles())
 		after(pause + instant)
