@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -168,17 +169,25 @@ func TestRunFails(t *testing.T) {
 
 // learning is a CA that does not know its roots before it has signed, as a registration authority.
 type learning struct {
-	a      *ca.Authority
+	a *ca.Authority
+
+	mu     sync.Mutex
 	signed []ca.Request
 	bundle *spiffe.Bundle
 }
 
 func (l *learning) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	l.mu.Lock()
 	l.signed, l.bundle = append(l.signed, r), l.a.Bundle()
+	l.mu.Unlock()
 	return l.a.Sign(ctx, r)
 }
 
-func (l *learning) Bundle() *spiffe.Bundle { return l.bundle }
+func (l *learning) Bundle() *spiffe.Bundle {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bundle
+}
 
 // For such a CA the server has a certificate signed and dropped, and then asks for each of its names.
 func TestLearnedRoots(t *testing.T) {
@@ -186,6 +195,8 @@ func TestLearnedRoots(t *testing.T) {
 	l := &learning{a: newAuthority(t)}
 	names := []pki.SAN{pki.DNSSAN("ca.example.org"), {Type: pki.IP, Value: "\x7f\x00\x00\x01"}}
 	run(t, caserver.Options{CA: l, ID: serverID, Names: names}, caserver.Listeners{})
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	require.Len(t, l.signed, 2)
 	for _, r := range l.signed {
 		assert.Equal(t, serverID, r.ID)
