@@ -128,7 +128,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use.
+// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
 type CA struct {
 	opts  Options
 	http  *http.Client
