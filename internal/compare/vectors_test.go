@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -372,43 +371,5 @@ func TestJWTVectors(t *testing.T) {
 			j.vector(t, v.header["id"], strings.Join(ours, ", "), strings.Join(peer, ", "), v.header["why"])
 		}
 		j.done(t, 62)
-	})
-}
-
-// explain returns the rule by which an ID is refused here that the peer accepts. Nothing else may
-// differ, and nothing that is accepted here may be refused there.
-func explain(in string) (rule string, ok bool) {
-	domain, _, _ := strings.Cut(strings.TrimPrefix(in, "spiffe://"), "/")
-	switch {
-	case len(domain) > 255:
-		return "ID-13", true
-	case len(in) > 2048:
-		return "ID-21", true
-	}
-	return "", false
-}
-
-func FuzzID(f *testing.F) {
-	for _, v := range idVectors(f) {
-		f.Add(v.In)
-	}
-	f.Fuzz(func(t *testing.T, in string) {
-		id, err := spiffe.ParseID(in)
-		peer, peerErr := spiffeid.FromString(in)
-		switch {
-		case err == nil && peerErr == nil:
-			if id.String() != peer.String() || id.Path() != peer.Path() || id.TrustDomain().String() != peer.TrustDomain().Name() {
-				t.Errorf("%q: %v is %v with the peer", in, id, peer)
-			}
-		case err == nil:
-			t.Errorf("%q: refused by the peer: %v", in, peerErr)
-		case peerErr == nil:
-			rule, ok := explain(in)
-			if !ok {
-				t.Errorf("%q: accepted by the peer: %v", in, err)
-			} else if e, _ := errors.AsType[*spiffe.ParseError](err); e.Rule != rule {
-				t.Errorf("%q: %v, not %s", in, err, rule)
-			}
-		}
 	})
 }
