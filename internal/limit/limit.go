@@ -15,6 +15,8 @@
 // caller that is over its own rate cannot use up what is there for the others. A refusal says when
 // there will be room again.
 //
+// What is held for longer than a request, such as streams, is bounded by [Shares].
+//
 // Memory is bounded: by Options.Queue, and by 65,536 callers that are remembered, whatever their
 // names. More than that and those that asked longest ago are forgotten, so that each begins anew
 // with a full burst; the total rate holds all the same.
@@ -48,11 +50,14 @@ const (
 	CallerRate = "this caller asks too often"
 	TotalRate  = "all callers together ask too often"
 	QueueFull  = "too many requests are waiting"
+
+	CallerShare = "this caller holds too much already"
+	TotalShare  = "all callers together hold too much already"
 )
 
 // Error says that a limit is reached.
 type Error struct {
-	Reason string // CallerRate, TotalRate or QueueFull
+	Reason string // one of the constants above
 
 	// RetryAfter is when the same request would be let in if no other came. For QueueFull it is
 	// when those that wait now are through, guessed from the pace at which slots were given back
