@@ -15,7 +15,7 @@ import (
 
 // errRecord says that the record in a store is not one that this authority may work with: it cannot
 // be read, does not verify, or belongs to another trust domain or another CA. It is left as it is.
-var errRecord = errors.New("the record in the store is unfit")
+var errRecord = fmt.Errorf("the record in the store is %w", ErrUnfit)
 
 // The names of the items in a [Record]. stateName is ours, the others are those of Istio's secret.
 const (
@@ -57,7 +57,7 @@ func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed
 		return nil, false, fmt.Errorf("ca: %w: %w", errRecord, err)
 	}
 	d.Others = map[string][]byte{}
-	for name, b := range r.Data {
+	for name, b := range r.Data() {
 		switch name {
 		case stateName, caCertName, caKeyName, certChainName, keyName, rootCertName:
 		default:
@@ -68,7 +68,7 @@ func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed
 }
 
 func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, error) {
-	state, ours := r.Data[stateName]
+	state, ours := r.Data()[stateName]
 	if !ours {
 		d, err := a.adopt(nil, r, now)
 		return d, true, err
@@ -81,10 +81,10 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 	if plugged := a.files != nil; plugged != (active == nil) {
 		return nil, false, errors.New("it is the record of a CA with roots of its own for one of plugged-in files, or the other way round; give each its own store")
 	}
-	if active == nil || len(r.Data[caCertName]) == 0 {
+	if active == nil || len(r.Data()[caCertName]) == 0 {
 		return d, false, nil
 	}
-	cert, err := firstCertificate(r.Data[caCertName])
+	cert, err := firstCertificate(r.Data()[caCertName])
 	if err != nil {
 		return nil, false, err
 	}
@@ -111,14 +111,14 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	if a.files != nil {
 		return k, errors.New("it has no " + stateName + "; the JWT keys of a plugged-in CA need a store of their own")
 	}
-	if len(r.Data[caCertName]) == 0 || len(r.Data[caKeyName]) == 0 {
+	if len(r.Data()[caCertName]) == 0 || len(r.Data()[caKeyName]) == 0 {
 		return k, fmt.Errorf("it has neither %s nor both of %s and %s", stateName, caCertName, caKeyName)
 	}
-	cert, err := firstCertificate(r.Data[caCertName])
+	cert, err := firstCertificate(r.Data()[caCertName])
 	if err != nil {
 		return k, err
 	}
-	signer, err := pki.ParsePrivateKeyPEM(r.Data[caKeyName])
+	signer, err := pki.ParsePrivateKeyPEM(r.Data()[caKeyName])
 	if err != nil {
 		return k, fmt.Errorf("%s: %w", caKeyName, err)
 	}
@@ -161,10 +161,10 @@ func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotat
 	} else if err := d.ReplaceActive(active, now); err != nil {
 		return nil, fmt.Errorf("%s: %w", caCertName, err)
 	}
-	if len(bytes.TrimSpace(r.Data[rootCertName])) == 0 {
+	if len(bytes.TrimSpace(r.Data()[rootCertName])) == 0 {
 		return d, nil
 	}
-	more, err := pki.ParseCertificatesPEM(r.Data[rootCertName])
+	more, err := pki.ParseCertificatesPEM(r.Data()[rootCertName])
 	if err == nil {
 		err = d.AddTrusted(a.cfg.TrustDomain, more, now)
 	}

@@ -47,12 +47,45 @@ type Issuance struct {
 }
 
 // Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent
-// use.
+// use. If it has a method Err() error, [Authority.Health] asks that whether records can be made at this moment, so
+// that an authority that was taken out of service for a full disk comes back. Else the error of the last record counts,
+// for ten seconds.
 type Auditor interface {
 	// Record returns nil when i is durable: the certificate leaves the authority only then. An
 	// error means that it never does. It should return when ctx is done, and may take its time
 	// before: the caller waits for its certificate, and so pays for a slow or a full sink.
 	Record(ctx context.Context, i *Issuance) error
+}
+
+// KeyAuditor is an [Auditor] that also makes records of what is done to the keys of an [Authority].
+type KeyAuditor interface {
+	// RecordKey returns nil when e is durable. It should return when ctx is done. An error prevents nothing, as what
+	// e tells of has been done, and an emergency must not wait for a disk: it is in the log with all of e, [Authority.Health]
+	// has it, and e is recorded again when that may work.
+	RecordKey(ctx context.Context, e *KeyEvent) error
+}
+
+// KeyEvent is the record of one thing that happened to a root or a key for JWT-SVIDs. It holds no secret. A
+// [KeyAuditor] may keep it: it is not changed later.
+type KeyEvent struct {
+	Time time.Time `json:"time"`
+
+	// Event is what happened: "created" or "adopted" with the CA, "loaded" at a start, "prepared", "activated", "retired",
+	// "renewed" with its own key, "tainted", "revoked", "trusted" (a root from elsewhere joined the bundle), "postponed" (it
+	// is distributed for longer) or "replaced" (another program replaced it, or the files of a plugged-in CA).
+	Event string `json:"event"`
+
+	// Cause is why: "request" for a method of this authority, "schedule" for its Run, "time" for a step that was due,
+	// "store" for what another process wrote, "files" for those of a plugged-in CA, "start".
+	Cause string `json:"cause,omitempty"`
+
+	Kind        string    `json:"kind"`                  // "root" or "JWT key"
+	Serial      string    `json:"serial,omitempty"`      // of a root in hexadecimal, or the key ID
+	Fingerprint string    `json:"fingerprint,omitempty"` // SHA-256 of a root's DER, in hexadecimal
+	PublicKey   string    `json:"public_key,omitempty"`  // SHA-256 of the SubjectPublicKeyInfo, in hexadecimal
+	NotAfter    time.Time `json:"not_after,omitzero"`    // of a root
+	Activates   time.Time `json:"activates,omitzero"`    // of a key that is prepared or postponed: when it signs
+	Actor       string    `json:"actor,omitempty"`       // [Config.Actor]
 }
 
 // audit returns nil when there is a durable record of i, or none is wanted. The ID is for the error.
@@ -63,10 +96,14 @@ func (a *Authority) audit(ctx context.Context, i *Issuance) error {
 	err := a.cfg.Auditor.Record(ctx, i)
 	switch {
 	case err == nil:
+		if a.unaudited.Load() != nil {
+			a.unaudited.Store(nil)
+		}
 		return nil
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 		return signCanceled(ctx, i.ID)
 	}
+	a.unaudited.Store(&auditFailure{err, time.Now()})
 	return &SignError{Kind: ErrAudit, ID: i.ID, Err: err}
 }
 

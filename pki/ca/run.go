@@ -186,9 +186,9 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 }
 
 // Revoke takes a root, named by its serial number in hexadecimal, or a JWT key, named by its key ID,
-// out of the bundle now. From then on verifiers that have the new bundle refuse what it signed. The
-// active key is not revoked: the way is to taint it, and to revoke
-// it when its successor signs. Other errors are those of [Authority.Taint].
+// out of the bundle now, and with it each root that has the same private key. From then on verifiers that have
+// the new bundle refuse what it signed. The active key is not revoked: the way is to taint it, and to revoke it when
+// its successor signs, or [Authority.RevokeNow]. Other errors are those of [Authority.Taint].
 func (a *Authority) Revoke(ctx context.Context, id string) error {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
@@ -196,16 +196,13 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 		return a.opError(op, err)
 	}
 	changed := false
-	err = a.update(ctx, func(d *rotation.Document, _ time.Time) error {
-		now := d.Find(id)
-		if changed = now != nil; !changed {
+	err = a.update(ctx, func(d *rotation.Document, now time.Time) error {
+		if changed = d.Find(id) != nil; !changed {
 			return errNoChange
 		}
-		if now.Phase == Active {
-			return fmt.Errorf("%v %s: %w; taint it, and revoke it when its successor signs", k.Kind(), id, errActive)
+		if _, err := d.Revoke(id, nil, now); err != nil {
+			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or see RevokeNow", err)
 		}
-		d.Remove(id)
-		d.Sequence++
 		return nil
 	})
 	if err != nil {
@@ -215,6 +212,96 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 		a.logKey(slog.LevelWarn, "revoked", k)
 	}
 	return nil
+}
+
+// Revocation is what [Authority.RevokeNow] did, and what it costs.
+type Revocation struct {
+	Revoked   KeyStatus // as it was before
+	Successor KeyStatus // the key that signs in its place from now on; zero if the revoked key did not sign
+
+	// Known is when verifiers that read the bundle as often as they should know the successor. Until then those that
+	// have not read it refuse what it signs. Zero if the revoked key did not sign, and for a successor that they knew
+	// already.
+	Known time.Time
+}
+
+// String says in words what was done and what it costs.
+func (r Revocation) String() string {
+	kind := rotation.Root
+	if r.Revoked.Certificate == nil {
+		kind = rotation.Token
+	}
+	text := fmt.Sprintf("%v %s is revoked: verifiers that have read the bundle since refuse everything that it signed", kind, r.Revoked.ID)
+	if r.Successor.ID == "" {
+		return text
+	}
+	text += fmt.Sprintf("; %v %s signs in its place", kind, r.Successor.ID)
+	if !r.Known.IsZero() {
+		text += ", and verifiers that have not read the bundle refuse what it signs, until " + r.Known.UTC().Format(time.RFC3339) + " at the latest"
+	}
+	return text + "; make all workloads renew"
+}
+
+// RevokeNow is [Authority.Revoke] that does not spare the active key: it is for a key that is known to be stolen.
+// In the same write, its successor becomes active: the key that was being distributed, or else a new one. The
+// steps of a rotation that keep handshakes from failing are not taken, and that is what it costs:
+//
+//   - Everything that the revoked key signed is refused by a verifier as soon as it has read the bundle. So is each
+//     workload, until it has renewed.
+//   - Everything that the successor signs is refused by a verifier until it has read the bundle: Propagation is
+//     how long that may take. A successor that had been distributed for its time costs nothing.
+//   - A replica that has not read the store yet (SyncInterval) goes on signing with the revoked key and shows the
+//     old bundle.
+//
+// Without RevokeNow the key stays trusted for Propagation and TaintGrace. [Rotation.Istio] does not matter: the
+// successor has another key. The successor of a JWT key has its algorithm, and is made by this authority even if it
+// signs no tokens. The error is that of Revoke otherwise; a failure of the Auditor prevents nothing.
+func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
+	const op = "revoke a key of"
+	k, err := a.keyWithID(id)
+	if err != nil {
+		return Revocation{}, a.opError(op, err)
+	}
+	successor := func() (rotation.Key, error) {
+		fresh, err := a.newSuccessor(&k)
+		fresh.Terms = fresh.Terms.Raise(k.Terms)
+		return fresh, err
+	}
+	var made *rotation.Key
+	revoked := false
+	err = a.update(ctx, func(d *rotation.Document, now time.Time) (err error) {
+		old := d.Find(id)
+		if revoked = old != nil; !revoked {
+			return errNoChange
+		}
+		k = *old
+		made, err = d.Revoke(id, successor, now)
+		return err
+	})
+	if err != nil {
+		return Revocation{}, a.opError(op, err)
+	}
+	r := Revocation{Revoked: status(k)}
+	if revoked && made != nil {
+		r.Successor = status(*made)
+		if known := made.Prepared.Add(made.Propagation); time.Until(known) > 0 {
+			r.Known = known.Round(0)
+		}
+	}
+	if revoked {
+		a.logKey(slog.LevelWarn, "revoked", k)
+	}
+	return r, nil
+}
+
+// newSuccessor makes a key that can take the place of k.
+func (a *Authority) newSuccessor(k *rotation.Key) (rotation.Key, error) {
+	if k.Kind() == rotation.Root || a.cfg.JWT != nil {
+		return a.newKey(k.Kind())
+	}
+	fresh, err := newJWTKey(k.Algorithm)
+	fresh.Terms = k.Terms
+	return fresh, err
 }
 
 // keyWithID returns the key with this ID.
@@ -376,10 +463,7 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	case kind == rotation.Token: // so that its successor signs when it has done so for KeyTTL
 		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.Rotation.Propagation).Round(0), true
 	}
-	at := rotation.Schedule{
-		TTL: cfg.Rotation.RootTTL, Longest: cfg.terms(kind).Longest, Propagation: cfg.Rotation.Propagation,
-		GraceRatio: cfg.Rotation.GraceRatio, SameKey: cfg.Rotation.Istio != nil,
-	}.ReplaceAt(k.Cert)
+	at := r.a.schedule().ReplaceAt(k.Cert)
 	switch {
 	case cfg.Rotation.Istio == nil:
 		return at, true
@@ -391,6 +475,14 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 		return at, true
 	}
 	return r.nextCheck, true
+}
+
+// schedule returns when roots are replaced.
+func (a *Authority) schedule() rotation.Schedule {
+	r := &a.cfg.Rotation
+	return rotation.Schedule{
+		TTL: r.RootTTL, Longest: a.cfg.terms(rotation.Root).Longest, Propagation: r.Propagation, GraceRatio: r.GraceRatio, SameKey: r.Istio != nil,
+	}
 }
 
 // rotated returns how long to wait after an attempt to rotate.

@@ -14,10 +14,11 @@ import (
 )
 
 // Open makes an authority whose CA is in store, and survives it. If there is no record, it makes a
-// new CA; if there is one that Istio made, it adopts that. It starts no goroutine, but has to have
+// new CA with [Config.Create], and fails with [ErrNoRecord] without; if there is one that Istio made, it adopts that.
+// It starts no goroutine, but has to have
 // read the store, and tries again, with growing waits, until ctx is done; the error then wraps the
-// cause of that and the last error of the store. A record that is unfit is an error at once, and is left
-// as it is. No error of the store is ever answered by making another CA.
+// cause of that and the last error of the store. A record that is unfit, or a store that says so of itself, is an error
+// at once that wraps [ErrUnfit], and is left as it is. No error of the store is ever answered by making another CA.
 //
 // Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence
 // numbers, and take each step of a rotation at the same moment without talking to each other. They
@@ -71,7 +72,7 @@ func (a *Authority) open(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), errors.Join(last, err))
 		}
-		if errors.Is(err, errRecord) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
+		if errors.Is(err, ErrUnfit) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
 			return err
 		}
 		if _, ok := errors.AsType[*creationError](err); ok {
@@ -190,6 +191,15 @@ func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *rot
 	return nil
 }
 
+// missing says what to do about a store without a record, in which none may be made.
+func (a *Authority) missing(err error) error {
+	what := "no CA"
+	if a.files != nil {
+		what = "no keys for JWT-SVIDs"
+	}
+	return fmt.Errorf("ca: there is %s of %s: %w; if there was one, mount its volume or restore it from a backup; to make a new one set Config.Create", what, a.cfg.TrustDomain, err)
+}
+
 // known returns the document in use, or one without keys.
 func (a *Authority) known() *rotation.Document {
 	if s := a.state.Load(); s != nil {
@@ -219,6 +229,9 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	r, err := a.load(ctx)
 	switch {
 	case errors.Is(err, ErrNoRecord) && mem == nil:
+		if keys := a.files == nil || a.cfg.JWT != nil; keys && !a.cfg.Create {
+			return based{}, &creationError{a.missing(err)}
+		}
 		if a.fresh == nil { // once: the same CA in each attempt, as one may have landed
 			if a.fresh, err = a.create(start); err != nil {
 				return based{}, &creationError{err}
@@ -290,7 +303,7 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, version stri
 	first, known := a.state.Load() == nil, a.known()
 	start := time.Now()
 	saving, cancel := context.WithTimeout(ctx, a.patience())
-	stored, err := a.store.Save(saving, Record{Version: version, Data: data})
+	stored, err := a.store.Save(saving, NewRecord(version, data))
 	cancel()
 	switch {
 	case errors.Is(err, ErrConflict):

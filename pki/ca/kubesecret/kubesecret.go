@@ -142,7 +142,7 @@ func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 			data[name] = value
 		}
 	}
-	return ca.Record{Version: o.Metadata.ResourceVersion, Data: data}, nil
+	return ca.NewRecord(o.Metadata.ResourceVersion, data), nil
 }
 
 // Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten
@@ -159,7 +159,7 @@ func (s *Store) Save(ctx context.Context, r ca.Record) (string, error) {
 
 func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	total := 0
-	for name, value := range r.Data {
+	for name, value := range r.Data() {
 		if !inRecord(name) {
 			return "", fmt.Errorf("the name %.64q is not one of a record", name)
 		}
@@ -171,7 +171,7 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	o, err := s.get(ctx)
 	switch {
 	case kube.NotFound(err) && r.Version == "":
-		return s.create(ctx, r.Data)
+		return s.create(ctx, r.Data())
 	case kube.NotFound(err):
 		return "", fmt.Errorf("%w: the Secret was deleted", ca.ErrConflict)
 	case err != nil:
@@ -181,7 +181,7 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	case r.Version != "" && r.Version != o.Metadata.ResourceVersion:
 		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version, o.Metadata.ResourceVersion)
 	}
-	body, err := o.with(r.Data, s.name == CACerts)
+	body, err := o.with(r.Data(), s.name == CACerts)
 	if err != nil {
 		return "", err
 	}
