@@ -78,3 +78,6 @@ func clone(r Record) Record {
 	}
 	return Record{Version: r.Version, Data: data}
 }
+
+// Command is the command line of an [Actor].
+func Command(args []string) string { return command(args) }
