@@ -80,3 +80,6 @@ func clone(r Record) Record {
 	}
 	return NewRecord(r.Version, data)
 }
+
+// Command is the command line of an [Actor].
+func Command(args []string) string { return command(args) }
