@@ -57,37 +57,6 @@ type Auditor interface {
 	Record(ctx context.Context, i *Issuance) error
 }
 
-// KeyAuditor is an [Auditor] that also makes records of what is done to the keys of an [Authority].
-type KeyAuditor interface {
-	// RecordKey returns nil when e is durable. It should return when ctx is done. An error prevents nothing, as what
-	// e tells of has been done, and an emergency must not wait for a disk: it is in the log with all of e, [Authority.Health]
-	// has it, and e is recorded again when that may work.
-	RecordKey(ctx context.Context, e *KeyEvent) error
-}
-
-// KeyEvent is the record of one thing that happened to a root or a key for JWT-SVIDs. It holds no secret. A
-// [KeyAuditor] may keep it: it is not changed later.
-type KeyEvent struct {
-	Time time.Time `json:"time"`
-
-	// Event is what happened: "created" or "adopted" with the CA, "loaded" at a start, "prepared", "activated", "retired",
-	// "renewed" with its own key, "tainted", "revoked", "trusted" (a root from elsewhere joined the bundle), "postponed" (it
-	// is distributed for longer) or "replaced" (another program replaced it, or the files of a plugged-in CA).
-	Event string `json:"event"`
-
-	// Cause is why: "request" for a method of this authority, "schedule" for its Run, "time" for a step that was due,
-	// "store" for what another process wrote, "files" for those of a plugged-in CA, "start".
-	Cause string `json:"cause,omitempty"`
-
-	Kind        string    `json:"kind"`                  // "root" or "JWT key"
-	Serial      string    `json:"serial,omitempty"`      // of a root in hexadecimal, or the key ID
-	Fingerprint string    `json:"fingerprint,omitempty"` // SHA-256 of a root's DER, in hexadecimal
-	PublicKey   string    `json:"public_key,omitempty"`  // SHA-256 of the SubjectPublicKeyInfo, in hexadecimal
-	NotAfter    time.Time `json:"not_after,omitzero"`    // of a root
-	Activates   time.Time `json:"activates,omitzero"`    // of a key that is prepared or postponed: when it signs
-	Actor       string    `json:"actor,omitempty"`       // [Config.Actor]
-}
-
 // audit returns nil when there is a durable record of i, or none is wanted. The ID is for the error.
 func (a *Authority) audit(ctx context.Context, i *Issuance) error {
 	if a.cfg.Auditor == nil {

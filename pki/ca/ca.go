@@ -146,9 +146,9 @@ type Config struct {
 	// start. A CA that is in the store already, one of Istio's included, needs no permission.
 	Create bool
 
-	// Actor is who operates this process, for audit records of what is done to keys: such as the user, the host
-	// and the command line without secrets. Empty means nothing.
-	Actor string
+	// Actor is the process that operates the CA, for the records of what is done to keys; [CurrentActor] returns it. The
+	// zero value leaves it out.
+	Actor Actor
 
 	Limits  Limits       // on what is signed at once, and in a second
 	Auditor Auditor      // keeps a record of everything that is signed, and of keys if it is a [KeyAuditor]; nil means none

@@ -16,9 +16,11 @@ import (
 type KeyEvent struct {
 	Time time.Time `json:"time"`
 
-	// Event is what has happened: "created" and "loaded" at a start, "adopted" for a CA that another program made,
-	// "rotate" for a successor that was prepared, "renewed", "activated", "retired", "taint", "revoke", and "recovered" for a
-	// store whose pointer was written again.
+	// Event is what has happened: at a start "created", "loaded", or "adopted" for a CA that another program made;
+	// "prepared" for a successor that is distributed, "postponed" if that takes longer, "activated", "retired", "renewed"
+	// for a new certificate of the same key, "tainted", "revoked"; "replaced" for an active root that another program
+	// replaced, or new files of a plugged-in CA, "trusted" for a root from elsewhere; and "recovered" for a
+	// record, or the pointer of a store, that was written again.
 	Event string `json:"event"`
 
 	Key         string    `json:"key,omitempty"`         // "root" or "jwt"; empty if it is about all of them
@@ -29,7 +31,7 @@ type KeyEvent struct {
 	// Successor is the serial number or ID of the key that takes over.
 	Successor string `json:"successor,omitempty"`
 
-	Detail string `json:"detail,omitempty"` // for operators, such as where the CA is
+	Detail string `json:"detail,omitempty"` // for operators, such as why, and where the CA is
 
 	Actor
 }
@@ -45,7 +47,9 @@ type Actor struct {
 type KeyAuditor interface {
 	Auditor
 
-	// RecordKeyEvent returns nil when e is durable, and otherwise does as Record.
+	// RecordKeyEvent returns nil when e is durable. It should return when ctx is done. An error prevents nothing, as what
+	// e tells of has been done, and an emergency must not wait for a disk: the log has all of e, [Authority.Health] the
+	// error, and e is recorded again when that may work.
 	RecordKeyEvent(ctx context.Context, e *KeyEvent) error
 }
 
