@@ -583,7 +583,7 @@ func TestOperator(t *testing.T) {
 	require.Eventually(t, func() bool { return s.ca.Own.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
-		return err == nil && !bytes.Equal(r.Data["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
+		return err == nil && !bytes.Equal(r.Data()["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
 	}, 30*time.Second, 10*time.Millisecond)
 	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.NoError(t, err)

@@ -55,6 +55,7 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	var err error
 	o.Existing = o.Existing || o.ReadOnly
 	if cfg.Logger = o.Logger; !o.Existing {
+		cfg.Create = true
 		if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
 			return nil, fmt.Errorf("-state-dir: %w", err)
 		}
@@ -138,12 +139,12 @@ func (l *look) Load(ctx context.Context) (ca.Record, error) {
 	if l.unwritten == nil {
 		return l.Store.Load(ctx)
 	}
-	return ca.Record{Version: l.unwritten.Version, Data: maps.Clone(l.unwritten.Data)}, nil
+	return ca.NewRecord(l.unwritten.Version, maps.Clone(l.unwritten.Data())), nil
 }
 
 // Save implements [ca.Store].
 func (l *look) Save(_ context.Context, r ca.Record) (string, error) {
-	l.unwritten = &ca.Record{Version: r.Version + "+", Data: maps.Clone(r.Data)}
+	l.unwritten = new(ca.NewRecord(r.Version+"+", maps.Clone(r.Data())))
 	return l.unwritten.Version, nil
 }
 
