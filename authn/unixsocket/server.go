@@ -29,6 +29,17 @@
 // Peers are known on Linux. An [http.Server] of the caller's own finds them too: set its ConnContext to
 // [ConnContext].
 //
+// # Limits
+//
+// Every local process that may connect can open connections, and keep them. So a connection on which no request is in
+// progress is closed after 5 minutes, and one whose first request does not come after 10 seconds. A connection with
+// a request in progress, such as a stream of secrets, is not closed for its age.
+//
+// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user, except root
+// and the user of this process. What is beyond is closed at once, which delays no other client. A quarter of the
+// process's file descriptors, from 64 to 1,024 of them, is never taken by accepted connections, of this and other
+// servers of this library together, so that the program can always reach its certificate authority and open its files.
+//
 // # How a socket appears
 //
 // A socket has its final permissions before the first client can connect: it gets its mode between bind and
@@ -54,9 +65,17 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/flock"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/summary"
 )
 
 const (
+	headerTime = 10 * time.Second // for the first request, and for the header of each
+	idleTime   = 5 * time.Minute  // without a request in progress
+
+	defaultMaxConns        = 16_384
+	defaultMaxConnsPerUser = 1024
+
 	drainTime = 2 * time.Second
 	dialTime  = time.Second
 	lockTime  = 10 * time.Second // other servers hold the lock for a second at most
@@ -93,10 +112,21 @@ type Server struct {
 	// has the peer already.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
 
-	// Logger gets the messages of net/http at level Debug, and a warning if users other than the
-	// owner may replace the socket. Nil means no logs.
+	// MaxConns is how many connections the server has at a time. 0 means 16,384, or all file descriptors of the process
+	// but the reserve if those are fewer: 384 of 512.
+	MaxConns int
+
+	// MaxConnsPerUser is how many of them one user of the machine has. 0 means 1,024, or two thirds of MaxConns if
+	// those are fewer: 256 of 384. Root and the user of this process are exempt, and so is every peer whose user is not
+	// known; see [PeerFromContext].
+	MaxConnsPerUser int
+
+	// Logger gets the messages of net/http at level Debug, a warning if users other than the
+	// owner may replace the socket, and one for connections beyond a limit, with the user and the process. Of the latter
+	// there is one line per limit and minute, with their number. Nil means no logs.
 	Logger *slog.Logger
 
+	exempt func(uid uint32) bool // from MaxConnsPerUser
 	mu     sync.Mutex
 	l      net.Listener
 	remove func() // removes the socket
@@ -124,6 +154,8 @@ func (s *Server) listen() error {
 	switch {
 	case s.Handler == nil:
 		return errors.New("the Handler is nil")
+	case s.MaxConns < 0 || s.MaxConnsPerUser < 0:
+		return errors.New("MaxConns or MaxConnsPerUser is negative")
 	case s.Listener != nil:
 		s.l, s.remove = s.Listener, func() {}
 		return nil
@@ -186,6 +218,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	base, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	l := s.limited()
 	srv := &http.Server{
 		Handler:   s.Handler,
 		Protocols: new(http.Protocols),
@@ -193,7 +226,8 @@ func (s *Server) Run(ctx context.Context) error {
 			MaxConcurrentStreams: maxConcurrentStreams,
 			MaxReadFrameSize:     16 << 10, // clients written in Go set aside that much for each stream
 		},
-		ReadHeaderTimeout: 10 * time.Second,
+		ReadHeaderTimeout: headerTime,
+		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    64 << 10,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -203,12 +237,17 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 			return ctx
 		},
+		ConnState: func(c net.Conn, state http.ConnState) {
+			if state == http.StateClosed || state == http.StateHijacked {
+				l.Closed(c)
+			}
+		},
 		ErrorLog: slog.NewLogLogger(s.log().Handler(), slog.LevelDebug),
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(s.l) }()
+	go func() { failed <- srv.Serve(l) }()
 	var err error
 	select {
 	case <-ctx.Done():
@@ -225,6 +264,38 @@ func (s *Server) Run(ctx context.Context) error {
 	_ = srv.Close()
 	<-failed
 	return err
+}
+
+// limited is the listener within the limits.
+func (s *Server) limited() *limit.Listener[uint32] {
+	total := s.MaxConns
+	if total == 0 {
+		total = defaultMaxConns
+		if usable, known := limit.Descriptors(); known {
+			total = min(total, usable)
+		}
+	}
+	own := uint32(os.Geteuid()) // which no user has where it is -1
+	exempt := s.exempt
+	if exempt == nil {
+		exempt = func(uid uint32) bool { return uid == 0 || uid == own }
+	}
+	log := summary.New(s.log(), 0)
+	return limit.Listen(s.l, limit.ConnOptions[uint32]{
+		Total: total,
+		Each:  cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
+		Peer: func(c net.Conn) (uid uint32, counted bool) {
+			p, known := peerOf(c)
+			return p.UID, known && !exempt(p.UID)
+		},
+		Refused: func(c net.Conn, err *limit.Error) {
+			var attrs []slog.Attr
+			if p, known := peerOf(c); known {
+				attrs = []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int("pid", int(p.PID))}
+			}
+			log.Warn("unixsocket: connection closed at once", err.Reason, append(attrs, slog.String("socket", s.l.Addr().String()))...)
+		},
+	})
 }
 
 // makeDir makes a folder, and those above it, with exactly that mode if it does not exist.
