@@ -296,13 +296,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // limited is the listener within the limits.
 func (s *Server) limited() *limit.Listener[uint32] {
-	total := s.MaxConns
-	if total == 0 {
-		total = defaultMaxConns
-		if usable, known := limit.Descriptors(); known {
-			total = min(total, usable)
-		}
-	}
+	total := cmp.Or(s.MaxConns, limit.MaxConns(defaultMaxConns))
 	own := uint32(os.Geteuid()) // which no user has where it is -1
 	exempt := s.exempt
 	if exempt == nil {

@@ -24,7 +24,8 @@ type ConnOptions[K comparable] struct {
 // Listener accepts connections within limits. One that is beyond them is closed at once, and the next one is accepted, so
 // that a peer with too many connections delays no other. [Listen] makes one.
 //
-// No connection takes a descriptor of the reserve that [Descriptors] tells of. The system gives out the lowest free number,
+// No connection takes a descriptor of the reserve: a quarter of those that the process may have (RLIMIT_NOFILE), from 64
+// to 1,024 of them. The system gives out the lowest free number,
 // so a connection whose number is in the reserve is one too many, whatever holds the others, in this server or
 // elsewhere in the process.
 type Listener[K comparable] struct {
@@ -48,7 +49,7 @@ func Listen[K comparable](l net.Listener, o ConnOptions[K]) *Listener[K] {
 	limited := &Listener[K]{
 		Listener: l, o: o, all: NewShares[struct{}](o.Total, 0), each: NewShares[K](0, o.Each), held: map[net.Conn]holder[K]{},
 	}
-	if usable, known := Descriptors(); known {
+	if usable, known := usableDescriptors(); known {
 		limited.most = usable - 1
 	}
 	return limited
@@ -113,13 +114,24 @@ func (l *Listener[K]) Closed(c net.Conn) {
 // Held returns how many connections count now.
 func (l *Listener[K]) Held() int { return l.all.Held() }
 
-// Descriptors returns how many file descriptors the accepted connections of a process may use, by its limit
+// MaxConns returns how many connections a server should have at a time, which is most if the process has descriptors for
+// that, and else all of them but the reserve.
+func MaxConns(most int) int {
+	if usable, known := usableDescriptors(); known {
+		return min(most, usable)
+	}
+	return most
+}
+
+// usableDescriptors returns how many file descriptors the accepted connections of this process may use, by its limit
 // (RLIMIT_NOFILE) at this moment: all but the reserve, which is a quarter of the limit, and from 64 to 1,024. Of a limit
 // below 128 the reserve is half. It reports false on systems that have no such limit.
-func Descriptors() (usable int, known bool) {
+func usableDescriptors() (usable int, known bool) {
 	limit, known := descriptorLimit()
 	if !known {
 		return 0, false
 	}
-	return limit - min(max(limit/4, 64), 1024, limit/2), true
+	return usableOf(limit), true
 }
+
+func usableOf(limit int) int { return limit - min(max(limit/4, 64), 1024, limit/2) }

@@ -9,3 +9,6 @@ func (l *Limiter) Waiting() int {
 	defer l.mu.Unlock()
 	return l.waiting.Len()
 }
+
+// Usable returns how many of n descriptors are for accepted connections.
+func Usable(n int) int { return usableOf(n) }
