@@ -1,5 +1,5 @@
-// Package peer says what a server knows of the connection that a request came on: which peer is on its other side, for
-// limits that count for each peer, and whether others can read it.
+// Package peer says which peer a request comes from, for limits that count for each peer. Servers put it into the
+// context of the request.
 //
 // A peer is a user of this machine on a Unix socket, and an IP address otherwise, with all of its ports. An address
 // behind a NAT or a proxy stands for many clients, so limits by peer are wide, and count what goes wrong rather than
@@ -46,14 +46,4 @@ func Address(c net.Conn) (netip.Addr, bool) {
 		return netip.Addr{}, false
 	}
 	return a.AddrPort().Addr().Unmap(), true
-}
-
-// Unreadable reports whether others cannot read what is sent on the connection that r came on: it is TLS or a Unix
-// socket, as this server sees it. What the client says of itself does not count.
-func Unreadable(r *http.Request) bool {
-	if r.TLS != nil {
-		return true
-	}
-	a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return ok && (a.Network() == "unix" || a.Network() == "unixpacket")
 }
