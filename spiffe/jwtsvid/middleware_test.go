@@ -78,7 +78,7 @@ func TestMiddleware(t *testing.T) {
 		{"AMB-19 no path", []string{"Bearer " + es256(t, baseHeader, strings.Replace(basePay, "/ns/prod/sa/web", "", 1))}, 403, `Bearer error="insufficient_scope"`},
 	} {
 		log.Reset()
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r := overTLS()
 		r.Header["Authorization"] = c.header
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
@@ -95,11 +95,59 @@ func TestMiddleware(t *testing.T) {
 	}
 }
 
+// overTLS returns a request that came by TLS.
+func overTLS() *http.Request {
+	return httptest.NewRequest(http.MethodGet, "https://db.example.org/", nil)
+}
+
+// A token that others can read on the way is refused and not looked at, unless the server is told that a proxy ends TLS.
+func TestMiddlewarePlaintext(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "JWT-34")
+	good := "Bearer " + es256(t, baseHeader, basePay)
+	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
+	var log bytes.Buffer
+	strict := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	lax := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{TLSTerminated: true})
+	plain := func() *http.Request {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = "@"
+		r.Header.Set("X-Forwarded-Proto", "https") // what the client says of itself does not count
+		r.Header.Set("Authorization", good)
+		return r
+	}
+	onSocket := plain()
+	onSocket = onSocket.WithContext(context.WithValue(onSocket.Context(), http.LocalAddrContextKey, &net.UnixAddr{Name: "/s", Net: "unix"}))
+	without := plain()
+	without.Header.Del("Authorization")
+	for _, c := range []struct {
+		name   string
+		h      http.Handler
+		r      *http.Request
+		status int
+	}{
+		{"refused", strict, plain(), 400},
+		{"without a token", strict, without, 400},
+		{"on a Unix socket", strict, onSocket, 200},
+		{"TLS ended before", lax, plain(), 200},
+	} {
+		log.Reset()
+		w := httptest.NewRecorder()
+		c.h.ServeHTTP(w, c.r)
+		assert.Equal(t, c.status, w.Code, c.name)
+		if c.status == 400 {
+			assert.Equal(t, `Bearer error="invalid_request"`, w.Header().Get("WWW-Authenticate"))
+			assert.Contains(t, log.String(), "the connection is not encrypted")
+			assert.Empty(t, leaks(log.String(), good))
+		}
+	}
+}
+
 func TestMiddlewareSourceFails(t *testing.T) {
 	t.Parallel()
 	down := &counted{answer: func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("not ready") }}
 	h := protect(t, validator(t, down, jwtsvid.ValidatorOptions{}), spiffe.AllowAnyPeer(), nil)
-	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r := overTLS()
 	r.Header.Set("Authorization", "Bearer "+es256(t, baseHeader, basePay))
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
@@ -135,7 +183,7 @@ func TestMiddlewareLivePolicy(t *testing.T) {
 	live := &spiffe.LivePolicy{}
 	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), live, nil)
 	status := func() int {
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r := overTLS()
 		r.Header.Set("Authorization", "Bearer "+es256(t, baseHeader, basePay))
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
@@ -180,7 +228,7 @@ func TestGRPC(t *testing.T) {
 	}
 
 	// gRPC over net/http meets the middleware.
-	url := serveH2C(t, protect(t, v, spiffe.AllowIDs(webID), nil))
+	url := serveH2C(t, protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{TLSTerminated: true}))
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	client := &http.Client{Transport: &http.Transport{Protocols: &protocols}}
