@@ -215,7 +215,7 @@ func TestNamesOfPeer(t *testing.T) {
 			before := heap()
 			greedy := connect()
 			var streams []sotw
-			for i := range 300 {
+			for i := range 150 {
 				s := openSotW(t, greedy)
 				streams = append(streams, s)
 				s.ask(longNames(i, 60)...)

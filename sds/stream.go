@@ -156,8 +156,10 @@ func (s *stream) begin(it *item) {
 	s.watch(it)
 }
 
+// watch has the table tell what is known of a name, which is nothing until then.
 func (s *stream) watch(it *item) {
 	s.unwatch(it)
+	it.cur = nil
 	it.watch = s.h.table.watch(it.name, &s.inbox, it)
 }
 
