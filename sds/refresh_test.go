@@ -330,3 +330,24 @@ func TestAuthorizeSeesCaller(t *testing.T) {
 		return ok && r.TLS != nil && r.TLS.HandshakeComplete && err == nil && host == "127.0.0.1"
 	}, &hook)
 }
+
+// A name that a stream has lost the right to is not looked up for it any longer, though the look-up fails and
+// there was nothing to send.
+func TestRefreshEndsLookUps(t *testing.T) {
+	t.Parallel()
+	src, r := newFakeSource(), newRights()
+	src.fail("db", errors.New("CA down"))
+	r.set("db", true)
+	h := handler(t, src, &sds.Options{Authorize: r.authorize})
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	s, d := openSotW(t, c), openDelta(t, c)
+	s.ask("db")
+	d.subscribe("db")
+	require.Eventually(t, func() bool { return src.count("db") > 0 && r.count("db") >= 2 }, patient, time.Millisecond)
+	r.set("db", false)
+	h.Refresh()
+	wantDelta(t, d.recv(), []string{"db"})
+	require.Eventually(t, func() bool { return len(h.Status().Names) == 0 }, patient, time.Millisecond)
+	assert.Equal(t, 1, h.Waits())
+}
