@@ -27,7 +27,7 @@ func (h *Handler) fetch(ctx context.Context, p peer, r *request) (*response, err
 	}
 	held := holdings{h: h, peer: p}
 	if err := held.hold(s); err != nil {
-		h.badRequest(ctx, err)
+		h.badRequest(ctx, p, err)
 		return nil, err
 	}
 	defer held.release()
@@ -42,7 +42,7 @@ func (h *Handler) fetch(ctx context.Context, p peer, r *request) (*response, err
 		}
 	}}
 	for _, it := range out.added {
-		if h.allows(ctx, s.node, it) {
+		if h.allows(ctx, p, s.node, it) {
 			it.watch = h.table.watch(it.name, in, nil)
 			defer h.table.unwatch(it.watch)
 		}
@@ -67,7 +67,7 @@ func (h *Handler) fetch(ctx context.Context, p peer, r *request) (*response, err
 			}
 		}
 		switch {
-		case waited && !h.allows(ctx, s.node, it): // any more
+		case waited && !h.allows(ctx, p, s.node, it): // any more
 		case st.entry != nil:
 			resp.entries = append(resp.entries, st.entry)
 			resp.version = resp.version.xor(st.entry.version)

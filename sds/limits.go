@@ -24,30 +24,32 @@ const (
 	nameBytes     = 256       // of a name on average, if MaxNames allows so many that maxNameBytes is less
 	besideName    = 1 << 10   // bytes that are kept for a name beside it
 
-	retryAfter = 5 * time.Second // what a client over a limit is told
+	retryFull = 10 * time.Second // after which a client that found no room is to come back
 )
 
-// peer is what the limits count for: the user on the other side of a Unix socket, or the connection
-// where that is not known.
+// peer is what has shares: a user on a Unix socket, and else a connection.
 type peer struct {
-	user bool
 	uid  uint32
-	addr string
-	conn *net.UnixAddr // the server's, of which each connection has one of its own; nil over TCP
+	conn any // nil for a user
 }
 
 func peerOf(r *http.Request) peer {
 	if p, ok := unixsocket.PeerFromContext(r.Context()); ok {
-		return peer{user: true, uid: p.UID}
+		return peer{uid: p.UID}
 	}
-	conn, _ := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr)
-	return peer{addr: r.RemoteAddr, conn: conn}
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok {
+		return peer{conn: a} // a new pointer for each connection, while clients have no address
+	}
+	return peer{conn: r.RemoteAddr}
 }
 
-// callerAttrs is what the log says of the caller of a request.
-func callerAttrs(ctx context.Context) []slog.Attr {
+// attrs is what the log says of a caller, which ctx is the context of.
+func (p peer) attrs(ctx context.Context) []slog.Attr {
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
 		return []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int64("pid", int64(p.PID))}
+	}
+	if remote, ok := p.conn.(string); ok {
+		return []slog.Attr{slog.String("remote", remote)}
 	}
 	return nil
 }
@@ -61,8 +63,8 @@ func (h *Handler) enter(r *http.Request) (p peer, leave func(), err error) {
 			what = "sds: this peer has too many streams open"
 		}
 		e := grpchttp.Errorf(grpchttp.ResourceExhausted, "%s; try again later", what)
-		e.RetryAfter = retryAfter
-		h.refused(r.Context(), what, e)
+		e.RetryAfter = retryFull
+		h.refused(r.Context(), p, what, e)
 		return p, nil, e
 	}
 	return p, func() { h.open.Give(p, 1) }, nil
@@ -104,7 +106,7 @@ func (c *holdings) hold(s *session) error {
 				what = "sds: this peer asks for too many names"
 			}
 			e := grpchttp.Errorf(grpchttp.ResourceExhausted, "%s; ask for less, or try again later", what)
-			e.RetryAfter = retryAfter
+			e.RetryAfter = retryFull
 			return e
 		}
 	}
@@ -122,16 +124,16 @@ func (c *holdings) release() {
 func (s *session) cost() int { return s.bytes + len(s.items)*besideName }
 
 // refused logs that a request was refused. Reasons are few.
-func (h *Handler) refused(ctx context.Context, reason string, err error) {
-	h.log.Warn("sds: request refused", reason, append(callerAttrs(ctx), slog.String("err", clip(err.Error())))...)
+func (h *Handler) refused(ctx context.Context, p peer, reason string, err *grpchttp.Error) {
+	h.log.Warn("sds: request refused", reason, append(p.attrs(ctx), slog.String("err", clip(err.Message)))...)
 }
 
 // badRequest logs an error of a request, if it is one that the client has made.
-func (h *Handler) badRequest(ctx context.Context, err error) {
+func (h *Handler) badRequest(ctx context.Context, p peer, err error) {
 	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
 		switch e.Code {
 		case grpchttp.InvalidArgument, grpchttp.ResourceExhausted, grpchttp.Internal:
-			h.refused(ctx, e.Code.String(), e)
+			h.refused(ctx, p, e.Code.String(), e)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func refusal(t testing.TB, s *raw, text string) {
 		header = s.resp.Header
 	}
 	assert.Contains(t, header.Get("Grpc-Message"), text)
-	assert.Equal(t, "5001", header.Get("Grpc-Retry-Pushback-Ms"), "5 s, rounded up")
+	assert.Equal(t, "10001", header.Get("Grpc-Retry-Pushback-Ms"), "10 s, rounded up")
 }
 
 // fetchOf begins a fetch in gRPC.
@@ -82,7 +82,7 @@ func TestStreamShares(t *testing.T) {
 		refusal(t, fetchOf(t, greedy, "default"), "this peer")
 		resp := post(t, greedy, `{"resource_names":["default"]}`, nil)
 		assert.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
-		assert.Equal(t, "5", resp.Header.Get("Retry-After"))
+		assert.Equal(t, "10", resp.Header.Get("Retry-After"))
 	}
 	assert.Equal(t, http.StatusOK, post(t, other, `{"resource_names":["default"]}`, nil).StatusCode)
 	third := openSotW(t, other)

@@ -142,8 +142,8 @@ type Options struct {
 
 	// Logger gets warnings: rejected responses, names that were refused or do not exist, look-ups that
 	// failed, and requests that were refused. As clients can cause them at will, the first of a kind is
-	// logged at once, and of those that follow one line a minute with their number. Lines about callers
-	// have uid and pid where those are known. Nil means silence.
+	// logged at once, and then their number each minute. Lines about callers have uid and pid, or remote.
+	// Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -223,7 +223,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *Handler) admit(r *http.Request) error {
 	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
 		err := grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
-		h.badRequest(r.Context(), err)
+		h.badRequest(r.Context(), peerOf(r), err)
 		return err
 	}
 	if h.table.ctx.Err() != nil {
@@ -280,11 +280,11 @@ func (h *Handler) Status() Status {
 	return Status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last}
 }
 
-func (h *Handler) nacked(ctx context.Context, n *NACK) {
+func (h *Handler) nacked(ctx context.Context, p peer, n *NACK) {
 	h.mu.Lock()
 	h.nacks++
 	h.last = n
 	h.mu.Unlock()
-	h.log.Warn("sds: client rejected a response", "NACK", append(callerAttrs(ctx), slog.String("node", n.Node),
+	h.log.Warn("sds: client rejected a response", "NACK", append(p.attrs(ctx), slog.String("node", n.Node),
 		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("message", n.Message))...)
 }

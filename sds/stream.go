@@ -73,7 +73,7 @@ func (s *stream) run() error {
 		if cause := context.Cause(s.ctx); cause != nil {
 			return ended(cause)
 		}
-		s.h.badRequest(s.ctx, err)
+		s.h.badRequest(s.ctx, s.held.peer, err)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -136,7 +136,7 @@ func (s *stream) request(msg []byte) error {
 	}
 	if out.nack != nil {
 		out.nack.Time = time.Now()
-		s.h.nacked(s.ctx, out.nack)
+		s.h.nacked(s.ctx, s.held.peer, out.nack)
 	}
 	for _, it := range out.added {
 		s.begin(it)
@@ -167,7 +167,7 @@ func (s *stream) watch(it *item) {
 // it nor kept for it, and asked about again when the table tells so.
 func (s *stream) allows(it *item) bool {
 	turn := s.h.table.turn.Load()
-	if s.h.allows(s.ctx, s.session.node, it) {
+	if s.h.allows(s.ctx, s.held.peer, s.session.node, it) {
 		return true
 	}
 	if !s.closed && (it.watch == nil || it.watch.res != nil) {
@@ -232,13 +232,13 @@ func (s *stream) tell(w *watch) {
 }
 
 // allows asks Authorize, and logs the first refusal of it.
-func (h *Handler) allows(ctx context.Context, node string, it *item) bool {
+func (h *Handler) allows(ctx context.Context, p peer, node string, it *item) bool {
 	if h.opts.Authorize == nil {
 		return true
 	}
 	err := h.opts.Authorize(ctx, it.name)
 	if err != nil && !it.denied {
-		h.log.Warn("sds: resource refused to a client", "Authorize says no", append(callerAttrs(ctx),
+		h.log.Warn("sds: resource refused to a client", "Authorize says no", append(p.attrs(ctx),
 			slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
 	}
 	it.denied = err != nil
