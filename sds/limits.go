@@ -21,7 +21,7 @@ const (
 	maxNamesBytes = 128 << 20 // of all names that clients ask for, as cost counts them
 	maxPeerBytes  = 32 << 20  // of one peer
 	maxNameBytes  = 256 << 10 // of the names of one stream, without what is kept beside them
-	nameBytes     = 256       // of a name on average, if MaxNames allows so many that maxNameBytes is less
+	nameBytes     = 256       // of a name on average, where MaxNames times that is more than maxNameBytes
 	besideName    = 1 << 10   // bytes that are kept for a name beside it
 
 	retryFull = 10 * time.Second // after which a client that found no room is to come back
