@@ -13,6 +13,7 @@ const (
 	MaxHint      = maxHint
 	MaxEncodings = maxEncodings
 	MaxPeer      = maxPeerStreams
+	RetryFull    = retryFull
 )
 
 func WithoutToken(text, token string) string { return withoutToken(text, token) }

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -356,6 +357,8 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 		return nil, badRequest("name an audience, and at most 64")
 	case slices.Contains(audience, ""):
 		return nil, badRequest("an audience is empty")
+	case len(strings.Join(audience, "")) > maxAudience:
+		return nil, badRequest("the audiences have more than 8 KiB, and no token has room for them")
 	}
 	want, err := parseWanted(id)
 	if err != nil {

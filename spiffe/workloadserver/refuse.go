@@ -12,6 +12,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -20,6 +21,7 @@ import (
 type refusal struct {
 	status *grpchttp.Error
 	reason string    // one of a few
+	text   string    // more about it; may be empty
 	id     spiffe.ID // that was asked for; zero if none was
 }
 
@@ -33,21 +35,27 @@ func status(code grpchttp.Code, text string) *grpchttp.Error {
 func refuse(code grpchttp.Code, reason, text string) error {
 	return &refusal{status: status(code, text), reason: reason}
 }
-func badRequest(text string) error { return refuse(grpchttp.InvalidArgument, "bad request", text) }
-func errClosing() error            { return status(grpchttp.Unavailable, "the server is shutting down") }
+func badRequest(text string) error {
+	return &refusal{status: status(grpchttp.InvalidArgument, text), reason: "bad request", text: text}
+}
+func errClosing() error { return status(grpchttp.Unavailable, "the server is shutting down") }
 
 // errDenied is the refusal of a caller for which there is nothing, or not the ID that it asks for.
 func errDenied(id spiffe.ID) error {
 	e := status(grpchttp.PermissionDenied, "there is no identity for this caller; register the workload, or try again later")
 	e.Err = ErrDenied
-	return &refusal{e, "no identity for the caller", id}
+	return &refusal{status: e, reason: "no identity for the caller", id: id}
 }
 
 // tooMany is the refusal of a request over a share.
 func tooMany(err error) error {
 	e := status(grpchttp.ResourceExhausted, "too many streams are open; try again later")
 	e.Err, e.RetryAfter = err, retryFull
-	return &refusal{status: e, reason: strings.TrimPrefix(err.Error(), "limit: ")}
+	r := &refusal{status: e, reason: "too many streams"}
+	if over, ok := errors.AsType[*limit.Error](err); ok {
+		r.reason = over.Reason
+	}
+	return r
 }
 
 // ended returns the status for a context that is done: its client has gone and does not hear it, or its
@@ -139,6 +147,9 @@ func (h *Handler) failed(ctx context.Context, r *http.Request, err error) {
 // refused logs a refusal.
 func (h *Handler) refused(ctx context.Context, r *http.Request, e *refusal) {
 	var more []slog.Attr
+	if e.text != "" {
+		more = append(more, slog.String("err", e.text))
+	}
 	if !e.id.IsZero() {
 		more = append(more, slog.String("id", e.id.String()))
 	}

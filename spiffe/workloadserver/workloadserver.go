@@ -55,7 +55,7 @@
 //
 // # Limits
 //
-// Requests have at most 256 KiB and 64 audiences, and must arrive within 30 seconds. At most 10,000 are
+// Requests have at most 256 KiB and 64 audiences with 8 KiB, and must arrive within 30 seconds. At most 10,000 are
 // answered at the same time ([Options].MaxStreams), of one peer at most 1,000 ([Options].MaxPeerStreams): a
 // stream counts for as long as it lasts, and calls and reflection count too. Compressed messages are refused.
 // A hook gets 30 seconds, by its context.
@@ -76,6 +76,7 @@ const (
 	maxRequest     = 256 << 10        // bytes of a request
 	requestTimeout = 30 * time.Second // for a request to come, from its header to its end
 	maxAudiences   = 64               // of a token
+	maxAudience    = 8 << 10          // bytes of all of them; validators refuse tokens of more than 16 KiB
 	maxHint        = 1024             // bytes (WAPI-25)
 	maxStreams     = 10_000           // answered at the same time, by default
 	maxPeerStreams = 1000             // of them for one peer, by default
