@@ -203,6 +203,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 				first := post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
 				call(near, service+"FetchX509SVID", "", header, "true")
 				require.NoError(t, first.resp.Body.Close())
+				synctest.Wait()
 			}, `msg="workloadserver: request refused" reason="this caller holds too much already" method=FetchX509SVID remote=127.0.0.1:1`},
 		} {
 			for range 50 {
