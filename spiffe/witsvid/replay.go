@@ -21,7 +21,7 @@ type replays struct {
 	mu    sync.Mutex
 	used  map[replayKey]struct{}
 	keys  map[keyName]*account
-	ids   map[spiffe.ID]int // how many proofs of each are remembered
+	ids   map[spiffe.ID]int     // how many proofs of each are remembered
 	ends  map[int64][]usedProof // by when they can be forgotten, in units of bucket
 	swept int64                 // all before this is forgotten
 }
