@@ -37,6 +37,8 @@ var faults = map[string]func(*spiffetest.CA, *polled){
 	"it is a CA certificate":                 template(func(c *x509.Certificate) { c.IsCA = true }),
 	"keyCertSign or cRLSign":                 template(func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign }),
 	"lacks digitalSignature":                 template(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyAgreement }),
+	"incompatible key usage":                 template(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} }),
+	"chain: x509: certificate specifies":     template(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }),
 	"it is valid from 1999-12-31":            template(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), c.NotBefore }),
 	"compare the clocks":                     template(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(time.Minute) }),
 	"and the certificate that it is to replace at 2000-01-01T01:00:00Z": template(func(c *x509.Certificate) {
@@ -161,8 +163,10 @@ func TestAcceptedAnswers(t *testing.T) {
 			below.EditAnswers(func(c answer) answer { return append(c, ca.Root(), ca.Root()) })
 			p.signer.Store(below)
 		}, 2},
-		"a new root": {func(ca *spiffetest.CA, p *polled) { ca.Rotate() }, 1},
-		"backdated":  {template(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-time.Hour) }), 1},
+		"no extended key usage":  {template(func(c *x509.Certificate) { c.ExtKeyUsage = nil }), 1},
+		"any extended key usage": {template(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} }), 1},
+		"a new root":             {func(ca *spiffetest.CA, p *polled) { ca.Rotate() }, 1},
+		"backdated":              {template(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-time.Hour) }), 1},
 		"as long as the one it replaces": {template(func(c *x509.Certificate) {
 			c.NotAfter = time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // the CA itself ends then
 		}), 1},
@@ -183,6 +187,21 @@ func TestAcceptedAnswers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestOneRole shows that a CA that certifies one role only works for a Manager that needs no other.
+func TestOneRole(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		ca.EditTemplates(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
+		m := newManager(t, secretcache.Config{CA: poll(ca), Role: spiffe.ClientRole})
+		first, _ := ready(t, m)
+		ca.EditTemplates(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
+		time.Sleep(50 * time.Minute)
+		assert.Same(t, first, current(t, m))
+		assert.ErrorContains(t, status(t, m, web).Err, "incompatible key usage")
+	})
 }
 
 // TestLinkBetweenRoots shows that a certificate that looks like a root, and links a new one to the

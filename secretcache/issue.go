@@ -74,7 +74,7 @@ func (m *Manager) verify(t *trust, e *entry, svid *spiffe.SVID) (*spiffe.Peer, e
 	if err != nil {
 		return nil, err
 	}
-	return v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	return v.VerifyChain(svid.Chain(), m.cfg.Role)
 }
 
 // unvouched reports whether err says that the bundles do not vouch for a chain.

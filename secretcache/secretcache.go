@@ -19,7 +19,7 @@
 // go with them.
 //
 // A failure replaces nothing. What the CA sends is verified before it takes the place of what works: the
-// key, the ID, the validity, the form, the size, and the path to the current trust bundle. A failure
+// key, the ID, the validity, the form, the size, the extended key usages, and the path to the current trust bundle. A failure
 // changes the time of the next attempt and nothing else.
 //
 // The bundle comes before the leaf. A leaf of a new root is published after the bundle with that root was
@@ -106,6 +106,11 @@ type Config struct {
 	// certifies what is requested. What the CA grants of them is its decision.
 	Names []pki.SAN
 
+	// Role is what the extended key usages of a certificate must permit, or the CA's answer is refused:
+	// [spiffe.ServerRole] or [spiffe.ClientRole] with a CA that certifies one role only. 0 means
+	// [spiffe.BothRoles]. A certificate without extended key usages serves in every role.
+	Role spiffe.Role
+
 	// Federated has the bundles of other trust domains, such as a *federation.Manager. They are handed
 	// out with those that the CA gives, and take their place for trust domains that both have. A bundle
 	// of the Manager's own trust domain does not count. Run follows each change. Nil means none.
@@ -185,6 +190,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.GraceRatio, cfg.Jitter = cfg.timing()
 	cfg.Timeout = cmp.Or(cfg.Timeout, 30*time.Second)
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
+	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 
 	m := &Manager{cfg: cfg}
@@ -206,6 +212,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("Config.ID is %q, which names a trust domain and not a workload", c.ID)
 	case c.CA == nil:
 		return errors.New("Config.CA is required")
+	case c.Role < 0 || c.Role > spiffe.BothRoles:
+		return fmt.Errorf("Config.Role is %d, want ServerRole, ClientRole or BothRoles", c.Role)
 	case c.Lifetime < 0 || c.Timeout < 0 || c.Concurrency < 0:
 		return fmt.Errorf("Config.Lifetime is %v, Timeout %v, Concurrency %d: none may be negative", c.Lifetime, c.Timeout, c.Concurrency)
 	}

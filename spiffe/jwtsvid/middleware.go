@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -48,8 +49,9 @@ type MiddlewareOptions struct {
 	// or read the link between them. Otherwise a request that came neither by TLS nor on a Unix socket is refused.
 	TLSTerminated bool
 
-	// Logger is told of each request that is refused (Info), with the attributes err and, if the token was
-	// valid, id. Nil means silence.
+	// Logger gets warnings about requests that are refused: the first for each reason at once, and then
+	// their number each minute, as clients can send as many as they like. Their attributes are reason, err,
+	// remote and, if the token was valid, id. At level Debug it gets each of them. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -78,7 +80,8 @@ func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions
 		return nil, fmt.Errorf("jwtsvid: middleware: %w", err)
 	}
 	o := *cmp.Or(opts, &MiddlewareOptions{})
-	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, logger: cmp.Or(o.Logger, slog.New(slog.DiscardHandler))}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, logger: o.Logger, log: summary.New(o.Logger, 0)}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
@@ -89,6 +92,7 @@ type middleware struct {
 	allow      spiffe.PolicySource
 	terminated bool // TLS, by a proxy
 	logger     *slog.Logger
+	log        *summary.Log
 }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -98,17 +102,29 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		proof, err = m.validator.ValidateHeader(r.Header["Authorization"])
 	}
 	if err != nil {
-		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.Any("err", err))
+		var reason token.Reason
+		if e, ok := errors.AsType[*token.Error](err); ok { // as all errors of a Validator are
+			reason = e.Reason
+		}
+		m.refused(r, string(reason), slog.Any("err", err))
 		status, challenge := answer(err)
 		refuseRequest(w, status, challenge)
 		return
 	}
 	if err := m.allow.Policy().Check(proof.ID()); err != nil {
-		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.String("id", proof.String()), slog.Any("err", err))
+		m.refused(r, string(token.Denied), slog.String("id", proof.String()), slog.Any("err", err))
 		refuseRequest(w, http.StatusForbidden, `Bearer error="insufficient_scope"`)
 		return
 	}
 	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), proofKey{}, proof)))
+}
+
+// refused logs that a request is refused.
+func (m *middleware) refused(r *http.Request, reason string, attrs ...slog.Attr) {
+	const message = "jwtsvid: request refused"
+	attrs = append(attrs, slog.String("remote", r.RemoteAddr))
+	m.log.Warn(message, reason, attrs...)
+	m.logger.LogAttrs(r.Context(), slog.LevelDebug, message, attrs...)
 }
 
 // answer returns the status and the challenge for an error of ValidateHeader.

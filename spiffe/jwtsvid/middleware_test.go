@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -46,7 +48,7 @@ func TestMiddleware(t *testing.T) {
 	good := es256(t, baseHeader, basePay)
 	challenge, invalid := `Bearer realm="jwt-svid"`, `Bearer error="invalid_token"`
 	var log bytes.Buffer
-	logger := slog.New(slog.NewJSONHandler(&log, nil))
+	logger := slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowMembersOf(domain), &jwtsvid.MiddlewareOptions{Logger: logger})
 	for _, c := range []struct {
 		name      string
@@ -142,6 +144,60 @@ func TestMiddlewarePlaintext(t *testing.T) {
 		}
 	}
 }
+
+// A client that sends bad requests as fast as it can does not fill the log.
+func TestMiddlewareLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var lines []string
+		take := func() (all []string) {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			all, lines = lines, nil
+			return all
+		}
+		logger := slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			_, line, _ := strings.Cut(strings.TrimSpace(string(p)), " ") // without the time
+			lines = append(lines, line)
+			return len(p), nil
+		}), nil))
+		h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), &jwtsvid.MiddlewareOptions{Logger: logger})
+		send := func(authorization string) {
+			r := overTLS()
+			r.Header.Set("Authorization", authorization)
+			h.ServeHTTP(httptest.NewRecorder(), r)
+		}
+		for i := range 5000 {
+			send("Bearer " + strings.Repeat("x", i%100))
+			send("Basic x")
+		}
+		send("Bearer " + es256(t, baseHeader, basePay))
+		got := take()
+		require.Len(t, got, 3)
+		assert.Contains(t, got[0], `level=WARN msg="jwtsvid: request refused" reason=malformed err=`)
+		assert.Contains(t, got[1], `reason="no token"`)
+		assert.Contains(t, got[2], `reason=denied id=`+webID.String())
+		for _, line := range got {
+			assert.Contains(t, line, " remote=192.0.2.1:1234")
+		}
+		time.Sleep(time.Minute + time.Second)
+		got = take()
+		require.Len(t, got, 2)
+		for _, line := range got {
+			assert.Contains(t, line, " count=4999 interval=1m0s")
+		}
+		time.Sleep(2 * time.Minute)
+		assert.Empty(t, take())
+	})
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func TestMiddlewareSourceFails(t *testing.T) {
 	t.Parallel()
