@@ -40,6 +40,13 @@
 // bundle of the own trust domain, or whose sequence number went down, is not a statement but a
 // fault, and replaces nothing.
 //
+// A CA that is wrong for a moment decides nothing. A sequence number that rises by more than 10,000,
+// without being a time before and after, a number that is lost, and authorities that are gone without a
+// higher number are not plausible. Such a bundle is held: the one in force stays, each answer is a
+// failure in the log and in [Manager.Status], and the CA is asked again, at most five minutes later. The
+// bundle takes effect when the CA has repeated it, at least 3 times in at least 30 minutes, with no other answer between. An operator who
+// knows better restarts the program, which then takes the bundle as the first one.
+//
 // # What it does not do
 //
 // It writes nothing to disk, and it does not verify peers: see package spiffe. It does not authenticate the
@@ -60,6 +67,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -173,7 +181,8 @@ type Manager struct {
 	running atomic.Bool // Run is running
 
 	mu         sync.Mutex
-	watching   bool // the CA's watch keeps the bundles fresh
+	watching   bool                                      // the CA's watch keeps the bundles fresh
+	offers     map[spiffe.TrustDomain]*succession.Offers // of the CA, for bundles that are held
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
 	news       notifier
@@ -193,7 +202,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 
-	m := &Manager{cfg: cfg}
+	m := &Manager{cfg: cfg, offers: map[spiffe.TrustDomain]*succession.Offers{}}
 	m.roots = &entry{id: cfg.ID.TrustDomain().ID()}
 	m.first = &entry{id: cfg.ID}
 	m.names.Store(cfg.ID.String(), m.first)
