@@ -85,6 +85,9 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	case ctx.Err() == nil: // else Run or Remove has ended it
 		e.cause.Store(&err)
 		wait = m.retryIn(e, e.Failed(err))
+		if _, ok := errors.AsType[*tooShort](err); ok { // the CA works, and each attempt costs it a signature
+			wait = max(wait, e.held.Load().left()/4)
+		}
 	}
 	failures := e.Failures()
 	m.loopOf(e).Done(e, wait)

@@ -25,6 +25,11 @@
 // The bundle comes before the leaf. A leaf of a new root is published after the bundle with that root was
 // published and all subscribers have been told of it.
 //
+// A certificate that ends sooner than the one that it is to replace is taken if it leaves time to be renewed in
+// turn, which is a third of [Config].Timeout, and refused otherwise: then the CA is asked again when a quarter
+// of what is left has passed. So a CA that lowers lifetimes has its way at the next renewal, and one that
+// issues what ends at once displaces nothing.
+//
 // An identity is renewed when half of its life is over, or earlier by a random part of it, so that a fleet
 // does not renew at the same time. After a failure the next attempt comes after a
 // random wait of at most 4 % of the life that remains, and never in a tight loop; a wait that the
