@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -28,6 +29,12 @@ func TestReadersNeverMiss(t *testing.T) {
 	ca, web := spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "web.test")
 	net := newInternet()
 	site := net.host(t, "partner.test", webCert(web, "partner.test"), serving(t, ca.Bundle()))
+	bundles := []*spiffe.Bundle{ca.Bundle()}
+	for range 20 {
+		ca.Rotate()
+		ca.DropOldRoots()
+		bundles = append(bundles, ca.Bundle())
+	}
 	r := federation.Relationship{TrustDomain: partner, URL: "https://partner.test/bundle", Profile: webRoots(web)}
 	m := newManager(t, federation.Config{Relationships: []federation.Relationship{r}, Fetch: net.options(nil)})
 	require.NoError(t, m.Set(ca.Bundle()))
@@ -63,21 +70,18 @@ func TestReadersNeverMiss(t *testing.T) {
 			}
 		})
 	}
-	changes, fetched := 0, uint64(0)
+	changes, fetched := 0, 0
 	for end := time.Now().Add(duration); time.Now().Before(end); changes++ {
+		require.NoError(t, m.Set(bundles[changes%len(bundles)]))
+		if changes%50 > 0 {
+			continue
+		}
+		changed := m.Changed()
 		ca.Rotate()
-		ca.DropOldRoots()
-		switch changes % 3 {
-		case 0:
-			require.NoError(t, m.Set(ca.Bundle()))
-		case 1: // which fetches at once
-			site.serve(serving(t, ca.Bundle()))
-			require.NoError(t, m.Add(r))
-		}
-		runtime.Gosched()
-		if n, _ := inForce(t, m, partner).Sequence(); changes%3 == 1 && n > fetched {
-			fetched = n
-		}
+		site.serve(serving(t, ca.Bundle()))
+		require.NoError(t, m.Add(r)) // which fetches at once
+		<-changed
+		fetched++
 	}
 	cancel()
 	wg.Wait()
