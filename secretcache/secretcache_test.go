@@ -65,6 +65,7 @@ func newManager(t *testing.T, cfg secretcache.Config) *secretcache.Manager {
 	cfg.Jitter = cmp.Or(cfg.Jitter, 0.01)
 	m, err := secretcache.New(cfg)
 	require.NoError(t, err)
+	secretcache.Unhurried(m)
 	return m
 }
 
