@@ -272,9 +272,16 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 // setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,
 // before a caller depends on it.
 func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
-	tokens, proxies := caserver.InsecureTokens{TrustDomain: c.CA.TrustDomain}, c.linkerd
-	o.Istio, proxies.Review = &istioca.Options{Authenticator: tokens}, tokens.Review
-	if c.Kubernetes {
+	o.Istio, o.RenewByCertificate = &istioca.Options{CertificateTTL: c.CA.DefaultTTL}, time.Duration(c.renew)
+	proxies := c.linkerd
+	proxies.AllowPlaintext = c.linkerdPlaintext
+	if !c.Kubernetes {
+		tokens, err := caserver.NewInsecureTokens(c.CA.TrustDomain, c.SecretFile)
+		if err != nil {
+			return fmt.Errorf("-state-dir: %w", err)
+		}
+		o.Istio.Authenticator, proxies.Review = tokens, tokens.Review
+	} else {
 		check, err := c.cluster.Set(o.Istio, &proxies)
 		if err != nil {
 			return err

@@ -43,6 +43,10 @@ type Config struct {
 	// in PEM. Both are empty if Serve has to make a temporary folder, until it has. AuditLog is a file, or "none".
 	StateDir, RootsFile, AuditLog string
 
+	// SecretFile is a file in StateDir with the secret that tokens have in development mode: see
+	// [caserver.InsecureTokens]. Serve writes a new one at each start.
+	SecretFile string
+
 	flags                 *flag.FlagSet
 	inCluster             bool // this process runs in a pod
 	grace                 int  // percent
@@ -58,6 +62,7 @@ type Config struct {
 	linkerd               linkerd.Options
 	linkerdPlaintext      bool
 	dnsNames              []string
+	renew                 renewal
 
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
 }
@@ -195,6 +200,7 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 // setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
 func (c *Config) setStateDir(dir string) {
 	if c.StateDir = dir; dir != "" {
+		c.SecretFile = filepath.Join(dir, "token-secret")
 		c.RootsFile, c.AuditLog = filepath.Join(dir, "root-cert.pem"), cmp.Or(c.AuditLog, filepath.Join(dir, "audit.jsonl"))
 	}
 }
@@ -296,3 +302,6 @@ func (c *Config) setKeySize(bits string) (err error) {
 	}
 	return err
 }
+
+// renewal is for how long a caller may renew by certificates alone: 0 without end, less than 0 not at all.
+type renewal time.Duration
