@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -31,7 +32,8 @@ type InsecureTokens struct {
 	digest      [sha256.Size]byte // of the secret, so that what prints this shows no secret
 }
 
-// NewInsecureTokens makes a random secret and replaces the file by one with that secret, which its owner alone may read.
+// NewInsecureTokens makes a random secret and replaces the file by one with that secret, which its owner alone may read. It refuses
+// a folder that other users can change.
 func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
 	secret := rand.Text()
 	if err := writeSecret(file, secret); err != nil {
@@ -45,7 +47,7 @@ func writeSecret(name, secret string) error {
 	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := private.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, private.Options{})
 	if err != nil {
 		return err
 	}
