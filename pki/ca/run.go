@@ -308,7 +308,7 @@ func (a *Authority) keyWithID(id string) (rotation.Key, error) {
 		return *k, nil
 	}
 	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots, func(c *x509.Certificate) bool { return rotation.Serial(c) == id }) {
-		return rotation.Key{}, fmt.Errorf("root %.64q: %w; change the files", id, errPluggedIn)
+		return rotation.Key{}, fmt.Errorf("root %.64q: %w; replace the files with those of another CA, without this root among theirs", id, errPluggedIn)
 	}
 	return rotation.Key{}, fmt.Errorf("%w: %.64q", ErrUnknownKey, id)
 }

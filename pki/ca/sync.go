@@ -202,11 +202,11 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string, change
 
 // missing says what to do about a store without a record, in which none may be made.
 func (a *Authority) missing(err error) error {
-	what := "no CA"
+	what := "there is no CA"
 	if a.files != nil {
-		what = "no keys for JWT-SVIDs"
+		what = "there are no keys for JWT-SVIDs"
 	}
-	return fmt.Errorf("ca: there is %s of %s: %w; if there was one, mount its volume or restore it from a backup; to make a new one set Config.Create", what, a.cfg.TrustDomain, err)
+	return fmt.Errorf("ca: %s of %s: %w; if there was one, mount its volume or restore it from a backup; to make a new one set Config.Create", what, a.cfg.TrustDomain, err)
 }
 
 // known returns the document in use, or one without keys.
