@@ -60,14 +60,16 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	o.Existing, o.Logger = o.Existing || o.ReadOnly, cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	a, cfg := new(Authority), c.CA
 	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, ca.CurrentActor(), !o.Existing && c.mayCreate()
+	if !o.Existing {
+		if err := c.makeStateDir(o.Logger); err != nil {
+			return nil, err
+		}
+	}
 	open, err := a.find(ctx, c, o)
 	if err != nil {
 		return nil, err
 	}
 	if !o.ReadOnly {
-		if err := c.makeStateDir(o.Logger); err != nil {
-			return nil, err
-		}
 		if c.AuditLog != "none" {
 			if a.audit, err = c.openAudit(o.Logger); err != nil {
 				return nil, err

@@ -103,7 +103,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty)")
 	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; empty: a temporary one (default: one in the user's home for each trust domain)")
 	c.duration(fs, &c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
-	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name (default 2160h0m0s, or 1h0m0s without -kubernetes) [MAX_WORKLOAD_CERT_TTL]")
+	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
 	c.duration(fs, &c.istio.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
 	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
