@@ -214,7 +214,7 @@ type Limits struct {
 	Rate  float64 // signings per second, of all callers together
 	Burst int     // how many of them may come at once after a pause; 0 means those of one second, at least 1
 
-	CallerRate  float64 // signings per second for each [Request.Caller]
+	CallerRate  float64 // signings per second for each [Request.LimitKey] or Caller
 	CallerBurst int     // as Burst
 }
 

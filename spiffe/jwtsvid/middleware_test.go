@@ -109,7 +109,7 @@ func TestMiddlewarePlaintext(t *testing.T) {
 	good := "Bearer " + es256(t, baseHeader, basePay)
 	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	var log bytes.Buffer
-	strict := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	strict := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	lax := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{TLSTerminated: true})
 	plain := func() *http.Request {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)

@@ -1,6 +1,7 @@
 package istioca
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -119,7 +120,7 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 	}
 	req := ca.Request{
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
-		Caller: caller.ID.String(), Method: caller.Method, Signer: r.signer,
+		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):
@@ -128,6 +129,7 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 	case r.validity > 0:
 		req.TTL = time.Duration(r.validity) * time.Second
 	}
+	s.renewal(caller, &req)
 	chain, err := s.opts.Signer.Sign(ctx, req)
 	if err != nil {
 		if errors.Is(err, ca.ErrIdentity) {
@@ -139,6 +141,18 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 		return nil, s.unusable(err)
 	}
 	return chain, nil
+}
+
+// limitKey returns what the limits per caller count: the pod, so that those of a service account do not use up each
+// other's share, and for a proxy that asks for others each of them by itself.
+func limitKey(caller *authn.Caller, id spiffe.ID) (key string) {
+	if p := caller.Pod; p != nil && p.UID != "" {
+		key = p.Cluster + " " + p.UID
+	}
+	if id != caller.ID {
+		key = cmp.Or(key, caller.ID.String()) + " for " + id.String()
+	}
+	return key
 }
 
 // grant returns what the caller is certified for.
