@@ -67,6 +67,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -128,8 +130,20 @@ type Options struct {
 	// MaxNames is how many names one stream may ask for; 0 means 1,000.
 	MaxNames int
 
-	// Logger gets warnings: rejected responses, names that were refused (once for each stream) or
-	// do not exist (once while a client wants them), and look-ups that failed. Nil means silence.
+	// MaxStreams is how many streams may be open at the same time, in total; 0 means 20,000. An Envoy
+	// opens one for each secret. One more is refused with code ResourceExhausted. Fetches that are under
+	// way count as well.
+	MaxStreams int
+
+	// MaxPeerStreams is how many of them one peer may have open; 0 means 5,000, as 20 Envoys of one user
+	// with 250 secrets each have. A peer is a user (UID) on the other side of a Unix socket on Linux, and
+	// a connection elsewhere.
+	MaxPeerStreams int
+
+	// Logger gets warnings: rejected responses, names that were refused or do not exist, look-ups that
+	// failed, and requests that were refused. As clients can cause them at will, the first of a kind is
+	// logged at once, and of those that follow one line a minute with their number. Lines about callers
+	// have uid and pid where those are known. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -142,7 +156,10 @@ type Handler struct {
 	frames      *frames
 	unsubscribe func()
 	grpc        *grpchttp.Handler
+	log         *summary.Log
 
+	open    *limit.Shares[peer] // streams, and fetches that are under way
+	names   *limit.Shares[peer] // bytes
 	streams atomic.Int64
 
 	mu    sync.Mutex
@@ -160,8 +177,8 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if opts != nil {
 		h.opts = *opts
 	}
-	if h.opts.MaxNames < 0 {
-		return nil, errors.New("sds: new handler: MaxNames is negative; 0 means 1,000")
+	if h.opts.MaxNames < 0 || h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
+		return nil, errors.New("sds: new handler: a limit is negative; 0 means the default")
 	}
 	if slices.Contains(h.opts.Wildcard, "") || slices.Contains(h.opts.Wildcard, "*") {
 		return nil, errors.New(`sds: new handler: Wildcard lists "" or "*"; it wants the names that these stand for`)
@@ -172,13 +189,16 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.opts.Wildcard = slices.Clone(h.opts.Wildcard)
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
 	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
+	h.open = limit.NewShares[peer](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
+	h.names = limit.NewShares[peer](maxNamesBytes, maxPeerBytes)
 
 	h.table = newTable(src, h.opts.Logger)
+	h.log = h.table.sums
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
-			service + "StreamSecrets": h.serveStream(false),
-			service + "DeltaSecrets":  h.serveStream(true),
-			service + "FetchSecrets":  grpchttp.Unary(h.serveFetch),
+			service + "StreamSecrets": h.counted(h.serveStream(false)),
+			service + "DeltaSecrets":  h.counted(h.serveStream(true)),
+			service + "FetchSecrets":  h.counted(h.serveFetch),
 		},
 		Name: "sds", Admit: h.admit, MaxMessage: maxMessage,
 	}
@@ -202,7 +222,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
 	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
-		return grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
+		err := grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
+		h.badRequest(r.Context(), err)
+		return err
 	}
 	if h.table.ctx.Err() != nil {
 		return errClosing()
@@ -222,6 +244,16 @@ func (h *Handler) Close() error {
 	h.unsubscribe()
 	h.table.close()
 	return nil
+}
+
+// Refresh has [Options].Authorize asked again about each name of each stream. Call it when the hook would
+// answer differently although no secret has changed, for instance after a workload was registered or
+// removed. It returns at once; streams that are permitted a name by then get its secret, and those that are
+// refused one get nothing more of it, as [Options].Authorize describes.
+func (h *Handler) Refresh() {
+	if h.opts.Authorize != nil {
+		h.table.refresh()
+	}
 }
 
 // Status is a copy of a handler's state at one moment.
@@ -253,6 +285,6 @@ func (h *Handler) nacked(ctx context.Context, n *NACK) {
 	h.nacks++
 	h.last = n
 	h.mu.Unlock()
-	h.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "sds: client rejected a response", slog.String("node", n.Node),
-		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("reason", n.Message))
+	h.log.Warn("sds: client rejected a response", "NACK", append(callerAttrs(ctx), slog.String("node", n.Node),
+		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("message", n.Message))...)
 }

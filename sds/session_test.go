@@ -53,6 +53,9 @@ func (d *driver) send(r request) (outcome, error) {
 		d.watch[it.name] = it
 		d.look(it)
 	}
+	for _, it := range out.again {
+		d.look(it)
+	}
 	return out, err
 }
 
