@@ -230,7 +230,12 @@ func New(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a, a.install(d, "", now, now)
+	if err := a.install(d, "", now, now, nil, ""); err != nil {
+		return nil, err
+	}
+	a.started(created, "in memory")
+	a.settle(context.Background())
+	return a, nil
 }
 
 // newAuthority returns an authority without state.
@@ -319,9 +324,11 @@ type Authority struct {
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // has a slot for the one caller that reads and writes the store
-	fresh   *rotation.Document    // a new CA that may have been stored; for the holder of the slot
+	fresh   *rotation.Document    // a new CA that may have been stored, while Open runs; for the holder of the slot
+	adopted bool                  // the CA was made by another program; likewise
 
 	unaudited atomic.Pointer[auditFailure] // of the last record; nil if it was made
+	events    events
 
 	mu      sync.Mutex
 	ends    rotation.Ends // without a store: of what the active keys signed
@@ -400,7 +407,7 @@ func (a *Authority) current() *state {
 	a.mu.Lock()
 	s, steps := a.advance(time.Now())
 	a.mu.Unlock()
-	a.log(steps)
+	a.happened("", rotation.Events(steps)...)
 	return s
 }
 
@@ -456,17 +463,6 @@ func (s *state) looksLike(t *state) bool {
 	}
 	return s.bundle == t.bundle && s.callers == t.callers && s.plugged == t.plugged &&
 		slices.EqualFunc(s.Keys[rotation.Root], t.Keys[rotation.Root], same) && slices.EqualFunc(s.Keys[rotation.Token], t.Keys[rotation.Token], same)
-}
-
-func (a *Authority) log(steps []rotation.Step) {
-	for _, s := range steps {
-		if s.Activated != nil {
-			a.logKey(slog.LevelInfo, "activated", *s.Activated)
-		}
-		for _, k := range s.Retired {
-			a.logKey(slog.LevelInfo, "retired", k)
-		}
-	}
 }
 
 // logKey says what has become of a key.

@@ -17,7 +17,7 @@ type Health struct {
 
 	// These are what is wrong with the parts, whether or not it keeps from signing yet; nil means nothing.
 	Store error // it does not answer, what it says is unfit, or Run does not ask: since Synced
-	Audit error // records cannot be made
+	Audit error // records cannot be made, or some of what happened to keys are missing
 	Root  error // the active root should have been replaced by now, or is tainted
 
 	// Synced is as in [Status]. Until is when signing ends if nothing changes: with the active root, or, when the
@@ -49,6 +49,8 @@ func (a *Authority) Health() Health {
 	if s.plugged != nil {
 		h.Until = s.plugged.until
 	}
+	recordable := h.Audit
+	h.Audit = cmp.Or(h.Audit, a.errUnrecorded())
 	h.Root = a.rootError(s, h.Until, now)
 	a.mu.Lock()
 	if bound := a.bound(s, rotation.Root, key); !bound.IsZero() {
@@ -56,7 +58,7 @@ func (a *Authority) Health() Health {
 	}
 	_, h.Signing = a.grant(s, rotation.Root, a.cfg.DefaultTTL, now)
 	a.mu.Unlock()
-	h.Signing = cmp.Or(h.Signing, h.Audit)
+	h.Signing = cmp.Or(h.Signing, recordable)
 	return h
 }
 

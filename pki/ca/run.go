@@ -26,7 +26,7 @@ func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	if a.files != nil {
 		return KeyStatus{}, a.opError("rotate", errPluggedIn)
 	}
-	return a.rotate(ctx, "rotate", rotation.Root)
+	return a.rotate(ctx, asked, "rotate", rotation.Root)
 }
 
 // RotateJWT prepares a new key for JWT-SVIDs and puts it into the bundle, and is otherwise as
@@ -36,10 +36,11 @@ func (a *Authority) RotateJWT(ctx context.Context) (KeyStatus, error) {
 	if a.cfg.JWT == nil {
 		return KeyStatus{}, a.opError(op, ErrNoJWT)
 	}
-	return a.rotate(ctx, op, rotation.Token)
+	return a.rotate(ctx, asked, op, rotation.Token)
 }
 
-func (a *Authority) rotate(ctx context.Context, op string, kind rotation.Kind) (KeyStatus, error) {
+func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Kind) (KeyStatus, error) {
+	defer a.settle(ctx)
 	if ctx.Err() != nil {
 		return KeyStatus{}, a.opError(op, context.Cause(ctx))
 	}
@@ -49,13 +50,13 @@ func (a *Authority) rotate(ctx context.Context, op string, kind rotation.Kind) (
 		return KeyStatus{}, a.opError(op, err)
 	}
 	if renews {
-		return a.renew(ctx)
+		return a.renew(ctx, why)
 	}
 	fresh, err := a.newKey(kind) // before any lock: an RSA key takes its time
 	if err != nil {
 		return KeyStatus{}, err
 	}
-	err = a.update(ctx, func(d *rotation.Document, now time.Time) error {
+	err = a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
 		if err := d.MayPrepare(kind, true); err != nil { // another one may have been faster
 			return err
 		}
@@ -68,13 +69,11 @@ func (a *Authority) rotate(ctx context.Context, op string, kind rotation.Kind) (
 	return status(a.prepared(fresh)), nil
 }
 
-// prepared tells of a key that was prepared, and returns it as it is now: a slow store may have made it
-// wait longer.
+// prepared returns a key that was prepared as it is now: a slow store may have made it wait longer.
 func (a *Authority) prepared(k rotation.Key) rotation.Key {
 	if now := a.current().Find(k.ID); now != nil {
 		k = *now
 	}
-	a.logKey(slog.LevelInfo, "prepared", k, slog.Time("activates", k.Activates.Round(0)))
 	return k
 }
 
@@ -96,9 +95,9 @@ func (e *opError) Unwrap() error { return e.err }
 
 // renew replaces the certificate of the active root by a new one with the same key and subject. What
 // either certificate's key signed verifies with the other one, so that no step has to wait.
-func (a *Authority) renew(ctx context.Context) (KeyStatus, error) {
+func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	var renewed rotation.Key
-	err := a.update(ctx, func(d *rotation.Document, now time.Time) error {
+	err := a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
 		if err := d.MayPrepare(rotation.Root, false); err != nil {
 			return err
 		}
@@ -123,7 +122,6 @@ func (a *Authority) renew(ctx context.Context) (KeyStatus, error) {
 	if err != nil {
 		return KeyStatus{}, a.opError("renew the root of", err)
 	}
-	a.logKey(slog.LevelInfo, "renewed", renewed, slog.Time("not_after", renewed.Cert.NotAfter))
 	return status(renewed), nil
 }
 
@@ -150,19 +148,24 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	replaces := func(d *rotation.Document) bool {
 		return (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
 	}
+	defer a.settle(ctx)
 	var successor rotation.Key
 	if replaces(a.current().Document) {
 		if successor, err = a.newKey(kind); err != nil { // before any lock
 			return a.opError(op, err)
 		}
 	}
-	var prepared, changed bool
-	err = a.update(ctx, func(d *rotation.Document, now time.Time) (err error) {
-		prepared = replaces(d)
-		if changed = d.Taint(id, a.cfg.Rotation.TaintGrace, now); !changed {
+	var dropped *rotation.Key // a distributing key, which the document does not have as a tainted one
+	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
+		prepares := replaces(d)
+		dropped = nil
+		if k := d.Find(id); k != nil && k.Phase == Distributing {
+			dropped = new(*k)
+		}
+		if !d.Taint(id, a.cfg.Rotation.TaintGrace, now) {
 			return errNoChange
 		}
-		if !prepared {
+		if !prepares {
 			return nil
 		}
 		if successor.ID == "" {
@@ -176,11 +179,8 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	if err != nil {
 		return a.opError(op, err)
 	}
-	if changed {
-		a.logKey(slog.LevelWarn, "tainted", k)
-	}
-	if prepared {
-		a.prepared(successor)
+	if dropped != nil {
+		a.happened(asked, rotation.Event{What: rotation.Tainted, At: time.Now(), Key: *dropped})
 	}
 	return nil
 }
@@ -191,13 +191,12 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 // its successor signs, or [Authority.RevokeNow]. Other errors are those of [Authority.Taint].
 func (a *Authority) Revoke(ctx context.Context, id string) error {
 	const op = "revoke a key of"
-	k, err := a.keyWithID(id)
-	if err != nil {
+	if _, err := a.keyWithID(id); err != nil {
 		return a.opError(op, err)
 	}
-	changed := false
-	err = a.update(ctx, func(d *rotation.Document, now time.Time) error {
-		if changed = d.Find(id) != nil; !changed {
+	defer a.settle(ctx)
+	err := a.update(ctx, asked, func(d *rotation.Document, now time.Time) error {
+		if d.Find(id) == nil {
 			return errNoChange
 		}
 		if _, err := d.Revoke(id, nil, now); err != nil {
@@ -207,9 +206,6 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 	})
 	if err != nil {
 		return a.opError(op, err)
-	}
-	if changed {
-		a.logKey(slog.LevelWarn, "revoked", k)
 	}
 	return nil
 }
@@ -262,6 +258,7 @@ func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error
 	if err != nil {
 		return Revocation{}, a.opError(op, err)
 	}
+	defer a.settle(ctx)
 	successor := func() (rotation.Key, error) {
 		fresh, err := a.newSuccessor(&k)
 		fresh.Terms = fresh.Terms.Raise(k.Terms)
@@ -269,7 +266,7 @@ func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error
 	}
 	var made *rotation.Key
 	revoked := false
-	err = a.update(ctx, func(d *rotation.Document, now time.Time) (err error) {
+	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
 		old := d.Find(id)
 		if revoked = old != nil; !revoked {
 			return errNoChange
@@ -288,8 +285,8 @@ func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error
 			r.Known = known.Round(0)
 		}
 	}
-	if revoked {
-		a.logKey(slog.LevelWarn, "revoked", k)
+	if made != nil {
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the active key was revoked", slog.String("cost", r.String()))
 	}
 	return r, nil
 }
@@ -311,7 +308,7 @@ func (a *Authority) keyWithID(id string) (rotation.Key, error) {
 		return *k, nil
 	}
 	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots, func(c *x509.Certificate) bool { return rotation.Serial(c) == id }) {
-		return rotation.Key{}, fmt.Errorf("root %.64q: %w; change the files", id, errPluggedIn)
+		return rotation.Key{}, fmt.Errorf("root %.64q: %w; replace the files with those of another CA, without this root among theirs", id, errPluggedIn)
 	}
 	return rotation.Key{}, fmt.Errorf("%w: %.64q", ErrUnknownKey, id)
 }
@@ -352,6 +349,9 @@ func (a *Authority) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		s := a.current()
 		wait := r.work(ctx, s)
+		if a.record(ctx) {
+			wait = min(wait, eventRetry)
+		}
 		if ctx.Err() != nil {
 			break
 		}
@@ -388,7 +388,7 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 	if a.store != nil {
 		if due := time.Until(r.nextSync) <= 0; due || s.dirty && r.stuck != s {
 			r.nextSync, r.stuck = time.Now().Add(a.syncWait()), nil
-			if err := a.update(ctx, nil); err != nil {
+			if err := a.update(ctx, "", nil); err != nil {
 				r.stuck = a.state.Load()
 			}
 			return 0
@@ -414,11 +414,7 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		case time.Until(at) > 0:
 			until(at)
 		default:
-			rotate := a.Rotate
-			if kind == rotation.Token {
-				rotate = a.RotateJWT
-			}
-			_, err := rotate(ctx)
+			_, err := a.rotate(ctx, due, "rotate the "+kind.String()+" of", kind)
 			return r.rotated(ctx, kind.String()+" rotation failed", err)
 		}
 	}
@@ -441,7 +437,7 @@ func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 	if !due {
 		return left, nil
 	}
-	return 0, r.a.update(ctx, func(d *rotation.Document, now time.Time) error {
+	return 0, r.a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
 		err := errNoChange
 		for _, kind := range rotation.Kinds {
 			if k := d.In(kind, Distributing); k != nil && !k.Shown && now.Sub(k.Met) >= k.ShownAfter() {

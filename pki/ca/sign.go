@@ -332,10 +332,10 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 			a.ends[kind] = g.notAfter
 		}
 		a.mu.Unlock()
-		a.log(steps)
+		a.happened("", rotation.Events(steps)...)
 		if again && errors.Is(err, errTooLong) {
 			// The settings of this authority have grown, or those of the replica that made the key were smaller.
-			if err := a.update(ctx, nil); err != nil && ctx.Err() != nil {
+			if err := a.update(ctx, "", nil); err != nil && ctx.Err() != nil {
 				return nil, signCanceled(ctx, id)
 			}
 			continue

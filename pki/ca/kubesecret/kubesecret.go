@@ -124,7 +124,8 @@ func New(o Options) (*Store, error) {
 
 // Load implements [ca.Store]. Without a deadline in ctx it takes at most ten seconds. A Secret
 // without any value of a record is like none: the error wraps [ca.ErrNoRecord]. One that is not fit
-// to keep a CA in, because of its type or because it is immutable, is another error.
+// to keep a CA in, because of its type or because it is immutable, wraps [ca.ErrUnfit], which ends [ca.Open] at once. Other
+// errors pass, a missing right included: a Role may come after the pod.
 func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 	o, err := s.get(ctx)
 	if kube.NotFound(err) {
@@ -256,11 +257,11 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 	case o.Kind != "Secret" || o.Metadata.Name != s.name || o.Metadata.Namespace != s.namespace || o.Metadata.ResourceVersion == "":
 		return nil, errors.New("the API server answered with something else: is its URL right?")
 	case o.Type != Type:
-		return nil, fmt.Errorf("the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", o.Type, Type)
+		return nil, fmt.Errorf("%w: the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", ca.ErrUnfit, o.Type, Type)
 	case o.Immutable:
-		return nil, errors.New("the Secret is immutable, so a root in it could never be replaced: create it anew without that")
+		return nil, fmt.Errorf("%w: the Secret is immutable, so a root in it could never be replaced: create it anew without that", ca.ErrUnfit)
 	case s.name == CACerts && o.holdsRecord() && !o.marked():
-		return nil, fmt.Errorf("the Secret has no %s in it, so an operator has made this CA: load it as a plugged-in CA, from the files of a volume", mark)
+		return nil, fmt.Errorf("%w: the Secret has no %s in it, so an operator has made this CA: load it as a plugged-in CA, from the files of a volume", ca.ErrUnfit, mark)
 	}
 	return o, nil
 }
