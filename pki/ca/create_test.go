@@ -3,8 +3,11 @@ package ca_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -196,4 +199,36 @@ func TestCopiesBesideTheState(t *testing.T) {
 			assert.Contains(t, log.String(), `level=WARN msg="`+tt.item+` is missing from the record, and is written again"`)
 		})
 	}
+}
+
+// A volume that is unmounted while an authority runs gets no keys: the folder is not made again, and the authority goes on
+// until the volume is back.
+func TestVolumeUnmountedWhileRunning(t *testing.T) {
+	t.Parallel()
+	volume := t.TempDir()
+	dir := filepath.Join(volume, "ca")
+	store, err := ca.NewDirStore(dir)
+	require.NoError(t, err)
+	a := open(t, store, func(c *ca.Config) { c.SyncInterval = 20 * time.Millisecond })
+	run(t, a)
+	away := filepath.Join(t.TempDir(), "ca")
+	require.NoError(t, os.Rename(dir, away))
+	require.Eventually(t, func() bool { return errors.Is(a.Health().Store, ca.ErrUnfit) }, 20*time.Second, 5*time.Millisecond)
+	require.ErrorContains(t, a.Health().Store, "mount its volume")
+	_, err = a.Rotate(t.Context())
+	require.ErrorIs(t, err, ca.ErrUnfit)
+	time.Sleep(100 * time.Millisecond)
+	require.NoDirExists(t, dir)
+	sign(t, a, newCSR(t), time.Minute)
+	require.NoError(t, os.Rename(away, dir))
+	require.Eventually(t, func() bool { return a.Health().Store == nil }, 20*time.Second, 5*time.Millisecond)
+	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())
+	_, err = a.Rotate(t.Context())
+	require.NoError(t, err)
+
+	// An operator who wants the record there again makes the folder.
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.Eventually(t, func() bool { _, err := store.Load(t.Context()); return err == nil }, 20*time.Second, 5*time.Millisecond)
+	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())
 }
