@@ -6,11 +6,14 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
@@ -51,8 +54,8 @@ type ServeOptions struct {
 	// that of a NAT, of a gateway, or of the proxy of a node, and stand for many clients.
 	MaxConnsPerAddress int
 
-	// Logger gets failed handshakes and what net/http logs, at level Debug, and a warning for connections beyond a
-	// limit: one line per limit and minute, with their number. Nil discards them.
+	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason at once, and a
+	// count of the others every minute. It gets what net/http logs (Debug). Nil discards them.
 	Logger *slog.Logger
 }
 
@@ -86,7 +89,8 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 		return errors.New("caserver: serve: MaxConns or MaxConnsPerAddress is negative")
 	}
 	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	conns, handshaking := limited(l, o, log)
+	refusals := summary.New(log, 0)
+	conns, handshaking := limited(l, o, refusals)
 	srv := &http.Server{
 		Handler:     withTLS(o.Handler),
 		Protocols:   new(http.Protocols),
@@ -115,7 +119,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 		if len(cfg.NextProtos) == 0 {
 			cfg.NextProtos = []string{"h2", "http/1.1"}
 		}
-		l = &tlsListener{conns, handshakes, cfg, handshaking, log}
+		l = &tlsListener{conns, handshakes, cfg, handshaking, refusals}
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -137,12 +141,11 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 }
 
 // limited returns l within the limits, and the limits on handshakes.
-func limited(l net.Listener, o ServeOptions, log *slog.Logger) (*limit.Listener[netip.Addr], *handshakes) {
+func limited(l net.Listener, o ServeOptions, log *summary.Log) (*limit.Listener[netip.Addr], *handshakes) {
 	total := cmp.Or(o.MaxConns, limit.MaxConns(defaultMaxConns))
 	half := max(total/2, 1)
-	refusals := summary.New(log, 0)
 	refused := func(c net.Conn, reason string) {
-		refusals.Warn("caserver: connection closed at once", reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
+		log.Warn("caserver: connection closed at once", reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
 	}
 	conns := limit.Listen(l, limit.ConnOptions[netip.Addr]{
 		Total: total,
@@ -198,7 +201,7 @@ type tlsListener struct {
 	ctx   context.Context // of the handshakes
 	cfg   *tls.Config
 	limit *handshakes
-	log   *slog.Logger
+	log   *summary.Log
 }
 
 func (l *tlsListener) Accept() (net.Conn, error) {
@@ -235,8 +238,8 @@ type hiddenTLS struct {
 // Read does the handshake first. net/http sets the deadline, and calls it in a goroutine of the connection.
 func (c *hiddenTLS) Read(p []byte) (int, error) {
 	if err := c.tls.HandshakeContext(c.l.ctx); err != nil {
-		if !c.failed {
-			c.l.log.LogAttrs(c.l.ctx, slog.LevelDebug, "caserver: TLS handshake failed", slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
+		if !c.failed && c.l.ctx.Err() == nil { // or the server ends
+			c.l.log.Log(slog.LevelInfo, "caserver: TLS handshake failed", handshakeFailure(err), slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
 		}
 		c.failed = true
 		return 0, err
@@ -249,6 +252,23 @@ func (c *hiddenTLS) Read(p []byte) (int, error) {
 func (c *hiddenTLS) Close() error {
 	c.end()
 	return c.Conn.Close()
+}
+
+// handshakeFailure is the kind of a failed handshake, for the log.
+func handshakeFailure(err error) string {
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // such as a client that does not trust our roots
+		return "the client ended it: " + alert.Err.Error()
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return "the client does not speak TLS"
+	}
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "the client took too long"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		return "the client closed the connection"
+	}
+	return "no agreement"
 }
 
 type connKey struct{}
