@@ -75,6 +75,8 @@ func TestIdle(t *testing.T) {
 		"a preface alone":       {preface[:24], 2 * time.Second}, // for the settings, by net/http
 		"HTTP/2 without stream": {preface, 5*time.Minute + time.Second},
 		"after a request":       {"GET /short HTTP/1.1\r\nHost: x\r\n\r\n", 5 * time.Minute},
+		"a body never sent":     {"POST /short HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", 10 * time.Second},
+		"a body half sent":      {"POST /short HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", 10 * time.Second},
 		"a request that lasts":  {"GET /long HTTP/1.1\r\nHost: x\r\n\r\n", 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -92,7 +92,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	refusals := summary.New(log, 0)
 	conns, handshaking := limited(l, o, refusals)
 	srv := &http.Server{
-		Handler:     withTLS(o.Handler),
+		Handler:     limit.Body(withTLS(o.Handler), firstRequest),
 		Protocols:   new(http.Protocols),
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxHTTP2Frame},
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
