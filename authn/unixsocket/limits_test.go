@@ -369,17 +369,7 @@ func start(t *testing.T, do task, uid uint32) (first string) {
 	t.Helper()
 	text, err := json.Marshal(do)
 	require.NoError(t, err)
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	if os.Geteuid() == 0 { // another user may not be able to read the folder that go test builds in
-		b, err := os.ReadFile(exe)
-		require.NoError(t, err)
-		dir := socketDir(t)
-		require.NoError(t, os.Chmod(dir, 0o755))
-		exe = filepath.Join(dir, "helper")
-		require.NoError(t, os.WriteFile(exe, b, 0o755))
-	}
-	cmd := exec.Command(exe)
+	cmd := exec.Command("/proc/self/exe") // the other user may not be able to read the folder that go test builds in
 	cmd.Env = append(os.Environ(), helper+"="+string(text))
 	if os.Geteuid() == 0 {
 		asUser(cmd, uid)
