@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -48,8 +49,9 @@ type MiddlewareOptions struct {
 	// or read the link between them. Otherwise a request that came neither by TLS nor on a Unix socket is refused.
 	TLSTerminated bool
 
-	// Logger is told of each request that is refused (Info), with the attributes err and, if the token was
-	// valid, id. Nil means silence.
+	// Logger is told of requests that are refused (Info), with the attributes reason, err and, if the token was
+	// valid, id: the first of each reason at once, and a count of the others every minute, so that a client cannot
+	// fill a log. One that takes Debug is told of each. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -79,6 +81,7 @@ func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions
 	}
 	o := *cmp.Or(opts, &MiddlewareOptions{})
 	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, logger: cmp.Or(o.Logger, slog.New(slog.DiscardHandler))}
+	m.refusals = summary.New(m.logger, 0)
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
@@ -89,6 +92,7 @@ type middleware struct {
 	allow      spiffe.PolicySource
 	terminated bool // TLS, by a proxy
 	logger     *slog.Logger
+	refusals   *summary.Log
 }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -98,17 +102,37 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		proof, err = m.validator.ValidateHeader(r.Header["Authorization"])
 	}
 	if err != nil {
-		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.Any("err", err))
+		m.log(r, reason(err), slog.Any("err", err))
 		status, challenge := answer(err)
 		refuseRequest(w, status, challenge)
 		return
 	}
 	if err := m.allow.Policy().Check(proof.ID()); err != nil {
-		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.String("id", proof.String()), slog.Any("err", err))
+		m.log(r, "the policy does not allow the ID", slog.String("id", proof.String()), slog.Any("err", err))
 		refuseRequest(w, http.StatusForbidden, `Bearer error="insufficient_scope"`)
 		return
 	}
 	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), proofKey{}, proof)))
+}
+
+func (m *middleware) log(r *http.Request, reason string, attrs ...slog.Attr) {
+	const refused = "jwtsvid: request refused"
+	if m.logger.Enabled(r.Context(), slog.LevelDebug) {
+		m.logger.LogAttrs(r.Context(), slog.LevelInfo, refused, append([]slog.Attr{slog.String("reason", reason)}, attrs...)...)
+		return
+	}
+	m.refusals.Log(slog.LevelInfo, refused, reason, attrs...)
+}
+
+// reason is the kind of a refusal, none of which has a text that a client can choose.
+func reason(err error) string {
+	switch e, ok := errors.AsType[*token.Error](err); {
+	case errors.Is(err, errReadable):
+		return "the connection is not encrypted"
+	case ok:
+		return string(e.Reason)
+	}
+	return "other"
 }
 
 // answer returns the status and the challenge for an error of ValidateHeader.

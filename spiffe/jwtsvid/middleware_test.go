@@ -46,7 +46,7 @@ func TestMiddleware(t *testing.T) {
 	good := es256(t, baseHeader, basePay)
 	challenge, invalid := `Bearer realm="jwt-svid"`, `Bearer error="invalid_token"`
 	var log bytes.Buffer
-	logger := slog.New(slog.NewJSONHandler(&log, nil))
+	logger := slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})) // each request
 	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowMembersOf(domain), &jwtsvid.MiddlewareOptions{Logger: logger})
 	for _, c := range []struct {
 		name      string
@@ -107,7 +107,7 @@ func TestMiddlewarePlaintext(t *testing.T) {
 	good := "Bearer " + es256(t, baseHeader, basePay)
 	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	var log bytes.Buffer
-	strict := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	strict := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	lax := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{TLSTerminated: true})
 	plain := func() *http.Request {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -141,6 +141,25 @@ func TestMiddlewarePlaintext(t *testing.T) {
 			assert.Empty(t, leaks(log.String(), good))
 		}
 	}
+}
+
+// A client that sends requests as fast as it can does not fill the log.
+func TestMiddlewareLog(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowMembersOf(domain),
+		&jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for i := range 1000 {
+		r := overTLS()
+		r.Header.Set("Authorization", fmt.Sprint("Bearer ", i))
+		if i%2 == 0 {
+			r.Header.Del("Authorization")
+		}
+		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	assert.Equal(t, 2, strings.Count(log.String(), "request refused"), log.String())
+	assert.Contains(t, log.String(), `reason="no token"`)
+	assert.Contains(t, log.String(), "reason=malformed")
 }
 
 func TestMiddlewareSourceFails(t *testing.T) {
