@@ -67,7 +67,8 @@ type ServeOptions struct {
 // [http.Request].TLS. A client has 10 seconds to complete the handshake and to send the header of its first
 // request, 5 minutes between requests, and 1,000 requests at a time on a connection.
 //
-// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are those
+// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further ones
+// of an address that has twice as many as are free, so that some addresses together leave room for one more, and those
 // that have not completed their handshake, beyond 512 or a quarter of MaxConns of one address, and beyond half of
 // MaxConns in total.
 //
