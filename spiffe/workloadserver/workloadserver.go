@@ -144,7 +144,8 @@ type Options struct {
 	// provider's bundles. It is called with the context of the request, which ends after 30 seconds and from
 	// which unixsocket.PeerFromContext tells which process is calling: when a stream begins and again before
 	// each push, after the provider or that of an Identity has changed, after [Handler.Refresh], when half
-	// of the life of an identity is over, and every five minutes. It should not block.
+	// of the life of an identity is over, and every five minutes. It should not block, and it returns an SVID
+	// that it has until there is another: each new one is a push.
 	//
 	// An error that wraps [ErrDenied] is like none; any other says that the decision failed, and the caller
 	// is told to come back. Callers that are given the same SVIDs share one serialisation. Nil means that
