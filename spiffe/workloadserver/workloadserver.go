@@ -84,6 +84,7 @@ const (
 	maxEncodings   = 4 << 10          // identities in responses that are kept for their next callers
 	maxText        = 512              // bytes of a reason that a caller is told
 	hookTimeout    = 30 * time.Second // for a hook to answer
+	clockTick      = time.Minute      // between looks at the clock of a stream that waits
 )
 
 // patience bounds the waits after an issuer of WIT-SVIDs has failed.
