@@ -353,9 +353,9 @@ func TestDiscardLog(t *testing.T) {
 			streams.send(home.response(t, web))
 			streams.send(&wire.X509SVIDResponse{})
 		}
-		assert.Equal(t, 1, strings.Count(log.String(), "response discarded"))
+		assert.Equal(t, 1, strings.Count(log.String(), `msg="workloadapi: response discarded"`))
 		time.Sleep(61 * time.Second)
-		assert.Equal(t, 2, strings.Count(log.String(), "response discarded"))
+		assert.Equal(t, 2, strings.Count(log.String(), `msg="workloadapi: response discarded"`))
 		assert.Contains(t, log.String(), "count=199")
 	})
 }
