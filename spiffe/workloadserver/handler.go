@@ -304,6 +304,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		case told || !passes(ctx, err):
 			return err
 		default:
+			watch.failed(err)
 			h.failed(ctx, c.Request(), err)
 		}
 		now := time.Now()
