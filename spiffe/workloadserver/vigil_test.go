@@ -427,3 +427,40 @@ func TestShortLives(t *testing.T) {
 	}
 	assert.GreaterOrEqual(t, s.Status().X509.Updates, uint64(3))
 }
+
+// WIT authorities that a Provider does not tell of reach callers within minutes: in the bundles, and by WIT-SVIDs
+// that were issued since.
+func TestForgetfulProviderWIT(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		w, next := newWITs(t, home), newWITs(t, home)
+		src := &provider{}
+		web := home.SVID("/web")
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, w.issuer))), nil)
+		c := inMemory(t, handler(t, still{src}, &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))
+		var svids, bundles atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		all.Go(func() {
+			for _, err := range c.WatchWITSVIDs(ctx, spiffe.ID{}) {
+				assert.NoError(t, err)
+				svids.Add(1)
+			}
+		})
+		all.Go(func() {
+			for _, err := range c.WatchWITBundles(ctx) {
+				assert.NoError(t, err)
+				bundles.Add(1)
+			}
+		})
+		time.Sleep(time.Minute)
+		assert.Equal(t, []int64{1, 1}, []int64{svids.Load(), bundles.Load()})
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, w.issuer, next.issuer))), nil)
+		time.Sleep(6 * time.Minute)
+		assert.GreaterOrEqual(t, svids.Load(), int64(2))
+		assert.Equal(t, int64(2), bundles.Load())
+		cancel()
+		all.Wait()
+	})
+}
