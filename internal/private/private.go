@@ -197,8 +197,18 @@ func openFile(path string, flag int, o Options) (*os.File, error) {
 	return checked(f, path, info, o)
 }
 
-// OpenIn opens the file of that name in an open folder for reading. It must be a regular file, and not a link.
+// OpenIn opens the file of that name in an open folder for reading. It must be a regular file, and not a link. What
+// replaces it meanwhile is opened in its place.
 func OpenIn(root *os.Root, name string, o Options) (*os.File, error) {
+	for try := 1; ; try++ {
+		f, err := openIn(root, name, o)
+		if err == nil || !errors.Is(err, errChanged) || try == maxTries {
+			return f, err
+		}
+	}
+}
+
+func openIn(root *os.Root, name string, o Options) (*os.File, error) {
 	info, err := root.Lstat(name)
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -442,4 +443,13 @@ func TestOpenFileCreates(t *testing.T) {
 	assert.Equal(t, fs.FileMode(0o600), info.Mode())
 	_, err = private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, private.Options{})
 	require.ErrorIs(t, err, fs.ErrExist)
+}
+
+// The kernel is asked: it refuses to make a folder durable that is on no disk.
+func TestSyncDirReachesTheKernel(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs /proc")
+	}
+	require.ErrorIs(t, private.SyncDir("/proc"), syscall.EINVAL)
 }

@@ -3,6 +3,8 @@ package ca
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -18,32 +20,44 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/flock"
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
 type dirStore struct {
-	dir string
-	mu  sync.Mutex // keeps the writers of this process apart where there is no flock
+	dir  string
+	disk disk
+	mu   sync.Mutex // keeps the writers of this process apart where there is no flock
 }
 
 const (
 	currentName = "CURRENT"
+	begunName   = "tmp-CURRENT" // names the version that is being written, and becomes CURRENT
 	lockName    = "lock"
 	versionMark = "v-"
-	tempMark    = "tmp-"
 )
+
+// errPointer says that CURRENT is missing, empty or wrong although there are versions.
+var errPointer = errors.New("CURRENT does not say which version counts")
 
 // NewDirStore returns a [Store] in a folder of its own, which the first save makes if it is not there:
 //
 //	CURRENT          the name of the version that counts, and the commit
-//	v-<hex>/…        the items of that version, one file each
+//	v-<…>/…          the items of that version, one file each
+//	tmp-CURRENT      the name of a version that is being written
 //	lock             held by the process that writes
 //
-// The folder has mode 0700 and the files 0600, as they hold private keys; a folder or a file that
-// others may read or write is refused with an error that says which chmod helps. A save writes a new version,
-// makes it durable, and then replaces CURRENT by a rename, so that a crash, of the process or of
-// the machine, leaves the old record or the new one. What a crash leaves lying about is removed by
-// the next save.
+// The folder has mode 0700 and the files 0600, as they hold private keys. They must belong to the user of this process or
+// to root, and no other user may be able to replace the folder or one above it. What breaks these rules is refused with an
+// error that says which chown or chmod helps.
+//
+// A save writes a new version, makes it durable, and then replaces CURRENT by a rename, so that a crash, of the
+// process or of the machine, leaves the old record or the new one. The name of a version has a hash of its
+// contents, which a load compares. Two things are ever removed: the version that a save has replaced, after the new one
+// is durable, and one that a crash left unfinished. A version that no save has replaced stays.
+//
+// A folder that has versions and no valid CURRENT is not taken for an empty one: Load and Save return an
+// error that wraps [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again.
 //
 // Processes that share the folder are kept apart by a file lock on systems that have flock: Linux,
 // macOS and the BSDs. Elsewhere only one process at a time may use it. A network file system has to
@@ -55,14 +69,10 @@ const (
 //
 // The error says what is wrong with a dir that is there and not a private folder.
 func NewDirStore(dir string) (Store, error) {
-	if dir == "" {
-		return nil, errors.New("ca: a store needs the name of a folder")
-	}
-	dir, err := filepath.Abs(dir)
+	d, err := newDirStore(dir)
 	if err != nil {
-		return nil, fmt.Errorf("ca: folder of the store: %w", err)
+		return nil, err
 	}
-	d := &dirStore{dir: dir}
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return d, nil
@@ -73,49 +83,62 @@ func NewDirStore(dir string) (Store, error) {
 	return d, root.Close()
 }
 
-func (d *dirStore) String() string { return "ca.DirStore(" + d.dir + ")" }
-
-// open returns the folder if it is private.
-func (d *dirStore) open() (*os.Root, error) {
-	root, err := os.OpenRoot(d.dir)
+func newDirStore(dir string) (*dirStore, error) {
+	if dir == "" {
+		return nil, errors.New("ca: a store needs the name of a folder")
+	}
+	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("ca: folder of the store: %w", err)
 	}
-	info, err := root.Stat(".")
-	if err == nil {
-		err = checkPrivate(d.dir, info, 0o700)
-	}
+	return &dirStore{dir: dir, disk: osDisk{}}, nil
+}
+
+func (d *dirStore) String() string { return "ca.DirStore(" + d.dir + ")" }
+
+// keys are the rules for everything in the store.
+var keys = private.Options{Keys: true}
+
+// open returns the folder if it is private.
+func (d *dirStore) open() (*os.Root, error) {
+	root, err := private.OpenDir(d.dir, keys)
 	if err != nil {
-		root.Close()
-		return nil, err
+		return nil, lasting(fmt.Errorf("ca: folder of the store: %w", err))
 	}
 	return root, nil
 }
 
-// checkPrivate refuses what others than its owner may read or write. Windows has no such modes.
-func checkPrivate(path string, info fs.FileInfo, want fs.FileMode) error {
-	if runtime.GOOS == "windows" || info.Mode().Perm()&0o077 == 0 {
-		return nil
+// lasting makes err, if another user may have made or may change the store, an ErrUnfit: only an operator mends it.
+func lasting(err error) error {
+	if errors.Is(err, private.ErrUnsafe) {
+		return &unfitError{err}
 	}
-	return fmt.Errorf("ca: %s has mode %04o, so that others may get at the keys of the CA; run: chmod %04o %q", path, info.Mode().Perm(), want, path)
+	return err
 }
+
+// unfitError is an ErrUnfit with a text of its own.
+type unfitError struct{ error }
+
+func (e *unfitError) Unwrap() error        { return e.error }
+func (e *unfitError) Is(target error) bool { return target == ErrUnfit }
 
 // Load implements [Store].
 func (d *dirStore) Load(ctx context.Context) (Record, error) {
-	// A save that finishes while we read may remove what we are reading: then there is a newer one.
+	// A save that goes on while we read may remove what we are reading: then there is a newer one. What is wrong in
+	// two readings is wrong.
 	for try := 0; ; try++ {
 		if ctx.Err() != nil {
 			return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, context.Cause(ctx))
 		}
 		r, err := d.load()
-		if err == nil || !errors.Is(err, errVanished) || try == 10 {
+		if err == nil || !errors.Is(err, errMoving) || try == 10 {
 			return r, err
 		}
 	}
 }
 
-// errVanished says that the version that CURRENT named was not there any more.
-var errVanished = errors.New("the current version vanished")
+// errMoving says that what was read may have been changed meanwhile.
+var errMoving = errors.New("the store was changed while it was read")
 
 func (d *dirStore) load() (Record, error) {
 	root, err := d.open()
@@ -128,79 +151,191 @@ func (d *dirStore) load() (Record, error) {
 	defer root.Close()
 	version, err := d.current(root)
 	if err != nil {
-		return Record{}, err
+		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, advise(err))
 	}
 	if version == "" {
 		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, ErrNoRecord)
 	}
-	r := NewRecord(version, map[string][]byte{})
-	folder, err := root.Open(version)
+	r, err := d.version(root, version)
+	if now, again := d.current(root); again != nil || now != version { // a save went on meanwhile
+		return Record{}, errors.Join(errMoving, again)
+	}
 	if err != nil {
-		return Record{}, d.vanished(version, err)
-	}
-	names, err := folder.Readdirnames(-1)
-	folder.Close()
-	if err != nil {
-		return Record{}, d.vanished(version, err)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		if r.Data()[name], err = d.read(root, filepath.Join(version, name)); err != nil {
-			return Record{}, d.vanished(version, err)
-		}
-	}
-	// What is removed while it is listed may be listed in part.
-	if now, err := d.current(root); err != nil || now != version {
-		return Record{}, errors.Join(errVanished, err)
-	}
-	if err := checkRecord(r.Data()); err != nil {
-		return Record{}, err
+		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, advise(err))
 	}
 	return r, nil
 }
 
-func (d *dirStore) vanished(version string, err error) error {
+// version reads a version.
+func (d *dirStore) version(root *os.Root, version string) (Record, error) {
+	folder, err := root.Open(version)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("ca: load from %s: %w: CURRENT names %s; restore the folder from a backup: %w", d.dir, errVanished, version, err)
-	}
-	return fmt.Errorf("ca: load from %s: %w", d.dir, err)
-}
-
-// current returns what CURRENT says, or "" if there is none.
-func (d *dirStore) current(root *os.Root) (string, error) {
-	b, err := d.read(root, currentName)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
+		return Record{}, vanished(version)
 	}
 	if err != nil {
-		return "", fmt.Errorf("ca: load from %s: %w", d.dir, err)
+		return Record{}, err
+	}
+	info, err := folder.Stat()
+	if err == nil {
+		err = lasting(private.Check(filepath.Join(d.dir, version), info, keys))
+	}
+	var names []string
+	if err == nil {
+		names, err = folder.Readdirnames(-1)
+	}
+	folder.Close()
+	if err != nil {
+		return Record{}, err
+	}
+	data := map[string][]byte{}
+	for _, name := range names {
+		if data[name], err = d.read(root, filepath.Join(version, name)); err != nil {
+			return Record{}, err
+		}
+	}
+	if err := checkRecord(data); err != nil {
+		return Record{}, err
+	}
+	if sum := sumOf(version); sum != "" && sum != sumData(data) {
+		return Record{}, unfit("the version %s is damaged: it is not what was saved", version)
+	}
+	return NewRecord(version, data), nil
+}
+
+// unfit returns an error that only an operator mends.
+func unfit(format string, args ...any) error { return &unfitError{fmt.Errorf(format, args...)} }
+
+func vanished(version string) error {
+	return unfit("%s names the version %s, which is not there", currentName, version)
+}
+
+// advise adds to err what an operator can do about it.
+func advise(err error) error {
+	if errors.Is(err, ErrUnfit) && !errors.Is(err, private.ErrUnsafe) {
+		err = fmt.Errorf("%w; no new CA is made and nothing is removed; restore the folder from a backup, or recover it: ca.RecoverDirStore takes the newest version that is complete (examples/ca -recover)", err)
+	}
+	return err
+}
+
+// current returns the version that counts, or "" if there is no record.
+func (d *dirStore) current(root *os.Root) (string, error) {
+	version, err := d.pointer(root, currentName)
+	if err == nil {
+		return version, nil
+	}
+	if errors.Is(err, errPointer) { // it is there, and wrong
+		return "", &unfitError{err}
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	// A first save writes first that it has begun. So a version of which nothing is known was saved once. It is looked
+	// for twice, as another process may be at work.
+	var before []string
+	for range 2 {
+		orphans, err := d.versions(root)
+		if err != nil {
+			return "", err
+		}
+		begun, _ := d.pointer(root, begunName) // one that is unfinished names nothing
+		orphans = slices.DeleteFunc(orphans, func(v string) bool { return v == begun || before != nil && !slices.Contains(before, v) })
+		if _, err := root.Lstat(currentName); err == nil {
+			return "", errMoving
+		}
+		if len(orphans) == 0 {
+			return "", nil
+		}
+		before = orphans
+	}
+	return "", unfit("%w: it is missing, and there are versions (%s)", errPointer, strings.Join(before, ", "))
+}
+
+// pointer returns the version that a file names. The error wraps errPointer if it names none.
+func (d *dirStore) pointer(root *os.Root, name string) (string, error) {
+	b, err := d.read(root, name)
+	if err != nil {
+		return "", err
 	}
 	version := strings.TrimSuffix(string(b), "\n")
-	if checkName(version) != nil || !strings.HasPrefix(version, versionMark) {
-		return "", fmt.Errorf("ca: %s in %s does not name a version; restore the folder from a backup", currentName, d.dir)
+	switch {
+	case version == "":
+		return "", fmt.Errorf("%w: it is empty", errPointer)
+	case checkName(version) != nil || !strings.HasPrefix(version, versionMark):
+		return "", fmt.Errorf("%w: its contents are not the name of one", errPointer)
 	}
 	return version, nil
 }
 
+// versions returns the names of all versions.
+func (d *dirStore) versions(root *os.Root) ([]string, error) {
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), versionMark) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
 // read returns a file that is private and not too large.
 func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
-	f, err := root.Open(name)
+	f, err := private.OpenIn(root, name, keys)
 	if err != nil {
-		return nil, err
+		return nil, lasting(err)
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if err := checkPrivate(filepath.Join(d.dir, name), info, 0o600); err != nil {
-		return nil, err
-	}
 	b, err := io.ReadAll(io.LimitReader(f, maxRecordBytes+1))
 	if err == nil && len(b) > maxRecordBytes {
-		err = fmt.Errorf("ca: %s has more than %d bytes", filepath.Join(d.dir, name), maxRecordBytes)
+		err = fmt.Errorf("%s has more than %d bytes", filepath.Join(root.Name(), name), maxRecordBytes)
 	}
 	return b, err
+}
+
+// The name of a version is v-<random>-<random of the one that it replaces>-<hash of the contents>. What an older release
+// wrote has the first of them only.
+const (
+	randomLen = 16 // bytes
+	beforeLen = 8
+	sumLen    = 16
+)
+
+func newVersion(replaces string, data map[string][]byte) string {
+	var random [randomLen]byte
+	_, _ = rand.Read(random[:]) // it does not fail
+	before := randomOf(replaces)
+	before = before[:min(len(before), 2*beforeLen)]
+	return versionMark + hex.EncodeToString(random[:]) + "-" + before + "-" + sumData(data)
+}
+
+func nameParts(version string) []string {
+	return append(strings.Split(strings.TrimPrefix(version, versionMark), "-"), "", "")
+}
+
+func randomOf(version string) string { return nameParts(version)[0] }
+func sumOf(version string) string    { return nameParts(version)[2] }
+
+// replaced reports whether the save of version has replaced old.
+func replaced(version, old string) bool {
+	before := nameParts(version)[1]
+	return len(before) == 2*beforeLen && strings.HasPrefix(randomOf(old), before)
+}
+
+// sumData returns the hash of the contents of a version.
+func sumData(data map[string][]byte) string {
+	h := sha256.New()
+	part := func(b []byte) {
+		_ = binary.Write(h, binary.BigEndian, uint64(len(b))) // a Hash does not fail
+		h.Write(b)
+	}
+	for _, name := range slices.Sorted(maps.Keys(data)) {
+		part([]byte(name))
+		part(data[name])
+	}
+	return hex.EncodeToString(h.Sum(nil)[:sumLen])
 }
 
 // Save implements [Store].
@@ -219,12 +354,9 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
-	if err := d.make(); err != nil {
-		return "", err
-	}
-	root, err := d.open()
+	root, err := private.MakeDir(d.dir, keys)
 	if err != nil {
-		return "", err
+		return "", lasting(err)
 	}
 	defer root.Close()
 	unlock, err := d.lock(ctx, root)
@@ -234,82 +366,86 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 	defer unlock()
 	have, err := d.current(root)
 	if err != nil {
-		return "", err
+		return "", advise(err)
 	}
 	if have != r.Version {
 		return "", fmt.Errorf("%w: version %q was to be replaced, there is %q", ErrConflict, r.Version, have)
 	}
-	var random [16]byte
-	_, _ = rand.Read(random[:]) // it does not fail
-	version := versionMark + hex.EncodeToString(random[:])
-	if err := writeVersion(root, version, r.Data()); err != nil {
-		return "", errors.Join(err, root.RemoveAll(version))
+	if have != "" {
+		if _, err := root.Lstat(have); errors.Is(err, fs.ErrNotExist) {
+			return "", advise(vanished(have))
+		}
+	}
+	if err := d.tidy(root, have); err != nil {
+		return "", err
+	}
+	version := newVersion(have, r.Data())
+	// From here on a crash leaves a version of which it is known that nobody was told of it.
+	if err := d.writeFile(root, begunName, []byte(version+"\n")); err != nil {
+		return "", err
+	}
+	if err := d.disk.SyncDir(root, "."); err != nil {
+		return "", err
+	}
+	if err := d.writeVersion(root, version, r.Data()); err != nil {
+		return "", errors.Join(err, d.disk.RemoveAll(root, version))
 	}
 	if ctx.Err() != nil { // the last moment to turn back
-		return "", errors.Join(context.Cause(ctx), root.RemoveAll(version))
+		return "", errors.Join(context.Cause(ctx), d.disk.RemoveAll(root, version))
 	}
-	temp := tempMark + currentName
-	if err := writeFile(root, temp, []byte(version+"\n")); err != nil {
+	if err := d.disk.Rename(root, begunName, currentName); err != nil { // the commit
 		return "", err
 	}
-	if err := root.Rename(temp, currentName); err != nil { // the commit
+	if err := d.disk.SyncDir(root, "."); err != nil {
 		return "", err
 	}
-	if err := syncDir(root, "."); err != nil {
-		return "", err
+	if have != "" {
+		_ = d.disk.RemoveAll(root, have) // the next save tries again
 	}
-	d.clean(root, version)
 	return version, nil
 }
 
-// make makes the folder if it is not there.
-func (d *dirStore) make() error {
-	if _, err := os.Stat(d.dir); !errors.Is(err, fs.ErrNotExist) {
+// tidy removes what a crash has left: the version that was being written, and the one that the current version has
+// replaced. The lock is held.
+func (d *dirStore) tidy(root *os.Root, current string) error {
+	all, err := d.versions(root)
+	if err != nil {
 		return err
 	}
-	return makeDir(d.dir, func(path string) error {
-		root, err := os.OpenRoot(path)
-		if err != nil {
+	for _, v := range all {
+		if v != current && replaced(current, v) {
+			_ = d.disk.RemoveAll(root, v)
+		}
+	}
+	begun, err := d.pointer(root, begunName)
+	if err == nil && begun != current {
+		// It has to be gone for good before its name is.
+		if err := d.disk.RemoveAll(root, begun); err != nil {
 			return err
 		}
-		defer root.Close()
-		return syncDir(root, ".")
-	})
-}
-
-// makeDir makes a folder and those above it that are not there. It has sync make each new name durable,
-// in the folder that it is in: a record is lost with any of the folders on the way to it.
-func makeDir(dir string, sync func(path string) error) error {
-	above := filepath.Dir(dir)
-	err := os.Mkdir(dir, 0o700)
-	if errors.Is(err, fs.ErrNotExist) && above != dir {
-		if err := makeDir(above, sync); err != nil {
+		if err := d.disk.SyncDir(root, "."); err != nil {
 			return err
 		}
-		err = os.Mkdir(dir, 0o700)
 	}
-	if err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been faster
-		return err
-	}
-	return sync(above)
+	return d.disk.RemoveAll(root, begunName)
 }
 
 // writeVersion writes data to a new folder, and makes it and its name durable.
-func writeVersion(root *os.Root, version string, data map[string][]byte) error {
-	if err := root.Mkdir(version, 0o700); err != nil {
+func (d *dirStore) writeVersion(root *os.Root, version string, data map[string][]byte) error {
+	if err := d.disk.Mkdir(root, version); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(data)) {
-		if err := writeFile(root, filepath.Join(version, name), data[name]); err != nil {
+		if err := d.writeFile(root, filepath.Join(version, name), data[name]); err != nil {
 			return err
 		}
 	}
-	return errors.Join(syncDir(root, version), syncDir(root, "."))
+	return errors.Join(d.disk.SyncDir(root, version), d.disk.SyncDir(root, "."))
 }
 
-// writeFile writes a file, replacing what a crash has left, and makes its contents durable.
-func writeFile(root *os.Root, name string, b []byte) error {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+// writeFile writes a new file, and makes its contents durable.
+func (d *dirStore) writeFile(root *os.Root, name string, b []byte) error {
+	f, err := d.disk.Create(root, name)
 	if err != nil {
 		return err
 	}
@@ -317,8 +453,31 @@ func writeFile(root *os.Root, name string, b []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// syncDir makes the names in a folder durable. Windows cannot, and keeps its own journal of names.
-func syncDir(root *os.Root, name string) error {
+// disk is how a store changes its folder. There is one, and in tests one that fails and loses what was not made
+// durable.
+type disk interface {
+	Mkdir(root *os.Root, name string) error
+	Create(root *os.Root, name string) (diskFile, error) // a new file
+	SyncDir(root *os.Root, name string) error            // makes the names in a folder durable
+	Rename(root *os.Root, from, to string) error
+	RemoveAll(root *os.Root, name string) error
+}
+
+type diskFile interface {
+	io.WriteCloser
+	Sync() error
+}
+
+type osDisk struct{}
+
+func (osDisk) Mkdir(root *os.Root, name string) error { return root.Mkdir(name, 0o700) }
+
+func (osDisk) Create(root *os.Root, name string) (diskFile, error) {
+	return root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// SyncDir does nothing on Windows, which cannot, and keeps its own journal of names.
+func (osDisk) SyncDir(root *os.Root, name string) error {
 	if runtime.GOOS == "windows" {
 		return nil
 	}
@@ -329,26 +488,21 @@ func syncDir(root *os.Root, name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// clean removes old versions and what crashes have left; the lock is held. What cannot be removed
-// stays until the next save: the record itself is safe.
-func (d *dirStore) clean(root *os.Root, current string) {
-	f, err := root.Open(".")
-	if err != nil {
-		return
-	}
-	names, _ := f.Readdirnames(-1)
-	f.Close()
-	for _, name := range names {
-		if name != current && (strings.HasPrefix(name, versionMark) || strings.HasPrefix(name, tempMark)) {
-			_ = root.RemoveAll(name)
-		}
-	}
-}
+func (osDisk) Rename(root *os.Root, from, to string) error { return root.Rename(from, to) }
+func (osDisk) RemoveAll(root *os.Root, name string) error  { return root.RemoveAll(name) }
 
 // lock waits until no other process or goroutine writes.
 func (d *dirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err error) {
 	f, err := root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = lasting(private.Check(f.Name(), info, keys))
+	}
+	if err != nil {
+		f.Close()
 		return nil, err
 	}
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {

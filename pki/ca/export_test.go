@@ -83,3 +83,16 @@ func clone(r Record) Record {
 
 // Command is the command line of an [Actor].
 func Command(args []string) string { return command(args) }
+
+// Disk is how a store in a folder changes it, and OSDisk is the one that is in use.
+type (
+	Disk     = disk
+	DiskFile = diskFile
+	OSDisk   = osDisk
+)
+
+// OnDisk has a store of [NewDirStore] change its folder through another disk.
+func OnDisk(s Store, d Disk) Store {
+	s.(*dirStore).disk = d
+	return s
+}

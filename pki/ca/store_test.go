@@ -199,7 +199,7 @@ func TestDirStoreIsPrivate(t *testing.T) {
 	} {
 		require.NoError(t, os.Chmod(tt.path, tt.mode))
 		_, err := d.Load(t.Context())
-		assert.ErrorContains(t, err, fmt.Sprintf("has mode %04o, so that others may get at the keys of the CA; run: chmod %04o %q", tt.mode, tt.back, tt.path))
+		assert.ErrorContains(t, err, fmt.Sprintf("has mode %04o, so that others may get at the keys; run: chmod %04o %q", tt.mode, tt.back, tt.path))
 		assert.NotErrorIs(t, err, ca.ErrNoRecord, "which would make a second CA")
 		if tt.path == dir {
 			_, err = d.Save(t.Context(), ca.NewRecord(v, map[string][]byte{"key": []byte("y")}))
@@ -228,33 +228,249 @@ func TestNewDirStoreRefuses(t *testing.T) {
 	assert.Error(t, err)
 }
 
-// What a crash can leave lying about does not matter, and goes with the next save.
+// What a crash has left unfinished, and what a save has replaced, goes with the next save. Nothing else does.
 func TestDirStoreLeftovers(t *testing.T) {
 	t.Parallel()
 	d, dir := newDirStore(t)
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, "v-0123"), 0o700)) // of a first save that did not come to its end
-	require.NoError(t, os.Chmod(dir, 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "v-0123", "key"), []byte("torn"), 0o600))
+	put := func(names ...string) {
+		path := filepath.Join(append([]string{dir}, names...)...)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(t, os.WriteFile(path, []byte(names[0]), 0o600))
+	}
+	begin := func(version string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "tmp-CURRENT"), []byte(version+"\n"), 0o600))
+	}
+	put("v-0123", "key") // of a first save that did not come to its end
+	begin("v-0123")
 	_, err := d.Load(t.Context())
 	require.ErrorIs(t, err, ca.ErrNoRecord)
-	v, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")}))
+	v1, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")}))
 	require.NoError(t, err)
 	assert.NoDirExists(t, filepath.Join(dir, "v-0123"))
 
-	require.NoError(t, os.Mkdir(filepath.Join(dir, "v-4567"), 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "v-4567", "key"), nil, 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "tmp-CURRENT"), []byte("v-45"), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("of the operator"), 0o600))
+	put("v-4567", "key")
+	begin("v-4567")
+	put("v-89ab", "key") // of a backup, perhaps
+	put("notes.txt")
 	r, err := d.Load(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, v, r.Version)
-	_, err = d.Save(t.Context(), ca.NewRecord(v, map[string][]byte{"key": []byte("2")}))
+	assert.Equal(t, v1, r.Version)
+	v2, err := d.Save(t.Context(), ca.NewRecord(v1, map[string][]byte{"key": []byte("2")}))
 	require.NoError(t, err)
-	for _, gone := range []string{"v-4567", "tmp-CURRENT", v} {
+	for _, gone := range []string{"v-4567", "tmp-CURRENT", v1} {
 		_, err := os.Lstat(filepath.Join(dir, gone))
 		assert.ErrorIs(t, err, os.ErrNotExist, gone)
 	}
 	assert.FileExists(t, filepath.Join(dir, "notes.txt"), "not ours")
+	assert.FileExists(t, filepath.Join(dir, "v-89ab", "key"), "no save has replaced it")
+
+	// A crash came before the old version was removed.
+	put(v1, "key")
+	put("tmp-CURRENT") // garbage
+	_, err = d.Save(t.Context(), ca.NewRecord(v2, map[string][]byte{"key": []byte("3")}))
+	require.NoError(t, err)
+	assert.NoDirExists(t, filepath.Join(dir, v1))
+	assert.NoDirExists(t, filepath.Join(dir, v2))
+	assert.NoFileExists(t, filepath.Join(dir, "tmp-CURRENT"))
+}
+
+// A folder whose pointer is lost is not an empty one: nothing is made, nothing is removed, and Open ends at once.
+func TestDirStoreLostPointer(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(current string) error{
+		"missing": os.Remove,
+		"empty":   func(current string) error { return os.WriteFile(current, nil, 0o600) },
+		"blank":   func(current string) error { return os.WriteFile(current, []byte("\n"), 0o600) },
+		"zeros":   func(current string) error { return os.WriteFile(current, make([]byte, 88), 0o600) }, // as file systems leave it
+		"garbage": func(current string) error { return os.WriteFile(current, []byte("../v-1\n"), 0o600) },
+		"wrong":   func(current string) error { return os.WriteFile(current, []byte("v-0123\n"), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, dir := newDirStore(t)
+			create := func(c *ca.Config) { c.Create = true }
+			a := open(t, d, create)
+			root := a.Roots()[0].ID
+			before, err := d.Load(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, lose(filepath.Join(dir, "CURRENT")))
+
+			_, err = d.Load(t.Context())
+			require.ErrorIs(t, err, ca.ErrUnfit)
+			require.NotErrorIs(t, err, ca.ErrNoRecord)
+			require.ErrorContains(t, err, "RecoverDirStore")
+			for _, version := range []string{"", before.Version, "v-0123"} {
+				_, err = d.Save(t.Context(), ca.NewRecord(version, map[string][]byte{"key": nil}))
+				require.Error(t, err, version)
+				require.NotContains(t, err.Error(), "ca: load", "said twice")
+			}
+			_, err = tryOpen(t.Context(), d, create)
+			require.ErrorIs(t, err, ca.ErrUnfit)
+			require.FileExists(t, filepath.Join(dir, before.Version, "ca-key.pem"))
+
+			r, err := ca.RecoverDirStore(t.Context(), dir, false)
+			require.NoError(t, err)
+			assert.Equal(t, before.Version, r.Version)
+			assert.Equal(t, root, r.Root)
+			assert.Contains(t, r.String(), root)
+			assert.Empty(t, r.Left)
+			_, err = d.Load(t.Context())
+			require.ErrorIs(t, err, ca.ErrUnfit, "it was only a look")
+			again, err := ca.RecoverDirStore(t.Context(), dir, true)
+			require.NoError(t, err)
+			assert.Equal(t, r, again)
+			after, err := d.Load(t.Context())
+			require.NoError(t, err)
+			assert.Equal(t, before.Data(), after.Data())
+			assert.Equal(t, root, open(t, d).Roots()[0].ID)
+			_, err = ca.RecoverDirStore(t.Context(), dir, true)
+			require.ErrorContains(t, err, "nothing to recover")
+		})
+	}
+}
+
+func TestRecoverDirStore(t *testing.T) {
+	t.Parallel()
+	state := func(authority string, revision int) map[string][]byte {
+		return map[string][]byte{"svidkit-state.json": fmt.Appendf(nil, `{"authority":%q,"revision":%d}`, authority, revision)}
+	}
+	// saved returns a folder, and the name of a version in it for each of the data.
+	saved := func(t *testing.T, all ...map[string][]byte) (dir string, names []string) {
+		_, dir = newDirStore(t)
+		for i, data := range all {
+			other, err := ca.NewDirStore(filepath.Join(t.TempDir(), "ca"))
+			require.NoError(t, err)
+			name, err := other.Save(t.Context(), ca.NewRecord("", data))
+			require.NoError(t, err)
+			require.NoError(t, os.MkdirAll(dir, 0o700))
+			from := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprint(other), "ca.DirStore("), ")")
+			require.NoError(t, os.Rename(filepath.Join(from, name), filepath.Join(dir, name)))
+			at := time.Unix(int64(1000+i), 0)
+			require.NoError(t, os.Chtimes(filepath.Join(dir, name), at, at))
+			names = append(names, name)
+		}
+		return dir, names
+	}
+	recovers := func(t *testing.T, dir, want string) ca.Recovery {
+		r, err := ca.RecoverDirStore(t.Context(), dir, true)
+		require.NoError(t, err)
+		require.Equal(t, want, r.Version)
+		d, err := ca.NewDirStore(dir)
+		require.NoError(t, err)
+		got, err := d.Load(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, want, got.Version)
+		return r
+	}
+	t.Run("the highest revision", func(t *testing.T) {
+		t.Parallel()
+		dir, names := saved(t, state("a", 3), state("a", 12), state("a", 4))
+		r := recovers(t, dir, names[1])
+		assert.Equal(t, uint64(12), r.Revision)
+		require.Len(t, r.Left, 2)
+		for _, name := range names {
+			assert.DirExists(t, filepath.Join(dir, name), "nothing is removed")
+		}
+	})
+	t.Run("damaged ones are left", func(t *testing.T) {
+		t.Parallel()
+		dir, names := saved(t, state("a", 3), state("a", 12), state("a", 13))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, names[1], "svidkit-state.json"), []byte(`{"authority":"a","revision":14}`), 0o600))
+		require.NoError(t, os.Remove(filepath.Join(dir, names[2], "svidkit-state.json")))
+		r := recovers(t, dir, names[0])
+		require.Len(t, r.Left, 2)
+		assert.Contains(t, strings.Join(r.Left, "\n"), "damaged")
+	})
+	t.Run("one that was being written is the last choice", func(t *testing.T) {
+		t.Parallel()
+		dir, names := saved(t, state("a", 3), state("a", 4))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "tmp-CURRENT"), []byte(names[1]+"\n"), 0o600))
+		recovers(t, dir, names[0])
+	})
+	t.Run("the present one is damaged", func(t *testing.T) {
+		t.Parallel()
+		dir, names := saved(t, state("a", 3), state("a", 4))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "CURRENT"), []byte(names[1]+"\n"), 0o600))
+		require.NoError(t, os.Remove(filepath.Join(dir, names[1], "svidkit-state.json")))
+		recovers(t, dir, names[0])
+	})
+	t.Run("of two CAs", func(t *testing.T) {
+		t.Parallel()
+		dir, names := saved(t, state("a", 3), state("b", 4))
+		_, err := ca.RecoverDirStore(t.Context(), dir, true)
+		require.ErrorIs(t, err, ca.ErrUnfit)
+		require.ErrorContains(t, err, "different CAs")
+		require.NoError(t, os.Rename(filepath.Join(dir, names[1]), filepath.Join(filepath.Dir(dir), "away")))
+		recovers(t, dir, names[0])
+	})
+	t.Run("of an older release", func(t *testing.T) {
+		t.Parallel()
+		dir, names := saved(t, state("a", 3), state("a", 4), map[string][]byte{"x": nil})
+		for i, name := range names {
+			require.NoError(t, os.Rename(filepath.Join(dir, name), filepath.Join(dir, fmt.Sprintf("v-%032x", i))))
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("v-%032x", 1), "svidkit-state.json"), []byte(`{"auth`), 0o600))
+		r := recovers(t, dir, fmt.Sprintf("v-%032x", 0))
+		require.Len(t, r.Left, 2)
+	})
+	t.Run("nothing to take", func(t *testing.T) {
+		t.Parallel()
+		for _, all := range [][]map[string][]byte{nil, {{"x": nil}}} {
+			dir, names := saved(t, all...)
+			require.NoError(t, os.MkdirAll(dir, 0o700))
+			for _, name := range names {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name, "y"), nil, 0o600))
+			}
+			_, err := ca.RecoverDirStore(t.Context(), dir, true)
+			require.ErrorIs(t, err, ca.ErrUnfit)
+			require.NoFileExists(t, filepath.Join(dir, "CURRENT"))
+		}
+		_, err := ca.RecoverDirStore(t.Context(), filepath.Join(t.TempDir(), "none"), true)
+		require.ErrorIs(t, err, os.ErrNotExist)
+		_, err = ca.RecoverDirStore(t.Context(), "", true)
+		require.Error(t, err)
+	})
+}
+
+// What belongs to another user is refused, by descriptor, and Open does not try again.
+func TestDirStoreOwners(t *testing.T) {
+	t.Parallel()
+	onlyUnix(t)
+	if os.Geteuid() != 0 {
+		t.Skip("gives files to another user, which takes root")
+	}
+	for _, of := range []string{"", "above", "CURRENT", "lock", "version", "key"} {
+		t.Run(of, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "above", "ca")
+			d, err := ca.NewDirStore(dir)
+			require.NoError(t, err)
+			version, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")}))
+			require.NoError(t, err)
+			path := filepath.Join(dir, of)
+			switch of {
+			case "above":
+				path = filepath.Dir(dir)
+			case "version":
+				path = filepath.Join(dir, version)
+			case "key":
+				path = filepath.Join(dir, version, "key")
+			}
+			require.NoError(t, os.Chown(path, 54321, -1))
+			_, lerr := d.Load(t.Context())
+			_, serr := d.Save(t.Context(), ca.NewRecord(version, map[string][]byte{"key": []byte("2")}))
+			if of != "lock" { // a load needs none
+				require.ErrorIs(t, lerr, ca.ErrUnfit)
+				require.ErrorContains(t, lerr, fmt.Sprintf("run: chown 0 %q", path))
+				_, err = tryOpen(t.Context(), d)
+				require.ErrorIs(t, err, ca.ErrUnfit)
+			}
+			if of != "version" && of != "key" { // a save does not read them
+				require.ErrorIs(t, serr, ca.ErrUnfit)
+				require.ErrorContains(t, serr, fmt.Sprintf("run: chown 0 %q", path))
+			}
+		})
+	}
 }
 
 // A folder that is damaged is an error, and never taken for an empty one.

@@ -1,0 +1,184 @@
+package ca
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
+)
+
+// Recovery is what [RecoverDirStore] takes for the record of a CA. It holds no secret.
+type Recovery struct {
+	Version  string    // the name of its folder
+	Written  time.Time // by the time of the folder
+	Revision uint64    // counts the saves of the CA; 0 if the version does not say
+	Root     string    // the serial number of the root that signs, in hexadecimal; empty for a store of JWT keys
+	RootEnds time.Time
+
+	// Left are the other versions, which stay where they are, each with the reason.
+	Left []string
+}
+
+// String describes the version in one line.
+func (r Recovery) String() string {
+	text := fmt.Sprintf("%s, written %s", r.Version, r.Written.UTC().Format(time.RFC3339))
+	if r.Revision > 0 {
+		text += fmt.Sprintf(", revision %d", r.Revision)
+	}
+	if r.Root != "" {
+		text += fmt.Sprintf(", root %s until %s", r.Root, r.RootEnds.UTC().Format(time.RFC3339))
+	}
+	return text
+}
+
+// RecoverDirStore finds what the folder of a [NewDirStore] should go on with when its file CURRENT is lost or wrong: the newest
+// version that is complete. It returns what it takes, and with write it makes CURRENT name that, durably. It removes
+// nothing, and needs no other authority to be stopped.
+//
+// A version is complete if its contents have the hash in its name. One of an older release, which has none, is complete if it has a
+// state that can be read, or the certificate and the key of a CA. The newest has the highest revision. Versions of
+// different CAs are refused: the operator moves those away that are wrong. So is a folder that is in order.
+func RecoverDirStore(ctx context.Context, dir string, write bool) (Recovery, error) {
+	d, err := newDirStore(dir)
+	if err != nil {
+		return Recovery{}, err
+	}
+	r, err := d.recover(ctx, write)
+	if err != nil {
+		return Recovery{}, fmt.Errorf("ca: recover %s: %w", d.dir, err)
+	}
+	return r, nil
+}
+
+func (d *dirStore) recover(ctx context.Context, write bool) (Recovery, error) {
+	root, err := private.OpenDir(d.dir, keys)
+	if err != nil {
+		return Recovery{}, err
+	}
+	defer root.Close()
+	unlock, err := d.lock(ctx, root)
+	if err != nil {
+		return Recovery{}, err
+	}
+	defer unlock()
+	switch version, err := d.current(root); {
+	case err == nil && version != "":
+		if _, err := d.version(root, version); err == nil {
+			return Recovery{}, fmt.Errorf("there is nothing to recover: CURRENT names %s, which is complete", version)
+		}
+	case err != nil && !errors.Is(err, errPointer):
+		return Recovery{}, err
+	}
+	best, err := d.newest(root)
+	if err != nil || !write {
+		return best, err
+	}
+	const temp = "tmp-recovered"
+	if err := d.disk.RemoveAll(root, temp); err != nil {
+		return Recovery{}, err
+	}
+	if err := d.writeFile(root, temp, []byte(best.Version+"\n")); err != nil {
+		return Recovery{}, err
+	}
+	if err := d.disk.Rename(root, temp, currentName); err != nil {
+		return Recovery{}, err
+	}
+	return best, d.disk.SyncDir(root, ".")
+}
+
+// candidate is a version that is complete.
+type candidate struct {
+	Recovery
+	authority string // the CA
+	begun     bool   // it was being written, so that another one is better
+}
+
+// newest returns the version to take.
+func (d *dirStore) newest(root *os.Root) (Recovery, error) {
+	names, err := d.versions(root)
+	if err != nil {
+		return Recovery{}, err
+	}
+	begun, _ := d.pointer(root, begunName)
+	var found []candidate
+	var left []string
+	for _, name := range names {
+		c, err := d.candidate(root, name)
+		if err != nil {
+			left = append(left, fmt.Sprintf("%s: not complete: %v", name, err))
+			continue
+		}
+		c.begun = name == begun
+		found = append(found, c)
+	}
+	if len(found) == 0 {
+		return Recovery{}, fmt.Errorf("%w: no version is complete (%d are not: %s); restore the folder from a backup", ErrUnfit, len(left), strings.Join(left, "; "))
+	}
+	slices.SortStableFunc(found, func(a, b candidate) int {
+		switch {
+		case a.begun != b.begun && b.begun, a.begun == b.begun && a.Revision > b.Revision:
+			return -1
+		case a.begun != b.begun || a.Revision < b.Revision:
+			return 1
+		}
+		return b.Written.Compare(a.Written)
+	})
+	best := found[0]
+	for _, c := range found[1:] {
+		if c.authority != best.authority {
+			return Recovery{}, fmt.Errorf("%w: there are versions of different CAs: %v; and %v; move those away that are wrong", ErrUnfit, best.Recovery, c.Recovery)
+		}
+		left = append(left, c.Recovery.String()+": older")
+	}
+	best.Left = left
+	return best.Recovery, nil
+}
+
+// candidate returns a version if it is complete.
+func (d *dirStore) candidate(root *os.Root, name string) (c candidate, err error) {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return c, err
+	}
+	if !info.IsDir() {
+		return c, fmt.Errorf("%s is not a folder", filepath.Join(d.dir, name))
+	}
+	r, err := d.version(root, name)
+	if err != nil {
+		return c, err
+	}
+	data := r.Data()
+	c = candidate{Recovery: Recovery{Version: name, Written: info.ModTime()}}
+	if state, ok := data[stateName]; ok {
+		var s struct {
+			Authority string `json:"authority"`
+			Revision  uint64 `json:"revision"`
+		}
+		if err := json.Unmarshal(state, &s); err != nil || s.Authority == "" || s.Revision == 0 {
+			return c, errors.Join(errors.New(stateName+" cannot be read"), err)
+		}
+		c.authority, c.Revision = s.Authority, s.Revision
+	} else if sumOf(name) == "" && (len(data[caCertName]) == 0 || len(data[caKeyName]) == 0) {
+		return c, fmt.Errorf("%w: it has neither %s nor both of %s and %s", fs.ErrNotExist, stateName, caCertName, caKeyName)
+	}
+	if len(data[caCertName]) > 0 {
+		cert, err := firstCertificate(data[caCertName])
+		if err != nil {
+			return c, err
+		}
+		c.Root, c.RootEnds = rotation.Serial(cert), cert.NotAfter
+	}
+	if c.authority == "" {
+		c.authority = c.Root
+	}
+	return c, nil
+}
