@@ -376,6 +376,32 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	}
 }
 
+// Recover makes the folder of a self-signed CA that has lost the file CURRENT, or has a wrong one, go on with the newest
+// version that is complete; see [ca.RecoverDirStore]. It is recorded in the audit log.
+func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
+	if c.Kubernetes || c.StateDir == "" {
+		return ca.Recovery{}, errors.New("-recover: it is for the folder in -state-dir; a Secret has one version, to be restored from a backup")
+	}
+	r, err := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, "ca"), true)
+	if err != nil || c.AuditLog == "none" {
+		return r, err
+	}
+	log, err := c.openAudit(slog.New(slog.DiscardHandler))
+	if err == nil {
+		var auditor ca.Auditor = log
+		if a, ok := auditor.(ca.KeyAuditor); ok {
+			err = a.RecordKeyEvent(ctx, &ca.KeyEvent{
+				Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
+			})
+		}
+		err = errors.Join(err, log.Close())
+	}
+	if err != nil {
+		err = fmt.Errorf("the CA is recovered, and there is no audit record of that: %w", err)
+	}
+	return r, err
+}
+
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
