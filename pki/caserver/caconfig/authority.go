@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -131,8 +132,8 @@ func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
 		return nil, fmt.Errorf("-audit-log: %w", err)
 	}
 	if info, err := os.Stat(c.AuditLog); err == nil {
-		if err := private.Check(c.AuditLog, info, private.Options{Keys: true}); err != nil {
-			log.Warn("caconfig: -audit-log", "err", err)
+		if mode := info.Mode().Perm(); mode&0o077 != 0 && runtime.GOOS != "windows" {
+			log.Warn("caconfig: -audit-log: other users can read or change it; run chmod 0600", "file", c.AuditLog, "mode", mode)
 		}
 	}
 	return audit, nil
@@ -280,7 +281,11 @@ func (c *Config) replacesOwn(ctx context.Context) error {
 func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	if c.Kubernetes {
 		a.Where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
-		return kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
+		store, err := kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
+		if err != nil {
+			return nil, fmt.Errorf("-kubernetes: %w; -kubernetes-api names one", err)
+		}
+		return store, nil
 	}
 	a.Where = "in " + filepath.Join(c.StateDir, folder)
 	return ca.NewDirStore(filepath.Join(c.StateDir, folder))
