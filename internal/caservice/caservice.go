@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -29,6 +32,11 @@ const (
 	sendTimeout    = 10 * time.Second
 	maxRequest     = 192 << 10 // bytes: a CSR in PEM has at most 128 KiB, one in DER or a token 64 KiB
 	maxCommonName  = 64        // bytes; RFC 5280 calls it ub-common-name
+
+	// To verify a signing request takes a processor for longer than all that comes before it. What would wait longer
+	// for one than queueTime is refused, so that an overload does not make every request late.
+	queueTime = 50 * time.Millisecond
+	maxQueue  = 4096
 )
 
 // Service is a gRPC service with one unary method.
@@ -53,12 +61,14 @@ type Service struct {
 	Answered func(grpchttp.Code)
 
 	refused *summary.Log
+	turns   *limit.Limiter
 }
 
 // Handler returns the service as a handler of gRPC over HTTP/2.
 func (s Service) Handler() http.Handler {
 	s.Timeout = cmp.Or(s.Timeout, defaultTimeout)
 	s.Logger = cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
+	s.turns = limit.New(limit.Options{Concurrent: runtime.GOMAXPROCS(0), Queue: maxQueue, QueueTime: queueTime})
 	s.refused = summary.New(s.Logger, 0)
 	return &grpchttp.Handler{
 		Name:           s.Name,
@@ -78,6 +88,23 @@ type Call struct {
 	Leaf   *x509.Certificate // the certificate that the response has
 
 	unread bool
+	turns  *limit.Limiter
+}
+
+// ParseCSR returns what parse returns, when a processor is free for it: parse verifies a signing request. It is refused
+// if that would take too long.
+func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
+	if err := c.turns.Acquire(ctx, ""); err != nil {
+		over, ok := errors.AsType[*limit.Error](err)
+		if !ok {
+			return nil, Ended(ctx, err)
+		}
+		e := Refuse(grpchttp.ResourceExhausted, textLimit, err)
+		e.RetryAfter = over.RetryAfter
+		return nil, e
+	}
+	defer c.turns.Release()
+	return parse()
 }
 
 // Receive returns the request.
@@ -90,8 +117,18 @@ func (c *Call) Receive() ([]byte, error) {
 	return msg, nil
 }
 
+// growStack makes room on the stack of the goroutine, which is new for each call: to sign takes about 16 KiB, and a stack
+// that grows to that by doubling is copied several times, deep as it is then.
+//
+//go:noinline
+func growStack() byte {
+	var room [20 << 10]byte
+	return room[len(os.Args)]
+}
+
 func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
-	c := &Call{Call: g}
+	growStack()
+	c := &Call{Call: g, turns: s.turns}
 	response, err := s.answer(ctx, c)
 	code := grpchttp.OK
 	e, _ := errors.AsType[*grpchttp.Error](err)
@@ -105,7 +142,7 @@ func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
 	if e != nil {
 		return e
 	}
-	return c.Send(response)
+	return c.SendOnly(response)
 }
 
 // log logs the outcome of a call; e is nil if a certificate was issued.
@@ -203,6 +240,8 @@ const (
 	TextTTL         = "the lifetime is longer than the CA grants, or shorter than a second"
 	TextUnavailable = "the CA cannot answer now; try again later"
 	TextInternal    = "the certificate could not be made"
+
+	textLimit = "too many requests; try again later"
 )
 
 // SignError returns the error for a call whose signer failed with err.
@@ -212,7 +251,7 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 	e.RetryAfter = after
 	switch {
 	case errors.Is(err, ca.ErrLimit):
-		e.Code, e.Message = grpchttp.ResourceExhausted, "too many requests; try again later"
+		e.Code, e.Message = grpchttp.ResourceExhausted, textLimit
 	case errors.Is(err, ca.ErrNotReady):
 		e.Code, e.Message = grpchttp.Unavailable, "the CA is not ready to sign; try again later"
 	case errors.Is(err, ca.ErrAudit):

@@ -15,7 +15,8 @@
 // caller that is over its own rate cannot use up what is there for the others. A refusal says when
 // there will be room again.
 //
-// What is held for longer than a request, such as streams, is bounded by [Shares].
+// What is held for longer than a request, such as streams, is bounded by [Shares], connections by a [Listener], and what is
+// refused after it was looked at by [Strikes].
 //
 // Memory is bounded: by Options.Queue, and by 65,536 callers that are remembered, whatever their
 // names. More than that and those that asked longest ago are forgotten, so that each begins anew
@@ -37,6 +38,10 @@ import (
 type Options struct {
 	Concurrent int // how many hold a slot at the same time
 	Queue      int // how many wait for a slot; 0: a request that finds no free slot is refused
+
+	// QueueTime is the longest that a request should wait for its slot: one that would wait longer, by the pace at which
+	// slots were given back lately, is refused. 0: no limit.
+	QueueTime time.Duration
 
 	Rate  float64 // requests per second, of all callers together
 	Burst int     // how many of them may come at once after a pause; 0: those of one second, at least 1
@@ -72,9 +77,13 @@ func (e *Error) Error() string {
 	return "limit: " + e.Reason + "; try again later"
 }
 
+// Retryable returns RetryAfter, and that the same request may be let in later.
+func (e *Error) Retryable() (after time.Duration, ok bool) { return e.RetryAfter, true }
+
 // Limiter counts; [New] makes one. It starts no goroutine and is safe for concurrent use.
 type Limiter struct {
 	concurrent, queue int
+	queueTime         time.Duration
 	start             time.Time // what now counts from
 	limited           bool      // there is a limit at all
 
@@ -91,6 +100,7 @@ func New(o Options) *Limiter {
 	l := &Limiter{
 		concurrent: max(o.Concurrent, 0),
 		queue:      max(o.Queue, 0),
+		queueTime:  o.QueueTime,
 		start:      time.Now(),
 		total:      bucket{size: newSize(o.Rate, o.Burst)},
 		callers:    newCallers(newSize(o.CallerRate, o.CallerBurst)),
@@ -150,8 +160,12 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 		return nil, &Error{Reason: CallerRate, RetryAfter: max(ownWait, totalWait)}
 	case totalWait > 0:
 		return nil, &Error{Reason: TotalRate, RetryAfter: totalWait}
-	case full && l.waiting.Len() >= l.queue:
-		return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, l.waiting.Len()+1)}
+	}
+	if full {
+		wait := l.pace.after(now, l.waiting.Len()+1)
+		if l.waiting.Len() >= l.queue || l.queueTime > 0 && l.waiting.Len() > 0 && wait > l.queueTime {
+			return nil, &Error{Reason: QueueFull, RetryAfter: wait}
+		}
 	}
 	own.take(now)
 	l.callers.put(caller, own, known, now)

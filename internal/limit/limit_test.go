@@ -219,6 +219,36 @@ func TestQueueFullRetryAfter(t *testing.T) {
 	})
 }
 
+// TestQueueTime has a queue with room for many whose end is too far away.
+func TestQueueTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{Concurrent: 1, Queue: 1000, QueueTime: 250 * time.Millisecond})
+		acquire := func() { go func() { assert.NoError(t, l.Acquire(t.Context(), "x")) }(); synctest.Wait() }
+		acquire()
+		acquire()
+		acquire()
+		for range 20 { // a pace of 100 ms
+			time.Sleep(100 * time.Millisecond)
+			l.Release()
+			acquire()
+		}
+		require.Equal(t, 2, l.Waiting())
+		require.Equal(t, 300*time.Millisecond, refused(t, l.Acquire(t.Context(), "y"), limit.QueueFull), "the third would wait too long")
+		l.Release()
+		acquire() // the second does not
+		require.Equal(t, 2, l.Waiting())
+		time.Sleep(time.Minute) // however slow it becomes, one may wait
+		l.Release()
+		l.Release()
+		require.Equal(t, 0, l.Waiting())
+		acquire()
+		require.Equal(t, 1, l.Waiting())
+		l.Release()
+		l.Release()
+	})
+}
+
 // Who gives up leaves the queue at once and never holds a slot.
 func TestGivingUp(t *testing.T) {
 	t.Parallel()

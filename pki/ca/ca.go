@@ -207,6 +207,10 @@ type Limits struct {
 	Concurrent int // signings at the same time, the writing of their audit records included
 	Queue      int // how many more may wait for their turn; the rest is refused at once
 
+	// QueueTime is the longest that one of them should wait: what would wait longer, by the pace of late, is refused at
+	// once as well.
+	QueueTime time.Duration
+
 	Rate  float64 // signings per second, of all callers together
 	Burst int     // how many of them may come at once after a pause; 0 means those of one second, at least 1
 

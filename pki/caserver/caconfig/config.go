@@ -136,6 +136,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 
 	fs.IntVar(&c.CA.Limits.Concurrent, "concurrent", 64, "signings at the same time, audit record included; 0: no limit")
 	fs.IntVar(&c.CA.Limits.Queue, "queue", 1024, "how many more wait")
+	fs.DurationVar(&c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "how long one of them should wait: beyond that, requests are told when to come back; 0: no limit")
 	fs.Float64Var(&c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
 	fs.Float64Var(&c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
 	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir)")
@@ -321,6 +322,7 @@ func (c *Config) check(serve bool) error {
 		{"propagation", c.CA.Rotation.Propagation < 0, negative},
 		{"concurrent", c.CA.Limits.Concurrent < 0, negative},
 		{"queue", c.CA.Limits.Queue < 0, negative},
+		{"queue-time", c.CA.Limits.QueueTime < 0, negative},
 		{"rate", !(c.CA.Limits.Rate >= 0), negative}, // or NaN
 		{"caller-rate", !(c.CA.Limits.CallerRate >= 0), negative},
 		{"audit-size", c.auditOptions.MaxSize < 0, negative},

@@ -33,7 +33,7 @@ func (s *Server) create(ctx context.Context, c *caservice.Call) ([]byte, error) 
 		s.metrics.badCSR.Inc()
 		return nil, err
 	}
-	chain, err := s.sign(ctx, caller, msg)
+	chain, err := s.sign(ctx, c, caller, msg)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func judged(err error) bool {
 }
 
 // sign returns the chain for a request, which has been checked.
-func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]*x509.Certificate, error) {
+func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Caller, msg []byte) ([]*x509.Certificate, error) {
 	r, err := readRequest(msg)
 	if err != nil {
 		return nil, s.badCSR(err)
@@ -111,7 +111,10 @@ func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]
 	if err != nil {
 		return nil, err
 	}
-	csr, err := pki.ParseCSRPEM([]byte(r.csr))
+	csr, err := c.ParseCSR(ctx, func() (*pki.CSR, error) { return pki.ParseCSRPEM([]byte(r.csr)) })
+	if over, ok := errors.AsType[*grpchttp.Error](err); ok {
+		return nil, s.failed("LIMIT_ERROR", over)
+	}
 	if err != nil {
 		return nil, s.badCSR(err)
 	}

@@ -85,7 +85,10 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	if err := s.verifyIssuer(anchors); err != nil {
 		return nil, s.badIssuer(ctx, &r, err)
 	}
-	csr, err := checkCSR(r.csr, r.identity)
+	csr, err := c.ParseCSR(ctx, func() (*pki.CSR, error) { return checkCSR(r.csr, r.identity) })
+	if over, ok := errors.AsType[*grpchttp.Error](err); ok {
+		return nil, over
+	}
 	if err != nil {
 		return nil, failed("the certificate signing request is refused: "+err.Error(), err)
 	}

@@ -1,0 +1,11 @@
+package sds
+
+// Held returns what is counted of clients: open streams and fetches, and bytes of names.
+func (h *Handler) Held() (open, names int) { return h.open.Held(), h.names.Held() }
+
+// Waits returns how many names streams wait for that they were refused.
+func (h *Handler) Waits() int {
+	h.table.mu.Lock()
+	defer h.table.mu.Unlock()
+	return len(h.table.waits)
+}
