@@ -39,8 +39,10 @@ type Options struct {
 	Concurrent int // how many hold a slot at the same time
 	Queue      int // how many wait for a slot; 0: a request that finds no free slot is refused
 
-	// QueueTime is the longest that a request should wait for its slot: one that would wait longer, by the pace at which
-	// slots were given back lately, is refused. 0: no limit.
+	// QueueTime is how long a request should wait for its slot when more come than are served: while 64 wait, and one
+	// more would wait longer than this by the pace of late, one more is refused. In the first half second
+	// of an overload the wait may be ten times as long, so that a burst is served; an overload that begins 5 seconds
+	// after another is a new one. 0: no such limit.
 	QueueTime time.Duration
 
 	Rate  float64 // requests per second, of all callers together
@@ -90,6 +92,9 @@ type Limiter struct {
 	mu      sync.Mutex
 	used    int       // slots that are taken
 	waiting list.List // of chan struct{}, first come first, which are closed when the slot is theirs
+
+	// The first and the last request that would have waited for too long, without a calm between them.
+	long    struct{ first, last time.Duration }
 	total   bucket
 	callers callers
 	pace    pace
@@ -105,6 +110,7 @@ func New(o Options) *Limiter {
 		total:      bucket{size: newSize(o.Rate, o.Burst)},
 		callers:    newCallers(newSize(o.CallerRate, o.CallerBurst)),
 	}
+	l.long.last = -time.Hour
 	l.limited = l.concurrent > 0 || l.total.every > 0 || l.callers.every > 0
 	return l
 }
@@ -162,9 +168,8 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 		return nil, &Error{Reason: TotalRate, RetryAfter: totalWait}
 	}
 	if full {
-		wait := l.pace.after(now, l.waiting.Len()+1)
-		if l.waiting.Len() >= l.queue || l.queueTime > 0 && l.waiting.Len() > 0 && wait > l.queueTime {
-			return nil, &Error{Reason: QueueFull, RetryAfter: wait}
+		if l.waiting.Len() >= l.queue || l.overloaded(now) {
+			return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, l.waiting.Len()+1)}
 		}
 	}
 	own.take(now)
@@ -180,6 +185,21 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 		l.used++
 	}
 	return nil, nil
+}
+
+// overloaded reports whether one more request would wait for too long, and this is no burst; mu is held.
+func (l *Limiter) overloaded(now time.Duration) bool {
+	const least, burst, calm = 64, 500 * time.Millisecond, 5 * time.Second // a machine that stops for a moment is not overloaded
+	n := l.waiting.Len()
+	wait := l.pace.average * time.Duration(n+1)
+	if l.queueTime <= 0 || n < least || wait <= l.queueTime {
+		return false
+	}
+	if now-l.long.last > calm {
+		l.long.first = now
+	}
+	l.long.last = now
+	return now-l.long.first > burst || wait > 10*l.queueTime
 }
 
 // Release gives the slot back, to the request that waits longest if there is one.

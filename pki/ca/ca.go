@@ -207,8 +207,8 @@ type Limits struct {
 	Concurrent int // signings at the same time, the writing of their audit records included
 	Queue      int // how many more may wait for their turn; the rest is refused at once
 
-	// QueueTime is the longest that one of them should wait: what would wait longer, by the pace of late, is refused at
-	// once as well.
+	// QueueTime is how long one of them should wait. In an overload, which is when more comes than can be signed for half
+	// a second, what would wait longer is refused at once as well; a burst may wait ten times as long.
 	QueueTime time.Duration
 
 	Rate  float64 // signings per second, of all callers together
