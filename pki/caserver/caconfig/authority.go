@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/private"
@@ -139,46 +138,24 @@ func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
 	return audit, nil
 }
 
-// pluggedInFiles reports whether there are files in -root-ca-dir. It refuses those that other users can change, and
-// complains of keys that they can read; in a pod, the modes are those of the volume.
-func (c *Config) pluggedInFiles(log *slog.Logger) (bool, error) {
-	name := c.pluggedIn.Dir
-	if name == "" {
+// pluggedInFiles reports whether there are files in -root-ca-dir. Those that other users can change are an error, as is
+// such a folder without any: it could have some in a moment.
+func (c *Config) pluggedInFiles() (bool, error) {
+	if c.pluggedIn.Dir == "" {
 		return false, nil
 	}
-	dir, err := private.OpenDir(name, private.Options{})
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+	dir, err := private.OpenDir(c.pluggedIn.Dir, private.Options{})
+	if err == nil {
+		defer dir.Close()
+		_, err = pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now())
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case errors.Is(err, private.ErrUnsafe), dir == nil:
 		return false, fmt.Errorf("-root-ca-dir: %w", err)
 	}
-	defer dir.Close()
-	if _, err := pki.ReadKeyCertBundle(os.DirFS(name), nil, time.Now()); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	entries, err := os.ReadDir(name)
-	if err != nil {
-		return false, fmt.Errorf("-root-ca-dir: %w", err)
-	}
-	for _, e := range entries {
-		if e.IsDir() || !strings.Contains(".pem .key .crt", filepath.Ext(e.Name())) || e.Name()[0] == '.' {
-			continue
-		}
-		file := filepath.Join(name, e.Name())
-		f, err := private.OpenFile(file, os.O_RDONLY, private.Options{})
-		if err != nil {
-			return false, fmt.Errorf("-root-ca-dir: %w", err)
-		}
-		info, err := f.Stat()
-		f.Close()
-		if err == nil && strings.Contains(e.Name(), "key") && !c.inCluster {
-			if err := private.Check(file, info, private.Options{Keys: true}); err != nil {
-				log.Warn("caconfig: -root-ca-dir", "err", err)
-			}
-		}
-	}
-	return true, nil
+	return true, nil // whether they are good is for ca.Load to say
 }
 
 // find decides which CA there is, and returns what opens it. It writes nothing.
@@ -190,7 +167,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 			return err
 		}, nil
 	}
-	pluggedIn, err := c.pluggedInFiles(o.Logger)
+	pluggedIn, err := c.pluggedInFiles()
 	if err != nil {
 		return nil, err
 	}
@@ -431,7 +408,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		c.temporary = true
 		c.setStateDir(dir)
 	}
-	if pluggedIn, err := c.pluggedInFiles(log); err != nil {
+	if pluggedIn, err := c.pluggedInFiles(); err != nil {
 		return err
 	} else if pluggedIn && !c.Kubernetes {
 		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes is for development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
