@@ -58,6 +58,10 @@ type Options struct {
 	// for another FS, which is polled.
 	FS fs.FS
 
+	// Open opens a file of the host; nil means [os.Open]. It is where the caller judges the owner of a file, and it must
+	// not wait for a pipe.
+	Open func(path string) (*os.File, error)
+
 	// Poll is how often the files are read without a notification; 0 means every 5 seconds.
 	Poll time.Duration
 
@@ -236,13 +240,18 @@ func (f *Follower) read() (Files, digest, error) {
 
 func (f *Follower) readOne(path string) (File, error) {
 	stat, open := os.Stat, func(path string) (fs.File, error) { return os.Open(path) }
-	if f.o.FS != nil {
+	switch {
+	case f.o.FS != nil:
 		stat, open = func(path string) (fs.FileInfo, error) { return fs.Stat(f.o.FS, path) }, f.o.FS.Open
+	case f.o.Open != nil:
+		stat, open = nil, func(path string) (fs.File, error) { return f.o.Open(path) }
 	}
-	if info, err := stat(path); err != nil {
-		return File{}, err
-	} else if !info.Mode().IsRegular() { // to open a pipe would block
-		return File{}, fmt.Errorf("%s is not a regular file", path)
+	if stat != nil {
+		if info, err := stat(path); err != nil {
+			return File{}, err
+		} else if !info.Mode().IsRegular() { // to open a pipe would block
+			return File{}, fmt.Errorf("%s is not a regular file", path)
+		}
 	}
 	file, err := open(path)
 	if err != nil {

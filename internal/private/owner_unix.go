@@ -194,6 +194,11 @@ func ids(info fs.FileInfo) (owner, group uint32, ok bool) {
 	return uint32(s.Uid), uint32(s.Gid), true
 }
 
+func hasOwner(info fs.FileInfo) bool {
+	_, _, ok := ids(info)
+	return ok
+}
+
 func syncDir(dir string) error {
 	f, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) { // one that may be entered and written, and not listed

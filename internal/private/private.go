@@ -254,3 +254,7 @@ func Check(path string, info fs.FileInfo, o Options) error {
 	}
 	return checkWritable(path, info, &o)
 }
+
+// HasOwner reports whether info is of a file of the host with an owner that [Check] can judge, and not one of an [fs.FS] in
+// memory or in an archive, or of Windows.
+func HasOwner(info fs.FileInfo) bool { return hasOwner(info) }
