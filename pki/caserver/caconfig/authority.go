@@ -147,7 +147,9 @@ func (c *Config) pluggedInFiles() (bool, error) {
 	dir, err := private.OpenDir(c.pluggedIn.Dir, private.Options{})
 	if err == nil {
 		defer dir.Close()
-		_, err = pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now())
+		if _, err = pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now()); err != nil {
+			err = fmt.Errorf("in %s: %w", c.pluggedIn.Dir, err)
+		}
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
