@@ -607,6 +607,67 @@ func TestOperator(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
 }
 
+// A key that is known to be stolen is replaced at once, and the operator is told what that costs.
+func TestRevokeNow(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := newConfig(t, dir)
+	s, _ := start(t, c)
+	first := s.ca.Own.Roots()[0]
+	_, err := shell(t, "", arguments(dir, "-revoke", first.ID)...)
+	require.ErrorContains(t, err, "signs")
+	out, err := shell(t, "", arguments(dir, "-revoke", first.ID, "-now")...)
+	require.NoError(t, err)
+	require.Contains(t, out, "root "+first.ID+" is revoked")
+	require.Contains(t, out, "signs in its place, and verifiers that have not read the bundle refuse what it signs, until ")
+	require.Contains(t, out, "make all workloads renew")
+	require.Contains(t, out, "active since")
+	require.Eventually(t, func() bool { // the server follows
+		roots := s.ca.Own.Roots()
+		return len(roots) == 1 && roots[0].ID != first.ID
+	}, 40*time.Second, 50*time.Millisecond)
+	_, err = shell(t, "", arguments(dir, "-taint", first.ID, "-now")...)
+	require.ErrorContains(t, err, "-now: it is for -revoke")
+}
+
+// A folder that has lost its pointer gets no new root, loses no key, and goes on when the operator says so.
+func TestRecover(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, stop := start(t, newConfig(t, dir))
+	root := s.ca.Own.Roots()[0].ID
+	stop()
+	_, err := shell(t, "", arguments(dir, "-recover")...)
+	require.ErrorContains(t, err, "nothing to recover")
+	versions := func() []string {
+		files, err := filepath.Glob(filepath.Join(dir, "ca", "*", "*"))
+		require.NoError(t, err)
+		return files
+	}
+	for _, lose := range []func(string) error{os.Remove, func(name string) error { return os.Truncate(name, 0) }} {
+		before := versions()
+		require.NoError(t, lose(filepath.Join(dir, "ca", "CURRENT")))
+		for _, args := range [][]string{nil, {"-status"}, {"-rotate"}, {"-once", "-", "-id", "spiffe://cluster.local/x"}} {
+			began := time.Now()
+			_, err := shell(t, newCSR(t), arguments(dir, args...)...)
+			require.ErrorIs(t, err, ca.ErrUnfit, args)
+			require.ErrorContains(t, err, "-recover")
+			require.Less(t, time.Since(began), 10*time.Second, "waiting does not help")
+			require.Equal(t, before, versions())
+		}
+		out, err := shell(t, "", arguments(dir, "-recover")...)
+		require.NoError(t, err)
+		require.Contains(t, out, "the CA goes on with version ")
+		require.Contains(t, out, root)
+		again, stop := start(t, newConfig(t, dir))
+		require.Equal(t, root, again.ca.Own.Roots()[0].ID)
+		stop()
+	}
+	_, args := cluster(t)
+	_, err = shell(t, "", arguments(dir, append(args, "-recover")...)...)
+	require.ErrorContains(t, err, "-recover")
+}
+
 // To look, in the middle of a rotation that no server has shown to anybody, writes nothing.
 func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()

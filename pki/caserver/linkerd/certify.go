@@ -118,8 +118,10 @@ func readable(der []byte) error {
 	if len(der) > maxCSR {
 		return fmt.Errorf("%d bytes, the limit is %d", len(der), maxCSR)
 	}
-	_, err := x509.ParseCertificateRequest(der)
-	return err
+	if _, err := x509.ParseCertificateRequest(der); err != nil {
+		return errors.New("crypto/x509 cannot read it") // the text of err shows structures of encoding/asn1
+	}
+	return nil
 }
 
 // checkCSR applies the rules for the shape of a request for an identity.
