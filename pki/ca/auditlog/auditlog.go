@@ -86,7 +86,7 @@
 //
 // On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine
 // may write to the same file with the same Options, for instance a server and a command of its
-// operator.
+// operator. One that holds the lock on the file for more than 10 seconds makes records fail.
 package auditlog
 
 import (
