@@ -51,7 +51,8 @@ type ServeOptions struct {
 	MaxConns int
 
 	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: an address can be
-	// that of a NAT, of a gateway, or of the proxy of a node, and stand for many clients.
+	// that of a NAT, of a gateway, or of the proxy of a node, and stand for many clients. It has no effect with
+	// Plaintext, where all connections come from the proxy in front.
 	MaxConnsPerAddress int
 
 	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason at once, and a
@@ -151,7 +152,10 @@ func limited(l net.Listener, o ServeOptions, log *summary.Log) (*limit.Listener[
 	conns := limit.Listen(l, limit.ConnOptions[netip.Addr]{
 		Total: total,
 		Each:  cmp.Or(o.MaxConnsPerAddress, half),
-		Peer:  peer.Address,
+		Peer: func(c net.Conn) (netip.Addr, bool) {
+			from, ok := peer.Address(c)
+			return from, ok && o.TLS != nil
+		},
 		Refused: func(c net.Conn, err *limit.Error) {
 			reason := err.Reason
 			switch reason {
