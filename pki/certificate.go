@@ -101,8 +101,7 @@ type CAOptions struct {
 // CertificateOptions is everything that goes into a certificate that [LeafOptions] and [CAOptions] do
 // not describe, such as one for a server with DNS names and no SPIFFE ID. Of a [CSR], only the public
 // key belongs in it. The key usage is digital signature, for an RSA key also key encipherment, and for a CA
-// certificate and CRL signing. It and the basic constraints are critical. The serial number has 128
-// random bits. A CA has a key identifier, and what it signs names that.
+// certificate and CRL signing. It and the basic constraints are critical. A CA has a key identifier, and what it signs names that.
 //
 // A certificate with a SPIFFE ID is an X.509-SVID, and has to keep the rules of one.
 type CertificateOptions struct {
@@ -144,6 +143,11 @@ type CertificateOptions struct {
 	// NotBefore and NotAfter are required; fractions of a second are cut off. A NotBefore of a minute or
 	// two ago is for verifiers whose clocks are slow.
 	NotBefore, NotAfter time.Time
+
+	// SerialNumber is positive, has at most 20 octets, and is not used twice by one issuer (RFC 5280,
+	// section 4.1.2.2). Nil means 128 random bits, which is right for everything but a CA that keeps
+	// something in the number.
+	SerialNumber *big.Int
 }
 
 // certificate returns o in the general form.
@@ -206,6 +210,12 @@ func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 	tmpl, err := newTemplate(o.NotBefore, o.NotAfter)
 	if err != nil {
 		return fail("", "", err)
+	}
+	if o.SerialNumber != nil {
+		if o.SerialNumber.Sign() <= 0 || o.SerialNumber.BitLen() > maxSerialBits {
+			return fail("", "the serial number is not positive, or has more than 20 octets", nil)
+		}
+		tmpl.SerialNumber = new(big.Int).Set(o.SerialNumber)
 	}
 	tmpl.PublicKey = o.PublicKey
 	if tmpl.Subject, err = subject(o.Organization, o.CommonName); err != nil {

@@ -62,7 +62,8 @@ func TestShell(t *testing.T) {
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "none.jsonl")), 1, "", "ca: -verify-audit: open "},
 		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: 1 of the lines"},
 		{"", arguments(dir, "-once", "none.pem", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: open none.pem"},
-		{"", []string{"-help"}, 2, "", "-trusted-node-accounts"},
+		{"", []string{"-help"}, 0, "", "-trusted-node-accounts"},
+		{"", []string{"-h"}, 0, "", "-trusted-node-accounts"},
 		{"", []string{"-nonsense"}, 1, "", "-nonsense"},
 		{"", []string{"-max-ttl", "long"}, 1, "", "-max-ttl"},
 	} {

@@ -69,7 +69,14 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	case "taint":
 		err = a.Own.Taint(ctx, o.argument)
 	case "revoke":
-		err = a.Own.Revoke(ctx, o.argument)
+		if !o.now {
+			err = a.Own.Revoke(ctx, o.argument)
+			break
+		}
+		var r ca.Revocation
+		if r, err = a.Own.RevokeNow(ctx, o.argument); err == nil {
+			fmt.Fprintln(out, r)
+		}
 	}
 	if err == nil {
 		a.WriteStatus(out)

@@ -46,7 +46,7 @@ import (
 // arguments are those of a server on ports that are free, with its state in dir.
 func arguments(dir string, more ...string) []string {
 	return append([]string{
-		"-state-dir", dir, "-root-ca-dir", filepath.Join(dir, "plugged-in"),
+		"-state-dir", dir, "-create", "-root-ca-dir", filepath.Join(dir, "plugged-in"),
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
 	}, more...)
 }
@@ -127,6 +127,14 @@ func get(t testing.TB, url string) (status int, body string) {
 
 // rootsOf returns the current roots in PEM.
 func rootsOf(s *server) []byte { return s.ca.Bundle().MarshalPEM() }
+
+// token returns a token of development mode.
+func token(t testing.TB, s *server, name string) string {
+	t.Helper()
+	secret, err := os.ReadFile(s.c.SecretFile)
+	require.NoError(t, err)
+	return string(secret) + ":" + name
+}
 
 // codeOf returns the code of an answer.
 func codeOf(err error) grpchttp.Code {
@@ -262,14 +270,20 @@ func TestServer(t *testing.T) {
 
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "demo/web", key)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
+	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
 	require.Equal(t, pki.MarshalCertificatesPEM(roots...), root)
-	for _, token := range []string{"", "x", "spiffe://elsewhere.test/web", "spiffe://cluster.local", "a/b/c", "../b", "/", "a/"} {
-		_, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token, key)
-		requireUnauthenticated(t, err, token)
+	for _, name := range []string{"", "x", "spiffe://elsewhere.test/web", "spiffe://cluster.local", "a/b/c", "../b", "/", "a/"} {
+		for _, token := range []string{name, token(t, s, name)} {
+			_, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token, key)
+			requireUnauthenticated(t, err, token)
+		}
 	}
+	_, _, err = istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "demo/web", key)
+	requireUnauthenticated(t, err, "the name without the secret")
+
 	certified := newClient(bundle, mustSVID(t, chain, key))
 	defer certified.CloseIdleConnections()
 	again, _, err := istioRequest(t.Context(), certified, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "", key)
@@ -277,13 +291,15 @@ func TestServer(t *testing.T) {
 	require.Equal(t, chain[0].URIs, again[0].URIs)
 
 	const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/db", name, proxyCSR(t, name))
+	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), token(t, s, "demo/db"), name, proxyCSR(t, name))
 	require.NoError(t, err)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
-	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, proxyCSR(t, name))
+	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), token(t, s, "demo/web"), name, proxyCSR(t, name))
 	require.Equal(t, grpchttp.FailedPrecondition, codeOf(err), err)
-	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "spiffe://cluster.local/other", name, proxyCSR(t, name))
-	require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
+	for _, bad := range []string{token(t, s, "spiffe://cluster.local/other"), "demo/db"} {
+		_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), bad, name, proxyCSR(t, name))
+		require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
+	}
 
 	fetched, err := federation.Fetch(t.Context(), federation.Relationship{
 		TrustDomain: c.CA.TrustDomain, URL: "https://" + s.at.Bundle.Addr().String() + "/",
@@ -393,7 +409,7 @@ func TestCannotStart(t *testing.T) {
 
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	err = run(t.Context(), arguments(filepath.Join(file, "below")), env{}.get, nil, io.Discard, io.Discard)
+	err = run(t.Context(), arguments(filepath.Join(file, "below"), "-root-ca-dir", ""), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-state-dir")
 	err = run(t.Context(), arguments(dir, "-audit-log", dir), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "auditlog")
@@ -583,7 +599,7 @@ func TestOperator(t *testing.T) {
 	require.Eventually(t, func() bool { return s.ca.Own.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
-		return err == nil && !bytes.Equal(r.Data["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
+		return err == nil && !bytes.Equal(r.Data()["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
 	}, 30*time.Second, 10*time.Millisecond)
 	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.NoError(t, err)
@@ -618,32 +634,34 @@ func TestPluggedIn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
-	c := newConfig(t, dir)
+	err := run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in", "whose root outlives a developer's afternoon")
 	out, err := shell(t, "", arguments(dir, "-status")...)
 	require.NoError(t, err)
 	require.Contains(t, out, "plugged in")
 	_, err = shell(t, "", arguments(dir, "-rotate")...)
 	require.ErrorContains(t, err, "the roots are plugged in")
 
-	s, _ := start(t, c)
+	_, args := cluster(t)
+	s, _ := start(t, newConfig(t, dir, append(args, "-create=false")...))
 	bundle := s.ca.Bundle()
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "demo/web", key)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", key)
 	require.NoError(t, err)
 	require.Len(t, chain, 2, "leaf and intermediate")
 	require.Len(t, roots, 1)
 	require.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
 	require.NoError(t, chain[1].CheckSignatureFrom(roots[0]))
 	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, proxyCSR(t, name))
+	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
 	require.NoError(t, err)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
 	require.True(t, proxied[1].Equal(chain[1]))
 
-	token, err := shell(t, "", arguments(dir, "-jwt", "audience", "-id", "spiffe://cluster.local/x")...)
+	token, err := shell(t, "", arguments(dir, append(args, "-jwt", "audience", "-id", "spiffe://cluster.local/x")...)...)
 	require.NoError(t, err)
 	require.Equal(t, 2, strings.Count(token, "."))
 }

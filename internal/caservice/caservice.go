@@ -12,11 +12,13 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -34,7 +36,14 @@ type Service struct {
 	Name    string        // of the package; what is logged begins with it
 	Path    string        // of the method
 	Timeout time.Duration // of a call; 0 means 75 seconds
-	Logger  *slog.Logger  // nil discards
+
+	// Logger gets each certificate at level Debug. Of what is refused it gets the first of each reason at once, and a
+	// count of the others every minute, so that a caller cannot fill a log; one that takes Debug gets each of them. Nil
+	// discards.
+	Logger *slog.Logger
+
+	// Reasons are errors that are told apart in the log, beside those of package ca and the codes.
+	Reasons []error
 
 	// Answer returns the response to a call. An error is a [*grpchttp.Error]: its code and message are
 	// sent, its cause is logged. A panic becomes Internal.
@@ -42,12 +51,15 @@ type Service struct {
 
 	// Answered, if set, is called with the code of each answer before that is sent.
 	Answered func(grpchttp.Code)
+
+	refused *summary.Log
 }
 
 // Handler returns the service as a handler of gRPC over HTTP/2.
 func (s Service) Handler() http.Handler {
 	s.Timeout = cmp.Or(s.Timeout, defaultTimeout)
 	s.Logger = cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
+	s.refused = summary.New(s.Logger, 0)
 	return &grpchttp.Handler{
 		Name:           s.Name,
 		Methods:        map[string]grpchttp.Method{s.Path: s.serve},
@@ -98,9 +110,9 @@ func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
 
 // log logs the outcome of a call; e is nil if a certificate was issued.
 func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
-	level, what := slog.LevelDebug, "certificate issued"
+	level, each := slog.LevelDebug, s.Logger.Enabled(ctx, slog.LevelDebug)
 	if e != nil {
-		level, what = c.level(e), "certificate refused"
+		level = c.level(e)
 	}
 	if !s.Logger.Enabled(ctx, level) {
 		return
@@ -108,14 +120,34 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 	attrs := append(c.Attrs, slog.String("peer", c.Request().RemoteAddr))
 	if e == nil {
 		attrs = append(attrs, slog.String("serial", c.Leaf.SerialNumber.Text(16)), slog.Time("not_after", c.Leaf.NotAfter))
-	} else {
-		reason := e.Message
-		if e.Err != nil {
-			reason = e.Err.Error()
-		}
-		attrs = append(attrs, slog.String("code", e.Code.String()), slog.String("err", conceal(reason, c.Secret)))
+		s.Logger.LogAttrs(ctx, level, s.Name+": certificate issued", attrs...)
+		return
 	}
-	s.Logger.LogAttrs(ctx, level, s.Name+": "+what, attrs...)
+	cause := e.Message
+	if e.Err != nil {
+		cause = e.Err.Error()
+	}
+	attrs = append(attrs, slog.String("code", e.Code.String()), slog.String("err", conceal(cause, c.Secret)))
+	if refused := s.Name + ": certificate refused"; each {
+		s.Logger.LogAttrs(ctx, level, refused, attrs...)
+	} else {
+		s.refused.Log(level, refused, s.reason(e), attrs...)
+	}
+}
+
+// reason is the kind of a refusal, none of which has a text that a client can choose.
+func (s *Service) reason(e *grpchttp.Error) string {
+	for _, kind := range slices.Concat(s.Reasons, reasons) {
+		if errors.Is(e.Err, kind) {
+			return kind.Error()
+		}
+	}
+	return e.Code.String()
+}
+
+// reasons are those that every service tells apart.
+var reasons = []error{
+	errPanic, ca.ErrLimit, ca.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrGeneration,
 }
 
 var errPanic = errors.New("panic")

@@ -10,6 +10,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/peer"
 )
 
 // Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that
@@ -103,7 +105,7 @@ func (h *Handler) serve(c *Call) error {
 	if encoding := c.r.Header.Get(headerEncoding); encoding != "" && encoding != identity {
 		return Errorf(Unimplemented, "the request is compressed with %.40q; send it as it is", encoding)
 	}
-	ctx := c.r.Context()
+	ctx := peer.WithRequest(c.r.Context(), c.r) // for limits behind the method
 	if text := c.r.Header.Get(headerTimeout); text != "" {
 		d, ok := parseTimeout(text)
 		if !ok {

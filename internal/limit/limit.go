@@ -15,7 +15,8 @@
 // caller that is over its own rate cannot use up what is there for the others. A refusal says when
 // there will be room again.
 //
-// What is held for longer than a request, such as streams, is bounded by [Shares].
+// What is held for longer than a request, such as streams, is bounded by [Shares], connections by a [Listener], and what is
+// refused after it was looked at by [Strikes].
 //
 // Memory is bounded: by Options.Queue, and by 65,536 callers that are remembered, whatever their
 // names. More than that and those that asked longest ago are forgotten, so that each begins anew
@@ -71,6 +72,9 @@ func (e *Error) Error() string {
 	}
 	return "limit: " + e.Reason + "; try again later"
 }
+
+// Retryable returns RetryAfter, and that the same request may be let in later.
+func (e *Error) Retryable() (after time.Duration, ok bool) { return e.RetryAfter, true }
 
 // Limiter counts; [New] makes one. It starts no goroutine and is safe for concurrent use.
 type Limiter struct {

@@ -3,6 +3,7 @@ package ca
 import (
 	"bytes"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,7 +16,7 @@ import (
 
 // errRecord says that the record in a store is not one that this authority may work with: it cannot
 // be read, does not verify, or belongs to another trust domain or another CA. It is left as it is.
-var errRecord = errors.New("the record in the store is unfit")
+var errRecord = fmt.Errorf("the record in the store is %w", ErrUnfit)
 
 // The names of the items in a [Record]. stateName is ours, the others are those of Istio's secret.
 const (
@@ -25,7 +26,14 @@ const (
 	certChainName = "cert-chain.pem"
 	keyName       = "key.pem"
 	rootCertName  = "root-cert.pem"
+	noteName      = "svidkit-note.txt"
 )
+
+// note is in each record of ours, so that a record which has lost its state is not taken for one of Istio's.
+const note = `The certificate authority of this record is in ` + stateName + `. The files in PEM are copies for other
+programs. If ` + stateName + ` is missing, restore all of the record from a backup. To go on with the CA in
+` + caCertName + ` and ` + caKeyName + ` alone, without the roots and keys that were to retire or to sign next, remove this file, too.
+`
 
 // record returns d as it is stored: our state, and the items that Istio has.
 func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, error) {
@@ -33,7 +41,7 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 	if err != nil {
 		return nil, err
 	}
-	data := map[string][]byte{stateName: state}
+	data := map[string][]byte{stateName: state, noteName: []byte(note)}
 	maps.Copy(data, d.Others)
 	active := d.In(rotation.Root, Active)
 	if active == nil {
@@ -57,9 +65,9 @@ func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed
 		return nil, false, fmt.Errorf("ca: %w: %w", errRecord, err)
 	}
 	d.Others = map[string][]byte{}
-	for name, b := range r.Data {
+	for name, b := range r.Data() {
 		switch name {
-		case stateName, caCertName, caKeyName, certChainName, keyName, rootCertName:
+		case stateName, caCertName, caKeyName, certChainName, keyName, rootCertName, noteName:
 		default:
 			d.Others[name] = bytes.Clone(b) // not ours to change
 		}
@@ -68,8 +76,16 @@ func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed
 }
 
 func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, error) {
-	state, ours := r.Data[stateName]
+	state, ours := r.Data()[stateName]
+	_, noted := r.Data()[noteName]
 	if !ours {
+		if a.state.Load() != nil {
+			a.cfg.Logger.Warn(stateName + " is missing from the record, and is written again")
+		} else if noted {
+			return nil, false, fmt.Errorf("%s is missing, and %s says that it was there: restore the record from a backup, or read %s", stateName, noteName, noteName)
+		} else {
+			a.adopted = true
+		}
 		d, err := a.adopt(nil, r, now)
 		return d, true, err
 	}
@@ -81,18 +97,45 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 	if plugged := a.files != nil; plugged != (active == nil) {
 		return nil, false, errors.New("it is the record of a CA with roots of its own for one of plugged-in files, or the other way round; give each its own store")
 	}
-	if active == nil || len(r.Data[caCertName]) == 0 {
-		return d, false, nil
+	if active == nil {
+		return d, !noted, nil
 	}
-	cert, err := firstCertificate(r.Data[caCertName])
+	if len(r.Data()[caCertName]) > 0 {
+		cert, err := firstCertificate(r.Data()[caCertName])
+		if err != nil {
+			return nil, false, err
+		}
+		if !cert.Equal(active.Cert) {
+			d, err = a.adopt(d, r, now)
+			return d, true, err
+		}
+	}
+	repaired, err := a.checkCopies(r, active)
+	return d, repaired || !noted, err
+}
+
+// checkCopies checks the items in PEM beside the state, which are for other programs. One that is missing is
+// to be written again. Another key than that of the active root may be the only copy of it, so it is not replaced.
+func (a *Authority) checkCopies(r Record, active *rotation.Key) (missing bool, err error) {
+	for _, name := range []string{caCertName, caKeyName, rootCertName} {
+		if len(bytes.TrimSpace(r.Data()[name])) == 0 {
+			a.cfg.Logger.Warn(name + " is missing from the record, and is written again")
+			missing = true
+		}
+	}
+	b := r.Data()[caKeyName]
+	if len(bytes.TrimSpace(b)) == 0 {
+		return missing, nil
+	}
+	key, err := pki.ParsePrivateKeyPEM(b)
+	if err == nil && !pki.PublicKeysEqual(key.Public(), active.Cert.PublicKey) {
+		err = pki.ErrKeyMismatch
+	}
 	if err != nil {
-		return nil, false, err
+		return false, fmt.Errorf("%s is not the key of the active root %s, which is in %s: to replace the CA put the certificate of the key into %s, else remove %s: %w",
+			caKeyName, active.ID, stateName, caCertName, caKeyName, err)
 	}
-	if cert.Equal(active.Cert) {
-		return d, false, nil
-	}
-	d, err = a.adopt(d, r, now)
-	return d, true, err
+	return missing, nil
 }
 
 func firstCertificate(b []byte) (*x509.Certificate, error) {
@@ -111,14 +154,14 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	if a.files != nil {
 		return k, errors.New("it has no " + stateName + "; the JWT keys of a plugged-in CA need a store of their own")
 	}
-	if len(r.Data[caCertName]) == 0 || len(r.Data[caKeyName]) == 0 {
+	if len(r.Data()[caCertName]) == 0 || len(r.Data()[caKeyName]) == 0 {
 		return k, fmt.Errorf("it has neither %s nor both of %s and %s", stateName, caCertName, caKeyName)
 	}
-	cert, err := firstCertificate(r.Data[caCertName])
+	cert, err := firstCertificate(r.Data()[caCertName])
 	if err != nil {
 		return k, err
 	}
-	signer, err := pki.ParsePrivateKeyPEM(r.Data[caKeyName])
+	signer, err := pki.ParsePrivateKeyPEM(r.Data()[caKeyName])
 	if err != nil {
 		return k, fmt.Errorf("%s: %w", caKeyName, err)
 	}
@@ -156,15 +199,19 @@ func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotat
 		}
 	}
 	if d == nil {
+		if c := active.Cert; len(c.SubjectKeyId) > 0 && c.Subject.SerialNumber == hex.EncodeToString(c.SubjectKeyId) {
+			a.cfg.Logger.Warn("the CA that is adopted is one of this package, and its "+stateName+" is missing: roots and keys that were to retire or to sign next are unknown; restore the record from a backup",
+				"serial", active.ID)
+		}
 		d = &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
 		d.Keys[rotation.Root] = []rotation.Key{active}
 	} else if err := d.ReplaceActive(active, now); err != nil {
 		return nil, fmt.Errorf("%s: %w", caCertName, err)
 	}
-	if len(bytes.TrimSpace(r.Data[rootCertName])) == 0 {
+	if len(bytes.TrimSpace(r.Data()[rootCertName])) == 0 {
 		return d, nil
 	}
-	more, err := pki.ParseCertificatesPEM(r.Data[rootCertName])
+	more, err := pki.ParseCertificatesPEM(r.Data()[rootCertName])
 	if err == nil {
 		err = d.AddTrusted(a.cfg.TrustDomain, more, now)
 	}

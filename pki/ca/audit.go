@@ -47,7 +47,9 @@ type Issuance struct {
 }
 
 // Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent
-// use.
+// use. If it has a method Err() error, [Authority.Health] asks that whether records can be made at this moment, so
+// that an authority that was taken out of service for a full disk comes back. Else the error of the last record counts,
+// for ten seconds.
 type Auditor interface {
 	// Record returns nil when i is durable: the certificate leaves the authority only then. An
 	// error means that it never does. It should return when ctx is done, and may take its time
@@ -63,10 +65,14 @@ func (a *Authority) audit(ctx context.Context, i *Issuance) error {
 	err := a.cfg.Auditor.Record(ctx, i)
 	switch {
 	case err == nil:
+		if a.unaudited.Load() != nil {
+			a.unaudited.Store(nil)
+		}
 		return nil
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 		return signCanceled(ctx, i.ID)
 	}
+	a.unaudited.Store(&auditFailure{err, time.Now()})
 	return &SignError{Kind: ErrAudit, ID: i.ID, Err: err}
 }
 

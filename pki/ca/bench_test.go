@@ -104,7 +104,7 @@ func BenchmarkSignJWT(b *testing.B) {
 // BenchmarkDirStore is a rotation, durable.
 func BenchmarkDirStore(b *testing.B) {
 	d, _ := newDirStore(b)
-	r := ca.Record{Data: map[string][]byte{"a": make([]byte, 10_000), "b": make([]byte, 1000)}}
+	r := ca.NewRecord("", map[string][]byte{"a": make([]byte, 10_000), "b": make([]byte, 1000)})
 	for b.Loop() {
 		var err error
 		if r.Version, err = d.Save(b.Context(), r); err != nil {

@@ -6,10 +6,12 @@
 //
 //	store, err := ca.NewDirStore("/var/lib/example-ca")
 //	…
-//	authority, err := ca.Open(ctx, ca.Config{TrustDomain: td}, store)
+//	authority, err := ca.Open(ctx, ca.Config{TrustDomain: td, Create: first}, store)
 //	…
 //	go authority.Run(ctx) // in a group that waits for it
 //	chain, err := authority.Sign(ctx, ca.Request{CSR: csr, ID: id})
+//
+// With Create, Open makes the CA if the store has none; later starts do without.
 //
 // [New] makes an authority that lives in memory only, for tests and demonstrations, and [Load] one
 // whose CA an operator provides in files. To give the authority to something that renews
@@ -44,8 +46,9 @@
 //
 // # To operate it
 //
-// To start, nothing but the folder or Secret of the store is needed: the first authority makes the CA, and
-// those that start later, or at the same moment, use it.
+// To start, nothing but the folder or Secret of the store is needed: the first authority with [Config.Create] makes the
+// CA, and those that start later, or at the same moment, use it. Without Create an empty store is an error, as it may
+// be a volume that is not mounted.
 //
 // To rotate, do nothing: Run does it in time. [Authority.Rotate] does it now.
 //
@@ -137,8 +140,18 @@ type Config struct {
 	// JWT makes the authority sign JWT-SVIDs, too; nil means that it does not.
 	JWT *JWTConfig
 
+	// Create lets [Open] make a new CA, and [Load] the first key for JWT-SVIDs, if the store has no record. Without
+	// it the error wraps [ErrNoRecord]: a volume that is not mounted, or a Secret that was deleted, must not be taken
+	// for a first start. So a program sets it when its operator says that there is to be a CA, and not at every
+	// start. A CA that is in the store already, one of Istio's included, needs no permission.
+	Create bool
+
+	// Actor is the process that operates the CA, for the records of what is done to keys; [CurrentActor] returns it. The
+	// zero value leaves it out.
+	Actor Actor
+
 	Limits  Limits       // on what is signed at once, and in a second
-	Auditor Auditor      // keeps a record of everything that is signed; nil means none
+	Auditor Auditor      // keeps a record of everything that is signed, and of keys if it is a [KeyAuditor]; nil means none
 	Logger  *slog.Logger // nil means silence
 }
 
@@ -197,7 +210,7 @@ type Limits struct {
 	Rate  float64 // signings per second, of all callers together
 	Burst int     // how many of them may come at once after a pause; 0 means those of one second, at least 1
 
-	CallerRate  float64 // signings per second for each [Request.Caller]
+	CallerRate  float64 // signings per second for each [Request.LimitKey] or Caller
 	CallerBurst int     // as Burst
 }
 
@@ -217,7 +230,12 @@ func New(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a, a.install(d, "", now, now)
+	if err := a.install(d, "", now, now, nil, ""); err != nil {
+		return nil, err
+	}
+	a.started(created, "in memory")
+	a.settle(context.Background())
+	return a, nil
 }
 
 // newAuthority returns an authority without state.
@@ -306,7 +324,11 @@ type Authority struct {
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // has a slot for the one caller that reads and writes the store
-	fresh   *rotation.Document    // a new CA that may have been stored; for the holder of the slot
+	fresh   *rotation.Document    // a new CA that may have been stored, while Open runs; for the holder of the slot
+	adopted bool                  // the CA was made by another program; likewise
+
+	unaudited atomic.Pointer[auditFailure] // of the last record; nil if it was made
+	events    events
 
 	mu      sync.Mutex
 	ends    rotation.Ends // without a store: of what the active keys signed
@@ -321,9 +343,10 @@ type state struct {
 	dirty    bool     // time has moved the document on from the record
 	plugged  *plugged // nil: the roots are in the document
 	bundle   *spiffe.Bundle
-	sequence uint64        // of the bundle
-	next     time.Time     // of the next step by time; zero for none
-	changed  chan struct{} // closed when what may be seen of this state has changed
+	callers  *spiffe.Bundle // bundle without what is tainted
+	sequence uint64         // of the bundle
+	next     time.Time      // of the next step by time; zero for none
+	changed  chan struct{}  // closed when what may be seen of this state has changed
 }
 
 // active returns the key that signs certificates.
@@ -336,6 +359,15 @@ func (s *state) active() *rotation.Key {
 
 // newState returns a state that follows old, which may be nil.
 func (a *Authority) newState(old *state, d *rotation.Document, version string, p *plugged) (*state, error) {
+	s, err := a.newBundle(old, d, version, p)
+	if err == nil {
+		s.callers, err = a.newCallers(s, old)
+	}
+	return s, err
+}
+
+// newBundle returns a state with its bundle.
+func (a *Authority) newBundle(old *state, d *rotation.Document, version string, p *plugged) (*state, error) {
 	s := &state{Document: d, version: version, plugged: p, sequence: d.Sequence, next: d.Next(), changed: make(chan struct{})}
 	c := d.Contents()
 	if p != nil {
@@ -375,7 +407,7 @@ func (a *Authority) current() *state {
 	a.mu.Lock()
 	s, steps := a.advance(time.Now())
 	a.mu.Unlock()
-	a.log(steps)
+	a.happened("", rotation.Events(steps)...)
 	return s
 }
 
@@ -429,19 +461,8 @@ func (s *state) looksLike(t *state) bool {
 		x.Certificate, x.PublicKey, y.Certificate, y.PublicKey = nil, nil, nil, nil // the bundle has them
 		return x == y
 	}
-	return s.bundle == t.bundle && s.plugged == t.plugged &&
+	return s.bundle == t.bundle && s.callers == t.callers && s.plugged == t.plugged &&
 		slices.EqualFunc(s.Keys[rotation.Root], t.Keys[rotation.Root], same) && slices.EqualFunc(s.Keys[rotation.Token], t.Keys[rotation.Token], same)
-}
-
-func (a *Authority) log(steps []rotation.Step) {
-	for _, s := range steps {
-		if s.Activated != nil {
-			a.logKey(slog.LevelInfo, "activated", *s.Activated)
-		}
-		for _, k := range s.Retired {
-			a.logKey(slog.LevelInfo, "retired", k)
-		}
-	}
 }
 
 // logKey says what has become of a key.

@@ -243,7 +243,8 @@ func TestLog(t *testing.T) {
 		a.Bundle()
 		time.Sleep(time.Hour)
 		a.Bundle()
-		assert.Equal(t, "level=INFO msg=\"root prepared\" trust_domain=example.org serial="+r.ID+" activates=2000-01-01T00:25:00.000Z\n"+
+		assert.Equal(t, "level=INFO msg=\"CA created\" trust_domain=example.org serial="+old+" not_after=2009-12-29T00:00:00.000Z where=\"in memory\"\n"+
+			"level=INFO msg=\"root prepared\" trust_domain=example.org serial="+r.ID+" activates=2000-01-01T00:25:00.000Z why=\"asked for\"\n"+
 			"level=INFO msg=\"root activated\" trust_domain=example.org serial="+r.ID+"\n"+
 			"level=INFO msg=\"root retired\" trust_domain=example.org serial="+old+"\n", buf.String())
 	})

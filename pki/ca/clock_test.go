@@ -31,7 +31,7 @@ func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
 // drop the root; and a root that is not valid yet signs nothing.
 func TestSignAfterAStepOfTheWallClock(t *testing.T) {
 	t.Parallel()
-	a, err := Open(t.Context(), Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), MaxTTL: time.Hour, JWT: new(JWTConfig)}, NewMemoryStore())
+	a, err := Open(t.Context(), Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Create: true, MaxTTL: time.Hour, JWT: new(JWTConfig)}, NewMemoryStore())
 	require.NoError(t, err)
 	_, err = a.Rotate(t.Context())
 	require.NoError(t, err)

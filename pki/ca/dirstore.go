@@ -133,7 +133,7 @@ func (d *dirStore) load() (Record, error) {
 	if version == "" {
 		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, ErrNoRecord)
 	}
-	r := Record{Version: version, Data: map[string][]byte{}}
+	r := NewRecord(version, map[string][]byte{})
 	folder, err := root.Open(version)
 	if err != nil {
 		return Record{}, d.vanished(version, err)
@@ -145,7 +145,7 @@ func (d *dirStore) load() (Record, error) {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		if r.Data[name], err = d.read(root, filepath.Join(version, name)); err != nil {
+		if r.Data()[name], err = d.read(root, filepath.Join(version, name)); err != nil {
 			return Record{}, d.vanished(version, err)
 		}
 	}
@@ -153,7 +153,7 @@ func (d *dirStore) load() (Record, error) {
 	if now, err := d.current(root); err != nil || now != version {
 		return Record{}, errors.Join(errVanished, err)
 	}
-	if err := checkRecord(r.Data); err != nil {
+	if err := checkRecord(r.Data()); err != nil {
 		return Record{}, err
 	}
 	return r, nil
@@ -205,7 +205,7 @@ func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 
 // Save implements [Store].
 func (d *dirStore) Save(ctx context.Context, r Record) (string, error) {
-	if err := checkRecord(r.Data); err != nil {
+	if err := checkRecord(r.Data()); err != nil {
 		return "", err
 	}
 	version, err := d.save(ctx, r)
@@ -242,7 +242,7 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it does not fail
 	version := versionMark + hex.EncodeToString(random[:])
-	if err := writeVersion(root, version, r.Data); err != nil {
+	if err := writeVersion(root, version, r.Data()); err != nil {
 		return "", errors.Join(err, root.RemoveAll(version))
 	}
 	if ctx.Err() != nil { // the last moment to turn back

@@ -61,7 +61,7 @@ func ExampleOpen() {
 	if err != nil {
 		panic(err)
 	}
-	cfg := ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}
+	cfg := ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Create: true}
 	first, err := ca.Open(context.Background(), cfg, store)
 	if err != nil {
 		panic(err)
@@ -71,6 +71,7 @@ func ExampleOpen() {
 	}
 
 	// Later, or at the same time in another process.
+	cfg.Create = false // what is not there now was there before
 	second, err := ca.Open(context.Background(), cfg, store)
 	if err != nil {
 		panic(err)

@@ -8,12 +8,14 @@ import (
 	"io/fs"
 	"strconv"
 	"sync"
+
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
 // Errors that no caller has to tell from others.
 var (
 	ErrRecord    = errRecord
-	ErrActive    = errActive
+	ErrActive    = rotation.ErrActive
 	ErrPluggedIn = errPluggedIn
 )
 
@@ -45,7 +47,7 @@ func (m *MemoryStore) Load(ctx context.Context) (Record, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.record.Data == nil {
+	if m.record.Data() == nil {
 		return Record{}, fmt.Errorf("ca: load from memory: %w", ErrNoRecord)
 	}
 	return clone(m.record), nil
@@ -56,7 +58,7 @@ func (m *MemoryStore) Save(ctx context.Context, r Record) (string, error) {
 	if ctx.Err() != nil {
 		return "", fmt.Errorf("ca: save to memory: %w", context.Cause(ctx))
 	}
-	if err := checkRecord(r.Data); err != nil {
+	if err := checkRecord(r.Data()); err != nil {
 		return "", err
 	}
 	m.mu.Lock()
@@ -72,9 +74,12 @@ func (m *MemoryStore) Save(ctx context.Context, r Record) (string, error) {
 
 // clone returns a copy that shares nothing with r.
 func clone(r Record) Record {
-	data := make(map[string][]byte, len(r.Data))
-	for name, b := range r.Data {
+	data := make(map[string][]byte, len(r.Data()))
+	for name, b := range r.Data() {
 		data[name] = bytes.Clone(b)
 	}
-	return Record{Version: r.Version, Data: data}
+	return NewRecord(r.Version, data)
 }
+
+// Command is the command line of an [Actor].
+func Command(args []string) string { return command(args) }

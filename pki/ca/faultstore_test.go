@@ -52,7 +52,7 @@ func (h *history) saved(r ca.Record) {
 func (h *history) before() (ca.Record, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.previous, h.previous.Data != nil && time.Since(h.replaced) <= lag
+	return h.previous, h.previous.Data() != nil && time.Since(h.replaced) <= lag
 }
 
 func (s *faultStore) past() *history {
@@ -128,7 +128,7 @@ func (s *faultStore) Save(ctx context.Context, r ca.Record) (string, error) {
 	if err != nil {
 		return v, err
 	}
-	s.past().saved(ca.Record{Version: v, Data: r.Data})
+	s.past().saved(ca.NewRecord(v, r.Data()))
 	if f == after {
 		return "", fmt.Errorf("test: after it was done: %w", errFault)
 	}

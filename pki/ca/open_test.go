@@ -29,7 +29,7 @@ func open(t testing.TB, store ca.Store, edit ...func(*ca.Config)) *ca.Authority 
 }
 
 func tryOpen(ctx context.Context, store ca.Store, edit ...func(*ca.Config)) (*ca.Authority, error) {
-	cfg := ca.Config{TrustDomain: td, MaxTTL: time.Hour}
+	cfg := ca.Config{TrustDomain: td, MaxTTL: time.Hour, Create: true}
 	for _, e := range edit {
 		e(&cfg)
 	}
@@ -125,7 +125,7 @@ func TestRecord(t *testing.T) {
 			synctest.Wait()
 			r, err := store.Load(t.Context())
 			require.NoError(t, err)
-			return r.Data
+			return r.Data()
 		}
 		keys := func() int { return bytes.Count(record()["svidkit-state.json"], []byte("PRIVATE KEY-----\\n")) / 2 }
 		istio := func() *x509.Certificate {
@@ -626,7 +626,7 @@ func TestSlowSave(t *testing.T) {
 				synctest.Wait()
 				assert.Equal(t, begin.Add(tt.takes), seen, name)
 				assert.Equal(t, seen.Add(tt.waits).Round(0), activates, "%s: and Rotate knows", name)
-				assert.Contains(t, string(load(t, store.Store).Data[stateName]), activates.UTC().Format(`"activates": "`+time.RFC3339Nano), name)
+				assert.Contains(t, string(load(t, store.Store).Data()[stateName]), activates.UTC().Format(`"activates": "`+time.RFC3339Nano), name)
 			})
 		}
 	}
@@ -653,7 +653,7 @@ func TestStepDuringASave(t *testing.T) {
 		require.Len(t, a.Roots(), 1)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		assert.NotContains(t, string(load(t, store.Store).Data[stateName]), "retiring")
+		assert.NotContains(t, string(load(t, store.Store).Data()[stateName]), "retiring")
 	})
 }
 
@@ -670,17 +670,17 @@ func TestRecordTrouble(t *testing.T) {
 		{"it disappears", func(_ *testing.T, s *swapStore, _ ca.Record) { s.swap(ca.NewMemoryStore()) }, "", false},
 		{"it goes back", func(t *testing.T, s *swapStore, first ca.Record) {
 			m := ca.NewMemoryStore()
-			_, err := m.Save(t.Context(), ca.Record{Data: first.Data})
+			_, err := m.Save(t.Context(), ca.NewRecord("", first.Data()))
 			require.NoError(t, err)
-			_, err = m.Save(t.Context(), ca.Record{Version: "1", Data: first.Data})
+			_, err = m.Save(t.Context(), ca.NewRecord("1", first.Data()))
 			require.NoError(t, err)
-			_, err = m.Save(t.Context(), ca.Record{Version: "2", Data: first.Data}) // so that no version comes back
+			_, err = m.Save(t.Context(), ca.NewRecord("2", first.Data())) // so that no version comes back
 			require.NoError(t, err)
 			s.swap(m)
 		}, "older than what this process has read", true},
 		{"it went back, and another writer went on from there", func(t *testing.T, s *swapStore, first ca.Record) {
 			m := ca.NewMemoryStore()
-			_, err := m.Save(t.Context(), ca.Record{Data: first.Data})
+			_, err := m.Save(t.Context(), ca.NewRecord("", first.Data()))
 			require.NoError(t, err)
 			_, err = open(t, m).Rotate(t.Context()) // as many writes as here, and another root
 			require.NoError(t, err)
@@ -706,15 +706,15 @@ func TestRecordTrouble(t *testing.T) {
 		{"another trust domain's", func(t *testing.T, s *swapStore, _ ca.Record) {
 			m := ca.NewMemoryStore()
 			open(t, m, func(c *ca.Config) { c.TrustDomain = spiffe.MustParseTrustDomain("example.com") })
-			_, err := m.Save(t.Context(), ca.Record{Version: "1", Data: load(t, m).Data})
+			_, err := m.Save(t.Context(), ca.NewRecord("1", load(t, m).Data()))
 			require.NoError(t, err)
-			_, err = m.Save(t.Context(), ca.Record{Version: "2", Data: load(t, m).Data})
+			_, err = m.Save(t.Context(), ca.NewRecord("2", load(t, m).Data()))
 			require.NoError(t, err)
 			s.swap(m)
 		}, `belongs to the trust domain "example.com"`, true},
 		{"damaged", func(t *testing.T, s *swapStore, _ ca.Record) {
 			r := load(t, s)
-			r.Data["svidkit-state.json"] = r.Data["svidkit-state.json"][1:]
+			r.Data()["svidkit-state.json"] = r.Data()["svidkit-state.json"][1:]
 			_, err := s.Save(t.Context(), r)
 			require.NoError(t, err)
 		}, "svidkit-state.json", true},
@@ -785,7 +785,7 @@ func load2(t *testing.T, s ca.Store) map[string][]byte {
 	if !errors.Is(err, ca.ErrNoRecord) {
 		require.NoError(t, err)
 	}
-	return r.Data
+	return r.Data()
 }
 
 // JWT keys that come to a CA that had none wait, as others may have its bundle.

@@ -101,7 +101,11 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	}
 	// There may be nothing at all that is ours to count, and the number of the files is enough.
 	d.Sequence = 0
-	return a, a.install(d, "", now, now)
+	if err := a.install(d, "", now, now, nil, ""); err != nil {
+		return nil, err
+	}
+	a.opened(ctx)
+	return a, nil
 }
 
 // plugged is what signs, from files. It never changes.
@@ -162,10 +166,11 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	s, steps := a.advance(time.Now())
 	taken, err := a.replacePlugged(s, next)
 	a.mu.Unlock()
-	a.log(steps)
+	a.happened("", rotation.Events(steps)...)
 	if taken {
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "CA files taken over",
 			slog.String("serial", next.key.ID), slog.Int("roots", len(next.roots)), slog.Time("not_after", next.until))
+		a.keep(a.keyEvent(rotation.Replaced, &s.plugged.key, time.Now(), next.key.ID, "new files in "+f.dir))
 	}
 	return err
 }

@@ -99,7 +99,7 @@ func tryLoadCA(ctx context.Context, fsys fs.FS, store ca.Store, edit ...func(*ca
 }
 
 func tryLoadFrom(ctx context.Context, from ca.PluggedIn, edit ...func(*ca.Config)) (*ca.Authority, error) {
-	cfg := ca.Config{TrustDomain: td}
+	cfg := ca.Config{TrustDomain: td, Create: true}
 	for _, e := range edit {
 		e(&cfg)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -114,6 +115,8 @@ func replicas(t *testing.T, n int, seed uint64) {
 	}
 	var live []issued
 	exempt := map[string]bool{} // roots that were tainted or revoked
+	// Of emergencies: their successors sign before others know them, until these have read the store.
+	revoking, revoked, emergency, emergencies := 0, map[string]bool{}, time.Time{}, 0
 	contents := map[uint64]*spiffe.Bundle{}
 	var done []string // roots of rotations that were reported as done, by key
 	var mu sync.Mutex
@@ -171,6 +174,27 @@ func replicas(t *testing.T, n int, seed uint64) {
 				})
 			}
 		}
+		if draw(160) == 0 {
+			roots := r.a.Roots()
+			bad := roots[draw(len(roots))]
+			mu.Lock()
+			exempt[string(bad.Certificate.SubjectKeyId)] = true
+			revoking++
+			mu.Unlock()
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				defer cancel()
+				_, err := r.a.RevokeNow(ctx, bad.ID)
+				mu.Lock()
+				defer mu.Unlock()
+				revoking--
+				emergency = time.Now()
+				if err == nil {
+					revoked[bad.ID] = true
+					emergencies++
+				}
+			})
+		}
 		if draw(3) == 0 {
 			chain, err := r.a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: time.Duration(1+draw(600)) * time.Second})
 			if err == nil {
@@ -198,6 +222,16 @@ func replicas(t *testing.T, n int, seed uint64) {
 			badMu.Unlock()
 			if down || time.Since(r.a.Status().Synced) > time.Minute {
 				continue // it says itself that it may be behind
+			}
+			mu.Lock()
+			behind := revoking > 0 || r.a.Status().Synced.Before(emergency.Add(lag))
+			gone := maps.Clone(revoked)
+			mu.Unlock()
+			if behind {
+				continue
+			}
+			for _, k := range r.a.Roots() {
+				require.False(t, gone[k.ID], "seed %d: replica %d still has root %s", seed, j, k.ID)
 			}
 			for _, l := range live {
 				mu.Lock()
@@ -239,9 +273,10 @@ func replicas(t *testing.T, n int, seed uint64) {
 			require.False(t, k.Phase == ca.Active && k.Tainted && k.Activates.Before(time.Now().Add(-time.Hour)), "seed %d: a tainted root signs", seed)
 		}
 	}
-	t.Logf("seed %d: %d leaves, %d refused, %d rotations, sequence %d", seed, leaves, refused, rotations, sequence(t, all[0].a.Bundle()))
+	t.Logf("seed %d: %d leaves, %d refused, %d rotations, %d emergencies, sequence %d", seed, leaves, refused, rotations, emergencies, sequence(t, all[0].a.Bundle()))
 	assert.Greater(t, leaves, 100)
 	assert.Greater(t, rotations, 3)
+	assert.Positive(t, emergencies)
 }
 
 // describeBundle names what is in b.

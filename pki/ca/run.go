@@ -26,7 +26,7 @@ func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	if a.files != nil {
 		return KeyStatus{}, a.opError("rotate", errPluggedIn)
 	}
-	return a.rotate(ctx, "rotate", rotation.Root)
+	return a.rotate(ctx, asked, "rotate", rotation.Root)
 }
 
 // RotateJWT prepares a new key for JWT-SVIDs and puts it into the bundle, and is otherwise as
@@ -36,10 +36,11 @@ func (a *Authority) RotateJWT(ctx context.Context) (KeyStatus, error) {
 	if a.cfg.JWT == nil {
 		return KeyStatus{}, a.opError(op, ErrNoJWT)
 	}
-	return a.rotate(ctx, op, rotation.Token)
+	return a.rotate(ctx, asked, op, rotation.Token)
 }
 
-func (a *Authority) rotate(ctx context.Context, op string, kind rotation.Kind) (KeyStatus, error) {
+func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Kind) (KeyStatus, error) {
+	defer a.settle(ctx)
 	if ctx.Err() != nil {
 		return KeyStatus{}, a.opError(op, context.Cause(ctx))
 	}
@@ -49,13 +50,13 @@ func (a *Authority) rotate(ctx context.Context, op string, kind rotation.Kind) (
 		return KeyStatus{}, a.opError(op, err)
 	}
 	if renews {
-		return a.renew(ctx)
+		return a.renew(ctx, why)
 	}
 	fresh, err := a.newKey(kind) // before any lock: an RSA key takes its time
 	if err != nil {
 		return KeyStatus{}, err
 	}
-	err = a.update(ctx, func(d *rotation.Document, now time.Time) error {
+	err = a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
 		if err := d.MayPrepare(kind, true); err != nil { // another one may have been faster
 			return err
 		}
@@ -68,13 +69,11 @@ func (a *Authority) rotate(ctx context.Context, op string, kind rotation.Kind) (
 	return status(a.prepared(fresh)), nil
 }
 
-// prepared tells of a key that was prepared, and returns it as it is now: a slow store may have made it
-// wait longer.
+// prepared returns a key that was prepared as it is now: a slow store may have made it wait longer.
 func (a *Authority) prepared(k rotation.Key) rotation.Key {
 	if now := a.current().Find(k.ID); now != nil {
 		k = *now
 	}
-	a.logKey(slog.LevelInfo, "prepared", k, slog.Time("activates", k.Activates.Round(0)))
 	return k
 }
 
@@ -96,9 +95,9 @@ func (e *opError) Unwrap() error { return e.err }
 
 // renew replaces the certificate of the active root by a new one with the same key and subject. What
 // either certificate's key signed verifies with the other one, so that no step has to wait.
-func (a *Authority) renew(ctx context.Context) (KeyStatus, error) {
+func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	var renewed rotation.Key
-	err := a.update(ctx, func(d *rotation.Document, now time.Time) error {
+	err := a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
 		if err := d.MayPrepare(rotation.Root, false); err != nil {
 			return err
 		}
@@ -123,7 +122,6 @@ func (a *Authority) renew(ctx context.Context) (KeyStatus, error) {
 	if err != nil {
 		return KeyStatus{}, a.opError("renew the root of", err)
 	}
-	a.logKey(slog.LevelInfo, "renewed", renewed, slog.Time("not_after", renewed.Cert.NotAfter))
 	return status(renewed), nil
 }
 
@@ -150,19 +148,24 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	replaces := func(d *rotation.Document) bool {
 		return (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
 	}
+	defer a.settle(ctx)
 	var successor rotation.Key
 	if replaces(a.current().Document) {
 		if successor, err = a.newKey(kind); err != nil { // before any lock
 			return a.opError(op, err)
 		}
 	}
-	var prepared, changed bool
-	err = a.update(ctx, func(d *rotation.Document, now time.Time) (err error) {
-		prepared = replaces(d)
-		if changed = d.Taint(id, a.cfg.Rotation.TaintGrace, now); !changed {
+	var dropped *rotation.Key // a distributing key, which the document does not have as a tainted one
+	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
+		prepares := replaces(d)
+		dropped = nil
+		if k := d.Find(id); k != nil && k.Phase == Distributing {
+			dropped = new(*k)
+		}
+		if !d.Taint(id, a.cfg.Rotation.TaintGrace, now) {
 			return errNoChange
 		}
-		if !prepared {
+		if !prepares {
 			return nil
 		}
 		if successor.ID == "" {
@@ -176,45 +179,126 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	if err != nil {
 		return a.opError(op, err)
 	}
-	if changed {
-		a.logKey(slog.LevelWarn, "tainted", k)
-	}
-	if prepared {
-		a.prepared(successor)
+	if dropped != nil {
+		a.happened(asked, rotation.Event{What: rotation.Tainted, At: time.Now(), Key: *dropped})
 	}
 	return nil
 }
 
 // Revoke takes a root, named by its serial number in hexadecimal, or a JWT key, named by its key ID,
-// out of the bundle now. From then on verifiers that have the new bundle refuse what it signed. The
-// active key is not revoked: the way is to taint it, and to revoke
-// it when its successor signs. Other errors are those of [Authority.Taint].
+// out of the bundle now, and with it each root that has the same private key. From then on verifiers that have
+// the new bundle refuse what it signed. The active key is not revoked: the way is to taint it, and to revoke it when
+// its successor signs, or [Authority.RevokeNow]. Other errors are those of [Authority.Taint].
 func (a *Authority) Revoke(ctx context.Context, id string) error {
 	const op = "revoke a key of"
-	k, err := a.keyWithID(id)
-	if err != nil {
+	if _, err := a.keyWithID(id); err != nil {
 		return a.opError(op, err)
 	}
-	changed := false
-	err = a.update(ctx, func(d *rotation.Document, _ time.Time) error {
-		now := d.Find(id)
-		if changed = now != nil; !changed {
+	defer a.settle(ctx)
+	err := a.update(ctx, asked, func(d *rotation.Document, now time.Time) error {
+		if d.Find(id) == nil {
 			return errNoChange
 		}
-		if now.Phase == Active {
-			return fmt.Errorf("%v %s: %w; taint it, and revoke it when its successor signs", k.Kind(), id, errActive)
+		if _, err := d.Revoke(id, nil, now); err != nil {
+			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or see RevokeNow", err)
 		}
-		d.Remove(id)
-		d.Sequence++
 		return nil
 	})
 	if err != nil {
 		return a.opError(op, err)
 	}
-	if changed {
-		a.logKey(slog.LevelWarn, "revoked", k)
-	}
 	return nil
+}
+
+// Revocation is what [Authority.RevokeNow] did, and what it costs.
+type Revocation struct {
+	Revoked   KeyStatus // as it was before
+	Successor KeyStatus // the key that signs in its place from now on; zero if the revoked key did not sign
+
+	// Known is when verifiers that read the bundle as often as they should know the successor. Until then those that
+	// have not read it refuse what it signs. Zero if the revoked key did not sign, and for a successor that they knew
+	// already.
+	Known time.Time
+}
+
+// String says in words what was done and what it costs.
+func (r Revocation) String() string {
+	kind := rotation.Root
+	if r.Revoked.Certificate == nil {
+		kind = rotation.Token
+	}
+	text := fmt.Sprintf("%v %s is revoked: verifiers that have read the bundle since refuse everything that it signed", kind, r.Revoked.ID)
+	if r.Successor.ID == "" {
+		return text
+	}
+	text += fmt.Sprintf("; %v %s signs in its place", kind, r.Successor.ID)
+	if !r.Known.IsZero() {
+		text += ", and verifiers that have not read the bundle refuse what it signs, until " + r.Known.UTC().Format(time.RFC3339) + " at the latest"
+	}
+	return text + "; make all workloads renew"
+}
+
+// RevokeNow is [Authority.Revoke] that does not spare the active key: it is for a key that is known to be stolen.
+// In the same write, its successor becomes active: the key that was being distributed, or else a new one. The
+// steps of a rotation that keep handshakes from failing are not taken, and that is what it costs:
+//
+//   - Everything that the revoked key signed is refused by a verifier as soon as it has read the bundle. So is each
+//     workload, until it has renewed.
+//   - Everything that the successor signs is refused by a verifier until it has read the bundle: Propagation is
+//     how long that may take. A successor that had been distributed for its time costs nothing.
+//   - A replica that has not read the store yet (SyncInterval) goes on signing with the revoked key and shows the
+//     old bundle.
+//
+// Without RevokeNow the key stays trusted for Propagation and TaintGrace. [Rotation.Istio] does not matter: the
+// successor has another key. The successor of a JWT key has its algorithm, and is made by this authority even if it
+// signs no tokens. The error is that of Revoke otherwise; a failure of the Auditor prevents nothing.
+func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
+	const op = "revoke a key of"
+	k, err := a.keyWithID(id)
+	if err != nil {
+		return Revocation{}, a.opError(op, err)
+	}
+	defer a.settle(ctx)
+	successor := func() (rotation.Key, error) {
+		fresh, err := a.newSuccessor(&k)
+		fresh.Terms = fresh.Terms.Raise(k.Terms)
+		return fresh, err
+	}
+	var made *rotation.Key
+	revoked := false
+	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
+		old := d.Find(id)
+		if revoked = old != nil; !revoked {
+			return errNoChange
+		}
+		k = *old
+		made, err = d.Revoke(id, successor, now)
+		return err
+	})
+	if err != nil {
+		return Revocation{}, a.opError(op, err)
+	}
+	r := Revocation{Revoked: status(k)}
+	if revoked && made != nil {
+		r.Successor = status(*made)
+		if known := made.Prepared.Add(made.Propagation); time.Until(known) > 0 {
+			r.Known = known.Round(0)
+		}
+	}
+	if made != nil {
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the active key was revoked", slog.String("cost", r.String()))
+	}
+	return r, nil
+}
+
+// newSuccessor makes a key that can take the place of k.
+func (a *Authority) newSuccessor(k *rotation.Key) (rotation.Key, error) {
+	if k.Kind() == rotation.Root || a.cfg.JWT != nil {
+		return a.newKey(k.Kind())
+	}
+	fresh, err := newJWTKey(k.Algorithm)
+	fresh.Terms = k.Terms
+	return fresh, err
 }
 
 // keyWithID returns the key with this ID.
@@ -224,7 +308,7 @@ func (a *Authority) keyWithID(id string) (rotation.Key, error) {
 		return *k, nil
 	}
 	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots, func(c *x509.Certificate) bool { return rotation.Serial(c) == id }) {
-		return rotation.Key{}, fmt.Errorf("root %.64q: %w; change the files", id, errPluggedIn)
+		return rotation.Key{}, fmt.Errorf("root %.64q: %w; replace the files with those of another CA, without this root among theirs", id, errPluggedIn)
 	}
 	return rotation.Key{}, fmt.Errorf("%w: %.64q", ErrUnknownKey, id)
 }
@@ -265,6 +349,9 @@ func (a *Authority) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		s := a.current()
 		wait := r.work(ctx, s)
+		if a.record(ctx) {
+			wait = min(wait, eventRetry)
+		}
 		if ctx.Err() != nil {
 			break
 		}
@@ -301,7 +388,7 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 	if a.store != nil {
 		if due := time.Until(r.nextSync) <= 0; due || s.dirty && r.stuck != s {
 			r.nextSync, r.stuck = time.Now().Add(a.syncWait()), nil
-			if err := a.update(ctx, nil); err != nil {
+			if err := a.update(ctx, "", nil); err != nil {
 				r.stuck = a.state.Load()
 			}
 			return 0
@@ -327,11 +414,7 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		case time.Until(at) > 0:
 			until(at)
 		default:
-			rotate := a.Rotate
-			if kind == rotation.Token {
-				rotate = a.RotateJWT
-			}
-			_, err := rotate(ctx)
+			_, err := a.rotate(ctx, due, "rotate the "+kind.String()+" of", kind)
 			return r.rotated(ctx, kind.String()+" rotation failed", err)
 		}
 	}
@@ -354,7 +437,7 @@ func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 	if !due {
 		return left, nil
 	}
-	return 0, r.a.update(ctx, func(d *rotation.Document, now time.Time) error {
+	return 0, r.a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
 		err := errNoChange
 		for _, kind := range rotation.Kinds {
 			if k := d.In(kind, Distributing); k != nil && !k.Shown && now.Sub(k.Met) >= k.ShownAfter() {
@@ -376,10 +459,7 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	case kind == rotation.Token: // so that its successor signs when it has done so for KeyTTL
 		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.Rotation.Propagation).Round(0), true
 	}
-	at := rotation.Schedule{
-		TTL: cfg.Rotation.RootTTL, Longest: cfg.terms(kind).Longest, Propagation: cfg.Rotation.Propagation,
-		GraceRatio: cfg.Rotation.GraceRatio, SameKey: cfg.Rotation.Istio != nil,
-	}.ReplaceAt(k.Cert)
+	at := r.a.schedule().ReplaceAt(k.Cert)
 	switch {
 	case cfg.Rotation.Istio == nil:
 		return at, true
@@ -391,6 +471,14 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 		return at, true
 	}
 	return r.nextCheck, true
+}
+
+// schedule returns when roots are replaced.
+func (a *Authority) schedule() rotation.Schedule {
+	r := &a.cfg.Rotation
+	return rotation.Schedule{
+		TTL: r.RootTTL, Longest: a.cfg.terms(rotation.Root).Longest, Propagation: r.Propagation, GraceRatio: r.GraceRatio, SameKey: r.Istio != nil,
+	}
 }
 
 // rotated returns how long to wait after an attempt to rotate.

@@ -96,6 +96,16 @@ type Request struct {
 	// the audit record. An empty Caller means ID, or the first of DNSNames.
 	Caller, Method string
 
+	// Proven is when the workload last proved its identity by something else than a certificate of this CA, such
+	// as a token; zero, or the future, means now. A server that takes such a certificate as proof sets it to
+	// [Authority.Proven] of that certificate, by which the leaf says so again.
+	Proven time.Time
+
+	// LimitKey is what the limits per caller count instead of Caller, where that is too much: such as the pod of a
+	// service account that many pods have, or the one workload for which a proxy asks that serves all of a node. Empty
+	// means Caller.
+	LimitKey string
+
 	// Signer names one of several signers behind a registration authority; an [Authority] has one
 	// and ignores it.
 	Signer string
@@ -110,6 +120,15 @@ type Signer interface {
 
 	// Bundle returns the current trust bundle. It is nil or empty while the signer does not know its roots.
 	Bundle() *spiffe.Bundle
+
+	// CallerBundle returns the part of it that may authenticate callers to the signer: see
+	// [Authority.CallerBundle]. It is nil or empty as Bundle is.
+	CallerBundle() *spiffe.Bundle
+
+	// Proven returns when the holder of a leaf of this signer last proved its identity by something else than a
+	// certificate: see [Authority.Proven]. It is zero if that cannot be known, as the signer does not choose what is
+	// in its certificates.
+	Proven(leaf *x509.Certificate) time.Time
 }
 
 // Profile is the kind of a certificate.
@@ -153,7 +172,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	if kind, err := a.check(&r); err != nil {
 		return nil, &SignError{Kind: kind, ID: r.ID, Err: err}
 	}
-	release, err := a.acquire(ctx, r.ID, r.Caller)
+	release, err := a.acquire(ctx, r.ID, cmp.Or(r.LimitKey, r.Caller))
 	if err != nil {
 		return nil, err
 	}
@@ -264,6 +283,10 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 			PublicKey: r.CSR.PublicKey(), TrustDomain: r.ID.TrustDomain(), MaxPathLen: new(0), Constrain: true, NotBefore: notBefore, NotAfter: g.notAfter,
 		})
 	}
+	proven := g.now
+	if !r.Proven.IsZero() && r.Proven.Before(g.now) {
+		proven = r.Proven
+	}
 	sans := make([]pki.SAN, 0, 1+len(r.DNSNames)+len(r.IPs))
 	if r.Profile == SVID {
 		sans = append(sans, pki.IDSAN(r.ID))
@@ -276,6 +299,7 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	}
 	return g.key.Issuer.IssueCertificate(pki.CertificateOptions{
 		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,
+		SerialNumber: newSerial(proven),
 	})
 }
 
@@ -309,11 +333,14 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 		now := time.Now() // under the lock, so that a later caller has a later time
 		s, steps := a.advance(now)
 		g, err := a.grant(s, kind, ttl, now)
+		if err == nil && a.store == nil && g.notAfter.After(a.ends[kind]) {
+			a.ends[kind] = g.notAfter
+		}
 		a.mu.Unlock()
-		a.log(steps)
+		a.happened("", rotation.Events(steps)...)
 		if again && errors.Is(err, errTooLong) {
 			// The settings of this authority have grown, or those of the replica that made the key were smaller.
-			if err := a.update(ctx, nil); err != nil && ctx.Err() != nil {
+			if err := a.update(ctx, "", nil); err != nil && ctx.Err() != nil {
 				return nil, signCanceled(ctx, id)
 			}
 			continue
@@ -325,7 +352,7 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 	}
 }
 
-// grant decides at now; mu is held.
+// grant decides at now, and changes nothing; mu is held.
 func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now time.Time) (*grant, error) {
 	notReady := func(retry time.Duration, format string, args ...any) (*grant, error) {
 		return nil, &SignError{Kind: ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
@@ -351,11 +378,7 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 		}
 		end = now.Add(min(ttl, until.Sub(wall)))
 	}
-	if a.store != nil && (kind == rotation.Token || s.plugged == nil) {
-		bound := a.synced.Add(g.key.Propagation).Add(g.key.Longest)
-		if next := s.In(kind, Distributing); next != nil {
-			bound = rotation.Earlier(bound, next.Activates.Round(0).Add(g.key.Longest))
-		}
+	if bound := a.bound(s, kind, g.key); !bound.IsZero() {
 		left := bound.Sub(wall)
 		if ttl > g.key.Longest {
 			return notReady(a.cfg.SyncInterval, "%w: %v, not %v", errTooLong, g.key.Longest, ttl)
@@ -364,14 +387,24 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 			return notReady(a.cfg.SyncInterval, "%w", a.staleError(bound))
 		}
 		end = rotation.Earlier(end, now.Add(left))
-	} else if end.After(a.ends[kind]) {
-		a.ends[kind] = end
 	}
 	g.notAfter = end
 	return g, nil
 }
 
-// The bound in grant: why no leaf is without its root while the root should be there.
+// bound returns when what the key signs has to end, as the store may know more than s; zero for never. mu is held.
+func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.Time {
+	if a.store == nil || kind == rotation.Root && s.plugged != nil {
+		return time.Time{}
+	}
+	bound := a.synced.Add(key.Propagation).Add(key.Longest)
+	if next := s.In(kind, Distributing); next != nil {
+		bound = rotation.Earlier(bound, next.Activates.Round(0).Add(key.Longest))
+	}
+	return bound
+}
+
+// The bound: why no leaf is without its root while the root should be there.
 //
 // Let R be the time at which the last reading began that gave the state in use, and A the root that
 // is active in it. Whatever the record was at R, this authority knows. Another replica may replace A by a

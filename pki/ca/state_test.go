@@ -32,7 +32,7 @@ const stateName = "svidkit-state.json"
 func put(t testing.TB, data map[string][]byte) *ca.MemoryStore {
 	t.Helper()
 	m := ca.NewMemoryStore()
-	_, err := m.Save(t.Context(), ca.Record{Data: data})
+	_, err := m.Save(t.Context(), ca.NewRecord("", data))
 	require.NoError(t, err)
 	return m
 }
@@ -49,7 +49,7 @@ func TestUnfitDocuments(t *testing.T) {
 	root := func(d map[string]any, i int) map[string]any { return d["roots"].([]any)[i].(map[string]any) }
 	jwt := func(d map[string]any) map[string]any { return d["jwt_keys"].([]any)[0].(map[string]any) }
 	var others map[string]any
-	require.NoError(t, json.Unmarshal(other.Data[stateName], &others))
+	require.NoError(t, json.Unmarshal(other.Data()[stateName], &others))
 	for name, break_ := range map[string]func(d map[string]any){
 		"version 0":                    func(d map[string]any) { d["version"] = 0 },
 		"version 2":                    func(d map[string]any) { d["version"] = 2 },
@@ -96,7 +96,7 @@ func TestUnfitDocuments(t *testing.T) {
 			s := ca.NewMemoryStore()
 			open(t, s, func(c *ca.Config) { c.TrustDomain = spiffe.MustParseTrustDomain("example.com") })
 			var od map[string]any
-			require.NoError(t, json.Unmarshal(load(t, s).Data[stateName], &od))
+			require.NoError(t, json.Unmarshal(load(t, s).Data()[stateName], &od))
 			d["roots"] = od["roots"]
 		},
 		"a JWT key with a certificate":      func(d map[string]any) { jwt(d)["certificate"] = root(d, 0)["certificate"] },
@@ -112,7 +112,7 @@ func TestUnfitDocuments(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var d map[string]any
-			require.NoError(t, json.Unmarshal(good.Data[stateName], &d))
+			require.NoError(t, json.Unmarshal(good.Data()[stateName], &d))
 			break_(d)
 			b, err := json.Marshal(d)
 			require.NoError(t, err)
@@ -121,8 +121,8 @@ func TestUnfitDocuments(t *testing.T) {
 		})
 	}
 	for name, b := range map[string]string{
-		"empty": "", "not JSON": "hello", "null": "null", "a list": "[]", "cut": string(good.Data[stateName][:len(good.Data[stateName])-2]),
-		"something behind it": string(good.Data[stateName]) + "{}",
+		"empty": "", "not JSON": "hello", "null": "null", "a list": "[]", "cut": string(good.Data()[stateName][:len(good.Data()[stateName])-2]),
+		"something behind it": string(good.Data()[stateName]) + "{}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -131,7 +131,7 @@ func TestUnfitDocuments(t *testing.T) {
 	}
 	t.Run("ca-cert.pem is damaged", func(t *testing.T) {
 		t.Parallel()
-		data := good.Data
+		data := good.Data()
 		refused(t, map[string][]byte{stateName: data[stateName], "ca-cert.pem": []byte("x"), "ca-key.pem": data["ca-key.pem"]})
 	})
 }
@@ -148,7 +148,7 @@ func refused(t *testing.T, data map[string][]byte) {
 	r := load(t, s)
 	assert.Equal(t, "1", r.Version)
 	for name := range data {
-		assert.Equal(t, string(data[name]), string(r.Data[name]))
+		assert.Equal(t, string(data[name]), string(r.Data()[name]))
 	}
 }
 
@@ -215,9 +215,9 @@ func TestAdoption(t *testing.T) {
 	assert.NoError(t, verify(a.Bundle(), old, time.Now()), "what Istio signed goes on")
 
 	r := load(t, store)
-	assert.Equal(t, "keep me", string(r.Data["foreign-item"]))
-	assert.Contains(t, r.Data, stateName)
-	assert.Equal(t, pki.MarshalCertificatesPEM(cert), r.Data["ca-cert.pem"])
+	assert.Equal(t, "keep me", string(r.Data()["foreign-item"]))
+	assert.Contains(t, r.Data(), stateName)
+	assert.Equal(t, pki.MarshalCertificatesPEM(cert), r.Data()["ca-cert.pem"])
 	b := open(t, store)
 	assert.True(t, a.Bundle().Equal(b.Bundle()))
 
@@ -322,10 +322,10 @@ func TestFollow(t *testing.T) {
 						next, nextKey = istioCA(t)
 					}
 					r := load(t, store)
-					state := r.Data[stateName]
-					r.Data = istioSecret(t, next, nextKey)
+					state := r.Data()[stateName]
+					r = ca.NewRecord(r.Version, istioSecret(t, next, nextKey))
 					if withState {
-						r.Data[stateName] = state
+						r.Data()[stateName] = state
 					}
 					_, err := store.Save(t.Context(), r)
 					require.NoError(t, err)
@@ -345,7 +345,7 @@ func TestFollow(t *testing.T) {
 						assert.True(t, a.Bundle().Equal(x.Bundle()))
 						assert.EqualValues(t, 2, sequence(t, x.Bundle()))
 					}
-					d := load(t, store).Data
+					d := load(t, store).Data()
 					assert.Contains(t, d, stateName)
 					assert.Equal(t, "keep me", string(d["foreign-item"]))
 				})
@@ -391,8 +391,8 @@ func TestFollowOneThatIsKnown(t *testing.T) {
 			a := open(t, store)
 			require.Len(t, a.Roots(), 3)
 			r := load(t, store)
-			r.Data["ca-cert.pem"], r.Data["ca-key.pem"] = pki.MarshalCertificatesPEM(tt.cert), pkcs1(tt.key)
-			delete(r.Data, "root-cert.pem")
+			r.Data()["ca-cert.pem"], r.Data()["ca-key.pem"] = pki.MarshalCertificatesPEM(tt.cert), pkcs1(tt.key)
+			delete(r.Data(), "root-cert.pem")
 			_, err := store.Save(t.Context(), r)
 			require.NoError(t, err)
 			b, err := tryOpen(t.Context(), store)
@@ -424,15 +424,15 @@ func FuzzRecord(f *testing.F) {
 	add := func(d map[string][]byte) {
 		f.Add(d[stateName], d["ca-cert.pem"], d["ca-key.pem"], d["root-cert.pem"])
 	}
-	add(r.Data)
+	add(r.Data())
 	_, err = a.Rotate(f.Context())
 	require.NoError(f, err)
 	r, err = store.Load(f.Context())
 	require.NoError(f, err)
-	add(r.Data)
+	add(r.Data())
 	cert, key := istioCA(f)
 	add(istioSecret(f, cert, key))
-	add(map[string][]byte{stateName: bytes.Replace(r.Data[stateName], []byte("active"), []byte("trusted"), 1)})
+	add(map[string][]byte{stateName: bytes.Replace(r.Data()[stateName], []byte("active"), []byte("trusted"), 1)})
 	add(map[string][]byte{stateName: []byte(`{"version":1}`)})
 	f.Fuzz(func(t *testing.T, state, cert, key, roots []byte) {
 		data := map[string][]byte{"ca-cert.pem": cert, "ca-key.pem": key, "root-cert.pem": roots}
@@ -440,7 +440,7 @@ func FuzzRecord(f *testing.F) {
 			data[stateName] = state
 		}
 		s := ca.NewMemoryStore()
-		if _, err := s.Save(t.Context(), ca.Record{Data: data}); err != nil {
+		if _, err := s.Save(t.Context(), ca.NewRecord("", data)); err != nil {
 			return // too large
 		}
 		// What is wrong with a record is no reason to try again, without end.

@@ -16,9 +16,6 @@ var (
 	// ErrRotating says that a rotation cannot start, because one is under way.
 	ErrRotating = rotation.ErrRotating
 
-	// errActive says that a key cannot be revoked, because it is the one that signs.
-	errActive = errors.New("the key is active")
-
 	// ErrUnknownKey says that there is no root with this serial number, and no JWT key with this ID.
 	ErrUnknownKey = errors.New("no such key")
 

@@ -4,13 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
 // The errors that a [Store] wraps.
 var (
 	// ErrNoRecord says that the store was read, and that there is no record in it. An authority
-	// answers it by making a new CA, so a store returns it only when that is certain.
+	// answers it by making a new CA, if [Config.Create] allows that, so a store returns it only when that is certain.
 	ErrNoRecord = errors.New("no record")
+
+	// ErrUnfit says that waiting does not help, as an operator has to put something right: the store cannot keep keys
+	// as it is, such as a folder that others may read, or what is in it is not a record to work with. [Open] ends with
+	// it at once. Other errors of a store, beside ErrNoRecord, are believed to pass.
+	ErrUnfit = errors.New("unfit")
 
 	// ErrConflict says that the record is not the one that was to be replaced: another writer was
 	// faster.
@@ -27,28 +35,46 @@ type Store interface {
 	// any other error says that the question could not be answered. The caller owns the result.
 	Load(ctx context.Context) (Record, error)
 
-	// Save replaces the record whose version is r.Version by r.Data, all of it or nothing, and
+	// Save replaces the record whose version is r.Version by r.Data(), all of it or nothing, and
 	// returns the new version once the data would survive a crash. An empty r.Version means that
 	// there must be no record. It wraps [ErrConflict] if the record has another version, or is
 	// there or not there against expectation. After any other error the record may or may not have
-	// been replaced. Save does not keep or change r.Data.
+	// been replaced. Save does not keep or change what is in r.
 	Save(ctx context.Context, r Record) (version string, err error)
 }
 
-// Record is what a [Store] keeps.
+// Record is what a [Store] keeps. [NewRecord] makes one. It holds private keys and prints none of them,
+// whatever it is a part of.
 type Record struct {
 	// Version names this state of the record. Only the store knows what it means. No two states of
 	// a record have the same version.
 	Version string
 
-	// Data are the contents by name: letters, digits, dots, hyphens and underscores, as in a
-	// Kubernetes Secret. They hold private keys.
-	Data map[string][]byte
+	data func() map[string][]byte // where packages fmt, slog and json cannot follow it; nil for none
 }
 
-// Format writes the version and no contents for every verb, so that none shows a key.
+// NewRecord returns a record with the given version and contents, which are not copied.
+func NewRecord(version string, data map[string][]byte) Record {
+	return Record{Version: version, data: rotation.Seal(data)}
+}
+
+// Data returns the contents by name: letters, digits, dots, hyphens and underscores, as in a
+// Kubernetes Secret. They hold private keys. It is the map of [NewRecord], and not a copy.
+func (r Record) Data() map[string][]byte {
+	if r.data == nil {
+		return nil
+	}
+	return r.data()
+}
+
+// Format writes the version and no contents for every verb.
 func (r Record) Format(f fmt.State, _ rune) {
-	_, _ = fmt.Fprintf(f, "ca.Record(%q, %d items)", r.Version, len(r.Data))
+	_, _ = fmt.Fprintf(f, "ca.Record(%q, %d items)", r.Version, len(r.Data()))
+}
+
+// LogValue implements [slog.LogValuer]: the version and no contents.
+func (r Record) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("version", r.Version), slog.Int("items", len(r.Data())))
 }
 
 // MarshalJSON refuses: a record holds private keys.

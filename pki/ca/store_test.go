@@ -42,40 +42,41 @@ func TestStores(t *testing.T) {
 			ctx, s := t.Context(), make(t)
 			_, err := s.Load(ctx)
 			require.ErrorIs(t, err, ca.ErrNoRecord)
-			_, err = s.Save(ctx, ca.Record{Version: "1", Data: map[string][]byte{"a": nil}})
+			_, err = s.Save(ctx, ca.NewRecord("1", map[string][]byte{"a": nil}))
 			require.ErrorIs(t, err, ca.ErrConflict, "there is nothing to replace")
 
 			data := map[string][]byte{"a.pem": []byte("secret"), "b": {}, "C_d-e": {0, 255, '\n'}}
-			v1, err := s.Save(ctx, ca.Record{Data: data})
+			v1, err := s.Save(ctx, ca.NewRecord("", data))
 			require.NoError(t, err)
 			require.NotEmpty(t, v1)
 			data["a.pem"][0] = 'X'
 			r, err := s.Load(ctx)
 			require.NoError(t, err)
 			assert.Equal(t, v1, r.Version)
-			assert.Equal(t, []string{"C_d-e", "a.pem", "b"}, slices.Sorted(maps.Keys(r.Data)))
-			assert.Equal(t, "secret", string(r.Data["a.pem"]), "it is a copy")
-			assert.Equal(t, []byte{0, 255, '\n'}, r.Data["C_d-e"])
-			r.Data["a.pem"][0] = 'Y'
+			assert.Equal(t, []string{"C_d-e", "a.pem", "b"}, slices.Sorted(maps.Keys(r.Data())))
+			assert.Equal(t, "secret", string(r.Data()["a.pem"]), "it is a copy")
+			assert.Equal(t, []byte{0, 255, '\n'}, r.Data()["C_d-e"])
+			r.Data()["a.pem"][0] = 'Y'
 
 			for _, version := range []string{"", "other", v1 + "0"} {
-				_, err = s.Save(ctx, ca.Record{Version: version, Data: data})
+				_, err = s.Save(ctx, ca.NewRecord(version, data))
 				require.ErrorIs(t, err, ca.ErrConflict, version)
 			}
-			v2, err := s.Save(ctx, ca.Record{Version: v1, Data: map[string][]byte{"only": []byte("2")}})
+			v2, err := s.Save(ctx, ca.NewRecord(v1, map[string][]byte{"only": []byte("2")}))
 			require.NoError(t, err)
 			assert.NotEqual(t, v1, v2)
 			r, err = s.Load(ctx)
 			require.NoError(t, err)
-			assert.Equal(t, ca.Record{Version: v2, Data: map[string][]byte{"only": []byte("2")}}, r, "all of it was replaced")
-			_, err = s.Save(ctx, ca.Record{Version: v1, Data: data})
+			assert.Equal(t, v2, r.Version)
+			assert.Equal(t, map[string][]byte{"only": []byte("2")}, r.Data(), "all of it was replaced")
+			_, err = s.Save(ctx, ca.NewRecord(v1, data))
 			require.ErrorIs(t, err, ca.ErrConflict, "a version does not come back")
 
 			for _, bad := range []map[string][]byte{
 				{"": nil}, {".": nil}, {"..": nil}, {"a/b": nil}, {"../x": nil}, {"a b": nil}, {"ä": nil}, {strings.Repeat("x", 254): nil},
 				{"big": make1MiB()}, many(65),
 			} {
-				_, err = s.Save(ctx, ca.Record{Version: v2, Data: bad})
+				_, err = s.Save(ctx, ca.NewRecord(v2, bad))
 				require.Error(t, err)
 				require.NotErrorIs(t, err, ca.ErrConflict)
 			}
@@ -84,7 +85,7 @@ func TestStores(t *testing.T) {
 			cancel(cause)
 			_, err = s.Load(done)
 			require.ErrorIs(t, err, cause)
-			_, err = s.Save(done, ca.Record{Version: v2, Data: data})
+			_, err = s.Save(done, ca.NewRecord(v2, data))
 			require.ErrorIs(t, err, cause)
 			r, err = s.Load(ctx)
 			require.NoError(t, err)
@@ -105,7 +106,7 @@ func many(n int) map[string][]byte {
 
 func TestRecordsDoNotPrint(t *testing.T) {
 	t.Parallel()
-	r := ca.Record{Version: "7", Data: map[string][]byte{"key": []byte("hunter2")}}
+	r := ca.NewRecord("7", map[string][]byte{"key": []byte("hunter2")})
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d", "%x", "%q"} {
 		for _, v := range []any{r, &r, struct{ R ca.Record }{r}} {
 			s := fmt.Sprintf(verb, v)
@@ -141,9 +142,9 @@ func TestNoLostUpdate(t *testing.T) {
 							if !assert.NoError(t, err) {
 								return
 							}
-							n, _ = strconv.Atoi(string(r.Data["n"]))
+							n, _ = strconv.Atoi(string(r.Data()["n"]))
 						}
-						_, err = s.Save(t.Context(), ca.Record{Version: r.Version, Data: map[string][]byte{"n": []byte(strconv.Itoa(n + 1))}})
+						_, err = s.Save(t.Context(), ca.NewRecord(r.Version, map[string][]byte{"n": []byte(strconv.Itoa(n + 1))}))
 						if err == nil {
 							done++
 						} else if !assert.ErrorIs(t, err, ca.ErrConflict) {
@@ -155,7 +156,7 @@ func TestNoLostUpdate(t *testing.T) {
 			wg.Wait()
 			r, err := open().Load(t.Context())
 			require.NoError(t, err)
-			assert.Equal(t, strconv.Itoa(writers*each), string(r.Data["n"]))
+			assert.Equal(t, strconv.Itoa(writers*each), string(r.Data()["n"]))
 		})
 	}
 }
@@ -173,7 +174,7 @@ func TestDirStoreIsPrivate(t *testing.T) {
 	d, dir := newDirStore(t)
 	_, err := os.Stat(dir)
 	require.ErrorIs(t, err, os.ErrNotExist, "nothing is made before it is needed")
-	v, err := d.Save(t.Context(), ca.Record{Data: map[string][]byte{"key": []byte("x")}})
+	v, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("x")}))
 	require.NoError(t, err)
 	var names []string
 	require.NoError(t, filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
@@ -201,7 +202,7 @@ func TestDirStoreIsPrivate(t *testing.T) {
 		assert.ErrorContains(t, err, fmt.Sprintf("has mode %04o, so that others may get at the keys of the CA; run: chmod %04o %q", tt.mode, tt.back, tt.path))
 		assert.NotErrorIs(t, err, ca.ErrNoRecord, "which would make a second CA")
 		if tt.path == dir {
-			_, err = d.Save(t.Context(), ca.Record{Version: v, Data: map[string][]byte{"key": []byte("y")}})
+			_, err = d.Save(t.Context(), ca.NewRecord(v, map[string][]byte{"key": []byte("y")}))
 			assert.ErrorContains(t, err, "chmod 0700")
 			_, err = ca.NewDirStore(dir)
 			assert.ErrorContains(t, err, "chmod 0700")
@@ -222,7 +223,7 @@ func TestNewDirStoreRefuses(t *testing.T) {
 	assert.ErrorContains(t, err, "folder of the store")
 	d, err := ca.NewDirStore(filepath.Join(file, "below"))
 	if err == nil { // a file is in the way
-		_, err = d.Save(t.Context(), ca.Record{Data: map[string][]byte{}})
+		_, err = d.Save(t.Context(), ca.NewRecord("", map[string][]byte{}))
 	}
 	assert.Error(t, err)
 }
@@ -236,7 +237,7 @@ func TestDirStoreLeftovers(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "v-0123", "key"), []byte("torn"), 0o600))
 	_, err := d.Load(t.Context())
 	require.ErrorIs(t, err, ca.ErrNoRecord)
-	v, err := d.Save(t.Context(), ca.Record{Data: map[string][]byte{"key": []byte("1")}})
+	v, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")}))
 	require.NoError(t, err)
 	assert.NoDirExists(t, filepath.Join(dir, "v-0123"))
 
@@ -247,7 +248,7 @@ func TestDirStoreLeftovers(t *testing.T) {
 	r, err := d.Load(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, v, r.Version)
-	_, err = d.Save(t.Context(), ca.Record{Version: v, Data: map[string][]byte{"key": []byte("2")}})
+	_, err = d.Save(t.Context(), ca.NewRecord(v, map[string][]byte{"key": []byte("2")}))
 	require.NoError(t, err)
 	for _, gone := range []string{"v-4567", "tmp-CURRENT", v} {
 		_, err := os.Lstat(filepath.Join(dir, gone))
@@ -295,7 +296,7 @@ func TestDirStoreDamaged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d, dir := newDirStore(t)
-			version, err := d.Save(t.Context(), ca.Record{Data: map[string][]byte{"key": []byte("1")}})
+			version, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")}))
 			require.NoError(t, err)
 			damage(t, dir, version)
 			_, err = d.Load(t.Context())
@@ -312,17 +313,17 @@ func TestDirStoreLock(t *testing.T) {
 		t.Skip("looks at flock")
 	}
 	d, dir := newDirStore(t)
-	_, err := d.Save(t.Context(), ca.Record{Data: map[string][]byte{"key": []byte("1")}})
+	_, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")}))
 	require.NoError(t, err)
 	unlock := holdLock(t, filepath.Join(dir, "lock"))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err = d.Save(ctx, ca.Record{Data: map[string][]byte{}})
+	_, err = d.Save(ctx, ca.NewRecord("", map[string][]byte{}))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.ErrorContains(t, err, "another process has the lock")
 	_, err = d.Load(t.Context())
 	require.NoError(t, err, "reading needs no lock")
 	unlock()
-	_, err = d.Save(t.Context(), ca.Record{Data: map[string][]byte{}})
+	_, err = d.Save(t.Context(), ca.NewRecord("", map[string][]byte{}))
 	require.ErrorIs(t, err, ca.ErrConflict)
 }

@@ -14,10 +14,11 @@ import (
 )
 
 // Open makes an authority whose CA is in store, and survives it. If there is no record, it makes a
-// new CA; if there is one that Istio made, it adopts that. It starts no goroutine, but has to have
+// new CA with [Config.Create], and fails with [ErrNoRecord] without; if there is one that Istio made, it adopts that.
+// It starts no goroutine, but has to have
 // read the store, and tries again, with growing waits, until ctx is done; the error then wraps the
-// cause of that and the last error of the store. A record that is unfit is an error at once, and is left
-// as it is. No error of the store is ever answered by making another CA.
+// cause of that and the last error of the store. A record that is unfit, or a store that says so of itself, is an error
+// at once that wraps [ErrUnfit], and is left as it is. No error of the store is ever answered by making another CA.
 //
 // Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence
 // numbers, and take each step of a rotation at the same moment without talking to each other. They
@@ -64,14 +65,15 @@ const (
 func (a *Authority) open(ctx context.Context) error {
 	var last error
 	for wait := openWait; ; wait = min(wait+wait/2, openMaxWait) {
-		err := a.update(ctx, nil)
+		err := a.update(ctx, "", nil)
 		if err == nil {
+			a.opened(ctx)
 			return nil
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), errors.Join(last, err))
 		}
-		if errors.Is(err, errRecord) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
+		if errors.Is(err, ErrUnfit) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
 			return err
 		}
 		if _, ok := errors.AsType[*creationError](err); ok {
@@ -98,9 +100,9 @@ var (
 
 // update decides and stores. The change edits a copy of the present document, at the time that it is
 // given; it is called again, on another copy, if another replica was faster. What it makes is saved
-// first and shown after. Without a change, update reads the store, follows what is there, and
+// first and shown after, with why it happened. Without a change, update reads the store, follows what is there, and
 // writes down what time has done.
-func (a *Authority) update(ctx context.Context, change func(d *rotation.Document, now time.Time) error) error {
+func (a *Authority) update(ctx context.Context, why string, change func(d *rotation.Document, now time.Time) error) error {
 	select {
 	case a.writing <- struct{}{}:
 		defer func() { <-a.writing }()
@@ -108,11 +110,11 @@ func (a *Authority) update(ctx context.Context, change func(d *rotation.Document
 		return context.Cause(ctx)
 	}
 	if a.store == nil {
-		return a.updateMemory(change)
+		return a.updateMemory(why, change)
 	}
 	reload := change == nil
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := a.attempt(ctx, reload, change)
+		err := a.attempt(ctx, reload, why, change)
 		if !errors.Is(err, ErrConflict) {
 			return err
 		}
@@ -124,22 +126,30 @@ func (a *Authority) update(ctx context.Context, change func(d *rotation.Document
 }
 
 // updateMemory is update without a store.
-func (a *Authority) updateMemory(change func(d *rotation.Document, now time.Time) error) error {
+func (a *Authority) updateMemory(why string, change func(d *rotation.Document, now time.Time) error) error {
 	a.mu.Lock()
 	now := time.Now()
 	s, steps := a.advance(now)
 	err := errNoChange
+	var changes []rotation.Event
 	if change != nil {
 		d := s.Clone()
 		if err = change(d, now); err == nil {
 			var next *state
 			if next, err = a.newState(s, d, "", s.plugged); err == nil {
+				for _, kind := range rotation.Kinds {
+					if signer := d.In(kind, Active); signer != nil && signer.ID != s.In(kind, Active).ID {
+						a.ends[kind] = time.Time{} // it has signed nothing
+					}
+				}
 				a.publish(next)
+				changes = rotation.Diff(s.Document, d, now)
 			}
 		}
 	}
 	a.mu.Unlock()
-	a.log(steps)
+	a.happened("", rotation.Events(steps)...)
+	a.happened(why, changes...)
 	if errors.Is(err, errNoChange) {
 		return nil
 	}
@@ -148,7 +158,7 @@ func (a *Authority) updateMemory(change func(d *rotation.Document, now time.Time
 
 // attempt is one turn of update; a slot of writing is held. A failure of the store is noted for
 // Status; one of the change is not the store's.
-func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *rotation.Document, now time.Time) error) error {
+func (a *Authority) attempt(ctx context.Context, reload bool, why string, change func(d *rotation.Document, now time.Time) error) error {
 	base, err := a.base(ctx, reload)
 	if err != nil {
 		return a.note(ctx, err)
@@ -157,7 +167,7 @@ func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *rot
 	differs := base.dirty || postponed
 	if reload && !differs {
 		// What others have stored is followed, even if what we would add to it cannot be.
-		if err := a.install(d, base.version, base.read, time.Now()); err != nil {
+		if err := a.install(d, base.version, base.read, time.Now(), nil, followed); err != nil {
 			return err
 		}
 	}
@@ -185,9 +195,18 @@ func (a *Authority) attempt(ctx context.Context, reload bool, change func(d *rot
 		d.Sequence = timed.NumberOfNext()
 	}
 	if decided || remarked || differs || len(steps) > 0 {
-		return a.save(ctx, d, base.version)
+		return a.save(ctx, d, base, why)
 	}
 	return nil
+}
+
+// missing says what to do about a store without a record, in which none may be made.
+func (a *Authority) missing(err error) error {
+	what := "there is no CA"
+	if a.files != nil {
+		what = "there are no keys for JWT-SVIDs"
+	}
+	return fmt.Errorf("ca: %s of %s: %w; if there was one, mount its volume or restore it from a backup; to make a new one set Config.Create", what, a.cfg.TrustDomain, err)
 }
 
 // known returns the document in use, or one without keys.
@@ -204,6 +223,8 @@ type based struct {
 	version string
 	dirty   bool      // the record does not say what the document does
 	read    time.Time // when the reading began
+
+	vanished bool // there was a record, and there is none
 }
 
 // base returns the present document: the one in memory, or the one in the store if it is to be
@@ -219,6 +240,9 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	r, err := a.load(ctx)
 	switch {
 	case errors.Is(err, ErrNoRecord) && mem == nil:
+		if keys := a.files == nil || a.cfg.JWT != nil; keys && !a.cfg.Create {
+			return based{}, &creationError{a.missing(err)}
+		}
 		if a.fresh == nil { // once: the same CA in each attempt, as one may have landed
 			if a.fresh, err = a.create(start); err != nil {
 				return based{}, &creationError{err}
@@ -226,9 +250,8 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		}
 		return based{Document: a.fresh, dirty: true}, nil
 	case errors.Is(err, ErrNoRecord):
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "record missing, writing it again")
 		s := a.current()
-		return based{Document: s.Document, dirty: true}, nil
+		return based{Document: s.Document, dirty: true, vanished: true}, nil
 	case err != nil:
 		return based{}, err
 	}
@@ -278,8 +301,8 @@ func (a *Authority) groom(d *rotation.Document, now time.Time) (*rotation.Docume
 	return d, false, nil
 }
 
-// save stores d in place of version and installs it.
-func (a *Authority) save(ctx context.Context, d *rotation.Document, version string) error {
+// save stores d in place of what base has and installs it.
+func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, why string) error {
 	d = d.Clone()
 	d.Revision++
 	d.Writer = rotation.RandomID()
@@ -290,7 +313,7 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, version stri
 	first, known := a.state.Load() == nil, a.known()
 	start := time.Now()
 	saving, cancel := context.WithTimeout(ctx, a.patience())
-	stored, err := a.store.Save(saving, Record{Version: version, Data: data})
+	stored, err := a.store.Save(saving, NewRecord(base.version, data))
 	cancel()
 	switch {
 	case errors.Is(err, ErrConflict):
@@ -308,13 +331,19 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, version stri
 		}
 		stored = r.Version
 	}
-	if err := a.install(d, stored, start, time.Now()); err != nil {
+	if err := a.install(d, stored, start, time.Now(), base.Document, why); err != nil {
 		return err
+	}
+	if base.vanished {
+		const what = "the record had vanished from the store, and was written again"
+		k := a.current().active()
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelError, what, slog.String("serial", k.ID))
+		a.keep(a.keyEvent("recovered", k, time.Now(), "", what))
 	}
 	// A slow store may have taken the time in which others should have learned of a key.
 	if late, changed := d.Postpone(known, time.Now()); changed && !first {
 		late.Sequence = d.NumberOfNext()
-		return a.save(ctx, late, stored)
+		return a.save(ctx, late, based{Document: d, version: stored}, why)
 	}
 	return nil
 }
@@ -341,12 +370,21 @@ func (a *Authority) syncWait() time.Duration {
 	return a.cfg.SyncInterval - rand.N(a.cfg.SyncInterval/10+1)
 }
 
-// install makes d, which the store has as version and had at the time read, what holds.
-func (a *Authority) install(d *rotation.Document, version string, read, now time.Time) error {
+// install makes d, which the store has as version and had at the time read, what holds. What has become of keys since
+// the state before is told, with why; if there was none, since the document before, which may be nil.
+func (a *Authority) install(d *rotation.Document, version string, read, now time.Time, before *rotation.Document, why string) error {
 	a.mu.Lock()
 	// Meanwhile a reader may have taken a step.
+	given := d
 	d, steps := d.Advance(a.lastEnds(), now)
 	old := a.state.Load()
+	if old != nil {
+		before = old.Document
+	}
+	var changes []rotation.Event
+	if before != nil {
+		changes = rotation.Diff(before, given, now)
+	}
 	if old != nil && d == old.Document && version == old.version {
 		a.synced, a.syncErr = read.Round(0), nil
 		a.mu.Unlock()
@@ -367,8 +405,31 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 		}
 	}
 	a.mu.Unlock()
-	a.log(steps)
+	if err == nil {
+		a.happened(why, changes...)
+		a.happened("", rotation.Events(steps)...)
+	}
 	return err
+}
+
+// opened says how the authority began, once.
+func (a *Authority) opened(ctx context.Context) {
+	how, where := loaded, fmt.Sprint(a.store)
+	if _, ok := a.store.(fmt.Stringer); !ok {
+		where = fmt.Sprintf("%T", a.store)
+	}
+	switch s := a.state.Load(); {
+	case a.adopted:
+		how = adopted
+	case a.fresh != nil && a.fresh.Authority == s.Authority:
+		how = created
+	}
+	a.fresh = nil
+	if a.files != nil {
+		how, where = loaded, a.files.dir
+	}
+	a.started(how, where)
+	a.settle(ctx)
 }
 
 // note keeps err for Status, and says it in the log when it is a new one.

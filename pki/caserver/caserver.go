@@ -26,8 +26,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,9 +57,14 @@ type Options struct {
 	Names []pki.SAN
 
 	// Istio and Linkerd are the certificate APIs; nil means none. Signer and Logger are those of the Server.
-	// The Authenticator of Istio is asked about callers without a client certificate of the trust domain.
+	// The Authenticator of Istio is asked about callers without a client certificate that proves them.
 	Istio   *istioca.Options
 	Linkerd *linkerd.Options
+
+	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since they were last
+	// proven by the Authenticator: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual
+	// machines; less than 0 means not at all. A certificate under a tainted root proves nothing, whatever this is.
+	RenewByCertificate time.Duration
 
 	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
 	// same machine. Its folder must exist when Run begins. Empty means none.
@@ -69,7 +77,8 @@ type Options struct {
 	Ready func()
 
 	// Logger is told of what is signed and refused, of renewals of the server's certificate (Info), of
-	// failed handshakes (Debug), and of a RootsFile that cannot be written (Warn). Nil means silence.
+	// failed handshakes (Info), of a RootsFile that cannot be written (Warn), and of its start and its end (Info). What
+	// callers can cause is summed up: see the options of the APIs and of [Serve]. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -119,13 +128,13 @@ func New(o Options) (*Server, error) {
 
 // newIstio returns the handler of Istio's API, to which callers may present their certificates.
 func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
-	verifier, err := spiffe.NewVerifier(s, spiffe.AllowMembersOf(s.opts.ID.TrustDomain()), nil)
-	if err != nil {
-		return nil, err
-	}
 	o.Signer, o.Logger = s.opts.CA, s.opts.Logger
-	if tokens := o.Authenticator; tokens != nil {
-		o.Authenticator = authn.FirstOf(authn.ClientCertificate(verifier), tokens)
+	if tokens := o.Authenticator; tokens != nil && s.opts.RenewByCertificate >= 0 {
+		certificates, err := istioca.ClientCertificates(s.opts.CA, s.opts.ID.TrustDomain(), s.opts.RenewByCertificate)
+		if err != nil {
+			return nil, err
+		}
+		o.Authenticator = authn.FirstOf(certificates, tokens)
 	}
 	return istioca.New(o)
 }
@@ -150,9 +159,10 @@ type Listeners struct {
 	Istio   net.Listener // Istio's API, by TLS
 	Linkerd net.Listener // Linkerd's API, by TLS without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
-	Admin   net.Listener // metrics, health, status and roots, without TLS
+	Admin   net.Listener // metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
 
-	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it.
+	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it. Its options
+	// must allow that, too.
 	LinkerdPlaintext bool
 }
 
@@ -175,13 +185,16 @@ func (s *Server) Run(ctx context.Context, at Listeners) error {
 	if err != nil {
 		return err
 	}
+	if at.LinkerdPlaintext && s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
+		return errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is not: every request would be refused")
+	}
 	endpoints := []struct {
 		name string
 		l    net.Listener
 		o    ServeOptions
 	}{
-		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: s.tlsConfig()}},
-		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig()}},
+		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)}},
+		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}},
 		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
 		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
 	}
@@ -219,15 +232,19 @@ func (s *Server) Run(ctx context.Context, at Listeners) error {
 		s.opts.Ready()
 	}
 	<-ctx.Done()
+	s.opts.Logger.Info("caserver: the server ends", "reason", context.Cause(ctx), "grace", drainTime)
 	return context.Cause(ctx)
 }
 
-// tlsConfig returns a configuration with the current certificate of the server. Clients are asked for a
-// certificate, which is for the authenticator to verify.
-func (s *Server) tlsConfig() *tls.Config {
+// tlsConfig returns a configuration with the current certificate of the server. A client's certificate is for the
+// authenticator to verify.
+//
+// Istio's API is served with TLS 1.2 as well: agents with COMPLIANCE_POLICY=fips-140-2 speak nothing else. Linkerd's proxies
+// speak TLS 1.3 only.
+func (s *Server) tlsConfig(least uint16, clients tls.ClientAuthType) *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		ClientAuth: tls.RequestClientCert,
+		MinVersion: least,
+		ClientAuth: clients,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			svid, err := s.identity.SVID()
 			if err != nil {
@@ -236,6 +253,30 @@ func (s *Server) tlsConfig() *tls.Config {
 			return svid.TLSCertificate(), nil
 		},
 	}
+}
+
+// localHosts serves h, and refuses a request over loopback for the name of a host that is not this server: it is from a
+// page in a browser on this machine, whose own name leads to loopback meanwhile (DNS rebinding).
+func (s *Server) localHosts(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		if ok && at.IP.IsLoopback() && !s.isHost(r.Host) {
+			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// isHost reports whether a host, with or without a port, is an address, localhost, or one of the server's own names.
+func (s *Server) isHost(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil || strings.EqualFold(host, "localhost") || slices.ContainsFunc(s.opts.Names, func(n pki.SAN) bool {
+		return n.Type == pki.DNS && strings.EqualFold(n.Value, host)
+	})
 }
 
 // newAdmin returns the handler for operators: metrics in the text format of Prometheus, liveness, readiness,
@@ -265,7 +306,7 @@ func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 	if s.opts.Status != nil {
 		mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { s.opts.Status(w) })
 	}
-	return mux
+	return s.localHosts(mux)
 }
 
 // roots returns the current roots in PEM.

@@ -269,6 +269,14 @@ func (a *RA) Bundle() *spiffe.Bundle {
 	return a.union
 }
 
+// CallerBundle returns [RA.Bundle]: which of their keys may be in wrong hands, the signers do not say.
+func (a *RA) CallerBundle() *spiffe.Bundle { return a.Bundle() }
+
+// Proven returns zero, for "not known": a signer chooses the serial numbers of its certificates, in which a
+// [ca.Authority] keeps the time. So a server cannot follow chains of renewals by certificate alone, and has to allow
+// all of them or none.
+func (a *RA) Proven(*x509.Certificate) time.Time { return time.Time{} }
+
 // unite makes one bundle of what there is; a.mu is held.
 func (a *RA) unite() *spiffe.Bundle {
 	var roots []*x509.Certificate
@@ -371,7 +379,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	if err != nil {
 		return nil, fail(ca.ErrNotReady, "the roots of the signer %q: %w", signer, err)
 	}
-	if err := a.limiter.Acquire(ctx, r.Caller); err != nil {
+	if err := a.limiter.Acquire(ctx, cmp.Or(r.LimitKey, r.Caller)); err != nil {
 		f := fail(ca.ErrLimit, "%w", err)
 		if over, ok := errors.AsType[*limit.Error](err); ok {
 			f.RetryAfter = over.RetryAfter

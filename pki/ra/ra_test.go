@@ -749,3 +749,12 @@ func TestLimits(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// A signer of the cluster says neither which of its keys are tainted, nor when a leaf's holder was last proven.
+func TestCallers(t *testing.T) {
+	t.Parallel()
+	root := newAuthority(t, "root", nil)
+	a := start(t, kubetest.Start(t), nil).ra(trust(t, root))
+	assert.Same(t, a.Bundle(), a.CallerBundle())
+	assert.Zero(t, a.Proven(root.cert))
+}

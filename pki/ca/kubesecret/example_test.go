@@ -25,7 +25,7 @@ func ExampleNew() {
 			fmt.Println(err)
 			return
 		}
-		a, err := ca.Open(ctx, ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}, store)
+		a, err := ca.Open(ctx, ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Create: true}, store)
 		if err != nil {
 			fmt.Println(err)
 			return

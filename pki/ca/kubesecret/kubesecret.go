@@ -124,7 +124,8 @@ func New(o Options) (*Store, error) {
 
 // Load implements [ca.Store]. Without a deadline in ctx it takes at most ten seconds. A Secret
 // without any value of a record is like none: the error wraps [ca.ErrNoRecord]. One that is not fit
-// to keep a CA in, because of its type or because it is immutable, is another error.
+// to keep a CA in, because of its type or because it is immutable, wraps [ca.ErrUnfit], which ends [ca.Open] at once. Other
+// errors pass, a missing right included: a Role may come after the pod.
 func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 	o, err := s.get(ctx)
 	if kube.NotFound(err) {
@@ -142,7 +143,7 @@ func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 			data[name] = value
 		}
 	}
-	return ca.Record{Version: o.Metadata.ResourceVersion, Data: data}, nil
+	return ca.NewRecord(o.Metadata.ResourceVersion, data), nil
 }
 
 // Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten
@@ -159,7 +160,7 @@ func (s *Store) Save(ctx context.Context, r ca.Record) (string, error) {
 
 func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	total := 0
-	for name, value := range r.Data {
+	for name, value := range r.Data() {
 		if !inRecord(name) {
 			return "", fmt.Errorf("the name %.64q is not one of a record", name)
 		}
@@ -171,7 +172,7 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	o, err := s.get(ctx)
 	switch {
 	case kube.NotFound(err) && r.Version == "":
-		return s.create(ctx, r.Data)
+		return s.create(ctx, r.Data())
 	case kube.NotFound(err):
 		return "", fmt.Errorf("%w: the Secret was deleted", ca.ErrConflict)
 	case err != nil:
@@ -181,7 +182,7 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	case r.Version != "" && r.Version != o.Metadata.ResourceVersion:
 		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version, o.Metadata.ResourceVersion)
 	}
-	body, err := o.with(r.Data, s.name == CACerts)
+	body, err := o.with(r.Data(), s.name == CACerts)
 	if err != nil {
 		return "", err
 	}
@@ -256,11 +257,11 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 	case o.Kind != "Secret" || o.Metadata.Name != s.name || o.Metadata.Namespace != s.namespace || o.Metadata.ResourceVersion == "":
 		return nil, errors.New("the API server answered with something else: is its URL right?")
 	case o.Type != Type:
-		return nil, fmt.Errorf("the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", o.Type, Type)
+		return nil, fmt.Errorf("%w: the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", ca.ErrUnfit, o.Type, Type)
 	case o.Immutable:
-		return nil, errors.New("the Secret is immutable, so a root in it could never be replaced: create it anew without that")
+		return nil, fmt.Errorf("%w: the Secret is immutable, so a root in it could never be replaced: create it anew without that", ca.ErrUnfit)
 	case s.name == CACerts && o.holdsRecord() && !o.marked():
-		return nil, fmt.Errorf("the Secret has no %s in it, so an operator has made this CA: load it as a plugged-in CA, from the files of a volume", mark)
+		return nil, fmt.Errorf("%w: the Secret has no %s in it, so an operator has made this CA: load it as a plugged-in CA, from the files of a volume", ca.ErrUnfit, mark)
 	}
 	return o, nil
 }

@@ -54,9 +54,10 @@ func stored(t *testing.T, s *kubetest.Server, path string) (out secret) {
 }
 
 func record(version, root string) ca.Record {
-	return ca.Record{Version: version, Data: map[string][]byte{
+	return ca.NewRecord(version, map[string][]byte{
 		"ca-cert.pem": []byte(root), "ca-key.pem": []byte(private), "cert-chain.pem": {}, "key.pem": nil, "root-cert.pem": []byte(root), "svidkit-state.json": []byte("{}"),
-	}}
+	})
+
 }
 
 // TestRecord takes a record through its life.
@@ -81,7 +82,7 @@ func TestRecord(t *testing.T) {
 	r, err := store.Load(ctx)
 	require.NoError(t, err)
 	assert.Equal(t, first, r.Version)
-	assert.Equal(t, o.Data, r.Data)
+	assert.Equal(t, o.Data, r.Data())
 
 	for _, version := range []string{"", "1", first + "0"} {
 		_, err = store.Save(ctx, record(version, "stale"))
@@ -95,11 +96,11 @@ func TestRecord(t *testing.T) {
 	assert.ErrorIs(t, err, ca.ErrConflict)
 
 	// A record is replaced as a whole.
-	third, err := store.Save(ctx, ca.Record{Version: second, Data: map[string][]byte{"ca-cert.pem": []byte("third"), "svidkit-more": {1}}})
+	third, err := store.Save(ctx, ca.NewRecord(second, map[string][]byte{"ca-cert.pem": []byte("third"), "svidkit-more": {1}}))
 	require.NoError(t, err)
 	r, err = store.Load(ctx)
 	require.NoError(t, err)
-	assert.Equal(t, ca.Record{Version: third, Data: map[string][]byte{"ca-cert.pem": []byte("third"), "svidkit-more": {1}}}.Data, r.Data)
+	assert.Equal(t, ca.NewRecord(third, map[string][]byte{"ca-cert.pem": []byte("third"), "svidkit-more": {1}}).Data(), r.Data())
 	assert.Len(t, stored(t, s, path).Data, 2)
 
 	require.True(t, s.Remove(path))
@@ -115,18 +116,18 @@ func TestSharesNothing(t *testing.T) {
 	t.Parallel()
 	store, ctx := storeOf(t, kubetest.Start(t), ""), t.Context()
 	in := record("", "root")
-	before := maps.Clone(in.Data)
+	before := maps.Clone(in.Data())
 	_, err := store.Save(ctx, in)
 	require.NoError(t, err)
-	assert.Equal(t, before, in.Data)
+	assert.Equal(t, before, in.Data())
 	a, err := store.Load(ctx)
 	require.NoError(t, err)
-	clear(a.Data["ca-cert.pem"])
-	delete(a.Data, "ca-key.pem")
+	clear(a.Data()["ca-cert.pem"])
+	delete(a.Data(), "ca-key.pem")
 	b, err := store.Load(ctx)
 	require.NoError(t, err)
-	assert.Equal(t, "root", string(b.Data["ca-cert.pem"]))
-	assert.Contains(t, b.Data, "ca-key.pem")
+	assert.Equal(t, "root", string(b.Data()["ca-cert.pem"]))
+	assert.Contains(t, b.Data(), "ca-key.pem")
 }
 
 // TestForeign shows that what others have put into the Secret is not in the record, and survives a
@@ -146,10 +147,10 @@ func TestForeign(t *testing.T) {
 	})
 	r, err := store.Load(ctx)
 	require.NoError(t, err)
-	assert.Equal(t, ca.Record{Version: version, Data: map[string][]byte{"ca-cert.pem": []byte("old"), "key.pem": {}}}.Data, r.Data)
+	assert.Equal(t, ca.NewRecord(version, map[string][]byte{"ca-cert.pem": []byte("old"), "key.pem": {}}).Data(), r.Data())
 	var before, after map[string]any
 	require.True(t, s.Get(path, &before))
-	_, err = store.Save(ctx, ca.Record{Version: version, Data: map[string][]byte{"ca-cert.pem": []byte("new")}})
+	_, err = store.Save(ctx, ca.NewRecord(version, map[string][]byte{"ca-cert.pem": []byte("new")}))
 	require.NoError(t, err)
 	require.True(t, s.Get(path, &after))
 	assert.Equal(t, map[string]any{"ca-cert.pem": "bmV3", "tls.crt": "Zm9yZWlnbg==", "empty": "", "CA-CERT.PEM": "b3RoZXI="}, after["data"])
@@ -215,7 +216,7 @@ func TestCACerts(t *testing.T) {
 	assert.Contains(t, stored(t, s, where).Data, "istio-generated")
 	r, err := store.Load(ctx)
 	require.NoError(t, err)
-	assert.NotContains(t, r.Data, "istio-generated")
+	assert.NotContains(t, r.Data(), "istio-generated")
 
 	// Without the mark, it is the operator's.
 	s.Put(where, map[string]any{"type": kubesecret.Type, "data": map[string][]byte{"ca-cert.pem": []byte("theirs"), "ca-key.pem": []byte(private)}})
@@ -363,7 +364,7 @@ func TestWhatIsSent(t *testing.T) {
 		return lying{201, "", `{}`}.RoundTrip(r)
 	})}})
 	require.NoError(t, err)
-	_, err = store.Save(t.Context(), ca.Record{Data: map[string][]byte{"ca-cert.pem": []byte("c"), "cert-chain.pem": {}, "key.pem": nil}})
+	_, err = store.Save(t.Context(), ca.NewRecord("", map[string][]byte{"ca-cert.pem": []byte("c"), "cert-chain.pem": {}, "key.pem": nil}))
 	assert.ErrorContains(t, err, "does not say as which version: load it again")
 	assert.JSONEq(t, `{"apiVersion":"v1","kind":"Secret","type":"istio.io/ca-root","metadata":{"name":"istio-ca-secret","namespace":"n"},"data":{"ca-cert.pem":"Yw==","cert-chain.pem":"","key.pem":""}}`, sent)
 }
@@ -398,7 +399,7 @@ func TestUncertain(t *testing.T) {
 				if fault.Landed {
 					root = next
 				}
-				assert.Equal(t, root, string(r.Data["ca-cert.pem"]))
+				assert.Equal(t, root, string(r.Data()["ca-cert.pem"]))
 				assert.Equal(t, fault.Landed, r.Version != version)
 				version = r.Version
 			}
@@ -476,22 +477,22 @@ func TestRecordsThatAreRefused(t *testing.T) {
 		{"would have 1048577 bytes of data, and Kubernetes allows 1048576", map[string][]byte{"ca-cert.pem": large, "ca-key.pem": {1}}},
 	} {
 		for _, version := range []string{"", "1"} {
-			_, err := store.Save(t.Context(), ca.Record{Version: version, Data: c.data})
+			_, err := store.Save(t.Context(), ca.NewRecord(version, c.data))
 			if version == "" || !strings.Contains(c.want, "bytes") {
 				assert.ErrorContains(t, err, c.want)
 			}
 		}
 	}
 	assert.Zero(t, s.Count(http.MethodPost, "/")+s.Count(http.MethodPut, "/"))
-	version, err := store.Save(t.Context(), ca.Record{Data: map[string][]byte{"ca-cert.pem": large}})
+	version, err := store.Save(t.Context(), ca.NewRecord("", map[string][]byte{"ca-cert.pem": large}))
 	require.NoError(t, err, "what Kubernetes takes is sent")
 	r, err := store.Load(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, large, r.Data["ca-cert.pem"])
-	_, err = store.Save(t.Context(), ca.Record{Version: version, Data: map[string][]byte{"ca-cert.pem": large, "svidkit-a": {1}}})
+	assert.Equal(t, large, r.Data()["ca-cert.pem"])
+	_, err = store.Save(t.Context(), ca.NewRecord(version, map[string][]byte{"ca-cert.pem": large, "svidkit-a": {1}}))
 	assert.ErrorContains(t, err, "1048577 bytes")
 	s.Put(path, map[string]any{"type": kubesecret.Type, "data": map[string][]byte{"foreign": {1}}})
-	_, err = store.Save(t.Context(), ca.Record{Data: map[string][]byte{"ca-cert.pem": large}})
+	_, err = store.Save(t.Context(), ca.NewRecord("", map[string][]byte{"ca-cert.pem": large}))
 	assert.ErrorContains(t, err, "1048577 bytes", "what others have in there counts, too")
 	assert.Zero(t, s.Count(http.MethodPut, "/"))
 }
@@ -564,10 +565,10 @@ func FuzzSecret(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if r.Version == "" || len(r.Data) == 0 {
+		if r.Version == "" || len(r.Data()) == 0 {
 			t.Errorf("%q gives %v", body, r)
 		}
-		for name, value := range r.Data {
+		for name, value := range r.Data() {
 			if !bytes.Equal(value, want.Data[name]) {
 				t.Errorf("%q gives another %s", body, name)
 			}

@@ -48,6 +48,7 @@ var (
 // settings are those of all replicas. A root is replaced within two hours.
 func settings() ca.Config {
 	return ca.Config{
+		Create:      true,
 		TrustDomain: domain, DefaultTTL: time.Hour, MaxTTL: time.Hour, RefreshHint: 2 * time.Minute, SyncInterval: time.Minute,
 		Rotation: ca.Rotation{Manual: true, Propagation: 10 * time.Minute},
 	}

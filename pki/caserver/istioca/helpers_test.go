@@ -77,6 +77,10 @@ func (s *signer) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, e
 	return s.sign(ctx, r)
 }
 
+func (s *signer) CallerBundle() *spiffe.Bundle { return s.Bundle() }
+
+func (s *signer) Proven(*x509.Certificate) time.Time { return time.Time{} }
+
 func (s *signer) Bundle() *spiffe.Bundle { return s.bundle() }
 
 func (s *signer) asked() ca.Request {

@@ -1,6 +1,7 @@
 package istioca
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -116,7 +117,7 @@ func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]
 	}
 	req := ca.Request{
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
-		Caller: caller.ID.String(), Method: caller.Method, Signer: r.signer,
+		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):
@@ -125,6 +126,7 @@ func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]
 	case r.validity > 0:
 		req.TTL = time.Duration(r.validity) * time.Second
 	}
+	s.renewal(caller, &req)
 	chain, err := s.opts.Signer.Sign(ctx, req)
 	if err != nil {
 		if errors.Is(err, ca.ErrIdentity) {
@@ -136,6 +138,18 @@ func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]
 		return nil, s.unusable(err)
 	}
 	return chain, nil
+}
+
+// limitKey returns what the limits per caller count: the pod, so that those of a service account do not use up each
+// other's share, and for a proxy that asks for others each of them by itself.
+func limitKey(caller *authn.Caller, id spiffe.ID) (key string) {
+	if p := caller.Pod; p != nil && p.UID != "" {
+		key = p.Cluster + " " + p.UID
+	}
+	if id != caller.ID {
+		key = cmp.Or(key, caller.ID.String()) + " for " + id.String()
+	}
+	return key
 }
 
 // grant returns what the caller is certified for.

@@ -9,11 +9,17 @@ import (
 	"log/slog"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/caservice"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+)
+
+var (
+	errPlaintext = errors.New("the connection is not encrypted")
+	errOtherName = errors.New("the token belongs to another name")
 )
 
 const maxCSR = 64 << 10 // bytes, as in package pki
@@ -49,6 +55,9 @@ func response(leaf *x509.Certificate, issuers []*x509.Certificate) ([]byte, erro
 
 // certify goes through the checks in the order that the protocol demands.
 func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error) {
+	if !s.opts.AllowPlaintext && !bearer.Confidential(c.Request()) { // before the token is read
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, errPlaintext.Error(), errPlaintext)
+	}
 	msg, err := c.Receive()
 	if err != nil {
 		return nil, err
@@ -84,7 +93,7 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	chain, err := s.sign(ctx, &r, csr)
+	chain, err := s.sign(ctx, &r, account, csr)
 	if err != nil {
 		return nil, err
 	}
@@ -153,6 +162,9 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 	case err != nil && ctx.Err() != nil:
 		return nil, caservice.Ended(ctx, err)
 	case err != nil:
+		if after, passes := caservice.Retryable(err); passes { // a limit on reviews
+			return nil, &grpchttp.Error{Code: grpchttp.Unavailable, Message: "the token cannot be reviewed now; try again later", Err: err, RetryAfter: after}
+		}
 		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", err)
 	}
 	name, err := s.opts.Mesh.Name(account.Namespace, account.ServiceAccount)
@@ -160,19 +172,19 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 	case err != nil:
 		return nil, caservice.Refuse(grpchttp.InvalidArgument, "the token is that of an account that has no name in the mesh", err)
 	case name != r.identity:
-		return nil, failed("the token does not belong to the identity that is asked for", fmt.Errorf("the token belongs to %s", name))
+		return nil, failed("the token does not belong to the identity that is asked for", fmt.Errorf("%w: %s", errOtherName, name))
 	}
 	return account, nil
 }
 
 // sign returns the chain for an identity that was proven: the leaf and what is sent with it. It checks what
 // the signer returned.
-func (s *Server) sign(ctx context.Context, r *request, csr *pki.CSR) ([]*x509.Certificate, error) {
+func (s *Server) sign(ctx context.Context, r *request, account *kube.Account, csr *pki.CSR) ([]*x509.Certificate, error) {
 	ticket := s.tickets.Add(1)
 	chain, err := s.opts.Signer.Sign(ctx, ca.Request{
 		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity}, CommonName: caservice.CommonName(csr, r.identity),
 		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
-		Caller: r.identity, Method: "kubernetes-token",
+		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.PodUID,
 	})
 	if err != nil {
 		e := caservice.SignError(ctx, err)

@@ -107,6 +107,10 @@ func newSigner(t testing.TB) *signer {
 	return &signer{anchors: []*x509.Certificate{root}, chain: []*x509.Certificate{root}, key: key}
 }
 
+func (s *signer) CallerBundle() *spiffe.Bundle { return s.Bundle() }
+
+func (s *signer) Proven(*x509.Certificate) time.Time { return time.Time{} }
+
 func (s *signer) Bundle() *spiffe.Bundle {
 	s.once.Do(func() {
 		if s.anchors == nil {

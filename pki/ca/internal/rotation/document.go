@@ -64,11 +64,61 @@ func (d *Document) Find(id string) *Key {
 	return nil
 }
 
-// Remove takes a key out.
-func (d *Document) Remove(id string) {
-	for kind := range d.Keys {
-		d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.ID == id })
+// twins returns the keys that have the same private key as the one with this ID, itself included: a root that
+// was renewed has several certificates. They are parts of d.
+func (d *Document) twins(id string) (all []*Key) {
+	of := d.Find(id)
+	if of == nil {
+		return nil
 	}
+	for i := range d.Keys[of.Kind()] {
+		if k := &d.Keys[of.Kind()][i]; k.sameKey(of) {
+			all = append(all, k)
+		}
+	}
+	return all
+}
+
+// ErrActive says that a key cannot be revoked, because it is the one that signs.
+var ErrActive = errors.New("the key is active")
+
+// Revoke takes a key out, and all that have the same private key. If one of them is active, the distributing key
+// takes its place at once, or else the one that successor makes; without successor the error wraps [ErrActive].
+// It returns the key that took the place, or nil.
+func (d *Document) Revoke(id string, successor func() (Key, error), now time.Time) (*Key, error) {
+	twins := d.twins(id)
+	out := map[string]bool{}
+	var active *Key
+	for _, k := range twins {
+		out[k.ID] = true
+		if k.Phase == Active {
+			active = new(*k)
+		}
+	}
+	if len(twins) == 0 {
+		return nil, nil
+	}
+	kind, after := twins[0].Kind(), (*Key)(nil)
+	if active != nil {
+		if successor == nil {
+			return nil, fmt.Errorf("%v %s: %w", kind, active.ID, ErrActive)
+		}
+		next := d.In(kind, Distributing)
+		if next == nil {
+			fresh, err := successor()
+			if err != nil {
+				return nil, err
+			}
+			fresh.Prepared = now
+			d.Keys[kind] = append(d.Keys[kind], fresh)
+			next = &d.Keys[kind][len(d.Keys[kind])-1]
+		}
+		next.Phase, next.Activates, next.Terms = Active, now, next.Terms.Raise(active.Terms)
+		after = new(*next)
+	}
+	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return out[k.ID] })
+	d.Sequence++
+	return after, nil
 }
 
 // Ends are the latest ends of what the active key of each kind signed; zero for nothing.
@@ -138,6 +188,26 @@ func (d *Document) Contents() spiffe.BundleContents {
 	return c
 }
 
+// Tainted reports whether any key is tainted.
+func (d *Document) Tainted() bool {
+	return slices.ContainsFunc(Kinds[:], func(kind Kind) bool {
+		return slices.ContainsFunc(d.Keys[kind], func(k Key) bool { return k.Tainted })
+	})
+}
+
+// Untainted returns what [Document.Contents] has, without what a tainted key signs.
+func (d *Document) Untainted() spiffe.BundleContents {
+	clean := new(Document)
+	for kind, keys := range d.Keys {
+		for _, k := range keys {
+			if !slices.ContainsFunc(keys, func(bad Key) bool { return bad.Tainted && bad.sameKey(&k) }) {
+				clean.Keys[kind] = append(clean.Keys[kind], k)
+			}
+		}
+	}
+	return clean.Contents()
+}
+
 // MayPrepare returns an error that wraps [ErrRotating] if no key of this kind can be prepared now. Room is needed
 // for a key that is added.
 func (d *Document) MayPrepare(kind Kind, adds bool) error {
@@ -173,27 +243,43 @@ func (d *Document) Renew(renewed Key, now time.Time) {
 // NeedsSuccessor reports whether a key, when it is tainted, must be followed by another. A full bundle has
 // no room for one yet.
 func (d *Document) NeedsSuccessor(id string) bool {
-	k := d.Find(id)
-	return k != nil && !k.Tainted &&
-		(k.Phase == Distributing || k.Phase == Active && d.In(k.Kind(), Distributing) == nil && len(d.Keys[k.Kind()]) < MaxKeys)
+	return slices.ContainsFunc(d.twins(id), func(k *Key) bool {
+		return !k.Tainted &&
+			(k.Phase == Distributing || k.Phase == Active && d.In(k.Kind(), Distributing) == nil && len(d.Keys[k.Kind()]) < MaxKeys)
+	})
 }
 
-// Taint taints a key, which takes a distributing one out and limits the rest of a retiring one's time, and
-// reports whether it was there and not tainted yet.
-func (d *Document) Taint(id string, grace time.Duration, now time.Time) bool {
-	k := d.Find(id)
-	if k == nil || k.Tainted {
-		return false
+// Taint taints a key, and all that have the same private key, which takes a distributing one out and limits the
+// rest of a retiring one's time. It reports whether any was there and not tainted yet.
+func (d *Document) Taint(id string, grace time.Duration, now time.Time) (tainted bool) {
+	for _, k := range d.twins(id) {
+		switch {
+		case k.Tainted:
+		case k.Phase == Distributing: // a key that was made anew has no twin
+			d.Keys[k.Kind()] = slices.DeleteFunc(d.Keys[k.Kind()], func(k Key) bool { return k.ID == id })
+			return true
+		default:
+			k.taint(grace, now)
+			tainted = true
+		}
 	}
-	if k.Phase == Distributing {
-		d.Remove(id)
-		return true
-	}
+	return tainted
+}
+
+// taint taints k, which is not distributing.
+func (k *Key) taint(grace time.Duration, now time.Time) {
 	k.Tainted, k.TaintGrace = true, grace
 	if end := now.Add(grace); k.Phase != Active && (k.Retires.IsZero() || end.Before(k.Retires)) {
 		k.Retires = end
 	}
-	return true
+}
+
+// taintLike taints k if another certificate of the same private key is tainted in d.
+func (d *Document) taintLike(k *Key, now time.Time) {
+	bad := slices.IndexFunc(d.Keys[k.Kind()], func(bad Key) bool { return bad.Tainted && bad.sameKey(k) })
+	if bad >= 0 && !k.Tainted {
+		k.taint(d.Keys[k.Kind()][bad].TaintGrace, now)
+	}
 }
 
 // Raise makes the terms of keys that sign, or will, at least these. It reports whether any was less.
@@ -273,6 +359,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 		}
 	}
 	d.Sequence = d.NumberOfNext()
+	d.taintLike(&next, now)
 	// It may have been in the bundle as one that does not sign.
 	d.Keys[Root] = slices.DeleteFunc(d.Keys[Root], func(k Key) bool { return k.Cert.Equal(next.Cert) })
 	active = d.In(Root, Active)
@@ -307,7 +394,9 @@ func (d *Document) AddTrusted(td spiffe.TrustDomain, certs []*x509.Certificate, 
 		if slices.ContainsFunc(d.Keys[Root], known) || slices.ContainsFunc(more, known) || c.NotAfter.Before(now) {
 			continue
 		}
-		more = append(more, Key{ID: Serial(c), Cert: c, Phase: Trusted, Prepared: now, Activates: now, Retires: c.NotAfter})
+		k := Key{ID: Serial(c), Cert: c, Phase: Trusted, Prepared: now, Activates: now, Retires: c.NotAfter}
+		d.taintLike(&k, now)
+		more = append(more, k)
 	}
 	d.Keys[Root] = append(more, d.Keys[Root]...)
 	if err := d.checkRoom(); err != nil {

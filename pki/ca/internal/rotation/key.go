@@ -107,6 +107,17 @@ func (k *Key) Kind() Kind {
 	return Root
 }
 
+// sameKey reports whether k and o have the same private key, so that a thief of one has both.
+func (k *Key) sameKey(o *Key) bool {
+	if k.ID == o.ID {
+		return true
+	}
+	if k.Cert == nil || o.Cert == nil {
+		return k.Cert == nil && o.Cert == nil && pki.PublicKeysEqual(k.Public, o.Public)
+	}
+	return pki.PublicKeysEqual(k.Cert.PublicKey, o.Cert.PublicKey)
+}
+
 // ShownAfter is how long a running authority has a key in its bundle before it says so in the store.
 // With the default Propagation it is two refreshes: every consumer that polls has the key.
 func (k *Key) ShownAfter() time.Duration { return k.Propagation - k.wantsLeft() }

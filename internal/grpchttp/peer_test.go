@@ -1,0 +1,28 @@
+package grpchttp_test
+
+import (
+	"context"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/peer"
+)
+
+// The context of a method says which peer is calling, for limits by peer.
+func TestPeer(t *testing.T) {
+	t.Parallel()
+	h := handler(map[string]grpchttp.Method{
+		"/who": grpchttp.Unary(func(ctx context.Context, _ []byte) ([]byte, error) { return []byte(peer.FromContext(ctx)), nil }),
+	})
+	srv := httptest.NewUnstartedServer(h)
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	defer srv.Close()
+	answer, err := grpchttp.NewClient(srv.Client(), srv.URL, limit).Unary(t.Context(), "/who", nil, nil)
+	require.NoError(t, err)
+	assert.Equal(t, "127.0.0.1", string(answer))
+}

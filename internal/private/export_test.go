@@ -1,0 +1,8 @@
+package private
+
+import "os"
+
+// MakeDirSync is MakeDir with sync in the place of fsync.
+func MakeDirSync(path string, o Options, sync func(dir string) error) (*os.Root, error) {
+	return openDir(path, o, sync)
+}

@@ -1,0 +1,40 @@
+//go:build !unix
+
+package private
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+const noBlock = 0
+
+// follow returns path and what is there, or the last folder that is there and the names that are missing.
+func follow(path string, _ *Options) (at string, missing []string, info fs.FileInfo, err error) {
+	if path == "" {
+		return "", nil, nil, errors.New("the path is empty")
+	}
+	if at, err = filepath.Abs(path); err != nil {
+		return "", nil, nil, err
+	}
+	for {
+		info, err = os.Stat(at)
+		above := filepath.Dir(at)
+		if !errors.Is(err, fs.ErrNotExist) || above == at {
+			return at, missing, info, err
+		}
+		missing = append([]string{filepath.Base(at)}, missing...)
+		at = above
+	}
+}
+
+func checkOwner(string, fs.FileInfo) error { return nil }
+
+func checkKeys(string, fs.FileInfo) error { return nil }
+
+func checkWritable(string, fs.FileInfo, *Options) error { return nil }
+
+// syncDir does nothing: these systems keep their own journal of names.
+func syncDir(string) error { return nil }

@@ -1,0 +1,206 @@
+//go:build unix
+
+package private
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// noBlock keeps a pipe that is put in the place of a file from stopping the process.
+const noBlock = syscall.O_NONBLOCK
+
+// follow returns the path without links and what is there, or the last folder that is there and the names that are
+// missing.
+func follow(path string, o *Options) (at string, missing []string, info fs.FileInfo, err error) {
+	if path == "" {
+		return "", nil, nil, errors.New("the path is empty")
+	}
+	if !filepath.IsAbs(path) {
+		dir, err := os.Getwd()
+		if err != nil {
+			return "", nil, nil, err
+		}
+		path = dir + "/" + path // not cleaned: what is behind a link decides what ".." means
+	}
+	// What a link led to may be gone because the link leads elsewhere by now. Then the second answer is another one.
+	var before string
+	for range maxTries {
+		at, missing, info, err = walk(path, o)
+		leads := filepath.Join(at, filepath.Join(missing...))
+		if err != nil || len(missing) == 0 || leads == before || leads == filepath.Clean(path) {
+			break
+		}
+		before = leads
+	}
+	return at, missing, info, err
+}
+
+// walk follows path from the root of the file system, and judges each folder before it looks at what is in it.
+func walk(path string, o *Options) (at string, missing []string, info fs.FileInfo, err error) {
+	at = "/"
+	if info, err = os.Lstat(at); err != nil {
+		return "", nil, nil, err
+	}
+	rest := split(path)
+	for links := 0; len(rest) > 0; {
+		if !info.IsDir() {
+			return "", nil, nil, &fs.PathError{Op: "open", Path: at, Err: syscall.ENOTDIR}
+		}
+		if err := checkFolder(at, info, o); err != nil {
+			return "", nil, nil, err
+		}
+		if rest[0] == ".." { // of a link: at is free of links
+			at, rest = filepath.Dir(at), rest[1:]
+			if info, err = os.Lstat(at); err != nil {
+				return "", nil, nil, err
+			}
+			continue
+		}
+		next := filepath.Join(at, rest[0])
+		found, err := os.Lstat(next)
+		if errors.Is(err, fs.ErrNotExist) {
+			return at, rest, nil, nil
+		}
+		if err != nil {
+			return "", nil, nil, err
+		}
+		rest = rest[1:]
+		if found.Mode().Type() != fs.ModeSymlink {
+			at, info = next, found
+			continue
+		}
+		if err := checkOwner(next, found); err != nil {
+			return "", nil, nil, err
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			return "", nil, nil, err
+		}
+		if links++; links > maxLinks {
+			return "", nil, nil, &fs.PathError{Op: "open", Path: path, Err: syscall.ELOOP}
+		}
+		rest = append(split(target), rest...)
+		if filepath.IsAbs(target) {
+			at = "/"
+			if info, err = os.Lstat(at); err != nil {
+				return "", nil, nil, err
+			}
+		}
+	}
+	return at, nil, info, nil
+}
+
+// split returns the names in a path, without those that mean nothing.
+func split(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(s string) bool { return s == "" || s == "." })
+}
+
+func checkFolder(path string, info fs.FileInfo, o *Options) error {
+	if err := checkOwner(path, info); err != nil {
+		return err
+	}
+	return checkWritable(path, info, o)
+}
+
+func checkOwner(path string, info fs.FileInfo) error {
+	owner, _, ok := ids(info)
+	own := uint32(os.Geteuid())
+	if ok && (owner == own || owner == 0) {
+		return nil
+	}
+	if !ok {
+		return fmt.Errorf("%s: %w: its owner is unknown", path, ErrUnsafe)
+	}
+	what := "file"
+	switch {
+	case info.IsDir():
+		what = "folder"
+	case info.Mode().Type() == fs.ModeSymlink:
+		what = "link"
+	}
+	process := "root, as which this process runs"
+	if own != 0 {
+		process = fmt.Sprintf("user %d, as which this process runs, or root", own)
+	}
+	command := "chown"
+	if what == "link" {
+		command = "chown -h"
+	}
+	return fmt.Errorf("%s: %w: the %s belongs to user %d and not to %s; run: %s %d %q", path, ErrUnsafe, what, owner, process, command, own, path)
+}
+
+func checkKeys(path string, info fs.FileInfo) error {
+	have := info.Mode().Perm()
+	if have&0o077 == 0 {
+		return nil
+	}
+	want := 0o600
+	if info.IsDir() {
+		want = 0o700
+	}
+	return fmt.Errorf("%s: %w: it has mode %04o, so that others may get at the keys; run: chmod %04o %q", path, ErrUnsafe, have, want, path)
+}
+
+func checkWritable(path string, info fs.FileInfo, o *Options) error {
+	mode := info.Mode()
+	if info.IsDir() && mode&fs.ModeSticky != 0 {
+		return nil // only the owner of what is in it can replace that
+	}
+	_, group, ok := ids(info)
+	var bits, by string
+	switch {
+	case mode&0o002 != 0:
+		bits, by = "o-w", "all users"
+		if mode&0o020 != 0 && !(ok && trusted(group)) {
+			bits = "go-w"
+		}
+	case mode&0o020 != 0 && !(ok && trusted(group)):
+		bits, by = "g-w", fmt.Sprintf("the group %d, which is none of this process and not root's,", group)
+	default:
+		return nil
+	}
+	err := fmt.Errorf("%s: %w: it has mode %04o, so that %s can change it; run: chmod %s %q", path, ErrUnsafe, mode.Perm(), by, bits, path)
+	if o.Warn != nil {
+		o.Warn(err)
+		return nil
+	}
+	return err
+}
+
+// trusted reports whether the members of a group are trusted: root's, and those of this process.
+func trusted(group uint32) bool {
+	return group == 0 || slices.Contains(ownGroups(), int(group))
+}
+
+var ownGroups = sync.OnceValue(func() []int {
+	groups, _ := os.Getgroups() // without them, fewer groups are trusted
+	return append(groups, os.Getegid())
+})
+
+// ids returns the owner and the group of a file.
+func ids(info fs.FileInfo) (owner, group uint32, ok bool) {
+	s, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0, false
+	}
+	return uint32(s.Uid), uint32(s.Gid), true
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if errors.Is(err, fs.ErrPermission) { // one that may be entered and written, and not listed
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

@@ -1,0 +1,246 @@
+// Package private opens folders and files that no other user of the machine has made or can change. It is for what
+// holds keys, sockets, trusted bundles, and the files that an operator writes for this process.
+//
+//	root, err := private.MakeDir("/var/lib/svidkit/ca", private.Options{Keys: true})
+//	…
+//	f, err := private.OpenIn(root, "ca-key.pem", private.Options{Keys: true})
+//
+// # The rules
+//
+// A folder, a file or a symbolic link must belong to the effective user of this process or to root. That holds for
+// what is opened, for each folder above it, and for each link on the way.
+//
+// Keys, which [Options.Keys] asks for, are accessible to no other user at all: their folder has a mode like 0700 and their
+// files one like 0600.
+//
+// Everything else may be read by other users, and not written. A folder in which all users can write needs the
+// sticky bit, as /tmp and the Secret volumes of Kubernetes have it. Write permission of a group counts as write permission of
+// others, unless it is the group of root or one of the groups of this process: so the private groups of users with
+// a umask of 002 work, and the fsGroup of a Kubernetes volume. With [Options.Warn] what others may write is
+// reported, and accepted, which is for caches and sockets that live in an emptyDir of Kubernetes (root's, mode 0777).
+//
+// # How it checks
+//
+// The path is followed from the root of the file system, link by link. Each folder is judged before the next name
+// in it is looked at, so by then only this user and root can change what that name means. What is opened in the end is
+// judged again by its descriptor, and must be what the path led to. What the caller opens below an [os.Root] is
+// judged with [Check] or opened with [OpenIn].
+//
+// Windows and Plan 9 have no such owners and modes. Nothing is checked there: the access list of the folder decides.
+package private
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// ErrUnsafe says that another user of this machine may have made or may change a folder or a file. The text of
+// the error names it and says which chown or chmod helps.
+var ErrUnsafe = errors.New("not safe from other users")
+
+// Options says what is safe enough. The zero value refuses what other users can change.
+type Options struct {
+	// Keys also refuses what other users can read or list.
+	Keys bool
+
+	// Mode is the mode of the folders that MakeDir makes, whatever the umask; 0 means 0700.
+	Mode fs.FileMode
+
+	// Warn, if set, is called with what other users can write to, in the place of a refusal: once for each folder or file,
+	// with an error that wraps [ErrUnsafe]. A wrong owner is refused all the same, and so is what breaks the
+	// rule of Keys.
+	Warn func(error)
+}
+
+const (
+	maxLinks = 40 // in a path; Linux has the same limit
+	maxTries = 10 // to open what a path leads to while links are swapped
+)
+
+// OpenDir opens the folder at path, links followed. If it is not there, the error wraps [fs.ErrNotExist], after the
+// folders above it were judged.
+func OpenDir(path string, o Options) (*os.Root, error) { return openDir(path, o, nil) }
+
+// MakeDir opens the folder at path, after making it and those above it if they are not there. What it has made is
+// durable.
+func MakeDir(path string, o Options) (*os.Root, error) { return openDir(path, o, syncDir) }
+
+// openDir makes what is missing if sync is set, and calls it with each folder that gets a new name.
+func openDir(path string, o Options, sync func(dir string) error) (*os.Root, error) {
+	mode := o.Mode.Perm()
+	if mode == 0 {
+		mode = 0o700
+	}
+	made := false // the last one
+	o = once(o)
+	for try := 0; ; {
+		at, missing, info, err := follow(path, &o)
+		switch {
+		case err != nil:
+			return nil, err
+		case len(missing) > 0 && sync == nil:
+			return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
+		case len(missing) > 0:
+			next := filepath.Join(at, missing[0])
+			err := os.Mkdir(next, mode)
+			if try++; errors.Is(err, fs.ErrExist) && try < maxTries+len(missing) { // another process was faster
+				if err := sync(at); err != nil { // than we are, and may not have come to this
+					return nil, err
+				}
+				continue
+			}
+			if err == nil {
+				err = sync(at)
+			}
+			if err != nil {
+				return nil, err
+			}
+			try, made = 0, len(missing) == 1
+			continue
+		case !info.IsDir():
+			return nil, fmt.Errorf("%s is not a folder", path)
+		}
+		root, err := os.OpenRoot(at)
+		if err == nil {
+			if err = judgeDir(root, path, info, made, mode, &o); err == nil {
+				return root, nil
+			}
+			root.Close()
+		}
+		if try++; try >= maxTries || !errors.Is(err, errChanged) && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+}
+
+// once returns o with a Warn that says nothing twice.
+func once(o Options) Options {
+	if warn := o.Warn; warn != nil {
+		told := map[string]bool{}
+		o.Warn = func(err error) {
+			if text := err.Error(); !told[text] {
+				told[text] = true
+				warn(err)
+			}
+		}
+	}
+	return o
+}
+
+// judgeDir judges an open folder. One that was made gets its mode.
+func judgeDir(root *os.Root, path string, expected fs.FileInfo, made bool, mode fs.FileMode, o *Options) error {
+	info, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(info, expected) {
+		return fmt.Errorf("%s: %w", path, errChanged)
+	}
+	if err := Check(path, info, Options{Keys: o.Keys, Warn: func(error) {}}); err != nil { // before the mode is changed
+		return err
+	}
+	if made && info.Mode().Perm() != mode {
+		if err := root.Chmod(".", mode|info.Mode()&fs.ModeSetgid); err != nil {
+			return err
+		}
+		if info, err = root.Stat("."); err != nil {
+			return err
+		}
+	}
+	return Check(path, info, *o)
+}
+
+// errChanged says that what was opened is not what was judged before.
+var errChanged = errors.New("it was replaced while it was opened")
+
+// OpenFile opens the file at path, links followed, with the flags of [os.OpenFile]. With os.O_CREATE it makes one
+// that is not there, with mode 0600. It must be a regular file.
+func OpenFile(path string, flag int, o Options) (*os.File, error) {
+	o = once(o)
+	for try := 1; ; try++ {
+		f, err := openFile(path, flag, o)
+		again := errors.Is(err, errChanged) || errors.Is(err, errVanished) || errors.Is(err, fs.ErrExist) && flag&os.O_EXCL == 0
+		if err == nil || !again || try == maxTries {
+			return f, err
+		}
+	}
+}
+
+// errVanished says that a file was there a moment ago.
+var errVanished = errors.New("it has vanished")
+
+func openFile(path string, flag int, o Options) (*os.File, error) {
+	at, missing, info, err := follow(path, &o)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(missing) > 1 || len(missing) == 1 && flag&os.O_CREATE == 0:
+		return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
+	case len(missing) == 1: // nothing that is put there meanwhile is opened
+		at, flag = filepath.Join(at, missing[0]), flag|os.O_EXCL
+	case flag&os.O_EXCL == 0:
+		flag &^= os.O_CREATE
+	}
+	if info != nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	f, err := os.OpenFile(at, flag|noBlock, 0o600)
+	if err != nil {
+		if info != nil && errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", errVanished, err)
+		}
+		return nil, err
+	}
+	return checked(f, path, info, o)
+}
+
+// OpenIn opens the file of that name in an open folder for reading. It must be a regular file, and not a link.
+func OpenIn(root *os.Root, name string, o Options) (*os.File, error) {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(root.Name(), name)
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	f, err := root.OpenFile(name, os.O_RDONLY|noBlock, 0)
+	if err != nil {
+		return nil, err
+	}
+	return checked(f, path, info, o)
+}
+
+// checked returns f if it is what was expected, which is nil for a new file, and safe; else it closes f.
+func checked(f *os.File, path string, expected fs.FileInfo, o Options) (*os.File, error) {
+	info, err := f.Stat()
+	if err == nil && expected != nil && !os.SameFile(info, expected) {
+		err = fmt.Errorf("%s: %w", path, errChanged)
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	if err == nil {
+		err = Check(path, info, o)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Check judges a folder or a file that the caller has opened, by what Stat of its descriptor says. The path is for the
+// error.
+func Check(path string, info fs.FileInfo, o Options) error {
+	if err := checkOwner(path, info); err != nil {
+		return err
+	}
+	if o.Keys {
+		return checkKeys(path, info)
+	}
+	return checkWritable(path, info, &o)
+}

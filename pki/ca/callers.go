@@ -1,0 +1,98 @@
+package ca
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/binary"
+	"fmt"
+	"math/big"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// CallerBundle returns the authorities whose certificates and tokens may still authenticate a caller to
+// this CA: those of [Authority.Bundle] without the tainted ones. Servers that sign for callers verify them
+// with it, so that the thief of a tainted key cannot exchange what it signed for a certificate of its successor.
+// Workloads verify each other with Bundle, so that what the tainted key signed in good faith goes on working.
+//
+// A key is missing from the moment at which [Authority.Taint] returns, in other replicas when they have read the
+// store (SyncInterval); with it goes each root that has the same key. A workload whose certificate is from a
+// tainted root renews by another proof, such as its token. [Authority.Changed] tells of changes. The bundle is
+// not for publishing and has no sequence number. It is the same one until it changes; CallerBundle blocks no more
+// than Bundle does.
+func (a *Authority) CallerBundle() *spiffe.Bundle { return a.current().callers }
+
+// newCallers returns the bundle of callers for s, which follows old. A bundle that is equal stays the same one, for
+// verifiers remember by it.
+func (a *Authority) newCallers(s, old *state) (*spiffe.Bundle, error) {
+	if !s.Tainted() {
+		return s.bundle, nil
+	}
+	clean := s.Untainted()
+	if s.plugged != nil {
+		clean.X509Authorities = s.plugged.roots
+	}
+	b, err := spiffe.NewBundle(a.cfg.TrustDomain, clean)
+	if err != nil {
+		return nil, fmt.Errorf("ca: bundle of the callers of %s: %w", a.cfg.TrustDomain, err)
+	}
+	if old != nil && b.Equal(old.callers) {
+		b = old.callers
+	}
+	return b, nil
+}
+
+// A leaf's serial number says when its holder last proved its identity by something else than a certificate:
+// 20 octets, of which three are a mark, five the seconds since 1970, and twelve are random. So the number is
+// positive, unique and not to be guessed (RFC 5280, section 4.1.2.2), and the time needs no extension that
+// verifiers would have to know, and no state of the CA. Roots, and leaves of other programs, have other
+// numbers, which are shorter or do not begin with the mark.
+const (
+	serialMark   = "svi" // the first bit is zero, so that the number is positive
+	serialOctets = 20
+	timeOctets   = 5
+)
+
+// newSerial returns a serial number that carries t.
+func newSerial(t time.Time) *big.Int {
+	var b [serialOctets]byte
+	_, _ = rand.Read(b[len(serialMark)+timeOctets:]) // it does not fail
+	var seconds [8]byte
+	binary.BigEndian.PutUint64(seconds[:], uint64(min(max(t.Unix(), 0), 1<<(8*timeOctets)-1)))
+	copy(b[copy(b[:], serialMark):], seconds[8-timeOctets:])
+	return new(big.Int).SetBytes(b[:])
+}
+
+// serialTime returns the time that a serial number carries.
+func serialTime(n *big.Int) (time.Time, bool) {
+	if n == nil || n.Sign() <= 0 || n.BitLen() > 8*serialOctets {
+		return time.Time{}, false
+	}
+	var b [serialOctets]byte
+	n.FillBytes(b[:])
+	rest, ok := bytes.CutPrefix(b[:], []byte(serialMark))
+	if !ok {
+		return time.Time{}, false
+	}
+	var seconds [8]byte
+	copy(seconds[8-timeOctets:], rest)
+	return time.Unix(int64(binary.BigEndian.Uint64(seconds[:])), 0), true
+}
+
+// Proven returns when the holder of a leaf last proved its identity to the CA by something else than a
+// certificate, as [Request.Proven] had it when the leaf was signed, in whole seconds. The caller has verified
+// the leaf with [Authority.CallerBundle]. A server that takes certificates as proof passes the time on to
+// the request for the next one, and refuses when it is too long ago: so chains of renewals have an end.
+//
+// Of a leaf that does not say, as it was signed by another program, or says what cannot be, it is the leaf's
+// NotBefore.
+func (a *Authority) Proven(leaf *x509.Certificate) time.Time {
+	t, ok := serialTime(leaf.SerialNumber)
+	// The time is before the signature, and a leaf is backdated by no more than this.
+	if latest := leaf.NotBefore.Add(max(a.cfg.MaxTTL, a.cfg.Backdate)); !ok || t.After(latest) || t.After(leaf.NotAfter) {
+		return leaf.NotBefore
+	}
+	return t
+}

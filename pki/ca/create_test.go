@@ -1,0 +1,199 @@
+package ca_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+func notCreating(c *ca.Config) { c.Create = false }
+
+// A volume that is not mounted is an empty store, and must not get a new root.
+func TestOpenCreatesOnlyWithPermission(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start, store := time.Now(), ca.NewMemoryStore()
+		_, err := tryOpen(t.Context(), store, notCreating)
+		require.ErrorIs(t, err, ca.ErrNoRecord)
+		assert.Regexp(t, `^ca: there is no CA of example.org: .*: no record; if there was one, mount its volume or restore it from a backup; to make a new one set Config.Create$`, err.Error())
+		assert.Equal(t, start, time.Now(), "waiting does not help")
+		_, err = store.Load(t.Context())
+		require.ErrorIs(t, err, ca.ErrNoRecord, "nothing was written")
+
+		a := open(t, store)
+		assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots(), "what is there needs no permission")
+
+		cert, key := istioCA(t)
+		istios := open(t, put(t, istioSecret(t, cert, key)), notCreating)
+		assert.True(t, istios.Roots()[0].Certificate.Equal(cert), "nor does Istio's")
+	})
+}
+
+// The folder, too: not even the folder is made.
+func TestOpenMakesNoFolder(t *testing.T) {
+	t.Parallel()
+	store, dir := newDirStore(t)
+	_, err := tryOpen(t.Context(), store, notCreating)
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.ErrorContains(t, err, dir)
+	require.NoDirExists(t, dir)
+}
+
+// The CA of files is there, and the keys for tokens are made.
+func TestLoadCreatesOnlyWithPermission(t *testing.T) {
+	t.Parallel()
+	files := newFolder(newOffline(t).files(t, 1000*time.Hour))
+	store := ca.NewMemoryStore()
+	_, err := tryLoadCA(t.Context(), files, store, notCreating, withJWT)
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.ErrorContains(t, err, "there are no keys for JWT-SVIDs of example.org")
+	_, err = tryLoadCA(t.Context(), files, ca.NewMemoryStore(), notCreating)
+	require.NoError(t, err, "without tokens there is nothing to make")
+	a, err := tryLoadCA(t.Context(), files, store, withJWT)
+	require.NoError(t, err)
+	b, err := tryLoadCA(t.Context(), files, store, withJWT, notCreating)
+	require.NoError(t, err)
+	assert.Equal(t, a.Status().JWTKeys, b.Status().JWTKeys)
+}
+
+// unfitStore says what an operator has to put right.
+type unfitStore struct{ ca.Store }
+
+func (unfitStore) Load(context.Context) (ca.Record, error) {
+	return ca.Record{}, fmt.Errorf("test: %w: others may read it", ca.ErrUnfit)
+}
+
+// What does not pass ends Open at once.
+func TestOpenEndsWhenWaitingDoesNotHelp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		_, err := tryOpen(t.Context(), unfitStore{ca.NewMemoryStore()})
+		require.ErrorIs(t, err, ca.ErrUnfit)
+		require.ErrorContains(t, err, "others may read it")
+		assert.Equal(t, start, time.Now())
+	})
+}
+
+// While the store of a running authority is unfit, it goes on, says so, and is back when that is put right.
+func TestRunOutlivesAnUnfitStore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &faultStore{Store: ca.NewMemoryStore()}
+		swap := &swapStore{Store: store}
+		a := open(t, swap)
+		run(t, a)
+		swap.swap(unfitStore{store})
+		time.Sleep(2 * time.Minute)
+		require.ErrorIs(t, a.Health().Store, ca.ErrUnfit)
+		sign(t, a, newCSR(t), time.Minute)
+		swap.swap(store)
+		time.Sleep(time.Minute)
+		require.NoError(t, a.Health().Store)
+	})
+}
+
+// Of a record that lost its state, the copies for other programs look like a CA of Istio's.
+func TestLostStateIsRefused(t *testing.T) {
+	t.Parallel()
+	cert, key := istioCA(t)
+	for name, store := range map[string]*ca.MemoryStore{"our root": ca.NewMemoryStore(), "Istio's root": put(t, istioSecret(t, cert, key))} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := open(t, store)
+			require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID)) // which must not be forgotten
+			r := load(t, store)
+			state := r.Data()[stateName]
+			delete(r.Data(), stateName)
+			lost := put(t, r.Data())
+			_, err := tryOpen(t.Context(), lost)
+			require.ErrorIs(t, err, ca.ErrUnfit)
+			require.ErrorContains(t, err, "svidkit-state.json is missing, and svidkit-note.txt says that it was there: restore the record from a backup")
+			require.Equal(t, "1", load(t, lost).Version, "it is left as it is")
+
+			r.Data()[stateName] = state
+			require.Equal(t, a.Roots(), open(t, put(t, r.Data())).Roots(), "restored")
+
+			// An operator may decide to go on without.
+			assert.Contains(t, string(r.Data()["svidkit-note.txt"]), "remove this file, too")
+			delete(r.Data(), stateName)
+			delete(r.Data(), "svidkit-note.txt")
+			var log bytes.Buffer
+			b := open(t, put(t, r.Data()), func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+			assert.Contains(t, log.String(), `msg="CA adopted"`)
+			assert.Equal(t, name == "our root", bytes.Contains(log.Bytes(), []byte("is one of this package, and its svidkit-state.json is missing")), log.String())
+			assert.True(t, b.Roots()[len(b.Roots())-1].Certificate.Equal(a.Roots()[0].Certificate))
+		})
+	}
+}
+
+// Of a record of an older version, which has no note, the next start makes one.
+func TestNoteIsAdded(t *testing.T) {
+	t.Parallel()
+	store := ca.NewMemoryStore()
+	a := open(t, store)
+	r := load(t, store)
+	delete(r.Data(), "svidkit-note.txt")
+	old := put(t, r.Data())
+	assert.Equal(t, a.Roots(), open(t, old).Roots())
+	assert.Contains(t, load(t, old).Data(), "svidkit-note.txt")
+	version := load(t, old).Version
+	open(t, old)
+	assert.Equal(t, version, load(t, old).Version, "once")
+}
+
+// The copies in PEM beside the state are for other programs, and for the way back.
+func TestCopiesBesideTheState(t *testing.T) {
+	t.Parallel()
+	made := ca.NewMemoryStore()
+	first := open(t, made)
+	good := load(t, made)
+	otherKey, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	other, err := pki.MarshalPrivateKeyPEM(otherKey)
+	require.NoError(t, err)
+	for name, tt := range map[string]struct {
+		item    string
+		is      []byte // nil: missing
+		refused string // else it is written again
+	}{
+		"no key":             {"ca-key.pem", nil, ""},
+		"an empty key":       {"ca-key.pem", []byte("\n"), ""},
+		"no certificate":     {"ca-cert.pem", nil, ""},
+		"no roots":           {"root-cert.pem", nil, ""},
+		"another's key":      {"ca-key.pem", other, "ca-key.pem is not the key of the active root"},
+		"a key that is none": {"ca-key.pem", []byte("garbage"), "remove ca-key.pem"},
+		"half a key":         {"ca-key.pem", good.Data()["ca-key.pem"][:50], "remove ca-key.pem"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			data := load(t, made).Data()
+			if data[tt.item] = tt.is; tt.is == nil {
+				delete(data, tt.item)
+			}
+			store := put(t, data)
+			var log bytes.Buffer
+			a, err := tryOpen(t.Context(), store, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+			if tt.refused != "" {
+				require.ErrorIs(t, err, ca.ErrUnfit)
+				require.ErrorContains(t, err, tt.refused)
+				require.Equal(t, tt.is, load(t, store).Data()[tt.item], "it may be the only copy")
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, first.Roots(), a.Roots())
+			assert.Equal(t, good.Data()[tt.item], load(t, store).Data()[tt.item])
+			assert.Contains(t, log.String(), `level=WARN msg="`+tt.item+` is missing from the record, and is written again"`)
+		})
+	}
+}

@@ -1,0 +1,177 @@
+package ca
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
+)
+
+// Why something happens to a key, as events and the log say it.
+const (
+	asked    = "asked for"
+	due      = "due"
+	followed = "another process wrote it"
+)
+
+// maxEvents bounds the events that wait for the [KeyAuditor]: of more, the oldest are in the log only.
+const maxEvents = 256
+
+const (
+	eventPatience = 5 * time.Second  // for one record
+	eventRetry    = 10 * time.Second // after a failure, while Run runs
+)
+
+// events are what happened to keys and has no record yet.
+type events struct {
+	mu      sync.Mutex
+	waiting []*KeyEvent
+	err     error // of the last attempt; nil if it worked
+
+	recording sync.Mutex // held by the one that records, so that records are in order
+}
+
+// happened says what has become of keys in the log, and keeps it for the audit record, which [Authority.record]
+// makes. It does not block.
+func (a *Authority) happened(why string, all ...rotation.Event) {
+	for _, e := range all {
+		k := &e.Key
+		level, more := slog.LevelInfo, []slog.Attr(nil)
+		switch e.What {
+		case rotation.Prepared, rotation.Postponed:
+			more = append(more, slog.Time("activates", k.Activates.Round(0)))
+		case rotation.Renewed, rotation.Joined:
+			more = append(more, slog.Time("not_after", k.Cert.NotAfter))
+		case rotation.Tainted, rotation.Revoked, rotation.Replaced:
+			level = slog.LevelWarn
+		}
+		if e.Successor != "" {
+			more = append(more, slog.String("successor", e.Successor))
+		}
+		if why != "" {
+			more = append(more, slog.String("why", why))
+		}
+		a.logKey(level, e.What, *k, more...)
+		a.keep(a.keyEvent(e.What, k, e.At, e.Successor, why))
+	}
+}
+
+// keyEvent describes what happened to k.
+func (a *Authority) keyEvent(what string, k *rotation.Key, at time.Time, successor, detail string) *KeyEvent {
+	e := &KeyEvent{Time: at.Round(0), Event: what, Key: "root", Serial: k.ID, Successor: successor, Detail: detail, Actor: a.cfg.Actor}
+	if k.Kind() == rotation.Token {
+		e.Key = "jwt"
+	} else {
+		sum := sha256.Sum256(k.Cert.Raw)
+		e.NotAfter, e.Fingerprint = k.Cert.NotAfter, hex.EncodeToString(sum[:])
+	}
+	if what == rotation.Prepared || what == rotation.Postponed {
+		signs := "signs from " + k.Activates.UTC().Format(time.RFC3339)
+		e.Detail = signs
+		if detail != "" {
+			e.Detail = detail + "; " + signs
+		}
+	}
+	return e
+}
+
+// keep keeps an event for the audit record, if there is one.
+func (a *Authority) keep(e *KeyEvent) {
+	if _, ok := a.cfg.Auditor.(KeyAuditor); !ok {
+		return
+	}
+	ev := &a.events
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	if len(ev.waiting) == maxEvents {
+		ev.waiting = append(ev.waiting[:0], ev.waiting[1:]...)
+	}
+	ev.waiting = append(ev.waiting, e)
+}
+
+// record makes the records of what happened to keys. It ends when ctx is done, or an event has waited for its patience;
+// what has no record then stays for the next call. It returns whether any is left.
+func (a *Authority) record(ctx context.Context) (left bool) {
+	auditor, ok := a.cfg.Auditor.(KeyAuditor)
+	if !ok {
+		return false
+	}
+	ev := &a.events
+	ev.recording.Lock()
+	defer ev.recording.Unlock()
+	for {
+		ev.mu.Lock()
+		if len(ev.waiting) == 0 {
+			ev.err = nil
+			ev.mu.Unlock()
+			return false
+		}
+		e := ev.waiting[0]
+		ev.mu.Unlock()
+		patient, cancel := context.WithTimeout(ctx, eventPatience)
+		err := auditor.RecordKeyEvent(patient, e)
+		cancel()
+		ev.mu.Lock()
+		again := ev.err != nil && err != nil && ev.err.Error() == err.Error()
+		if ev.err = err; err == nil && len(ev.waiting) > 0 && ev.waiting[0] == e {
+			ev.waiting = ev.waiting[1:]
+		}
+		n := len(ev.waiting)
+		ev.mu.Unlock()
+		if err == nil {
+			continue
+		}
+		if !again {
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "key event not recorded", slog.Any("err", err), slog.Int("waiting", n),
+				slog.String("event", e.Event), slog.String("key", e.Key), slog.String("serial", e.Serial), slog.Any("actor", e.Actor))
+		}
+		return true
+	}
+}
+
+// unrecorded returns why events have no record; nil if all have, or none was tried yet.
+func (a *Authority) unrecorded() error {
+	ev := &a.events
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	return ev.err
+}
+
+// settle makes the records of what a caller has asked for, also if ctx is done: the caller may be about to end.
+func (a *Authority) settle(ctx context.Context) { a.record(context.WithoutCancel(ctx)) }
+
+// started says how the authority began: with a CA that was "created", "adopted" or "loaded".
+func (a *Authority) started(how, where string) {
+	s := a.current()
+	k := s.active()
+	level := slog.LevelInfo
+	if how == adopted {
+		level = slog.LevelWarn
+	}
+	a.cfg.Logger.LogAttrs(context.Background(), level, "CA "+how, slog.String("serial", k.ID), slog.Time("not_after", k.Cert.NotAfter), slog.String("where", where))
+	a.keep(a.keyEvent(how, k, time.Now(), "", where))
+	if how == created && s.In(rotation.Token, Active) != nil {
+		a.keep(a.keyEvent(how, s.In(rotation.Token, Active), time.Now(), "", where))
+	}
+}
+
+// How an authority may begin.
+const (
+	created = "created"
+	adopted = "adopted"
+	loaded  = "loaded"
+)
+
+// errUnrecorded is what Health says of events without a record.
+func (a *Authority) errUnrecorded() error {
+	err := a.unrecorded()
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("ca: audit record of a key of %s: %w", a.cfg.TrustDomain, err)
+}

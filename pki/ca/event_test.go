@@ -1,0 +1,269 @@
+package ca_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// keyAuditor keeps what happens to keys.
+type keyAuditor struct {
+	auditor
+	mu     sync.Mutex
+	events []*ca.KeyEvent
+	broken error
+	err    func() error // nil: nothing is asked
+}
+
+func (k *keyAuditor) RecordKeyEvent(_ context.Context, e *ca.KeyEvent) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.broken != nil {
+		return k.broken
+	}
+	k.events = append(k.events, e)
+	return nil
+}
+
+func (k *keyAuditor) breaks(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.broken = err
+}
+
+// take returns what was recorded since the last call: "prepared root B" with names for serial numbers.
+func (k *keyAuditor) take() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var out []string
+	for _, e := range k.events {
+		out = append(out, e.Event+" "+e.Key)
+	}
+	k.events = nil
+	return out
+}
+
+var operator = ca.Actor{UID: "1000", Host: "host-a", Command: "ca -rotate"}
+
+// Everything that happens to a key is in the audit record, with the process that did it, and in the log.
+func TestKeyEvents(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		records := &keyAuditor{}
+		var log bytes.Buffer
+		a := make(withJWT, func(c *ca.Config) {
+			c.Auditor, c.Actor, c.Logger, c.Rotation.Manual = records, operator, slog.New(slog.NewTextHandler(&log, nil)), true
+		})
+		run(t, a)
+		synctest.Wait()
+		root := a.Roots()[0]
+		require.Len(t, records.events, 2)
+		assert.Equal(t, &ca.KeyEvent{
+			Time: time.Now().Round(0), Event: "created", Key: "root", Serial: root.ID, NotAfter: root.Certificate.NotAfter,
+			Fingerprint: hash(root.Certificate.Raw), Detail: records.events[0].Detail, Actor: operator,
+		}, records.events[0])
+		assert.Contains(t, log.String(), `msg="CA created" trust_domain=example.org serial=`+root.ID+" not_after="+root.Certificate.NotAfter.Format("2006-01-02"))
+		assert.Equal(t, a.Status().JWTKeys[0].ID, records.events[1].Serial)
+		step := func(what string, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			for _, e := range records.events {
+				assert.Equal(t, operator, e.Actor)
+				assert.NotEmpty(t, e.Serial)
+			}
+			got := records.take()
+			require.Equal(t, want, got, what)
+			for _, event := range got {
+				word, key, _ := strings.Cut(event, " ")
+				if word != "created" {
+					assert.Contains(t, log.String(), `msg="`+map[string]string{"root": "root", "jwt": "JWT key"}[key]+" "+word+`"`)
+				}
+			}
+		}
+		step("start", "created root", "created jwt")
+		_, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		assert.Regexp(t, `^asked for; signs from 2000-01-01T00:25:00Z$`, records.events[0].Detail)
+		step("rotate", "prepared root")
+		_, err = a.RotateJWT(t.Context())
+		require.NoError(t, err)
+		step("rotate tokens", "prepared jwt")
+		sign(t, a, newCSR(t), time.Hour)
+		signJWT(t, a, time.Hour)
+		time.Sleep(25 * time.Minute)
+		step("time", "activated root", "activated jwt")
+		time.Sleep(2 * time.Hour)
+		step("time", "retired root", "retired jwt")
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
+		step("taint", "tainted root", "prepared root")
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[1].ID))
+		step("taint the successor", "revoked root", "prepared root", "tainted root")
+		require.NoError(t, a.Revoke(t.Context(), a.Roots()[1].ID))
+		step("revoke the successor", "revoked root")
+		old := a.Roots()[0].ID
+		r, err := a.RevokeNow(t.Context(), old)
+		require.NoError(t, err)
+		assert.Equal(t, r.Successor.ID, records.events[0].Successor)
+		step("revoke now", "revoked root", "prepared root", "activated root")
+		require.NoError(t, a.Taint(t.Context(), a.Status().JWTKeys[0].ID))
+		step("taint tokens", "tainted jwt", "prepared jwt")
+		assert.Equal(t, strings.Count(log.String(), "\n"), strings.Count(log.String(), "level=INFO")+strings.Count(log.String(), "level=WARN"), "nothing failed")
+	})
+}
+
+// With stores: starts, adoption, what others wrote, and a record that had vanished.
+func TestKeyEventsOfStores(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &swapStore{Store: ca.NewMemoryStore()}
+		records, others := &keyAuditor{}, &keyAuditor{}
+		a := open(t, store, func(c *ca.Config) { c.Auditor = records })
+		require.Equal(t, []string{"created root"}, records.take())
+		b := open(t, store, func(c *ca.Config) { c.Auditor = others })
+		require.Equal(t, []string{"loaded root"}, others.take())
+		run(t, a)
+		run(t, b)
+		_, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []string{"prepared root"}, records.take())
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		require.Len(t, others.events, 1)
+		assert.Contains(t, others.events[0].Detail, "another process wrote it")
+		require.Equal(t, []string{"prepared root"}, others.take())
+		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
+		time.Sleep(31 * time.Second)
+		_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
+		require.NoError(t, err)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"tainted root", "revoked root", "activated root"}, others.take())
+		records.take()
+
+		store.swap(ca.NewMemoryStore())
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		all := append(records.take(), others.take()...)
+		require.Contains(t, all, "recovered root")
+
+		// Istio's.
+		cert, key := istioCA(t)
+		adopting := put(t, istioSecret(t, cert, key))
+		records = &keyAuditor{}
+		c := open(t, adopting, withJWT, func(c *ca.Config) { c.Auditor = records })
+		require.Equal(t, []string{"prepared jwt", "adopted root"}, records.take(), "others may have its bundle, so the key waits")
+		run(t, c)
+		next, nextKey := istioCA(t)
+		r := load(t, adopting)
+		r.Data()["ca-cert.pem"], r.Data()["ca-key.pem"] = pki.MarshalCertificatesPEM(next), pkcs1(nextKey)
+		delete(r.Data(), "root-cert.pem")
+		_, err = adopting.Save(t.Context(), r)
+		require.NoError(t, err)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"replaced root", "activated root"}, records.take())
+	})
+}
+
+func TestKeyEventsOfFiles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		root, records := newOffline(t), &keyAuditor{}
+		files := newFolder(root.files(t, 1000*time.Hour))
+		a := loadCA(t, files, func(c *ca.Config) { c.Auditor = records })
+		require.Equal(t, []string{"loaded root"}, records.take())
+		run(t, a)
+		time.Sleep(time.Second)
+		files.put(root.files(t, 1000*time.Hour))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, []string{"replaced root"}, records.take())
+	})
+}
+
+// A renewal with Istio's rotation is one event.
+func TestKeyEventsOfIstioRotation(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		records := &keyAuditor{}
+		a := make(func(c *ca.Config) { c.Auditor, c.Rotation.Istio = records, &ca.IstioRotation{} })
+		records.take()
+		renewed, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, renewed.ID, records.events[0].Serial)
+		require.Equal(t, []string{"renewed root"}, records.take())
+	})
+}
+
+// A full disk must not prevent an emergency: it is done, the log has all of it, health says so, and the record is made
+// when that works.
+func TestKeyEventsOfAFullDisk(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		records, full := &keyAuditor{}, errors.New("disk full")
+		var log bytes.Buffer
+		a := make(func(c *ca.Config) {
+			c.Auditor, c.Actor, c.Logger = records, operator, slog.New(slog.NewTextHandler(&log, nil))
+		})
+		run(t, a)
+		synctest.Wait()
+		records.take()
+		records.breaks(full)
+		stolen := a.Roots()[0].ID
+		_, err := a.RevokeNow(t.Context(), stolen)
+		require.NoError(t, err)
+		assert.Contains(t, log.String(), `level=ERROR msg="key event not recorded" trust_domain=example.org err="disk full" waiting=3 event=revoked key=root serial=`+stolen+` actor="{UID:1000 Host:host-a Command:ca -rotate}"`)
+		require.ErrorIs(t, a.Health().Audit, full)
+		require.NoError(t, a.Health().Signing, "certificates have records")
+		time.Sleep(time.Hour)
+		assert.Equal(t, 1, strings.Count(log.String(), "key event not recorded"), "once")
+		records.breaks(nil)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"revoked root", "prepared root", "activated root"}, records.take())
+		require.NoError(t, a.Health().Audit)
+	})
+}
+
+// What waits for a record is bounded.
+func TestKeyEventsAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		records := &keyAuditor{broken: errors.New("full")}
+		a := newAuthority(t, func(c *ca.Config) { c.Auditor = records })
+		for range 200 {
+			next, err := a.Rotate(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, a.Revoke(t.Context(), next.ID))
+		}
+		records.breaks(nil)
+		_, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		got := records.take()
+		assert.Len(t, got, 256)
+		assert.Equal(t, "prepared root", got[255])
+	})
+}
+
+// An Auditor that keeps certificates only is an Auditor.
+func TestKeyEventsNeedNoKeyAuditor(t *testing.T) {
+	t.Parallel()
+	records := &auditor{}
+	a := newAuthority(t, func(c *ca.Config) { c.Auditor = records })
+	_, err := a.Rotate(t.Context())
+	require.NoError(t, err)
+	assert.Empty(t, records.all)
+	require.NoError(t, a.Health().Audit)
+}

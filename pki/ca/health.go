@@ -1,0 +1,92 @@
+package ca
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
+)
+
+// Health says whether an [Authority] can sign, and what is wrong with what it needs. It holds no secret.
+type Health struct {
+	// Signing is why a certificate of the default lifetime would not be signed at this moment: the active root is
+	// out of its time, the store has not answered for too long, or audit records cannot be made. Nil means that it
+	// would be, short of [Config.Limits].
+	Signing error
+
+	// These are what is wrong with the parts, whether or not it keeps from signing yet; nil means nothing.
+	Store error // it does not answer, what it says is unfit, or Run does not ask: since Synced
+	Audit error // records cannot be made, or some of what happened to keys are missing
+	Root  error // the active root should have been replaced by now, or is tainted
+
+	// Synced is as in [Status]. Until is when signing ends if nothing changes: with the active root, or, when the
+	// store does not answer, with what was granted before that.
+	Synced, Until time.Time
+}
+
+// auditFailure is why a record could not be made.
+type auditFailure struct {
+	err error
+	at  time.Time
+}
+
+// auditMemory is how long a failed record counts, if the [Auditor] cannot be asked: an authority that is out of
+// service for it would not sign again, and so not find out that the Auditor works again.
+const auditMemory = 10 * time.Second
+
+// Health returns what the authority can do at this moment. Programs make their readiness and their metrics of it.
+func (a *Authority) Health() Health {
+	s, now := a.current(), time.Now()
+	h := Health{Audit: a.auditError(now)}
+	st := a.Status()
+	h.Synced, h.Store = st.Synced, st.SyncError
+	if wait := 4 * a.cfg.SyncInterval; h.Store == nil && a.store != nil && now.Sub(h.Synced) > wait {
+		h.Store = fmt.Errorf("ca: the store of %s was last read at %s; see that Run runs", a.cfg.TrustDomain, h.Synced.UTC().Format(time.RFC3339))
+	}
+	key := s.active()
+	h.Until = key.Cert.NotAfter
+	if s.plugged != nil {
+		h.Until = s.plugged.until
+	}
+	recordable := h.Audit
+	h.Audit = cmp.Or(h.Audit, a.errUnrecorded())
+	h.Root = a.rootError(s, h.Until, now)
+	a.mu.Lock()
+	if bound := a.bound(s, rotation.Root, key); !bound.IsZero() {
+		h.Until = rotation.Earlier(h.Until, bound)
+	}
+	_, h.Signing = a.grant(s, rotation.Root, a.cfg.DefaultTTL, now)
+	a.mu.Unlock()
+	h.Signing = cmp.Or(h.Signing, recordable)
+	return h
+}
+
+// auditError returns why records cannot be made.
+func (a *Authority) auditError(now time.Time) error {
+	if o, ok := a.cfg.Auditor.(interface{ Err() error }); ok {
+		if err := o.Err(); err != nil {
+			return fmt.Errorf("ca: audit record of %s: %w", a.cfg.TrustDomain, err)
+		}
+		return nil
+	}
+	if f := a.unaudited.Load(); f != nil && now.Sub(f.at) < auditMemory {
+		return fmt.Errorf("ca: audit record of %s: %w", a.cfg.TrustDomain, f.err)
+	}
+	return nil
+}
+
+// rootError returns what is wrong with the active root, which is good until end.
+func (a *Authority) rootError(s *state, end, now time.Time) error {
+	key := s.active()
+	if key.Tainted {
+		return fmt.Errorf("ca: root %s of %s is tainted, and signs until its successor does", key.ID, a.cfg.TrustDomain)
+	}
+	// Half of the time is gone that the replacement has.
+	due := a.schedule().ReplaceAt(key.Cert)
+	late := due.Add(key.Cert.NotAfter.Sub(due) / 2)
+	if s.In(rotation.Root, Distributing) == nil && (now.After(late) || end.Sub(now.Round(0)) < a.cfg.DefaultTTL) {
+		return fmt.Errorf("ca: root %s of %s ends at %s, and has no successor: rotate it, or replace its files", key.ID, a.cfg.TrustDomain, end.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
