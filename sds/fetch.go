@@ -155,14 +155,16 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 		return nil, err
 	}
 	defer leave()
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
-	if err != nil {
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return nil, grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: fetch: the request is larger than 256 KiB")
-		}
-		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: the request ended early")
+	size := maxJSON
+	if r.ContentLength >= 0 && r.ContentLength < maxJSON {
+		size = int(r.ContentLength)
 	}
-	req, err := decodeJSON(data, h.opts.MaxNames)
+	if err := h.grow(r, size); err != nil {
+		h.badRequest(r.Context(), peer, err)
+		return nil, err
+	}
+	req, err := h.readJSON(w, r)
+	_ = h.grow(r, -size) // cannot fail
 	if err != nil {
 		return nil, err
 	}
@@ -171,6 +173,17 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 		return nil, err
 	}
 	return resp.encodeJSON()
+}
+
+func (h *Handler) readJSON(w http.ResponseWriter, r *http.Request) (*request, error) {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
+	if err != nil {
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return nil, grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: fetch: the request is larger than 256 KiB")
+		}
+		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: the request ended early")
+	}
+	return decodeJSON(data, h.opts.MaxNames)
 }
 
 // decodeJSON reads a DiscoveryRequest in JSON. Members have either of two names, as the mapping of

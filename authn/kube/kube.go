@@ -50,8 +50,10 @@
 package kube
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -285,11 +287,25 @@ const (
 	reviewKind    = "TokenReview"
 )
 
+// maxValues is how many values the answer to a review may have. Of a user in many groups it has hundreds.
+const maxValues = 10_000
+
+// reviewed is an answer. Values of a byte or two, of which 4 MiB have a million, would take many times that in memory.
+type reviewed struct{ tokenReview }
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (a *reviewed) UnmarshalJSON(b []byte) error {
+	if n := bytes.Count(b, []byte{','}); n > maxValues {
+		return fmt.Errorf("it has more than %d values", maxValues)
+	}
+	return json.Unmarshal(b, &a.tokenReview)
+}
+
 // ask asks the API server about the token.
 func (r *Reviewer) ask(ctx context.Context, token string, audiences []string) (*status, error) {
 	question := tokenReview{APIVersion: reviewVersion, Kind: reviewKind}
 	question.Spec.Token, question.Spec.Audiences = token, audiences
-	var answer tokenReview
+	var answer reviewed
 	err := r.api.Create(ctx, k8s.Path("apis", "authentication.k8s.io", "v1", "tokenreviews"), &question, &answer)
 	switch {
 	case k8s.Forbidden(err):

@@ -32,11 +32,12 @@
 // # Limits
 //
 // Every local process that may connect can open connections, and keep them. So a connection on which no request is in
-// progress is closed after 5 minutes, and one whose first request does not come after 10 seconds. A connection with
-// a request in progress, such as a stream of secrets, is not closed for its age.
+// progress is closed after 5 minutes, and one whose first request, or rest of a body, does not come after 10 seconds.
+// A connection with a request in progress, such as a stream of secrets, is not closed for its age.
 //
 // [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user, except root
-// and the user of this process. What is beyond is closed at once, which delays no other client. A quarter of the
+// and the user of this process. A user may also not have more than twice as many as are free, so that some users together
+// leave room for one more. What is beyond is closed at once, which delays no other client. A quarter of the
 // process's file descriptors, from 64 to 1,024 of them, is never taken by accepted connections, of this and other
 // servers of this library together, so that the program can always reach its certificate authority and open its files.
 //
@@ -248,7 +249,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer end()
 	l := s.limited()
 	srv := &http.Server{
-		Handler:   s.Handler,
+		Handler:   limit.Body(s.Handler, headerTime),
 		Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,

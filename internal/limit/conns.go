@@ -5,9 +5,11 @@ import (
 	"sync"
 )
 
-// DescriptorReserve is the reason of the [Error] for a connection that would take one of the file descriptors that are
-// kept for the program itself.
-const DescriptorReserve = "too few file descriptors are left"
+// Further reasons of an [Error], for connections.
+const (
+	DescriptorReserve = "the other file descriptors are kept for the program itself"
+	Crowded           = "few connections are left, and this caller has many"
+)
 
 // ConnOptions says how many connections a [Listener] hands out. Peers are told apart by a K.
 type ConnOptions[K comparable] struct {
@@ -23,6 +25,10 @@ type ConnOptions[K comparable] struct {
 
 // Listener accepts connections within limits. One that is beyond them is closed at once, and the next one is accepted, so
 // that a peer with too many connections delays no other. [Listen] makes one.
+//
+// A peer may have twice as many connections as are free, so the fuller the server is, the less each may add: a peer that
+// takes what it can leaves a third for the others, two leave a fifth, and n of them one part in 2n+1. So there is room for
+// a peer that has none, also if some peers have conspired.
 //
 // No connection takes a descriptor of the reserve: a quarter of those that the process may have (RLIMIT_NOFILE), from 64
 // to 1,024 of them. The system gives out the lowest free number,
@@ -55,7 +61,8 @@ func Listen[K comparable](l net.Listener, o ConnOptions[K]) *Listener[K] {
 	return limited
 }
 
-// Accept returns the next connection that is within the limits. It counts until [Listener.Closed] is called.
+// Accept returns the next connection that is within the limits. It counts until [Listener.Closed] is called. One
+// goroutine calls it.
 func (l *Listener[K]) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -79,6 +86,10 @@ func (l *Listener[K]) take(c net.Conn) *Error {
 	}
 	var h holder[K]
 	h.peer, h.counted = l.o.Peer(c)
+	// Only this goroutine takes, so what is free now stays free until it is taken below.
+	if free := l.o.Total - l.all.Held(); h.counted && free > 0 && l.each.Of(h.peer) >= 2*free {
+		return &Error{Reason: Crowded}
+	}
 	if h.counted {
 		if err := l.each.Take(h.peer, 1); err != nil {
 			return err.(*Error) //nolint:errorlint // Take has no other

@@ -88,6 +88,50 @@ func TestListener(t *testing.T) {
 	assert.ErrorIs(t, err, net.ErrClosed)
 }
 
+// Peers that take what they can leave room for others.
+func TestCrowded(t *testing.T) {
+	t.Parallel()
+	l := limit.Listen(&endless{}, limit.ConnOptions[string]{Total: 120, Peer: func(c net.Conn) (string, bool) { return c.(*fake).peer, true }})
+	inner := l.Listener.(*endless)
+	take := func(peer string) (taken int) {
+		inner.peer, inner.left = peer, 1000
+		for {
+			if _, err := l.Accept(); err != nil {
+				return taken
+			}
+			taken++
+		}
+	}
+	assert.Equal(t, 80, take("a"), "two thirds")
+	assert.Equal(t, 27, take("b"))
+	assert.Equal(t, 9, take("c"))
+	assert.Equal(t, 3, take("d"))
+	assert.Equal(t, 1, take("e"))
+	assert.Equal(t, 120, l.Held())
+	assert.Zero(t, take("f"))
+}
+
+// endless accepts connections of a peer.
+type endless struct {
+	net.Listener
+	peer string
+	left int
+}
+
+type fake struct {
+	net.Conn
+	peer string
+}
+
+func (*fake) Close() error { return nil }
+
+func (e *endless) Accept() (net.Conn, error) {
+	if e.left--; e.left < 0 {
+		return nil, net.ErrClosed
+	}
+	return &fake{peer: e.peer}, nil
+}
+
 func TestMaxConns(t *testing.T) {
 	t.Parallel()
 	for descriptors, usable := range map[int]int{0: 0, 2: 1, 64: 32, 128: 64, 256: 192, 512: 384, 1024: 768, 4096: 3072, 20_000: 18_976, 1 << 20: 1<<20 - 1024} {

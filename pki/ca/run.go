@@ -24,7 +24,7 @@ import (
 // With [Rotation.Istio] Rotate renews the active root's certificate instead, and returns that.
 func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	if a.files != nil {
-		return KeyStatus{}, a.opError("rotate", errPluggedIn)
+		return KeyStatus{}, a.opError("rotate", fmt.Errorf("%w; replace the files with those of another CA", errPluggedIn))
 	}
 	return a.rotate(ctx, asked, "rotate", rotation.Root)
 }
@@ -90,7 +90,7 @@ type opError struct {
 	err error
 }
 
-func (e *opError) Error() string { return "ca: " + e.op + ": " + e.err.Error() }
+func (e *opError) Error() string { return "ca: " + e.op + ": " + within(e.err).Error() }
 func (e *opError) Unwrap() error { return e.err }
 
 // renew replaces the certificate of the active root by a new one with the same key and subject. What

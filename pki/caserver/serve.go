@@ -54,7 +54,7 @@ type ServeOptions struct {
 	// that of a NAT, of a gateway, or of the proxy of a node, and stand for many clients.
 	MaxConnsPerAddress int
 
-	// Logger gets failed handshakes (Info) and connections beyond a limit (Warn): the first of each reason at once, and a
+	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason at once, and a
 	// count of the others every minute. It gets what net/http logs (Debug). Nil discards them.
 	Logger *slog.Logger
 }
@@ -67,7 +67,8 @@ type ServeOptions struct {
 // [http.Request].TLS. A client has 10 seconds to complete the handshake and to send the header of its first
 // request, 5 minutes between requests, and 1,000 requests at a time on a connection.
 //
-// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are those
+// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further ones
+// of an address that has twice as many as are free, so that some addresses together leave room for one more, and those
 // that have not completed their handshake, beyond 512 or a quarter of MaxConns of one address, and beyond half of
 // MaxConns in total.
 //
@@ -89,9 +90,10 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 		return errors.New("caserver: serve: MaxConns or MaxConnsPerAddress is negative")
 	}
 	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	conns, handshaking := limited(l, o, log)
+	refusals := summary.New(log, 0)
+	conns, handshaking := limited(l, o, refusals)
 	srv := &http.Server{
-		Handler:     withTLS(o.Handler),
+		Handler:     limit.Body(withTLS(o.Handler), firstRequest),
 		Protocols:   new(http.Protocols),
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxHTTP2Frame},
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
@@ -118,7 +120,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 		if len(cfg.NextProtos) == 0 {
 			cfg.NextProtos = []string{"h2", "http/1.1"}
 		}
-		l = &tlsListener{conns, handshakes, cfg, handshaking, summary.New(log, 0)}
+		l = &tlsListener{conns, handshakes, cfg, handshaking, refusals}
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -140,12 +142,11 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 }
 
 // limited returns l within the limits, and the limits on handshakes.
-func limited(l net.Listener, o ServeOptions, log *slog.Logger) (*limit.Listener[netip.Addr], *handshakes) {
+func limited(l net.Listener, o ServeOptions, log *summary.Log) (*limit.Listener[netip.Addr], *handshakes) {
 	total := cmp.Or(o.MaxConns, limit.MaxConns(defaultMaxConns))
 	half := max(total/2, 1)
-	refusals := summary.New(log, 0)
 	refused := func(c net.Conn, reason string) {
-		refusals.Warn("caserver: connection closed at once", reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
+		log.Warn("caserver: connection closed at once", reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
 	}
 	conns := limit.Listen(l, limit.ConnOptions[netip.Addr]{
 		Total: total,

@@ -195,6 +195,7 @@ func TestSilenceEnds(t *testing.T) {
 		"most of a preface":   {"PRI * HTTP/2.0\r\n\r\nSM", 10 * time.Second},
 		"a preface alone":     {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 10 * time.Second},
 		"an idle connection":  {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", 5*time.Minute + 10*time.Second},
+		"a body never sent":   {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", 10*time.Second + time.Second},
 		"half of an HTTP/1.1": {"GET / HTTP/1.1\r\n", 10 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -304,6 +304,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		case told || !passes(ctx, err):
 			return err
 		default:
+			watch.failed(err)
 			h.failed(ctx, c.Request(), err)
 		}
 		now := time.Now()
@@ -332,9 +333,11 @@ const (
 	closing
 )
 
-// await waits until something happens and returns what. A nil channel is never closed.
+// await waits until something happens and returns what. A nil channel is never closed. Timers stand still while
+// a machine is suspended, so await looks at the clock each minute.
 func (h *Handler) await(ctx context.Context, wait time.Duration, news []<-chan struct{}) int {
-	timer := time.NewTimer(wait)
+	start := time.Now()
+	timer := time.NewTimer(min(wait, clockTick))
 	defer timer.Stop()
 	cases := []reflect.SelectCase{
 		timeout: {Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)},
@@ -344,8 +347,14 @@ func (h *Handler) await(ctx context.Context, wait time.Duration, news []<-chan s
 	for _, c := range news {
 		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)})
 	}
-	i, _, _ := reflect.Select(cases)
-	return i
+	for {
+		i, _, _ := reflect.Select(cases)
+		left := wait - renew.Elapsed(start, time.Now())
+		if i != timeout || left <= 0 {
+			return i
+		}
+		timer.Reset(min(left, clockTick))
+	}
 }
 
 func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
