@@ -135,6 +135,9 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 // another one is prepared in its place. A retiring or trusted one leaves after TaintGrace at the latest.
 // The successor of a JWT key comes from a replica that signs JWT-SVIDs, when it has read the store.
 //
+// From the moment at which Taint returns, the key is missing from [Authority.CallerBundle]. Roots that have the same
+// private key are tainted with it.
+//
 // To taint a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store,
 // or says that the root is plugged in.
 func (a *Authority) Taint(ctx context.Context, id string) error {
