@@ -634,6 +634,55 @@ func TestRevokeNow(t *testing.T) {
 	require.ErrorContains(t, err, "-now: it is for -revoke")
 }
 
+// The audit log says what became of the keys, and which user did it with which command on which host.
+func TestKeyEvents(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	_, stop := start(t, newConfig(t, dir))
+	stop()
+	ids := func() (ids []string) {
+		a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
+		require.NoError(t, err)
+		defer a.Close()
+		for _, r := range a.Own.Roots() {
+			ids = append(ids, r.ID)
+		}
+		return ids
+	}
+	first := ids()[0]
+	for _, args := range [][]string{{"-rotate"}, {"-taint", first}, {"-revoke", first, "-now"}} {
+		_, err := shell(t, "", arguments(dir, args...)...)
+		require.NoError(t, err, args)
+	}
+	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
+	_, err := shell(t, "", arguments(dir, "-recover")...)
+	require.NoError(t, err)
+	out, err := shell(t, "", "-verify-audit", filepath.Join(dir, "audit.jsonl"))
+	require.NoError(t, err)
+	require.Contains(t, out, "are as they were written")
+
+	f, err := os.Open(filepath.Join(dir, "audit.jsonl"))
+	require.NoError(t, err)
+	defer f.Close()
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	seen := map[string]string{}
+	for e, err := range auditlog.Read(f) {
+		require.NoError(t, err)
+		if k := e.KeyEvent; k != nil && k.Key == "root" {
+			seen[k.Event] = k.Serial
+			assert.Equal(t, host, k.Host)
+			assert.Equal(t, fmt.Sprint(os.Getuid()), k.UID)
+			assert.Contains(t, k.Command, "ca.test")
+		}
+	}
+	for _, event := range []string{"created", "tainted", "revoked"} {
+		assert.Equal(t, first, seen[event], event)
+	}
+	assert.NotEmpty(t, seen["prepared"])
+	assert.Contains(t, ids(), seen["recovered"], "the one that signs")
+}
+
 // A folder that has lost its pointer gets no new root, loses no key, and goes on when the operator says so.
 func TestRecover(t *testing.T) {
 	t.Parallel()

@@ -256,7 +256,9 @@ func TestServeJoins(t *testing.T) {
 		l := &lazy{Listener: inner}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(out, nil))}) }()
+		go func() {
+			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
+		}()
 		c, err := inner.Dial(t.Context())
 		require.NoError(t, err)
 		defer c.Close()

@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"time"
 
@@ -124,16 +123,13 @@ func (c *Config) makeStateDir(log *slog.Logger) error {
 	return dir.Close()
 }
 
-// openAudit opens the audit log, and complains if others can read or change it.
+// openAudit opens the audit log, which complains if others can read or change it.
 func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
-	audit, err := auditlog.Open(c.AuditLog, &c.auditOptions)
+	o := c.auditOptions
+	o.Logger = log
+	audit, err := auditlog.Open(c.AuditLog, &o)
 	if err != nil {
 		return nil, fmt.Errorf("-audit-log: %w", err)
-	}
-	if info, err := os.Stat(c.AuditLog); err == nil {
-		if mode := info.Mode().Perm(); mode&0o077 != 0 && runtime.GOOS != "windows" {
-			log.Warn("caconfig: -audit-log: other users can read or change it; run chmod 0600", "file", c.AuditLog, "mode", mode)
-		}
 	}
 	return audit, nil
 }
@@ -372,13 +368,9 @@ func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	}
 	log, err := c.openAudit(slog.New(slog.DiscardHandler))
 	if err == nil {
-		var auditor ca.Auditor = log
-		if a, ok := auditor.(ca.KeyAuditor); ok {
-			err = a.RecordKeyEvent(ctx, &ca.KeyEvent{
-				Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
-			})
-		}
-		err = errors.Join(err, log.Close())
+		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
+			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
+		}), log.Close())
 	}
 	if err != nil {
 		err = fmt.Errorf("the CA is recovered, and there is no audit record of that: %w", err)
