@@ -133,6 +133,8 @@ func TestSignal(t *testing.T) {
 	require.NoError(t, cmd.Wait(), log.String())
 	require.Contains(t, text.String(), "DEVELOPMENT ONLY")
 	require.FileExists(t, filepath.Join(dir, "root-cert.pem"))
+	require.Contains(t, log.String(), `level=INFO msg="CA created"`)
+	require.Contains(t, log.String(), `level=INFO msg="caserver: the server ends" reason="terminated signal received"`)
 	require.NotContains(t, log.String(), "level=ERROR")
 	require.NotContains(t, log.String(), "PRIVATE KEY")
 }

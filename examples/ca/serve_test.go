@@ -749,7 +749,7 @@ func TestPluggedIn(t *testing.T) {
 	dir := t.TempDir()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
 	err := run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in", "whose root outlives a developer's afternoon")
+	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
 	out, err := shell(t, "", arguments(dir, "-status")...)
 	require.NoError(t, err)
 	require.Contains(t, out, "plugged in")
@@ -757,6 +757,14 @@ func TestPluggedIn(t *testing.T) {
 	require.ErrorContains(t, err, "the roots are plugged in")
 
 	_, args := cluster(t)
+	own, err := newConfig(t, t.TempDir(), args...).Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	own.Close()
+	var log bytes.Buffer
+	plugged, err := newConfig(t, dir, args...).Open(t.Context(), caconfig.OpenOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	plugged.Close()
+	require.Contains(t, log.String(), "the own CA signs nothing any more", "in a cluster, where the volume says that this is meant")
 	s, _ := start(t, newConfig(t, dir, append(args, "-create=false")...))
 	bundle := s.ca.Bundle()
 	client := newClient(bundle, nil)

@@ -171,7 +171,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 	}
 	secret, folder := c.ownStore()
 	if pluggedIn {
-		if err := c.replacesOwn(ctx); err != nil {
+		if err := c.replacesOwn(ctx, o.Logger); err != nil {
 			return nil, err
 		}
 		secret, folder = "svidkit-ca-tokens", "tokens"
@@ -235,21 +235,28 @@ func (c *Config) ownStore() (secret, folder string) {
 }
 
 // replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator has said
-// that it is to replace that. In a cluster the volume of the Secret says so, as with Istio.
-func (c *Config) replacesOwn(ctx context.Context) error {
-	if c.Kubernetes || c.replaceOwn {
+// that it is to replace that. In a cluster the volume of the Secret says so, as with Istio; there it is a warning.
+func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
+	if c.replaceOwn {
 		return nil
 	}
 	own := new(Authority)
-	store, err := own.store(c, "", "ca")
+	secret, folder := c.ownStore()
+	store, err := own.store(c, secret, folder)
 	if err != nil {
 		return err
 	}
-	if _, err := store.Load(ctx); !errors.Is(err, ca.ErrNoRecord) {
-		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
-			"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	switch _, err := store.Load(ctx); {
+	case errors.Is(err, ca.ErrNoRecord), c.Kubernetes && err != nil:
+		return nil
+	case c.Kubernetes:
+		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that this is meant", "own", own.Where, "plugged_in", c.pluggedIn.Dir)
+		return nil
 	}
-	return nil
+	return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
+		"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
 }
 
 // store returns the store of that name: a Secret, or a folder.

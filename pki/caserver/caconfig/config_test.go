@@ -78,7 +78,7 @@ func TestDevelopmentDefaults(t *testing.T) {
 		require.ErrorContains(t, err, strings.Fields(args)[0], args)
 		require.ErrorContains(t, err, ": it is more than an hour", args)
 		_, err = parse(strings.Fields(args), env{}.get, io.Discard, false)
-		require.NoError(t, err, "commands serve nobody's tokens: %s", args)
+		require.NoError(t, err, "a command takes no tokens: %s", args)
 	}
 	_, err = parse([]string{"-max-ttl", "1h", "-linkerd-ttl", "59m"}, env{}.get, io.Discard, true)
 	require.NoError(t, err)
