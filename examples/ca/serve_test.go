@@ -634,6 +634,43 @@ func TestRevokeNow(t *testing.T) {
 	require.ErrorContains(t, err, "-now: it is for -revoke")
 }
 
+// An operator taints the root by a command: from then on what it signed is no proof to the server, on a connection that is
+// open as on a new one, and a token is. With -renew-by-certificate=off it never was.
+func TestTaintByCommand(t *testing.T) {
+	t.Parallel()
+	for _, off := range []bool{false, true} {
+		dir := t.TempDir()
+		args := []string{"-refresh-hint", "1s", "-propagation", "8s"}
+		if off {
+			args = append(args, "-renew-by-certificate", "off")
+		}
+		s, _ := start(t, newConfig(t, dir, args...))
+		url := "https://" + s.at.Istio.Addr().String()
+		plain := newClient(s.ca.Bundle(), nil)
+		defer plain.CloseIdleConnections()
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		chain, _, err := istioRequest(t.Context(), plain, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
+		require.NoError(t, err)
+		thief := newClient(s.ca.Bundle(), mustSVID(t, chain, key))
+		defer thief.CloseIdleConnections()
+		renew := func() error {
+			_, _, err := istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, "", key)
+			return err
+		}
+		if off {
+			requireUnauthenticated(t, renew(), "its certificate alone")
+			continue
+		}
+		require.NoError(t, renew())
+		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Roots()[0].ID)...)...)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return errors.Is(renew(), caclient.ErrUnauthenticated) }, 30*time.Second, 100*time.Millisecond, "when the server has read the store")
+		_, _, err = istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
+		require.NoError(t, err, "a clean proof")
+	}
+}
+
 // The audit log says what became of the keys, and which user did it with which command on which host.
 func TestKeyEvents(t *testing.T) {
 	t.Parallel()

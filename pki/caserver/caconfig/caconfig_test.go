@@ -296,7 +296,8 @@ func TestOpen(t *testing.T) {
 	require.NoError(t, err)
 	log, err := os.ReadFile(c.AuditLog)
 	require.NoError(t, err)
-	require.Equal(t, 1, bytes.Count(log, []byte("\n")))
+	require.Equal(t, 1, bytes.Count(log, []byte(`"kind":"x509-svid"`)))
+	require.Equal(t, 3, bytes.Count(log, []byte(`"event":`)), "a root and a key for tokens were created, and a root prepared")
 
 	store, err := ca.NewDirStore(filepath.Join(dir, "ca"))
 	require.NoError(t, err)
