@@ -1,6 +1,8 @@
 package workloadwire
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -104,7 +106,7 @@ func number(f float64) any {
 }
 
 // WriteClaims returns the response of ValidateJWTSVID. A claim may be of any type that encoding/json
-// encodes, except for structs with embedded fields or options in their tags, and maps whose keys are no texts.
+// encodes.
 func WriteClaims(id string, claims map[string]any) ([]byte, error) {
 	return protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, id)
@@ -139,6 +141,12 @@ func writeValue(w *protofield.Writer, v any, depth int) {
 		w.AddVarint(1, 0)
 	case float64:
 		w.AddFixed64(2, math.Float64bits(v))
+	case json.Number:
+		f, err := v.Float64()
+		if err != nil {
+			w.Fail(errors.New("the message cannot be encoded: a number is malformed, or too large"))
+		}
+		w.AddFixed64(2, math.Float64bits(f))
 	case string:
 		w.AddText(3, v)
 	case bool:
@@ -152,11 +160,15 @@ func writeValue(w *protofield.Writer, v any, depth int) {
 			}
 		})
 	default: // another type of a validator's, for instance int64 or []string
-		p, err := plain(v)
+		var plain any
+		b, err := json.Marshal(v)
+		if err == nil {
+			err = json.Unmarshal(b, &plain)
+		}
 		if err != nil {
-			w.Fail(fmt.Errorf("the message cannot be encoded: a claim is a %T: %w", v, err))
+			w.Fail(fmt.Errorf("the message cannot be encoded: a claim is a %T", v))
 			return
 		}
-		writeValue(w, p, depth+1)
+		writeValue(w, plain, depth)
 	}
 }

