@@ -86,7 +86,7 @@
 //
 // On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine
 // may write to the same file with the same Options, for instance a server and a command of its
-// operator.
+// operator. One that holds the lock on the file for more than 10 seconds makes records fail.
 package auditlog
 
 import (
@@ -108,6 +108,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -560,7 +561,7 @@ func (l *Log) follow() error {
 	if len(full) == 0 || err != nil {
 		return err
 	}
-	f, err := os.Open(full[len(full)-1].path)
+	f, err := openFull(full[len(full)-1].path)
 	if err != nil {
 		return err
 	}
@@ -586,8 +587,19 @@ func (l *Log) moveAway() error {
 		date, n = today, 0
 	}
 	base, ext := split(l.path)
-	if err := l.fs.Rename(l.file, l.path, fmt.Sprintf("%s%s.%d%s", base, date, n+1, ext)); err != nil {
-		return err
+	for { // another user may have put something there
+		n++
+		name := fmt.Sprintf("%s%s.%d%s", base, date, n, ext)
+		if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := l.fs.Rename(l.file, l.path, name); err != nil {
+			return err
+		}
+		break
 	}
 	l.pruned = time.Time{}
 	return l.fs.SyncDir(filepath.Dir(l.path))
@@ -631,7 +643,7 @@ func (l *Log) prune() {
 
 // endsWithRecord reports whether the last line of a file is one of ours.
 func endsWithRecord(path string, size int64) bool {
-	f, err := os.Open(path)
+	f, err := openFull(path)
 	if err != nil {
 		return false
 	}
@@ -657,7 +669,18 @@ type fullFile struct {
 	number     int
 }
 
-// fullFiles returns the files that were moved away, the newest last.
+// owned reports whether a file is one, and of this user or root.
+func owned(e fs.DirEntry, path string) bool {
+	info, err := e.Info()
+	return err == nil && info.Mode().IsRegular() && private.Check(path, info, private.Options{Warn: func(error) {}}) == nil
+}
+
+// openFull opens a full file for reading.
+func openFull(path string) (*os.File, error) {
+	return private.OpenFile(path, os.O_RDONLY, private.Options{Warn: func(error) {}})
+}
+
+// fullFiles returns the files that were moved away, the newest last. Those of other users are none.
 func fullFiles(path string) (full []fullFile, err error) {
 	base, ext := split(path)
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -668,7 +691,7 @@ func fullFiles(path string) (full []fullFile, err error) {
 		date, digits, _ := strings.Cut(middle, ".")
 		n, invalid := strconv.Atoi(digits)
 		_, noDate := time.Parse(dateLayout, date)
-		if isOurs && isFull && invalid == nil && noDate == nil && n > 0 {
+		if isOurs && isFull && invalid == nil && noDate == nil && n > 0 && owned(e, name) {
 			full = append(full, fullFile{name, date, n})
 		}
 	}

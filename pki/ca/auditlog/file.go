@@ -2,9 +2,11 @@ package auditlog
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/flock"
 	"github.com/svidkit/svidkit/internal/private"
@@ -88,10 +90,23 @@ func (osFileSystem) SyncDir(dir string) error {
 
 type osFile struct{ *os.File }
 
+// lockTime is how long another process may have the lock. It needs it for one write; a process that may read the file can
+// hold it for any time.
+const lockTime = 10 * time.Second
+
 // Lock does nothing on systems without flock.
 func (f osFile) Lock() (unlock func(), err error) {
-	if err := flock.Lock(f.File); err != nil {
-		return nil, err
+	begin := time.Now()
+	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
+		ok, err := flock.TryLock(f.File)
+		switch {
+		case err != nil:
+			return nil, err
+		case ok:
+			return func() { _ = flock.Unlock(f.File) }, nil
+		case time.Since(begin) > lockTime:
+			return nil, fmt.Errorf("another process holds its lock for more than %v; end that process", lockTime)
+		}
+		time.Sleep(wait)
 	}
-	return func() { _ = flock.Unlock(f.File) }, nil
 }

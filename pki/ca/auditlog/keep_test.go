@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/flock"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
@@ -352,4 +353,28 @@ func TestModesAreComplainedOf(t *testing.T) {
 	}
 	require.NoError(t, l.Reopen())
 	require.NoError(t, l.Record(t.Context(), record("2")))
+}
+
+// A process that holds the lock on the file makes records fail, and keeps none waiting for ever.
+func TestLockIsHeld(t *testing.T) {
+	t.Parallel()
+	if !flock.Supported {
+		t.Skip("no flock on this system")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		path := logPath(t)
+		l := open(t, path, nil, nil)
+		other, err := os.Open(path) // a process that may read it may lock it
+		require.NoError(t, err)
+		defer other.Close()
+		require.NoError(t, flock.Lock(other))
+		begin := time.Now()
+		require.ErrorContains(t, l.Record(t.Context(), record("no")), "another process holds its lock")
+		require.Less(t, time.Since(begin), time.Minute)
+		require.ErrorContains(t, l.Err(), "another process holds its lock")
+		require.NoError(t, flock.Unlock(other))
+		time.Sleep(time.Second)
+		require.NoError(t, l.Err())
+		require.NoError(t, l.Record(t.Context(), record("1")))
+	})
 }
