@@ -68,7 +68,7 @@ func TestShell(t *testing.T) {
 	}{
 		{newCSR(t), arguments(dir, "-once", "-", "-id", "spiffe://cluster.local/web"), 0, "-----BEGIN CERTIFICATE-----", ""},
 		{"", arguments(dir, "-status"), 0, "CA of cluster.local", ""},
-		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "audit.jsonl")), 0, "1 records are as they were written", ""},
+		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "audit.jsonl")), 0, "3 records are as they were written", ""},
 		{"{\n", arguments(dir, "-verify-audit", "-"), 0, "auditlog: line 1: an unfinished line", ""},
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "none.jsonl")), 1, "", "ca: -verify-audit: open "},
 		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: 1 of the lines"},
@@ -133,6 +133,8 @@ func TestSignal(t *testing.T) {
 	require.NoError(t, cmd.Wait(), log.String())
 	require.Contains(t, text.String(), "DEVELOPMENT ONLY")
 	require.FileExists(t, filepath.Join(dir, "root-cert.pem"))
+	require.Contains(t, log.String(), `level=INFO msg="CA created"`)
+	require.Contains(t, log.String(), `level=INFO msg="caserver: the server ends" reason="terminated signal received"`)
 	require.NotContains(t, log.String(), "level=ERROR")
 	require.NotContains(t, log.String(), "PRIVATE KEY")
 }

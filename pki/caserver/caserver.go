@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -159,8 +160,8 @@ func (s *Server) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 
 // Listeners are where a [Server] listens; nil means nowhere. [Server.Run] closes them.
 type Listeners struct {
-	Istio   net.Listener // Istio's API, by TLS
-	Linkerd net.Listener // Linkerd's API, by TLS without ALPN
+	Istio   net.Listener // Istio's API, by TLS 1.3, or 1.2 for agents that obey FIPS 140-2
+	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
 	Admin   net.Listener // metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
 
@@ -329,12 +330,13 @@ const rootsRetry = 5 * time.Second
 // writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
 func (s *Server) writeRoots(ctx context.Context) error {
 	written := s.roots()
+	failures := summary.New(s.opts.Logger, 0)
 	for ctx.Err() == nil {
 		changed := s.identity.Changed()
 		var again <-chan time.Time
 		if pem := s.roots(); !bytes.Equal(pem, written) {
 			if err := replaceFile(s.opts.RootsFile, pem); err != nil {
-				s.opts.Logger.WarnContext(ctx, "caserver: the roots cannot be written", "err", err, "retry_in", rootsRetry)
+				failures.Warn("caserver: the roots cannot be written", "RootsFile", slog.Any("err", err), slog.Duration("retry_in", rootsRetry))
 				again = time.After(rootsRetry)
 			} else {
 				written = pem

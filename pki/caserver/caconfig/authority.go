@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"time"
 
@@ -124,16 +123,13 @@ func (c *Config) makeStateDir(log *slog.Logger) error {
 	return dir.Close()
 }
 
-// openAudit opens the audit log, and complains if others can read or change it.
+// openAudit opens the audit log, which complains if others can read or change it.
 func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
-	audit, err := auditlog.Open(c.AuditLog, &c.auditOptions)
+	o := c.auditOptions
+	o.Logger = log
+	audit, err := auditlog.Open(c.AuditLog, &o)
 	if err != nil {
 		return nil, fmt.Errorf("-audit-log: %w", err)
-	}
-	if info, err := os.Stat(c.AuditLog); err == nil {
-		if mode := info.Mode().Perm(); mode&0o077 != 0 && runtime.GOOS != "windows" {
-			log.Warn("caconfig: -audit-log: other users can read or change it; run chmod 0600", "file", c.AuditLog, "mode", mode)
-		}
 	}
 	return audit, nil
 }
@@ -175,7 +171,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 	}
 	secret, folder := c.ownStore()
 	if pluggedIn {
-		if err := c.replacesOwn(ctx); err != nil {
+		if err := c.replacesOwn(ctx, o.Logger); err != nil {
 			return nil, err
 		}
 		secret, folder = "svidkit-ca-tokens", "tokens"
@@ -239,21 +235,28 @@ func (c *Config) ownStore() (secret, folder string) {
 }
 
 // replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator has said
-// that it is to replace that. In a cluster the volume of the Secret says so, as with Istio.
-func (c *Config) replacesOwn(ctx context.Context) error {
-	if c.Kubernetes || c.replaceOwn {
+// that it is to replace that. In a cluster the volume of the Secret says so, as with Istio; there it is a warning.
+func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
+	if c.replaceOwn {
 		return nil
 	}
 	own := new(Authority)
-	store, err := own.store(c, "", "ca")
+	secret, folder := c.ownStore()
+	store, err := own.store(c, secret, folder)
 	if err != nil {
 		return err
 	}
-	if _, err := store.Load(ctx); !errors.Is(err, ca.ErrNoRecord) {
-		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
-			"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	switch _, err := store.Load(ctx); {
+	case errors.Is(err, ca.ErrNoRecord), c.Kubernetes && err != nil:
+		return nil
+	case c.Kubernetes:
+		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that this is meant", "own", own.Where, "plugged_in", c.pluggedIn.Dir)
+		return nil
 	}
-	return nil
+	return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
+		"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
 }
 
 // store returns the store of that name: a Secret, or a folder.
@@ -372,13 +375,9 @@ func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	}
 	log, err := c.openAudit(slog.New(slog.DiscardHandler))
 	if err == nil {
-		var auditor ca.Auditor = log
-		if a, ok := auditor.(ca.KeyAuditor); ok {
-			err = a.RecordKeyEvent(ctx, &ca.KeyEvent{
-				Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
-			})
-		}
-		err = errors.Join(err, log.Close())
+		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
+			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
+		}), log.Close())
 	}
 	if err != nil {
 		err = fmt.Errorf("the CA is recovered, and there is no audit record of that: %w", err)
