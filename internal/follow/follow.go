@@ -215,7 +215,8 @@ func (f *Follower) note(err error) {
 // read reads all files. The sum covers the contents, which files exist, and the error.
 func (f *Follower) read() (Files, digest, error) {
 	files, h := Files{}, sha256.New()
-	var errs []error
+	var all error
+	told := map[string]bool{}
 	for _, path := range f.paths {
 		file, err := f.readOne(path)
 		size := int64(len(file.Data))
@@ -224,18 +225,23 @@ func (f *Follower) read() (Files, digest, error) {
 			size = -1
 		case err != nil:
 			size = -2
-			errs = append(errs, err)
+			switch text := err.Error(); { // one line: the folder may be what is wrong with all of them
+			case all == nil:
+				all = err
+			case !told[text]:
+				all = fmt.Errorf("%w; %w", all, err)
+			}
+			told[err.Error()] = true
 		default:
 			files[path] = file
 		}
 		_ = binary.Write(h, binary.BigEndian, size) // a Hash does not fail
 		h.Write(file.Data)
 	}
-	err := errors.Join(errs...)
-	if err != nil {
-		h.Write([]byte(err.Error()))
+	if all != nil {
+		h.Write([]byte(all.Error()))
 	}
-	return files, digest(h.Sum(nil)), err
+	return files, digest(h.Sum(nil)), all
 }
 
 func (f *Follower) readOne(path string) (File, error) {

@@ -72,6 +72,8 @@ func TestLoadRefusesFilesOfOthers(t *testing.T) {
 			_, err = tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir})
 			require.ErrorIs(t, err, ca.ErrUnfit)
 			require.NotErrorIs(t, err, os.ErrNotExist, "which would make another CA")
+			require.NotContains(t, err.Error(), "\n")
+			require.Equal(t, 1, strings.Count(err.Error(), "not safe"), "once, not for each file: %v", err)
 			command, below, _ := strings.Cut(tc.command, " /")
 			assert.ErrorContains(t, err, fmt.Sprintf("run: %s %q", strings.TrimSpace(command), filepath.Join(dir, below)))
 		})
