@@ -226,10 +226,14 @@ type Limits struct {
 	Concurrent int // signings at the same time, the writing of their audit records included
 	Queue      int // how many more may wait for their turn; the rest is refused at once
 
+	// QueueTime is how long one of them should wait. In an overload, which is when more comes than can be signed for half
+	// a second, what would wait longer is refused at once as well; a burst may wait ten times as long.
+	QueueTime time.Duration
+
 	Rate  float64 // signings per second, of all callers together
 	Burst int     // how many of them may come at once after a pause; 0 means those of one second, at least 1
 
-	CallerRate  float64 // signings per second for each [Request.Caller]
+	CallerRate  float64 // signings per second for each [Request.LimitKey] or Caller
 	CallerBurst int     // as Burst
 }
 

@@ -101,6 +101,11 @@ type Request struct {
 	// [Authority.Proven] of that certificate, by which the leaf says so again.
 	Proven time.Time
 
+	// LimitKey is what the limits per caller count instead of Caller, where that is too much: such as the pod of a
+	// service account that many pods have, or the one workload for which a proxy asks that serves all of a node. Empty
+	// means Caller.
+	LimitKey string
+
 	// Signer names one of several signers behind a registration authority; an [Authority] has one
 	// and ignores it.
 	Signer string
@@ -167,7 +172,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	if kind, err := a.check(&r); err != nil {
 		return nil, &SignError{Kind: kind, ID: r.ID, Err: err}
 	}
-	release, err := a.acquire(ctx, r.ID, r.Caller)
+	release, err := a.acquire(ctx, r.ID, cmp.Or(r.LimitKey, r.Caller))
 	if err != nil {
 		return nil, err
 	}

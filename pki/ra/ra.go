@@ -399,7 +399,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	if err != nil {
 		return nil, fail(ca.ErrNotReady, "the roots of the signer %q: %w", signer, err)
 	}
-	if err := a.limiter.Acquire(ctx, r.Caller); err != nil {
+	if err := a.limiter.Acquire(ctx, cmp.Or(r.LimitKey, r.Caller)); err != nil {
 		f := fail(ca.ErrLimit, "%w", err)
 		if over, ok := errors.AsType[*limit.Error](err); ok {
 			f.RetryAfter = over.RetryAfter
