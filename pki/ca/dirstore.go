@@ -59,6 +59,10 @@ var errPointer = errors.New("CURRENT does not say which version counts")
 // A folder that has versions and no valid CURRENT is not taken for an empty one: Load and Save return an
 // error that wraps [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again.
 //
+// In Kubernetes, an emptyDir is refused, as all users can write to it, and a volume with an fsGroup needs
+// fsGroupChangePolicy: OnRootMismatch, as the files are opened to the group at each mount otherwise; or keep the CA in a Secret
+// with package kubesecret.
+//
 // Processes that share the folder are kept apart by a file lock on systems that have flock: Linux,
 // macOS and the BSDs. Elsewhere only one process at a time may use it. A network file system has to
 // honour locks and renames.
@@ -158,7 +162,10 @@ func (d *dirStore) load() (Record, error) {
 	}
 	r, err := d.version(root, version)
 	if now, again := d.current(root); again != nil || now != version { // a save went on meanwhile
-		return Record{}, errors.Join(errMoving, again)
+		if again != nil {
+			return Record{}, fmt.Errorf("%w: %w", errMoving, again)
+		}
+		return Record{}, errMoving
 	}
 	if err != nil {
 		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, advise(err))
