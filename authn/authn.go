@@ -26,6 +26,7 @@
 package authn
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -60,6 +61,10 @@ type Caller struct {
 
 	// Pod is where the caller runs; nil if the proof does not say.
 	Pod *Pod
+
+	// Certificate is the leaf that proved the caller; nil for another proof. A certificate authority that signs for
+	// such a caller decides how long it may renew without another proof.
+	Certificate *x509.Certificate
 }
 
 // Pod is the Kubernetes pod that a credential is bound to.
@@ -70,7 +75,7 @@ type Pod struct {
 	Name, UID      string // empty for a credential that is not bound to a pod
 }
 
-// LogValue returns all fields of the Caller, which holds no secret, except empty ones.
+// LogValue returns all fields of the Caller, which holds no secret, except empty ones and the Certificate.
 func (c *Caller) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("id", c.ID.String()), slog.String("method", c.Method)}
 	if !c.NotAfter.IsZero() {
@@ -135,6 +140,8 @@ func ClientCertificate(v *spiffe.Verifier) Authenticator {
 			Method:   "client-certificate",
 			NotAfter: peer.NotAfter(),
 			DNSNames: validNames(peer.Leaf().DNSNames),
+
+			Certificate: peer.Leaf(),
 		}, nil
 	})
 }

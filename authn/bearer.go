@@ -2,9 +2,10 @@ package authn
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
+
+	"github.com/svidkit/svidkit/internal/bearer"
 )
 
 // maxToken is the longest bearer token in bytes. Those of Kubernetes have one to two thousand.
@@ -20,7 +21,7 @@ const maxToken = 16 << 10
 // neither TLS nor a Unix socket. The token is never part of an error.
 func Bearer(r *http.Request) (token string, err error) {
 	token, err = BearerOverPlaintext(r)
-	if err == nil && r.TLS == nil && !overUnixSocket(r) {
+	if err == nil && !bearer.Confidential(r) {
 		return "", fmt.Errorf("authn: bearer token: %w: the connection is not encrypted, so that others can read the token; use TLS or a Unix socket", ErrRefused)
 	}
 	return token, err
@@ -49,10 +50,4 @@ func BearerOverPlaintext(r *http.Request) (token string, err error) {
 		return token, nil
 	}
 	return "", fmt.Errorf(`authn: bearer token: the authorization header does not begin with "Bearer ": %w`, ErrNoCredential)
-}
-
-// overUnixSocket reports whether the server that received r listens on a Unix socket.
-func overUnixSocket(r *http.Request) bool {
-	a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return ok && (a.Network() == "unix" || a.Network() == "unixpacket")
 }

@@ -16,19 +16,25 @@ import (
 //   - at most 16 certificates and 64 KiB in DER, the leaf first, and only CA certificates after it;
 //   - a leaf with the public key of csr, and with id as its one SPIFFE ID;
 //   - a leaf that is an X.509-SVID: not a CA, with the key usage of a leaf (X5-32 to X5-40);
-//   - a path from the leaf to a root in the bundle of id's own trust domain, valid at now (X5-31).
+//   - a path from the leaf to a root in the bundle of id's own trust domain, valid at now (X5-31);
+//   - extended key usages, if there are any on that path, with which a workload can serve and dial
+//     (X5-39): see [spiffe.BothRoles], and [Options] for a CA that certifies one role only.
 //
 // What csr asks for is not looked at: id is the caller's. Names beside the ID are the CA's choice.
 // The error is an [*Error] of the kind [ErrBadAnswer]; it wraps a [*spiffe.VerifyError] where the
 // verification failed.
 func Check(chain []*x509.Certificate, csr *pki.CSR, id spiffe.ID, bundles spiffe.BundleSource, now time.Time) error {
-	if err := check(chain, csr, id, bundles, now); err != nil {
+	return checkFor(spiffe.BothRoles, chain, csr, id, bundles, now)
+}
+
+func checkFor(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, id spiffe.ID, bundles spiffe.BundleSource, now time.Time) error {
+	if err := check(role, chain, csr, id, bundles, now); err != nil {
 		return &Error{Op: "check", Kind: ErrBadAnswer, Err: fmt.Errorf("certificate for %q: %w", id, err)}
 	}
 	return nil
 }
 
-func check(chain []*x509.Certificate, csr *pki.CSR, id spiffe.ID, bundles spiffe.BundleSource, now time.Time) error {
+func check(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, id spiffe.ID, bundles spiffe.BundleSource, now time.Time) error {
 	if err := certchain.CheckSize(chain); err != nil {
 		return err
 	}
@@ -56,6 +62,6 @@ func check(chain []*x509.Certificate, csr *pki.CSR, id spiffe.ID, bundles spiffe
 	if err != nil {
 		return err
 	}
-	_, err = v.VerifyChain(chain, spiffe.AnyRole)
+	_, err = v.VerifyChain(chain, role)
 	return err
 }

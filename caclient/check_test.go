@@ -60,10 +60,10 @@ func TestCheckAccepts(t *testing.T) {
 			}
 		})
 	}
-	t.Run("one role is enough", func(t *testing.T) {
-		for _, f := range []spiffetest.Fault{"ServerOnly", "ClientOnly"} {
-			chain, key := ca.Broken(f)
-			assert.NoError(t, caclient.Check(chain, csrFor(t, key), spiffe.MustParseID("spiffe://example.org/broken"), ca.Bundle(), time.Now()))
+	t.Run("any usage, or none said", func(t *testing.T) {
+		for _, usage := range [][]x509.ExtKeyUsage{nil, {x509.ExtKeyUsageAny}} {
+			chain, key := ca.Certificate("/web", func(c *x509.Certificate) { c.ExtKeyUsage = usage })
+			assert.NoError(t, caclient.Check(chain, csrFor(t, key), web, ca.Bundle(), time.Now()))
 		}
 	})
 }
@@ -78,6 +78,7 @@ func TestCheckRefuses(t *testing.T) {
 	big, bigKey := deep.Certificate("/web", func(c *x509.Certificate) {
 		c.Subject.OrganizationalUnit = []string{string(make([]byte, 64<<10))}
 	})
+	signing, signingKey := ca.Certificate("/web", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} })
 	foreignChain, foreignKey := foreign.Certificate("/web")
 	stolen, stolenKey := foreign.Certificate("/web", func(c *x509.Certificate) { c.URIs[0] = web.URL() })
 	now := time.Now() // after the last leaf: a certificate is not valid in the second before it was made
@@ -129,6 +130,7 @@ func TestCheckRefuses(t *testing.T) {
 		{"another root", good, csr, web, unusable, now, nil, "authority"},
 		{"no intermediate", good[:1], csr, web, both, now, nil, "authority"},
 		{"another intermediate", []*x509.Certificate{good[0], ca.Intermediate().Root()}, csr, web, both, now, nil, "authority"},
+		{"for signing code", signing, csrFor(t, signingKey), web, both, now, nil, "incompatible key usage"},
 		{"not yet valid", good, csr, web, both, good[0].NotBefore.Add(-time.Second), nil, "not yet valid"},
 		{"expired", good, csr, web, both, good[0].NotAfter.Add(time.Second), nil, "expired"},
 	} {
@@ -150,7 +152,7 @@ func TestCheckRefusesFaults(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	refused := 0
 	for _, f := range spiffetest.Faults() {
-		if !f.Refused(spiffe.AnyRole) {
+		if !f.Refused(spiffe.BothRoles) {
 			continue
 		}
 		refused++
@@ -164,7 +166,7 @@ func TestCheckRefusesFaults(t *testing.T) {
 			requireBadAnswer(t, caclient.Check(chain, csrFor(t, key), id, ca.Bundle(), time.Now()))
 		})
 	}
-	assert.Greater(t, refused, 15)
+	assert.Greater(t, refused, 17)
 }
 
 // A flipped bit anywhere in the certificate: either it does not parse, or it is refused.

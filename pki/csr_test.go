@@ -923,3 +923,31 @@ func TestOnlyNames(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, c.OnlyNames(), "2.5.4.10")
 }
+
+// TestCSRKeyFastPath compares the reading of P-256 keys with that of the standard library, for keys that are right, for
+// points that are not on the curve, and for other forms of a point.
+func TestCSRKeyFastPath(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		require.NoError(t, err)
+		spki, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+		require.NoError(t, err)
+		got, err := pki.ParsePublicKey(spki)
+		require.NoError(t, err)
+		require.True(t, key.PublicKey.Equal(got))
+		for at := range spki { // one bit of each byte
+			bad := bytes.Clone(spki)
+			bad[at] ^= 1
+			got, err := pki.ParsePublicKey(bad)
+			require.Error(t, err, "byte %d: %v", at, got)
+		}
+		for _, bad := range [][]byte{
+			spki[:len(spki)-1], append(bytes.Clone(spki), 0), append(bytes.Clone(spki[:26]), make([]byte, 65)...), // the point at infinity
+			append(bytes.Clone(spki[:27]), spki[59:]...), spki[:26], {},
+		} {
+			_, err := pki.ParsePublicKey(bad)
+			require.Error(t, err, "%x", bad)
+		}
+	}
+}

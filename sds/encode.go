@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -152,7 +153,7 @@ type label struct {
 	serial  uint64
 	nonce   string
 	version string
-	names   []string // that it is about
+	names   []string // of its secrets, and of a few that it removes
 }
 
 // frames makes frames. Their serials grow, and the nonce is made of the serial.
@@ -193,5 +194,12 @@ func (f *frames) make(r *response) *frame {
 	for _, e := range r.entries {
 		names = append(names, e.name)
 	}
-	return &frame{label{serial, nonce, r.version.String(), append(names, r.removed...)}, grpchttp.NewFrame(r.encode(nonce))}
+	size := 0
+	for _, name := range r.removed {
+		if size += len(name); size > maxText {
+			break // the client chooses them, and they are not counted here
+		}
+		names = append(names, strings.Clone(name))
+	}
+	return &frame{label{serial, nonce, r.version.String(), names}, grpchttp.NewFrame(r.encode(nonce))}
 }

@@ -2,6 +2,7 @@ package sds_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -89,4 +90,33 @@ func ExampleNewHandler() {
 		HTTP2:   &http.HTTP2Config{MaxConcurrentStreams: 100_000},
 	}
 	panic(server.ListenAndServeTLS("server.pem", "server-key.pem"))
+}
+
+// requestKey finds the request in its own context.
+type requestKey struct{}
+
+// Authorize gets the context of the request. What is not in it by itself, such as the state of TLS, a handler
+// in front puts there. When the answer would be another one, Refresh has all streams ask again.
+func ExampleOptions() {
+	var manager *secretcache.Manager // made with secretcache.New
+	handler, err := sds.NewHandler(manager, &sds.Options{Authorize: func(ctx context.Context, name string) error {
+		r, ok := ctx.Value(requestKey{}).(*http.Request)
+		if !ok || r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
+			return errors.New("only clients with a certificate may have secrets")
+		}
+		leaf := r.TLS.VerifiedChains[0][0]
+		if len(leaf.URIs) != 1 || leaf.URIs[0].String() != name {
+			return errors.New("a client may have the secret of its own identity")
+		}
+		return nil
+	}})
+	if err != nil {
+		panic(err)
+	}
+	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, r)))
+	})
+	http.Handle("/envoy.service.secret.v3.SecretDiscoveryService/", front)
+
+	handler.Refresh() // after a registration has changed
 }

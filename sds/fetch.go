@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"strconv"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/strictjson"
@@ -18,12 +19,18 @@ import (
 //
 // If some of the names exist they are the answer. None is an error, as an empty answer means to
 // Envoy that it may open its port without a certificate.
-func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
+func (h *Handler) fetch(ctx context.Context, p peer, r *request) (*response, error) {
 	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, h.frames)
 	out, err := s.request(r)
 	if err != nil {
 		return nil, err
 	}
+	held := holdings{h: h, peer: p}
+	if err := held.hold(s); err != nil {
+		h.badRequest(ctx, p, err)
+		return nil, err
+	}
+	defer held.release()
 	if len(out.added) == 0 {
 		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: name at least one resource")
 	}
@@ -35,7 +42,7 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 		}
 	}}
 	for _, it := range out.added {
-		if h.allows(ctx, s.node, it) {
+		if h.allows(ctx, p, s.node, it) {
 			it.watch = h.table.watch(it.name, in, nil)
 			defer h.table.unwatch(it.watch)
 		}
@@ -46,8 +53,10 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 		if it.watch == nil {
 			continue
 		}
+		waited := false
 		st := it.watch.res.cur.Load()
 		for ; st == nil; st = it.watch.res.cur.Load() {
+			waited = true
 			select {
 			case <-news:
 				in.take(nil)
@@ -58,6 +67,7 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 			}
 		}
 		switch {
+		case waited && !h.allows(ctx, p, s.node, it): // any more
 		case st.entry != nil:
 			resp.entries = append(resp.entries, st.entry)
 			resp.version = resp.version.xor(st.entry.version)
@@ -74,16 +84,19 @@ func (h *Handler) fetch(ctx context.Context, r *request) (*response, error) {
 	return nil, errNotFound(out.added[0].name)
 }
 
-func (h *Handler) serveFetch(ctx context.Context, msg []byte) ([]byte, error) {
-	r, err := decode(msg, false, h.opts.MaxNames)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := h.fetch(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return resp.encode(""), nil // nothing acknowledges it
+// serveFetch is FetchSecrets in gRPC.
+func (h *Handler) serveFetch(ctx context.Context, call *grpchttp.Call) error {
+	return grpchttp.Unary(func(ctx context.Context, msg []byte) ([]byte, error) {
+		r, err := decode(msg, false, h.opts.MaxNames)
+		if err != nil {
+			return nil, err
+		}
+		resp, err := h.fetch(ctx, peerOf(call.Request()), r)
+		if err != nil {
+			return nil, err
+		}
+		return resp.encode(""), nil // nothing acknowledges it
+	})(ctx, call)
 }
 
 // httpStatus has the HTTP statuses of the errors that a REST request can have.
@@ -122,7 +135,12 @@ func (h *Handler) serveREST(w http.ResponseWriter, r *http.Request) {
 		}
 		body, _ := json.Marshal(map[string]any{"code": e.Code, "message": e.Message}) // of numbers and strings: cannot fail
 		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(cmp.Or(httpStatus[e.Code], http.StatusInternalServerError))
+		status := cmp.Or(httpStatus[e.Code], http.StatusInternalServerError)
+		if e.RetryAfter > 0 { // it is not the request that is too large
+			status = http.StatusTooManyRequests
+			w.Header().Set("Retry-After", strconv.Itoa(int(e.RetryAfter.Seconds())))
+		}
+		w.WriteHeader(status)
 		_, _ = w.Write(body)
 	}
 }
@@ -132,6 +150,32 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if err := h.admit(r); err != nil {
 		return nil, err
 	}
+	peer, leave, err := h.enter(r)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	size := maxJSON
+	if r.ContentLength >= 0 && r.ContentLength < maxJSON {
+		size = int(r.ContentLength)
+	}
+	if err := h.grow(r, size); err != nil {
+		h.badRequest(r.Context(), peer, err)
+		return nil, err
+	}
+	req, err := h.readJSON(w, r)
+	_ = h.grow(r, -size) // cannot fail
+	if err != nil {
+		return nil, err
+	}
+	resp, err := h.fetch(r.Context(), peer, req)
+	if err != nil || req.version == resp.version.String() {
+		return nil, err
+	}
+	return resp.encodeJSON()
+}
+
+func (h *Handler) readJSON(w http.ResponseWriter, r *http.Request) (*request, error) {
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
@@ -139,15 +183,7 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 		}
 		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: the request ended early")
 	}
-	req, err := decodeJSON(data, h.opts.MaxNames)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := h.fetch(r.Context(), req)
-	if err != nil || req.version == resp.version.String() {
-		return nil, err
-	}
-	return resp.encodeJSON()
+	return decodeJSON(data, h.opts.MaxNames)
 }
 
 // decodeJSON reads a DiscoveryRequest in JSON. Members have either of two names, as the mapping of

@@ -106,6 +106,10 @@ func errTooMany(maxNames int) error {
 		"sds: more than %d resource names; open another stream, or raise MaxNames of the server", maxNames)
 }
 
+func errTooLong(maxBytes int) error {
+	return grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: resource names of more than %d bytes together; open another stream", maxBytes)
+}
+
 // clip returns at most maxText bytes of s, in memory of its own.
 func clip(s string) string {
 	if len(s) > maxText {

@@ -24,8 +24,9 @@
 // goes to; streams that receive the same bytes receive the same nonce, and no nonce comes twice on a
 // stream.
 //
-// A name that does not exist (yet), and one whose look-up fails, leave the stream open: what exists
-// is served, and the rest is pushed when it appears. What is being served is never withdrawn because
+// A name that does not exist (yet), one that the caller may not have (yet), and one whose look-up fails
+// leave the stream open: what exists and is permitted is served, and the rest is pushed when it appears or is
+// permitted. What is being served is never withdrawn because
 // a look-up failed, but a certificate that has expired goes to a new stream only if the source still
 // returns it. Streams are independent: a client that reads slowly, or not at all, delays no other and
 // costs one response; when it reads again it gets the newest content, not the history.
@@ -38,9 +39,8 @@
 //
 // A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the
 // http.Server. [Options].Authorize decides by name. What a client says about itself (its node) is used in
-// logs only, and may be missing. A Handler does not check certificates, which is the source's job, and
-// does not limit how many streams a caller opens, which is the HTTP server's. It serves none of Envoy's
-// other discovery services.
+// logs only, and may be missing. A Handler does not check certificates, which is the source's job. It
+// serves none of Envoy's other discovery services.
 //
 // # In a server of your own
 //
@@ -50,8 +50,18 @@
 //
 // # Limits
 //
-// A request may have 1 MiB (256 KiB in JSON), a name 4 KiB, a stream 1,000 names ([Options].MaxNames);
-// what is larger is refused before it is parsed, and ends the stream. Compressed requests are refused.
+// A request may have 1 MiB (256 KiB in JSON), a name 4 KiB, a stream 1,000 names ([Options].MaxNames) of
+// 256 KiB together, or of 256 bytes each on average where MaxNames is more than 1,024;
+// what is larger is refused before it is kept, and ends the stream. Compressed requests are refused.
+//
+// 20,000 streams may be open at the same time ([Options].MaxStreams), of one peer 5,000
+// ([Options].MaxPeerStreams). The names that all clients ask for may take 128 MiB, those of one peer 32 MiB,
+// where a name counts with its length and 1 KiB for what is kept beside it. Names count whether they exist or
+// not, are permitted or not, and whether they are the same or not. Requests that are being received may take
+// 256 MiB, those of one peer 64 MiB, beyond the first 4 KiB of each. A fetch counts like a stream, until it
+// is answered. What goes over these limits is refused with code ResourceExhausted (429 in REST) and the
+// advice to come back after 10 seconds. A peer is a user (UID) on a Unix socket on Linux, and a connection
+// otherwise, so that no user takes the room of the others.
 package sds
 
 import (
@@ -67,6 +77,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -106,18 +118,33 @@ type Source interface {
 // Options are the choices of a [Handler]. The zero value is what Envoy wants.
 type Options struct {
 	// Authorize decides whether the caller of a request may have a name; any error means no. To
-	// that caller the name then is like one that does not exist. It is called with the context of
-	// the request, in which [unixsocket.PeerFromContext] finds the peer, when a stream asks for the name
-	// and again when a version of it is about to be sent; it should not block.
-	// Nil allows all: the socket is the guard.
+	// that caller the name then is like one that does not exist, and it is not looked up for it. It should
+	// not block. Nil allows all: the socket is the guard.
+	//
+	// It is called when a stream asks for the name, when a version of it is about to be sent, and, for
+	// each stream that has it or was refused it, when its secret changes and after [Handler.Refresh]. So a
+	// permission that comes later reaches a stream that waits, within a second. A stream that loses the
+	// right to a name gets nothing more of it, but what it has it keeps: a delta stream is told that the
+	// name is removed, which Envoy acknowledges, using the secret that it has until it restarts; in SotW
+	// there is no way to say so. What takes a withdrawn identity out of use is its end.
+	//
+	// It is called with the context of the request. In it, unixsocket.PeerFromContext finds the process on
+	// the other side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server
+	// that spiffetls.ConfigureServer has prepared. The rest of a request, such as its TLS and RemoteAddr,
+	// is there if a handler in front puts it there with http.Request.WithContext; see the example.
 	Authorize func(ctx context.Context, resourceName string) error
 
 	// Wildcard lists the names that a client receives when it asks for everything: when it has never
 	// named anything, or names "*". Empty means that it receives nothing.
 	Wildcard []string
 
-	// Strict ends a stream with code NotFound when it asks for a name that does not exist, for
-	// clients that should fail instead of waiting.
+	// Strict ends a stream with code NotFound when it asks for a name that does not exist, or that it may
+	// not have, or no longer, for clients that should fail instead of waiting.
+	//
+	// It is not for Envoy, which opens the stream again, after waits of 0.5 s at first and 30 s at most. A
+	// secret that appears later then arrives after seconds instead of milliseconds (3 and 19 s were seen
+	// with Envoy 1.40, ten seconds after its start), and an Envoy with delta, which without Strict is live at
+	// once, is so after its initial_fetch_timeout.
 	Strict bool
 
 	// RequireHeader refuses requests without the header "workload.spiffe.io: true", which a
@@ -128,8 +155,20 @@ type Options struct {
 	// MaxNames is how many names one stream may ask for; 0 means 1,000.
 	MaxNames int
 
-	// Logger gets warnings: rejected responses, names that were refused (once for each stream) or
-	// do not exist (once while a client wants them), and look-ups that failed. Nil means silence.
+	// MaxStreams is how many streams may be open at the same time, in total; 0 means 20,000. An Envoy
+	// opens one for each secret. One more is refused with code ResourceExhausted. Fetches that are under
+	// way count as well.
+	MaxStreams int
+
+	// MaxPeerStreams is how many of them one peer may have, so that no peer takes them all: a user (UID) on
+	// a Unix socket, and a connection otherwise; 0 means 5,000, as 20 Envoys of one user with 250 secrets
+	// each have. Raise it where the Envoys of a large node run as one user.
+	MaxPeerStreams int
+
+	// Logger gets warnings: rejected responses, names that were refused or do not exist, look-ups that
+	// failed, and requests that were refused. As clients can cause them at will, the first of a kind is
+	// logged at once, and then their number each minute. Lines about callers have uid and pid, or remote.
+	// Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -142,8 +181,12 @@ type Handler struct {
 	frames      *frames
 	unsubscribe func()
 	grpc        *grpchttp.Handler
+	log         *summary.Log
 
-	streams atomic.Int64
+	open     *limit.Shares[peer] // streams, and fetches that are under way
+	names    *limit.Shares[peer] // bytes
+	incoming *limit.Shares[peer] // bytes
+	streams  atomic.Int64
 
 	mu    sync.Mutex
 	nacks uint64
@@ -160,8 +203,8 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if opts != nil {
 		h.opts = *opts
 	}
-	if h.opts.MaxNames < 0 {
-		return nil, errors.New("sds: new handler: MaxNames is negative; 0 means 1,000")
+	if h.opts.MaxNames < 0 || h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
+		return nil, errors.New("sds: new handler: a limit is negative; 0 means the default")
 	}
 	if slices.Contains(h.opts.Wildcard, "") || slices.Contains(h.opts.Wildcard, "*") {
 		return nil, errors.New(`sds: new handler: Wildcard lists "" or "*"; it wants the names that these stand for`)
@@ -172,15 +215,19 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.opts.Wildcard = slices.Clone(h.opts.Wildcard)
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
 	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
+	h.open = limit.NewShares[peer](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
+	h.names = limit.NewShares[peer](maxNamesBytes, maxPeerBytes)
+	h.incoming = limit.NewShares[peer](maxIncoming, maxPeerIncoming)
 
 	h.table = newTable(src, h.opts.Logger)
+	h.log = h.table.sums
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
-			service + "StreamSecrets": h.serveStream(false),
-			service + "DeltaSecrets":  h.serveStream(true),
-			service + "FetchSecrets":  grpchttp.Unary(h.serveFetch),
+			service + "StreamSecrets": h.counted(h.serveStream(false)),
+			service + "DeltaSecrets":  h.counted(h.serveStream(true)),
+			service + "FetchSecrets":  h.counted(h.serveFetch),
 		},
-		Name: "sds", Admit: h.admit, MaxMessage: maxMessage,
+		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Grow: h.grow,
 	}
 	h.unsubscribe = sync.OnceFunc(src.Subscribe(h.table.changed))
 	return h, nil
@@ -202,7 +249,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
 	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
-		return grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
+		err := grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
+		h.badRequest(r.Context(), peerOf(r), err)
+		return err
 	}
 	if h.table.ctx.Err() != nil {
 		return errClosing()
@@ -224,10 +273,19 @@ func (h *Handler) Close() error {
 	return nil
 }
 
+// Refresh has [Options].Authorize asked again about each name of each stream. Call it when the hook would
+// answer differently although no secret has changed, for instance after a workload was registered or
+// removed. It returns at once, and what the hook then says takes effect within a second, as described there.
+func (h *Handler) Refresh() {
+	if h.opts.Authorize != nil {
+		h.table.refresh()
+	}
+}
+
 // Status is a copy of a handler's state at one moment.
 type Status struct {
 	Streams  int               // open streams, of both kinds
-	Names    map[string]string // what clients ask for: name to version, which is "" while there is nothing to serve
+	Names    map[string]string // what clients ask for and may have: name to version, which is "" while there is nothing to serve
 	NACKs    uint64            // responses that clients rejected
 	LastNACK *NACK             // the last of them, or nil
 }
@@ -248,11 +306,11 @@ func (h *Handler) Status() Status {
 	return Status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last}
 }
 
-func (h *Handler) nacked(ctx context.Context, n *NACK) {
+func (h *Handler) nacked(ctx context.Context, p peer, n *NACK) {
 	h.mu.Lock()
 	h.nacks++
 	h.last = n
 	h.mu.Unlock()
-	h.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "sds: client rejected a response", slog.String("node", n.Node),
-		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("reason", n.Message))
+	h.log.Warn("sds: client rejected a response", "NACK", append(p.attrs(ctx), slog.String("node", n.Node),
+		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("message", n.Message))...)
 }

@@ -342,7 +342,7 @@ func TestAuthorize(t *testing.T) {
 	r2 := other.recv()
 	want(t, r2, db)
 	other.ack(r2, "db")
-	assert.Equal(t, 2, strings.Count(log.String(), "web may not have db"), "once for each stream")
+	assert.Equal(t, 1, strings.Count(log.String(), "web may not have db"), "at once, and from then on counted")
 
 	// What is taken away is not renewed, and delta says so.
 	mu.Lock()

@@ -14,10 +14,12 @@ import (
 type session struct {
 	delta    bool
 	maxNames int
+	maxBytes int      // of all names together
 	wildcard []string // what "everything" means; empty: nothing
 	frames   *frames
 
-	// allow is asked before content is sent, which may be long after it became known; nil allows all.
+	// allow is asked about content before it is sent, which may be long after it became known, and whenever
+	// there is news about it; nil allows all. What it refuses is not there until there is news again.
 	allow func(*item) bool
 
 	strict  bool  // a name that is asked for has to exist
@@ -30,6 +32,7 @@ type session struct {
 	awaiting bool    // the last response is neither acknowledged nor rejected
 	begun    bool    // there was a request
 	named    bool    // the client has named something, ever
+	bytes    int     // of the names of all items
 	node     string
 	round    uint64 // marks the items that a request names
 }
@@ -45,20 +48,27 @@ type item struct {
 	queued bool
 	round  uint64
 
+	denied bool   // allow has refused it
 	watch  *watch // the stream's; not used here
-	denied bool   // the stream's; not used here
 }
+
+// absent is the state of a name that there is not, as far as the client is concerned.
+var absent = &state{}
 
 // outcome is what a request did to a session.
 type outcome struct {
 	stale   bool    // SotW: an answer to an old response; nothing was done
 	nack    *NACK   // the client rejected the last response
 	added   []*item // names that were not wanted before
+	again   []*item // delta: that are denied, and asked for once more
 	dropped []*item // and that are no longer
 }
 
 func newSession(delta bool, maxNames int, wildcard []string, frames *frames) *session {
-	return &session{delta: delta, maxNames: maxNames, wildcard: wildcard, frames: frames, items: make(map[string]*item)}
+	return &session{
+		delta: delta, maxNames: maxNames, maxBytes: max(maxNameBytes, nameBytes*maxNames),
+		wildcard: wildcard, frames: frames, items: make(map[string]*item),
+	}
 }
 
 // request takes one request. An error is for the client, and ends the stream.
@@ -90,6 +100,12 @@ func (s *session) request(r *request) (outcome, error) {
 		err = s.replace(r, &out)
 	}
 	s.begun = true
+	if err == nil && s.bytes > s.maxBytes {
+		err = errTooLong(s.maxBytes)
+	}
+	if len(s.queue) > 2*len(s.items) {
+		s.queue = slices.DeleteFunc(s.queue, s.dropped) // which is not counted any more
+	}
 	return out, err
 }
 
@@ -158,6 +174,9 @@ func (s *session) change(r *request, out *outcome) error {
 			continue
 		}
 		it := s.add(name, out)
+		if it.denied {
+			out.again = append(out.again, it)
+		}
 		it.asked = true
 		s.forget(it) // each subscription is answered: the client may have lost what it had
 		if len(s.items) > s.maxNames+len(s.wildcard) {
@@ -181,8 +200,9 @@ func (s *session) add(name string, out *outcome) *item {
 	if it == nil {
 		it = &item{name: name}
 		s.items[name] = it
+		s.bytes += len(name)
 		if name == "*" { // everything, where that means nothing
-			s.news(it, &state{})
+			s.news(it, absent)
 		} else {
 			out.added = append(out.added, it)
 		}
@@ -192,6 +212,7 @@ func (s *session) add(name string, out *outcome) *item {
 
 func (s *session) drop(it *item, out *outcome) {
 	delete(s.items, it.name)
+	s.bytes -= len(it.name)
 	s.mark(it, version{})
 	out.dropped = append(out.dropped, it)
 }
@@ -252,8 +273,10 @@ func (s *session) collect() *response {
 			continue
 		}
 		e := it.cur.entry
-		if e != nil && it.sent != e.version && s.allow != nil && !s.allow(it) {
-			e = nil
+		if e != nil && s.allow != nil {
+			if it.denied = !s.allow(it); it.denied {
+				it.cur, e = absent, nil
+			}
 		}
 		switch {
 		case e == nil && s.strict && it.asked:

@@ -53,6 +53,9 @@ func (d *driver) send(r request) (outcome, error) {
 		d.watch[it.name] = it
 		d.look(it)
 	}
+	for _, it := range out.again {
+		d.look(it)
+	}
 	return out, err
 }
 
@@ -165,6 +168,18 @@ func TestSession(t *testing.T) {
 		"SotW: a rejection may change the names": {
 			world: map[string]string{"a": "1", "b": "1"},
 			steps: []step{{request: ask("a"), want: "#1 a=1"}, {request: reject("1", "a", "b"), nack: true, want: "#2 b=1"}},
+		},
+		"SotW: what waited for the answer comes after a rejection, too": {
+			world: map[string]string{"a": "1", "b": "1", "c": "1"},
+			steps: []step{
+				{request: ask("a", "b", "c"), want: "#1 a=1 b=1 c=1"},
+				{set: [2]string{"b", "2"}}, {set: [2]string{"a", "2"}},
+				{request: reject("1", "a", "b", "c"), nack: true, want: "#2 b=2 a=2"},
+				{set: [2]string{"a", "3"}},
+				{request: reject("2", "a", "b", "c"), nack: true, want: "#3 a=3"},
+				{request: ack("3", "a", "b", "c")},
+				{set: [2]string{"a", "4"}, want: "#4 a=4"},
+			},
 		},
 		"SotW: a rejection counts once": {
 			world: map[string]string{"a": "1"},
@@ -353,6 +368,19 @@ func TestSession(t *testing.T) {
 			steps: []step{
 				{request: sub("", "a"), want: "#1 a=1"}, {request: &request{nonce: "1", rejected: true}, nack: true},
 				{set: [2]string{"a", "1"}}, {set: [2]string{"a", "2"}, want: "#2 a=2"},
+			},
+		},
+		"delta: what waited for the answer comes after a rejection, too": {
+			delta: true,
+			world: map[string]string{"a": "1", "b": "1", "c": "1"},
+			steps: []step{
+				{request: sub("", "a", "b", "c"), want: "#1 a=1 b=1 c=1"},
+				{set: [2]string{"b", "2"}}, {set: [2]string{"c", ""}}, {set: [2]string{"a", "2"}},
+				{request: &request{nonce: "1", rejected: true}, nack: true, want: "#2 b=2 a=2 -c"},
+				{set: [2]string{"c", "3"}},
+				{request: &request{nonce: "2", rejected: true}, nack: true, want: "#3 c=3"},
+				{request: sub("3")},
+				{set: [2]string{"a", "4"}, want: "#4 a=4"},
 			},
 		},
 		"delta: to drop what was never asked for is nothing": {

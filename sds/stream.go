@@ -26,6 +26,8 @@ type stream struct {
 
 	mu      sync.Mutex // held while a response is sent
 	session *session
+	held    holdings
+	closed  bool     // nothing is watched any more
 	news    []*watch // reused
 }
 
@@ -46,7 +48,11 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool) *stream {
 	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	s.session.strict, s.session.allow = h.opts.Strict, func(it *item) bool { return h.allows(s.ctx, s.session.node, it) }
+	s.held = holdings{h: h, peer: peerOf(call.Request())}
+	s.session.strict = h.opts.Strict
+	if h.opts.Authorize != nil {
+		s.session.allow = s.allows
+	}
 	s.inbox.wake = func() { s.pushes.Go(s.push) }
 	return s
 }
@@ -67,6 +73,7 @@ func (s *stream) run() error {
 		if cause := context.Cause(s.ctx); cause != nil {
 			return ended(cause)
 		}
+		s.h.badRequest(s.ctx, s.held.peer, err)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -100,9 +107,11 @@ func (p *panicked) Error() string { return fmt.Sprintf("%v\n%s", p.value, p.stac
 // close ends the watches, after which no push begins, and waits for those that have begun.
 func (s *stream) close() {
 	s.mu.Lock()
+	s.closed = true
 	for _, it := range s.session.items {
 		s.unwatch(it)
 	}
+	s.held.release()
 	s.mu.Unlock()
 	s.pushes.Wait()
 }
@@ -116,24 +125,56 @@ func (s *stream) request(msg []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out, err := s.session.request(r)
+	if err == nil {
+		err = s.held.hold(s.session)
+	}
+	for _, it := range out.dropped {
+		s.unwatch(it)
+	}
 	if err != nil {
 		return err
 	}
 	if out.nack != nil {
 		out.nack.Time = time.Now()
-		s.h.nacked(s.ctx, out.nack)
-	}
-	for _, it := range out.dropped {
-		s.unwatch(it)
+		s.h.nacked(s.ctx, s.held.peer, out.nack)
 	}
 	for _, it := range out.added {
-		if s.session.allow(it) {
-			it.watch = s.h.table.watch(it.name, &s.inbox, it)
-		} else {
-			s.session.news(it, &state{})
-		}
+		s.begin(it)
+	}
+	for _, it := range out.again {
+		s.begin(it)
 	}
 	return s.send()
+}
+
+// begin asks whether the client may have a name, and watches it if so.
+func (s *stream) begin(it *item) {
+	if s.session.allow != nil && !s.allows(it) {
+		s.session.news(it, absent)
+		return
+	}
+	s.watch(it)
+}
+
+// watch has the table tell what is known of a name, which is nothing until then.
+func (s *stream) watch(it *item) {
+	s.unwatch(it)
+	it.cur = nil
+	it.watch = s.h.table.watch(it.name, &s.inbox, it)
+}
+
+// allows asks whether the client may have a name now. A name that it may not have is neither looked up for
+// it nor kept for it, and asked about again when the table tells so.
+func (s *stream) allows(it *item) bool {
+	turn := s.h.table.turn.Load()
+	if s.h.allows(s.ctx, s.held.peer, s.session.node, it) {
+		return true
+	}
+	if !s.closed && (it.watch == nil || it.watch.res != nil) {
+		s.unwatch(it)
+		it.watch = s.h.table.wait(it.name, &s.inbox, it, turn)
+	}
+	return false
 }
 
 // push sends the news of the table.
@@ -162,26 +203,45 @@ func (s *stream) send() error {
 
 // collect hands what is in the inbox to the session.
 func (s *stream) collect() {
-	s.news = s.inbox.take(s.news[:0])
-	for _, w := range s.news {
-		if st := w.res.cur.Load(); w.item.watch == w && st != nil && st.err == nil { // still wanted, and known
-			s.session.news(w.item, st)
+	for s.news = s.inbox.take(s.news[:0]); len(s.news) > 0; s.news = s.inbox.take(s.news[:0]) {
+		for _, w := range s.news {
+			s.tell(w)
 		}
+		clear(s.news)
 	}
-	clear(s.news)
+}
+
+// tell hands the news of one watch to the session.
+func (s *stream) tell(w *watch) {
+	it := w.item
+	if it.watch != w {
+		return // not wanted any more
+	}
+	if w.res == nil { // it was refused
+		if s.allows(it) {
+			s.watch(it)
+		}
+		return
+	}
+	switch st := w.res.cur.Load(); {
+	case st != nil && st.err == nil:
+		s.session.news(it, st) // which asks before it sends
+	case s.session.allow != nil && !s.allows(it):
+		s.session.news(it, absent)
+	}
 }
 
 // allows asks Authorize, and logs the first refusal of it.
-func (h *Handler) allows(ctx context.Context, node string, it *item) bool {
+func (h *Handler) allows(ctx context.Context, p peer, node string, it *item) bool {
 	if h.opts.Authorize == nil {
 		return true
 	}
 	err := h.opts.Authorize(ctx, it.name)
 	if err != nil && !it.denied {
-		it.denied = true
-		h.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "sds: resource refused to a client",
-			slog.String("node", node), slog.String("name", it.name), slog.Any("err", err))
+		h.log.Warn("sds: resource refused to a client", "Authorize says no", append(p.attrs(ctx),
+			slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
 	}
+	it.denied = err != nil
 	return err == nil
 }
 

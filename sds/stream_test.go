@@ -81,3 +81,37 @@ func TestStreamEndWaitsForPush(t *testing.T) {
 	(&grpchttp.Handler{Methods: map[string]grpchttp.Method{"/S/M": method}}).ServeHTTP(w, r)
 	assert.Equal(t, 1, writes)
 }
+
+// A push that finds its stream closed, and its name refused, leaves nothing behind.
+func TestStreamEndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	e, err := newEntry("web", pair(t, ca, "web"))
+	require.NoError(t, err)
+	denied := false
+	h, err := NewHandler(newAnswers(), &Options{Authorize: func(context.Context, string) error {
+		if denied {
+			return errDown
+		}
+		return nil
+	}})
+	require.NoError(t, err)
+	defer h.Close()
+	method := func(ctx context.Context, call *grpchttp.Call) error {
+		s := h.newStream(ctx, call, false)
+		out, err := s.session.request(ask("web"))
+		require.NoError(t, err)
+		s.begin(out.added[0])
+		s.close()
+		denied = true
+		s.session.news(out.added[0], &state{entry: e})
+		s.push()
+		return nil
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/S/M", nil)
+	r.ProtoMajor = 2
+	r.Header.Set("Content-Type", "application/grpc")
+	(&grpchttp.Handler{Methods: map[string]grpchttp.Method{"/S/M": method}}).ServeHTTP(httptest.NewRecorder(), r)
+	assert.Empty(t, h.table.names)
+	assert.Empty(t, h.table.waits)
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/summary"
 )
 
 const (
@@ -28,6 +29,7 @@ var backoff = renew.Backoff{Low: firstRetry / 2, First: firstRetry, High: lastRe
 type table struct {
 	src    Source
 	log    *slog.Logger
+	sums   *summary.Log
 	ctx    context.Context // done when the table is closed
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the loop, which waits for its look-ups
@@ -35,6 +37,12 @@ type table struct {
 	mu    sync.Mutex
 	loop  renew.Loop[*resource]
 	names map[string]*resource
+
+	// waits has what was refused, by name, for streams to ask again. Nothing is looked up for it.
+	waits map[string]map[*watch]struct{}
+
+	// turn counts the occasions on which streams ask again. It is written with mu locked.
+	turn atomic.Uint64
 }
 
 // resource is one watched name.
@@ -57,7 +65,7 @@ type state struct {
 
 // watch is one stream's interest in one name.
 type watch struct {
-	res   *resource
+	res   *resource // nil: it was refused
 	inbox *inbox
 	item  *item // the stream's; nil for a fetch
 	dirty bool  // in the inbox; belongs to inbox.mu
@@ -99,7 +107,10 @@ func (in *inbox) take(buf []*watch) []*watch {
 }
 
 func newTable(src Source, log *slog.Logger) *table {
-	t := &table{src: src, log: log, names: make(map[string]*resource)}
+	t := &table{
+		src: src, log: log, sums: summary.New(log, 0),
+		names: make(map[string]*resource), waits: make(map[string]map[*watch]struct{}),
+	}
 	t.loop.Mu, t.loop.Attempt = &t.mu, t.lookUp
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.wg.Go(func() { t.loop.Run(t.ctx) })
@@ -129,11 +140,54 @@ func (t *table) watch(name string, in *inbox, it *item) *watch {
 	return w
 }
 
+// wait tells in to ask again about a name that was refused, when its secret changes or all are to ask
+// again. The refusal is as old as turn: if there was an occasion since, it tells at once.
+func (t *table) wait(name string, in *inbox, it *item, turn uint64) *watch {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w := &watch{inbox: in, item: it}
+	if t.waits[name] == nil {
+		t.waits[name] = make(map[*watch]struct{})
+	}
+	t.waits[name][w] = struct{}{}
+	if t.turn.Load() != turn {
+		in.put(w)
+	}
+	return w
+}
+
+// refresh tells all streams to ask again about all their names.
+func (t *table) refresh() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.turn.Add(1)
+	for _, r := range t.names {
+		for w := range r.watches {
+			if w.item != nil {
+				w.inbox.put(w)
+			}
+		}
+	}
+	for _, refused := range t.waits {
+		for w := range refused {
+			w.inbox.put(w)
+		}
+	}
+}
+
 // unwatch ends a watch. News that is in the inbox already stays there.
 func (t *table) unwatch(w *watch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := w.res
+	if r == nil {
+		refused := t.waits[w.item.name]
+		delete(refused, w)
+		if len(refused) == 0 {
+			delete(t.waits, w.item.name)
+		}
+		return
+	}
 	delete(r.watches, w)
 	if len(r.watches) == 0 && t.names[r.name] == r {
 		delete(t.names, r.name)
@@ -146,9 +200,13 @@ func (t *table) unwatch(w *watch) {
 func (t *table) changed(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.turn.Add(1)
 	if r := t.names[name]; r != nil {
 		r.dirty = r.Busy() // what is on its way may be the old one
 		t.loop.Put(r, 0)
+	}
+	for w := range t.waits[name] {
+		w.inbox.put(w)
 	}
 }
 
@@ -185,12 +243,12 @@ func (t *table) found(r *resource, e *entry, err error) time.Duration {
 	case errors.Is(err, fs.ErrNotExist):
 		r.Succeeded()
 		if old == nil || old.entry != nil || old.err != nil {
-			t.log.LogAttrs(t.ctx, r.level(), "sds: no such resource; it is served when it appears", slog.String("name", r.name))
+			t.say(r, "sds: no such resource; it is served when it appears", "the source does not have it")
 			t.publish(r, &state{})
 		}
 	default:
 		wait = backoff.Wait(r.Failed(err), rand.Float64())
-		t.log.LogAttrs(t.ctx, r.level(), "sds: look-up failed", slog.String("name", r.name), slog.Any("err", err), slog.Duration("retry_in", wait))
+		t.say(r, "sds: look-up failed", "the source failed", slog.Any("err", err), slog.Duration("retry_in", wait))
 		if old == nil || old.entry == nil { // else the old one stays in use
 			t.publish(r, &state{err: err})
 		}
@@ -198,14 +256,17 @@ func (t *table) found(r *resource, e *entry, err error) time.Duration {
 	return wait
 }
 
-// level is the level of log lines about r. A client that fetches gets an answer, and may ask once a second.
-func (r *resource) level() slog.Level {
+// say logs something about r. A client that fetches gets an answer, and may ask once a second: for it the
+// line is one for debugging.
+func (t *table) say(r *resource, message, reason string, attrs ...slog.Attr) {
+	attrs = append([]slog.Attr{slog.String("name", clip(r.name))}, attrs...)
 	for w := range r.watches {
 		if w.item != nil {
-			return slog.LevelWarn
+			t.sums.Warn(message, reason, attrs...)
+			return
 		}
 	}
-	return slog.LevelDebug
+	t.log.LogAttrs(t.ctx, slog.LevelDebug, message, attrs...)
 }
 
 // publish makes s the state of r and tells its watches.

@@ -37,11 +37,10 @@ var faults = map[string]func(*spiffetest.CA, *polled){
 	"it is a CA certificate":                 template(func(c *x509.Certificate) { c.IsCA = true }),
 	"keyCertSign or cRLSign":                 template(func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign }),
 	"lacks digitalSignature":                 template(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyAgreement }),
+	"incompatible key usage":                 template(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} }),
+	"chain: x509: certificate specifies":     template(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }),
 	"it is valid from 1999-12-31":            template(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), c.NotBefore }),
 	"compare the clocks":                     template(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(time.Minute) }),
-	"and the certificate that it is to replace at 2000-01-01T01:00:00Z": template(func(c *x509.Certificate) {
-		c.NotAfter = c.NotBefore.Add(5 * time.Minute)
-	}),
 	"unhandled critical extension": template(func(c *x509.Certificate) {
 		c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 3, 6, 1, 4, 1, 99999, 1}, Critical: true, Value: []byte{5, 0}}}
 	}),
@@ -124,9 +123,6 @@ func TestBrokenAnswers(t *testing.T) {
 func TestBrokenFirstAnswer(t *testing.T) {
 	t.Parallel()
 	for want, spoil := range faults {
-		if strings.Contains(want, "that it is to replace") {
-			continue // there is nothing to replace
-		}
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -161,8 +157,10 @@ func TestAcceptedAnswers(t *testing.T) {
 			below.EditAnswers(func(c answer) answer { return append(c, ca.Root(), ca.Root()) })
 			p.signer.Store(below)
 		}, 2},
-		"a new root": {func(ca *spiffetest.CA, p *polled) { ca.Rotate() }, 1},
-		"backdated":  {template(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-time.Hour) }), 1},
+		"no extended key usage":  {template(func(c *x509.Certificate) { c.ExtKeyUsage = nil }), 1},
+		"any extended key usage": {template(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} }), 1},
+		"a new root":             {func(ca *spiffetest.CA, p *polled) { ca.Rotate() }, 1},
+		"backdated":              {template(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-time.Hour) }), 1},
 		"as long as the one it replaces": {template(func(c *x509.Certificate) {
 			c.NotAfter = time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // the CA itself ends then
 		}), 1},
@@ -183,6 +181,93 @@ func TestAcceptedAnswers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestOneRole shows that a CA that certifies one role only works for a Manager that needs no other.
+func TestOneRole(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		ca.EditTemplates(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
+		m := newManager(t, secretcache.Config{CA: poll(ca), Role: spiffe.ClientRole})
+		first, _ := ready(t, m)
+		ca.EditTemplates(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
+		time.Sleep(50 * time.Minute)
+		assert.Same(t, first, current(t, m))
+		assert.ErrorContains(t, status(t, m, web).Err, "incompatible key usage")
+	})
+}
+
+// TestShorterLives shows that a CA that lowers lifetimes has its way at the first renewal, and is not asked for
+// thousands of certificates until the last long one ends.
+func TestShorterLives(t *testing.T) {
+	t.Parallel()
+	for _, short := range []time.Duration{time.Hour, 10 * time.Minute, time.Minute, 21 * time.Second} {
+		t.Run(short.String(), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				p := poll(ca)
+				m := newManager(t, secretcache.Config{CA: p, Lifetime: 24 * time.Hour})
+				first, _ := ready(t, m)
+				ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
+				for current(t, m) == first {
+					require.Less(t, time.Since(first.NotBefore()), 13*time.Hour)
+					time.Sleep(10 * time.Second)
+				}
+				assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
+				assert.LessOrEqual(t, time.Since(first.NotBefore()), 12*time.Hour+time.Minute)
+				const lives = 40
+				for range lives * 10 {
+					time.Sleep(short / 10)
+					require.True(t, time.Now().Before(current(t, m).NotAfter()))
+				}
+				assert.Less(t, p.signed.Load(), int64(2+4*lives), "one for each renewal")
+				assert.NoError(t, status(t, m, web).Err)
+			})
+		})
+	}
+}
+
+// TestTooShortLives shows that a certificate that would end before it could be renewed does not displace one that lives
+// for long, that few are asked for meanwhile, and that they are better than nothing at its end.
+func TestTooShortLives(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		p := poll(ca)
+		m := newManager(t, secretcache.Config{CA: p, Lifetime: 24 * time.Hour})
+		var heard told
+		m.Subscribe(heard.add)
+		first, _ := ready(t, m)
+		heard.take()
+		ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(10 * time.Second) })
+		time.Sleep(23*time.Hour + 59*time.Minute)
+		assert.Same(t, first, current(t, m))
+		assert.Empty(t, heard.take())
+		st := status(t, m, web)
+		assert.ErrorContains(t, st.Err, "before it could be renewed again, and the certificate that it is to replace at 2000-01-02T00:00:00Z")
+		assert.Greater(t, p.signed.Load(), int64(10))
+		assert.Less(t, p.signed.Load(), int64(40))
+		for range 1200 {
+			time.Sleep(100 * time.Millisecond)
+			require.True(t, time.Now().Before(current(t, m).NotAfter()), "%v", time.Now())
+		}
+		assert.NotSame(t, first, current(t, m))
+	})
+
+	// A CA that finds its way back is asked again in time.
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: poll(ca), Lifetime: 24 * time.Hour})
+		first, _ := ready(t, m)
+		ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(10 * time.Second) })
+		time.Sleep(20 * time.Hour)
+		ca.EditTemplates(nil)
+		time.Sleep(3 * time.Hour)
+		assert.NotSame(t, first, current(t, m))
+		assert.NoError(t, status(t, m, web).Err)
+	})
 }
 
 // TestLinkBetweenRoots shows that a certificate that looks like a root, and links a new one to the

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -151,16 +152,20 @@ func (t *trust) fromCA() *spiffe.BundleSet {
 	return t.ca
 }
 
-// apply publishes the CA's bundles, except those that are older than what was seen. The caller holds mu,
-// which apply releases.
+// apply publishes the CA's bundles, except those that are older than what was seen or not plausible. The
+// caller holds mu, which apply releases.
 func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
-	set, older, err := merge(m.trust.Load().fromCA(), set, m.cfg.ID.TrustDomain())
+	set, prevailed, refused, err := m.merge(m.trust.Load().fromCA(), set)
 	if err != nil {
 		m.mu.Unlock()
 		return err
 	}
 	m.publishTrust(ctx, set)
-	return older
+	for _, td := range prevailed {
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "secretcache: bundle with an implausible sequence number accepted, as the CA insists",
+			slog.String("trust_domain", td.String()))
+	}
+	return refused
 }
 
 // publishTrust makes ca and the present bundles of Config.Federated current. The caller holds mu,
@@ -208,31 +213,75 @@ func (m *Manager) followFederated(ctx context.Context) {
 	}
 }
 
-// merge returns set, with the bundles of old, which may be nil, in place of those whose sequence number
-// went down (FED-11), which older reports. A set without the bundle of td is an error, and so is nil.
-func merge(old, set *spiffe.BundleSet, td spiffe.TrustDomain) (merged *spiffe.BundleSet, older, err error) {
+// merge returns set, with the bundles of old, which may be nil, in place of those that do not follow them: the
+// sequence number went down (FED-11), or is not plausible. What takes the place of nothing and is not plausible
+// is left out. refused says which, and prevailed names those that were held until now. A nil set is an error,
+// and so is one without a bundle of the own trust domain. The caller holds mu.
+func (m *Manager) merge(old, set *spiffe.BundleSet) (merged *spiffe.BundleSet, prevailed []spiffe.TrustDomain, refused, err error) {
+	own := m.cfg.ID.TrustDomain()
 	if set == nil {
-		return nil, nil, errors.New("the CA's answer is refused: it has no bundles")
+		return nil, nil, nil, errors.New("the CA's answer is refused: it has no bundles")
 	}
-	if _, err := set.Bundle(td); err != nil {
-		return nil, nil, fmt.Errorf("the CA's answer is refused: %w", err)
+	if _, err := set.Bundle(own); err != nil {
+		return nil, nil, nil, fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	if old == nil {
-		return set, nil, nil
-	}
+	merged = set
+	var missing []spiffe.TrustDomain
 	for b := range set.All() {
-		have, err := old.Bundle(b.TrustDomain())
-		if err != nil {
-			continue
+		td := b.TrustDomain()
+		var have *spiffe.Bundle
+		if old != nil {
+			have, _ = old.Bundle(td)
 		}
-		if !b.Supersedes(have) {
-			set = set.With(have)
+		var fault error
+		if b.Supersedes(have) {
+			fault = m.judge(td, have, b, &prevailed)
+		} else {
 			n, _ := b.Sequence()
 			last, _ := have.Sequence()
-			older = errors.Join(older, fmt.Errorf("the CA's answer is refused: the bundle of %q has sequence number %d, and %d was seen before", b.TrustDomain(), n, last))
+			delete(m.offers, td)
+			fault = fmt.Errorf("the bundle of %q has sequence number %d, and %d was seen before", td, n, last)
 		}
+		switch {
+		case fault == nil:
+			continue
+		case have != nil:
+			merged = merged.With(have)
+		default:
+			missing = append(missing, td)
+		}
+		refused = errors.Join(refused, fmt.Errorf("the CA's answer is refused: %w", fault))
 	}
-	return set, older, nil
+	maps.DeleteFunc(m.offers, func(td spiffe.TrustDomain, _ *succession.Offers) bool {
+		_, err := set.Bundle(td)
+		return err != nil
+	})
+	switch {
+	case slices.Contains(missing, own):
+		return nil, nil, nil, refused
+	case len(missing) > 0:
+		kept := slices.DeleteFunc(slices.Collect(merged.All()), func(b *spiffe.Bundle) bool { return slices.Contains(missing, b.TrustDomain()) })
+		merged, _ = spiffe.NewBundleSet(kept...) // fails for a nil or a second bundle only
+	}
+	return merged, prevailed, refused, nil
+}
+
+// judge returns an error if b, which may take the place of have, is held. The caller holds mu.
+func (m *Manager) judge(td spiffe.TrustDomain, have, b *spiffe.Bundle, prevailed *[]spiffe.TrustDomain) error {
+	o := m.offers[td]
+	if o == nil {
+		o = new(succession.Offers)
+	}
+	won, err := o.Judge(have, b, time.Now())
+	if won {
+		*prevailed = append(*prevailed, td)
+	}
+	if err == nil {
+		delete(m.offers, td)
+		return nil
+	}
+	m.offers[td] = o
+	return fmt.Errorf("%q: %w", td, err)
 }
 
 // findOrphans has those identities renewed at once whose root has left the bundle. The caller holds mu.

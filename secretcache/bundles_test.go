@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"iter"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -423,6 +425,105 @@ func TestRefusedBundles(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestImplausibleBundles shows that a CA that is wrong for a moment decides nothing, and one that insists does.
+func TestImplausibleBundles(t *testing.T) {
+	t.Parallel()
+	thief := spiffetest.NewCA(t, "example.org")
+	roots := answer{thief.Root()}
+	for name, bad := range map[string]spiffe.BundleContents{
+		"the highest number":     {X509Authorities: roots, Sequence: new(uint64(math.MaxUint64))},
+		"a time after a counter": {X509Authorities: roots, Sequence: new(uint64(946684800000))},
+		"no number":              {X509Authorities: roots},
+		"nothing":                {},
+		"nothing, same number":   {Sequence: new(uint64(1))},
+		"nothing, highest":       {Sequence: new(uint64(math.MaxUint64))},
+	} {
+		for _, td := range []spiffe.TrustDomain{domain, spiffe.MustParseTrustDomain("other.test")} {
+			t.Run(name+"/"+td.String(), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+					ca.Federate(other.Bundle())
+					p := poll(ca)
+					m := newManager(t, secretcache.Config{CA: p})
+					var heard told
+					m.Subscribe(heard.add)
+					ready(t, m)
+					before, err := m.Bundle(td)
+					require.NoError(t, err)
+					heard.take()
+					wrong, err := spiffe.NewBundle(td, bad)
+					require.NoError(t, err)
+					all := ca.Bundles().With(wrong)
+
+					p.bundles.Store(all)
+					time.Sleep(10 * time.Minute)
+					now, err := m.Bundle(td)
+					require.NoError(t, err)
+					assert.Same(t, before, now)
+					assert.Empty(t, heard.take())
+					st := status(t, m, domain.ID())
+					assert.ErrorContains(t, st.Err, "\""+td.String()+"\": the bundle is held")
+					assert.Greater(t, st.Failures, 4)
+					assert.Less(t, st.Failures, 40)
+
+					// Its next answer counts.
+					p.bundles.Store(nil)
+					time.Sleep(6 * time.Minute)
+					assert.NoError(t, status(t, m, domain.ID()).Err)
+
+					// It insists.
+					p.bundles.Store(all)
+					time.Sleep(succession.Time - time.Minute)
+					now, err = m.Bundle(td)
+					require.NoError(t, err)
+					assert.Same(t, before, now)
+					assert.NotContains(t, heard.take(), "spiffe://"+td.String())
+					time.Sleep(12 * time.Minute)
+					now, err = m.Bundle(td)
+					require.NoError(t, err)
+					assert.Same(t, wrong, now)
+					assert.Contains(t, heard.take(), "spiffe://"+td.String())
+					assert.NoError(t, status(t, m, domain.ID()).Err)
+				})
+			})
+		}
+	}
+}
+
+// TestImplausibleFirstBundles shows that a number that leaves no room for another one is held even if there is nothing
+// else yet: that of another trust domain does not hold up the own one.
+func TestImplausibleFirstBundles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+		highest := func(ca *spiffetest.CA) *spiffe.Bundle {
+			c := ca.Bundle().Contents()
+			c.Sequence = new(uint64(math.MaxUint64))
+			b, err := spiffe.NewBundle(ca.TrustDomain(), c)
+			require.NoError(t, err)
+			return b
+		}
+		p := poll(ca)
+		p.bundles.Store(set(t, highest(ca), other.Bundle()))
+		m := newManager(t, secretcache.Config{CA: p})
+		start(t, m)
+		time.Sleep(time.Minute)
+		_, err := m.Bundle(domain)
+		require.ErrorIs(t, err, secretcache.ErrNotReady)
+		require.ErrorContains(t, err, "too high for a counter and for a clock")
+
+		p.bundles.Store(set(t, ca.Bundle(), highest(other)))
+		time.Sleep(time.Minute)
+		assert.Len(t, bundleOf(t, m, domain), 1)
+		_, err = m.Bundle(other.TrustDomain())
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		_, err = m.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		assert.ErrorContains(t, status(t, m, domain.ID()).Err, `"other.test": the bundle is held`)
+	})
 }
 
 // nilBundles is a CA that can forget to answer.

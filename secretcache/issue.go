@@ -74,7 +74,7 @@ func (m *Manager) verify(t *trust, e *entry, svid *spiffe.SVID) (*spiffe.Peer, e
 	if err != nil {
 		return nil, err
 	}
-	return v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	return v.VerifyChain(svid.Chain(), m.cfg.Role)
 }
 
 // unvouched reports whether err says that the bundles do not vouch for a chain.
@@ -113,8 +113,8 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 	if e.Removed() {
 		return errRemoved
 	}
-	if old := e.held.Load(); old != nil && !e.orphan && h.notAfter.Before(old.notAfter) && old.left() > 0 {
-		return fmt.Errorf("the CA's answer is refused: it ends at %s, and the certificate that it is to replace at %s", text(h.notAfter), text(old.notAfter))
+	if old := e.held.Load(); old != nil && !e.orphan && h.notAfter.Before(old.notAfter) && old.left() > 0 && !m.outlastsRenewal(h) {
+		return &tooShort{end: h.notAfter, old: old.notAfter}
 	}
 	e.held.Store(h)
 	e.orphan = false
@@ -125,6 +125,20 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 	}
 	m.tell(e.id.String())
 	return nil
+}
+
+// outlastsRenewal reports whether h leaves time for two attempts after its own renewal has begun. One that ends
+// sooner than the certificate that it replaces is a CA's decision to shorten lives if it does, and else a fault.
+func (m *Manager) outlastsRenewal(h *held) bool {
+	begin := renew.RenewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, 0, 0)
+	return h.notAfter.Sub(begin) >= 2*renew.AttemptTime(m.cfg.Timeout, 1)
+}
+
+// tooShort is the error for a certificate that is refused for its end.
+type tooShort struct{ end, old time.Time }
+
+func (t *tooShort) Error() string {
+	return fmt.Sprintf("the CA's answer is refused: it ends at %s, before it could be renewed again, and the certificate that it is to replace at %s", text(t.end), text(t.old))
 }
 
 // hold makes what readers get of svid.

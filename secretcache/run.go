@@ -85,6 +85,9 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	case ctx.Err() == nil: // else Run or Remove has ended it
 		e.cause.Store(&err)
 		wait = m.retryIn(e, e.Failed(err))
+		if _, ok := errors.AsType[*tooShort](err); ok { // the CA works, and each attempt costs it a signature
+			wait = max(wait, e.held.Load().left()/4)
+		}
 	}
 	failures := e.Failures()
 	m.loopOf(e).Done(e, wait)
@@ -132,13 +135,16 @@ func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 	return patience.Wait(f, h.notAfter.Sub(h.received), left, rand.Float64())
 }
 
-// poll returns when to ask for the bundles again.
+// poll returns when to ask for the bundles again. The caller holds mu.
 func (m *Manager) poll() time.Duration {
 	hint := renew.UsualPoll
 	if t := m.trust.Load(); t != nil {
 		if d, ok := t.own.RefreshHint(); ok {
 			hint = d
 		}
+	}
+	if len(m.offers) > 0 { // with a hint of a day it would take days to see whether the CA means it
+		hint = min(hint, renew.UsualPoll)
 	}
 	return renew.Poll(hint, shortestPoll, longestPoll, rand.Float64())
 }

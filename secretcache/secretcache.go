@@ -19,11 +19,16 @@
 // go with them.
 //
 // A failure replaces nothing. What the CA sends is verified before it takes the place of what works: the
-// key, the ID, the validity, the form, the size, and the path to the current trust bundle. A failure
+// key, the ID, the validity, the form, the size, the extended key usages, and the path to the current trust bundle. A failure
 // changes the time of the next attempt and nothing else.
 //
 // The bundle comes before the leaf. A leaf of a new root is published after the bundle with that root was
 // published and all subscribers have been told of it.
+//
+// A certificate that ends sooner than the one that it is to replace is taken if it leaves time to be renewed in
+// turn, which is a third of [Config].Timeout, and refused otherwise: then the CA is asked again when a quarter
+// of what is left has passed. So a CA that lowers lifetimes has its way at the next renewal, and one that
+// issues what ends at once displaces nothing.
 //
 // An identity is renewed when half of its life is over, or earlier by a random part of it, so that a fleet
 // does not renew at the same time. After a failure the next attempt comes after a
@@ -39,6 +44,13 @@
 // [Manager.Bundle] returns it, so that no peer is trusted any more. An answer that lacks the
 // bundle of the own trust domain, or whose sequence number went down, is not a statement but a
 // fault, and replaces nothing.
+//
+// A CA that is wrong for a moment decides nothing. A sequence number that rises by more than 10,000,
+// without being a time before and after, a number that is lost, and authorities that are gone without a
+// higher number are not plausible. Such a bundle is held: the one in force stays, each answer is a
+// failure in the log and in [Manager.Status], and the CA is asked again, at most five minutes later. The
+// bundle takes effect when the CA has repeated it, at least 3 times in at least 30 minutes, with no other answer between. An operator who
+// knows better restarts the program, which then takes the bundle as the first one.
 //
 // # What it does not do
 //
@@ -60,6 +72,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -105,6 +118,11 @@ type Config struct {
 	// Names are DNS names and IP addresses that the signing requests for ID have beside it, for a CA that
 	// certifies what is requested. What the CA grants of them is its decision.
 	Names []pki.SAN
+
+	// Role is what the extended key usages of a certificate must permit, or the CA's answer is refused:
+	// [spiffe.ServerRole] or [spiffe.ClientRole] with a CA that certifies one role only. 0 means
+	// [spiffe.BothRoles]. A certificate without extended key usages serves in every role.
+	Role spiffe.Role
 
 	// Federated has the bundles of other trust domains, such as a *federation.Manager. They are handed
 	// out with those that the CA gives, and take their place for trust domains that both have. A bundle
@@ -168,7 +186,8 @@ type Manager struct {
 	running atomic.Bool // Run is running
 
 	mu         sync.Mutex
-	watching   bool // the CA's watch keeps the bundles fresh
+	watching   bool                                      // the CA's watch keeps the bundles fresh
+	offers     map[spiffe.TrustDomain]*succession.Offers // of the CA, for bundles that are held
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
 	news       notifier
@@ -185,9 +204,10 @@ func New(cfg Config) (*Manager, error) {
 	cfg.GraceRatio, cfg.Jitter = cfg.timing()
 	cfg.Timeout = cmp.Or(cfg.Timeout, 30*time.Second)
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
+	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 
-	m := &Manager{cfg: cfg}
+	m := &Manager{cfg: cfg, offers: map[spiffe.TrustDomain]*succession.Offers{}}
 	m.roots = &entry{id: cfg.ID.TrustDomain().ID()}
 	m.first = &entry{id: cfg.ID}
 	m.names.Store(cfg.ID.String(), m.first)
@@ -206,6 +226,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("Config.ID is %q, which names a trust domain and not a workload", c.ID)
 	case c.CA == nil:
 		return errors.New("Config.CA is required")
+	case c.Role < 0 || c.Role > spiffe.BothRoles:
+		return fmt.Errorf("Config.Role is %d, want ServerRole, ClientRole or BothRoles", c.Role)
 	case c.Lifetime < 0 || c.Timeout < 0 || c.Concurrency < 0:
 		return fmt.Errorf("Config.Lifetime is %v, Timeout %v, Concurrency %d: none may be negative", c.Lifetime, c.Timeout, c.Concurrency)
 	}

@@ -65,6 +65,7 @@ func newManager(t *testing.T, cfg secretcache.Config) *secretcache.Manager {
 	cfg.Jitter = cmp.Or(cfg.Jitter, 0.01)
 	m, err := secretcache.New(cfg)
 	require.NoError(t, err)
+	secretcache.Unhurried(m)
 	return m
 }
 
@@ -141,6 +142,7 @@ func TestNewRefuses(t *testing.T) {
 		"Config.ID is required":            {CA: ca},
 		"names a trust domain":             {ID: domain.ID(), CA: ca},
 		"Config.CA is required":            {ID: web},
+		"Config.Role is 4":                 {ID: web, CA: ca, Role: 4},
 		"Lifetime is -1s":                  {ID: web, CA: ca, Lifetime: -time.Second},
 		"Timeout -1s":                      {ID: web, CA: ca, Timeout: -time.Second},
 		"Concurrency -1":                   {ID: web, CA: ca, Concurrency: -1},

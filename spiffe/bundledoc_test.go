@@ -62,6 +62,7 @@ type bundleSequence struct {
 	Files         []string
 	InForce       int
 	Error, Alert  bool
+	Held          bool // by a consumer with memory, until the publisher has repeated it: see spiffe/federation
 }
 
 type bundleIndex struct {

@@ -19,8 +19,9 @@ const (
 	maxRSABits = 8192 // of an RSA key in a chain; crypto/tls draws the same line for the leaf
 )
 
-// Role is the side of the handshake that the peer was on. If its leaf is restricted to some extended
-// key usages, that of the role must be among them (X5-39).
+// Role is the side of the handshake that the peer was on, or the sides that a certificate is meant for. If a
+// certificate on the path is restricted to some extended key usages, that of the role must be among them, or
+// anyExtendedKeyUsage (X5-39). A certificate without that extension serves in every role.
 type Role int
 
 // The roles of a peer.
@@ -28,6 +29,7 @@ const (
 	AnyRole    Role = iota // no extended key usage is required
 	ServerRole             // the peer is a server: serverAuth
 	ClientRole             // the peer is a client: clientAuth
+	BothRoles              // both usages: what a workload needs of its own certificate, to serve and to dial
 )
 
 // VerifyError says why a peer was not accepted.
@@ -145,7 +147,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	if peer, ok := v.recall(chain, role); ok {
 		return v.admit(peer)
 	}
-	usage, ok := usages[role]
+	needed, ok := usages[role]
 	if !ok {
 		return nil, &VerifyError{Stage: "leaf", Err: fmt.Errorf("unknown Role(%d)", int(role))}
 	}
@@ -165,7 +167,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 		return nil, &VerifyError{Stage: "bundle", ID: id, Rule: "X5-38", Err: err}
 	}
 	now := v.now()
-	peer, err := verifyPath(chain, b, usage, now)
+	peer, err := verifyPath(chain, b, needed, now)
 	if err != nil {
 		return nil, &VerifyError{Stage: "chain", ID: id, Rule: chainRule(err), Err: err}
 	}
@@ -215,16 +217,19 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	return b, nil
 }
 
-// usages are the extended key usages of roles. None at all would mean serverAuth (GO-5).
-var usages = map[Role]x509.ExtKeyUsage{
-	AnyRole: x509.ExtKeyUsageAny, ServerRole: x509.ExtKeyUsageServerAuth, ClientRole: x509.ExtKeyUsageClientAuth,
+// usages are the extended key usages that roles need, all of them. None at all would mean serverAuth (GO-5).
+var usages = map[Role][]x509.ExtKeyUsage{
+	AnyRole:    {x509.ExtKeyUsageAny},
+	ServerRole: {x509.ExtKeyUsageServerAuth},
+	ClientRole: {x509.ExtKeyUsageClientAuth},
+	BothRoles:  {x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 }
 
 // verifyPath builds the path from the leaf to an authority of b, and makes the Peer without its ID. A
 // leaf that is among the roots would verify itself (GO-6), but this leaf is not a CA, and the pool of a
 // Bundle holds only CAs.
-func verifyPath(chain []*x509.Certificate, b *Bundle, usage x509.ExtKeyUsage, now time.Time) (*Peer, error) {
-	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage}}
+func verifyPath(chain []*x509.Certificate, b *Bundle, needed []x509.ExtKeyUsage, now time.Time) (*Peer, error) {
+	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: needed[:1]}
 	if len(chain) > 1 {
 		opts.Intermediates = x509.NewCertPool()
 		for _, c := range chain[1:] {
@@ -238,11 +243,32 @@ func verifyPath(chain []*x509.Certificate, b *Bundle, usage x509.ExtKeyUsage, no
 	// While roots overlap there may be several paths. The proof is the path that lasts longest.
 	peer := &Peer{}
 	for _, p := range paths {
+		if !permits(p, needed[1:]) { // crypto/x509 is content with one of several usages
+			continue
+		}
 		if end := earliestEnd(p); peer.chain == nil || end.After(peer.notAfter) {
 			peer.chain, peer.notAfter = p, end
 		}
 	}
+	if peer.chain == nil {
+		return nil, x509.CertificateInvalidError{Cert: chain[0], Reason: x509.IncompatibleUsage}
+	}
 	return peer, nil
+}
+
+// permits reports whether no certificate of path rules out one of the usages, as crypto/x509 sees it.
+func permits(path []*x509.Certificate, needed []x509.ExtKeyUsage) bool {
+	for _, c := range path {
+		if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
+			continue
+		}
+		for _, usage := range needed {
+			if !slices.Contains(c.ExtKeyUsage, usage) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // checkSize refuses a chain that would cost too much to verify.

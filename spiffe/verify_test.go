@@ -97,6 +97,59 @@ func TestVerifyChainLongestPath(t *testing.T) {
 	}
 }
 
+// What a workload needs of its own certificate: no extended key usage on the path rules out a role. A certificate
+// without the extension serves in every role, wherever it is on the path.
+func TestVerifyRoles(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "X5-39")
+	private := asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 99999, 1}
+	anyUsage := asn1.ObjectIdentifier{2, 5, 29, 37, 0}
+	root := caSpec("ca1", "spiffe://example.org").issue(nil)
+	v := verifierAt(t, now, bundleOf(t, "example.org", root.parse(t)), spiffe.AllowIDs(webID))
+	type usages = []asn1.ObjectIdentifier
+	for _, c := range []struct {
+		name                 string
+		leaf, above          usages
+		server, client, both bool
+	}{
+		{"none", nil, nil, true, true, true},
+		{"both", usages{serverAuth, clientAuth}, nil, true, true, true},
+		{"both and more", usages{codeSigning, private, clientAuth, serverAuth}, nil, true, true, true},
+		{"any", usages{anyUsage}, nil, true, true, true},
+		{"server", usages{serverAuth}, nil, true, false, false},
+		{"client", usages{clientAuth}, nil, false, true, false},
+		{"code signing", usages{codeSigning}, nil, false, false, false},
+		{"an unknown one", usages{private}, nil, false, false, false},
+		{"none below both", nil, usages{serverAuth, clientAuth}, true, true, true},
+		{"none below server", nil, usages{serverAuth}, true, false, false},
+		{"both below client", usages{serverAuth, clientAuth}, usages{clientAuth}, false, true, false},
+		{"server below client", usages{serverAuth}, usages{clientAuth}, false, false, false},
+		{"any below code signing", usages{anyUsage}, usages{codeSigning}, false, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			mid := caSpec("int1", "spiffe://example.org").with(func(s *certSpec) { s.ext = c.above }).issue(root)
+			leaf := leafSpec(webID.String()).with(func(s *certSpec) { s.ext = c.leaf }).issue(mid)
+			chain := []*x509.Certificate{leaf.parse(t), mid.parse(t)}
+			for role, good := range map[spiffe.Role]bool{
+				spiffe.AnyRole: true, spiffe.ServerRole: c.server, spiffe.ClientRole: c.client, spiffe.BothRoles: c.both,
+			} {
+				for range 2 { // from memory, too
+					_, err := v.VerifyChain(chain, role)
+					if good {
+						assert.NoError(t, err, "role %d", role)
+						continue
+					}
+					e, ok := errors.AsType[*spiffe.VerifyError](err)
+					require.True(t, ok, "role %d: %v", role, err)
+					assert.Equal(t, "chain", e.Stage)
+					assert.Equal(t, "X5-39", e.Rule)
+				}
+			}
+		})
+	}
+}
+
 func TestVerifyErrors(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "X5-5", "X5-30", "X5-31", "X5-32", "X5-37", "X5-38")
@@ -126,9 +179,9 @@ func TestVerifyErrors(t *testing.T) {
 			text: "spiffe: verify peer: leaf: the peer presented no certificate",
 		},
 		{
-			name: "unknown role", chain: chain(good), src: home, allow: webOnly, role: 3,
+			name: "unknown role", chain: chain(good), src: home, allow: webOnly, role: 4,
 			want: spiffe.VerifyError{Stage: "leaf"},
-			text: "spiffe: verify peer: leaf: unknown Role(3)",
+			text: "spiffe: verify peer: leaf: unknown Role(4)",
 		},
 		{
 			name: "nil leaf", chain: chain(nil), src: home, allow: webOnly,

@@ -129,24 +129,58 @@ func redact(text, token string) string {
 	return b.String()
 }
 
-// expiry returns when a token expires, by its own claim: zero if it has none. It is for tokens that the
-// API server found good, as only those have a true claim.
-func expiry(token string) time.Time {
+// claims is what a token says of itself. A claim that is missing or has another form is zero.
+type claims struct {
+	expires   time.Time
+	audiences []string
+	issuer    string
+}
+
+// readClaims reads a token that is a JWT in its strict form, and returns nothing for any other. Of a token that the API
+// server found good, they are true.
+func readClaims(token string) claims {
 	t, err := jws.Parse(token)
 	if err != nil {
-		return time.Time{}
+		return claims{}
 	}
-	var end time.Time
+	var c claims
 	r := strictjson.NewReader(t.Payload)
 	for name := range r.Members() {
-		if string(name) == "exp" {
+		switch string(name) {
+		case "exp":
 			if n, ok := r.Number(); ok {
-				end = jws.NumericDate(string(n))
+				c.expires = jws.NumericDate(string(n))
 			}
+		case "aud":
+			c.audiences = readAudiences(r)
+		case "iss":
+			text, _ := r.Text()
+			c.issuer = string(text)
 		}
 	}
 	if r.End() != nil {
-		return time.Time{}
+		return claims{}
 	}
-	return end
+	return c
+}
+
+// readAudiences reads a text or an array of texts.
+func readAudiences(r *strictjson.Reader) []string {
+	switch r.Kind() {
+	case strictjson.String:
+		text, _ := r.Text()
+		return []string{string(text)}
+	case strictjson.Array:
+		var all []string
+		good := true
+		for range r.Elements() {
+			text, ok := r.Text()
+			good = good && ok
+			all = append(all, string(text))
+		}
+		if good {
+			return all
+		}
+	}
+	return nil
 }

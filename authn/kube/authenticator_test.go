@@ -90,18 +90,18 @@ func TestTokenReviewErrors(t *testing.T) {
 	s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
 		return kubetest.TokenReviewStatus{Error: "expired"}
 	})
-	_, err = a.Authenticate(request("sesame"))
+	_, err = a.Authenticate(request("another"))
 	require.ErrorIs(t, err, authn.ErrRefused)
 	require.ErrorIs(t, err, kube.ErrInvalidToken)
 
 	s.FailNext(1, kubetest.Fault{Code: 500}, nil)
-	_, err = a.Authenticate(request("sesame"))
+	_, err = a.Authenticate(request("third"))
 	require.ErrorIs(t, err, kube.ErrReviewFailed)
 	require.NotErrorIs(t, err, authn.ErrRefused, "it is an outage and no refusal")
 	require.NotErrorIs(t, err, authn.ErrNoCredential)
 
 	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })
-	_, err = a.Authenticate(request("sesame"))
+	_, err = a.Authenticate(request("third"))
 	require.NoError(t, err)
 	a, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer(t, s, kube.ReviewerOptions{}), TrustDomain: td, AllowPlaintext: true})
 	require.NoError(t, err)

@@ -8,10 +8,10 @@ import (
 	"github.com/svidkit/svidkit/internal/memory"
 )
 
-// maxCached is how many answers a cache keeps. Only tokens that the API server found good get in.
+// maxCached is how many answers a cache keeps.
 const maxCached = 4096
 
-// cache remembers good answers for a short time. It keeps no token, only hashes of them. The nil cache
+// cache remembers answers about tokens for a short time. It keeps no token, only hashes of them. The nil cache
 // remembers nothing.
 type cache struct {
 	keep    time.Duration
@@ -21,6 +21,7 @@ type cache struct {
 type cached struct {
 	key     [sha256.Size]byte
 	account Account
+	err     error // in the place of an account; it has no token in it
 	until   time.Time
 }
 
@@ -36,30 +37,34 @@ func cacheKey(token string, audiences []string) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-func (c *cache) get(key [sha256.Size]byte) (*Account, bool) {
+// get returns the answer that is remembered, if there is one.
+func (c *cache) get(key [sha256.Size]byte) (a *Account, err error, ok bool) { //nolint:revive // the answer, which may be an error
 	if c == nil {
-		return nil, false
+		return nil, nil, false
 	}
 	e := c.entries.Find(binary.BigEndian.Uint64(key[:]), func(e *cached) bool { return e.key == key })
 	if e == nil || !time.Now().Before(e.until) {
-		return nil, false
+		return nil, nil, false
 	}
-	a := e.account // the caller's
-	return &a, true
+	if e.err != nil {
+		return nil, e.err, true
+	}
+	account := e.account // the caller's
+	return &account, nil, true
 }
 
-// put remembers a, unless the end of its token is unknown or has come. It replaces the answer that ends
+// put remembers an answer until then at the latest, unless that is unknown or has come. It replaces the answer that ends
 // first.
-func (c *cache) put(key [sha256.Size]byte, a *Account) {
-	if c == nil || a.NotAfter.IsZero() {
+func (c *cache) put(key [sha256.Size]byte, a Account, err error, end time.Time) {
+	if c == nil || end.IsZero() {
 		return
 	}
 	now := time.Now()
-	left := min(c.keep, a.NotAfter.Sub(now.Round(0))) // by the wall clock, as tokens are dated by it
+	left := min(c.keep, end.Round(0).Sub(now.Round(0))) // by the wall clock, as tokens are dated by it
 	if left <= 0 {
 		return
 	}
-	e := &cached{key, *a, now.Add(left)}
+	e := &cached{key, a, err, now.Add(left)}
 	c.entries.Keep(binary.BigEndian.Uint64(key[:]), e, func(old *cached) int64 {
 		if old.key == key {
 			return memory.Older

@@ -16,13 +16,13 @@ func Judge(answer []byte, token string, wanted []string) (*Account, error) {
 }
 
 func ParseUsername(s string) (namespace, name string, err error) { return parseUsername(s) }
-func Expiry(token string) time.Time                              { return expiry(token) }
+func Expiry(token string) time.Time                              { return readClaims(token).expires }
 func Redact(text, token string) string                           { return redact(text, token) }
 
 // Remember puts n answers into the cache of r.
 func (r *Reviewer) Remember(n int, a Account) {
 	for i := range n {
-		r.cache.put(cacheKey(strconv.Itoa(i), nil), &a)
+		r.cache.put(cacheKey(strconv.Itoa(i), nil), a, nil, a.NotAfter)
 	}
 }
 
@@ -53,3 +53,19 @@ const (
 	MaxCached = maxCached
 	MaxNodes  = maxNodes
 )
+
+// RememberRefused puts n refusals into the memory of r.
+func (r *Reviewer) RememberRefused(n int) {
+	for i := range n {
+		r.refused.put(cacheKey(strconv.Itoa(i), nil), Account{}, ErrInvalidToken, time.Now().Add(time.Second))
+	}
+}
+
+// Refused returns how many refusals r remembers.
+func (r *Reviewer) Refused() int {
+	n := 0
+	for range r.refused.entries.All() {
+		n++
+	}
+	return n
+}

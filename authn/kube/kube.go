@@ -25,6 +25,23 @@
 // A review ends after ten seconds at the latest, unless an option says otherwise. No error has a token in
 // it.
 //
+// # Limits
+//
+// Before the review of its token a caller has proven nothing, so what it can cause is bounded. There are at most 64
+// reviews at a time and 500 in a second ([ReviewerOptions]). A peer, which is the address that a request came from or a
+// user of this machine, has at most 256 of those that run or wait, and half of those in a second. A peer of which 64
+// tokens were refused is heard once a second: the others are refused without a review, as are all
+// tokens for a second after they were refused. Good tokens do not count for that, so an address that
+// stands for many callers is not held back, unless one of them sends bad tokens all the time.
+//
+// What a token says of itself is not proven, but can rule it out: it ended more than 5 minutes ago, it is for other
+// audiences, or it has another issuer than the cluster ([ReviewerOptions].Issuers). It is refused without a review then. A token
+// that does not say, such as one from a Secret, is reviewed, and so is one that is no JWT, as the API server may have a
+// webhook that knows it.
+//
+// A request that a limit refuses gets an error that wraps [ErrReviewFailed] and has a method Retryable, which says when to
+// come back.
+//
 // # What it does not do
 //
 // It does not verify tokens itself: the API server also knows whether the pod and the account still
@@ -33,8 +50,10 @@
 package kube
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -65,6 +84,18 @@ const (
 	defaultTimeout = 10 * time.Second
 	maxCacheFor    = 10 * time.Second
 	maxToken       = jws.MaxSize // bytes
+
+	clockLeeway = 5 * time.Minute // that our clock may differ from that of the API server
+
+	// The limits on reviews, and on what a NodeAuthorizer reads.
+	defaultConcurrent = 64
+	defaultPerSecond  = 500
+	maxWaiting        = 1000
+	maxPerPeer        = 256         // of one peer, in progress or waiting
+	maxRefused        = 50          // of one peer at once, and then
+	refusedPerSecond  = 1           // of them
+	rememberRefused   = time.Second // so long a token that was refused is refused without a review
+	busyFor           = time.Second // until a caller should come back, where that is not known
 )
 
 // ReviewerOptions configure a [Reviewer]. The zero value is for a program in a pod, which asks the
@@ -87,6 +118,18 @@ type ReviewerOptions struct {
 	// that asks for a certificate a few times a day gains nothing.
 	CacheFor time.Duration
 
+	// MaxConcurrent is how many reviews there are at the same time; 0 means 64. Up to 1,000 requests wait for their turn.
+	MaxConcurrent int
+
+	// MaxPerSecond is how many reviews begin in a second, after up to two seconds' worth of them at once; 0 means 500. One
+	// peer may have half of them.
+	MaxPerSecond int
+
+	// Issuers are the issuers of the cluster's tokens, the API server's --service-account-issuer: all of them, and
+	// "kubernetes/serviceaccount" if tokens in Secrets are in use. A token that names another one is refused without a
+	// review. Nil means that every issuer is asked about.
+	Issuers []string
+
 	// AnyAudience asks again without audiences when the API server refuses a token for its audiences,
 	// and accepts a token that is good then. It is for clusters whose pods have no tokens for this
 	// server, as Linkerd allows. Every token for the API server is then good for this server too.
@@ -98,7 +141,10 @@ type Reviewer struct {
 	api         *k8s.Client
 	timeout     time.Duration
 	anyAudience bool
+	issuers     []string
 	cache       *cache // nil for none
+	refused     *cache
+	limits      limits
 }
 
 // NewReviewer returns a Reviewer. It opens no file and sends nothing; see [Reviewer.Check]. The options
@@ -111,6 +157,8 @@ func NewReviewer(opts *ReviewerOptions) (*Reviewer, error) {
 	switch {
 	case o.Timeout < 0:
 		return nil, fmt.Errorf("authn/kube: new reviewer: the timeout is %v", o.Timeout)
+	case o.MaxConcurrent < 0 || o.MaxPerSecond < 0:
+		return nil, errors.New("authn/kube: new reviewer: MaxConcurrent or MaxPerSecond is negative")
 	case o.CacheFor < 0 || o.CacheFor > maxCacheFor:
 		return nil, fmt.Errorf("authn/kube: new reviewer: CacheFor is %v, the limit is %v", o.CacheFor, maxCacheFor)
 	}
@@ -118,7 +166,14 @@ func NewReviewer(opts *ReviewerOptions) (*Reviewer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("authn/kube: new reviewer: %w", err)
 	}
-	r := &Reviewer{api: api, timeout: cmp.Or(o.Timeout, defaultTimeout), anyAudience: o.AnyAudience}
+	r := &Reviewer{
+		api:         api,
+		timeout:     cmp.Or(o.Timeout, defaultTimeout),
+		anyAudience: o.AnyAudience,
+		issuers:     slices.Clone(o.Issuers),
+		refused:     newCache(rememberRefused),
+		limits:      newLimits(cmp.Or(o.MaxConcurrent, defaultConcurrent), cmp.Or(o.MaxPerSecond, defaultPerSecond)),
+	}
 	if o.CacheFor > 0 {
 		r.cache = newCache(o.CacheFor)
 	}
@@ -162,11 +217,31 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 		return nil, fmt.Errorf("%w: it is not one word of printable ASCII", ErrInvalidToken)
 	}
 	key := cacheKey(token, audiences)
-	if a, ok := r.cache.get(key); ok {
-		return a, nil
+	if a, err, ok := r.cache.get(key); ok {
+		return a, err
+	}
+	c := readClaims(token)
+	if err := r.ruleOut(c, audiences); err != nil {
+		return nil, err
+	}
+	if a, err, ok := r.refused.get(key); ok {
+		return a, err
 	}
 	ctx, cancel := limited(ctx, r.timeout)
 	defer cancel()
+	a, err := r.limits.do(ctx, func() (*Account, error) { return r.judge(ctx, token, audiences) })
+	switch {
+	case err == nil:
+		a.NotAfter = c.expires
+		r.cache.put(key, *a, nil, a.NotAfter)
+	case !errors.Is(err, ErrReviewFailed):
+		r.refused.put(key, Account{}, err, time.Now().Add(rememberRefused))
+	}
+	return a, err
+}
+
+// judge asks the API server about the token, which names none of the audiences that it must not name.
+func (r *Reviewer) judge(ctx context.Context, token string, audiences []string) (*Account, error) {
 	s, err := r.ask(ctx, token, audiences)
 	if err != nil {
 		return nil, err
@@ -178,13 +253,22 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 			return nil, err
 		}
 	}
-	a, err := s.account(token, wanted)
-	if err != nil {
-		return nil, err
+	return s.account(token, wanted)
+}
+
+// ruleOut refuses a token by what it says of itself, which is not proven: the API server would refuse it too. What
+// cannot be read is for the API server to judge, and so is a token that is no JWT, as a webhook of the API server may
+// know it.
+func (r *Reviewer) ruleOut(c claims, audiences []string) error {
+	switch {
+	case !c.expires.IsZero() && time.Now().Round(0).After(c.expires.Add(clockLeeway)):
+		return fmt.Errorf("%w: it has expired: it ended at %s", ErrInvalidToken, c.expires.UTC().Format(time.RFC3339))
+	case len(c.audiences) > 0 && !r.anyAudience && !slices.ContainsFunc(c.audiences, func(a string) bool { return slices.Contains(audiences, a) }):
+		return fmt.Errorf("%w: it is for the audiences %.256q, and not for one of %.256q", ErrInvalidToken, c.audiences, audiences)
+	case c.issuer != "" && r.issuers != nil && !slices.Contains(r.issuers, c.issuer):
+		return fmt.Errorf("%w: its issuer %.256q is not one of %.256q", ErrInvalidToken, c.issuer, r.issuers)
 	}
-	a.NotAfter = expiry(token)
-	r.cache.put(key, a)
-	return a, nil
+	return nil
 }
 
 // tokenReview is the document of authentication.k8s.io/v1.
@@ -203,11 +287,25 @@ const (
 	reviewKind    = "TokenReview"
 )
 
+// maxValues is how many values the answer to a review may have. Of a user in many groups it has hundreds.
+const maxValues = 10_000
+
+// reviewed is an answer. Values of a byte or two, of which 4 MiB have a million, would take many times that in memory.
+type reviewed struct{ tokenReview }
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (a *reviewed) UnmarshalJSON(b []byte) error {
+	if n := bytes.Count(b, []byte{','}); n > maxValues {
+		return fmt.Errorf("it has more than %d values", maxValues)
+	}
+	return json.Unmarshal(b, &a.tokenReview)
+}
+
 // ask asks the API server about the token.
 func (r *Reviewer) ask(ctx context.Context, token string, audiences []string) (*status, error) {
 	question := tokenReview{APIVersion: reviewVersion, Kind: reviewKind}
 	question.Spec.Token, question.Spec.Audiences = token, audiences
-	var answer tokenReview
+	var answer reviewed
 	err := r.api.Create(ctx, k8s.Path("apis", "authentication.k8s.io", "v1", "tokenreviews"), &question, &answer)
 	switch {
 	case k8s.Forbidden(err):

@@ -465,7 +465,7 @@ func TestCache(t *testing.T) {
 	})
 }
 
-// Only good answers are remembered.
+// A good answer is remembered as long as the options say, a refusal for a second, and an outage not at all.
 func TestCacheRefusals(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -475,14 +475,18 @@ func TestCacheRefusals(t *testing.T) {
 			s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return status })
 			_, err := r.Review(t.Context(), tok, []string{"a"})
 			require.Error(t, err)
+			_, again := r.Review(t.Context(), tok, []string{"a"})
+			require.EqualError(t, again, err.Error())
+			time.Sleep(time.Second)
 		}
+		assert.Equal(t, 3, s.Count(http.MethodPost, reviews), "each was asked about once")
 		s.FailNext(1, kubetest.Fault{Code: 500}, nil)
 		_, err := r.Review(t.Context(), tok, []string{"a"})
 		require.Error(t, err)
 
 		s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good("a") })
 		_, err = r.Review(t.Context(), tok, []string{"a"})
-		require.NoError(t, err, "a refusal was remembered")
+		require.NoError(t, err, "a refusal was remembered for too long, or an outage was")
 
 		// a revoked token lives as long as the answer is kept
 		s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {

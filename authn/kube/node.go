@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -26,6 +27,9 @@ const (
 	podsPage    = 50              // pods in one answer
 	maxPodPages = 100             // a node runs some hundred pods
 	maxNodes    = 4096            // namespaces of nodes that are remembered
+
+	readsPerCaller      = 50  // of one pod, per second
+	readsPerCallerBurst = 500 // at once, as when a node starts
 )
 
 // NodeAuthorizerOptions configure a [NodeAuthorizer].
@@ -52,11 +56,17 @@ type NodeAuthorizerOptions struct {
 //
 // This program must be allowed to get and list pods of all namespaces that are served; see
 // [NodeAuthorizer.Check].
+//
+// It reads from the API server 64 times at once, and 500 times a second, at most. For one caller's pod it reads 50 times
+// a second after 500 at once, so that a proxy that asks for all that it can think of keeps no other waiting. What is
+// beyond gives an error that has a method Retryable, which says when to come back.
 type NodeAuthorizer struct {
 	api     *k8s.Client
 	timeout time.Duration
 	trusted map[string]bool // NAMESPACE/NAME
 	remotes map[string]*NodeAuthorizer
+
+	reads *limit.Limiter
 
 	mu    sync.Mutex
 	nodes map[place]*running
@@ -69,6 +79,10 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 		trusted: map[string]bool{},
 		remotes: maps.Clone(o.Remotes),
 		nodes:   map[place]*running{},
+		reads: limit.New(limit.Options{
+			Concurrent: defaultConcurrent, Queue: maxWaiting,
+			Rate: defaultPerSecond, Burst: 2 * defaultPerSecond, CallerRate: readsPerCaller, CallerBurst: readsPerCallerBurst,
+		}),
 	}
 	fail := func(format string, args ...any) (*NodeAuthorizer, error) {
 		return nil, fmt.Errorf("authn/kube: new node authorizer: "+format, args...)
@@ -156,7 +170,19 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 	if err != nil {
 		return err
 	}
-	return n.find(ctx, place{node, namespace}, name)
+	return n.find(ctx, caller.Pod.UID, place{node, namespace}, name)
+}
+
+// read reads from the API server for the pod with a UID, within the limits.
+func (n *NodeAuthorizer) read(ctx context.Context, uid, path string, query url.Values, out any) error {
+	if err := n.reads.Acquire(ctx, uid); err != nil {
+		if over, ok := errors.AsType[*limit.Error](err); ok && over.RetryAfter == 0 {
+			over.RetryAfter = busyFor
+		}
+		return err
+	}
+	defer n.reads.Release()
+	return n.api.Get(ctx, path, query, out)
 }
 
 // pod is the part of a pod that this package reads.
@@ -181,7 +207,7 @@ func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *authn.Pod) (string,
 		return "", denied("%.300q is not the name of a pod", caller.Name)
 	}
 	var p pod
-	err := n.api.Get(ctx, k8s.Path("api", "v1", "namespaces", caller.Namespace, "pods", caller.Name), nil, &p)
+	err := n.read(ctx, caller.UID, k8s.Path("api", "v1", "namespaces", caller.Namespace, "pods", caller.Name), nil, &p)
 	switch {
 	case k8s.NotFound(err):
 		return "", denied("there is no pod %s/%s", caller.Namespace, caller.Name)
@@ -210,8 +236,8 @@ type running struct {
 	accounts map[string]bool
 }
 
-// find returns nil if a pod with the service account runs in the place.
-func (n *NodeAuthorizer) find(ctx context.Context, at place, account string) error {
+// find returns nil if a pod with the service account runs in the place. It asks for the pod of a caller.
+func (n *NodeAuthorizer) find(ctx context.Context, caller string, at place, account string) error {
 	came := time.Now()
 	r := n.at(at)
 	select {
@@ -225,7 +251,7 @@ func (n *NodeAuthorizer) find(ctx context.Context, at place, account string) err
 	}
 	if r.asked.Before(came) { // else another goroutine asked while this one waited
 		asked := time.Now()
-		accounts, err := n.list(ctx, at)
+		accounts, err := n.list(ctx, caller, at)
 		if err != nil {
 			return fmt.Errorf("find a pod of the workload: %w", withRemedy(err))
 		}
@@ -257,7 +283,7 @@ func (n *NodeAuthorizer) at(p place) *running {
 
 // list asks which service accounts have pods in a place. It asks for one namespace of one node, which
 // the API server finds without reading all pods of the cluster.
-func (n *NodeAuthorizer) list(ctx context.Context, at place) (map[string]bool, error) {
+func (n *NodeAuthorizer) list(ctx context.Context, caller string, at place) (map[string]bool, error) {
 	accounts := map[string]bool{}
 	query := url.Values{
 		"fieldSelector": {"spec.nodeName=" + at.node + ",status.phase!=Failed"},
@@ -271,7 +297,7 @@ func (n *NodeAuthorizer) list(ctx context.Context, at place) (map[string]bool, e
 			} `json:"metadata"`
 			Items []pod `json:"items"`
 		}
-		if err := n.api.Get(ctx, k8s.Path("api", "v1", "namespaces", at.namespace, "pods"), query, &page); err != nil {
+		if err := n.read(ctx, caller, k8s.Path("api", "v1", "namespaces", at.namespace, "pods"), query, &page); err != nil {
 			return nil, err
 		}
 		if page.Kind != "PodList" {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"net"
+	"os"
 	"syscall"
 )
 
@@ -17,11 +18,17 @@ func refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.Errno(10061))
 }
 
-// listenUnix makes a socket; its mode has no meaning here.
-func listenUnix(path string, _ fs.FileMode) (net.Listener, error) {
-	l, err := net.Listen("unix", path)
-	if err == nil {
-		l.(*net.UnixListener).SetUnlinkOnClose(false) // Run removes it, if it is its own
+// listenUnix makes a socket in the folder dir, which is root; its mode has no meaning here.
+func listenUnix(root *os.Root, dir, name string, _ fs.FileMode) (net.Listener, fs.FileInfo, error) {
+	l, err := net.Listen("unix", dir+name)
+	if err != nil {
+		return nil, nil, err
 	}
-	return l, err
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // Run removes it, if it is its own
+	own, err := root.Lstat(name)
+	if err != nil {
+		l.Close()
+		return nil, nil, err
+	}
+	return l, own, nil
 }

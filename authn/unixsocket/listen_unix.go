@@ -3,10 +3,13 @@
 package unixsocket
 
 import (
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 )
 
@@ -19,9 +22,82 @@ func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 // constant in package syscall is 128, and more clients than that reconnect at once when an agent restarts.
 const backlog = 4096
 
-// listenUnix makes a socket with that mode. Connections are refused until listen is called, so no client
-// connects while the mode is still what the umask made of it.
-func listenUnix(path string, mode fs.FileMode) (net.Listener, error) {
+// listenUnix makes a socket with that mode and name in an open folder, whose path is dir and ends in a slash, and returns what is at the
+// name then. The name must be free.
+//
+// The socket is bound, gets its mode and listens in a new folder that only this user may enter, and gets its name
+// by a link when it is ready. So no client finds it earlier, and another user that may write to the folder can put
+// nothing in its place whose mode would be changed.
+func listenUnix(root *os.Root, dir, name string, mode fs.FileMode) (l net.Listener, own fs.FileInfo, err error) {
+	folder := "." + name[:min(len(name), 32)] + "." + rand.Text()[:6]
+	if err := root.Mkdir(folder, 0o700); err != nil {
+		return nil, nil, err
+	}
+	defer root.Remove(folder) //nolint:errcheck // if it is not empty, it is not what was made
+	inside, err := openFolder(root, folder)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer inside.Close()
+	at, err := inside.Open(".")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer at.Close()
+	// The path of the descriptor is shorter. It is not the first choice, as tools show the path of bind.
+	byDescriptor := fmt.Sprintf("/proc/self/fd/%d", at.Fd())
+	for _, path := range []string{
+		dir + folder + "/" + name, byDescriptor + "/" + name, byDescriptor + "/s", dir + folder + "/s",
+	} {
+		if len(path) > maxPath {
+			continue
+		}
+		if l, err = bind(inside, path, byDescriptor, mode); err == nil || !errors.Is(err, fs.ErrNotExist) {
+			break // else there is no /proc
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case l == nil:
+		return nil, nil, errors.New("the path is too long on this system; use a shorter one, or a relative one")
+	}
+	if own, err = publish(root, inside, folder, filepath.Base(l.Addr().String()), name); err != nil {
+		l.Close()
+		return nil, nil, err
+	}
+	return l, own, nil
+}
+
+// openFolder opens a folder that this user has just made. In a folder that others may write, they can have put
+// something else in its place.
+func openFolder(root *os.Root, name string) (*os.Root, error) {
+	if info, err := root.Lstat(name); err == nil && info.IsDir() && info.Mode().Perm() != 0o700 { // the umask took more away
+		if err := root.Chmod(name, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	inside, err := root.OpenRoot(name)
+	if err != nil {
+		return nil, err
+	}
+	info, err := inside.Stat(".")
+	if err == nil {
+		if s, ok := info.Sys().(*syscall.Stat_t); !ok || int(s.Uid) != os.Geteuid() || info.Mode().Perm() != 0o700 {
+			err = errReplaced
+		}
+	}
+	if err != nil {
+		inside.Close()
+		return nil, err
+	}
+	return inside, nil
+}
+
+var errReplaced = errors.New("another process that may write to the folder replaced the socket while it was made; take away write permission of the folder")
+
+// bind makes a socket at a path that leads into the folder inside, with that mode, and listens on it.
+func bind(inside *os.Root, path, byDescriptor string, mode fs.FileMode) (net.Listener, error) {
 	syscall.ForkLock.RLock()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err == nil {
@@ -36,7 +112,14 @@ func listenUnix(path string, mode fs.FileMode) (net.Listener, error) {
 	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
 		return nil, os.NewSyscallError("bind", err)
 	}
-	err = os.Chmod(path, mode)
+	name := filepath.Base(path)
+	if info, err := inside.Lstat(name); err != nil || info.Mode().Type() != fs.ModeSocket {
+		return nil, errReplaced // the path led elsewhere
+	}
+	err = inside.Chmod(name, mode)
+	if err != nil && os.Chmod(filepath.Join(byDescriptor, name), mode) == nil {
+		err = nil // a sandbox may forbid the newer system call that the first way needs
+	}
 	if err == nil {
 		err = os.NewSyscallError("listen", syscall.Listen(fd, backlog))
 	}
@@ -45,8 +128,31 @@ func listenUnix(path string, mode fs.FileMode) (net.Listener, error) {
 		l, err = net.FileListener(f)
 	}
 	if err != nil {
-		_ = os.Remove(path) // ours: bind made it
+		_ = inside.Remove(name)
 		return nil, err
 	}
 	return l, nil
+}
+
+// publish gives the socket that is called made in the folder inside its name in root.
+func publish(root, inside *os.Root, folder, made, name string) (fs.FileInfo, error) {
+	defer inside.Remove(made) //nolint:errcheck // after Rename it is not there
+	own, err := inside.Lstat(made)
+	if err != nil {
+		return nil, err
+	}
+	from := filepath.Join(folder, made)
+	err = root.Link(from, name)
+	if err != nil && !errors.Is(err, fs.ErrExist) { // a file system without links; Rename replaces what is there
+		if _, there := root.Lstat(name); errors.Is(there, fs.ErrNotExist) {
+			err = root.Rename(from, name)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if got, err := root.Lstat(name); err != nil || !os.SameFile(got, own) {
+		return nil, errReplaced
+	}
+	return own, nil
 }

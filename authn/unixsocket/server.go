@@ -29,10 +29,29 @@
 // Peers are known on Linux. An [http.Server] of the caller's own finds them too: set its ConnContext to
 // [ConnContext].
 //
+// # Limits
+//
+// Every local process that may connect can open connections, and keep them. So a connection on which no request is in
+// progress is closed after 5 minutes, and one whose first request, or rest of a body, does not come after 10 seconds.
+// A connection with a request in progress, such as a stream of secrets, is not closed for its age.
+//
+// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user, except root
+// and the user of this process. A user may also not have more than twice as many as are free, so that some users together
+// leave room for one more. What is beyond is closed at once, which delays no other client. A quarter of the
+// process's file descriptors, from 64 to 1,024 of them, is never taken by accepted connections, of this and other
+// servers of this library together, so that the program can always reach its certificate authority and open its files.
+//
 // # How a socket appears
 //
-// A socket has its final permissions before the first client can connect: it gets its mode between bind and
-// listen, and the umask has no effect. A socket that no server answers on is replaced. A socket in use, and
+// A socket listens and has its final permissions before it appears: it is made in a folder beside its place that only
+// this user may enter, and then linked to its name. So the umask has no effect, no other process can have the mode of
+// another file changed, and the tools that list sockets show the path in that folder, such as
+// /run/identity/.sds.sock.X7ZQ2A/sds.sock.
+//
+// The folder of the socket, and the folders above it, must belong to this user or to root. If others may write to one
+// without sticky bit, as to an emptyDir volume of Kubernetes, they may replace the socket, which is worth a warning.
+//
+// A socket that no server answers on is replaced. A socket in use, and
 // anything that is not a socket, is left alone. Starting servers lock the folder, so that two of them do not
 // both replace the same dead socket; a process that holds that lock for long delays a start by 10 seconds and
 // does not prevent it. On Windows there are neither modes nor locks: the folder's access list decides
@@ -54,9 +73,18 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/flock"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/summary"
 )
 
 const (
+	headerTime = 10 * time.Second // for the first request, and for the header of each
+	idleTime   = 5 * time.Minute  // without a request in progress
+
+	defaultMaxConns        = 16_384
+	defaultMaxConnsPerUser = 1024
+
 	drainTime = 2 * time.Second
 	dialTime  = time.Second
 	lockTime  = 10 * time.Second // other servers hold the lock for a second at most
@@ -76,7 +104,7 @@ type Server struct {
 	Path string
 
 	// DirMode is the mode of the socket's folder if Server makes it; 0 means 0700. A folder that
-	// exists is left as it is.
+	// exists is left as it is, and must belong to this user or to root.
 	DirMode fs.FileMode
 
 	// SocketMode is the mode of the socket; 0 means 0600. Connecting takes write permission.
@@ -93,10 +121,21 @@ type Server struct {
 	// has the peer already.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
 
-	// Logger gets the messages of net/http at level Debug, and a warning if users other than the
-	// owner may replace the socket. Nil means no logs.
+	// MaxConns is how many connections the server has at a time. 0 means 16,384, or all file descriptors of the process
+	// but the reserve if those are fewer: 384 of 512.
+	MaxConns int
+
+	// MaxConnsPerUser is how many of them one user of the machine has. 0 means 1,024, or two thirds of MaxConns if
+	// those are fewer: 256 of 384. Root and the user of this process are exempt, and so is every peer whose user is not
+	// known; see [PeerFromContext].
+	MaxConnsPerUser int
+
+	// Logger gets the messages of net/http at level Debug, a warning if users other than the
+	// owner may replace the socket, and one for connections beyond a limit, with the user and the process. Of the latter
+	// there is one line per limit and minute, with their number. Nil means no logs.
 	Logger *slog.Logger
 
+	exempt func(uid uint32) bool // from MaxConnsPerUser
 	mu     sync.Mutex
 	l      net.Listener
 	remove func() // removes the socket
@@ -124,11 +163,15 @@ func (s *Server) listen() error {
 	switch {
 	case s.Handler == nil:
 		return errors.New("the Handler is nil")
+	case s.MaxConns < 0 || s.MaxConnsPerUser < 0:
+		return errors.New("MaxConns or MaxConnsPerUser is negative")
 	case s.Listener != nil:
 		s.l, s.remove = s.Listener, func() {}
 		return nil
 	case s.Path == "":
 		return errors.New("the path is empty")
+	case os.IsPathSeparator(s.Path[len(s.Path)-1]):
+		return errors.New("the path ends in a slash; add the name of the socket")
 	case s.Path[0] == '@' || s.Path[0] == 0:
 		return errors.New("an abstract socket has no permissions; use a path in a folder")
 	case len(s.Path) > maxPath:
@@ -136,41 +179,59 @@ func (s *Server) listen() error {
 	case s.DirMode&^fs.ModePerm != 0 || s.SocketMode&^fs.ModePerm != 0:
 		return errors.New("DirMode and SocketMode are permissions only, like 0750")
 	}
-	path, err := filepath.Abs(s.Path) // the working directory may be another one at the end
+	dir, name := filepath.Split(s.Path) // not cleaned: what is behind a link decides what ".." means
+	if dir == "" {
+		dir = "." + string(filepath.Separator)
+	}
+	warned := false
+	root, err := private.MakeDir(dir, private.Options{Mode: cmp.Or(s.DirMode, 0o700), Warn: func(err error) {
+		warned = true
+		s.warn(dir, err)
+	}})
 	if err != nil {
 		return err
 	}
-	dir := filepath.Dir(s.Path)
-	if err := makeDir(dir, cmp.Or(s.DirMode, 0o700)); err != nil {
-		return err
+	if fi, err := root.Stat("."); err == nil && !warned && fi.Mode().Perm()&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
+		s.warn(dir, fmt.Errorf("it has mode %v", fi.Mode()))
 	}
-	if fi, err := os.Stat(dir); err == nil && fi.Mode().Perm()&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
-		s.log().Warn("unixsocket: users other than the owner may replace the socket; take away write permission of its folder",
-			slog.String("folder", dir), slog.String("mode", fi.Mode().String()))
-	}
-	unlock, err := lockDir(dir)
+	l, own, err := s.open(root, dir, name)
 	if err != nil {
-		return fmt.Errorf("lock the folder: %w", err)
-	}
-	defer unlock()
-	if err := removeDead(s.Path); err != nil {
-		return err
-	}
-	l, err := listenUnix(s.Path, cmp.Or(s.SocketMode, 0o600))
-	if err != nil {
-		return err
-	}
-	own, err := os.Lstat(s.Path)
-	if err != nil {
-		l.Close()
+		root.Close()
 		return err
 	}
 	s.l, s.remove = l, func() {
-		if fi, err := os.Lstat(path); err == nil && os.SameFile(fi, own) {
-			_ = os.Remove(path) // a dead socket is replaced at the next start
+		if fi, err := root.Lstat(name); err == nil && os.SameFile(fi, own) {
+			_ = root.Remove(name) // a dead socket is replaced at the next start
 		}
+		root.Close()
 	}
 	return nil
+}
+
+func (s *Server) warn(dir string, err error) {
+	s.log().Warn("unixsocket: users other than the owner may replace the socket; take away write permission of its folder",
+		slog.String("folder", dir), slog.Any("err", err))
+}
+
+// open makes the socket in an open folder, in the place of a dead one.
+func (s *Server) open(root *os.Root, dir, name string) (net.Listener, fs.FileInfo, error) {
+	unlock, err := lockDir(root)
+	if err != nil {
+		return nil, nil, fmt.Errorf("lock the folder: %w", err)
+	}
+	defer unlock()
+	if err := removeDead(root, s.Path, name); err != nil {
+		return nil, nil, err
+	}
+	return listenUnix(root, dir, name, cmp.Or(s.SocketMode, 0o600))
+}
+
+// name says where the server listens.
+func (s *Server) name() string {
+	if s.Listener != nil {
+		return s.l.Addr().String()
+	}
+	return s.Path
 }
 
 func (s *Server) log() *slog.Logger { return cmp.Or(s.Logger, slog.New(slog.DiscardHandler)) }
@@ -186,14 +247,16 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	base, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	l := s.limited()
 	srv := &http.Server{
-		Handler:   s.Handler,
+		Handler:   limit.Body(s.Handler, headerTime),
 		Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
 			MaxReadFrameSize:     16 << 10, // clients written in Go set aside that much for each stream
 		},
-		ReadHeaderTimeout: 10 * time.Second,
+		ReadHeaderTimeout: headerTime,
+		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    64 << 10,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -203,18 +266,23 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 			return ctx
 		},
+		ConnState: func(c net.Conn, state http.ConnState) {
+			if state == http.StateClosed || state == http.StateHijacked {
+				l.Closed(c)
+			}
+		},
 		ErrorLog: slog.NewLogLogger(s.log().Handler(), slog.LevelDebug),
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(s.l) }()
+	go func() { failed <- srv.Serve(l) }()
 	var err error
 	select {
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	case failure := <-failed:
-		err = fmt.Errorf("unixsocket: serve on %q: %w", s.l.Addr(), failure)
+		err = fmt.Errorf("unixsocket: serve on %.256q: %w", s.name(), failure)
 		failed <- failure
 	}
 	s.remove() // before the listener is closed: until then no other server takes the path
@@ -227,32 +295,47 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// makeDir makes a folder, and those above it, with exactly that mode if it does not exist.
-func makeDir(dir string, mode fs.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(dir), mode); err != nil {
-		return err
+// limited is the listener within the limits.
+func (s *Server) limited() *limit.Listener[uint32] {
+	total := cmp.Or(s.MaxConns, limit.MaxConns(defaultMaxConns))
+	own := uint32(os.Geteuid()) // which no user has where it is -1
+	exempt := s.exempt
+	if exempt == nil {
+		exempt = func(uid uint32) bool { return uid == 0 || uid == own }
 	}
-	err := os.Mkdir(dir, mode)
-	if errors.Is(err, fs.ErrExist) {
-		if fi, err := os.Stat(dir); err == nil && !fi.IsDir() {
-			return fmt.Errorf("%s is not a folder", dir)
-		}
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return os.Chmod(dir, mode) // what the umask took away
+	log := summary.New(s.log(), 0)
+	return limit.Listen(s.l, limit.ConnOptions[uint32]{
+		Total: total,
+		Each:  cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
+		Peer: func(c net.Conn) (uid uint32, counted bool) {
+			p, known := peerOf(c)
+			return p.UID, known && !exempt(p.UID)
+		},
+		Refused: func(c net.Conn, err *limit.Error) {
+			var attrs []slog.Attr
+			if p, known := peerOf(c); known {
+				attrs = []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int("pid", int(p.PID))}
+			}
+			reason := err.Reason
+			switch reason {
+			case limit.CallerShare:
+				reason = "MaxConnsPerUser is reached: the user has too many connections"
+			case limit.TotalShare:
+				reason = "MaxConns is reached: there are too many connections"
+			}
+			log.Warn("unixsocket: connection closed at once", reason, append(attrs, slog.String("socket", s.name()))...)
+		},
+	})
 }
 
 // lockDir waits for the lock on a folder, which lasts until unlock or the end of the process, and leaves
 // no file behind. Every process that may read the folder can hold it for any time, so lockDir stops waiting
 // after lockTime and goes on without the lock. Without flock it does nothing.
-func lockDir(dir string) (unlock func(), err error) {
+func lockDir(dir *os.Root) (unlock func(), err error) {
 	if !flock.Supported {
 		return func() {}, nil
 	}
-	f, err := os.Open(dir)
+	f, err := dir.Open(".")
 	if err != nil {
 		return nil, err
 	}
@@ -269,9 +352,9 @@ func lockDir(dir string) (unlock func(), err error) {
 	}
 }
 
-// removeDead removes a socket that no server listens on.
-func removeDead(path string) error {
-	fi, err := os.Lstat(path)
+// removeDead removes a socket that no server listens on, which has that path, and that name in root.
+func removeDead(root *os.Root, path, name string) error {
+	fi, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -289,5 +372,5 @@ func removeDead(path string) error {
 	if !refused(err) { // for instance a server whose queue is full
 		return fmt.Errorf("%w, or its state is unknown: %w", ErrInUse, err)
 	}
-	return os.Remove(path)
+	return root.Remove(name)
 }

@@ -78,6 +78,7 @@ const (
 	maxResponse = 2 << 20 // bytes
 	maxToken    = 64 << 10
 	maxRoots    = 256
+	maxTexts    = 1000 // of an answer; most have one for each certificate
 )
 
 // Options are the choices of [New]. URL and TrustDomain are required.
@@ -389,6 +390,10 @@ func readResponse(response []byte) (chain, roots []*x509.Certificate, err error)
 	var texts []string
 	err = protofield.Read(response, func(f *protofield.Field) {
 		if f.Number == 1 && f.Data != nil {
+			if len(texts) == maxTexts {
+				f.Fail(fmt.Errorf("the answer has more than %d texts", maxTexts))
+				return
+			}
 			var text string
 			f.Text(&text)
 			texts = append(texts, text)

@@ -212,13 +212,7 @@ func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, erro
 				continue // the reading itself may have been the change
 			}
 			_, wait := c.roots.state()
-			t := time.NewTimer(wait - time.Duration(rand.Float64()*float64(wait)/10)) // so that a fleet spreads out
-			select {
-			case <-ctx.Done():
-			case <-changed:
-			case <-t.C:
-			}
-			t.Stop()
+			renew.Wait(ctx, wait-time.Duration(rand.Float64()*float64(wait)/10), changed) // so that a fleet spreads out
 		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
@@ -37,7 +36,7 @@ func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) error {
 	}
 	defer os.RemoveAll(dir)
 	o, err := parse([]string{
-		"-trust-domain", td.String(), "-root-ca-dir", filepath.Join(dir, "none"), "-state-dir", dir,
+		"-trust-domain", td.String(), "-state-dir", dir, "-create",
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
 		"-root-ttl", "1h", "-default-ttl", "5m", "-linkerd-ttl", "5m", "-max-ttl", "10m",
 		"-refresh-hint", "1s", "-propagation", "5s", "-caller-rate", "0",
@@ -70,6 +69,7 @@ type visitor struct {
 	at     caserver.Listeners
 	out    io.Writer
 	start  time.Time
+	secret string         // which tokens begin with
 	bundle *spiffe.Bundle // as the endpoint gave it last
 	leaves []*x509.Certificate
 	signed map[string]bool // by the serial numbers of roots
@@ -83,6 +83,11 @@ func (v *visitor) say(format string, args ...any) {
 func (v *visitor) visit(ctx context.Context) error {
 	announce(v.out, v.Config, v.ca, v.at)
 	v.bundle = v.ca.Bundle() // a client has it from root-cert.pem
+	secret, err := os.ReadFile(v.SecretFile)
+	if err != nil {
+		return err
+	}
+	v.secret = string(secret) + ":"
 	web, db, err := v.round(ctx)
 	if err != nil {
 		return err
@@ -93,10 +98,13 @@ func (v *visitor) visit(ctx context.Context) error {
 	}
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
 	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.Local().Format(time.TimeOnly))
-	if _, err = v.istio(ctx, "spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
+	if _, err = v.istio(ctx, v.secret+"spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller of another trust domain was not refused: %w", err)
 	}
-	v.say("Istio's API: spiffe://elsewhere.test/web is refused")
+	if _, err = v.istio(ctx, "demo/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
+		return fmt.Errorf("a caller without the secret was not refused: %w", err)
+	}
+	v.say("Istio's API: spiffe://elsewhere.test/web is refused, and so is demo/web without the secret")
 	v.say("an operator: ca -rotate")
 	operator := *v.options
 	operator.command = "rotate"
@@ -126,7 +134,7 @@ func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certifi
 	if err := v.fetch(ctx); err != nil {
 		return nil, nil, err
 	}
-	if web, err = v.istio(ctx, "demo/web", nil); err != nil {
+	if web, err = v.istio(ctx, v.secret+"demo/web", nil); err != nil {
 		return nil, nil, err
 	}
 	if db, err = v.linkerd(ctx); err != nil {
@@ -201,7 +209,7 @@ func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
 	}
 	client := newClient(v.bundle, nil)
 	defer client.CloseIdleConnections()
-	chain, err := certify(ctx, client, "https://"+v.at.Linkerd.Addr().String(), "demo/db", name, csr)
+	chain, err := certify(ctx, client, "https://"+v.at.Linkerd.Addr().String(), v.secret+"demo/db", name, csr)
 	if err != nil {
 		return nil, err
 	}

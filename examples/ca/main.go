@@ -4,14 +4,17 @@
 //	go run ./examples/ca
 //
 // Without flags it is in development mode: it keeps a self-signed CA in the user's home, one for each trust
-// domain, listens on 127.0.0.1, trusts the name in a caller's token, and says so. An agent whose token file
-// has the text demo/web, and that trusts the root-cert.pem in that folder, becomes
-// spiffe://cluster.local/ns/demo/sa/web.
+// domain, listens on 127.0.0.1, trusts the name in a token that has the secret of this start, and says so. What it signs
+// lasts an hour. An agent whose token is made by the command that is printed, and that trusts the root-cert.pem in
+// that folder, becomes spiffe://cluster.local/ns/demo/sa/web.
 //
 // In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and
 // has the API server judge the tokens of service accounts; -istio-addr=:15012 and its like open the
 // ports to others. A CA that was plugged in is found in -root-ca-dir, as with Istio. With -external-ca the
 // signers of the cluster sign instead.
+//
+// A CA is made by the first start in the default folder, and elsewhere, the Secret included, by a start with -create: an
+// empty store may be a volume that is not mounted. Folders and files that other users can change are refused.
 //
 // -help lists the flags. Those with a name in brackets can be set in the environment as well, under the
 // name that configures Istio's CA; a flag wins over its variable. Other variables are not read.
@@ -21,19 +24,30 @@
 //	ca -status                             print the roots and what becomes of them
 //	ca -rotate                             prepare a new root; the other three steps follow by time
 //	ca -taint SERIAL                       a key may be stolen: replace it, and drop its root early
-//	ca -revoke SERIAL                      drop a root or a token key now
+//	ca -revoke SERIAL                      drop a root or a token key now, if another one signs
+//	ca -revoke SERIAL -now                 drop it although it signs: it is stolen. This costs: see below
+//	ca -recover                            go on with the newest version in a folder that lost its file CURRENT
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
 //	ca -verify-audit audit.jsonl           see that no line of the audit log was changed or taken out
 //
 // The commands work on the store: they need its rights, and the flags that say where it is, but no server.
-// A server on the same store follows, usually within 30 seconds. Before -revoke of a root that was active,
-// wait until -status says that another one is. A backup is a copy of the store: of the folder
+// A server on the same store follows, usually within 30 seconds. From -taint on, what the key signed proves nothing
+// to the CA, while workloads go on trusting it until they have renewed. Before -revoke of a root that was active,
+// wait until -status says that another one is, or add -now: its successor signs at once, peers that have not fetched the
+// bundle refuse what that signs, and those that have refuse what the revoked root signed. The command says until when.
+//
+// Istio's API takes certificates of the CA as proof, so that a virtual machine renews without a token, for
+// -default-ttl at most each time. -renew-by-certificate=720h gives that an end, -renew-by-certificate=off
+// forbids it; without the flag it has no end, as with Istio.
+//
+// A backup is a copy of the store: of the folder
 // -state-dir/ca, or of the Secret. It holds the private keys. To restore it, stop all replicas, put it
 // back, and start them.
 //
 // Everything that is signed, by the server or by a command, has a line in the audit log before it
-// leaves: see package auditlog for the form. A disk that is full or slow holds the CA up.
+// leaves, and so has every change of keys: see package auditlog for the form. A disk that is full or slow holds the
+// CA up, and /ready says so.
 //
 // -demo shows all of it in a few seconds.
 package main
@@ -48,6 +62,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -62,13 +77,16 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	switch err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr); {
-	case errors.Is(err, flag.ErrHelp):
-		os.Exit(2)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "ca:", err)
+	if err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, message(err))
 		os.Exit(1)
 	}
+}
+
+// message is an error in one line, in which the name of the program, which is that of package ca, is there once.
+func message(err error) string {
+	text := strings.ReplaceAll("ca: "+err.Error(), "\n", "; ")
+	return strings.ReplaceAll(strings.Replace(text, "ca: ca: ", "ca: ", 1), ": ca: ", ": ")
 }
 
 // run is the program. It returns nil when a signal ends it.
@@ -98,6 +116,7 @@ type options struct {
 	argument string // of the command
 	id       spiffe.ID
 	ttl      time.Duration
+	now      bool // of -revoke
 	verbose  bool
 }
 
@@ -111,16 +130,21 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.String("once", "", "sign the request in the `file` (- for standard input) for -id, print the chain, and end")
 	fs.String("jwt", "", "print a JWT-SVID of -id for the `audience`, and end")
 	fs.TextVar(&o.id, "id", spiffe.ID{}, "`SPIFFE ID` for -once and -jwt")
-	fs.DurationVar(&o.ttl, "ttl", 0, "lifetime for -once and -jwt (default that of the CA)")
+	fs.Func("ttl", "`lifetime` for -once and -jwt (default that of the CA)", func(text string) (err error) {
+		o.ttl, err = time.ParseDuration(text)
+		return err
+	})
 	fs.Bool("rotate", false, "prepare a new root, and end; servers on the same store follow")
 	fs.String("taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
 	fs.String("revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
+	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
+	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	if o.Config, err = caconfig.Parse(fs, args, getenv); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "verify-audit"} {
+	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover", "verify-audit"} {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
 			if o.command != "" {
 				return nil, fmt.Errorf("-%s and -%s: only one command at a time", o.command, name)
@@ -135,13 +159,15 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 		return nil, errors.New("-ttl: it is negative")
 	case o.ttl > 0 && !sign:
 		return nil, errors.New("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
+	case o.now && o.command != "revoke":
+		return nil, errors.New("-now: it is for -revoke")
 	}
 	return o, nil
 }
 
 // warning is printed at each start in development mode.
-const warning = `*** DEVELOPMENT ONLY: any program on this machine gets a certificate for any name that it gives as
-*** its token, without proof. Use -kubernetes, or another authn.Authenticator, for everything else.`
+const warning = `*** DEVELOPMENT ONLY: any program that can read the file of the secret gets a certificate for any name, of
+*** one hour. Use -kubernetes, or another authn.Authenticator, for everything else.`
 
 // announce says where everything is.
 func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caserver.Listeners) {
@@ -153,6 +179,9 @@ func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caser
 	fmt.Fprintf(out, line, "CA:", a.Where)
 	fmt.Fprintf(out, line, "roots in PEM:", c.RootsFile)
 	fmt.Fprintf(out, line, "audit log:", c.AuditLog)
+	if !c.Kubernetes {
+		fmt.Fprintf(out, line, "token of demo/web:", `printf %s:demo/web "$(cat '`+c.SecretFile+`')"`)
+	}
 	linkerdScheme := "https"
 	if at.LinkerdPlaintext {
 		linkerdScheme = "http"

@@ -35,6 +35,16 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 			return fmt.Errorf("-once: %w", err)
 		}
 	}
+	if o.command == "recover" {
+		r, err := o.Recover(ctx)
+		if r.Version != "" {
+			fmt.Fprintln(out, "the CA goes on with version", r)
+		}
+		for _, version := range r.Left {
+			fmt.Fprintln(out, "left where it is:", version)
+		}
+		return err
+	}
 	wait, late := 30*time.Second, "the store does not answer"
 	if o.ExternalCA != "" {
 		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" { // it has a minute
@@ -69,7 +79,14 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	case "taint":
 		err = a.Own.Taint(ctx, o.argument)
 	case "revoke":
-		err = a.Own.Revoke(ctx, o.argument)
+		if !o.now {
+			err = a.Own.Revoke(ctx, o.argument)
+			break
+		}
+		var r ca.Revocation
+		if r, err = a.Own.RevokeNow(ctx, o.argument); err == nil {
+			fmt.Fprintln(out, r)
+		}
 	}
 	if err == nil {
 		a.WriteStatus(out)

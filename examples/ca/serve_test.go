@@ -46,7 +46,7 @@ import (
 // arguments are those of a server on ports that are free, with its state in dir.
 func arguments(dir string, more ...string) []string {
 	return append([]string{
-		"-state-dir", dir, "-root-ca-dir", filepath.Join(dir, "plugged-in"),
+		"-state-dir", dir, "-create", "-root-ca-dir", filepath.Join(dir, "plugged-in"),
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
 	}, more...)
 }
@@ -127,6 +127,14 @@ func get(t testing.TB, url string) (status int, body string) {
 
 // rootsOf returns the current roots in PEM.
 func rootsOf(s *server) []byte { return s.ca.Bundle().MarshalPEM() }
+
+// token returns a token of development mode.
+func token(t testing.TB, s *server, name string) string {
+	t.Helper()
+	secret, err := os.ReadFile(s.c.SecretFile)
+	require.NoError(t, err)
+	return string(secret) + ":" + name
+}
 
 // codeOf returns the code of an answer.
 func codeOf(err error) grpchttp.Code {
@@ -266,14 +274,20 @@ func TestServer(t *testing.T) {
 
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "demo/web", key)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
+	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
 	require.Equal(t, pki.MarshalCertificatesPEM(roots...), root)
-	for _, token := range []string{"", "x", "spiffe://elsewhere.test/web", "spiffe://cluster.local", "a/b/c", "../b", "/", "a/"} {
-		_, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token, key)
-		requireUnauthenticated(t, err, token)
+	for _, name := range []string{"", "x", "spiffe://elsewhere.test/web", "spiffe://cluster.local", "a/b/c", "../b", "/", "a/"} {
+		for _, token := range []string{name, token(t, s, name)} {
+			_, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token, key)
+			requireUnauthenticated(t, err, token)
+		}
 	}
+	_, _, err = istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "demo/web", key)
+	requireUnauthenticated(t, err, "the name without the secret")
+
 	certified := newClient(bundle, mustSVID(t, chain, key))
 	defer certified.CloseIdleConnections()
 	again, _, err := istioRequest(t.Context(), certified, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "", key)
@@ -281,13 +295,15 @@ func TestServer(t *testing.T) {
 	require.Equal(t, chain[0].URIs, again[0].URIs)
 
 	const name = "db.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/db", name, proxyCSR(t, name))
+	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), token(t, s, "demo/db"), name, proxyCSR(t, name))
 	require.NoError(t, err)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
-	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, proxyCSR(t, name))
+	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), token(t, s, "demo/web"), name, proxyCSR(t, name))
 	require.Equal(t, grpchttp.FailedPrecondition, codeOf(err), err)
-	_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "spiffe://cluster.local/other", name, proxyCSR(t, name))
-	require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
+	for _, bad := range []string{token(t, s, "spiffe://cluster.local/other"), "demo/db"} {
+		_, err = certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), bad, name, proxyCSR(t, name))
+		require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
+	}
 
 	fetched, err := federation.Fetch(t.Context(), federation.Relationship{
 		TrustDomain: c.CA.TrustDomain, URL: "https://" + s.at.Bundle.Addr().String() + "/",
@@ -397,7 +413,7 @@ func TestCannotStart(t *testing.T) {
 
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	err = run(t.Context(), arguments(filepath.Join(file, "below")), env{}.get, nil, io.Discard, io.Discard)
+	err = run(t.Context(), arguments(filepath.Join(file, "below"), "-root-ca-dir", ""), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-state-dir")
 	err = run(t.Context(), arguments(dir, "-audit-log", dir), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "auditlog")
@@ -595,6 +611,153 @@ func TestOperator(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
 }
 
+// A key that is known to be stolen is replaced at once, and the operator is told what that costs.
+func TestRevokeNow(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := newConfig(t, dir)
+	s, _ := start(t, c)
+	first := s.ca.Own.Roots()[0]
+	_, err := shell(t, "", arguments(dir, "-revoke", first.ID)...)
+	require.ErrorContains(t, err, "signs")
+	out, err := shell(t, "", arguments(dir, "-revoke", first.ID, "-now")...)
+	require.NoError(t, err)
+	require.Contains(t, out, "root "+first.ID+" is revoked")
+	require.Contains(t, out, "signs in its place, and verifiers that have not read the bundle refuse what it signs, until ")
+	require.Contains(t, out, "make all workloads renew")
+	require.Contains(t, out, "active since")
+	require.Eventually(t, func() bool { // the server follows
+		roots := s.ca.Own.Roots()
+		return len(roots) == 1 && roots[0].ID != first.ID
+	}, 40*time.Second, 50*time.Millisecond)
+	_, err = shell(t, "", arguments(dir, "-taint", first.ID, "-now")...)
+	require.ErrorContains(t, err, "-now: it is for -revoke")
+}
+
+// An operator taints the root by a command: from then on what it signed is no proof to the server, on a connection that is
+// open as on a new one, and a token is. With -renew-by-certificate=off it never was.
+func TestTaintByCommand(t *testing.T) {
+	t.Parallel()
+	for _, off := range []bool{false, true} {
+		dir := t.TempDir()
+		args := []string{"-refresh-hint", "1s", "-propagation", "8s"}
+		if off {
+			args = append(args, "-renew-by-certificate", "off")
+		}
+		s, _ := start(t, newConfig(t, dir, args...))
+		url := "https://" + s.at.Istio.Addr().String()
+		plain := newClient(s.ca.Bundle(), nil)
+		defer plain.CloseIdleConnections()
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		chain, _, err := istioRequest(t.Context(), plain, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
+		require.NoError(t, err)
+		thief := newClient(s.ca.Bundle(), mustSVID(t, chain, key))
+		defer thief.CloseIdleConnections()
+		renew := func() error {
+			_, _, err := istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, "", key)
+			return err
+		}
+		if off {
+			requireUnauthenticated(t, renew(), "its certificate alone")
+			continue
+		}
+		require.NoError(t, renew())
+		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Roots()[0].ID)...)...)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return errors.Is(renew(), caclient.ErrUnauthenticated) }, 30*time.Second, 100*time.Millisecond, "when the server has read the store")
+		_, _, err = istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
+		require.NoError(t, err, "a clean proof")
+	}
+}
+
+// The audit log says what became of the keys, and which user did it with which command on which host.
+func TestKeyEvents(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	_, stop := start(t, newConfig(t, dir))
+	stop()
+	ids := func() (ids []string) {
+		a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
+		require.NoError(t, err)
+		defer a.Close()
+		for _, r := range a.Own.Roots() {
+			ids = append(ids, r.ID)
+		}
+		return ids
+	}
+	first := ids()[0]
+	for _, args := range [][]string{{"-rotate"}, {"-taint", first}, {"-revoke", first, "-now"}} {
+		_, err := shell(t, "", arguments(dir, args...)...)
+		require.NoError(t, err, args)
+	}
+	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
+	_, err := shell(t, "", arguments(dir, "-recover")...)
+	require.NoError(t, err)
+	out, err := shell(t, "", "-verify-audit", filepath.Join(dir, "audit.jsonl"))
+	require.NoError(t, err)
+	require.Contains(t, out, "are as they were written")
+
+	f, err := os.Open(filepath.Join(dir, "audit.jsonl"))
+	require.NoError(t, err)
+	defer f.Close()
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	seen := map[string]string{}
+	for e, err := range auditlog.Read(f) {
+		require.NoError(t, err)
+		if k := e.KeyEvent; k != nil && k.Key == "root" {
+			seen[k.Event] = k.Serial
+			assert.Equal(t, host, k.Host)
+			assert.Equal(t, fmt.Sprint(os.Getuid()), k.UID)
+			assert.Contains(t, k.Command, "ca.test")
+		}
+	}
+	for _, event := range []string{"created", "tainted", "revoked"} {
+		assert.Equal(t, first, seen[event], event)
+	}
+	assert.NotEmpty(t, seen["prepared"])
+	assert.Contains(t, ids(), seen["recovered"], "the one that signs")
+}
+
+// A folder that has lost its pointer gets no new root, loses no key, and goes on when the operator says so.
+func TestRecover(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, stop := start(t, newConfig(t, dir))
+	root := s.ca.Own.Roots()[0].ID
+	stop()
+	_, err := shell(t, "", arguments(dir, "-recover")...)
+	require.ErrorContains(t, err, "nothing to recover")
+	versions := func() []string {
+		files, err := filepath.Glob(filepath.Join(dir, "ca", "*", "*"))
+		require.NoError(t, err)
+		return files
+	}
+	for _, lose := range []func(string) error{os.Remove, func(name string) error { return os.Truncate(name, 0) }} {
+		before := versions()
+		require.NoError(t, lose(filepath.Join(dir, "ca", "CURRENT")))
+		for _, args := range [][]string{nil, {"-status"}, {"-rotate"}, {"-once", "-", "-id", "spiffe://cluster.local/x"}} {
+			began := time.Now()
+			_, err := shell(t, newCSR(t), arguments(dir, args...)...)
+			require.ErrorIs(t, err, ca.ErrUnfit, args)
+			require.ErrorContains(t, err, "-recover")
+			require.Less(t, time.Since(began), 10*time.Second, "waiting does not help")
+			require.Equal(t, before, versions())
+		}
+		out, err := shell(t, "", arguments(dir, "-recover")...)
+		require.NoError(t, err)
+		require.Contains(t, out, "the CA goes on with version ")
+		require.Contains(t, out, root)
+		again, stop := start(t, newConfig(t, dir))
+		require.Equal(t, root, again.ca.Own.Roots()[0].ID)
+		stop()
+	}
+	_, args := cluster(t)
+	_, err = shell(t, "", arguments(dir, append(args, "-recover")...)...)
+	require.ErrorContains(t, err, "-recover")
+}
+
 // To look, in the middle of a rotation that no server has shown to anybody, writes nothing.
 func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()
@@ -622,32 +785,42 @@ func TestPluggedIn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
-	c := newConfig(t, dir)
+	err := run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
 	out, err := shell(t, "", arguments(dir, "-status")...)
 	require.NoError(t, err)
 	require.Contains(t, out, "plugged in")
 	_, err = shell(t, "", arguments(dir, "-rotate")...)
 	require.ErrorContains(t, err, "the roots are plugged in")
 
-	s, _ := start(t, c)
+	_, args := cluster(t)
+	own, err := newConfig(t, t.TempDir(), args...).Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	own.Close()
+	var log bytes.Buffer
+	plugged, err := newConfig(t, dir, args...).Open(t.Context(), caconfig.OpenOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	plugged.Close()
+	require.Contains(t, log.String(), "the own CA signs nothing any more", "in a cluster, where the volume says that this is meant")
+	s, _ := start(t, newConfig(t, dir, append(args, "-create=false")...))
 	bundle := s.ca.Bundle()
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "demo/web", key)
+	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", key)
 	require.NoError(t, err)
 	require.Len(t, chain, 2, "leaf and intermediate")
 	require.Len(t, roots, 1)
 	require.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
 	require.NoError(t, chain[1].CheckSignatureFrom(roots[0]))
 	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "demo/web", name, proxyCSR(t, name))
+	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
 	require.NoError(t, err)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
 	require.True(t, proxied[1].Equal(chain[1]))
 
-	token, err := shell(t, "", arguments(dir, "-jwt", "audience", "-id", "spiffe://cluster.local/x")...)
+	token, err := shell(t, "", arguments(dir, append(args, "-jwt", "audience", "-id", "spiffe://cluster.local/x")...)...)
 	require.NoError(t, err)
 	require.Equal(t, 2, strings.Count(token, "."))
 }

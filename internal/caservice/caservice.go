@@ -11,12 +11,17 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
+	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -27,6 +32,11 @@ const (
 	sendTimeout    = 10 * time.Second
 	maxRequest     = 192 << 10 // bytes: a CSR in PEM has at most 128 KiB, one in DER or a token 64 KiB
 	maxCommonName  = 64        // bytes; RFC 5280 calls it ub-common-name
+
+	// To verify a signing request takes a processor for longer than all that comes before it. What would wait longer
+	// for one than queueTime is refused, so that an overload does not make every request late.
+	queueTime = 50 * time.Millisecond
+	maxQueue  = 4096
 )
 
 // Service is a gRPC service with one unary method.
@@ -34,7 +44,14 @@ type Service struct {
 	Name    string        // of the package; what is logged begins with it
 	Path    string        // of the method
 	Timeout time.Duration // of a call; 0 means 75 seconds
-	Logger  *slog.Logger  // nil discards
+
+	// Logger gets each certificate at level Debug. Of what is refused it gets the first of each reason at once, and a
+	// count of the others every minute, so that a caller cannot fill a log; one that takes Debug gets each of them. Nil
+	// discards.
+	Logger *slog.Logger
+
+	// Reasons are errors that are told apart in the log, beside those of package ca and the codes.
+	Reasons []error
 
 	// Answer returns the response to a call. An error is a [*grpchttp.Error]: its code and message are
 	// sent, its cause is logged. A panic becomes Internal.
@@ -42,12 +59,17 @@ type Service struct {
 
 	// Answered, if set, is called with the code of each answer before that is sent.
 	Answered func(grpchttp.Code)
+
+	refused *summary.Log
+	turns   *limit.Limiter
 }
 
 // Handler returns the service as a handler of gRPC over HTTP/2.
 func (s Service) Handler() http.Handler {
 	s.Timeout = cmp.Or(s.Timeout, defaultTimeout)
 	s.Logger = cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
+	s.turns = limit.New(limit.Options{Concurrent: runtime.GOMAXPROCS(0), Queue: maxQueue, QueueTime: queueTime})
+	s.refused = summary.New(s.Logger, 0)
 	return &grpchttp.Handler{
 		Name:           s.Name,
 		Methods:        map[string]grpchttp.Method{s.Path: s.serve},
@@ -66,6 +88,23 @@ type Call struct {
 	Leaf   *x509.Certificate // the certificate that the response has
 
 	unread bool
+	turns  *limit.Limiter
+}
+
+// ParseCSR returns what parse returns, when a processor is free for it: parse verifies a signing request. It is refused
+// if that would take too long.
+func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
+	if err := c.turns.Acquire(ctx, ""); err != nil {
+		over, ok := errors.AsType[*limit.Error](err)
+		if !ok {
+			return nil, Ended(ctx, err)
+		}
+		e := Refuse(grpchttp.ResourceExhausted, textLimit, err)
+		e.RetryAfter = over.RetryAfter
+		return nil, e
+	}
+	defer c.turns.Release()
+	return parse()
 }
 
 // Receive returns the request.
@@ -78,8 +117,18 @@ func (c *Call) Receive() ([]byte, error) {
 	return msg, nil
 }
 
+// growStack makes room on the stack of the goroutine, which is new for each call: to sign takes about 16 KiB, and a stack
+// that grows to that by doubling is copied several times, deep as it is then.
+//
+//go:noinline
+func growStack() byte {
+	var room [20 << 10]byte
+	return room[len(os.Args)]
+}
+
 func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
-	c := &Call{Call: g}
+	growStack()
+	c := &Call{Call: g, turns: s.turns}
 	response, err := s.answer(ctx, c)
 	code := grpchttp.OK
 	e, _ := errors.AsType[*grpchttp.Error](err)
@@ -93,14 +142,14 @@ func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
 	if e != nil {
 		return e
 	}
-	return c.Send(response)
+	return c.SendOnly(response)
 }
 
 // log logs the outcome of a call; e is nil if a certificate was issued.
 func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
-	level, what := slog.LevelDebug, "certificate issued"
+	level, each := slog.LevelDebug, s.Logger.Enabled(ctx, slog.LevelDebug)
 	if e != nil {
-		level, what = c.level(e), "certificate refused"
+		level = c.level(e)
 	}
 	if !s.Logger.Enabled(ctx, level) {
 		return
@@ -108,14 +157,34 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 	attrs := append(c.Attrs, slog.String("peer", c.Request().RemoteAddr))
 	if e == nil {
 		attrs = append(attrs, slog.String("serial", c.Leaf.SerialNumber.Text(16)), slog.Time("not_after", c.Leaf.NotAfter))
-	} else {
-		reason := e.Message
-		if e.Err != nil {
-			reason = e.Err.Error()
-		}
-		attrs = append(attrs, slog.String("code", e.Code.String()), slog.String("err", conceal(reason, c.Secret)))
+		s.Logger.LogAttrs(ctx, level, s.Name+": certificate issued", attrs...)
+		return
 	}
-	s.Logger.LogAttrs(ctx, level, s.Name+": "+what, attrs...)
+	cause := e.Message
+	if e.Err != nil {
+		cause = e.Err.Error()
+	}
+	attrs = append(attrs, slog.String("code", e.Code.String()), slog.String("err", conceal(cause, c.Secret)))
+	if refused := s.Name + ": certificate refused"; each {
+		s.Logger.LogAttrs(ctx, level, refused, attrs...)
+	} else {
+		s.refused.Log(level, refused, s.reason(e), attrs...)
+	}
+}
+
+// reason is the kind of a refusal, none of which has a text that a client can choose.
+func (s *Service) reason(e *grpchttp.Error) string {
+	for _, kind := range slices.Concat(s.Reasons, reasons) {
+		if errors.Is(e.Err, kind) {
+			return kind.Error()
+		}
+	}
+	return e.Code.String()
+}
+
+// reasons are those that every service tells apart.
+var reasons = []error{
+	errPanic, ca.ErrLimit, ca.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrGeneration,
 }
 
 var errPanic = errors.New("panic")
@@ -149,14 +218,14 @@ func (c *Call) level(e *grpchttp.Error) slog.Level {
 	return slog.LevelWarn
 }
 
-// conceal replaces a token, with or without the white space around it.
+// conceal replaces a token, with or without the white space around it, and joins the lines of errors that were joined.
 func conceal(text, token string) string {
 	for _, t := range []string{token, strings.TrimSpace(token)} {
 		if t != "" {
 			text = strings.ReplaceAll(text, t, "[token]")
 		}
 	}
-	return text
+	return strings.ReplaceAll(text, "\n", "; ")
 }
 
 // Refuse returns the error for a call that is refused: the client is told the code and the text, the log
@@ -171,6 +240,8 @@ const (
 	TextTTL         = "the lifetime is longer than the CA grants, or shorter than a second"
 	TextUnavailable = "the CA cannot answer now; try again later"
 	TextInternal    = "the certificate could not be made"
+
+	textLimit = "too many requests; try again later"
 )
 
 // SignError returns the error for a call whose signer failed with err.
@@ -180,7 +251,7 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 	e.RetryAfter = after
 	switch {
 	case errors.Is(err, ca.ErrLimit):
-		e.Code, e.Message = grpchttp.ResourceExhausted, "too many requests; try again later"
+		e.Code, e.Message = grpchttp.ResourceExhausted, textLimit
 	case errors.Is(err, ca.ErrNotReady):
 		e.Code, e.Message = grpchttp.Unavailable, "the CA is not ready to sign; try again later"
 	case errors.Is(err, ca.ErrAudit):

@@ -10,6 +10,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/peer"
 )
 
 // Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that
@@ -29,6 +31,11 @@ type Handler struct {
 
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
+
+	// Grow, if set, is asked before memory is set aside for a request beyond its first 4 KiB: n is how many
+	// bytes more. Its error is the answer, and an [*Error]. A negative n gives back what a call has taken: when
+	// it receives the next request, and at its end.
+	Grow func(r *http.Request, n int) error
 
 	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means no limit but that
 	// of the client.
@@ -63,7 +70,7 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 		if err != nil {
 			return err
 		}
-		return c.Send(response)
+		return c.SendOnly(response)
 	}
 }
 
@@ -103,7 +110,7 @@ func (h *Handler) serve(c *Call) error {
 	if encoding := c.r.Header.Get(headerEncoding); encoding != "" && encoding != identity {
 		return Errorf(Unimplemented, "the request is compressed with %.40q; send it as it is", encoding)
 	}
-	ctx := c.r.Context()
+	ctx := peer.WithRequest(c.r.Context(), c.r) // for limits behind the method
 	if text := c.r.Header.Get(headerTimeout); text != "" {
 		d, ok := parseTimeout(text)
 		if !ok {
@@ -130,6 +137,7 @@ func (h *Handler) serve(c *Call) error {
 			<-woken // net/http forbids to use a ResponseWriter after its handler
 		}
 	}()
+	defer c.shrink()
 	return method(ctx, c)
 }
 
@@ -143,6 +151,8 @@ type Call struct {
 	r       *http.Request
 	body    *bufio.Reader
 	begun   bool // the header is on its way
+	limited bool // the time to send the status is
+	grown   int  // bytes of requests that Grow was asked for
 	trailer http.Header
 	in, out [prefixSize]byte
 }
@@ -178,10 +188,38 @@ func (c *Call) SetTrailer(name string, values ...string) {
 // errors are to be returned by the [Method]. While it waits it holds no memory
 // for a large one.
 func (c *Call) Receive() ([]byte, error) {
+	c.shrink()
+	c.limitReceiving()
+	return c.receive()
+}
+
+func (c *Call) grow(n int) error {
+	if c.h.Grow == nil {
+		return nil
+	}
+	if err := c.h.Grow(c.r, n); err != nil {
+		return err
+	}
+	c.grown += n
+	return nil
+}
+
+// shrink gives back what grow has taken.
+func (c *Call) shrink() {
+	if c.grown > 0 {
+		_ = c.h.Grow(c.r, -c.grown) // cannot fail
+		c.grown = 0
+	}
+}
+
+func (c *Call) limitReceiving() {
 	if c.h.ReceiveTimeout > 0 {
 		_ = c.ctl.SetReadDeadline(time.Now().Add(c.h.ReceiveTimeout)) // has no effect after the end of the request
 	}
-	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage)
+}
+
+func (c *Call) receive() ([]byte, error) {
+	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage, c.grow)
 	switch e, ok := err.(*Error); {
 	case err == nil:
 		if err := checkFlags(flags); err != nil {
@@ -212,7 +250,7 @@ func (c *Call) ReceiveOnly() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch _, err := c.Receive(); err {
+	switch _, err := c.receive(); err { // the end is on its way with the message, so one limit is enough for both
 	case nil:
 		return nil, Errorf(Internal, "there is more than one request message")
 	case io.EOF:
@@ -239,6 +277,21 @@ func (c *Call) Send(msg []byte) error { return c.send(appendPrefix(c.out[:0], le
 // SendFrame sends a frame as [Call.Send] sends a message.
 func (c *Call) SendFrame(f Frame) error { return c.send(f.b) }
 
+// SendOnly sends the only response of a method that has one. The response goes out with the status, when the [Method]
+// returns, which it should do next: one write is cheaper than two.
+func (c *Call) SendOnly(msg []byte) error {
+	if !c.begun {
+		c.begin()
+	}
+	c.limitSending()
+	c.limited = true
+	_, err := c.w.Write(appendPrefix(c.out[:0], len(msg)))
+	if err == nil {
+		_, err = c.w.Write(msg)
+	}
+	return cannotSend(err)
+}
+
 // SendHeader sends the header now, not with the first response: proxies wait for it.
 func (c *Call) SendHeader() error { return c.send() }
 
@@ -256,13 +309,17 @@ func (c *Call) send(parts ...[]byte) error {
 	if err == nil {
 		err = c.ctl.Flush()
 	}
-	if err != nil {
-		return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
-	}
-	if c.h.SendTimeout > 0 {
+	if err == nil && c.h.SendTimeout > 0 {
 		_ = c.ctl.SetWriteDeadline(time.Time{}) // or it would cut off a stream that waits
 	}
-	return nil
+	return cannotSend(err)
+}
+
+func cannotSend(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
 }
 
 func (c *Call) limitSending() {
@@ -299,5 +356,7 @@ func (c *Call) finish(err error) {
 		h.Set(prefix+headerMessage, encodeMessage(status.Message))
 	}
 	setRetryAfter(h, prefix, status)
-	c.limitSending()
+	if !c.limited {
+		c.limitSending()
+	}
 }

@@ -9,3 +9,9 @@ func (l *Limiter) Waiting() int {
 	defer l.mu.Unlock()
 	return l.waiting.Len()
 }
+
+// Usable returns how many of n descriptors are for accepted connections.
+func Usable(n int) int { return usableOf(n) }
+
+// Callers returns how many callers are remembered.
+func (s *Strikes) Callers() int { return len(s.callers.index) }

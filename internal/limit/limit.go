@@ -15,7 +15,8 @@
 // caller that is over its own rate cannot use up what is there for the others. A refusal says when
 // there will be room again.
 //
-// What is held for longer than a request, such as streams, is bounded by [Shares].
+// What is held for longer than a request, such as streams, is bounded by [Shares], connections by a [Listener], and what is
+// refused after it was looked at by [Strikes].
 //
 // Memory is bounded: by Options.Queue, and by 65,536 callers that are remembered, whatever their
 // names. More than that and those that asked longest ago are forgotten, so that each begins anew
@@ -37,6 +38,12 @@ import (
 type Options struct {
 	Concurrent int // how many hold a slot at the same time
 	Queue      int // how many wait for a slot; 0: a request that finds no free slot is refused
+
+	// QueueTime is how long a request should wait for its slot when more come than are served: while 64 wait, and one
+	// more would wait longer than this by the pace of late, one more is refused. In the first half second
+	// of an overload the wait may be ten times as long, so that a burst is served; an overload that begins 5 seconds
+	// after another is a new one. 0: no such limit.
+	QueueTime time.Duration
 
 	Rate  float64 // requests per second, of all callers together
 	Burst int     // how many of them may come at once after a pause; 0: those of one second, at least 1
@@ -72,15 +79,22 @@ func (e *Error) Error() string {
 	return "limit: " + e.Reason + "; try again later"
 }
 
+// Retryable returns RetryAfter, and that the same request may be let in later.
+func (e *Error) Retryable() (after time.Duration, ok bool) { return e.RetryAfter, true }
+
 // Limiter counts; [New] makes one. It starts no goroutine and is safe for concurrent use.
 type Limiter struct {
 	concurrent, queue int
+	queueTime         time.Duration
 	start             time.Time // what now counts from
 	limited           bool      // there is a limit at all
 
 	mu      sync.Mutex
 	used    int       // slots that are taken
 	waiting list.List // of chan struct{}, first come first, which are closed when the slot is theirs
+
+	// The first and the last request that would have waited for too long, without a calm between them.
+	long    struct{ first, last time.Duration }
 	total   bucket
 	callers callers
 	pace    pace
@@ -91,10 +105,12 @@ func New(o Options) *Limiter {
 	l := &Limiter{
 		concurrent: max(o.Concurrent, 0),
 		queue:      max(o.Queue, 0),
+		queueTime:  o.QueueTime,
 		start:      time.Now(),
 		total:      bucket{size: newSize(o.Rate, o.Burst)},
 		callers:    newCallers(newSize(o.CallerRate, o.CallerBurst)),
 	}
+	l.long.last = -time.Hour
 	l.limited = l.concurrent > 0 || l.total.every > 0 || l.callers.every > 0
 	return l
 }
@@ -150,8 +166,11 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 		return nil, &Error{Reason: CallerRate, RetryAfter: max(ownWait, totalWait)}
 	case totalWait > 0:
 		return nil, &Error{Reason: TotalRate, RetryAfter: totalWait}
-	case full && l.waiting.Len() >= l.queue:
-		return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, l.waiting.Len()+1)}
+	}
+	if full {
+		if l.waiting.Len() >= l.queue || l.overloaded(now) {
+			return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, l.waiting.Len()+1)}
+		}
 	}
 	own.take(now)
 	l.callers.put(caller, own, known, now)
@@ -166,6 +185,21 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 		l.used++
 	}
 	return nil, nil
+}
+
+// overloaded reports whether one more request would wait for too long, and this is no burst; mu is held.
+func (l *Limiter) overloaded(now time.Duration) bool {
+	const least, burst, calm = 64, 500 * time.Millisecond, 5 * time.Second // a machine that stops for a moment is not overloaded
+	n := l.waiting.Len()
+	wait := l.pace.average * time.Duration(n+1)
+	if l.queueTime <= 0 || n < least || wait <= l.queueTime {
+		return false
+	}
+	if now-l.long.last > calm {
+		l.long.first = now
+	}
+	l.long.last = now
+	return now-l.long.first > burst || wait > 10*l.queueTime
 }
 
 // Release gives the slot back, to the request that waits longest if there is one.

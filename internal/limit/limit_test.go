@@ -219,6 +219,66 @@ func TestQueueFullRetryAfter(t *testing.T) {
 	})
 }
 
+// TestQueueTime sends a burst, which is served, and then more than is served, of which the rest is refused.
+func TestQueueTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const work = time.Millisecond
+		l := limit.New(limit.Options{Concurrent: 1, Queue: 10_000, QueueTime: 80 * time.Millisecond})
+		var mu sync.Mutex
+		var served, refused int
+		var longest time.Duration
+		send := func() {
+			begin := time.Now()
+			err := l.Acquire(t.Context(), "x")
+			mu.Lock()
+			longest = max(longest, time.Since(begin))
+			if err == nil {
+				served++
+			} else {
+				refused++
+				assert.Zero(t, time.Since(begin))
+				over, ok := errors.AsType[*limit.Error](err)
+				assert.True(t, ok && over.RetryAfter > 0, "%v", err)
+			}
+			mu.Unlock()
+			if err == nil {
+				time.Sleep(work)
+				l.Release()
+			}
+		}
+		// after sends n requests with a pause between, and returns how many of them were served, and waited for how long.
+		after := func(n int, pause time.Duration) (int, int, time.Duration) {
+			mu.Lock()
+			served, refused, longest = 0, 0, 0
+			mu.Unlock()
+			for range n {
+				go send()
+				time.Sleep(pause)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			return served, refused, longest
+		}
+		after(400, 0)
+		time.Sleep(time.Second)
+		require.Equal(t, 400, served, "a burst")
+		require.Equal(t, 399*work, longest)
+
+		after(4000, work/2) // twice as many as are served, for two seconds
+		ok, no, wait := after(8000, work/2)
+		require.InDelta(t, 4000, ok, 10, "the slot is never idle")
+		require.InDelta(t, 4000, no, 10)
+		require.Less(t, wait, 100*time.Millisecond, "of those that are served, when it goes on")
+
+		ok, no, wait = after(500, 2*work) // half as many
+		require.InDelta(t, 580, ok, 10, "and those that waited")
+		require.LessOrEqual(t, no, 1, "the first still meets a full queue")
+		require.Less(t, wait, 100*time.Millisecond)
+		time.Sleep(time.Second)
+	})
+}
+
 // Who gives up leaves the queue at once and never holds a slot.
 func TestGivingUp(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,9 @@
 package renew
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // ElapsedBy is Elapsed for two clocks that say different things, which no test can make them do.
 var ElapsedBy = elapsed
@@ -18,4 +21,16 @@ func (l *Loop[T]) Queued() int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	return len(l.lanes[0]) + len(l.lanes[1])
+}
+
+// SetClock has l read other clocks than those of the machine.
+func (l *Loop[T]) SetClock(read func() (mono, wall time.Time)) {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.clock = clock{read: read}
+}
+
+// WaitBy is Wait with other clocks than those of the machine.
+func WaitBy(ctx context.Context, read func() (mono, wall time.Time), d time.Duration, wake <-chan struct{}) {
+	(&clock{read: read}).wait(ctx, d, wake)
 }

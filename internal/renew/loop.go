@@ -7,7 +7,12 @@ import (
 	"time"
 )
 
-// longestSleep bounds every sleep of Run.
+// usualTick is how often the clocks are looked at, so that what came due during a suspension is attempted within
+// a second after it.
+const usualTick = 900 * time.Millisecond
+
+// longestSleep bounds how long Run does not look at its entries, and a goroutine that waits for one does not
+// either.
 const longestSleep = time.Minute
 
 // urgent is due before everything else.
@@ -95,6 +100,10 @@ type Loop[T Item] struct {
 	// well hang again.
 	FailingLast bool
 
+	// Tick is how often Run looks at the clocks; 0 means 900 milliseconds. Tests in which years pass have it
+	// look seldom.
+	Tick time.Duration
+
 	// Hold keeps back whatever is due. After it is unset, the user calls [Loop.Wake].
 	Hold bool
 
@@ -119,19 +128,13 @@ func (l *Loop[T]) Run(ctx context.Context) {
 	r := &run{ctx: ctx, wake: make(chan struct{}, 1)}
 	l.Mu.Lock()
 	l.run = r
+	watch := clock{read: l.clock.read, tick: l.Tick}
 	l.Mu.Unlock()
-	timer := time.NewTimer(longestSleep)
-	defer timer.Stop()
 	for ctx.Err() == nil {
 		l.Mu.Lock()
 		sleep := l.startDue()
 		l.Mu.Unlock()
-		timer.Reset(sleep)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		case <-r.wake:
-		}
+		watch.wait(ctx, sleep, r.wake)
 	}
 	l.Mu.Lock()
 	l.run = nil // so that nothing more is started

@@ -198,6 +198,11 @@ func (r *Reader) members(yield func([]byte) bool) {
 			r.names = slices.Grow(r.names, len(r.names)) // twice: append alone leaves more garbage behind
 		}
 		r.names = append(r.names, span{uint32(from), uint32(from + len(name))})
+		if n == 1<<8 || n == 1<<12 || n == 1<<16 { // an object of names that repeat does not get large
+			if r.unique(r.names[first:]); r.err != nil {
+				return
+			}
+		}
 		if r.next() != ':' {
 			r.syntax("a colon is missing here")
 			return

@@ -32,7 +32,10 @@ type Log struct {
 	kinds map[kind]*events
 }
 
-type kind struct{ message, reason string }
+type kind struct {
+	level           slog.Level
+	message, reason string
+}
 
 type events struct {
 	count int         // since the last line
@@ -47,19 +50,24 @@ func New(logger *slog.Logger, interval time.Duration) *Log {
 	return &Log{logger: logger, interval: cmp.Or(interval, time.Minute), kinds: map[kind]*events{}}
 }
 
-// Warn logs an event at level Warn. Events are of one kind if message and reason are the same. The reason is one of a
-// few texts that the program has, and not one that a peer can choose. The first event of a kind is written at once,
-// with attrs. Others are written when the interval has passed, as one line with the attrs of the newest and the
-// attributes count and interval. A kind of which there was none for an interval begins anew.
+// Warn is Log with level Warn.
 func (l *Log) Warn(message, reason string, attrs ...slog.Attr) {
-	if !l.logger.Enabled(context.Background(), slog.LevelWarn) {
+	l.Log(slog.LevelWarn, message, reason, attrs...)
+}
+
+// Log logs an event. Events are of one kind if level, message and reason are the same. The reason is one of a few texts
+// that the program has, and not one that a peer can choose. The first event of a kind is written at once, with attrs.
+// Others are written when the interval has passed, as one line with the attrs of the newest and the attributes count
+// and interval. A kind of which there was none for an interval begins anew.
+func (l *Log) Log(level slog.Level, message, reason string, attrs ...slog.Attr) {
+	if !l.logger.Enabled(context.Background(), level) {
 		return
 	}
-	k := kind{message, reason}
+	k := kind{level, message, reason}
 	l.mu.Lock()
 	e, known := l.kinds[k]
 	if !known && len(l.kinds) >= maxKinds {
-		k = kind{message: Other, reason: Other}
+		k = kind{level, Other, Other}
 		e, known = l.kinds[k]
 	}
 	if known {
@@ -92,5 +100,5 @@ func (l *Log) flush(k kind) {
 }
 
 func (l *Log) write(k kind, attrs []slog.Attr) {
-	l.logger.LogAttrs(context.Background(), slog.LevelWarn, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
+	l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
 }

@@ -92,12 +92,19 @@ func read(data []byte, limit int, take func(*protofield.Field)) error {
 	})
 }
 
-// ReadSVIDs reads a response with at most limit elements.
+// maxSVIDs is how many SVIDs a response may have, each of which takes a hundred bytes even if it is empty.
+const maxSVIDs = 4096
+
+// ReadSVIDs reads a response with at most limit elements, 4,096 of which may be SVIDs.
 func (p *Profile) ReadSVIDs(data []byte, limit int) (*SVIDs, error) {
 	m := &SVIDs{}
 	err := read(data, limit, func(f *protofield.Field) {
 		switch f.Number {
 		case 1:
+			if len(m.SVIDs) == min(limit, maxSVIDs) {
+				f.Fail(fmt.Errorf("it has more than %d SVIDs", maxSVIDs))
+				return
+			}
 			m.SVIDs = append(m.SVIDs, SVID{})
 			s := &m.SVIDs[len(m.SVIDs)-1]
 			f.Message(func(f *protofield.Field) { p.readSVID(f, s) })

@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"time"
 
@@ -145,10 +146,22 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 }
 
 // IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default
-// lifetime. By it an Authority is the issuer of a Workload API server.
+// lifetime. By it an Authority is the issuer of a Workload API server: an error for a lack of audiences, or
+// for too many, wraps [io/fs.ErrInvalid], and one that passes has the method
+// Retryable() (after time.Duration, ok bool).
 func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error) {
-	return a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
+	token, err = a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
+	if e, ok := errors.AsType[*SignError](err); ok && (e.Kind == ErrLimit || e.Kind == ErrNotReady || e.Kind == ErrAudit) {
+		err = passing{e}
+	}
+	return token, err
 }
+
+// passing is a SignError that says by itself that it passes.
+type passing struct{ *SignError }
+
+func (e passing) Unwrap() error                                { return e.SignError }
+func (e passing) Retryable() (after time.Duration, again bool) { return e.RetryAfter, true }
 
 // checkJWT tests what was asked for and fills in the default lifetime.
 func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
@@ -160,9 +173,9 @@ func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	}
 	switch {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
-		return ErrIdentity, errors.New("the audience is missing or empty: say whom the token is for")
+		return ErrIdentity, fmt.Errorf("%w: the audience is missing or empty: say whom the token is for", fs.ErrInvalid)
 	case len(r.Audience) > 1 && !a.cfg.JWT.WideAudience:
-		return ErrIdentity, fmt.Errorf("%d audiences; ask for one token for each, or set WideAudience", len(r.Audience))
+		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, or set WideAudience", fs.ErrInvalid, len(r.Audience))
 	}
 	r.Caller = cmp.Or(r.Caller, r.ID.String())
 	if r.TTL <= 0 {

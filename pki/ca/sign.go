@@ -101,6 +101,11 @@ type Request struct {
 	// [Authority.Proven] of that certificate, by which the leaf says so again.
 	Proven time.Time
 
+	// LimitKey is what the limits per caller count instead of Caller, where that is too much: such as the pod of a
+	// service account that many pods have, or the one workload for which a proxy asks that serves all of a node. Empty
+	// means Caller.
+	LimitKey string
+
 	// Signer names one of several signers behind a registration authority; an [Authority] has one
 	// and ignores it.
 	Signer string
@@ -167,7 +172,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	if kind, err := a.check(&r); err != nil {
 		return nil, &SignError{Kind: kind, ID: r.ID, Err: err}
 	}
-	release, err := a.acquire(ctx, r.ID, r.Caller)
+	release, err := a.acquire(ctx, r.ID, cmp.Or(r.LimitKey, r.Caller))
 	if err != nil {
 		return nil, err
 	}
@@ -425,7 +430,7 @@ func (a *Authority) staleError(bound time.Time) error {
 	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; see that Run runs and the store answers",
 		a.synced.UTC().Format(time.RFC3339), bound.UTC().Format(time.RFC3339))
 	if a.syncErr != nil {
-		err = fmt.Errorf("%w: %w", err, a.syncErr)
+		err = fmt.Errorf("%w: %w", err, within(a.syncErr))
 	}
 	return err
 }

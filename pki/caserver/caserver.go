@@ -26,12 +26,16 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -45,7 +49,8 @@ import (
 type Options struct {
 	// CA is a *ca.Authority or a *ra.RA. If it also has a method Run(context.Context) error, the Server runs
 	// it. If it has a method Changed() <-chan struct{}, whose channel is closed when the bundle changes, the
-	// Server waits for changes instead of polling.
+	// Server waits for changes instead of polling. If it has a method Health() ca.Health, /ready and the metrics tell
+	// that.
 	CA ca.Signer
 
 	// ID is the identity of the server in its certificate, a workload's ID in the trust domain of the CA.
@@ -54,9 +59,14 @@ type Options struct {
 	Names []pki.SAN
 
 	// Istio and Linkerd are the certificate APIs; nil means none. Signer and Logger are those of the Server.
-	// The Authenticator of Istio is asked about callers without a client certificate of the trust domain.
+	// The Authenticator of Istio is asked about callers without a client certificate that proves them.
 	Istio   *istioca.Options
 	Linkerd *linkerd.Options
+
+	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since they were last
+	// proven by the Authenticator: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual
+	// machines; less than 0 means not at all. A certificate under a tainted root proves nothing, whatever this is.
+	RenewByCertificate time.Duration
 
 	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
 	// same machine. Its folder must exist when Run begins. Empty means none.
@@ -69,7 +79,8 @@ type Options struct {
 	Ready func()
 
 	// Logger is told of what is signed and refused, of renewals of the server's certificate (Info), of
-	// failed handshakes (Debug), and of a RootsFile that cannot be written (Warn). Nil means silence.
+	// failed handshakes (Info), of a RootsFile that cannot be written (Warn), and of its start and its end (Info). What
+	// callers can cause is summed up: see the options of the APIs and of [Serve]. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -77,6 +88,7 @@ type Options struct {
 // one bundle of the CA.
 type Server struct {
 	opts           Options
+	signer         *counter // the CA, as the APIs ask it
 	identity       *secretcache.Manager
 	istio, linkerd http.Handler
 	bundle, admin  http.Handler
@@ -89,6 +101,7 @@ func New(o Options) (*Server, error) {
 	}
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler()}
+	s.signer = &counter{Signer: o.CA}
 	var err error
 	if s.identity, err = newIdentity(o); err != nil {
 		return nil, fmt.Errorf("caserver: identity of the server: %w", err)
@@ -96,7 +109,7 @@ func New(o Options) (*Server, error) {
 	if s.bundle, err = federation.NewHandler(s, o.ID.TrustDomain()); err != nil {
 		return nil, err
 	}
-	var metrics []func(io.Writer) error
+	metrics := []func(io.Writer) error{s.newMetrics().Write}
 	if o.Istio != nil {
 		h, err := s.newIstio(*o.Istio)
 		if err != nil {
@@ -106,7 +119,7 @@ func New(o Options) (*Server, error) {
 	}
 	if o.Linkerd != nil {
 		api := *o.Linkerd
-		api.Signer, api.Logger = o.CA, o.Logger
+		api.Signer, api.Logger = s.signer, o.Logger
 		h, err := linkerd.New(api)
 		if err != nil {
 			return nil, err
@@ -119,13 +132,13 @@ func New(o Options) (*Server, error) {
 
 // newIstio returns the handler of Istio's API, to which callers may present their certificates.
 func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
-	verifier, err := spiffe.NewVerifier(s, spiffe.AllowMembersOf(s.opts.ID.TrustDomain()), nil)
-	if err != nil {
-		return nil, err
-	}
-	o.Signer, o.Logger = s.opts.CA, s.opts.Logger
-	if tokens := o.Authenticator; tokens != nil {
-		o.Authenticator = authn.FirstOf(authn.ClientCertificate(verifier), tokens)
+	o.Signer, o.Logger = s.signer, s.opts.Logger
+	if tokens := o.Authenticator; tokens != nil && s.opts.RenewByCertificate >= 0 {
+		certificates, err := istioca.ClientCertificates(s.opts.CA, s.opts.ID.TrustDomain(), s.opts.RenewByCertificate)
+		if err != nil {
+			return nil, err
+		}
+		o.Authenticator = authn.FirstOf(certificates, tokens)
 	}
 	return istioca.New(o)
 }
@@ -147,12 +160,13 @@ func (s *Server) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 
 // Listeners are where a [Server] listens; nil means nowhere. [Server.Run] closes them.
 type Listeners struct {
-	Istio   net.Listener // Istio's API, by TLS
-	Linkerd net.Listener // Linkerd's API, by TLS without ALPN
+	Istio   net.Listener // Istio's API, by TLS 1.3, or 1.2 for agents that obey FIPS 140-2
+	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
-	Admin   net.Listener // metrics, health, status and roots, without TLS
+	Admin   net.Listener // metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
 
-	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it.
+	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it. Its options
+	// must allow that, too.
 	LinkerdPlaintext bool
 }
 
@@ -175,13 +189,16 @@ func (s *Server) Run(ctx context.Context, at Listeners) error {
 	if err != nil {
 		return err
 	}
+	if at.LinkerdPlaintext && s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
+		return errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is not: every request would be refused")
+	}
 	endpoints := []struct {
 		name string
 		l    net.Listener
 		o    ServeOptions
 	}{
-		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: s.tlsConfig()}},
-		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig()}},
+		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)}},
+		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}},
 		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
 		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
 	}
@@ -219,15 +236,19 @@ func (s *Server) Run(ctx context.Context, at Listeners) error {
 		s.opts.Ready()
 	}
 	<-ctx.Done()
+	s.opts.Logger.Info("caserver: the server ends", "reason", context.Cause(ctx), "grace", drainTime)
 	return context.Cause(ctx)
 }
 
-// tlsConfig returns a configuration with the current certificate of the server. Clients are asked for a
-// certificate, which is for the authenticator to verify.
-func (s *Server) tlsConfig() *tls.Config {
+// tlsConfig returns a configuration with the current certificate of the server. A client's certificate is for the
+// authenticator to verify.
+//
+// Istio's API is served with TLS 1.2 as well: agents with COMPLIANCE_POLICY=fips-140-2 speak nothing else. Linkerd's proxies
+// speak TLS 1.3 only.
+func (s *Server) tlsConfig(least uint16, clients tls.ClientAuthType) *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		ClientAuth: tls.RequestClientCert,
+		MinVersion: least,
+		ClientAuth: clients,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			svid, err := s.identity.SVID()
 			if err != nil {
@@ -238,9 +259,32 @@ func (s *Server) tlsConfig() *tls.Config {
 	}
 }
 
+// localHosts serves h, and refuses a request over loopback for the name of a host that is not this server: it is from a
+// page in a browser on this machine, whose own name leads to loopback meanwhile (DNS rebinding).
+func (s *Server) localHosts(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		if ok && at.IP.IsLoopback() && !s.isHost(r.Host) {
+			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// isHost reports whether a host, with or without a port, is an address, localhost, or one of the server's own names.
+func (s *Server) isHost(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil || strings.EqualFold(host, "localhost") || slices.ContainsFunc(s.opts.Names, func(n pki.SAN) bool {
+		return n.Type == pki.DNS && strings.EqualFold(n.Value, host)
+	})
+}
+
 // newAdmin returns the handler for operators: metrics in the text format of Prometheus, liveness, readiness,
-// status and the roots in PEM. It serves no secrets. The server is ready while its own certificate is valid:
-// a store that does not answer takes no traffic away, as the CA goes on with what it knows.
+// status and the roots in PEM. It serves no secrets.
 func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
@@ -254,8 +298,8 @@ func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 	}
 	for _, path := range []string{"GET /ready", "GET /healthz/ready"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
-			if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
-				http.Error(w, "the server has no valid certificate: the CA does not sign", http.StatusServiceUnavailable)
+			if err := s.ready(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
 				return
 			}
 			fmt.Fprintln(w, "ok")
@@ -263,9 +307,12 @@ func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 	}
 	mux.HandleFunc("GET /root-cert.pem", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(s.roots()) })
 	if s.opts.Status != nil {
-		mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { s.opts.Status(w) })
+		mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+			s.opts.Status(w)
+			s.writeHealth(w)
+		})
 	}
-	return mux
+	return s.localHosts(mux)
 }
 
 // roots returns the current roots in PEM.
@@ -283,12 +330,13 @@ const rootsRetry = 5 * time.Second
 // writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
 func (s *Server) writeRoots(ctx context.Context) error {
 	written := s.roots()
+	failures := summary.New(s.opts.Logger, 0)
 	for ctx.Err() == nil {
 		changed := s.identity.Changed()
 		var again <-chan time.Time
 		if pem := s.roots(); !bytes.Equal(pem, written) {
 			if err := replaceFile(s.opts.RootsFile, pem); err != nil {
-				s.opts.Logger.WarnContext(ctx, "caserver: the roots cannot be written", "err", err, "retry_in", rootsRetry)
+				failures.Warn("caserver: the roots cannot be written", "RootsFile", slog.Any("err", err), slog.Duration("retry_in", rootsRetry))
 				again = time.After(rootsRetry)
 			} else {
 				written = pem

@@ -5,18 +5,22 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -97,9 +101,10 @@ func TestServer(t *testing.T) {
 	a := newAuthority(t)
 	at := caserver.Listeners{Istio: localhost(), Admin: localhost()}
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
+	tokens, secret := newTokens(t, domain)
 	stop := run(t, caserver.Options{
 		CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost"), {Type: pki.IP, Value: string(net.IPv4(127, 0, 0, 1).To4())}}, RootsFile: file,
-		Istio:  &istioca.Options{Authenticator: caserver.InsecureTokens{TrustDomain: domain}},
+		Istio:  &istioca.Options{Authenticator: tokens},
 		Status: func(w io.Writer) { _, _ = io.WriteString(w, "as ever") },
 	}, at)
 	roots, err := os.ReadFile(file)
@@ -107,7 +112,7 @@ func TestServer(t *testing.T) {
 	require.Equal(t, string(a.Bundle().MarshalPEM()), string(roots))
 	client, err := caclientistio.New(caclientistio.Options{
 		URL: "https://" + at.Istio.Addr().String(), TrustDomain: domain, RootsFile: file,
-		Token: func(context.Context) (string, error) { return "spiffe://example.org/web", nil },
+		Token: func(context.Context) (string, error) { return secret + ":spiffe://example.org/web", nil },
 	})
 	require.NoError(t, err)
 	key, err := pki.NewKey(pki.ECDSAP256)
@@ -126,14 +131,276 @@ func TestServer(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, resp.StatusCode, "there is one method")
 
 	admin := "http://" + at.Admin.Addr().String()
-	for path, want := range map[string]string{"/ready": "ok\n", "/live": "ok\n", "/status": "as ever", "/root-cert.pem": string(roots)} {
+	for path, want := range map[string]string{"/ready": "ok\n", "/live": "ok\n", "/root-cert.pem": string(roots)} {
 		assert.Equal(t, want, get(t, http.DefaultClient, admin+path), path)
 	}
+	assert.True(t, strings.HasPrefix(get(t, http.DefaultClient, admin+"/status"), "as ever"))
 	require.ErrorIs(t, stop(), errStopped)
 	for _, l := range []net.Listener{at.Istio, at.Admin} {
 		_, err := l.Accept()
 		require.ErrorIs(t, err, net.ErrClosed)
 	}
+}
+
+// client of Istio's API, with a connection that it keeps.
+type client struct {
+	t     testing.TB
+	http  *http.Client
+	url   string
+	conns atomic.Int64
+}
+
+// newClient returns a client with a leaf that the root of a signs, by whom does not matter: the thief of the key can do so.
+func newClient(t testing.TB, a *ca.Authority, at net.Listener, id string, r ca.Request) *client {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	r.ID = spiffe.MustParseID(id)
+	r.CSR, err = pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	chain, err := a.Sign(t.Context(), r)
+	require.NoError(t, err)
+	c := &client{t: t, url: "https://" + at.Addr().String()}
+	tr := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{
+		MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool(), ServerName: "localhost",
+		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}},
+	}, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c.conns.Add(1)
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}}
+	t.Cleanup(tr.CloseIdleConnections)
+	c.http = &http.Client{Transport: tr}
+	return c
+}
+
+// ask returns the leaf of an answer. An empty token means that the certificate has to do.
+func (c *client) ask(token string, ttl time.Duration) (*x509.Certificate, error) {
+	api, err := caclientistio.New(caclientistio.Options{
+		URL: c.url, HTTPClient: c.http, TrustDomain: domain, Token: func(context.Context) (string, error) { return token, nil },
+	})
+	require.NoError(c.t, err)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(c.t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(c.t, err)
+	chain, err := api.Sign(c.t.Context(), csr, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return chain[0], nil
+}
+
+// A forged leaf under a root that was tainted is no way to a certificate of its successor, from that moment on: neither on
+// a connection that is open, nor on a new one, nor beside a token that is refused. A token is good as ever.
+func TestTaintEvictsTheThief(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	tokens, secret := newTokens(t, domain)
+	at := caserver.Listeners{Istio: localhost()}
+	run(t, caserver.Options{CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, Istio: &istioca.Options{Authenticator: tokens}}, at)
+	forged := ca.Request{TTL: time.Hour}
+	thief := newClient(t, a, at.Istio, "spiffe://example.org/admin", forged)
+	again := newClient(t, a, at.Istio, "spiffe://example.org/admin", forged)
+	leaf, err := thief.ask("", 90*24*time.Hour)
+	require.NoError(t, err, "as long as the key is not known to be stolen")
+	require.WithinDuration(t, time.Now().Add(24*time.Hour), leaf.NotAfter, time.Minute, "an hour does not buy 90 days")
+
+	require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
+	for _, c := range []*client{thief, again} {
+		for _, token := range []string{"", "stolen:spiffe://example.org/admin"} {
+			_, err = c.ask(token, 0)
+			require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+		}
+		leaf, err = c.ask(secret+":spiffe://example.org/web", 0)
+		require.NoError(t, err, "a clean proof")
+		require.Equal(t, "spiffe://example.org/web", leaf.URIs[0].String())
+	}
+	require.EqualValues(t, 1, thief.conns.Load(), "all of it was on the connection of before")
+}
+
+// Renewal by certificates alone has an end where the operator wants one, or does not exist. A certificate of an authority
+// keeps the time of the proof, however often it was renewed.
+func TestRenewByCertificate(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	tokens, secret := newTokens(t, domain)
+	ago := func(d time.Duration) ca.Request { return ca.Request{TTL: time.Hour, Proven: time.Now().Add(-d)} }
+	for limit, want := range map[time.Duration]map[time.Duration]bool{
+		0:              {0: true, 48 * time.Hour: true, 10000 * time.Hour: true},
+		48 * time.Hour: {0: true, 47 * time.Hour: true, 49 * time.Hour: false},
+		-1:             {0: false},
+	} {
+		at := caserver.Listeners{Istio: localhost()}
+		run(t, caserver.Options{
+			CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, RenewByCertificate: limit,
+			Istio: &istioca.Options{Authenticator: tokens, CertificateTTL: 90 * time.Minute},
+		}, at)
+		for age, ok := range want {
+			c := newClient(t, a, at.Istio, "spiffe://example.org/web", ago(age))
+			leaf, err := c.ask("", 0)
+			if !ok {
+				require.ErrorIs(t, err, caclient.ErrUnauthenticated, "%v after %v", limit, age)
+				leaf, err = c.ask(secret+":spiffe://example.org/web", 2*time.Hour)
+				require.NoError(t, err, "its token is good")
+				require.WithinDuration(t, time.Now(), a.Proven(leaf), time.Minute, "a new chain")
+				require.WithinDuration(t, time.Now().Add(2*time.Hour), leaf.NotAfter, time.Minute)
+				continue
+			}
+			require.NoError(t, err, "%v after %v", limit, age)
+			require.WithinDuration(t, time.Now().Add(-age), a.Proven(leaf), time.Minute, "the chain goes on")
+			require.WithinDuration(t, time.Now().Add(90*time.Minute), leaf.NotAfter, time.Minute)
+		}
+	}
+	_, err := istioca.ClientCertificates(a, domain, -1)
+	require.Error(t, err)
+	unknown, err := istioca.ClientCertificates(forgetful{a}, domain, time.Hour)
+	require.NoError(t, err)
+	at := caserver.Listeners{Istio: localhost()}
+	run(t, caserver.Options{CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, RenewByCertificate: -1, Istio: &istioca.Options{Authenticator: unknown}}, at)
+	_, err = newClient(t, a, at.Istio, "spiffe://example.org/web", ago(0)).ask("", 0)
+	require.ErrorIs(t, err, caclient.ErrUnauthenticated, "of a signer that cannot tell")
+}
+
+// forgetful is a signer that does not choose its serial numbers.
+type forgetful struct{ *ca.Authority }
+
+func (forgetful) Proven(*x509.Certificate) time.Time { return time.Time{} }
+
+// broken is an audit log on a disk that is full.
+type broken struct{ full atomic.Bool }
+
+func (b *broken) Record(context.Context, *ca.Issuance) error { return b.Err() }
+
+func (b *broken) Err() error {
+	if b.full.Load() {
+		return errFailed
+	}
+	return nil
+}
+
+// Readiness and metrics tell when nothing would be signed, and when it would again.
+func TestReady(t *testing.T) {
+	t.Parallel()
+	disk := &broken{}
+	a, err := ca.New(ca.Config{TrustDomain: domain, Auditor: disk, Limits: ca.Limits{CallerRate: 1e-6, CallerBurst: 1}})
+	require.NoError(t, err)
+	tokens, secret := newTokens(t, domain)
+	at := caserver.Listeners{Istio: localhost(), Admin: localhost()}
+	run(t, caserver.Options{
+		CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, Istio: &istioca.Options{Authenticator: tokens}, RenewByCertificate: -1,
+		Status: func(w io.Writer) { _, _ = io.WriteString(w, "roots\n") },
+	}, at)
+	admin := func(path string) (int, string) {
+		resp, err := http.Get("http://" + at.Admin.Addr().String() + path)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return resp.StatusCode, string(text)
+	}
+	c := newClient(t, a, at.Istio, "spiffe://example.org/client", ca.Request{})
+	web := secret + ":spiffe://example.org/web"
+	_, err = c.ask(web, 0)
+	require.NoError(t, err)
+	_, err = c.ask(web, 0)
+	require.Error(t, err, "a limit")
+	for _, full := range []bool{false, true, false} {
+		disk.full.Store(full)
+		code, text := admin("/ready")
+		_, status := admin("/status")
+		_, metrics := admin("/metrics")
+		if !full {
+			require.Equal(t, http.StatusOK, code, text)
+			require.NotContains(t, status, "audit:")
+			require.Contains(t, metrics, "\nsvidkit_ca_signing 1\n")
+			require.Contains(t, metrics, "\nsvidkit_ca_audit_up 1\n")
+			continue
+		}
+		require.Equal(t, http.StatusServiceUnavailable, code)
+		require.Contains(t, text, "the disk is full")
+		require.Contains(t, status, "audit:")
+		require.Contains(t, metrics, "\nsvidkit_ca_signing 0\n")
+		require.Contains(t, metrics, "\nsvidkit_ca_audit_up 0\n")
+		_, err = c.ask(secret+":spiffe://example.org/other", 0)
+		require.Error(t, err)
+	}
+	_, metrics := admin("/metrics")
+	root := a.Roots()[0].Certificate
+	for _, line := range []string{
+		`svidkit_ca_signatures_total{result="signed"} 1`, `svidkit_ca_signatures_total{result="limit"} 1`, `svidkit_ca_signatures_total{result="audit"} 1`,
+		"svidkit_ca_store_up 1", "svidkit_ca_root_up 1", fmt.Sprintf("svidkit_ca_signing_end_timestamp_seconds %d", root.NotAfter.Unix()),
+		fmt.Sprintf("svidkit_ca_root_start_timestamp_seconds %d", root.NotBefore.Unix()), fmt.Sprintf("svidkit_ca_root_end_timestamp_seconds %d", root.NotAfter.Unix()),
+	} {
+		assert.Contains(t, metrics, line+"\n")
+	}
+	require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
+	_, metrics = admin("/metrics")
+	assert.Contains(t, metrics, "svidkit_ca_root_up 0\n")
+	code, _ := admin("/ready")
+	assert.Equal(t, http.StatusOK, code, "it signs")
+}
+
+// A page in a browser whose name leads to loopback reads nothing.
+func TestAdminHost(t *testing.T) {
+	t.Parallel()
+	at := caserver.Listeners{Admin: localhost()}
+	run(t, caserver.Options{CA: newAuthority(t), ID: serverID, Names: []pki.SAN{pki.DNSSAN("ca.example.org")}}, at)
+	_, port, err := net.SplitHostPort(at.Admin.Addr().String())
+	require.NoError(t, err)
+	for host, code := range map[string]int{
+		"127.0.0.1:" + port: 200, "localhost:" + port: 200, "LOCALHOST": 200, "[::1]:" + port: 200, "[::1]": 200, "10.1.2.3:15014": 200, // through a proxy in the pod
+		"ca.example.org:15014": 200, "CA.example.org": 200,
+		"rebind.example.com:" + port: 421, "localhost.example.com": 421, "127.0.0.1.example.com": 421, "example.org": 421, "a:b:c": 421, "xlocalhost": 421,
+	} {
+		for _, path := range []string{"/metrics", "/status", "/root-cert.pem", "/ready"} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+at.Admin.Addr().String()+path, nil)
+			require.NoError(t, err)
+			req.Host = host
+			resp, err := http.DefaultClient.Do(req)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			if path == "/status" && code == 200 {
+				code = 404 // there is none
+			} else if code == 404 {
+				code = 200
+			}
+			assert.Equal(t, code, resp.StatusCode, "%s of %s", path, host)
+		}
+	}
+}
+
+// Linkerd's proxies speak TLS 1.3 only, and Istio's agents that obey FIPS 140-2 TLS 1.2 only. Without TLS there is
+// Linkerd's API for those that say so twice.
+func TestVersionsOfTLS(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	tokens, _ := newTokens(t, domain)
+	at := caserver.Listeners{Istio: localhost(), Linkerd: localhost()}
+	o := caserver.Options{
+		CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, Istio: &istioca.Options{Authenticator: tokens},
+		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: tokens.Review},
+	}
+	run(t, o, at)
+	for _, tc := range []struct {
+		l    net.Listener
+		most uint16
+		ok   bool
+	}{
+		{at.Istio, tls.VersionTLS13, true}, {at.Istio, tls.VersionTLS12, true}, {at.Istio, tls.VersionTLS11, false},
+		{at.Linkerd, tls.VersionTLS13, true}, {at.Linkerd, tls.VersionTLS12, false},
+	} {
+		c, err := tls.Dial("tcp", tc.l.Addr().String(), &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tc.most, RootCAs: a.Bundle().CertPool(), ServerName: "localhost"})
+		if !tc.ok {
+			require.Error(t, err, tc)
+			continue
+		}
+		require.NoError(t, err, tc)
+		require.Equal(t, tc.most, c.ConnectionState().Version)
+		require.NoError(t, c.Close())
+	}
+	s, err := caserver.New(o)
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Run(t.Context(), caserver.Listeners{Linkerd: localhost(), LinkerdPlaintext: true}), "AllowPlaintext")
 }
 
 // failing is a CA whose Run fails.

@@ -1,6 +1,7 @@
 package caserver_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -91,4 +92,48 @@ func alpnClient(t testing.TB) *http.Client {
 	tr.Protocols.SetHTTP2(true)
 	t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
+}
+
+// serveOn serves on a listener until the test is over, or stop is called.
+func serveOn(t testing.TB, l net.Listener, o caserver.ServeOptions) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- caserver.Serve(ctx, l, o) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// elsewhere is a listener whose clients seem to be on another machine.
+type elsewhere struct{ net.Listener }
+
+func (e *elsewhere) Accept() (net.Conn, error) {
+	c, err := e.Listener.Accept()
+	return &farConn{c}, err
+}
+
+type farConn struct{ net.Conn }
+
+func (c *farConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 5} }
+
+// logs collects what is logged.
+type logs struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
 }

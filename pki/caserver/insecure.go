@@ -2,32 +2,66 @@ package caserver
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// InsecureTokens takes the text of a token for the name of the caller, without proof. It is for development
-// on one machine: it refuses callers whose address is not on loopback, and a program that uses it must
-// listen there only. A token is the ID of a workload in the trust domain, or NAMESPACE/SERVICE-ACCOUNT.
-type InsecureTokens struct{ TrustDomain spiffe.TrustDomain }
+// InsecureTokens takes the name in a token for that of the caller, if the token has the secret of this process. It is
+// for development on one machine: a program that can read the file of the secret gets a certificate for any name. It refuses
+// callers whose address is not on loopback, and a program that uses it must listen there only. A token is
+//
+//	SECRET:NAME
+//
+// where NAME is the ID of a workload in the trust domain, or NAMESPACE/SERVICE-ACCOUNT. [NewInsecureTokens] makes one;
+// the zero value refuses every token.
+type InsecureTokens struct {
+	trustDomain spiffe.TrustDomain
+	digest      [sha256.Size]byte // of the secret, so that what prints this shows no secret
+}
+
+// NewInsecureTokens makes a random secret and replaces the file by one with that secret, which its owner alone may read. It refuses
+// a folder that other users can change.
+func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
+	secret := rand.Text()
+	if err := writeSecret(file, secret); err != nil {
+		return nil, fmt.Errorf("caserver: secret of insecure tokens: %w", err)
+	}
+	return &InsecureTokens{td, sha256.Sum256([]byte(secret))}, nil
+}
+
+// writeSecret replaces a file. A link in its place is replaced and not followed.
+func writeSecret(name, secret string) error {
+	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	f, err := private.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, private.Options{})
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(secret)
+	return errors.Join(err, f.Close())
+}
 
 // Authenticate implements [authn.Authenticator].
-func (i InsecureTokens) Authenticate(r *http.Request) (*authn.Caller, error) {
+func (i *InsecureTokens) Authenticate(r *http.Request) (*authn.Caller, error) {
 	token, err := authn.Bearer(r)
 	if err != nil {
 		return nil, fmt.Errorf("caserver: insecure token: %w", err)
 	}
-	if from, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || !from.Addr().IsLoopback() { // a proxy sent it here
-		return nil, fmt.Errorf("caserver: insecure token: %w: the caller is not on this machine", authn.ErrRefused)
-	}
-	id, err := i.id(token)
+	id, err := i.judge(token, r.RemoteAddr)
 	if err != nil {
 		return nil, fmt.Errorf("caserver: insecure token: %w: %w", authn.ErrRefused, err)
 	}
@@ -38,28 +72,46 @@ func (i InsecureTokens) Authenticate(r *http.Request) (*authn.Caller, error) {
 	return caller, nil
 }
 
-// Review is the same for the tokens of Linkerd's API; see linkerd.Options. The connection is not known here.
-func (i InsecureTokens) Review(_ context.Context, token string, _ []string) (*kube.Account, error) {
-	id, err := i.id(token)
+// Review is the same for the tokens of Linkerd's API; see linkerd.Options. The server is [Serve] or a [Server]: with
+// another one the address of the caller is not known, and every token is refused.
+func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (*kube.Account, error) {
+	peer := ""
+	if c, ok := ctx.Value(connKey{}).(net.Conn); ok {
+		peer = c.RemoteAddr().String()
+	}
+	id, err := i.judge(token, peer)
+	if err != nil {
+		return nil, fmt.Errorf("caserver: insecure token: %w: %w", kube.ErrInvalidToken, err)
+	}
 	namespace, account, ok := id.Kubernetes()
-	if err != nil || !ok {
+	if !ok {
 		return nil, fmt.Errorf("caserver: insecure token: %w: %w", kube.ErrInvalidToken, errTokenName)
 	}
 	return &kube.Account{Namespace: namespace, ServiceAccount: account}, nil
 }
 
-// errTokenName does not have the token, which may be a real one.
-var errTokenName = errors.New("it must be the name of the caller, spiffe://TRUST-DOMAIN/PATH or NAMESPACE/SERVICE-ACCOUNT")
+// What is wrong with a token. None of them has the token, which may be a real one.
+var (
+	errTokenPeer   = errors.New("the caller is not on this machine")
+	errTokenSecret = errors.New("it does not have the secret of this server; a token is SECRET:NAME, with the secret that the server has written to a file when it started")
+	errTokenName   = errors.New("its name is not that of a workload, spiffe://TRUST-DOMAIN/PATH or NAMESPACE/SERVICE-ACCOUNT")
+)
 
-// id returns the ID that a token names.
-func (i InsecureTokens) id(token string) (id spiffe.ID, err error) {
-	token = strings.TrimSpace(token)
-	if namespace, account, ok := strings.Cut(token, "/"); ok && !strings.Contains(token, ":") {
-		id, err = i.TrustDomain.KubernetesID(namespace, account)
-	} else {
-		id, err = spiffe.ParseID(token)
+// judge returns the ID that a token of a peer names.
+func (i *InsecureTokens) judge(token, peer string) (id spiffe.ID, err error) {
+	if from, err := netip.ParseAddrPort(peer); err != nil || !from.Addr().Unmap().IsLoopback() { // a proxy sent it here
+		return spiffe.ID{}, errTokenPeer
 	}
-	if err != nil || !id.MemberOf(i.TrustDomain) || id.Path() == "" {
+	secret, name, _ := strings.Cut(strings.TrimSpace(token), ":")
+	if digest := sha256.Sum256([]byte(strings.TrimSpace(secret))); subtle.ConstantTimeCompare(digest[:], i.digest[:]) != 1 {
+		return spiffe.ID{}, errTokenSecret
+	}
+	if namespace, account, ok := strings.Cut(name, "/"); ok && !strings.Contains(name, ":") {
+		id, err = i.trustDomain.KubernetesID(namespace, account)
+	} else {
+		id, err = spiffe.ParseID(name)
+	}
+	if err != nil || !id.MemberOf(i.trustDomain) || id.Path() == "" {
 		return spiffe.ID{}, errTokenName
 	}
 	return id, nil

@@ -1,8 +1,15 @@
 package caserver_test
 
 import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -14,47 +21,148 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
+// newTokens returns tokens and their secret.
+func newTokens(t testing.TB, td spiffe.TrustDomain) (tokens *caserver.InsecureTokens, secret string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token-secret")
+	tokens, err := caserver.NewInsecureTokens(td, file)
+	require.NoError(t, err)
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	return tokens, string(text)
+}
+
 func TestInsecureTokens(t *testing.T) {
 	t.Parallel()
-	tokens := caserver.InsecureTokens{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")}
-	request := func(remote string) *http.Request {
+	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
+	_, other := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
+	request := func(remote, token string) *http.Request {
 		r := httptest.NewRequest(http.MethodPost, "https://localhost/", nil)
 		r.RemoteAddr = remote
-		r.Header.Set("Authorization", "Bearer demo/web")
+		r.Header.Set("Authorization", "Bearer "+token)
 		return r
 	}
-	for _, remote := range []string{"127.0.0.1:5", "[::1]:5", "127.9.9.9:5"} {
-		caller, err := tokens.Authenticate(request(remote))
+	for _, remote := range []string{"127.0.0.1:5", "[::1]:5", "127.9.9.9:5", "[::ffff:127.0.0.1]:5"} {
+		caller, err := tokens.Authenticate(request(remote, secret+":demo/web"))
 		require.NoError(t, err, remote)
 		require.Equal(t, "developer", caller.Method)
 		require.Equal(t, &authn.Pod{Namespace: "demo", ServiceAccount: "web"}, caller.Pod)
 	}
+	caller, err := tokens.Authenticate(request("127.0.0.1:5", secret+":spiffe://cluster.local/web"))
+	require.NoError(t, err)
+	require.Equal(t, "spiffe://cluster.local/web", caller.ID.String())
 	for _, remote := range []string{"192.0.2.1:5", "[2001:db8::1]:5", "", "@", "127.0.0.1", "localhost:5"} {
-		_, err := tokens.Authenticate(request(remote))
+		_, err := tokens.Authenticate(request(remote, secret+":demo/web"))
 		require.ErrorIs(t, err, authn.ErrRefused, remote)
 	}
-	r := request("127.0.0.1:5")
+	for _, token := range []string{
+		"demo/web", "spiffe://cluster.local/web", ":demo/web", other + ":demo/web", secret[1:] + ":demo/web", secret + "x:demo/web", "x" + secret + ":demo/web",
+		strings.ToLower(secret) + ":demo/web", secret, secret + ":", secret + ":" + secret + ":demo/web", secret + "demo/web", secret + ":spiffe://elsewhere.test/web",
+		secret + ":a/b/c", secret + ":../b", secret + ":/", secret + ":spiffe://cluster.local",
+	} {
+		_, err := tokens.Authenticate(request("127.0.0.1:5", token))
+		require.ErrorIs(t, err, authn.ErrRefused, token)
+		require.NotContains(t, err.Error(), secret)
+		_, err = new(caserver.InsecureTokens).Authenticate(request("127.0.0.1:5", token))
+		require.ErrorIs(t, err, authn.ErrRefused, token)
+	}
+	r := request("127.0.0.1:5", secret+":demo/web")
 	r.Header.Del("Authorization")
-	_, err := tokens.Authenticate(r)
-	require.ErrorIs(t, err, authn.ErrNoCredential)
-	r = request("127.0.0.1:5")
-	r.Header.Set("Authorization", "Bearer eyJhbGciOiJIUzI1NiJ9.secret.secret")
 	_, err = tokens.Authenticate(r)
+	require.ErrorIs(t, err, authn.ErrNoCredential)
+	_, err = tokens.Authenticate(request("127.0.0.1:5", "eyJhbGciOiJIUzI1NiJ9.secret.secret"))
 	require.ErrorIs(t, err, authn.ErrRefused)
-	require.NotContains(t, err.Error(), "secret", "a real token that was sent by mistake is in no log")
+	require.NotContains(t, err.Error(), "secret.secret", "a real token that was sent by mistake is in no log")
+
+	var logged strings.Builder
+	slog.New(slog.NewJSONHandler(&logged, nil)).Info("x", "tokens", tokens)
+	printed, err := json.Marshal(tokens)
+	require.NoError(t, err)
+	assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s %s", tokens, tokens, *tokens, printed, &logged), secret)
 }
 
+// The secret is new with each start, and in a file that others cannot read, whatever was there before.
+func TestInsecureTokensFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	name, target := filepath.Join(dir, "token-secret"), filepath.Join(dir, "target")
+	require.NoError(t, os.WriteFile(target, []byte("theirs"), 0o666))
+	td := spiffe.MustParseTrustDomain("cluster.local")
+	seen := map[string]bool{}
+	for _, before := range []func() error{
+		func() error { return nil },
+		func() error { return os.WriteFile(name, []byte("old"), 0o666) },
+		func() error { return os.Symlink(target, name) },
+	} {
+		_ = os.Remove(name)
+		require.NoError(t, before())
+		_, err := caserver.NewInsecureTokens(td, name)
+		require.NoError(t, err)
+		info, err := os.Lstat(name)
+		require.NoError(t, err)
+		require.True(t, info.Mode().IsRegular())
+		if runtime.GOOS != "windows" {
+			require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+		}
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, len(text), 26, "130 bits")
+		seen[string(text)] = true
+	}
+	require.Len(t, seen, 3)
+	text, err := os.ReadFile(target)
+	require.NoError(t, err)
+	require.Equal(t, "theirs", string(text))
+	_, err = caserver.NewInsecureTokens(td, filepath.Join(dir, "none", "token-secret"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// Linkerd's API knows the caller by its connection, and refuses a token where there is none.
 func TestInsecureTokensReview(t *testing.T) {
 	t.Parallel()
-	tokens := caserver.InsecureTokens{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")}
-	for _, token := range []string{"demo/db", "demo/db\n", "spiffe://cluster.local/ns/demo/sa/db"} {
-		account, err := tokens.Review(t.Context(), token, nil)
+	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
+	_, err := tokens.Review(t.Context(), secret+":demo/db", nil)
+	require.ErrorIs(t, err, kube.ErrInvalidToken)
+	require.ErrorContains(t, err, "not on this machine")
+
+	var account *kube.Account
+	addr := start(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		account, err = tokens.Review(r.Context(), r.Header.Get("Token"), nil)
+	})})
+	client := alpnClient(t)
+	review := func(token string) {
+		req, bad := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+addr, nil)
+		require.NoError(t, bad)
+		req.Header.Set("Token", token)
+		resp, bad := client.Do(req)
+		require.NoError(t, bad)
+		require.NoError(t, resp.Body.Close())
+	}
+	for _, token := range []string{secret + ":demo/db", secret + " :demo/db", secret + ":spiffe://cluster.local/ns/demo/sa/db"} {
+		review(token)
 		require.NoError(t, err, token)
 		assert.Equal(t, &kube.Account{Namespace: "demo", ServiceAccount: "db"}, account)
 	}
-	for _, token := range []string{"", "db", "demo/", "/db", "a/b/c", "spiffe://cluster.local/db", "spiffe://cluster.local", "spiffe://elsewhere.test/ns/demo/sa/db", "secret"} {
-		_, err := tokens.Review(t.Context(), token, nil)
-		require.ErrorIs(t, err, kube.ErrInvalidToken, token)
-		assert.NotContains(t, err.Error(), "secret")
+	for _, name := range []string{"", "db", "demo/", "/db", "a/b/c", "spiffe://cluster.local/db", "spiffe://cluster.local", "spiffe://elsewhere.test/ns/demo/sa/db", "secret"} {
+		review(secret + ":" + name)
+		require.ErrorIs(t, err, kube.ErrInvalidToken, name)
+		assert.NotContains(t, err.Error(), secret)
+		review(name)
+		require.ErrorIs(t, err, kube.ErrInvalidToken, name)
 	}
+}
+
+// A caller that is not on loopback has no name on Linkerd's side either.
+func TestInsecureTokensReviewOfOthers(t *testing.T) {
+	t.Parallel()
+	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
+	var err error
+	l := &elsewhere{localhost()}
+	stop := serveOn(t, l, caserver.ServeOptions{TLS: serverTLS, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, err = tokens.Review(r.Context(), secret+":demo/db", nil)
+	})})
+	get(t, alpnClient(t), "https://"+l.Addr().String())
+	stop()
+	require.ErrorIs(t, err, kube.ErrInvalidToken)
+	require.ErrorContains(t, err, "not on this machine")
 }

@@ -6,11 +6,19 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
 	"sync"
+	"syscall"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/summary"
 )
 
 const (
@@ -20,6 +28,9 @@ const (
 	maxStreams    = 1000 // that a connection has at a time
 	maxHeader     = 64 << 10
 	maxHTTP2Frame = 16 << 10
+
+	defaultMaxConns   = 32_768
+	maxHandshakesEach = 512 // of an address, that are not complete
 )
 
 // ServeOptions are the choices of [Serve]. Handler is required, and so is one of TLS and Plaintext.
@@ -34,7 +45,17 @@ type ServeOptions struct {
 	// is reached over loopback, such as one behind a proxy in its own pod that terminates TLS.
 	Plaintext bool
 
-	// Logger gets failed handshakes and what net/http logs, at level Debug. Nil discards them.
+	// MaxConns is how many connections the server has at a time. 0 means 32,768, or all file descriptors of the process
+	// but the reserve if those are fewer: a quarter of its descriptors, from 64 to 1,024 of them, is never taken by
+	// accepted connections.
+	MaxConns int
+
+	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: an address can be
+	// that of a NAT, of a gateway, or of the proxy of a node, and stand for many clients.
+	MaxConnsPerAddress int
+
+	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason at once, and a
+	// count of the others every minute. It gets what net/http logs (Debug). Nil discards them.
 	Logger *slog.Logger
 }
 
@@ -45,6 +66,11 @@ type ServeOptions struct {
 // proxies do and net/http alone does not allow. Handlers find the state of the connection in
 // [http.Request].TLS. A client has 10 seconds to complete the handshake and to send the header of its first
 // request, 5 minutes between requests, and 1,000 requests at a time on a connection.
+//
+// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further ones
+// of an address that has twice as many as are free, so that some addresses together leave room for one more, and those
+// that have not completed their handshake, beyond 512 or a quarter of MaxConns of one address, and beyond half of
+// MaxConns in total.
 //
 // When ctx is done, Serve closes the listener and cuts handshakes. Requests in progress have 5 seconds to
 // end before their connections are closed. Serve then returns the cause of ctx. The only goroutines left
@@ -60,13 +86,25 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 		return errors.New("caserver: serve: TLS and Plaintext are both set")
 	case o.TLS != nil && len(o.TLS.Certificates) == 0 && o.TLS.GetCertificate == nil && o.TLS.GetConfigForClient == nil:
 		return errors.New("caserver: serve: TLS has no certificate; set Certificates or GetCertificate")
+	case o.MaxConns < 0 || o.MaxConnsPerAddress < 0:
+		return errors.New("caserver: serve: MaxConns or MaxConnsPerAddress is negative")
 	}
 	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	refusals := summary.New(log, 0)
+	conns, handshaking := limited(l, o, refusals)
 	srv := &http.Server{
-		Handler:           withTLS(o.Handler),
-		Protocols:         new(http.Protocols),
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxHTTP2Frame},
-		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		Handler:     limit.Body(withTLS(o.Handler), firstRequest),
+		Protocols:   new(http.Protocols),
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxHTTP2Frame},
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ConnState: func(c net.Conn, state http.ConnState) {
+			if h, ok := c.(*hiddenTLS); ok {
+				c = h.raw
+			}
+			if state == http.StateClosed || state == http.StateHijacked {
+				conns.Closed(c)
+			}
+		},
 		ReadHeaderTimeout: firstRequest,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
@@ -76,12 +114,13 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	handshakes, cut := context.WithCancel(ctx)
 	defer cut()
+	l = conns
 	if o.TLS != nil {
 		cfg := o.TLS.Clone()
 		if len(cfg.NextProtos) == 0 {
 			cfg.NextProtos = []string{"h2", "http/1.1"}
 		}
-		l = &tlsListener{l, handshakes, cfg, log}
+		l = &tlsListener{conns, handshakes, cfg, handshaking, refusals}
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -102,32 +141,97 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	return err
 }
 
+// limited returns l within the limits, and the limits on handshakes.
+func limited(l net.Listener, o ServeOptions, log *summary.Log) (*limit.Listener[netip.Addr], *handshakes) {
+	total := cmp.Or(o.MaxConns, limit.MaxConns(defaultMaxConns))
+	half := max(total/2, 1)
+	refused := func(c net.Conn, reason string) {
+		log.Warn("caserver: connection closed at once", reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
+	}
+	conns := limit.Listen(l, limit.ConnOptions[netip.Addr]{
+		Total: total,
+		Each:  cmp.Or(o.MaxConnsPerAddress, half),
+		Peer:  peer.Address,
+		Refused: func(c net.Conn, err *limit.Error) {
+			reason := err.Reason
+			switch reason {
+			case limit.CallerShare:
+				reason = "MaxConnsPerAddress is reached: the address has too many connections"
+			case limit.TotalShare:
+				reason = "MaxConns is reached: there are too many connections"
+			}
+			refused(c, reason)
+		},
+	})
+	return conns, &handshakes{limit.NewShares[struct{}](half, 0), limit.NewShares[netip.Addr](0, min(maxHandshakesEach, max(total/4, 1))), refused}
+}
+
+// handshakes bounds the connections that have not completed their handshake.
+type handshakes struct {
+	all     *limit.Shares[struct{}]
+	each    *limit.Shares[netip.Addr]
+	refused func(c net.Conn, reason string)
+}
+
+// begin reports whether c may do its handshake. If so, end is called once when that is over.
+func (h *handshakes) begin(c net.Conn) (end func(), ok bool) {
+	from, counted := peer.Address(c)
+	if counted && h.each.Take(from, 1) != nil {
+		h.refused(c, "the address has too many handshakes that are not complete")
+		return nil, false
+	}
+	if h.all.Take(struct{}{}, 1) != nil {
+		if counted {
+			h.each.Give(from, 1)
+		}
+		h.refused(c, "there are too many handshakes that are not complete")
+		return nil, false
+	}
+	return sync.OnceFunc(func() {
+		if counted {
+			h.each.Give(from, 1)
+		}
+		h.all.Give(struct{}{}, 1)
+	}), true
+}
+
 // tlsListener accepts TLS connections in the form that net/http takes for unencrypted ones: it insists
 // on ALPN for those that it knows to be TLS, and looks for the preface of HTTP/2 on the others.
 type tlsListener struct {
-	net.Listener
-	ctx context.Context // of the handshakes
-	cfg *tls.Config
-	log *slog.Logger
+	*limit.Listener[netip.Addr]
+	ctx   context.Context // of the handshakes
+	cfg   *tls.Config
+	limit *handshakes
+	log   *summary.Log
 }
 
 func (l *tlsListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		end, ok := l.limit.begin(c)
+		if !ok {
+			_ = c.Close()
+			l.Closed(c)
+			continue
+		}
+		tc := tls.Server(c, l.cfg)
+		return &hiddenTLS{Conn: tc, l: l, raw: c, tls: tc, end: end, state: sync.OnceValue(func() *tls.ConnectionState {
+			state := tc.ConnectionState()
+			return &state
+		})}, nil
 	}
-	tc := tls.Server(c, l.cfg)
-	return &hiddenTLS{Conn: tc, l: l, tls: tc, state: sync.OnceValue(func() *tls.ConnectionState {
-		state := tc.ConnectionState()
-		return &state
-	})}, nil
 }
 
 // hiddenTLS is a TLS connection that is not a *tls.Conn and has no method ConnectionState.
 type hiddenTLS struct {
 	net.Conn // tls
 	l        *tlsListener
+	raw      net.Conn // below tls
 	tls      *tls.Conn
+	end      func()                      // of the handshake
 	state    func() *tls.ConnectionState // to be called after the handshake
 	failed   bool
 }
@@ -135,13 +239,37 @@ type hiddenTLS struct {
 // Read does the handshake first. net/http sets the deadline, and calls it in a goroutine of the connection.
 func (c *hiddenTLS) Read(p []byte) (int, error) {
 	if err := c.tls.HandshakeContext(c.l.ctx); err != nil {
-		if !c.failed {
-			c.l.log.LogAttrs(c.l.ctx, slog.LevelDebug, "caserver: TLS handshake failed", slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
+		if !c.failed && c.l.ctx.Err() == nil { // or the server ends
+			c.l.log.Log(slog.LevelInfo, "caserver: TLS handshake failed", handshakeFailure(err), slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
 		}
 		c.failed = true
 		return 0, err
 	}
+	c.end()
 	return c.tls.Read(p)
+}
+
+// Close closes the connection.
+func (c *hiddenTLS) Close() error {
+	c.end()
+	return c.Conn.Close()
+}
+
+// handshakeFailure is the kind of a failed handshake, for the log.
+func handshakeFailure(err error) string {
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // such as a client that does not trust our roots
+		return "the client ended it: " + alert.Err.Error()
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return "the client does not speak TLS"
+	}
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "the client took too long"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		return "the client closed the connection"
+	}
+	return "no agreement"
 }
 
 type connKey struct{}

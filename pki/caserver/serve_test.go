@@ -1,9 +1,9 @@
 package caserver_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -129,31 +129,38 @@ func TestSilentClients(t *testing.T) {
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
 }
 
-// TestFailedHandshake has a client that does not speak TLS.
+// TestFailedHandshake has clients that do not speak TLS, do not trust the server, or go away: a line for each kind of
+// failure, however many there are.
 func TestFailedHandshake(t *testing.T) {
 	t.Parallel()
-	var buf bytes.Buffer
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- caserver.Serve(ctx, l, caserver.ServeOptions{
-			Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(&buf, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		})
-	}()
-	c, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	defer c.Close()
-	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-	require.NoError(t, err)
-	answer, err := io.ReadAll(c)
-	require.NoError(t, err)
-	assert.NotContains(t, string(answer), "HTTP/1.1 200")
-	cancel()
-	require.ErrorIs(t, <-done, context.Canceled)
-	assert.Equal(t, 1, strings.Count(buf.String(), "TLS handshake failed"), buf.String())
-	assert.Contains(t, buf.String(), "peer="+c.LocalAddr().String())
+	out := &logs{}
+	l := localhost()
+	stop := serveOn(t, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
+	for range 50 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+		answer, err := io.ReadAll(c)
+		require.NoError(t, err)
+		assert.NotContains(t, string(answer), "HTTP/1.1 200")
+		require.NoError(t, c.Close())
+
+		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
+		require.Error(t, err)
+		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MaxVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
+		require.Error(t, err)
+		c, err = net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	require.Eventually(t, func() bool { return strings.Count(out.String(), "TLS handshake failed") == 4 }, 10*time.Second, time.Millisecond, out.String())
+	stop()
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	assert.Len(t, lines, 4)
+	for _, reason := range []string{"the client does not speak TLS", "the client ended it: tls: bad certificate", "no agreement", "the client closed the connection"} {
+		assert.Equal(t, 1, strings.Count(out.String(), fmt.Sprintf("level=INFO msg=%q reason=%q peer=127.0.0.1:", "caserver: TLS handshake failed", reason)), "%s in %s", reason, out)
+	}
 }
 
 // TestHandshakeEnds measures the time that a handshake has.
@@ -188,6 +195,7 @@ func TestSilenceEnds(t *testing.T) {
 		"most of a preface":   {"PRI * HTTP/2.0\r\n\r\nSM", 10 * time.Second},
 		"a preface alone":     {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 10 * time.Second},
 		"an idle connection":  {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", 5*time.Minute + 10*time.Second},
+		"a body never sent":   {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", 10*time.Second + time.Second},
 		"half of an HTTP/1.1": {"GET / HTTP/1.1\r\n", 10 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -243,11 +251,14 @@ func (c *lazyConn) Close() error {
 func TestServeJoins(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		out := &logs{}
 		inner := memconn.Listen()
 		l := &lazy{Listener: inner}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+		go func() {
+			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
+		}()
 		c, err := inner.Dial(t.Context())
 		require.NoError(t, err)
 		defer c.Close()
@@ -255,6 +266,7 @@ func TestServeJoins(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
 		assert.True(t, l.closed.Load())
+		assert.Empty(t, out.String(), "a handshake that the end of the server cuts is no failure")
 	})
 }
 

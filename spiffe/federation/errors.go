@@ -19,8 +19,9 @@ var (
 	// redirects are switched off.
 	ErrRedirect = errors.New("redirect refused")
 
-	// ErrSequence says that the bundle has a lower sequence number than a known one.
-	ErrSequence = errors.New("older than a known bundle")
+	// ErrSequence says that the bundle's sequence number does not follow that of the one in force: it is
+	// lower, missing, or too high to be plausible. The bundle is [Status].Refused.
+	ErrSequence = errors.New("does not follow the known bundle")
 )
 
 // FetchError is a failed fetch. The bundle in force stays.

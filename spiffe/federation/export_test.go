@@ -1,7 +1,13 @@
 package federation
 
+import "time"
+
 // For tables of what is arithmetic.
 var (
 	FileName   = fileName
 	UsableETag = usableETag
 )
+
+// Unhurried has m notice a suspension within a minute and not within a second, which makes days of virtual time
+// cheap.
+func Unhurried(m *Manager) { m.loop.Tick = time.Minute }

@@ -32,10 +32,18 @@
 // the wrong status leaves the last good bundle in force, however old it is: [Manager.Status] tells its age.
 //
 // An empty bundle is an answer. It says that everything in that trust domain is revoked, and
-// replaces the one before it (BND-10, BND-11).
+// replaces the one before it (BND-10, BND-11), if that has no sequence number or a lower one.
 //
 // Sequence numbers do not go down. A bundle with a lower one than that in force is refused and reported; an
 // operator can accept it with [Manager.Set] (AMB-25).
+//
+// An endpoint that is wrong for a moment decides nothing. A sequence number that rises by more than 10,000,
+// without being a time before and after, a number that is lost, and authorities that are gone without a higher
+// number are not plausible. Such a bundle is held: the one in force stays, each answer is reported, and
+// [Status] has the bundle as Refused. It takes effect when an operator gives it to [Manager.Set], or when the
+// endpoint has repeated it, at least 3 times in at least 30 minutes, with no other answer between. Until then
+// it is asked every five minutes if the interval is longer, and nothing of it is stored. So a publisher that
+// changes from counting to a clock is held for half an hour, too: announce it, or call Set.
 //
 // An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has an overall deadline
 // and one for silence. Redirects lead only to further https URLs whose servers authenticate in the same
@@ -312,8 +320,8 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 
 // Set puts a bundle in force, in the place of the one of its trust domain, which must have a
 // relationship. It does not compare sequence numbers: an operator uses it to accept a bundle with a lower
-// one, such as [Status].Refused, or to verify a self-serving endpoint again after a missed rotation.
-// It stays until a fetch that begins later brings one that supersedes it (FED-13). A [SPIFFE.Initial] with a higher
+// or an implausible one, such as [Status].Refused, or to verify a self-serving endpoint again after a missed rotation.
+// It stays until a fetch that begins later brings one that supersedes it and is plausible (FED-13). A [SPIFFE.Initial] with a higher
 // number counts as newer again after a restart, so configure a newer one of those, too.
 //
 // If the last fetch failed because the endpoint could not be authenticated, the next one is due at
@@ -329,6 +337,7 @@ func (m *Manager) Set(b *spiffe.Bundle) error {
 		return fmt.Errorf("federation: set: there is no relationship with trust domain %q: %w", b.TrustDomain(), spiffe.ErrUnknownTrustDomain)
 	}
 	r.refused = nil
+	r.offers.Forget()
 	r.decree.Store(true)
 	m.publish(r, b)
 	if errors.Is(r.err, ErrNotAuthenticated) {
@@ -392,8 +401,9 @@ type Status struct {
 	Failures int
 	Err      error
 
-	// Refused is the bundle that the endpoint offered and that was refused for its lower sequence
-	// number, or nil. To accept it all the same, give it to [Manager.Set].
+	// Refused is the bundle that the endpoint offered and that was refused for its sequence number, or
+	// nil: the number is lower, or not plausible; Err wraps [ErrSequence] and says which. It is an alarm for
+	// an operator, who accepts the bundle all the same with [Manager.Set].
 	Refused *spiffe.Bundle
 }
 

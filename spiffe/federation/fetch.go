@@ -361,9 +361,14 @@ func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *FetchE
 	switch {
 	case failed != nil:
 		level, msg = slog.LevelWarn, "federation: bundle not fetched"
+		if outcome == outcomeHeld || outcome == outcomeRefused {
+			msg = "federation: bundle refused for its sequence number"
+		}
 		attrs = append(attrs, slog.Any("err", failed))
 	case b != nil && a.bundle != nil && !hasAuthority(b):
 		level, msg = slog.LevelWarn, "federation: bundle has no X.509 authority: every X.509-SVID of the trust domain is revoked"
+	case outcome == outcomePrevailed:
+		level, msg = slog.LevelWarn, "federation: bundle with an implausible sequence number accepted, as the endpoint insists"
 	case outcome == outcomeClash:
 		level, msg = slog.LevelWarn, "federation: the publisher changed the bundle and kept its sequence number"
 	}

@@ -223,6 +223,7 @@ func newManager(t testing.TB, cfg federation.Config) *federation.Manager {
 	t.Helper()
 	m, err := federation.New(cfg)
 	require.NoError(t, err)
+	federation.Unhurried(m)
 	return m
 }
 

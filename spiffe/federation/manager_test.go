@@ -24,6 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -262,6 +264,7 @@ func TestStateCases(t *testing.T) {
 			Files        []string
 			InForce      int
 			Error, Alert bool
+			Held         bool
 		}
 	}
 	require.NoError(t, json.Unmarshal(read("index.json"), &index))
@@ -284,6 +287,20 @@ func TestStateCases(t *testing.T) {
 				}
 				want, err := spiffe.ParseBundle(home, read(s.Files[s.InForce]))
 				require.NoError(t, err)
+				if s.Held { // the number is lost: the publisher has to repeat that
+					first, err := spiffe.ParseBundle(home, read(s.Files[0]))
+					require.NoError(t, err)
+					for start := time.Now(); time.Since(start) < succession.Time; next(t, m, home) {
+						require.True(t, first.Equal(inForce(t, m, home)))
+						requireCode(t, statusOf(t, m, home).Err, outOfSequence)
+						require.True(t, want.Equal(statusOf(t, m, home).Refused))
+						lines := w.diary.read()
+						require.Len(t, lines, 1)
+						require.Equal(t, "federation: bundle refused for its sequence number", lines[0]["msg"])
+						require.Equal(t, "held", lines[0]["outcome"])
+						require.Equal(t, "WARN", lines[0]["level"])
+					}
+				}
 				assert.True(t, want.Equal(inForce(t, m, home)))
 				status := statusOf(t, m, home)
 				lines := w.diary.read()
@@ -305,11 +322,17 @@ func TestStateCases(t *testing.T) {
 func TestRevocation(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "BND-6", "BND-10", "BND-11", "BS-01", "BS-02", "FED-34")
-	for _, doc := range []string{`{"keys":[]}`, `{"keys":[{"use":"sig","kid":"a"},7]}`} {
+	for doc, sequence := range map[string]*uint64{
+		`{"keys":[]}`:                              nil,
+		`{"keys":[{"use":"sig","kid":"a"},7]}`:     nil,
+		`{"spiffe_sequence":8,"keys":[]}`:          new(uint64(7)),
+		`{"spiffe_sequence":9,"keys":[{"kid":7}]}`: new(uint64(7)),
+	} {
 		t.Run(doc, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
+				w.site.serve(serving(t, bundleOf(t, w.ca, sequence, 0)))
 				m := newManager(t, w.cfg)
 				running(t, m)
 				synctest.Wait()
@@ -418,12 +441,153 @@ func TestRollback(t *testing.T) {
 		assert.Nil(t, statusOf(t, m, partner).Refused)
 		assert.NoError(t, statusOf(t, m, partner).Err)
 
-		// Without a number the later one counts.
+		// Without a number the later one counts, once the publisher has shown that it means it.
 		w.site.serve(serving(t, bundleOf(t, w.ca, nil, 0)))
+		for start := time.Now(); time.Since(start) < succession.Time+renew.UsualPoll; {
+			next(t, m, partner)
+		}
 		next(t, m, partner)
 		_, has := inForce(t, m, partner).Sequence()
 		assert.False(t, has)
 	})
+}
+
+// An endpoint that is wrong for a moment decides nothing: what it says is held, reported and not stored, and its next
+// answer counts.
+func TestImplausible(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-11")
+	for name, wrong := range map[string]struct {
+		roots    bool
+		sequence *uint64
+	}{
+		"the highest number":     {true, new(uint64(math.MaxUint64))},
+		"2^63":                   {true, new(uint64(1) << 63)},
+		"a time after a counter": {true, new(uint64(946684800000))},
+		"a large step":           {true, new(uint64(20_000))},
+		"no number":              {true, nil},
+		"nothing":                {false, nil},
+		"nothing, same number":   {false, new(uint64(7))},
+		"nothing, highest":       {false, new(uint64(math.MaxUint64))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.cfg.Dir = t.TempDir()
+				seven := bundleOf(t, w.ca, new(uint64(7)), 24*time.Hour)
+				w.site.serve(serving(t, seven))
+				m := newManager(t, w.cfg)
+				running(t, m)
+				synctest.Wait()
+				require.True(t, seven.Equal(inForce(t, m, partner)))
+				stored := readFile(t, w.cfg.Dir)
+
+				thief := spiffetest.NewCA(t, "partner.test")
+				bad := bundleOf(t, thief, wrong.sequence, 0)
+				if !wrong.roots {
+					c := spiffe.BundleContents{Sequence: wrong.sequence}
+					var err error
+					bad, err = spiffe.NewBundle(partner, c)
+					require.NoError(t, err)
+				}
+				w.site.serve(serving(t, bad))
+				w.diary.read()
+				next(t, m, partner)
+				s := statusOf(t, m, partner)
+				requireCode(t, s.Err, outOfSequence)
+				assert.True(t, bad.Equal(s.Refused))
+				assert.True(t, seven.Equal(s.Bundle))
+				assert.True(t, trusts(t, m, w.ca))
+				assert.False(t, trusts(t, m, thief))
+				assert.Equal(t, stored, readFile(t, w.cfg.Dir), "nothing of it is stored")
+				assert.LessOrEqual(t, time.Until(s.NextAttempt), 6*time.Minute, "and it is asked again soon, whatever the hint")
+				lines := w.diary.read()
+				require.Len(t, lines, 1)
+				assert.Equal(t, "WARN", lines[0]["level"])
+				assert.Equal(t, "held", lines[0]["outcome"])
+
+				// The endpoint is itself again: with the number it had, and with the next one.
+				w.site.serve(serving(t, seven))
+				next(t, m, partner)
+				s = statusOf(t, m, partner)
+				assert.NoError(t, s.Err)
+				assert.Nil(t, s.Refused)
+				assert.True(t, s.Fresh)
+				w.ca.Rotate()
+				eight := bundleOf(t, w.ca, new(uint64(8)), time.Minute)
+				w.site.serve(serving(t, eight))
+				next(t, m, partner)
+				assert.True(t, eight.Equal(inForce(t, m, partner)))
+
+				// An operator decides.
+				nine := bundleOf(t, w.ca, new(uint64(9)), time.Minute)
+				for _, b := range []*spiffe.Bundle{bad, nine} {
+					w.site.serve(serving(t, b))
+					next(t, m, partner)
+				}
+				require.NoError(t, m.Set(bad))
+				assert.True(t, bad.Equal(inForce(t, m, partner)))
+				require.NoError(t, m.Set(nine))
+
+				if !bad.Supersedes(nine) {
+					return
+				}
+				// And so does an endpoint that stays with it, with no other answer between.
+				w.site.serve(serving(t, bad))
+				next(t, m, partner)
+				time.Sleep(succession.Time / 2)
+				w.site.serve(serving(t, nine))
+				next(t, m, partner)
+				w.site.serve(serving(t, bad))
+				next(t, m, partner)
+				for begin := time.Now(); time.Since(begin) < succession.Time; next(t, m, partner) {
+					require.True(t, nine.Equal(inForce(t, m, partner)))
+				}
+				assert.True(t, bad.Equal(inForce(t, m, partner)))
+				assert.True(t, statusOf(t, m, partner).Fresh)
+				lines = w.diary.read()
+				assert.Equal(t, "WARN", lines[len(lines)-1]["level"])
+			})
+		})
+	}
+}
+
+// A first answer is taken as it is, unless its number leaves no room for another one. What an operator has
+// accepted stays accepted over a restart.
+func TestImplausibleFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.cfg.Dir = t.TempDir()
+		w.site.serve(serving(t, bundleOf(t, w.ca, new(uint64(math.MaxUint64)), 0)))
+		m := newManager(t, w.cfg)
+		stop := running(t, m)
+		synctest.Wait()
+		_, err := m.Bundle(partner)
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		requireCode(t, statusOf(t, m, partner).Err, outOfSequence)
+		require.NoError(t, m.Set(statusOf(t, m, partner).Refused))
+		assert.True(t, trusts(t, m, w.ca))
+		stop()
+
+		m = newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		assert.True(t, trusts(t, m, w.ca))
+		assert.NoError(t, statusOf(t, m, partner).Err)
+	})
+}
+
+// readFile returns what the only file in dir has.
+func readFile(t *testing.T, dir string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	doc, err := os.ReadFile(files[0])
+	require.NoError(t, err)
+	return string(doc)
 }
 
 // A local edit stays until a fetch replaces it; a 304 is no such fetch.
@@ -815,7 +979,7 @@ func TestSelfServing(t *testing.T) {
 		assert.True(t, trusts(t, m, w.ca))
 
 		// Everything is revoked: then there is nothing to verify it by, and nothing is sent.
-		w.site.serve(answer(200, []byte(`{"keys":[]}`)))
+		w.site.serve(answer(200, []byte(`{"spiffe_sequence":99,"keys":[]}`)))
 		next(t, m, partner)
 		assert.False(t, trusts(t, m, w.ca))
 		w.dialled()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -33,8 +34,9 @@ type relation struct {
 	err        error          // of the last attempt
 	unanchored bool           // the last attempt sent nothing, as there were no anchors
 	refused    *spiffe.Bundle
-	loaded     bool           // the stored bundle was looked for
-	saved      *spiffe.Bundle // what is stored
+	offers     succession.Offers // what is held because its number is not plausible
+	loaded     bool              // the stored bundle was looked for
+	saved      *spiffe.Bundle    // what is stored
 }
 
 func (m *Manager) newRelation(e *endpoint) *relation {
@@ -103,6 +105,8 @@ const (
 	outcomeNotModified = "not modified"
 	outcomeOvertaken   = "overtaken by an operator"
 	outcomeRefused     = "refused"
+	outcomeHeld        = "held"
+	outcomePrevailed   = "new after it was held"
 	outcomeFailed      = "failed"
 )
 
@@ -126,7 +130,9 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	}
 	outcome := outcomeNotModified
 	switch {
-	case failed != nil || a.bundle == nil:
+	case failed != nil:
+	case a.bundle == nil:
+		rel.offers.Forget() // the endpoint has confirmed what is in force
 	case rel.bundle.Load() != have: // Set came meanwhile: what was asked for before it does not replace it
 		outcome, a.bundle = outcomeOvertaken, nil
 	default:
@@ -135,7 +141,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	if failed != nil {
 		rel.Failed(failed)
 		rel.err = failed
-		if outcome != outcomeRefused {
+		if outcome != outcomeRefused && outcome != outcomeHeld {
 			outcome = outcomeFailed
 		}
 	} else {
@@ -147,6 +153,9 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	}
 	m.setUnanchored(rel, a.unasked)
 	rel.interval = m.interval(rel.bundle.Load())
+	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
+		rel.interval = max(min(rel.interval, renew.UsualPoll), m.cfg.MinInterval)
+	}
 	wait := renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 	if rel.unanchored && rel.e.borrows() && rel.e.anchored() == nil {
 		wait = 0 // they arrived during the attempt
@@ -160,19 +169,29 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 }
 
 // apply takes the bundle of an answer into force, by the rules about sequence numbers (FED-11,
-// FED-12). The caller holds mu.
+// FED-12) and by what is plausible (see internal/succession). The caller holds mu.
 func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *FetchError) {
-	have := rel.bundle.Load()
-	if known := rel.newest(); !a.bundle.Supersedes(known) {
+	have, known := rel.bundle.Load(), rel.newest()
+	refuse := func(format string, args ...any) *FetchError {
 		rel.refused = a.bundle
+		return &FetchError{TrustDomain: rel.e.td, URL: a.url, Status: a.received, Err: fmt.Errorf("%w: "+format, append([]any{ErrSequence}, args...)...)}
+	}
+	if !a.bundle.Supersedes(known) {
 		n, _ := a.bundle.Sequence()
 		last, _ := known.Sequence()
-		return outcomeRefused, &FetchError{
-			TrustDomain: rel.e.td, URL: a.url, Status: a.received,
-			Err: fmt.Errorf("%w: the sequence number is %d, and %d is known; if the publisher has reset it, accept the bundle with Manager.Set", ErrSequence, n, last),
-		}
+		rel.offers.Forget()
+		return outcomeRefused, refuse("the sequence number is %d, and %d is known; if the publisher has reset it, accept the bundle with Manager.Set", n, last)
+	}
+	if have == nil {
+		known = nil // an initial bundle may be old, and nothing is in force
+	}
+	prevailed, err := rel.offers.Judge(known, a.bundle, time.Now())
+	if err != nil {
+		return outcomeHeld, refuse("%w; if the publisher means it, accept it with Manager.Set", err)
 	}
 	switch {
+	case prevailed:
+		outcome = outcomePrevailed
 	case have == nil:
 		outcome = outcomeNew
 	case a.bundle.Equal(have):

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"strings"
 	"time"
@@ -84,7 +85,8 @@ type Request struct {
 // and never later, because some validators refuse a token that was issued in their future.
 //
 // The token is verified with the public key before it is returned, so a signer that does not hold the
-// key that it says fails here. The token is a credential; the error does not carry it.
+// key that it says fails here. The token is a credential; the error does not carry it. It wraps
+// [io/fs.ErrInvalid] if the audience is missing or empty, or wider than the Issuer permits.
 func (i *Issuer) Issue(r Request) (string, error) {
 	if i == nil || i.issuer == nil {
 		return "", errors.New("jwtsvid: issue: the Issuer was not made by NewIssuer")
@@ -121,16 +123,16 @@ func (i *Issuer) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string
 
 func (i *Issuer) checkAudience(audience []string) error {
 	if err := checkAudience(audience); err != nil {
-		return fmt.Errorf("%w; name the receiver of the token", err)
+		return fmt.Errorf("%w: %w; name the receiver of the token", fs.ErrInvalid, err)
 	}
 	if i.wide {
 		return nil
 	}
 	if n := len(audience); n > 1 {
-		return fmt.Errorf("%d audiences, so that each can present the token to the others; issue one token for each, or set WideAudience", n)
+		return fmt.Errorf("%w: %d audiences, so that each can present the token to the others; issue one token for each, or set WideAudience", fs.ErrInvalid, n)
 	}
 	if id, err := spiffe.ParseID(audience[0]); err == nil && id.Path() == "" {
-		return fmt.Errorf("the audience %q is a whole trust domain; name the receiving service, or set WideAudience", token.Clip(audience[0], token.MaxQuoted))
+		return fmt.Errorf("%w: the audience %q is a whole trust domain; name the receiving service, or set WideAudience", fs.ErrInvalid, token.Clip(audience[0], token.MaxQuoted))
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package jwtsvid
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/internal/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -32,17 +35,23 @@ func (v *Validator) ValidateHeader(values []string) (*Verified, error) {
 	return nil, &token.Error{Kind: kind, Reason: token.NoToken, Rule: "JWT-32", Err: err}
 }
 
-// What is wrong with a header. The second is a broken request; the others ask for a token.
+// What is wrong with a request. The second and the last are broken requests; the others ask for a token.
 var (
 	errNoHeader = errors.New("there is no Authorization header")
 	errHeaders  = errors.New("there is more than one Authorization header")
 	errScheme   = errors.New("the scheme of the Authorization header is not Bearer")
+	errReadable = errors.New("the connection is not encrypted, so that others can read a token; use TLS or a Unix socket, or set TLSTerminated")
 )
 
 // MiddlewareOptions are the choices of [Middleware] that have a default.
 type MiddlewareOptions struct {
-	// Logger is told of each request that is refused (Info), with the attributes err and, if the token was
-	// valid, id. Nil means silence.
+	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach
+	// or read the link between them. Otherwise a request that came neither by TLS nor on a Unix socket is refused.
+	TLSTerminated bool
+
+	// Logger gets warnings about requests that are refused: the first for each reason at once, and then
+	// their number each minute, as clients can send as many as they like. Their attributes are reason, err,
+	// remote and, if the token was valid, id. At level Debug it gets each of them. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -56,7 +65,8 @@ type MiddlewareOptions struct {
 // header, and 403 if the token is valid and the policy does not allow its ID. If the bundle source fails,
 // the answer is 503 without that header.
 //
-// The server must use TLS or a Unix socket (JWT-34): anyone who sees a token on the network can use it.
+// A request that came neither by TLS nor on a Unix socket is answered 400, with a token or without (JWT-34), and the
+// token is not looked at: anyone who sees a token on the network can use it. See [MiddlewareOptions].TLSTerminated.
 // gRPC over net/http is served by the same middleware (JWT-33).
 func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	err := spiffe.CheckPolicySource(allow)
@@ -69,41 +79,58 @@ func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions
 	if err != nil {
 		return nil, fmt.Errorf("jwtsvid: middleware: %w", err)
 	}
-	m := &middleware{validator: v, allow: allow, logger: slog.New(slog.DiscardHandler)}
-	if opts != nil && opts.Logger != nil {
-		m.logger = opts.Logger
-	}
+	o := *cmp.Or(opts, &MiddlewareOptions{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, logger: o.Logger, log: summary.New(o.Logger, 0)}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
 }
 
 type middleware struct {
-	validator *Validator
-	allow     spiffe.PolicySource
-	logger    *slog.Logger
+	validator  *Validator
+	allow      spiffe.PolicySource
+	terminated bool // TLS, by a proxy
+	logger     *slog.Logger
+	log        *summary.Log
 }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	proof, err := m.validator.ValidateHeader(r.Header["Authorization"])
+	var proof *Verified
+	var err error = &token.Error{Kind: kind, Reason: token.NoToken, Rule: "JWT-34", Err: errReadable}
+	if m.terminated || bearer.Confidential(r) {
+		proof, err = m.validator.ValidateHeader(r.Header["Authorization"])
+	}
 	if err != nil {
-		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.Any("err", err))
+		var reason token.Reason
+		if e, ok := errors.AsType[*token.Error](err); ok { // as all errors of a Validator are
+			reason = e.Reason
+		}
+		m.refused(r, string(reason), slog.Any("err", err))
 		status, challenge := answer(err)
 		refuseRequest(w, status, challenge)
 		return
 	}
 	if err := m.allow.Policy().Check(proof.ID()); err != nil {
-		m.logger.LogAttrs(r.Context(), slog.LevelInfo, "jwtsvid: request refused", slog.String("id", proof.String()), slog.Any("err", err))
+		m.refused(r, string(token.Denied), slog.String("id", proof.String()), slog.Any("err", err))
 		refuseRequest(w, http.StatusForbidden, `Bearer error="insufficient_scope"`)
 		return
 	}
 	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), proofKey{}, proof)))
 }
 
+// refused logs that a request is refused.
+func (m *middleware) refused(r *http.Request, reason string, attrs ...slog.Attr) {
+	const message = "jwtsvid: request refused"
+	attrs = append(attrs, slog.String("remote", r.RemoteAddr))
+	m.log.Warn(message, reason, attrs...)
+	m.logger.LogAttrs(r.Context(), slog.LevelDebug, message, attrs...)
+}
+
 // answer returns the status and the challenge for an error of ValidateHeader.
 func answer(err error) (status int, challenge string) {
 	switch {
-	case errors.Is(err, errHeaders):
+	case errors.Is(err, errHeaders), errors.Is(err, errReadable):
 		return http.StatusBadRequest, `Bearer error="invalid_request"`
 	case errors.Is(err, ErrNoToken):
 		return http.StatusUnauthorized, `Bearer realm="jwt-svid"` // RFC 6750: no error if there was no attempt

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -46,7 +48,7 @@ func TestMiddleware(t *testing.T) {
 	good := es256(t, baseHeader, basePay)
 	challenge, invalid := `Bearer realm="jwt-svid"`, `Bearer error="invalid_token"`
 	var log bytes.Buffer
-	logger := slog.New(slog.NewJSONHandler(&log, nil))
+	logger := slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowMembersOf(domain), &jwtsvid.MiddlewareOptions{Logger: logger})
 	for _, c := range []struct {
 		name      string
@@ -78,7 +80,7 @@ func TestMiddleware(t *testing.T) {
 		{"AMB-19 no path", []string{"Bearer " + es256(t, baseHeader, strings.Replace(basePay, "/ns/prod/sa/web", "", 1))}, 403, `Bearer error="insufficient_scope"`},
 	} {
 		log.Reset()
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r := overTLS()
 		r.Header["Authorization"] = c.header
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
@@ -95,11 +97,113 @@ func TestMiddleware(t *testing.T) {
 	}
 }
 
+// overTLS returns a request that came by TLS.
+func overTLS() *http.Request {
+	return httptest.NewRequest(http.MethodGet, "https://db.example.org/", nil)
+}
+
+// A token that others can read on the way is refused and not looked at, unless the server is told that a proxy ends TLS.
+func TestMiddlewarePlaintext(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "JWT-34")
+	good := "Bearer " + es256(t, baseHeader, basePay)
+	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
+	var log bytes.Buffer
+	strict := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	lax := protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{TLSTerminated: true})
+	plain := func() *http.Request {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = "@"
+		r.Header.Set("X-Forwarded-Proto", "https") // what the client says of itself does not count
+		r.Header.Set("Authorization", good)
+		return r
+	}
+	onSocket := plain()
+	onSocket = onSocket.WithContext(context.WithValue(onSocket.Context(), http.LocalAddrContextKey, &net.UnixAddr{Name: "/s", Net: "unix"}))
+	without := plain()
+	without.Header.Del("Authorization")
+	for _, c := range []struct {
+		name   string
+		h      http.Handler
+		r      *http.Request
+		status int
+	}{
+		{"refused", strict, plain(), 400},
+		{"without a token", strict, without, 400},
+		{"on a Unix socket", strict, onSocket, 200},
+		{"TLS ended before", lax, plain(), 200},
+	} {
+		log.Reset()
+		w := httptest.NewRecorder()
+		c.h.ServeHTTP(w, c.r)
+		assert.Equal(t, c.status, w.Code, c.name)
+		if c.status == 400 {
+			assert.Equal(t, `Bearer error="invalid_request"`, w.Header().Get("WWW-Authenticate"))
+			assert.Contains(t, log.String(), "the connection is not encrypted")
+			assert.Empty(t, leaks(log.String(), good))
+		}
+	}
+}
+
+// A client that sends bad requests as fast as it can does not fill the log.
+func TestMiddlewareLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var lines []string
+		take := func() (all []string) {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			all, lines = lines, nil
+			return all
+		}
+		logger := slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			_, line, _ := strings.Cut(strings.TrimSpace(string(p)), " ") // without the time
+			lines = append(lines, line)
+			return len(p), nil
+		}), nil))
+		h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), &jwtsvid.MiddlewareOptions{Logger: logger})
+		send := func(authorization string) {
+			r := overTLS()
+			r.Header.Set("Authorization", authorization)
+			h.ServeHTTP(httptest.NewRecorder(), r)
+		}
+		for i := range 5000 {
+			send("Bearer " + strings.Repeat("x", i%100))
+			send("Basic x")
+		}
+		send("Bearer " + es256(t, baseHeader, basePay))
+		got := take()
+		require.Len(t, got, 3)
+		assert.Contains(t, got[0], `level=WARN msg="jwtsvid: request refused" reason=malformed err=`)
+		assert.Contains(t, got[1], `reason="no token"`)
+		assert.Contains(t, got[2], `reason=denied id=`+webID.String())
+		for _, line := range got {
+			assert.Contains(t, line, " remote=192.0.2.1:1234")
+		}
+		time.Sleep(time.Minute + time.Second)
+		got = take()
+		require.Len(t, got, 2)
+		for _, line := range got {
+			assert.Contains(t, line, " count=4999 interval=1m0s")
+		}
+		time.Sleep(2 * time.Minute)
+		assert.Empty(t, take())
+	})
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 func TestMiddlewareSourceFails(t *testing.T) {
 	t.Parallel()
 	down := &counted{answer: func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("not ready") }}
 	h := protect(t, validator(t, down, jwtsvid.ValidatorOptions{}), spiffe.AllowAnyPeer(), nil)
-	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r := overTLS()
 	r.Header.Set("Authorization", "Bearer "+es256(t, baseHeader, basePay))
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
@@ -135,7 +239,7 @@ func TestMiddlewareLivePolicy(t *testing.T) {
 	live := &spiffe.LivePolicy{}
 	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), live, nil)
 	status := func() int {
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r := overTLS()
 		r.Header.Set("Authorization", "Bearer "+es256(t, baseHeader, basePay))
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
@@ -180,7 +284,7 @@ func TestGRPC(t *testing.T) {
 	}
 
 	// gRPC over net/http meets the middleware.
-	url := serveH2C(t, protect(t, v, spiffe.AllowIDs(webID), nil))
+	url := serveH2C(t, protect(t, v, spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{TLSTerminated: true}))
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	client := &http.Client{Transport: &http.Transport{Protocols: &protocols}}

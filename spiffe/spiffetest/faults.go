@@ -86,13 +86,13 @@ func (f Fault) Stage() string { return f.info().stage }
 func (f Fault) Rule() string { return f.info().rule }
 
 // Refused reports whether a peer in this role is refused for the fault. That is so for all but
-// ServerOnly and ClientOnly, which are refused in the other role only.
+// ServerOnly and ClientOnly, which are refused in the other role and as [spiffe.BothRoles].
 func (f Fault) Refused(role spiffe.Role) bool {
 	switch f {
 	case "ServerOnly":
-		return role == spiffe.ClientRole
+		return role == spiffe.ClientRole || role == spiffe.BothRoles
 	case "ClientOnly":
-		return role == spiffe.ServerRole
+		return role == spiffe.ServerRole || role == spiffe.BothRoles
 	}
 	return f.info().rule != ""
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-var roles = []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole}
+var roles = []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, spiffe.BothRoles}
 
 // verify checks a chain as a peer would that trusts bundles and allows all of example.org.
 func verify(t *testing.T, bundles spiffe.BundleSource, chain []*x509.Certificate, role spiffe.Role) (*spiffe.Peer, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"slices"
@@ -182,9 +183,6 @@ func (l *FailureLog) add(now time.Time, f Failure) {
 		return
 	}
 	f.Count, f.First, f.Last = 1, now, now
-	if len(f.Reason) > maxReason {
-		f.Reason = strings.ToValidUTF8(f.Reason[:maxReason], "") + "…"
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.total++
@@ -197,11 +195,8 @@ func (l *FailureLog) add(now time.Time, f Failure) {
 	l.kept = slices.Insert(l.kept, 0, f)
 }
 
-// addError records an error of a handshake, as one of this side if it is that.
-func (l *FailureLog) addError(now time.Time, server bool, remote string, err error) {
-	if l == nil {
-		return
-	}
+// failureOf returns err as the Failure of a handshake.
+func failureOf(server bool, remote string, err error) Failure {
 	f := Failure{Side: "client", Remote: remote, Stage: "tls", Reason: err.Error()}
 	if server {
 		f.Side = "server"
@@ -212,7 +207,90 @@ func (l *FailureLog) addError(now time.Time, server bool, remote string, err err
 	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
 		f.Stage, f.Rule, f.ID, f.TrustDomain = ve.Stage, ve.Rule, ve.ID, ve.ID.TrustDomain()
 	}
-	l.add(now, f)
+	return f
+}
+
+// clip bounds the parts that the other side can make long.
+func (f *Failure) clip() {
+	if len(f.Reason) > maxReason {
+		f.Reason = strings.ToValidUTF8(f.Reason[:maxReason], "") + "…"
+	}
+}
+
+// message is what a Logger is told of f.
+func (f *Failure) message() string {
+	switch {
+	case f.Stage == "request":
+		return "spiffetls: request denied"
+	case f.Stage == "identity":
+		return "spiffetls: handshake failed: no identity to present"
+	case f.Stage == "tls":
+		return "spiffetls: handshake failed"
+	case f.Side == "server":
+		return "spiffetls: client refused"
+	}
+	return "spiffetls: server refused"
+}
+
+// attrs are the attributes for a Logger. Before the end of a handshake a peer has claimed an ID, and not proved it.
+func (f *Failure) attrs() []slog.Attr {
+	attrs := []slog.Attr{slog.String("remote", f.Remote)}
+	if !f.ID.IsZero() {
+		key := "unverified_id"
+		if f.Stage == "request" {
+			key = "id"
+		}
+		attrs = append(attrs, slog.String(key, f.ID.String()))
+	}
+	attrs = append(attrs, slog.String("err", f.Reason))
+	if f.Clock != "" {
+		attrs = append(attrs, slog.String("clock", f.Clock))
+	}
+	return attrs
+}
+
+// reason sorts err, which occurred at a stage, into one of a few texts, none of which the other side can choose.
+func reason(stage string, err error) string {
+	switch stage {
+	case "leaf":
+		return "its certificate is not an X.509-SVID"
+	case "bundle":
+		switch {
+		case errors.Is(err, spiffe.ErrUnknownTrustDomain):
+			return "its trust domain is not known"
+		case errors.Is(err, spiffe.ErrNoAuthority):
+			return "its trust domain has no authority"
+		}
+		return "there is no bundle of its trust domain"
+	case "chain":
+		if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+			return "no authority of its trust domain has signed its certificate"
+		}
+		if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
+			switch e.Reason {
+			case x509.Expired:
+				return "its certificate has expired, or is not valid yet"
+			case x509.IncompatibleUsage:
+				return "its certificate is not for this role"
+			}
+		}
+		return "its certificate does not verify"
+	case "policy":
+		return "the policy does not allow it"
+	case "request":
+		if err == errProofExpired { //nolint:errorlint // it is not wrapped
+			return "its proof has expired"
+		}
+		return "the policy does not allow it"
+	case "identity":
+		return "no identity"
+	}
+	for _, known := range []error{errNotJudged, errUnproven, errUngoverned, errForeign} {
+		if errors.Is(err, known) {
+			return known.Error()
+		}
+	}
+	return "TLS"
 }
 
 // ServeHTTP implements [http.Handler] for GET and HEAD.

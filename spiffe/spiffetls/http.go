@@ -170,7 +170,7 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 // Connections that stay open keep the identity that they were made with; they are closed after 90
 // idle seconds. A request to an http URL, by a redirect too, is an error, as it would prove no peer.
 //
-// With a Governor or a FailureLog the transport has a DialTLSContext, which uses the current DialContext,
+// With a Governor, a FailureLog or a Logger the transport has a DialTLSContext, which uses the current DialContext,
 // TLSClientConfig and TLSHandshakeTimeout of the transport; a clone continues to use those of the
 // original.
 func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*http.Transport, error) {
@@ -190,7 +190,7 @@ func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 	}
 	t.Proxy = noProxy                         // a clone has it too
 	t.RegisterProtocol("http", noPlainHTTP{}) // for callers that set another Proxy
-	if e.opts.Failures != nil || e.opts.Governor != nil {
+	if e.notes() || e.opts.Governor != nil {
 		t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return e.dial(ctx, t, network, addr)
 		}

@@ -21,7 +21,7 @@ import (
 //
 // Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the
 // proof has expired, the answer has "Connection: close", so that the client makes a new connection. The
-// FailureLog of the server, if it has one, keeps the reason, at the stage "request".
+// FailureLog and the Logger of the server get the reason, at the stage "request".
 func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")
@@ -31,6 +31,8 @@ func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, er
 	}
 	return requirePeer{allow, next}, nil
 }
+
+var errProofExpired = errors.New("the proof has expired, and the connection was kept open")
 
 type requirePeer struct {
 	allow spiffe.PolicySource
@@ -45,20 +47,20 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	peer, now := conn.peer.Load(), conn.e.now()
-	var reason string
+	var cause error
 	if now.After(peer.NotAfter()) {
 		w.Header().Set("Connection", "close")
-		reason = "the proof has expired, and the connection was kept open"
-	} else if err := h.allow.Policy().Check(peer.ID()); err != nil {
-		reason = err.Error()
-	} else {
+		cause = errProofExpired
+	} else if cause = h.allow.Policy().Check(peer.ID()); cause == nil {
 		h.next.ServeHTTP(w, r)
 		return
 	}
-	conn.e.opts.Failures.add(now, Failure{
-		Side: "server", Remote: r.RemoteAddr, Stage: "request",
-		ID: peer.ID(), TrustDomain: peer.ID().TrustDomain(), Reason: reason, OtherSees: "403 Forbidden",
-	})
+	if conn.e.notes() {
+		conn.e.note(Failure{
+			Side: "server", Remote: r.RemoteAddr, Stage: "request",
+			ID: peer.ID(), TrustDomain: peer.ID().TrustDomain(), Reason: cause.Error(), OtherSees: "403 Forbidden",
+		}, cause)
+	}
 	forbid(w)
 }
 

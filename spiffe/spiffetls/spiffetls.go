@@ -47,8 +47,9 @@
 // therefore sees the alert as the error of its first read or, if it is still writing, a connection
 // that was reset.
 //
-// A [FailureLog] in the options keeps the last failures, with their addresses, and shows them to
-// operators.
+// A server that is used by another package, such as grpc-go, would refuse clients without a word: a Logger in
+// the options gets one line for each reason and minute, with the peer's ID and address. A [FailureLog] keeps
+// the last failures and shows them to operators.
 //
 // # Session tickets
 //
@@ -81,11 +82,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -104,6 +107,13 @@ type Options struct {
 	// Remember is how many verified chains are remembered, so that a repeated peer and a resumed session
 	// cost no signature check. 0 means 1,024 and less than 0 none; see [spiffe.Verifier].
 	Remember int
+
+	// Logger gets a line (Warn) for the first handshake that fails, and the first request that [RequirePeer]
+	// denies, for each of a few reasons, and then a line with the number of those that followed, at most
+	// once a minute and reason. The attributes are reason, remote, err, count and interval, and id if the
+	// peer has proved it or unverified_id if it has only claimed it. Nil means no logs. A handshake that
+	// succeeds writes nothing.
+	Logger *slog.Logger
 
 	// Failures keeps the last handshakes that failed. Nil keeps none. It may be shared by many
 	// configurations.
@@ -133,7 +143,7 @@ func ServerConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiff
 		return nil, fmt.Errorf("spiffetls: server: %w", err)
 	}
 	c := e.serverConfig()
-	if e.opts.Failures == nil && e.opts.Governor == nil {
+	if !e.notes() && e.opts.Governor == nil {
 		return c, nil
 	}
 	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -180,7 +190,8 @@ type endpoint struct {
 	self     spiffe.SVIDSource
 	verifier *spiffe.Verifier
 	opts     Options
-	changers []changer // those of the sources that say when they change
+	log      *summary.Log // nil for none
+	changers []changer    // those of the sources that say when they change
 }
 
 // changer is a source that says when it changes.
@@ -189,6 +200,9 @@ type changer interface{ Changed() <-chan struct{} }
 func newEndpoint(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*endpoint, error) {
 	e := &endpoint{self: self, opts: *cmp.Or(opts, &Options{})}
 	e.opts.NextProtos = slices.Clone(e.opts.NextProtos)
+	if e.opts.Logger != nil {
+		e.log = summary.New(e.opts.Logger, 0)
+	}
 	if self == nil {
 		return nil, errors.New("no source of the identity to present")
 	}
@@ -223,7 +237,7 @@ func (e *endpoint) serverConfig() *tls.Config {
 	c.ClientAuth = tls.RequireAnyClientCert
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ClientRole)
-		return err
+		return e.failed(true, "", err) // configFor knows the address
 	}
 	e.checkTickets(c)
 	return c
@@ -252,7 +266,7 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 		verified(peer, cs)
 		return nil
 	}
-	if e.opts.Failures == nil {
+	if !e.notes() {
 		return c
 	}
 	context.AfterFunc(hello.Context(), func() { // when the handshake has ended
@@ -262,9 +276,9 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 		case peer == nil:
 			_ = e.failed(true, from, errNotJudged)
 		case finished != nil && !finished():
-			e.opts.Failures.add(e.now(), Failure{
+			e.note(Failure{
 				Side: "server", Remote: from, Stage: "tls", ID: peer.ID(), TrustDomain: peer.ID().TrustDomain(), Reason: errUnproven.Error(),
-			})
+			}, errUnproven)
 		}
 	})
 	return c
@@ -276,12 +290,24 @@ var (
 	errUnproven   = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or closed the connection")
 )
 
-// failed records err, if it is not nil and there is a FailureLog, and returns it.
+// failed notes err, if it is not nil, and returns it.
 func (e *endpoint) failed(server bool, remote string, err error) error {
-	if err != nil {
-		e.opts.Failures.addError(e.now(), server, remote, err)
+	if err != nil && e.notes() {
+		e.note(failureOf(server, remote, err), err)
 	}
 	return err
+}
+
+// notes reports whether failures are of interest to the FailureLog or the Logger.
+func (e *endpoint) notes() bool { return e.opts.Failures != nil || e.log != nil }
+
+// note records a failure of which err is the cause.
+func (e *endpoint) note(f Failure, err error) {
+	f.clip()
+	e.opts.Failures.add(e.now(), f)
+	if e.log != nil {
+		e.log.Warn(f.message(), reason(f.Stage, err), f.attrs()...)
+	}
 }
 
 func remote(c net.Conn) string {

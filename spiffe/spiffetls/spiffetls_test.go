@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
+	"log/slog"
 	"math/big"
 	"net/http"
 	"slices"
@@ -609,16 +610,19 @@ func BenchmarkHandshake(b *testing.B) {
 		return c
 	}
 	noMemory := &spiffetls.Options{Remember: -1}
+	logged := &spiffetls.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for _, bc := range []struct {
 		name           string
 		server, client *tls.Config
 		resume         bool
 	}{
 		{"spiffetls", db.server(b, spiffe.AllowAnyPeer(), nil), web.client(b, spiffe.AllowAnyPeer(), nil), false},
+		{"spiffetls-with-logger", db.server(b, spiffe.AllowAnyPeer(), logged), web.client(b, spiffe.AllowAnyPeer(), logged), false},
 		{"spiffetls-no-memory", db.server(b, spiffe.AllowAnyPeer(), noMemory), web.client(b, spiffe.AllowAnyPeer(), noMemory), false},
 		{"crypto-tls-verified-by-name", standard(dbSVID), standard(webSVID), false},
 		{"crypto-tls-unchecked", unchecked(dbSVID), unchecked(webSVID), false},
 		{"spiffetls-resumed", db.server(b, spiffe.AllowAnyPeer(), nil), web.resuming(b, spiffe.AllowAnyPeer(), nil), true},
+		{"spiffetls-resumed-with-logger", db.server(b, spiffe.AllowAnyPeer(), logged), web.resuming(b, spiffe.AllowAnyPeer(), logged), true},
 		{"spiffetls-resumed-no-memory", db.server(b, spiffe.AllowAnyPeer(), noMemory), web.resuming(b, spiffe.AllowAnyPeer(), noMemory), true},
 		{"crypto-tls-unchecked-resumed", unchecked(dbSVID), func() *tls.Config {
 			c := unchecked(webSVID)

@@ -22,8 +22,10 @@ const (
 // logged is a log whose records are errors, to be looked at one by one.
 type logged struct {
 	mu   sync.Mutex
-	errs []error
+	errs []error // at level Debug
 	slog.Handler
+
+	warnings int
 }
 
 func (l *logged) logger() *slog.Logger { return slog.New(l) }
@@ -33,6 +35,10 @@ func (*logged) Enabled(context.Context, slog.Level) bool { return true }
 func (l *logged) Handle(_ context.Context, r slog.Record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if r.Level != slog.LevelDebug {
+		l.warnings++
+		return nil
+	}
 	r.Attrs(func(a slog.Attr) bool {
 		if err, ok := a.Value.Any().(error); ok {
 			l.errs = append(l.errs, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // The signed response of RFC 9421 appendix B.2.4, whose key and signature are public.
@@ -228,13 +229,13 @@ func TestComponents(t *testing.T) {
 func TestReplaysMemory(t *testing.T) {
 	start := time.Unix(1767225600, 0)
 	const places = 50_000
-	r := newReplays(places)
+	r, one := newReplays(places), &holder{id: spiffe.MustParseID("spiffe://example.org/web")}
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	fill := func(at time.Time) {
 		for i := range places {
-			fresh, full := r.use("holder", fmt.Sprint(at, i), at, at.Add(2*time.Minute))
+			fresh, full := r.use(one, "holder", fmt.Sprint(at, i), at, at.Add(2*time.Minute))
 			require.True(t, fresh && !full)
 		}
 	}
@@ -242,23 +243,85 @@ func TestReplaysMemory(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	assert.Less(t, (after.HeapAlloc-before.HeapAlloc)/places, uint64(100))
-	_, full := r.use("holder", "one more", start, start.Add(time.Minute))
+	_, full := r.use(one, "holder", "one more", start, start.Add(time.Minute))
 	assert.True(t, full)
-	fresh, full := r.use("holder", fmt.Sprint(start, 7), start, start.Add(time.Minute))
+	fresh, full := r.use(one, "holder", fmt.Sprint(start, 7), start, start.Add(time.Minute))
 	assert.False(t, fresh || full, "a replay is told apart even then")
-	_, full = r.use("holder", "one more", start.Add(119*time.Second), start.Add(3*time.Minute))
+	_, full = r.use(one, "holder", "one more", start.Add(119*time.Second), start.Add(3*time.Minute))
 	assert.True(t, full, "nothing is forgotten before its time")
 	fill(start.Add(130 * time.Second))
 	assert.Len(t, r.used, places)
 	assert.Len(t, r.ends, 1)
+	assert.Equal(t, places, r.keys[keyName{id: one.id}].held)
+	assert.Equal(t, places, r.ids[one.id])
 
 	// A clock that goes back forgets nothing.
-	fresh, _ = r.use("holder", fmt.Sprint(start.Add(130*time.Second), 7), start, start.Add(time.Minute))
+	fresh, _ = r.use(one, "holder", fmt.Sprint(start.Add(130*time.Second), 7), start, start.Add(time.Minute))
 	assert.False(t, fresh)
 	// One that jumps ahead costs no loop over the years.
-	fresh, full = r.use("holder", "later", start.AddDate(100, 0, 0), start.AddDate(100, 0, 1))
+	fresh, full = r.use(one, "holder", "later", start.AddDate(100, 0, 0), start.AddDate(100, 0, 1))
 	assert.True(t, fresh && !full)
 	assert.Len(t, r.used, 1)
+}
+
+// However many holders take all that they can get, there is room for one more, and what is remembered is bounded.
+func TestReplayShares(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1767225600, 0)
+	const each = 10_000
+	one := func(id, key int) *holder {
+		return &holder{id: spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/%d", id)), thumbprint: replayKey{byte(key), byte(key >> 8)}}
+	}
+	// flood uses proofs of the holders in turn until none is accepted any more.
+	flood := func(r *replays, holders ...*holder) {
+		for n, more := 0, true; more; n++ {
+			more = false
+			for i, h := range holders {
+				_, full := r.use(h, fmt.Sprint(i), fmt.Sprint(n), start, start.Add(2*time.Minute))
+				more = more || !full
+			}
+		}
+	}
+	room := func(r *replays, h *holder) (n int) {
+		for full := false; ; n++ {
+			if _, full = r.use(h, "good", fmt.Sprint(n), start, start.Add(2*time.Minute)); full {
+				return n
+			}
+		}
+	}
+	keysOfOne := make([]*holder, 2000)
+	for i := range keysOfOne {
+		keysOfOne[i] = one(1, i)
+	}
+	var ten []*holder
+	for i := range 10 {
+		ten = append(ten, one(i, i))
+	}
+	for name, c := range map[string]struct {
+		flood  []*holder
+		held   int // by the flood
+		others int // at least, for a holder that is not in the flood
+		same   int // for another key of the ID
+	}{
+		"no flood":               {nil, 0, each, each},
+		"one key":                {[]*holder{one(1, 1)}, each, each / 3, each / 6},
+		"many keys of one ID":    {keysOfOne, each * 12 / 10, each / 5, 0},
+		"ten IDs, a key of each": {ten, each * 15 / 10 * 20 / 21, each / 22, each / 22},
+	} {
+		r := newReplays(each)
+		flood(r, c.flood...)
+		assert.InDelta(t, c.held, len(r.used), 12, name)
+		assert.GreaterOrEqual(t, room(r, one(99, 1))+1, c.others, name)
+		r = newReplays(each)
+		flood(r, c.flood...)
+		assert.InDelta(t, c.same, room(r, one(1, 5000)), each/20, name)
+		assert.LessOrEqual(t, len(r.used), each*3/2, name)
+		fresh, full := r.use(one(98, 1), "late", "x", start.Add(3*time.Minute), start.Add(4*time.Minute))
+		assert.True(t, fresh && !full)
+		assert.Len(t, r.used, 1, "all else is over")
+		assert.Len(t, r.keys, 1)
+		assert.Len(t, r.ids, 1)
+	}
 }
 
 func TestTargetPath(t *testing.T) {

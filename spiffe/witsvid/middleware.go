@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/internal/token"
 )
 
@@ -35,8 +36,10 @@ type MiddlewareOptions struct {
 	// Prover signs responses to clients that demand it (HSIG-10). Nil means that they are answered 501.
 	Prover *Prover
 
-	// Logger is told of each request that is refused (Info) and of each response that could not be signed
-	// (Error), with the attribute err. Nil means silence.
+	// Logger gets warnings about requests that are refused and about responses that could not be signed: the
+	// first for each reason at once, and then their number each minute, as clients can send as many as they
+	// like. Their attributes are reason, err and remote. At level Debug it gets each of them. Nil means
+	// silence.
 	Logger *slog.Logger
 }
 
@@ -78,7 +81,7 @@ func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(h
 		return nil, fmt.Errorf("witsvid: middleware: %w", err)
 	}
 	o.MaxBody, o.Logger = cmp.Or(o.MaxBody, defaultMaxBody), cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	m := &middleware{o, v, at}
+	m := &middleware{o, v, at, summary.New(o.Logger, 0)}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
@@ -89,13 +92,21 @@ type middleware struct {
 
 	validator *Validator
 	targets   *targets
+	log       *summary.Log
+}
+
+// warn logs what clients can cause as often as they like.
+func (m *middleware) warn(r *http.Request, message, reason string, err error) {
+	attrs := []slog.Attr{slog.Any("err", err), slog.String("remote", r.RemoteAddr)}
+	m.log.Warn(message, reason, attrs...)
+	m.Logger.LogAttrs(r.Context(), slog.LevelDebug, message, attrs...)
 }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	p := &received{r: r, m: m, message: &message{method: r.Method, target: requestTarget(r), header: r.Header}}
 	proof, e := p.validate()
 	if e != nil {
-		m.Logger.LogAttrs(r.Context(), slog.LevelInfo, "witsvid: request refused", slog.Any("err", e))
+		m.warn(r, "witsvid: request refused", e.What+": "+string(e.Reason), e)
 		problem(w, status(e.Reason), e.What+": "+string(e.Reason))
 		return
 	}
@@ -220,7 +231,7 @@ func (p *received) validateSignature(holder *holder, now time.Time) (*signed, *t
 // serveSigned calls the handler and signs its response.
 func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next http.Handler, p *received) {
 	fail := func(err error) {
-		m.Logger.LogAttrs(r.Context(), slog.LevelError, "witsvid: response not signed", slog.Any("err", err))
+		m.warn(r, "witsvid: response not signed", "the client demands a signed response", err)
 		problem(w, http.StatusNotImplemented, "response: cannot be signed")
 	}
 	if m.Prover == nil {

@@ -4,55 +4,101 @@ import (
 	"crypto/sha256"
 	"sync"
 	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
 )
 
-// replays remembers which proofs were used, each until no validator would accept it. The number is bounded:
-// when all places are taken, none is forgotten early, and further proofs are refused.
+// replays remembers which proofs were used, each until no validator would accept it. None is forgotten early:
+// what there is no room for is refused.
+//
+// The room is for each + each/2 proofs, and how much of it a holder gets depends on how much is free: a key
+// at most twice as much as is left after it, and an ID, with all its keys, at most four times. So a key that
+// takes all it can while there is no other gets each, an ID a fifth more, and there is always room for others,
+// the less for each the more holders try to take it all.
 type replays struct {
-	places int
+	each int
 
 	mu    sync.Mutex
 	used  map[replayKey]struct{}
-	ends  map[int64][]replayKey // by when they can be forgotten, in units of bucket
+	keys  map[keyName]*account
+	ids   map[spiffe.ID]int     // how many proofs of each are remembered
+	ends  map[int64][]usedProof // by when they can be forgotten, in units of bucket
 	swept int64                 // all before this is forgotten
 }
 
 // replayKey is a hash, because a peer chooses the name freely.
 type replayKey [16]byte
 
+// keyName is the name of the account of one key of an ID.
+type keyName struct {
+	id  spiffe.ID
+	key replayKey
+}
+
+// account counts the proofs of one key that are remembered.
+type account struct {
+	name keyName
+	held int
+}
+
+type usedProof struct {
+	proof replayKey
+	key   *account
+}
+
 // bucket is how finely the ends are told apart, in seconds.
 const bucket = 8
 
-func newReplays(places int) *replays {
-	return &replays{places: places, used: map[replayKey]struct{}{}, ends: map[int64][]replayKey{}}
+func newReplays(each int) *replays {
+	return &replays{
+		each: each, used: map[replayKey]struct{}{}, keys: map[keyName]*account{}, ids: map[spiffe.ID]int{}, ends: map[int64][]usedProof{},
+	}
 }
 
-// use notes that a proof was used. The name is its "jti" or "nonce", the holder something that only the
+// use notes that h has used a proof. The name is its "jti" or "nonce", the owner something that only the
 // holder of one key can have, so that no peer uses up the names of another; end is when the proof can
 // be forgotten.
-func (r *replays) use(holder, name string, now, end time.Time) (fresh, full bool) {
-	h := sha256.New()
-	h.Write([]byte(holder)) // a hash in base64url, always of one length
-	h.Write([]byte(name))
-	key := replayKey(h.Sum(nil)[:16])
+func (r *replays) use(h *holder, owner, name string, now, end time.Time) (fresh, full bool) {
+	sum := sha256.New()
+	sum.Write([]byte(owner)) // a hash in base64url, always of one length
+	sum.Write([]byte(name))
+	proof := replayKey(sum.Sum(nil)[:16])
+	by := keyName{h.id, h.thumbprint}
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.used[key]; ok {
+	if _, ok := r.used[proof]; ok {
 		return false, false
 	}
-	if len(r.used) >= r.places {
-		if r.sweep(now); len(r.used) >= r.places {
+	if !r.room(by) {
+		if r.sweep(now); !r.room(by) {
 			return false, true
 		}
 	}
 	if at := now.Unix() / bucket; at > r.swept {
 		r.sweep(now)
 	}
-	r.used[key] = struct{}{}
+	key := r.keys[by]
+	if key == nil {
+		key = &account{name: by}
+		r.keys[by] = key
+	}
+	key.held++
+	r.ids[by.id]++
+	r.used[proof] = struct{}{}
 	at := end.Unix()/bucket + 1
-	r.ends[at] = append(r.ends[at], key)
+	r.ends[at] = append(r.ends[at], usedProof{proof, key})
 	return true, false
+}
+
+// room reports whether a holder may have one proof more remembered.
+func (r *replays) room(by keyName) bool {
+	ofKey, ofID := 1, r.ids[by.id]+1
+	if a := r.keys[by]; a != nil {
+		ofKey += a.held
+	}
+	twice := 3*r.each - 2*(len(r.used)+1) // what is free then, twice, as there are three halves of each
+	return ofKey <= twice && ofID <= 2*twice
 }
 
 // sweep forgets what is over. There are few buckets, as no proof lasts long.
@@ -62,12 +108,19 @@ func (r *replays) sweep(now time.Time) {
 		return
 	}
 	r.swept = at
-	for end, keys := range r.ends {
+	for end, proofs := range r.ends {
 		if end > at {
 			continue
 		}
-		for _, k := range keys {
-			delete(r.used, k)
+		for _, p := range proofs {
+			delete(r.used, p.proof)
+			by := p.key.name
+			if p.key.held--; p.key.held == 0 {
+				delete(r.keys, by)
+			}
+			if r.ids[by.id]--; r.ids[by.id] == 0 {
+				delete(r.ids, by.id)
+			}
 		}
 		delete(r.ends, end)
 	}

@@ -2,6 +2,7 @@ package witsvid
 
 import (
 	"crypto"
+	"crypto/sha256"
 	"slices"
 	"time"
 
@@ -70,6 +71,7 @@ type holder struct {
 	expires, notBefore time.Time     // notBefore is zero if there is none
 	alg                jws.Algorithm // "alg" in the "jwk" in "cnf"
 	key                crypto.PublicKey
+	thumbprint         replayKey // of the key
 }
 
 // parseToken checks all that needs nothing but the token: the parts, the header, the payload.
@@ -147,5 +149,10 @@ func holderOf(c *token.Claims) (*holder, *token.Error) {
 	case !alg.Fits(key):
 		return confirm("WIT-14", `the key in "cnf" is not one for %v`, alg)
 	}
-	return &holder{id: c.ID, expires: c.Expires.At, notBefore: c.NotBefore.At, alg: alg, key: key}, nil
+	canonical, ok := jws.AppendKey(nil, key)
+	if !ok {
+		return confirm("WIT-11", `the key in "cnf" cannot be written as a JWK`)
+	}
+	sum := sha256.Sum256(canonical)
+	return &holder{id: c.ID, expires: c.Expires.At, notBefore: c.NotBefore.At, alg: alg, key: key, thumbprint: replayKey(sum[:16])}, nil
 }

@@ -34,10 +34,15 @@ type ValidatorOptions struct {
 	// "created" (WPT-7): up to five minutes, which 0 stands for.
 	MaxProofLifetime time.Duration
 
-	// Proofs is how many used proofs are remembered, each until it is over, so that none is accepted twice.
-	// If there are as many, further proofs are refused with [ErrUnavailable]: so it must be more than come in a
-	// proof's lifetime and the leeway, in two minutes for most senders. Each costs about 100 bytes. 0 means
-	// 100,000, at most 10,000,000; -1 means that proofs may come any number of times while they last.
+	// Proofs is how many used proofs of one holder are remembered, each until it is over, so that none is
+	// accepted twice. If there are as many, its further proofs are refused with [ErrUnavailable]: so it must be
+	// more than a client sends in a proof's lifetime and the leeway, in two minutes for most. Each costs about
+	// 150 bytes. 0 means 100,000, at most 10,000,000; -1 means that proofs may come any number of times while
+	// they last.
+	//
+	// A holder is a key of an ID. All together get half as many again, and of that an ID with many keys at
+	// most four fifths. What is left is shared in the same way: each that comes gets at most two thirds of
+	// what it finds, so that no allowed caller locks the others out.
 	Proofs int
 
 	// Remember is how many verified tokens are remembered, so that the signature of one that comes again is
@@ -399,7 +404,7 @@ func (v *Validator) admit(h *holder, text string, now time.Time, e *token.Error,
 		if err := v.allow.Policy().Check(h.id); err != nil {
 			e = &token.Error{Kind: all[i].kind, Reason: token.Denied, Err: err}
 		} else {
-			e = v.use(hash(text), all[i], now)
+			e = v.use(h, hash(text), all[i], now)
 		}
 	}
 	if e != nil {
@@ -410,7 +415,7 @@ func (v *Validator) admit(h *holder, text string, now time.Time, e *token.Error,
 }
 
 // use notes that evidence was used. The owner is something that only the holder of one key can have.
-func (v *Validator) use(owner string, ev evidence, now time.Time) *token.Error {
+func (v *Validator) use(h *holder, owner string, ev evidence, now time.Time) *token.Error {
 	if v.replays == nil {
 		return nil
 	}
@@ -418,9 +423,9 @@ func (v *Validator) use(owner string, ev evidence, now time.Time) *token.Error {
 	if ev.kind != proofs {
 		rule, owner = "HSIG-9", owner+ev.kind.What
 	}
-	switch fresh, full := v.replays.use(owner, ev.name, now, ev.end.Add(v.check.Leeway())); {
+	switch fresh, full := v.replays.use(h, owner, ev.name, now, ev.end.Add(v.check.Leeway())); {
 	case full:
-		return ev.kind.Refuse(token.Busy, rule, "%d proofs were used and are not over yet, and no more can be told apart", v.replays.places)
+		return ev.kind.Refuse(token.Busy, rule, "its holder has used so many proofs that are not over yet that no more can be told apart; send fewer, or raise the option Proofs from %d", v.replays.each)
 	case !fresh:
 		return ev.kind.Refuse(token.Replay, rule, "it was used before")
 	}

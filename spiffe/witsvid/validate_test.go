@@ -692,6 +692,47 @@ func TestReplayFull(t *testing.T) {
 	})
 }
 
+// One allowed client that uses proofs as fast as it can, with one token and with ever new ones, is refused when
+// it has taken its part, and a good client beside it, and another instance of its own ID, never.
+func TestReplayFlood(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		i, err := witsvid.NewIssuer(exampleOrg, wit1, nil)
+		require.NoError(t, err)
+		issue := func(id string) *witsvid.SVID {
+			svid, err := i.IssueSVID(spiffe.MustParseID(id))
+			require.NoError(t, err)
+			return svid
+		}
+		good, sibling, greedy := issue(webID), issue("spiffe://example.org/batch"), issue("spiffe://example.org/batch")
+		v, err := witsvid.NewValidator(bundleOf(t, i), spiffe.AllowMembersOf(exampleOrg), &witsvid.ValidatorOptions{Proofs: 600})
+		require.NoError(t, err)
+		use := func(svid *witsvid.SVID) error {
+			token, proof := prove(t, svid, nil, witsvid.Call{Target: "x"})
+			_, err := v.Validate(token, proof, witsvid.Call{Target: "x"})
+			return err
+		}
+		refused := 0
+		for second := range 300 { // more than twice the time for which a proof is remembered
+			for range 10 {
+				if err := use(greedy); err != nil {
+					require.ErrorIs(t, err, witsvid.ErrUnavailable)
+					refused++
+				}
+			}
+			if second > 200 {
+				greedy = issue("spiffe://example.org/batch") // a new key each time
+			}
+			require.NoError(t, use(good), "second %d", second)
+			if second < 200 && second%10 == 0 {
+				require.NoError(t, use(sibling), "second %d", second)
+			}
+			time.Sleep(time.Second)
+		}
+		assert.Greater(t, refused, 1000)
+	})
+}
+
 // Of many attempts with one proof at the same time, one gets in.
 func TestReplayRace(t *testing.T) {
 	t.Parallel()

@@ -51,8 +51,9 @@
 // A proof is for one call. It names its target, and a receiver compares that with its own configuration
 // and never with what a header field says of the host. It covers the other tokens that travel along, and
 // [Proof.Covers] tells which. It is accepted once: used proofs are remembered until they are over, in
-// bounded memory, and if that is full, further ones are refused. The token itself may come any number of
-// times (WIT-22).
+// bounded memory of which each holder has a part, and if that is full, its further ones are refused. A holder
+// that uses up its part takes nothing from the others; see [ValidatorOptions].Proofs. The token itself may
+// come any number of times (WIT-22).
 //
 // Only the WIT keys in the bundle of the trust domain in "sub" count; nothing in a token or proof leads to
 // another key, and nothing is fetched.

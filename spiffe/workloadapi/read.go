@@ -44,7 +44,8 @@ type Update struct {
 
 	// Skipped says what was not taken over: the bundle of a foreign trust domain that is damaged, for
 	// which the one from before stays, an authority in a bundle, an identity with the hint of an earlier
-	// one. It also reports identities that peers will refuse. Each is worth a line in a log.
+	// one. It also reports identities that peers will refuse, or that serve on one side of a connection only.
+	// Each is worth a line in a log.
 	Skipped []error
 }
 
@@ -188,6 +189,13 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 	if svid.ID() != e.id {
 		return nil, nil, fmt.Errorf("the certificate is that of %q, not %q", svid.ID(), e.id)
 	}
+	limited, err := r.checkRoles(svid, e.Hint)
+	if err != nil {
+		return nil, nil, err
+	}
+	if limited != nil {
+		notes = append(slices.Clip(notes), limited)
+	}
 	if err := verify(svid, own.bundle); err != nil {
 		// Not a reason to discard the response: a root that was revoked may have left the bundle before
 		// the identity is renewed, and to keep the bundle from before would be to trust that root.
@@ -195,6 +203,44 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 	}
 	svids[sum], next[td] = svid, own
 	return svid, notes, nil
+}
+
+// checkRoles refuses an identity that is of no use on either side of a connection, and one that is of use on
+// one side if the identity in force is of use on both (X5-20, X5-39). Without such a one it is taken, with a
+// note.
+func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
+	server, client := roles(svid)
+	switch {
+	case server && client:
+		return nil, nil
+	case !server && !client:
+		return nil, errors.New("its extended key usages permit neither a server nor a client")
+	}
+	side := "server"
+	if client {
+		side = "client"
+	}
+	if r.last != nil {
+		for _, id := range r.last.Identities {
+			if s, c := roles(id.SVID); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint && time.Now().Before(id.SVID.NotAfter()) {
+				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate in force permit both sides", side)
+			}
+		}
+	}
+	return fmt.Errorf("workloadapi: the extended key usages of %q permit a %s only", svid.ID(), side), nil
+}
+
+// roles reports in which roles svid can authenticate: those that no certificate of its chain rules out.
+func roles(svid *spiffe.SVID) (server, client bool) {
+	server, client = true, true
+	for _, c := range svid.Chain() {
+		if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
+			continue
+		}
+		server = server && slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+		client = client && slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
+	}
+	return server, client
 }
 
 // verify tells whether svid has a path to its own bundle, as peers will look for one. Whether it is

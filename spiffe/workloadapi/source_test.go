@@ -8,6 +8,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"encoding/asn1"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -296,7 +297,7 @@ func TestDiscard(t *testing.T) {
 		"too many SVIDs": {&wire.X509SVIDResponse{Svids: slices.Repeat([]*wire.X509SVID{{}}, workloadapi.MaxIdentities+1)}, "the limit is 256"},
 	}
 	for _, f := range spiffetest.Faults() {
-		if rule := f.Rule(); !slices.Contains([]string{"X5-30", "X5-31", "X5-38", "X5-39"}, rule) { // those are the peers' business
+		if rule := f.Rule(); !slices.Contains([]string{"X5-30", "X5-31", "X5-38", "X5-39"}, rule) { // those are the peers' business, or of TestExtendedKeyUsages
 			chain, key := home.Broken(f)
 			tests["leaf with "+string(f)] = struct {
 				m    proto.Message
@@ -337,6 +338,26 @@ func TestDiscard(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A server that sends bad responses as fast as it can does not fill the log.
+func TestDiscardLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		web := home.SVID("/web")
+		var log syncBuffer
+		streams := make(feed)
+		source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
+		for range 200 {
+			streams.send(home.response(t, web))
+			streams.send(&wire.X509SVIDResponse{})
+		}
+		assert.Equal(t, 1, strings.Count(log.String(), `msg="workloadapi: response discarded"`))
+		time.Sleep(61 * time.Second)
+		assert.Equal(t, 2, strings.Count(log.String(), `msg="workloadapi: response discarded"`))
+		assert.Contains(t, log.String(), "count=199")
+	})
 }
 
 // One bundle that is damaged hides no other, and costs its trust domain nothing.
@@ -457,6 +478,72 @@ func TestRevokedRoot(t *testing.T) {
 			streams.send(home.response(t, svid))
 			assert.Empty(t, s.Status().X509.Skipped)
 		}
+	})
+}
+
+// An identity with which a workload can neither serve nor dial is discarded, and one with which it can do one
+// of them does not take the place of one with which it can do both, until that has ended.
+func TestExtendedKeyUsages(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "X5-20", "X5-39")
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		mint := func(path string, usages ...x509.ExtKeyUsage) *spiffe.SVID {
+			return home.SVID(path, func(c *x509.Certificate) { c.ExtKeyUsage = usages })
+		}
+		const server, client, sign = x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageCodeSigning
+		streams := make(feed)
+		s := source(t, workloadapi.Config{}, streams.serve)
+		has := func(want *spiffe.SVID) {
+			t.Helper()
+			got, err := s.SVID()
+			require.NoError(t, err)
+			assert.Equal(t, want.Chain(), got.Chain())
+		}
+		refuses := func(svid *spiffe.SVID, reason string) {
+			t.Helper()
+			before, _ := s.Snapshot()
+			streams.send(home.response(t, svid))
+			after, _ := s.Snapshot()
+			assert.Same(t, before, after)
+			require.ErrorIs(t, s.Status().X509.Err, workloadapi.ErrBadResponse)
+			assert.ErrorContains(t, s.Status().X509.Err, reason)
+		}
+		takes := func(svid *spiffe.SVID, note string) {
+			t.Helper()
+			streams.send(home.response(t, svid))
+			require.NoError(t, s.Status().X509.Err)
+			has(svid)
+			if note == "" {
+				assert.Empty(t, s.Status().X509.Skipped)
+				return
+			}
+			require.Len(t, s.Status().X509.Skipped, 1)
+			assert.ErrorContains(t, s.Status().X509.Skipped[0], note)
+		}
+
+		refuses(mint("/web", sign), "neither a server nor a client")
+		_, err := s.SVID()
+		require.ErrorIs(t, err, workloadapi.ErrNotReady, "it is of no use as the first one either")
+		takes(mint("/web", server), "permit a server only")
+		takes(mint("/web", client, sign), "permit a client only")
+		takes(mint("/web"), "")
+		takes(mint("/web", x509.ExtKeyUsageAny), "")
+		good := mint("/web", sign, server, client)
+		takes(good, "")
+		refuses(mint("/web", sign), "neither a server nor a client")
+		refuses(mint("/web", server), "permit a server only")
+		refuses(mint("/web", client), "permit a client only")
+		refuses(home.SVID("/web", func(c *x509.Certificate) {
+			c.ExtKeyUsage, c.UnknownExtKeyUsage = nil, []asn1.ObjectIdentifier{{1, 3, 6, 1, 4, 1, 99999}}
+		}), "neither a server nor a client")
+		narrow := home.Intermediate(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{server} })
+		refuses(narrow.SVID("/web"), "permit a server only")
+
+		takes(mint("/other", server), "permit a server only") // another identity
+		takes(good, "")
+		time.Sleep(time.Until(good.NotAfter()) + time.Second)
+		takes(mint("/web", client), "permit a client only") // better than one that has expired
 	})
 }
 

@@ -27,7 +27,8 @@
 //
 // Old before new, with one exception. A server that is gone, hangs, or breaks the rules of the API costs
 // nothing: what was received stays until it expires, and a response with a fault is discarded as a
-// whole. The exception is PermissionDenied, on a stream or on the one that follows it: the server takes back
+// whole. A fault is also a certificate whose extended key usages permit neither side of a connection, or one
+// side while the one in force permits both. The exception is PermissionDenied, on a stream or on the one that follows it: the server takes back
 // what it has sent, and readers get errors from that moment on (WAPI-17).
 //
 // Trust domains are independent. The bundle of a foreign trust domain that is damaged is skipped and

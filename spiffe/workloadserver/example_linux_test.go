@@ -7,23 +7,25 @@ import (
 	"os"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-// An agent gives each caller what it may have.
+// An agent gives each caller what it may have. Managers renew the identities, and the handler pushes each
+// new one to the workload that it is for.
 func ExampleNewHandler() {
 	ca := spiffetest.NewCA(exampleTB{}, "example.org")
-	web, admin := ca.SVID("/web"), ca.SVID("/admin")
-	handler, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())), &workloadserver.Options{
+	agent, web, admin := managerForExample(ca, "/agent"), managerForExample(ca, "/web"), managerForExample(ca, "/admin")
+	handler, err := workloadserver.NewHandler(agent, &workloadserver.Options{
 		Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
 			caller, ok := unixsocket.PeerFromContext(ctx)
 			if !ok || caller.UID != uint32(os.Getuid()) {
 				return nil, nil // PermissionDenied
 			}
-			return []workloadserver.Identity{{SVID: web, Hint: "public"}, {SVID: admin, Hint: "internal"}}, nil
+			return []workloadserver.Identity{{Provider: web, Hint: "public"}, {Provider: admin, Hint: "internal"}}, nil
 		},
 	})
 	if err != nil {
@@ -50,4 +52,17 @@ func ExampleNewHandler() {
 	// Output:
 	// spiffe://example.org/web is public
 	// spiffe://example.org/admin is internal
+}
+
+// managerForExample runs a manager that has an identity from the CA, and renews it.
+func managerForExample(ca *spiffetest.CA, path string) *secretcache.Manager {
+	m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org" + path), CA: ca})
+	if err != nil {
+		log.Fatal(err)
+	}
+	go m.Run(context.Background())
+	if _, err := m.GenerateSecret(context.Background(), "default"); err != nil { // waits for the first
+		log.Fatal(err)
+	}
+	return m
 }

@@ -12,7 +12,8 @@ const (
 	MaxAudiences = maxAudiences
 	MaxHint      = maxHint
 	MaxEncodings = maxEncodings
-	MaxOfProcess = maxOfProcess
+	MaxPeer      = maxPeerStreams
+	RetryFull    = retryFull
 )
 
 func WithoutToken(text, token string) string { return withoutToken(text, token) }
@@ -32,11 +33,4 @@ func CheckWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp
 		jwk, err = privateJWK(key, alg)
 	}
 	return exp, jwk, err
-}
-
-// Processes returns how many processes streams are counted for.
-func (h *Handler) Processes() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.byPeer)
 }

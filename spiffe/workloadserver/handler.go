@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -17,7 +19,9 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -31,12 +35,11 @@ type Handler struct {
 	done    chan struct{} // closed by Close
 	refresh renew.Signal
 	enc     encodings
+	shares  *limit.Shares[peer] // of requests that are being answered
+	log     *summary.Log
 
-	mu      sync.Mutex
-	logged  map[string]string // method to the failure that was logged last
-	closed  bool
-	streams int
-	byPeer  map[unixsocket.Peer]int // streams of processes that are known
+	mu     sync.Mutex
+	closed bool
 }
 
 // NewHandler returns a handler that serves what src has. opts may be nil, and is copied.
@@ -44,27 +47,26 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	if src == nil {
 		return nil, errors.New("workloadserver: new handler: the provider is nil")
 	}
-	h := &Handler{src: src, done: make(chan struct{}), logged: make(map[string]string), byPeer: make(map[unixsocket.Peer]int)}
+	h := &Handler{src: src, done: make(chan struct{})}
 	if opts != nil {
 		h.opts = *opts
 	}
-	if h.opts.MaxStreams < 0 {
-		return nil, errors.New("workloadserver: new handler: MaxStreams is negative; 0 means 10,000")
+	if h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
+		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means 10,000 and 1,000")
 	}
-	h.opts.MaxStreams = cmp.Or(h.opts.MaxStreams, maxStreams)
-	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
+	h.shares = limit.NewShares[peer](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
+	h.log = summary.New(h.opts.Logger, 0)
 
 	methods := reflection()
 	unary := func(name string, f func(ctx context.Context, request []byte) ([]byte, error)) {
 		methods[workloadwire.Service+name] = grpchttp.Unary(func(ctx context.Context, request []byte) ([]byte, error) {
-			response, err := f(ctx, request)
-			return response, h.told(ctx, name, err)
+			ctx, cancel := context.WithTimeout(ctx, hookTimeout)
+			defer cancel()
+			return f(ctx, request)
 		})
 	}
-	stream := func(name string, begin func(request []byte) (answer, error)) {
-		methods[workloadwire.Service+name] = func(ctx context.Context, c *grpchttp.Call) error {
-			return h.told(ctx, name, h.serve(ctx, c, begin))
-		}
+	stream := func(name string, begin begin) {
+		methods[workloadwire.Service+name] = func(ctx context.Context, c *grpchttp.Call) error { return h.serve(ctx, c, begin) }
 	}
 	stream(workloadwire.FetchX509SVID, always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
 		return h.enc.of(snap, h.crls()).svids(ids)()
@@ -86,6 +88,9 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 		stream(workloadwire.FetchWITSVID, h.fetchWITSVID)
 		bundles(workloadwire.FetchWITBundles, 2)
 	}
+	for path, method := range methods {
+		methods[path] = h.counted(method)
+	}
 	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest, ReceiveTimeout: requestTimeout}
 	return h, nil
 }
@@ -98,11 +103,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.Ser
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
 	if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" { // WEP-6
-		return refusal(`send the metadata "workload.spiffe.io: true", once`)
+		return h.told(r.Context(), r, refuse(grpchttp.InvalidArgument, "no header", `send the metadata "workload.spiffe.io: true", once`))
 	}
 	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && !h.opts.AnyNetwork { // WEP-4
 		if ip := from.Addr().Unmap(); !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
-			return status(grpchttp.PermissionDenied, "callers from other machines are not served")
+			return h.told(r.Context(), r, refuse(grpchttp.PermissionDenied, "another machine", "callers from other machines are not served"))
 		}
 	}
 	h.mu.Lock()
@@ -113,72 +118,103 @@ func (h *Handler) admit(r *http.Request) error {
 	return nil
 }
 
-// What callers are told.
-func status(code grpchttp.Code, text string) error {
-	return grpchttp.Errorf(code, "workloadserver: %s", text)
-}
-func refusal(text string) error { return status(grpchttp.InvalidArgument, text) }
-func errClosing() error         { return status(grpchttp.Unavailable, "the server is shutting down") }
-func errDenied() error {
-	return status(grpchttp.PermissionDenied, "there is no identity for this caller; register the workload, or try again later")
+// peer is what has a share of the requests: a user on a Unix socket, and else a connection.
+type peer struct {
+	uid  uint32
+	conn any // nil for a user
 }
 
-// told returns what the caller is told of an error: a status as it is; of any other that there is nothing
-// for it, or to come back, while the log has the reason.
-func (h *Handler) told(ctx context.Context, method string, err error) error {
-	if _, ok := err.(*grpchttp.Error); ok || err == nil { // not one that an issuer has wrapped
-		return err
+func peerOf(r *http.Request) peer {
+	if p, ok := unixsocket.PeerFromContext(r.Context()); ok {
+		return peer{uid: p.UID}
 	}
-	if errors.Is(err, ErrDenied) {
-		return errDenied()
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok { // a new pointer for each connection, while clients have no address
+		return peer{conn: a}
 	}
-	if ctx.Err() != nil { // the caller has gone
-		return ended(ctx)
-	}
-	level, text := slog.LevelWarn, err.Error()
-	h.mu.Lock()
-	if h.logged[method] == text { // for another of many callers
-		level = slog.LevelDebug
-	}
-	h.logged[method] = text
-	h.mu.Unlock()
-	h.opts.Logger.LogAttrs(ctx, level, "workloadserver: request failed", slog.String("method", method), slog.Any("err", err))
-	return status(grpchttp.Unavailable, "the server has nothing to serve now; try again later")
+	return peer{conn: r.RemoteAddr}
 }
 
-// ended returns the status for a context that is done: its client has gone and does not hear it, or its
-// deadline has passed, or the server is stopping.
-func ended(ctx context.Context) error {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return status(grpchttp.DeadlineExceeded, "the deadline of the call has passed")
+// counted returns the method with its part in the shares, and with what callers are told of its error.
+func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
+	return func(ctx context.Context, c *grpchttp.Call) error {
+		p := peerOf(c.Request())
+		if err := h.shares.Take(p, 1); err != nil {
+			return h.told(ctx, c.Request(), tooMany(err))
+		}
+		defer h.shares.Give(p, 1)
+		return h.told(ctx, c.Request(), method(ctx, c))
 	}
-	return errClosing()
 }
 
-// current returns what there is to serve and which identities the caller may have, at least one.
-func (h *Handler) current(ctx context.Context) (*spiffe.Snapshot, []Identity, error) {
-	snap, err := h.src.Snapshot()
-	if err == nil && snap == nil {
+// view is what there is to serve to one caller.
+type view struct {
+	snap *spiffe.Snapshot
+	ids  []Identity        // at least one, each with an SVID
+	news []<-chan struct{} // closed when another look may find something else
+}
+
+// look returns what there is to serve to a caller.
+func (h *Handler) look(ctx context.Context) (v view, err error) {
+	v.news = append(v.news, h.refresh.Changed(), h.src.Changed()) // before the snapshot, so that no change is missed
+	v.snap, err = h.src.Snapshot()
+	if err == nil && v.snap == nil {
 		err = errors.New("it returned no snapshot and no error")
 	}
-	var ids []Identity
 	if err == nil && h.opts.Identities == nil {
 		var svid *spiffe.SVID
-		svid, err = snap.SVID()
-		ids = []Identity{{SVID: svid}}
+		svid, err = v.snap.SVID()
+		v.ids = []Identity{{SVID: svid}}
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("provider: %w", err)
+		return v, &failure{"provider", err}
 	}
-	if h.opts.Identities != nil {
-		if ids, err = h.opts.Identities(ctx); err == nil {
-			err = checkIdentities(ids)
+	if h.opts.Identities == nil {
+		return v, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
+	defer cancel()
+	ids, err := h.opts.Identities(ctx)
+	if err == nil {
+		err = v.take(ids)
+	}
+	if err != nil {
+		return v, &failure{"identities", err}
+	}
+	return v, nil
+}
+
+// take takes over what the Identities hook has returned. An identity that its Provider was denied is left
+// out.
+func (v *view) take(ids []Identity) error {
+	if err := checkIdentities(ids); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if id.Provider == nil {
+			v.ids = append(v.ids, id)
+			continue
 		}
+		v.news = append(v.news, id.Provider.Changed())
+		snap, err := id.Provider.Snapshot()
+		if err == nil && snap == nil {
+			err = errors.New("it returned no snapshot and no error")
+		}
+		switch {
+		case errors.Is(err, ErrDenied):
+			continue
+		case err != nil:
+			return fmt.Errorf("the Provider of an Identity: %w", err)
+		}
+		svid, err := snap.SVID()
 		if err != nil {
-			return nil, nil, fmt.Errorf("identities: %w", err)
+			return fmt.Errorf("the Provider of an Identity: %w", err)
 		}
+		v.ids = append(v.ids, Identity{SVID: svid, Hint: id.Hint})
 	}
-	return snap, ids, nil
+	if len(v.ids) == 0 {
+		return ErrDenied
+	}
+	return nil
 }
 
 // checkIdentities refuses what the Identities hook must not return.
@@ -189,12 +225,14 @@ func checkIdentities(ids []Identity) error {
 	hints := make(map[string]bool)
 	for _, id := range ids {
 		switch {
-		case id.SVID == nil:
-			return errors.New("an Identity has no SVID")
+		case id.SVID == nil && id.Provider == nil:
+			return errors.New("an Identity has no SVID and no Provider")
+		case id.SVID != nil && id.Provider != nil:
+			return errors.New("an Identity has an SVID and a Provider; one of them says what to serve")
 		case len(id.Hint) > maxHint:
-			return fmt.Errorf("the hint of %q has %d bytes, the limit is %d", id.SVID.ID(), len(id.Hint), maxHint)
+			return fmt.Errorf("a hint has %d bytes, the limit is %d", len(id.Hint), maxHint)
 		case !utf8.ValidString(id.Hint):
-			return fmt.Errorf("the hint of %q is not UTF-8", id.SVID.ID())
+			return fmt.Errorf("the hint %.128q is not UTF-8", id.Hint)
 		case id.Hint != "" && hints[id.Hint]:
 			return fmt.Errorf("two identities have the hint %.128q", id.Hint)
 		}
@@ -214,9 +252,12 @@ func (h *Handler) crls() [][]byte {
 // to ask again; else it is zero.
 type answer func(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (m []byte, next time.Time, err error)
 
+// begin returns what answers one request for a stream.
+type begin func(r *http.Request, request []byte) (answer, error)
+
 // always returns what begins a stream whose response does not depend on the request or the time.
-func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) func([]byte) (answer, error) {
-	return func([]byte) (answer, error) {
+func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin {
+	return func(*http.Request, []byte) (answer, error) {
 		return func(_ context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
 			m, err := f(snap, ids)
 			return m, time.Time{}, err
@@ -226,7 +267,10 @@ func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) func(
 
 // serve answers one request with a stream: the first response at once, and another after each change of
 // it. While a caller does not read, changes become one: the newest.
-func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin func([]byte) (answer, error)) error {
+//
+// A stream looks for a change when it is told of one, and when the time has come for one; see vigil. What
+// fails in a look for the latter reason is no news, and the caller keeps the stream.
+func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) error {
 	request, err := c.ReceiveOnly()
 	if err != nil {
 		if ctx.Err() != nil {
@@ -234,93 +278,107 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin func([]byte
 		}
 		return err
 	}
-	make, err := begin(request)
+	make, err := begin(c.Request(), request)
 	if err != nil {
 		return err
 	}
-	leave, ok := h.enter(ctx)
-	if !ok {
-		return status(grpchttp.ResourceExhausted, "too many streams are open; try again later")
-	}
-	defer leave()
 	var last []byte
+	var watch vigil
+	told := true // of a change
 	for {
-		refreshed, changed := h.refresh.Changed(), h.src.Changed() // before the snapshot, so that no change is missed
-		snap, ids, err := h.current(ctx)
-		if err != nil {
-			return err
+		v, err := h.look(ctx)
+		var m []byte
+		var next time.Time
+		if err == nil {
+			m, next, err = make(ctx, v.snap, v.ids)
 		}
-		m, next, err := make(ctx, snap, ids)
-		if err != nil {
-			return err
-		}
-		if last == nil || !bytes.Equal(m, last) {
-			if err := c.Send(m); err != nil {
-				return err
+		switch {
+		case err == nil:
+			watch.seen(v.ids)
+			if last == nil || !bytes.Equal(m, last) {
+				if err := c.Send(m); err != nil {
+					return err
+				}
 			}
+			last = m
+		case told || !passes(ctx, err):
+			return err
+		default:
+			watch.failed(err)
+			h.failed(ctx, c.Request(), err)
 		}
-		last = m
-		var due <-chan time.Time
+		now := time.Now()
+		wait, expired := watch.wait(now)
+		if !expired.IsZero() {
+			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired", "its source has no other", slog.String("id", expired.String()))
+		}
 		if !next.IsZero() {
-			due = time.After(time.Until(next))
+			wait = min(wait, next.Sub(now))
 		}
-		select {
-		case <-refreshed:
-		case <-changed:
-		case <-due:
-		case <-ctx.Done():
+		switch told = true; h.await(ctx, wait, v.news) {
+		case timeout:
+			told = false
+		case over:
 			return ended(ctx)
-		case <-h.done:
+		case closing:
 			return errClosing()
 		}
 	}
 }
 
-// enter counts a stream, unless too many are open: of all callers, or of the process that calls.
-func (h *Handler) enter(ctx context.Context) (leave func(), ok bool) {
-	peer, known := unixsocket.PeerFromContext(ctx)
-	known = known && peer.PID != 0
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.streams >= h.opts.MaxStreams || known && h.byPeer[peer] >= maxOfProcess {
-		return nil, false
+// What await waits for, in the order of its cases. More numbers are those of news.
+const (
+	timeout = iota
+	over
+	closing
+)
+
+// await waits until something happens and returns what. A nil channel is never closed. Timers stand still while
+// a machine is suspended, so await looks at the clock each minute.
+func (h *Handler) await(ctx context.Context, wait time.Duration, news []<-chan struct{}) int {
+	start := time.Now()
+	timer := time.NewTimer(min(wait, clockTick))
+	defer timer.Stop()
+	cases := []reflect.SelectCase{
+		timeout: {Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)},
+		over:    {Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
+		closing: {Dir: reflect.SelectRecv, Chan: reflect.ValueOf(h.done)},
 	}
-	h.streams++
-	if known {
-		h.byPeer[peer]++
+	for _, c := range news {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)})
 	}
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.streams--
-		if known {
-			if h.byPeer[peer]--; h.byPeer[peer] == 0 {
-				delete(h.byPeer, peer)
-			}
+	for {
+		i, _, _ := reflect.Select(cases)
+		left := wait - renew.Elapsed(start, time.Now())
+		if i != timeout || left <= 0 {
+			return i
 		}
-	}, true
+		timer.Reset(min(left, clockTick))
+	}
 }
 
 func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
 	audience, id, err := workloadwire.ReadJWTSVIDRequest(request, maxAudiences+8)
 	switch {
 	case err != nil:
-		return nil, refusal("the request is not a JWTSVIDRequest, or has too many audiences")
+		return nil, badRequest("the request is not a JWTSVIDRequest, or has too many audiences")
 	case len(audience) == 0 || len(audience) > maxAudiences:
-		return nil, refusal("name an audience, and at most 64")
+		return nil, badRequest("name an audience, and at most 64")
 	case slices.Contains(audience, ""):
-		return nil, refusal("an audience is empty")
+		return nil, badRequest("an audience is empty")
+	case len(strings.Join(audience, "")) > maxAudience:
+		return nil, badRequest("the audiences have more than 8 KiB, and no token has room for them")
 	}
 	want, err := parseWanted(id)
 	if err != nil {
 		return nil, err
 	}
-	_, ids, err := h.current(ctx)
+	v, err := h.look(ctx)
 	if err != nil {
 		return nil, err
 	}
 	m := &workloadwire.SVIDs{}
-	for _, id := range ids {
+	for _, id := range v.ids {
 		if !want.IsZero() && id.SVID.ID() != want {
 			continue
 		}
@@ -329,12 +387,12 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 			err = errors.New("it returned no token and no error")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("issuer: %w", err)
+			return nil, issuerError(id.SVID.ID(), err)
 		}
 		m.SVIDs = append(m.SVIDs, workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{[]byte(token)}})
 	}
 	if len(m.SVIDs) == 0 {
-		return nil, errDenied() // WAPI-42
+		return nil, errDenied(want) // WAPI-42
 	}
 	return workloadwire.JWT.WriteSVIDs(m)
 }
@@ -346,7 +404,7 @@ func parseWanted(id string) (spiffe.ID, error) {
 	}
 	want, err := spiffe.ParseID(id)
 	if err != nil {
-		return spiffe.ID{}, refusal("spiffe_id is not a SPIFFE ID")
+		return spiffe.ID{}, badRequest("spiffe_id is not a SPIFFE ID")
 	}
 	return want, nil
 }
@@ -354,53 +412,26 @@ func parseWanted(id string) (spiffe.ID, error) {
 func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
 	var audience, token string
 	if workloadwire.ReadTexts(request, &audience, &token) != nil {
-		return nil, refusal("the request is not a ValidateJWTSVIDRequest")
+		return nil, badRequest("the request is not a ValidateJWTSVIDRequest")
 	}
 	if audience == "" || token == "" {
-		return nil, refusal("the audience or the svid is empty")
+		return nil, badRequest("the audience or the svid is empty")
 	}
 	id, claims, err := h.opts.ValidateJWTSVID(ctx, audience, token)
 	switch {
 	case err != nil && unjudged(err):
-		return nil, fmt.Errorf("validator: %w", err)
-	case err != nil:
-		return nil, refusal("the JWT-SVID is not valid: " + withoutToken(err.Error(), token))
+		return nil, &failure{"validator", err}
+	case err != nil: // an answer, and not a refusal of the caller
+		return nil, status(grpchttp.InvalidArgument, "the JWT-SVID is not valid: "+withoutToken(err.Error(), token))
 	case len(claims) == 0 || id.IsZero():
-		return nil, errors.New("validator: it returned no claims or no ID, and no error")
+		return nil, &failure{"validator", errors.New("it returned no claims or no ID, and no error")}
 	}
 	return workloadwire.WriteClaims(id.String(), claims)
 }
 
-// unjudged reports whether an error of ValidateJWTSVID says nothing about the token.
-func unjudged(err error) bool {
-	if e, ok := errors.AsType[interface {
-		error
-		Retryable() (after time.Duration, ok bool)
-	}](err); ok {
-		if _, again := e.Retryable(); again {
-			return true
-		}
-	}
-	return errors.Is(err, workloadwire.ErrUnimplemented) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// withoutToken returns a text that a caller may see and log: not one that has a part of the token
-// (WAPI-53).
-func withoutToken(text, token string) string {
-	for part := range strings.SplitSeq(token, ".") {
-		if len(part) > 8 && strings.Contains(text, part[:len(part)/2]) {
-			return "the reason quotes it, and is withheld"
-		}
-	}
-	if !utf8.ValidString(text) {
-		return "the reason is not a text"
-	}
-	return workloadwire.Clip(text, maxText)
-}
-
-// Refresh has [Options].Identities asked again for each stream. Call it when the hook would answer
-// differently although the provider has not changed, for instance after a workload was registered or
-// removed, or when one of several identities was renewed.
+// Refresh has [Options].Identities asked again for each stream, at once. Call it when the hook would answer
+// differently, for instance after a workload was registered or removed. Without it streams ask for
+// themselves, within five minutes or so.
 func (h *Handler) Refresh() { h.refresh.Notify() }
 
 // Close ends all streams with code Unavailable, so that clients keep what they have and look for
@@ -416,9 +447,5 @@ func (h *Handler) Close() error {
 	return nil
 }
 
-// Streams returns how many streams are open, for metrics.
-func (h *Handler) Streams() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.streams
-}
+// Streams returns how many streams are open and calls are being answered, for metrics.
+func (h *Handler) Streams() int { return h.shares.Held() }

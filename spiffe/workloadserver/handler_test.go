@@ -319,7 +319,7 @@ func TestIdentities(t *testing.T) {
 			require.NoError(t, err)
 			assert.Same(t, snap, now)
 			grant(nil, workloadserver.Identity{SVID: db, Hint: "data"}, workloadserver.Identity{SVID: web, Hint: "front"}, workloadserver.Identity{SVID: web})
-			time.Sleep(time.Minute)
+			time.Sleep(4 * time.Minute) // the log is silent about the next failure of this kind until then
 			require.NoError(t, s.Status().X509.Err)
 		}
 
@@ -631,46 +631,6 @@ func TestMaxStreams(t *testing.T) {
 	code, _ = post(t, c, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true").status()
 	assert.Equal(t, codeUnavailable, code, "not even a single answer")
 	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
-}
-
-// A process cannot take all streams, however many connections it opens.
-func TestStreamsOfProcess(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS != "linux" {
-		t.Skip("peers are known on Linux")
-	}
-	home := newDomain(t, "example.org")
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
-	path := strings.TrimPrefix(listen(t, &unixsocket.Server{Handler: h}), "unix://")
-	client := func() *http.Client {
-		transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}}
-		transport.Protocols.SetUnencryptedHTTP2(true)
-		t.Cleanup(transport.CloseIdleConnections)
-		return &http.Client{Transport: transport}
-	}
-	two := []*http.Client{client(), client()}
-	open := func(c *http.Client) *rpc {
-		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
-	}
-	first := open(two[0])
-	for i := range workloadserver.MaxOfProcess - 1 {
-		open(two[i%2])
-	}
-	require.Equal(t, workloadserver.MaxOfProcess, h.Streams())
-	for _, c := range two {
-		code, _ := open(c).status()
-		assert.Equal(t, codeResourceExhausted, code)
-	}
-	require.NotEmpty(t, open(http2(t, h)).recv(), "of another peer")
-	require.NoError(t, first.resp.Body.Close())
-	require.Eventually(t, func() bool { return h.Streams() == workloadserver.MaxOfProcess }, patient, time.Millisecond)
-	require.NotEmpty(t, open(two[1]).recv(), "there is room for one")
-
-	// A process without streams is forgotten, or the counts of processes that have ended fill the memory.
-	require.NoError(t, h.Close())
-	require.Eventually(t, func() bool { return h.Streams() == 0 && h.Processes() == 0 }, patient, time.Millisecond)
 }
 
 // tokens issues and judges tokens that are easy to read.

@@ -2,6 +2,7 @@ package workloadserver_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -290,6 +291,11 @@ func (r *rpc) status() (code int, message string) {
 	code, err := strconv.Atoi(h.Get("Grpc-Status"))
 	require.NoError(r.t, err, "%v %v", r.resp.Header, r.resp.Trailer)
 	return code, h.Get("Grpc-Message")
+}
+
+// pushback is when the server wants to be asked again.
+func (r *rpc) pushback() string {
+	return cmp.Or(r.resp.Trailer.Get("Grpc-Retry-Pushback-Ms"), r.resp.Header.Get("Grpc-Retry-Pushback-Ms"))
 }
 
 // http2 returns a bare client of a handler in memory.

@@ -26,9 +26,9 @@ func reflection() map[string]grpchttp.Method {
 				if err != nil {
 					return err
 				}
-				response, err := reflect(files, service, request)
+				response, err := reflected(files, service, request)
 				if err != nil {
-					return refusal("the request is not a ServerReflectionRequest")
+					return badRequest("the request is not a ServerReflectionRequest")
 				}
 				if err := c.Send(response); err != nil {
 					return err
@@ -87,8 +87,8 @@ func described() (files []file) {
 	return files
 }
 
-// reflect answers a ServerReflectionRequest with a ServerReflectionResponse.
-func reflect(files []file, service string, request []byte) ([]byte, error) {
+// reflected answers a ServerReflectionRequest with a ServerReflectionResponse.
+func reflected(files []file, service string, request []byte) ([]byte, error) {
 	var host, arg string
 	var ask protofield.Number
 	if err := protofield.Read(request, func(f *protofield.Field) {

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"math/big"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"time"
 
@@ -28,6 +29,7 @@ import (
 // domain have changed, because its verifiers may refuse it from then on.
 type witStream struct {
 	h    *Handler
+	r    *http.Request
 	want spiffe.ID // zero means all
 
 	held     map[label]*heldWIT
@@ -50,13 +52,13 @@ type heldWIT struct {
 	authorities map[string]crypto.PublicKey // of its trust domain, when it was issued
 }
 
-func (h *Handler) fetchWITSVID(request []byte) (answer, error) {
+func (h *Handler) fetchWITSVID(r *http.Request, request []byte) (answer, error) {
 	var id string
 	if workloadwire.ReadTexts(request, &id) != nil {
-		return nil, refusal("the request is not a WITSVIDRequest")
+		return nil, badRequest("the request is not a WITSVIDRequest")
 	}
 	want, err := parseWanted(id)
-	return (&witStream{h: h, want: want}).answer, err
+	return (&witStream{h: h, r: r, want: want}).answer, err
 }
 
 // answer makes the current response. In the first one every identity of the caller has a WIT-SVID. After
@@ -102,7 +104,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	case failure != nil && !s.sent:
 		return nil, time.Time{}, failure
 	case failure != nil:
-		_ = s.h.told(ctx, workloadwire.FetchWITSVID, failure) // to the log; the stream goes on
+		s.h.failed(ctx, s.r, failure) // the stream goes on
 		s.failures++
 		s.retry = now.Add(s.wait(failure, next, now))
 	case attempt:
@@ -115,7 +117,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	case missing: // all that there was is taken away, which only this code says (WAPI-17)
 		return nil, time.Time{}, status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
 	default:
-		return nil, time.Time{}, errDenied()
+		return nil, time.Time{}, errDenied(s.want)
 	}
 	s.held, s.sent = next, true
 	m, err := workloadwire.WIT.WriteSVIDs(resp)
@@ -147,19 +149,19 @@ func (s *witStream) wait(failure error, held map[label]*heldWIT, now time.Time) 
 
 // issue asks the issuer and checks what it returns.
 func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT, error) {
-	ctx, cancel := context.WithTimeout(ctx, issueTimeout)
+	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
 	token, signer, err := s.h.opts.IssueWITSVID(ctx, l.id, l.hint)
 	if err != nil {
-		return nil, fmt.Errorf("issuer: %w", err)
+		return nil, issuerError(l.id, err)
 	}
 	exp, alg, err := checkWIT(token, l.id, signer, now)
 	if err != nil {
-		return nil, fmt.Errorf("issuer: the WIT-SVID for %q: %w", l.id, err)
+		return nil, &failure{"issuer", fmt.Errorf("the WIT-SVID for %q: %w", l.id, err)}
 	}
 	key, err := privateJWK(signer, alg)
 	if err != nil {
-		return nil, fmt.Errorf("issuer: the key for %q: %w", l.id, err)
+		return nil, &failure{"issuer", fmt.Errorf("the key for %q: %w", l.id, err)}
 	}
 	return &heldWIT{
 		m:      workloadwire.SVID{ID: l.id.String(), Hint: l.hint, Parts: [3][]byte{[]byte(token), []byte(key)}},

@@ -9,15 +9,16 @@
 //	server := &unixsocket.Server{Path: "/run/identity/api.sock", Handler: handler}
 //	err = server.Run(ctx)
 //
-// An agent that has several workloads decides with [Options].Identities which of them gets what:
+// An agent that has several workloads decides with [Options].Identities which of them gets what. An
+// [Identity] names what renews it, for instance a *secretcache.Manager for each workload:
 //
 //	opts := &workloadserver.Options{
 //		Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
 //			peer, ok := unixsocket.PeerFromContext(ctx)
-//			if !ok {
+//			if !ok || managers[peer.UID] == nil {
 //				return nil, nil // no identity
 //			}
-//			return registrations.of(peer)
+//			return []workloadserver.Identity{{Provider: managers[peer.UID]}}, nil
 //		},
 //		IssueJWTSVID:    authority.IssueJWTSVID,    // of a *ca.Authority
 //		ValidateJWTSVID: validator.ValidateJWTSVID, // of a *jwtsvid.Validator
@@ -30,8 +31,14 @@
 // the caller may have. A caller that reads slowly gets the newest state and not the history. A request
 // without the header "workload.spiffe.io: true" is refused before anything else is looked at.
 //
+// No identity expires at a caller because the handler was not told that there is another. A stream looks
+// again when half of the life of an identity that it serves is over, and from then on after waits of at most
+// 4 % of the life that is left, and of half a minute, until the identity is another one. Every five minutes,
+// give or take a tenth, it looks in any case: for bundles, and for registrations that have changed.
+//
 // A failure of the provider, of Identities or of an issuer ends streams with code Unavailable, so that
-// callers keep what they have and come back. The reason goes to the log and not to the caller.
+// callers keep what they have and come back. One that is found without a change, because it was time to look,
+// ends none. The reason goes to the log and not to the caller.
 //
 // # What it does not do
 //
@@ -48,8 +55,10 @@
 //
 // # Limits
 //
-// Requests have at most 256 KiB and 64 audiences, and must arrive within 30 seconds. There are 10,000
-// streams ([Options].MaxStreams), of one process at most 1,000. Compressed messages are refused.
+// Requests have at most 256 KiB and 64 audiences with 8 KiB, and must arrive within 30 seconds. At most 10,000 are
+// answered at the same time ([Options].MaxStreams), of one peer at most 1,000 ([Options].MaxPeerStreams): a
+// stream counts for as long as it lasts, and calls and reflection count too. Compressed messages are refused.
+// A hook gets 30 seconds, by its context.
 package workloadserver
 
 import (
@@ -67,12 +76,15 @@ const (
 	maxRequest     = 256 << 10        // bytes of a request
 	requestTimeout = 30 * time.Second // for a request to come, from its header to its end
 	maxAudiences   = 64               // of a token
+	maxAudience    = 8 << 10          // bytes of all of them; validators refuse tokens of more than 16 KiB
 	maxHint        = 1024             // bytes (WAPI-25)
-	maxStreams     = 10_000           // open at the same time, by default
-	maxOfProcess   = 1000             // streams of one process, so that it does not take all
+	maxStreams     = 10_000           // answered at the same time, by default
+	maxPeerStreams = 1000             // of them for one peer, by default
+	retryFull      = 10 * time.Second // after which a caller that found no room is to come back
 	maxEncodings   = 4 << 10          // identities in responses that are kept for their next callers
 	maxText        = 512              // bytes of a reason that a caller is told
-	issueTimeout   = 30 * time.Second // for a WIT-SVID
+	hookTimeout    = 30 * time.Second // for a hook to answer
+	clockTick      = time.Minute      // between looks at the clock of a stream that waits
 )
 
 // patience bounds the waits after an issuer of WIT-SVIDs has failed.
@@ -108,8 +120,15 @@ type fixed struct{ snap *spiffe.Snapshot }
 func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
 func (f fixed) Changed() <-chan struct{}            { return nil }
 
-// Identity is an X.509-SVID with a label.
+// Identity is what has an X.509-SVID, with a label. It has a Provider or an SVID.
 type Identity struct {
+	// Provider has the X.509-SVID in its snapshot, and renews it: each new one is pushed at once. While its
+	// Snapshot returns an error, callers are told to come back later, or, if the error wraps [ErrDenied],
+	// this identity is left out. Its bundles are not used.
+	Provider Provider
+
+	// SVID is the X.509-SVID itself. The handler asks Identities for the next one when half of the life of
+	// this one is over.
 	SVID *spiffe.SVID
 
 	// Hint says what the identity is for, where a workload has several: a word that the operator and
@@ -123,9 +142,11 @@ type Identity struct {
 type Options struct {
 	// Identities decides which X.509-SVIDs the caller of a request may have, the default one first;
 	// none means that the caller has no identity and gets nothing. Their trust domains must be among the
-	// provider's bundles. It is called with the context of the request, from which
-	// unixsocket.PeerFromContext tells which process is calling, when a stream begins and again before each
-	// push: after the provider has changed, and after [Handler.Refresh]. It should not block.
+	// provider's bundles. It is called with the context of the request, which ends after 30 seconds and from
+	// which unixsocket.PeerFromContext tells which process is calling: when a stream begins and again before
+	// each push, after the provider or that of an Identity has changed, after [Handler.Refresh], when half
+	// of the life of an identity is over, and every five minutes. It should not block, and it returns an SVID
+	// that it has until there is another: each new one is a push.
 	//
 	// An error that wraps [ErrDenied] is like none; any other says that the decision failed, and the caller
 	// is told to come back. Callers that are given the same SVIDs share one serialisation. Nil means that
@@ -134,7 +155,13 @@ type Options struct {
 
 	// IssueJWTSVID makes the answers of FetchJWTSVID; a *ca.Authority and a *jwtsvid.Issuer have it. It
 	// returns a JWT-SVID for id, an identity that the caller has, in compact form. Its "aud" has all of
-	// audience (WAPI-40). Nil means that the method answers Unimplemented.
+	// audience (WAPI-40). The context ends after 30 seconds. Nil means that the method answers Unimplemented.
+	//
+	// An error that wraps [ErrDenied] says that there is no token for this identity, and one that wraps
+	// [io/fs.ErrInvalid] that the request is a mistake, such as several audiences where an issuer permits
+	// one: the caller is told the text of the latter, and not to repeat it. With any other, and with one whose
+	// method Retryable() (after time.Duration, ok bool) reports true, the caller is told to come back, after
+	// that time.
 	IssueJWTSVID func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
 
 	// ValidateJWTSVID makes the answers of the method of that name; a *jwtsvid.Validator has it, and so
@@ -161,7 +188,8 @@ type Options struct {
 	// Handler checks the form, "sub", "exp", and that token and key belong together.
 	//
 	// An error that wraps [ErrDenied] says that this identity has no WIT-SVID, or none any more. With any
-	// other the caller keeps what it has until that expires, and the Handler tries again.
+	// other the caller keeps what it has until that expires, and the Handler tries again; a caller that has
+	// none yet is told as by IssueJWTSVID.
 	IssueWITSVID func(ctx context.Context, id spiffe.ID, hint string) (token string, key crypto.Signer, err error)
 
 	// AnyNetwork serves callers with any IP address. Set it where the network itself lets in only
@@ -169,11 +197,18 @@ type Options struct {
 	// address.
 	AnyNetwork bool
 
-	// MaxStreams is how many streams may be open at the same time; 0 means 10,000. One more is
-	// refused with code ResourceExhausted.
+	// MaxStreams is how many requests are answered at the same time, streams for as long as they last;
+	// 0 means 10,000. One more is refused with code ResourceExhausted and a time to come back.
 	MaxStreams int
 
-	// Logger gets what callers are not told: the failures of Identities, the issuers and the provider, as
-	// warnings, and at level Debug when one repeats. Nil means no logs.
+	// MaxPeerStreams is how many of them one peer may have, so that no peer takes them all: a user (uid) on a
+	// Unix socket, and a connection otherwise; 0 means 1,000. Raise it where all workloads of a large node
+	// run as one user.
+	MaxPeerStreams int
+
+	// Logger gets warnings: requests that are refused, and why; the failures of Identities, the issuers and
+	// the provider, which callers are not told; and identities that are served although they have expired.
+	// Their attributes are reason, method, uid and pid, or remote, and id and err where there is one. The
+	// first of a kind is logged at once, and then their number each minute. Nil means no logs.
 	Logger *slog.Logger
 }

@@ -1,6 +1,7 @@
 package caconfig
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -37,58 +39,141 @@ type Authority struct {
 
 // OpenOptions are the options of [Config.Open]. The zero value is for a program that signs.
 type OpenOptions struct {
-	// Existing makes no CA and keeps no audit log, for an operator's command that signs nothing. The error is a
-	// [ca.ErrNoRecord] if there is no CA. ReadOnly also writes nothing: what the CA in this process would write,
-	// such as the next step of a rotation, stays in its memory.
+	// Existing makes no CA, for an operator's command that signs nothing. The error is a [ca.ErrNoRecord] if there is no
+	// CA. ReadOnly also writes nothing, and keeps no audit log: what the CA in this process would write, such as the next
+	// step of a rotation, stays in its memory.
 	Existing, ReadOnly bool
 	Logger             *slog.Logger // nil means silence
 }
 
-// Open opens the CA: as plugged in, if there are files in -root-ca-dir, else the self-signed one in its store,
-// which it makes if there is none. It makes the folder of the state and the audit log. A server on the same
-// store may run meanwhile. The caller closes the Authority.
+// Open opens the CA: as plugged in, if there are files in -root-ca-dir, else the self-signed one in its store. It makes
+// one if there is none, where -create allows that: without the flag, in the default folder if that is empty, and
+// nowhere else, as an empty store may be a volume that is not mounted. It makes the folder of the state and the audit
+// log, and refuses folders and files that other users of this machine can change. What becomes of keys is in the
+// audit log, with the user, the host and the command line of this process. A server on the same store may run
+// meanwhile. The caller closes the Authority.
 func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if c.StateDir == "" {
 		return nil, errors.New("-state-dir: the flag is empty, or this user has no home folder; name a folder")
 	}
+	o.Existing, o.Logger = o.Existing || o.ReadOnly, cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	a, cfg := new(Authority), c.CA
-	var err error
-	o.Existing = o.Existing || o.ReadOnly
-	if cfg.Logger = o.Logger; !o.Existing {
-		cfg.Create = true
-		if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
-			return nil, fmt.Errorf("-state-dir: %w", err)
+	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, ca.CurrentActor(), !o.Existing && c.mayCreate()
+	if !o.Existing {
+		if err := c.makeStateDir(o.Logger); err != nil {
+			return nil, err
 		}
+	}
+	open, err := a.find(ctx, c, o)
+	if err != nil {
+		return nil, err
+	}
+	if !o.ReadOnly {
 		if c.AuditLog != "none" {
-			if a.audit, err = auditlog.Open(c.AuditLog, &auditlog.Options{MaxSize: c.auditSize}); err != nil {
+			if a.audit, err = c.openAudit(o.Logger); err != nil {
 				return nil, err
 			}
 			cfg.Auditor = a.audit // stays nil without a log: a nil *auditlog.Log in it would not be
 		}
 	}
-	if c.ExternalCA != "" {
-		a.Where = "behind the signers of the cluster"
-		a.Signer, err = c.newRA(cfg)
-	} else {
-		a.Own, err = a.open(ctx, c, cfg, o)
-		a.Signer = a.Own
-	}
-	if err != nil {
+	if err := open(cfg); err != nil {
 		a.Close()
 		return nil, err
 	}
 	return a, nil
 }
 
-// open opens the CA that was plugged in, if there is one, else the self-signed one in the store.
-func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOptions) (*ca.Authority, error) {
-	secret, folder := kubesecret.DefaultName, "ca"
-	if c.cacerts {
-		secret = kubesecret.CACerts
+// mayCreate reports whether Open may make a CA.
+func (c *Config) mayCreate() bool {
+	if c.given["create"] || c.temporary {
+		return c.create || c.temporary
 	}
-	_, err := pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now())
-	pluggedIn := !errors.Is(err, fs.ErrNotExist)
+	if c.Kubernetes || c.given["state-dir"] {
+		return false
+	}
+	entries, err := os.ReadDir(c.StateDir)
+	for _, e := range entries {
+		info, err := e.Info()
+		switch {
+		case err != nil:
+			return false
+		case e.Name() == filepath.Base(c.SecretFile), e.Name() == filepath.Base(c.AuditLog) && info.Size() == 0: // of a start that failed
+		case e.IsDir() && e.Name() == "ca":
+			if inside, err := os.ReadDir(filepath.Join(c.StateDir, e.Name())); err != nil || len(inside) > 0 {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return err == nil || errors.Is(err, fs.ErrNotExist)
+}
+
+// makeStateDir makes the folder of the state, and refuses one that other users can change. In a cluster, where it holds no
+// key, that is a warning: an emptyDir is open to all, and the users of a pod are its own.
+func (c *Config) makeStateDir(log *slog.Logger) error {
+	var o private.Options
+	if c.Kubernetes {
+		o.Warn = func(err error) { log.Warn("caconfig: -state-dir", "err", err) }
+	}
+	dir, err := private.MakeDir(c.StateDir, o)
+	if err != nil {
+		return fmt.Errorf("-state-dir: %w", err)
+	}
+	return dir.Close()
+}
+
+// openAudit opens the audit log, which complains if others can read or change it.
+func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
+	o := c.auditOptions
+	o.Logger = log
+	audit, err := auditlog.Open(c.AuditLog, &o)
+	if err != nil {
+		return nil, fmt.Errorf("-audit-log: %w", err)
+	}
+	return audit, nil
+}
+
+// pluggedInFiles reports whether there are files in -root-ca-dir. Those that other users can change are an error, as is
+// such a folder without any: it could have some in a moment.
+func (c *Config) pluggedInFiles() (bool, error) {
+	if c.pluggedIn.Dir == "" {
+		return false, nil
+	}
+	dir, err := private.OpenDir(c.pluggedIn.Dir, private.Options{})
+	if err == nil {
+		defer dir.Close()
+		if _, err = pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now()); err != nil {
+			err = fmt.Errorf("in %s: %w", c.pluggedIn.Dir, err)
+		}
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case errors.Is(err, private.ErrUnsafe), dir == nil:
+		return false, fmt.Errorf("-root-ca-dir: %w", err)
+	}
+	return true, nil // whether they are good is for ca.Load to say
+}
+
+// find decides which CA there is, and returns what opens it. It writes nothing.
+func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open func(ca.Config) error, err error) {
+	if c.ExternalCA != "" {
+		a.Where = "behind the signers of the cluster"
+		return func(cfg ca.Config) (err error) {
+			a.Signer, err = c.newRA(cfg)
+			return err
+		}, nil
+	}
+	pluggedIn, err := c.pluggedInFiles()
+	if err != nil {
+		return nil, err
+	}
+	secret, folder := c.ownStore()
 	if pluggedIn {
+		if err := c.replacesOwn(ctx, o.Logger); err != nil {
+			return nil, err
+		}
 		secret, folder = "svidkit-ca-tokens", "tokens"
 	}
 	store, err := a.store(c, secret, folder)
@@ -101,27 +186,88 @@ func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOp
 	}
 	if pluggedIn {
 		a.Where = "plugged in from " + c.pluggedIn.Dir
-		p := c.pluggedIn
-		p.Tokens = store
-		own, err := ca.Load(ctx, cfg, p)
-		if err != nil {
-			return nil, fmt.Errorf("-root-ca-dir: %w", err)
-		}
-		return own, nil
+		return func(cfg ca.Config) (err error) {
+			p := c.pluggedIn
+			p.Tokens, cfg.Create = store, true // the first key for tokens
+			if a.Own, err = ca.Load(ctx, cfg, p); err != nil {
+				return fmt.Errorf("-root-ca-dir: %w", err)
+			}
+			a.Signer = a.Own
+			return nil
+		}, nil
 	}
 	if o.Existing {
 		if _, err := store.Load(ctx); errors.Is(err, ca.ErrNoRecord) {
-			return nil, fmt.Errorf("%s: there is no CA yet; a server makes it when it starts, or the first signature: %w", a.Where, err)
+			return nil, a.missing(err)
 		}
 	}
-	return ca.Open(ctx, cfg, store)
+	return func(cfg ca.Config) (err error) {
+		if a.Own, err = ca.Open(ctx, cfg, store); errors.Is(err, ca.ErrNoRecord) {
+			return a.missing(err)
+		}
+		a.Signer = a.Own
+		return err
+	}, nil
+}
+
+// missing is the error for a store without a CA.
+func (a *Authority) missing(err error) error {
+	return &missingError{a.Where, err}
+}
+
+type missingError struct {
+	where string
+	err   error
+}
+
+func (e *missingError) Error() string {
+	return "there is no CA " + e.where + "; if there was one, mount its volume or restore it from a backup; to make a new one, start the server once with -create"
+}
+
+func (e *missingError) Unwrap() error { return e.err }
+
+// ownStore returns the names of the Secret and the folder of the self-signed CA.
+func (c *Config) ownStore() (secret, folder string) {
+	if c.cacerts {
+		return kubesecret.CACerts, "ca"
+	}
+	return kubesecret.DefaultName, "ca"
+}
+
+// replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator has said
+// that it is to replace that. In a cluster the volume of the Secret says so, as with Istio; there it is a warning.
+func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
+	if c.replaceOwn {
+		return nil
+	}
+	own := new(Authority)
+	secret, folder := c.ownStore()
+	store, err := own.store(c, secret, folder)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	switch _, err := store.Load(ctx); {
+	case errors.Is(err, ca.ErrNoRecord), c.Kubernetes && err != nil:
+		return nil
+	case c.Kubernetes:
+		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that this is meant", "own", own.Where, "plugged_in", c.pluggedIn.Dir)
+		return nil
+	}
+	return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
+		"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
 }
 
 // store returns the store of that name: a Secret, or a folder.
 func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	if c.Kubernetes {
 		a.Where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
-		return kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
+		store, err := kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
+		if err != nil {
+			return nil, fmt.Errorf("-kubernetes: %w; -kubernetes-api names one", err)
+		}
+		return store, nil
 	}
 	a.Where = "in " + filepath.Join(c.StateDir, folder)
 	return ca.NewDirStore(filepath.Join(c.StateDir, folder))
@@ -159,8 +305,8 @@ func (c *Config) newRA(own ca.Config) (*ra.RA, error) {
 		files = append(files, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 	}
 	for _, name := range files {
-		pem, err := os.ReadFile(name)
-		if errors.Is(err, fs.ErrNotExist) {
+		pem, err := readSafe(name)
+		if name == "" || errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err == nil {
@@ -173,6 +319,16 @@ func (c *Config) newRA(own ca.Config) (*ra.RA, error) {
 	}
 	cfg.LearnRoots = true
 	return ra.New(cfg)
+}
+
+// readSafe reads a file that other users cannot change.
+func readSafe(name string) ([]byte, error) {
+	f, err := private.OpenFile(name, os.O_RDONLY, private.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 1<<20))
 }
 
 // Close closes the audit log. Nothing must be signed afterwards.
@@ -207,43 +363,58 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	}
 }
 
+// Recover makes the folder of a self-signed CA that has lost the file CURRENT, or has a wrong one, go on with the newest
+// version that is complete; see [ca.RecoverDirStore]. It is recorded in the audit log.
+func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
+	if c.Kubernetes || c.StateDir == "" {
+		return ca.Recovery{}, errors.New("-recover: it is for the folder in -state-dir; a Secret has one version, to be restored from a backup")
+	}
+	r, err := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, "ca"), true)
+	if err != nil || c.AuditLog == "none" {
+		return r, err
+	}
+	log, err := c.openAudit(slog.New(slog.DiscardHandler))
+	if err == nil {
+		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
+			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
+		}), log.Close())
+	}
+	if err != nil {
+		err = fmt.Errorf("the CA is recovered, and there is no audit record of that: %w", err)
+	}
+	return r, err
+}
+
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
-// Serve opens the CA and the ports, and serves until ctx is done, which is no error. It calls ready when all
+// Serve opens the ports and the CA, and serves until ctx is done, which is no error. It calls ready when all
 // ports are served; a listener is nil if its flag is empty. The Authority is closed when Serve returns. If
-// StateDir is empty, Serve makes a temporary folder, sets it in c, and does not remove it. In development mode
-// it refuses ports beyond loopback, and to run in a pod. A nil log means silence.
+// StateDir is empty, Serve makes a temporary folder, sets it in c, and does not remove it. A nil log means silence.
+//
+// In development mode it refuses ports beyond loopback, lifetimes of more than an hour, a CA that was plugged in, and to
+// run in a pod.
 func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Authority, caserver.Listeners)) error {
 	if err := c.check(true); err != nil {
 		return err
 	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	if c.StateDir == "" {
 		dir, err := os.MkdirTemp("", "svidkit-ca")
 		if err != nil {
 			return err
 		}
+		c.temporary = true
 		c.setStateDir(dir)
 	}
-	a, err := c.Open(ctx, OpenOptions{Logger: log})
-	if err != nil {
+	if pluggedIn, err := c.pluggedInFiles(); err != nil {
 		return err
+	} else if pluggedIn && !c.Kubernetes {
+		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes is for development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
 	}
-	defer a.Close()
 	at := caserver.Listeners{LinkerdPlaintext: c.linkerdPlaintext}
-	o := caserver.Options{
-		CA: a.Signer, ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
-		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log,
-	}
-	if err := c.setAPIs(ctx, &o); err != nil {
-		return err
-	}
-	server, err := caserver.New(o)
-	if err != nil {
-		return err
-	}
 	for _, p := range []struct {
 		name, flag, addr string
 		at               *net.Listener
@@ -256,12 +427,31 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		if p.addr == "" {
 			continue
 		}
-		l, err := c.listen(p.name, p.flag, p.addr)
+		l, err := c.listen(p.name, p.flag, p.addr) // before there is a CA
 		if err != nil {
 			return err
 		}
 		defer l.Close()
 		*p.at = l
+	}
+	a, err := c.Open(ctx, OpenOptions{Logger: log})
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	o := caserver.Options{
+		CA: a.Signer, ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
+		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log,
+	}
+	if err := c.setAPIs(ctx, &o); err != nil {
+		return err
+	}
+	server, err := caserver.New(o)
+	if err != nil {
+		return err
+	}
+	if c.istioAddr != "" {
+		log.Info("caconfig: -renew-by-certificate: callers of Istio's API may renew with the certificate that they have", "since_other_proof", c.renew, "longest_lifetime", c.CA.DefaultTTL)
 	}
 	if err := server.Run(ctx, at); ctx.Err() == nil {
 		return err
@@ -272,9 +462,16 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 // setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,
 // before a caller depends on it.
 func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
-	tokens, proxies := caserver.InsecureTokens{TrustDomain: c.CA.TrustDomain}, c.linkerd
-	o.Istio, proxies.Review = &istioca.Options{Authenticator: tokens}, tokens.Review
-	if c.Kubernetes {
+	o.Istio, o.RenewByCertificate = &istioca.Options{CertificateTTL: c.CA.DefaultTTL}, time.Duration(c.renew)
+	proxies := c.linkerd
+	proxies.AllowPlaintext = c.linkerdPlaintext
+	if !c.Kubernetes {
+		tokens, err := caserver.NewInsecureTokens(c.CA.TrustDomain, c.SecretFile)
+		if err != nil {
+			return fmt.Errorf("-state-dir: %w", err)
+		}
+		o.Istio.Authenticator, proxies.Review = tokens, tokens.Review
+	} else {
 		check, err := c.cluster.Set(o.Istio, &proxies)
 		if err != nil {
 			return err

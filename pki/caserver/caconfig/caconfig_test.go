@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -30,7 +32,7 @@ func newConfig(t *testing.T, dir string, more ...string) *caconfig.Config {
 	fs := flag.NewFlagSet("my-ca", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	c, err := caconfig.Parse(fs, append([]string{
-		"-state-dir", dir, "-root-ca-dir", filepath.Join(dir, "plugged-in"),
+		"-state-dir", dir, "-create", "-root-ca-dir", filepath.Join(dir, "plugged-in"),
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "", "-bundle-addr", "", "-admin-addr", "127.0.0.1:0",
 	}, more...), func(string) string { return "" })
 	require.NoError(t, err)
@@ -48,6 +50,28 @@ func TestParseWithFlagsOfTheProgram(t *testing.T) {
 	assert.True(t, *verbose)
 	assert.Equal(t, "r1", *region)
 	assert.Equal(t, "spiffe://example.org/ns/mesh/sa/svidkit-ca", c.ServerID.String())
+}
+
+// A flag set of the program stays as it was: it prints its own usage, and panics if it does so for errors.
+func TestParseKeepsTheFlagSet(t *testing.T) {
+	t.Parallel()
+	none := func(string) string { return "" }
+	var out bytes.Buffer
+	fs := flag.NewFlagSet("my-ca", flag.PanicOnError)
+	fs.SetOutput(&out)
+	fs.Usage = func() { fmt.Fprint(&out, "my usage") }
+	require.Panics(t, func() { _, _ = caconfig.Parse(fs, []string{"-nonsense"}, none) })
+	require.Empty(t, out.String())
+	require.Equal(t, flag.PanicOnError, fs.ErrorHandling())
+	fs = flag.NewFlagSet("my-ca", flag.ContinueOnError)
+	fs.SetOutput(&out)
+	fs.Usage = func() { fmt.Fprint(&out, "my usage") }
+	_, err := caconfig.Parse(fs, []string{"-h"}, none)
+	require.ErrorIs(t, err, flag.ErrHelp)
+	require.Equal(t, "my usage", out.String())
+	fs.Usage()
+	require.Equal(t, "my usagemy usage", out.String())
+	require.Same(t, &out, fs.Output())
 }
 
 // Serve serves what the flags say, and ends without an error when its context does.
@@ -88,13 +112,165 @@ func TestServeRefuses(t *testing.T) {
 	defer l.Close()
 	none := func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves") }
 	dir := t.TempDir()
-	for _, tc := range [][2]string{{"-istio-addr", ":15012"}, {"-bundle-addr", "192.0.2.1:1"}, {"-admin-addr", "8080"}} {
+	for _, tc := range [][2]string{{"-istio-addr", ":15012"}, {"-bundle-addr", "192.0.2.1:1"}, {"-admin-addr", ":8080"}} {
 		err := newConfig(t, dir, tc[0], tc[1]).Serve(t.Context(), nil, none)
 		require.ErrorContains(t, err, tc[0]+": not on loopback")
 		require.NoDirExists(t, filepath.Join(dir, "ca"))
 	}
-	err = newConfig(t, dir, "-istio-addr", l.Addr().String()).Serve(t.Context(), nil, none)
-	require.ErrorContains(t, err, "-istio-addr names another address")
+	for _, flag := range []string{"-istio-addr", "-admin-addr"} { // the first and the last one
+		err = newConfig(t, dir, flag, l.Addr().String()).Serve(t.Context(), nil, none)
+		require.ErrorContains(t, err, flag+" names another address")
+		require.NoDirExists(t, filepath.Join(dir, "ca"))
+	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, free.Close())
+	err = newConfig(t, dir, "-istio-addr", free.Addr().String(), "-admin-addr", l.Addr().String()).Serve(t.Context(), nil, none)
+	require.Error(t, err)
+	again, err := net.Listen("tcp", free.Addr().String())
+	require.NoError(t, err, "what was opened is closed")
+	require.NoError(t, again.Close())
+}
+
+// A store without a CA is an error that says what to do, and nothing is made.
+func TestWithoutCreate(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := newConfig(t, dir, "-create=false")
+	err := c.Serve(t.Context(), nil, func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves") })
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
+	_, err = c.Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.NoFileExists(t, filepath.Join(dir, "ca", "CURRENT"))
+
+	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	root := a.Own.Roots()[0].ID
+	a.Close()
+	a, err = c.Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err, "it is there now")
+	require.Equal(t, root, a.Own.Roots()[0].ID)
+	a.Close()
+}
+
+// Old audit files go where the operator says so, and the current one stays. The modes of a file that others can write to
+// are complained of.
+func TestAuditLog(t *testing.T) {
+	t.Parallel()
+	for _, keep := range []bool{false, true} {
+		dir := t.TempDir()
+		args := []string{"-audit-size", "600"}
+		if keep {
+			args = append(args, "-audit-keep-size", "1500")
+		}
+		var log bytes.Buffer
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "audit.jsonl"), nil, 0o600))
+		require.NoError(t, os.Chmod(filepath.Join(dir, "audit.jsonl"), 0o666))
+		a, err := newConfig(t, dir, args...).Open(t.Context(), caconfig.OpenOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		require.NoError(t, err)
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		csr, err := pki.NewCSR(key, pki.CSROptions{})
+		require.NoError(t, err)
+		for range 10 {
+			_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://cluster.local/x")})
+			require.NoError(t, err)
+		}
+		a.Close()
+		files, err := filepath.Glob(filepath.Join(dir, "audit*.jsonl"))
+		require.NoError(t, err)
+		require.Contains(t, files, filepath.Join(dir, "audit.jsonl"))
+		if keep {
+			require.LessOrEqual(t, len(files), 4, "%v", files)
+		} else {
+			require.Greater(t, len(files), 4)
+		}
+		if runtime.GOOS != "windows" {
+			require.Contains(t, log.String(), "0666")
+		}
+	}
+}
+
+// What other users can change is refused: the folder of the state, the folder of a plugged-in CA, a file in it, and a folder
+// above. So a CA that another user has planted signs nothing.
+func TestUnsafeFolders(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("there are no such modes")
+	}
+	none := func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves") }
+	for _, tc := range []struct{ what, want string }{{"state", "-state-dir"}, {"above", "-state-dir"}, {"plugged-in", "-root-ca-dir"}, {"plugged-in/ca-cert.pem", "-root-ca-dir"}, {"plugged-in/ca-key.pem", "-root-ca-dir"}} {
+		above := filepath.Join(t.TempDir(), "above")
+		dir := filepath.Join(above, "state")
+		require.NoError(t, os.MkdirAll(dir, 0o700))
+		args := []string{"-root-ca-dir", ""}
+		if tc.want == "-root-ca-dir" {
+			plugIn(t, filepath.Join(dir, "plugged-in"))
+			args = nil
+		}
+		path := filepath.Join(dir, tc.what)
+		switch tc.what {
+		case "state":
+			path = dir
+		case "above":
+			path = above
+		}
+		require.NoError(t, os.Chmod(path, 0o777))
+		err := newConfig(t, dir, args...).Serve(t.Context(), nil, none)
+		require.ErrorContains(t, err, tc.want+": ", tc.what)
+		require.ErrorContains(t, err, filepath.Dir(path))
+		require.ErrorContains(t, err, filepath.Base(path))
+		require.ErrorContains(t, err, "chmod")
+		_, err = newConfig(t, dir, args...).Open(t.Context(), caconfig.OpenOptions{})
+		require.ErrorContains(t, err, tc.want+": ", tc.what)
+		require.NoDirExists(t, filepath.Join(dir, "ca"))
+	}
+}
+
+// A CA that is plugged in does not take the place of the own one without being told to, and is not served in development
+// mode at all.
+func TestPluggedInBesideTheOwn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	own := a.Own.Roots()[0].ID
+	a.Close()
+	plugIn(t, filepath.Join(dir, "plugged-in"))
+	_, err = newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorContains(t, err, "-replace-own-ca")
+	require.ErrorContains(t, err, filepath.Join(dir, "ca"))
+	for _, more := range [][]string{nil, {"-replace-own-ca"}} {
+		err = newConfig(t, dir, more...).Serve(t.Context(), nil, func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves") })
+		require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
+	}
+	require.NoFileExists(t, filepath.Join(dir, "root-cert.pem"), "what clients trust was not replaced")
+	a, err = newConfig(t, dir, "-replace-own-ca").Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	require.NotEqual(t, own, a.Own.Roots()[0].ID)
+	a.Close()
+	a, err = newConfig(t, dir, "-root-ca-dir", "").Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	require.Equal(t, own, a.Own.Roots()[0].ID, "it is there as before")
+	a.Close()
+}
+
+// plugIn writes a root and its key in the files of Istio.
+func plugIn(t testing.TB, dir string) {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	now := time.Now()
+	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
+	require.NoError(t, err)
+	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	cert := pki.MarshalCertificatesPEM(root.Certificate())
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	for name, text := range map[string][]byte{"ca-cert.pem": cert, "ca-key.pem": keyPEM, "cert-chain.pem": cert, "root-cert.pem": cert} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
+	}
 }
 
 // Open makes a CA, unless it has to exist, and a reader changes nothing in the store.
@@ -120,7 +296,8 @@ func TestOpen(t *testing.T) {
 	require.NoError(t, err)
 	log, err := os.ReadFile(c.AuditLog)
 	require.NoError(t, err)
-	require.Equal(t, 1, bytes.Count(log, []byte("\n")))
+	require.Equal(t, 1, bytes.Count(log, []byte(`"kind":"x509-svid"`)))
+	require.Equal(t, 3, bytes.Count(log, []byte(`"event":`)), "a root and a key for tokens were created, and a root prepared")
 
 	store, err := ca.NewDirStore(filepath.Join(dir, "ca"))
 	require.NoError(t, err)

@@ -17,6 +17,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -26,6 +28,7 @@ import (
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -36,12 +39,16 @@ import (
 type Config struct {
 	CA         ca.Config // of the CA itself, without Auditor and Logger
 	ServerID   spiffe.ID // in the certificate of the server
-	Kubernetes bool      // false: development mode, which trusts the name in a caller's token
+	Kubernetes bool      // false: development mode, which trusts the name in a token that has the secret of the server
 	ExternalCA string    // what signs instead of this CA; empty for none
 
 	// StateDir is the folder of the state, RootsFile a file in it that Serve keeps up to date with the roots
 	// in PEM. Both are empty if Serve has to make a temporary folder, until it has. AuditLog is a file, or "none".
 	StateDir, RootsFile, AuditLog string
+
+	// SecretFile is a file in StateDir with the secret that tokens have in development mode: see
+	// [caserver.InsecureTokens]. Serve writes a new one at each start.
+	SecretFile string
 
 	flags                 *flag.FlagSet
 	inCluster             bool // this process runs in a pod
@@ -49,7 +56,10 @@ type Config struct {
 	keepKey, jitter       bool
 	istio                 ca.IstioRotation // with keepKey
 	pluggedIn             ca.PluggedIn
-	auditSize             int64
+	create, replaceOwn    bool
+	temporary             bool            // Serve has made StateDir
+	given                 map[string]bool // flags, by the arguments or the environment
+	auditOptions          auditlog.Options
 	cluster               caserver.Kubernetes
 	namespace             string
 	cacerts, keepDNSNames bool
@@ -58,6 +68,7 @@ type Config struct {
 	linkerd               linkerd.Options
 	linkerdPlaintext      bool
 	dnsNames              []string
+	renew                 renewal
 
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
 }
@@ -68,8 +79,12 @@ const (
 
 	tooShort    = "it is less than a second"
 	negative    = "it is negative"
-	trusting    = "the name in any token is trusted"
+	trusting    = "the name in any token with the secret of the server is trusted"
 	notLoopback = "not on loopback (127.0.0.1, ::1 or localhost); without -kubernetes, " + trusting
+	tooLong     = "it is more than an hour, which is the limit without -kubernetes, as " + trusting
+	noPort      = "it is not HOST:PORT, such as localhost:15012 or :15012"
+
+	developmentTTL = time.Hour // the longest lifetime in development mode
 )
 
 // define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where
@@ -77,23 +92,29 @@ const (
 // set: the variable that configures Istio's CA.
 func (c *Config) define(fs *flag.FlagSet) {
 	const day = 24 * time.Hour
+	rootCA, rootsOfRA := "", "" // a relative folder would be that of another user some day
+	if c.inCluster {
+		rootCA, rootsOfRA = "/etc/cacerts", "/etc/external-ca-cert/root-cert.pem"
+	}
 
 	fs.TextVar(&c.CA.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"), "trust `domain` of the CA [TRUST_DOMAIN]")
-	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", "./etc/cacerts", "`folder` of a plugged-in CA; without files in it the CA is self-signed [ROOT_CA_DIR]")
+	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA; without files in it the CA is self-signed (default in a pod /etc/cacerts, else none) [ROOT_CA_DIR]")
+	fs.BoolVar(&c.replaceOwn, "replace-own-ca", false, "sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
+	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty)")
 	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; empty: a temporary one (default: one in the user's home for each trust domain)")
-	fs.DurationVar(&c.CA.DefaultTTL, "default-ttl", day, "lifetime of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
-	fs.DurationVar(&c.CA.MaxTTL, "max-ttl", 90*day, "longest lifetime that a request may name [MAX_WORKLOAD_CERT_TTL]")
-	fs.DurationVar(&c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "lifetime of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
-	fs.DurationVar(&c.istio.CheckInterval, "root-check-interval", time.Hour, "time between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
+	c.duration(fs, &c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
+	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
+	c.duration(fs, &c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
+	c.duration(fs, &c.istio.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
 	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
 	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
 	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
 	fs.BoolVar(&c.keepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
 	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
 	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
-	fs.DurationVar(&c.CA.Backdate, "backdate", 2*time.Minute, "how far certificates are dated back, for peers whose clocks are slow")
-	fs.DurationVar(&c.CA.RefreshHint, "refresh-hint", 5*time.Minute, "how often consumers should fetch the bundle")
-	fs.DurationVar(&c.CA.Rotation.Propagation, "propagation", 0, "how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
+	c.duration(fs, &c.CA.Backdate, "backdate", 2*time.Minute, "`duration`: how far certificates are dated back, for peers whose clocks are slow")
+	c.duration(fs, &c.CA.RefreshHint, "refresh-hint", 5*time.Minute, "`duration`: how often consumers should fetch the bundle")
+	c.duration(fs, &c.CA.Rotation.Propagation, "propagation", 0, "`duration`: how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
 
 	fs.BoolVar(&c.Kubernetes, "kubernetes", false, "keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
 	fs.StringVar(&c.cluster.API.APIServer, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
@@ -102,22 +123,26 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.cluster.Audiences))
 	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
 	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
+	fs.Func("renew-by-certificate", "for how long a caller of Istio's API may renew with the certificate that it has, since it was last proven by a token: a `duration`, off, or unlimited (default unlimited, as virtual machines of Istio do)", c.renew.set)
 	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
 	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
-	fs.DurationVar(&c.linkerd.Lifetime, "linkerd-ttl", day, "lifetime of certificates for Linkerd, or what -max-ttl leaves if that is less")
-	fs.DurationVar(&c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "how far certificates for Linkerd are dated back, and forward")
+	c.duration(fs, &c.linkerd.Lifetime, "linkerd-ttl", day, "`lifetime` of certificates for Linkerd, or what -max-ttl leaves if that is less")
+	c.duration(fs, &c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "`duration`: how far certificates for Linkerd are dated back, and forward")
 	fs.BoolVar(&c.cluster.LinkerdAnyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
 	fs.StringVar(&c.ExternalCA, "external-ca", "", "CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
 	fs.StringVar(&c.external.Signer, "k8s-signer", "", "`name` of the signer with -external-ca [K8S_SIGNER]")
 	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
-	fs.StringVar(&c.rootsOfRA, "external-roots", "./etc/external-ca-cert/root-cert.pem", "`file` with the roots of the signers, with -external-ca")
+	fs.StringVar(&c.rootsOfRA, "external-roots", rootsOfRA, "`file` with the roots of the signers, with -external-ca (default in a pod /etc/external-ca-cert/root-cert.pem)")
 
 	fs.IntVar(&c.CA.Limits.Concurrent, "concurrent", 64, "signings at the same time, audit record included; 0: no limit")
 	fs.IntVar(&c.CA.Limits.Queue, "queue", 1024, "how many more wait")
+	fs.DurationVar(&c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "how long one of them should wait: beyond that, requests are told when to come back; 0: no limit")
 	fs.Float64Var(&c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
 	fs.Float64Var(&c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
 	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir)")
-	fs.Int64Var(&c.auditSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
+	fs.Int64Var(&c.auditOptions.MaxSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
+	fs.Int64Var(&c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the oldest is removed; 0: all, until the disk is full and nothing is signed")
+	c.duration(fs, &c.auditOptions.KeepAge, "audit-keep-age", 0, "`duration`: how long a full audit file is kept; 0: for ever")
 
 	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
 	fs.StringVar(&c.linkerdAddr, "linkerd-addr", "127.0.0.1:8080", "`address` of Linkerd's API; empty: none")
@@ -135,12 +160,47 @@ func variable(f *flag.Flag) string {
 
 // Parse defines the flags of a CA in fs, which may have flags of the program already, and sets them: from the
 // environment, then from args, which win. It sets each flag of fs whose usage ends with the name of a variable
-// in brackets from that variable. An error names the flag and its variable; with -help it is [flag.ErrHelp],
-// unless fs handles it.
+// in brackets from that variable. An error is one line that names the flag and its variable. With -help, Parse prints the
+// flags as fs does, and the error is [flag.ErrHelp]. A flag set that exits for errors does that.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
 	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != ""}
 	c.define(fs)
-	var err error
+	handling, out := fs.ErrorHandling(), fs.Output()
+	fs.Init(fs.Name(), flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // or it prints the error and all flags
+	usage := fs.Usage
+	fs.Usage = func() {}
+	err := c.parse(args, getenv)
+	fs.Init(fs.Name(), handling)
+	fs.SetOutput(out)
+	fs.Usage = usage
+	if err == nil {
+		return c, nil
+	}
+	if help := errors.Is(err, flag.ErrHelp); !help {
+		err = fmt.Errorf("%w; -help lists the flags", err)
+	} else if usage != nil {
+		usage()
+	} else {
+		fmt.Fprintf(out, "Usage of %s:\n", fs.Name())
+		fs.PrintDefaults()
+	}
+	switch handling {
+	case flag.ExitOnError:
+		if errors.Is(err, flag.ErrHelp) {
+			os.Exit(0)
+		}
+		fmt.Fprintln(out, err)
+		os.Exit(2)
+	case flag.PanicOnError:
+		panic(err)
+	}
+	return nil, err
+}
+
+// parse sets the flags and what follows from them.
+func (c *Config) parse(args []string, getenv func(string) string) (err error) {
+	fs := c.flags
 	fs.VisitAll(func(f *flag.Flag) {
 		if name := variable(f); name != "" && getenv(name) != "" {
 			if bad := fs.Set(f.Name, getenv(name)); bad != nil {
@@ -149,25 +209,37 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 		}
 	})
 	if err = cmp.Or(err, fs.Parse(args)); err != nil {
-		return nil, err
+		return err
 	}
 	if fs.NArg() > 0 {
-		return nil, fmt.Errorf("%q is not understood; flags begin with a hyphen", fs.Arg(0))
+		return fmt.Errorf("%q is not understood; flags begin with a hyphen", fs.Arg(0))
 	}
 	c.linkerd.Mesh.TrustDomain = c.CA.TrustDomain.String()
-	given := make(map[string]bool)
-	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	if !given["state-dir"] {
+	c.given = make(map[string]bool)
+	fs.Visit(func(f *flag.Flag) { c.given[f.Name] = true })
+	if !c.given["state-dir"] {
 		c.StateDir = defaultStateDir(c.CA.TrustDomain)
 	}
-	if !given["default-ttl"] {
-		c.CA.DefaultTTL = min(c.CA.DefaultTTL, c.CA.MaxTTL)
+	if !c.given["max-ttl"] && !c.Kubernetes {
+		if c.CA.MaxTTL = developmentTTL; c.given["default-ttl"] { // which Serve refuses if it is more
+			c.CA.MaxTTL = max(c.CA.MaxTTL, c.CA.DefaultTTL)
+		}
+		if c.given["linkerd-ttl"] {
+			c.CA.MaxTTL = max(c.CA.MaxTTL, c.linkerd.Lifetime+c.linkerd.ClockSkew)
+		}
 	}
-	if !given["linkerd-ttl"] {
-		c.linkerd.Lifetime = min(c.linkerd.Lifetime, c.CA.MaxTTL-c.linkerd.ClockSkew)
+	usual := c.CA.MaxTTL // at most
+	if !c.Kubernetes {
+		usual = min(usual, developmentTTL)
+	}
+	if !c.given["default-ttl"] {
+		c.CA.DefaultTTL = min(c.CA.DefaultTTL, usual)
+	}
+	if !c.given["linkerd-ttl"] {
+		c.linkerd.Lifetime = min(c.linkerd.Lifetime, usual-c.linkerd.ClockSkew)
 	}
 	if err := c.check(false); err != nil {
-		return nil, err
+		return err
 	}
 	c.setStateDir(c.StateDir)
 	if strings.HasPrefix(c.cluster.API.APIServer, "http:") {
@@ -189,12 +261,34 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 	c.cluster.TrustDomain = c.CA.TrustDomain
 	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked
 	c.CA.Limits.CallerBurst = int(10 * c.CA.Limits.CallerRate)
-	return c, nil
+	return nil
+}
+
+// duration defines a flag whose errors say what is wrong with a duration.
+func (c *Config) duration(fs *flag.FlagSet, to *time.Duration, name string, value time.Duration, usage string) {
+	*to = value
+	fs.Var((*duration)(to), name, usage)
+}
+
+// duration is a [flag.Value].
+type duration time.Duration
+
+func (d *duration) String() string { return time.Duration(*d).String() }
+
+// Set implements [flag.Value].
+func (d *duration) Set(text string) error {
+	v, err := time.ParseDuration(text)
+	if err != nil {
+		return fmt.Errorf("%w; it is a number with a unit, such as 90m or 24h, and a day is 24h", err)
+	}
+	*d = duration(v)
+	return nil
 }
 
 // setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
 func (c *Config) setStateDir(dir string) {
 	if c.StateDir = dir; dir != "" {
+		c.SecretFile = filepath.Join(dir, "token-secret")
 		c.RootsFile, c.AuditLog = filepath.Join(dir, "root-cert.pem"), cmp.Or(c.AuditLog, filepath.Join(dir, "audit.jsonl"))
 	}
 }
@@ -214,6 +308,10 @@ func (c *Config) check(serve bool) error {
 		reason any
 	}{
 		{"max-ttl", c.CA.MaxTTL < time.Second, tooShort},
+		{"default-ttl", serve && !c.Kubernetes && c.CA.DefaultTTL > developmentTTL, tooLong},
+		{"linkerd-ttl", serve && !c.Kubernetes && c.linkerd.Lifetime > developmentTTL, tooLong},
+		{"max-ttl", serve && !c.Kubernetes && c.CA.MaxTTL > developmentTTL && !c.given["linkerd-ttl"], tooLong},
+		{"renew-by-certificate", c.renew > 0 && c.ExternalCA != "", "with -external-ca it is off or unlimited: what the signers of a cluster sign does not say when a caller was last proven by a token"},
 		{"default-ttl", c.CA.DefaultTTL < time.Second, tooShort},
 		{"default-ttl", c.CA.DefaultTTL > c.CA.MaxTTL, "it is more than -max-ttl"},
 		{"linkerd-ttl", c.linkerd.Lifetime < time.Second, tooShort},
@@ -226,9 +324,14 @@ func (c *Config) check(serve bool) error {
 		{"propagation", c.CA.Rotation.Propagation < 0, negative},
 		{"concurrent", c.CA.Limits.Concurrent < 0, negative},
 		{"queue", c.CA.Limits.Queue < 0, negative},
+		{"queue-time", c.CA.Limits.QueueTime < 0, negative},
 		{"rate", !(c.CA.Limits.Rate >= 0), negative}, // or NaN
 		{"caller-rate", !(c.CA.Limits.CallerRate >= 0), negative},
-		{"audit-size", c.auditSize < 0, negative},
+		{"audit-size", c.auditOptions.MaxSize < 0, negative},
+		{"audit-keep-size", c.auditOptions.KeepSize < 0, negative},
+		{"audit-keep-size", c.auditOptions.KeepSize > 0 && c.auditOptions.MaxSize == 0, "there are no full files with -audit-size 0"},
+		{"audit-keep-age", c.auditOptions.KeepAge < 0, negative},
+		{"audit-keep-age", c.auditOptions.KeepAge > 0 && c.auditOptions.MaxSize == 0, "there are no full files with -audit-size 0"},
 		{"external-ca", c.ExternalCA != "" && c.ExternalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
@@ -239,6 +342,10 @@ func (c *Config) check(serve bool) error {
 		{"dns-names", badNames != nil, badNames},
 		{"linkerd-addr", serve && noMesh != nil && c.linkerdAddr != "", fmt.Sprintf("%v; set this flag to nothing to serve without Linkerd", noMesh)},
 		{"kubernetes", serve && c.inCluster && !c.Kubernetes, "this process runs in a cluster, so set this flag: without it, " + trusting},
+		{"istio-addr", noAddress(c.istioAddr), noPort},
+		{"linkerd-addr", noAddress(c.linkerdAddr), noPort},
+		{"bundle-addr", noAddress(c.bundleAddr), noPort},
+		{"admin-addr", noAddress(c.adminAddr), noPort},
 		{"istio-addr", exposes(c.istioAddr), notLoopback},
 		{"linkerd-addr", exposes(c.linkerdAddr), notLoopback},
 		{"bundle-addr", exposes(c.bundleAddr), notLoopback},
@@ -295,4 +402,44 @@ func (c *Config) setKeySize(bits string) (err error) {
 		err = errors.New("none of 2048, 3072 and 4096, nor 0 for ECDSA")
 	}
 	return err
+}
+
+// renewal is for how long a caller may renew by certificates alone: 0 without end, less than 0 not at all.
+type renewal time.Duration
+
+func (r *renewal) set(text string) error {
+	switch text {
+	case "off":
+		*r = -1
+		return nil
+	case "unlimited":
+		*r = 0
+		return nil
+	}
+	var d duration
+	if err := d.Set(text); err != nil {
+		return fmt.Errorf("neither off nor unlimited: %w", err)
+	}
+	if d < duration(time.Second) {
+		return errors.New(tooShort)
+	}
+	*r = renewal(d)
+	return nil
+}
+
+// String returns what the flag says.
+func (r renewal) String() string {
+	switch {
+	case r < 0:
+		return "off"
+	case r == 0:
+		return "unlimited"
+	}
+	return time.Duration(r).String()
+}
+
+// noAddress reports whether an address that is not empty has no port.
+func noAddress(addr string) bool {
+	_, _, err := net.SplitHostPort(addr)
+	return addr != "" && err != nil
 }

@@ -35,10 +35,12 @@ func parse(args []string, getenv func(string) string, out io.Writer, serve bool)
 // The defaults are those of Istio's CA and of Linkerd's chart.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	c, err := parse(nil, env{}.get, io.Discard, true)
+	c, err := parse([]string{"-kubernetes"}, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard, true)
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.CA.TrustDomain.String())
-	assert.Equal(t, "./etc/cacerts", c.pluggedIn.Dir)
+	assert.Equal(t, "/etc/cacerts", c.pluggedIn.Dir)
+	assert.Equal(t, "/etc/external-ca-cert/root-cert.pem", c.rootsOfRA)
+	assert.Zero(t, c.renew, "without end, as with Istio")
 	assert.Empty(t, c.cluster.Audiences, "istio-ca")
 	assert.Equal(t, "istio-system", c.namespace)
 	assert.Equal(t, "Kubernetes", c.cluster.ClusterID)
@@ -54,10 +56,82 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, 24*time.Hour, c.linkerd.Lifetime)
 	assert.Equal(t, 20*time.Second, c.linkerd.ClockSkew)
 	assert.Equal(t, "linkerd", c.linkerd.Mesh.ControlNamespace)
-	assert.False(t, c.Kubernetes)
+	assert.False(t, c.mayCreate(), "the store is not a folder of a first start")
 	for _, addr := range []string{c.istioAddr, c.linkerdAddr, c.bundleAddr, c.adminAddr} {
 		assert.True(t, isLoopback(addr), addr)
 	}
+}
+
+// Without -kubernetes no file of a relative folder is read, and what is signed lasts an hour.
+func TestDevelopmentDefaults(t *testing.T) {
+	t.Parallel()
+	c, err := parse(nil, env{}.get, io.Discard, true)
+	require.NoError(t, err)
+	assert.False(t, c.Kubernetes)
+	assert.Empty(t, c.pluggedIn.Dir)
+	assert.Empty(t, c.rootsOfRA)
+	assert.Equal(t, time.Hour, c.CA.DefaultTTL)
+	assert.Equal(t, time.Hour, c.CA.MaxTTL)
+	assert.Equal(t, time.Hour-20*time.Second, c.linkerd.Lifetime)
+	for _, args := range []string{"-max-ttl 61m", "-default-ttl 61m", "-linkerd-ttl 61m", "-max-ttl 48h -default-ttl 10m"} {
+		_, err := parse(strings.Fields(args), env{}.get, io.Discard, true)
+		require.ErrorContains(t, err, strings.Fields(args)[0], args)
+		require.ErrorContains(t, err, ": it is more than an hour", args)
+		_, err = parse(strings.Fields(args), env{}.get, io.Discard, false)
+		require.NoError(t, err, "a command takes no tokens: %s", args)
+	}
+	_, err = parse([]string{"-max-ttl", "1h", "-linkerd-ttl", "59m"}, env{}.get, io.Discard, true)
+	require.NoError(t, err)
+}
+
+// -renew-by-certificate is a duration, or one of two words.
+func TestRenewByCertificate(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]renewal{"off": -1, "unlimited": 0, "720h": renewal(720 * time.Hour)} {
+		c, err := parse([]string{"-renew-by-certificate", text}, env{}.get, io.Discard, true)
+		require.NoError(t, err)
+		assert.Equal(t, want, c.renew)
+		assert.Equal(t, text, strings.Replace(c.renew.String(), "h0m0s", "h", 1))
+	}
+	for _, text := range []string{"", "0", "-1h", "never", "30d", "1ms"} {
+		_, err := parse([]string{"-renew-by-certificate", text}, env{}.get, io.Discard, true)
+		require.ErrorContains(t, err, "-renew-by-certificate", text)
+	}
+	ra := []string{"-kubernetes", "-external-ca", kubernetesRA, "-k8s-signer", "example.com/mesh", "-renew-by-certificate"}
+	_, err := parse(append(ra, "720h"), env{}.get, io.Discard, false)
+	require.ErrorContains(t, err, "-renew-by-certificate")
+	_, err = parse(append(ra, "off"), env{}.get, io.Discard, false)
+	require.NoError(t, err)
+}
+
+// A CA is made in the default folder if that is empty, and elsewhere if the operator says so.
+func TestMayCreate(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	may := func(args ...string) bool {
+		c, err := parse(args, env{}.get, io.Discard, false)
+		require.NoError(t, err)
+		return c.mayCreate()
+	}
+	elsewhere := t.TempDir()
+	assert.True(t, may(), "there is no folder yet")
+	assert.False(t, may("-create=false"))
+	assert.False(t, may("-state-dir", elsewhere), "it may be a volume that is not mounted")
+	assert.True(t, may("-state-dir", elsewhere, "-create"))
+	assert.False(t, may("-kubernetes"), "the Secret may have been deleted")
+	assert.True(t, may("-kubernetes", "-create"))
+	dir := filepath.Join(os.Getenv("XDG_STATE_HOME"), "svidkit-ca", "cluster.local")
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "ca"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "token-secret"), []byte("x"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "audit.jsonl"), nil, 0o600))
+	assert.True(t, may(), "a start that failed")
+	for _, name := range []string{"root-cert.pem", "tokens", "audit.jsonl.1", filepath.Join("ca", "CURRENT")} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
+		assert.False(t, may(), name)
+		assert.True(t, may("-create"), name)
+		require.NoError(t, os.Remove(filepath.Join(dir, name)))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "audit.jsonl"), []byte("{}\n"), 0o600))
+	assert.False(t, may(), "something was signed here")
 }
 
 // variables returns the variables of the environment by their flags.
@@ -109,7 +183,7 @@ func TestEnvironment(t *testing.T) {
 		assert.Equal(t, tc.want, tc.get(c), variable)
 	}
 	assert.Len(t, variables(), 18)
-	c, err := parse([]string{"-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard, true)
+	c, err := parse([]string{"-kubernetes", "-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard, true)
 	require.NoError(t, err)
 	assert.Equal(t, 5*time.Hour, c.CA.MaxTTL)
 	assert.Equal(t, 5*time.Hour, c.CA.DefaultTTL, "which was not given")
@@ -175,14 +249,49 @@ func TestBadFlags(t *testing.T) {
 		{"-rate -1", "-rate"},
 		{"-caller-rate NaN", "-caller-rate"},
 		{"-audit-size -1", "-audit-size"},
+		{"-audit-keep-size -1", "-audit-keep-size"},
+		{"-audit-keep-size 1 -audit-size 0", "-audit-keep-size"},
+		{"-audit-keep-age -1h", "-audit-keep-age"},
+		{"-audit-keep-age 1h -audit-size 0", "-audit-keep-age"},
 		{"-propagation -1s", "-propagation"},
 		{"-linkerd-clock-skew 0", "-linkerd-clock-skew"},
-		{"-linkerd-ttl 2160h", "-linkerd-ttl"},
+		{"-kubernetes -linkerd-ttl 2160h", "-linkerd-ttl"},
 		{"-backdate 0", "-backdate"},
 		{"-refresh-hint 10ms", "-refresh-hint"},
 	} {
 		_, err := parse(strings.Fields(tc.args), env{}.get, io.Discard, true)
 		require.ErrorContains(t, err, tc.want, tc.args)
+	}
+}
+
+// Each error is one line, says what is wrong, and where help is. Nothing else is printed.
+func TestMessages(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		args string
+		env  env
+		want string
+	}{
+		{"-nonsense", nil, "flag provided but not defined: -nonsense"},
+		{"-max-ttl", nil, "flag needs an argument: -max-ttl"},
+		{"-max-ttl 90d", nil, `invalid value "90d" for flag -max-ttl: time: unknown unit "d" in duration "90d"; it is a number with a unit, such as 90m or 24h, and a day is 24h`},
+		{"-refresh-hint 24", nil, `time: missing unit in duration "24"`},
+		{"", env{"MAX_WORKLOAD_CERT_TTL": "90d"}, `MAX_WORKLOAD_CERT_TTL="90d" in the environment: time: unknown unit "d"`},
+		{"-istio-addr localhost", nil, "-istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012"},
+		{"-queue x", nil, `invalid value "x" for flag -queue`},
+		{"-create=maybe", nil, `invalid boolean value "maybe" for -create`},
+		{"-trust-domain A_B", nil, "-trust-domain"},
+		{"csr.pem", nil, `"csr.pem" is not understood`},
+		{"-default-ttl 1ms", nil, "-default-ttl (DEFAULT_WORKLOAD_CERT_TTL): it is less than a second"},
+	} {
+		var out strings.Builder
+		_, err := parse(strings.Fields(tc.args), tc.env.get, &out, true)
+		require.ErrorContains(t, err, tc.want, tc.args)
+		assert.NotContains(t, err.Error(), "\n")
+		if _, parseErr := parse(strings.Fields(tc.args), tc.env.get, &out, false); parseErr != nil {
+			assert.True(t, strings.HasSuffix(parseErr.Error(), "; -help lists the flags"), parseErr)
+		}
+		assert.Empty(t, out.String(), tc.args)
 	}
 }
 
@@ -193,7 +302,13 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 	require.ErrorContains(t, err, "-kubernetes")
 	require.ErrorContains(t, err, "trusted")
 	for _, flag := range []string{"-istio-addr", "-linkerd-addr", "-bundle-addr", "-admin-addr"} {
-		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080", "127.0.0.1", "8080"} {
+		for _, addr := range []string{"127.0.0.1", "8080", "localhost", "[::1]"} {
+			for _, mode := range []string{"-kubernetes", "-kubernetes=false"} {
+				_, err := parse([]string{mode, flag, addr}, env{}.get, io.Discard, true)
+				require.ErrorContains(t, err, flag+": it is not HOST:PORT", addr)
+			}
+		}
+		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080"} {
 			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
 			require.ErrorContains(t, err, flag, addr)
 			_, err = parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard, true)

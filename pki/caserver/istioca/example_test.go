@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log"
 	"net/http"
+	"time"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -18,13 +19,13 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	members, err := spiffe.NewVerifier(source{authority}, spiffe.AllowMembersOf(td), nil)
+	renewals, err := istioca.ClientCertificates(authority, td, 30*24*time.Hour) // then a token, again
 	if err != nil {
 		log.Fatal(err)
 	}
 	srv, err := istioca.New(istioca.Options{
 		Signer:        authority,
-		Authenticator: authn.FirstOf(authn.ClientCertificate(members) /* then tokens */),
+		Authenticator: authn.FirstOf(renewals /* then tokens */),
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -40,11 +41,4 @@ func Example() {
 
 	fmt.Println(server.Addr, istioca.CreateCertificate)
 	// Output: :15012 /istio.v1.auth.IstioCertificateService/CreateCertificate
-}
-
-// source has always the newest bundle of an authority.
-type source struct{ *ca.Authority }
-
-func (s source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	return s.Authority.Bundle().Bundle(td)
 }

@@ -23,6 +23,14 @@
 // panic of an authenticator or a signer ends one call. A client is told a constant text, or what is wrong
 // with its own request; the reason goes to the log, with the address of the client.
 //
+// # Certificates as proof
+//
+// [ClientCertificates] authenticates callers by the certificates that the authority signed for them before, so that a
+// workload without a token renews by itself, as a virtual machine of Istio does. It verifies them at each request, on
+// old connections too, by the CallerBundle of the authority: a root that was tainted authenticates nothing from that
+// moment on. Such a caller gets certificates of [Options].CertificateTTL at most, and, if the operator has set a limit,
+// none when it was last proven by something else too long ago.
+//
 // # Answers
 //
 // The chain has one certificate in each text, leaf first, then intermediates. The last text has all roots
@@ -34,7 +42,8 @@
 //	Unauthenticated    the caller is not known; impersonation was refused; the connection is not
 //	                   encrypted
 //	InvalidArgument    the request, its CSR or its lifetime (one longer than the authority grants is
-//	                   refused, not shortened; 0 or less means the default)
+//	                   refused, not shortened, unless the caller is proven by its certificate alone; 0 or
+//	                   less means the default)
 //	Internal           building the certificate failed
 //	Unavailable        the authority cannot sign now, cannot record what it signs, or took too long; the
 //	                   caller could not be authenticated now
@@ -122,6 +131,11 @@ type Options struct {
 	// asked then: the certificate is for the one ID that was requested.
 	NodeAuthorizer NodeAuthorizer
 
+	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, which gets this much if it asks
+	// for more or for none: so a key that was stolen for an hour is no way to a certificate of [ca.Config].MaxTTL. 0
+	// means 24 hours, and what the authority does by default for a request that names no lifetime.
+	CertificateTTL time.Duration
+
 	// AllowPlaintext accepts connections without TLS. Tokens are readable on them: set it only for Unix
 	// sockets, for a proxy on the same host that terminates TLS, and for tests. Authenticators that take
 	// tokens may need to be told as well.
@@ -133,7 +147,9 @@ type Options struct {
 	Timeout time.Duration
 
 	// Logger gets what was issued (Debug), what was refused and why (Info), and what went wrong in the server
-	// or its parts (Warn, and Error for a panic). Nil discards them.
+	// or its parts (Warn, and Error for a panic). Of refusals and failures it gets the first of each reason at
+	// once and a count of the others every minute, so that no caller can fill a log; one that takes Debug gets
+	// each of them. Nil discards them.
 	Logger *slog.Logger
 }
 
@@ -154,13 +170,18 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("istioca: invalid Options: Authenticator is nil; see package authn")
 	case o.Timeout < 0:
 		return nil, fmt.Errorf("istioca: invalid Options: Timeout is negative (%v)", o.Timeout)
+	case o.CertificateTTL < 0:
+		return nil, fmt.Errorf("istioca: invalid Options: CertificateTTL is negative (%v)", o.CertificateTTL)
 	}
 	if o.Policy == nil {
 		o.Policy = func(_ context.Context, caller *authn.Caller) (Grant, error) { return Grant{ID: caller.ID}, nil }
 	}
 	s := &Server{opts: o}
 	s.metrics.init(s)
-	s.handler = caservice.Service{Name: "istioca", Path: CreateCertificate, Timeout: o.Timeout, Logger: o.Logger, Answer: s.create}.Handler()
+	s.handler = caservice.Service{
+		Name: "istioca", Path: CreateCertificate, Timeout: o.Timeout, Logger: o.Logger,
+		Reasons: []error{authn.ErrRefused, authn.ErrNoCredential}, Answer: s.create,
+	}.Handler()
 	return s, nil
 }
 

@@ -3,11 +3,13 @@ package istioca_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/asn1"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -206,6 +208,61 @@ func TestPlaintext(t *testing.T) {
 		}
 		refused(t, err, code, unauthenticated)
 		assert.Contains(t, l.String(), "not encrypted")
+	}
+}
+
+// However often a caller is refused, the log has a line for each reason, and a count.
+func TestRefusalsAreCounted(t *testing.T) {
+	t.Parallel()
+	l := &logs{}
+	limited, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Limits: ca.Limits{CallerRate: 1e-6}})
+	require.NoError(t, err)
+	both := authn.FirstOf(authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), callers)
+	s := serve(t, istioca.Options{Signer: limited, Authenticator: both, Logger: slog.New(slog.NewTextHandler(l, nil))})
+	for range 200 {
+		_, _ = s.call(t, "web", goodRequest(t)) // the first is served
+		_, _ = s.call(t, "unknown", goodRequest(t))
+		_, _ = s.call(t, "web", &wire.IstioCertificateRequest{Csr: rand.Text()})
+	}
+	assert.Equal(t, 3, strings.Count(l.String(), "\n"), l.String())
+	assert.NotContains(t, l.String(), `\n`, "nor in a value")
+	for _, line := range []string{`level=WARN msg="istioca: certificate refused" reason="too many requests"`, `level=INFO msg="istioca: certificate refused" reason="credential refused"`, "reason=invalid_argument"} {
+		assert.Contains(t, l.String(), line)
+	}
+}
+
+// A node's proxy has the share of each workload that it asks for, and a pod one of its own.
+func TestLimitKeys(t *testing.T) {
+	t.Parallel()
+	limited, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Limits: ca.Limits{CallerRate: 1e-6, CallerBurst: 2}})
+	require.NoError(t, err)
+	pod := func(uid string) *authn.Caller {
+		c := caller(webID)
+		c.Pod = &authn.Pod{Namespace: "prod", ServiceAccount: "web", UID: uid}
+		return c
+	}
+	node := caller(nodeID)
+	node.Pod = &authn.Pod{Namespace: "kube-system", ServiceAccount: "ztunnel", UID: "n1"}
+	s := serve(t, istioca.Options{
+		Signer: limited, Authenticator: tokens{"web": caller(webID), "1": pod("1"), "2": pod("2"), "node": node},
+		NodeAuthorizer: nodes(func(context.Context, *authn.Caller, spiffe.ID) error { return nil }),
+	})
+	ask := func(token, as string) grpchttp.Code {
+		m := goodRequest(t)
+		if as != "" {
+			m = impersonate(t, structpb.NewStringValue(as))
+		}
+		_, err := s.call(t, token, m)
+		e, _ := errors.AsType[*grpchttp.Error](err)
+		if e == nil {
+			return grpchttp.OK
+		}
+		return e.Code
+	}
+	for _, tc := range [][2]string{{"web", ""}, {"1", ""}, {"2", ""}, {"node", ""}, {"node", webID}, {"node", webID + "2"}, {"node", webID + "3"}} {
+		for n, want := range []grpchttp.Code{grpchttp.OK, grpchttp.OK, grpchttp.ResourceExhausted} {
+			assert.Equal(t, want, ask(tc[0], tc[1]), "request %d of %s for %q", n+1, tc[0], tc[1])
+		}
 	}
 }
 

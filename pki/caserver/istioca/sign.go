@@ -1,6 +1,7 @@
 package istioca
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -32,7 +33,7 @@ func (s *Server) create(ctx context.Context, c *caservice.Call) ([]byte, error) 
 		s.metrics.badCSR.Inc()
 		return nil, err
 	}
-	chain, err := s.sign(ctx, caller, msg)
+	chain, err := s.sign(ctx, c, caller, msg)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +102,7 @@ func judged(err error) bool {
 }
 
 // sign returns the chain for a request, which has been checked.
-func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]*x509.Certificate, error) {
+func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Caller, msg []byte) ([]*x509.Certificate, error) {
 	r, err := readRequest(msg)
 	if err != nil {
 		return nil, s.badCSR(err)
@@ -110,13 +111,16 @@ func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]
 	if err != nil {
 		return nil, err
 	}
-	csr, err := pki.ParseCSRPEM([]byte(r.csr))
+	csr, err := c.ParseCSR(ctx, func() (*pki.CSR, error) { return pki.ParseCSRPEM([]byte(r.csr)) })
+	if over, ok := errors.AsType[*grpchttp.Error](err); ok {
+		return nil, s.failed("LIMIT_ERROR", over)
+	}
 	if err != nil {
 		return nil, s.badCSR(err)
 	}
 	req := ca.Request{
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
-		Caller: caller.ID.String(), Method: caller.Method, Signer: r.signer,
+		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):
@@ -125,6 +129,7 @@ func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]
 	case r.validity > 0:
 		req.TTL = time.Duration(r.validity) * time.Second
 	}
+	s.renewal(caller, &req)
 	chain, err := s.opts.Signer.Sign(ctx, req)
 	if err != nil {
 		if errors.Is(err, ca.ErrIdentity) {
@@ -136,6 +141,18 @@ func (s *Server) sign(ctx context.Context, caller *authn.Caller, msg []byte) ([]
 		return nil, s.unusable(err)
 	}
 	return chain, nil
+}
+
+// limitKey returns what the limits per caller count: the pod, so that those of a service account do not use up each
+// other's share, and for a proxy that asks for others each of them by itself.
+func limitKey(caller *authn.Caller, id spiffe.ID) (key string) {
+	if p := caller.Pod; p != nil && p.UID != "" {
+		key = p.Cluster + " " + p.UID
+	}
+	if id != caller.ID {
+		key = cmp.Or(key, caller.ID.String()) + " for " + id.String()
+	}
+	return key
 }
 
 // grant returns what the caller is certified for.

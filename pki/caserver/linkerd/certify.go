@@ -9,11 +9,17 @@ import (
 	"log/slog"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/caservice"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+)
+
+var (
+	errPlaintext = errors.New("the connection is not encrypted")
+	errOtherName = errors.New("the token belongs to another name")
 )
 
 const maxCSR = 64 << 10 // bytes, as in package pki
@@ -49,6 +55,9 @@ func response(leaf *x509.Certificate, issuers []*x509.Certificate) ([]byte, erro
 
 // certify goes through the checks in the order that the protocol demands.
 func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error) {
+	if !s.opts.AllowPlaintext && !bearer.Confidential(c.Request()) { // before the token is read
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, errPlaintext.Error(), errPlaintext)
+	}
 	msg, err := c.Receive()
 	if err != nil {
 		return nil, err
@@ -76,7 +85,10 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	if err := s.verifyIssuer(anchors); err != nil {
 		return nil, s.badIssuer(ctx, &r, err)
 	}
-	csr, err := checkCSR(r.csr, r.identity)
+	csr, err := c.ParseCSR(ctx, func() (*pki.CSR, error) { return checkCSR(r.csr, r.identity) })
+	if over, ok := errors.AsType[*grpchttp.Error](err); ok {
+		return nil, over
+	}
 	if err != nil {
 		return nil, failed("the certificate signing request is refused: "+err.Error(), err)
 	}
@@ -84,7 +96,7 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	chain, err := s.sign(ctx, &r, csr)
+	chain, err := s.sign(ctx, &r, account, csr)
 	if err != nil {
 		return nil, err
 	}
@@ -106,8 +118,10 @@ func readable(der []byte) error {
 	if len(der) > maxCSR {
 		return fmt.Errorf("%d bytes, the limit is %d", len(der), maxCSR)
 	}
-	_, err := x509.ParseCertificateRequest(der)
-	return err
+	if _, err := x509.ParseCertificateRequest(der); err != nil {
+		return errors.New("crypto/x509 cannot read it") // the text of err shows structures of encoding/asn1
+	}
+	return nil
 }
 
 // checkCSR applies the rules for the shape of a request for an identity.
@@ -153,6 +167,9 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 	case err != nil && ctx.Err() != nil:
 		return nil, caservice.Ended(ctx, err)
 	case err != nil:
+		if after, passes := caservice.Retryable(err); passes { // a limit on reviews
+			return nil, &grpchttp.Error{Code: grpchttp.Unavailable, Message: "the token cannot be reviewed now; try again later", Err: err, RetryAfter: after}
+		}
 		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", err)
 	}
 	name, err := s.opts.Mesh.Name(account.Namespace, account.ServiceAccount)
@@ -160,19 +177,19 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 	case err != nil:
 		return nil, caservice.Refuse(grpchttp.InvalidArgument, "the token is that of an account that has no name in the mesh", err)
 	case name != r.identity:
-		return nil, failed("the token does not belong to the identity that is asked for", fmt.Errorf("the token belongs to %s", name))
+		return nil, failed("the token does not belong to the identity that is asked for", fmt.Errorf("%w: %s", errOtherName, name))
 	}
 	return account, nil
 }
 
 // sign returns the chain for an identity that was proven: the leaf and what is sent with it. It checks what
 // the signer returned.
-func (s *Server) sign(ctx context.Context, r *request, csr *pki.CSR) ([]*x509.Certificate, error) {
+func (s *Server) sign(ctx context.Context, r *request, account *kube.Account, csr *pki.CSR) ([]*x509.Certificate, error) {
 	ticket := s.tickets.Add(1)
 	chain, err := s.opts.Signer.Sign(ctx, ca.Request{
 		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity}, CommonName: caservice.CommonName(csr, r.identity),
 		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
-		Caller: r.identity, Method: "kubernetes-token",
+		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.PodUID,
 	})
 	if err != nil {
 		e := caservice.SignError(ctx, err)

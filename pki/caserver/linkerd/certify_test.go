@@ -13,8 +13,11 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"net/http"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +33,7 @@ import (
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -746,4 +750,73 @@ func TestCertifyWithALPN(t *testing.T) {
 	resp, err := c.call(t.Context(), goodRequest(t))
 	require.NoError(t, err)
 	accept(t, resp, s.signer.anchors, web, time.Now())
+}
+
+// A token is not read from a connection that others can read, unless that was allowed.
+func TestPlaintext(t *testing.T) {
+	t.Parallel()
+	for allow, want := range map[bool]grpchttp.Code{false: grpchttp.Unauthenticated, true: grpchttp.OK} {
+		asked := 0
+		srv, err := linkerd.New(linkerd.Options{
+			Mesh: mesh, Signer: newSigner(t), AllowPlaintext: allow,
+			Review: func(ctx context.Context, token string, audiences []string) (*kube.Account, error) {
+				asked++
+				return review(ctx, token, audiences)
+			},
+		})
+		require.NoError(t, err)
+		addr := start(t, caserver.ServeOptions{Handler: srv, Plaintext: true})
+		tr := &http.Transport{Protocols: new(http.Protocols)}
+		tr.Protocols.SetUnencryptedHTTP2(true)
+		defer tr.CloseIdleConnections()
+		_, err = newClient(&http.Client{Transport: tr}, "http://"+addr).call(t.Context(), goodRequest(t))
+		assert.Equal(t, want, codeOf(err), err)
+		assert.Equal(t, allow, asked == 1)
+	}
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "ca.sock"))
+	require.NoError(t, err)
+	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: srv, Plaintext: true}) }()
+	tr := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
+	}}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	defer tr.CloseIdleConnections()
+	_, err = newClient(&http.Client{Transport: tr}, "http://ca").call(t.Context(), goodRequest(t))
+	require.NoError(t, err, "a Unix socket is as good as TLS")
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+}
+
+// However often a caller is refused, the log has a line for each reason. The limits count for the pod.
+func TestRefusalsAreCounted(t *testing.T) {
+	t.Parallel()
+	l := &logs{}
+	s := newSigner(t)
+	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: s, Logger: slog.New(slog.NewTextHandler(l, nil)), Review: func(ctx context.Context, token string, audiences []string) (*kube.Account, error) {
+		a, err := review(ctx, token, audiences)
+		if a != nil {
+			a.PodUID = "uid-7"
+		}
+		return a, err
+	}})
+	require.NoError(t, err)
+	c := newClient(proxyClient(t), "http://"+start(t, caserver.ServeOptions{Handler: srv}))
+	_, err = c.call(t.Context(), goodRequest(t))
+	require.NoError(t, err)
+	require.Equal(t, "uid-7", s.asked[0].LimitKey)
+	require.Equal(t, web, s.asked[0].Caller, "the record names the caller")
+	for range 100 {
+		for _, token := range []string{"voting", "unknown", "garbage"} {
+			r := goodRequest(t)
+			r.Token = []byte(token)
+			_, err := c.call(t.Context(), r)
+			require.Error(t, err)
+		}
+	}
+	assert.Equal(t, 3, strings.Count(l.String(), "\n"), l.String())
 }

@@ -23,6 +23,7 @@
 //
 // The order of the checks is part of the protocol. The first that fails decides:
 //
+//	Unauthenticated     the connection is not encrypted
 //	Unavailable         there are no trust anchors yet
 //	InvalidArgument     no identity; no token; no CSR; a CSR that is not PKCS#10 in DER
 //	Unavailable         what signs does not verify against the trust anchors, or is not valid now
@@ -32,10 +33,11 @@
 //	FailedPrecondition  the token is not authenticated
 //	InvalidArgument     the token is invalid, or of something that has no name in the mesh
 //	Internal            the token could not be reviewed
+//	Unavailable         the token is not reviewed now, as a limit of the reviewer is reached; with a time to come back
 //	FailedPrecondition  the token belongs to another name
 //	Internal            signing failed
 //
-// Linkerd's own certifier answers Unknown in the third row, verifies no signature, and comes to the
+// Linkerd's own certifier does not have the first row, answers Unknown in the fourth, verifies no signature, and comes to the
 // key only when it signs, with Internal. Beyond those, ResourceExhausted is a limit of the authority
 // or a request that is too large, and Unavailable an authority that cannot sign now, cannot record what it
 // signs, or takes too long. A client cannot tell a bad token from a bad name by the code alone.
@@ -103,6 +105,10 @@ type Options struct {
 	// safe for concurrent use.
 	Issuer func() []*x509.Certificate
 
+	// AllowPlaintext accepts connections that are neither TLS nor a Unix socket. Tokens are readable on them: set it only for
+	// a proxy on the same host that terminates TLS, and for tests.
+	AllowPlaintext bool
+
 	// Events, if set, is called with what happens while the client waits, so it must not block. It is safe
 	// for concurrent use.
 	Events func(context.Context, Event)
@@ -112,7 +118,9 @@ type Options struct {
 	Timeout time.Duration
 
 	// Logger gets what was issued (Debug), what was refused and why (Info), and what went wrong in the server
-	// or its parts (Warn, and Error for a panic). Nil discards them.
+	// or its parts (Warn, and Error for a panic). Of refusals and failures it gets the first of each reason at
+	// once and a count of the others every minute, so that no caller can fill a log; one that takes Debug gets
+	// each of them. Nil discards them.
 	Logger *slog.Logger
 }
 
@@ -165,7 +173,7 @@ func New(o Options) (*Server, error) {
 	answered := s.metrics.Counters("linkerd_identity_certify_total", "The number of requests, by the code of the answer.", "code", codes...)
 	s.handler = caservice.Service{
 		Name: "linkerd", Path: Certify, Timeout: o.Timeout, Logger: o.Logger,
-		Answer: s.certify, Answered: func(c grpchttp.Code) { answered[c.String()].Inc() },
+		Reasons: []error{errPlaintext, kube.ErrNotAuthenticated, kube.ErrInvalidToken, errOtherName}, Answer: s.certify, Answered: func(c grpchttp.Code) { answered[c.String()].Inc() },
 	}.Handler()
 	return s, nil
 }

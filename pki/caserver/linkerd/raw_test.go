@@ -2,6 +2,7 @@ package linkerd_test
 
 import (
 	"bytes"
+	"crypto/tls"
 	"encoding/binary"
 	"io"
 	"net/http"
@@ -81,7 +82,7 @@ type recorder struct{ handler http.Handler }
 
 func (r recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	in := req.Clone(req.Context())
-	in.ProtoMajor, in.ProtoMinor, in.RemoteAddr = 2, 0, "192.0.2.1:1"
+	in.ProtoMajor, in.ProtoMinor, in.RemoteAddr, in.TLS = 2, 0, "192.0.2.1:1", new(tls.ConnectionState)
 	w := httptest.NewRecorder()
 	r.handler.ServeHTTP(w, in)
 	resp := w.Result()
@@ -191,7 +192,7 @@ func TestDeadlines(t *testing.T) {
 			srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review, Timeout: timeout})
 			require.NoError(t, err)
 			r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, marshal(t, goodRequest(t)))))
-			r.ProtoMajor, r.ProtoMinor = 2, 0
+			r.ProtoMajor, r.ProtoMinor, r.TLS = 2, 0, new(tls.ConnectionState)
 			r.Header.Set("Content-Type", "application/grpc")
 			w := &clocked{ResponseRecorder: httptest.NewRecorder()}
 			srv.ServeHTTP(w, r)
@@ -216,7 +217,7 @@ func FuzzCertify(f *testing.F) {
 	require.NoError(f, err)
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, msg)))
-		r.ProtoMajor, r.ProtoMinor = 2, 0
+		r.ProtoMajor, r.ProtoMinor, r.TLS = 2, 0, new(tls.ConnectionState)
 		r.Header.Set("Content-Type", "application/grpc")
 		w := httptest.NewRecorder()
 		srv.ServeHTTP(w, r)

@@ -81,7 +81,13 @@ type Server struct {
 	mu      sync.Mutex
 	ids     []workloadserver.Identity
 	snap    *spiffe.Snapshot
-	changed chan struct{} // closed when what clients are told changes
+	told    told          // what clients are told: not the newest, while the server hangs
+	changed chan struct{} // closed when that changes
+}
+
+type told struct {
+	ids  []workloadserver.Identity
+	snap *spiffe.Snapshot
 }
 
 type dial = faulty.Dial
@@ -144,6 +150,7 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 	if err := s.publish(s.ids); err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
+	s.told = told{s.ids, s.snap}
 	validator, err := jwtsvid.NewAgentValidator(service{s}, nil)
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
@@ -225,6 +232,7 @@ func (s *Server) wake() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.told = told{s.ids, s.snap}
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
@@ -293,7 +301,11 @@ func (s *Server) publish(ids []workloadserver.Identity) error {
 type service struct{ s *Server }
 
 // Snapshot implements [workloadserver.Provider].
-func (s service) Snapshot() (*spiffe.Snapshot, error) { return s.s.Snapshot(), nil }
+func (s service) Snapshot() (*spiffe.Snapshot, error) {
+	s.s.mu.Lock()
+	defer s.s.mu.Unlock()
+	return s.s.told.snap, nil
+}
 
 // Changed implements [workloadserver.Provider].
 func (s service) Changed() <-chan struct{} {
@@ -313,7 +325,7 @@ func (s *Server) identities(context.Context) ([]workloadserver.Identity, error) 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ids, nil
+	return s.told.ids, nil
 }
 
 // denied answers with the status PermissionDenied of gRPC.

@@ -192,6 +192,22 @@ func TestExpireIn(t *testing.T) {
 	})
 }
 
+// A server that hangs is silent on its open streams, for however long, and tells of everything when it is
+// mended.
+func TestHangIsSilent(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, api *workloadapitest.Server, s *workloadapi.Source) {
+		before := svid(t, s)
+		api.Hang()
+		api.Rotate()
+		wait(50 * time.Minute)
+		assert.Same(t, before, svid(t, s))
+		api.Mend()
+		wait(0)
+		assert.NotSame(t, before, svid(t, s))
+	})
+}
+
 // What a client makes of each position of the dial, and of the way back.
 func TestDial(t *testing.T) {
 	t.Parallel()

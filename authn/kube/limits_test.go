@@ -1,0 +1,318 @@
+package kube_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// retry returns when an error says to come back.
+func retry(t testing.TB, err error) time.Duration {
+	t.Helper()
+	var e interface {
+		Retryable() (time.Duration, bool)
+	}
+	require.True(t, errors.As(err, &e), "%v", err)
+	after, ok := e.Retryable()
+	require.True(t, ok, "%v", err)
+	return after
+}
+
+// A token that rules itself out costs no review.
+func TestRuledOut(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })
+	at := func(d time.Duration) string { return strconv.FormatInt(time.Now().Add(d).Unix(), 10) }
+	any, issuers := kube.ReviewerOptions{AnyAudience: true}, kube.ReviewerOptions{Issuers: []string{"https://k8s.example.org", "kubernetes/serviceaccount"}}
+	for _, c := range []struct {
+		name, token string
+		o           kube.ReviewerOptions
+		asked       bool
+		text        string
+	}{
+		{"expired", token(`{"exp":` + at(-5*time.Minute-2*time.Second) + `}`), kube.ReviewerOptions{}, false, "it has expired"},
+		{"long ago", token(`{"exp":1}`), any, false, "it has expired: it ended at 1970-01-01T00:00:01Z"},
+		{"another audience", token(`{"aud":["https://kubernetes.default.svc"]}`), kube.ReviewerOptions{}, false, "it is for the audiences"},
+		{"an audience that is a text", token(`{"aud":"x"}`), kube.ReviewerOptions{}, false, `["x"], and not for one of ["a" "b"]`},
+		{"another issuer", token(`{"iss":"https://other.example.org","aud":["a"]}`), issuers, false, `its issuer "https://other.example.org"`},
+
+		{"just expired, by our clock", token(`{"exp":` + at(-4*time.Minute) + `}`), kube.ReviewerOptions{}, true, ""},
+		{"one of the audiences", token(`{"aud":["x","b"]}`), kube.ReviewerOptions{}, true, ""},
+		{"another audience where any is good", token(`{"aud":["x"]}`), any, true, ""},
+		{"no audience, as in a Secret", token(`{"iss":"kubernetes/serviceaccount"}`), kube.ReviewerOptions{}, true, ""},
+		{"no audiences", token(`{"aud":[]}`), kube.ReviewerOptions{}, true, ""},
+		{"audiences that are no texts", token(`{"aud":["x",1]}`), kube.ReviewerOptions{}, true, ""},
+		{"audiences that are an object", token(`{"aud":{"x":"y"}}`), kube.ReviewerOptions{}, true, ""},
+		{"an end that is no number", token(`{"exp":"1"}`), kube.ReviewerOptions{}, true, ""},
+		{"two ends", token(`{"exp":1,"exp":1}`), kube.ReviewerOptions{}, true, ""},
+		{"no JSON", token(`{"exp":1`), kube.ReviewerOptions{}, true, ""},
+		{"no JWT", "opaque", issuers, true, ""},
+		{"any issuer", token(`{"iss":"https://other.example.org"}`), kube.ReviewerOptions{}, true, ""},
+		{"the issuer", token(`{"iss":"https://k8s.example.org"}`), issuers, true, ""},
+		{"an older issuer", token(`{"iss":"kubernetes/serviceaccount"}`), issuers, true, ""},
+		{"no issuer", token(`{}`), issuers, true, ""},
+		{"an issuer that is no text", token(`{"iss":5}`), issuers, true, ""},
+	} {
+		before := s.Count(http.MethodPost, reviews)
+		_, err := reviewer(t, s, c.o).Review(t.Context(), c.token, []string{"a", "b"})
+		assert.Equal(t, c.asked, s.Count(http.MethodPost, reviews) > before, c.name)
+		if c.asked {
+			require.NoError(t, err, c.name)
+			continue
+		}
+		require.ErrorContains(t, err, c.text, c.name)
+		only(t, err, kube.ErrInvalidToken) // as if the API server had said it
+		assert.NotContains(t, err.Error(), c.token)
+	}
+}
+
+// A peer of which too many tokens are refused is heard once a second. Others, and those whose tokens are good, are
+// heard as always.
+func TestRefusedPeer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, r := inBubble(t, kube.ReviewerOptions{})
+		s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+			if strings.HasPrefix(spec.Token, "good") {
+				return good(spec.Audiences...)
+			}
+			return kubetest.TokenReviewStatus{Error: "unknown"}
+		})
+		n := 0
+		review := func(from, prefix string) error {
+			n++
+			_, err := r.Review(peer.NewContext(t.Context(), from), fmt.Sprint(prefix, n), []string{"a"})
+			return err
+		}
+		for range 900 {
+			require.NoError(t, review("nat", "good"))
+			time.Sleep(10 * time.Millisecond)
+		}
+		for range 64 {
+			require.ErrorIs(t, review("bad", "bad"), kube.ErrInvalidToken)
+		}
+		asked := s.Count(http.MethodPost, reviews)
+		for range 1000 {
+			err := review("bad", "bad")
+			only(t, err, kube.ErrReviewFailed)
+			require.Equal(t, time.Second, retry(t, err))
+		}
+		require.ErrorIs(t, review("bad", "good"), kube.ErrReviewFailed, "before the review it is not known to be good")
+		assert.Equal(t, asked, s.Count(http.MethodPost, reviews))
+		require.NoError(t, review("other", "good"))
+		for range 100 { // without a peer there are the limits of all alone
+			require.ErrorIs(t, review("", "bad"), kube.ErrInvalidToken)
+		}
+		require.NoError(t, review("", "good"))
+		time.Sleep(time.Second)
+		require.NoError(t, review("bad", "good"), "as the error said")
+
+		s.FailNext(100, kubetest.Fault{Code: 503}, nil)
+		for range 100 { // an outage says nothing about the peer
+			require.ErrorIs(t, review("unlucky", "good"), kube.ErrReviewFailed)
+		}
+		require.NoError(t, review("unlucky", "good"))
+		s.Client().CloseIdleConnections()
+	})
+}
+
+// The reviews of all callers have a rate, and one peer may have half of it.
+func TestReviewRate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, r := inBubble(t, kube.ReviewerOptions{MaxPerSecond: 10})
+		passed := func(from string, tries int) (n int) {
+			for range tries {
+				_, err := r.Review(peer.NewContext(t.Context(), from), "good", []string{"a"})
+				if err == nil {
+					n++
+					continue
+				}
+				only(t, err, kube.ErrReviewFailed)
+				require.Positive(t, retry(t, err))
+			}
+			return n
+		}
+		assert.Equal(t, 10, passed("a", 100))
+		assert.Equal(t, 10, passed("b", 100))
+		assert.Equal(t, 0, passed("c", 100))
+		time.Sleep(time.Second)
+		assert.Equal(t, 5, passed("a", 100))
+		assert.Equal(t, 5, passed("c", 100))
+		s.Client().CloseIdleConnections()
+	})
+	for _, o := range []kube.ReviewerOptions{{MaxConcurrent: -1}, {MaxPerSecond: -1}} {
+		_, err := kube.NewReviewer(&o)
+		assert.ErrorContains(t, err, "negative")
+	}
+}
+
+// Requests wait for one of the reviews that there may be at a time, and not for longer than a review may take.
+func TestReviewConcurrency(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, r := inBubble(t, kube.ReviewerOptions{MaxConcurrent: 3})
+		var now, most atomic.Int32
+		s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+			most.Store(max(most.Load(), now.Add(1)))
+			time.Sleep(time.Second)
+			now.Add(-1)
+			return good(spec.Audiences...)
+		})
+		var failed atomic.Int32
+		var all sync.WaitGroup
+		for range 40 {
+			all.Go(func() {
+				if _, err := r.Review(t.Context(), "good", []string{"a"}); err != nil {
+					assert.ErrorContains(t, err, "no answer within 10s")
+					failed.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		assert.EqualValues(t, 3, most.Load())
+		assert.InDelta(t, 10, failed.Load(), 3)
+		s.Client().CloseIdleConnections()
+	})
+}
+
+// The memory of refused tokens is bounded.
+func TestRefusedBounded(t *testing.T) {
+	t.Parallel()
+	r := reviewer(t, kubetest.Start(t), kube.ReviewerOptions{})
+	r.RememberRefused(10 * kube.MaxCached)
+	assert.Equal(t, kube.MaxCached, r.Refused())
+}
+
+// One address sends bad tokens as fast as it can; clients at other addresses lose nothing. With real sockets.
+func TestReviewFlood(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	s := kubetest.Start(t)
+	s.Latency(10 * time.Millisecond)
+	var bad atomic.Int32
+	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		if strings.HasPrefix(spec.Token, "good") {
+			return good(spec.Audiences...)
+		}
+		bad.Add(1)
+		return kubetest.TokenReviewStatus{Error: "unknown"}
+	})
+	a, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer(t, s, kube.ReviewerOptions{}), TrustDomain: td, AllowPlaintext: true})
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch _, err := a.Authenticate(r); {
+		case errors.Is(err, kube.ErrReviewFailed):
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusUnauthorized)
+		}
+	})}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	defer func() {
+		require.NoError(t, srv.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	}()
+	client := func(ip string, conns int) *http.Client {
+		d := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
+		tr := &http.Transport{DialContext: d.DialContext, MaxConnsPerHost: conns, MaxIdleConnsPerHost: conns}
+		t.Cleanup(tr.CloseIdleConnections)
+		return &http.Client{Transport: tr}
+	}
+	ask := func(ctx context.Context, c *http.Client, token string) (status int) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+l.Addr().String(), nil)
+		if err != nil {
+			return 0
+		}
+		r.Header.Set("Authorization", "Bearer "+token)
+		resp, err := c.Do(r)
+		if err != nil {
+			return 0
+		}
+		defer resp.Body.Close()
+		_, _ = io.Copy(io.Discard, resp.Body)
+		return resp.StatusCode
+	}
+
+	begin := time.Now()
+	flood, stop := context.WithCancel(t.Context())
+	defer stop()
+	var floods, goods sync.WaitGroup
+	var sent atomic.Int32
+	attacker := client("127.0.0.2", 200)
+	for range 200 {
+		floods.Go(func() {
+			for flood.Err() == nil {
+				if ask(flood, attacker, fmt.Sprint("bad", sent.Add(1))) == http.StatusServiceUnavailable {
+					time.Sleep(100 * time.Millisecond)
+				}
+			}
+		})
+	}
+	for i := range 20 {
+		c := client(fmt.Sprintf("127.0.1.%d", i+1), 1)
+		goods.Go(func() {
+			for range 10 {
+				assert.Equal(t, http.StatusOK, ask(t.Context(), c, fmt.Sprint("good", i)))
+				time.Sleep(50 * time.Millisecond)
+			}
+		})
+	}
+	goods.Wait()
+	stop()
+	floods.Wait()
+	require.Greater(t, sent.Load(), int32(1200))
+	assert.LessOrEqual(t, float64(bad.Load()), 64+time.Since(begin).Seconds()+1, "of %d bad tokens", sent.Load())
+}
+
+// A proxy that asks for more than its node can have keeps no other waiting.
+func TestNodeAuthorizerFlood(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := cluster(kubetest.StartOn(t, 1, memconn.Listen()))
+		n := nodeAuthorizer(t, s)
+		refused := 0
+		for i := range 2000 {
+			err := n.Authorize(t.Context(), proxy(), spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/ns/ns-%d/sa/web", i)))
+			require.Error(t, err)
+			if !errors.Is(err, kube.ErrDenied) {
+				refused++
+				require.Positive(t, retry(t, err))
+			}
+		}
+		assert.Greater(t, refused, 1500)
+		assert.LessOrEqual(t, s.Count(http.MethodGet, "/api/v1/"), 500)
+		other := proxy()
+		other.Pod.Name, other.Pod.UID = "ztunnel-2", "other"
+		require.ErrorIs(t, n.Authorize(t.Context(), other, web), kube.ErrDenied, "it was looked up")
+		time.Sleep(time.Second)
+		require.NoError(t, n.Authorize(t.Context(), proxy(), web))
+		s.Client().CloseIdleConnections()
+	})
+}

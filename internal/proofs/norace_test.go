@@ -1,0 +1,5 @@
+//go:build !race
+
+package proofs
+
+const raceDetector = false

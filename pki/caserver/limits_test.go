@@ -1,0 +1,160 @@
+package caserver_test
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki/caserver"
+)
+
+// buffer is a log that several goroutines write.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// from connects from an address of the loopback network.
+func from(t testing.TB, ip, addr string) net.Conn {
+	t.Helper()
+	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// closed reports whether the server closes a connection within a time.
+func closed(c net.Conn, within time.Duration) bool {
+	_ = c.SetReadDeadline(time.Now().Add(within))
+	_, err := io.Copy(io.Discard, c)
+	e, ok := err.(net.Error)
+	return !ok || !e.Timeout()
+}
+
+// served reports whether a connection has an answer to a request, and keeps it.
+func served(c net.Conn) bool {
+	tc := tls.Client(c, clientTLS)
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.WriteString(tc, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		return false
+	}
+	line, err := bufio.NewReader(tc).ReadString('\n')
+	return err == nil && strings.Contains(line, "200")
+}
+
+// One address has its share of the connections, and clients at others do not notice.
+func TestMaxConns(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	for name, o := range map[string]caserver.ServeOptions{
+		"default": {MaxConns: 16}, // half
+		"set":     {MaxConns: 20, MaxConnsPerAddress: 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			log := &buffer{}
+			o.Handler, o.Logger = echo, slog.New(slog.NewTextHandler(log, nil))
+			addr := start(t, o)
+			var held []net.Conn
+			for i := range 8 {
+				held = append(held, from(t, "127.0.0.2", addr))
+				require.True(t, served(held[i]), i)
+			}
+			for range 20 {
+				require.True(t, closed(from(t, "127.0.0.2", addr), 20*time.Second), "beyond its share")
+			}
+			for i := range 6 {
+				require.True(t, served(from(t, "127.0.0.3", addr)), i)
+			}
+			if name == "default" {
+				require.True(t, closed(from(t, "127.0.0.3", addr), 20*time.Second), "it has six, and two are free")
+				assert.Equal(t, 1, strings.Count(log.String(), "few connections are left"), log)
+				for i := range 2 {
+					require.True(t, served(from(t, fmt.Sprintf("127.0.1.%d", i+1), addr)), i)
+				}
+				require.True(t, closed(from(t, "127.0.0.4", addr), 20*time.Second), "beyond the total")
+				assert.Equal(t, 1, strings.Count(log.String(), "MaxConns is reached"), log)
+			}
+			assert.Equal(t, 1, strings.Count(log.String(), "MaxConnsPerAddress is reached"), log)
+			assert.Contains(t, log.String(), "peer=127.0.0.2:")
+			require.NoError(t, held[0].Close())
+			assert.Eventually(t, func() bool { return served(from(t, "127.0.0.4", addr)) }, 20*time.Second, time.Millisecond, "what is closed makes room")
+		})
+	}
+	for _, o := range []caserver.ServeOptions{{MaxConns: -1}, {MaxConnsPerAddress: -1}} {
+		o.Handler, o.Plaintext = echo, true
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		assert.ErrorContains(t, caserver.Serve(t.Context(), l, o), "negative")
+	}
+}
+
+// Connections that do not complete their handshake are bounded, in total and of an address.
+func TestMaxHandshakes(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	log := &buffer{}
+	addr := start(t, caserver.ServeOptions{Handler: echo, MaxConns: 40, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	silent := func(ip string, n int) (kept int) {
+		results := make(chan bool, n)
+		for range n {
+			c := from(t, ip, addr)
+			go func() { results <- closed(c, time.Second) }()
+		}
+		for range n {
+			if !<-results {
+				kept++
+			}
+		}
+		return kept
+	}
+	assert.Equal(t, 10, silent("127.0.0.2", 25), "a quarter")
+	for range 5 {
+		require.True(t, served(from(t, "127.0.0.3", addr)), "complete ones do not count")
+	}
+	assert.Equal(t, 10, silent("127.0.0.4", 15))
+	assert.Equal(t, 0, silent("127.0.0.5", 3), "half in total")
+	for _, reason := range []string{"the address has too many handshakes", "there are too many handshakes"} {
+		assert.Equal(t, 1, strings.Count(log.String(), reason), log)
+	}
+}
+
+// The proxy of a node has the connections of all its pods from one address.
+func TestManyOfOneAddress(t *testing.T) {
+	t.Parallel()
+	addr := start(t, caserver.ServeOptions{Handler: echo})
+	var all sync.WaitGroup
+	for i := range 400 {
+		c := from(t, "127.0.0.1", addr)
+		all.Go(func() { assert.True(t, served(c), fmt.Sprint(i)) })
+	}
+	all.Wait()
+}

@@ -1,0 +1,161 @@
+package sds
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
+)
+
+// Limits on what clients hold.
+const (
+	maxStreams     = 20_000 // open at the same time, by default
+	maxPeerStreams = 5_000  // of one peer, by default: 20 Envoys of one user, with 250 secrets each
+
+	maxNamesBytes = 128 << 20 // of all names that clients ask for, as cost counts them
+	maxPeerBytes  = 32 << 20  // of one peer
+	maxNameBytes  = 256 << 10 // of the names of one stream, without what is kept beside them
+	nameBytes     = 256       // of a name on average, where MaxNames times that is more than maxNameBytes
+	besideName    = 1 << 10   // bytes that are kept for a name beside it
+
+	maxIncoming     = 256 << 20 // bytes of requests that are being received
+	maxPeerIncoming = 64 << 20  // of one peer
+
+	retryFull = 10 * time.Second // after which a client that found no room is to come back
+)
+
+// peer is what has shares: a user on a Unix socket, and else a connection.
+type peer struct {
+	uid  uint32
+	conn any // nil for a user
+}
+
+func peerOf(r *http.Request) peer {
+	if p, ok := unixsocket.PeerFromContext(r.Context()); ok {
+		return peer{uid: p.UID}
+	}
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok {
+		return peer{conn: a} // a new pointer for each connection, while clients have no address
+	}
+	return peer{conn: r.RemoteAddr}
+}
+
+// attrs is what the log says of a caller, which ctx is the context of.
+func (p peer) attrs(ctx context.Context) []slog.Attr {
+	if p, ok := unixsocket.PeerFromContext(ctx); ok {
+		return []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int64("pid", int64(p.PID))}
+	}
+	if remote, ok := p.conn.(string); ok {
+		return []slog.Attr{slog.String("remote", remote)}
+	}
+	return nil
+}
+
+// enter counts a stream or a fetch, which leaves at its end.
+func (h *Handler) enter(r *http.Request) (p peer, leave func(), err error) {
+	p = peerOf(r)
+	if err := h.open.Take(p, 1); err != nil {
+		what := "sds: too many streams are open"
+		if isOfPeer(err) {
+			what = "sds: this peer has too many streams open"
+		}
+		e := full(what + "; try again later")
+		h.refused(r.Context(), p, what, e)
+		return p, nil, e
+	}
+	return p, func() { h.open.Give(p, 1) }, nil
+}
+
+func isOfPeer(err error) bool {
+	e, ok := errors.AsType[*limit.Error](err)
+	return ok && e.Reason == limit.CallerShare
+}
+
+// counted returns a method that counts while it runs.
+func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
+	return func(ctx context.Context, call *grpchttp.Call) error {
+		_, leave, err := h.enter(call.Request())
+		if err != nil {
+			return err
+		}
+		defer leave()
+		return method(ctx, call)
+	}
+}
+
+// grow counts what is received of a request beyond its first bytes.
+func (h *Handler) grow(r *http.Request, n int) error {
+	p := peerOf(r)
+	if n < 0 {
+		h.incoming.Give(p, -n)
+		return nil
+	}
+	if err := h.incoming.Take(p, n); err != nil {
+		what := "sds: too many requests are being received"
+		if isOfPeer(err) {
+			what = "sds: this peer sends too many requests at the same time"
+		}
+		return full(what + "; try again later")
+	}
+	return nil
+}
+
+// full is a refusal for want of room.
+func full(text string) *grpchttp.Error {
+	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text, RetryAfter: retryFull}
+}
+
+// holdings are the names that one stream or fetch holds for its peer.
+type holdings struct {
+	h    *Handler
+	peer peer
+	cost int
+}
+
+// hold makes the names of a session those that are counted. The error is for the client.
+func (c *holdings) hold(s *session) error {
+	switch more := s.cost() - c.cost; {
+	case more < 0:
+		c.h.names.Give(c.peer, -more)
+	case more > 0:
+		if err := c.h.names.Take(c.peer, more); err != nil {
+			what := "sds: clients ask for too many names"
+			if isOfPeer(err) {
+				what = "sds: this peer asks for too many names"
+			}
+			return full(what + "; ask for less, or try again later")
+		}
+	}
+	c.cost = s.cost()
+	return nil
+}
+
+// release gives everything back.
+func (c *holdings) release() {
+	c.h.names.Give(c.peer, c.cost)
+	c.cost = 0
+}
+
+// cost is what the names of a session take, roughly, in bytes.
+func (s *session) cost() int { return s.bytes + len(s.items)*besideName }
+
+// refused logs that a request was refused. Reasons are few.
+func (h *Handler) refused(ctx context.Context, p peer, reason string, err *grpchttp.Error) {
+	h.log.Warn("sds: request refused", reason, append(p.attrs(ctx), slog.String("err", clip(err.Message)))...)
+}
+
+// badRequest logs an error of a request, if it is one that the client has made.
+func (h *Handler) badRequest(ctx context.Context, p peer, err error) {
+	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
+		switch e.Code {
+		case grpchttp.InvalidArgument, grpchttp.ResourceExhausted, grpchttp.Internal:
+			h.refused(ctx, p, e.Code.String(), e)
+		}
+	}
+}

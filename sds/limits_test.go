@@ -1,0 +1,314 @@
+package sds_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/sds"
+)
+
+// serveTCP serves a handler on a loopback port, and returns a function that makes clients with a connection
+// each, which are peers of their own.
+func serveTCP(t testing.TB, h http.Handler) (connect func() *http.Client) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	serve(t, h, func(s *unixsocket.Server) { s.Listener = l })
+	return func() *http.Client {
+		var protocols http.Protocols
+		protocols.SetUnencryptedHTTP2(true)
+		tr := &http.Transport{Protocols: &protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "tcp", l.Addr().String())
+		}}
+		t.Cleanup(tr.CloseIdleConnections)
+		return &http.Client{Transport: tr}
+	}
+}
+
+// refusal is the end of a stream over a limit that leaves room later.
+func refusal(t testing.TB, s *raw, text string) {
+	t.Helper()
+	code, messages := s.status()
+	assert.Equal(t, codeResourceExhausted, code)
+	assert.Zero(t, messages)
+	header := s.resp.Trailer
+	if header.Get("Grpc-Status") == "" {
+		header = s.resp.Header
+	}
+	assert.Contains(t, header.Get("Grpc-Message"), text)
+	assert.Equal(t, "10001", header.Get("Grpc-Retry-Pushback-Ms"), "10 s, rounded up")
+}
+
+// fetchOf begins a fetch in gRPC.
+func fetchOf(t testing.TB, c *http.Client, names ...string) *raw {
+	return open(t, c, "FetchSecrets", func(r *http.Request) {
+		r.Body = io.NopCloser(bytes.NewReader(frame(0, mustMarshal(t, &envoysds.DiscoveryRequest{ResourceNames: names}))))
+	})
+}
+
+// A peer has its share of the streams, and what it cannot have is told with a time to come back. Streams of
+// both kinds and fetches count. Where the peer's user is not known, each connection is a peer.
+func TestStreamShares(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("default")
+	src.put("default", web)
+	h := handler(t, src, &sds.Options{MaxStreams: 3, MaxPeerStreams: 2})
+	connect := serveTCP(t, h)
+	greedy, other := connect(), connect()
+	first, second := openSotW(t, greedy), openDelta(t, greedy)
+	first.ask("default")
+	want(t, first.recv(), web)
+	second.subscribe("default")
+	wantDelta(t, second.recv(), nil, web)
+	for range 3 {
+		refusal(t, open(t, greedy, "StreamSecrets"), "this peer")
+		refusal(t, open(t, greedy, "DeltaSecrets"), "this peer")
+		refusal(t, fetchOf(t, greedy, "default"), "this peer")
+		resp := post(t, greedy, `{"resource_names":["default"]}`, nil)
+		assert.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+		assert.Equal(t, "10", resp.Header.Get("Retry-After"))
+	}
+	assert.Equal(t, http.StatusOK, post(t, other, `{"resource_names":["default"]}`, nil).StatusCode)
+	third := openSotW(t, other)
+	third.ask("default")
+	want(t, third.recv(), web)
+	refusal(t, open(t, other, "StreamSecrets"), "sds: too many streams are open")
+	refusal(t, open(t, connect(), "StreamSecrets"), "sds: too many streams are open")
+
+	// Who is refused holds nothing, and what ends leaves room.
+	require.NoError(t, first.in.Close())
+	code, _ := first.status()
+	require.Equal(t, codeOK, code)
+	again := openSotW(t, greedy)
+	again.ask("default")
+	want(t, again.recv(), web)
+	for _, s := range []*raw{second.raw, third.raw, again.raw} {
+		s.cancel()
+	}
+	require.Eventually(t, func() bool { open, names := h.Held(); return open == 0 && names == 0 }, patient, time.Millisecond)
+}
+
+// All connections of a user are one peer on a Unix socket, and the log says which user it is: once, however
+// often that asks.
+func TestStreamSharesOfUser(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("peers are known on Linux")
+	}
+	m, src := newMint(t), newFakeSource()
+	src.put("default", m.pair("default"))
+	var log syncBuffer
+	socket, _ := serve(t, handler(t, src, &sds.Options{MaxPeerStreams: 2, Logger: textLogger(&log)}))
+	for range 2 {
+		s := openSotW(t, dial(t, socket))
+		s.ask("default")
+		s.recv()
+	}
+	for range 50 {
+		c := sds.UnixClient(socket)
+		refusal(t, open(t, c, "StreamSecrets"), "this peer")
+		c.CloseIdleConnections()
+	}
+	assert.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+	assert.Contains(t, log.String(), fmt.Sprintf("uid=%d pid=%d", os.Geteuid(), os.Getpid()))
+}
+
+// The default limits are far from what a node has: here 8 Envoys of one user, with 250 secrets each.
+func TestDefaultLimits(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("default")
+	src.put("default", web)
+	h := handler(t, src, nil)
+	socket, _ := serve(t, h)
+	for range 8 {
+		c := dial(t, socket)
+		for range 250 {
+			s := openSotW(t, c)
+			s.ask("default")
+			want(t, s.recv(), web)
+		}
+	}
+	open, names := h.Held()
+	assert.Equal(t, 2000, open)
+	assert.Less(t, names, 32<<20/8)
+}
+
+// longNames returns n names of 4,000 bytes.
+func longNames(stream, n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("%04000d", stream*n+i)
+	}
+	return names
+}
+
+// The names of a stream have a limit together, also over the requests of a delta stream. Names that are
+// dropped do not count.
+func TestNamesOfStream(t *testing.T) {
+	t.Parallel()
+	h := handler(t, newFakeSource(), nil)
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	s := openSotW(t, c)
+	s.ask(longNames(0, 66)...)
+	code, _ := s.status()
+	assert.Equal(t, codeResourceExhausted, code)
+	s = openSotW(t, c)
+	for i := range 10 {
+		s.ask(longNames(i, 65)...)
+	}
+	d := openDelta(t, c)
+	d.subscribe(longNames(0, 60)...)
+	d.recv()
+	d.send(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: longNames(1, 60), ResourceNamesUnsubscribe: longNames(0, 60)})
+	d.subscribe(longNames(1, 66)...)
+	code, _ = d.status()
+	assert.Equal(t, codeResourceExhausted, code)
+	require.NoError(t, s.in.Close())
+	code, _ = s.status()
+	assert.Equal(t, codeOK, code)
+	resp := post(t, c, `{"resource_names":["`+strings.Join(longNames(0, 60), `","`)+`"]}`, nil)
+	assert.Equal(t, http.StatusNotFound, resp.StatusCode)
+	require.Eventually(t, func() bool { open, names := h.Held(); return open == 0 && names == 0 }, patient, time.Millisecond)
+}
+
+// A peer that asks for as many names as it can, each another one, gets its share of memory and leaves the
+// others theirs. It does not matter whether the names are unknown or refused.
+func TestNamesOfPeer(t *testing.T) {
+	for _, kind := range []string{"unknown", "refused"} {
+		t.Run(kind, func(t *testing.T) {
+			m, src := newMint(t), newFakeSource()
+			web := m.pair("default")
+			src.put("default", web)
+			h := handler(t, src, &sds.Options{Authorize: func(_ context.Context, name string) error {
+				if kind == "refused" && name != "default" {
+					return os.ErrPermission
+				}
+				return nil
+			}})
+			connect := serveTCP(t, h)
+			heap := func() uint64 {
+				for range 3 {
+					runtime.GC()
+				}
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				return m.HeapAlloc
+			}
+			before := heap()
+			greedy := connect()
+			var streams []sotw
+			for i := range 150 {
+				s := openSotW(t, greedy)
+				streams = append(streams, s)
+				s.ask(longNames(i, 60)...)
+			}
+			polite := openSotW(t, connect())
+			polite.ask("default")
+			want(t, polite.recv(), web)
+			const most = 32 << 20
+			require.Eventually(t, func() bool { open, _ := h.Held(); return open <= most/(60*(4000+1024))+1 }, patient, time.Millisecond)
+			refusal(t, streams[len(streams)-1].raw, "this peer asks for too many names")
+			open, names := h.Held()
+			assert.Greater(t, names, most*9/10)
+			assert.Less(t, names, most+2<<10)
+			assert.InDelta(t, most/(60*(4000+1024))+1, open, 1)
+			grown := heap() - before
+			t.Logf("%d MiB of names counted, heap +%d MiB with both ends", names>>20, grown>>20)
+			assert.Less(t, grown, uint64(2*most))
+			if kind == "refused" {
+				assert.Len(t, h.Status().Names, 1, "what is refused is not shown")
+			}
+			for _, s := range streams {
+				s.cancel()
+			}
+			require.Eventually(t, func() bool { open, _ := h.Held(); return open == 1 }, patient, time.Millisecond)
+			assert.Len(t, h.Status().Names, 1)
+			assert.Zero(t, h.Waits())
+		})
+	}
+}
+
+// A peer that begins large requests and does not end them gets its share of memory, and leaves the others
+// theirs.
+func TestUnfinishedRequests(t *testing.T) {
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("default")
+	src.put("default", web)
+	h := handler(t, src, nil)
+	connect := serveTCP(t, h)
+	const most, each = 64 << 20, 1<<20 - 4<<10
+	t.Run("gRPC", func(t *testing.T) {
+		greedy := connect()
+		begun := append([]byte{0, 0, 0x10, 0, 0}, make([]byte, 600<<10)...) // of 1 MiB
+		var all []*raw
+		var last *raw
+		for i := range most/each + 20 {
+			s := open(t, greedy, []string{"StreamSecrets", "DeltaSecrets"}[i%2])
+			all, last = append(all, s), s
+			go func() { _, _ = s.in.Write(begun) }()
+			require.Eventually(t, func() bool { return h.Incoming() >= min(i+1, most/each)*each }, patient, 10*time.Microsecond)
+		}
+		refusal(t, last, "this peer sends too many requests")
+		assert.LessOrEqual(t, h.Incoming(), most)
+
+		// The first request of a real Envoy is larger than what is not counted.
+		polite := openSotW(t, connect())
+		polite.send(&envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: "n", Cluster: strings.Repeat("x", 60_000)}, ResourceNames: []string{"default"}})
+		want(t, polite.recv(), web)
+		for _, s := range all {
+			s.cancel()
+		}
+		require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond, "a stream that waits keeps no request")
+	})
+	t.Run("REST", func(t *testing.T) {
+		require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond)
+		greedy := connect()
+		post(t, greedy, `{}`, nil) // while there is no connection, each request begins to dial one
+		ctx, cancel := context.WithTimeout(t.Context(), patient)
+		defer cancel()
+		statuses := make(chan int, most>>18+10)
+		for range cap(statuses) {
+			r, w := io.Pipe()
+			defer w.Close()
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/v3/discovery:secrets", r)
+			require.NoError(t, err)
+			req.Header.Set("Content-Type", "application/json")
+			go func() {
+				resp, err := greedy.Do(req)
+				if err == nil {
+					statuses <- resp.StatusCode
+					_ = resp.Body.Close()
+				}
+			}()
+		}
+		for range 10 {
+			select {
+			case status := <-statuses:
+				assert.Equal(t, http.StatusTooManyRequests, status)
+			case <-ctx.Done():
+				require.Fail(t, "fewer were refused")
+			}
+		}
+		assert.Equal(t, most, h.Incoming())
+		assert.Equal(t, http.StatusOK, post(t, connect(), `{"resource_names":["default"]}`, nil).StatusCode)
+	})
+	require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond)
+}

@@ -1,0 +1,91 @@
+package sds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/sds"
+)
+
+// Whatever a client does again and again, the log has the first time, and no line for each of the others.
+func TestLogFlood(t *testing.T) {
+	t.Parallel()
+	const times = 100
+	m, src := newMint(t), newFakeSource()
+	src.put("default", m.pair("default"))
+	src.fail("down", errors.New("CA down"))
+	var log syncBuffer
+	h := handler(t, src, &sds.Options{
+		Authorize: func(_ context.Context, name string) error {
+			if strings.HasPrefix(name, "denied") {
+				return errors.New("not yours")
+			}
+			return nil
+		},
+		MaxPeerStreams: 2, Logger: textLogger(&log),
+	})
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	for i := range times {
+		post(t, c, fmt.Sprintf(`{"resource_names":["denied-%d"]}`, i), nil)
+		s := fetchOf(t, c, fmt.Sprint("denied-", i))
+		code, _ := s.status()
+		require.Equal(t, codeNotFound, code)
+
+		s = open(t, c, "StreamSecrets")
+		s.send(&envoysds.DiscoveryRequest{TypeUrl: fmt.Sprint("type-", i)})
+		code, _ = s.status()
+		require.Equal(t, codeInvalidArgument, code)
+		d := open(t, c, "DeltaSecrets")
+		d.send(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: longNames(i, 70)})
+		code, _ = d.status()
+		require.Equal(t, codeResourceExhausted, code)
+	}
+	d, s := openDelta(t, c), openSotW(t, c)
+	for range times {
+		refusal(t, open(t, c, "StreamSecrets"), "this peer")
+	}
+	for i := range times {
+		name := fmt.Sprint(i)
+		d.subscribe("denied-"+name, "unknown-"+name, "default")
+		for acked := false; !acked; {
+			r := d.recv()
+			acked = len(r.GetResources()) > 0
+			d.send(&envoysds.DeltaDiscoveryRequest{ResponseNonce: r.GetNonce(), ErrorDetail: &envoysds.Status{Message: "bad " + name}})
+		}
+	}
+	s.ask("down", "denied-again", "unknown-again")
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "CA down") }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return h.Status().NACKs >= times }, patient, time.Millisecond)
+
+	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+	counts := map[string]int{}
+	for _, line := range lines {
+		for _, kind := range []string{
+			`resource refused to a client" reason="Authorize says no"`, `no such resource`, `look-up failed`, `client rejected a response`,
+			`request refused" reason=invalid_argument`, `request refused" reason=resource_exhausted`, `request refused" reason="sds: this peer has too many streams open"`,
+		} {
+			if strings.Contains(line, kind) {
+				counts[kind]++
+				if runtime.GOOS == "linux" && kind != "no such resource" && kind != "look-up failed" {
+					assert.Contains(t, line, fmt.Sprintf("uid=%d pid=%d", os.Geteuid(), os.Getpid()))
+				}
+			}
+		}
+	}
+	assert.Len(t, counts, 7, log.String())
+	assert.Len(t, lines, 7, log.String())
+	assert.Contains(t, log.String(), `message="bad 0"`, "the first rejection, in full")
+	assert.Contains(t, log.String(), "denied-0 ")
+	assert.Contains(t, log.String(), "unknown-0\n")
+}

@@ -1,0 +1,127 @@
+package secretcache_test
+
+import (
+	"context"
+	"crypto/x509"
+	"flag"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+var long = flag.Bool("long", false, "run the soaks")
+
+// TestReadersNeverMiss has eight readers look without a pause, in real time, while certificates, roots and federated
+// bundles are replaced hundreds of times: in virtual time readers and the writer never meet. Each reader finds
+// everything at every moment, without waiting.
+func TestReadersNeverMiss(t *testing.T) {
+	duration := 2 * time.Second
+	if *long {
+		duration = 30 * time.Second
+	}
+	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
+	ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) })
+	var federated bundles
+	federated.set.Store(set(t, partner.Bundle()))
+	// Renewed after a tenth of a second.
+	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca, Federated: &federated, GraceRatio: 0.994, Jitter: 0.005})
+	require.NoError(t, err)
+	require.NoError(t, m.Add(worker))
+	start(t, m)
+	names := []string{"default", web.String(), worker.String(), "ROOTCA", "spiffe://example.org"}
+	for _, name := range append(names, "spiffe://partner.test") {
+		_, err := m.GenerateSecret(t.Context(), name)
+		require.NoError(t, err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	now, stop := context.WithCancel(context.Background()) // that of a reader that does not wait
+	stop()
+	var misses, reads [4]atomic.Int64
+	var seen sync.Map // the certificates, by serial number
+	readers := [4]func() bool{
+		func() bool {
+			s, err := m.SVID()
+			return err == nil && s != nil
+		},
+		func() bool {
+			s, err := m.Snapshot()
+			if err != nil || s == nil {
+				return false
+			}
+			svid, _ := s.SVID()
+			_, err = s.Bundle(domain)
+			_, federatedErr := s.Bundle(partner.TrustDomain())
+			if svid == nil {
+				return false
+			}
+			seen.Store(svid.Leaf().SerialNumber.String(), true)
+			return err == nil && federatedErr == nil
+		},
+		func() bool {
+			for _, td := range []spiffe.TrustDomain{domain, partner.TrustDomain()} {
+				b, err := m.Bundle(td)
+				if err != nil || b == nil {
+					return false
+				}
+			}
+			return true
+		},
+		func() bool {
+			for _, name := range names {
+				if s, err := m.GenerateSecret(now, name); err != nil || s == nil {
+					return false
+				}
+			}
+			return true
+		},
+	}
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for kind := i % 4; ctx.Err() == nil; {
+				for range 100 {
+					reads[kind].Add(1)
+					if !readers[kind]() {
+						misses[kind].Add(1)
+					}
+				}
+				runtime.Gosched() // or else the writer hardly runs where there are few cores
+			}
+		})
+	}
+	changes := 0
+	for end := time.Now().Add(duration); time.Now().Before(end); changes++ {
+		if changes%20 == 0 {
+			ca.Rotate()
+			ca.DropOldRoots() // each certificate is renewed at once
+		}
+		partner.Rotate()
+		partner.DropOldRoots()
+		changed := m.Changed()
+		federated.set.Store(set(t, partner.Bundle()))
+		federated.changed.Notify()
+		<-changed
+	}
+	cancel()
+	wg.Wait()
+	renewals := 0
+	for range seen.Range {
+		renewals++
+	}
+	for kind, name := range []string{"SVID", "Snapshot", "Bundle", "GenerateSecret"} {
+		assert.Zero(t, misses[kind].Load(), "%s found nothing, of %d calls", name, reads[kind].Load())
+	}
+	t.Logf("%d changes of bundles, %d certificates", changes, renewals)
+	assert.Greater(t, renewals, 5)
+	assert.Greater(t, changes, 50)
+}

@@ -1,0 +1,209 @@
+package spiffetls_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+// journal is a Logger's output, a line at a time.
+type journal struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.b.Write(p)
+}
+
+func (j *journal) logger() *slog.Logger { return slog.New(slog.NewJSONHandler(j, nil)) }
+
+// take returns the lines since the last call.
+func (j *journal) take(t testing.TB) (lines []map[string]any) {
+	t.Helper()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for line := range strings.Lines(j.b.String()) {
+		var m map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &m))
+		lines = append(lines, m)
+	}
+	j.b.Reset()
+	return lines
+}
+
+// TestLogger is a server that is not net/http's, as that of grpc-go, whose configuration would refuse clients without a
+// word: one line for each reason, and then their number.
+func TestLogger(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca, foreign := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+		db := newParty(ca.SVID("/db"), ca.Bundles())
+		var j, own journal
+		server := db.server(t, spiffe.AllowIDs(ca.SVID("/web").ID()), &spiffetls.Options{Logger: j.logger()})
+		party := func(svid *spiffe.SVID) *tls.Config {
+			return newParty(svid, ca.Bundles()).client(t, spiffe.AllowAnyPeer(), nil)
+		}
+
+		s, c := connect(t, server, party(ca.SVID("/web")))
+		require.NoError(t, s.err)
+		require.NoError(t, c.err)
+		synctest.Wait()
+		assert.Empty(t, j.take(t), "nothing was refused")
+
+		serverOnly, serverKey := ca.Broken("ServerOnly")
+		faulty, faultyKey := ca.Broken("NoKeyUsage")
+		old := ca.SVID("/web", func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), c.NotBefore.Add(-time.Minute)
+		})
+		impostor := spiffetest.NewCA(t, "example.org").SVID("/web")
+		for _, tt := range []struct {
+			reason, id, message string
+			client              *tls.Config
+		}{
+			{"the policy does not allow it", "spiffe://example.org/api", "spiffetls: client refused", party(ca.SVID("/api"))},
+			{"its trust domain is not known", "spiffe://other.test/web", "spiffetls: client refused", party(foreign.SVID("/web"))},
+			{"no authority of its trust domain has signed its certificate", "spiffe://example.org/web", "spiffetls: client refused", party(impostor)},
+			{"its certificate has expired, or is not valid yet", "spiffe://example.org/web", "spiffetls: client refused", bare(old.Chain(), old.Signer())},
+			{"its certificate is not for this role", "spiffe://example.org/broken", "spiffetls: client refused", bare(serverOnly, serverKey)},
+			{"its certificate is not an X.509-SVID", "spiffe://example.org/broken", "spiffetls: client refused", bare(faulty, faultyKey)},
+			{"the handshake ended before the client was verified", "", "spiffetls: handshake failed", &tls.Config{InsecureSkipVerify: true}},
+		} {
+			for range 50 {
+				s, _ := connect(t, server, tt.client)
+				require.Error(t, s.err)
+			}
+			synctest.Wait()
+			lines := j.take(t)
+			require.Len(t, lines, 1, tt.reason)
+			line := lines[0]
+			assert.Equal(t, tt.message, line["msg"], tt.reason)
+			assert.Equal(t, "WARN", line["level"])
+			assert.Contains(t, line["reason"], tt.reason)
+			assert.NotEmpty(t, line["remote"])
+			assert.NotEmpty(t, line["err"])
+			assert.NotContains(t, line, "id", "it was not proved")
+			if tt.id == "" {
+				assert.NotContains(t, line, "unverified_id")
+			} else {
+				assert.Equal(t, tt.id, line["unverified_id"], "%v", line)
+			}
+			time.Sleep(time.Minute + time.Second)
+			lines = j.take(t)
+			require.Len(t, lines, 1, tt.reason)
+			assert.EqualValues(t, 49, lines[0]["count"])
+			assert.Contains(t, lines[0]["reason"], tt.reason)
+			time.Sleep(time.Minute)
+			assert.Empty(t, j.take(t))
+		}
+
+		// The side that dials, and a side without an identity.
+		s, c = connect(t, db.server(t, spiffe.AllowAnyPeer(), nil), newParty(ca.SVID("/web"), ca.Bundles()).client(t, spiffe.AllowIDs(ca.SVID("/none").ID()), &spiffetls.Options{Logger: own.logger()}))
+		require.Error(t, c.err)
+		lines := own.take(t)
+		require.Len(t, lines, 1)
+		assert.Equal(t, "spiffetls: server refused", lines[0]["msg"])
+		assert.Equal(t, "spiffe://example.org/db", lines[0]["unverified_id"])
+		none := newParty(old, ca.Bundles())
+		s, _ = connect(t, none.server(t, spiffe.AllowAnyPeer(), &spiffetls.Options{Logger: j.logger()}), party(ca.SVID("/web")))
+		require.Error(t, s.err)
+		synctest.Wait()
+		lines = j.take(t)
+		require.Len(t, lines, 1)
+		assert.Equal(t, "spiffetls: handshake failed: no identity to present", lines[0]["msg"])
+	})
+}
+
+// TestLoggerAddress: the line has the address of the client, with net/http and without, and the proved ID of a client
+// whose request was denied.
+func TestLoggerAddress(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	var j journal
+	opts := &spiffetls.Options{Logger: j.logger()}
+	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/web").ID()), opts)
+	require.NoError(t, err)
+	l, err := tls.Listen("tcp", "127.0.0.1:0", config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_ = conn.(*tls.Conn).Handshake()
+				_ = conn.Close()
+			}()
+		}
+	}()
+	client, err := spiffetls.ClientConfig(ca.SVID("/api"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	raw, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = raw.Close() })
+	conn := tls.Client(raw, client)
+	_ = conn.Handshake()
+	_, err = conn.Read(make([]byte, 1))
+	require.Error(t, err)
+	var lines []map[string]any
+	require.Eventually(t, func() bool { lines = append(lines, j.take(t)...); return len(lines) == 1 }, time.Minute, time.Millisecond)
+	assert.Equal(t, raw.LocalAddr().String(), lines[0]["remote"])
+
+	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(ca.SVID("/admin").ID()), who)
+	require.NoError(t, err)
+	s := &http.Server{Handler: admin}
+	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), opts))
+	url := serve(t, s, nil)
+	for range 3 {
+		response, err := clientOf(t, ca, "/web", nil).Get(url)
+		require.NoError(t, err)
+		assert.Equal(t, http.StatusForbidden, response.StatusCode)
+		_ = response.Body.Close()
+	}
+	lines = j.take(t)
+	require.Len(t, lines, 1)
+	assert.Equal(t, "spiffetls: request denied", lines[0]["msg"])
+	assert.Equal(t, "spiffe://example.org/web", lines[0]["id"])
+	assert.Regexp(t, `^127\.0\.0\.1:\d+$`, lines[0]["remote"])
+}
+
+// TestLoggerIsCheap: what a Logger costs a handshake that succeeds is two in a hundred of its allocations, and a request
+// nothing.
+func TestLoggerIsCheap(t *testing.T) {
+	ca := spiffetest.NewCA(t, "example.org")
+	db, web := newParty(ca.SVID("/db"), ca.Bundles()), newParty(ca.SVID("/web"), ca.Bundles())
+	var j journal
+	cost := func(opts *spiffetls.Options) float64 {
+		server, client := db.server(t, spiffe.AllowAnyPeer(), opts), web.client(t, spiffe.AllowAnyPeer(), nil)
+		return testing.AllocsPerRun(20, func() {
+			s, c := connect(t, server, client)
+			require.NoError(t, s.err)
+			require.NoError(t, c.err)
+		})
+	}
+	without := cost(nil)
+	with := cost(&spiffetls.Options{Logger: j.logger()})
+	t.Logf("allocations of a handshake: %v, with a Logger %v", without, with)
+	assert.LessOrEqual(t, with, without*1.03)
+	assert.Empty(t, j.take(t))
+}

@@ -1,0 +1,148 @@
+package workloadapi_test
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"flag"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+var long = flag.Bool("long", false, "readers spin for 30 s")
+
+// Eight readers that never rest, in real time: at no moment of a rotation is there nothing, or a mixture of two
+// states. In virtual time readers and writer never meet.
+func TestSpinningReaders(t *testing.T) {
+	duration := 1500 * time.Millisecond
+	if *long {
+		duration = 30 * time.Second
+	}
+	states := make([]*wire.X509SVIDResponse, 3) // each has roots, leaf and keys of its own
+	jwts := make([]*wire.JWTBundlesResponse, len(states))
+	var td spiffe.TrustDomain
+	for i := range states {
+		home := newDomain(t, "example.org")
+		td = home.TrustDomain()
+		states[i] = home.response(t, home.SVID("/web"), newDomain(t, "other.test"))
+		states[i].Crl = [][]byte{{byte(i)}}
+		jwts[i] = &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, &newKey(t).PublicKey)}}
+	}
+	s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
+		for i := 0; c.ctx.Err() == nil; i++ {
+			switch {
+			case c.rpc == "FetchJWTBundles":
+				c.send(jwts[i%len(jwts)])
+				c.sleep(time.Millisecond)
+			case i%20 == 19:
+				c.sendRaw([]byte("junk"))
+			default:
+				c.send(states[i%len(states)])
+			}
+		}
+	}))})
+	require.NoError(t, err)
+	run(t, s)
+	require.NoError(t, s.Ready(t.Context()))
+
+	var reads, misses, mixtures atomic.Int64
+	var stop atomic.Bool
+	count := func(ok bool, n *atomic.Int64) {
+		if !ok {
+			n.Add(1)
+		}
+	}
+	readers := []func(){
+		func() {
+			svid, err := s.SVID()
+			count(err == nil && svid != nil, &misses)
+		},
+		func() {
+			snap, err := s.Snapshot()
+			if err != nil || snap == nil {
+				misses.Add(1)
+				return
+			}
+			svid, _ := snap.SVID()
+			b, err := snap.Bundle(td)
+			if err != nil {
+				misses.Add(1)
+				return
+			}
+			signer, _ := svid.Signer().Public().(*ecdsa.PublicKey)
+			own := signer != nil && signer.Equal(svid.Leaf().PublicKey)
+			rooted := false
+			for root := range b.X509Authorities() {
+				rooted = rooted || svid.Leaf().CheckSignatureFrom(root) == nil
+			}
+			count(own && rooted, &mixtures)
+		},
+		func() {
+			b, err := s.Bundle(td)
+			if err != nil {
+				misses.Add(1)
+				return
+			}
+			roots, keys := 0, 0
+			for range b.X509Authorities() {
+				roots++
+			}
+			for range b.JWTAuthorities() {
+				keys++
+			}
+			count(roots == 1 && keys == 1, &mixtures)
+		},
+		func() {
+			u, err := s.X509()
+			if err != nil || len(u.Identities) != 1 {
+				misses.Add(1)
+				return
+			}
+			b, err := u.Bundles.Bundle(td)
+			count(err == nil && len(u.CRLs) == 1 && len(bundleOf(b)) == 1, &mixtures)
+			i := u.CRLs[0][0]
+			count(bytes.Equal(u.Identities[0].SVID.Leaf().Raw, states[i].Svids[0].X509Svid), &mixtures)
+		},
+	}
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			n := int64(0)
+			for !stop.Load() {
+				readers[i%len(readers)]()
+				n++
+			}
+			reads.Add(n)
+		})
+	}
+	time.Sleep(duration)
+	for end := time.Now().Add(patient); time.Now().Before(end); time.Sleep(10 * time.Millisecond) { // on a machine that is busy
+		if st := s.Status(); st.X509.Updates >= 50 && st.JWT.Updates >= 10 {
+			break
+		}
+	}
+	stop.Store(true)
+	all.Wait()
+	st := s.Status()
+	assert.Zero(t, misses.Load(), "of %d reads while there were %d updates", reads.Load(), st.X509.Updates)
+	assert.Zero(t, mixtures.Load())
+	assert.GreaterOrEqual(t, st.X509.Updates, uint64(50))
+	assert.GreaterOrEqual(t, st.JWT.Updates, uint64(10))
+	assert.Greater(t, reads.Load(), int64(10_000))
+	t.Logf("%d reads, %d and %d updates", reads.Load(), st.X509.Updates, st.JWT.Updates)
+}
+
+func bundleOf(b *spiffe.Bundle) (roots [][]byte) {
+	for root := range b.X509Authorities() {
+		roots = append(roots, root.Raw)
+	}
+	return roots
+}

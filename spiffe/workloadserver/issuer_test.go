@@ -1,0 +1,124 @@
+package workloadserver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+type issuer func(ctx context.Context, id spiffe.ID, audience []string) (string, error)
+
+// later is an error that says when to come back.
+type later time.Duration
+
+func (later) Error() string                      { return "kaputt" }
+func (l later) Retryable() (time.Duration, bool) { return time.Duration(l), true }
+
+// What an issuer says of a failure decides what the caller is told.
+func TestIssuerErrors(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	src := workloadserver.Fixed(snapshot(t, home.SVID("/web"), home))
+	fails := func(err error) issuer {
+		return func(context.Context, spiffe.ID, []string) (string, error) { return "", err }
+	}
+	narrow, err := jwtsvid.NewIssuer(home.TrustDomain(), "k", newKey(t), nil)
+	require.NoError(t, err)
+	upstream := func(i issuer) issuer { // an agent's agent
+		c := inMemory(t, handler(t, src, &workloadserver.Options{IssueJWTSVID: i}))
+		return func(ctx context.Context, id spiffe.ID, audience []string) (string, error) {
+			all, err := c.FetchJWTSVIDs(ctx, id, audience...)
+			if err != nil {
+				return "", err
+			}
+			return all[0].Token(), nil
+		}
+	}
+	for name, c := range map[string]struct {
+		issue    issuer
+		audience []string
+		code     int
+		message  string
+		after    time.Duration
+	}{
+		"two audiences, a default Issuer":    {narrow.IssueJWTSVID, []string{"a", "b"}, codeInvalidArgument, "issue one token for each", 0},
+		"the same of another server":         {upstream(narrow.IssueJWTSVID), []string{"a", "b"}, codeInvalidArgument, "the issuer refuses the request", 0},
+		"a whole trust domain":               {narrow.IssueJWTSVID, []string{"spiffe://example.org"}, codeInvalidArgument, "name the receiving service", 0},
+		"an audience twice":                  {narrow.IssueJWTSVID, []string{"a", "a"}, codeInvalidArgument, "twice", 0},
+		"invalid":                            {fails(fmt.Errorf("not %w", fs.ErrInvalid)), []string{"a"}, codeInvalidArgument, "not invalid argument", 0},
+		"invalid, and not a text":            {fails(fmt.Errorf("\xff %w", fs.ErrInvalid)), []string{"a"}, codeInvalidArgument, "is not a text", 0},
+		"denied":                             {fails(fmt.Errorf("kaputt: %w", workloadserver.ErrDenied)), []string{"a"}, codePermissionDenied, "register the workload", 0},
+		"later":                              {fails(fmt.Errorf("x: %w", later(7*time.Second))), []string{"a"}, codeUnavailable, "try again later", 7 * time.Second},
+		"invalid, but later":                 {fails(errors.Join(fs.ErrInvalid, later(7*time.Second))), []string{"a"}, codeUnavailable, "try again later", 7 * time.Second},
+		"later, of another server":           {upstream(fails(later(7 * time.Second))), []string{"a"}, codeUnavailable, "try again later", 7 * time.Second},
+		"anything else":                      {fails(errors.New("kaputt")), []string{"a"}, codeUnavailable, "try again later", 0},
+		"audiences that no token could have": {narrow.IssueJWTSVID, []string{strings.Repeat("a", 9<<10)}, codeInvalidArgument, "8 KiB", 0},
+	} {
+		raw := http2(t, handler(t, src, &workloadserver.Options{IssueJWTSVID: c.issue}))
+		r := post(t, raw, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: c.audience}), header, "true")
+		code, message := r.status()
+		assert.Equal(t, c.code, code, name)
+		assert.Contains(t, message, c.message, name)
+		assert.NotContains(t, message, "kaputt", name)
+		if c.after == 0 {
+			assert.Empty(t, r.pushback(), name)
+		} else {
+			assert.Contains(t, r.pushback(), fmt.Sprint(c.after.Milliseconds())[:1], name)
+		}
+	}
+}
+
+// An Authority with its usual configuration answers for one audience, refuses two, and says when to come back
+// when it has a limit.
+func TestAuthorityIssues(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		authority, err := ca.New(ca.Config{TrustDomain: home.TrustDomain(), JWT: &ca.JWTConfig{}, Limits: ca.Limits{CallerRate: 0.1, CallerBurst: 1}})
+		require.NoError(t, err)
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID})
+		c := inMemory(t, h)
+		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a", "b")
+		require.ErrorIs(t, err, workloadapi.ErrRefused)
+		assert.ErrorContains(t, err, "ask for one token for each")
+		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+		require.NoError(t, err)
+		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+		require.ErrorContains(t, err, "status unavailable")
+		e, ok := errors.AsType[*workloadapi.Error](err)
+		require.True(t, ok)
+		after, again := e.Retryable()
+		assert.True(t, again)
+		assert.InDelta(t, 10*time.Second, after, float64(time.Second))
+	})
+}
+
+// A first WIT-SVID that is refused as a mistake is no reason to come back.
+func TestWITRefused(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	w := newWITs(t, home)
+	w.err[""] = fmt.Errorf("no such hint: %w", fs.ErrInvalid)
+	c := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))
+	for _, err := range c.WatchWITSVIDs(t.Context(), spiffe.ID{}) {
+		require.ErrorIs(t, err, workloadapi.ErrRefused)
+		assert.ErrorContains(t, err, "no such hint")
+		e, _ := errors.AsType[*workloadapi.Error](err)
+		assert.True(t, e.Final)
+	}
+}

@@ -1,0 +1,260 @@
+package workloadserver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+// remote returns a client whose requests come from this address.
+func remote(t testing.TB, h http.Handler, address string) *http.Client {
+	return http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.RemoteAddr = address
+		h.ServeHTTP(w, r)
+	}))
+}
+
+// One peer takes all that it can get, by streams of all kinds, by reflection, by calls that take long and by
+// requests that never come; another one is served.
+func TestPeerStreams(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	issue := make(chan struct{})
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+		MaxStreams: 20, MaxPeerStreams: 8,
+		IssueJWTSVID: func(_ context.Context, id spiffe.ID, _ []string) (string, error) { <-issue; return id.String(), nil },
+	})
+	greedy, good := remote(t, h, "127.0.0.1:1"), remote(t, h, "127.0.0.1:2")
+	svids := func(c *http.Client) *rpc {
+		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+	}
+	begun := func(path, body string) { // a request of which no more comes
+		in, out := net.Pipe()
+		t.Cleanup(func() { _ = out.Close() })
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+path, in)
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/grpc")
+		req.Header.Set("workload.spiffe.io", "true")
+		go func() {
+			if resp, err := greedy.Do(req); err == nil {
+				_ = resp.Body.Close()
+			}
+		}()
+		go func() { _, _ = out.Write([]byte(body)) }()
+	}
+	for _, method := range []string{"FetchX509SVID", "FetchX509Bundles", "FetchJWTBundles"} {
+		require.NotEmpty(t, post(t, greedy, service+method, frame(&wire.X509SVIDRequest{}), header, "true").recv())
+	}
+	begun("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "")
+	begun("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "")
+	begun(service+"FetchX509SVID", "\x00\x00")
+	token := make(chan error, 2)
+	for range 2 {
+		go func() {
+			c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: greedy})
+			if err == nil {
+				_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+			}
+			token <- err
+		}()
+	}
+	require.Eventually(t, func() bool { return h.Streams() == 8 }, patient, time.Millisecond)
+	for _, path := range []string{service + "FetchX509SVID", service + "FetchJWTBundles", service + "FetchJWTSVID", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
+		refused := post(t, greedy, path, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true")
+		code, _ := refused.status()
+		assert.Equal(t, codeResourceExhausted, code, path)
+		ms, err := strconv.Atoi(refused.pushback())
+		require.NoError(t, err)
+		assert.GreaterOrEqual(t, ms, int(workloadserver.RetryFull.Milliseconds()), "when to come back")
+	}
+	require.NotEmpty(t, svids(good).recv(), "of another connection")
+
+	// What has ended makes room.
+	close(issue)
+	require.NoError(t, <-token)
+	require.NoError(t, <-token)
+	require.Eventually(t, func() bool { return h.Streams() == 7 }, patient, time.Millisecond)
+	require.NotEmpty(t, svids(greedy).recv())
+
+	// Many peers fill the total.
+	for i := 0; h.Streams() < 20; i++ {
+		require.NotEmpty(t, svids(remote(t, h, fmt.Sprint("127.0.0.1:", 10+i))).recv())
+	}
+	code, _ := svids(good).status()
+	assert.Equal(t, codeResourceExhausted, code)
+	require.NoError(t, h.Close())
+	require.Eventually(t, func() bool { return h.Streams() <= 3 }, patient, time.Millisecond, "but for requests that have not come")
+}
+
+// A user cannot take all streams, however many connections it opens, and without an option.
+func TestStreamsOfUser(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("peers are known on Linux")
+	}
+	home := newDomain(t, "example.org")
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	path := strings.TrimPrefix(listen(t, &unixsocket.Server{Handler: h, SocketMode: 0o666}), "unix://")
+	client := func(dial func() (net.Conn, error)) *http.Client {
+		transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(context.Context, string, string) (net.Conn, error) { return dial() }}
+		transport.Protocols.SetUnencryptedHTTP2(true)
+		t.Cleanup(transport.CloseIdleConnections)
+		return &http.Client{Transport: transport}
+	}
+	self := func() (net.Conn, error) { return net.Dial("unix", path) }
+	two := []*http.Client{client(self), client(self)}
+	open := func(c *http.Client) *rpc {
+		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+	}
+	first := open(two[0])
+	for i := range workloadserver.MaxPeer - 1 {
+		open(two[i%2])
+	}
+	require.Equal(t, workloadserver.MaxPeer, h.Streams())
+	for _, c := range two {
+		code, _ := open(c).status()
+		assert.Equal(t, codeResourceExhausted, code)
+	}
+	require.NotEmpty(t, open(http2(t, h)).recv(), "of another peer")
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Chmod(path[:strings.LastIndexByte(path, '/')], 0o755))
+		other := open(client(func() (net.Conn, error) { return dialAs(12345, path) }))
+		require.NotEmpty(t, other.recv(), "of another user")
+		require.NoError(t, other.resp.Body.Close())
+	}
+	require.NoError(t, first.resp.Body.Close())
+	require.Eventually(t, func() bool { return h.Streams() == workloadserver.MaxPeer }, patient, time.Millisecond)
+	require.NotEmpty(t, open(two[1]).recv(), "there is room for one")
+	require.NoError(t, h.Close())
+	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
+}
+
+// quiet is the log without times.
+func quiet(b *syncBuffer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
+// Each reason to refuse a caller is logged, once a minute however often it happens.
+func TestRefusalsAreLogged(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		var log syncBuffer
+		var denied atomic.Bool
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+			Identities: func(context.Context) ([]workloadserver.Identity, error) {
+				if denied.Load() {
+					return nil, nil
+				}
+				return []workloadserver.Identity{{SVID: home.SVID("/web")}}, nil
+			},
+			MaxPeerStreams: 1,
+			IssueJWTSVID:   (&tokens{err: errors.New("kaputt")}).IssueJWTSVID,
+			Logger:         quiet(&log),
+		})
+		near, far := remote(t, h, "127.0.0.1:1"), remote(t, h, "192.0.2.1:1")
+		lines := func() []string {
+			synctest.Wait()
+			log.mu.Lock()
+			defer log.mu.Unlock()
+			s := strings.TrimSpace(log.b.String())
+			log.b.Reset()
+			return strings.Split(s, "\n")
+		}
+		call := func(c *http.Client, method string, id string, headers ...string) {
+			_, _ = post(t, c, method, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}, SpiffeId: id}), headers...).status()
+			synctest.Wait()
+		}
+		const other = "spiffe://example.org/other"
+		for _, c := range []struct {
+			do   func()
+			want string
+		}{
+			{func() { call(near, service+"FetchX509SVID", "") }, `msg="workloadserver: request refused" reason="no header" method=FetchX509SVID remote=127.0.0.1:1`},
+			{func() { call(far, service+"FetchX509SVID", "", header, "true") }, `msg="workloadserver: request refused" reason="another machine" method=FetchX509SVID remote=192.0.2.1:1`},
+			{func() { call(near, service+"FetchJWTSVID", "web", header, "true") }, `msg="workloadserver: request refused" reason="bad request" method=FetchJWTSVID remote=127.0.0.1:1 err="spiffe_id is not a SPIFFE ID"`},
+			{func() { call(near, service+"FetchJWTSVID", other, header, "true") }, `msg="workloadserver: request refused" reason="no identity for the caller" method=FetchJWTSVID remote=127.0.0.1:1 id=` + other},
+			{func() { call(near, service+"FetchJWTSVID", "", header, "true") }, `msg="workloadserver: request failed" reason=issuer method=FetchJWTSVID remote=127.0.0.1:1 err="issuer: kaputt"`},
+			{func() {
+				first := post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+				call(near, service+"FetchX509SVID", "", header, "true")
+				require.NoError(t, first.resp.Body.Close())
+				synctest.Wait()
+			}, `msg="workloadserver: request refused" reason="this caller holds too much already" method=FetchX509SVID remote=127.0.0.1:1`},
+		} {
+			for range 50 {
+				c.do()
+			}
+			assert.Equal(t, []string{"level=WARN " + c.want}, lines(), "the first at once, and no other")
+			time.Sleep(time.Minute + time.Second)
+			assert.Equal(t, []string{"level=WARN " + c.want + " count=49 interval=1m0s"}, lines(), "a count")
+			time.Sleep(2 * time.Minute)
+			assert.Equal(t, []string{""}, lines())
+		}
+
+		// A withdrawal is a refusal. What callers do to themselves is none.
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
+		require.NoError(t, err)
+		stop := run(t, s)
+		require.NoError(t, s.Ready(t.Context()))
+		denied.Store(true)
+		h.Refresh()
+		assert.Equal(t, []string{`level=WARN msg="workloadserver: request refused" reason="no identity for the caller" method=FetchX509SVID remote=mem`}, lines())
+		require.Equal(t, errStop, stop())
+		time.Sleep(5 * time.Minute)
+		lines()
+		denied.Store(false)
+		post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m").status()
+		r := post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
+		require.NoError(t, r.resp.Body.Close())
+		call(near, service+"Nothing", "", header, "true")
+		assert.Equal(t, []string{""}, lines())
+	})
+}
+
+// The log says which user and which process was refused.
+func TestRefusedProcess(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("peers are known on Linux")
+	}
+	home := newDomain(t, "example.org")
+	var log syncBuffer
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { return nil, nil }, Logger: quiet(&log),
+	})
+	c := dial(t, listen(t, &unixsocket.Server{Handler: h}))
+	for range 100 {
+		for _, err := range c.WatchX509SVIDs(t.Context()) {
+			require.ErrorIs(t, err, workloadapi.ErrDenied)
+			break
+		}
+	}
+	assert.Equal(t, fmt.Sprintf("level=WARN msg=\"workloadserver: request refused\" reason=\"no identity for the caller\" method=FetchX509SVID uid=%d pid=%d\n",
+		os.Geteuid(), os.Getpid()), log.String())
+}

@@ -1,0 +1,67 @@
+package workloadserver
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// vigil decides when a stream looks again that nothing tells of a change: when half of the life of an
+// identity that it serves is over, which is when its source has renewed it; again and again from then on, as
+// long as it is the same; after a look that failed; and every five minutes in any case, for all that has no
+// end.
+type vigil struct {
+	ids      []Identity
+	times    int // looks after the middle of a life that have found the same identities
+	failures int // in a row
+	failure  error
+}
+
+// seen takes note of the identities that are served.
+func (w *vigil) seen(ids []Identity) {
+	w.failures, w.failure = 0, nil
+	if !slices.Equal(ids, w.ids) {
+		w.ids, w.times = ids, 0
+	}
+}
+
+// failed takes note of a look that has failed.
+func (w *vigil) failed(err error) {
+	w.failures++
+	w.failure = err
+}
+
+// wait returns how long to wait from now, and an identity that is served although it has expired.
+func (w *vigil) wait(now time.Time) (wait time.Duration, expired spiffe.ID) {
+	u := rand.Float64()
+	wait = renew.Poll(renew.UsualPoll, renew.Shortest, renew.Longest, u)
+	if w.failure != nil {
+		wait = min(wait, patience.Wait(renew.NewFailure(w.failures, w.failure), 0, 0, u))
+	}
+	aged := false
+	for _, id := range w.ids {
+		begin, end := id.SVID.NotBefore(), id.SVID.NotAfter()
+		for _, c := range id.SVID.Chain()[1:] {
+			if c.NotAfter.Before(end) {
+				end = c.NotAfter
+			}
+		}
+		life, left := end.Sub(begin), end.Sub(now)
+		if young := left - life/2; young > 0 {
+			wait = min(wait, young)
+			continue
+		}
+		aged = true
+		wait = min(wait, patience.Wait(renew.Failure{Times: w.times + 1}, life, left, u))
+		if left <= 0 {
+			expired = id.SVID.ID()
+		}
+	}
+	if aged {
+		w.times++
+	}
+	return max(wait, renew.Shortest), expired
+}
