@@ -31,7 +31,7 @@
 // reviews at a time and 500 in a second ([ReviewerOptions]). A peer, which is the address of a TLS connection or a
 // user of this machine, has at most 256 of those that run or wait, and half of those in a second. A peer of which 64
 // tokens were refused is heard once a second: the others are refused without a review, as are all
-// tokens for a second after they were refused. Good tokens do not count for that, so an address that
+// tokens for a second after they were refused. A request that is given up during its review counts as refused. Good tokens do not count, so an address that
 // stands for many callers is not held back, unless one of them sends bad tokens all the time.
 // Behind a proxy that ends TLS there are only the limits of all, as the address is that of the proxy.
 //
@@ -228,9 +228,10 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 	if a, err, ok := r.refused.get(key); ok {
 		return a, err
 	}
+	caller := ctx
 	ctx, cancel := limited(ctx, r.timeout)
 	defer cancel()
-	a, err := r.limits.do(ctx, func() (*Account, error) { return r.judge(ctx, token, audiences) })
+	a, err := r.limits.do(ctx, caller, func() (*Account, error) { return r.judge(ctx, token, audiences) })
 	switch {
 	case err == nil:
 		a.NotAfter = c.expires

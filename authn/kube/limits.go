@@ -29,8 +29,9 @@ func newLimits(concurrent, perSecond int) limits {
 }
 
 // do calls review within the limits: those of all, and those of the peer that is in ctx. Without one there are
-// those of all alone. The error of a limit wraps [ErrReviewFailed], and says when to come back.
-func (l *limits) do(ctx context.Context, review func() (*Account, error)) (*Account, error) {
+// those of all alone. The error of a limit wraps [ErrReviewFailed], and says when to come back. The caller's context is
+// the one that ctx was made of, with less time.
+func (l *limits) do(ctx, caller context.Context, review func() (*Account, error)) (*Account, error) {
 	from := peer.FromContext(ctx)
 	if from != "" {
 		if err := l.strikes.Check(from); err != nil { // which takes nothing from others
@@ -63,7 +64,8 @@ func (l *limits) do(ctx context.Context, review func() (*Account, error)) (*Acco
 		return nil, busy(err)
 	}
 	a, err := review()
-	if err == nil || errors.Is(err, ErrReviewFailed) { // an outage says nothing about the peer
+	// An outage says nothing about the peer. One that has gone does: it could go before each answer.
+	if err == nil || errors.Is(err, ErrReviewFailed) && caller.Err() == nil {
 		l.strikes.Forgive(from)
 	}
 	return a, err

@@ -138,6 +138,32 @@ func TestRefusedPeer(t *testing.T) {
 	})
 }
 
+// A peer that goes before the answer has caused a review all the same. One that goes while it waits has not.
+func TestReviewGivenUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, r := inBubble(t, kube.ReviewerOptions{})
+		s.Latency(time.Second)
+		review := func(long time.Duration) error {
+			ctx, cancel := context.WithTimeout(peer.NewContext(t.Context(), "a"), long)
+			defer cancel()
+			_, err := r.Review(ctx, "good", []string{"a"})
+			return err
+		}
+		var all sync.WaitGroup
+		for range 200 { // 64 of them begin
+			all.Go(func() { assert.ErrorIs(t, review(time.Millisecond), kube.ErrReviewFailed) })
+		}
+		all.Wait()
+		require.Positive(t, retry(t, review(time.Minute)))
+		assert.LessOrEqual(t, s.Count(http.MethodPost, reviews), 64)
+		time.Sleep(time.Minute)
+		require.NoError(t, review(time.Minute))
+		s.Client().CloseIdleConnections()
+		time.Sleep(time.Minute)
+	})
+}
+
 // The reviews of all callers have a rate, and one peer may have half of it.
 func TestReviewRate(t *testing.T) {
 	t.Parallel()

@@ -187,7 +187,7 @@ func TestMaxConns(t *testing.T) {
 			serve(t, s)
 			conns := dialAll(t, s.Path, 5)
 			for range 20 {
-				require.True(t, cut(dialAll(t, s.Path, 1)[0], patient), "beyond the limit")
+				require.True(t, cut(dialAll(t, s.Path, 1)[0], 5*time.Second), "beyond the limit, long before a silent one ends")
 			}
 			for _, c := range conns {
 				_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
