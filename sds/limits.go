@@ -60,11 +60,11 @@ func (p peer) attrs(ctx context.Context) []slog.Attr {
 // enter counts a stream or a fetch of p. At its end it leaves with h.open.Give.
 func (h *Handler) enter(r *http.Request, p peer) error {
 	if err := h.open.Take(p, 1); err != nil {
-		what := "sds: too many streams are open"
+		what := "too many streams are open"
 		if isOfPeer(err) {
-			what = "sds: this peer has too many streams open"
+			what = "this peer has too many streams open"
 		}
-		e := full(what + "; try again later")
+		e := full("sds: " + what + "; try again later")
 		h.refused(r.Context(), p, what, e)
 		return e
 	}
