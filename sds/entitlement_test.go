@@ -123,6 +123,13 @@ func (m *model) Subscribe(f func(string)) func() {
 	return func() {}
 }
 
+// random returns a number less than n.
+func (m *model) random(n int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.rnd.IntN(n)
+}
+
 // short returns a time of up to ms milliseconds, and a nanosecond. The lock is held.
 func (m *model) short(ms int) time.Duration {
 	return time.Duration(m.rnd.IntN(ms+1))*time.Millisecond + time.Nanosecond
@@ -142,7 +149,7 @@ func (m *model) run(events int) {
 		}
 	}()
 	for i := range events {
-		m.pause(m.rnd.IntN(200))
+		m.pause(m.random(200))
 		m.event()
 		synctest.Wait()
 		if i%10 == 9 {
@@ -217,7 +224,7 @@ func (m *model) open(delta bool) *modelStream {
 	r, w := io.Pipe()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &modelStream{
-		m: m, delta: delta, caller: m.rnd.IntN(modelCallers), in: w, cancel: cancel, done: make(chan struct{}),
+		m: m, delta: delta, caller: m.random(modelCallers), in: w, cancel: cancel, done: make(chan struct{}),
 		header: make(http.Header), wanted: make(map[string]bool), has: make(map[string]int),
 	}
 	method := "StreamSecrets"

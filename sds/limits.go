@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"time"
@@ -20,6 +21,7 @@ const (
 
 	maxNamesBytes = 128 << 20 // of all names that clients ask for, as cost counts them
 	maxPeerBytes  = 32 << 20  // of one peer
+	streamBytes   = 2 << 10   // of a stream on average, where the streams times that are more
 	maxNameBytes  = 256 << 10 // of the names of one stream, without what is kept beside them
 	nameBytes     = 256       // of a name on average, where MaxNames times that is more than maxNameBytes
 	besideName    = 1 << 10   // bytes that are kept for a name beside it
@@ -60,11 +62,11 @@ func (p peer) attrs(ctx context.Context) []slog.Attr {
 // enter counts a stream or a fetch of p. At its end it leaves with h.open.Give.
 func (h *Handler) enter(r *http.Request, p peer) error {
 	if err := h.open.Take(p, 1); err != nil {
-		what := "sds: too many streams are open"
+		what := "too many streams are open"
 		if isOfPeer(err) {
-			what = "sds: this peer has too many streams open"
+			what = "this peer has too many streams open"
 		}
-		e := full(what + "; try again later")
+		e := full("sds: " + what + "; try again later")
 		h.refused(r.Context(), p, what, e)
 		return e
 	}
@@ -128,6 +130,9 @@ func (c *holdings) release() {
 	c.h.names.Give(c.peer, c.cost)
 	c.cost = 0
 }
+
+// bytesOf returns the bytes of the names of so many streams.
+func bytesOf(streams int) int { return min(streams, math.MaxInt/streamBytes) * streamBytes }
 
 // cost is what the names of a session take, roughly, in bytes.
 func (s *session) cost() int { return s.bytes + len(s.items)*besideName }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -311,4 +312,24 @@ func TestUnfinishedRequests(t *testing.T) {
 		assert.Equal(t, http.StatusOK, post(t, connect(), `{"resource_names":["default"]}`, nil).StatusCode)
 	})
 	require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond)
+}
+
+// An operator that allows more streams allows their names as well.
+func TestNamesOfManyStreams(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		streams int
+		want    string
+	}{{0, codeResourceExhausted}, {100_000, codeOK}, {math.MaxInt, codeOK}} {
+		socket, _ := serve(t, handler(t, newFakeSource(), &sds.Options{MaxStreams: test.streams, MaxPeerStreams: test.streams, MaxNames: 40_000}))
+		s := openSotW(t, dial(t, socket))
+		names := make([]string, 33_000)
+		for i := range names {
+			names[i] = fmt.Sprint(i)
+		}
+		s.ask(names...)
+		require.NoError(t, s.in.Close())
+		code, _ := s.status()
+		assert.Equal(t, test.want, code, test.streams)
+	}
 }

@@ -46,7 +46,8 @@
 //
 // The streams need HTTP/2, and each secret of each Envoy is one long-lived request, while net/http
 // allows 250 on a connection: see the example of [NewHandler]. WriteTimeout and ReadTimeout of the
-// http.Server must be zero, as they would end the streams.
+// http.Server must be zero, as they would end the streams. On a Unix socket set its ConnContext to
+// unixsocket.ConnContext, so that peers are known.
 //
 // # Limits
 //
@@ -56,7 +57,8 @@
 //
 // 20,000 streams may be open at the same time ([Options].MaxStreams), of one peer 5,000
 // ([Options].MaxPeerStreams). The names that all clients ask for may take 128 MiB, those of one peer 32 MiB,
-// where a name counts with its length and 1 KiB for what is kept beside it. Names count whether they exist or
+// or 2 KiB for each of the streams where that is more; a name counts with its length and 1 KiB for what is
+// kept beside it. Names count whether they exist or
 // not, are permitted or not, and whether they are the same or not. Requests that are being received may take
 // 256 MiB, those of one peer 64 MiB, beyond the first 4 KiB of each. A fetch counts like a stream, until it
 // is answered. What goes over these limits is refused with code ResourceExhausted (429 in REST) and the
@@ -126,7 +128,7 @@ type Options struct {
 	// permission that comes later reaches a stream that waits, within a second. A stream that loses the
 	// right to a name gets nothing more of it, but what it has it keeps: a delta stream is told that the
 	// name is removed, which Envoy acknowledges, using the secret that it has until it restarts; in SotW
-	// there is no way to say so. What takes a withdrawn identity out of use is its end.
+	// there is no way to say so. A certificate that a client has kept is good until it ends.
 	//
 	// It is called with the context of the request. In it, unixsocket.PeerFromContext finds the process on
 	// the other side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server
@@ -215,8 +217,9 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.opts.Wildcard = slices.Clone(h.opts.Wildcard)
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
 	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
-	h.open = limit.NewShares[peer](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
-	h.names = limit.NewShares[peer](maxNamesBytes, maxPeerBytes)
+	total, each := cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams)
+	h.open = limit.NewShares[peer](total, each)
+	h.names = limit.NewShares[peer](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))
 	h.incoming = limit.NewShares[peer](maxIncoming, maxPeerIncoming)
 
 	h.table = newTable(src, h.opts.Logger)
