@@ -284,6 +284,30 @@ func TestSerials(t *testing.T) {
 	require.Greater(t, long, 250, "not 128 random bits")
 }
 
+// A CA that keeps something in the serial number chooses it, within what RFC 5280 allows.
+func TestGivenSerialNumber(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t)
+	longest := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 159), big.NewInt(1))
+	for n, ok := range map[*big.Int]bool{
+		big.NewInt(1): true, longest: true, new(big.Int).Add(longest, big.NewInt(1)): false, big.NewInt(0): false, big.NewInt(-1): false,
+	} {
+		o := pki.CertificateOptions{
+			PublicKey: newKey(t, pki.ECDSAP256).Public(), SANs: []pki.SAN{pki.DNSSAN("a.test")}, NotBefore: base, NotAfter: base.Add(time.Minute), SerialNumber: n,
+		}
+		leaf, err := root.IssueCertificate(o)
+		if !ok {
+			require.ErrorContains(t, err, "serial number", "%v", n)
+			continue
+		}
+		require.NoError(t, err, "%v", n)
+		require.Zero(t, n.Cmp(leaf.SerialNumber))
+		back, err := x509.ParseCertificate(leaf.Raw)
+		require.NoError(t, err)
+		require.Zero(t, n.Cmp(back.SerialNumber))
+	}
+}
+
 func TestIssueLeafRefuses(t *testing.T) {
 	t.Parallel()
 	rootKey := newKey(t, pki.ECDSAP256)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -271,7 +272,9 @@ var (
 // The file in brackets is optional. If none of the sets applies, the error wraps [fs.ErrNotExist]. If a
 // file of the set is missing, it does not, and names the file: a folder that is half filled is not one
 // that is empty, and no reason to make a new CA. Other files are not looked at. A file must be a regular
-// one, links followed, of at most 1 MiB ([spiffe.ErrTooLarge]).
+// one, links followed, of at most 1 MiB ([spiffe.ErrTooLarge]). A file of the host, as [os.DirFS] opens it, must belong to the
+// user of this process or to root, and other users must not be able to write to it; who can replace the folder is for the caller
+// to look at.
 //
 // If key is not nil, it is the key of the CA, as one in an HSM or a KMS; then the file of the key is
 // neither needed nor read.
@@ -382,6 +385,14 @@ func readBounded(fsys fs.FS, name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	if info, err = f.Stat(); err != nil {
+		return nil, err
+	}
+	if private.HasOwner(info) {
+		if err := private.Check(name, info, private.Options{}); err != nil {
+			return nil, err
+		}
+	}
 	data, err := io.ReadAll(io.LimitReader(f, certpem.MaxInput+1))
 	if err != nil {
 		return nil, err

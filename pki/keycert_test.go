@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -25,6 +26,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -665,6 +667,24 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	b, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
 	require.NoError(t, err)
 	require.True(t, b.Equal(whole))
+
+	// A file that other users can write to, or that another user owns, is none of the CA's.
+	if runtime.GOOS == "windows" {
+		return
+	}
+	key := filepath.Join(dir, "..data", "ca-key.pem")
+	require.NoError(t, os.Chmod(key, 0o606))
+	_, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
+	require.ErrorIs(t, err, private.ErrUnsafe)
+	require.NotErrorIs(t, err, fs.ErrNotExist)
+	require.NoError(t, os.Chmod(key, 0o644))
+	_, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
+	require.NoError(t, err)
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Chown(key, 54321, -1))
+		_, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
+		require.ErrorIs(t, err, private.ErrUnsafe)
+	}
 }
 
 func FuzzKeyCertBundle(f *testing.F) {

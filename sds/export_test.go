@@ -9,3 +9,6 @@ func (h *Handler) Waits() int {
 	defer h.table.mu.Unlock()
 	return len(h.table.waits)
 }
+
+// Incoming returns how many bytes of requests that are being received are counted.
+func (h *Handler) Incoming() int { return h.incoming.Held() }

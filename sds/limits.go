@@ -24,6 +24,9 @@ const (
 	nameBytes     = 256       // of a name on average, where MaxNames times that is more than maxNameBytes
 	besideName    = 1 << 10   // bytes that are kept for a name beside it
 
+	maxIncoming     = 256 << 20 // bytes of requests that are being received
+	maxPeerIncoming = 64 << 20  // of one peer
+
 	retryFull = 10 * time.Second // after which a client that found no room is to come back
 )
 
@@ -54,20 +57,18 @@ func (p peer) attrs(ctx context.Context) []slog.Attr {
 	return nil
 }
 
-// enter counts a stream or a fetch, which leaves at its end.
-func (h *Handler) enter(r *http.Request) (p peer, leave func(), err error) {
-	p = peerOf(r)
+// enter counts a stream or a fetch of p. At its end it leaves with h.open.Give.
+func (h *Handler) enter(r *http.Request, p peer) error {
 	if err := h.open.Take(p, 1); err != nil {
 		what := "sds: too many streams are open"
 		if isOfPeer(err) {
 			what = "sds: this peer has too many streams open"
 		}
-		e := grpchttp.Errorf(grpchttp.ResourceExhausted, "%s; try again later", what)
-		e.RetryAfter = retryFull
+		e := full(what + "; try again later")
 		h.refused(r.Context(), p, what, e)
-		return p, nil, e
+		return e
 	}
-	return p, func() { h.open.Give(p, 1) }, nil
+	return nil
 }
 
 func isOfPeer(err error) bool {
@@ -75,16 +76,26 @@ func isOfPeer(err error) bool {
 	return ok && e.Reason == limit.CallerShare
 }
 
-// counted returns a method that counts while it runs.
-func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
-	return func(ctx context.Context, call *grpchttp.Call) error {
-		_, leave, err := h.enter(call.Request())
-		if err != nil {
-			return err
-		}
-		defer leave()
-		return method(ctx, call)
+// grow counts what is received of a request beyond its first bytes.
+func (h *Handler) grow(r *http.Request, n int) error {
+	p := peerOf(r)
+	if n < 0 {
+		h.incoming.Give(p, -n)
+		return nil
 	}
+	if err := h.incoming.Take(p, n); err != nil {
+		what := "sds: too many requests are being received"
+		if isOfPeer(err) {
+			what = "sds: this peer sends too many requests at the same time"
+		}
+		return full(what + "; try again later")
+	}
+	return nil
+}
+
+// full is a refusal for want of room.
+func full(text string) *grpchttp.Error {
+	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text, RetryAfter: retryFull}
 }
 
 // holdings are the names that one stream or fetch holds for its peer.
@@ -105,9 +116,7 @@ func (c *holdings) hold(s *session) error {
 			if isOfPeer(err) {
 				what = "sds: this peer asks for too many names"
 			}
-			e := grpchttp.Errorf(grpchttp.ResourceExhausted, "%s; ask for less, or try again later", what)
-			e.RetryAfter = retryFull
-			return e
+			return full(what + "; ask for less, or try again later")
 		}
 	}
 	c.cost = s.cost()

@@ -245,3 +245,70 @@ func TestNamesOfPeer(t *testing.T) {
 		})
 	}
 }
+
+// A peer that begins large requests and does not end them gets its share of memory, and leaves the others
+// theirs.
+func TestUnfinishedRequests(t *testing.T) {
+	m, src := newMint(t), newFakeSource()
+	web := m.pair("default")
+	src.put("default", web)
+	h := handler(t, src, nil)
+	connect := serveTCP(t, h)
+	const most, each = 64 << 20, 1<<20 - 4<<10
+	t.Run("gRPC", func(t *testing.T) {
+		greedy := connect()
+		begun := append([]byte{0, 0, 0x10, 0, 0}, make([]byte, 600<<10)...) // of 1 MiB
+		var all []*raw
+		var last *raw
+		for i := range most/each + 20 {
+			s := open(t, greedy, []string{"StreamSecrets", "DeltaSecrets"}[i%2])
+			all, last = append(all, s), s
+			go func() { _, _ = s.in.Write(begun) }()
+			require.Eventually(t, func() bool { return h.Incoming() >= min(i+1, most/each)*each }, patient, 10*time.Microsecond)
+		}
+		refusal(t, last, "this peer sends too many requests")
+		assert.LessOrEqual(t, h.Incoming(), most)
+
+		// The first request of a real Envoy is larger than what is not counted.
+		polite := openSotW(t, connect())
+		polite.send(&envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: "n", Cluster: strings.Repeat("x", 60_000)}, ResourceNames: []string{"default"}})
+		want(t, polite.recv(), web)
+		for _, s := range all {
+			s.cancel()
+		}
+		require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond, "a stream that waits keeps no request")
+	})
+	t.Run("REST", func(t *testing.T) {
+		require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond)
+		greedy := connect()
+		post(t, greedy, `{}`, nil) // while there is no connection, each request begins to dial one
+		ctx, cancel := context.WithTimeout(t.Context(), patient)
+		defer cancel()
+		statuses := make(chan int, most>>18+10)
+		for range cap(statuses) {
+			r, w := io.Pipe()
+			defer w.Close()
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/v3/discovery:secrets", r)
+			require.NoError(t, err)
+			req.Header.Set("Content-Type", "application/json")
+			go func() {
+				resp, err := greedy.Do(req)
+				if err == nil {
+					statuses <- resp.StatusCode
+					_ = resp.Body.Close()
+				}
+			}()
+		}
+		for range 10 {
+			select {
+			case status := <-statuses:
+				assert.Equal(t, http.StatusTooManyRequests, status)
+			case <-ctx.Done():
+				require.Fail(t, "fewer were refused")
+			}
+		}
+		assert.Equal(t, most, h.Incoming())
+		assert.Equal(t, http.StatusOK, post(t, connect(), `{"resource_names":["default"]}`, nil).StatusCode)
+	})
+	require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond)
+}

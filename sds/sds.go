@@ -57,7 +57,8 @@
 // 20,000 streams may be open at the same time ([Options].MaxStreams), of one peer 5,000
 // ([Options].MaxPeerStreams). The names that all clients ask for may take 128 MiB, those of one peer 32 MiB,
 // where a name counts with its length and 1 KiB for what is kept beside it. Names count whether they exist or
-// not, are permitted or not, and whether they are the same or not. A fetch counts like a stream, until it
+// not, are permitted or not, and whether they are the same or not. Requests that are being received may take
+// 256 MiB, those of one peer 64 MiB, beyond the first 4 KiB of each. A fetch counts like a stream, until it
 // is answered. What goes over these limits is refused with code ResourceExhausted (429 in REST) and the
 // advice to come back after 10 seconds. A peer is a user (UID) on a Unix socket on Linux, and a connection
 // otherwise, so that no user takes the room of the others.
@@ -182,9 +183,10 @@ type Handler struct {
 	grpc        *grpchttp.Handler
 	log         *summary.Log
 
-	open    *limit.Shares[peer] // streams, and fetches that are under way
-	names   *limit.Shares[peer] // bytes
-	streams atomic.Int64
+	open     *limit.Shares[peer] // streams, and fetches that are under way
+	names    *limit.Shares[peer] // bytes
+	incoming *limit.Shares[peer] // bytes
+	streams  atomic.Int64
 
 	mu    sync.Mutex
 	nacks uint64
@@ -215,16 +217,17 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
 	h.open = limit.NewShares[peer](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
 	h.names = limit.NewShares[peer](maxNamesBytes, maxPeerBytes)
+	h.incoming = limit.NewShares[peer](maxIncoming, maxPeerIncoming)
 
 	h.table = newTable(src, h.opts.Logger)
 	h.log = h.table.sums
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
-			service + "StreamSecrets": h.counted(h.serveStream(false)),
-			service + "DeltaSecrets":  h.counted(h.serveStream(true)),
-			service + "FetchSecrets":  h.counted(h.serveFetch),
+			service + "StreamSecrets": h.serveStream(false),
+			service + "DeltaSecrets":  h.serveStream(true),
+			service + "FetchSecrets":  h.serveFetch,
 		},
-		Name: "sds", Admit: h.admit, MaxMessage: maxMessage,
+		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Grow: h.grow,
 	}
 	h.unsubscribe = sync.OnceFunc(src.Subscribe(h.table.changed))
 	return h, nil

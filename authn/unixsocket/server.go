@@ -32,11 +32,12 @@
 // # Limits
 //
 // Every local process that may connect can open connections, and keep them. So a connection on which no request is in
-// progress is closed after 5 minutes, and one whose first request does not come after 10 seconds. A connection with
-// a request in progress, such as a stream of secrets, is not closed for its age.
+// progress is closed after 5 minutes, and one whose first request, or rest of a body, does not come after 10 seconds.
+// A connection with a request in progress, such as a stream of secrets, is not closed for its age.
 //
 // [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user, except root
-// and the user of this process. What is beyond is closed at once, which delays no other client. A quarter of the
+// and the user of this process. A user may also not have more than twice as many as are free, so that some users together
+// leave room for one more. What is beyond is closed at once, which delays no other client. A quarter of the
 // process's file descriptors, from 64 to 1,024 of them, is never taken by accepted connections, of this and other
 // servers of this library together, so that the program can always reach its certificate authority and open its files.
 //
@@ -71,6 +72,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/flock"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/private"
@@ -248,7 +250,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer end()
 	l := s.limited()
 	srv := &http.Server{
-		Handler:   s.Handler,
+		Handler:   conns.Body(s.Handler, headerTime),
 		Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
@@ -295,15 +297,15 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // limited is the listener within the limits.
-func (s *Server) limited() *limit.Listener[uint32] {
-	total := cmp.Or(s.MaxConns, limit.MaxConns(defaultMaxConns))
+func (s *Server) limited() *conns.Listener[uint32] {
+	total := cmp.Or(s.MaxConns, conns.Max(defaultMaxConns))
 	own := uint32(os.Geteuid()) // which no user has where it is -1
 	exempt := s.exempt
 	if exempt == nil {
 		exempt = func(uid uint32) bool { return uid == 0 || uid == own }
 	}
 	log := summary.New(s.log(), 0)
-	return limit.Listen(s.l, limit.ConnOptions[uint32]{
+	return conns.Listen(s.l, conns.Options[uint32]{
 		Total: total,
 		Each:  cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
 		Peer: func(c net.Conn) (uid uint32, counted bool) {

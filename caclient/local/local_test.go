@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -344,4 +345,38 @@ func ExampleNewFunc() {
 	// Output:
 	// 1 <nil>
 	// 0 caclient: sign: denied: not one of ours
+}
+
+// When the active root is revoked, what renews itself has a certificate of the successor at once, although the old one would
+// be good for hours.
+func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t)
+		c, err := local.New(a, web)
+		require.NoError(t, err)
+		m, err := secretcache.New(secretcache.Config{ID: web, CA: c})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = m.Run(ctx) }()
+		defer func() { cancel(); <-done }()
+		_, err = m.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		synctest.Wait()
+		verified := func() error {
+			svid, err := m.SVID()
+			require.NoError(t, err)
+			v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil)
+			require.NoError(t, err)
+			_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+			return err
+		}
+		require.NoError(t, verified())
+		_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
+		require.NoError(t, err)
+		synctest.Wait()
+		time.Sleep(time.Second)
+		require.NoError(t, verified())
+	})
 }

@@ -78,10 +78,15 @@ func main() {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	if err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
-		text := strings.ReplaceAll(err.Error(), "\n", "; ")
-		fmt.Fprintln(os.Stderr, "ca:", strings.TrimPrefix(text, "ca: "))
+		fmt.Fprintln(os.Stderr, message(err))
 		os.Exit(1)
 	}
+}
+
+// message is an error in one line, in which the name of the program, which is that of package ca, is there once.
+func message(err error) string {
+	text := strings.ReplaceAll("ca: "+err.Error(), "\n", "; ")
+	return strings.ReplaceAll(strings.Replace(text, "ca: ca: ", "ca: ", 1), ": ca: ", ": ")
 }
 
 // run is the program. It returns nil when a signal ends it.

@@ -3,8 +3,10 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/pem"
 	"flag"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -47,6 +49,15 @@ func TestShell(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	zeros := strings.Repeat("0", 64)
+	half := filepath.Join(dir, "half")
+	require.NoError(t, os.Mkdir(half, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(half, "ca-cert.pem"), nil, 0o600))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	csrPEM := func(der []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+	}
 	changed := `{"time":"2026-01-02T03:04:05Z","serial":"1","prev":"` + zeros + `"}` + "\n" + `{"time":"2026-01-02T03:04:06Z","serial":"2","prev":"` + zeros + `"}` + "\n"
 	for _, tc := range []struct {
 		in   string
@@ -57,15 +68,25 @@ func TestShell(t *testing.T) {
 	}{
 		{newCSR(t), arguments(dir, "-once", "-", "-id", "spiffe://cluster.local/web"), 0, "-----BEGIN CERTIFICATE-----", ""},
 		{"", arguments(dir, "-status"), 0, "CA of cluster.local", ""},
-		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "audit.jsonl")), 0, "1 records are as they were written", ""},
+		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "audit.jsonl")), 0, "3 records are as they were written", ""},
 		{"{\n", arguments(dir, "-verify-audit", "-"), 0, "auditlog: line 1: an unfinished line", ""},
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "none.jsonl")), 1, "", "ca: -verify-audit: open "},
 		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: 1 of the lines"},
 		{"", arguments(dir, "-once", "none.pem", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: open none.pem"},
 		{"", []string{"-help"}, 0, "", "-trusted-node-accounts"},
 		{"", []string{"-h"}, 0, "", "-trusted-node-accounts"},
-		{"", []string{"-nonsense"}, 1, "", "-nonsense"},
-		{"", []string{"-max-ttl", "long"}, 1, "", "-max-ttl"},
+		{"", []string{"-nonsense"}, 1, "", "ca: flag provided but not defined: -nonsense; -help lists the flags"},
+		{"", []string{"-max-ttl", "90d"}, 1, "", `ca: invalid value "90d" for flag -max-ttl: time: unknown unit "d" in duration "90d"; it is a number with a unit`},
+		{"", []string{"-istio-addr", "localhost"}, 1, "", "ca: -istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012; -help lists the flags"},
+		{"", arguments(filepath.Join(dir, "none"), "-create=false"), 1, "", "ca: there is no CA in " + filepath.Join(dir, "none", "ca") + "; if there was one, mount its volume"},
+		{"", arguments(filepath.Join(dir, "none"), "-status"), 1, "", "ca: there is no CA in "},
+		{"", arguments(dir, "-taint", "5"), 1, "", `ca: taint a key of cluster.local: no such key: "5"`},
+		{"", arguments(dir, "-recover"), 1, "", "ca: recover " + filepath.Join(dir, "ca") + ": there is nothing to recover"},
+		{"", arguments(dir, "-root-ca-dir", half, "-replace-own-ca", "-status"), 1, "", "ca: -root-ca-dir: load the CA of cluster.local: pki: key-cert bundle: the folder has some files of a CA"},
+		{"", arguments(dir, "-root-ca-dir", half, "-status"), 1, "", "set -replace-own-ca"},
+		{"", arguments(dir, "-root-ca-dir", "", "-kubernetes", "-status"), 1, "", "-kubernetes-api names one"},
+		{csrPEM([]byte{0x30, 0x30, 0x30, 0x30}), arguments(dir, "-once", "-", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: pki: invalid certificate signing request: "},
+		{"", arguments(dir, "-linkerd-addr", l.Addr().String()), 1, "", "ca: Linkerd's API: listen tcp " + l.Addr().String() + ": bind: address already in use; -linkerd-addr names another address, or none"},
 	} {
 		var out, errOut bytes.Buffer
 		cmd := program(t, tc.args...)
@@ -76,6 +97,11 @@ func TestShell(t *testing.T) {
 		assert.Equal(t, tc.out == "", out.Len() == 0)
 		assert.Contains(t, errOut.String(), tc.err)
 		assert.Equal(t, tc.err == "", errOut.Len() == 0, errOut.String())
+		if tc.code != 0 {
+			assert.Equal(t, 1, strings.Count(errOut.String(), "\n"), errOut.String())
+			assert.NotContains(t, errOut.String(), "ca: ca:")
+			assert.NotContains(t, errOut.String(), "asn1")
+		}
 	}
 	cmd := program(t)
 	cmd.Env = append(cmd.Env, "TRUST_DOMAIN=Example.org")
@@ -107,6 +133,8 @@ func TestSignal(t *testing.T) {
 	require.NoError(t, cmd.Wait(), log.String())
 	require.Contains(t, text.String(), "DEVELOPMENT ONLY")
 	require.FileExists(t, filepath.Join(dir, "root-cert.pem"))
+	require.Contains(t, log.String(), `level=INFO msg="CA created"`)
+	require.Contains(t, log.String(), `level=INFO msg="caserver: the server ends" reason="terminated signal received"`)
 	require.NotContains(t, log.String(), "level=ERROR")
 	require.NotContains(t, log.String(), "PRIVATE KEY")
 }

@@ -35,6 +35,16 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 			return fmt.Errorf("-once: %w", err)
 		}
 	}
+	if o.command == "recover" {
+		r, err := o.Recover(ctx)
+		if r.Version != "" {
+			fmt.Fprintln(out, "the CA goes on with version", r)
+		}
+		for _, version := range r.Left {
+			fmt.Fprintln(out, "left where it is:", version)
+		}
+		return err
+	}
 	wait, late := 30*time.Second, "the store does not answer"
 	if o.ExternalCA != "" {
 		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" { // it has a minute

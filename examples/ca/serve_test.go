@@ -220,8 +220,12 @@ func audited(t testing.TB, c *caconfig.Config) map[string]ca.Issuance {
 	require.NoError(t, err)
 	defer f.Close()
 	records := make(map[string]ca.Issuance)
-	for i, err := range auditlog.Read(f) {
+	for e, err := range auditlog.Read(f) {
 		require.NoError(t, err)
+		if e.KeyEvent != nil {
+			continue
+		}
+		i := *e.Issuance
 		_, twice := records[i.Serial]
 		require.False(t, twice, i.Serial)
 		records[i.Serial] = i
@@ -607,6 +611,153 @@ func TestOperator(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
 }
 
+// A key that is known to be stolen is replaced at once, and the operator is told what that costs.
+func TestRevokeNow(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := newConfig(t, dir)
+	s, _ := start(t, c)
+	first := s.ca.Own.Roots()[0]
+	_, err := shell(t, "", arguments(dir, "-revoke", first.ID)...)
+	require.ErrorContains(t, err, "signs")
+	out, err := shell(t, "", arguments(dir, "-revoke", first.ID, "-now")...)
+	require.NoError(t, err)
+	require.Contains(t, out, "root "+first.ID+" is revoked")
+	require.Contains(t, out, "signs in its place, and verifiers that have not read the bundle refuse what it signs, until ")
+	require.Contains(t, out, "make all workloads renew")
+	require.Contains(t, out, "active since")
+	require.Eventually(t, func() bool { // the server follows
+		roots := s.ca.Own.Roots()
+		return len(roots) == 1 && roots[0].ID != first.ID
+	}, 40*time.Second, 50*time.Millisecond)
+	_, err = shell(t, "", arguments(dir, "-taint", first.ID, "-now")...)
+	require.ErrorContains(t, err, "-now: it is for -revoke")
+}
+
+// An operator taints the root by a command: from then on what it signed is no proof to the server, on a connection that is
+// open as on a new one, and a token is. With -renew-by-certificate=off it never was.
+func TestTaintByCommand(t *testing.T) {
+	t.Parallel()
+	for _, off := range []bool{false, true} {
+		dir := t.TempDir()
+		args := []string{"-refresh-hint", "1s", "-propagation", "8s"}
+		if off {
+			args = append(args, "-renew-by-certificate", "off")
+		}
+		s, _ := start(t, newConfig(t, dir, args...))
+		url := "https://" + s.at.Istio.Addr().String()
+		plain := newClient(s.ca.Bundle(), nil)
+		defer plain.CloseIdleConnections()
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		chain, _, err := istioRequest(t.Context(), plain, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
+		require.NoError(t, err)
+		thief := newClient(s.ca.Bundle(), mustSVID(t, chain, key))
+		defer thief.CloseIdleConnections()
+		renew := func() error {
+			_, _, err := istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, "", key)
+			return err
+		}
+		if off {
+			requireUnauthenticated(t, renew(), "its certificate alone")
+			continue
+		}
+		require.NoError(t, renew())
+		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Roots()[0].ID)...)...)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return errors.Is(renew(), caclient.ErrUnauthenticated) }, 30*time.Second, 100*time.Millisecond, "when the server has read the store")
+		_, _, err = istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
+		require.NoError(t, err, "a clean proof")
+	}
+}
+
+// The audit log says what became of the keys, and which user did it with which command on which host.
+func TestKeyEvents(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	_, stop := start(t, newConfig(t, dir))
+	stop()
+	ids := func() (ids []string) {
+		a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
+		require.NoError(t, err)
+		defer a.Close()
+		for _, r := range a.Own.Roots() {
+			ids = append(ids, r.ID)
+		}
+		return ids
+	}
+	first := ids()[0]
+	for _, args := range [][]string{{"-rotate"}, {"-taint", first}, {"-revoke", first, "-now"}} {
+		_, err := shell(t, "", arguments(dir, args...)...)
+		require.NoError(t, err, args)
+	}
+	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
+	_, err := shell(t, "", arguments(dir, "-recover")...)
+	require.NoError(t, err)
+	out, err := shell(t, "", "-verify-audit", filepath.Join(dir, "audit.jsonl"))
+	require.NoError(t, err)
+	require.Contains(t, out, "are as they were written")
+
+	f, err := os.Open(filepath.Join(dir, "audit.jsonl"))
+	require.NoError(t, err)
+	defer f.Close()
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	seen := map[string]string{}
+	for e, err := range auditlog.Read(f) {
+		require.NoError(t, err)
+		if k := e.KeyEvent; k != nil && k.Key == "root" {
+			seen[k.Event] = k.Serial
+			assert.Equal(t, host, k.Host)
+			assert.Equal(t, fmt.Sprint(os.Getuid()), k.UID)
+			assert.Contains(t, k.Command, "ca.test")
+		}
+	}
+	for _, event := range []string{"created", "tainted", "revoked"} {
+		assert.Equal(t, first, seen[event], event)
+	}
+	assert.NotEmpty(t, seen["prepared"])
+	assert.Contains(t, ids(), seen["recovered"], "the one that signs")
+}
+
+// A folder that has lost its pointer gets no new root, loses no key, and goes on when the operator says so.
+func TestRecover(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, stop := start(t, newConfig(t, dir))
+	root := s.ca.Own.Roots()[0].ID
+	stop()
+	_, err := shell(t, "", arguments(dir, "-recover")...)
+	require.ErrorContains(t, err, "nothing to recover")
+	versions := func() []string {
+		files, err := filepath.Glob(filepath.Join(dir, "ca", "*", "*"))
+		require.NoError(t, err)
+		return files
+	}
+	for _, lose := range []func(string) error{os.Remove, func(name string) error { return os.Truncate(name, 0) }} {
+		before := versions()
+		require.NoError(t, lose(filepath.Join(dir, "ca", "CURRENT")))
+		for _, args := range [][]string{nil, {"-status"}, {"-rotate"}, {"-once", "-", "-id", "spiffe://cluster.local/x"}} {
+			began := time.Now()
+			_, err := shell(t, newCSR(t), arguments(dir, args...)...)
+			require.ErrorIs(t, err, ca.ErrUnfit, args)
+			require.ErrorContains(t, err, "-recover")
+			require.Less(t, time.Since(began), 10*time.Second, "waiting does not help")
+			require.Equal(t, before, versions())
+		}
+		out, err := shell(t, "", arguments(dir, "-recover")...)
+		require.NoError(t, err)
+		require.Contains(t, out, "the CA goes on with version ")
+		require.Contains(t, out, root)
+		again, stop := start(t, newConfig(t, dir))
+		require.Equal(t, root, again.ca.Own.Roots()[0].ID)
+		stop()
+	}
+	_, args := cluster(t)
+	_, err = shell(t, "", arguments(dir, append(args, "-recover")...)...)
+	require.ErrorContains(t, err, "-recover")
+}
+
 // To look, in the middle of a rotation that no server has shown to anybody, writes nothing.
 func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()
@@ -635,7 +786,7 @@ func TestPluggedIn(t *testing.T) {
 	dir := t.TempDir()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
 	err := run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in", "whose root outlives a developer's afternoon")
+	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
 	out, err := shell(t, "", arguments(dir, "-status")...)
 	require.NoError(t, err)
 	require.Contains(t, out, "plugged in")
@@ -643,6 +794,14 @@ func TestPluggedIn(t *testing.T) {
 	require.ErrorContains(t, err, "the roots are plugged in")
 
 	_, args := cluster(t)
+	own, err := newConfig(t, t.TempDir(), args...).Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	own.Close()
+	var log bytes.Buffer
+	plugged, err := newConfig(t, dir, args...).Open(t.Context(), caconfig.OpenOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	plugged.Close()
+	require.Contains(t, log.String(), "the own CA signs nothing any more", "in a cluster, where the volume says that this is meant")
 	s, _ := start(t, newConfig(t, dir, append(args, "-create=false")...))
 	bundle := s.ca.Bundle()
 	client := newClient(bundle, nil)

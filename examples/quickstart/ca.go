@@ -4,9 +4,13 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -48,8 +52,8 @@ func inside(authority *ca.Authority) issuer {
 	return func(id spiffe.ID) (secretcache.CA, error) { return local.New(authority, id) }
 }
 
-// outside asks the CA at o.ca. The workload's name is its token, as in the development mode of examples/ca;
-// in a cluster it is the token of a service account.
+// outside asks the CA at o.ca. The workload's name is its token, behind the secret that examples/ca has in development mode
+// and keeps beside its roots; in a cluster it is the token of a service account.
 func outside(o options) (issuer, error) {
 	if _, err := os.Stat(o.caRoots); err != nil { // now, rather than with the first connection
 		return nil, err
@@ -59,7 +63,13 @@ func outside(o options) (issuer, error) {
 			URL:         o.ca,
 			TrustDomain: trustDomain,
 			RootsFile:   o.caRoots, // vouch for workloads, and for the CA itself
-			Token:       func(context.Context) (string, error) { return id.String(), nil },
+			Token: func(context.Context) (string, error) { // each time, as a CA that is started again has another secret
+				secret, err := os.ReadFile(filepath.Join(filepath.Dir(o.caRoots), "token-secret"))
+				if err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return "", err
+				}
+				return strings.TrimPrefix(string(secret)+":"+id.String(), ":"), nil
+			},
 		})
 	}, nil
 }

@@ -60,7 +60,7 @@ func main() {
 	flag.StringVar(&o.socket, "socket", "", "path of the SDS socket (default: in a temporary directory)")
 	flag.BoolVar(&o.json, "json", false, "write one JSON object per event")
 	flag.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API, for the trust domain example.org (default: a CA in this process)")
-	flag.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM")
+	flag.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
 	flag.Parse()
 	if flag.NArg() > 0 || o.lifetime < 2*time.Second || (o.ca == "") != (o.caRoots == "") {
 		flag.Usage()

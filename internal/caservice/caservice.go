@@ -218,14 +218,14 @@ func (c *Call) level(e *grpchttp.Error) slog.Level {
 	return slog.LevelWarn
 }
 
-// conceal replaces a token, with or without the white space around it.
+// conceal replaces a token, with or without the white space around it, and joins the lines of errors that were joined.
 func conceal(text, token string) string {
 	for _, t := range []string{token, strings.TrimSpace(token)} {
 		if t != "" {
 			text = strings.ReplaceAll(text, t, "[token]")
 		}
 	}
-	return text
+	return strings.ReplaceAll(text, "\n", "; ")
 }
 
 // Refuse returns the error for a call that is refused: the client is told the code and the text, the log

@@ -36,7 +36,7 @@ func TestCAProgram(t *testing.T) {
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 
-	cmd := exec.Command(program, "-state-dir", filepath.Join(dir, "state"),
+	cmd := exec.Command(program, "-state-dir", filepath.Join(dir, "state"), "-create",
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "", "-admin-addr", "")
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -64,8 +64,10 @@ func TestCAProgram(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 
+	secret, err := os.ReadFile(filepath.Join(filepath.Dir(at["roots in PEM"]), "token-secret"))
+	require.NoError(t, err)
 	der, _ := requestFor(t)
-	bearer := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer demo/web")
+	bearer := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(secret)+":demo/web")
 	istio, err := security.NewIstioCertificateServiceClient(dial(t, host("Istio's API"), creds)).CreateCertificate(bearer, &security.IstioCertificateRequest{
 		Csr:              string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})),
 		ValidityDuration: 3600,
@@ -82,7 +84,7 @@ func TestCAProgram(t *testing.T) {
 	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
 	der, _ = requestFor(t, name)
 	answer, err := identity.NewIdentityClient(dial(t, host("Linkerd's API"), creds)).Certify(ctx, &identity.CertifyRequest{
-		Identity: name, Token: []byte("demo/web"), CertificateSigningRequest: der,
+		Identity: name, Token: []byte(string(secret) + ":demo/web"), CertificateSigningRequest: der,
 	})
 	require.NoError(t, err)
 	leaf, err = x509.ParseCertificate(answer.GetLeafCertificate())

@@ -58,6 +58,10 @@ type Options struct {
 	// for another FS, which is polled.
 	FS fs.FS
 
+	// Open opens a file of the host; nil means [os.Open]. It is where the caller judges the owner of a file, and it must
+	// not wait for a pipe.
+	Open func(path string) (*os.File, error)
+
 	// Poll is how often the files are read without a notification; 0 means every 5 seconds.
 	Poll time.Duration
 
@@ -211,7 +215,8 @@ func (f *Follower) note(err error) {
 // read reads all files. The sum covers the contents, which files exist, and the error.
 func (f *Follower) read() (Files, digest, error) {
 	files, h := Files{}, sha256.New()
-	var errs []error
+	var all error
+	told := map[string]bool{}
 	for _, path := range f.paths {
 		file, err := f.readOne(path)
 		size := int64(len(file.Data))
@@ -220,29 +225,39 @@ func (f *Follower) read() (Files, digest, error) {
 			size = -1
 		case err != nil:
 			size = -2
-			errs = append(errs, err)
+			switch text := err.Error(); { // one line: the folder may be what is wrong with all of them
+			case all == nil:
+				all = err
+			case !told[text]:
+				all = fmt.Errorf("%w; %w", all, err)
+			}
+			told[err.Error()] = true
 		default:
 			files[path] = file
 		}
 		_ = binary.Write(h, binary.BigEndian, size) // a Hash does not fail
 		h.Write(file.Data)
 	}
-	err := errors.Join(errs...)
-	if err != nil {
-		h.Write([]byte(err.Error()))
+	if all != nil {
+		h.Write([]byte(all.Error()))
 	}
-	return files, digest(h.Sum(nil)), err
+	return files, digest(h.Sum(nil)), all
 }
 
 func (f *Follower) readOne(path string) (File, error) {
 	stat, open := os.Stat, func(path string) (fs.File, error) { return os.Open(path) }
-	if f.o.FS != nil {
+	switch {
+	case f.o.FS != nil:
 		stat, open = func(path string) (fs.FileInfo, error) { return fs.Stat(f.o.FS, path) }, f.o.FS.Open
+	case f.o.Open != nil:
+		stat, open = nil, func(path string) (fs.File, error) { return f.o.Open(path) }
 	}
-	if info, err := stat(path); err != nil {
-		return File{}, err
-	} else if !info.Mode().IsRegular() { // to open a pipe would block
-		return File{}, fmt.Errorf("%s is not a regular file", path)
+	if stat != nil {
+		if info, err := stat(path); err != nil {
+			return File{}, err
+		} else if !info.Mode().IsRegular() { // to open a pipe would block
+			return File{}, fmt.Errorf("%s is not a regular file", path)
+		}
 	}
 	file, err := open(path)
 	if err != nil {

@@ -205,7 +205,7 @@ func (s *Stream) Receive() ([]byte, error) {
 }
 
 func (s *Stream) receive() ([]byte, error) {
-	flags, msg, err := readFrame((*streamBody)(s), &s.prefix, s.max)
+	flags, msg, err := readFrame((*streamBody)(s), &s.prefix, s.max, nil)
 	switch e, ok := err.(*Error); {
 	case err == nil:
 		if err := checkFlags(flags); err != nil {

@@ -16,5 +16,5 @@ var (
 const FirstRead = firstRead
 
 func ReadFrame(r io.Reader, limit int) (flags byte, msg []byte, err error) {
-	return readFrame(r, new([prefixSize]byte), limit)
+	return readFrame(r, new([prefixSize]byte), limit, nil)
 }

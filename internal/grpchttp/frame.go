@@ -8,7 +8,7 @@ import (
 
 const (
 	prefixSize = 5
-	firstRead  = 32 << 10 // bytes that are set aside for a message on its prefix alone
+	firstRead  = 4 << 10 // bytes that are set aside for a message on its prefix alone
 )
 
 // appendPrefix appends what is in front of a message of this size.
@@ -26,8 +26,9 @@ var errShort = errors.New("a message is cut short")
 
 // readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a
 // message errShort, and for one over the limit an Error. Other errors are those of r, io.ErrUnexpectedEOF
-// among them, which net/http has for a connection that was cut. The prefix is room for one.
-func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int) (flags byte, msg []byte, err error) {
+// among them, which net/http has for a connection that was cut. The prefix is room for one. Before memory
+// beyond firstRead is set aside grow is asked, unless it is nil, for so many bytes more.
+func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int) error) (flags byte, msg []byte, err error) {
 	if err := fill(r, prefix[:]); err != nil {
 		return 0, nil, err
 	}
@@ -43,6 +44,11 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int) (flags byte, ms
 			return 0, nil, err
 		}
 		if done = uint64(len(msg)); done < size { // twice as much as has come, so that a promise costs nothing
+			if grow != nil {
+				if err := grow(int(min(size, 2*done) - done)); err != nil { //nolint:gosec // at most limit
+					return 0, nil, err
+				}
+			}
 			msg = append(make([]byte, 0, min(size, 2*done)), msg...)
 			msg = msg[:cap(msg)]
 		}

@@ -32,6 +32,11 @@ type Handler struct {
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
 
+	// Grow, if set, is asked before memory is set aside for a request beyond its first 4 KiB: n is how many
+	// bytes more. Its error is the answer, and an [*Error]. A negative n gives back what a call has taken: when
+	// it receives the next request, and at its end.
+	Grow func(r *http.Request, n int) error
+
 	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means no limit but that
 	// of the client.
 	Timeout time.Duration
@@ -128,6 +133,7 @@ func (h *Handler) serve(c *Call) error {
 		_ = c.ctl.SetReadDeadline(time.Unix(1, 0))
 	})
 	defer func() {
+		c.shrink()
 		if !stop() {
 			<-woken // net/http forbids to use a ResponseWriter after its handler
 		}
@@ -146,6 +152,7 @@ type Call struct {
 	body    *bufio.Reader
 	begun   bool // the header is on its way
 	limited bool // the time to send the status is
+	grown   int  // bytes of requests that Grow was asked for
 	trailer http.Header
 	in, out [prefixSize]byte
 }
@@ -181,8 +188,28 @@ func (c *Call) SetTrailer(name string, values ...string) {
 // errors are to be returned by the [Method]. While it waits it holds no memory
 // for a large one.
 func (c *Call) Receive() ([]byte, error) {
+	c.shrink()
 	c.limitReceiving()
 	return c.receive()
+}
+
+func (c *Call) grow(n int) error {
+	if c.h.Grow == nil {
+		return nil
+	}
+	if err := c.h.Grow(c.r, n); err != nil {
+		return err
+	}
+	c.grown += n
+	return nil
+}
+
+// shrink gives back what grow has taken.
+func (c *Call) shrink() {
+	if c.grown > 0 {
+		_ = c.h.Grow(c.r, -c.grown) // cannot fail
+		c.grown = 0
+	}
 }
 
 func (c *Call) limitReceiving() {
@@ -192,7 +219,7 @@ func (c *Call) limitReceiving() {
 }
 
 func (c *Call) receive() ([]byte, error) {
-	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage)
+	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage, c.grow)
 	switch e, ok := err.(*Error); {
 	case err == nil:
 		if err := checkFlags(flags); err != nil {

@@ -36,5 +36,7 @@ func checkKeys(string, fs.FileInfo) error { return nil }
 
 func checkWritable(string, fs.FileInfo, *Options) error { return nil }
 
+func hasOwner(fs.FileInfo) bool { return false }
+
 // syncDir does nothing: these systems keep their own journal of names.
 func syncDir(string) error { return nil }

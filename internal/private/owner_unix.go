@@ -77,7 +77,7 @@ func walk(path string, o *Options) (at string, missing []string, info fs.FileInf
 			at, info = next, found
 			continue
 		}
-		if err := checkOwner(next, found); err != nil {
+		if err := checkAbove(next, found); err != nil {
 			return "", nil, nil, err
 		}
 		target, err := os.Readlink(next)
@@ -104,11 +104,29 @@ func split(path string) []string {
 }
 
 func checkFolder(path string, info fs.FileInfo, o *Options) error {
-	if err := checkOwner(path, info); err != nil {
+	if err := checkAbove(path, info); err != nil {
 		return err
 	}
 	return checkWritable(path, info, o)
 }
+
+// checkAbove is checkOwner for what is on the way to a file. The owner of the root of the file system can replace all of it, and
+// is trusted there. That is another one than root in a user namespace that does not map root, such as a sandbox.
+func checkAbove(path string, info fs.FileInfo) error {
+	if owner, _, ok := ids(info); ok && owner == ownerOfAll() {
+		return nil
+	}
+	return checkOwner(path, info)
+}
+
+var ownerOfAll = sync.OnceValue(func() uint32 {
+	info, err := os.Lstat("/")
+	if err != nil {
+		return 0
+	}
+	owner, _, _ := ids(info)
+	return owner
+})
 
 func checkOwner(path string, info fs.FileInfo) error {
 	owner, _, ok := ids(info)
@@ -192,6 +210,11 @@ func ids(info fs.FileInfo) (owner, group uint32, ok bool) {
 		return 0, 0, false
 	}
 	return uint32(s.Uid), uint32(s.Gid), true
+}
+
+func hasOwner(info fs.FileInfo) bool {
+	_, _, ok := ids(info)
+	return ok
 }
 
 func syncDir(dir string) error {

@@ -8,7 +8,8 @@
 // # The rules
 //
 // A folder, a file or a symbolic link must belong to the effective user of this process or to root. That holds for
-// what is opened, for each folder above it, and for each link on the way.
+// what is opened, for each folder above it, and for each link on the way. Above, the owner of "/" counts as root, which
+// a user namespace may show as another user.
 //
 // Keys, which [Options.Keys] asks for, are accessible to no other user at all: their folder has a mode like 0700 and their
 // files one like 0600.
@@ -254,3 +255,7 @@ func Check(path string, info fs.FileInfo, o Options) error {
 	}
 	return checkWritable(path, info, &o)
 }
+
+// HasOwner reports whether info is of a file of the host with an owner that [Check] can judge, and not one of an [fs.FS] in
+// memory or in an archive, or of Windows.
+func HasOwner(info fs.FileInfo) bool { return hasOwner(info) }

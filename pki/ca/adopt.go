@@ -62,7 +62,7 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed bool, err error) {
 	d, changed, err = a.parse(r, now)
 	if err != nil {
-		return nil, false, fmt.Errorf("ca: %w: %w", errRecord, err)
+		return nil, false, fmt.Errorf("ca: %w: %w", errRecord, within(err))
 	}
 	d.Others = map[string][]byte{}
 	for name, b := range r.Data() {

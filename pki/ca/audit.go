@@ -65,14 +65,12 @@ func (a *Authority) audit(ctx context.Context, i *Issuance) error {
 	err := a.cfg.Auditor.Record(ctx, i)
 	switch {
 	case err == nil:
-		if a.unaudited.Load() != nil {
-			a.unaudited.Store(nil)
-		}
+		a.audited.Note(nil)
 		return nil
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 		return signCanceled(ctx, i.ID)
 	}
-	a.unaudited.Store(&auditFailure{err, time.Now()})
+	a.audited.Note(err)
 	return &SignError{Kind: ErrAudit, ID: i.ID, Err: err}
 }
 

@@ -36,8 +36,8 @@
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
 // So a leaf's root has been in the bundle for at least Propagation before the leaf exists (FED-2),
-// and stays there until the leaf is dead (FED-4). No method takes these steps in another order, or
-// early. What holds is computed when it is asked for, so it is right even while Run is not called;
+// and stays there until the leaf is dead (FED-4). No method but [Authority.RevokeNow] takes these steps in another
+// order, or early. What holds is computed when it is asked for, so it is right even while Run is not called;
 // Run adds that waiters are told, that a root is replaced before it comes to its end, and that the
 // store is read and written. The keys of JWT-SVIDs are replaced by the same steps, each kind by itself.
 //
@@ -52,11 +52,26 @@
 //
 // To rotate, do nothing: Run does it in time. [Authority.Rotate] does it now.
 //
-// If a private key may be in wrong hands, call [Authority.Taint] with its serial number or key ID. That
+// If a private key may be in wrong hands, call [Authority.Taint] with its serial number or key ID. From then on nothing
+// that it signed authenticates a caller to the CA ([Authority.CallerBundle]), so that a thief cannot renew; workloads that
+// have no other proof than such a certificate cannot either. Taint
 // starts a rotation, after which the old root leaves the bundle as soon as every workload that renews at
 // half life has a new leaf. If certificates that were signed with it do harm now, follow with
 // [Authority.Revoke] when the successor signs: what it takes out of the bundle is refused at once,
 // and workloads that have not renewed are refused with it.
+//
+// If a key is known to be stolen and the harm of each minute is more than that of failed handshakes, call
+// [Authority.RevokeNow]: it takes the key out of the bundle and puts another one in its place in one write. What that costs
+// is said there, in what it returns and in the log.
+//
+// # Records of what is done
+//
+// Whatever happens to a root or a key for tokens is in the log, and, with a [KeyAuditor] such as a log of package auditlog, in
+// the audit record with [Config.Actor]: what was asked for, what time has done, what another process wrote into the store, and
+// with which CA, made or found, a process has begun. A record that fails prevents no change of keys; one of a certificate
+// prevents the certificate. [Authority.Health] says whether all of it works.
+//
+// # Backups
 //
 // To back up, copy the record: the folder of [NewDirStore], or the Secret. The copy holds the private keys
 // of the CA. Make a new one after each rotation, and when the store is not being written: a copy
@@ -65,11 +80,14 @@
 // To restore, stop all authorities, put the copy in its place, and start them. A backup from before a
 // rotation does not know the newer root: leaves that it signed are refused until they are renewed,
 // and as the sequence number of the bundle is behind, consumers that poll may keep the newer bundle until
-// it has caught up. A record that vanishes while an authority runs is written again; to get rid of a CA,
-// stop all of them first.
+// it has caught up. A record that vanishes while an authority runs is written again, for it may be the last copy of the keys,
+// unless the folder that it was in is gone, which may be a volume that is not mounted; to get rid of a CA,
+// stop all of them first. A record that has lost its state and kept the copies in PEM is refused.
 //
 // Any number of replicas may share a store; see [Open] for what they owe each other and what happens
-// while the store does not answer. [Authority.Status] tells when it did last.
+// while the store does not answer. [Authority.Health] tells whether it does.
+//
+// # From Istio
 //
 // To move a CA over from Istio, open its Secret istio-ca-secret (package kubesecret) as the store. The CA is
 // adopted: its root stays active with its key, further roots
@@ -98,6 +116,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/lastresult"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
@@ -331,8 +350,8 @@ type Authority struct {
 	fresh   *rotation.Document    // a new CA that may have been stored, while Open runs; for the holder of the slot
 	adopted bool                  // the CA was made by another program; likewise
 
-	unaudited atomic.Pointer[auditFailure] // of the last record; nil if it was made
-	events    events
+	audited lastresult.Result // of the last record of a certificate or token
+	events  events
 
 	mu      sync.Mutex
 	ends    rotation.Ends // without a store: of what the active keys signed

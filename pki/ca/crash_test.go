@@ -41,12 +41,13 @@ func crashConfig(c *ca.Config) {
 
 // crashLine is one line of the child's log.
 type crashLine struct {
-	Leaf   string // DER in hexadecimal
-	Serial string
-	Gone   string // a root that was tainted or revoked, from before it was
-	Key    string // its key identifier in hexadecimal
-	Root   string // a root that was reported as prepared
-	At     time.Time
+	Leaf    string // DER in hexadecimal
+	Serial  string
+	Gone    string // a root that was tainted or revoked, from before it was
+	Revoked string // a root that was reported as revoked
+	Key     string // its key identifier in hexadecimal
+	Root    string // a root that was reported as prepared
+	At      time.Time
 }
 
 // lineAuditor writes each certificate to a file, and no certificate leaves before.
@@ -98,9 +99,11 @@ func TestCrashChild(t *testing.T) {
 		case n < 9:
 			_ = log.write(crashLine{Gone: some.ID, Key: hex.EncodeToString(some.Certificate.SubjectKeyId)})
 			_ = a.Taint(ctx, some.ID)
-		case some.Phase != ca.Active:
+		default:
 			_ = log.write(crashLine{Gone: some.ID, Key: hex.EncodeToString(some.Certificate.SubjectKeyId)})
-			_ = a.Revoke(ctx, some.ID)
+			if _, err := a.RevokeNow(ctx, some.ID); err == nil {
+				_ = log.write(crashLine{Revoked: some.ID})
+			}
 		}
 		time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
 	}
@@ -178,7 +181,7 @@ func crash(t *testing.T, dir string, kill int) {
 	f, err := os.Open(audit)
 	require.NoError(t, err)
 	defer f.Close()
-	serials, gone := map[string]int{}, map[string]bool{}
+	serials, gone, revoked := map[string]int{}, map[string]bool{}, map[string]bool{}
 	var leaves []*x509.Certificate
 	var last crashLine
 	for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -192,6 +195,8 @@ func crash(t *testing.T, dir string, kill int) {
 			require.Equal(t, 1, serials[l.Serial], "kill %d: serial number %s twice", kill, l.Serial)
 		case l.Gone != "":
 			gone[l.Gone], gone[l.Key] = true, true
+		case l.Revoked != "":
+			revoked[l.Revoked] = true
 		case l.Root != "":
 			last = l
 		case l.Leaf != "":
@@ -211,6 +216,9 @@ func crash(t *testing.T, dir string, kill int) {
 			found = found || r.ID == last.Root
 		}
 		assert.True(t, found, "kill %d: the root %s was reported as prepared, and is lost", kill, last.Root)
+	}
+	for _, r := range roots {
+		assert.False(t, revoked[r.ID], "kill %d: the root %s was reported as revoked, and is back", kill, r.ID)
 	}
 	live := 0
 	for _, c := range leaves {

@@ -3,8 +3,12 @@ package ca_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -196,4 +200,73 @@ func TestCopiesBesideTheState(t *testing.T) {
 			assert.Contains(t, log.String(), `level=WARN msg="`+tt.item+` is missing from the record, and is written again"`)
 		})
 	}
+}
+
+// A volume that is unmounted while an authority runs gets no keys: the folder is not made again, and the authority goes on
+// until the volume is back.
+func TestVolumeUnmountedWhileRunning(t *testing.T) {
+	t.Parallel()
+	volume := t.TempDir()
+	dir := filepath.Join(volume, "ca")
+	store, err := ca.NewDirStore(dir)
+	require.NoError(t, err)
+	a := open(t, store, func(c *ca.Config) { c.SyncInterval = 20 * time.Millisecond })
+	run(t, a)
+	away := filepath.Join(t.TempDir(), "ca")
+	require.NoError(t, os.Rename(dir, away))
+	require.Eventually(t, func() bool { return errors.Is(a.Health().Store, ca.ErrUnfit) }, 20*time.Second, 5*time.Millisecond)
+	require.ErrorContains(t, a.Health().Store, "mount its volume")
+	_, err = a.Rotate(t.Context())
+	require.ErrorIs(t, err, ca.ErrUnfit)
+	time.Sleep(100 * time.Millisecond)
+	require.NoDirExists(t, dir)
+	sign(t, a, newCSR(t), time.Minute)
+	require.NoError(t, os.Rename(away, dir))
+	require.Eventually(t, func() bool { return a.Health().Store == nil }, 20*time.Second, 5*time.Millisecond)
+	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())
+	_, err = a.Rotate(t.Context())
+	require.NoError(t, err)
+
+	// An operator who wants the record there again makes the folder.
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.Eventually(t, func() bool { _, err := store.Load(t.Context()); return err == nil }, 20*time.Second, 5*time.Millisecond)
+	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())
+}
+
+// An error is one line that names the package once, however deep its cause is.
+func TestErrorsNameThePackageOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		// The errors of a folder have the name of the package, too.
+		folder, dir := newDirStore(t)
+		_, err := tryOpen(ctx, folder, notCreating)
+		all := []error{err}
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		_, err = tryOpen(ctx, folder)
+		all = append(all, err)
+		failing := &faultStore{Store: ca.NewMemoryStore(), decide: always("load", before)}
+		_, err = tryOpen(ctx, failing)
+		all = append(all, err)
+		_, err = tryOpen(t.Context(), put(t, map[string][]byte{stateName: []byte("{}")}))
+		all = append(all, err)
+		lost := ca.NewMemoryStore()
+		store := &swapStore{Store: lost}
+		a := open(t, store)
+		store.swap(folder)
+		_, err = a.Rotate(t.Context())
+		all = append(all, err)
+		_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
+		all = append(all, err, a.Health().Store)
+		time.Sleep(100 * time.Hour)
+		_, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+		all = append(all, err)
+		for i, err := range all {
+			require.Error(t, err, "%d", i)
+			assert.Equal(t, 1, strings.Count(" "+err.Error(), " ca: "), err.Error())
+			assert.NotContains(t, err.Error(), "\n")
+		}
+	})
 }

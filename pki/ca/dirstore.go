@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/flock"
@@ -27,7 +28,8 @@ import (
 type dirStore struct {
 	dir  string
 	disk disk
-	mu   sync.Mutex // keeps the writers of this process apart where there is no flock
+	mu   sync.Mutex  // keeps the writers of this process apart where there is no flock
+	seen atomic.Bool // this process has found a record in the folder
 }
 
 const (
@@ -39,6 +41,9 @@ const (
 
 // errPointer says that CURRENT is missing, empty or wrong although there are versions.
 var errPointer = errors.New("CURRENT does not say which version counts")
+
+// errGone says that the folder is not where this process has found a record before.
+var errGone = &unfitError{errors.New("the folder was there, and is gone; mount its volume, or make the folder again to have the record written to it")}
 
 // NewDirStore returns a [Store] in a folder of its own, which the first save makes if it is not there:
 //
@@ -57,7 +62,8 @@ var errPointer = errors.New("CURRENT does not say which version counts")
 // is durable, and one that a crash left unfinished. A version that no save has replaced stays.
 //
 // A folder that has versions and no valid CURRENT is not taken for an empty one: Load and Save return an
-// error that wraps [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again.
+// error that wraps [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. Nor does the store
+// make a folder that is gone in which it has found a record: its volume may have been unmounted.
 //
 // Processes that share the folder are kept apart by a file lock on systems that have flock: Linux,
 // macOS and the BSDs. Elsewhere only one process at a time may use it. A network file system has to
@@ -143,6 +149,9 @@ var errMoving = errors.New("the store was changed while it was read")
 func (d *dirStore) load() (Record, error) {
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
+		if d.seen.Load() {
+			return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, errGone)
+		}
 		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, ErrNoRecord)
 	}
 	if err != nil {
@@ -163,6 +172,7 @@ func (d *dirStore) load() (Record, error) {
 	if err != nil {
 		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, advise(err))
 	}
+	d.seen.Store(true)
 	return r, nil
 }
 
@@ -354,7 +364,14 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
-	root, err := private.MakeDir(d.dir, keys)
+	open := private.MakeDir
+	if d.seen.Load() {
+		open = private.OpenDir
+	}
+	root, err := open(d.dir, keys)
+	if errors.Is(err, fs.ErrNotExist) && d.seen.Load() {
+		return "", errGone
+	}
 	if err != nil {
 		return "", lasting(err)
 	}
@@ -402,6 +419,7 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 	if have != "" {
 		_ = d.disk.RemoveAll(root, have) // the next save tries again
 	}
+	d.seen.Store(true)
 	return version, nil
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Health says whether an [Authority] can sign, and what is wrong with what it needs. It holds no secret.
+// Health says whether an [Authority], or a registration authority, can sign, and what is wrong with what it needs. It holds no secret.
 type Health struct {
 	// Signing is why a certificate of the default lifetime would not be signed at this moment: the active root is
 	// out of its time, the store has not answered for too long, or audit records cannot be made. Nil means that it
@@ -25,20 +25,10 @@ type Health struct {
 	Synced, Until time.Time
 }
 
-// auditFailure is why a record could not be made.
-type auditFailure struct {
-	err error
-	at  time.Time
-}
-
-// auditMemory is how long a failed record counts, if the [Auditor] cannot be asked: an authority that is out of
-// service for it would not sign again, and so not find out that the Auditor works again.
-const auditMemory = 10 * time.Second
-
 // Health returns what the authority can do at this moment. Programs make their readiness and their metrics of it.
 func (a *Authority) Health() Health {
 	s, now := a.current(), time.Now()
-	h := Health{Audit: a.auditError(now)}
+	h := Health{Audit: a.auditError()}
 	st := a.Status()
 	h.Synced, h.Store = st.Synced, st.SyncError
 	if wait := 4 * a.cfg.SyncInterval; h.Store == nil && a.store != nil && now.Sub(h.Synced) > wait {
@@ -63,15 +53,9 @@ func (a *Authority) Health() Health {
 }
 
 // auditError returns why records cannot be made.
-func (a *Authority) auditError(now time.Time) error {
-	if o, ok := a.cfg.Auditor.(interface{ Err() error }); ok {
-		if err := o.Err(); err != nil {
-			return fmt.Errorf("ca: audit record of %s: %w", a.cfg.TrustDomain, err)
-		}
-		return nil
-	}
-	if f := a.unaudited.Load(); f != nil && now.Sub(f.at) < auditMemory {
-		return fmt.Errorf("ca: audit record of %s: %w", a.cfg.TrustDomain, f.err)
+func (a *Authority) auditError() error {
+	if err := a.audited.Ask(a.cfg.Auditor); err != nil {
+		return fmt.Errorf("ca: audit record of %s: %w", a.cfg.TrustDomain, within(err))
 	}
 	return nil
 }

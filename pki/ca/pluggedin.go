@@ -9,11 +9,15 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/follow"
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
@@ -68,6 +72,14 @@ type PluggedIn struct {
 // keys of JWT-SVIDs, which rotate, count too.
 //
 // The methods Rotate, Taint and Revoke refuse what would change the roots.
+//
+// # Whose files
+//
+// What is in the files becomes the CA of a trust domain. So the files, the folder, those above it and each link on
+// the way must belong to the user of this process or to root, and no other user may be able to change or replace them: a
+// folder that all users can write to needs the sticky bit, as the volumes of Kubernetes Secrets have it, and a group that
+// can write must be that of root or one of this process. Otherwise the error wraps [ErrUnfit] and says which chown or chmod helps. A private key that
+// all users can read is used, with a warning, except in volumes of Kubernetes.
 func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if from.Dir == "" && from.fsys == nil {
 		return nil, errors.New("ca: Load needs a folder")
@@ -77,7 +89,7 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 		return nil, err
 	}
 	f := &files{a: a, dir: from.Dir, multiRoot: from.MultiRoot, key: from.Key}
-	paths, o := slices.Clone(fileNames), &follow.Options{FS: from.fsys, Logger: a.cfg.Logger}
+	paths, o := slices.Clone(fileNames), &follow.Options{FS: from.fsys, Open: f.open, Logger: a.cfg.Logger}
 	if from.fsys != nil {
 		o.Poll = time.Second
 	} else {
@@ -139,7 +151,31 @@ type files struct {
 	key       func() crypto.Signer
 	follower  *follow.Follower
 	first     *plugged // what Load found
+	told      bool     // that all users can read the key; only the follower uses it
 }
+
+// open opens a file that no other user has made or can change.
+func (f *files) open(path string) (*os.File, error) {
+	file, err := private.OpenFile(path, os.O_RDONLY, private.Options{})
+	if err != nil {
+		return nil, lasting(err)
+	}
+	if f.told || !slices.Contains(keyNames, filepath.Base(path)) {
+		return file, nil
+	}
+	// In volumes of Kubernetes, whose files are behind folders like ..2026_01_02_15_04_05.123, the mode is that of the
+	// volume and no other user is near.
+	info, err := file.Stat()
+	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o004 != 0 && !strings.Contains(filepath.ToSlash(file.Name()), "/..") {
+		f.told = true
+		f.a.cfg.Logger.Warn("the private key of the CA can be read by all users of this machine",
+			slog.String("file", path), slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())), slog.String("run", fmt.Sprintf("chmod 0600 %q", path)))
+	}
+	return file, nil
+}
+
+// keyNames are the files that have private keys.
+var keyNames = []string{"ca-key.pem", "tls.key", "key.pem"}
 
 // fileNames are the files whose change may be a change of the CA.
 var fileNames = []string{

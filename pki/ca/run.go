@@ -24,7 +24,7 @@ import (
 // With [Rotation.Istio] Rotate renews the active root's certificate instead, and returns that.
 func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	if a.files != nil {
-		return KeyStatus{}, a.opError("rotate", errPluggedIn)
+		return KeyStatus{}, a.opError("rotate", fmt.Errorf("%w; replace the files with those of another CA", errPluggedIn))
 	}
 	return a.rotate(ctx, asked, "rotate", rotation.Root)
 }
@@ -90,7 +90,7 @@ type opError struct {
 	err error
 }
 
-func (e *opError) Error() string { return "ca: " + e.op + ": " + e.err.Error() }
+func (e *opError) Error() string { return "ca: " + e.op + ": " + within(e.err).Error() }
 func (e *opError) Unwrap() error { return e.err }
 
 // renew replaces the certificate of the active root by a new one with the same key and subject. What
@@ -134,6 +134,9 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 // renews at half of the default lifetime has done so. A distributing key leaves the bundle at once, and
 // another one is prepared in its place. A retiring or trusted one leaves after TaintGrace at the latest.
 // The successor of a JWT key comes from a replica that signs JWT-SVIDs, when it has read the store.
+//
+// From the moment at which Taint returns, the key is missing from [Authority.CallerBundle]. Roots that have the same
+// private key are tainted with it.
 //
 // To taint a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store,
 // or says that the root is plugged in.

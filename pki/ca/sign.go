@@ -430,7 +430,7 @@ func (a *Authority) staleError(bound time.Time) error {
 	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; see that Run runs and the store answers",
 		a.synced.UTC().Format(time.RFC3339), bound.UTC().Format(time.RFC3339))
 	if a.syncErr != nil {
-		err = fmt.Errorf("%w: %w", err, a.syncErr)
+		err = fmt.Errorf("%w: %w", err, within(a.syncErr))
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
@@ -71,7 +72,10 @@ func (a *Authority) open(ctx context.Context) error {
 			return nil
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), errors.Join(last, err))
+			if last == nil || !errors.Is(err, context.Cause(ctx)) {
+				last = err // what ctx cut off says less than what came before
+			}
+			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), within(last))
 		}
 		if errors.Is(err, ErrUnfit) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
 			return err
@@ -82,7 +86,7 @@ func (a *Authority) open(ctx context.Context) error {
 		last = err
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err), slog.Duration("retry_in", wait))
 		if cause := renew.Sleep(ctx, wait/2+rand.N(wait)); cause != nil {
-			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, cause, last)
+			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, cause, within(last))
 		}
 	}
 }
@@ -206,8 +210,24 @@ func (a *Authority) missing(err error) error {
 	if a.files != nil {
 		what = "there are no keys for JWT-SVIDs"
 	}
-	return fmt.Errorf("ca: %s of %s: %w; if there was one, mount its volume or restore it from a backup; to make a new one set Config.Create", what, a.cfg.TrustDomain, err)
+	return fmt.Errorf("ca: %s of %s: %w; if there was one, mount its volume or restore it from a backup; to make a new one set Config.Create", what, a.cfg.TrustDomain, within(err))
 }
+
+// within returns err as a part of another error of this package, whose text has the name of the package already.
+func within(err error) error {
+	if text, ok := strings.CutPrefix(err.Error(), "ca: "); ok {
+		return &part{err, text}
+	}
+	return err
+}
+
+type part struct {
+	error
+	text string
+}
+
+func (p *part) Error() string { return p.text }
+func (p *part) Unwrap() error { return p.error }
 
 // known returns the document in use, or one without keys.
 func (a *Authority) known() *rotation.Document {
@@ -323,11 +343,11 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 		// that is not known, the next reading shows what is there.
 		r, lerr := a.load(ctx)
 		if lerr != nil {
-			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err))
+			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err)))
 		}
 		landed, _, lerr := a.read(r, start)
 		if lerr != nil || landed.Writer != d.Writer {
-			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err))
+			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err)))
 		}
 		stored = r.Version
 	}
@@ -354,7 +374,7 @@ func (a *Authority) load(ctx context.Context) (Record, error) {
 	defer cancel()
 	r, err := a.store.Load(loading)
 	if err != nil && !errors.Is(err, ErrNoRecord) {
-		err = fmt.Errorf("ca: read the record of %s: %w", a.cfg.TrustDomain, err)
+		err = fmt.Errorf("ca: read the record of %s: %w", a.cfg.TrustDomain, within(err))
 	}
 	return r, err
 }

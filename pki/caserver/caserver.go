@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -48,7 +49,8 @@ import (
 type Options struct {
 	// CA is a *ca.Authority or a *ra.RA. If it also has a method Run(context.Context) error, the Server runs
 	// it. If it has a method Changed() <-chan struct{}, whose channel is closed when the bundle changes, the
-	// Server waits for changes instead of polling.
+	// Server waits for changes instead of polling. If it has a method Health() ca.Health, /ready and the metrics tell
+	// that.
 	CA ca.Signer
 
 	// ID is the identity of the server in its certificate, a workload's ID in the trust domain of the CA.
@@ -86,6 +88,7 @@ type Options struct {
 // one bundle of the CA.
 type Server struct {
 	opts           Options
+	signer         *counter // the CA, as the APIs ask it
 	identity       *secretcache.Manager
 	istio, linkerd http.Handler
 	bundle, admin  http.Handler
@@ -98,6 +101,7 @@ func New(o Options) (*Server, error) {
 	}
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler()}
+	s.signer = &counter{Signer: o.CA}
 	var err error
 	if s.identity, err = newIdentity(o); err != nil {
 		return nil, fmt.Errorf("caserver: identity of the server: %w", err)
@@ -105,7 +109,7 @@ func New(o Options) (*Server, error) {
 	if s.bundle, err = federation.NewHandler(s, o.ID.TrustDomain()); err != nil {
 		return nil, err
 	}
-	var metrics []func(io.Writer) error
+	metrics := []func(io.Writer) error{s.newMetrics().Write}
 	if o.Istio != nil {
 		h, err := s.newIstio(*o.Istio)
 		if err != nil {
@@ -115,7 +119,7 @@ func New(o Options) (*Server, error) {
 	}
 	if o.Linkerd != nil {
 		api := *o.Linkerd
-		api.Signer, api.Logger = o.CA, o.Logger
+		api.Signer, api.Logger = s.signer, o.Logger
 		h, err := linkerd.New(api)
 		if err != nil {
 			return nil, err
@@ -128,7 +132,7 @@ func New(o Options) (*Server, error) {
 
 // newIstio returns the handler of Istio's API, to which callers may present their certificates.
 func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
-	o.Signer, o.Logger = s.opts.CA, s.opts.Logger
+	o.Signer, o.Logger = s.signer, s.opts.Logger
 	if tokens := o.Authenticator; tokens != nil && s.opts.RenewByCertificate >= 0 {
 		certificates, err := istioca.ClientCertificates(s.opts.CA, s.opts.ID.TrustDomain(), s.opts.RenewByCertificate)
 		if err != nil {
@@ -156,8 +160,8 @@ func (s *Server) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 
 // Listeners are where a [Server] listens; nil means nowhere. [Server.Run] closes them.
 type Listeners struct {
-	Istio   net.Listener // Istio's API, by TLS
-	Linkerd net.Listener // Linkerd's API, by TLS without ALPN
+	Istio   net.Listener // Istio's API, by TLS 1.3, or 1.2 for agents that obey FIPS 140-2
+	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
 	Admin   net.Listener // metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
 
@@ -280,8 +284,7 @@ func (s *Server) isHost(host string) bool {
 }
 
 // newAdmin returns the handler for operators: metrics in the text format of Prometheus, liveness, readiness,
-// status and the roots in PEM. It serves no secrets. The server is ready while its own certificate is valid:
-// a store that does not answer takes no traffic away, as the CA goes on with what it knows.
+// status and the roots in PEM. It serves no secrets.
 func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
@@ -295,8 +298,8 @@ func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 	}
 	for _, path := range []string{"GET /ready", "GET /healthz/ready"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
-			if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
-				http.Error(w, "the server has no valid certificate: the CA does not sign", http.StatusServiceUnavailable)
+			if err := s.ready(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
 				return
 			}
 			fmt.Fprintln(w, "ok")
@@ -304,7 +307,10 @@ func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 	}
 	mux.HandleFunc("GET /root-cert.pem", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(s.roots()) })
 	if s.opts.Status != nil {
-		mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { s.opts.Status(w) })
+		mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+			s.opts.Status(w)
+			s.writeHealth(w)
+		})
 	}
 	return s.localHosts(mux)
 }
@@ -324,12 +330,13 @@ const rootsRetry = 5 * time.Second
 // writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
 func (s *Server) writeRoots(ctx context.Context) error {
 	written := s.roots()
+	failures := summary.New(s.opts.Logger, 0)
 	for ctx.Err() == nil {
 		changed := s.identity.Changed()
 		var again <-chan time.Time
 		if pem := s.roots(); !bytes.Equal(pem, written) {
 			if err := replaceFile(s.opts.RootsFile, pem); err != nil {
-				s.opts.Logger.WarnContext(ctx, "caserver: the roots cannot be written", "err", err, "retry_in", rootsRetry)
+				failures.Warn("caserver: the roots cannot be written", "RootsFile", slog.Any("err", err), slog.Duration("retry_in", rootsRetry))
 				again = time.After(rootsRetry)
 			} else {
 				written = pem

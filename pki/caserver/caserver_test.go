@@ -5,11 +5,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -129,9 +131,10 @@ func TestServer(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, resp.StatusCode, "there is one method")
 
 	admin := "http://" + at.Admin.Addr().String()
-	for path, want := range map[string]string{"/ready": "ok\n", "/live": "ok\n", "/status": "as ever", "/root-cert.pem": string(roots)} {
+	for path, want := range map[string]string{"/ready": "ok\n", "/live": "ok\n", "/root-cert.pem": string(roots)} {
 		assert.Equal(t, want, get(t, http.DefaultClient, admin+path), path)
 	}
+	assert.True(t, strings.HasPrefix(get(t, http.DefaultClient, admin+"/status"), "as ever"))
 	require.ErrorIs(t, stop(), errStopped)
 	for _, l := range []net.Listener{at.Istio, at.Admin} {
 		_, err := l.Accept()
@@ -262,6 +265,80 @@ func TestRenewByCertificate(t *testing.T) {
 type forgetful struct{ *ca.Authority }
 
 func (forgetful) Proven(*x509.Certificate) time.Time { return time.Time{} }
+
+// broken is an audit log on a disk that is full.
+type broken struct{ full atomic.Bool }
+
+func (b *broken) Record(context.Context, *ca.Issuance) error { return b.Err() }
+
+func (b *broken) Err() error {
+	if b.full.Load() {
+		return errFailed
+	}
+	return nil
+}
+
+// Readiness and metrics tell when nothing would be signed, and when it would again.
+func TestReady(t *testing.T) {
+	t.Parallel()
+	disk := &broken{}
+	a, err := ca.New(ca.Config{TrustDomain: domain, Auditor: disk, Limits: ca.Limits{CallerRate: 1e-6, CallerBurst: 1}})
+	require.NoError(t, err)
+	tokens, secret := newTokens(t, domain)
+	at := caserver.Listeners{Istio: localhost(), Admin: localhost()}
+	run(t, caserver.Options{
+		CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, Istio: &istioca.Options{Authenticator: tokens}, RenewByCertificate: -1,
+		Status: func(w io.Writer) { _, _ = io.WriteString(w, "roots\n") },
+	}, at)
+	admin := func(path string) (int, string) {
+		resp, err := http.Get("http://" + at.Admin.Addr().String() + path)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return resp.StatusCode, string(text)
+	}
+	c := newClient(t, a, at.Istio, "spiffe://example.org/client", ca.Request{})
+	web := secret + ":spiffe://example.org/web"
+	_, err = c.ask(web, 0)
+	require.NoError(t, err)
+	_, err = c.ask(web, 0)
+	require.Error(t, err, "a limit")
+	for _, full := range []bool{false, true, false} {
+		disk.full.Store(full)
+		code, text := admin("/ready")
+		_, status := admin("/status")
+		_, metrics := admin("/metrics")
+		if !full {
+			require.Equal(t, http.StatusOK, code, text)
+			require.NotContains(t, status, "audit:")
+			require.Contains(t, metrics, "\nsvidkit_ca_signing 1\n")
+			require.Contains(t, metrics, "\nsvidkit_ca_audit_up 1\n")
+			continue
+		}
+		require.Equal(t, http.StatusServiceUnavailable, code)
+		require.Contains(t, text, "the disk is full")
+		require.Contains(t, status, "audit:")
+		require.Contains(t, metrics, "\nsvidkit_ca_signing 0\n")
+		require.Contains(t, metrics, "\nsvidkit_ca_audit_up 0\n")
+		_, err = c.ask(secret+":spiffe://example.org/other", 0)
+		require.Error(t, err)
+	}
+	_, metrics := admin("/metrics")
+	root := a.Roots()[0].Certificate
+	for _, line := range []string{
+		`svidkit_ca_signatures_total{result="signed"} 1`, `svidkit_ca_signatures_total{result="limit"} 1`, `svidkit_ca_signatures_total{result="audit"} 1`,
+		"svidkit_ca_store_up 1", "svidkit_ca_root_up 1", fmt.Sprintf("svidkit_ca_signing_end_timestamp_seconds %d", root.NotAfter.Unix()),
+		fmt.Sprintf("svidkit_ca_root_start_timestamp_seconds %d", root.NotBefore.Unix()), fmt.Sprintf("svidkit_ca_root_end_timestamp_seconds %d", root.NotAfter.Unix()),
+	} {
+		assert.Contains(t, metrics, line+"\n")
+	}
+	require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
+	_, metrics = admin("/metrics")
+	assert.Contains(t, metrics, "svidkit_ca_root_up 0\n")
+	code, _ := admin("/ready")
+	assert.Equal(t, http.StatusOK, code, "it signs")
+}
 
 // A page in a browser whose name leads to loopback reads nothing.
 func TestAdminHost(t *testing.T) {

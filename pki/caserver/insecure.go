@@ -20,7 +20,7 @@ import (
 )
 
 // InsecureTokens takes the name in a token for that of the caller, if the token has the secret of this process. It is
-// for development on one machine: whoever can read the file of the secret gets a certificate for any name. It refuses
+// for development on one machine: a program that can read the file of the secret gets a certificate for any name. It refuses
 // callers whose address is not on loopback, and a program that uses it must listen there only. A token is
 //
 //	SECRET:NAME

@@ -89,17 +89,22 @@ func TestMaxConns(t *testing.T) {
 			for range 20 {
 				require.True(t, closed(from(t, "127.0.0.2", addr), 20*time.Second), "beyond its share")
 			}
-			for i := range 8 {
+			for i := range 6 {
 				require.True(t, served(from(t, "127.0.0.3", addr)), i)
 			}
 			if name == "default" {
+				require.True(t, closed(from(t, "127.0.0.3", addr), 20*time.Second), "it has six, and two are free")
+				assert.Equal(t, 1, strings.Count(log.String(), "few connections are left"), log)
+				for i := range 2 {
+					require.True(t, served(from(t, fmt.Sprintf("127.0.1.%d", i+1), addr)), i)
+				}
 				require.True(t, closed(from(t, "127.0.0.4", addr), 20*time.Second), "beyond the total")
 				assert.Equal(t, 1, strings.Count(log.String(), "MaxConns is reached"), log)
 			}
 			assert.Equal(t, 1, strings.Count(log.String(), "MaxConnsPerAddress is reached"), log)
 			assert.Contains(t, log.String(), "peer=127.0.0.2:")
 			require.NoError(t, held[0].Close())
-			assert.Eventually(t, func() bool { return served(from(t, "127.0.0.2", addr)) }, 20*time.Second, time.Millisecond, "what is closed makes room")
+			assert.Eventually(t, func() bool { return served(from(t, "127.0.0.4", addr)) }, 20*time.Second, time.Millisecond, "what is closed makes room")
 		})
 	}
 	for _, o := range []caserver.ServeOptions{{MaxConns: -1}, {MaxConnsPerAddress: -1}} {

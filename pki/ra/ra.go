@@ -43,6 +43,7 @@ import (
 	"time"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/lastresult"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -110,6 +111,8 @@ type RA struct {
 	cfg     Config
 	api     *k8s.Client
 	limiter *limit.Limiter
+
+	audited, asked lastresult.Result // of the last record, and whether the cluster answered the last request
 
 	mu      sync.Mutex
 	learned []learnedRoot
@@ -272,6 +275,23 @@ func (a *RA) Bundle() *spiffe.Bundle {
 // CallerBundle returns [RA.Bundle]: which of their keys may be in wrong hands, the signers do not say.
 func (a *RA) CallerBundle() *spiffe.Bundle { return a.Bundle() }
 
+// Health returns what the RA can do at this moment, for a program's readiness and metrics: whether the roots of the
+// default signer are known and records can be made. Store is why the cluster did not answer the last request, for ten
+// seconds. There is no Root, Synced or Until.
+func (a *RA) Health() ca.Health {
+	var h ca.Health
+	if a.cfg.Signer != "" {
+		if _, err := a.roots(a.cfg.Signer); err != nil {
+			h.Signing = fmt.Errorf("ra: the roots of the signer %q: %w", a.cfg.Signer, err)
+		}
+	}
+	if err := a.audited.Ask(a.cfg.Auditor); err != nil {
+		h.Audit = fmt.Errorf("ra: audit record: %w", err)
+	}
+	h.Signing, h.Store = cmp.Or(h.Signing, h.Audit), a.asked.Err()
+	return h
+}
+
 // Proven returns zero, for "not known": a signer chooses the serial numbers of its certificates, in which a
 // [ca.Authority] keeps the time. So a server cannot follow chains of renewals by certificate alone, and has to allow
 // all of them or none.
@@ -388,6 +408,12 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	}
 	defer a.limiter.Release()
 	answer, f := a.obtain(ctx, r, signer)
+	switch {
+	case f == nil || !errors.Is(f, ca.ErrNotReady):
+		a.asked.Note(nil)
+	case ctx.Err() == nil:
+		a.asked.Note(f)
+	}
 	if f != nil {
 		return nil, f
 	}
@@ -399,7 +425,11 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 		return nil, fail(ca.ErrGeneration, "the answer of the signer %q: %w", signer, err)
 	}
 	if a.cfg.Auditor != nil {
-		if err := a.cfg.Auditor.Record(ctx, ca.NewIssuance(r, chain[0], issuer)); err != nil {
+		err := a.cfg.Auditor.Record(ctx, ca.NewIssuance(r, chain[0], issuer))
+		if err == nil || ctx.Err() == nil {
+			a.audited.Note(err)
+		}
+		if err != nil {
 			return nil, fail(ca.ErrAudit, "%w", err)
 		}
 	}

@@ -758,3 +758,38 @@ func TestCallers(t *testing.T) {
 	assert.Same(t, a.Bundle(), a.CallerBundle())
 	assert.Zero(t, a.Proven(root.cert))
 }
+
+// Health says what keeps certificates from being signed, until they are again.
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		root, sink := newAuthority(t, "root", nil), &auditor{}
+		c := start(t, bubble(t), nil)
+		a := c.ra(trust(t, root), func(c *ra.Config) { c.Auditor = sink })
+		assert.Equal(t, ca.Health{}, a.Health())
+		_, err := a.Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrNotReady)
+		require.ErrorIs(t, a.Health().Store, ca.ErrNotReady)
+		require.NoError(t, a.Health().Signing)
+		time.Sleep(11 * time.Second)
+		assert.Equal(t, ca.Health{}, a.Health())
+
+		a = start(t, bubble(t), certifying(t, root)).ra(trust(t, root), func(c *ra.Config) { c.Auditor = sink })
+		sink.err = errors.New("disk full")
+		_, err = a.Sign(t.Context(), web(t))
+		signError(t, err, ca.ErrAudit)
+		require.ErrorIs(t, a.Health().Signing, sink.err)
+		require.ErrorIs(t, a.Health().Audit, sink.err)
+		sink.err = nil
+		_, err = a.Sign(t.Context(), web(t))
+		require.NoError(t, err)
+		assert.Equal(t, ca.Health{}, a.Health())
+
+		a = c.ra(func(c *ra.Config) { c.Roots = noRoots{} })
+		require.ErrorContains(t, a.Health().Signing, `the roots of the signer "example.com/mesh": none yet`)
+	})
+}
+
+type noRoots struct{}
+
+func (noRoots) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("none yet") }

@@ -147,9 +147,11 @@ type Config struct {
 	Concurrency int
 
 	// Dir is a directory for the last good bundles, one file for each trust domain, which [Manager.Run]
-	// makes if it is missing and reads when it starts. It must not be writable by others, and it
-	// belongs to one Manager. A file that cannot be used, or that others can write to, is ignored,
-	// with a warning. "" means none.
+	// makes if it is missing and reads when it starts. It belongs to one Manager. It must belong to the user
+	// of this process or to root, as must those above it. In one that other users can write to, such as an
+	// emptyDir of Kubernetes, the files are in a directory svidkit-bundles, which the Manager makes. A file
+	// that cannot be used, that belongs to another user or that others can write to is ignored, with a
+	// warning. "" means none.
 	Dir string
 
 	// Fetch configures each fetch, and has the Logger of the Manager.
@@ -173,12 +175,13 @@ type Manager struct {
 	loop       renew.Loop[*relation]
 	unanchored int // how many relationships wait for the anchors of their endpoints
 
-	storing sync.Mutex // held while files are written; never taken while mu is held
+	storing sync.Mutex      // held while files are written; never taken while mu is held
+	told    map[string]bool // about Config.Dir, guarded by storing
 }
 
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request.
 func New(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg}
+	m := &Manager{cfg: cfg, told: map[string]bool{}}
 	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
 		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
 			cfg.MinInterval, cfg.MaxInterval, cfg.Concurrency)

@@ -10,8 +10,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime"
 
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -27,29 +29,48 @@ func fileName(td spiffe.TrustDomain) string {
 	return "td-" + name + ".json"
 }
 
-// openDir opens the directory, after making it if it is missing, and refuses one that others can write to:
-// what is in it decides which peers are trusted. Without a Config.Dir it returns nil.
+// ownDir is the directory of the files in a Config.Dir that others can write to.
+const ownDir = "svidkit-bundles"
+
+// openDir opens the directory of the files, after making it if it is missing. What is in it decides which peers are
+// trusted, so that no other user may have made it or be able to change it. Without a Config.Dir it returns nil.
 func (m *Manager) openDir() (*os.Root, error) {
 	if m.cfg.Dir == "" {
 		return nil, nil
 	}
-	err := os.MkdirAll(m.cfg.Dir, 0o700)
-	if err != nil {
-		return nil, fmt.Errorf("Config.Dir: %w", err)
+	dir, err := m.makeDir(m.cfg.Dir)
+	if err == nil {
+		var info fs.FileInfo
+		if info, err = dir.Stat("."); err == nil && writableByOthers(info) {
+			err = dir.Close()
+			if err == nil {
+				dir, err = m.makeDir(filepath.Join(m.cfg.Dir, ownDir))
+			}
+			if err == nil {
+				if info, err = dir.Stat("."); err == nil {
+					err = private.Check(filepath.Join(m.cfg.Dir, ownDir), info, private.Options{})
+				}
+			}
+		}
+		if err != nil && dir != nil {
+			_ = dir.Close()
+		}
 	}
-	dir, err := os.OpenRoot(m.cfg.Dir)
 	if err != nil {
-		return nil, fmt.Errorf("Config.Dir: %w", err)
-	}
-	info, err := dir.Stat(".")
-	if err == nil && writableByOthers(info) {
-		err = fmt.Errorf("%s can be written to by others (%v); use a directory with mode 0700", m.cfg.Dir, info.Mode())
-	}
-	if err != nil {
-		_ = dir.Close()
 		return nil, fmt.Errorf("Config.Dir: %w", err)
 	}
 	return dir, nil
+}
+
+// makeDir opens a directory whose owner is this user or root, after making it if it is missing. That others can
+// replace it is in the log, once.
+func (m *Manager) makeDir(path string) (*os.Root, error) {
+	return private.MakeDir(path, private.Options{Warn: func(err error) {
+		if !m.told[err.Error()] {
+			m.told[err.Error()] = true
+			m.fetch.Logger.Warn("federation: Config.Dir is in a directory that others can write to, and can lose its bundles", slog.Any("err", err))
+		}
+	}})
 }
 
 // stored calls f with the directory, if there is one, while no other goroutine reads or writes it.
@@ -104,21 +125,16 @@ func (m *Manager) load(ctx context.Context, r *relation) {
 }
 
 func read(dir *os.Root, td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	name := fileName(td)
-	info, err := dir.Lstat(name)
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a regular file", name)
-	case writableByOthers(info):
-		return nil, fmt.Errorf("%s can be written to by others (%v)", name, info.Mode())
-	}
-	f, err := dir.Open(name)
+	f, err := private.OpenIn(dir, fileName(td), private.Options{})
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil {
+		return nil, err
+	} else if writableByOthers(info) {
+		return nil, fmt.Errorf("%s can be written to by others (%v)", f.Name(), info.Mode())
+	}
 	doc, err := io.ReadAll(io.LimitReader(f, spiffe.MaxBundleSize+1))
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package federation_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -260,17 +262,85 @@ func TestStoreDirectory(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("the bits say nothing there")
 	}
+	// Nothing in it is believed: the files are in a directory of the Manager's own.
 	open := filepath.Join(dir, "open")
 	require.NoError(t, os.Mkdir(open, 0o700))
 	require.NoError(t, os.Chmod(open, 0o777))
 	w := newWorld(t)
+	require.NoError(t, os.WriteFile(filepath.Join(open, "td-partner.test.json"), documentOf(t, spiffetest.NewCA(t, "partner.test").Bundle()), 0o600))
 	w.cfg.Dir = open
+	w.site.serve(answer(500, nil))
 	m := newManager(t, w.cfg)
-	require.ErrorContains(t, m.Run(t.Context()), "can be written to by others")
-	assert.Empty(t, w.dialled())
-	require.NoError(t, m.Set(w.ca.Bundle()), "it is in force, and not stored")
+	running(t, m)
+	require.NoError(t, m.Set(w.ca.Bundle()))
+	require.NoError(t, m.Set(spiffetest.NewCA(t, "partner.test").Bundle()))
+	require.NoError(t, m.Set(w.ca.Bundle()))
+	own := filepath.Join(open, "svidkit-bundles")
+	info, err := os.Stat(own)
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+	doc, err := os.ReadFile(filepath.Join(own, "td-partner.test.json"))
+	require.NoError(t, err)
+	assert.Equal(t, string(documentOf(t, w.ca.Bundle())), string(doc))
+	warnings := 0
+	for _, line := range w.diary.read() {
+		require.NotEqual(t, "federation: stored bundle loaded", line["msg"])
+		require.NotEqual(t, "federation: bundle not stored", line["msg"])
+		if line["level"] == "WARN" && strings.Contains(line["msg"], "Config.Dir") {
+			warnings++
+			assert.Contains(t, line["err"], "chmod o-w")
+		}
+	}
+	assert.Equal(t, 1, warnings)
+
+	require.NoError(t, os.Chmod(own, 0o777))
+	require.ErrorIs(t, newManager(t, w.cfg).Run(t.Context()), private.ErrUnsafe)
+	require.NoError(t, m.Set(spiffetest.NewCA(t, "partner.test").Bundle()), "it is in force, and not stored")
 	lines := w.diary.read()
 	assert.Equal(t, "federation: bundle not stored", lines[len(lines)-1]["msg"])
-	require.NoError(t, os.Chmod(open, 0o755))
-	running(t, m) // it may be called again
+	require.NoError(t, os.Chmod(own, 0o700))
+}
+
+// Directories and files of another user decide nothing.
+func TestStoreOwners(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "FED-22")
+	if os.Geteuid() != 0 {
+		t.Skip("gives files to another user, which takes root")
+	}
+	const other = 54321
+	for _, mode := range []os.FileMode{0o755, 0o777} {
+		w := newWorld(t)
+		above := filepath.Join(t.TempDir(), "above")
+		w.cfg.Dir = filepath.Join(above, "dir")
+		require.NoError(t, os.MkdirAll(w.cfg.Dir, 0o700))
+		require.NoError(t, os.Chmod(w.cfg.Dir, mode))
+		for _, path := range []string{above, w.cfg.Dir} {
+			require.NoError(t, os.Chown(path, other, -1))
+			err := newManager(t, w.cfg).Run(t.Context())
+			require.ErrorIs(t, err, private.ErrUnsafe)
+			require.ErrorContains(t, err, fmt.Sprintf("Config.Dir: %s: ", path))
+			require.ErrorContains(t, err, fmt.Sprintf("run: chown 0 %q", path))
+			require.NoError(t, os.Chown(path, 0, -1))
+		}
+		assert.Empty(t, w.dialled())
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.cfg.Dir = t.TempDir()
+		file := filepath.Join(w.cfg.Dir, "td-partner.test.json")
+		require.NoError(t, os.WriteFile(file, documentOf(t, spiffetest.NewCA(t, "partner.test").Bundle()), 0o600))
+		require.NoError(t, os.Chown(file, other, -1))
+		w.site.serve(answer(500, nil))
+		m := newManager(t, w.cfg)
+		running(t, m)
+		synctest.Wait()
+		_, err := m.Bundle(partner)
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		warned := false
+		for _, line := range w.diary.read() {
+			warned = warned || line["msg"] == "federation: stored bundle ignored" && strings.Contains(fmt.Sprint(line["err"]), "belongs to user 54321")
+		}
+		assert.True(t, warned)
+	})
 }

@@ -69,7 +69,7 @@ func (ca *CA) Broken(f Fault) ([]*x509.Certificate, crypto.Signer) {
 			ca.t.Fatalf("spiffetest: broken: %v", err)
 		}
 	case "SelfSigned":
-		by = &authority{cert: template, key: key}
+		by = &authority{cert: template, key: seal(key)}
 	case "MissingIntermediate":
 		by = ca.Intermediate().fixed
 		by.tail = nil

@@ -85,9 +85,12 @@ type CA struct {
 // authority is a certificate that signs, with its key.
 type authority struct {
 	cert *x509.Certificate
-	key  crypto.Signer
+	key  func() crypto.Signer // see seal
 	tail []*x509.Certificate // the intermediates that link a leaf to the root
 }
+
+// seal puts a key where package fmt cannot follow it, as it does follow unexported fields.
+func seal(key crypto.Signer) func() crypto.Signer { return func() crypto.Signer { return key } }
 
 // NewCA returns a CA for the trust domain, which is a name such as "example.org", with one root:
 // ECDSA P-256, valid from now for ten years.
@@ -145,7 +148,7 @@ func (ca *CA) Intermediate(edit ...func(*x509.Certificate)) *CA {
 	ca.t.Helper()
 	parent, key := ca.signer(), ca.newKey()
 	chain := ca.mustSign(parent, caTemplate(ca.trust.td, "intermediate", intermediateLifetime), key.Public(), edit)
-	return &CA{t: ca.t, trust: ca.trust, fixed: &authority{cert: chain[0], key: key, tail: chain}}
+	return &CA{t: ca.t, trust: ca.trust, fixed: &authority{cert: chain[0], key: seal(key), tail: chain}}
 }
 
 // String names the trust domain and not the key.
@@ -188,7 +191,7 @@ func (ca *CA) mustSign(by *authority, template *x509.Certificate, pub crypto.Pub
 
 // sign returns the new certificate and the intermediates that link it to the root.
 func (a *authority) sign(template *x509.Certificate, pub crypto.PublicKey) ([]*x509.Certificate, error) {
-	cert, err := sign(template, a.cert, pub, a.key)
+	cert, err := sign(template, a.cert, pub, a.key())
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +219,7 @@ func newRoot(td spiffe.TrustDomain, name string) (*authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("root of %s: %w", td, err)
 	}
-	return &authority{cert: cert, key: key}, nil
+	return &authority{cert: cert, key: seal(key)}, nil
 }
 
 func leafTemplate(id spiffe.ID, lifetime time.Duration) *x509.Certificate {

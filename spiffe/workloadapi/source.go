@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -46,7 +47,8 @@ type Config struct {
 	BundlesOnly bool
 
 	// Logger gets each change (Info), and what failed, was skipped or was withdrawn (Warn), with the
-	// attributes rpc, server, id, not_after, err and retry_in. Nil means no logs.
+	// attributes rpc, server, id, not_after, err and retry_in. Of responses that were discarded it gets the
+	// first at once, and then their number each minute. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -58,6 +60,7 @@ type Source struct {
 	cfg    Config
 	client *Client
 	log    *slog.Logger
+	bad    *summary.Log // of responses
 
 	cur  atomic.Pointer[state] // what readers read; writers hold mu
 	news renew.Signal
@@ -93,6 +96,7 @@ func New(cfg Config) (*Source, error) {
 			return nil, err
 		}
 	}
+	s.bad = summary.New(s.log, 0)
 	s.cur.Store(&state{})
 	return s, nil
 }
@@ -339,8 +343,9 @@ func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 		msg = "workloadapi: the server has withdrawn what it sent"
 	case e.Final:
 		msg = "workloadapi: failed for good"
-	case errors.Is(e, ErrBadResponse):
-		msg = "workloadapi: response discarded"
+	case errors.Is(e, ErrBadResponse): // which a server can send at any rate
+		s.bad.Warn("workloadapi: response discarded", e.RPC, slog.String("server", s.client.server), slog.Any("err", e.Err))
+		return
 	}
 	s.log.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("rpc", e.RPC), slog.String("server", s.client.server), slog.Any("err", e.Err), slog.Duration("retry_in", e.RetryIn))
 }

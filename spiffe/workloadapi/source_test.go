@@ -340,6 +340,26 @@ func TestDiscard(t *testing.T) {
 	}
 }
 
+// A server that sends bad responses as fast as it can does not fill the log.
+func TestDiscardLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		web := home.SVID("/web")
+		var log syncBuffer
+		streams := make(feed)
+		source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
+		for range 200 {
+			streams.send(home.response(t, web))
+			streams.send(&wire.X509SVIDResponse{})
+		}
+		assert.Equal(t, 1, strings.Count(log.String(), `msg="workloadapi: response discarded"`))
+		time.Sleep(61 * time.Second)
+		assert.Equal(t, 2, strings.Count(log.String(), `msg="workloadapi: response discarded"`))
+		assert.Contains(t, log.String(), "count=199")
+	})
+}
+
 // One bundle that is damaged hides no other, and costs its trust domain nothing.
 func TestBundleIsolation(t *testing.T) {
 	t.Parallel()

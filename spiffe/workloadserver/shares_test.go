@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,10 +165,10 @@ func TestRefusalsAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		home := newDomain(t, "example.org")
 		var log syncBuffer
-		denied := false
+		var denied atomic.Bool
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
-				if denied {
+				if denied.Load() {
 					return nil, nil
 				}
 				return []workloadserver.Identity{{SVID: home.SVID("/web")}}, nil
@@ -221,13 +222,13 @@ func TestRefusalsAreLogged(t *testing.T) {
 		require.NoError(t, err)
 		stop := run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
-		denied = true
+		denied.Store(true)
 		h.Refresh()
 		assert.Equal(t, []string{`level=WARN msg="workloadserver: request refused" reason="no identity for the caller" method=FetchX509SVID remote=mem`}, lines())
 		require.Equal(t, errStop, stop())
 		time.Sleep(5 * time.Minute)
 		lines()
-		denied = false
+		denied.Store(false)
 		post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m").status()
 		r := post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
 		require.NoError(t, r.resp.Body.Close())

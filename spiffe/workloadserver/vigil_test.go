@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,9 +76,9 @@ func TestLiveManagers(t *testing.T) {
 				ca := spiffetest.NewCA(t, "example.org") // of leaves that live an hour
 				agent, web := manager(t, ca, "/agent"), manager(t, ca, "/web")
 				time.Sleep(11 * time.Minute) // the phases of managers and streams differ
-				asked := 0
+				var asked atomic.Int64
 				h := handler(t, agent, &workloadserver.Options{Identities: func(context.Context) ([]workloadserver.Identity, error) {
-					asked++
+					asked.Add(1)
 					return []workloadserver.Identity{identity(t, web)}, nil
 				}})
 				s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
@@ -95,7 +96,7 @@ func TestLiveManagers(t *testing.T) {
 					}
 				}
 				assert.Greater(t, least, 20*time.Minute, "long before the end")
-				assert.Less(t, asked, 24*60, "and not in a loop")
+				assert.Less(t, asked.Load(), int64(24*60), "and not in a loop")
 			})
 		})
 	}
@@ -158,12 +159,21 @@ func TestNeverRenewed(t *testing.T) {
 					c.NotBefore = time.Now()
 					c.NotAfter = time.Now().Add(life)
 				})
-				var asked []time.Duration
+				var mu sync.Mutex
+				var all []time.Duration
+				looks := func() []time.Duration {
+					synctest.Wait()
+					mu.Lock()
+					defer mu.Unlock()
+					return slices.Clone(all)
+				}
 				start := time.Now()
 				var log syncBuffer
 				h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{
 					Identities: func(context.Context) ([]workloadserver.Identity, error) {
-						asked = append(asked, time.Since(start))
+						mu.Lock()
+						defer mu.Unlock()
+						all = append(all, time.Since(start))
 						return []workloadserver.Identity{{SVID: svid}}, nil
 					},
 					Logger: textLogger(&log),
@@ -173,7 +183,7 @@ func TestNeverRenewed(t *testing.T) {
 				run(t, s)
 				require.NoError(t, s.Ready(t.Context()))
 				time.Sleep(life - time.Second)
-				synctest.Wait()
+				asked := looks()
 				early, late := 0, 0
 				gap := time.Duration(0)
 				for i, at := range asked[1:] {
@@ -189,10 +199,10 @@ func TestNeverRenewed(t *testing.T) {
 				assert.LessOrEqual(t, gap, min(31*time.Second, life/20), "at most 4 % of what is left, and half a minute")
 				assert.NotContains(t, log.String(), "has expired")
 
-				before := len(asked)
 				time.Sleep(time.Hour)
-				assert.Less(t, len(asked)-before, 3700, "no tight loop")
-				assert.Greater(t, len(asked)-before, 100)
+				more := len(looks()) - len(asked)
+				assert.Less(t, more, 3700, "no tight loop")
+				assert.Greater(t, more, 100)
 				got, err := s.SVID()
 				require.NoError(t, err)
 				assert.Equal(t, svid.Chain(), got.Chain())
@@ -232,6 +242,13 @@ func TestFailureWithoutChange(t *testing.T) {
 
 		kaputt := errors.New("kaputt")
 		failure.Store(&kaputt)
+		time.Sleep(10 * time.Minute) // of the first half of the life
+		svid.Store(home.SVID("/web"))
+		failure.Store(nil)
+		time.Sleep(31 * time.Second)
+		assert.Equal(t, svid.Load().Chain(), current(t, s).Chain(), "soon after the failure has gone")
+
+		failure.Store(&kaputt)
 		time.Sleep(45 * time.Minute)
 		assert.Contains(t, log.String(), "kaputt")
 		assert.True(t, s.Status().X509.Open, "the stream is still there")
@@ -266,10 +283,11 @@ func TestHookThatHangs(t *testing.T) {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}
-		identities := true
+		var identities atomic.Bool // whether that hook hangs
+		identities.Store(true)
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 			Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
-				if identities {
+				if identities.Load() {
 					return nil, hang(ctx)
 				}
 				return []workloadserver.Identity{{SVID: home.SVID("/web")}}, nil
@@ -295,7 +313,7 @@ func TestHookThatHangs(t *testing.T) {
 		for method := range bodies {
 			hangs(method)
 		}
-		identities = false
+		identities.Store(false)
 		hangs("FetchJWTSVID")
 		hangs("ValidateJWTSVID")
 		synctest.Wait()
@@ -408,4 +426,41 @@ func TestShortLives(t *testing.T) {
 		current(t, s)
 	}
 	assert.GreaterOrEqual(t, s.Status().X509.Updates, uint64(3))
+}
+
+// WIT authorities that a Provider does not tell of reach callers within minutes: in the bundles, and by WIT-SVIDs
+// that were issued since.
+func TestForgetfulProviderWIT(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		w, next := newWITs(t, home), newWITs(t, home)
+		src := &provider{}
+		web := home.SVID("/web")
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, w.issuer))), nil)
+		c := inMemory(t, handler(t, still{src}, &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))
+		var svids, bundles atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		all.Go(func() {
+			for _, err := range c.WatchWITSVIDs(ctx, spiffe.ID{}) {
+				assert.NoError(t, err)
+				svids.Add(1)
+			}
+		})
+		all.Go(func() {
+			for _, err := range c.WatchWITBundles(ctx) {
+				assert.NoError(t, err)
+				bundles.Add(1)
+			}
+		})
+		time.Sleep(time.Minute)
+		assert.Equal(t, []int64{1, 1}, []int64{svids.Load(), bundles.Load()})
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, w.issuer, next.issuer))), nil)
+		time.Sleep(6 * time.Minute)
+		assert.GreaterOrEqual(t, svids.Load(), int64(2))
+		assert.Equal(t, int64(2), bundles.Load())
+		cancel()
+		all.Wait()
+	})
 }

@@ -84,6 +84,7 @@ const (
 	maxEncodings   = 4 << 10          // identities in responses that are kept for their next callers
 	maxText        = 512              // bytes of a reason that a caller is told
 	hookTimeout    = 30 * time.Second // for a hook to answer
+	clockTick      = time.Minute      // between looks at the clock of a stream that waits
 )
 
 // patience bounds the waits after an issuer of WIT-SVIDs has failed.
@@ -144,7 +145,8 @@ type Options struct {
 	// provider's bundles. It is called with the context of the request, which ends after 30 seconds and from
 	// which unixsocket.PeerFromContext tells which process is calling: when a stream begins and again before
 	// each push, after the provider or that of an Identity has changed, after [Handler.Refresh], when half
-	// of the life of an identity is over, and every five minutes. It should not block.
+	// of the life of an identity is over, and every five minutes. It should not block, and it returns an SVID
+	// that it has until there is another: each new one is a push.
 	//
 	// An error that wraps [ErrDenied] is like none; any other says that the decision failed, and the caller
 	// is told to come back. Callers that are given the same SVIDs share one serialisation. Nil means that

@@ -1,5 +1,6 @@
 // Package auditlog keeps the audit record of a certificate authority in a file: one line of JSON for
-// each certificate or token that was issued, on the disk before the certificate leaves.
+// each certificate or token that was issued, on the disk before the certificate leaves, and one for each change of
+// the authority's keys.
 //
 // Give a [Log] to ca.Config.Auditor:
 //
@@ -20,6 +21,12 @@
 // What a crash left unfinished is ended by a newline before anything is added, so that no record is
 // ever glued to a torn one. A line may be in the file although Record returned an error; then its
 // certificate was thrown away. A certificate without a line does not exist.
+//
+// [Log.Err] says whether a record could be written now, for pages about health: a disk that is full, a file that cannot
+// be opened. When there is room again, the log goes on by itself.
+//
+// The file must belong to the user of this process or to root, and so must its folder and those above it. That other users can
+// read the file, or write to it or to a folder, is accepted, and a warning of Options.Logger says which chmod helps.
 //
 // # The format
 //
@@ -42,6 +49,23 @@
 //	method       how it authenticated
 //	prev         SHA-256 of the line before, without its newline, in hexadecimal
 //
+// The line of a change of keys, a [ca.KeyEvent], has these members instead, by the same rules; event is never left out:
+//
+//	time         when it happened
+//	event        such as "created", "loaded", "prepared", "activated", "tainted", "revoked", "retired"
+//	key          "root" or "jwt"
+//	serial       of a root, in hexadecimal; the ID of a JWT key
+//	not_after    of a root
+//	fingerprint  SHA-256 of a root (DER), in hexadecimal
+//	successor    the serial or ID of the key that takes over
+//	detail       for operators
+//	uid          of the user of the process that did it
+//	host         its machine or pod
+//	command      its command line, without secrets
+//	prev         as above
+//
+// The log itself writes one with the event "removed" and the names of files in detail: see below.
+//
 // By prev each line vouches for the one before, also across files that were moved away; the first
 // line ever has zeros there, and so has the first one of a process that found an empty file and has no
 // MaxSize, by which it would know the name of the file before. So a line that was changed or taken out is
@@ -53,11 +77,16 @@
 // With Options.MaxSize a file that is full gets a name with the date and a number, such as
 // audit-20060102.1.jsonl, and a new one begins. Programs such as logrotate may move the file
 // instead of that; the log notices before its next write, and [Log.Reopen] is for those that must be sure
-// that nothing is written to the old one any more. Nothing is ever deleted.
+// that nothing is written to the old one any more.
+//
+// Options.KeepSize and Options.KeepAge bound the full files; without them nothing is ever deleted. The oldest go first. The present file
+// and the newest full one always stay, so that the chain goes on, and so does a file with such a name that does not end with a
+// record. What is removed is named in a line of the log, so that its end is not taken for that of an attacker; the files that are left are a
+// chain of their own.
 //
 // On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine
 // may write to the same file with the same Options, for instance a server and a command of its
-// operator.
+// operator. One that holds the lock on the file for more than 10 seconds makes records fail.
 package auditlog
 
 import (
@@ -69,14 +98,17 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -95,15 +127,24 @@ type Options struct {
 
 	// Queue is how many records wait while the disk is at work; more wait outside. 0 means 1024.
 	Queue int
+
+	// KeepSize is how many bytes the full files may have together, before the oldest are removed; 0 means no limit.
+	// KeepAge is how long a full file is kept after its last record; 0 means for ever. Both are looked at when a file
+	// is full, at the start, and once an hour while there are records.
+	KeepSize int64
+	KeepAge  time.Duration
+
+	// Logger gets a warning, once, about a file or a folder that other users can write to or a file that they can
+	// read, and one about a full file that cannot be removed. Nil means silence.
+	Logger *slog.Logger
 }
 
 // Log is an audit log in a file; [Open] makes one. It implements ca.Auditor. All methods may be
 // called at the same time. A goroutine runs while there is something to write, and none otherwise.
 type Log struct {
-	path    string
-	maxSize int64
-	queue   int
-	fs      fileSystem
+	path string
+	o    Options
+	fs   fileSystem
 
 	mu      sync.Mutex
 	pending *batch        // the records that go into the next write; nil for none
@@ -111,6 +152,9 @@ type Log struct {
 	busy    bool          // a goroutine is writing
 	idle    sync.Cond     // it has ended
 	closed  bool
+	began   time.Time // when the present write began; zero for none
+	checked time.Time // when it was last found out whether the disk works
+	health  error     // what was found
 
 	disk   sync.Mutex // held while writing; guards what follows
 	file   file       // nil if it is not open
@@ -119,6 +163,9 @@ type Log struct {
 	torn   bool       // the last line has no newline yet
 	err    error      // of the last attempt; nil if it worked
 	failed time.Time
+	pruned time.Time       // when it was last looked which files may go
+	gone   []string        // files that were removed, and are in no line yet
+	told   map[string]bool // warnings
 }
 
 // batch is what goes to the disk together.
@@ -150,14 +197,15 @@ func open(path string, o *Options, fsys fileSystem) (*Log, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	if o.MaxSize < 0 || o.Queue < 0 {
-		return nil, fmt.Errorf("auditlog: invalid Options: MaxSize is %d and Queue %d, but neither may be negative", o.MaxSize, o.Queue)
+	if o.MaxSize < 0 || o.Queue < 0 || o.KeepSize < 0 || o.KeepAge < 0 {
+		return nil, fmt.Errorf("auditlog: invalid Options: MaxSize is %d, Queue %d, KeepSize %d and KeepAge %v, but none may be negative", o.MaxSize, o.Queue, o.KeepSize, o.KeepAge)
 	}
 	path, err := filepath.Abs(path) // the program may go to another folder
 	if err != nil {
 		return nil, fmt.Errorf("auditlog: %w", err)
 	}
-	l := &Log{path: path, maxSize: o.MaxSize, queue: cmp.Or(o.Queue, 1024), fs: fsys, taken: make(chan struct{})}
+	l := &Log{path: path, o: *o, fs: fsys, taken: make(chan struct{}), told: map[string]bool{}}
+	l.o.Queue, l.o.Logger = cmp.Or(o.Queue, 1024), cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	l.idle.L = &l.mu
 	if err := l.Reopen(); err != nil {
 		return nil, err
@@ -171,17 +219,25 @@ func open(path string, o *Options, fsys fileSystem) (*Log, error) {
 // The error wraps that of the operating system, or the cause of ctx's end; the line may be in the
 // file all the same. After [Log.Close] it wraps [fs.ErrClosed].
 func (l *Log) Record(ctx context.Context, i *ca.Issuance) error {
-	if err := l.record(ctx, i); err != nil {
+	if err := l.record(ctx, Entry{Issuance: i}); err != nil {
 		return fmt.Errorf("auditlog: record of %q: %w", i.Serial, err)
 	}
 	return nil
 }
 
-func (l *Log) record(ctx context.Context, i *ca.Issuance) error {
+// RecordKeyEvent is Record for a change of the keys; it makes a Log a [ca.KeyAuditor].
+func (l *Log) RecordKeyEvent(ctx context.Context, e *ca.KeyEvent) error {
+	if err := l.record(ctx, Entry{KeyEvent: e}); err != nil {
+		return fmt.Errorf("auditlog: record of the event %q of key %q: %w", e.Event, e.Serial, err)
+	}
+	return nil
+}
+
+func (l *Log) record(ctx context.Context, e Entry) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	line, err := encode(i)
+	line, err := encode(e)
 	if err != nil {
 		return err
 	}
@@ -201,7 +257,7 @@ func (l *Log) record(ctx context.Context, i *ca.Issuance) error {
 func (l *Log) join(ctx context.Context, line []byte) (*batch, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for !l.closed && l.pending != nil && len(l.pending.lines) >= l.queue {
+	for !l.closed && l.pending != nil && len(l.pending.lines) >= l.o.Queue {
 		taken := l.taken
 		l.mu.Unlock()
 		select {
@@ -252,6 +308,44 @@ func (l *Log) write() {
 	}
 }
 
+// Limits of Err.
+const (
+	checkEvery = time.Second // how long an answer counts
+	tooSlow    = 10 * time.Second
+	probeSize  = 4 << 10 // bytes for which there has to be room
+)
+
+// Err returns nil if a record could be written now, and otherwise why not: the error of the last attempt, a disk without
+// room for one more record, one that has not answered for ten seconds. It wraps [fs.ErrClosed] after [Log.Close]. It looks at the disk at
+// most once a second, and not while records are written well, so that pages about health may call it at any rate. It does not
+// wait for a write.
+func (l *Log) Err() error {
+	l.mu.Lock()
+	known := l.health
+	switch now := time.Now(); {
+	case l.closed:
+		known = fs.ErrClosed
+	case !l.began.IsZero() && now.Sub(l.began) > tooSlow:
+		known = fmt.Errorf("%s: the disk has not answered for %v", l.path, now.Sub(l.began).Round(time.Second))
+	case now.Sub(l.checked) >= checkEvery && l.disk.TryLock():
+		l.mu.Unlock()
+		err := l.commit(nil)
+		if err == nil {
+			if err = l.fs.Probe(l.path, probeSize); err != nil {
+				err = fmt.Errorf("%s: no room for another record: %w", l.path, err)
+			}
+		}
+		l.disk.Unlock()
+		l.mu.Lock()
+		known, l.health, l.checked = err, err, time.Now()
+	}
+	l.mu.Unlock()
+	if known != nil {
+		return fmt.Errorf("auditlog: %w", known)
+	}
+	return nil
+}
+
 // Reopen closes the file and opens what is at its path now, creating it if it was moved away. Once
 // it returns, nothing is written to the old file any more. It also ends a failure at once, if the
 // file can be used again; otherwise that is tried once a second while there are records to write.
@@ -293,11 +387,20 @@ func (l *Log) commit(b *batch) error {
 	if l.err != nil && time.Since(l.failed) < retryAfter {
 		return l.err
 	}
+	l.mu.Lock()
+	l.began = time.Now()
+	l.mu.Unlock()
 	l.err = l.try(b)
 	if l.err != nil {
 		_ = l.leave() // what the file holds is unknown now; the next attempt looks
 		l.err, l.failed = fmt.Errorf("%s: %w", l.path, l.err), time.Now()
 	}
+	l.mu.Lock()
+	l.began = time.Time{}
+	if b != nil || l.err != nil { // it says more than a write of nothing
+		l.health, l.checked = l.err, time.Now()
+	}
+	l.mu.Unlock()
 	return l.err
 }
 
@@ -307,15 +410,31 @@ func (l *Log) try(b *batch) error {
 		return err
 	}
 	defer unlock()
+	l.prune()
 	var text []byte
 	if l.torn {
 		text = append(text, '\n')
 	}
 	last := l.last
+	add := func(line []byte) {
+		last = link(line, last)
+		text = append(append(text, line...), '\n')
+	}
+	named := 0 // of the files that are gone
+	if len(l.gone) > 0 {
+		var detail string
+		for ; named < len(l.gone) && len(detail) < maxNamed; named++ {
+			detail += " " + l.gone[named]
+		}
+		line, err := encode(Entry{KeyEvent: &ca.KeyEvent{Time: time.Now(), Event: "removed", Detail: detail[1:]}})
+		if err != nil {
+			return err
+		}
+		add(line)
+	}
 	if b != nil {
 		for _, line := range b.lines {
-			last = link(line, last)
-			text = append(append(text, line...), '\n')
+			add(line)
 		}
 	}
 	if len(text) > 0 {
@@ -327,6 +446,7 @@ func (l *Log) try(b *batch) error {
 		return err
 	}
 	l.size, l.last, l.torn = l.size+int64(len(text)), last, false
+	l.gone = l.gone[named:]
 	return nil
 }
 
@@ -358,11 +478,17 @@ func (l *Log) settle(more int64) (unlock func(), err error) {
 
 // open opens the file at path, or creates it so that it is there after a crash, too.
 func (l *Log) open() error {
-	f, err := l.fs.OpenFile(l.path)
+	f, err := l.fs.OpenFile(l.path, func(err error) {
+		l.warn("auditlog: other users can change the audit log", slog.Any("err", err))
+	})
 	if err != nil {
 		return err
 	}
 	info, err := f.Stat()
+	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o006 == 0o004 {
+		l.warn("auditlog: all users of this machine can read the audit log", slog.String("file", l.path),
+			slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())), slog.String("run", fmt.Sprintf("chmod o-r %q", l.path)))
+	}
 	if err == nil && !info.Mode().IsRegular() {
 		err = errors.New("not a regular file, so that nothing stays in it")
 	}
@@ -375,6 +501,14 @@ func (l *Log) open() error {
 	}
 	l.file, l.size = f, -1
 	return nil
+}
+
+// warn says something once.
+func (l *Log) warn(text string, attrs ...slog.Attr) {
+	if what := fmt.Sprint(text, attrs); !l.told[what] {
+		l.told[what] = true
+		l.o.Logger.LogAttrs(context.Background(), slog.LevelWarn, text, attrs...)
+	}
 }
 
 // leave closes the file and remembers its last line, which the next file goes on from.
@@ -410,12 +544,12 @@ func (l *Log) look(more int64) (ready bool, err error) {
 		// The first line follows the last one that is known, or that of the file that was moved away
 		// last: another process may have written and moved that meanwhile.
 		l.torn = false
-		if fresh && l.maxSize > 0 {
+		if fresh && l.o.MaxSize > 0 {
 			return true, l.follow()
 		}
 		return true, nil
 	}
-	if more == 0 || l.maxSize == 0 || l.torn || size+more <= l.maxSize {
+	if more == 0 || l.o.MaxSize == 0 || l.torn || size+more <= l.o.MaxSize {
 		return true, nil
 	}
 	return false, l.moveAway()
@@ -423,11 +557,11 @@ func (l *Log) look(more int64) (ready bool, err error) {
 
 // follow finds the last line of the file that was moved away last.
 func (l *Log) follow() error {
-	name, _, _, err := newest(l.path)
-	if name == "" || err != nil {
+	full, err := fullFiles(l.path)
+	if len(full) == 0 || err != nil {
 		return err
 	}
-	f, err := os.Open(name)
+	f, err := openFull(full[len(full)-1].path)
 	if err != nil {
 		return err
 	}
@@ -441,18 +575,84 @@ func (l *Log) follow() error {
 
 // moveAway gives a full file its name: a number more than those that are there.
 func (l *Log) moveAway() error {
-	_, date, n, err := newest(l.path)
+	full, err := fullFiles(l.path)
 	if err != nil {
 		return err
+	}
+	date, n := "", 0
+	if len(full) > 0 {
+		date, n = full[len(full)-1].date, full[len(full)-1].number
 	}
 	if today := time.Now().UTC().Format(dateLayout); today > date {
 		date, n = today, 0
 	}
 	base, ext := split(l.path)
-	if err := l.fs.Rename(l.file, l.path, fmt.Sprintf("%s%s.%d%s", base, date, n+1, ext)); err != nil {
-		return err
+	for { // another user may have put something there
+		n++
+		name := fmt.Sprintf("%s%s.%d%s", base, date, n, ext)
+		if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := l.fs.Rename(l.file, l.path, name); err != nil {
+			return err
+		}
+		break
 	}
+	l.pruned = time.Time{}
 	return l.fs.SyncDir(filepath.Dir(l.path))
+}
+
+const (
+	pruneEvery = time.Hour
+	maxNamed   = 8 << 10 // bytes after which no more files are named in a line
+)
+
+// prune removes full files that are too old or too much. That it cannot is no reason not to write.
+func (l *Log) prune() {
+	if l.o.KeepSize == 0 && l.o.KeepAge == 0 || time.Since(l.pruned) < pruneEvery {
+		return
+	}
+	l.pruned = time.Now()
+	full, err := fullFiles(l.path)
+	if err != nil {
+		l.warn("auditlog: full files cannot be listed", slog.Any("err", err))
+		return
+	}
+	var total int64
+	for i, f := range slices.Backward(full) {
+		info, err := os.Lstat(f.path)
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		total += info.Size()
+		tooMuch := l.o.KeepSize > 0 && total > l.o.KeepSize
+		tooOld := l.o.KeepAge > 0 && time.Since(info.ModTime()) > l.o.KeepAge
+		if i == len(full)-1 || !tooMuch && !tooOld || !endsWithRecord(f.path, info.Size()) {
+			continue
+		}
+		if err := l.fs.Remove(f.path); err != nil {
+			l.warn("auditlog: a full file cannot be removed", slog.Any("err", err))
+			continue
+		}
+		l.gone = append(l.gone, filepath.Base(f.path))
+	}
+}
+
+// endsWithRecord reports whether the last line of a file is one of ours.
+func endsWithRecord(path string, size int64) bool {
+	f, err := openFull(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	line := make([]byte, min(size, int64(endLen+1)))
+	if _, err := f.ReadAt(line, size-int64(len(line))); err != nil && err != io.EOF {
+		return false
+	}
+	return finished(bytes.TrimSuffix(line, []byte{'\n'}))
 }
 
 const dateLayout = "20060102"
@@ -463,22 +663,40 @@ func split(path string) (base, ext string) {
 	return strings.TrimSuffix(path, ext) + "-", ext
 }
 
-// newest returns the file that was moved away last, and what its name says; zeros if there is none.
-func newest(path string) (name, date string, number int, err error) {
+// fullFile is a file that was moved away, and what its name says.
+type fullFile struct {
+	path, date string
+	number     int
+}
+
+// owned reports whether a file is one, and of this user or root.
+func owned(e fs.DirEntry, path string) bool {
+	info, err := e.Info()
+	return err == nil && info.Mode().IsRegular() && private.Check(path, info, private.Options{Warn: func(error) {}}) == nil
+}
+
+// openFull opens a full file for reading.
+func openFull(path string) (*os.File, error) {
+	return private.OpenFile(path, os.O_RDONLY, private.Options{Warn: func(error) {}})
+}
+
+// fullFiles returns the files that were moved away, the newest last. Those of other users are none.
+func fullFiles(path string) (full []fullFile, err error) {
 	base, ext := split(path)
 	entries, err := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {
-		full := filepath.Join(filepath.Dir(path), e.Name())
-		middle, isOurs := strings.CutPrefix(full, base)
+		name := filepath.Join(filepath.Dir(path), e.Name())
+		middle, isOurs := strings.CutPrefix(name, base)
 		middle, isFull := strings.CutSuffix(middle, ext)
-		d, digits, _ := strings.Cut(middle, ".")
+		date, digits, _ := strings.Cut(middle, ".")
 		n, invalid := strconv.Atoi(digits)
-		_, noDate := time.Parse(dateLayout, d)
-		if isOurs && isFull && invalid == nil && noDate == nil && n > 0 && (d > date || d == date && n > number) {
-			name, date, number = full, d, n
+		_, noDate := time.Parse(dateLayout, date)
+		if isOurs && isFull && invalid == nil && noDate == nil && n > 0 && owned(e, name) {
+			full = append(full, fullFile{name, date, n})
 		}
 	}
-	return name, date, number, err
+	slices.SortFunc(full, func(a, b fullFile) int { return cmp.Or(strings.Compare(a.date, b.date), a.number-b.number) })
+	return full, err
 }
 
 // end returns the hash of the last line of a file that has the given size, not 0, and whether that

@@ -29,7 +29,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-var _ ca.Auditor = (*auditlog.Log)(nil)
+var _ ca.KeyAuditor = (*auditlog.Log)(nil)
 
 // full has every field.
 func full() *ca.Issuance {
@@ -39,6 +39,15 @@ func full() *ca.Issuance {
 		DNSNames: []string{"a.example.org", "b"}, IPs: []net.IP{net.ParseIP("192.0.2.1"), net.ParseIP("2001:db8::1")},
 		Audience: []string{"x", "y"}, NotBefore: at.Truncate(time.Second), NotAfter: at.Truncate(time.Second).Add(time.Hour),
 		Issuer: "77", Fingerprint: "00ff", PublicKey: "ff00", Caller: "spiffe://example.org/node", Method: "token-review",
+	}
+}
+
+// fullEvent has every field.
+func fullEvent() *ca.KeyEvent {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 678_000_000, time.UTC)
+	return &ca.KeyEvent{
+		Time: at, Event: "tainted", Key: "root", Serial: "5d1c", NotAfter: at.Truncate(time.Second), Fingerprint: "00ff", Successor: "77",
+		Detail: "why", Actor: ca.Actor{UID: "1000", Host: "h", Command: "ca -taint 5d1c"},
 	}
 }
 
@@ -59,6 +68,17 @@ func open(t *testing.T, path string, o *auditlog.Options, f *auditlog.Faults) *a
 
 func logPath(t *testing.T) string { return filepath.Join(t.TempDir(), "audit.jsonl") }
 
+// serial returns the serial number of an issuance, or the event and what it is about.
+func serial(e auditlog.Entry) string {
+	switch {
+	case e.Issuance != nil:
+		return e.Issuance.Serial
+	case e.KeyEvent != nil:
+		return strings.TrimSpace(e.KeyEvent.Event + " " + e.KeyEvent.Serial + e.KeyEvent.Detail)
+	}
+	return ""
+}
+
 // contents returns what Read says of the files together: serials, and errors in their place.
 func contents(t *testing.T, paths ...string) (got []string) {
 	t.Helper()
@@ -68,14 +88,14 @@ func contents(t *testing.T, paths ...string) (got []string) {
 		require.NoError(t, err)
 		all.Write(text)
 	}
-	for i, err := range auditlog.Read(&all) {
+	for e, err := range auditlog.Read(&all) {
 		if err == nil {
-			got = append(got, i.Serial)
+			got = append(got, serial(e))
 			continue
 		}
 		for name, kind := range map[string]error{"torn": auditlog.ErrTorn, "malformed": auditlog.ErrMalformed, "chain": auditlog.ErrChain} {
 			if errors.Is(err, kind) {
-				got = append(got, strings.Trim(name+" "+i.Serial, " "))
+				got = append(got, strings.Trim(name+" "+serial(e), " "))
 			}
 		}
 	}
@@ -120,12 +140,12 @@ func TestFormat(t *testing.T) {
 		`"caller":"spiffe://example.org/node","method":"token-review","prev":"`+strings.Repeat("0", 64)+`"}`, first)
 	assert.Equal(t, fmt.Sprintf(`{"time":"0001-01-01T00:00:00Z","prev":"%x"}`+"\n", sha256.Sum256([]byte(first))), second)
 
-	var got []ca.Issuance
-	for i, err := range auditlog.Read(bytes.NewReader(text)) {
+	var got []auditlog.Entry
+	for e, err := range auditlog.Read(bytes.NewReader(text)) {
 		require.NoError(t, err)
-		got = append(got, i)
+		got = append(got, e)
 	}
-	require.Equal(t, []ca.Issuance{*all, {}}, got)
+	require.Equal(t, []auditlog.Entry{{Issuance: all}, {Issuance: &ca.Issuance{}}}, got)
 }
 
 // Names from outside cannot break out of their line.
@@ -148,7 +168,7 @@ func TestHostileText(t *testing.T) {
 	n := 0
 	for i, err := range auditlog.Read(f) {
 		require.NoError(t, err)
-		require.Equal(t, strings.ToValidUTF8(texts[n], "\uFFFD"), i.Caller)
+		require.Equal(t, strings.ToValidUTF8(texts[n], "\uFFFD"), i.Issuance.Caller)
 		n++
 	}
 	require.Len(t, texts, n)
@@ -427,9 +447,9 @@ func TestCannotReopen(t *testing.T) {
 // Whatever a crash left at the end of the file is ended, so that nothing is glued to it.
 func TestTornEnd(t *testing.T) {
 	t.Parallel()
-	whole, err := auditlog.Line(record("1"), [32]byte{})
+	whole, err := auditlog.Line(auditlog.Entry{Issuance: record("1")}, [32]byte{})
 	require.NoError(t, err)
-	second, err := auditlog.Line(record("2"), sha256.Sum256([]byte(whole)))
+	second, err := auditlog.Line(auditlog.Entry{Issuance: record("2")}, sha256.Sum256([]byte(whole)))
 	require.NoError(t, err)
 	for name, tc := range map[string]struct {
 		text string
@@ -475,7 +495,7 @@ func TestOpenErrors(t *testing.T) {
 		_, err = auditlog.Open("/dev/null", nil)
 		require.ErrorContains(t, err, "not a regular file")
 	}
-	for _, o := range []auditlog.Options{{MaxSize: -1}, {Queue: -1}} {
+	for _, o := range []auditlog.Options{{MaxSize: -1}, {Queue: -1}, {KeepSize: -1}, {KeepAge: -1}} {
 		_, err = auditlog.Open(filepath.Join(dir, "audit.jsonl"), &o)
 		require.ErrorContains(t, err, "negative")
 	}

@@ -52,14 +52,20 @@ func ExampleOpen() {
 		log.Fatal(err)
 	}
 	defer f.Close()
-	for i, err := range auditlog.Read(f) {
-		if err != nil {
+	for e, err := range auditlog.Read(f) {
+		switch {
+		case err != nil:
 			log.Fatal(err)
+		case e.KeyEvent != nil:
+			fmt.Println(e.KeyEvent.Key, e.KeyEvent.Event)
+		default:
+			i := e.Issuance
+			fmt.Println(i.Kind, i.ID, "for", i.Caller, "by", i.Method)
+			fmt.Println("it is ours:", i.Serial == chain[0].SerialNumber.Text(16))
 		}
-		fmt.Println(i.Kind, i.ID, "for", i.Caller, "by", i.Method)
-		fmt.Println("it is ours:", i.Serial == chain[0].SerialNumber.Text(16))
 	}
 	// Output:
+	// root created
 	// x509-svid spiffe://example.org/web for spiffe://example.org/node by client-certificate
 	// it is ours: true
 }
@@ -68,12 +74,12 @@ func ExampleRead() {
 	// In the shell: cat audit-*.jsonl audit.jsonl
 	lines := `{"time":"2026-01-02T03:04:05Z","kind":"x509-svid","serial":"5d1c","id":"spiffe://example.org/web","prev":"` + strings.Repeat("0", 64) + `"}` + "\n" +
 		`{"time":"2026-01-02T03:04:06Z","kind":"x50` + "\n"
-	for i, err := range auditlog.Read(strings.NewReader(lines)) {
+	for e, err := range auditlog.Read(strings.NewReader(lines)) {
 		if err != nil {
 			fmt.Println(err)
 			continue
 		}
-		fmt.Println(i.Serial, i.ID)
+		fmt.Println(e.Issuance.Serial, e.Issuance.ID)
 	}
 	// Output:
 	// 5d1c spiffe://example.org/web

@@ -1,7 +1,5 @@
 package auditlog
 
-import "github.com/svidkit/svidkit/pki/ca"
-
 // Faults stands between a Log and its disk. A nil function does nothing.
 type Faults struct {
 	Write func(p []byte) (n int, err error) // n bytes of p reach the file; an error fails the write
@@ -23,17 +21,27 @@ type faultyFS struct {
 	f *Faults
 }
 
-func (fsys faultyFS) OpenFile(path string) (file, error) {
+func (fsys faultyFS) OpenFile(path string, warn func(error)) (file, error) {
 	if fsys.f.Open != nil {
 		if err := fsys.f.Open(); err != nil {
 			return nil, err
 		}
 	}
-	f, err := fsys.osFileSystem.OpenFile(path)
+	f, err := fsys.osFileSystem.OpenFile(path, warn)
 	if err != nil {
 		return nil, err
 	}
 	return faultyFile{f, fsys.f}, nil
+}
+
+func (fsys faultyFS) Probe(path string, n int) error {
+	if fsys.f.Write != nil {
+		if n, fault := fsys.f.Write(make([]byte, n)); fault != nil && n < probeSize {
+			return fault
+		}
+		return nil
+	}
+	return fsys.osFileSystem.Probe(path, n)
 }
 
 func (fsys faultyFS) SyncDir(dir string) error {
@@ -84,9 +92,9 @@ func (l *Log) Pending() int {
 	return len(l.pending.lines)
 }
 
-// Line returns the line of i, without a newline.
-func Line(i *ca.Issuance, prev [32]byte) (string, error) {
-	line, err := encode(i)
+// Line returns the line of e, without a newline.
+func Line(e Entry, prev [32]byte) (string, error) {
+	line, err := encode(e)
 	if err == nil {
 		link(line, prev)
 	}

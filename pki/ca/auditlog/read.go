@@ -9,8 +9,6 @@ import (
 	"hash"
 	"io"
 	"iter"
-
-	"github.com/svidkit/svidkit/pki/ca"
 )
 
 // What is wrong with a line.
@@ -26,13 +24,13 @@ var (
 
 // Read yields the records of an audit log in their order. What is wrong with a line is yielded as an error
 // that has the number of the line and wraps one of the errors above, after which the records go on: with the
-// record if it is [ErrChain], and without one otherwise. Any other error is one of r, and the last thing
+// record if it is [ErrChain], and with the zero Entry otherwise. Any other error is one of r, and the last thing
 // that is yielded.
 //
 // The first line may follow on any line of another file. To check several files as one, give them
 // to [io.MultiReader] in their order. Memory is bounded: a line of more than 64 KiB is malformed.
-func Read(r io.Reader) iter.Seq2[ca.Issuance, error] {
-	return func(yield func(ca.Issuance, error) bool) {
+func Read(r io.Reader) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
 		lines := lineReader{r: bufio.NewReader(r), hash: sha256.New()}
 		var last *digest // the hash of the line before
 		for number := 1; ; number++ {
@@ -40,15 +38,15 @@ func Read(r io.Reader) iter.Seq2[ca.Issuance, error] {
 			if err == io.EOF {
 				return
 			}
-			var i ca.Issuance
+			var e Entry
 			broken := err != nil
 			if !broken {
-				i, err = lines.judge(last)
+				e, err = lines.judge(last)
 			}
 			if err != nil {
 				err = fmt.Errorf("auditlog: line %d: %w", number, err)
 			}
-			if !yield(i, err) || broken {
+			if !yield(e, err) || broken {
 				return
 			}
 			last = (*digest)(lines.hash.Sum(nil))
@@ -88,19 +86,19 @@ func (l *lineReader) next() error {
 }
 
 // judge returns the record in the line, which has to follow one with the hash last.
-func (l *lineReader) judge(last *digest) (ca.Issuance, error) {
+func (l *lineReader) judge(last *digest) (Entry, error) {
 	switch {
 	case !finished(l.line):
-		return ca.Issuance{}, ErrTorn
+		return Entry{}, ErrTorn
 	case l.tooLong:
-		return ca.Issuance{}, fmt.Errorf("%w: more than %d bytes", ErrMalformed, maxLine)
+		return Entry{}, fmt.Errorf("%w: more than %d bytes", ErrMalformed, maxLine)
 	}
-	i, prev, err := parse(l.line)
+	e, prev, err := parse(l.line)
 	switch {
 	case err != nil:
-		return ca.Issuance{}, fmt.Errorf("%w: %w", ErrMalformed, err)
+		return Entry{}, fmt.Errorf("%w: %w", ErrMalformed, err)
 	case last != nil && prev != *last:
-		return i, ErrChain
+		return e, ErrChain
 	}
-	return i, nil
+	return e, nil
 }

@@ -26,7 +26,7 @@ func chain(t testing.TB, n int) []string {
 	var prev [32]byte
 	lines := make([]string, n)
 	for i := range lines {
-		line, err := auditlog.Line(record(fmt.Sprint(i)), prev)
+		line, err := auditlog.Line(auditlog.Entry{Issuance: record(fmt.Sprint(i))}, prev)
 		require.NoError(t, err)
 		lines[i], prev = line, sha256.Sum256([]byte(line))
 	}
@@ -40,7 +40,7 @@ type found struct {
 
 func read(text string) (got []found) {
 	for i, err := range auditlog.Read(strings.NewReader(text)) {
-		got = append(got, found{i.Serial, err})
+		got = append(got, found{serial(i), err})
 	}
 	return got
 }
@@ -124,7 +124,7 @@ func TestLongLines(t *testing.T) {
 	for _, length := range []int{65_535, 65_536, 65_537, 131_072, 131_073, 500_000} {
 		for _, end := range []string{"", lines[1][len(lines[1])-75:]} {
 			long := strings.Repeat("x", length-len(end)) + end
-			next, err := auditlog.Line(record("next"), sha256.Sum256([]byte(long)))
+			next, err := auditlog.Line(auditlog.Entry{Issuance: record("next")}, sha256.Sum256([]byte(long)))
 			require.NoError(t, err)
 			got := read(lines[0] + "\n" + long + "\n" + next + "\n")
 			require.Len(t, got, 3)
@@ -202,13 +202,18 @@ func TestReadErrors(t *testing.T) {
 // both that and part of another one.
 func FuzzRead(f *testing.F) {
 	lines := chain(f, 3)
-	all, err := auditlog.Line(full(), [32]byte{})
+	all, err := auditlog.Line(auditlog.Entry{Issuance: full()}, [32]byte{})
 	require.NoError(f, err)
 	f.Add([]byte(strings.Join(lines, "\n")))
 	f.Add([]byte(all + "\n"))
 	f.Add([]byte(lines[0] + "\n" + lines[1][:40] + "\n"))
 	f.Add([]byte(`{"time":"2026-01-02T03:04:05Z","kind":"\"}","prev":"` + strings.Repeat("0", 64) + `"}`))
 	f.Add([]byte("\n\n\x00\n"))
+	event, err := auditlog.Line(auditlog.Entry{KeyEvent: fullEvent()}, [32]byte{})
+	require.NoError(f, err)
+	f.Add([]byte(event + "\n" + all))
+	f.Add([]byte(strings.Replace(event, `"event":"tainted"`, `"kind":"tainted"`, 1)))
+	f.Add([]byte(strings.Replace(all, `"kind":"x509-svid"`, `"event":"x509-svid"`, 1)))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		rest := bytes.Split(bytes.TrimSuffix(text, []byte{'\n'}), []byte{'\n'})
 		n := 0
@@ -225,7 +230,7 @@ func FuzzRead(f *testing.F) {
 			var prev [32]byte
 			_, broken := hex.Decode(prev[:], line[len(line)-66:len(line)-2])
 			require.NoError(t, broken)
-			again, refused := auditlog.Line(&i, prev)
+			again, refused := auditlog.Line(i, prev)
 			require.NoError(t, refused)
 			require.Equal(t, string(line), again)
 			if n > 1 {
@@ -250,7 +255,7 @@ func FuzzRecord(f *testing.F) {
 		if len(ip) > 0 {
 			i.IPs = append(i.IPs, ip)
 		}
-		line, err := auditlog.Line(i, [32]byte{})
+		line, err := auditlog.Line(auditlog.Entry{Issuance: i}, [32]byte{})
 		if err != nil || len(line) > 64<<10 {
 			return
 		}

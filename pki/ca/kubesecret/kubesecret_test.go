@@ -57,7 +57,6 @@ func record(version, root string) ca.Record {
 	return ca.NewRecord(version, map[string][]byte{
 		"ca-cert.pem": []byte(root), "ca-key.pem": []byte(private), "cert-chain.pem": {}, "key.pem": nil, "root-cert.pem": []byte(root), "svidkit-state.json": []byte("{}"),
 	})
-
 }
 
 // TestRecord takes a record through its life.

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math/big"
 	mathrand "math/rand/v2"
 	"net/http"
@@ -672,4 +673,55 @@ func TestIstioReads(t *testing.T) {
 			assert.Len(t, certificates(t, stored(t, f.server, path).Data["root-cert.pem"]), 1)
 		})
 	}
+}
+
+// All replicas revoke the active root at the same moment: one write does it, with one successor, and Istio's items say so.
+func TestRevokeNow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, settings())
+		f.open(3)
+		stolen := f.replicas[0].Roots()[0]
+		writes := len(f.server.History(path))
+		var wg sync.WaitGroup
+		for _, r := range f.replicas {
+			wg.Go(func() {
+				_, err := r.RevokeNow(t.Context(), stolen.ID)
+				assert.NoError(t, err)
+			})
+		}
+		wg.Wait()
+		f.converged()
+		assert.Len(t, f.server.History(path), writes+1)
+		roots := f.replicas[0].Roots()
+		require.Len(t, roots, 1)
+		assert.Equal(t, ca.Active, roots[0].Phase)
+		assert.True(t, readsAsIstio(t, stored(t, f.server, path)).Equal(roots[0].Certificate))
+		assert.False(t, pki.PublicKeysEqual(stolen.Certificate.PublicKey, roots[0].Certificate.PublicKey))
+	})
+}
+
+// A Secret that cannot keep a CA ends the start at once, and so does one that lost its state, or is missing without
+// permission to make one.
+func TestOpenEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, settings())
+		f.open(1)
+		good := stored(t, f.server, path)
+		for name, edit := range map[string]func(o *secret){
+			"another type": func(o *secret) { o.Type = "Opaque" },
+			"lost state":   func(o *secret) { delete(o.Data, "svidkit-state.json") },
+		} {
+			server := kubetest.StartOn(t, 1, memconn.Listen())
+			bad := good
+			bad.Data = maps.Clone(good.Data)
+			edit(&bad)
+			server.Put(path, bad)
+			began := time.Now()
+			_, err := ca.Open(t.Context(), settings(), storeOf(t, server, ""))
+			require.ErrorIs(t, err, ca.ErrUnfit, name)
+			require.Equal(t, began, time.Now(), name)
+		}
+	})
 }

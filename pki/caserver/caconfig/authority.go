@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/private"
@@ -124,60 +123,37 @@ func (c *Config) makeStateDir(log *slog.Logger) error {
 	return dir.Close()
 }
 
-// openAudit opens the audit log, and complains if others can read or change it.
+// openAudit opens the audit log, which complains if others can read or change it.
 func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
-	audit, err := auditlog.Open(c.AuditLog, &c.auditOptions)
+	o := c.auditOptions
+	o.Logger = log
+	audit, err := auditlog.Open(c.AuditLog, &o)
 	if err != nil {
 		return nil, fmt.Errorf("-audit-log: %w", err)
-	}
-	if info, err := os.Stat(c.AuditLog); err == nil {
-		if err := private.Check(c.AuditLog, info, private.Options{Keys: true}); err != nil {
-			log.Warn("caconfig: -audit-log", "err", err)
-		}
 	}
 	return audit, nil
 }
 
-// pluggedInFiles reports whether there are files in -root-ca-dir. It refuses those that other users can change, and
-// complains of keys that they can read; in a pod, the modes are those of the volume.
-func (c *Config) pluggedInFiles(log *slog.Logger) (bool, error) {
-	name := c.pluggedIn.Dir
-	if name == "" {
+// pluggedInFiles reports whether there are files in -root-ca-dir. Those that other users can change are an error, as is
+// such a folder without any: it could have some in a moment.
+func (c *Config) pluggedInFiles() (bool, error) {
+	if c.pluggedIn.Dir == "" {
 		return false, nil
 	}
-	dir, err := private.OpenDir(name, private.Options{})
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+	dir, err := private.OpenDir(c.pluggedIn.Dir, private.Options{})
+	if err == nil {
+		defer dir.Close()
+		if _, err = pki.ReadKeyCertBundle(os.DirFS(c.pluggedIn.Dir), nil, time.Now()); err != nil {
+			err = fmt.Errorf("in %s: %w", c.pluggedIn.Dir, err)
+		}
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case errors.Is(err, private.ErrUnsafe), dir == nil:
 		return false, fmt.Errorf("-root-ca-dir: %w", err)
 	}
-	defer dir.Close()
-	if _, err := pki.ReadKeyCertBundle(os.DirFS(name), nil, time.Now()); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	entries, err := os.ReadDir(name)
-	if err != nil {
-		return false, fmt.Errorf("-root-ca-dir: %w", err)
-	}
-	for _, e := range entries {
-		if e.IsDir() || !strings.Contains(".pem .key .crt", filepath.Ext(e.Name())) || e.Name()[0] == '.' {
-			continue
-		}
-		file := filepath.Join(name, e.Name())
-		f, err := private.OpenFile(file, os.O_RDONLY, private.Options{})
-		if err != nil {
-			return false, fmt.Errorf("-root-ca-dir: %w", err)
-		}
-		info, err := f.Stat()
-		f.Close()
-		if err == nil && strings.Contains(e.Name(), "key") && !c.inCluster {
-			if err := private.Check(file, info, private.Options{Keys: true}); err != nil {
-				log.Warn("caconfig: -root-ca-dir", "err", err)
-			}
-		}
-	}
-	return true, nil
+	return true, nil // whether they are good is for ca.Load to say
 }
 
 // find decides which CA there is, and returns what opens it. It writes nothing.
@@ -189,13 +165,13 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 			return err
 		}, nil
 	}
-	pluggedIn, err := c.pluggedInFiles(o.Logger)
+	pluggedIn, err := c.pluggedInFiles()
 	if err != nil {
 		return nil, err
 	}
 	secret, folder := c.ownStore()
 	if pluggedIn {
-		if err := c.replacesOwn(ctx); err != nil {
+		if err := c.replacesOwn(ctx, o.Logger); err != nil {
 			return nil, err
 		}
 		secret, folder = "svidkit-ca-tokens", "tokens"
@@ -259,28 +235,39 @@ func (c *Config) ownStore() (secret, folder string) {
 }
 
 // replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator has said
-// that it is to replace that. In a cluster the volume of the Secret says so, as with Istio.
-func (c *Config) replacesOwn(ctx context.Context) error {
-	if c.Kubernetes || c.replaceOwn {
+// that it is to replace that. In a cluster the volume of the Secret says so, as with Istio; there it is a warning.
+func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
+	if c.replaceOwn {
 		return nil
 	}
 	own := new(Authority)
-	store, err := own.store(c, "", "ca")
+	secret, folder := c.ownStore()
+	store, err := own.store(c, secret, folder)
 	if err != nil {
 		return err
 	}
-	if _, err := store.Load(ctx); !errors.Is(err, ca.ErrNoRecord) {
-		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
-			"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	switch _, err := store.Load(ctx); {
+	case errors.Is(err, ca.ErrNoRecord), c.Kubernetes && err != nil:
+		return nil
+	case c.Kubernetes:
+		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that this is meant", "own", own.Where, "plugged_in", c.pluggedIn.Dir)
+		return nil
 	}
-	return nil
+	return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
+		"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
 }
 
 // store returns the store of that name: a Secret, or a folder.
 func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	if c.Kubernetes {
 		a.Where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
-		return kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
+		store, err := kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
+		if err != nil {
+			return nil, fmt.Errorf("-kubernetes: %w; -kubernetes-api names one", err)
+		}
+		return store, nil
 	}
 	a.Where = "in " + filepath.Join(c.StateDir, folder)
 	return ca.NewDirStore(filepath.Join(c.StateDir, folder))
@@ -376,6 +363,28 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	}
 }
 
+// Recover makes the folder of a self-signed CA that has lost the file CURRENT, or has a wrong one, go on with the newest
+// version that is complete; see [ca.RecoverDirStore]. It is recorded in the audit log.
+func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
+	if c.Kubernetes || c.StateDir == "" {
+		return ca.Recovery{}, errors.New("-recover: it is for the folder in -state-dir; a Secret has one version, to be restored from a backup")
+	}
+	r, err := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, "ca"), true)
+	if err != nil || c.AuditLog == "none" {
+		return r, err
+	}
+	log, err := c.openAudit(slog.New(slog.DiscardHandler))
+	if err == nil {
+		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
+			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
+		}), log.Close())
+	}
+	if err != nil {
+		err = fmt.Errorf("the CA is recovered, and there is no audit record of that: %w", err)
+	}
+	return r, err
+}
+
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
@@ -400,7 +409,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		c.temporary = true
 		c.setStateDir(dir)
 	}
-	if pluggedIn, err := c.pluggedInFiles(log); err != nil {
+	if pluggedIn, err := c.pluggedInFiles(); err != nil {
 		return err
 	} else if pluggedIn && !c.Kubernetes {
 		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes is for development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)

@@ -141,6 +141,8 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Float64Var(&c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
 	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir)")
 	fs.Int64Var(&c.auditOptions.MaxSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
+	fs.Int64Var(&c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the oldest is removed; 0: all, until the disk is full and nothing is signed")
+	c.duration(fs, &c.auditOptions.KeepAge, "audit-keep-age", 0, "`duration`: how long a full audit file is kept; 0: for ever")
 
 	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
 	fs.StringVar(&c.linkerdAddr, "linkerd-addr", "127.0.0.1:8080", "`address` of Linkerd's API; empty: none")
@@ -326,6 +328,10 @@ func (c *Config) check(serve bool) error {
 		{"rate", !(c.CA.Limits.Rate >= 0), negative}, // or NaN
 		{"caller-rate", !(c.CA.Limits.CallerRate >= 0), negative},
 		{"audit-size", c.auditOptions.MaxSize < 0, negative},
+		{"audit-keep-size", c.auditOptions.KeepSize < 0, negative},
+		{"audit-keep-size", c.auditOptions.KeepSize > 0 && c.auditOptions.MaxSize == 0, "there are no full files with -audit-size 0"},
+		{"audit-keep-age", c.auditOptions.KeepAge < 0, negative},
+		{"audit-keep-age", c.auditOptions.KeepAge > 0 && c.auditOptions.MaxSize == 0, "there are no full files with -audit-size 0"},
 		{"external-ca", c.ExternalCA != "" && c.ExternalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},

@@ -78,7 +78,7 @@ func TestDevelopmentDefaults(t *testing.T) {
 		require.ErrorContains(t, err, strings.Fields(args)[0], args)
 		require.ErrorContains(t, err, ": it is more than an hour", args)
 		_, err = parse(strings.Fields(args), env{}.get, io.Discard, false)
-		require.NoError(t, err, "commands serve nobody's tokens: %s", args)
+		require.NoError(t, err, "a command takes no tokens: %s", args)
 	}
 	_, err = parse([]string{"-max-ttl", "1h", "-linkerd-ttl", "59m"}, env{}.get, io.Discard, true)
 	require.NoError(t, err)
@@ -249,6 +249,10 @@ func TestBadFlags(t *testing.T) {
 		{"-rate -1", "-rate"},
 		{"-caller-rate NaN", "-caller-rate"},
 		{"-audit-size -1", "-audit-size"},
+		{"-audit-keep-size -1", "-audit-keep-size"},
+		{"-audit-keep-size 1 -audit-size 0", "-audit-keep-size"},
+		{"-audit-keep-age -1h", "-audit-keep-age"},
+		{"-audit-keep-age 1h -audit-size 0", "-audit-keep-age"},
 		{"-propagation -1s", "-propagation"},
 		{"-linkerd-clock-skew 0", "-linkerd-clock-skew"},
 		{"-kubernetes -linkerd-ttl 2160h", "-linkerd-ttl"},

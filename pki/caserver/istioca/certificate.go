@@ -16,8 +16,8 @@ import (
 // [authn.ClientCertificate]. They are verified by its CallerBundle, which is without tainted roots.
 //
 // A caller may renew for longest since it was last proven by something else, such as a token: [ca.Signer].Proven tells
-// when that was, and a caller of whom it cannot tell is refused. 0 means without end. Who holds a stolen key may renew as
-// long; a caller that has another proof beside its certificate is authenticated by that, with [authn.FirstOf].
+// when that was, and a caller of which it cannot tell is refused. 0 means without end. The thief of a key
+// may renew for as long. A caller that has another proof beside its certificate is authenticated by that, with [authn.FirstOf].
 func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Duration) (authn.Authenticator, error) {
 	if longest < 0 {
 		return nil, fmt.Errorf("istioca: client certificates: the longest time is negative (%v)", longest)

@@ -217,13 +217,15 @@ func TestRefusalsAreCounted(t *testing.T) {
 	l := &logs{}
 	limited, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Limits: ca.Limits{CallerRate: 1e-6}})
 	require.NoError(t, err)
-	s := serve(t, istioca.Options{Signer: limited, Logger: slog.New(slog.NewTextHandler(l, nil))})
+	both := authn.FirstOf(authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), callers)
+	s := serve(t, istioca.Options{Signer: limited, Authenticator: both, Logger: slog.New(slog.NewTextHandler(l, nil))})
 	for range 200 {
 		_, _ = s.call(t, "web", goodRequest(t)) // the first is served
 		_, _ = s.call(t, "unknown", goodRequest(t))
 		_, _ = s.call(t, "web", &wire.IstioCertificateRequest{Csr: rand.Text()})
 	}
 	assert.Equal(t, 3, strings.Count(l.String(), "\n"), l.String())
+	assert.NotContains(t, l.String(), `\n`, "nor in a value")
 	for _, line := range []string{`level=WARN msg="istioca: certificate refused" reason="too many requests"`, `level=INFO msg="istioca: certificate refused" reason="credential refused"`, "reason=invalid_argument"} {
 		assert.Contains(t, l.String(), line)
 	}

@@ -118,8 +118,10 @@ func readable(der []byte) error {
 	if len(der) > maxCSR {
 		return fmt.Errorf("%d bytes, the limit is %d", len(der), maxCSR)
 	}
-	_, err := x509.ParseCertificateRequest(der)
-	return err
+	if _, err := x509.ParseCertificateRequest(der); err != nil {
+		return errors.New("crypto/x509 cannot read it") // the text of err shows structures of encoding/asn1
+	}
+	return nil
 }
 
 // checkCSR applies the rules for the shape of a request for an identity.
@@ -165,6 +167,9 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 	case err != nil && ctx.Err() != nil:
 		return nil, caservice.Ended(ctx, err)
 	case err != nil:
+		if after, passes := caservice.Retryable(err); passes { // a limit on reviews
+			return nil, &grpchttp.Error{Code: grpchttp.Unavailable, Message: "the token cannot be reviewed now; try again later", Err: err, RetryAfter: after}
+		}
 		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", err)
 	}
 	name, err := s.opts.Mesh.Name(account.Namespace, account.ServiceAccount)

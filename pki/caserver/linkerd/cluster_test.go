@@ -2,6 +2,7 @@ package linkerd_test
 
 import (
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -97,6 +98,31 @@ func TestCluster(t *testing.T) {
 	require.NoError(t, s.WriteMetrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 1\n")
 	assert.NotContains(t, m.String(), "issuer_cert_ttl_seconds 0\n")
+}
+
+// TestTokenFlood has a client that sends bad tokens as fast as it can: the reviewer learns from the context whose they
+// are, and stops asking.
+func TestTokenFlood(t *testing.T) {
+	t.Parallel()
+	api := kubetest.Start(t)
+	api.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return kubetest.TokenReviewStatus{} })
+	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()})
+	require.NoError(t, err)
+	s := serve(t, linkerd.Options{Review: reviewer.Review})
+	r := goodRequest(t)
+	begin := time.Now()
+	answers := map[grpchttp.Code]int{}
+	for i := range 200 {
+		r.Token = fmt.Appendf(nil, "bad-%d", i)
+		_, err := s.certify(t, r)
+		answers[codeOf(err)]++
+		if e, ok := errors.AsType[*grpchttp.Error](err); ok && e.Code == grpchttp.Unavailable {
+			assert.Positive(t, e.RetryAfter, "when to come back")
+		}
+	}
+	most := 64 + int(time.Since(begin).Seconds()) + 1
+	assert.LessOrEqual(t, api.Count(http.MethodPost, "/apis/authentication.k8s.io/v1/tokenreviews"), most)
+	assert.GreaterOrEqual(t, answers[grpchttp.Unavailable], 200-most, "%v", answers)
 }
 
 // TestRealAuthorityHostile is TestHostile with what signs in earnest.

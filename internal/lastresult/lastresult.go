@@ -1,0 +1,44 @@
+// Package lastresult remembers why the last attempt at something failed, for a while: a server that reports it as
+// its health is taken out of service, gets no further attempts, and would not find out that they work again.
+package lastresult
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Memory is how long a failure counts.
+const Memory = 10 * time.Second
+
+// Result is the last result. The zero value is a success. It is safe for concurrent use.
+type Result struct{ failed atomic.Pointer[failure] }
+
+type failure struct {
+	err error
+	at  time.Time
+}
+
+// Note keeps the result of an attempt.
+func (r *Result) Note(err error) {
+	if err != nil {
+		r.failed.Store(&failure{err, time.Now()})
+	} else if r.failed.Load() != nil { // so that successes share no write
+		r.failed.Store(nil)
+	}
+}
+
+// Err returns the failure of the last attempt; nil if it succeeded or was longer ago than [Memory].
+func (r *Result) Err() error {
+	if f := r.failed.Load(); f != nil && time.Since(f.at) < Memory {
+		return f.err
+	}
+	return nil
+}
+
+// Ask returns what o says itself, if it has a method Err() error, and r.Err() otherwise.
+func (r *Result) Ask(o any) error {
+	if o, ok := o.(interface{ Err() error }); ok {
+		return o.Err()
+	}
+	return r.Err()
+}

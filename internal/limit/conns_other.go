@@ -1,9 +1,0 @@
-//go:build !unix
-
-package limit
-
-import "net"
-
-func descriptorLimit() (int, bool) { return 0, false }
-
-func descriptor(net.Conn) (int, bool) { return 0, false }

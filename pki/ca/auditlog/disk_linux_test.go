@@ -1,0 +1,99 @@
+package auditlog_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
+)
+
+const smallDisk = "SVIDKIT_AUDITLOG_DISK" // a folder in the process that TestSmallDisk starts
+
+// A disk of the kernel that another program fills: records are refused, Err says so although nothing is recorded, and
+// when there is room again both go on by themselves.
+func TestSmallDisk(t *testing.T) {
+	t.Parallel()
+	dir := os.Getenv(smallDisk)
+	if dir == "" {
+		if os.Geteuid() != 0 {
+			t.Skip("mounts a disk, which takes root")
+		}
+		cmd := exec.Command(os.Args[0], "-test.run=^TestSmallDisk$", "-test.v")
+		cmd.Env = append(os.Environ(), smallDisk+"="+t.TempDir())
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWNS}
+		out, err := cmd.CombinedOutput()
+		if _, ran := err.(*exec.ExitError); err != nil && !ran {
+			t.Skip("may not make a namespace of mounts:", err)
+		}
+		require.NoError(t, err, "%s", out)
+		return
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k,mode=700"); err != nil {
+		t.Skip("may not mount:", err)
+	}
+	path := filepath.Join(dir, "audit.jsonl")
+	l, err := auditlog.Open(path, nil)
+	require.NoError(t, err)
+	require.NoError(t, l.Record(t.Context(), record("1")))
+	require.NoError(t, l.Err())
+	for round := range 2 {
+		filler := filepath.Join(dir, "filler")
+		require.ErrorIs(t, os.WriteFile(filler, make([]byte, 1<<20), 0o600), syscall.ENOSPC)
+		require.Eventually(t, func() bool { return l.Err() != nil }, 10*time.Second, 50*time.Millisecond)
+		require.ErrorIs(t, l.Err(), syscall.ENOSPC)
+		if round == 1 { // what is left of the last page of the file is full, too
+			require.Eventually(t, func() bool { return l.Record(t.Context(), record("no")) != nil }, 10*time.Second, time.Millisecond)
+			require.ErrorIs(t, l.Err(), syscall.ENOSPC)
+		}
+		require.NoError(t, os.Remove(filler))
+		require.Eventually(t, func() bool { return l.Err() == nil }, 10*time.Second, 50*time.Millisecond)
+		require.NoError(t, l.Record(t.Context(), record("2")))
+	}
+	require.NoError(t, l.Close())
+	require.NoFileExists(t, path+".probe")
+}
+
+// In a folder that others can write to, what they put there under the name of a full file is not taken for one.
+func TestPlantedFiles(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	dir := filepath.Dir(path)
+	require.NoError(t, os.Chmod(dir, 0o777))
+	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "audit-29990101.1.jsonl"), 0o666))
+	require.NoError(t, os.Symlink("/dev/zero", filepath.Join(dir, "audit-29990101.2.jsonl")))
+	if os.Geteuid() == 0 {
+		name := filepath.Join(dir, "audit-29990101.3.jsonl")
+		line, err := auditlog.Line(auditlog.Entry{Issuance: record("x")}, [32]byte{})
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(name, []byte(line), 0o666))
+		require.NoError(t, os.Chown(name, 54321, -1))
+	}
+	today := filepath.Join(dir, time.Now().UTC().Format("audit-20060102.1.jsonl"))
+	require.NoError(t, os.Symlink("/dev/null", today))
+	defer func() {
+		to, err := os.Readlink(today)
+		require.NoError(t, err, "it is not replaced")
+		require.Equal(t, "/dev/null", to)
+	}()
+	l := open(t, path, &auditlog.Options{MaxSize: 1, KeepSize: 1}, nil)
+	for i := range 3 {
+		require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i))))
+	}
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	planted := 0
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "audit-29990101.") {
+			planted++
+		}
+	}
+	require.Equal(t, map[bool]int{true: 3, false: 2}[os.Geteuid() == 0], planted, "and nothing of theirs is removed or added to")
+}

@@ -1,0 +1,146 @@
+package caserver
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// health returns what the CA knows of itself, if it does.
+func (s *Server) health() (h ca.Health, ok bool) {
+	if a, is := s.opts.CA.(interface{ Health() ca.Health }); is {
+		return a.Health(), true
+	}
+	return h, false
+}
+
+// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A
+// store that does not answer takes no traffic away for as long as the CA signs with what it knows, and neither does a
+// limit that is reached: then the others have enough to do.
+func (s *Server) ready() error {
+	if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
+		return errors.New("the server has no valid certificate: the CA does not sign")
+	}
+	h, _ := s.health()
+	return h.Signing
+}
+
+// writeHealth writes what is wrong, for operators.
+func (s *Server) writeHealth(w io.Writer) {
+	h, ok := s.health()
+	if !ok {
+		return
+	}
+	for _, part := range []struct {
+		name string
+		err  error
+	}{{"signing", h.Signing}, {"store", h.Store}, {"audit", h.Audit}, {"root", h.Root}} {
+		if part.err != nil {
+			fmt.Fprintf(w, "%s: %v\n", part.name, part.err)
+		}
+	}
+	fmt.Fprintf(w, "signs until %s if nothing changes\n", h.Until.UTC().Format(time.RFC3339))
+}
+
+// newMetrics returns the metrics of the CA itself. Those of the APIs have the names that Istio and Linkerd give them.
+func (s *Server) newMetrics() *metrics.Set {
+	m := new(metrics.Set)
+	s.signer.results = m.Counters("svidkit_ca_signatures_total", "The number of requests to the CA for a certificate, by the result.", "result", results()...)
+	for _, g := range []struct {
+		name, help string
+		value      func(ca.Health) float64
+	}{
+		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store that has not answered for too long, or an audit log that cannot be written.", func(h ca.Health) float64 { return up(h.Signing) }},
+		{"svidkit_ca_store_up", "Whether the store of the CA answers: 1 or 0.", func(h ca.Health) float64 { return up(h.Store) }},
+		{"svidkit_ca_audit_up", "Whether the audit log can be written: 1 or 0.", func(h ca.Health) float64 { return up(h.Audit) }},
+		{"svidkit_ca_root_up", "Whether the root that signs is in order: 1, or 0 for one that is tainted or should have been replaced.", func(h ca.Health) float64 { return up(h.Root) }},
+		{"svidkit_ca_store_synced_timestamp_seconds", "When the store of the CA answered last, in seconds since 1970.", func(h ca.Health) float64 { return seconds(h.Synced) }},
+		{"svidkit_ca_signing_end_timestamp_seconds", "When the CA signs no more if nothing changes, in seconds since 1970.", func(h ca.Health) float64 { return seconds(h.Until) }},
+	} {
+		m.Gauge(g.name, g.help, func() (float64, bool) {
+			h, ok := s.health()
+			return g.value(h), ok
+		})
+	}
+	m.Gauge("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, in seconds since 1970.", func() (float64, bool) {
+		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotBefore })
+	})
+	m.Gauge("svidkit_ca_root_end_timestamp_seconds", "When the newest root in the bundle expires, in seconds since 1970.", func() (float64, bool) {
+		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotAfter })
+	})
+	return m
+}
+
+// newestRoot returns a time of the root in the bundle that began last.
+func (s *Server) newestRoot(at func(*x509.Certificate) time.Time) (float64, bool) {
+	var newest *x509.Certificate
+	if b := s.opts.CA.Bundle(); b != nil {
+		for c := range b.X509Authorities() {
+			if newest == nil || c.NotBefore.After(newest.NotBefore) {
+				newest = c
+			}
+		}
+	}
+	if newest == nil {
+		return 0, false
+	}
+	return seconds(at(newest)), true
+}
+
+func up(err error) float64 {
+	if err != nil {
+		return 0
+	}
+	return 1
+}
+
+func seconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMilli()) / 1000
+}
+
+// counter is the CA with a count of what it was asked for.
+type counter struct {
+	ca.Signer
+	results map[string]*metrics.Counter
+}
+
+// kinds are the results that are counted by themselves.
+var kinds = []struct {
+	err    error
+	result string
+}{
+	{ca.ErrLimit, "limit"}, {ca.ErrAudit, "audit"}, {ca.ErrNotReady, "not_ready"}, {ca.ErrCSR, "csr"}, {ca.ErrTTL, "ttl"}, {ca.ErrIdentity, "identity"},
+}
+
+func results() []string {
+	all := []string{"signed", "failed"}
+	for _, k := range kinds {
+		all = append(all, k.result)
+	}
+	return all
+}
+
+// Sign implements [ca.Signer].
+func (c *counter) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	chain, err := c.Signer.Sign(ctx, r)
+	result := "signed"
+	if err != nil {
+		result = "failed"
+		for _, k := range kinds {
+			if errors.Is(err, k.err) {
+				result = k.result
+			}
+		}
+	}
+	c.results[result].Inc()
+	return chain, err
+}
