@@ -79,7 +79,9 @@ func TestRole(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	ca.EditTemplates(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
 	for role, good := range map[spiffe.Role]bool{0: false, spiffe.BothRoles: false, spiffe.ServerRole: false, spiffe.ClientRole: true} {
-		_, err := newClient(t, ca, &caclient.Options{Role: role}).Sign(t.Context(), newCSR(t, web), 0)
+		inner := newPlain(ca)
+		_, err := newClient(t, inner, &caclient.Options{Role: role}).Sign(t.Context(), newCSR(t, web), 0)
+		assert.Len(t, inner.fetches, 1, "no bundle mends a key usage")
 		if good {
 			assert.NoError(t, err)
 		} else {

@@ -77,10 +77,11 @@ func (m *Manager) verify(t *trust, e *entry, svid *spiffe.SVID) (*spiffe.Peer, e
 	return v.VerifyChain(svid.Chain(), m.cfg.Role)
 }
 
-// unvouched reports whether err says that the bundles do not vouch for a chain.
+// unvouched reports whether err says that the bundles do not vouch for a chain. What a certificate may be used for is not
+// for bundles to say.
 func unvouched(err error) bool {
 	v, ok := errors.AsType[*spiffe.VerifyError](err)
-	return ok && (v.Stage == "bundle" || v.Stage == "chain")
+	return ok && (v.Stage == "bundle" || v.Stage == "chain") && v.Rule != "X5-39"
 }
 
 // install publishes svid, which peer proves by the bundles in t. No reader sees it before

@@ -412,10 +412,14 @@ func TestEntitlementEvents(t *testing.T) {
 	t.Logf("%d events, %d times accepted", events, granted)
 }
 
-// TestWithdrawalEndsConnections: an open connection ends within a second and a half after its peer lost the bundle or the
-// policy that let it in, and others stay. A Governor notices a change at most once a second.
+// TestWithdrawalEndsConnections: an open connection ends within a second after its peer lost the bundle or the policy
+// that let it in, and others stay.
 func TestWithdrawalEndsConnections(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, withdrawalEndsConnections)
+}
+
+func withdrawalEndsConnections(t *testing.T) {
 	ours := spiffetest.NewCA(t, "ours.test")
 	theirs := [4]*spiffetest.CA{}
 	var bundles foreign
@@ -474,7 +478,7 @@ func TestWithdrawalEndsConnections(t *testing.T) {
 		require.NoError(t, conns[i].SetReadDeadline(start.Add(30*time.Second)))
 		_, err := conns[i].Read(make([]byte, 1))
 		require.Error(t, err)
-		assert.Less(t, time.Since(start), 2500*time.Millisecond) // on a machine that is busy
+		assert.LessOrEqual(t, time.Since(start), time.Second)
 	}
 	ends(0, func() { require.NoError(t, policy.Set(spiffe.AllowIDs(ids[1:]...))) })
 	for _, c := range conns[1:] {
