@@ -86,12 +86,17 @@ func (h *Handler) fetch(ctx context.Context, p peer, r *request) (*response, err
 
 // serveFetch is FetchSecrets in gRPC.
 func (h *Handler) serveFetch(ctx context.Context, call *grpchttp.Call) error {
+	p := peerOf(call.Request())
+	if err := h.enter(call.Request(), p); err != nil {
+		return err
+	}
+	defer h.open.Give(p, 1)
 	return grpchttp.Unary(func(ctx context.Context, msg []byte) ([]byte, error) {
 		r, err := decode(msg, false, h.opts.MaxNames)
 		if err != nil {
 			return nil, err
 		}
-		resp, err := h.fetch(ctx, peerOf(call.Request()), r)
+		resp, err := h.fetch(ctx, p, r)
 		if err != nil {
 			return nil, err
 		}
@@ -150,17 +155,17 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if err := h.admit(r); err != nil {
 		return nil, err
 	}
-	peer, leave, err := h.enter(r)
-	if err != nil {
+	p := peerOf(r)
+	if err := h.enter(r, p); err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer h.open.Give(p, 1)
 	size := maxJSON
 	if r.ContentLength >= 0 && r.ContentLength < maxJSON {
 		size = int(r.ContentLength)
 	}
 	if err := h.grow(r, size); err != nil {
-		h.badRequest(r.Context(), peer, err)
+		h.badRequest(r.Context(), p, err)
 		return nil, err
 	}
 	req, err := h.readJSON(w, r)
@@ -168,7 +173,7 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp, err := h.fetch(r.Context(), peer, req)
+	resp, err := h.fetch(r.Context(), p, req)
 	if err != nil || req.version == resp.version.String() {
 		return nil, err
 	}

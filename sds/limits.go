@@ -57,9 +57,8 @@ func (p peer) attrs(ctx context.Context) []slog.Attr {
 	return nil
 }
 
-// enter counts a stream or a fetch, which leaves at its end.
-func (h *Handler) enter(r *http.Request) (p peer, leave func(), err error) {
-	p = peerOf(r)
+// enter counts a stream or a fetch of p. At its end it leaves with h.open.Give.
+func (h *Handler) enter(r *http.Request, p peer) error {
 	if err := h.open.Take(p, 1); err != nil {
 		what := "sds: too many streams are open"
 		if isOfPeer(err) {
@@ -67,26 +66,14 @@ func (h *Handler) enter(r *http.Request) (p peer, leave func(), err error) {
 		}
 		e := full(what + "; try again later")
 		h.refused(r.Context(), p, what, e)
-		return p, nil, e
+		return e
 	}
-	return p, func() { h.open.Give(p, 1) }, nil
+	return nil
 }
 
 func isOfPeer(err error) bool {
 	e, ok := errors.AsType[*limit.Error](err)
 	return ok && e.Reason == limit.CallerShare
-}
-
-// counted returns a method that counts while it runs.
-func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
-	return func(ctx context.Context, call *grpchttp.Call) error {
-		_, leave, err := h.enter(call.Request())
-		if err != nil {
-			return err
-		}
-		defer leave()
-		return method(ctx, call)
-	}
 }
 
 // grow counts what is received of a request beyond its first bytes.

@@ -223,9 +223,9 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.log = h.table.sums
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
-			service + "StreamSecrets": h.counted(h.serveStream(false)),
-			service + "DeltaSecrets":  h.counted(h.serveStream(true)),
-			service + "FetchSecrets":  h.counted(h.serveFetch),
+			service + "StreamSecrets": h.serveStream(false),
+			service + "DeltaSecrets":  h.serveStream(true),
+			service + "FetchSecrets":  h.serveFetch,
 		},
 		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Grow: h.grow,
 	}

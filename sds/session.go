@@ -65,8 +65,12 @@ type outcome struct {
 }
 
 func newSession(delta bool, maxNames int, wildcard []string, frames *frames) *session {
+	maxBytes := max(maxNameBytes, nameBytes*maxNames)
+	for _, name := range wildcard {
+		maxBytes += len(name) // which the client has not chosen
+	}
 	return &session{
-		delta: delta, maxNames: maxNames, maxBytes: max(maxNameBytes, nameBytes*maxNames),
+		delta: delta, maxNames: maxNames, maxBytes: maxBytes,
 		wildcard: wildcard, frames: frames, items: make(map[string]*item),
 	}
 }

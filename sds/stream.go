@@ -34,7 +34,10 @@ type stream struct {
 // serveStream returns the method StreamSecrets or DeltaSecrets.
 func (h *Handler) serveStream(delta bool) grpchttp.Method {
 	return func(ctx context.Context, call *grpchttp.Call) error {
-		s := h.newStream(ctx, call, delta)
+		s, err := h.newStream(ctx, call, delta)
+		if err != nil {
+			return err
+		}
 		defer s.end(nil)
 		defer context.AfterFunc(s.ctx, call.StopReceiving)()
 		defer context.AfterFunc(h.table.ctx, func() { s.end(errClosing()) })()
@@ -45,16 +48,21 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 	}
 }
 
-func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool) *stream {
+// newStream returns a stream that is counted until it is closed.
+func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool) (*stream, error) {
+	p := peerOf(call.Request())
+	if err := h.enter(call.Request(), p); err != nil {
+		return nil, err
+	}
 	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	s.held = holdings{h: h, peer: peerOf(call.Request())}
+	s.held = holdings{h: h, peer: p}
 	s.session.strict = h.opts.Strict
 	if h.opts.Authorize != nil {
 		s.session.allow = s.allows
 	}
 	s.inbox.wake = func() { s.pushes.Go(s.push) }
-	return s
+	return s, nil
 }
 
 // run receives until the stream ends.
@@ -114,16 +122,25 @@ func (s *stream) close() {
 	s.held.release()
 	s.mu.Unlock()
 	s.pushes.Wait()
+	s.h.open.Give(s.held.peer, 1)
 }
 
 // request takes a message and answers it.
 func (s *stream) request(msg []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.take(msg); err != nil { // its frames are off the stack before the send, so that an idle stream has a small one
+		return err
+	}
+	return s.send()
+}
+
+// take takes a message.
+func (s *stream) take(msg []byte) error {
 	r, err := decode(msg, s.session.delta, s.session.maxNames)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	out, err := s.session.request(r)
 	if err == nil {
 		err = s.held.hold(s.session)
@@ -144,7 +161,7 @@ func (s *stream) request(msg []byte) error {
 	for _, it := range out.again {
 		s.begin(it)
 	}
-	return s.send()
+	return nil
 }
 
 // begin asks whether the client may have a name, and watches it if so.

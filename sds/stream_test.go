@@ -45,7 +45,8 @@ func TestStreamEndWaitsForPush(t *testing.T) {
 	var it *item
 	ended, writes := make(chan struct{}), 0
 	method := func(ctx context.Context, call *grpchttp.Call) error {
-		s := h.newStream(ctx, call, false)
+		s, err := h.newStream(ctx, call, false)
+		require.NoError(t, err)
 		out, err := s.session.request(ask("web"))
 		if err != nil {
 			return err
@@ -98,7 +99,8 @@ func TestStreamEndLeavesNothing(t *testing.T) {
 	require.NoError(t, err)
 	defer h.Close()
 	method := func(ctx context.Context, call *grpchttp.Call) error {
-		s := h.newStream(ctx, call, false)
+		s, err := h.newStream(ctx, call, false)
+		require.NoError(t, err)
 		out, err := s.session.request(ask("web"))
 		require.NoError(t, err)
 		s.begin(out.added[0])

@@ -193,6 +193,10 @@ func TestTableExpired(t *testing.T) {
 		it := s.session.items["web"]
 		it.watch = table.watch("web", &s.inbox, it)
 		synctest.Wait()
+		src.set("web", func(context.Context) (*pki.Secret, error) {
+			time.Sleep(time.Second)
+			return short, nil
+		})
 		table.watch("web", second, nil)
 		require.Nil(t, it.watch.res.cur.Load())
 		s.collect()

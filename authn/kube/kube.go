@@ -28,11 +28,12 @@
 // # Limits
 //
 // Before the review of its token a caller has proven nothing, so what it can cause is bounded. There are at most 64
-// reviews at a time and 500 in a second ([ReviewerOptions]). A peer, which is the address that a request came from or a
+// reviews at a time and 500 in a second ([ReviewerOptions]). A peer, which is the address of a TLS connection or a
 // user of this machine, has at most 256 of those that run or wait, and half of those in a second. A peer of which 64
 // tokens were refused is heard once a second: the others are refused without a review, as are all
 // tokens for a second after they were refused. Good tokens do not count for that, so an address that
 // stands for many callers is not held back, unless one of them sends bad tokens all the time.
+// Behind a proxy that ends TLS there are only the limits of all, as the address is that of the proxy.
 //
 // What a token says of itself is not proven, but can rule it out: it ended more than 5 minutes ago, it is for other
 // audiences, or it has another issuer than the cluster ([ReviewerOptions].Issuers). It is refused without a review then. A token

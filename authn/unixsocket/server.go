@@ -72,6 +72,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/flock"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/private"
@@ -249,7 +250,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer end()
 	l := s.limited()
 	srv := &http.Server{
-		Handler:   limit.Body(s.Handler, headerTime),
+		Handler:   conns.Body(s.Handler, headerTime),
 		Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
@@ -296,15 +297,15 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // limited is the listener within the limits.
-func (s *Server) limited() *limit.Listener[uint32] {
-	total := cmp.Or(s.MaxConns, limit.MaxConns(defaultMaxConns))
+func (s *Server) limited() *conns.Listener[uint32] {
+	total := cmp.Or(s.MaxConns, conns.Max(defaultMaxConns))
 	own := uint32(os.Geteuid()) // which no user has where it is -1
 	exempt := s.exempt
 	if exempt == nil {
 		exempt = func(uid uint32) bool { return uid == 0 || uid == own }
 	}
 	log := summary.New(s.log(), 0)
-	return limit.Listen(s.l, limit.ConnOptions[uint32]{
+	return conns.Listen(s.l, conns.Options[uint32]{
 		Total: total,
 		Each:  cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
 		Peer: func(c net.Conn) (uid uint32, counted bool) {

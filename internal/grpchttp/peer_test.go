@@ -2,8 +2,7 @@ package grpchttp_test
 
 import (
 	"context"
-	"net"
-	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -16,13 +15,14 @@ import (
 // The context of a method says which peer is calling, for limits by peer.
 func TestPeer(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	serveOn(t, l, handler(map[string]grpchttp.Method{
+	h := handler(map[string]grpchttp.Method{
 		"/who": grpchttp.Unary(func(ctx context.Context, _ []byte) ([]byte, error) { return []byte(peer.FromContext(ctx)), nil }),
-	}))
-	client := grpchttp.NewClient(&http.Client{Transport: transport(t, nil)}, "http://"+l.Addr().String(), limit)
-	answer, err := client.Unary(t.Context(), "/who", nil, nil)
+	})
+	srv := httptest.NewUnstartedServer(h)
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	defer srv.Close()
+	answer, err := grpchttp.NewClient(srv.Client(), srv.URL, limit).Unary(t.Context(), "/who", nil, nil)
 	require.NoError(t, err)
 	assert.Equal(t, "127.0.0.1", string(answer))
 }

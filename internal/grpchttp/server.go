@@ -133,11 +133,11 @@ func (h *Handler) serve(c *Call) error {
 		_ = c.ctl.SetReadDeadline(time.Unix(1, 0))
 	})
 	defer func() {
+		c.shrink()
 		if !stop() {
 			<-woken // net/http forbids to use a ResponseWriter after its handler
 		}
 	}()
-	defer c.shrink()
 	return method(ctx, c)
 }
 

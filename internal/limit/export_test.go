@@ -10,8 +10,5 @@ func (l *Limiter) Waiting() int {
 	return l.waiting.Len()
 }
 
-// Usable returns how many of n descriptors are for accepted connections.
-func Usable(n int) int { return usableOf(n) }
-
 // Callers returns how many callers are remembered.
 func (s *Strikes) Callers() int { return len(s.callers.index) }

@@ -15,7 +15,7 @@
 // caller that is over its own rate cannot use up what is there for the others. A refusal says when
 // there will be room again.
 //
-// What is held for longer than a request, such as streams, is bounded by [Shares], connections by a [Listener], and what is
+// What is held for longer than a request, such as streams, is bounded by [Shares], and what is
 // refused after it was looked at by [Strikes].
 //
 // Memory is bounded: by Options.Queue, and by 65,536 callers that are remembered, whatever their

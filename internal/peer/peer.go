@@ -1,9 +1,10 @@
 // Package peer says which peer a request comes from, for limits that count for each peer. Servers put it into the
 // context of the request.
 //
-// A peer is a user of this machine on a Unix socket, and an IP address otherwise, with all of its ports. An address
-// behind a NAT or a proxy stands for many clients, so limits by peer are wide, and count what goes wrong rather than
-// what is asked.
+// A peer is a user of this machine on a Unix socket, and an IP address, with all of its ports, on a TLS connection.
+// An address behind a NAT or a gateway stands for many clients, so limits by peer are wide, and count what goes wrong
+// rather than what is asked. Where a proxy ends TLS, the address is that of the proxy and says nothing of its clients, so
+// there is no peer.
 package peer
 
 import (
@@ -27,9 +28,9 @@ func FromContext(ctx context.Context) string {
 }
 
 // WithRequest returns ctx, which is that of r or comes from it, with the peer of r: the one that is in ctx, or the
-// address that r came from.
+// address that r came from by TLS.
 func WithRequest(ctx context.Context, r *http.Request) context.Context {
-	if FromContext(ctx) != "" {
+	if r.TLS == nil || FromContext(ctx) != "" {
 		return ctx
 	}
 	at, err := netip.ParseAddrPort(r.RemoteAddr)

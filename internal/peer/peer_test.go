@@ -17,10 +17,12 @@ func TestWithRequest(t *testing.T) {
 		"192.0.2.1:4711": "192.0.2.1", "[2001:db8::1]:1": "2001:db8::1", "[::ffff:192.0.2.1]:1": "192.0.2.1", "[fe80::1%eth0]:1": "fe80::1%eth0",
 		"": "", "@": "", "pipe": "", "192.0.2.1": "", "host:1": "",
 	} {
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r := httptest.NewRequest(http.MethodGet, "https://example.org/", nil)
 		r.RemoteAddr = remote
 		assert.Equal(t, want, peer.FromContext(peer.WithRequest(r.Context(), r)), remote)
 		known := peer.NewContext(r.Context(), "uid 7")
+		r.TLS = nil
+		assert.Empty(t, peer.FromContext(peer.WithRequest(r.Context(), r)), "the address of a proxy, perhaps")
 		assert.Equal(t, "uid 7", peer.FromContext(peer.WithRequest(known, r)), "the server knows better")
 	}
 }

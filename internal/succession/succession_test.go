@@ -1,6 +1,10 @@
 package succession_test
 
 import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"fmt"
 	"math"
 	"testing"
@@ -168,5 +172,22 @@ func TestForget(t *testing.T) {
 	for range 2 {
 		_, err = o.Judge(f.full(7), f.full(), now.Add(time.Hour))
 		require.Error(t, err, "it begins anew")
+	}
+}
+
+// A bundle is empty if it has keys of no kind.
+func TestDoubtKinds(t *testing.T) {
+	t.Parallel()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	keys := map[string]crypto.PublicKey{"k": key.Public()}
+	f := bundles{t, spiffetest.NewCA(t, "example.org")}
+	for _, c := range []spiffe.BundleContents{{JWTAuthorities: keys}, {WITAuthorities: keys}} {
+		c.Sequence = new(uint64(7))
+		have, err := spiffe.NewBundle(f.ca.TrustDomain(), c)
+		require.NoError(t, err)
+		assert.Contains(t, succession.Doubt(have, f.empty(7), time.Now()), "no authorities")
+		assert.Empty(t, succession.Doubt(have, have, time.Now()))
+		assert.Empty(t, succession.Doubt(f.full(7), have, time.Now()))
 	}
 }

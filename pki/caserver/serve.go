@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peer"
 	"github.com/svidkit/svidkit/internal/summary"
@@ -51,7 +52,8 @@ type ServeOptions struct {
 	MaxConns int
 
 	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: an address can be
-	// that of a NAT, of a gateway, or of the proxy of a node, and stand for many clients.
+	// that of a NAT, of a gateway, or of the proxy of a node, and stand for many clients. It has no effect with
+	// Plaintext, where all connections come from the proxy in front.
 	MaxConnsPerAddress int
 
 	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason at once, and a
@@ -91,9 +93,9 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	}
 	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	refusals := summary.New(log, 0)
-	conns, handshaking := limited(l, o, refusals)
+	accepted, handshaking := limited(l, o, refusals)
 	srv := &http.Server{
-		Handler:     limit.Body(withTLS(o.Handler), firstRequest),
+		Handler:     conns.Body(withTLS(o.Handler), firstRequest),
 		Protocols:   new(http.Protocols),
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxHTTP2Frame},
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
@@ -102,7 +104,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 				c = h.raw
 			}
 			if state == http.StateClosed || state == http.StateHijacked {
-				conns.Closed(c)
+				accepted.Closed(c)
 			}
 		},
 		ReadHeaderTimeout: firstRequest,
@@ -114,13 +116,13 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	handshakes, cut := context.WithCancel(ctx)
 	defer cut()
-	l = conns
+	l = accepted
 	if o.TLS != nil {
 		cfg := o.TLS.Clone()
 		if len(cfg.NextProtos) == 0 {
 			cfg.NextProtos = []string{"h2", "http/1.1"}
 		}
-		l = &tlsListener{conns, handshakes, cfg, handshaking, refusals}
+		l = &tlsListener{accepted, handshakes, cfg, handshaking, refusals}
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -142,16 +144,19 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 }
 
 // limited returns l within the limits, and the limits on handshakes.
-func limited(l net.Listener, o ServeOptions, log *summary.Log) (*limit.Listener[netip.Addr], *handshakes) {
-	total := cmp.Or(o.MaxConns, limit.MaxConns(defaultMaxConns))
+func limited(l net.Listener, o ServeOptions, log *summary.Log) (*conns.Listener[netip.Addr], *handshakes) {
+	total := cmp.Or(o.MaxConns, conns.Max(defaultMaxConns))
 	half := max(total/2, 1)
 	refused := func(c net.Conn, reason string) {
 		log.Warn("caserver: connection closed at once", reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
 	}
-	conns := limit.Listen(l, limit.ConnOptions[netip.Addr]{
+	accepted := conns.Listen(l, conns.Options[netip.Addr]{
 		Total: total,
 		Each:  cmp.Or(o.MaxConnsPerAddress, half),
-		Peer:  peer.Address,
+		Peer: func(c net.Conn) (netip.Addr, bool) {
+			from, ok := peer.Address(c)
+			return from, ok && o.TLS != nil
+		},
 		Refused: func(c net.Conn, err *limit.Error) {
 			reason := err.Reason
 			switch reason {
@@ -163,7 +168,7 @@ func limited(l net.Listener, o ServeOptions, log *summary.Log) (*limit.Listener[
 			refused(c, reason)
 		},
 	})
-	return conns, &handshakes{limit.NewShares[struct{}](half, 0), limit.NewShares[netip.Addr](0, min(maxHandshakesEach, max(total/4, 1))), refused}
+	return accepted, &handshakes{limit.NewShares[struct{}](half, 0), limit.NewShares[netip.Addr](0, min(maxHandshakesEach, max(total/4, 1))), refused}
 }
 
 // handshakes bounds the connections that have not completed their handshake.
@@ -198,7 +203,7 @@ func (h *handshakes) begin(c net.Conn) (end func(), ok bool) {
 // tlsListener accepts TLS connections in the form that net/http takes for unencrypted ones: it insists
 // on ALPN for those that it knows to be TLS, and looks for the preface of HTTP/2 on the others.
 type tlsListener struct {
-	*limit.Listener[netip.Addr]
+	*conns.Listener[netip.Addr]
 	ctx   context.Context // of the handshakes
 	cfg   *tls.Config
 	limit *handshakes

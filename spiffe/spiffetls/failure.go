@@ -278,7 +278,7 @@ func reason(stage string, err error) string {
 	case "policy":
 		return "the policy does not allow it"
 	case "request":
-		if err == errProofExpired { //nolint:errorlint // it is not wrapped
+		if errors.Is(err, errProofExpired) {
 			return "its proof has expired"
 		}
 		return "the policy does not allow it"

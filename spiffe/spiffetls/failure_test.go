@@ -503,12 +503,13 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				ca := spiffetest.NewCA(t, "example.org")
 				var failures spiffetls.FailureLog
+				var j journal
 				handler, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
 				require.NoError(t, err)
 				s := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
 				require.NoError(t, spiffetls.ConfigureServer(s, newParty(ca.SVID("/town", func(c *x509.Certificate) {
 					c.NotAfter = c.NotBefore.Add(2 * time.Hour)
-				}), ca.Bundles()), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures}))
+				}), ca.Bundles()), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures, Logger: j.logger()}))
 				l := memconn.Listen()
 				var wg sync.WaitGroup
 				wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
@@ -531,6 +532,10 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				after(30*time.Minute + time.Second)
 				assert.Equal(t, http.StatusForbidden, ask())
 				assert.Contains(t, one(t, &failures).Reason, "the proof has expired")
+				lines := j.take(t)
+				require.Len(t, lines, 1)
+				assert.Equal(t, "its proof has expired", lines[0]["reason"])
+				assert.Equal(t, "spiffe://example.org/web", lines[0]["id"])
 				after(2 * time.Second)
 				_, err = client.Get("https://town.test/")
 				assert.ErrorContains(t, err, "no identity to present", "on a new connection")

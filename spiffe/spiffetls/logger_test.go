@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -130,6 +131,71 @@ func TestLogger(t *testing.T) {
 		require.Len(t, lines, 1)
 		assert.Equal(t, "spiffetls: handshake failed: no identity to present", lines[0]["msg"])
 	})
+}
+
+// TestLoggerReasons: there are few, whatever a peer or a source says, and a peer cannot make a line long.
+func TestLoggerReasons(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	empty, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
+	require.NoError(t, err)
+	broken := func(f spiffetest.Fault) []*x509.Certificate {
+		chain, _ := ca.Broken(f)
+		return chain
+	}
+	fails := bundleFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) {
+		return nil, errors.New(strings.Repeat("down ", 1000))
+	})
+	for want, c := range map[string]struct {
+		peers spiffe.BundleSource
+		chain []*x509.Certificate
+	}{
+		"its trust domain has no authority":            {empty, ca.SVID("/web").Chain()},
+		"there is no bundle of its trust domain":       {fails, ca.SVID("/web").Chain()},
+		"its certificate does not verify":              {ca.Bundle(), broken("UnknownExtension")},
+		"its certificate has expired, or is not valid": {ca.Bundle(), broken("NotYetValid")},
+		"its certificate is not for this role":         {ca.Bundle(), broken("ClientOnly")},
+		"its certificate is not an X.509-SVID":         {ca.Bundle(), broken("TwoURIs")},
+	} {
+		var j journal
+		config, err := spiffetls.ClientConfig(ca.SVID("/api"), c.peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Logger: j.logger()})
+		require.NoError(t, err)
+		require.Error(t, config.VerifyConnection(tls.ConnectionState{PeerCertificates: c.chain, ServerName: "db.test"}))
+		lines := j.take(t)
+		require.Len(t, lines, 1, want)
+		assert.Contains(t, lines[0]["reason"], want)
+		assert.Equal(t, "spiffetls: server refused", lines[0]["msg"])
+		assert.Equal(t, "db.test", lines[0]["remote"])
+		assert.Less(t, len(lines[0]["err"].(string)), 1100)
+		if strings.Contains(want, "expired") {
+			assert.Contains(t, lines[0]["clock"], "compare the clocks")
+		}
+	}
+
+	// A server that speaks another version of TLS, or no TLS.
+	var j journal
+	transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Logger: j.logger()})
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			_ = conn.Close()
+		}
+	}()
+	_, err = (&http.Client{Transport: transport}).Get("https://" + l.Addr().String())
+	require.Error(t, err)
+	lines := j.take(t)
+	require.Len(t, lines, 1)
+	assert.Equal(t, "TLS", lines[0]["reason"])
+	assert.Equal(t, "spiffetls: handshake failed", lines[0]["msg"])
+	assert.NotContains(t, lines[0], "unverified_id")
 }
 
 // TestLoggerAddress: the line has the address of the client, with net/http and without, and the proved ID of a client

@@ -22,23 +22,21 @@ const (
 // logged is a log whose records are errors, to be looked at one by one.
 type logged struct {
 	mu   sync.Mutex
-	errs []error // at level Debug
+	errs []error
 	slog.Handler
 
-	warnings int
+	summarised bool // as for a program that does not want Debug
 }
 
 func (l *logged) logger() *slog.Logger { return slog.New(l) }
 
-func (*logged) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logged) Enabled(_ context.Context, level slog.Level) bool {
+	return level > slog.LevelDebug || !l.summarised
+}
 
 func (l *logged) Handle(_ context.Context, r slog.Record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r.Level != slog.LevelDebug {
-		l.warnings++
-		return nil
-	}
 	r.Attrs(func(a slog.Attr) bool {
 		if err, ok := a.Value.Any().(error); ok {
 			l.errs = append(l.errs, err)

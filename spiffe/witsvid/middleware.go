@@ -36,10 +36,9 @@ type MiddlewareOptions struct {
 	// Prover signs responses to clients that demand it (HSIG-10). Nil means that they are answered 501.
 	Prover *Prover
 
-	// Logger gets warnings about requests that are refused and about responses that could not be signed: the
-	// first for each reason at once, and then their number each minute, as clients can send as many as they
-	// like. Their attributes are reason, err and remote. At level Debug it gets each of them. Nil means
-	// silence.
+	// Logger is told of requests that are refused (Info) and of responses that could not be signed (Error), with
+	// the attributes reason, err and remote: the first of each reason at once, and a count of the others every
+	// minute, so that a client cannot fill a log. One that takes Debug is told of each. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -95,18 +94,21 @@ type middleware struct {
 	log       *summary.Log
 }
 
-// warn logs what clients can cause as often as they like.
-func (m *middleware) warn(r *http.Request, message, reason string, err error) {
+// report logs what clients can cause as often as they like.
+func (m *middleware) report(r *http.Request, level slog.Level, message, reason string, err error) {
 	attrs := []slog.Attr{slog.Any("err", err), slog.String("remote", r.RemoteAddr)}
-	m.log.Warn(message, reason, attrs...)
-	m.Logger.LogAttrs(r.Context(), slog.LevelDebug, message, attrs...)
+	if m.Logger.Enabled(r.Context(), slog.LevelDebug) {
+		m.Logger.LogAttrs(r.Context(), level, message, append([]slog.Attr{slog.String("reason", reason)}, attrs...)...)
+		return
+	}
+	m.log.Log(level, message, reason, attrs...)
 }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	p := &received{r: r, m: m, message: &message{method: r.Method, target: requestTarget(r), header: r.Header}}
 	proof, e := p.validate()
 	if e != nil {
-		m.warn(r, "witsvid: request refused", e.What+": "+string(e.Reason), e)
+		m.report(r, slog.LevelInfo, "witsvid: request refused", e.What+": "+string(e.Reason), e)
 		problem(w, status(e.Reason), e.What+": "+string(e.Reason))
 		return
 	}
@@ -231,7 +233,7 @@ func (p *received) validateSignature(holder *holder, now time.Time) (*signed, *t
 // serveSigned calls the handler and signs its response.
 func (m *middleware) serveSigned(w http.ResponseWriter, r *http.Request, next http.Handler, p *received) {
 	fail := func(err error) {
-		m.warn(r, "witsvid: response not signed", "the client demands a signed response", err)
+		m.report(r, slog.LevelError, "witsvid: response not signed", "the client demands a signed response", err)
 		problem(w, http.StatusNotImplemented, "response: cannot be signed")
 	}
 	if m.Prover == nil {

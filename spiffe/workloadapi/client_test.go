@@ -436,7 +436,7 @@ func TestHostileServer(t *testing.T) {
 	}{
 		"junk of 64 MiB":             {message(elements(64*mb, []byte{0xff})), "malformed protobuf message"},
 		"zeros of 64 MiB":            {message(make([]byte, 64*mb)), "malformed protobuf message"},
-		"32 million SVIDs":           {message(elements(32*mb, empty(1))), "more than 10000 elements"},
+		"32 million SVIDs":           {message(elements(32*mb, empty(1))), "more than 4096 SVIDs"},
 		"8 million CRLs":             {message(elements(8*mb, empty(2))), "more than 10000 elements"},
 		"8 million bundles":          {message(elements(8*mb, empty(3))), "more than 10000 elements"},
 		"many unknown fields":        {message(elements(8*mb, []byte{0x98, 0x06, 0x01})), "more than 10000 elements"},

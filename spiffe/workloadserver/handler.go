@@ -149,13 +149,16 @@ func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
 // view is what there is to serve to one caller.
 type view struct {
 	snap *spiffe.Snapshot
-	ids  []Identity        // at least one, each with an SVID
-	news []<-chan struct{} // closed when another look may find something else
+	ids  []Identity // at least one, each with an SVID
+
+	// Closed when another look may find something else.
+	refreshed, changed <-chan struct{}
+	news               []<-chan struct{} // of the Providers of identities
 }
 
 // look returns what there is to serve to a caller.
 func (h *Handler) look(ctx context.Context) (v view, err error) {
-	v.news = append(v.news, h.refresh.Changed(), h.src.Changed()) // before the snapshot, so that no change is missed
+	v.refreshed, v.changed = h.refresh.Changed(), h.src.Changed() // before the snapshot, so that no change is missed
 	v.snap, err = h.src.Snapshot()
 	if err == nil && v.snap == nil {
 		err = errors.New("it returned no snapshot and no error")
@@ -284,6 +287,8 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 	}
 	var last []byte
 	var watch vigil
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	told := true // of a change
 	for {
 		v, err := h.look(ctx)
@@ -315,7 +320,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		if !next.IsZero() {
 			wait = min(wait, next.Sub(now))
 		}
-		switch told = true; h.await(ctx, wait, v.news) {
+		switch told = true; h.await(ctx, timer, wait, &v) {
 		case timeout:
 			told = false
 		case over:
@@ -326,35 +331,52 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 	}
 }
 
-// What await waits for, in the order of its cases. More numbers are those of news.
+// What await waits for.
 const (
 	timeout = iota
 	over
 	closing
+	news // all numbers from here
 )
 
 // await waits until something happens and returns what. A nil channel is never closed. Timers stand still while
 // a machine is suspended, so await looks at the clock each minute.
-func (h *Handler) await(ctx context.Context, wait time.Duration, news []<-chan struct{}) int {
+func (h *Handler) await(ctx context.Context, timer *time.Timer, wait time.Duration, v *view) int {
 	start := time.Now()
-	timer := time.NewTimer(min(wait, clockTick))
-	defer timer.Stop()
-	cases := []reflect.SelectCase{
-		timeout: {Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)},
-		over:    {Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
-		closing: {Dir: reflect.SelectRecv, Chan: reflect.ValueOf(h.done)},
-	}
-	for _, c := range news {
-		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)})
-	}
-	for {
-		i, _, _ := reflect.Select(cases)
-		left := wait - renew.Elapsed(start, time.Now())
-		if i != timeout || left <= 0 {
+	for left := wait; ; {
+		timer.Reset(min(left, clockTick))
+		if i := h.awaitOnce(ctx, timer, v); i != timeout {
 			return i
 		}
-		timer.Reset(min(left, clockTick))
+		if left = wait - renew.Elapsed(start, time.Now()); left <= 0 {
+			return timeout
+		}
 	}
+}
+
+func (h *Handler) awaitOnce(ctx context.Context, timer *time.Timer, v *view) int {
+	if len(v.news) == 0 {
+		select {
+		case <-timer.C:
+			return timeout
+		case <-ctx.Done():
+			return over
+		case <-h.done:
+			return closing
+		case <-v.refreshed:
+		case <-v.changed:
+		}
+		return news
+	}
+	receive := func(c any) reflect.SelectCase {
+		return reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)}
+	}
+	cases := []reflect.SelectCase{timeout: receive(timer.C), over: receive(ctx.Done()), closing: receive(h.done), receive(v.refreshed), receive(v.changed)}
+	for _, c := range v.news {
+		cases = append(cases, receive(c))
+	}
+	i, _, _ := reflect.Select(cases)
+	return i
 }
 
 func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, error) {

@@ -15,16 +15,30 @@ import (
 // end.
 type vigil struct {
 	ids      []Identity
-	times    int // looks after the middle of a life that have found the same identities
-	failures int // in a row
+	lives    []life // of ids
+	times    int    // looks after the middle of a life that have found the same identities
+	failures int    // in a row
 	failure  error
 }
+
+// life is when an identity begins and when the first certificate of its chain ends.
+type life struct{ begin, end time.Time }
 
 // seen takes note of the identities that are served.
 func (w *vigil) seen(ids []Identity) {
 	w.failures, w.failure = 0, nil
-	if !slices.Equal(ids, w.ids) {
-		w.ids, w.times = ids, 0
+	if slices.Equal(ids, w.ids) {
+		return
+	}
+	w.ids, w.lives, w.times = ids, w.lives[:0], 0
+	for _, id := range ids {
+		l := life{id.SVID.NotBefore(), id.SVID.NotAfter()}
+		for _, c := range id.SVID.Chain()[1:] {
+			if c.NotAfter.Before(l.end) {
+				l.end = c.NotAfter
+			}
+		}
+		w.lives = append(w.lives, l)
 	}
 }
 
@@ -42,14 +56,8 @@ func (w *vigil) wait(now time.Time) (wait time.Duration, expired spiffe.ID) {
 		wait = min(wait, patience.Wait(renew.NewFailure(w.failures, w.failure), 0, 0, u))
 	}
 	aged := false
-	for _, id := range w.ids {
-		begin, end := id.SVID.NotBefore(), id.SVID.NotAfter()
-		for _, c := range id.SVID.Chain()[1:] {
-			if c.NotAfter.Before(end) {
-				end = c.NotAfter
-			}
-		}
-		life, left := end.Sub(begin), end.Sub(now)
+	for i, l := range w.lives {
+		life, left := l.end.Sub(l.begin), l.end.Sub(now)
 		if young := left - life/2; young > 0 {
 			wait = min(wait, young)
 			continue
@@ -57,7 +65,7 @@ func (w *vigil) wait(now time.Time) (wait time.Duration, expired spiffe.ID) {
 		aged = true
 		wait = min(wait, patience.Wait(renew.Failure{Times: w.times + 1}, life, left, u))
 		if left <= 0 {
-			expired = id.SVID.ID()
+			expired = w.ids[i].SVID.ID()
 		}
 	}
 	if aged {

@@ -1,4 +1,4 @@
-package limit
+package conns
 
 import (
 	"net/http"

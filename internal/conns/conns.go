@@ -1,18 +1,23 @@
-package limit
+// Package conns bounds the connections of a server: how many there are, in total and of each peer, and how long one may
+// last on which nothing comes.
+package conns
 
 import (
+	"errors"
 	"net"
 	"sync"
+
+	"github.com/svidkit/svidkit/internal/limit"
 )
 
-// Further reasons of an [Error], for connections.
+// Reasons of a [limit.Error], beside those of package limit.
 const (
 	DescriptorReserve = "the other file descriptors are kept for the program itself"
 	Crowded           = "few connections are left, and this caller has many"
 )
 
-// ConnOptions says how many connections a [Listener] hands out. Peers are told apart by a K.
-type ConnOptions[K comparable] struct {
+// Options says how many connections a [Listener] hands out. Peers are told apart by a K.
+type Options[K comparable] struct {
 	Total int // at the same time; 0: no limit but that of the process
 	Each  int // of each peer; 0: no limit
 
@@ -20,7 +25,7 @@ type ConnOptions[K comparable] struct {
 	Peer func(net.Conn) (peer K, counted bool)
 
 	// Refused, if set, is called for each connection that is closed because of a limit, before it is closed.
-	Refused func(c net.Conn, err *Error)
+	Refused func(c net.Conn, err *limit.Error)
 }
 
 // Listener accepts connections within limits. One that is beyond them is closed at once, and the next one is accepted, so
@@ -36,9 +41,9 @@ type ConnOptions[K comparable] struct {
 // elsewhere in the process.
 type Listener[K comparable] struct {
 	net.Listener
-	o    ConnOptions[K]
-	all  *Shares[struct{}]
-	each *Shares[K]
+	o    Options[K]
+	all  *limit.Shares[struct{}]
+	each *limit.Shares[K]
 	most int // descriptor that a connection may have; 0: any
 
 	mu   sync.Mutex
@@ -51,9 +56,9 @@ type holder[K comparable] struct {
 }
 
 // Listen returns a Listener over l.
-func Listen[K comparable](l net.Listener, o ConnOptions[K]) *Listener[K] {
+func Listen[K comparable](l net.Listener, o Options[K]) *Listener[K] {
 	limited := &Listener[K]{
-		Listener: l, o: o, all: NewShares[struct{}](o.Total, 0), each: NewShares[K](0, o.Each), held: map[net.Conn]holder[K]{},
+		Listener: l, o: o, all: limit.NewShares[struct{}](o.Total, 0), each: limit.NewShares[K](0, o.Each), held: map[net.Conn]holder[K]{},
 	}
 	if usable, known := usableDescriptors(); known {
 		limited.most = usable - 1
@@ -80,31 +85,37 @@ func (l *Listener[K]) Accept() (net.Conn, error) {
 	}
 }
 
-func (l *Listener[K]) take(c net.Conn) *Error {
+func (l *Listener[K]) take(c net.Conn) *limit.Error {
 	if fd, known := descriptor(c); known && l.most > 0 && fd > l.most {
-		return &Error{Reason: DescriptorReserve}
+		return &limit.Error{Reason: DescriptorReserve}
 	}
 	var h holder[K]
 	h.peer, h.counted = l.o.Peer(c)
 	// Only this goroutine takes, so what is free now stays free until it is taken below.
 	if free := l.o.Total - l.all.Held(); h.counted && free > 0 && l.each.Of(h.peer) >= 2*free {
-		return &Error{Reason: Crowded}
+		return &limit.Error{Reason: Crowded}
 	}
 	if h.counted {
 		if err := l.each.Take(h.peer, 1); err != nil {
-			return err.(*Error) //nolint:errorlint // Take has no other
+			return refusal(err)
 		}
 	}
 	if err := l.all.Take(struct{}{}, 1); err != nil {
 		if h.counted {
 			l.each.Give(h.peer, 1)
 		}
-		return err.(*Error) //nolint:errorlint // Take has no other
+		return refusal(err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.held[c] = h
 	return nil
+}
+
+// refusal returns the error that Take of Shares has.
+func refusal(err error) *limit.Error {
+	e, _ := errors.AsType[*limit.Error](err)
+	return e
 }
 
 // Closed says that a connection, as Accept returned it, counts no longer. A second call for it does nothing.
@@ -125,9 +136,9 @@ func (l *Listener[K]) Closed(c net.Conn) {
 // Held returns how many connections count now.
 func (l *Listener[K]) Held() int { return l.all.Held() }
 
-// MaxConns returns how many connections a server should have at a time, which is most if the process has descriptors for
+// Max returns how many connections a server should have at a time, which is most if the process has descriptors for
 // that, and else all of them but the reserve.
-func MaxConns(most int) int {
+func Max(most int) int {
 	if usable, known := usableDescriptors(); known {
 		return min(most, usable)
 	}
@@ -138,11 +149,11 @@ func MaxConns(most int) int {
 // (RLIMIT_NOFILE) at this moment: all but the reserve, which is a quarter of the limit, and from 64 to 1,024. Of a limit
 // below 128 the reserve is half. It reports false on systems that have no such limit.
 func usableDescriptors() (usable int, known bool) {
-	limit, known := descriptorLimit()
+	most, known := descriptorLimit()
 	if !known {
 		return 0, false
 	}
-	return usableOf(limit), true
+	return usableOf(most), true
 }
 
-func usableOf(limit int) int { return limit - min(max(limit/4, 64), 1024, limit/2) }
+func usableOf(most int) int { return most - min(max(most/4, 64), 1024, most/2) }

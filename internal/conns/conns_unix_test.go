@@ -1,6 +1,6 @@
 //go:build unix
 
-package limit_test
+package conns_test
 
 import (
 	"net"
@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
 )
 
@@ -24,7 +25,7 @@ func TestListener(t *testing.T) {
 	var mu sync.Mutex
 	peers := map[string]string{}
 	var reasons []string
-	l := limit.Listen(inner, limit.ConnOptions[string]{
+	l := conns.Listen(inner, conns.Options[string]{
 		Total: 5, Each: 2,
 		Peer: func(c net.Conn) (string, bool) {
 			mu.Lock()
@@ -91,7 +92,7 @@ func TestListener(t *testing.T) {
 // Peers that take what they can leave room for others.
 func TestCrowded(t *testing.T) {
 	t.Parallel()
-	l := limit.Listen(&endless{}, limit.ConnOptions[string]{Total: 120, Peer: func(c net.Conn) (string, bool) { return c.(*fake).peer, true }})
+	l := conns.Listen(&endless{}, conns.Options[string]{Total: 120, Peer: func(c net.Conn) (string, bool) { return c.(*fake).peer, true }})
 	inner := l.Listener.(*endless)
 	take := func(peer string) (taken int) {
 		inner.peer, inner.left = peer, 1000
@@ -135,8 +136,8 @@ func (e *endless) Accept() (net.Conn, error) {
 func TestMaxConns(t *testing.T) {
 	t.Parallel()
 	for descriptors, usable := range map[int]int{0: 0, 2: 1, 64: 32, 128: 64, 256: 192, 512: 384, 1024: 768, 4096: 3072, 20_000: 18_976, 1 << 20: 1<<20 - 1024} {
-		assert.Equal(t, usable, limit.Usable(descriptors), descriptors)
+		assert.Equal(t, usable, conns.Usable(descriptors), descriptors)
 	}
-	assert.Equal(t, 3, limit.MaxConns(3))
-	assert.LessOrEqual(t, limit.MaxConns(1<<40), 1<<31)
+	assert.Equal(t, 3, conns.Max(3))
+	assert.LessOrEqual(t, conns.Max(1<<40), 1<<31)
 }
