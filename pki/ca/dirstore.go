@@ -65,6 +65,10 @@ var errGone = &unfitError{errors.New("the folder was there, and is gone; mount i
 // error that wraps [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. Nor does the store
 // make a folder that is gone in which it has found a record: its volume may have been unmounted.
 //
+// In Kubernetes, an emptyDir is refused, as all users can write to it, and a volume with an fsGroup needs
+// fsGroupChangePolicy: OnRootMismatch, as the files are opened to the group at each mount otherwise; or keep the CA in a Secret
+// with package kubesecret.
+//
 // Processes that share the folder are kept apart by a file lock on systems that have flock: Linux,
 // macOS and the BSDs. Elsewhere only one process at a time may use it. A network file system has to
 // honour locks and renames.
@@ -167,7 +171,10 @@ func (d *dirStore) load() (Record, error) {
 	}
 	r, err := d.version(root, version)
 	if now, again := d.current(root); again != nil || now != version { // a save went on meanwhile
-		return Record{}, errors.Join(errMoving, again)
+		if again != nil {
+			return Record{}, fmt.Errorf("%w: %w", errMoving, again)
+		}
+		return Record{}, errMoving
 	}
 	if err != nil {
 		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, advise(err))
