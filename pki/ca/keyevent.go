@@ -4,10 +4,10 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // KeyEvent is the record of one change of the keys of a CA, or of what they are trusted for. It holds no secret. A
@@ -68,10 +68,37 @@ func CurrentActor() Actor {
 	return a
 }
 
-var (
-	secretFlag = regexp.MustCompile(`(?i)^--?[^=]*(key|secret|token|pass|credential)[^=]*`)
-	userOfURL  = regexp.MustCompile(`://[^/@\s]*@`)
-)
+// secretFlag returns the name of a flag, with its hyphens, if that says that its value is a secret.
+func secretFlag(arg string) string {
+	name, _, _ := strings.Cut(arg, "=")
+	if lower := strings.ToLower(name); strings.HasPrefix(name, "-") {
+		for _, word := range []string{"key", "secret", "token", "pass", "credential"} {
+			if strings.Contains(lower, word) {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+// hideUsers replaces what comes before the "@" of URLs.
+func hideUsers(text string) string {
+	const scheme = "://"
+	var out strings.Builder
+	for {
+		before, rest, found := strings.Cut(text, scheme)
+		out.WriteString(before)
+		if !found {
+			return out.String()
+		}
+		out.WriteString(scheme)
+		text = rest
+		if end := strings.IndexFunc(rest, func(c rune) bool { return c == '/' || c == '@' || unicode.IsSpace(c) }); end >= 0 && rest[end] == '@' {
+			out.WriteString("…")
+			text = rest[end:]
+		}
+	}
+}
 
 func command(args []string) string {
 	if len(args) == 0 {
@@ -80,7 +107,7 @@ func command(args []string) string {
 	out := []string{filepath.Base(args[0])}
 	hide := false // the value of the flag before
 	for _, arg := range args[1:] {
-		name := secretFlag.FindString(arg)
+		name := secretFlag(arg)
 		switch {
 		case name != "" && len(name) < len(arg):
 			arg, hide = name+"=…", false
@@ -89,7 +116,7 @@ func command(args []string) string {
 		case hide && !strings.HasPrefix(arg, "-"):
 			arg, hide = "…", false
 		default:
-			arg, hide = userOfURL.ReplaceAllString(arg, "://…@"), false
+			arg, hide = hideUsers(arg), false
 		}
 		out = append(out, arg)
 	}

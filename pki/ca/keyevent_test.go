@@ -31,6 +31,7 @@ func TestCommandHasNoSecrets(t *testing.T) {
 		{[]string{"ca", "-credentials", "hunter2", "hunter"}, "ca -credentials … hunter"},
 		{[]string{"ca", "-server", "https://me:hunter2@host/x"}, "ca -server https://…@host/x"},
 		{[]string{"ca", "-server=https://hunter2@host"}, "ca -server=https://…@host"},
+		{[]string{"ca", "-a=https://x:y@h/1,http://b@h,ftp://h/p@q,://@"}, "ca -a=https://…@h/1,http://…@h,ftp://h/p@q,://…@"},
 		{[]string{"ca", "bad\xff"}, "ca bad\uFFFD"},
 		{[]string{"ca", strings.Repeat("ä", 2000)}, "ca " + strings.Repeat("ä", 510) + "…"},
 	} {
