@@ -133,3 +133,21 @@ func TestWarnConcurrent(t *testing.T) {
 		return total == 8000
 	}, 5*time.Second, 2*time.Millisecond, "every event is counted once")
 }
+
+// A level is a part of what tells events apart, and one that the logger does not take costs nothing.
+func TestLevels(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		out := &lines{}
+		log := summary.New(out.logger(), 0)
+		for range 3 {
+			log.Log(slog.LevelDebug, "refused", "no header")
+			log.Log(slog.LevelInfo, "refused", "no header")
+			log.Log(slog.LevelError, "refused", "no header")
+		}
+		assert.Equal(t, []string{`level=INFO msg=refused reason="no header"`, `level=ERROR msg=refused reason="no header"`}, out.take())
+		time.Sleep(time.Minute + time.Second)
+		assert.ElementsMatch(t, []string{`level=INFO msg=refused reason="no header" count=2 interval=1m0s`, `level=ERROR msg=refused reason="no header" count=2 interval=1m0s`}, out.take())
+		time.Sleep(2 * time.Minute)
+	})
+}
