@@ -233,7 +233,7 @@ func TestRefusedBounded(t *testing.T) {
 	assert.Equal(t, kube.MaxCached, r.Refused())
 }
 
-// One address sends bad tokens as fast as it can; clients at other addresses lose nothing. With real sockets.
+// One address sends 1,200 bad tokens as fast as it can; clients at other addresses lose nothing. With real sockets.
 func TestReviewFlood(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -282,36 +282,31 @@ func TestReviewFlood(t *testing.T) {
 		return resp.StatusCode
 	}
 
+	const bads, goodsEach = 1200, 5
 	begin := time.Now()
-	flood, stop := context.WithCancel(t.Context())
-	defer stop()
-	var floods, goods sync.WaitGroup
 	var sent atomic.Int32
-	attacker := client("127.0.0.2", 200)
-	for range 200 {
-		floods.Go(func() {
-			for flood.Err() == nil {
-				if ask(flood, attacker, fmt.Sprint("bad", sent.Add(1))) == http.StatusServiceUnavailable {
-					time.Sleep(100 * time.Millisecond)
-				}
+	var all sync.WaitGroup
+	attacker := client("127.0.0.2", 60)
+	for range 60 {
+		all.Go(func() {
+			for n := sent.Add(1); n <= bads; n = sent.Add(1) {
+				status := ask(t.Context(), attacker, fmt.Sprint("bad", n))
+				assert.Contains(t, []int{http.StatusUnauthorized, http.StatusServiceUnavailable}, status)
 			}
 		})
 	}
-	for i := range 20 {
+	for i := range 10 {
 		c := client(fmt.Sprintf("127.0.1.%d", i+1), 1)
-		goods.Go(func() {
-			for range 10 {
+		all.Go(func() {
+			for range goodsEach {
 				assert.Equal(t, http.StatusOK, ask(t.Context(), c, fmt.Sprint("good", i)))
-				time.Sleep(50 * time.Millisecond)
+				time.Sleep(20 * time.Millisecond)
 			}
 		})
 	}
-	goods.Wait()
-	stop()
-	floods.Wait()
-	t.Logf("of %d bad tokens in %v, %d were reviewed", sent.Load(), time.Since(begin).Round(time.Millisecond), bad.Load())
-	require.Greater(t, sent.Load(), int32(1200))
-	assert.LessOrEqual(t, float64(bad.Load()), 64+time.Since(begin).Seconds()+1, "of %d bad tokens", sent.Load())
+	all.Wait()
+	t.Logf("of %d bad tokens in %v, %d were reviewed", bads, time.Since(begin).Round(time.Millisecond), bad.Load())
+	assert.LessOrEqual(t, float64(bad.Load()), 64+time.Since(begin).Seconds()+1)
 }
 
 // A proxy that asks for more than its node can have keeps no other waiting.
