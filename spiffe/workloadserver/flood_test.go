@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -205,5 +204,5 @@ type lazyStacks struct{}
 
 func (lazyStacks) String() string {
 	b := make([]byte, 1<<20)
-	return fmt.Sprintf("%s", b[:runtime.Stack(b, true)])
+	return string(b[:runtime.Stack(b, true)])
 }
