@@ -317,19 +317,23 @@ func TestUnfinishedRequests(t *testing.T) {
 // An operator that allows more streams allows their names as well.
 func TestNamesOfManyStreams(t *testing.T) {
 	t.Parallel()
+	names := make([]string, 1000)
+	for i := range names {
+		names[i] = fmt.Sprint(i)
+	}
 	for _, test := range []struct {
 		streams int
 		want    string
 	}{{0, codeResourceExhausted}, {100_000, codeOK}, {math.MaxInt, codeOK}} {
-		socket, _ := serve(t, handler(t, newFakeSource(), &sds.Options{MaxStreams: test.streams, MaxPeerStreams: test.streams, MaxNames: 40_000}))
-		s := openSotW(t, dial(t, socket))
-		names := make([]string, 33_000)
-		for i := range names {
-			names[i] = fmt.Sprint(i)
+		socket, _ := serve(t, handler(t, newFakeSource(), &sds.Options{MaxStreams: test.streams, MaxPeerStreams: test.streams}))
+		c := dial(t, socket)
+		var last sotw
+		for range 35 { // 1 MiB each
+			last = openSotW(t, c)
+			last.ask(names...)
 		}
-		s.ask(names...)
-		require.NoError(t, s.in.Close())
-		code, _ := s.status()
+		require.NoError(t, last.in.Close())
+		code, _ := last.status()
 		assert.Equal(t, test.want, code, test.streams)
 	}
 }
