@@ -325,13 +325,15 @@ func TestNamesOfManyStreams(t *testing.T) {
 		streams int
 		want    string
 	}{{0, codeResourceExhausted}, {100_000, codeOK}, {math.MaxInt, codeOK}} {
-		socket, _ := serve(t, handler(t, newFakeSource(), &sds.Options{MaxStreams: test.streams, MaxPeerStreams: test.streams}))
+		h := handler(t, newFakeSource(), &sds.Options{MaxStreams: test.streams, MaxPeerStreams: test.streams})
+		socket, _ := serve(t, h)
 		c := dial(t, socket)
-		var last sotw
-		for range 35 { // 1 MiB each
-			last = openSotW(t, c)
-			last.ask(names...)
+		for i := range 32 { // about 1 MiB each
+			openSotW(t, c).ask(names...)
+			require.Eventually(t, func() bool { _, bytes := h.Held(); return bytes > (i+1)*1000<<10 }, patient, 100*time.Microsecond)
 		}
+		last := openSotW(t, c)
+		last.ask(names...)
 		require.NoError(t, last.in.Close())
 		code, _ := last.status()
 		assert.Equal(t, test.want, code, test.streams)
