@@ -317,19 +317,25 @@ func TestUnfinishedRequests(t *testing.T) {
 // An operator that allows more streams allows their names as well.
 func TestNamesOfManyStreams(t *testing.T) {
 	t.Parallel()
+	names := make([]string, 1000)
+	for i := range names {
+		names[i] = fmt.Sprint(i)
+	}
 	for _, test := range []struct {
 		streams int
 		want    string
 	}{{0, codeResourceExhausted}, {100_000, codeOK}, {math.MaxInt, codeOK}} {
-		socket, _ := serve(t, handler(t, newFakeSource(), &sds.Options{MaxStreams: test.streams, MaxPeerStreams: test.streams, MaxNames: 40_000}))
-		s := openSotW(t, dial(t, socket))
-		names := make([]string, 33_000)
-		for i := range names {
-			names[i] = fmt.Sprint(i)
+		h := handler(t, newFakeSource(), &sds.Options{MaxStreams: test.streams, MaxPeerStreams: test.streams})
+		socket, _ := serve(t, h)
+		c := dial(t, socket)
+		for i := range 32 { // about 1 MiB each
+			openSotW(t, c).ask(names...)
+			require.Eventually(t, func() bool { _, bytes := h.Held(); return bytes > (i+1)*1000<<10 }, patient, 100*time.Microsecond)
 		}
-		s.ask(names...)
-		require.NoError(t, s.in.Close())
-		code, _ := s.status()
+		last := openSotW(t, c)
+		last.ask(names...)
+		require.NoError(t, last.in.Close())
+		code, _ := last.status()
 		assert.Equal(t, test.want, code, test.streams)
 	}
 }

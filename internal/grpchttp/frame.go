@@ -8,7 +8,8 @@ import (
 
 const (
 	prefixSize = 5
-	firstRead  = 4 << 10 // bytes that are set aside for a message on its prefix alone
+	firstRead  = 32 << 10 // bytes that are set aside for a message on its prefix alone
+	uncounted  = 4 << 10  // bytes of a message that a server sets aside without asking Handler.Grow
 )
 
 // appendPrefix appends what is in front of a message of this size.
@@ -27,7 +28,7 @@ var errShort = errors.New("a message is cut short")
 // readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a
 // message errShort, and for one over the limit an Error. Other errors are those of r, io.ErrUnexpectedEOF
 // among them, which net/http has for a connection that was cut. The prefix is room for one. Before memory
-// beyond firstRead is set aside grow is asked, unless it is nil, for so many bytes more.
+// beyond uncounted is set aside grow is asked, unless it is nil, for so many bytes more.
 func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int) error) (flags byte, msg []byte, err error) {
 	if err := fill(r, prefix[:]); err != nil {
 		return 0, nil, err
@@ -36,7 +37,17 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int
 	if size > uint64(limit) {
 		return 0, nil, Errorf(ResourceExhausted, "a message of %d bytes is larger than the limit of %d", size, limit)
 	}
-	msg = make([]byte, min(size, firstRead))
+	more := func(from, to uint64) error { // bytes that are set aside
+		if from = max(from, uncounted); grow == nil || to <= from {
+			return nil
+		}
+		return grow(int(to - from)) //nolint:gosec // at most limit
+	}
+	have := min(size, firstRead)
+	if err := more(0, have); err != nil {
+		return 0, nil, err
+	}
+	msg = make([]byte, have)
 	for done := uint64(0); done < size; {
 		if err := fill(r, msg[done:]); err == io.EOF {
 			return 0, nil, errShort
@@ -44,12 +55,11 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int
 			return 0, nil, err
 		}
 		if done = uint64(len(msg)); done < size { // twice as much as has come, so that a promise costs nothing
-			if grow != nil {
-				if err := grow(int(min(size, 2*done) - done)); err != nil { //nolint:gosec // at most limit
-					return 0, nil, err
-				}
+			have = min(size, 2*done)
+			if err := more(done, have); err != nil {
+				return 0, nil, err
 			}
-			msg = append(make([]byte, 0, min(size, 2*done)), msg...)
+			msg = append(make([]byte, 0, have), msg...)
 			msg = msg[:cap(msg)]
 		}
 	}
