@@ -5,13 +5,13 @@ import (
 	"errors"
 	"log/slog"
 	"math"
-	"net"
 	"net/http"
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peer"
 )
 
 // Limits on what clients hold.
@@ -32,35 +32,19 @@ const (
 	retryFull = 10 * time.Second // after which a client that found no room is to come back
 )
 
-// peer is what has shares: a user on a Unix socket, and else a connection.
-type peer struct {
-	uid  uint32
-	conn any // nil for a user
-}
-
-func peerOf(r *http.Request) peer {
-	if p, ok := unixsocket.PeerFromContext(r.Context()); ok {
-		return peer{uid: p.UID}
-	}
-	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok {
-		return peer{conn: a} // a new pointer for each connection, while clients have no address
-	}
-	return peer{conn: r.RemoteAddr}
-}
-
 // attrs is what the log says of a caller, which ctx is the context of.
-func (p peer) attrs(ctx context.Context) []slog.Attr {
+func attrs(ctx context.Context, p peer.Holder) []slog.Attr {
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
 		return []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int64("pid", int64(p.PID))}
 	}
-	if remote, ok := p.conn.(string); ok {
+	if remote := p.Remote(); remote != "" {
 		return []slog.Attr{slog.String("remote", remote)}
 	}
 	return nil
 }
 
 // enter counts a stream or a fetch of p. At its end it leaves with h.open.Give.
-func (h *Handler) enter(r *http.Request, p peer) error {
+func (h *Handler) enter(r *http.Request, p peer.Holder) error {
 	if err := h.open.Take(p, 1); err != nil {
 		what := "too many streams are open"
 		if isOfPeer(err) {
@@ -80,7 +64,7 @@ func isOfPeer(err error) bool {
 
 // grow counts what is received of a request beyond its first bytes.
 func (h *Handler) grow(r *http.Request, n int) error {
-	p := peerOf(r)
+	p := peer.HolderOf(r)
 	if n < 0 {
 		h.incoming.Give(p, -n)
 		return nil
@@ -103,7 +87,7 @@ func full(text string) *grpchttp.Error {
 // holdings are the names that one stream or fetch holds for its peer.
 type holdings struct {
 	h    *Handler
-	peer peer
+	peer peer.Holder
 	cost int
 }
 
@@ -138,12 +122,12 @@ func bytesOf(streams int) int { return min(streams, math.MaxInt/streamBytes) * s
 func (s *session) cost() int { return s.bytes + len(s.items)*besideName }
 
 // refused logs that a request was refused. Reasons are few.
-func (h *Handler) refused(ctx context.Context, p peer, reason string, err *grpchttp.Error) {
-	h.log.Warn("sds: request refused", reason, append(p.attrs(ctx), slog.String("err", clip(err.Message)))...)
+func (h *Handler) refused(ctx context.Context, p peer.Holder, reason string, err *grpchttp.Error) {
+	h.log.Warn("sds: request refused", reason, append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
 }
 
 // badRequest logs an error of a request, if it is one that the client has made.
-func (h *Handler) badRequest(ctx context.Context, p peer, err error) {
+func (h *Handler) badRequest(ctx context.Context, p peer.Holder, err error) {
 	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
 		switch e.Code {
 		case grpchttp.InvalidArgument, grpchttp.ResourceExhausted, grpchttp.Internal:

@@ -80,6 +80,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peer"
 	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -185,9 +186,9 @@ type Handler struct {
 	grpc        *grpchttp.Handler
 	log         *summary.Log
 
-	open     *limit.Shares[peer] // streams, and fetches that are under way
-	names    *limit.Shares[peer] // bytes
-	incoming *limit.Shares[peer] // bytes
+	open     *limit.Shares[peer.Holder] // streams, and fetches that are under way
+	names    *limit.Shares[peer.Holder] // bytes
+	incoming *limit.Shares[peer.Holder] // bytes
 	streams  atomic.Int64
 
 	mu    sync.Mutex
@@ -218,9 +219,9 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
 	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
 	total, each := cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams)
-	h.open = limit.NewShares[peer](total, each)
-	h.names = limit.NewShares[peer](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))
-	h.incoming = limit.NewShares[peer](maxIncoming, maxPeerIncoming)
+	h.open = limit.NewShares[peer.Holder](total, each)
+	h.names = limit.NewShares[peer.Holder](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))
+	h.incoming = limit.NewShares[peer.Holder](maxIncoming, maxPeerIncoming)
 
 	h.table = newTable(src, h.opts.Logger)
 	h.log = h.table.sums
@@ -253,7 +254,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *Handler) admit(r *http.Request) error {
 	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
 		err := grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
-		h.badRequest(r.Context(), peerOf(r), err)
+		h.badRequest(r.Context(), peer.HolderOf(r), err)
 		return err
 	}
 	if h.table.ctx.Err() != nil {
@@ -309,11 +310,11 @@ func (h *Handler) Status() Status {
 	return Status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last}
 }
 
-func (h *Handler) nacked(ctx context.Context, p peer, n *NACK) {
+func (h *Handler) nacked(ctx context.Context, p peer.Holder, n *NACK) {
 	h.mu.Lock()
 	h.nacks++
 	h.last = n
 	h.mu.Unlock()
-	h.log.Warn("sds: client rejected a response", "NACK", append(p.attrs(ctx), slog.String("node", n.Node),
+	h.log.Warn("sds: client rejected a response", "NACK", append(attrs(ctx, p), slog.String("node", n.Node),
 		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("message", n.Message))...)
 }

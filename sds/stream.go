@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/peer"
 )
 
 // stream connects a session to its client and to the table. The goroutine of the HTTP request receives,
@@ -50,7 +51,7 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 
 // newStream returns a stream that is counted until it is closed.
 func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool) (*stream, error) {
-	p := peerOf(call.Request())
+	p := peer.HolderOf(call.Request())
 	if err := h.enter(call.Request(), p); err != nil {
 		return nil, err
 	}
@@ -249,13 +250,13 @@ func (s *stream) tell(w *watch) {
 }
 
 // allows asks Authorize, and logs the first refusal of it.
-func (h *Handler) allows(ctx context.Context, p peer, node string, it *item) bool {
+func (h *Handler) allows(ctx context.Context, p peer.Holder, node string, it *item) bool {
 	if h.opts.Authorize == nil {
 		return true
 	}
 	err := h.opts.Authorize(ctx, it.name)
 	if err != nil && !it.denied {
-		h.log.Warn("sds: resource refused to a client", "Authorize says no", append(p.attrs(ctx),
+		h.log.Warn("sds: resource refused to a client", "Authorize says no", append(attrs(ctx, p),
 			slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
 	}
 	it.denied = err != nil

@@ -48,3 +48,27 @@ func Address(c net.Conn) (netip.Addr, bool) {
 	}
 	return a.AddrPort().Addr().Unmap(), true
 }
+
+// Holder is what has a share of what a server can hold for a long time, such as streams: a user of this machine on a
+// Unix socket, and otherwise one connection.
+type Holder struct {
+	user string
+	conn any // unless there is a user
+}
+
+// HolderOf returns the holder that has sent r.
+func HolderOf(r *http.Request) Holder {
+	if user := FromContext(r.Context()); user != "" {
+		return Holder{user: user}
+	}
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok {
+		return Holder{conn: a} // a new pointer for each connection, while clients have no address
+	}
+	return Holder{conn: r.RemoteAddr}
+}
+
+// Remote returns the address at which the connection begins, or "" for a user and on a Unix socket.
+func (h Holder) Remote() string {
+	remote, _ := h.conn.(string)
+	return remote
+}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"reflect"
@@ -17,9 +16,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peer"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/internal/workloadwire"
@@ -35,7 +34,7 @@ type Handler struct {
 	done    chan struct{} // closed by Close
 	refresh renew.Signal
 	enc     encodings
-	shares  *limit.Shares[peer] // of requests that are being answered
+	shares  *limit.Shares[peer.Holder] // of requests that are being answered
 	log     *summary.Log
 
 	mu     sync.Mutex
@@ -54,7 +53,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	if h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
 		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means 10,000 and 1,000")
 	}
-	h.shares = limit.NewShares[peer](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
+	h.shares = limit.NewShares[peer.Holder](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
 	h.log = summary.New(h.opts.Logger, 0)
 
 	methods := reflection()
@@ -118,26 +117,10 @@ func (h *Handler) admit(r *http.Request) error {
 	return nil
 }
 
-// peer is what has a share of the requests: a user on a Unix socket, and else a connection.
-type peer struct {
-	uid  uint32
-	conn any // nil for a user
-}
-
-func peerOf(r *http.Request) peer {
-	if p, ok := unixsocket.PeerFromContext(r.Context()); ok {
-		return peer{uid: p.UID}
-	}
-	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok { // a new pointer for each connection, while clients have no address
-		return peer{conn: a}
-	}
-	return peer{conn: r.RemoteAddr}
-}
-
 // counted returns the method with its part in the shares, and with what callers are told of its error.
 func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
 	return func(ctx context.Context, c *grpchttp.Call) error {
-		p := peerOf(c.Request())
+		p := peer.HolderOf(c.Request())
 		if err := h.shares.Take(p, 1); err != nil {
 			return h.told(ctx, c.Request(), tooMany(err))
 		}
