@@ -48,6 +48,7 @@ func TestReadersNeverMiss(t *testing.T) {
 	stop()
 	var misses, reads [4]atomic.Int64
 	var seen sync.Map // the certificates, by serial number
+	var renewals atomic.Int64
 	readers := [4]func() bool{
 		func() bool {
 			s, err := m.SVID()
@@ -64,7 +65,9 @@ func TestReadersNeverMiss(t *testing.T) {
 			if svid == nil {
 				return false
 			}
-			seen.Store(svid.Leaf().SerialNumber.String(), true)
+			if _, known := seen.LoadOrStore(svid.Leaf().SerialNumber.String(), true); !known {
+				renewals.Add(1)
+			}
 			return err == nil && federatedErr == nil
 		},
 		func() bool {
@@ -100,7 +103,9 @@ func TestReadersNeverMiss(t *testing.T) {
 		})
 	}
 	changes := 0
-	for end := time.Now().Add(duration); time.Now().Before(end); changes++ {
+	begin := time.Now()
+	// On a machine that is busy it takes longer until readers and writer have met.
+	for ; time.Since(begin) < duration || (changes <= 50 || renewals.Load() <= 5) && time.Since(begin) < time.Minute; changes++ {
 		if changes%20 == 0 {
 			ca.Rotate()
 			ca.DropOldRoots() // each certificate is renewed at once
@@ -114,14 +119,10 @@ func TestReadersNeverMiss(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
-	renewals := 0
-	for range seen.Range {
-		renewals++
-	}
 	for kind, name := range []string{"SVID", "Snapshot", "Bundle", "GenerateSecret"} {
 		assert.Zero(t, misses[kind].Load(), "%s found nothing, of %d calls", name, reads[kind].Load())
 	}
-	t.Logf("%d changes of bundles, %d certificates", changes, renewals)
-	assert.Greater(t, renewals, 5)
+	t.Logf("%d changes of bundles, %d certificates", changes, renewals.Load())
+	assert.Greater(t, renewals.Load(), int64(5))
 	assert.Greater(t, changes, 50)
 }
