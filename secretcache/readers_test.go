@@ -28,6 +28,11 @@ func TestReadersNeverMiss(t *testing.T) {
 	if *long {
 		duration = 30 * time.Second
 	}
+	// On a machine that is busy it takes longer until readers and writer have met often enough.
+	enough := int64(600)
+	if raceDetector {
+		enough = 100
+	}
 	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
 	ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) })
 	var federated bundles
@@ -48,6 +53,7 @@ func TestReadersNeverMiss(t *testing.T) {
 	stop()
 	var misses, reads [4]atomic.Int64
 	var seen sync.Map // the certificates, by serial number
+	var renewals atomic.Int64
 	readers := [4]func() bool{
 		func() bool {
 			s, err := m.SVID()
@@ -64,7 +70,9 @@ func TestReadersNeverMiss(t *testing.T) {
 			if svid == nil {
 				return false
 			}
-			seen.Store(svid.Leaf().SerialNumber.String(), true)
+			if _, known := seen.LoadOrStore(svid.Leaf().SerialNumber.String(), true); !known {
+				renewals.Add(1)
+			}
 			return err == nil && federatedErr == nil
 		},
 		func() bool {
@@ -89,7 +97,7 @@ func TestReadersNeverMiss(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for kind := i % 4; ctx.Err() == nil; {
-				for range 100 {
+				for range 10 {
 					reads[kind].Add(1)
 					if !readers[kind]() {
 						misses[kind].Add(1)
@@ -100,10 +108,20 @@ func TestReadersNeverMiss(t *testing.T) {
 		})
 	}
 	changes := 0
-	for end := time.Now().Add(duration); time.Now().Before(end); changes++ {
-		if changes%20 == 0 {
+	begin := time.Now()
+	for ; time.Since(begin) < duration || (changes <= 50 || renewals.Load() <= enough) && time.Since(begin) < time.Minute; changes++ {
+		if changes%2 == 0 {
+			old, _ := m.SVID()
 			ca.Rotate()
 			ca.DropOldRoots() // each certificate is renewed at once
+			for renewed := false; !renewed; {
+				changed := m.Changed()
+				if now, _ := m.SVID(); now != old {
+					renewed = true
+				} else {
+					<-changed
+				}
+			}
 		}
 		partner.Rotate()
 		partner.DropOldRoots()
@@ -114,14 +132,10 @@ func TestReadersNeverMiss(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
-	renewals := 0
-	for range seen.Range {
-		renewals++
-	}
 	for kind, name := range []string{"SVID", "Snapshot", "Bundle", "GenerateSecret"} {
 		assert.Zero(t, misses[kind].Load(), "%s found nothing, of %d calls", name, reads[kind].Load())
 	}
-	t.Logf("%d changes of bundles, %d certificates", changes, renewals)
-	assert.Greater(t, renewals, 5)
+	t.Logf("%d changes of bundles, %d certificates", changes, renewals.Load())
+	assert.Greater(t, renewals.Load(), int64(50))
 	assert.Greater(t, changes, 50)
 }
