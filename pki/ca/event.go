@@ -46,7 +46,9 @@ func (a *Authority) happened(why string, all ...rotation.Event) {
 		case rotation.Prepared, rotation.Postponed:
 			more = append(more, slog.Time("activates", k.Activates.Round(0)))
 		case rotation.Renewed, rotation.Joined:
-			more = append(more, slog.Time("not_after", k.Cert.NotAfter))
+			if k.Cert != nil {
+				more = append(more, slog.Time("not_after", k.Cert.NotAfter))
+			}
 		case rotation.Tainted, rotation.Revoked, rotation.Replaced:
 			level = slog.LevelWarn
 		}

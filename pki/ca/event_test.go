@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -55,6 +56,31 @@ func (k *keyAuditor) take() []string {
 	return out
 }
 
+// logBuffer is what a logger has written.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// all returns what was recorded since the last take.
+func (k *keyAuditor) all() []*ca.KeyEvent {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.events)
+}
+
 var operator = ca.Actor{UID: "1000", Host: "host-a", Command: "ca -rotate"}
 
 // Everything that happens to a key is in the audit record, with the process that did it, and in the log.
@@ -62,24 +88,24 @@ func TestKeyEvents(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 		records := &keyAuditor{}
-		var log bytes.Buffer
+		var log logBuffer
 		a := make(withJWT, func(c *ca.Config) {
 			c.Auditor, c.Actor, c.Logger, c.Rotation.Manual = records, operator, slog.New(slog.NewTextHandler(&log, nil)), true
 		})
 		run(t, a)
 		synctest.Wait()
 		root := a.Roots()[0]
-		require.Len(t, records.events, 2)
+		require.Len(t, records.all(), 2)
 		assert.Equal(t, &ca.KeyEvent{
 			Time: time.Now().Round(0), Event: "created", Key: "root", Serial: root.ID, NotAfter: root.Certificate.NotAfter,
-			Fingerprint: hash(root.Certificate.Raw), Detail: records.events[0].Detail, Actor: operator,
-		}, records.events[0])
+			Fingerprint: hash(root.Certificate.Raw), Detail: records.all()[0].Detail, Actor: operator,
+		}, records.all()[0])
 		assert.Contains(t, log.String(), `msg="CA created" trust_domain=example.org serial=`+root.ID+" not_after="+root.Certificate.NotAfter.Format("2006-01-02"))
-		assert.Equal(t, a.Status().JWTKeys[0].ID, records.events[1].Serial)
+		assert.Equal(t, a.Status().JWTKeys[0].ID, records.all()[1].Serial)
 		step := func(what string, want ...string) {
 			t.Helper()
 			synctest.Wait()
-			for _, e := range records.events {
+			for _, e := range records.all() {
 				assert.Equal(t, operator, e.Actor)
 				assert.NotEmpty(t, e.Serial)
 			}
@@ -95,7 +121,7 @@ func TestKeyEvents(t *testing.T) {
 		step("start", "created root", "created jwt")
 		_, err := a.Rotate(t.Context())
 		require.NoError(t, err)
-		assert.Regexp(t, `^asked for; signs from 2000-01-01T00:25:00Z$`, records.events[0].Detail)
+		assert.Regexp(t, `^asked for; signs from 2000-01-01T00:25:00Z$`, records.all()[0].Detail)
 		step("rotate", "prepared root")
 		_, err = a.RotateJWT(t.Context())
 		require.NoError(t, err)
@@ -115,7 +141,7 @@ func TestKeyEvents(t *testing.T) {
 		old := a.Roots()[0].ID
 		r, err := a.RevokeNow(t.Context(), old)
 		require.NoError(t, err)
-		assert.Equal(t, r.Successor.ID, records.events[0].Successor)
+		assert.Equal(t, r.Successor.ID, records.all()[0].Successor)
 		step("revoke now", "revoked root", "prepared root", "activated root")
 		require.NoError(t, a.Taint(t.Context(), a.Status().JWTKeys[0].ID))
 		step("taint tokens", "tainted jwt", "prepared jwt")
@@ -140,8 +166,8 @@ func TestKeyEventsOfStores(t *testing.T) {
 		require.Equal(t, []string{"prepared root"}, records.take())
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
-		require.Len(t, others.events, 1)
-		assert.Contains(t, others.events[0].Detail, "another process wrote it")
+		require.Len(t, others.all(), 1)
+		assert.Contains(t, others.all()[0].Detail, "another process wrote it")
 		require.Equal(t, []string{"prepared root"}, others.take())
 		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
 		time.Sleep(31 * time.Second)
@@ -202,7 +228,7 @@ func TestKeyEventsOfIstioRotation(t *testing.T) {
 		records.take()
 		renewed, err := a.Rotate(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, renewed.ID, records.events[0].Serial)
+		require.Equal(t, renewed.ID, records.all()[0].Serial)
 		require.Equal(t, []string{"renewed root"}, records.take())
 	})
 }
@@ -213,7 +239,7 @@ func TestKeyEventsOfAFullDisk(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 		records, full := &keyAuditor{}, errors.New("disk full")
-		var log bytes.Buffer
+		var log logBuffer
 		a := make(func(c *ca.Config) {
 			c.Auditor, c.Actor, c.Logger = records, operator, slog.New(slog.NewTextHandler(&log, nil))
 		})

@@ -434,9 +434,9 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 
 // opened says how the authority began, once.
 func (a *Authority) opened(ctx context.Context) {
-	how, where := loaded, fmt.Sprint(a.store)
-	if _, ok := a.store.(fmt.Stringer); !ok {
-		where = fmt.Sprintf("%T", a.store)
+	how, where := loaded, fmt.Sprintf("%T", a.store)
+	if named, ok := a.store.(fmt.Stringer); ok { // what another store prints may be its keys
+		where = named.String()
 	}
 	switch s := a.state.Load(); {
 	case a.adopted:
