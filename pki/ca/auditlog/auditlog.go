@@ -140,7 +140,7 @@ type Options struct {
 }
 
 // Log is an audit log in a file; [Open] makes one. It implements ca.Auditor. All methods may be
-// called at the same time. A goroutine runs while there is something to write, and none otherwise.
+// called at the same time. A goroutine runs while there is something to write or to look at, and none otherwise.
 type Log struct {
 	path string
 	o    Options
@@ -311,39 +311,61 @@ func (l *Log) write() {
 // Limits of Err.
 const (
 	checkEvery = time.Second // how long an answer counts
+	checkWait  = time.Second // for an answer; then the one before counts
 	tooSlow    = 10 * time.Second
 	probeSize  = 4 << 10 // bytes for which there has to be room
 )
 
 // Err returns nil if a record could be written now, and otherwise why not: the error of the last attempt, a disk without
 // room for one more record, one that has not answered for ten seconds. It wraps [fs.ErrClosed] after [Log.Close]. It looks at the disk at
-// most once a second, and not while records are written well, so that pages about health may call it at any rate. It does not
-// wait for a write.
+// most once a second, and not while records are written well, so that pages about health may call it at any rate. It waits for
+// the disk for a second at most, and returns what it knew before then.
 func (l *Log) Err() error {
+	if done := l.check(); done != nil {
+		timer := time.NewTimer(checkWait)
+		defer timer.Stop()
+		select {
+		case <-done:
+		case <-timer.C:
+		}
+	}
 	l.mu.Lock()
-	known := l.health
-	switch now := time.Now(); {
+	defer l.mu.Unlock()
+	slow := time.Since(l.began)
+	switch {
 	case l.closed:
-		known = fs.ErrClosed
-	case !l.began.IsZero() && now.Sub(l.began) > tooSlow:
-		known = fmt.Errorf("%s: the disk has not answered for %v", l.path, now.Sub(l.began).Round(time.Second))
-	case now.Sub(l.checked) >= checkEvery && l.disk.TryLock():
-		l.mu.Unlock()
+		return fmt.Errorf("auditlog: %w", fs.ErrClosed)
+	case !l.began.IsZero() && slow > tooSlow:
+		return fmt.Errorf("auditlog: %s: the disk has not answered for %v", l.path, slow.Round(time.Second))
+	case l.health != nil:
+		return fmt.Errorf("auditlog: %w", l.health)
+	}
+	return nil
+}
+
+// check looks whether the disk works, if that is due, and closes the channel when it knows. Nil means that it is not due,
+// or that a write will tell.
+func (l *Log) check() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || time.Since(l.checked) < checkEvery || !l.disk.TryLock() {
+		return nil
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer l.disk.Unlock() // Close waits for it
 		err := l.commit(nil)
 		if err == nil {
 			if err = l.fs.Probe(l.path, probeSize); err != nil {
 				err = fmt.Errorf("%s: no room for another record: %w", l.path, err)
 			}
 		}
-		l.disk.Unlock()
 		l.mu.Lock()
-		known, l.health, l.checked = err, err, time.Now()
-	}
-	l.mu.Unlock()
-	if known != nil {
-		return fmt.Errorf("auditlog: %w", known)
-	}
-	return nil
+		l.health, l.checked = err, time.Now()
+		l.mu.Unlock()
+	}()
+	return done
 }
 
 // Reopen closes the file and opens what is at its path now, creating it if it was moved away. Once

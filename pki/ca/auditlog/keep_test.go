@@ -376,5 +376,18 @@ func TestLockIsHeld(t *testing.T) {
 		time.Sleep(time.Second)
 		require.NoError(t, l.Err())
 		require.NoError(t, l.Record(t.Context(), record("1")))
+
+		// Err waits for it no longer than a second.
+		require.NoError(t, flock.Lock(other))
+		time.Sleep(2 * time.Second)
+		for range 5 {
+			begin := time.Now()
+			require.NoError(t, l.Err(), "what it knew")
+			require.LessOrEqual(t, time.Since(begin), time.Second)
+			time.Sleep(time.Second)
+		}
+		time.Sleep(5 * time.Second)
+		require.ErrorContains(t, l.Err(), "another process holds its lock")
+		require.NoError(t, flock.Unlock(other))
 	})
 }
