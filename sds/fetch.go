@@ -165,12 +165,12 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if r.ContentLength >= 0 && r.ContentLength < maxJSON {
 		size = int(r.ContentLength)
 	}
-	if err := h.grow(r, size); err != nil {
+	if err := h.incoming.Take(r, size); err != nil {
 		h.badRequest(r.Context(), p, err)
 		return nil, err
 	}
 	req, err := h.readJSON(w, r)
-	_ = h.grow(r, -size) // cannot fail
+	h.incoming.Give(r, size)
 	if err != nil {
 		return nil, err
 	}

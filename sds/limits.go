@@ -62,23 +62,6 @@ func isOfPeer(err error) bool {
 	return ok && e.Reason == limit.CallerShare
 }
 
-// grow counts what is received of a request beyond its first bytes.
-func (h *Handler) grow(r *http.Request, n int) error {
-	p := peer.HolderOf(r)
-	if n < 0 {
-		h.incoming.Give(p, -n)
-		return nil
-	}
-	if err := h.incoming.Take(p, n); err != nil {
-		what := "sds: too many requests are being received"
-		if isOfPeer(err) {
-			what = "sds: this peer sends too many requests at the same time"
-		}
-		return full(what + "; try again later")
-	}
-	return nil
-}
-
 // full is a refusal for want of room.
 func full(text string) *grpchttp.Error {
 	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text, RetryAfter: retryFull}

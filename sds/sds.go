@@ -188,7 +188,7 @@ type Handler struct {
 
 	open     *limit.Shares[peer.Holder] // streams, and fetches that are under way
 	names    *limit.Shares[peer.Holder] // bytes
-	incoming *limit.Shares[peer.Holder] // bytes
+	incoming *grpchttp.Incoming
 	streams  atomic.Int64
 
 	mu    sync.Mutex
@@ -221,7 +221,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	total, each := cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams)
 	h.open = limit.NewShares[peer.Holder](total, each)
 	h.names = limit.NewShares[peer.Holder](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))
-	h.incoming = limit.NewShares[peer.Holder](maxIncoming, maxPeerIncoming)
+	h.incoming = grpchttp.NewIncoming("sds", maxIncoming, maxPeerIncoming)
 
 	h.table = newTable(src, h.opts.Logger)
 	h.log = h.table.sums
@@ -231,7 +231,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 			service + "DeltaSecrets":  h.serveStream(true),
 			service + "FetchSecrets":  h.serveFetch,
 		},
-		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Grow: h.grow,
+		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Incoming: h.incoming,
 	}
 	h.unsubscribe = sync.OnceFunc(src.Subscribe(h.table.changed))
 	return h, nil

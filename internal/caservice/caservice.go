@@ -27,11 +27,13 @@ import (
 )
 
 const (
-	defaultTimeout = 75 * time.Second
-	receiveTimeout = 10 * time.Second
-	sendTimeout    = 10 * time.Second
-	maxRequest     = 192 << 10 // bytes: a CSR in PEM has at most 128 KiB, one in DER or a token 64 KiB
-	maxCommonName  = 64        // bytes; RFC 5280 calls it ub-common-name
+	defaultTimeout  = 75 * time.Second
+	receiveTimeout  = 10 * time.Second
+	sendTimeout     = 10 * time.Second
+	maxRequest      = 192 << 10 // bytes: a CSR in PEM has at most 128 KiB, one in DER or a token 64 KiB
+	maxIncoming     = 256 << 20 // bytes of requests that are being received
+	maxPeerIncoming = 16 << 20  // of one connection
+	maxCommonName   = 64        // bytes; RFC 5280 calls it ub-common-name
 
 	// To verify a signing request takes a processor for longer than all that comes before it. What would wait longer
 	// for one than queueTime is refused, so that an overload does not make every request late.
@@ -74,6 +76,7 @@ func (s Service) Handler() http.Handler {
 		Name:           s.Name,
 		Methods:        map[string]grpchttp.Method{s.Path: s.serve},
 		MaxMessage:     maxRequest,
+		Incoming:       grpchttp.NewIncoming(s.Name, maxIncoming, maxPeerIncoming),
 		Timeout:        s.Timeout,
 		ReceiveTimeout: min(receiveTimeout, s.Timeout),
 		SendTimeout:    sendTimeout,

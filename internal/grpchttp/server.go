@@ -32,10 +32,9 @@ type Handler struct {
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
 
-	// Grow, if set, is asked before memory is set aside for a request beyond its first 4 KiB: n is how many
-	// bytes more. Its error is the answer, and an [*Error]. A negative n gives back what a call has taken: when
-	// it receives the next request, and at its end.
-	Grow func(r *http.Request, n int) error
+	// Incoming, if set, has the room for requests that are being received, beyond the first 4 KiB of each. A call gives
+	// back what it has taken when it receives the next request, and at its end.
+	Incoming *Incoming
 
 	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means no limit but that
 	// of the client.
@@ -152,7 +151,7 @@ type Call struct {
 	body    *bufio.Reader
 	begun   bool // the header is on its way
 	limited bool // the time to send the status is
-	grown   int  // bytes of requests that Grow was asked for
+	grown   int  // bytes that were taken from Incoming
 	trailer http.Header
 	in, out [prefixSize]byte
 }
@@ -194,10 +193,10 @@ func (c *Call) Receive() ([]byte, error) {
 }
 
 func (c *Call) grow(n int) error {
-	if c.h.Grow == nil {
+	if c.h.Incoming == nil {
 		return nil
 	}
-	if err := c.h.Grow(c.r, n); err != nil {
+	if err := c.h.Incoming.Take(c.r, n); err != nil {
 		return err
 	}
 	c.grown += n
@@ -207,7 +206,7 @@ func (c *Call) grow(n int) error {
 // shrink gives back what grow has taken.
 func (c *Call) shrink() {
 	if c.grown > 0 {
-		_ = c.h.Grow(c.r, -c.grown) // cannot fail
+		c.h.Incoming.Give(c.r, c.grown)
 		c.grown = 0
 	}
 }

@@ -106,6 +106,37 @@ func TestPeerStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return h.Streams() <= 3 }, patient, time.Millisecond, "but for requests that have not come")
 }
 
+// One peer begins requests of the largest size and does not end them: what it sends is bounded before its number of
+// requests is, and another peer is served.
+func TestUnfinishedRequests(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	greedy, good := remote(t, h, "127.0.0.1:1"), remote(t, h, "127.0.0.1:2")
+	const size, most = 256 << 10, 16 << 20
+	begun := append([]byte{0, 0, size >> 16, 0, 0}, make([]byte, size/2+1)...) // so that there is room for all of it
+	refused := make(chan string, most/size+20)
+	for range cap(refused) {
+		in, out := net.Pipe()
+		t.Cleanup(func() { _ = out.Close() })
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+service+"FetchX509SVID", in)
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/grpc")
+		req.Header.Set("workload.spiffe.io", "true")
+		go func() {
+			if resp, err := greedy.Do(req); err == nil {
+				refused <- resp.Header.Get("Grpc-Status") + " " + resp.Header.Get("Grpc-Message")
+				_ = resp.Body.Close()
+			}
+		}()
+		go func() { _, _ = out.Write(begun) }()
+	}
+	for range cap(refused) - most/size - 2 { // the first 4 KiB of each are not counted
+		assert.Contains(t, <-refused, "8 workloadserver: this peer sends too many requests")
+	}
+	require.NotEmpty(t, post(t, good, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true").recv())
+}
+
 // A user cannot take all streams, however many connections it opens, and without an option.
 func TestStreamsOfUser(t *testing.T) {
 	t.Parallel()

@@ -57,7 +57,8 @@
 //
 // Requests have at most 256 KiB and 64 audiences with 8 KiB, and must arrive within 30 seconds. At most 10,000 are
 // answered at the same time ([Options].MaxStreams), of one peer at most 1,000 ([Options].MaxPeerStreams): a
-// stream counts for as long as it lasts, and calls and reflection count too. Compressed messages are refused.
+// stream counts for as long as it lasts, and calls and reflection count too. Requests that are being received take
+// at most 128 MiB together, those of one peer 16 MiB. Compressed messages are refused.
 // A hook gets 30 seconds, by its context.
 package workloadserver
 
@@ -73,7 +74,11 @@ import (
 )
 
 const (
-	maxRequest     = 256 << 10        // bytes of a request
+	maxRequest = 256 << 10 // bytes of a request
+
+	maxIncoming     = 128 << 20 // bytes of requests that are being received
+	maxPeerIncoming = 16 << 20  // of one peer
+
 	requestTimeout = 30 * time.Second // for a request to come, from its header to its end
 	maxAudiences   = 64               // of a token
 	maxAudience    = 8 << 10          // bytes of all of them; validators refuse tokens of more than 16 KiB
