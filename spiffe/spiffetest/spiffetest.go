@@ -86,7 +86,7 @@ type CA struct {
 type authority struct {
 	cert *x509.Certificate
 	key  func() crypto.Signer // see seal
-	tail []*x509.Certificate // the intermediates that link a leaf to the root
+	tail []*x509.Certificate  // the intermediates that link a leaf to the root
 }
 
 // seal puts a key where package fmt cannot follow it, as it does follow unexported fields.
