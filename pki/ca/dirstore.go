@@ -404,7 +404,7 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 		return "", err
 	}
 	version := newVersion(have, r.Data())
-	// From here on a crash leaves a version of which it is known that nobody was told of it.
+	// A crash from here on leaves a version that is known to be unfinished: no Save has returned it.
 	if err := d.writeFile(root, begunName, []byte(version+"\n")); err != nil {
 		return "", err
 	}

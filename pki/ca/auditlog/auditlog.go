@@ -79,10 +79,10 @@
 // instead of that; the log notices before its next write, and [Log.Reopen] is for those that must be sure
 // that nothing is written to the old one any more.
 //
-// Options.KeepSize and Options.KeepAge bound the full files; without them nothing is ever deleted. The oldest go first. The present file
-// and the newest full one always stay, so that the chain goes on, and so does a file with such a name that does not end with a
-// record. What is removed is named in a line of the log, so that its end is not taken for that of an attacker; the files that are left are a
-// chain of their own.
+// Options.KeepSize and Options.KeepAge bound the full files; without them nothing is ever deleted. The oldest go
+// first. The present file and the newest full one always stay, so that the chain goes on. A file with such a name that
+// does not end with a record, or that belongs to another user, stays, too. The log names what it removes in a line
+// of its own, which tells that from a deletion by another program. The files that are left are a chain.
 //
 // On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine
 // may write to the same file with the same Options, for instance a server and a command of its
