@@ -45,39 +45,42 @@ func (a *Authority) newCallers(s, old *state) (*spiffe.Bundle, error) {
 }
 
 // A leaf's serial number says when its holder last proved its identity by something else than a certificate:
-// 20 octets, of which three are a mark, five the seconds since 1970, and twelve are random. So the number is
-// positive, unique and not to be guessed (RFC 5280, section 4.1.2.2), and the time needs no extension that
-// verifiers would have to know, and no state of the CA. Roots, and leaves of other programs, have other
-// numbers, which are shorter or do not begin with the mark.
+// 20 octets, of which the first thirteen are random (all but two bits), four are the seconds since 1970, until 2106, and
+// three are a mark. So the number is positive, unique and not to be guessed (RFC 5280, section 4.1.2.2), its first digits
+// tell leaves apart, and the time needs no extension that verifiers would have to know, and no state of the CA. Roots,
+// and leaves of other programs, have other numbers, which are shorter or do not end with the mark.
 const (
-	serialMark   = "svi" // the first bit is zero, so that the number is positive
 	serialOctets = 20
-	timeOctets   = 5
+	timeOctets   = 4
+	serialMark   = "svi"
+	randomOctets = serialOctets - timeOctets - len(serialMark)
 )
 
 // newSerial returns a serial number that carries t.
 func newSerial(t time.Time) *big.Int {
 	var b [serialOctets]byte
-	_, _ = rand.Read(b[len(serialMark)+timeOctets:]) // it does not fail
+	_, _ = rand.Read(b[:randomOctets]) // it does not fail
+	b[0] = b[0]&0x3f | 0x40            // positive, and never shorter
 	var seconds [8]byte
 	binary.BigEndian.PutUint64(seconds[:], uint64(min(max(t.Unix(), 0), 1<<(8*timeOctets)-1)))
-	copy(b[copy(b[:], serialMark):], seconds[8-timeOctets:])
+	copy(b[randomOctets:], seconds[8-timeOctets:])
+	copy(b[randomOctets+timeOctets:], serialMark)
 	return new(big.Int).SetBytes(b[:])
 }
 
 // serialTime returns the time that a serial number carries.
 func serialTime(n *big.Int) (time.Time, bool) {
-	if n == nil || n.Sign() <= 0 || n.BitLen() > 8*serialOctets {
+	if n == nil || n.Sign() <= 0 || n.BitLen() != 8*serialOctets-1 {
 		return time.Time{}, false
 	}
 	var b [serialOctets]byte
 	n.FillBytes(b[:])
-	rest, ok := bytes.CutPrefix(b[:], []byte(serialMark))
+	rest, ok := bytes.CutSuffix(b[:], []byte(serialMark))
 	if !ok {
 		return time.Time{}, false
 	}
 	var seconds [8]byte
-	copy(seconds[8-timeOctets:], rest)
+	copy(seconds[8-timeOctets:], rest[randomOctets:])
 	return time.Unix(int64(binary.BigEndian.Uint64(seconds[:])), 0), true
 }
 

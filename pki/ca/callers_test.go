@@ -195,22 +195,23 @@ func TestProvenOfOtherSerialNumbers(t *testing.T) {
 	require.Len(t, ours, 20)
 	number := func(edit func(b []byte) []byte) *big.Int { return new(big.Int).SetBytes(edit(bytes.Clone(ours))) }
 	for name, n := range map[string]*big.Int{
-		"another mark":                 number(func(b []byte) []byte { b[0]++; return b }),
-		"the mark of a shorter number": number(func(b []byte) []byte { return b[:19] }),
+		"another mark":                 number(func(b []byte) []byte { b[19]++; return b }),
+		"a first bit of another form":  number(func(b []byte) []byte { b[0] ^= 0x40; return b }),
+		"the mark of a shorter number": number(func(b []byte) []byte { return b[1:] }),
 		"16 octets":                    number(func(b []byte) []byte { return b[4:] }),
 		"21 octets":                    number(func(b []byte) []byte { return append(b, 1) }),
 		"negative":                     new(big.Int).Neg(leaf.SerialNumber),
 		"zero":                         new(big.Int),
 		"none":                         nil,
-		"a time after the signature":   number(func(b []byte) []byte { b[5]++; return b }), // 65,536 seconds
-		"the end of time":              number(func(b []byte) []byte { copy(b[3:], "\xff\xff\xff\xff\xff"); return b }),
+		"a time after the signature":   number(func(b []byte) []byte { b[14]++; return b }), // 65,536 seconds
+		"the end of time":              number(func(b []byte) []byte { copy(b[13:], "\xff\xff\xff\xff"); return b }),
 	} {
 		c := *leaf
 		c.SerialNumber = n
 		assert.Equal(t, leaf.NotBefore, a.Proven(&c), name)
 	}
 	earlier := *leaf
-	earlier.SerialNumber = number(func(b []byte) []byte { copy(b[3:], "\x00\x00\x00\x00\x07"); return b })
+	earlier.SerialNumber = number(func(b []byte) []byte { copy(b[13:], "\x00\x00\x00\x07"); return b })
 	assert.Equal(t, time.Unix(7, 0), a.Proven(&earlier))
 }
 
@@ -241,4 +242,10 @@ func TestSerialNumbers(t *testing.T) {
 		}
 	}
 	assert.GreaterOrEqual(t, random, 96)
+	first := map[byte]bool{}
+	for s := range seen {
+		n, _ := new(big.Int).SetString(s, 10)
+		first[n.Bytes()[0]] = true
+	}
+	assert.Greater(t, len(first), 32, "the first digits tell them apart")
 }
