@@ -51,7 +51,7 @@ func TestWeight(t *testing.T) {
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.5},
-		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 9.5},
+		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 9.7},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
@@ -108,8 +108,8 @@ func TestWeightOfPrograms(t *testing.T) {
 	}{
 		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.5},
 		{"identity from an agent and from a CA", workload, 7.5},
-		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.5},
-		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.2},
+		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.6},
+		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -196,7 +196,8 @@ func TestSoak(t *testing.T) {
 	t.Logf("under attack: %v of %v, p99 %v", busy.P50, busy.Count, busy.P99)
 	t.Logf("the servers: before %+v, under attack %+v", before, during)
 	assert.Empty(t, busy.Failed)
-	assert.Less(t, during.PeakHeap, uint64(64<<20))
+	assert.Less(t, during.Heap, uint64(96<<20))
+	assert.Less(t, during.PeakHeap, uint64(256<<20), "with what is not collected yet")
 	assert.LessOrEqual(t, during.Descriptors, descriptors)
 
 	client.ask(t, quiet.String(), &again)
@@ -311,9 +312,6 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 	case err := <-failed:
 		return err
 	}
-	if err := os.Chmod(filepath.Join(dir, "roots.pem"), 0o644); err != nil { // for the clients
-		return err
-	}
 	var mu sync.Mutex
 	var peak uint64
 	wg.Go(func() {
@@ -344,8 +342,8 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 
 func socketPath(dir string) string { return filepath.Join(dir, "agent.sock") }
 
-// caClient returns a client of the CA with a token.
-func caClient(dir, token string) (*clientistioca.CA, error) {
+// caClient returns a client of the CA with a token. Its connections come from that address.
+func caClient(dir, token string, from net.IP) (*clientistioca.CA, error) {
 	addr, err := os.ReadFile(filepath.Join(dir, "ca"))
 	if err != nil {
 		return nil, err
@@ -356,7 +354,8 @@ func caClient(dir, token string) (*clientistioca.CA, error) {
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(roots)
-	transport := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, ServerName: "localhost"}}
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}
+	transport := &http.Transport{DialContext: dialer.DialContext, ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, ServerName: "localhost"}}
 	return clientistioca.New(clientistioca.Options{
 		URL: "https://" + string(addr), HTTPClient: &http.Client{Transport: transport}, TrustDomain: td, RootsFile: filepath.Join(dir, "roots.pem"),
 		Token: func(context.Context) (string, error) { return token, nil },
@@ -380,7 +379,7 @@ func behave(ctx context.Context, dir string, in *bufio.Scanner) error {
 		return err
 	}
 	defer api.Close()
-	authority, err := caClient(dir, goodToken)
+	authority, err := caClient(dir, goodToken, net.IPv4(127, 0, 0, 1))
 	if err != nil {
 		return err
 	}
@@ -530,7 +529,7 @@ func tokens(ctx context.Context, dir string, in *bufio.Scanner) error {
 		return err
 	}
 	for n := range 20 {
-		authority, err := caClient(dir, fmt.Sprint("bad", n))
+		authority, err := caClient(dir, fmt.Sprint("bad", n), net.IPv4(127, 0, 0, 2))
 		if err != nil {
 			return err
 		}

@@ -69,7 +69,8 @@ type Options struct {
 	RenewByCertificate time.Duration
 
 	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
-	// same machine. Its folder must exist when Run begins. Empty means none.
+	// same machine: all users can read it, if its folder lets them. The folder must exist when Run begins. Empty means
+	// none.
 	RootsFile string
 
 	// Status writes what operators read at /status. Nil means nothing.
@@ -359,7 +360,7 @@ func replaceFile(name string, data []byte) error {
 	}
 	defer os.Remove(f.Name()) // fails after the rename
 	_, err = f.Write(data)
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil { // roots are public
 		return err
 	}
 	return os.Rename(f.Name(), name)

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -110,6 +112,9 @@ func TestServer(t *testing.T) {
 	roots, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, string(a.Bundle().MarshalPEM()), string(roots))
+	if info, err := os.Stat(file); assert.NoError(t, err) && runtime.GOOS != "windows" {
+		assert.Equal(t, fs.FileMode(0o644), info.Mode(), "clients run as other users")
+	}
 	client, err := caclientistio.New(caclientistio.Options{
 		URL: "https://" + at.Istio.Addr().String(), TrustDomain: domain, RootsFile: file,
 		Token: func(context.Context) (string, error) { return secret + ":spiffe://example.org/web", nil },
