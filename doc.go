@@ -65,7 +65,9 @@
 // field (internal/protofield), so that nothing here links grpc-go, generated code, Envoy's control
 // plane types, or a Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files
 // are followed by internal/follow, tokens share internal/token, and Unix sockets are served by
-// authn/unixsocket. A package that needs a second one extends the first.
+// authn/unixsocket. What clients hold is bounded by internal/limit, what they can cause at will is logged by
+// internal/summary, and folders and files that other users must not change are opened by internal/private. A package
+// that needs a second one extends the first.
 //
 // # Dependencies
 //

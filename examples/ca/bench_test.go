@@ -36,6 +36,7 @@ var (
 // the signing request was made before, and the answer is only looked at for its status.
 type load struct {
 	server *server
+	token  string
 	body   []byte
 }
 
@@ -45,7 +46,7 @@ func newLoad(t testing.TB, more ...string) *load {
 	msg, err := proto.Marshal(&istiowire.IstioCertificateRequest{Csr: newCSR(t)})
 	require.NoError(t, err)
 	frame := binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg)))
-	return &load{s, append(frame, msg...)}
+	return &load{s, token(t, s, "demo/web"), append(frame, msg...)}
 }
 
 // empty serves the same TLS on another port, and answers with as many bytes as the CA without doing
@@ -98,7 +99,7 @@ func (l *load) send(c *http.Client, to net.Addr) (int, error) {
 	}
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
-	req.Header.Set("Authorization", "Bearer demo/web")
+	req.Header.Set("Authorization", "Bearer "+l.token)
 	resp, err := c.Do(req)
 	if err != nil {
 		return 0, err
