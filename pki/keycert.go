@@ -273,7 +273,7 @@ var (
 // file of the set is missing, it does not, and names the file: a folder that is half filled is not one
 // that is empty, and no reason to make a new CA. Other files are not looked at. A file must be a regular
 // one, links followed, of at most 1 MiB ([spiffe.ErrTooLarge]). A file of the host, as [os.DirFS] opens it, must belong to the
-// user of this process or to root, and other users must not be able to write to it; who can replace the folder is for the caller
+// user of this process or to root, and other users must not be able to write to it; which users can replace the folder is for the caller
 // to look at.
 //
 // If key is not nil, it is the key of the CA, as one in an HSM or a KMS; then the file of the key is

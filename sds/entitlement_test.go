@@ -44,7 +44,7 @@ const (
 	modelVersions = 5
 )
 
-// model is the world: who may have what, and the secrets. It is the source.
+// model is the world: which client may have what, and the secrets. It is the source.
 //
 // Its events are at whole microseconds, and all else that takes time takes a nanosecond more: so nothing is
 // under way at the instant of an event, and what leaves later leaves with the rights as they are.

@@ -92,7 +92,7 @@ func TestStreamShares(t *testing.T) {
 	refusal(t, open(t, other, "StreamSecrets"), "sds: too many streams are open")
 	refusal(t, open(t, connect(), "StreamSecrets"), "sds: too many streams are open")
 
-	// Who is refused holds nothing, and what ends leaves room.
+	// A client that is refused holds nothing, and what ends leaves room.
 	require.NoError(t, first.in.Close())
 	code, _ := first.status()
 	require.Equal(t, codeOK, code)

@@ -227,7 +227,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	_, err = a.Rotate(t.Context())
 	require.NoError(t, err)
 
-	// An operator who wants the record there again makes the folder.
+	// To have the record there again, an operator makes the folder.
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	require.Eventually(t, func() bool { _, err := store.Load(t.Context()); return err == nil }, 20*time.Second, 5*time.Millisecond)

@@ -265,7 +265,7 @@ func TestNoHandshakeFails(t *testing.T) {
 			})
 		})
 	}
-	// What a deliberately wrong order does: a root that signs before all who poll have heard of it, by a little, and at once.
+	// What a deliberately wrong order does: a root that signs before all verifiers that poll have heard of it, by a little, and at once.
 	for _, propagation := range []time.Duration{poll - tick, poll / 2, 1} {
 		t.Run(fmt.Sprint("activates after ", propagation), func(t *testing.T) {
 			t.Parallel()
