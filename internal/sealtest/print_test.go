@@ -235,7 +235,8 @@ func secrets(t *testing.T, key crypto.Signer) (texts [][]byte, words []big.Word)
 	}
 	switch k := key.(type) {
 	case *ecdsa.PrivateKey:
-		number(k.D) //nolint:staticcheck // it is what is printed
+		//lint:ignore SA1019 it is what would be printed
+		number(k.D)
 	case *rsa.PrivateKey:
 		number(k.D)
 		number(k.Primes[0])

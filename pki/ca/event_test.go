@@ -25,7 +25,6 @@ type keyAuditor struct {
 	mu     sync.Mutex
 	events []*ca.KeyEvent
 	broken error
-	err    func() error // nil: nothing is asked
 }
 
 func (k *keyAuditor) RecordKeyEvent(_ context.Context, e *ca.KeyEvent) error {

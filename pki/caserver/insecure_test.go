@@ -76,7 +76,7 @@ func TestInsecureTokens(t *testing.T) {
 
 	var logged strings.Builder
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("x", "tokens", tokens)
-	printed, err := json.Marshal(tokens)
+	printed, err := json.Marshal(map[string]any{"tokens": tokens})
 	require.NoError(t, err)
 	assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s %s", tokens, tokens, *tokens, printed, &logged), secret)
 }
