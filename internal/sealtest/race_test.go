@@ -1,0 +1,5 @@
+//go:build race
+
+package sealtest
+
+const raceEnabled = true
