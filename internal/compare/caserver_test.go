@@ -252,7 +252,7 @@ func TestLinkerdIdentity(t *testing.T) {
 	const web = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
 	authority := newFickle(t)
 	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: func(_ context.Context, token string, _ []string) (*kube.Account, error) {
+	opts := linkerd.Options{Mesh: mesh, Signer: authority, Review: func(_ context.Context, token string, _ []string) (*kube.Account, error) {
 		switch token {
 		case "web":
 			return &kube.Account{Namespace: "emojivoto", ServiceAccount: "web"}, nil
@@ -264,11 +264,15 @@ func TestLinkerdIdentity(t *testing.T) {
 			return nil, errors.New("the API server is away")
 		}
 		return nil, kube.ErrNotAuthenticated
-	}})
+	}}
+	srv, err := linkerd.New(opts)
+	require.NoError(t, err)
+	opts.AllowPlaintext = true
+	open, err := linkerd.New(opts)
 	require.NoError(t, err)
 	serverTLS, clientTLS := caTLS(t)
 	encrypted := serveCA(t, caserver.ServeOptions{Handler: srv, TLS: serverTLS})
-	plain := serveCA(t, caserver.ServeOptions{Handler: srv, Plaintext: true})
+	plain := serveCA(t, caserver.ServeOptions{Handler: open, Plaintext: true})
 
 	der, key := requestFor(t, web)
 	good := &identity.CertifyRequest{Identity: web, Token: []byte("web"), CertificateSigningRequest: der}

@@ -257,6 +257,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 		Review: func(context.Context, string, []string) (*kube.Account, error) {
 			return nil, kube.ErrNotAuthenticated
 		},
+		AllowPlaintext: true,
 	})
 	require.NoError(t, err)
 	sdsHandler, err := sds.NewHandler(noSecrets{}, nil)
