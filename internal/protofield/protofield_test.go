@@ -189,7 +189,11 @@ func (m *bundles) read(f *protofield.Field) {
 		m.crl = append(m.crl, bytes.Clone(f.Data))
 	case f.Number == 2:
 		v := []byte{}
-		name := f.Entry(func(f *protofield.Field) { v = append(v[:0], f.Data...) })
+		name := f.Entry(func(f *protofield.Field) {
+			if f.Type == protowire.BytesType {
+				v = append(v[:0], f.Data...)
+			}
+		})
 		if m.ders == nil {
 			m.ders = make(map[string][]byte)
 		}
