@@ -126,7 +126,7 @@ func (c *Call) Receive() ([]byte, error) {
 //go:noinline
 func growStack() byte {
 	var room [20 << 10]byte
-	return room[len(os.Args)]
+	return room[len(os.Args)%len(room)] // not a constant, so that there is an array
 }
 
 func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
