@@ -27,10 +27,12 @@
 //	pki/caserver           a server for a CA; istioca and linkerd are its two certificate APIs
 //	pki/caserver/caconfig  the flags and variables of a CA program
 //	pki/linkerdname        the names of Linkerd's identities
-//	caclient               one interface to any CA; local asks pki/ca, istioca asks Istio's API
+//	caclient               one interface to any CA; istioca, linkerd, stepca, vault, googlecas and local are CAs
+//	caclient/caclienttest  those CAs for tests, with faults, and the suite that their clients pass
 //	secretcache            the SecretManager: obtain identities, keep them fresh, notify
 //	sds                    Envoy's Secret Discovery Service, v3
-//	authn                  callers and authenticators; kube for the tokens of Kubernetes
+//	authn                  callers and authenticators; kube for the tokens of Kubernetes, jwt for other tokens
+//	authn/tokensource      tokens by which a program proves itself
 //	authn/unixsocket       a server for Unix sockets that knows its peers
 //	examples               programs that put them together
 //

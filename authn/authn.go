@@ -2,13 +2,15 @@
 //
 // An [Authenticator] reads an HTTP request (every server of this library takes those, the gRPC
 // ones included) and returns the proven [Caller], or an error. [ClientCertificate] proves
-// a caller by the X.509-SVID of its TLS connection; package kube below this one proves one by the
-// token of its Kubernetes service account; [FirstOf] asks several methods in order.
+// a caller by the X.509-SVID of its TLS connection, and [ForwardedCertificate] by what a trusted proxy says of
+// such a connection. Below this package, kube proves callers by the tokens of their Kubernetes service accounts,
+// jwt by other signed tokens, and unixsocket by their users on this machine. [FirstOf] asks several methods in order.
 //
 //	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil)
 //	…
-//	who := authn.ClientCertificate(v)
-//	caller, err := who.Authenticate(r)
+//	handler = authn.Require(authn.ClientCertificate(v), handler, logger)
+//
+// [Require] stands in front of any handler, which reads the caller with [CallerFromContext].
 //
 // # What it promises
 //
@@ -47,10 +49,24 @@ var (
 	ErrRefused = errors.New("credential refused")
 )
 
-// Caller is the proven sender of a request. It must not be changed. Only an [Authenticator] should make
-// one, from a credential that it verified.
+// errNothing is the error for an [Authenticator] that has proven no name and returned no error.
+var errNothing = fmt.Errorf("authn: the method returned neither a caller with a name nor an error: %w", ErrNoCredential)
+
+// Caller is the proven sender of a request. It must not be changed, as one that is remembered is given to
+// many requests. Only an [Authenticator] should make one, from a credential that it verified.
+//
+// A caller has at least one proven name: ID, Name or DNSNames. Most have an ID. A Unix peer, the holder of a
+// token of another system, or a certificate with DNS names alone has none: its ID is the zero ID, and the other
+// names say what was proven. A server that decides by the ID refuses such a caller, and a server that lets every
+// proven caller in decides by [Caller.String].
 type Caller struct {
-	ID       spiffe.ID // the proven identity, never zero
+	ID spiffe.ID // the proven SPIFFE ID; zero for a caller without one
+
+	// Name is the principal as the Method names it, where that is no SPIFFE ID: "uid:1000" of a Unix peer, the
+	// subject of a token, the common name of a certificate. It is unique only together with Method. Empty if
+	// there is none.
+	Name string
+
 	Method   string    // how it was proven, such as "client-certificate": for logs and audit records
 	NotAfter time.Time // when the proof expires; zero if the proof does not say
 
@@ -75,9 +91,36 @@ type Pod struct {
 	Name, UID      string // empty for a credential that is not bound to a pod
 }
 
+// proven reports whether c is a caller of which a name was proven.
+func (c *Caller) proven() bool {
+	return c != nil && (!c.ID.IsZero() || c.Name != "" || len(c.DNSNames) > 0)
+}
+
+// String returns the one name by which limits, records and policies know the caller: its ID, or else
+// METHOD:NAME, such as "unix-peer:uid:1000", or else "METHOD DNS:" and its first DNS name. It is empty if nothing is
+// proven. Methods have neither colons nor blanks in them, so different principals have different names.
+func (c *Caller) String() string {
+	switch {
+	case !c.proven():
+		return ""
+	case !c.ID.IsZero():
+		return c.ID.String()
+	case c.Name != "":
+		return c.Method + ":" + c.Name
+	}
+	return c.Method + " DNS:" + c.DNSNames[0]
+}
+
 // LogValue returns all fields of the Caller, which holds no secret, except empty ones and the Certificate.
 func (c *Caller) LogValue() slog.Value {
-	attrs := []slog.Attr{slog.String("id", c.ID.String()), slog.String("method", c.Method)}
+	var attrs []slog.Attr
+	if !c.ID.IsZero() {
+		attrs = append(attrs, slog.String("id", c.ID.String()))
+	}
+	if c.Name != "" {
+		attrs = append(attrs, slog.String("name", c.Name))
+	}
+	attrs = append(attrs, slog.String("method", c.Method))
 	if !c.NotAfter.IsZero() {
 		attrs = append(attrs, slog.Time("not_after", c.NotAfter))
 	}
@@ -185,18 +228,19 @@ func validName(name string) bool {
 // FirstOf asks each method in order and returns the first Caller. A credential that one method
 // refuses does not keep a later method from proving the caller by another one, such as a workload with
 // a token and an expired certificate; so each method must be sufficient by itself. A method that returns
-// neither an error nor a Caller with an ID has proven nothing, and the next one is asked. If none proves
-// the caller, the error wraps the errors of all; without methods it wraps [ErrNoCredential].
+// neither an error nor a Caller with a name has proven nothing, and the next one is asked. A caller that has
+// another name than an ID is a caller: where the ID decides, methods that prove such callers come last. If none
+// proves the caller, the error wraps the errors of all; without methods it wraps [ErrNoCredential].
 func FirstOf(methods ...Authenticator) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		var errs []error
 		for _, m := range methods {
 			c, err := m.Authenticate(r)
-			if err == nil && c != nil && !c.ID.IsZero() {
+			if err == nil && c.proven() {
 				return c, nil
 			}
 			if err == nil {
-				err = fmt.Errorf("authn: a method returned neither a caller nor an error: %w", ErrNoCredential)
+				err = errNothing
 			}
 			errs = append(errs, err)
 		}

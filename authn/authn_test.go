@@ -72,6 +72,33 @@ func TestLogValue(t *testing.T) {
 		`caller.dns_names="[web.prod.svc web]" caller.pod.namespace=prod caller.pod.service_account=web`, logged(c))
 	c.Pod = &authn.Pod{Cluster: "west", Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}
 	assert.Contains(t, logged(c), `caller.pod.cluster=west caller.pod.namespace=prod caller.pod.service_account=web caller.pod.name=web-0 caller.pod.uid=u-1`)
+	assert.Equal(t, `msg=- caller.name=uid:1000 caller.method=unix-peer`, logged(&authn.Caller{Name: "uid:1000", Method: "unix-peer"}))
+	assert.Equal(t, `msg=- caller.method=m caller.dns_names=[web.test]`, logged(&authn.Caller{DNSNames: []string{"web.test"}, Method: "m"}))
+}
+
+// A caller without a SPIFFE ID has one name for limits and records, which no other caller has.
+func TestCallerString(t *testing.T) {
+	t.Parallel()
+	id := spiffe.MustParseID("spiffe://example.org/web")
+	seen := map[string]bool{}
+	for _, c := range []struct {
+		caller *authn.Caller
+		want   string
+	}{
+		{nil, ""},
+		{&authn.Caller{}, ""},
+		{&authn.Caller{Method: "m", NotAfter: time.Now(), Pod: &authn.Pod{Name: "web-0"}}, ""},
+		{&authn.Caller{ID: id, Name: "web", Method: "m", DNSNames: []string{"web.test"}}, "spiffe://example.org/web"},
+		{&authn.Caller{Name: "uid:1000", Method: "unix-peer"}, "unix-peer:uid:1000"},
+		{&authn.Caller{Name: "web.test", Method: "m"}, "m:web.test"},
+		{&authn.Caller{DNSNames: []string{"web.test", "b.test"}, Method: "m"}, "m DNS:web.test"},
+		{&authn.Caller{Name: "DNS:web.test", Method: "m"}, "m:DNS:web.test"},
+		{&authn.Caller{Name: "spiffe://example.org/web", Method: "jwt"}, "jwt:spiffe://example.org/web"},
+	} {
+		assert.Equal(t, c.want, c.caller.String())
+		assert.False(t, seen[c.want] && c.want != "", c.want)
+		seen[c.want] = true
+	}
 }
 
 // A workload that renews with its certificate can have the same names again, if they are names.
@@ -205,6 +232,13 @@ func TestFirstOf(t *testing.T) {
 		c, err = authn.FirstOf(m).Authenticate(request())
 		require.ErrorIs(t, err, authn.ErrNoCredential)
 		assert.Nil(t, c)
+	}
+
+	// A name that is no SPIFFE ID is a proof, too.
+	for _, named := range []*authn.Caller{{Method: "m", Name: "uid:1000"}, {Method: "m", DNSNames: []string{"web.test"}}} {
+		c, err = authn.FirstOf(silent, nobody, authn.Func(func(*http.Request) (*authn.Caller, error) { return named, nil }), never).Authenticate(request())
+		require.NoError(t, err)
+		assert.Same(t, named, c)
 	}
 
 	_, err = authn.FirstOf(none, bad).Authenticate(request())

@@ -30,24 +30,18 @@ func Bearer(r *http.Request) (token string, err error) {
 // BearerOverPlaintext is [Bearer] for connections that are protected otherwise, such as by a proxy
 // beside this process that terminates TLS. It accepts tokens over any connection.
 func BearerOverPlaintext(r *http.Request) (token string, err error) {
-	fields := r.Header.Values("Authorization")
-	if len(fields) == 0 {
+	token, ok := bearer.Token(r.Header)
+	switch {
+	case len(r.Header["Authorization"]) == 0:
 		return "", fmt.Errorf("authn: bearer token: there is no authorization header: %w", ErrNoCredential)
+	case !ok:
+		return "", fmt.Errorf(`authn: bearer token: the authorization header does not begin with "Bearer ": %w`, ErrNoCredential)
+	case token == "":
+		return "", fmt.Errorf("authn: bearer token: %w: it is empty", ErrRefused)
+	case len(token) > maxToken:
+		return "", fmt.Errorf("authn: bearer token: %w: it has %d bytes, the limit is %d", ErrRefused, len(token), maxToken)
+	case strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
+		return "", fmt.Errorf("authn: bearer token: %w: it is not one word of printable ASCII", ErrRefused)
 	}
-	for _, f := range fields {
-		token, ok := strings.CutPrefix(f, "Bearer ")
-		if !ok {
-			continue
-		}
-		switch {
-		case token == "":
-			return "", fmt.Errorf("authn: bearer token: %w: it is empty", ErrRefused)
-		case len(token) > maxToken:
-			return "", fmt.Errorf("authn: bearer token: %w: it has %d bytes, the limit is %d", ErrRefused, len(token), maxToken)
-		case strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
-			return "", fmt.Errorf("authn: bearer token: %w: it is not one word of printable ASCII", ErrRefused)
-		}
-		return token, nil
-	}
-	return "", fmt.Errorf(`authn: bearer token: the authorization header does not begin with "Bearer ": %w`, ErrNoCredential)
+	return token, nil
 }

@@ -2,14 +2,15 @@
 // interface [CA], the rules of when to ask again ([Retryable]), and the test that an answer has to
 // pass before anything uses it ([Check]).
 //
-// The packages below this one are the CAs; caclient/local is the one in this process. Package
+// The packages below this one are the CAs; caclient/local is the one in this process, and caclient/caclienttest has CAs for
+// tests, with faults. Package
 // secretcache takes any of them as it is, and repeats and checks by itself. A program that asks a CA
 // without it puts [New] around the CA.
 //
 // # What it promises
 //
-// A chain that comes out of [New] has the public key of the request and the ID that the request names,
-// is valid now, leads to a root of that ID's own trust domain, and carries no root and no certificate
+// A chain that comes out of [New] has the public key of the request and the ID that the request names, or
+// what Options.Expect says, is valid now, leads to a root of that trust domain, and carries no root and no certificate
 // twice. A call ends when its context does.
 //
 // # What it does not do

@@ -55,15 +55,15 @@ func TestCheckAccepts(t *testing.T) {
 			chain, key := issuer.Certificate("/web")
 			// The request may name anything, or nothing: id is what counts.
 			for _, csr := range []*pki.CSR{csrFor(t, key), csrFor(t, key, web), csrFor(t, key, spiffe.MustParseID("spiffe://example.org/other"))} {
-				assert.NoError(t, caclient.Check(chain, csr, web, ca.Bundle(), time.Now()))
-				assert.NoError(t, caclient.Check(chain, csr, web, ca.Bundles(), chain[0].NotAfter))
+				assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), ca.Bundle(), time.Now()))
+				assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), ca.Bundles(), chain[0].NotAfter))
 			}
 		})
 	}
 	t.Run("any usage, or none said", func(t *testing.T) {
 		for _, usage := range [][]x509.ExtKeyUsage{nil, {x509.ExtKeyUsageAny}} {
 			chain, key := ca.Certificate("/web", func(c *x509.Certificate) { c.ExtKeyUsage = usage })
-			assert.NoError(t, caclient.Check(chain, csrFor(t, key), web, ca.Bundle(), time.Now()))
+			assert.NoError(t, caclient.Check(chain, csrFor(t, key), pki.ExpectID(web), ca.Bundle(), time.Now()))
 		}
 	})
 }
@@ -95,8 +95,8 @@ func TestCheckRefuses(t *testing.T) {
 		}
 		return c
 	}
-	require.NoError(t, caclient.Check(good, csr, web, ca.Bundle(), now))
-	require.NoError(t, caclient.Check(chainOf(16), csr, web, ca.Bundle(), now))
+	require.NoError(t, caclient.Check(good, csr, pki.ExpectID(web), ca.Bundle(), now))
+	require.NoError(t, caclient.Check(chainOf(16), csr, pki.ExpectID(web), ca.Bundle(), now))
 
 	for _, tt := range []struct {
 		name    string
@@ -119,7 +119,7 @@ func TestCheckRefuses(t *testing.T) {
 		{"an empty request", good, new(pki.CSR), web, both, now, nil, "public key"},
 		{"another key", good, newCSR(t, web), web, both, now, nil, "public key is not that of the request"},
 		{"the signer's own certificate", good[1:], csr, web, both, now, nil, "public key is not that of the request"},
-		{"no ID", good, csr, spiffe.ID{}, both, now, spiffe.ErrZero, "expected ID"},
+		{"no ID", good, csr, spiffe.ID{}, both, now, spiffe.ErrZero, "nothing was expected"},
 		{"another workload", good, csr, spiffe.MustParseID("spiffe://example.org/api"), both, now, nil, `the leaf is for "spiffe://example.org/web"`},
 		{"a workload below", good, csr, spiffe.MustParseID("spiffe://example.org/web/x"), both, now, nil, "the leaf is for"},
 		{"another trust domain", foreignChain, csrFor(t, foreignKey), web, both, now, nil, `the leaf is for "spiffe://example.com/web"`},
@@ -136,7 +136,7 @@ func TestCheckRefuses(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			err := caclient.Check(tt.chain, tt.csr, tt.id, tt.bundles, tt.now)
+			err := caclient.Check(tt.chain, tt.csr, pki.ExpectID(tt.id), tt.bundles, tt.now)
 			requireBadAnswer(t, err)
 			assert.ErrorContains(t, err, tt.says)
 			if tt.is != nil {
@@ -163,7 +163,7 @@ func TestCheckRefusesFaults(t *testing.T) {
 			if err != nil {
 				id = spiffe.MustParseID("spiffe://example.org/broken")
 			}
-			requireBadAnswer(t, caclient.Check(chain, csrFor(t, key), id, ca.Bundle(), time.Now()))
+			requireBadAnswer(t, caclient.Check(chain, csrFor(t, key), pki.ExpectID(id), ca.Bundle(), time.Now()))
 		})
 	}
 	assert.Greater(t, refused, 17)
@@ -184,7 +184,7 @@ func TestCheckRefusesDamage(t *testing.T) {
 			continue
 		}
 		parsed++
-		require.Error(t, caclient.Check([]*x509.Certificate{c}, csr, web, ca.Bundle(), time.Now()), "byte %d", i)
+		require.Error(t, caclient.Check([]*x509.Certificate{c}, csr, pki.ExpectID(web), ca.Bundle(), time.Now()), "byte %d", i)
 	}
 	assert.Greater(t, parsed, 100)
 }
@@ -195,7 +195,7 @@ func BenchmarkCheck(b *testing.B) {
 	csr, bundle := csrFor(b, key, web), ca.Bundle()
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := caclient.Check(chain, csr, web, bundle, time.Now()); err != nil {
+		if err := caclient.Check(chain, csr, pki.ExpectID(web), bundle, time.Now()); err != nil {
 			b.Fatal(err)
 		}
 	}

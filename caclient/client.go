@@ -23,6 +23,10 @@ type Options struct {
 	Timeout  time.Duration // of each attempt; 0 means 10 seconds
 	Logger   *slog.Logger  // told of each attempt that failed and is repeated; nil means silence
 
+	// Expect is what a certificate has to be for. Zero means the one SPIFFE ID that the request names; a CA whose
+	// certificates have no SPIFFE ID needs one of another form, such as [pki.ExpectDNSName].
+	Expect pki.Expectation
+
 	// Role is what the extended key usages of a certificate must permit: [spiffe.ServerRole] or
 	// [spiffe.ClientRole] with a CA that certifies one role only. 0 means [spiffe.BothRoles].
 	Role spiffe.Role
@@ -49,8 +53,8 @@ type client struct {
 // the wait is that and up to a tenth more; if it is over 10 seconds, or more than the context has left,
 // the error is returned at once, for the caller to plan with.
 //
-// Sign needs a request that names exactly one SPIFFE ID, and the answer has to be for that ID: see
-// [Check]. The chain is put in order first, and freed of roots and repetitions. It is checked against
+// Sign needs a request that names exactly one SPIFFE ID, unless Expect says what is wanted, and the answer has to be for that:
+// see [Check]. The chain is put in order first, and freed of roots and repetitions. It is checked against
 // the bundles that were seen last; if they do not vouch for it, they are fetched anew, as the CA may
 // have a new root. A bad answer is not asked for again: the error wraps [ErrBadAnswer].
 func New(ca CA, opts *Options) (CA, error) {
@@ -78,10 +82,15 @@ func (c *client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 	if csr == nil {
 		return nil, &Error{Op: "sign", Kind: ErrInvalid, Err: errors.New("there is no signing request; pki.NewCSR makes one")}
 	}
-	id, err := csr.ID()
-	if err != nil {
-		return nil, &Error{Op: "sign", Kind: ErrInvalid, Err: err}
+	want := c.opts.Expect
+	if want.IsZero() {
+		id, err := csr.ID()
+		if err != nil {
+			return nil, &Error{Op: "sign", Kind: ErrInvalid, Err: err}
+		}
+		want = pki.ExpectID(id)
 	}
+	var err error
 	bundles := c.bundles.Load()
 	if bundles == nil { // before the CA does its work, so that nothing is signed in vain
 		if bundles, err = c.FetchBundles(ctx); err != nil {
@@ -97,12 +106,12 @@ func (c *client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 	if certchain.CheckSize(chain) == nil { // if not, Check says why
 		chain = certchain.Tidy(chain, csr.PublicKey())
 	}
-	err = checkFor(c.opts.Role, chain, csr, id, bundles, time.Now())
+	err = checkFor(c.opts.Role, chain, csr, want, bundles, time.Now())
 	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && (e.Stage == "bundle" || e.Stage == "chain") && e.Rule != "X5-39" {
 		if bundles, err = c.FetchBundles(ctx); err != nil {
 			return nil, err
 		}
-		err = checkFor(c.opts.Role, chain, csr, id, bundles, time.Now())
+		err = checkFor(c.opts.Role, chain, csr, want, bundles, time.Now())
 	}
 	if err != nil {
 		return nil, err

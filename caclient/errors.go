@@ -35,6 +35,10 @@ type Error struct {
 	Kind       error         // one of the kinds above; nil if none fits
 	RetryAfter time.Duration // how long the CA asked its clients to wait; 0 means that it said nothing
 	Err        error         // the cause
+
+	// MayPass says that the same request is worth repeating although its Kind is not [ErrUnavailable]: Linkerd's service
+	// answers "invalid argument" to a token that the cluster has not heard of yet.
+	MayPass bool
 }
 
 func (e *Error) Error() string {
@@ -52,10 +56,10 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Err}
 }
 
-// Retryable reports whether the failure may go away by itself, which is so for [ErrUnavailable], and
-// how long the CA asked its clients to wait; see the function [Retryable].
+// Retryable reports whether the failure may go away by itself, which is so for [ErrUnavailable] and where MayPass
+// is set, and how long the CA asked its clients to wait; see the function [Retryable].
 func (e *Error) Retryable() (after time.Duration, ok bool) {
-	if e.Kind == ErrUnavailable { //nolint:errorlint // the kind itself
+	if e.Kind == ErrUnavailable || e.MayPass { //nolint:errorlint // the kind itself
 		return e.RetryAfter, true
 	}
 	return 0, false

@@ -37,6 +37,10 @@ func TestKinds(t *testing.T) {
 		} else {
 			assert.Zero(t, after)
 		}
+		e.MayPass = true
+		after, ok = caclient.Retryable(fmt.Errorf("outer: %w", e))
+		assert.True(t, ok, "it says so itself")
+		assert.Equal(t, 3*time.Second, after)
 	}
 }
 

@@ -213,6 +213,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		"text as certificate":    {func(p *pki.KeyCertPEM) { p.Cert = []byte("hello") }, "CA certificate: ", nil},
 		"half a certificate":     {func(p *pki.KeyCertPEM) { p.Cert = p.Cert[:len(p.Cert)/2] }, "CA certificate: ", nil},
 		"a key as certificate":   {func(p *pki.KeyCertPEM) { p.Cert = p.Key }, `CA certificate: block 1 is "PRIVATE KEY"`, nil},
+		"a token as label":       {func(p *pki.KeyCertPEM) { p.Cert = []byte("-----BEGIN eyJhbG.ey-----\nAA==\n-----END eyJhbG.ey-----\n") }, `CA certificate: block 1 is something else, not CERTIFICATE`, nil},
 		"a damaged second block": {func(p *pki.KeyCertPEM) { p.Chain = append(damaged(p.Cert), p.Chain...) }, "chain: 1 damaged PEM blocks", nil},
 		"a leaf":                 {func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(leaf), pemOf(t, leafKey) }, "the certificate is not a CA", nil},
 		"signs CRLs only":        {func(p *pki.KeyCertPEM) { p.Cert, p.Key = certsPEM(crlOnly), pemOf(t, leafKey) }, "the key usage does not include certificate signing", nil},

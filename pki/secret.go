@@ -23,17 +23,22 @@ type Secret struct {
 
 type secretPEM struct{ chain, key, roots []byte }
 
-// NewKeyPairSecret returns the certificate chain and the private key of svid under the given resource
-// name, such as "default". The key is exported in the clear, so one in hardware is an error.
-func NewKeyPairSecret(name string, svid *spiffe.SVID) (*Secret, error) {
-	if name == "" || svid == nil {
-		return nil, errors.New("pki: secret: a name and an SVID are required")
+// NewKeyPairSecret returns the certificate chain and the private key of pair, a [*spiffe.SVID] or a [*Credential],
+// under the given resource name, such as "default". The key is exported in the clear, so one in hardware is an error.
+func NewKeyPairSecret(name string, pair interface {
+	MarshalPEM() (certs, key []byte, err error)
+	NotAfter() time.Time
+}) (*Secret, error) {
+	svid, isSVID := pair.(*spiffe.SVID)
+	credential, isCredential := pair.(*Credential)
+	if name == "" || pair == nil || isSVID && svid == nil || isCredential && credential == nil {
+		return nil, errors.New("pki: secret: a name and an SVID or a Credential are required")
 	}
-	chain, key, err := svid.MarshalPEM()
+	chain, key, err := pair.MarshalPEM()
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
 	}
-	return &Secret{name: name, notAfter: svid.NotAfter(), pem: seal(secretPEM{chain: chain, key: key})}, nil
+	return &Secret{name: name, notAfter: pair.NotAfter(), pem: seal(secretPEM{chain: chain, key: key})}, nil
 }
 
 // NewTrustSecret returns the X.509 authorities of bundle under the given resource name, such as

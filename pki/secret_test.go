@@ -53,6 +53,8 @@ func TestKeyPairSecret(t *testing.T) {
 	for _, f := range []func() (*pki.Secret, error){
 		func() (*pki.Secret, error) { return pki.NewKeyPairSecret("", svid) },
 		func() (*pki.Secret, error) { return pki.NewKeyPairSecret("default", nil) },
+		func() (*pki.Secret, error) { return pki.NewKeyPairSecret("default", (*spiffe.SVID)(nil)) },
+		func() (*pki.Secret, error) { return pki.NewKeyPairSecret("default", (*pki.Credential)(nil)) },
 		func() (*pki.Secret, error) {
 			return pki.NewKeyPairSecret("default", svidOf(t, newRoot(t), remote{key}))
 		},

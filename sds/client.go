@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -51,8 +50,9 @@ func UnixClient(path string) *http.Client {
 // A response is acknowledged once all its secrets are parsed, the key of each pair belongs to its
 // leaf, and each root is a CA; else it is rejected as a whole, the server told why, and the reason
 // yielded. Nothing more is verified here. When the stream fails, the reason is yielded, and Watch
-// goes on with a new stream after 0.5 s at first and 30 s at most: the secrets that the caller has
-// stay good until then. A caller that wants to give up ends the loop.
+// goes on with a new stream after 0.5 s at first, and then after up to 4 % of the life that the secrets
+// have left, 30 s at most, and 5 s at most before the first: those that the caller has stay good
+// until then. A caller that wants to give up ends the loop.
 //
 // The client calls itself "svidkit" and sends the header "workload.spiffe.io: true".
 func (c *Client) Watch(ctx context.Context, names ...string) iter.Seq2[*pki.Secret, error] {
@@ -73,7 +73,7 @@ func (c *Client) Watch(ctx context.Context, names ...string) iter.Seq2[*pki.Secr
 				failures = 0
 			}
 			failures++
-			_ = renew.Sleep(ctx, backoff.Wait(renew.Failure{Times: failures}, rand.Float64()))
+			_ = renew.Sleep(ctx, waitAfter(renew.NewFailure(failures, err), len(w.has) > 0, w.end()))
 		}
 	}
 }
@@ -86,6 +86,17 @@ type watcher struct {
 	version string                 // last accepted
 	yield   func(*pki.Secret, error) bool
 	over    bool // the caller has left the loop
+}
+
+// end returns when the next of the secrets ends or, after that, when the last did; zero if none does.
+func (w *watcher) end() time.Time {
+	return renew.NextEnd(time.Now(), func(yield func(time.Time) bool) {
+		for _, s := range w.has {
+			if !yield(s.NotAfter()) {
+				return
+			}
+		}
+	})
 }
 
 // stream runs one stream to its end, and reports whether the server answered on it.

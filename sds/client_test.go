@@ -2,10 +2,13 @@ package sds_test
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -15,9 +18,11 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/memconn"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 func textLogger(b *syncBuffer) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
@@ -276,5 +281,82 @@ func TestClientRefused(t *testing.T) {
 	for _, err := range sds.NewClient(dial(t, socket), "http://localhost").Watch(t.Context(), "default") {
 		assert.Equal(t, grpchttp.Unimplemented, codeOf(t, err))
 		break
+	}
+}
+
+// A server that is away for 45 % of a short life is found again before another 5 % of what is left are gone.
+func TestWatchOutage(t *testing.T) {
+	t.Parallel()
+	for _, life := range []time.Duration{20 * time.Second, time.Minute} {
+		for _, percent := range []time.Duration{5, 20, 45} {
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				issue := func() *pki.Secret {
+					s, err := pki.NewKeyPairSecret("web", ca.SVID("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(life) }))
+					require.NoError(t, err)
+					return s
+				}
+				src := newFakeSource()
+				src.put("web", issue())
+				h, err := sds.NewHandler(src, nil)
+				require.NoError(t, err)
+				defer h.Close()
+				var away atomic.Bool
+				down := make(chan struct{}, 1)
+				l := memconn.Listen()
+				var protocols http.Protocols
+				protocols.SetUnencryptedHTTP2(true)
+				srv := &http.Server{Protocols: &protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if away.Load() {
+						w.WriteHeader(http.StatusServiceUnavailable)
+						return
+					}
+					ctx, cancel := context.WithCancel(r.Context())
+					defer cancel()
+					go func() {
+						select {
+						case <-down:
+							cancel()
+						case <-ctx.Done():
+						}
+					}()
+					h.ServeHTTP(w, r.WithContext(ctx))
+				})}
+				go func() { _ = srv.Serve(l) }()
+				transport := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}
+				defer func() {
+					transport.CloseIdleConnections()
+					_ = srv.Close()
+				}()
+
+				ctx, cancel := context.WithCancel(t.Context())
+				var last atomic.Pointer[pki.Secret]
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					for s, err := range sds.NewClient(&http.Client{Transport: transport}, "http://localhost").Watch(ctx, "web") {
+						if err == nil {
+							last.Store(s)
+						}
+					}
+				}()
+				defer func() {
+					cancel()
+					<-done
+				}()
+				synctest.Wait()
+				first := last.Load()
+				require.NotNil(t, first)
+				time.Sleep(life / 2)
+				away.Store(true)
+				down <- struct{}{}
+				time.Sleep(life * percent / 100)
+				src.put("web", issue())
+				away.Store(false)
+				time.Sleep(time.Until(first.NotAfter())/20 + time.Millisecond)
+				synctest.Wait()
+				assert.NotSame(t, first, last.Load(), "%v, away for %d %%", life, percent)
+			})
+		}
 	}
 }

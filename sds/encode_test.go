@@ -1,6 +1,7 @@
 package sds
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"runtime"
@@ -20,9 +21,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-func pair(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
+func pair(t testing.TB, ca *spiffetest.CA, name string, edits ...func(*x509.Certificate)) *pki.Secret {
 	t.Helper()
-	s, err := pki.NewKeyPairSecret(name, ca.SVID("/"+name))
+	s, err := pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...))
 	require.NoError(t, err)
 	return s
 }

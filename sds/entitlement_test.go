@@ -24,9 +24,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// TestEntitlements makes 10,000 random changes of what callers may have, of secrets, and of what streams ask
-// for, in virtual time, and holds what is sent against a model: nothing of a name leaves after its caller has
-// lost the right to it, and what callers may have is there a second later.
+// TestEntitlements makes 10,000 random changes of what callers may have under which name, of secrets, and of what
+// streams ask for, in virtual time, and holds what is sent against a model: no secret leaves after its caller has
+// lost the right to it, or has got another in its place, and what callers may have is there a second later.
 func TestEntitlements(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4) {
@@ -58,8 +58,8 @@ type model struct {
 	sent    int
 
 	mu      sync.Mutex
-	rights  [modelCallers]map[string]bool
-	current map[string]int // index of the version; -1 if there is no such secret
+	rights  [modelCallers]map[string]string // by the name that is asked for: the source's, or "" for none
+	current map[string]int                  // index of the version; -1 if there is no such secret
 	changed func(string)
 }
 
@@ -69,9 +69,9 @@ func newModel(t *testing.T, seed uint64) *model {
 	m := &model{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), secrets: make(map[string][]*pki.Secret), current: make(map[string]int)}
 	ca := spiffetest.NewCA(t, "example.org")
 	for range modelVersions {
-		ca.Rotate()
-		ca.DropOldRoots()
 		for i := range modelNames {
+			ca.Rotate()
+			ca.DropOldRoots()
 			name := fmt.Sprint("name-", i)
 			s, err := pki.NewSecretPEM(name, nil, nil, pki.MarshalCertificatesPEM(ca.Root()), time.Time{})
 			require.NoError(t, err)
@@ -83,16 +83,17 @@ func newModel(t *testing.T, seed uint64) *model {
 		m.names = append(m.names, fmt.Sprint("name-", i))
 	}
 	for i := range m.rights {
-		m.rights[i] = make(map[string]bool)
+		m.rights[i] = make(map[string]string)
 	}
 	var err error
-	m.h, err = NewHandler(m, &Options{Authorize: func(ctx context.Context, name string) error {
+	m.h, err = NewHandler(m, &Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if !m.rights[ctx.Value(modelCaller{}).(int)][name] {
-			return errors.New("no")
+		source := m.rights[ctx.Value(modelCaller{}).(int)][name]
+		if source == "" {
+			return "", errors.New("no")
 		}
-		return nil
+		return source, nil
 	}})
 	require.NoError(t, err)
 	for i := range modelStreams {
@@ -182,7 +183,17 @@ func (m *model) event() {
 	delta := m.rnd.IntN(2) == 0
 	switch {
 	case what < 5:
-		m.rights[caller][name] = !m.rights[caller][name]
+		old := m.rights[caller][name]
+		m.rights[caller][name] = ""
+		if old == "" || m.rnd.IntN(3) == 0 {
+			m.rights[caller][name] = name
+			if m.rnd.IntN(2) == 0 {
+				m.rights[caller][name] = m.names[m.rnd.IntN(modelNames)]
+			}
+		}
+		if old != "" && (old != name || m.current[name] < 0) { // there will be no news of its secret
+			refresh = true
+		}
 		if now := m.current[name]; !refresh && now >= 0 {
 			m.current[name] = (now + 1) % modelVersions
 		}
@@ -203,6 +214,12 @@ func (m *model) event() {
 	}
 }
 
+// modelSecret is a version of a secret of the source.
+type modelSecret struct {
+	source  string
+	version int
+}
+
 // modelStream is a client, as the ResponseWriter of its own request.
 type modelStream struct {
 	m      *model
@@ -215,7 +232,7 @@ type modelStream struct {
 
 	// Guarded by m.mu.
 	wanted map[string]bool
-	has    map[string]int
+	has    map[string]modelSecret
 	nonce  string
 	over   bool
 }
@@ -225,7 +242,7 @@ func (m *model) open(delta bool) *modelStream {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &modelStream{
 		m: m, delta: delta, caller: m.random(modelCallers), in: w, cancel: cancel, done: make(chan struct{}),
-		header: make(http.Header), wanted: make(map[string]bool), has: make(map[string]int),
+		header: make(http.Header), wanted: make(map[string]bool), has: make(map[string]modelSecret),
 	}
 	method := "StreamSecrets"
 	if delta {
@@ -329,14 +346,16 @@ func (s *modelStream) Write(p []byte) (int, error) {
 	}
 	for name, secret := range sent {
 		m.sent++
-		if !m.rights[s.caller][name] {
-			m.t.Errorf("%v: %q leaves for caller %d, which has lost the right to it", time.Now(), name, s.caller)
+		source := m.rights[s.caller][name]
+		version := slices.IndexFunc(m.secrets[source], func(v *pki.Secret) bool {
+			roots, _ := v.Roots()
+			return string(roots) == string(secret.GetValidationContext().GetTrustedCa().GetInlineBytes())
+		})
+		if version < 0 {
+			m.t.Errorf("%v: %q leaves for caller %d, which has lost the right to it; it may have %q", time.Now(), name, s.caller, source)
 		}
 		if s.wanted[name] {
-			s.has[name] = slices.IndexFunc(m.secrets[name], func(v *pki.Secret) bool {
-				roots, _ := v.Roots()
-				return string(roots) == string(secret.GetValidationContext().GetTrustedCa().GetInlineBytes())
-			})
+			s.has[name] = modelSecret{source, version}
 		}
 	}
 	for _, name := range removed {
@@ -364,10 +383,11 @@ func (s *modelStream) check() {
 	defer m.mu.Unlock()
 	for name := range s.wanted {
 		have, has := s.has[name]
-		current := m.current[name]
-		switch entitled := m.rights[s.caller][name] && current >= 0; {
+		source := m.rights[s.caller][name]
+		current := modelSecret{source, m.current[source]}
+		switch entitled := source != "" && current.version >= 0; {
 		case entitled:
-			require.True(m.t, has && have == current, "%v: delta %v: %q: version %d (%v), not %d", time.Now(), s.delta, name, have, has, current)
+			require.True(m.t, has && have == current, "%v: delta %v: %q: %v (%v), not %v", time.Now(), s.delta, name, have, has, current)
 		case s.delta:
 			require.False(m.t, has, "%v: %q was not withdrawn", time.Now(), name)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/envoytest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 )
@@ -49,16 +50,16 @@ static_resources:
 
 // early is an Envoy with that listener.
 type early struct {
-	*envoy
+	*envoytest.Envoy
 	t    *testing.T
 	addr string
 }
 
 func startEarly(t *testing.T, h *sds.Handler, api, timeout string) *early {
-	envoyBinary(t)
+	envoytest.Binary(t)
 	dir := socketDir(t)
 	background(t)("SDS", (&unixsocket.Server{Path: filepath.Join(dir, "s.sock"), Handler: h}).Run)
-	return &early{t: t, envoy: startEnvoy(t, dir, "early", strings.NewReplacer("SOCKET", "s.sock", "API_TYPE", api, "TIMEOUT", timeout).Replace(refusedBootstrap))}
+	return &early{t: t, Envoy: envoytest.Start(t, dir, "early", strings.NewReplacer("SOCKET", "s.sock", "API_TYPE", api, "TIMEOUT", timeout).Replace(refusedBootstrap))}
 }
 
 // serial returns the serial number of the certificate that the listener shows, or "" if it shows none.
@@ -72,7 +73,7 @@ func (e *early) serial() string {
 		return ""
 	}
 	defer c.Close()
-	return envoySerial(c.ConnectionState().PeerCertificates[0].SerialNumber)
+	return envoytest.Serial(c.ConnectionState().PeerCertificates[0].SerialNumber)
 }
 
 func leafSerial(t testing.TB, s *pki.Secret) string {
@@ -80,7 +81,7 @@ func leafSerial(t testing.TB, s *pki.Secret) string {
 	chain, _, _ := s.KeyPair()
 	certs, err := pki.ParseCertificatesPEM(chain)
 	require.NoError(t, err)
-	return envoySerial(certs[0].SerialNumber)
+	return envoytest.Serial(certs[0].SerialNumber)
 }
 
 // TestEnvoyEntitlement has an Envoy that starts before it may have its certificate: it gets it once it may, with
@@ -93,7 +94,7 @@ func TestEnvoyEntitlement(t *testing.T) {
 			m, src, r := newMint(t), newFakeSource(), newRights()
 			first := m.pair("db")
 			src.put("db", first)
-			h := handler(t, src, &sds.Options{Authorize: r.authorize})
+			h := handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
 			e := startEarly(t, h, api, "1s")
 			e.WaitLive(patient)
 			assert.Positive(t, r.count("db"))

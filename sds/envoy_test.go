@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/envoytest"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -194,7 +195,7 @@ func TestEnvoy(t *testing.T) {
 }
 
 func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
-	envoyBinary(t)
+	envoytest.Binary(t)
 	dir, err := os.MkdirTemp("", "sds") // t.TempDir is too long for a Unix socket
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -231,20 +232,20 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	}
 	appURL, err := url.Parse(app.URL)
 	require.NoError(t, err)
-	server := startEnvoy(t, dir, "server", fill(serverBootstrap+unknownListener, backend.socket, serverAPI, appURL.Host))
+	server := envoytest.Start(t, dir, "server", fill(serverBootstrap+unknownListener, backend.socket, serverAPI, appURL.Host))
 	server.WaitLive(20 * time.Second)
-	client := startEnvoy(t, dir, "client", fill(clientBootstrap, frontend.socket, clientAPI, server.ListenerAddr("ingress", 20*time.Second)))
+	client := envoytest.Start(t, dir, "client", fill(clientBootstrap, frontend.socket, clientAPI, server.ListenerAddr("ingress", 20*time.Second)))
 	client.WaitLive(20 * time.Second)
 
 	load := startLoad(t, "http://"+client.ListenerAddr("egress", 20*time.Second))
-	sees := func(e *envoy, m *secretcache.Manager) func() bool {
+	sees := func(e *envoytest.Envoy, m *secretcache.Manager) func() bool {
 		return func() bool {
 			svid, err := m.SVID()
 			if err != nil {
 				return false
 			}
 			leaves, _ := e.Serials()
-			return slices.Contains(leaves, envoySerial(svid.Leaf().SerialNumber))
+			return slices.Contains(leaves, envoytest.Serial(svid.Leaf().SerialNumber))
 		}
 	}
 	require.Eventually(t, sees(client, frontend.manager), 10*time.Second, 50*time.Millisecond)
@@ -271,11 +272,11 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 		roots := authority.Roots()
 		return len(roots) == 1 && roots[0].ID != before[0].ID
 	}, 60*time.Second, 50*time.Millisecond, "the old root retires")
-	newRoot := envoySerial(authority.Roots()[0].Certificate.SerialNumber)
-	for name, e := range map[string]*envoy{"client": client, "server": server} {
+	newRoot := envoytest.Serial(authority.Roots()[0].Certificate.SerialNumber)
+	for name, e := range map[string]*envoytest.Envoy{"client": client, "server": server} {
 		require.Eventually(t, func() bool {
 			_, roots := e.Serials()
-			return slices.Contains(roots, newRoot) && !slices.Contains(roots, envoySerial(before[0].Certificate.SerialNumber))
+			return slices.Contains(roots, newRoot) && !slices.Contains(roots, envoytest.Serial(before[0].Certificate.SerialNumber))
 		}, 10*time.Second, 50*time.Millisecond, "%s trusts the new root only", name)
 	}
 	require.Eventually(t, sees(client, frontend.manager), 10*time.Second, 50*time.Millisecond)
@@ -286,7 +287,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	assert.Greater(t, done, 100)
 	assert.GreaterOrEqual(t, client.Stat("cluster.backend.ssl.handshake"), int64(done), "each request is a handshake")
 	assert.Zero(t, client.Stat("cluster.backend.ssl.fail_verify_error"))
-	for name, e := range map[string]*envoy{"client": client, "server": server} {
+	for name, e := range map[string]*envoytest.Envoy{"client": client, "server": server} {
 		for _, secret := range []string{"default", "ROOTCA"} {
 			assert.GreaterOrEqual(t, e.Stat("sds."+secret+".update_success"), int64(3), "%s: %s", name, secret)
 			assert.Zero(t, e.Stat("sds."+secret+".update_rejected"), "%s: %s", name, secret)

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"testing"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
@@ -16,6 +19,9 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 // An identity that renews itself, served on a Unix socket, and a client that takes it from there as
@@ -95,20 +101,23 @@ func ExampleNewHandler() {
 // requestKey finds the request in its own context.
 type requestKey struct{}
 
-// Authorize gets the context of the request. What is not in it by itself, such as the state of TLS, a handler
+// Resolve gets the context of the request. What is not in it by itself, such as the state of TLS, a handler
 // in front puts there. When the answer would be another one, Refresh has all streams ask again.
 func ExampleOptions() {
 	var manager *secretcache.Manager // made with secretcache.New
-	handler, err := sds.NewHandler(manager, &sds.Options{Authorize: func(ctx context.Context, name string) error {
+	handler, err := sds.NewHandler(manager, &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		r, ok := ctx.Value(requestKey{}).(*http.Request)
 		if !ok || r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
-			return errors.New("only clients with a certificate may have secrets")
+			return "", errors.New("only clients with a certificate may have secrets")
 		}
 		leaf := r.TLS.VerifiedChains[0][0]
-		if len(leaf.URIs) != 1 || leaf.URIs[0].String() != name {
-			return errors.New("a client may have the secret of its own identity")
+		switch {
+		case name == "ROOTCA":
+			return name, nil
+		case name == "default" && len(leaf.URIs) == 1:
+			return leaf.URIs[0].String(), nil
 		}
-		return nil
+		return "", errors.New("a client may have the secret of its own identity, as default")
 	}})
 	if err != nil {
 		panic(err)
@@ -119,4 +128,88 @@ func ExampleOptions() {
 	http.Handle("/envoy.service.secret.v3.SecretDiscoveryService/", front)
 
 	handler.Refresh() // after a registration has changed
+}
+
+// The identities of a SPIFFE agent for two Envoys. Each asks for "default", on a socket that is mounted into its
+// container, and gets its own.
+func ExampleOptions_callers() {
+	address, stop := agentForExample("/ns/shop/sa/web", "/ns/shop/sa/db")
+	defer stop()
+	agent, err := workloadapi.New(workloadapi.Config{Address: address}) // os.Getenv(workloadapi.SocketEnv)
+	if err != nil {
+		panic(err)
+	}
+	type callerKey struct{}
+	handler, err := sds.NewHandler(agent, &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
+		if name == "default" {
+			return "spiffe://example.org/ns/shop/sa/" + ctx.Value(callerKey{}).(string), nil
+		}
+		return "", errors.New("there is only default")
+	}})
+	if err != nil {
+		panic(err)
+	}
+	defer handler.Close()
+
+	dir, err := os.MkdirTemp("", "sds")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = agent.Run(ctx) })
+	for _, caller := range []string{"web", "db"} {
+		server := &unixsocket.Server{
+			Path: filepath.Join(dir, caller+".sock"), Handler: handler,
+			ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+				return context.WithValue(ctx, callerKey{}, caller)
+			},
+		}
+		if err := server.Listen(); err != nil {
+			panic(err)
+		}
+		wg.Go(func() { _ = server.Run(ctx) })
+
+		client := sds.NewClient(sds.UnixClient(server.Path), "http://localhost") // in the place of Envoy
+		for secret, err := range client.Watch(ctx, "default") {
+			if err != nil {
+				panic(err)
+			}
+			chainPEM, _, _ := secret.KeyPair()
+			chain, err := pki.ParseCertificatesPEM(chainPEM)
+			if err != nil {
+				panic(err)
+			}
+			fmt.Println(caller+":", secret.Name(), "is", chain[0].URIs[0])
+			break
+		}
+	}
+	cancel()
+	wg.Wait()
+	// Output:
+	// web: default is spiffe://example.org/ns/shop/sa/web
+	// db: default is spiffe://example.org/ns/shop/sa/db
+}
+
+// agentForExample is a SPIFFE agent that has these identities for its callers.
+func agentForExample(paths ...string) (address string, stop func()) {
+	t := &exampleTB{}
+	return workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), paths...).Address(), t.end
+}
+
+// exampleTB is what a test function is given; an example has none, and these do not fail.
+type exampleTB struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleTB) Helper() {}
+
+func (t *exampleTB) Cleanup(f func()) { t.cleanups = append(t.cleanups, f) }
+
+func (t *exampleTB) end() {
+	for _, f := range slices.Backward(t.cleanups) {
+		f()
+	}
 }

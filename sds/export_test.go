@@ -1,5 +1,7 @@
 package sds
 
+import "context"
+
 // Held returns what is counted of clients: open streams and fetches, and bytes of names.
 func (h *Handler) Held() (open, names int) { return h.open.Held(), h.names.Held() }
 
@@ -12,3 +14,8 @@ func (h *Handler) Waits() int {
 
 // Incoming returns how many bytes of requests that are being received are counted.
 func (h *Handler) Incoming() int { return h.incoming.Held() }
+
+// Allow returns a Resolve that asks f whether a caller may have a name, and changes no name.
+func Allow(f func(ctx context.Context, name string) error) func(context.Context, string) (string, error) {
+	return func(ctx context.Context, name string) (string, error) { return name, f(ctx, name) }
+}

@@ -43,8 +43,8 @@ func (h *Handler) fetch(ctx context.Context, p peer.Holder, r *request) (*respon
 		}
 	}}
 	for _, it := range out.added {
-		if h.allows(ctx, p, s.node, it) {
-			it.watch = h.table.watch(it.name, in, nil)
+		if source, ok := h.resolve(ctx, p, s.node, it); ok {
+			it.watch = h.table.watch(source, it.name, in, nil)
 			defer h.table.unwatch(it.watch)
 		}
 	}
@@ -67,8 +67,17 @@ func (h *Handler) fetch(ctx context.Context, p peer.Holder, r *request) (*respon
 				return nil, errClosing()
 			}
 		}
+		if waited {
+			source, ok := h.resolve(ctx, p, s.node, it)
+			if !ok {
+				continue
+			}
+			if source != it.watch.res.source { // the client asks again
+				failed = true
+				continue
+			}
+		}
 		switch {
-		case waited && !h.allows(ctx, p, s.node, it): // any more
 		case st.entry != nil:
 			resp.entries = append(resp.entries, st.entry)
 			resp.version = resp.version.xor(st.entry.version)

@@ -198,12 +198,12 @@ func TestNamesOfPeer(t *testing.T) {
 			m, src := newMint(t), newFakeSource()
 			web := m.pair("default")
 			src.put("default", web)
-			h := handler(t, src, &sds.Options{Authorize: func(_ context.Context, name string) error {
+			h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
 				if kind == "refused" && name != "default" {
 					return os.ErrPermission
 				}
 				return nil
-			}})
+			})})
 			connect := serveTCP(t, h)
 			heap := func() uint64 {
 				for range 3 {

@@ -26,12 +26,12 @@ func TestLogFlood(t *testing.T) {
 	src.fail("down", errors.New("CA down"))
 	var log syncBuffer
 	h := handler(t, src, &sds.Options{
-		Authorize: func(_ context.Context, name string) error {
+		Resolve: sds.Allow(func(_ context.Context, name string) error {
 			if strings.HasPrefix(name, "denied") {
 				return errors.New("not yours")
 			}
 			return nil
-		},
+		}),
 		MaxPeerStreams: 2, Logger: textLogger(&log),
 	})
 	socket, _ := serve(t, h)
@@ -72,7 +72,7 @@ func TestLogFlood(t *testing.T) {
 	counts := map[string]int{}
 	for _, line := range lines {
 		for _, kind := range []string{
-			`resource refused to a client" reason="Authorize says no"`, `no such resource`, `look-up failed`, `client rejected a response`,
+			`resource refused to a client" reason="Resolve says no"`, `no such resource`, `look-up failed`, `client rejected a response`,
 			`request refused" reason=invalid_argument`, `request refused" reason=resource_exhausted`, `request refused" reason="this peer has too many streams open"`,
 		} {
 			if strings.Contains(line, kind) {

@@ -74,7 +74,7 @@ func TestRefresh(t *testing.T) {
 			m, src, r := newMint(t), newFakeSource(), newRights()
 			db := m.pair("db")
 			src.put("db", db)
-			h := handler(t, src, &sds.Options{Authorize: r.authorize})
+			h := handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
 			socket, _ := serve(t, h)
 			c := dial(t, socket)
 			s, d := openSotW(t, c), openDelta(t, c)
@@ -155,14 +155,14 @@ func TestRefreshDuringRefusal(t *testing.T) {
 			src.put("db", db)
 			entered, refuse := make(chan struct{}), make(chan struct{})
 			var once sync.Once
-			h := handler(t, src, &sds.Options{Authorize: func(context.Context, string) (err error) {
+			h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(context.Context, string) (err error) {
 				once.Do(func() {
 					close(entered)
 					<-refuse
 					err = errors.New("not yet")
 				})
 				return err
-			}})
+			})})
 			socket, _ := serve(t, h)
 			s := openSotW(t, dial(t, socket))
 			s.ask("db")
@@ -185,7 +185,7 @@ func TestSubscribeAgain(t *testing.T) {
 	m, src, r := newMint(t), newFakeSource(), newRights()
 	db := m.pair("db")
 	src.put("db", db)
-	socket, _ := serve(t, handler(t, src, &sds.Options{Authorize: r.authorize}))
+	socket, _ := serve(t, handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)}))
 	d := openDelta(t, dial(t, socket))
 	for range 2 {
 		d.subscribe("db")
@@ -205,7 +205,7 @@ func TestRefreshStrict(t *testing.T) {
 	db := m.pair("db")
 	src.put("db", db)
 	r.set("db", true)
-	h := handler(t, src, &sds.Options{Strict: true, Authorize: r.authorize})
+	h := handler(t, src, &sds.Options{Strict: true, Resolve: sds.Allow(r.authorize)})
 	socket, _ := serve(t, h)
 	s := openSotW(t, dial(t, socket))
 	s.ask("db")
@@ -226,7 +226,7 @@ func TestFetchAsksAgain(t *testing.T) {
 	src := &slowSource{fakeSource: newFakeSource(), entered: make(chan struct{}), release: make(chan struct{})}
 	src.put("db", m.pair("db"))
 	r.set("db", true)
-	socket, _ := serve(t, handler(t, src, &sds.Options{Authorize: r.authorize}))
+	socket, _ := serve(t, handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)}))
 	code := make(chan int, 1)
 	go func() { code <- post(t, dial(t, socket), `{"resource_names":["db"]}`, nil).StatusCode }()
 	<-src.entered
@@ -252,7 +252,7 @@ func (s *slowSource) GenerateSecret(ctx context.Context, name string) (*pki.Secr
 
 // The hook sees the caller of the request in its context: the process on a Unix socket, the proven client of
 // a spiffetls server, and what a handler in front has put there. So it does when a version is pushed.
-func TestAuthorizeSeesCaller(t *testing.T) {
+func TestResolveSeesCaller(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	web := m.pair("web")
@@ -284,12 +284,12 @@ func TestAuthorizeSeesCaller(t *testing.T) {
 		assert.Equal(t, http.StatusOK, resp.StatusCode)
 	}
 	var hook func(context.Context) bool
-	h := handler(t, src, &sds.Options{Authorize: func(ctx context.Context, _ string) error {
+	h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(ctx context.Context, _ string) error {
 		if !hook(ctx) {
 			return errors.New("unknown caller")
 		}
 		return nil
-	}})
+	})})
 
 	if runtime.GOOS == "linux" {
 		socket, _ := serve(t, h)
@@ -338,7 +338,7 @@ func TestRefreshEndsLookUps(t *testing.T) {
 	src, r := newFakeSource(), newRights()
 	src.fail("db", errors.New("CA down"))
 	r.set("db", true)
-	h := handler(t, src, &sds.Options{Authorize: r.authorize})
+	h := handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
 	socket, _ := serve(t, h)
 	c := dial(t, socket)
 	s, d := openSotW(t, c), openDelta(t, c)

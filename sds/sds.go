@@ -2,7 +2,8 @@
 // [http.Handler]. Envoy takes its certificate, key and trusted roots from it and gets each new
 // version pushed, with no restart and no file.
 //
-// Most programs need two calls, with a manager of package secretcache as the source:
+// Most programs need two calls, with a manager of package secretcache, or a source of package workloadapi, as the
+// source:
 //
 //	handler, err := sds.NewHandler(manager, nil)
 //	server := &unixsocket.Server{Path: "/run/identity/sds.sock", Handler: handler}
@@ -38,7 +39,7 @@
 // # What it does not do
 //
 // A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the
-// http.Server. [Options].Authorize decides by name. What a client says about itself (its node) is used in
+// http.Server. [Options].Resolve decides by caller and name. What a client says about itself (its node) is used in
 // logs only, and may be missing. A Handler does not check certificates, which is the source's job. It
 // serves none of Envoy's other discovery services.
 //
@@ -59,7 +60,8 @@
 // ([Options].MaxPeerStreams). The names that all clients ask for may take 128 MiB, those of one peer 32 MiB,
 // or 2 KiB for each of the streams where that is more; a name counts with its length and 1 KiB for what is
 // kept beside it. Names count whether they exist or
-// not, are permitted or not, and whether they are the same or not. Requests that are being received may take
+// not, are permitted or not, and whether they are the same or not; what [Options].Resolve returns for them
+// does not count. Requests that are being received may take
 // 256 MiB, those of one peer 64 MiB, beyond the first 4 KiB of each. A fetch counts like a stream, until it
 // is answered. What goes over these limits is refused with code ResourceExhausted (429 in REST) and the
 // advice to come back after 10 seconds. A peer is a user (UID) on a Unix socket on Linux, and a connection
@@ -103,14 +105,16 @@ const (
 	securityHeader = "workload.spiffe.io"
 )
 
-// Source provides the secrets; a *secretcache.Manager is one. Its methods are called from many goroutines.
+// Source provides the secrets; a *secretcache.Manager is one, and so is a *workloadapi.Source. Its methods are
+// called from many goroutines.
 type Source interface {
 	// GenerateSecret returns the secret with that name as it is now. It may block, for instance
 	// for a CA, until ctx is done; ctx carries no values of a request, as one call serves all
 	// streams that wait. An error that wraps [io/fs.ErrNotExist] says that there is no such name,
 	// and the name is not asked for again until Subscribe's function is called with it. After any
-	// other error the call is repeated, after 0.5 s first and 30 s at most; an error with a method
-	// Retryable() (after time.Duration, ok bool) can ask for a longer one of these waits.
+	// other error the call is repeated, after 0.5 s first and then 5 s at most, or, while there is a secret to
+	// serve, 4 % of the life that it has left and 30 s at most. An error with a method
+	// Retryable() (after time.Duration, ok bool) can ask for 30 s, or half of that life.
 	GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error)
 
 	// Subscribe registers f, to be called whenever GenerateSecret would answer differently for a
@@ -120,22 +124,29 @@ type Source interface {
 
 // Options are the choices of a [Handler]. The zero value is what Envoy wants.
 type Options struct {
-	// Authorize decides whether the caller of a request may have a name; any error means no. To
-	// that caller the name then is like one that does not exist, and it is not looked up for it. It should
-	// not block. Nil allows all: the socket is the guard.
+	// Resolve decides whether the caller of a request may have a name, and which secret it gets under that
+	// name: it returns the name that the Source is asked for, which may be another. So each caller can have
+	// a "default" of its own. The caller receives the secret under the name that it has asked for. All
+	// streams for which a name resolves to the same share one look-up and one encoding. It is asked about the
+	// names of Wildcard, too. Nil means that the Source is asked for the same name, for all: the socket is the
+	// guard.
+	//
+	// Any error means no. To that caller the name then is like one that does not exist, and it is not looked
+	// up for it. Resolve should not block.
 	//
 	// It is called when a stream asks for the name, when a version of it is about to be sent, and, for
-	// each stream that has it or was refused it, when its secret changes and after [Handler.Refresh]. So a
-	// permission that comes later reaches a stream that waits, within a second. A stream that loses the
-	// right to a name gets nothing more of it, but what it has it keeps: a delta stream is told that the
+	// each stream that has it or was refused it, when its secret changes and after [Handler.Refresh]. For a
+	// stream that was refused, its secret is the one that the Source has under the name that was asked for.
+	// So a permission that comes later, or another secret, reaches a stream that waits within a second. A
+	// stream that loses the right to a name gets nothing more of it, but what it has it keeps: a delta stream is told that the
 	// name is removed, which Envoy acknowledges, using the secret that it has until it restarts; in SotW
 	// there is no way to say so. A certificate that a client has kept is good until it ends.
 	//
 	// It is called with the context of the request. In it, unixsocket.PeerFromContext finds the process on
 	// the other side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server
 	// that spiffetls.ConfigureServer has prepared. The rest of a request, such as its TLS and RemoteAddr,
-	// is there if a handler in front puts it there with http.Request.WithContext; see the example.
-	Authorize func(ctx context.Context, resourceName string) error
+	// is there if a handler in front puts it there with http.Request.WithContext; see the examples.
+	Resolve func(ctx context.Context, resourceName string) (sourceName string, err error)
 
 	// Wildcard lists the names that a client receives when it asks for everything: when it has never
 	// named anything, or names "*". Empty means that it receives nothing.
@@ -277,11 +288,11 @@ func (h *Handler) Close() error {
 	return nil
 }
 
-// Refresh has [Options].Authorize asked again about each name of each stream. Call it when the hook would
+// Refresh has [Options].Resolve asked again about each name of each stream. Call it when the hook would
 // answer differently although no secret has changed, for instance after a workload was registered or
 // removed. It returns at once, and what the hook then says takes effect within a second, as described there.
 func (h *Handler) Refresh() {
-	if h.opts.Authorize != nil {
+	if h.opts.Resolve != nil {
 		h.table.refresh()
 	}
 }
@@ -289,7 +300,7 @@ func (h *Handler) Refresh() {
 // Status is a copy of a handler's state at one moment.
 type Status struct {
 	Streams  int               // open streams, of both kinds
-	Names    map[string]string // what clients ask for and may have: name to version, which is "" while there is nothing to serve
+	Names    map[string]string // what clients ask for and may have: name to version, which is "" while there is nothing to serve; "NAME (SOURCE NAME)" if Resolve returned another
 	NACKs    uint64            // responses that clients rejected
 	LastNACK *NACK             // the last of them, or nil
 }

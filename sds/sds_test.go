@@ -245,7 +245,7 @@ func TestStrict(t *testing.T) {
 		}
 		return nil
 	}
-	socket, _ := serve(t, handler(t, src, &sds.Options{Strict: true, Authorize: deny, Wildcard: []string{"default", "gone"}}))
+	socket, _ := serve(t, handler(t, src, &sds.Options{Strict: true, Resolve: sds.Allow(deny), Wildcard: []string{"default", "gone"}}))
 	c := dial(t, socket)
 	for _, name := range []string{"unknown", "denied"} {
 		s := openSotW(t, c)
@@ -299,7 +299,7 @@ func TestWildcard(t *testing.T) {
 type callerKey struct{}
 
 // Each caller gets its own names only. Who it is, the connection says.
-func TestAuthorize(t *testing.T) {
+func TestResolve(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	web, db := m.pair("web"), m.pair("db")
@@ -309,14 +309,14 @@ func TestAuthorize(t *testing.T) {
 	allowed := map[string]string{"web": "web", "db": "db"} // name to caller
 	var log syncBuffer
 	h := handler(t, src, &sds.Options{
-		Authorize: func(ctx context.Context, name string) error {
+		Resolve: sds.Allow(func(ctx context.Context, name string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if caller := ctx.Value(callerKey{}); allowed[name] != caller {
 				return fmt.Errorf("%v may not have %s", caller, name)
 			}
 			return nil
-		},
+		}),
 		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	as := func(caller string) *http.Client {
@@ -363,7 +363,7 @@ func TestAuthorize(t *testing.T) {
 
 // What a client was allowed to have when it appeared is not sent to it when it is ready to take it, if it
 // may not have it any more by then.
-func TestAuthorizeBeforeSending(t *testing.T) {
+func TestResolveBeforeSending(t *testing.T) {
 	t.Parallel()
 	for _, strict := range []bool{false, true} {
 		m, src := newMint(t), newFakeSource()
@@ -372,13 +372,13 @@ func TestAuthorizeBeforeSending(t *testing.T) {
 		src.put("db", db)
 		var denied atomic.Bool
 		asked := make(chan string, 100)
-		h := handler(t, src, &sds.Options{Strict: strict, Authorize: func(_ context.Context, name string) error {
+		h := handler(t, src, &sds.Options{Strict: strict, Resolve: sds.Allow(func(_ context.Context, name string) error {
 			asked <- name
 			if name == "db" && denied.Load() {
 				return errors.New("no longer")
 			}
 			return nil
-		}})
+		})})
 		socket, _ := serve(t, h)
 		c := dial(t, socket)
 		s, d := openSotW(t, c), openDelta(t, c)
@@ -564,17 +564,17 @@ func TestClose(t *testing.T) {
 }
 
 // A hook that panics ends its stream and nothing else.
-func TestAuthorizePanics(t *testing.T) {
+func TestResolvePanics(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	web := m.pair("web")
 	src.put("web", web)
-	h := handler(t, src, &sds.Options{Authorize: func(_ context.Context, name string) error {
+	h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
 		if name == "panic" {
 			panic("hook")
 		}
 		return nil
-	}})
+	})})
 	socket, _ := serve(t, h)
 	c := dial(t, socket)
 	s, bad := openSotW(t, c), openSotW(t, c)
@@ -587,17 +587,17 @@ func TestAuthorizePanics(t *testing.T) {
 }
 
 // The same holds for a panic while a change is pushed.
-func TestAuthorizePanicsLater(t *testing.T) {
+func TestResolvePanicsLater(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	src.put("web", m.pair("web"))
 	var panics atomic.Bool
-	socket, _ := serve(t, handler(t, src, &sds.Options{Authorize: func(context.Context, string) error {
+	socket, _ := serve(t, handler(t, src, &sds.Options{Resolve: sds.Allow(func(context.Context, string) error {
 		if panics.Load() {
 			panic("hook")
 		}
 		return nil
-	}}))
+	})}))
 	c := dial(t, socket)
 	bad := openSotW(t, c)
 	bad.ask("web")

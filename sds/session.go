@@ -19,7 +19,8 @@ type session struct {
 	frames   *frames
 
 	// allow is asked about content before it is sent, which may be long after it became known, and whenever
-	// there is news about it; nil allows all. What it refuses is not there until there is news again.
+	// there is news about it; nil allows all. What it refuses is not there until there is news again. It makes
+	// the item's cur nil if the client is to get something else, of which there will be news.
 	allow func(*item) bool
 
 	strict  bool  // a name that is asked for has to exist
@@ -276,13 +277,15 @@ func (s *session) collect() *response {
 		if s.dropped(it) || it.cur == nil || it.cur.err != nil {
 			continue
 		}
-		e := it.cur.entry
-		if e != nil && s.allow != nil {
+		if it.cur.entry != nil && s.allow != nil {
 			if it.denied = !s.allow(it); it.denied {
-				it.cur, e = absent, nil
+				it.cur = absent
+			}
+			if it.cur == nil {
+				continue
 			}
 		}
-		switch {
+		switch e := it.cur.entry; {
 		case e == nil && s.strict && it.asked:
 			s.refused = errNotFound(it.name)
 		case e != nil && it.sent != e.version:

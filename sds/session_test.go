@@ -449,7 +449,7 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// Authorize is asked when a secret is sent: what waited for an acknowledgement may be refused by then,
+// Resolve is asked when a secret is sent: what waited for an acknowledgement may be refused by then,
 // and allowed again when it is asked for once more.
 func TestSessionAllows(t *testing.T) {
 	t.Parallel()

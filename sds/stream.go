@@ -59,8 +59,8 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 	s.ctx, s.end = context.WithCancelCause(ctx)
 	s.held = holdings{h: h, peer: p}
 	s.session.strict = h.opts.Strict
-	if h.opts.Authorize != nil {
-		s.session.allow = s.allows
+	if h.opts.Resolve != nil {
+		s.session.allow = s.resolve
 	}
 	s.inbox.wake = func() { s.pushes.Go(s.push) }
 	return s, nil
@@ -165,34 +165,31 @@ func (s *stream) take(msg []byte) error {
 	return nil
 }
 
-// begin asks whether the client may have a name, and watches it if so.
+// begin asks what the client may have under a name, and watches that.
 func (s *stream) begin(it *item) {
-	if s.session.allow != nil && !s.allows(it) {
+	if !s.resolve(it) {
 		s.session.news(it, absent)
-		return
 	}
-	s.watch(it)
 }
 
-// watch has the table tell what is known of a name, which is nothing until then.
-func (s *stream) watch(it *item) {
-	s.unwatch(it)
-	it.cur = nil
-	it.watch = s.h.table.watch(it.name, &s.inbox, it)
-}
-
-// allows asks whether the client may have a name now. A name that it may not have is neither looked up for
-// it nor kept for it, and asked about again when the table tells so.
-func (s *stream) allows(it *item) bool {
+// resolve asks what the client may have under a name now, and reports whether it is anything. The stream watches
+// that from then on. A name that the client may not have is neither looked up for it nor kept for it, and asked
+// about again when the table tells so.
+func (s *stream) resolve(it *item) bool {
 	turn := s.h.table.turn.Load()
-	if s.h.allows(s.ctx, s.held.peer, s.session.node, it) {
-		return true
-	}
-	if !s.closed && (it.watch == nil || it.watch.res != nil) {
+	source, ok := s.h.resolve(s.ctx, s.held.peer, s.session.node, it)
+	watched := it.watch != nil && it.watch.res != nil
+	switch {
+	case s.closed || ok && watched && it.watch.res.source == source || !ok && !watched && it.watch != nil:
+	case ok:
+		s.unwatch(it)
+		it.cur = nil
+		it.watch = s.h.table.watch(source, it.name, &s.inbox, it)
+	default:
 		s.unwatch(it)
 		it.watch = s.h.table.wait(it.name, &s.inbox, it, turn)
 	}
-	return false
+	return ok
 }
 
 // push sends the news of the table.
@@ -236,31 +233,35 @@ func (s *stream) tell(w *watch) {
 		return // not wanted any more
 	}
 	if w.res == nil { // it was refused
-		if s.allows(it) {
-			s.watch(it)
-		}
+		s.resolve(it)
 		return
 	}
 	switch st := w.res.cur.Load(); {
-	case st != nil && st.err == nil:
+	case st != nil && st.entry != nil:
 		s.session.news(it, st) // which asks before it sends
-	case s.session.allow != nil && !s.allows(it):
+	case s.session.allow != nil && !s.resolve(it):
 		s.session.news(it, absent)
+	case it.watch == w && st != nil && st.err == nil:
+		s.session.news(it, st)
 	}
 }
 
-// allows asks Authorize, and logs the first refusal of it.
-func (h *Handler) allows(ctx context.Context, p peer.Holder, node string, it *item) bool {
-	if h.opts.Authorize == nil {
-		return true
+// resolve asks Resolve what a client may have under a name, and whether it may have anything. It logs the first
+// refusal.
+func (h *Handler) resolve(ctx context.Context, p peer.Holder, node string, it *item) (source string, ok bool) {
+	if h.opts.Resolve == nil {
+		return it.name, true
 	}
-	err := h.opts.Authorize(ctx, it.name)
+	source, err := h.opts.Resolve(ctx, it.name)
+	if err == nil && source == "" {
+		err = errors.New("it returned no name")
+	}
 	if err != nil && !it.denied {
-		h.log.Warn("sds: resource refused to a client", "Authorize says no", append(attrs(ctx, p),
+		h.log.Warn("sds: resource refused to a client", "Resolve says no", append(attrs(ctx, p),
 			slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
 	}
 	it.denied = err != nil
-	return err == nil
+	return source, err == nil
 }
 
 func (s *stream) unwatch(it *item) {

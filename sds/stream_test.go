@@ -52,7 +52,7 @@ func TestStreamEndWaitsForPush(t *testing.T) {
 			return err
 		}
 		it = out.added[0]
-		it.watch = h.table.watch(it.name, &s.inbox, it)
+		it.watch = h.table.watch(it.name, it.name, &s.inbox, it)
 		s.session.news(it, &state{entry: e})
 		s.mu.Lock()
 		go func() {
@@ -90,12 +90,12 @@ func TestStreamEndLeavesNothing(t *testing.T) {
 	e, err := newEntry("web", pair(t, ca, "web"))
 	require.NoError(t, err)
 	denied := false
-	h, err := NewHandler(newAnswers(), &Options{Authorize: func(context.Context, string) error {
+	h, err := NewHandler(newAnswers(), &Options{Resolve: Allow(func(context.Context, string) error {
 		if denied {
 			return errDown
 		}
 		return nil
-	}})
+	})})
 	require.NoError(t, err)
 	defer h.Close()
 	method := func(ctx context.Context, call *grpchttp.Call) error {

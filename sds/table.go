@@ -17,15 +17,28 @@ import (
 const (
 	lookupTimeout = 30 * time.Second // after which a look-up counts as failed, and is repeated
 	firstRetry    = 500 * time.Millisecond
+	emptyRetry    = 5 * time.Second // while there is nothing to serve
 	lastRetry     = 30 * time.Second
 )
 
-// backoff is for look-ups that fail, and for the streams of a client.
-var backoff = renew.Backoff{Low: firstRetry / 2, First: firstRetry, High: lastRetry, Wish: lastRetry}
+// patience is for look-ups that fail, and for the streams of a client.
+var patience = renew.Patience{Low: firstRetry / 2, Impatient: emptyRetry, Longest: lastRetry, Wish: lastRetry}
+
+// waitAfter returns how long to wait after f. What is in use, if have, ends at end; zero if it does not.
+func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
+	switch left := time.Until(end); {
+	case have && end.IsZero():
+		return patience.WaitEndless(f, rand.Float64())
+	case have && left > 0:
+		return patience.Wait(f, left, left, rand.Float64())
+	}
+	return patience.Wait(f, 0, 0, rand.Float64())
+}
 
 // table has the names that streams watch, each with what the source says about it now. A name is
 // looked up and encoded once, however many streams watch it, outside of any lock; nothing is kept of a
-// name that is no longer watched.
+// name that is no longer watched. What clients ask for under another name than the source's has that name
+// in its encoding, so it counts as another.
 type table struct {
 	src    Source
 	log    *slog.Logger
@@ -36,7 +49,7 @@ type table struct {
 
 	mu    sync.Mutex
 	loop  renew.Loop[*resource]
-	names map[string]*resource
+	names map[string]map[string]*resource // by the source's name, and then by the clients'
 
 	// waits has what was refused, by name, for streams to ask again. Nothing is looked up for it.
 	waits map[string]map[*watch]struct{}
@@ -47,8 +60,9 @@ type table struct {
 
 // resource is one watched name.
 type resource struct {
-	name string
-	cur  atomic.Pointer[state] // nil before the first look-up is done, and again when what it brought has expired
+	source string                // its name there
+	name   string                // that the clients ask for
+	cur    atomic.Pointer[state] // nil before the first look-up is done, and again when what it brought has expired
 
 	// The rest belongs to table.mu.
 	renew.Entry
@@ -109,7 +123,7 @@ func (in *inbox) take(buf []*watch) []*watch {
 func newTable(src Source, log *slog.Logger) *table {
 	t := &table{
 		src: src, log: log, sums: summary.New(log, 0),
-		names: make(map[string]*resource), waits: make(map[string]map[*watch]struct{}),
+		names: make(map[string]map[string]*resource), waits: make(map[string]map[*watch]struct{}),
 	}
 	t.loop.Mu, t.loop.Attempt = &t.mu, t.lookUp
 	t.ctx, t.cancel = context.WithCancel(context.Background())
@@ -117,14 +131,18 @@ func newTable(src Source, log *slog.Logger) *table {
 	return t
 }
 
-// watch tells in about name from now on: at once if something is known.
-func (t *table) watch(name string, in *inbox, it *item) *watch {
+// watch tells in about the source's secret, as clients ask for it by name, from now on: at once if something is
+// known.
+func (t *table) watch(source, name string, in *inbox, it *item) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.names[name]
+	r := t.names[source][name]
 	if r == nil {
-		r = &resource{name: name, watches: make(map[*watch]struct{})}
-		t.names[name] = r
+		r = &resource{source: source, name: name, watches: make(map[*watch]struct{})}
+		if t.names[source] == nil {
+			t.names[source] = make(map[string]*resource, 1)
+		}
+		t.names[source][name] = r
 		t.loop.Put(r, 0)
 	}
 	w := &watch{res: r, inbox: in, item: it}
@@ -161,10 +179,12 @@ func (t *table) refresh() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn.Add(1)
-	for _, r := range t.names {
-		for w := range r.watches {
-			if w.item != nil {
-				w.inbox.put(w)
+	for _, rs := range t.names {
+		for _, r := range rs {
+			for w := range r.watches {
+				if w.item != nil {
+					w.inbox.put(w)
+				}
 			}
 		}
 	}
@@ -189,8 +209,10 @@ func (t *table) unwatch(w *watch) {
 		return
 	}
 	delete(r.watches, w)
-	if len(r.watches) == 0 && t.names[r.name] == r {
-		delete(t.names, r.name)
+	if rs := t.names[r.source]; len(r.watches) == 0 && rs[r.name] == r {
+		if delete(rs, r.name); len(rs) == 0 {
+			delete(t.names, r.source)
+		}
 		t.loop.Remove(r)
 		r.Cancel()
 	}
@@ -201,7 +223,7 @@ func (t *table) changed(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn.Add(1)
-	if r := t.names[name]; r != nil {
+	for _, r := range t.names[name] {
 		r.dirty = r.Busy() // what is on its way may be the old one
 		t.loop.Put(r, 0)
 	}
@@ -215,7 +237,7 @@ func (t *table) lookUp(ctx context.Context, r *resource) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	var e *entry
-	s, err := t.src.GenerateSecret(ctx, r.name)
+	s, err := t.src.GenerateSecret(ctx, r.source)
 	if err == nil {
 		e, err = newEntry(r.name, s)
 	}
@@ -247,9 +269,14 @@ func (t *table) found(r *resource, e *entry, err error) time.Duration {
 			t.publish(r, &state{})
 		}
 	default:
-		wait = backoff.Wait(r.Failed(err), rand.Float64())
+		have := old != nil && old.entry != nil
+		var end time.Time
+		if have {
+			end = old.entry.secret.NotAfter()
+		}
+		wait = waitAfter(r.Failed(err), have, end)
 		t.say(r, "sds: look-up failed", "the source failed", slog.Any("err", err), slog.Duration("retry_in", wait))
-		if old == nil || old.entry == nil { // else the old one stays in use
+		if !have { // else the old one stays in use
 			t.publish(r, &state{err: err})
 		}
 	}
@@ -260,6 +287,9 @@ func (t *table) found(r *resource, e *entry, err error) time.Duration {
 // line is one for debugging.
 func (t *table) say(r *resource, message, reason string, attrs ...slog.Attr) {
 	attrs = append([]slog.Attr{slog.String("name", clip(r.name))}, attrs...)
+	if r.source != r.name {
+		attrs = append(attrs, slog.String("source_name", clip(r.source)))
+	}
 	for w := range r.watches {
 		if w.item != nil {
 			t.sums.Warn(message, reason, attrs...)
@@ -281,10 +311,15 @@ func (t *table) versions() map[string]string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := make(map[string]string, len(t.names))
-	for name, r := range t.names {
-		m[name] = ""
-		if s := r.cur.Load(); s != nil && s.entry != nil {
-			m[name] = s.entry.version.String()
+	for source, rs := range t.names {
+		for name, r := range rs {
+			if name != source {
+				name += " (" + source + ")"
+			}
+			m[name] = ""
+			if s := r.cur.Load(); s != nil && s.entry != nil {
+				m[name] = s.entry.version.String()
+			}
 		}
 	}
 	return m

@@ -2,6 +2,7 @@ package sds
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -79,7 +80,7 @@ func TestTableRetries(t *testing.T) {
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
 		in := quietInbox()
-		web, trust := table.watch("web", in, nil), table.watch("ROOTCA", in, nil)
+		web, trust := table.watch("web", "web", in, nil), table.watch("ROOTCA", "ROOTCA", in, nil)
 		synctest.Wait()
 		assert.ErrorIs(t, web.res.cur.Load().err, errDown)
 		assert.NotNil(t, trust.res.cur.Load().entry)
@@ -95,7 +96,7 @@ func TestTableRetries(t *testing.T) {
 			waits = append(waits, time.Since(began))
 		}
 		for i, w := range waits {
-			full := min(firstRetry<<i, lastRetry)
+			full := min(firstRetry<<i, emptyRetry)
 			assert.GreaterOrEqual(t, w, firstRetry/2, "wait %d of %v", i, waits)
 			assert.LessOrEqual(t, w, full+10*time.Millisecond, "wait %d of %v", i, waits)
 		}
@@ -120,6 +121,23 @@ func TestTableRetries(t *testing.T) {
 		time.Sleep(firstRetry)
 		synctest.Wait()
 		assert.NotEqual(t, served.version, web.res.cur.Load().entry.version)
+
+		// However often it fails, no wait is longer than 4 % of the life that is left.
+		short := pair(t, ca, "web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(time.Minute) })
+		src.set("web", always(short))
+		table.changed("web")
+		synctest.Wait()
+		src.set("web", fails(errDown))
+		table.changed("web")
+		for left := time.Minute; left > 5*time.Second; left = time.Until(short.NotAfter()) {
+			calls := src.count("web")
+			time.Sleep(left / 24)
+			synctest.Wait()
+			assert.Greater(t, src.count("web"), calls, "with %v left", left)
+		}
+		src.set("web", always(second))
+		time.Sleep(emptyRetry)
+		synctest.Wait()
 
 		// What does not exist is not asked for again, until the source says so.
 		src.set("web", nil)
@@ -148,26 +166,26 @@ func TestTableExpired(t *testing.T) {
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
 		first, second := quietInbox(), quietInbox()
-		old := table.watch("web", first, nil)
+		old := table.watch("web", "web", first, nil)
 		synctest.Wait()
 		assert.Len(t, first.take(nil), 1)
-		table.unwatch(table.watch("web", second, nil))
+		table.unwatch(table.watch("web", "web", second, nil))
 		assert.Len(t, second.take(nil), 1, "told at once")
 		assert.Equal(t, 1, src.count("web"))
 
 		time.Sleep(time.Until(short.NotAfter()) - time.Nanosecond)
-		table.unwatch(table.watch("web", second, nil))
+		table.unwatch(table.watch("web", "web", second, nil))
 		assert.Len(t, second.take(nil), 1, "still good")
 		time.Sleep(time.Nanosecond)
 		src.set("web", func(ctx context.Context) (*pki.Secret, error) {
 			time.Sleep(time.Second)
 			return nil, errDown
 		})
-		late := table.watch("web", second, nil)
+		late := table.watch("web", "web", second, nil)
 		synctest.Wait()
 		assert.Empty(t, second.take(nil))
 		assert.Equal(t, map[string]string{"web": ""}, table.versions())
-		later := table.watch("web", second, nil)
+		later := table.watch("web", "web", second, nil)
 		time.Sleep(time.Second)
 		synctest.Wait()
 		assert.Equal(t, 2, src.count("web"), "one look-up for all")
@@ -181,7 +199,7 @@ func TestTableExpired(t *testing.T) {
 		synctest.Wait()
 		assert.Len(t, second.take(nil), 2)
 		assert.NotNil(t, late.res.cur.Load().entry)
-		again := table.watch("web", second, nil)
+		again := table.watch("web", "web", second, nil)
 		synctest.Wait()
 		assert.Contains(t, second.take(nil), again)
 
@@ -191,13 +209,13 @@ func TestTableExpired(t *testing.T) {
 		_, err := s.session.request(ask("web"))
 		require.NoError(t, err)
 		it := s.session.items["web"]
-		it.watch = table.watch("web", &s.inbox, it)
+		it.watch = table.watch("web", "web", &s.inbox, it)
 		synctest.Wait()
 		src.set("web", func(context.Context) (*pki.Secret, error) {
 			time.Sleep(time.Second)
 			return short, nil
 		})
-		table.watch("web", second, nil)
+		table.watch("web", "web", second, nil)
 		require.Nil(t, it.watch.res.cur.Load())
 		s.collect()
 		assert.Nil(t, it.cur)
@@ -223,7 +241,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 		for range 1000 {
 			in := quietInbox()
 			inboxes = append(inboxes, in)
-			table.watch("web", in, nil)
+			table.watch("web", "web", in, nil)
 		}
 		synctest.Wait()
 		for range 100 {
@@ -254,7 +272,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 		table.changed("web")
 		synctest.Wait()
 		assert.Equal(t, 3, src.count("web"))
-		assert.Same(t, e, table.names["web"].cur.Load().entry)
+		assert.Same(t, e, table.names["web"]["web"].cur.Load().entry)
 		assert.Empty(t, inboxes[0].take(nil))
 	})
 }
@@ -273,7 +291,7 @@ func TestTableCancels(t *testing.T) {
 		var log strings.Builder // read when nothing writes
 		table := newTable(src, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		in := quietInbox()
-		one, two := table.watch("web", in, nil), table.watch("web", in, nil)
+		one, two := table.watch("web", "web", in, nil), table.watch("web", "web", in, nil)
 		synctest.Wait()
 		table.unwatch(one)
 		table.unwatch(one)
@@ -286,7 +304,7 @@ func TestTableCancels(t *testing.T) {
 		assert.Empty(t, log.String(), "no stream asked for it")
 
 		start := time.Now()
-		table.watch("web", in, nil)
+		table.watch("web", "web", in, nil)
 		assert.ErrorIs(t, <-ended, context.DeadlineExceeded)
 		assert.Equal(t, lookupTimeout, time.Since(start))
 		time.Sleep(firstRetry)
@@ -298,7 +316,7 @@ func TestTableCancels(t *testing.T) {
 		assert.ErrorIs(t, <-ended, context.Canceled)
 		table.close()
 		table.changed("web")
-		table.watch("other", in, nil)
+		table.watch("other", "other", in, nil)
 		time.Sleep(time.Hour)
 		assert.Equal(t, 3, src.count("web"))
 		assert.Zero(t, src.count("other"))
@@ -313,7 +331,7 @@ func TestTableNilSecret(t *testing.T) {
 		src.set("web", always(nil))
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
-		w := table.watch("web", quietInbox(), nil)
+		w := table.watch("web", "web", quietInbox(), nil)
 		synctest.Wait()
 		assert.Error(t, w.res.cur.Load().err)
 	})

@@ -176,13 +176,13 @@ func (m *Manager) publishTrust(ctx context.Context, ca *spiffe.BundleSet) {
 		federated = m.cfg.Federated.Bundles()
 	}
 	old := m.trust.Load()
-	t := newTrust(ca, federated, m.cfg.ID.TrustDomain(), old)
+	t := newTrust(ca, federated, m.domain(), old)
 	if old != nil && t.set.Equal(old.set) && t.ca.Equal(old.ca) {
 		m.mu.Unlock()
 		return
 	}
 	m.trust.Store(t)
-	if h := m.first.held.Load(); h != nil {
+	if h := m.first.held.Load(); h != nil && h.svid != nil {
 		m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
 	}
 	m.changed.Notify()
@@ -218,7 +218,7 @@ func (m *Manager) followFederated(ctx context.Context) {
 // is left out. refused says which, and prevailed names those that were held until now. A nil set is an error,
 // and so is one without a bundle of the own trust domain. The caller holds mu.
 func (m *Manager) merge(old, set *spiffe.BundleSet) (merged *spiffe.BundleSet, prevailed []spiffe.TrustDomain, refused, err error) {
-	own := m.cfg.ID.TrustDomain()
+	own := m.domain()
 	if set == nil {
 		return nil, nil, nil, errors.New("the CA's answer is refused: it has no bundles")
 	}

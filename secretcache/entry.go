@@ -15,7 +15,7 @@ import (
 type entry struct {
 	renew.Entry // the Manager's mu guards it
 
-	id    spiffe.ID
+	id    spiffe.ID             // zero for the default identity if that is a credential
 	held  atomic.Pointer[held]  // what readers get; nil before the first, and for the bundles
 	cause atomic.Pointer[error] // of the last failure; nil after a success
 
@@ -24,14 +24,15 @@ type entry struct {
 
 // held is a certificate as it is served. It never changes.
 type held struct {
-	secret    *pki.Secret // under the ID's own name
-	alias     *pki.Secret // under "default"; nil for other identities
-	noSecret  error       // why there are none, if the key cannot be exported
-	svid      *spiffe.SVID
-	anchor    *x509.Certificate // the root that vouches for it
-	received  time.Time
-	notBefore time.Time
-	notAfter  time.Time // the earliest in the verified chain
+	secret     *pki.Secret       // under the ID's own name
+	alias      *pki.Secret       // under "default"; nil for other identities
+	noSecret   error             // why there are none, if the key cannot be exported
+	svid       *spiffe.SVID      // of the default identity
+	credential *pki.Credential   // or this
+	anchor     *x509.Certificate // the root that vouches for it
+	received   time.Time
+	notBefore  time.Time
+	notAfter   time.Time // the earliest in the verified chain
 }
 
 // good reports whether there is a certificate that has not expired.
@@ -43,6 +44,14 @@ func (h *held) left() time.Duration {
 		return 0
 	}
 	return max(time.Until(h.notAfter), 0)
+}
+
+// name is the resource name.
+func (e *entry) name() string {
+	if e.id.IsZero() {
+		return defaultName
+	}
+	return e.id.String()
 }
 
 func (e *entry) err() error {

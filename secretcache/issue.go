@@ -2,6 +2,7 @@ package secretcache
 
 import (
 	"context"
+	"crypto"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -21,17 +22,19 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 	defer cancel()
 	t := m.trust.Load()
 	if !t.usable() { // a certificate would be made for nothing
-		return fmt.Errorf("trust bundle of %q: %w", e.id.TrustDomain(), spiffe.ErrNoAuthority)
+		return fmt.Errorf("trust bundle of %q: %w", m.domain(), spiffe.ErrNoAuthority)
 	}
 	key, err := m.cfg.NewKey()
 	if err != nil {
 		return fmt.Errorf("new key: %w", err)
 	}
-	names := []pki.SAN{pki.IDSAN(e.id)}
+	want := m.want(e)
+	asked := pki.CSROptions{SANs: want.Names()}
 	if e == m.first {
-		names = append(names, m.cfg.Names...)
+		asked.SANs = append(asked.SANs, m.cfg.Names...)
+		asked.CommonName = m.cfg.CommonName
 	}
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: names})
+	csr, err := pki.NewCSR(key, asked)
 	if err != nil {
 		return err
 	}
@@ -43,38 +46,55 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 	if err := certchain.CheckSize(chain); err != nil {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	svid, err := spiffe.NewSVID(certchain.Tidy(chain, key.Public()), key)
+	got, err := form(want, certchain.Tidy(chain, key.Public()), key)
 	if err != nil {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	peer, err := m.verify(t, e, svid)
+	path, err := m.verify(t, want, got)
 	if unvouched(err) { // the CA may have a new root
 		if fetchErr := m.refresh(ctx, t); fetchErr != nil {
 			return fmt.Errorf("the CA's answer is refused: %w; no newer bundles: %w", err, fetchErr)
 		}
 		t = m.trust.Load()
-		peer, err = m.verify(t, e, svid)
+		path, err = m.verify(t, want, got)
 	}
 	if err != nil {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	return m.install(ctx, e, svid, received, t, peer)
+	return m.install(ctx, e, got, received, t, path)
 }
 
-// verify proves that svid is what e asked for and good now, by the bundles in t. The form and the
-// key were checked when svid was made.
-func (m *Manager) verify(t *trust, e *entry, svid *spiffe.SVID) (*spiffe.Peer, error) {
-	if svid.ID() != e.id {
-		return nil, fmt.Errorf("it is for %q", svid.ID())
+// material is a certificate with its key: a [*spiffe.SVID] or a [*pki.Credential].
+type material interface {
+	Leaf() *x509.Certificate
+	Chain() []*x509.Certificate
+	NotAfter() time.Time
+	MarshalPEM() (certs, key []byte, err error)
+}
+
+// form makes what is wanted of a chain and its key, whose form it checks. An SVID is wanted if an ID is.
+func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (material, error) {
+	if want.ID().IsZero() {
+		return pki.NewCredential(chain, key)
 	}
-	if now := time.Now(); now.Before(svid.NotBefore()) || !now.Before(svid.NotAfter()) {
-		return nil, fmt.Errorf("it is valid from %s to %s, and now is %s: compare the clocks", text(svid.NotBefore()), text(svid.NotAfter()), text(now))
+	svid, err := spiffe.NewSVID(chain, key)
+	if err == nil && svid.ID() != want.ID() {
+		err = fmt.Errorf("it is for %q", svid.ID())
 	}
-	v, err := spiffe.NewVerifier(t.set, spiffe.AllowIDs(e.id), nil)
-	if err != nil {
-		return nil, err
+	return svid, err
+}
+
+// verify proves that got is what was wanted and good now, by the bundles in t. It returns the path to the root.
+func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.Certificate, error) {
+	leaf, now := got.Leaf(), time.Now()
+	if now.Before(leaf.NotBefore) || !now.Before(got.NotAfter()) {
+		return nil, fmt.Errorf("it is valid from %s to %s, and now is %s: compare the clocks", text(leaf.NotBefore), text(leaf.NotAfter), text(now))
 	}
-	return v.VerifyChain(svid.Chain(), m.cfg.Role)
+	path, err := want.Verify(got.Chain(), t.set, m.cfg.Role, now)
+	if err == nil && !now.Before(certchain.End(path)) { // crypto/x509 accepts the very last moment, which readers do not
+		err = fmt.Errorf("a certificate in its chain expired at %s", text(now))
+	}
+	return path, err
 }
 
 // unvouched reports whether err says that the bundles do not vouch for a chain. What a certificate may be used for is not
@@ -84,12 +104,11 @@ func unvouched(err error) bool {
 	return ok && (v.Stage == "bundle" || v.Stage == "chain") && v.Rule != "X5-39"
 }
 
-// install publishes svid, which peer proves by the bundles in t. No reader sees it before
+// install publishes got, which path proves by the bundles in t. No reader sees it before
 // all subscribers were told of the bundle that vouches for it.
-func (m *Manager) install(ctx context.Context, e *entry, svid *spiffe.SVID, received time.Time, t *trust, peer *spiffe.Peer) error {
+func (m *Manager) install(ctx context.Context, e *entry, got material, received time.Time, t *trust, path []*x509.Certificate) error {
 	for {
-		path := peer.Chain()
-		h := m.hold(e, svid, received, path[len(path)-1], peer.NotAfter())
+		h := m.hold(e, got, received, path)
 		if err := m.awaitNews(ctx, e, h.anchor); err != nil {
 			return err
 		}
@@ -98,7 +117,7 @@ func (m *Manager) install(ctx context.Context, e *entry, svid *spiffe.SVID, rece
 			m.mu.Unlock()
 			t = now
 			var err error
-			if peer, err = m.verify(t, e, svid); err != nil {
+			if path, err = m.verify(t, m.want(e), got); err != nil {
 				return fmt.Errorf("the CA's answer is refused: %w", err)
 			}
 			continue
@@ -120,11 +139,13 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 	e.held.Store(h)
 	e.orphan = false
 	if e == m.first {
-		m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
+		if h.svid != nil {
+			m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
+		}
 		m.changed.Notify()
 		m.tell(defaultName)
 	}
-	m.tell(e.id.String())
+	m.tell(e.name())
 	return nil
 }
 
@@ -142,15 +163,18 @@ func (t *tooShort) Error() string {
 	return fmt.Sprintf("the CA's answer is refused: it ends at %s, before it could be renewed again, and the certificate that it is to replace at %s", text(t.end), text(t.old))
 }
 
-// hold makes what readers get of svid.
-func (m *Manager) hold(e *entry, svid *spiffe.SVID, received time.Time, anchor *x509.Certificate, notAfter time.Time) *held {
-	h := &held{anchor: anchor, received: received.Round(0), notBefore: svid.NotBefore(), notAfter: notAfter}
-	h.secret, h.noSecret = pki.NewKeyPairSecret(e.id.String(), svid)
-	if e == m.first {
-		h.svid = svid
-		if h.noSecret == nil {
-			h.alias, h.noSecret = pki.NewKeyPairSecret(defaultName, svid)
-		}
+// hold makes what readers get of what was obtained for e, which path proves.
+func (m *Manager) hold(e *entry, got material, received time.Time, path []*x509.Certificate) *held {
+	h := &held{anchor: path[len(path)-1], received: received.Round(0), notBefore: got.Leaf().NotBefore, notAfter: certchain.End(path)}
+	h.secret, h.noSecret = pki.NewKeyPairSecret(e.name(), got)
+	if e != m.first {
+		return h
+	}
+	h.svid, _ = got.(*spiffe.SVID)
+	h.credential, _ = got.(*pki.Credential)
+	h.alias = h.secret
+	if h.noSecret == nil && e.name() != defaultName {
+		h.alias, h.noSecret = pki.NewKeyPairSecret(defaultName, got)
 	}
 	return h
 }

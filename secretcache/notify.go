@@ -15,7 +15,7 @@ import (
 // A call of f that is under way goes on after cancel has returned.
 //
 // A new certificate of the default identity is told as "default" and under its ID, that of another
-// identity under its ID. A change of the X.509 authorities of the own trust domain is told as
+// identity under its ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told as
 // "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter. Each first
 // appearance is told, and so are names that come with [Manager.Add] or go with [Manager.Remove].
 //
@@ -120,7 +120,7 @@ func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificat
 	for {
 		m.mu.Lock()
 		n := &m.news
-		awaited := n.now != "" && (n.now == e.id.String() || n.now == defaultName && e == m.first)
+		awaited := n.now != "" && (n.now == e.name() || n.now == defaultName && e == m.first)
 		if n.telling == nil || n.trust != nil && n.trust.anchors(root) || awaited && !e.held.Load().good() {
 			m.mu.Unlock()
 			return nil

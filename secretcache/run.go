@@ -67,7 +67,7 @@ func (m *Manager) loopOf(e *entry) *renew.Loop[*entry] {
 
 // attempt makes one attempt for e, and plans the next.
 func (m *Manager) attempt(ctx context.Context, e *entry) {
-	id := slog.String("id", e.id.String())
+	id := slog.String("id", m.label(e))
 	m.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "secretcache: attempt", id)
 	obtain := m.issue
 	if e == m.roots {
@@ -149,9 +149,17 @@ func (m *Manager) poll() time.Duration {
 	return renew.Poll(hint, shortestPoll, longestPoll, rand.Float64())
 }
 
+// label is what a log calls e: its ID, or the form of a credential.
+func (m *Manager) label(e *entry) string {
+	if e == m.first {
+		return m.cfg.Expect.String()
+	}
+	return e.id.String()
+}
+
 // logRetry reports a failure that is followed by another attempt.
 func (m *Manager) logRetry(ctx context.Context, msg string, e *entry, attempt int, err error, in time.Duration) {
-	m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("id", e.id.String()), slog.Int("attempt", attempt),
+	m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("id", m.label(e)), slog.Int("attempt", attempt),
 		slog.Any("err", err), slog.Duration("retry_in", in))
 }
 
@@ -165,8 +173,8 @@ func (m *Manager) Add(id spiffe.ID) error {
 		return fmt.Errorf("secretcache: add: %w", spiffe.ErrZero)
 	case id.Path() == "":
 		return fmt.Errorf("secretcache: add: %q names a trust domain and not a workload", id)
-	case !id.MemberOf(m.cfg.ID.TrustDomain()):
-		return fmt.Errorf("secretcache: add: %q is not in the trust domain %q", id, m.cfg.ID.TrustDomain())
+	case !id.MemberOf(m.domain()):
+		return fmt.Errorf("secretcache: add: %q is not in the trust domain %q", id, m.domain())
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

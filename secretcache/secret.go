@@ -18,7 +18,7 @@ const (
 
 // GenerateSecret returns the secret with the given resource name. The names are:
 //
-//	default                    the key pair of the default identity
+//	default                    the key pair of the default identity, which may be a credential
 //	spiffe://TRUST-DOMAIN/PATH the key pair of the identity with that ID: the default one, or one that was added
 //	ROOTCA                     the X.509 authorities of the own trust domain
 //	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain that the CA gave a bundle of

@@ -9,7 +9,8 @@ import (
 
 // Status is the state of one identity, or of the trust bundles, at one moment. It has no secrets.
 type Status struct {
-	// ID is the identity. An ID without a path, that of the trust domain, stands for the bundles.
+	// ID is the identity. An ID without a path, that of the trust domain, stands for the bundles; the zero ID for the
+	// default identity if that is a credential.
 	ID spiffe.ID
 
 	// NotAfter is when the current certificate or something in its verified chain ends. It is zero

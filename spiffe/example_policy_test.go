@@ -22,6 +22,74 @@ func ExampleParsePolicy() {
 	// spiffe: invalid policy "spiffe://Partner.test/gateway" at byte 41: upper case is not allowed in a trust domain name
 }
 
+// One segment can be anything, exceptions take away, and a set gives rules a name.
+func ExampleParsePolicy_language() {
+	allow, err := spiffe.ParsePolicy(`teams = spiffe://example.org/ns/*/sa/web, spiffe://example.org/ns/*/sa/worker;
+teams, spiffe://partner.test/gateway except spiffe://example.org/ns/dev/*`)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(allow)
+	for _, name := range []string{"spiffe://example.org/ns/prod/sa/web", "spiffe://example.org/ns/dev/sa/web"} {
+		fmt.Println(allow.Explain(spiffe.MustParseID(name)))
+	}
+	// Output:
+	// spiffe://example.org/ns/*/sa/web, spiffe://example.org/ns/*/sa/worker, spiffe://partner.test/gateway except spiffe://example.org/ns/dev/*
+	// spiffe://example.org/ns/*/sa/web (of the set "teams") <nil>
+	//  spiffe: "spiffe://example.org/ns/dev/sa/web": not allowed by policy: the exception "spiffe://example.org/ns/dev/*" takes it away from "spiffe://example.org/ns/*/sa/web" (of the set "teams")
+}
+
+func ExamplePolicy_Except() {
+	home := spiffe.MustParseTrustDomain("example.org")
+	allow := spiffe.AllowMembersOf(home).Except(spiffe.AllowPathPrefix(home, "/ns/dev"))
+	fmt.Println(allow)
+	fmt.Println(allow.Allows(spiffe.MustParseID("spiffe://example.org/ns/dev/sa/web")))
+	// Output:
+	// spiffe://example.org/* except spiffe://example.org/ns/dev/*
+	// false
+}
+
+// A program that reads a policy logs what is probably not meant.
+func ExamplePolicy_Warnings() {
+	allow, err := spiffe.ParsePolicy("spiffe://example.org/ns/prod")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, warning := range allow.Warnings() {
+		fmt.Println(warning)
+	}
+	// Output: the rule "spiffe://example.org/ns/prod" is one exact ID; write "spiffe://example.org/ns/prod/*" for what is below it
+}
+
+// A narrower policy is tried before it is set.
+func ExampleLivePolicy_Try() {
+	home := spiffe.MustParseTrustDomain("example.org")
+	var allow spiffe.LivePolicy // goes wherever a PolicySource is wanted
+	if err := allow.Set(spiffe.AllowMembersOf(home)); err != nil {
+		log.Fatal(err)
+	}
+	if err := allow.Try(spiffe.AllowPathPrefix(home, "/ns/prod")); err != nil {
+		log.Fatal(err)
+	}
+
+	// Peers come and are allowed as before.
+	for _, name := range []string{"spiffe://example.org/ns/prod/sa/web", "spiffe://example.org/batch", "spiffe://example.org/batch"} {
+		if err := allow.Policy().Check(spiffe.MustParseID(name)); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	trial := allow.Trial()
+	fmt.Println(trial.Decisions, "decisions")
+	for id, times := range trial.Refuses {
+		_, why := trial.Policy.Explain(id)
+		fmt.Println(times, "would be refused:", why)
+	}
+	// Output:
+	// 3 decisions
+	// 2 would be refused: spiffe: "spiffe://example.org/batch": not allowed by policy: the one rule about its trust domain is "spiffe://example.org/ns/prod/*"
+}
+
 // A policy is a value in a configuration file.
 func ExamplePolicy_UnmarshalText() {
 	var config struct{ Allow spiffe.Policy }

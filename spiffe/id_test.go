@@ -190,7 +190,9 @@ func TestParseErrors(t *testing.T) {
 		rule   string
 	}{
 		{"", 0, "ID-3"},
-		{"spiffe://example.org", 6, "ID-7"},
+		{"spiffe://example.org", 6, "ID-9"},
+		{"SPIFFE://example.org", 6, "ID-9"},
+		{"://", 0, "ID-9"},
 		{"example.org/a", 11, "ID-9"},
 		{"Example.org", 0, "ID-8"},
 		{strings.Repeat("a", 256), 255, "ID-13"},
@@ -199,6 +201,17 @@ func TestParseErrors(t *testing.T) {
 		e, ok := errors.AsType[*spiffe.ParseError](err)
 		require.True(t, ok, "%q: %v", c.in, err)
 		assert.Equal(t, spiffe.ParseError{What: "trust domain", Input: c.in, Offset: c.offset, Rule: c.rule, Reason: e.Reason}, *e)
+	}
+
+	for in, want := range map[string]string{
+		"spiffe://example.org":     `spiffe: invalid trust domain "spiffe://example.org" at byte 6: it has a scheme; give the name alone, "example.org"`,
+		"spiffe://example.org/web": `spiffe: invalid trust domain "spiffe://example.org/web" at byte 6: it has a scheme; give the name alone, "example.org"`,
+		"https://example.org/":     `spiffe: invalid trust domain "https://example.org/" at byte 5: it has a scheme; give the name alone, "example.org"`,
+		"spiffe://Example.org":     `spiffe: invalid trust domain "spiffe://Example.org" at byte 6: it has a scheme; give the name alone`,
+		"example.org:8443":         `spiffe: invalid trust domain "example.org:8443" at byte 11: a port is not allowed`,
+	} {
+		_, err := spiffe.ParseTrustDomain(in)
+		assert.EqualError(t, err, want)
 	}
 
 	_, err := webID.TrustDomain().WorkloadID("a", "b/c")

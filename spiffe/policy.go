@@ -10,36 +10,42 @@ import (
 )
 
 // Policy says which verified peers are allowed. It is made by [AllowIDs], [AllowMembersOf],
-// [AllowPathPrefix] and [AllowAnyPeer], or from text by [ParsePolicy], and joined by [AnyOf]. It
-// never changes and is safe for concurrent use. It is a [PolicySource] of itself; one that can be
-// replaced while it is in use is a [LivePolicy].
+// [AllowPathPrefix] and [AllowAnyPeer], or from text by [ParsePolicy], joined by [AnyOf] and narrowed by
+// [Policy.Except]. It never changes and is safe for concurrent use. It is a [PolicySource] of itself; one
+// that can be replaced while it is in use is a [LivePolicy].
 //
 // A policy fails closed. The zero Policy allows no peer. Neither does a policy that was made by mistake:
 // from the zero ID, from an empty list, or from a prefix that is not a path, even if another part of it
 // is sound. [CheckPolicySource] says what is wrong, and [NewVerifier] calls it, so that the mistake shows
-// when the program starts.
+// when the program starts. What is sound and yet probably not meant is told by [Policy.Warnings].
 //
 // Only AllowIDs can allow an ID without a path, which names a trust domain. All other policies allow
 // workloads only.
 type Policy struct {
 	_ [0]func() // == would compare pointers
-	s *ruleSet  // nil in the zero Policy
+	s *ruleSet  // nil in the zero Policy, if it has no trial
 }
 
-// ruleSet is what a Policy shares with its copies. A rule is one string: an ID allows that ID, a string
-// that ends in a slash everything below it, and "*" every workload. One map holds them all, and a
-// look-up of a part of an ID's own string does not allocate.
+// ruleSet is what a Policy shares with its copies.
 type ruleSet struct {
-	rules   map[string]struct{}
-	any     bool          // "*" is among the rules
-	longest int           // length of the longest rule that ends in a slash
-	mistake string        // why the policy cannot be used; then there are no rules
-	short   func() string // for errors: sorts once, as a peer must not cause a sort at each refusal
+	clauses []clause          // in the order of their exceptions, which are different
+	notes   map[string]string // for Explain: where a rule is from, if from a set or an alias
+	mistake string            // why the policy cannot be used; then there are no clauses
+	short   func() string     // for errors: sorts once, as a peer must not cause a sort at each refusal
+	trial   *trial            // nil, or what is told of each decision
 }
+
+// clause allows what allow has and except has not.
+type clause struct{ allow, except rules }
+
+// lists are the rules of a clause that is being made. Without exceptions, except is nil.
+type lists struct{ allow, except map[string]struct{} }
 
 const (
 	anyRule     = "*"
+	wildcard    = "/" + anyRule
 	maxInPolicy = 512 // bytes of a policy in an error
+	maxClauses  = 16
 )
 
 // AllowIDs allows exactly these IDs. An empty list and the zero ID are mistakes; see [Policy].
@@ -54,7 +60,7 @@ func AllowIDs(ids ...ID) Policy {
 		}
 		rules[id.s] = struct{}{}
 	}
-	return newPolicy(rules)
+	return newPolicy(nil, lists{allow: rules})
 }
 
 // AllowMembersOf allows every workload of these trust domains: every ID with a path whose trust domain
@@ -70,7 +76,7 @@ func AllowMembersOf(tds ...TrustDomain) Policy {
 		}
 		rules[scheme+td.name+"/"] = struct{}{}
 	}
-	return newPolicy(rules)
+	return newPolicy(nil, lists{allow: rules})
 }
 
 // AllowPathPrefix allows the workloads of td whose path begins with all segments of prefix and has
@@ -85,41 +91,85 @@ func AllowPathPrefix(td TrustDomain, prefix string) Policy {
 		return mistaken("AllowPathPrefix needs a path; AllowMembersOf allows the whole trust domain")
 	case prefix[0] != '/':
 		return mistaken("the prefix of AllowPathPrefix must begin with a slash")
+	case prefix == wildcard:
+		return mistaken(`AllowPathPrefix needs a path without "/*"; AllowMembersOf allows the whole trust domain`)
+	case strings.HasSuffix(prefix, wildcard):
+		return mistaken(fmt.Sprintf(`AllowPathPrefix allows everything below its prefix; drop the "/*" of %s`, short(prefix)))
+	case strings.Contains(prefix, anyRule):
+		return mistaken("AllowPathPrefix takes no stars, as its prefix may be made from other names; ParsePolicy reads a policy with stars")
 	}
 	id, err := ParseID(scheme + td.name + prefix)
 	if err != nil {
 		return mistaken("AllowPathPrefix: " + inner(err))
 	}
-	return newPolicy(map[string]struct{}{id.s + "/": {}})
+	return newPolicy(nil, lists{allow: map[string]struct{}{id.s + "/": {}}})
 }
 
 // AllowAnyPeer allows every workload of every trust domain that the verifier has a bundle for. With
 // federation that includes the workloads of other organisations.
-func AllowAnyPeer() Policy { return newPolicy(map[string]struct{}{anyRule: {}}) }
+func AllowAnyPeer() Policy {
+	return newPolicy(nil, lists{allow: map[string]struct{}{anyRule: {}}})
+}
 
-// AnyOf allows what at least one of the policies allows. An empty list, the zero Policy and a policy
-// that was made by mistake are mistakes; see [Policy].
+// AnyOf allows what at least one of the policies allows, each with its own exceptions. An empty list, the
+// zero Policy, a policy that was made by mistake, and more than 16 different lists of exceptions are
+// mistakes; see [Policy].
 func AnyOf(policies ...Policy) Policy {
 	if len(policies) == 0 {
 		return mistaken("AnyOf needs at least one policy")
 	}
-	rules := make(map[string]struct{})
+	var all []lists
+	notes := make(map[string]string)
 	for _, p := range policies {
 		switch {
-		case p.s == nil:
+		case p.IsZero():
 			return mistaken("AnyOf was given the zero Policy")
 		case p.s.mistake != "":
 			return p
 		}
-		maps.Copy(rules, p.s.rules)
+		all = append(all, p.s.lists()...)
+		maps.Copy(notes, p.s.notes)
 	}
-	return newPolicy(rules)
+	return newPolicy(notes, all...)
+}
+
+// Except returns p without what except allows: the result allows an ID if p does and except does not. An
+// exception holds for the rules of p only; [AnyOf] can allow again what it takes away.
+//
+// The zero Policy, a policy that was made by mistake, an except that has exceptions itself, exceptions that
+// leave nothing of a part of p, and more than 16 different places of stars are mistakes; see [Policy].
+func (p Policy) Except(except Policy) Policy {
+	switch {
+	case p.IsZero(), except.IsZero():
+		return mistaken("Except was called with the zero Policy")
+	case p.s.mistake != "":
+		return p
+	case except.s.mistake != "":
+		return except
+	case len(except.s.clauses) > 1 || except.s.clauses[0].except.set != nil:
+		return mistaken("Except was given a policy that has exceptions itself")
+	}
+	all := p.s.lists()
+	for i := range all {
+		all[i].except = maps.Clone(all[i].except)
+		if all[i].except == nil {
+			all[i].except = make(map[string]struct{})
+		}
+		maps.Copy(all[i].except, except.s.clauses[0].allow.set)
+	}
+	notes := maps.Clone(except.s.notes)
+	if notes == nil {
+		notes = make(map[string]string)
+	}
+	maps.Copy(notes, p.s.notes)
+	return newPolicy(notes, all...)
 }
 
 // WithAliases returns p with every rule about td repeated for each alias: if p allows spiffe://td/web,
 // the result also allows spiffe://alias/web. It is for the time in which a trust domain is renamed. Rules
 // about other trust domains are unchanged, [AllowAnyPeer] needs no alias, and aliases do not chain.
-// [Policy.String] shows the result.
+// Exceptions are repeated like rules. [Policy.String] shows the result, [Policy.Explain] says of which rule
+// it is that an alias made it, and [LivePolicy.Try] of p without the alias counts the peers that need it.
 //
 // An alias changes what is allowed, not what is trusted. A peer still proves its own ID, against the
 // bundle of the trust domain in that ID, so the verifier needs a bundle for the alias. [Peer.ID] is that
@@ -133,7 +183,7 @@ func AnyOf(policies ...Policy) Policy {
 // mistakes; see [Policy].
 func (p Policy) WithAliases(td TrustDomain, aliases ...TrustDomain) Policy {
 	switch {
-	case p.s == nil:
+	case p.IsZero():
 		return mistaken("WithAliases was called on the zero Policy")
 	case p.s.mistake != "":
 		return p
@@ -142,7 +192,7 @@ func (p Policy) WithAliases(td TrustDomain, aliases ...TrustDomain) Policy {
 	case len(aliases) == 0:
 		return mistaken("WithAliases needs at least one alias")
 	}
-	rules, found := maps.Clone(p.s.rules), false
+	all, notes, found := p.s.lists(), make(map[string]string), false
 	for _, alias := range aliases {
 		switch alias {
 		case TrustDomain{}:
@@ -150,68 +200,150 @@ func (p Policy) WithAliases(td TrustDomain, aliases ...TrustDomain) Policy {
 		case td:
 			return mistaken("WithAliases was given the trust domain itself as its alias")
 		}
-		for r := range p.s.rules {
+	}
+	twins := func(set map[string]struct{}) map[string]struct{} {
+		out := maps.Clone(set)
+		for r := range set {
 			if ruleDomain(r) != td.name {
 				continue
 			}
-			twin := scheme + alias.name + r[len(scheme)+len(td.name):]
-			if len(strings.TrimSuffix(twin, "/")) > maxID {
-				return mistaken("WithAliases makes a rule for IDs of more than 2048 bytes")
+			found = true
+			for _, alias := range aliases {
+				twin := scheme + alias.name + r[len(scheme)+len(td.name):]
+				if _, own := set[twin]; !own {
+					notes[twin] = fmt.Sprintf("by an alias of %q", td.name)
+				}
+				out[twin] = struct{}{}
 			}
-			rules[twin], found = struct{}{}, true
 		}
+		return out
+	}
+	for i, l := range all {
+		all[i] = lists{twins(l.allow), twins(l.except)}
 	}
 	if !found {
 		return mistaken("WithAliases finds no rule about the trust domain")
 	}
-	return newPolicy(rules)
-}
-
-// ruleDomain returns the name of the trust domain that a rule is about, or "" for any.
-func ruleDomain(rule string) string {
-	name, _, _ := strings.Cut(strings.TrimPrefix(rule, scheme), "/")
-	if name == anyRule {
-		return ""
-	}
-	return name
-}
-
-func newPolicy(rules map[string]struct{}) Policy {
-	s := &ruleSet{rules: rules}
-	for r := range rules {
-		switch {
-		case r == anyRule:
-			s.any = true
-		case r[len(r)-1] == '/':
-			s.longest = max(s.longest, len(r))
+	for twin := range notes {
+		if len(strings.TrimSuffix(twin, "/")) > maxID {
+			return mistaken("WithAliases makes a rule for IDs of more than 2048 bytes")
 		}
+	}
+	maps.Copy(notes, p.s.notes)
+	return newPolicy(notes, all...)
+}
+
+// lists returns the rules, which are shared.
+func (s *ruleSet) lists() []lists {
+	all := make([]lists, len(s.clauses))
+	for i := range s.clauses {
+		all[i] = lists{s.clauses[i].allow.set, s.clauses[i].except.set}
+	}
+	return all
+}
+
+// newPolicy makes a policy of rules that are valid each. Lists with the same exceptions become one clause.
+func newPolicy(notes map[string]string, all ...lists) Policy {
+	s := &ruleSet{notes: notes}
+	if all = merge(all); len(all) > maxClauses {
+		return mistaken(fmt.Sprintf("the policy has %d different lists of exceptions, the limit is %d", len(all), maxClauses))
+	}
+	arrangements := 0
+	for _, l := range all {
+		c := clause{newRules(l.allow), newRules(l.except)}
+		if arrangements += len(c.allow.stars) + len(c.except.stars); arrangements > maxArrangement {
+			return mistaken(fmt.Sprintf("the policy has stars in more than %d different places", maxArrangement))
+		}
+		if !c.alive() {
+			return mistaken("the exceptions leave nothing of " + clip(joinRules(l.allow), maxInPolicy))
+		}
+		s.clauses = append(s.clauses, c)
 	}
 	s.short = sync.OnceValue(func() string { return s.text(maxInPolicy) })
 	return Policy{s: s}
 }
 
+// merge joins the lists that have the same exceptions, and sorts them by their exceptions.
+func merge(all []lists) []lists {
+	if len(all) == 1 {
+		return all
+	}
+	merged, copied := make(map[string]lists), make(map[string]bool)
+	for _, l := range all {
+		key := joinRules(l.except)
+		m, ok := merged[key]
+		switch {
+		case !ok:
+			m = l
+		case !copied[key]:
+			m.allow, copied[key] = maps.Clone(m.allow), true
+			fallthrough
+		default:
+			maps.Copy(m.allow, l.allow)
+		}
+		merged[key] = m
+	}
+	sorted := make([]lists, 0, len(merged))
+	for _, key := range slices.Sorted(maps.Keys(merged)) {
+		sorted = append(sorted, merged[key])
+	}
+	return sorted
+}
+
+// alive reports whether an exception leaves something of a rule.
+func (c *clause) alive() bool {
+	for rule := range c.allow.set {
+		if !c.excepts(rule) {
+			return true
+		}
+	}
+	return false
+}
+
+// excepts reports whether an exception covers the whole rule.
+func (c *clause) excepts(rule string) bool {
+	if rule == anyRule {
+		return c.except.any
+	}
+	return c.except.has(rule, pathStart(rule))
+}
+
+// joinRules returns rules as text.
+func joinRules(set map[string]struct{}) string {
+	if len(set) == 0 {
+		return ""
+	}
+	texts := slices.AppendSeq(make([]string, 0, len(set)), maps.Keys(set))
+	slices.Sort(texts)
+	for i, r := range texts {
+		texts[i] = ruleText(r)
+	}
+	return strings.Join(texts, ", ")
+}
+
 func mistaken(why string) Policy { return Policy{s: &ruleSet{mistake: why}} }
 
-// Allows reports whether p allows id. It does not allocate, and its time does not grow with the
-// number of IDs in p. The zero ID is never allowed.
+// Allows reports whether p allows id. It does not allocate, and its time does not grow with the number of
+// rules in p, but with the lists of exceptions and the different places of stars, of which there are at
+// most 16 each. The zero ID is never allowed.
 //
 // An ID proves nothing by itself: pass the ID of a [Peer], or give the policy to a [Verifier].
 func (p Policy) Allows(id ID) bool {
 	if p.s == nil || id.IsZero() {
 		return false
 	}
-	if _, ok := p.s.rules[id.s]; ok {
-		return true
+	allowed := p.s.allows(id)
+	if p.s.trial != nil {
+		p.s.trial.compare(id, allowed)
 	}
+	return allowed
+}
+
+func (s *ruleSet) allows(id ID) bool {
 	path := len(scheme) + int(id.td)
-	if p.s.any && path < len(id.s) {
-		return true
-	}
-	for i := path; i < len(id.s) && i < p.s.longest; i++ {
-		if id.s[i] != '/' {
-			continue
-		}
-		if _, ok := p.s.rules[id.s[:i+1]]; ok {
+	for i := range s.clauses {
+		c := &s.clauses[i]
+		if c.allow.has(id.s, path) && (c.except.set == nil || !c.except.has(id.s, path)) {
 			return true
 		}
 	}
@@ -245,13 +377,35 @@ func (d *denial) reason() string {
 	if err := d.policy.usable(); err != nil {
 		return ErrDenied.Error() + ": " + err.Error()
 	}
-	return ErrDenied.Error() + ", which allows " + d.policy.s.short()
+	return ErrDenied.Error() + ", which allows " + d.policy.s.short() + d.policy.s.hint(d.id)
+}
+
+// hint says that a rule is the ID of what is above id, if one is, as it was probably meant for id, too.
+func (s *ruleSet) hint(id ID) string {
+	for i := range s.clauses {
+		for above := id.s; ; {
+			slash := strings.LastIndexByte(above, '/')
+			if slash < len(scheme) {
+				break
+			}
+			above = above[:slash]
+			if _, ok := s.clauses[i].allow.set[above]; ok {
+				return "; " + oneID(above)
+			}
+		}
+	}
+	return ""
+}
+
+// oneID explains a rule that is an ID and looks like a prefix.
+func oneID(rule string) string {
+	return fmt.Sprintf("%q is one exact ID; write %q for what is below it", clip(rule, maxInError), clip(rule, maxInError)+wildcard)
 }
 
 // usable says why p can allow no peer, or returns nil.
 func (p Policy) usable() error {
 	switch {
-	case p.s == nil:
+	case p.IsZero():
 		return errors.New("the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer")
 	case p.s.mistake != "":
 		return errors.New("the policy is not valid: " + p.s.mistake)
@@ -260,16 +414,19 @@ func (p Policy) usable() error {
 }
 
 // IsZero reports whether p is the zero Policy, which allows no peer.
-func (p Policy) IsZero() bool { return p.s == nil }
+func (p Policy) IsZero() bool { return p.s == nil || p.s.clauses == nil && p.s.mistake == "" }
 
 // String returns the rules of p, sorted, with commas between them: "spiffe://example.org/web" is
 // that ID, "spiffe://example.org/*" every workload of the trust domain,
-// "spiffe://example.org/ns/prod/*" every workload below that path, and "*" every workload.
-// [ParsePolicy] reads it back. A policy that can allow no peer is "no peer", with the mistake if there
-// is one.
+// "spiffe://example.org/ns/prod/*" every workload below that path, and "*" every workload. A star that is
+// not at the end is one segment: "spiffe://example.org/ns/*/sa/web". Exceptions follow after " except ".
+// Rules with different exceptions are parts with "; " between them.
+//
+// The text is canonical: [ParsePolicy] reads it back, and policies of the same rules and exceptions have
+// the same text. A policy that can allow no peer is "no peer", with the mistake if there is one.
 func (p Policy) String() string {
 	switch {
-	case p.s == nil:
+	case p.IsZero():
 		return "no peer"
 	case p.s.mistake != "":
 		return "no peer (" + p.s.mistake + ")"
@@ -281,28 +438,36 @@ func (p Policy) String() string {
 // is always there, cut if it must be.
 func (s *ruleSet) text(limit int) string {
 	var b strings.Builder
-	for i, r := range slices.Sorted(maps.Keys(s.rules)) {
-		r = ruleText(r)
-		switch {
-		case limit == 0:
-		case i == 0:
-			r = clip(r, limit)
-		case b.Len()+len(", ")+len(r) > limit:
-			fmt.Fprintf(&b, ", … and %d more", len(s.rules)-i)
-			return b.String()
+	left := 0
+	for i := range s.clauses {
+		left += len(s.clauses[i].allow.set) + len(s.clauses[i].except.set)
+	}
+	// add writes rules, the first after sep, and reports whether there was room.
+	add := func(sep string, set map[string]struct{}) bool {
+		for _, r := range slices.Sorted(maps.Keys(set)) {
+			r = ruleText(r)
+			switch {
+			case limit == 0:
+			case b.Len() == 0:
+				r = clip(r, limit)
+			case b.Len()+len(sep)+len(r) > limit:
+				fmt.Fprintf(&b, ", … and %d more", left)
+				return false
+			}
+			b.WriteString(sep)
+			b.WriteString(r)
+			sep = ", "
+			left--
 		}
-		if i > 0 {
-			b.WriteString(", ")
+		return true
+	}
+	sep := ""
+	for i := range s.clauses {
+		c := &s.clauses[i]
+		if !add(sep, c.allow.set) || !add(exceptWord, c.except.set) {
+			break
 		}
-		b.WriteString(r)
+		sep = "; "
 	}
 	return b.String()
-}
-
-// ruleText is a rule as it is written.
-func ruleText(r string) string {
-	if r[len(r)-1] == '/' {
-		return r + anyRule
-	}
-	return r
 }

@@ -2,6 +2,8 @@ package spiffe_test
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,17 +16,44 @@ import (
 
 // slowAllows decides from the text of a policy, which must therefore tell the truth.
 func slowAllows(policy string, id spiffe.ID) bool {
-	for rule := range strings.SplitSeq(policy, ", ") {
-		prefix, wild := strings.CutSuffix(rule, "*")
-		switch {
-		case id.IsZero():
-		case rule == "*" && id.Path() != "",
-			wild && prefix != "" && strings.HasPrefix(id.String(), prefix),
-			!wild && id.String() == rule:
+	policy = strings.NewReplacer(",\n", ", ", ";\n", "; ").Replace(policy)
+	sets := map[string]string{}
+	expand := func(list string) (rules []string) {
+		for word := range strings.SplitSeq(list, ", ") {
+			if set, ok := sets[word]; ok {
+				rules = append(rules, strings.Split(set, ", ")...)
+			} else {
+				rules = append(rules, word)
+			}
+		}
+		return rules
+	}
+	matches := func(rules []string) bool {
+		return slices.ContainsFunc(rules, func(rule string) bool { return slowMatch(rule, id) })
+	}
+	for part := range strings.SplitSeq(policy, "; ") {
+		if name, list, ok := strings.Cut(part, " = "); ok {
+			sets[name] = strings.Join(expand(list), ", ")
+			continue
+		}
+		allow, except, excepts := strings.Cut(part, " except ")
+		if !id.IsZero() && matches(expand(allow)) && !(excepts && matches(expand(except))) {
 			return true
 		}
 	}
 	return false
+}
+
+// slowMatch compares segment by segment.
+func slowMatch(rule string, id spiffe.ID) bool {
+	if rule == "*" {
+		return id.Path() != ""
+	}
+	want, have := strings.Split(rule, "/"), strings.Split(id.String(), "/")
+	if below := want[len(want)-1] == "*"; below && len(have) >= len(want) {
+		have = have[:len(want)]
+	}
+	return slices.EqualFunc(want, have, func(w, h string) bool { return w == "*" || w == h })
 }
 
 func TestPolicy(t *testing.T) {
@@ -105,7 +134,20 @@ func TestPolicyMistakes(t *testing.T) {
 		{spiffe.AllowPathPrefix(home, "ns"), "must begin with a slash"},
 		{spiffe.AllowPathPrefix(home, ".evil.test/ns"), "must begin with a slash"},
 		{spiffe.AllowPathPrefix(home, "/ns/"), "a trailing slash"},
-		{spiffe.AllowPathPrefix(home, "/ns/*"), "only letters"},
+		{spiffe.AllowPathPrefix(home, "/ns/*"), `AllowPathPrefix allows everything below its prefix; drop the "/*" of "/ns/*"`},
+		{spiffe.AllowPathPrefix(home, "/*"), `AllowPathPrefix needs a path without "/*"; AllowMembersOf allows the whole trust domain`},
+		{spiffe.AllowPathPrefix(home, "/ns/*/sa"), "takes no stars"},
+		{spiffe.AllowPathPrefix(home, "/ns/prod*"), "takes no stars"},
+		{spiffe.AllowPathPrefix(home, "*"), "must begin with a slash"},
+		{good.Except(spiffe.Policy{}), "Except was called with the zero Policy"},
+		{spiffe.Policy{}.Except(good), "Except was called with the zero Policy"},
+		{good.Except(spiffe.AllowIDs()), "AllowIDs needs at least one ID"},
+		{spiffe.AllowIDs().Except(good), "AllowIDs needs at least one ID"},
+		{good.Except(good), "the exceptions leave nothing of spiffe://example.org/ns/prod/sa/web"},
+		{good.Except(spiffe.AllowMembersOf(home)), "the exceptions leave nothing of spiffe://example.org/ns/prod/sa/web"},
+		{spiffe.AllowAnyPeer().Except(spiffe.AllowAnyPeer()), "the exceptions leave nothing of *"},
+		{spiffe.AllowAnyPeer().Except(spiffe.AllowMembersOf(home).Except(good)), "has exceptions itself"},
+		{spiffe.AnyOf(spiffe.AllowMembersOf(home), good.Except(good)), "the exceptions leave nothing"},
 		{spiffe.AllowPathPrefix(home, "/ns/../prod"), "are not allowed"},
 		{spiffe.AllowPathPrefix(home, "/"+strings.Repeat("a", 2048)), "longer than 2048 bytes"},
 		{spiffe.AnyOf(), "AnyOf needs at least one policy"},
@@ -169,6 +211,86 @@ func manyIDs(t testing.TB, n int) []spiffe.ID {
 		ids[i] = id
 	}
 	return ids
+}
+
+// benchPolicies are policies that allow webID.
+func benchPolicies(t testing.TB) map[string]spiffe.Policy {
+	t.Helper()
+	td := webID.TrustDomain()
+	parse := func(text string) spiffe.Policy {
+		p, err := spiffe.ParsePolicy(text)
+		require.NoError(t, err)
+		return p
+	}
+	var domains []spiffe.TrustDomain
+	var prefixes []spiffe.Policy
+	for i := range 1000 {
+		domains = append(domains, spiffe.MustParseTrustDomain(fmt.Sprintf("d%03d.example", i)))
+		prefixes = append(prefixes, spiffe.AllowPathPrefix(td, fmt.Sprintf("/ns/n%03d", i)))
+	}
+	prod := spiffe.AllowPathPrefix(td, "/ns/prod")
+	var live spiffe.LivePolicy
+	require.NoError(t, live.Set(prod))
+	require.NoError(t, live.Try(prod))
+	return map[string]spiffe.Policy{
+		"id":             spiffe.AllowIDs(webID),
+		"member":         spiffe.AllowMembersOf(td),
+		"prefix":         prod,
+		"member-of-4":    spiffe.AllowMembersOf(append(domains[:3:3], td)...),
+		"member-of-1000": spiffe.AllowMembersOf(append(domains[:999:999], td)...),
+		"prefix-of-1000": spiffe.AnyOf(append(prefixes, prod)...),
+		"id-of-100000":   spiffe.AllowIDs(append(manyIDs(t, 100_000), webID)...),
+		"prefix-trial":   live.Policy(),
+		"star":           parse("spiffe://example.org/ns/*/sa/web"),
+		"except":         parse("spiffe://example.org/* except spiffe://example.org/ns/dev/*"),
+		"except-star":    parse("spiffe://example.org/* except spiffe://example.org/ns/*/sa/fuzzer"),
+	}
+}
+
+// TestPolicyAllocations: a decision does not allocate, whatever the policy holds.
+func TestPolicyAllocations(t *testing.T) {
+	for name, p := range benchPolicies(t) {
+		require.True(t, p.Allows(webID), name)
+		assert.Zero(t, testing.AllocsPerRun(100, func() { p.Allows(webID) }), name)
+		assert.Zero(t, testing.AllocsPerRun(100, func() { _ = p.Check(webID) }), name)
+	}
+}
+
+// BenchmarkPolicyAllows has a bar of 10 ns for a member and a prefix.
+func BenchmarkPolicyAllows(b *testing.B) {
+	policies := benchPolicies(b)
+	for _, name := range slices.Sorted(maps.Keys(policies)) {
+		b.Run(name, func(b *testing.B) {
+			p := policies[name]
+			b.ReportAllocs()
+			for b.Loop() {
+				if !p.Allows(webID) {
+					b.Fatal("refused")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkPolicyWorst is the slowest decision that a policy can cause: the longest ID, and a rule that asks
+// for each of its segments behind each of 16 arrangements of stars.
+func BenchmarkPolicyWorst(b *testing.B) {
+	var rules []string
+	for i := range 950 {
+		rules = append(rules, "spiffe://a"+strings.Repeat("/a", i)+"/b/*")
+	}
+	for i := range 16 {
+		rules = append(rules, "spiffe://a"+strings.Repeat("/a", i)+"/*/c")
+	}
+	p, err := spiffe.ParsePolicy(strings.Join(rules, ", "))
+	require.NoError(b, err)
+	id := spiffe.MustParseID("spiffe://a" + strings.Repeat("/a", 1018))
+	b.ReportAllocs()
+	for b.Loop() {
+		if p.Allows(id) {
+			b.Fatal("allowed")
+		}
+	}
 }
 
 func BenchmarkPolicy(b *testing.B) {

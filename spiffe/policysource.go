@@ -3,6 +3,9 @@ package spiffe
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/svidkit/svidkit/internal/renew"
@@ -37,23 +40,34 @@ func (p Policy) Policy() Policy { return p }
 // LivePolicy is a [PolicySource] whose policy can be replaced while it is in use. Its zero value is
 // ready to use and allows no peer until Set is called. It is safe for concurrent use and must not be
 // copied.
+//
+// A new policy can be tried before it is set: after Try, each decision by the policy in force is compared
+// with the one that the new policy would have made, and Trial returns where they differ.
 type LivePolicy struct {
-	policy  atomic.Pointer[Policy]
+	policy  atomic.Pointer[Policy] // with the trial, if there is one
 	changed renew.Signal
+
+	mu    sync.Mutex // held by writers of policy and trial
+	set   Policy     // without the trial
+	trial *trial
 }
 
 // Set makes p the policy for every decision that begins after Set has returned. A policy that can
-// allow no peer is an error, and the previous policy stays in force.
+// allow no peer is an error, and the previous policy stays in force. A trial goes on, and compares with p.
 func (l *LivePolicy) Set(p Policy) error {
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("spiffe: set policy: %w", err)
 	}
-	l.policy.Store(&p)
+	l.mu.Lock()
+	l.set = p
+	l.publish()
+	l.mu.Unlock()
 	l.changed.Notify()
 	return nil
 }
 
-// Policy returns the policy that was set last, or the zero Policy.
+// Policy returns the policy that was set last, or the zero Policy. During a trial, the calls of its methods
+// Allows and Check are counted.
 func (l *LivePolicy) Policy() Policy {
 	if p := l.policy.Load(); p != nil {
 		return *p
@@ -64,3 +78,99 @@ func (l *LivePolicy) Policy() Policy {
 // Changed returns a channel that is closed at the next Set. Take it before reading the policy, so that
 // no change is missed.
 func (l *LivePolicy) Changed() <-chan struct{} { return l.changed.Changed() }
+
+// Try begins to count what would change if p were set, from zero, and ends the trial before. It allows and
+// refuses nothing: the policy that was set decides alone, and without one every peer is refused. The zero
+// Policy ends the trial; another policy that can allow no peer is an error, and the trial before goes on.
+//
+// A trial of a policy without its aliases, while the policy with them is set, counts the peers that come by
+// a name of an alias; see [Policy.WithAliases].
+func (l *LivePolicy) Try(p Policy) error {
+	var next *trial
+	if !p.IsZero() {
+		if err := p.usable(); err != nil {
+			return fmt.Errorf("spiffe: try policy: %w", err)
+		}
+		next = &trial{policy: Policy{s: p.s.withTrial(nil)}, refuses: make(map[ID]uint64), allows: make(map[ID]uint64)}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.trial = next
+	l.publish()
+	return nil
+}
+
+// publish makes the policy and the trial visible together.
+func (l *LivePolicy) publish() {
+	p := l.set
+	if l.trial != nil || p.s != nil && p.s.trial != nil {
+		p.s = p.s.withTrial(l.trial)
+	}
+	l.policy.Store(&p)
+}
+
+// withTrial returns a copy of s, or of no rules, that tells t.
+func (s *ruleSet) withTrial(t *trial) *ruleSet {
+	if s == nil {
+		s = &ruleSet{}
+	}
+	c := *s
+	c.trial = t
+	return &c
+}
+
+// PolicyTrial is what [LivePolicy.Try] has found.
+type PolicyTrial struct {
+	Policy    Policy        // the policy that is tried; the zero Policy if there is no trial
+	Decisions uint64        // how many decisions were compared
+	Refuses   map[ID]uint64 // how often a peer was allowed that Policy would refuse
+	Allows    map[ID]uint64 // how often a peer was refused that Policy would allow
+	More      uint64        // decisions that differ, about peers for which the maps had no room: each holds 1,024
+}
+
+// Trial returns what the trial has found until now. The maps are the caller's. [Policy.Explain] of its
+// Policy says why a peer would be refused.
+func (l *LivePolicy) Trial() PolicyTrial {
+	l.mu.Lock()
+	t := l.trial
+	l.mu.Unlock()
+	if t == nil {
+		return PolicyTrial{}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return PolicyTrial{t.policy, t.decisions.Load(), maps.Clone(t.refuses), maps.Clone(t.allows), t.more}
+}
+
+const maxInTrial = 1024 // IDs in each map
+
+// trial compares the decisions of another policy with its own.
+type trial struct {
+	policy    Policy
+	decisions atomic.Uint64
+
+	mu              sync.Mutex
+	refuses, allows map[ID]uint64
+	more            uint64
+}
+
+func (t *trial) compare(id ID, allowed bool) {
+	t.decisions.Add(1)
+	if t.policy.s.allows(id) == allowed {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.allows
+	if allowed {
+		m = t.refuses
+	}
+	if _, ok := m[id]; ok {
+		m[id]++
+	} else if len(m) < maxInTrial {
+		id.s = strings.Clone(id.s) // the ID of a peer is a part of its certificate
+		m[id] = 1
+	} else {
+		t.more++
+	}
+}

@@ -5,7 +5,8 @@
 //
 //   - [ParseID] and [ParseTrustDomain] parse names.
 //   - [AllowIDs] and its siblings make a policy, which says which peers are allowed. [ParsePolicy] reads
-//     one from configuration. A [LivePolicy] may change while it is in use.
+//     one from configuration. A [LivePolicy] may change while it is in use, and counts what a new policy
+//     would change before it is set.
 //   - [NewVerifier] and [Verifier.VerifyChain] turn a chain of certificates into a [Peer].
 //     For TLS, package spiffetls calls them at the right moment of the handshake.
 //   - [SVIDSource] and [BundleSource] are the two interfaces of everything that obtains and renews an

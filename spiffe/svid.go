@@ -26,10 +26,12 @@ type SVID struct {
 }
 
 // NewSVID returns the SVID made of a chain, leaf first, and the leaf's private key, which may live
-// in hardware. The leaf must be an X.509-SVID of a workload, or the error is a [*ParseError] with one of
-// these rules:
+// in hardware. The leaf must be an X.509-SVID of a workload and the others CA certificates, or the error
+// is a [*ParseError] with one of these rules:
 //
 //	X5-3   no URI name: not an X.509-SVID, but perhaps a good certificate of another kind
+//	X5-13  a certificate after the leaf is no CA certificate
+//	X5-17  a certificate after the leaf has a key usage without keyCertSign
 //	X5-30  the subject alternative name is malformed or occurs twice
 //	X5-32  a CA certificate, which signs and never authenticates
 //	X5-33  the key usage has keyCertSign or cRLSign
@@ -52,6 +54,9 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 	}
 	id, err := checkLeaf(chain[0])
 	if err != nil {
+		return nil, err
+	}
+	if err := checkSigners(chain[1:]); err != nil {
 		return nil, err
 	}
 	if key == nil {
@@ -108,15 +113,16 @@ func parseChain(der []byte) ([]*x509.Certificate, error) {
 	return chain, nil
 }
 
-// ParseSVIDPEM parses an SVID from PEM: CERTIFICATE blocks, leaf first, and one private key in
-// PKCS#8, PKCS#1 or SEC1, not encrypted. The rules and errors are those of [NewSVID]; each input may
-// have up to 1 MiB. Errors do not carry the input.
+// ParseSVIDPEM parses an SVID from PEM: the CERTIFICATE blocks of certsPEM, leaf first, and the one private
+// key of keyPEM, in PKCS#8, PKCS#1 or SEC1, not encrypted. A file that has both may be given twice: a
+// private key in certsPEM and certificates in keyPEM do not count, and are not parsed. The rules and errors
+// are those of [NewSVID]; each input may have up to 1 MiB. Errors do not carry the input.
 func ParseSVIDPEM(certsPEM, keyPEM []byte) (*SVID, error) {
-	chain, err := certpem.Certificates(certsPEM)
+	chain, err := certpem.CertificatesAmongKeys(certsPEM)
 	if err != nil {
 		return nil, fmt.Errorf("spiffe: SVID: certificates: %w", err)
 	}
-	key, err := certpem.PrivateKey(keyPEM)
+	key, err := certpem.PrivateKeyAmongCertificates(keyPEM)
 	if err != nil {
 		return nil, fmt.Errorf("spiffe: SVID: private key: %w", err)
 	}
@@ -257,6 +263,20 @@ func uriSAN(cert *x509.Certificate) (string, error) {
 		return uri, nil
 	}
 	return "", invalid("X5-36", fmt.Sprintf("there are %d URI names, one is allowed", found))
+}
+
+// checkSigners applies the rules for the certificates above the leaf, which peers would not build a path
+// with otherwise. A key usage that is absent restricts nothing (RFC 5280, 4.2.1.3).
+func checkSigners(signers []*x509.Certificate) error {
+	for i, c := range signers {
+		switch {
+		case !c.BasicConstraintsValid || !c.IsCA:
+			return invalid("X5-13", fmt.Sprintf("certificate %d of the chain is not a CA certificate", i+2))
+		case c.KeyUsage != 0 && c.KeyUsage&x509.KeyUsageCertSign == 0:
+			return invalid("X5-17", fmt.Sprintf("the key usage of certificate %d of the chain lacks keyCertSign", i+2))
+		}
+	}
+	return nil
 }
 
 // checkLeaf applies the rules for the leaf of a workload and returns its ID, which is set for some

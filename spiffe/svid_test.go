@@ -18,12 +18,14 @@ import (
 	"log/slog"
 	"math/big"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -147,12 +149,112 @@ func TestSVIDErrors(t *testing.T) {
 	damaged := bytes.Replace(certsPEM, []byte("-----END"), []byte("----END"), 1)
 	_, err = spiffe.ParseSVIDPEM(append(damaged, certsPEM...), keyPEM)
 	require.ErrorContains(t, err, "damaged", "a block that package pem would skip")
-	_, err = spiffe.ParseSVIDPEM(certsPEM, certsPEM)
-	assert.EqualError(t, err, `spiffe: SVID: private key: block "CERTIFICATE" is not a private key`)
-	_, err = spiffe.ParseSVIDPEM(keyPEM, keyPEM)
-	assert.EqualError(t, err, `spiffe: SVID: certificates: block 1 is "PRIVATE KEY", not CERTIFICATE`)
 	_, err = spiffe.ParseSVIDPEM(bytes.Repeat(certsPEM, 9), keyPEM)
 	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
+}
+
+// What stands above the leaf has to be a CA certificate: NewSVID and the parsers refuse it as the Verifier does.
+func TestSVIDSigners(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "X5-13", "X5-17", "X5-30")
+	root := caSpec("ca1", "spiffe://example.org").issue(nil)
+	bundle, err := spiffe.NewBundle(webID.TrustDomain(), spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.parse(t)}})
+	require.NoError(t, err)
+	verifier, err := spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Now: atNow})
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name, rule, text string
+		edit             func(*certSpec)
+	}{
+		{"good", "", "", func(*certSpec) {}},
+		{"without key usage", "", "", func(s *certSpec) { s.usage = 0 }}, // restricts nothing
+		{"no CA", "X5-13", "spiffe: invalid X.509-SVID: certificate 2 of the chain is not a CA certificate", func(s *certSpec) { s.ca, s.usage = false, x509.KeyUsageDigitalSignature }},
+		{"no CA, but the key usage of one", "X5-13", "spiffe: invalid X.509-SVID: certificate 2 of the chain is not a CA certificate", func(s *certSpec) { s.ca = false }},
+		{"without basic constraints", "X5-13", "spiffe: invalid X.509-SVID: certificate 2 of the chain is not a CA certificate", func(s *certSpec) { s.ca, s.noBasic = false, true }},
+		{"without keyCertSign", "X5-17", "spiffe: invalid X.509-SVID: the key usage of certificate 2 of the chain lacks keyCertSign", func(s *certSpec) { s.usage = x509.KeyUsageCRLSign }},
+	} {
+		mid := caSpec("int1", "spiffe://example.org").with(c.edit).issue(root)
+		leaf := leafSpec(webID.String()).issue(mid)
+		chain := []*x509.Certificate{leaf.parse(t), mid.parse(t)}
+		_, verifyErr := verifier.VerifyChain(chain, spiffe.AnyRole)
+		keyDER, err := x509.MarshalPKCS8PrivateKey(leaf.key)
+		require.NoError(t, err)
+		_, newErr := spiffe.NewSVID(chain, leaf.key)
+		_, derErr := spiffe.ParseSVID(slices.Concat(leaf.der, mid.der), keyDER)
+		_, pemErr := spiffe.ParseSVIDPEM([]byte(pemOf(leaf, mid)), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}))
+		for _, err := range []error{newErr, derErr, pemErr} {
+			if c.rule == "" {
+				require.NoError(t, err, c.name)
+				require.NoError(t, verifyErr, c.name)
+				continue
+			}
+			require.Error(t, verifyErr, c.name)
+			assert.EqualError(t, err, c.text, c.name)
+			e, ok := errors.AsType[*spiffe.ParseError](err)
+			require.True(t, ok, c.name)
+			assert.Equal(t, c.rule, e.Rule, c.name)
+		}
+	}
+}
+
+// One file may have both, and be given twice. Each argument has one job all the same.
+func TestParseSVIDPEMOfOneFile(t *testing.T) {
+	t.Parallel()
+	chain, key := p256Chain(t)
+	certs, pkcs8, err := must(spiffe.NewSVID(chain, key)).MarshalPEM()
+	require.NoError(t, err)
+	block := func(typ string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}) }
+	sec1 := slices.Concat(block("EC PARAMETERS", []byte{6, 1, 1}), block("EC PRIVATE KEY", must(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))))
+	other := block("PRIVATE KEY", must(x509.MarshalPKCS8PrivateKey(must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)))))
+	damaged := bytes.Replace(certs, []byte("-----END"), []byte("----END"), 1)
+	many := bytes.Repeat(certs[:bytes.Index(certs, []byte("-----END"))+len("-----END CERTIFICATE-----\n")], 20)
+	both := func(parts ...[]byte) []byte { return slices.Concat(parts...) }
+	for name, file := range map[string][]byte{
+		"key last":              both(certs, pkcs8),
+		"key first":             both(pkcs8, certs),
+		"key in the middle":     both(certs[:bytes.Index(certs[1:], []byte("-----BEGIN"))+1], pkcs8, certs[bytes.Index(certs[1:], []byte("-----BEGIN"))+1:]),
+		"with parameters":       both(sec1, certs),
+		"parameters at the end": both(certs, sec1),
+		"with comments":         both([]byte("the chain\n"), certs, []byte("the key\n"), pkcs8),
+	} {
+		s, err := spiffe.ParseSVIDPEM(file, file)
+		require.NoError(t, err, name)
+		assert.Equal(t, chain, s.Chain(), name)
+		assert.Equal(t, key, s.Signer(), name)
+	}
+	for name, c := range map[string]struct {
+		certs, key []byte
+		ok         bool
+	}{
+		"another key among the certificates":       {both(other, certs), pkcs8, true},
+		"other certificates beside the key":        {certs, both(many, pkcs8), true},
+		"a key that is damaged, where none counts": {both(certs, block("PRIVATE KEY", []byte("x"))), pkcs8, true},
+	} {
+		_, err := spiffe.ParseSVIDPEM(c.certs, c.key)
+		assert.NoError(t, err, name)
+	}
+	for _, c := range []struct {
+		name       string
+		certs, key []byte
+		text       string
+	}{
+		{"no key", certs, certs, "spiffe: SVID: private key: no private key found"},
+		{"no certificates", pkcs8, pkcs8, "spiffe: SVID: certificates: no certificate found"},
+		{"certificates in the place of the key only", pkcs8, both(certs, pkcs8), "spiffe: SVID: certificates: no certificate found"},
+		{"the key in the place of the certificates only", both(certs, pkcs8), certs, "spiffe: SVID: private key: no private key found"},
+		{"two keys", certs, both(pkcs8, certs, other), `spiffe: SVID: private key: a block "PRIVATE KEY" after the private key`},
+		{"the same key twice", certs, both(pkcs8, pkcs8), `spiffe: SVID: private key: a block "PRIVATE KEY" after the private key`},
+		{"a key of another certificate", both(certs, pkcs8), both(certs, other), `spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": the private key does not belong to the first certificate`},
+		{"an encrypted key", certs, both(certs, block("ENCRYPTED PRIVATE KEY", []byte{0x30, 0})), "spiffe: SVID: private key: the private key is encrypted; decrypt it first"},
+		{"a damaged certificate", both(damaged, certs, pkcs8), pkcs8, "spiffe: SVID: certificates: 1 damaged PEM blocks"},
+		{"something else", both(certs, block("CERTIFICATE REQUEST", nil)), pkcs8, `spiffe: SVID: certificates: block 3 is "CERTIFICATE REQUEST", not CERTIFICATE`},
+		{"something else beside the key", certs, both(pkcs8, block("X509 CRL", nil)), `spiffe: SVID: private key: a block "X509 CRL" after the private key`},
+		{"text at the end", both(certs, pkcs8, []byte("x")), pkcs8, "spiffe: SVID: certificates: after certificate 2: text that is not PEM"},
+	} {
+		_, err := spiffe.ParseSVIDPEM(c.certs, c.key)
+		assert.EqualError(t, err, c.text, c.name)
+	}
+	assert.ErrorIs(t, func() error { _, err := spiffe.ParseSVIDPEM(certs, bytes.Repeat(pkcs8, 1011)); return err }(), spiffe.ErrTooLarge)
 }
 
 func must[T any](v T, err error) T {

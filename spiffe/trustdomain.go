@@ -13,11 +13,19 @@ const maxTrustDomain = 255
 // it.
 type TrustDomain struct{ name string }
 
-// ParseTrustDomain parses a trust domain name of at most 255 bytes. It takes the name only: for the ID
-// form, "spiffe://example.org", use [ParseID] and [ID.TrustDomain]. The error is a [*ParseError].
+// ParseTrustDomain parses a trust domain name of at most 255 bytes. It takes the name only: the ID form,
+// "spiffe://example.org", is refused with an error that has the name, and is for [ParseID] and
+// [ID.TrustDomain]. The error is a [*ParseError].
 func ParseTrustDomain(name string) (TrustDomain, error) {
 	if e := checkName(name); e != nil {
 		e.What, e.Input = "trust domain", name
+		if i := strings.Index(name, "://"); i >= 0 {
+			e.Offset, e.Rule, e.Reason = i, "ID-9", "it has a scheme; give the name alone"
+			meant, _, _ := strings.Cut(name[i+len("://"):], "/")
+			if checkName(meant) == nil {
+				e.Reason += ", " + short(meant)
+			}
+		}
 		return TrustDomain{}, e
 	}
 	return TrustDomain{name: name}, nil

@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -374,6 +375,12 @@ func generateVectors() []x509Vector {
 	load("XV-64", "WAPI-33", "load", "SEC1, where only PKCS#8 will do", both, sec1)
 	load("XV-65", "X5-32", "load", "the leaf comes first", append(bytes.Clone(int1.der), under.der...), pkcs8(under.key))
 	load("XV-66", "WAPI-32", "load", "no certificate", nil, pkcs8(under.key))
+	loadBelow := func(id, rule, why string, signer *issued) {
+		below := leaf.issue(signer)
+		load(id, rule, "load", why, slices.Concat(below.der, signer.der), pkcs8(below.key))
+	}
+	loadBelow("XV-67", "X5-13", "the certificate above the leaf has cA false", notCA)
+	loadBelow("XV-68", "X5-17", "the certificate above the leaf lacks keyCertSign", noSign)
 	return all
 }
 

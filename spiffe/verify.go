@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/internal/memory"
 )
 
@@ -147,8 +148,8 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	if peer, ok := v.recall(chain, role); ok {
 		return v.admit(peer)
 	}
-	needed, ok := usages[role]
-	if !ok {
+	needed := certchain.Usages(int(role))
+	if needed == nil {
 		return nil, &VerifyError{Stage: "leaf", Err: fmt.Errorf("unknown Role(%d)", int(role))}
 	}
 	if err := checkSize(chain); err != nil {
@@ -217,58 +218,15 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	return b, nil
 }
 
-// usages are the extended key usages that roles need, all of them. None at all would mean serverAuth (GO-5).
-var usages = map[Role][]x509.ExtKeyUsage{
-	AnyRole:    {x509.ExtKeyUsageAny},
-	ServerRole: {x509.ExtKeyUsageServerAuth},
-	ClientRole: {x509.ExtKeyUsageClientAuth},
-	BothRoles:  {x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-}
-
 // verifyPath builds the path from the leaf to an authority of b, and makes the Peer without its ID. A
 // leaf that is among the roots would verify itself (GO-6), but this leaf is not a CA, and the pool of a
 // Bundle holds only CAs.
 func verifyPath(chain []*x509.Certificate, b *Bundle, needed []x509.ExtKeyUsage, now time.Time) (*Peer, error) {
-	opts := x509.VerifyOptions{Roots: b.pool(), CurrentTime: now, KeyUsages: needed[:1]}
-	if len(chain) > 1 {
-		opts.Intermediates = x509.NewCertPool()
-		for _, c := range chain[1:] {
-			opts.Intermediates.AddCert(c)
-		}
-	}
-	paths, err := chain[0].Verify(opts)
+	path, err := certchain.Path(chain, b.pool(), needed, now)
 	if err != nil {
 		return nil, err
 	}
-	// While roots overlap there may be several paths. The proof is the path that lasts longest.
-	peer := &Peer{}
-	for _, p := range paths {
-		if !permits(p, needed[1:]) { // crypto/x509 is content with one of several usages
-			continue
-		}
-		if end := earliestEnd(p); peer.chain == nil || end.After(peer.notAfter) {
-			peer.chain, peer.notAfter = p, end
-		}
-	}
-	if peer.chain == nil {
-		return nil, x509.CertificateInvalidError{Cert: chain[0], Reason: x509.IncompatibleUsage}
-	}
-	return peer, nil
-}
-
-// permits reports whether no certificate of path rules out one of the usages, as crypto/x509 sees it.
-func permits(path []*x509.Certificate, needed []x509.ExtKeyUsage) bool {
-	for _, c := range path {
-		if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
-			continue
-		}
-		for _, usage := range needed {
-			if !slices.Contains(c.ExtKeyUsage, usage) {
-				return false
-			}
-		}
-	}
-	return true
+	return &Peer{chain: path, notAfter: certchain.End(path)}, nil
 }
 
 // checkSize refuses a chain that would cost too much to verify.
@@ -304,11 +262,6 @@ func chainRule(err error) string {
 		return "X5-39"
 	}
 	return "X5-30"
-}
-
-func earliestEnd(chain []*x509.Certificate) time.Time {
-	first := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
-	return first.NotAfter
 }
 
 // Peer is proof that a chain was verified and that its ID is allowed. Only a [Verifier] makes one,

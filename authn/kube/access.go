@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/bearer"
 	k8s "github.com/svidkit/svidkit/internal/kube"
 )
 
@@ -45,7 +46,7 @@ func checkAccess(ctx context.Context, api *k8s.Client, timeout time.Duration, re
 		case answer.Kind != kind:
 			return fmt.Errorf("check: the answer is not a %s of %s", kind, version)
 		case !answer.Status.Allowed && answer.Status.Reason != "":
-			return fmt.Errorf("this program may not %s %s: the API server says: %s; %s", a.Verb, a.Resource, redact(answer.Status.Reason, ""), remedy)
+			return fmt.Errorf("this program may not %s %s: the API server says: %s; %s", a.Verb, a.Resource, bearer.Redact(answer.Status.Reason), remedy)
 		case !answer.Status.Allowed:
 			return fmt.Errorf("this program may not %s %s; %s", a.Verb, a.Resource, remedy)
 		}

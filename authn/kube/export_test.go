@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strconv"
 	"time"
+
+	k8s "github.com/svidkit/svidkit/internal/kube"
 )
 
 // Judge reads an answer of a TokenReview and judges it, as Review does.
@@ -15,9 +17,7 @@ func Judge(answer []byte, token string, wanted []string) (*Account, error) {
 	return r.Status.account(token, wanted)
 }
 
-func ParseUsername(s string) (namespace, name string, err error) { return parseUsername(s) }
-func Expiry(token string) time.Time                              { return readClaims(token).expires }
-func Redact(text, token string) string                           { return redact(text, token) }
+func ParseUsername(s string) (namespace, name string, err error) { return k8s.ParseUser(s) }
 
 // Remember puts n answers into the cache of r.
 func (r *Reviewer) Remember(n int, a Account) {

@@ -6,9 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/spiffe"
@@ -113,63 +110,4 @@ func FuzzJudge(f *testing.F) {
 			}
 		}
 	})
-}
-
-func FuzzExpiry(f *testing.F) {
-	for _, s := range []string{`{"exp":1}`, `{"exp":1e400}`, `{"exp":-1.5}`, `{"exp":"1"}`, `{"exp":1,"exp":2}`, `{"a":{"exp":1}}`, `[]`, ``, `{"exp":1}x`} {
-		f.Add(token(s))
-	}
-	f.Add("a.b.c")
-	f.Add("...")
-	f.Fuzz(func(t *testing.T, tok string) {
-		if end := kube.Expiry(tok); !end.IsZero() && (end.Year() < -1 || end.Year() > 10000) {
-			t.Fatalf("%q ends at %v", tok, end)
-		}
-	})
-}
-
-func TestExpiry(t *testing.T) {
-	t.Parallel()
-	for payload, want := range map[string]int64{
-		`{"exp":4102444800}`: 4102444800, `{"iat":1,"exp":2.5e1}`: 25, `{"exp":0}`: 0, `{"kubernetes.io":{"exp":7},"exp":8}`: 8,
-		`{}`: -1, `{"exp":"1"}`: -1, `{"exp":null}`: -1, `{"exp":[1]}`: -1, `{"EXP":1}`: -1, `{"exp":1,"exp":1}`: -1, `{"exp":1}{}`: -1,
-		`{"kubernetes.io":{"exp":7}}`: -1, `[{"exp":1}]`: -1, `{"exp":1`: -1,
-	} {
-		end := kube.Expiry(token(payload))
-		if want < 0 {
-			if !end.IsZero() {
-				t.Errorf("%s ends at %v", payload, end)
-			}
-		} else if !end.Equal(time.Unix(want, 0)) {
-			t.Errorf("%s ends at %v", payload, end)
-		}
-	}
-}
-
-// A text for a log is one short line, and has no sixteen bytes of the token.
-func FuzzRedact(f *testing.F) {
-	f.Add("token has expired", "sesame")
-	f.Add("bad: abcdefghijklmnopqrstuvwxyz!", "0abcdefghijklmnopqrstuvwxyz0")
-	f.Add("\xff\x00\r\n", "\xff")
-	f.Add(strings.Repeat("é", 300), "x")
-	f.Add("aaaa", "")
-	f.Fuzz(func(t *testing.T, text, tok string) {
-		out := kube.Redact(text, tok)
-		if len(out) > 320 || !utf8.ValidString(out) || strings.ContainsFunc(out, func(c rune) bool { return !unicode.IsPrint(c) && c != ' ' }) {
-			t.Fatalf("%q", out)
-		}
-		if len(tok) < 16 || !printableASCII(tok) {
-			return
-		}
-		for i := range len(tok) - 15 {
-			// with a bracket it may come about where something was taken out
-			if piece := tok[i : i+16]; strings.Contains(out, piece) && !strings.ContainsAny(piece, "[]") {
-				t.Fatalf("%q has %q of the token", out, piece)
-			}
-		}
-	})
-}
-
-func printableASCII(s string) bool {
-	return !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' })
 }

@@ -43,6 +43,15 @@
 // A request that a limit refuses gets an error that wraps [ErrReviewFailed] and has a method Retryable, which says when to
 // come back.
 //
+// # Rights
+//
+// The service account of the server needs the first of these rules for a [Reviewer], and the second for a
+// [NodeAuthorizer], in a ClusterRole. The ClusterRole system:auth-delegator has the first one, too.
+//
+//	rules:
+//	- {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
+//	- {apiGroups: [""], resources: [pods], verbs: [get, list]}
+//
 // # What it does not do
 //
 // It does not verify tokens itself: the API server also knows whether the pod and the account still
@@ -221,7 +230,7 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 	if a, err, ok := r.cache.get(key); ok {
 		return a, err
 	}
-	c := readClaims(token)
+	c, _ := jws.ReadClaims(token)
 	if err := r.ruleOut(c, audiences); err != nil {
 		return nil, err
 	}
@@ -234,7 +243,7 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 	a, err := r.limits.do(ctx, caller, func() (*Account, error) { return r.judge(ctx, token, audiences) })
 	switch {
 	case err == nil:
-		a.NotAfter = c.expires
+		a.NotAfter = c.Expires
 		r.cache.put(key, *a, nil, a.NotAfter)
 	case !errors.Is(err, ErrReviewFailed):
 		r.refused.put(key, Account{}, err, time.Now().Add(rememberRefused))
@@ -261,14 +270,14 @@ func (r *Reviewer) judge(ctx context.Context, token string, audiences []string) 
 // ruleOut refuses a token by what it says of itself, which is not proven: the API server would refuse it too. What
 // cannot be read is for the API server to judge, and so is a token that is no JWT, as a webhook of the API server may
 // know it.
-func (r *Reviewer) ruleOut(c claims, audiences []string) error {
+func (r *Reviewer) ruleOut(c jws.Claims, audiences []string) error {
 	switch {
-	case !c.expires.IsZero() && time.Now().Round(0).After(c.expires.Add(clockLeeway)):
-		return fmt.Errorf("%w: it has expired: it ended at %s", ErrInvalidToken, c.expires.UTC().Format(time.RFC3339))
-	case len(c.audiences) > 0 && !r.anyAudience && !slices.ContainsFunc(c.audiences, func(a string) bool { return slices.Contains(audiences, a) }):
-		return fmt.Errorf("%w: it is for the audiences %.256q, and not for one of %.256q", ErrInvalidToken, c.audiences, audiences)
-	case c.issuer != "" && r.issuers != nil && !slices.Contains(r.issuers, c.issuer):
-		return fmt.Errorf("%w: its issuer %.256q is not one of %.256q", ErrInvalidToken, c.issuer, r.issuers)
+	case !c.Expires.IsZero() && time.Now().Round(0).After(c.Expires.Add(clockLeeway)):
+		return fmt.Errorf("%w: it has expired: it ended at %s", ErrInvalidToken, c.Expires.UTC().Format(time.RFC3339))
+	case len(c.Audience) > 0 && !r.anyAudience && !slices.ContainsFunc(c.Audience, func(a string) bool { return slices.Contains(audiences, a) }):
+		return fmt.Errorf("%w: it is for the audiences %.256q, and not for one of %.256q", ErrInvalidToken, c.Audience, audiences)
+	case c.Issuer != "" && r.issuers != nil && !slices.Contains(r.issuers, c.Issuer):
+		return fmt.Errorf("%w: its issuer %.256q is not one of %.256q", ErrInvalidToken, c.Issuer, r.issuers)
 	}
 	return nil
 }

@@ -133,7 +133,7 @@ func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id
 	if err := n.authorize(ctx, caller, id); err != nil {
 		from := "an unknown caller"
 		if caller != nil {
-			from = caller.ID.String()
+			from = caller.String()
 		}
 		return fmt.Errorf("authn/kube: may %q have a certificate for %.300q: %w", from, id, err)
 	}

@@ -148,6 +148,11 @@ func TestNodeAuthorizerDenied(t *testing.T) {
 	}
 	err := nodeAuthorizer(t, kubetest.Start(t)).Authorize(t.Context(), nil, web)
 	require.ErrorIs(t, err, kube.ErrDenied)
+	nameless := proxy() // a proxy that is proven to run in its pod, and has no SPIFFE ID
+	nameless.ID, nameless.Name = spiffe.ID{}, "tunnel"
+	err = nodeAuthorizer(t, cluster(kubetest.Start(t))).Authorize(t.Context(), nameless, web)
+	require.ErrorIs(t, err, kube.ErrDenied)
+	require.ErrorContains(t, err, `may "`+nameless.String()+`" have`)
 }
 
 // What a pod is doing does not matter, unless it has failed.

@@ -19,12 +19,14 @@
 // [PeerFromContext] returns the user, group and process of the peer from the context of a request, in a
 // handler, in middleware, or in a hook that gets the request's context:
 //
-//	opts := &sds.Options{Authorize: func(ctx context.Context, name string) error {
+//	opts := &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
 //		if peer, ok := unixsocket.PeerFromContext(ctx); !ok || peer.UID != envoyUID {
-//			return errors.New("only Envoy may have secrets")
+//			return "", errors.New("only Envoy may have secrets")
 //		}
-//		return nil
+//		return name, nil
 //	}}
+//
+// [Authenticator] makes a caller of the peer, for servers that take an authn.Authenticator.
 //
 // Peers are known on Linux. An [http.Server] of the caller's own finds them too: set its ConnContext to
 // [ConnContext].

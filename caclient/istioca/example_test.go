@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -13,12 +14,13 @@ import (
 func Example() {
 	td := spiffe.MustParseTrustDomain("cluster.local")
 	istiod, err := istioca.New(istioca.Options{
-		URL:         "https://istiod.istio-system.svc:15012",
-		TrustDomain: td,
-		TokenFile:   "/var/run/secrets/tokens/istio-token",
-		RootsFile:   "/var/run/secrets/istio/root-cert.pem",
-		ClusterID:   "Kubernetes",
-		// HTTPClient: one whose transport trusts istiod
+		Endpoint: caclient.Endpoint{
+			URL:         "https://istiod.istio-system.svc:15012",
+			TrustDomain: td,
+			TokenFile:   "/var/run/secrets/tokens/istio-token",
+			RootsFile:   "/var/run/secrets/istio/root-cert.pem", // of the workloads, and of istiod itself
+		},
+		ClusterID: "Kubernetes",
 	})
 	if err != nil {
 		log.Fatal(err)

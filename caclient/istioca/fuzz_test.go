@@ -8,23 +8,31 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // FuzzReadChain reads an answer, its texts parted by zero bytes.
 func FuzzReadChain(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
-	chain := ca.Intermediate().SVID("/web").Chain()
+	id := spiffe.MustParseID("spiffe://example.org/web")
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(f, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(f, err)
+	chain, err := ca.Intermediate().Certify(f.Context(), csr, []pki.SAN{pki.IDSAN(id)}, 0)
+	require.NoError(f, err)
 	leaf, mid, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())
 	for _, texts := range [][]string{
 		nil, {""}, {"", ""}, {leaf}, {leaf, root}, {leaf, mid, root}, {leaf + mid, root + root}, {leaf, "", root}, {root, root}, {leaf, leaf}, {leaf, "x"}, {"x", root},
-		{strings.TrimSpace(leaf), strings.TrimSpace(mid), root}, {leaf[:100], root},
+		{strings.TrimSpace(leaf), strings.TrimSpace(mid), root}, {leaf[:100], root}, {strings.Repeat(leaf, 32), root}, {strings.Repeat(leaf, 33), root}, {mid, leaf, root},
 	} {
 		f.Add(strings.Join(texts, "\x00"))
 	}
 	f.Fuzz(func(t *testing.T, in string) {
 		texts := strings.Split(in, "\x00")
-		chain, roots, err := istioca.ReadChain(texts)
+		chain, roots, err := istioca.ReadChain(csr, texts)
 		if err != nil {
 			require.Empty(t, chain)
 			require.Empty(t, roots)
@@ -33,6 +41,7 @@ func FuzzReadChain(f *testing.F) {
 		require.NotEmpty(t, chain)
 		require.NotEmpty(t, roots)
 		require.LessOrEqual(t, len(roots), 256)
+		require.True(t, pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()))
 		seen := map[string]bool{}
 		for i, c := range chain {
 			require.False(t, seen[string(c.Raw)])

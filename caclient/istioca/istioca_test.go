@@ -33,7 +33,7 @@ import (
 
 func TestNew(t *testing.T) {
 	t.Parallel()
-	good := istioca.Options{URL: "https://ca.test:15012", TrustDomain: domain}
+	good := istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test:15012", TrustDomain: domain}}
 	_, err := istioca.New(good)
 	require.NoError(t, err)
 	bundle := spiffetest.NewCA(t, "example.org").Bundle()
@@ -98,9 +98,7 @@ func TestRequest(t *testing.T) {
 	assert.Empty(t, got.header.Values("Authorization"))
 	assert.Equal(t, "application/grpc", got.header.Get("Content-Type"))
 
-	send(istioca.Options{
-		Token: give(token), ClusterID: "Kubernetes", CertSigner: "special", Header: http.Header{"X_custom.a": {"1", "2"}},
-	}, 90*time.Minute+999*time.Millisecond)
+	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}, ClusterID: "Kubernetes", CertSigner: "special", Header: http.Header{"X_custom.a": {"1", "2"}}}, 90*time.Minute+999*time.Millisecond)
 	assert.Equal(t, int64(5400), got.msg.GetValidityDuration())
 	assert.Equal(t, "special", got.msg.GetMetadata().GetFields()["CertSigner"].GetStringValue())
 	assert.Equal(t, []string{"Kubernetes"}, got.header.Values("Clusterid"))
@@ -108,11 +106,11 @@ func TestRequest(t *testing.T) {
 	assert.Equal(t, []string{"1", "2"}, got.header.Values("X_custom.a"))
 	send(istioca.Options{}, time.Nanosecond)
 	assert.Equal(t, int64(1), got.msg.GetValidityDuration())
-	send(istioca.Options{Token: give("")}, 0)
+	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give("")}}, 0)
 	assert.Empty(t, got.header.Values("Authorization"))
 
 	got = nil
-	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}})
 	_, err := c.Sign(t.Context(), nil, 0)
 	requireKind(t, err, caclient.ErrInvalid)
 	_, err = c.Sign(t.Context(), csr, -1)
@@ -138,14 +136,14 @@ func TestToken(t *testing.T) {
 		_, err := newCA(t, o).Sign(t.Context(), csr, 0)
 		return err
 	}
-	require.NoError(t, sign(istioca.Options{Token: give(token)}))
+	require.NoError(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}}))
 	requireKind(t, sign(istioca.Options{}), caclient.ErrUnauthenticated)
-	requireKind(t, sign(istioca.Options{Token: give("unknown")}), caclient.ErrUnauthenticated)
-	requireKind(t, sign(istioca.Options{Token: func(context.Context) (string, error) { return "", errors.New("away") }}), caclient.ErrUnavailable)
+	requireKind(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give("unknown")}}), caclient.ErrUnauthenticated)
+	requireKind(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: func(context.Context) (string, error) { return "", errors.New("away") }}}), caclient.ErrUnavailable)
 	own := &caclient.Error{Op: "token", Kind: caclient.ErrDenied, Err: errors.New("no")}
-	require.ErrorIs(t, sign(istioca.Options{Token: func(context.Context) (string, error) { return "", fmt.Errorf("x: %w", own) }}), own)
+	require.ErrorIs(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: func(context.Context) (string, error) { return "", fmt.Errorf("x: %w", own) }}}), own)
 	for _, bad := range []string{"secret\n", "secret x", " secret", "sécret", "secret\x00", strings.Repeat("secret", 20000)} {
-		err := sign(istioca.Options{Token: give(bad)})
+		err := sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give(bad)}})
 		requireKind(t, err, caclient.ErrInvalid)
 		assert.NotContains(t, err.Error(), "cret")
 	}
@@ -153,7 +151,7 @@ func TestToken(t *testing.T) {
 	// A file is read for each call.
 	file := filepath.Join(t.TempDir(), "token")
 	l := &logs{}
-	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, TokenFile: file, Logger: l.logger()})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, TokenFile: file, Logger: l.logger()}})
 	_, err := c.Sign(t.Context(), csr, 0)
 	requireKind(t, err, caclient.ErrUnauthenticated)
 	require.ErrorIs(t, err, os.ErrNotExist, "the cause behind the cause")
@@ -166,7 +164,8 @@ func TestToken(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("secret", 20000)), 0o600))
 	_, err = c.Sign(t.Context(), csr, 0)
-	requireKind(t, err, caclient.ErrInvalid)
+	requireKind(t, err, caclient.ErrUnauthenticated)
+	require.ErrorContains(t, err, "is larger than")
 	assert.NotContains(t, err.Error()+l.String(), "secret")
 	assert.NotContains(t, l.String(), token)
 }
@@ -185,7 +184,7 @@ func TestRedirect(t *testing.T) {
 		note(r)
 		http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect) // not even to the same host
 	}))
-	_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.Error(t, err)
 	assert.NotContains(t, err.Error(), token)
 	assert.Equal(t, []string{server.CreateCertificate + " Bearer " + token}, seen)
@@ -205,7 +204,7 @@ func TestNothingElseIsSent(t *testing.T) {
 	jar, err := cookiejar.New(nil)
 	require.NoError(t, err)
 	client.Jar = jar
-	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}})
 	for range 2 {
 		_, err := c.Sign(t.Context(), freshCSR(t), 0)
 		requireKind(t, err, caclient.ErrUnavailable)
@@ -220,7 +219,7 @@ func TestNothingElseIsSent(t *testing.T) {
 
 func TestNoSecretIsPrinted(t *testing.T) {
 	t.Parallel()
-	c := newCA(t, istioca.Options{URL: "https://ca.test", Header: http.Header{"X-Key": {"secret"}}, Token: give(token)})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test", Token: give(token)}, Header: http.Header{"X-Key": {"secret"}}})
 	l := &logs{}
 	l.logger().Info("x", "ca", c)
 	assert.Contains(t, l.String(), "https://ca.test")
@@ -231,8 +230,8 @@ func TestNoSecretIsPrinted(t *testing.T) {
 	url, client := listen(t, fake(func(r call) (*wire.IstioCertificateResponse, error) {
 		return nil, grpchttp.Errorf(grpchttp.Unauthenticated, "I do not know %s", r.header.Get("Authorization"))
 	}))
-	_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
-	require.ErrorContains(t, err, "I do not know Bearer [token]")
+	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
+	require.ErrorContains(t, err, "I do not know Bearer [redacted]")
 	assert.NotContains(t, err.Error(), token)
 }
 
@@ -268,7 +267,7 @@ func TestCodes(t *testing.T) {
 			url, client := listen(t, fake(func(call) (*wire.IstioCertificateResponse, error) {
 				return nil, &grpchttp.Error{Code: test.code, Message: "because", RetryAfter: test.after}
 			}))
-			_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client}).Sign(t.Context(), freshCSR(t), 0)
+			_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}}).Sign(t.Context(), freshCSR(t), 0)
 			e := requireKind(t, err, test.want)
 			assert.InDelta(t, test.after, e.RetryAfter, float64(time.Millisecond))
 			assert.Equal(t, "sign", e.Op)
@@ -316,7 +315,7 @@ func TestNetwork(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			_, err := newCA(t, istioca.Options{URL: test.url, HTTPClient: test.client, Token: give(token)}).Sign(ctx, freshCSR(t), 0)
+			_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: test.url, HTTPClient: test.client, Token: give(token)}}).Sign(ctx, freshCSR(t), 0)
 			requireKind(t, err, test.want)
 			assert.NotContains(t, err.Error(), token)
 		})
@@ -345,7 +344,7 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 		handshakes++
 		return own, nil
 	}
-	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}})
 	_, err = c.Sign(t.Context(), newCSR(t, key), 0)
 	requireKind(t, err, caclient.ErrUnauthenticated)
 	mu.Lock()
@@ -373,7 +372,7 @@ func TestContext(t *testing.T) {
 		arrived <- struct{}{}
 		<-r.Context().Done()
 	}))
-	c := newCA(t, istioca.Options{URL: url, HTTPClient: client})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}})
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go func() { <-arrived; cancel(cause) }()
@@ -383,7 +382,7 @@ func TestContext(t *testing.T) {
 	assert.False(t, ok)
 	_, err = c.FetchBundles(ctx)
 	require.ErrorIs(t, err, cause)
-	_, err = newCA(t, istioca.Options{URL: url, Token: func(ctx context.Context) (string, error) { return "", ctx.Err() }}).Sign(ctx, freshCSR(t), 0)
+	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, Token: func(ctx context.Context) (string, error) { return "", ctx.Err() }}}).Sign(ctx, freshCSR(t), 0)
 	require.ErrorIs(t, err, cause)
 }
 
@@ -429,7 +428,7 @@ func TestChainForms(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, client := listen(t, texts(test.texts...))
-			c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "example.org").Bundle()})
+			c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "example.org").Bundle()}})
 			before, err := c.FetchBundles(t.Context())
 			require.NoError(t, err)
 			got, err := c.Sign(t.Context(), csr, 0)

@@ -70,23 +70,23 @@ func TestFirstBundle(t *testing.T) {
 	want := raw(rootsOf(t, must(spiffe.NewBundleSet(a.Bundle()))))
 
 	// Nothing configured: a certificate is asked for, once.
-	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}})
 	for range 3 {
 		set, err := c.FetchBundles(t.Context())
 		require.NoError(t, err)
 		assert.Equal(t, want, raw(rootsOf(t, set)))
 	}
 	assert.Equal(t, "1", issued(t, srv))
-	_, err := newCA(t, istioca.Options{URL: url, HTTPClient: client}).FetchBundles(t.Context())
+	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}}).FetchBundles(t.Context())
 	requireKind(t, err, caclient.ErrUnauthenticated)
 
 	// A source, or a file: the CA is not asked.
-	c = newCA(t, istioca.Options{URL: "https://127.0.0.1:1", Roots: a.Bundle()})
+	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", Roots: a.Bundle()}})
 	set, err := c.FetchBundles(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, want, raw(rootsOf(t, set)))
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
-	c = newCA(t, istioca.Options{URL: "https://127.0.0.1:1", RootsFile: file})
+	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", RootsFile: file}})
 	_, err = c.FetchBundles(t.Context())
 	requireKind(t, err, caclient.ErrUnavailable)
 	require.ErrorIs(t, err, os.ErrNotExist)
@@ -100,7 +100,7 @@ func TestFirstBundle(t *testing.T) {
 
 	// A file that is broken later takes nothing away.
 	l := &logs{}
-	c = newCA(t, istioca.Options{URL: url, HTTPClient: client, RootsFile: file, Logger: l.logger()})
+	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, RootsFile: file, Logger: l.logger()}})
 	before, err := c.FetchBundles(t.Context())
 	require.NoError(t, err)
 	for _, text := range []string{"", "x", string(make([]byte, 2<<20))} {
@@ -112,7 +112,7 @@ func TestFirstBundle(t *testing.T) {
 	assert.Contains(t, l.String(), "the roots cannot be read")
 
 	// A source of another trust domain is none.
-	c = newCA(t, istioca.Options{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "other.test").Bundle()})
+	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "other.test").Bundle()}})
 	_, err = c.FetchBundles(t.Context())
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	requireKind(t, err, caclient.ErrUnavailable)
@@ -139,7 +139,7 @@ func TestOldRootsStay(t *testing.T) {
 		signer, old, newer := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root(), spiffetest.NewCA(t, "example.org").Root()
 		current := pem(signer.Root(), old)
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
-		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true})
+		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true}})
 		sign := func() {
 			_, err := c.Sign(t.Context(), freshCSR(t), 0)
 			require.NoError(t, err)
@@ -182,7 +182,7 @@ func TestOldRootsStayForTheLongest(t *testing.T) {
 				day.ServeHTTP(w, r)
 			}
 		}))
-		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true})
+		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true}})
 		for range 2 {
 			_, err := c.Sign(t.Context(), freshCSR(t), 0)
 			require.NoError(t, err)
@@ -231,7 +231,7 @@ func (s stubborn) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return s.
 func TestSourceIsWrong(t *testing.T) {
 	t.Parallel()
 	for _, b := range []*spiffe.Bundle{nil, spiffetest.NewCA(t, "other.test").Bundle()} {
-		c := newCA(t, istioca.Options{URL: "https://127.0.0.1:1", Roots: stubborn{b}})
+		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", Roots: stubborn{b}}})
 		_, err := c.FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrUnavailable)
 		require.ErrorContains(t, err, "the bundle of the trust domain")
@@ -265,7 +265,7 @@ func TestWatchFollowsTheHint(t *testing.T) {
 			require.NoError(t, err)
 			src := &counted{}
 			src.set(b)
-			c := newCA(t, istioca.Options{URL: "https://127.0.0.1:1", Roots: src})
+			c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", Roots: src}})
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 			defer cancel()
 			for set, err := range c.WatchBundles(ctx) {
@@ -287,7 +287,7 @@ func TestSourceWithdraws(t *testing.T) {
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
 		src := &source{}
 		bundle := func(c spiffe.BundleContents) { src.set(must(spiffe.NewBundle(domain, c))) }
-		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src})
+		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src}})
 		fetch := func() *spiffe.Bundle {
 			set, err := c.FetchBundles(t.Context())
 			require.NoError(t, err)
@@ -348,7 +348,7 @@ func TestManyRoots(t *testing.T) {
 		defer mu.Unlock()
 		return newest
 	}))
-	c := newCA(t, istioca.Options{URL: url, HTTPClient: client, Roots: signer.Bundle()})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Roots: signer.Bundle()}})
 	key := must(pki.NewKey(pki.ECDSAP256))
 	now := time.Now()
 	var last []byte
@@ -380,7 +380,7 @@ func TestWatchBundles(t *testing.T) {
 		current := pem(signer.Root())
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
 		src := &source{}
-		c := newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src})
+		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src}})
 		for set, err := range c.WatchBundles(t.Context()) {
 			assert.Nil(t, set)
 			requireKind(t, err, caclient.ErrUnavailable)
@@ -432,7 +432,7 @@ func TestRenewal(t *testing.T) {
 		wg.Go(func() { _ = a.Run(ctx) })
 		var managers []*secretcache.Manager
 		for _, path := range []string{"/a", "/b"} {
-			c, err := caclient.New(newCA(t, istioca.Options{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Token: give(path)}), nil)
+			c, err := caclient.New(newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Token: give(path)}}), nil)
 			require.NoError(t, err)
 			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID(domain.ID().String() + path), CA: c})
 			require.NoError(t, err)
@@ -478,7 +478,7 @@ func TestRenewalOverTLS(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, ca.Config{DefaultTTL: 4 * time.Second, RefreshHint: time.Second, Rotation: ca.Rotation{Propagation: time.Second}})
 	url, client := listen(t, newServer(t, server.Options{Signer: a}))
-	c, err := caclient.New(newCA(t, istioca.Options{URL: url, HTTPClient: client, Token: give(token)}), nil)
+	c, err := caclient.New(newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}}), nil)
 	require.NoError(t, err)
 	m, err := secretcache.New(secretcache.Config{ID: webID, CA: c})
 	require.NoError(t, err)
@@ -513,15 +513,15 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	workloads := pki.MarshalCertificatesPEM(authority.Roots()[0].Certificate)
 	require.NoError(t, os.WriteFile(file, workloads, 0o600))
-	c := newCA(t, istioca.Options{URL: srv.URL, RootsFile: file, Token: give(token)})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: give(token)}})
 	_, err := c.Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, "unknown authority")
 	require.NoError(t, os.WriteFile(file, append(workloads, pki.MarshalCertificatesPEM(srv.Certificate())...), 0o600))
 	_, err = c.Sign(t.Context(), freshCSR(t), 0)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(file, []byte("nonsense"), 0o600))
-	_, err = newCA(t, istioca.Options{URL: srv.URL, RootsFile: file, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, file)
-	_, err = newCA(t, istioca.Options{URL: srv.URL, Token: give(token)}).Sign(t.Context(), freshCSR(t), 0)
+	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.Error(t, err, "the roots of the host do not vouch for it")
 }

@@ -1,10 +1,12 @@
-// Package local is the CA in this process: a caclient.CA over an authority of package pki/ca.
+// Package local is the CA in this process: a caclient.CA over an authority of package pki/ca, or over a registration
+// authority of package pki/ra, which lets the signers of a Kubernetes cluster sign.
 //
 // Most programs need [New] with the identities that they are to have. A program whose workloads come and
 // go decides for each request with [NewFunc].
 //
 // The identity of the caller is what the constructor was given, and is never taken from the request. The
-// ID that a request names is only compared with it.
+// ID that a request names is only compared with it. A registration authority sends the request on as it is, so that over one a
+// request has to name exactly that ID and nothing else.
 package local
 
 import (
@@ -22,9 +24,18 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
+// Authority signs in this process. A [*ca.Authority] is one, and so is the *ra.RA of package pki/ra. One that also has a method
+// Changed() <-chan struct{}, which returns a channel that is closed when its bundle changes, is not asked in vain by
+// [CA.WatchBundles].
+type Authority interface {
+	ca.Signer
+	TrustDomain() spiffe.TrustDomain
+}
+
 // CA is a [caclient.CA]; [New] and [NewFunc] make one. It is safe for concurrent use.
 type CA struct {
-	authority *ca.Authority
+	authority Authority
+	signed    renew.Signal // an authority without Changed may have learned a root
 	decide    func(context.Context, *pki.CSR) (spiffe.ID, error)
 }
 
@@ -32,7 +43,7 @@ type CA struct {
 // authority's trust domain. With one ID, every request is for it, and may name it or none. With several,
 // as for a secretcache.Manager that serves several identities, a request has to name the one that it is
 // for; to decide while the program runs, use [NewFunc].
-func New(authority *ca.Authority, ids ...spiffe.ID) (*CA, error) {
+func New(authority Authority, ids ...spiffe.ID) (*CA, error) {
 	if authority == nil || len(ids) == 0 {
 		return nil, errors.New("local: New needs an authority and an ID")
 	}
@@ -60,7 +71,7 @@ func New(authority *ca.Authority, ids ...spiffe.ID) (*CA, error) {
 // knows the public key or has started the workload that is named there. What the request says is a
 // wish. An error of decide refuses the request: as it is if it is a [*caclient.Error], and of the
 // kind [caclient.ErrDenied] otherwise. decide has to be safe for concurrent use.
-func NewFunc(authority *ca.Authority, decide func(ctx context.Context, csr *pki.CSR) (spiffe.ID, error)) (*CA, error) {
+func NewFunc(authority Authority, decide func(ctx context.Context, csr *pki.CSR) (spiffe.ID, error)) (*CA, error) {
 	if authority == nil || decide == nil {
 		return nil, errors.New("local: NewFunc needs an authority and a function")
 	}
@@ -73,6 +84,9 @@ func NewFunc(authority *ca.Authority, decide func(ctx context.Context, csr *pki.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if csr == nil {
 		return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, Err: errors.New("local: there is no signing request")}
+	}
+	if lifetime < 0 {
+		return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, Err: fmt.Errorf("local: the lifetime is negative (%v)", lifetime)}
 	}
 	id, err := c.decide(ctx, csr)
 	if err != nil {
@@ -87,6 +101,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err != nil {
 		return nil, signError(ctx, err, kindOf(err))
 	}
+	c.signed.Notify()
 	return chain, nil
 }
 
@@ -127,13 +142,28 @@ func (c *CA) set(b *spiffe.Bundle) (*spiffe.BundleSet, error) {
 }
 
 // WatchBundles yields the authority's bundle, and each newer one, until ctx is done; package secretcache
-// uses it in the place of polling. Changes that come with time need the authority's Run.
+// uses it in the place of polling. Changes that come with time need the authority's Run. An authority without Changed, such as
+// an RA, is asked for its bundle after each Sign, and every thirty seconds.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
-		for b := range renew.Follow(ctx, c.authority.Changed, c.authority.Bundle) {
-			if !yield(c.set(b)) {
+		if a, ok := c.authority.(interface{ Changed() <-chan struct{} }); ok {
+			for b := range renew.Follow(ctx, a.Changed, c.authority.Bundle) {
+				if !yield(c.set(b)) {
+					return
+				}
+			}
+			return
+		}
+		for last := (*spiffe.Bundle)(nil); ctx.Err() == nil; {
+			signed := c.signed.Changed() // before reading, so that nothing is missed
+			b := c.authority.Bundle()
+			if b == last {
+				renew.Wait(ctx, poll, signed)
+			} else if last = b; b != nil && !yield(c.set(b)) {
 				return
 			}
 		}
 	}
 }
+
+const poll = 30 * time.Second // of an authority that tells nothing; it costs no request

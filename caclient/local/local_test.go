@@ -104,7 +104,7 @@ func TestOneIdentity(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			require.NoError(t, caclient.Check(chain, csr, web, a.Bundle(), time.Now()))
+			require.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), a.Bundle(), time.Now()))
 			assert.Empty(t, chain[0].DNSNames)
 			assert.WithinRange(t, chain[0].NotAfter, asked.Add(time.Hour-time.Second), time.Now().Add(time.Hour+time.Second))
 		})
@@ -128,7 +128,7 @@ func TestManyIdentities(t *testing.T) {
 	for csr, id := range known {
 		chain, err := c.Sign(t.Context(), csr, 0)
 		require.NoError(t, err)
-		assert.NoError(t, caclient.Check(chain, csr, id, a.Bundle(), time.Now()))
+		assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(id), a.Bundle(), time.Now()))
 	}
 	_, err = c.Sign(t.Context(), newCSR(t, pki.IDSAN(web)), 0)
 	assert.Equal(t, caclient.ErrDenied, kind(t, err))
@@ -145,7 +145,7 @@ func TestSetOfIdentities(t *testing.T) {
 		csr := newCSR(t, pki.IDSAN(id))
 		chain, err := c.Sign(t.Context(), csr, 0)
 		require.NoError(t, err)
-		assert.NoError(t, caclient.Check(chain, csr, id, a.Bundle(), time.Now()))
+		assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(id), a.Bundle(), time.Now()))
 	}
 	other := pki.IDSAN(spiffe.MustParseID("spiffe://example.org/admin"))
 	for name, csr := range map[string]*pki.CSR{
@@ -302,7 +302,7 @@ func TestRotationsThroughAClient(t *testing.T) {
 			for range 6 {
 				chain, err := c.Sign(t.Context(), csr, time.Hour)
 				require.NoError(t, err)
-				require.NoError(t, caclient.Check(chain, csr, web, a.Bundle(), time.Now()))
+				require.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), a.Bundle(), time.Now()))
 				time.Sleep(5 * time.Minute)
 			}
 		}

@@ -177,10 +177,10 @@ func (v *visitor) fetch(ctx context.Context) error {
 func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*spiffe.SVID, error) {
 	client := newClient(v.bundle, own)
 	defer client.CloseIdleConnections()
-	api, err := istioca.New(istioca.Options{
+	api, err := istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
 		URL: "https://" + v.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: v.CA.TrustDomain,
 		Token: func(context.Context) (string, error) { return token, nil },
-	})
+	}})
 	if err != nil {
 		return nil, err
 	}

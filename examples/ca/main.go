@@ -13,6 +13,13 @@
 // ports to others. A CA that was plugged in is found in -root-ca-dir, as with Istio. With -external-ca the
 // signers of the cluster sign instead.
 //
+// Callers of Istio's API are proven by the first of these that they have, in the order of Istio's CA: a certificate of
+// the CA; a token of the OpenID Connect issuer in -jwt-rule; the token of a service account, which the API server
+// judges; the header x-forwarded-client-cert of a gateway in -trusted-gateway-cidr, whose last element counts; a token of
+// the issuer that signed this server's own, for a CA outside the cluster. With -jwt-rule alone the CA needs no
+// cluster, and is not in development mode; Linkerd's API needs -kubernetes. A request that a gateway forwards is never
+// proven by the gateway's own certificate, and while a root is tainted what a gateway says proves nothing.
+//
 // A CA is made by the first start in the default folder, and elsewhere, the Secret included, by a start with -create: an
 // empty store may be a volume that is not mounted. Folders and files that other users can change are refused.
 //
@@ -171,7 +178,7 @@ const warning = `*** DEVELOPMENT ONLY: any program that can read the file of the
 
 // announce says where everything is.
 func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caserver.Listeners) {
-	if !c.Kubernetes {
+	if c.Development() {
 		fmt.Fprintln(out, warning)
 	}
 	const line = "%-19s %s\n"
@@ -179,7 +186,7 @@ func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caser
 	fmt.Fprintf(out, line, "CA:", a.Where)
 	fmt.Fprintf(out, line, "roots in PEM:", c.RootsFile)
 	fmt.Fprintf(out, line, "audit log:", c.AuditLog)
-	if !c.Kubernetes {
+	if c.Development() {
 		fmt.Fprintf(out, line, "token of demo/web:", `printf %s:demo/web "$(cat '`+c.SecretFile+`')"`)
 	}
 	linkerdScheme := "https"

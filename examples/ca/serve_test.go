@@ -73,7 +73,13 @@ type server struct {
 // start serves until the test is over, or stop is called.
 func start(t testing.TB, c *caconfig.Config) (s *server, stop func()) {
 	t.Helper()
-	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	return startLogged(t, c, t.Output())
+}
+
+// startLogged is start with a log of the test's own.
+func startLogged(t testing.TB, c *caconfig.Config, out io.Writer) (s *server, stop func()) {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(out, nil))
 	s = &server{c: c}
 	ctx, cancel := context.WithCancel(t.Context())
 	up, over := make(chan struct{}), make(chan error, 1)
@@ -164,10 +170,10 @@ func istioRequest(ctx context.Context, c *http.Client, url string, td spiffe.Tru
 }
 
 func istioCSR(ctx context.Context, c *http.Client, url string, td spiffe.TrustDomain, token string, csr *pki.CSR) (chain, roots []*x509.Certificate, err error) {
-	client, err := caclientistio.New(caclientistio.Options{
+	client, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
 		URL: url, HTTPClient: c, TrustDomain: td,
 		Token: func(context.Context) (string, error) { return token, nil },
-	})
+	}})
 	if err != nil {
 		return nil, nil, err
 	}

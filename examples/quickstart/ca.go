@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -59,7 +60,7 @@ func outside(o options) (issuer, error) {
 		return nil, err
 	}
 	return func(id spiffe.ID) (secretcache.CA, error) {
-		return istioca.New(istioca.Options{
+		return istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
 			URL:         o.ca,
 			TrustDomain: trustDomain,
 			RootsFile:   o.caRoots, // vouch for workloads, and for the CA itself
@@ -70,7 +71,7 @@ func outside(o options) (issuer, error) {
 				}
 				return strings.TrimPrefix(string(secret)+":"+id.String(), ":"), nil
 			},
-		})
+		}})
 	}, nil
 }
 

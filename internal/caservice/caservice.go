@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
@@ -167,7 +168,7 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 	if e.Err != nil {
 		cause = e.Err.Error()
 	}
-	attrs = append(attrs, slog.String("code", e.Code.String()), slog.String("err", conceal(cause, c.Secret)))
+	attrs = append(attrs, slog.String("code", e.Code.String()), slog.String("err", bearer.Redact(strings.ReplaceAll(cause, "\n", "; "), c.Secret, strings.TrimSpace(c.Secret))))
 	if refused := s.Name + ": certificate refused"; each {
 		s.Logger.LogAttrs(ctx, level, refused, attrs...)
 	} else {
@@ -219,16 +220,6 @@ func (c *Call) level(e *grpchttp.Error) slog.Level {
 		return slog.LevelError
 	}
 	return slog.LevelWarn
-}
-
-// conceal replaces a token, with or without the white space around it, and joins the lines of errors that were joined.
-func conceal(text, token string) string {
-	for _, t := range []string{token, strings.TrimSpace(token)} {
-		if t != "" {
-			text = strings.ReplaceAll(text, t, "[token]")
-		}
-	}
-	return strings.ReplaceAll(text, "\n", "; ")
 }
 
 // Refuse returns the error for a call that is refused: the client is told the code and the text, the log

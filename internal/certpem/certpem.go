@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -66,13 +67,21 @@ func Check(data []byte, size, blocks int) error {
 // the last one is not, nor is a damaged block anywhere. Input without any block is an error. Errors call a
 // block by its noun.
 func Each(data []byte, typ, noun string, limit int, read func(der []byte) error) error {
+	return each(data, typ, noun, limit, read, nil)
+}
+
+// each is Each, without the blocks of the types that skip knows.
+func each(data []byte, typ, noun string, limit int, read func(der []byte) error, skip func(typ string) bool) error {
 	if err := Check(data, MaxInput, limit); err != nil {
 		return err
 	}
-	n := 0
+	n, skipped := 0, 0
 	for rest := data; ; n++ {
 		var b *pem.Block
-		if b, rest = pem.Decode(rest); b == nil {
+		for b, rest = pem.Decode(rest); b != nil && skip != nil && skip(b.Type); b, rest = pem.Decode(rest) {
+			skipped++
+		}
+		if b == nil {
 			if len(bytes.TrimSpace(rest)) > 0 {
 				return fmt.Errorf("after %s %d: text that is not PEM", noun, n)
 			}
@@ -80,15 +89,15 @@ func Each(data []byte, typ, noun string, limit int, read func(der []byte) error)
 		}
 		switch {
 		case b.Type != typ:
-			return fmt.Errorf("block %d is %.40q, not %s", n+1, b.Type, typ)
+			return fmt.Errorf("block %d is %s, not %s", n+skipped+1, label(b.Type), typ)
 		case len(b.Headers) > 0 && typ != certificate:
-			return fmt.Errorf("block %d has headers", n+1)
+			return fmt.Errorf("block %d has headers", n+skipped+1)
 		}
 		if err := read(b.Bytes); err != nil {
 			return fmt.Errorf("%s %d: %w", noun, n+1, Short(err))
 		}
 	}
-	if damaged := Blocks(data) - n; damaged != 0 {
+	if damaged := Blocks(data) - n - skipped; damaged != 0 {
 		return fmt.Errorf("%d damaged PEM blocks", damaged)
 	}
 	if n == 0 {
@@ -100,12 +109,19 @@ func Each(data []byte, typ, noun string, limit int, read func(der []byte) error)
 const certificate = "CERTIFICATE"
 
 // Certificates parses data by the rules of Each.
-func Certificates(data []byte) (certs []*x509.Certificate, err error) {
-	err = Each(data, certificate, "certificate", MaxCertificates, func(der []byte) error {
+func Certificates(data []byte) ([]*x509.Certificate, error) { return certificates(data, nil) }
+
+// CertificatesAmongKeys is Certificates for data that may have private keys too, which are skipped.
+func CertificatesAmongKeys(data []byte) ([]*x509.Certificate, error) {
+	return certificates(data, isKey)
+}
+
+func certificates(data []byte, skip func(typ string) bool) (certs []*x509.Certificate, err error) {
+	err = each(data, certificate, "certificate", MaxCertificates, func(der []byte) error {
 		c, err := x509.ParseCertificate(der)
 		certs = append(certs, c)
 		return err
-	})
+	}, skip)
 	if err != nil {
 		return nil, err
 	}
@@ -123,8 +139,15 @@ func EncodeCertificates(certs []*x509.Certificate) []byte {
 
 // PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1. An EC PARAMETERS block in
 // front, as some tools write it, is skipped; anything else is an error, and so is an encrypted key.
-func PrivateKey(data []byte) (crypto.Signer, error) {
-	if err := Check(data, MaxInput, maxKeyBlocks); err != nil {
+func PrivateKey(data []byte) (crypto.Signer, error) { return privateKey(data, maxKeyBlocks, nil) }
+
+// PrivateKeyAmongCertificates is PrivateKey for data that may have certificates too, which are skipped.
+func PrivateKeyAmongCertificates(data []byte) (crypto.Signer, error) {
+	return privateKey(data, maxKeyBlocks+MaxCertificates, func(typ string) bool { return typ == certificate })
+}
+
+func privateKey(data []byte, limit int, skip func(typ string) bool) (crypto.Signer, error) {
+	if err := Check(data, MaxInput, limit); err != nil {
 		return nil, err
 	}
 	var key crypto.Signer
@@ -136,7 +159,7 @@ func PrivateKey(data []byte) (crypto.Signer, error) {
 			}
 			break
 		}
-		if b.Type == "EC PARAMETERS" && key == nil {
+		if b.Type == "EC PARAMETERS" && key == nil || skip != nil && skip(b.Type) {
 			continue
 		}
 		if key != nil {
@@ -158,6 +181,11 @@ func PrivateKey(data []byte) (crypto.Signer, error) {
 		return nil, errors.New("no private key found")
 	}
 	return key, nil
+}
+
+// isKey reports whether a block of this type is part of a file with a private key.
+func isKey(typ string) bool {
+	return keyParsers[typ] != nil || typ == "EC PARAMETERS" || typ == "ENCRYPTED PRIVATE KEY"
 }
 
 // keyParsers are the forms of private keys by the type of their block.
@@ -218,4 +246,13 @@ func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
 		return nil, fmt.Errorf("a key of type %T cannot be exported", key)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+// label returns the label of a block for an error. It is quoted only if it may be a usual one: a server that was sent a
+// token could repeat it as a label.
+func label(typ string) string {
+	if len(typ) > 40 || strings.Trim(typ, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ") != "" {
+		return "something else"
+	}
+	return strconv.Quote(typ)
 }

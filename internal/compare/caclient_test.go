@@ -115,10 +115,10 @@ var judges = map[string]func(testing.TB, answer) (string, *tls.Config){"grpc-go"
 
 func istioClient(t testing.TB, url string, cfg *tls.Config) *client.CA {
 	t.Helper()
-	c, err := client.New(client.Options{
-		URL: url, HTTPClient: h2Client(t, cfg), TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), CertSigner: "special", ClusterID: "Kubernetes",
+	c, err := client.New(client.Options{CertSigner: "special", ClusterID: "Kubernetes", Endpoint: caclient.Endpoint{
+		URL: url, HTTPClient: h2Client(t, cfg), TrustDomain: spiffe.MustParseTrustDomain("cluster.local"),
 		Token: func(context.Context) (string, error) { return "web", nil },
-	})
+	}})
 	require.NoError(t, err)
 	return c
 }

@@ -235,7 +235,7 @@ func TestX509Vectors(t *testing.T) {
 		require.Equal(t, v.header["expect"] == "accept", ours != refuses, "%s: %s", f, ours)
 		j.vector(t, v.header["id"], ours, peer, v.header["why"])
 	}
-	j.done(t, 67)
+	j.done(t, 69)
 }
 
 // contents says what was read from a bundle document. A hint that is not positive is none.

@@ -113,11 +113,12 @@ func TestReach(t *testing.T) {
 	// Of protobuf nothing but how fields are encoded. Generated messages are for tests.
 	const protowire, ofIt, ofItToo = "google.golang.org/protobuf/encoding/protowire", "google.golang.org/protobuf/internal/errors", "google.golang.org/protobuf/internal/detrand"
 	for _, c := range []struct{ packages, may []string }{
-		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/federation", "authn", "authn/kube"}, nil},
-		{[]string{"spiffe/jwtsvid", "spiffe/witsvid"}, []string{jose}},
-		{[]string{"spiffe/workloadapi", "spiffe/workloadserver"}, []string{protowire, ofIt, ofItToo}},
-		{[]string{"sds", "caclient/istioca"}, []string{protowire, ofIt, ofItToo, cryptobyte}},
-		{[]string{"pki/caserver/istioca", "pki/caserver/linkerd"}, []string{protowire, ofIt, ofItToo, cryptobyte, jose, fsnotify, sys}},
+		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/federation", "authn", "authn/kube", "authn/tokensource", "authn/unixsocket"}, nil},
+		{[]string{"spiffe/jwtsvid", "spiffe/witsvid", "authn/jwt"}, []string{jose}},
+		{[]string{"caclient/stepca"}, []string{cryptobyte}},
+		{[]string{"spiffe/workloadserver"}, []string{protowire, ofIt, ofItToo}},
+		{[]string{"sds", "spiffe/workloadapi", "caclient/istioca", "caclient/linkerd"}, []string{protowire, ofIt, ofItToo, cryptobyte}},
+		{[]string{"pki/caserver/istioca", "pki/caserver/linkerd", "caclient/caclienttest"}, []string{protowire, ofIt, ofItToo, cryptobyte, jose, fsnotify, sys}},
 		{[]string{
 			"spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache",
 		}, []string{cryptobyte, jose, fsnotify, sys}},

@@ -51,17 +51,23 @@ func TestWeight(t *testing.T) {
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.5},
-		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 9.7},
+		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 9.9},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
 		{"caclient", "caclient.New, caclient.Check, caclient.Retryable", 5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
 		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", 7.2},
+		{"caclient/linkerd", "linkerd.New, (*linkerd.CA).Sign", 7.2},
+		{"caclient/stepca", "stepca.New, (*stepca.CA).Sign", 7.2},
+		{"caclient/vault", "vault.New, (*vault.CA).Sign", 7.2},
+		{"caclient/googlecas", "googlecas.New, (*googlecas.CA).Sign", 7.2},
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", 4.5},
 		{"sds", "sds.NewHandler, sds.NewClient, (*unixsocket.Server).Run", 7.2},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
+		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
+		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
 		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -106,10 +112,10 @@ func TestWeightOfPrograms(t *testing.T) {
 		name, uses string
 		maxMB      float64 // of 10⁶ bytes, on linux/amd64
 	}{
-		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.5},
+		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.6},
 		{"identity from an agent and from a CA", workload, 7.5},
-		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.6},
-		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.3},
+		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.7},
+		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

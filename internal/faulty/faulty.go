@@ -33,6 +33,9 @@ type Config struct {
 	TLS                   *tls.Config // nil means HTTP/2 without TLS
 	ConnContext           func(context.Context, net.Conn) context.Context
 	Turned                func() // called after each turn of the dial; may be nil
+
+	// Serve serves h until ctx is done, in the place of a server of net/http, TLS and ConnContext. Nil means that one.
+	Serve func(ctx context.Context, l net.Listener, h http.Handler) error
 }
 
 // Dial says what a server does with requests. A test server embeds it, so that its methods become the
@@ -50,6 +53,17 @@ type Dial struct {
 // Start serves until the test is over.
 func Start(t testing.TB, cfg Config) *Dial {
 	d := &Dial{cfg: cfg, moved: make(chan struct{}), conns: map[net.Conn]bool{}}
+	if cfg.Serve != nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = cfg.Serve(ctx, listener{cfg.Listener, d}, http.HandlerFunc(d.serve)) })
+		t.Cleanup(func() {
+			d.turn(Drop) // so that nothing hangs
+			cancel()
+			wg.Wait()
+		})
+		return d
+	}
 	srv := &http.Server{
 		Handler:     http.HandlerFunc(d.serve),
 		TLSConfig:   cfg.TLS,
@@ -160,6 +174,31 @@ func (d *Dial) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
+}
+
+// listener tells a Dial of the connections of a server that is not of net/http.
+type listener struct {
+	net.Listener
+	d *Dial
+}
+
+func (l listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.d.opened(context.Background(), c)
+	return &conn{Conn: c, d: l.d}, nil
+}
+
+type conn struct {
+	net.Conn
+	d *Dial
+}
+
+func (c *conn) Close() error {
+	c.d.state(c.Conn, http.StateClosed)
+	return c.Conn.Close()
 }
 
 func (d *Dial) opened(ctx context.Context, c net.Conn) context.Context {

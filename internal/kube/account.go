@@ -14,6 +14,8 @@ import (
 	"path"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/bearer"
 )
 
 // accountDir is where the kubelet puts the files of a pod's service account, below the root.
@@ -46,6 +48,21 @@ func (e environment) namespace() (string, error) {
 	return s, nil
 }
 
+// ParseUser reads the user name of a service account, as in an answer about a token and in the token itself:
+// system:serviceaccount:NAMESPACE:NAME.
+func ParseUser(s string) (namespace, name string, err error) {
+	parts := strings.SplitN(s, ":", 5)
+	switch {
+	case len(parts) != 4 || parts[0] != "system" || parts[1] != "serviceaccount":
+		return "", "", fmt.Errorf("the user %.300q is not a service account (system:serviceaccount:NAMESPACE:NAME)", s)
+	case !ValidLabel(parts[2]):
+		return "", "", fmt.Errorf("%.300q in the user name is not a namespace (an RFC 1123 label)", parts[2])
+	case !ValidName(parts[3]):
+		return "", "", fmt.Errorf("%.300q in the user name is not a service account's name (an RFC 1123 subdomain)", parts[3])
+	}
+	return parts[2], parts[3], nil
+}
+
 func (e environment) serverURL() (string, error) {
 	host, port := e.getenv("KUBERNETES_SERVICE_HOST"), e.getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
@@ -63,7 +80,7 @@ func (a *serviceAccount) token() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("token of the service account: %w", err)
 	}
-	if strings.ContainsFunc(token, func(c rune) bool { return !tokenRune(c) }) {
+	if strings.ContainsFunc(token, func(c rune) bool { return !bearer.TokenRune(c) }) {
 		return "", fmt.Errorf("token of the service account: /%s/token is not a bearer token", accountDir)
 	}
 	return token, nil

@@ -12,6 +12,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/bearer"
 )
 
 // StatusError is the answer of an API server that refused or failed a request.
@@ -96,7 +98,7 @@ func (e *requestError) Unwrap() error { return e.err }
 
 // refused reads the answer to a request that had no success.
 func (x *exchange) refused(response *http.Response) error {
-	e := &StatusError{Code: response.StatusCode, RetryAfter: retryAfter(response.Header)}
+	e := &StatusError{Code: response.StatusCode, RetryAfter: RetryAfter(response.Header)}
 	switch {
 	case response.StatusCode/100 == 3:
 		e.Message = "redirects are refused: give the URL of the API server itself"
@@ -121,7 +123,7 @@ func (e *StatusError) fill(data []byte, x *exchange) {
 		} `json:"details"`
 	}
 	if json.Unmarshal(data, &s) == nil && s.Kind == "Status" {
-		e.Reason, e.Message = OneLine(s.Reason, 64), OneLine(x.redact(s.Message), 512)
+		e.Reason, e.Message = OneLine(x.redact(s.Reason), 64), OneLine(x.redact(s.Message), 512)
 		if e.RetryAfter == 0 {
 			e.RetryAfter = seconds(s.Details.RetryAfterSeconds)
 		}
@@ -134,21 +136,13 @@ func (e *StatusError) fill(data []byte, x *exchange) {
 	}
 }
 
-// redact removes secrets from a message, as admission webhooks and proxies may quote the request. The
-// secrets of the request are the bearer token, and the token or data in the body, encoded or not. Words
-// that are too long for a label are removed too. A word consists of the characters of a bearer token (RFC
-// 6750, section 2.1).
+// redact makes a message fit for a log, as admission webhooks and proxies may quote the request. The secrets of the request
+// are the bearer token, and the token or data in the body, encoded or not. Words that are too long for a label are removed
+// too. A word consists of the characters of a bearer token.
 func (x *exchange) redact(message string) string {
-	const redacted, most = "[redacted]", 16 << 10
-	if len(message) > most {
-		message = message[:strings.LastIndexByte(message[:most], ' ')+1] // no half of a secret
-	}
-	for _, s := range x.secrets() {
-		message = strings.ReplaceAll(message, s, redacted)
-	}
 	var b strings.Builder
 	for message != "" {
-		n := strings.IndexFunc(message, func(c rune) bool { return !tokenRune(c) })
+		n := strings.IndexFunc(message, func(c rune) bool { return !bearer.TokenRune(c) })
 		switch {
 		case n < 0:
 			n = len(message)
@@ -156,17 +150,16 @@ func (x *exchange) redact(message string) string {
 			_, n = utf8.DecodeRuneInString(message)
 		}
 		if n >= 64 {
-			b.WriteString(redacted)
+			b.WriteString("[redacted]")
 		} else {
 			b.WriteString(message[:n])
 		}
 		message = message[n:]
 	}
-	return b.String()
+	return bearer.Redact(b.String(), x.secrets()...)
 }
 
-// secrets returns the texts that must not be in an error of the request, the longest first. A text of less
-// than 16 bytes is not a secret.
+// secrets returns the texts that must not be in an error of the request. A text of less than 16 bytes is not a secret.
 func (x *exchange) secrets() []string {
 	var body struct {
 		Spec struct {
@@ -183,13 +176,7 @@ func (x *exchange) secrets() []string {
 			all = slices.AppendSeq(all, strings.FieldsSeq(string(plain))) // the lines of PEM
 		}
 	}
-	all = slices.DeleteFunc(all, func(s string) bool { return len(s) < 16 })
-	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) })
-	return all
-}
-
-func tokenRune(c rune) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._~+/=", c)
+	return slices.DeleteFunc(all, func(s string) bool { return len(s) < 16 })
 }
 
 // OneLine makes an untrusted text fit for one line of a log, of at most limit bytes.
@@ -211,8 +198,9 @@ func OneLine(s string, limit int) string {
 	return s[:n] + "…"
 }
 
-// retryAfter reads RFC 9110, section 10.2.3.
-func retryAfter(h http.Header) time.Duration {
+// RetryAfter reads how long a server asks its clients to wait, an hour at most: seconds or a date, as RFC 9110 (10.2.3) has
+// them. It is 0 if the server says nothing.
+func RetryAfter(h http.Header) time.Duration {
 	v := h.Get("Retry-After")
 	if n, err := strconv.ParseInt(v, 10, 64); err == nil {
 		return seconds(n)

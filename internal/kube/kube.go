@@ -26,6 +26,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/bearer"
 )
 
 const (
@@ -297,7 +299,7 @@ func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query u
 	}
 	response, err := hc.Do(request)
 	if err != nil {
-		return nil, x.fail(!neverSent(err), transportError(ctx, err))
+		return nil, x.fail(!neverSent(err), x.transportError(ctx, err))
 	}
 	if response.StatusCode/100 != 2 {
 		defer response.Body.Close() // what is left of it is not read
@@ -335,7 +337,7 @@ func (x *exchange) read(response *http.Response) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return nil, x.fail(true, fmt.Errorf("read the answer: %w", transportError(response.Request.Context(), err)))
+		return nil, x.fail(true, fmt.Errorf("read the answer: %w", x.transportError(response.Request.Context(), err)))
 	case len(data) > maxAnswer:
 		return nil, x.fail(true, fmt.Errorf("the answer is larger than %d MiB", maxAnswer>>20))
 	}
@@ -354,10 +356,11 @@ func neverSent(err error) bool {
 
 // transportError drops the URL that net/http puts before its errors, for requestError has it, and
 // says why the context ended.
-func transportError(ctx context.Context, err error) error {
+func (x *exchange) transportError(ctx context.Context, err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
+	err = bearer.RedactError(err, x.secrets()...)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w (%w)", cause, err)
 	}

@@ -266,7 +266,7 @@ func TestStatusErrors(t *testing.T) {
 		{500, "", `{"kind":"Status","details":7,"message":"x"}`, kube.StatusError{Code: 500}, is{landed: true}},
 		{504, "", `{"kind":"Status","reason":"Timeout"}`, kube.StatusError{Code: 504, Reason: "Timeout"}, is{landed: true}},
 		{408, "", `{"kind":"Status"}`, kube.StatusError{Code: 408}, is{landed: true}},
-		{401, "", `{"kind":"Status","message":"` + strings.Repeat("ä ", 400) + `"}`, kube.StatusError{Code: 401, Message: strings.Repeat("ä ", 169) + "ä…"}, is{}},
+		{401, "", `{"kind":"Status","message":"` + strings.Repeat("ä ", 400) + `"}`, kube.StatusError{Code: 401, Message: strings.Repeat("ä ", 166) + "ä…"}, is{}},
 		{400, "", "{\"kind\":\"Status\",\"message\":\"a\\u001b[2J\\nb\\u202e\xff\",\"reason\":\"x\\ny\"}", kube.StatusError{Code: 400, Reason: "x y", Message: "a [2J b \uFFFD"}, is{}},
 	} {
 		k := asks(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -317,6 +317,20 @@ func TestNothingSentIsQuoted(t *testing.T) {
 			assert.ErrorContains(t, err, name, "the name of the object stays")
 		}
 	}
+	for _, part := range []string{jwt, jwt[:60]} {
+		e := kube.ParseStatus(401, []byte(`{"kind":"Status","reason":"`+part+`"}`), ``, part)
+		assert.Equal(t, "[redacted]", e.Reason)
+	}
+	c := asks(t, func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if assert.NoError(t, err) {
+			_, _ = io.WriteString(conn, jwt+"\r\n\r\n") // what is no HTTP, net/http quotes
+			conn.Close()
+		}
+	})
+	err := c.Create(t.Context(), "/apis/authentication.k8s.io/v1/tokenreviews", map[string]any{"spec": map[string]any{"token": jwt}}, nil)
+	require.ErrorContains(t, err, "malformed HTTP response")
+	assert.NotContains(t, err.Error(), jwt[:40])
 	e := kube.ParseStatus(403, []byte(`{"kind":"Status","message":"User \"system:serviceaccount:istio-system:istiod\" cannot get resource \"secrets\" in API group \"\" in the namespace \"istio-system\""}`), `{}`, opaque)
 	assert.Equal(t, `User "system:serviceaccount:istio-system:istiod" cannot get resource "secrets" in API group "" in the namespace "istio-system"`, e.Message)
 	e = kube.ParseStatus(401, []byte(`{"kind":"Status","message":"who is `+opaque+`?"}`), ``, opaque)

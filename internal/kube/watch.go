@@ -77,7 +77,7 @@ func (c *Client) Watch(ctx context.Context, path string, query url.Values) iter.
 		patience = time.AfterFunc(time.Duration(limit)*time.Second+requestTimeout, func() { cancel(errSilent) })
 		for event, err := range events(response.Body) {
 			if err != nil {
-				yield(Event{}, x.fail(true, fmt.Errorf("watch: %w", transportError(ctx, err))))
+				yield(Event{}, x.fail(true, fmt.Errorf("watch: %w", x.transportError(ctx, err))))
 				return
 			}
 			if !yield(event, nil) {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/protofield"
@@ -337,7 +338,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 		"a Workload API, tokens": workloadClient(func(c *workloadapi.Client) { _, _ = c.FetchJWTSVIDs(ctx, spiffe.ID{}, "a") }),
 		"a Workload API, claims": workloadClient(func(c *workloadapi.Client) { _, _, _ = c.ValidateJWTSVID(ctx, "a", "t") }),
 		"an Istio CA": receiving(func(c *http.Client) {
-			client, err := istioca.New(istioca.Options{URL: "https://ca.test", HTTPClient: c, TrustDomain: td, Roots: fixture.Bundle()})
+			client, err := istioca.New(istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test", HTTPClient: c, TrustDomain: td, Roots: fixture.Bundle()}})
 			require.NoError(t, err)
 			_, _ = client.Sign(ctx, csr, 0)
 		}),

@@ -1,7 +1,9 @@
 package renew
 
 import (
+	"cmp"
 	"errors"
+	"iter"
 	"time"
 )
 
@@ -94,19 +96,19 @@ func (b Backoff) Wait(f Failure, u float64) time.Duration {
 
 // Patience bounds the waits for something that has a life.
 type Patience struct {
+	Low       time.Duration // the shortest wait, and less for lives of less than 500 times that; 0 means a second
 	Impatient time.Duration // the longest wait while there is nothing to serve
 	Longest   time.Duration // the longest wait while there is
-	Wish      time.Duration // the longest wish of a server that is granted while there is nothing to serve
+	Wish      time.Duration // the longest wish of a server that is granted while there is nothing that ends
 }
 
 // Wait returns how long to wait after f. What is being renewed lived for life, 0 if there was nothing,
 // and has left to live, 0 or less if it has ended.
 //
 // While something is left, the wait is at most 4 % of it, so that an outage ends for the client before
-// another 5 % of it are gone. The shortest wait is a second, and less for lives of less than 500
-// seconds. A wish is granted up to half of what is left.
+// another 5 % of it are gone. A wish is granted up to half of what is left.
 func (p Patience) Wait(f Failure, life, left time.Duration, u float64) time.Duration {
-	low := time.Second
+	low := cmp.Or(p.Low, time.Second)
 	if life > 0 {
 		low = max(min(low, life/500), Shortest)
 	}
@@ -118,6 +120,28 @@ func (p Patience) Wait(f Failure, life, left time.Duration, u float64) time.Dura
 		b.High = min(p.Impatient, life/4)
 	}
 	return b.Wait(f, u)
+}
+
+// WaitEndless is Wait while there is something that does not end, such as a trust bundle. A wish is granted up
+// to p.Wish.
+func (p Patience) WaitEndless(f Failure, u float64) time.Duration {
+	low := cmp.Or(p.Low, time.Second)
+	return Backoff{Low: low, First: 2 * low, High: p.Longest, Wish: p.Wish}.Wait(f, u)
+}
+
+// NextEnd returns the first of ends that is after now or, if none is, the last of them. It is zero if there are
+// none. Zero times do not count.
+func NextEnd(now time.Time, ends iter.Seq[time.Time]) time.Time {
+	var next, last time.Time
+	for end := range ends {
+		if end.After(last) {
+			last = end
+		}
+		if end.After(now) && (next.IsZero() || end.Before(next)) {
+			next = end
+		}
+	}
+	return cmp.Or(next, last)
 }
 
 // AttemptTime returns how long an attempt may take when what is being renewed has left to live: a

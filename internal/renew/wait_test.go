@@ -166,6 +166,7 @@ func TestBackoff(t *testing.T) {
 var (
 	identities = renew.Patience{Impatient: 30 * s, Longest: 30 * m, Wish: h}
 	tokens     = renew.Patience{Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
+	quick      = renew.Patience{Low: 250 * ms, Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
 )
 
 func TestPatience(t *testing.T) {
@@ -207,9 +208,30 @@ func TestPatience(t *testing.T) {
 		"token, a long wish, little left": {tokens, wish(h), 5 * m, 20 * s, 10 * s, 10 * s},
 		"token, a long wish, none":        {tokens, wish(h), 0, 0, 5 * s, 5 * s},
 		"token, refused, none":            {tokens, final, 0, 0, 2500 * ms, 5 * s},
+
+		"quick, first":             {quick, times(1), 0, 0, 250 * ms, 500 * ms},
+		"quick, tenth":             {quick, times(10), 0, 0, 250 * ms, 5 * s},
+		"quick, tenth, much left":  {quick, times(10), 24 * h, 12 * h, 250 * ms, 30 * s},
+		"quick, first, short life": {quick, times(1), 50 * s, 25 * s, 100 * ms, 200 * ms},
 	} {
 		assert.InDelta(t, c.low, c.p.Wait(c.f, c.life, c.left, 0), 1000, name)
 		assert.InDelta(t, c.high, c.p.Wait(c.f, c.life, c.left, almostOne), 1000, name)
+	}
+
+	// What does not end.
+	for _, c := range []struct {
+		p         renew.Patience
+		f         renew.Failure
+		low, high time.Duration
+	}{
+		{tokens, times(1), s, 2 * s},
+		{tokens, times(10), s, 30 * s},
+		{quick, times(2), 250 * ms, s},
+		{tokens, wish(h), 5 * s, 5 * s},
+		{tokens, final, 15 * s, 30 * s},
+	} {
+		assert.InDelta(t, c.low, c.p.WaitEndless(c.f, 0), 1000)
+		assert.InDelta(t, c.high, c.p.WaitEndless(c.f, almostOne), 1000)
 	}
 
 	// Whatever happens, it is no tight loop, and at most 4 % of what is left.
@@ -224,6 +246,26 @@ func TestPatience(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+func TestNextEnd(t *testing.T) {
+	t.Parallel()
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	at := func(d time.Duration) time.Time { return noon.Add(d) }
+	for _, c := range []struct {
+		ends []time.Time
+		want time.Time
+	}{
+		{nil, time.Time{}},
+		{[]time.Time{{}}, time.Time{}},
+		{[]time.Time{at(2 * h), at(h), {}, at(3 * h)}, at(h)},
+		{[]time.Time{at(-h), at(2 * h), at(-2 * h)}, at(2 * h)},
+		{[]time.Time{at(-2 * h), {}, at(-h), at(-3 * h)}, at(-h)},
+		{[]time.Time{noon}, noon},
+		{[]time.Time{noon, at(h)}, at(h)},
+	} {
+		assert.Equal(t, c.want, renew.NextEnd(noon, slices.Values(c.ends)))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
@@ -26,7 +27,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -37,6 +41,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/witsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
@@ -69,6 +74,8 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	set, err := spiffe.NewBundleSet(bundle)
 	require.NoError(t, err)
 	snapshot := spiffe.NewSnapshot(svid, set)
+	credential, err := pki.NewCredential(svid.Chain(), svid.Signer())
+	require.NoError(t, err)
 	secret, err := pki.NewKeyPairSecret("default", svid)
 	require.NoError(t, err)
 
@@ -124,8 +131,23 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
 	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
 	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
+	dialer, err := spiffetls.NewDialer(svid, set, spiffe.AllowIDs(id), nil)
+	require.NoError(t, err)
+	step, err := stepca.New(stepca.Options{
+		Endpoint:    caclient.Endpoint{URL: "https://ca.example.org", TrustDomain: td},
+		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
+	})
+	require.NoError(t, err)
+	vaultCA, err := vault.New(vault.Options{Endpoint: caclient.Endpoint{
+		URL: "https://vault.example.org", TrustDomain: td, HTTPClient: httpClient(t, leaf, key),
+	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"})
+	require.NoError(t, err)
 	return map[string]holder{
+		"caclient.NewHTTPClient":                    {httpClient(t, leaf, key), keys},
+		"caclient/stepca.CA":                        {step, keys},
+		"caclient/vault.CA":                         {vaultCA, keys},
 		"caclient/local.CA":                         {client, owns},
+		"pki.Credential":                            {credential, keys},
 		"pki.Issuer":                                {issuer, []crypto.Signer{root}},
 		"pki.KeyCertBundle":                         {pair, []crypto.Signer{root}},
 		"pki.Secret":                                {secret, keys},
@@ -142,6 +164,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
 		"spiffe/witsvid.Issuer":                     {wits, signers},
 		"spiffe/witsvid.SVID":                       {wit(t, wits, other), []crypto.Signer{other}},
+		"spiffe/spiffetls.Dialer":                   {dialer, keys},
 		"spiffe/spiffetest.CA":                      {testCA, nil},
 		"spiffe/spiffetest/federationtest.Endpoint": {endpoint, nil},
 		"spiffe/spiffetest/workloadapitest.Server":  {served, nil},

@@ -140,10 +140,23 @@ func isBytes(t types.Type) bool {
 	return ok && b.Kind() == types.Byte
 }
 
+// Reasons for which there is no value among those of TestNothingPrints either.
+const (
+	callers = "the certificates are its caller's"
+	fixture = "the keys and tokens are made for one test"
+)
+
 // open are the types that reach a key without a function on the way, with the reason.
 var open = map[string]string{
-	"pki/caserver.ServeOptions":                 "the tls.Config is its caller's",
+	"pki/caserver.ServeOptions":                 callers,
+	"caclient/caclienttest.Fake":                fixture,
+	"caclient/caclienttest.GoogleCAS":           fixture,
+	"caclient/caclienttest.Signer":              fixture,
+	"caclient/caclienttest.Vault":               fixture,
+	"caclient/stepca.Options":                   callers,
+	"spiffe/spiffetest.Source":                  fixture,
 	"spiffe/spiffetest/federationtest.Endpoint": "the tls.Config of its dialer takes certificates from functions",
+	"spiffe/spiffetls.Dialer":                   "its tls.Config takes certificates from functions",
 	"spiffe/spiffetest/workloadapitest.Server":  "the tls.Config of its dialer takes certificates from functions",
 }
 
@@ -167,7 +180,7 @@ func TestKeysAreSealed(t *testing.T) {
 					assert.True(t, f.sealed, "%s prints a key at %s; put it behind a function", full, strings.Join(f.steps, "."))
 				}
 			}
-			if len(s.found) > 0 && open[full] != "the tls.Config is its caller's" {
+			if len(s.found) > 0 && open[full] != callers && open[full] != fixture {
 				assert.Contains(t, have, full, "it can hold a key: give TestNothingPrints a value")
 			}
 		}

@@ -34,6 +34,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/caclient"
 	clientistioca "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/kubetest"
@@ -273,7 +274,7 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 		}
 		return nil
 	}
-	secrets, err := sds.NewHandler(manager, &sds.Options{Logger: log, Authorize: func(ctx context.Context, _ string) error { return entitled(ctx) }})
+	secrets, err := sds.NewHandler(manager, &sds.Options{Logger: log, Resolve: func(ctx context.Context, name string) (string, error) { return name, entitled(ctx) }})
 	if err != nil {
 		return err
 	}
@@ -356,10 +357,10 @@ func caClient(dir, token string, from net.IP) (*clientistioca.CA, error) {
 	pool.AppendCertsFromPEM(roots)
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}
 	transport := &http.Transport{DialContext: dialer.DialContext, ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, ServerName: "localhost"}}
-	return clientistioca.New(clientistioca.Options{
+	return clientistioca.New(clientistioca.Options{Endpoint: caclient.Endpoint{
 		URL: "https://" + string(addr), HTTPClient: &http.Client{Transport: transport}, TrustDomain: td, RootsFile: filepath.Join(dir, "roots.pem"),
 		Token: func(context.Context) (string, error) { return token, nil },
-	})
+	}})
 }
 
 func newCSR() (*pki.CSR, error) {

@@ -35,11 +35,16 @@ type Checker[V any] struct {
 	leeway  time.Duration
 	Now     func() time.Time
 	memory  *memory.Table[kept[V]] // nil for none
-	heads   *memory.Table[head]
+	Heads
 }
 
-// head is the header of a token that was verified. All tokens of one issuer have the same, and go-jose
-// parses it once.
+// Heads remembers the headers of tokens that were verified. All tokens of one issuer have the same, and go-jose parses it
+// once.
+type Heads struct{ heads *memory.Table[head] }
+
+// NewHeads returns an empty memory.
+func NewHeads() Heads { return Heads{memory.New[head](heads)} }
+
 type head struct {
 	text   string
 	parsed *jose.JSONWebSignature
@@ -57,7 +62,7 @@ type kept[V any] struct {
 
 // NewChecker returns a Checker. Of the options, nil and 0 mean the default.
 func NewChecker[V any](k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time, remember int) (*Checker[V], error) {
-	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now, heads: memory.New[head](heads)}
+	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now, Heads: NewHeads()}
 	if leeway != nil {
 		c.leeway = *leeway
 	}
@@ -115,15 +120,15 @@ func (c *Checker[V]) Leeway() time.Duration { return c.leeway }
 func Stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // Verify is [Signed.Verify] for a token whose header may have come before.
-func (c *Checker[V]) Verify(s *Signed, key crypto.PublicKey) error {
-	sum := maphash.String(c.heads.Seed, s.head)
-	known := c.heads.Find(sum, func(h *head) bool { return h.text == s.head })
+func (h Heads) Verify(s *Signed, key crypto.PublicKey) error {
+	sum := maphash.String(h.heads.Seed, s.head)
+	known := h.heads.Find(sum, func(old *head) bool { return old.text == s.head })
 	if known != nil {
 		s.parsed = known.parsed
 	}
 	err := s.Verify(key)
 	if known == nil && err == nil {
-		c.heads.Keep(sum, &head{strings.Clone(s.head), s.parsed}, func(*head) int64 { return 0 })
+		h.heads.Keep(sum, &head{strings.Clone(s.head), s.parsed}, func(*head) int64 { return 0 })
 	}
 	return err
 }

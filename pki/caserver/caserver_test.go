@@ -115,10 +115,10 @@ func TestServer(t *testing.T) {
 	if info, err := os.Stat(file); assert.NoError(t, err) && runtime.GOOS != "windows" {
 		assert.Equal(t, fs.FileMode(0o644), info.Mode(), "clients run as other users")
 	}
-	client, err := caclientistio.New(caclientistio.Options{
+	client, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
 		URL: "https://" + at.Istio.Addr().String(), TrustDomain: domain, RootsFile: file,
 		Token: func(context.Context) (string, error) { return secret + ":spiffe://example.org/web", nil },
-	})
+	}})
 	require.NoError(t, err)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
@@ -180,9 +180,9 @@ func newClient(t testing.TB, a *ca.Authority, at net.Listener, id string, r ca.R
 
 // ask returns the leaf of an answer. An empty token means that the certificate has to do.
 func (c *client) ask(token string, ttl time.Duration) (*x509.Certificate, error) {
-	api, err := caclientistio.New(caclientistio.Options{
+	api, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
 		URL: c.url, HTTPClient: c.http, TrustDomain: domain, Token: func(context.Context) (string, error) { return token, nil },
-	})
+	}})
 	require.NoError(c.t, err)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(c.t, err)

@@ -116,13 +116,7 @@ func verify(chain []*x509.Certificate, r *ca.Request, roots *spiffe.Bundle, now 
 		_, err = v.VerifyChain(chain, spiffe.AnyRole)
 		return err
 	}
-	between := x509.NewCertPool()
-	for _, c := range chain[1:] {
-		between.AddCert(c)
-	}
-	_, err := chain[0].Verify(x509.VerifyOptions{
-		Roots: roots.CertPool(), Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
-	})
+	_, err := certchain.Path(chain, roots.CertPool(), []x509.ExtKeyUsage{x509.ExtKeyUsageAny}, now)
 	return err
 }
 

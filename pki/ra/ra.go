@@ -21,6 +21,18 @@
 // A request ends: with a certificate, with a reason, or after sixty seconds; and its object is deleted
 // in any case.
 //
+// # Rights
+//
+// The service account of the registration authority needs these rules in a ClusterRole, with the names of all of its signers
+// in the third:
+//
+//	rules:
+//	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests], verbs: [create, get, watch, delete]}
+//	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests/approval], verbs: [update]}
+//	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.com/mesh], verbs: [approve]}
+//
+// A right to approve for "example.com/*" is one for all signers of the domain.
+//
 // # What it does not do
 //
 // It does not decide which caller gets which name: as with [ca.Authority], that is up to the caller of Sign. It

@@ -69,7 +69,7 @@ func TestParseIstioString(t *testing.T) {
 	}
 	e, ok := errors.AsType[*spiffe.ParseError](second(federation.ParseIstioString("https://u:secret@x|y")))
 	require.True(t, ok, "it says the rule all the same")
-	assert.Equal(t, "ID-6", e.Rule)
+	assert.Equal(t, "ID-9", e.Rule)
 	_, err = federation.ParseIstioString(strings.Repeat("x", 10_000))
 	require.Error(t, err)
 	assert.Less(t, len(err.Error()), 400)

@@ -27,7 +27,7 @@ const (
 // behaviour is the faults of a CA, and what it counts.
 type behaviour struct {
 	mu           sync.Mutex
-	failures     [calls]int // how many of the next calls fail
+	failures     [calls]int // how many of the next calls fail; below 0: all
 	err          error      // with what
 	delay        time.Duration
 	editTemplate func(*x509.Certificate)
@@ -35,9 +35,10 @@ type behaviour struct {
 	signed       int
 }
 
-// FailNext makes the next n calls of each of [CA.Sign], [CA.FetchBundles] and [CA.WatchBundles]
-// return err; a nil err stands for an unspecified error. It replaces an earlier FailNext, so
-// FailNext(0, nil) ends an outage. A watch that already runs continues.
+// FailNext makes the next n calls of each of [CA.Sign], [CA.FetchBundles] and [CA.WatchBundles] return err; a
+// nil err stands for an unspecified error. A negative n begins an outage: all calls fail until FailNext is
+// called again. It replaces an earlier FailNext, so FailNext(0, nil) ends an outage. A watch that already runs
+// continues.
 func (ca *CA) FailNext(n int, err error) {
 	if err == nil {
 		err = errors.New("spiffetest: injected failure")
@@ -90,10 +91,20 @@ func (ca *CA) Signed() int {
 //
 // The error is that of [CA.FailNext], the cause of ctx, or says what is wrong with the request.
 func (ca *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	return ca.certify(ctx, csr, csr.SANs(), 1, lifetime)
+}
+
+// Certify is [CA.Sign] for a server that decides by itself what its caller is called: the certificate has names, and not
+// those in csr. Without a URI name among them it is no X.509-SVID but has a DNS name, as Linkerd's certificates do.
+func (ca *CA) Certify(ctx context.Context, csr *pki.CSR, names []pki.SAN, lifetime time.Duration) ([]*x509.Certificate, error) {
+	return ca.certify(ctx, csr, names, 0, lifetime)
+}
+
+func (ca *CA) certify(ctx context.Context, csr *pki.CSR, names []pki.SAN, ids int, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := ca.begin(ctx, callSign); err != nil {
 		return nil, err
 	}
-	template, err := ca.template(csr, lifetime)
+	template, err := ca.template(csr, names, ids, lifetime)
 	if err != nil {
 		return nil, fmt.Errorf("spiffetest: sign: %w", err)
 	}
@@ -152,17 +163,20 @@ func (ca *CA) begin(ctx context.Context, call int) error {
 	}
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
+	if ca.failures[call] == 0 {
+		return nil
+	}
 	if ca.failures[call] > 0 {
 		ca.failures[call]--
-		return ca.err
 	}
-	return nil
+	return ca.err
 }
 
-func (ca *CA) template(csr *pki.CSR, lifetime time.Duration) (*x509.Certificate, error) {
+// template returns that of a leaf with names, among which are ids URI names or one.
+func (ca *CA) template(csr *pki.CSR, names []pki.SAN, ids int, lifetime time.Duration) (*x509.Certificate, error) {
 	var uris, dnsNames []string
 	var ips []net.IP
-	for _, san := range csr.SANs() {
+	for _, san := range names {
 		switch san.Type {
 		case pki.URI:
 			uris = append(uris, san.Value)
@@ -172,15 +186,18 @@ func (ca *CA) template(csr *pki.CSR, lifetime time.Duration) (*x509.Certificate,
 			ips = append(ips, net.IP(san.Value))
 		}
 	}
-	if len(uris) != 1 {
+	if len(uris) != 1 && (len(uris) != ids || len(dnsNames) == 0) {
 		return nil, fmt.Errorf("the request has %d URI names, want one", len(uris))
 	}
-	id, err := spiffe.ParseID(uris[0])
-	if err != nil {
-		return nil, err
-	}
-	if !id.MemberOf(ca.trust.td) || id.Path() == "" {
-		return nil, fmt.Errorf("%s is not a workload of %s", id, ca.trust.td)
+	id := ca.trust.td.ID()
+	if len(uris) == 1 {
+		var err error
+		if id, err = spiffe.ParseID(uris[0]); err != nil {
+			return nil, err
+		}
+		if !id.MemberOf(ca.trust.td) || id.Path() == "" {
+			return nil, fmt.Errorf("%s is not a workload of %s", id, ca.trust.td)
+		}
 	}
 	if lifetime < 0 {
 		return nil, fmt.Errorf("the lifetime %v is negative", lifetime)
@@ -189,6 +206,9 @@ func (ca *CA) template(csr *pki.CSR, lifetime time.Duration) (*x509.Certificate,
 		lifetime = leafLifetime
 	}
 	template := leafTemplate(id, lifetime)
+	if len(uris) == 0 {
+		template.URIs = nil
+	}
 	template.Subject = pkix.Name{CommonName: csr.CommonName()}
 	template.DNSNames, template.IPAddresses = dnsNames, ips
 	return template, nil

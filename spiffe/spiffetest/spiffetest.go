@@ -25,9 +25,84 @@
 // # A certificate authority to call
 //
 // A CA also answers signing requests ([CA.Sign]) and returns bundles ([CA.FetchBundles],
-// [CA.WatchBundles]), as packages caclient and secretcache expect. Tests make it fail ([CA.FailNext]),
-// wait ([CA.Delay]) and give wrong answers ([CA.EditTemplates], [CA.EditAnswers]). [CA.Rotate] replaces
-// its root in one step, [CA.Prepare], [CA.Activate] and [CA.DropOldRoots] in three.
+// [CA.WatchBundles]), as packages caclient and secretcache expect. Tests make it fail ([CA.FailNext]), for some calls
+// or until they say otherwise, wait ([CA.Delay]) and give wrong answers ([CA.EditTemplates], [CA.EditAnswers]).
+// [CA.Rotate] replaces its root in one step, [CA.Prepare], [CA.Activate] and [CA.DropOldRoots] in three.
+//
+// # A source to renew and to break
+//
+// [CA.Source] returns an identity with its bundles, as an agent would, that the test renews ([Source.Renew])
+// and fails until it says otherwise ([Source.Fail]).
+//
+// # Handlers without a connection
+//
+// A handler that asks for its client, by the functions of package spiffetls, is tested without TLS:
+//
+//	w := httptest.NewRecorder()
+//	handler.ServeHTTP(w, ca.RequestFrom("/web", httptest.NewRequest("GET", "/", nil)))
+//
+// [CA.Peer] is the proof alone. Both are made by verifying a certificate of the CA, and a program that is no
+// test cannot make such a request.
+//
+// # A server of httptest
+//
+// [StartTLS] starts an httptest.Server with a configuration of package spiffetls. Its own client does not trust it;
+// make one with spiffetls.Transport:
+//
+//	server := httptest.NewUnstartedServer(handler)
+//	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), allow, nil)
+//	…
+//	spiffetest.StartTLS(server, config)
+//
+// One that spiffetls.ConfigureServer prepared is started with server.TLS = server.Config.TLSConfig and
+// server.StartTLS().
+//
+// # Tests that fail for the right reason
+//
+// A client of spiffetls presents no expired identity, so a test in which the connection fails may never have
+// reached the server. [TLSConfig] presents whatever it is given. The server refuses it; the recipes show how a
+// test begins, and the tests of this package how each continues.
+//
+// A client of another trust domain, whose bundle the server does not have:
+//
+//	other := spiffetest.NewCA(t, "other.test")
+//	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(other.Certificate("/web")))
+//
+// An SVID that expired a minute ago:
+//
+//	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(ca.Broken("Expired")))
+//
+// An SVID whose root was rotated away:
+//
+//	chain, key := ca.Certificate("/web")
+//	ca.Rotate()
+//	ca.DropOldRoots()
+//	source.Renew() // of the server, which learns the new bundle
+//	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(chain, key))
+//
+// In TLS 1.3 the refusal is the error of the client's first read. What the server says of it is in the
+// spiffetls.FailureLog of its options.
+//
+// An agent that hangs, with package workloadapitest:
+//
+//	api := workloadapitest.NewServer(t, ca, "/web")
+//	api.Hang()
+//	source, err := workloadapi.New(api.Config()) // and Run it
+//	…
+//	err = source.Ready(ctx) // which ends
+//	api.Mend()
+//
+// A CA that is down for half a day, which takes no time in a bubble of testing/synctest:
+//
+//	synctest.Test(t, func(t *testing.T) {
+//		ca := spiffetest.NewCA(t, "example.org") // in the bubble, for its clock
+//		manager, err := secretcache.New(secretcache.Config{ID: web, CA: ca}) // and Run it
+//		…
+//		ca.FailNext(-1, errors.New("the CA is down"))
+//		time.Sleep(12 * time.Hour)
+//		ca.FailNext(0, nil)
+//		…
+//	})
 //
 // # Suites for sources
 //

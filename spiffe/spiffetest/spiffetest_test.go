@@ -10,7 +10,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -282,6 +284,31 @@ func TestSign(t *testing.T) {
 		assert.ErrorContains(t, err, want)
 	}
 	assert.Equal(t, 1, ca.Signed())
+}
+
+func TestCertify(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	r := csr(t, "spiffe://example.org/web", pki.DNSSAN("web.test"))
+	chain, err := ca.Certify(t.Context(), r, []pki.SAN{pki.DNSSAN("web.default.linkerd.test")}, time.Minute)
+	require.NoError(t, err)
+	assert.Empty(t, chain[0].URIs, "the names are the caller's, and not those of the request")
+	assert.Equal(t, []string{"web.default.linkerd.test"}, chain[0].DNSNames)
+	chain, err = ca.Certify(t.Context(), csr(t, ""), []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/api"))}, 0)
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://example.org/api", chain[0].URIs[0].String())
+	assert.Equal(t, 2, ca.Signed())
+	id := pki.IDSAN(spiffe.MustParseID("spiffe://example.org/api"))
+	for name, names := range map[string][]pki.SAN{
+		"no names": nil, "two IDs": {id, id}, "an address alone": {pki.IPSAN(net.IPv4(192, 0, 2, 7))},
+		"another trust domain": {pki.IDSAN(spiffe.MustParseID("spiffe://other.test/api"))},
+	} {
+		_, err := ca.Certify(t.Context(), r, names, 0)
+		assert.Error(t, err, name)
+	}
+	ca.FailNext(1, io.EOF)
+	_, err = ca.Certify(t.Context(), r, []pki.SAN{id}, 0)
+	assert.ErrorIs(t, err, io.EOF)
 }
 
 func TestSignEdits(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 	"weak"
+
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Listener returns a listener that accepts what l accepts, below TLS, so that the Governor can end the
@@ -33,8 +35,8 @@ func (l governedListener) Accept() (net.Conn, error) {
 	return &rawConn{Conn: c, governor: l.g}, nil
 }
 
-// rawConn is a connection below TLS that leaves the Governor when it is closed. For a client it also
-// records when bytes moved.
+// rawConn is a connection below TLS that knows the other side, and leaves the Governor when it is closed. For a
+// client it also records when bytes moved.
 type rawConn struct {
 	net.Conn
 	governor *Governor
@@ -42,6 +44,8 @@ type rawConn struct {
 	born     time.Time
 	moved    atomic.Int64 // when bytes last moved, in nanoseconds after born; below 0 if they went out
 	entry    atomic.Pointer[governed]
+	peer     atomic.Pointer[spiffe.Peer] // proven if the handshake succeeds
+	holds    func() error                // whether the server is still allowed where it was dialled; may be nil
 	closed   atomic.Bool
 }
 
@@ -56,6 +60,12 @@ func (c *rawConn) Read(p []byte) (int, error) {
 
 // Write implements [net.Conn].
 func (c *rawConn) Write(p []byte) (int, error) {
+	if c.holds != nil {
+		if err := c.holds(); err != nil {
+			c.cut()
+			return 0, err
+		}
+	}
 	if c.client {
 		c.moved.Store(^int64(time.Since(c.born))) // before the answer can come
 	}

@@ -1,6 +1,12 @@
 package spiffetls
 
-import "context"
+import (
+	"context"
+	"crypto/tls"
+	"net/http"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
 
 // JudgeAll is one round of Run.
 func JudgeAll(g *Governor, ctx context.Context) {
@@ -16,4 +22,11 @@ func Hooked(g *Governor) int {
 		return true
 	})
 	return n
+}
+
+// Holds is what is asked before each Write of a connection of t.
+func Holds(t *http.Transport, host, port string, id spiffe.ID) func() error {
+	var q question
+	_ = t.TLSClientConfig.VerifyConnection(q.in(tls.ConnectionState{}))
+	return q.e.holds(hostport{host, port}, id)
 }

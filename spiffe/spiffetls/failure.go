@@ -1,6 +1,7 @@
 package spiffetls
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
@@ -24,8 +25,9 @@ type HandshakeError struct {
 	// Server says that this side is the server.
 	Server bool
 
-	// Err is the [*spiffe.VerifyError] of a refusal, with the stage, the rule and the ID, or says why
-	// there is no identity to present.
+	// Err is the [*spiffe.VerifyError] of a refusal, with the stage, the rule and the ID, the
+	// [*tls.CertificateVerificationError] of a client with [WebRoots], or says why there is no identity
+	// to present.
 	Err error
 
 	// Off is how far this side's clock is from the validity of the refused certificate: positive if that
@@ -69,6 +71,12 @@ func (e *HandshakeError) OtherSees() string {
 
 func (e *HandshakeError) refusal() bool {
 	_, ok := errors.AsType[*spiffe.VerifyError](e.Err)
+	return ok || webRefusal(e.Err)
+}
+
+// webRefusal reports whether err is that of a client with [WebRoots] about the server's certificate.
+func webRefusal(err error) bool {
+	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
 	return ok
 }
 
@@ -125,8 +133,8 @@ type Failure struct {
 	Remote string `json:"remote,omitempty"`
 
 	// Stage is where the verification of the other side failed, as in [spiffe.VerifyError]; or "identity" if
-	// this side had none to present, "request" if a request was denied, and "tls" if TLS itself failed
-	// or the other side ended the handshake.
+	// this side had none to present, "web" if a client with [WebRoots] refused the server, "request" if a
+	// request was denied, and "tls" if TLS itself failed or the other side ended the handshake.
 	Stage string `json:"stage"`
 
 	// Rule, ID and TrustDomain are those of the [spiffe.VerifyError]. The ID is a claim of the other
@@ -203,6 +211,9 @@ func failureOf(server bool, remote string, err error) Failure {
 	}
 	if he, ok := errors.AsType[*HandshakeError](err); ok {
 		f.Stage, f.Reason, f.Clock, f.OtherSees = "identity", he.Err.Error(), he.Clock, he.OtherSees()
+		if webRefusal(he.Err) {
+			f.Stage = "web"
+		}
 	}
 	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
 		f.Stage, f.Rule, f.ID, f.TrustDomain = ve.Stage, ve.Rule, ve.ID, ve.ID.TrustDomain()
@@ -262,8 +273,17 @@ func reason(stage string, err error) string {
 			return "its trust domain has no authority"
 		}
 		return "there is no bundle of its trust domain"
-	case "chain":
+	case "chain", "web":
+		if _, ok := errors.AsType[x509.HostnameError](err); ok {
+			return "its certificate is for another host name"
+		}
+		if errors.Is(err, errNoWebRoots) {
+			return errNoWebRoots.Error()
+		}
 		if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+			if stage == "web" {
+				return "no web root has signed its certificate"
+			}
 			return "no authority of its trust domain has signed its certificate"
 		}
 		if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
@@ -278,14 +298,17 @@ func reason(stage string, err error) string {
 	case "policy":
 		return "the policy does not allow it"
 	case "request":
-		if errors.Is(err, errProofExpired) {
+		switch {
+		case errors.Is(err, errProofExpired):
 			return "its proof has expired"
+		case errors.Is(err, errNoProof):
+			return errNoProof.Error()
 		}
 		return "the policy does not allow it"
 	case "identity":
 		return "no identity"
 	}
-	for _, known := range []error{errNotJudged, errUnproven, errUngoverned, errForeign} {
+	for _, known := range []error{errNotJudged, errUnproven, errAnonymous, errUngoverned, errForeign} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

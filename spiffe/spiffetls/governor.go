@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -59,8 +60,9 @@ type GovernorOptions struct {
 // No connection outlives its proof: draining begins Grace and a random part of Jitter before
 // [spiffe.Peer.NotAfter], and the connection is cut after Grace. A connection that was made later than
 // that is not drained, so that a peer with little lifetime left can work, and is cut when the proof
-// expires. A server also drains before the certificate that it has presented expires, so that its clients
-// reconnect before their own Governor cuts them off.
+// expires. The connection of a client without a certificate has no proof that could end. A server also
+// drains before the certificate that it has presented expires, so that its clients reconnect before their
+// own Governor cuts them off.
 //
 // These times are counted from the moment at which Run notices, on a computer that is not overloaded.
 //
@@ -158,8 +160,7 @@ type governed struct {
 	e     *endpoint
 	role  spiffe.Role         // of the peer
 	chain []*x509.Certificate // as presented
-	peer  *spiffe.Peer
-	own   time.Time // when the certificate that a server has presented expires; zero for a client
+	proof
 	link  link
 	since time.Time
 	share float64     // of the jitter
@@ -183,10 +184,10 @@ type link interface {
 }
 
 // govern returns the argument of add.
-func (e *endpoint) govern(l link, role spiffe.Role, peer *spiffe.Peer, cs tls.ConnectionState) *governed {
+func (e *endpoint) govern(l link, role spiffe.Role, p proof, cs tls.ConnectionState) *governed {
 	now := time.Now()
 	c := &governed{
-		e: e, role: role, chain: cs.PeerCertificates, peer: peer, link: l,
+		e: e, role: role, chain: cs.PeerCertificates, proof: p, link: l,
 		since: now, share: rand.Float64(), at: now, index: -1,
 	}
 	if svid, err := e.self.SVID(); role == spiffe.ClientRole && err == nil && svid != nil {
@@ -337,11 +338,11 @@ func (g *Governor) listens(c *governed) bool {
 
 // judge decides about a connection that is not draining. The error is that of a source that failed.
 func (g *Governor) judge(c *governed) error {
-	peer, err := c.e.verifier.VerifyChain(c.chain, c.role)
+	p, err := c.e.judge(c.chain, c.role, c.name, c.addr)
 	now := time.Now()
 	switch {
 	case err == nil:
-		c.peer = peer // perhaps by another path with another expiry
+		c.peer, c.notAfter = p.peer, p.notAfter // perhaps by another path with another expiry
 		g.schedule(c, watched, g.farewell(c, now))
 	case undecided(err):
 		if c.state == fresh {
@@ -359,10 +360,19 @@ func (g *Governor) judge(c *governed) error {
 	return nil
 }
 
-// undecided reports whether err is only that the bundle source failed.
+// undecided reports whether err is only that the source of bundles, roots or policies for hosts failed.
 func undecided(err error) bool {
+	if errors.Is(err, errNoWebRoots) {
+		return true
+	}
 	ve, ok := errors.AsType[*spiffe.VerifyError](err)
-	return ok && ve.Stage == "bundle" && !errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
+	switch {
+	case !ok:
+		return false
+	case ve.Stage == "policy":
+		return !errors.Is(err, spiffe.ErrDenied)
+	}
+	return ve.Stage == "bundle" && !errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
 }
 
 func (g *Governor) spread(c *governed) time.Duration {
@@ -371,9 +381,12 @@ func (g *Governor) spread(c *governed) time.Duration {
 
 // end returns when a proof expires, on the clock of the timers.
 func (c *governed) end(now time.Time) time.Time {
-	end := c.peer.NotAfter()
-	if !c.own.IsZero() && c.own.Before(end) {
+	end := c.notAfter
+	if end.IsZero() || !c.own.IsZero() && c.own.Before(end) {
 		end = c.own
+	}
+	if end.IsZero() { // of a client without a certificate, and with no own certificate known
+		return now.Add(math.MaxInt64)
 	}
 	return now.Add(end.Sub(c.e.now()))
 }
@@ -436,7 +449,7 @@ func (g *Governor) act(ctx context.Context) time.Time {
 
 // drain begins to end a connection.
 func (g *Governor) drain(c *governed, now time.Time) {
-	g.opts.Logger.Info("connection is drained", slog.String("peer", c.peer.ID().String()), slog.String("remote", c.link.remote()),
+	g.opts.Logger.Info("connection is drained", slog.String("peer", c.proof.String()), slog.String("remote", c.link.remote()),
 		slog.String("side", c.side()), slog.String("reason", c.reason))
 	c.cut = c.end(now)
 	if by := now.Add(g.opts.Grace); by.Before(c.cut) {

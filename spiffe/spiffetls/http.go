@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 	"weak"
@@ -24,7 +25,7 @@ import (
 // caller's must be set before; with a Governor also s.ConnState and s.Handler. s.Protocols decides which
 // versions of HTTP are offered, unless the options name protocols.
 func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) error {
-	e, err := newEndpoint(self, peers, allow, opts)
+	e, err := newEndpoint(true, self, peers, allow, opts)
 	switch {
 	case err != nil:
 		return fmt.Errorf("spiffetls: configure server: %w", err)
@@ -43,12 +44,15 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 		case ok && conn.e == e: // else it was accepted by a server with another configuration
 		case e.opts.Governor != nil:
 			return nil, e.failed(true, remote(hello.Conn), errForeign)
-		default:
-			return nil, nil // not accepted by s: checked too, but without a request
+		default: // not accepted by s: checked too, but without a request
+			if e.web == nil {
+				return nil, nil
+			}
+			conn = &connection{e: e}
 		}
-		c := e.configFor(base, hello, conn.finished, func(peer *spiffe.Peer, cs tls.ConnectionState) {
-			conn.peer.Store(peer) // requests are read only after a successful handshake
-			conn.govern(peer, cs)
+		c := e.configFor(base, hello, conn.finished, func(p proof, cs tls.ConnectionState) {
+			conn.peer.Store(p.peer) // requests are read only after a successful handshake
+			conn.govern(p, cs)
 		})
 		c.NextProtos = e.opts.NextProtos
 		if c.NextProtos == nil {
@@ -98,7 +102,7 @@ type connKey struct{}
 type connection struct {
 	e     *endpoint
 	tls   weak.Pointer[tls.Conn]
-	peer  atomic.Pointer[spiffe.Peer] // nil until the handshake is done
+	peer  atomic.Pointer[spiffe.Peer] // nil until the handshake is done, and for a client without a certificate
 	entry atomic.Pointer[governed]    // nil without a Governor
 }
 
@@ -108,14 +112,14 @@ func (c *connection) finished() bool {
 }
 
 // govern puts the connection under the Governor, if there is one.
-func (c *connection) govern(peer *spiffe.Peer, cs tls.ConnectionState) {
+func (c *connection) govern(p proof, cs tls.ConnectionState) {
 	g, tc := c.e.opts.Governor, c.tls.Value()
 	if g == nil || tc == nil {
 		return
 	}
 	link := &served{conn: c.tls, addr: remote(tc), h2: cs.NegotiatedProtocol == "h2", born: time.Now()}
 	link.active.Store(true) // until net/http says otherwise
-	entry := c.e.govern(link, spiffe.ClientRole, peer, cs)
+	entry := c.e.govern(link, spiffe.ClientRole, p, cs)
 	c.entry.Store(entry)
 	g.hooked.Store(c.tls, entry)
 	g.add(entry)
@@ -151,30 +155,19 @@ func protocols(s *http.Server) []string {
 	return protos
 }
 
-// PeerFromContext returns the proven client of the request that ctx comes from, if the request was
-// received by a server that [ConfigureServer] prepared. For every other context it reports false.
-func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
-	conn, ok := ctx.Value(connKey{}).(*connection)
-	if !ok {
-		return nil, false
-	}
-	peer := conn.peer.Load()
-	return peer, peer != nil
-}
-
-// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1, that connects as [ClientConfig]
-// describes. The host in a URL is where to connect to; allow decides which servers are accepted. No proxy
-// is used, not even from the environment: the transport's Proxy finds none, and refuses URLs that are not
-// https. The caller may change the transport before it is used.
+// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1, that connects as [ClientConfig] describes.
+// The host in a URL is where to connect to; allow decides which servers are accepted, and [Hosts] which of them
+// at that host. No proxy is used, not even from the environment: the transport's Proxy finds none, and refuses
+// URLs that are not https. The caller may change the transport before it is used.
 //
 // Connections that stay open keep the identity that they were made with; they are closed after 90
 // idle seconds. A request to an http URL, by a redirect too, is an error, as it would prove no peer.
 //
-// With a Governor, a FailureLog or a Logger the transport has a DialTLSContext, which uses the current DialContext,
-// TLSClientConfig and TLSHandshakeTimeout of the transport; a clone continues to use those of the
-// original.
+// With a Governor, a FailureLog, a Logger, Hosts or [WebRoots] the transport has a DialTLSContext, which uses the
+// current DialContext, TLSClientConfig and TLSHandshakeTimeout of the transport; a clone continues to use
+// those of the original.
 func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*http.Transport, error) {
-	e, err := newEndpoint(self, peers, allow, opts)
+	e, err := newEndpoint(false, self, peers, allow, opts)
 	if err != nil {
 		return nil, fmt.Errorf("spiffetls: transport: %w", err)
 	}
@@ -182,15 +175,15 @@ func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 	t := &http.Transport{
 		TLSClientConfig:       c,
 		ForceAttemptHTTP2:     c.NextProtos == nil || slices.Contains(c.NextProtos, "h2"),
-		DialContext:           (&net.Dialer{Timeout: 30 * time.Second}).DialContext,
-		TLSHandshakeTimeout:   10 * time.Second,
+		DialContext:           newNetDialer().DialContext,
+		TLSHandshakeTimeout:   e.opts.HandshakeTimeout,
 		MaxIdleConns:          100,
 		IdleConnTimeout:       90 * time.Second,
 		ExpectContinueTimeout: time.Second,
 	}
 	t.Proxy = noProxy                         // a clone has it too
 	t.RegisterProtocol("http", noPlainHTTP{}) // for callers that set another Proxy
-	if e.notes() || e.opts.Governor != nil {
+	if e.notes() || e.opts.Governor != nil || e.roots != nil || e.hosts != nil {
 		t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return e.dial(ctx, t, network, addr)
 		}
@@ -198,8 +191,13 @@ func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 	return t, nil
 }
 
-// dial makes a connection of t that the Governor knows.
+// dial makes a connection of t that the Governor knows, and whose server is the one that was dialled.
 func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr string) (net.Conn, error) {
+	if e.hosts != nil {
+		if _, err := e.policyAt(addressOf(addr)); err != nil {
+			return nil, fmt.Errorf("spiffetls: dial: %w", err)
+		}
+	}
 	dial := t.DialContext
 	if dial == nil {
 		dial = new(net.Dialer).DialContext // as net/http does
@@ -208,17 +206,36 @@ func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr st
 	if err != nil {
 		return nil, err // before any handshake
 	}
+	conn, err := e.handshake(ctx, below, t.TLSClientConfig, addr, t.TLSHandshakeTimeout)
+	if err != nil {
+		return nil, err // and not a nil *tls.Conn
+	}
+	return conn, nil
+}
+
+// handshake makes a client connection over below, which it owns. A timeout of 0 is none.
+func (e *endpoint) handshake(ctx context.Context, below net.Conn, base *tls.Config, addr string, timeout time.Duration) (*tls.Conn, error) {
 	g := e.opts.Governor
 	raw := &rawConn{Conn: below, governor: g, client: true, born: time.Now()}
-	c := t.TLSClientConfig.Clone()
+	c, at := base.Clone(), addressOf(addr)
 	if c.ServerName == "" {
-		c.ServerName, _, _ = net.SplitHostPort(addr) // net/http made it
+		c.ServerName = at.host // net/http made it
+	}
+	if c.ClientSessionCache != nil {
+		c.ClientSessionCache = sessionsAt{c.ClientSessionCache, at.String()}
+	}
+	q := &question{addr: at}
+	if verify := c.VerifyConnection; verify != nil {
+		c.VerifyConnection = func(cs tls.ConnectionState) error {
+			cs.ServerName = c.ServerName // crypto/tls leaves out an IP address
+			return verify(q.in(cs))
+		}
 	}
 	conn := tls.Client(raw, c)
 	hctx := ctx
-	if t.TLSHandshakeTimeout > 0 {
+	if timeout > 0 {
 		var cancel context.CancelFunc
-		hctx, cancel = context.WithTimeout(ctx, t.TLSHandshakeTimeout)
+		hctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	if err := conn.HandshakeContext(hctx); err != nil {
@@ -228,21 +245,40 @@ func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr st
 		}
 		return nil, err
 	}
+	if q.e == e {
+		raw.peer.Store(q.proof.peer)
+	}
 	if g != nil {
 		cs := conn.ConnectionState()
-		peer, err := e.verify(cs, spiffe.ServerRole) // remembered from the handshake
+		cs.ServerName = c.ServerName
+		p, err := e.verify((&question{addr: at}).in(cs), spiffe.ServerRole) // remembered from the handshake
 		if err != nil {
 			_ = raw.Close()
 			return nil, e.failed(false, addr, err)
 		}
-		raw.governedBy(e.govern(raw, spiffe.ServerRole, peer, cs))
+		raw.governedBy(e.govern(raw, spiffe.ServerRole, p, cs))
+	}
+	if p := raw.peer.Load(); e.hosts != nil && p != nil {
+		var once sync.Once
+		holds := e.holds(at, p.ID())
+		raw.holds = func() error {
+			err := holds()
+			if err == nil {
+				return nil
+			}
+			once.Do(func() { _ = e.failed(false, addr, err) })
+			return fmt.Errorf("spiffetls: nothing is sent: %w", err)
+		}
 	}
 	return conn, nil
 }
 
+// newNetDialer returns what connects by default.
+func newNetDialer() *net.Dialer { return &net.Dialer{Timeout: 30 * time.Second} }
+
 var errPlainHTTP = errors.New("spiffetls: refusing to send a request without TLS; use an https URL")
 
-// noProxy is called for each request, before dialling.
+// noProxy is called before a connection is dialled, or an open one of HTTP/1.1 used.
 func noProxy(r *http.Request) (*url.URL, error) {
 	if r.URL.Scheme != "https" {
 		return nil, errPlainHTTP

@@ -8,8 +8,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// RequirePeer returns a handler that calls next for requests whose client was proved by a server that
-// [ConfigureServer] prepared, is allowed by allow, and whose proof has not expired. The server's own
+// RequirePeer returns a handler that calls next for requests whose client is proven, as [PeerFromRequest] finds it,
+// is allowed by allow, and whose proof has not expired. The server's own
 // policy decides about connections; allow decides about these requests, and can only be narrower:
 //
 //	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(operator), adminHandler)
@@ -19,9 +19,10 @@ import (
 // [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an
 // error.
 //
-// Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the
-// proof has expired, the answer has "Connection: close", so that the client makes a new connection. The
-// FailureLog and the Logger of the server get the reason, at the stage "request".
+// Other requests, those of clients without a certificate among them, are answered with 403 and the word
+// "forbidden", without the policy or the reason. If the proof has expired, the answer has "Connection:
+// close", so that the client makes a new connection. The FailureLog and the Logger of the server get the
+// reason, at the stage "request".
 func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")
@@ -32,7 +33,10 @@ func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, er
 	return requirePeer{allow, next}, nil
 }
 
-var errProofExpired = errors.New("the proof has expired, and the connection was kept open")
+var (
+	errNoProof      = errors.New("the client presented no certificate")
+	errProofExpired = errors.New("the proof has expired, and the connection was kept open")
+)
 
 type requirePeer struct {
 	allow spiffe.PolicySource
@@ -41,24 +45,25 @@ type requirePeer struct {
 
 // ServeHTTP implements [http.Handler].
 func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	conn, ok := r.Context().Value(connKey{}).(*connection)
-	if !ok || conn.peer.Load() == nil {
-		forbid(w)
-		return
+	e, peer, cause := provenBy(r)
+	var id spiffe.ID
+	if cause == nil {
+		id = peer.ID()
+		if e.now().After(peer.NotAfter()) {
+			w.Header().Set("Connection", "close")
+			cause = errProofExpired
+		} else if cause = h.allow.Policy().Check(id); cause == nil {
+			h.next.ServeHTTP(w, r)
+			return
+		}
+	} else if ve, ok := errors.AsType[*spiffe.VerifyError](cause); ok {
+		id = ve.ID                            // the handshake proved it, and it no longer verifies
+		w.Header().Set("Connection", "close") // so that the client proves itself anew
 	}
-	peer, now := conn.peer.Load(), conn.e.now()
-	var cause error
-	if now.After(peer.NotAfter()) {
-		w.Header().Set("Connection", "close")
-		cause = errProofExpired
-	} else if cause = h.allow.Policy().Check(peer.ID()); cause == nil {
-		h.next.ServeHTTP(w, r)
-		return
-	}
-	if conn.e.notes() {
-		conn.e.note(Failure{
+	if e != nil && e.notes() {
+		e.note(Failure{
 			Side: "server", Remote: r.RemoteAddr, Stage: "request",
-			ID: peer.ID(), TrustDomain: peer.ID().TrustDomain(), Reason: cause.Error(), OtherSees: "403 Forbidden",
+			ID: id, TrustDomain: id.TrustDomain(), Reason: cause.Error(), OtherSees: "403 Forbidden",
 		}, cause)
 	}
 	forbid(w)

@@ -1,4 +1,4 @@
-// Package spiffetls makes TLS configurations in which both sides prove a SPIFFE ID.
+// Package spiffetls makes TLS configurations in which both sides prove a SPIFFE ID, and on request one of them.
 //
 // A server needs an identity, the trust bundles of its peers, and a policy:
 //
@@ -13,8 +13,15 @@
 //	…
 //	client := &http.Client{Transport: transport}
 //
-// Other programs that speak TLS take a configuration from [ServerConfig] or [ClientConfig]; grpc-go
-// takes it by credentials.NewTLS. [RequirePeer] protects a handler with a policy of its own.
+// [RequirePeer] protects a handler with a policy of its own. A client that calls several services says with
+// [Hosts] which of them it expects where, so that one cannot answer for another.
+//
+// # Other protocols
+//
+// [NewListener] and [NewDialer] make connections whose handshake is done, and [PeerFromConn] returns the other
+// side. Programs whose own packages speak TLS, such as drivers of databases and those with STARTTLS, take a
+// configuration from [ServerConfig] or [ClientConfig]; [PeerFromState] returns the other side of such a
+// connection, and [PeerFromRequest] that of a request.
 //
 // # What it promises
 //
@@ -24,7 +31,7 @@
 //
 // Every connection is checked, resumed ones too, because the check is in tls.Config.VerifyConnection
 // (VerifyPeerCertificate does not run when a session is resumed). Only the ID decides: host names and
-// the roots of the host are not used.
+// the roots of the host are not used, unless [WebRoots] asks for them.
 //
 // Nothing is allowed by default: the policy is an argument, and one that can allow no peer is an error,
 // as are missing sources. A [spiffe.LivePolicy] can change while the program runs. TLS 1.3 is the default
@@ -65,6 +72,31 @@
 // the client of the original one. If the server's certificate in a session no longer verifies, or is no
 // longer allowed, the handshake fails, crypto/tls drops the session, and the next handshake is a full one.
 //
+// # Where one side proves no ID
+//
+// Both sides prove an ID unless the program says otherwise. What takes the place of self, the bundles or the
+// default says what is given up:
+//
+//	NoIdentity()                    a client without an identity, which has a token perhaps, to get its first one
+//	OptionalIdentity(self)          a client that connects without its identity if that has expired or is missing
+//	Options.AllowAnonymousClients   a server that asks clients for a certificate and serves those without one, too
+//	WebCertificate(get)             a server with a certificate for its host name, which proves no ID to its clients
+//	WebRoots(roots)                 a client that takes the host name of the server as proof
+//
+// The other side is verified as ever. A server for browsers that knows its workloads is
+//
+//	err := spiffetls.ConfigureServer(server, spiffetls.WebCertificate(manager.GetCertificate), bundles, allow,
+//		&spiffetls.Options{AllowAnonymousClients: true})
+//
+// and a workload calls it, or any other web server that asks for its SVID, with
+//
+//	transport, err := spiffetls.Transport(self, spiffetls.WebRoots(x509.SystemCertPool), nil, nil)
+//
+// A client that was served without a certificate is never taken for a proven one: [PeerFromContext] reports false,
+// [RequirePeer] denies, and its session tickets carry no proof. A certificate that was presented and does not verify
+// is a refusal, not an anonymous client. Combinations in which no side proves an ID, or that have no effect, are
+// errors.
+//
 // # Open connections
 //
 // A peer is proven by the handshake. If its authority is removed, the policy changes or its certificate
@@ -80,11 +112,13 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -110,9 +144,9 @@ type Options struct {
 
 	// Logger gets a line (Warn) for the first handshake that fails, and the first request that [RequirePeer]
 	// denies, for each of a few reasons, and then a line with the number of those that followed, at most
-	// once a minute and reason. The attributes are reason, remote, err, count and interval, and id if the
-	// peer has proved it or unverified_id if it has only claimed it. Nil means no logs. A handshake that
-	// succeeds writes nothing.
+	// once a minute and reason; likewise if a client withholds an [OptionalIdentity]. The attributes are
+	// reason, remote, err, count and interval, and id if the peer has proved it or unverified_id if it has
+	// only claimed it. Nil means no logs. Any other handshake that succeeds writes nothing.
 	Logger *slog.Logger
 
 	// Failures keeps the last handshakes that failed. Nil keeps none. It may be shared by many
@@ -124,56 +158,88 @@ type Options struct {
 	// refused, as the Governor could not end them. Nil leaves connections open. It may be shared by many
 	// configurations.
 	Governor *Governor
+
+	// HandshakeTimeout is how long a handshake may take, in connections of [NewListener], of a [Dialer], and of
+	// [Transport] unless the caller changes its TLSHandshakeTimeout. 0 means 10 seconds.
+	HandshakeTimeout time.Duration
+
+	// MaxHandshakes is how many connections of a [NewListener] may wait for the end of their handshake, or for
+	// Accept. 0 means 1,024.
+	MaxHandshakes int
+
+	// AllowAnonymousClients lets clients without a certificate connect to a server, which asks for one and does
+	// not require it. [PeerFromContext] then reports false, and [RequirePeer] denies the request; every other
+	// handler must look itself. A certificate that is presented must verify and be allowed, or the handshake
+	// fails. It is an error for a client.
+	AllowAnonymousClients bool
 }
 
 // ServerConfig returns a new configuration for a TLS server that presents the identity of self,
 // requires a certificate of every client, verifies it against peers as that of a client, and accepts
-// those that allow allows.
+// those that allow allows. For others see [WebCertificate] and AllowAnonymousClients in [Options].
 //
 // The sources are asked at every handshake and must not block. The options may be nil. The caller may
 // change the configuration before it is used, except GetCertificate (with empty Certificates), ClientAuth
-// and VerifyConnection; WrapSession and UnwrapSession must both stay or both go. Clones use the ticket
-// keys of the original: call SetSessionTicketKeys on that.
+// and VerifyConnection, and GetConfigForClient if there is one; WrapSession and UnwrapSession must both stay
+// or both go. Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
 //
-// For the peer of a connection that is not served by net/http, take the ID from the leaf in its
-// ConnectionState, with [spiffe.IDFromCertificate], once the handshake has succeeded.
+// [PeerFromState] returns the client of a connection, and [PeerFromRequest] that of a request.
+// [ConfigureServer] does more for net/http, and [NewListener] for servers that have their own connections.
 func ServerConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*tls.Config, error) {
-	e, err := newEndpoint(self, peers, allow, opts)
+	e, err := newEndpoint(true, self, peers, allow, opts)
 	if err != nil {
 		return nil, fmt.Errorf("spiffetls: server: %w", err)
 	}
 	c := e.serverConfig()
-	if !e.notes() && e.opts.Governor == nil {
-		return c, nil
-	}
+	e.followHello(c)
+	return c, nil
+}
+
+// followHello makes c, which has VerifyConnection of serverConfig, tell each connection of this package its client.
+func (e *endpoint) followHello(c *tls.Config) {
 	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, _ := hello.Conn.(*rawConn)
 		if e.opts.Governor != nil && (conn == nil || conn.governor != e.opts.Governor) {
 			return nil, e.failed(true, remote(hello.Conn), errUngoverned)
 		}
-		return e.configFor(c, hello, nil, func(peer *spiffe.Peer, cs tls.ConnectionState) {
+		if conn == nil && !e.notes() && e.web == nil {
+			return nil, nil
+		}
+		return e.configFor(c, hello, nil, func(p proof, cs tls.ConnectionState) {
+			if conn == nil {
+				return
+			}
+			conn.peer.Store(p.peer)
 			if e.opts.Governor != nil {
-				conn.governedBy(e.govern(conn, spiffe.ClientRole, peer, cs))
+				conn.governedBy(e.govern(conn, spiffe.ClientRole, p, cs))
 			}
 		}), nil
 	}
-	return c, nil
 }
 
 // ClientConfig returns a new configuration for a TLS client that presents the identity of self if
 // the server asks for one, verifies the server against peers as a server, and accepts those that
-// allow allows. The name that was dialled is sent to the server and otherwise has no meaning.
+// allow allows. The name that was dialled is sent to the server and otherwise has no meaning, except to
+// [WebRoots]. A client without an identity has [NoIdentity] or [OptionalIdentity].
 //
 // The sources are asked at every handshake and must not block. The options may be nil. The caller may
-// change the configuration before it is used, except GetClientCertificate (with empty Certificates) and
-// VerifyConnection.
+// change the configuration before it is used, except GetClientCertificate (with empty Certificates),
+// InsecureSkipVerify and VerifyConnection. It must be used as a client.
+//
+// This is the configuration for protocols that begin TLS themselves, such as PostgreSQL, MySQL, SMTP and LDAP
+// with STARTTLS: give it to the driver or to [tls.Client], and call [PeerFromState] for the server. A
+// configuration does not know the address that is dialled, so that it refuses [Hosts]: pass the policy of that
+// one address, or use [Dialer.Handshake].
 func ClientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*tls.Config, error) {
-	e, err := newEndpoint(self, peers, allow, opts)
+	e, err := newEndpoint(false, self, peers, allow, opts)
 	if err != nil {
 		return nil, fmt.Errorf("spiffetls: client: %w", err)
 	}
 	if e.opts.Governor != nil {
-		return nil, errors.New("spiffetls: client: a Governor cannot end the connections of a configuration; use Transport")
+		return nil, errors.New("spiffetls: client: a Governor cannot end the connections of a configuration; use Transport or NewDialer")
+	}
+	if e.hosts != nil {
+		return nil, errors.New("spiffetls: client: a configuration does not know the address that is dialled; pass the policy of one host, or use Transport or NewDialer")
 	}
 	c := e.clientConfig()
 	certificate, verify := c.GetClientCertificate, c.VerifyConnection
@@ -181,31 +247,46 @@ func ClientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiff
 		cert, err := certificate(cri)
 		return cert, e.failed(false, "", err)
 	}
-	c.VerifyConnection = func(cs tls.ConnectionState) error { return e.failed(false, cs.ServerName, verify(cs)) }
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
+		err := verify(cs)
+		if questionIn(cs) != nil { // not a handshake
+			return err
+		}
+		return e.failed(false, cs.ServerName, err)
+	}
 	return c, nil
 }
 
 // endpoint is one side of a connection. It never changes.
 type endpoint struct {
-	self     spiffe.SVIDSource
-	verifier *spiffe.Verifier
-	opts     Options
-	log      *summary.Log // nil for none
-	changers []changer    // those of the sources that say when they change
+	self       spiffe.SVIDSource
+	optional   bool             // without an identity a client presents no certificate
+	web        *webCertificate  // what a server presents in place of self; nil for self
+	verifier   *spiffe.Verifier // nil if roots is not
+	roots      *webRoots        // what a client verifies servers with in place of verifier
+	hosts      HostsFunc        // the policy of a client if it depends on the address; else nil, and verifier has it
+	fixedHosts bool             // hosts is from a Hosts
+	opts       Options
+	log        *summary.Log // nil for none
+	changers   []changer    // those of the sources that say when they change
 }
 
 // changer is a source that says when it changes.
 type changer interface{ Changed() <-chan struct{} }
 
-func newEndpoint(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*endpoint, error) {
+func newEndpoint(server bool, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*endpoint, error) {
 	e := &endpoint{self: self, opts: *cmp.Or(opts, &Options{})}
 	e.opts.NextProtos = slices.Clone(e.opts.NextProtos)
 	if e.opts.Logger != nil {
 		e.log = summary.New(e.opts.Logger, 0)
 	}
-	if self == nil {
-		return nil, errors.New("no source of the identity to present")
+	if err := e.oneSided(server, peers, allow); err != nil {
+		return nil, err
 	}
+	if e.opts.HandshakeTimeout < 0 || e.opts.MaxHandshakes < 0 {
+		return nil, errors.New("HandshakeTimeout or MaxHandshakes is negative; 0 means the default")
+	}
+	e.opts.HandshakeTimeout = cmp.Or(e.opts.HandshakeTimeout, handshakeTime)
 	switch e.opts.MinVersion {
 	case 0:
 		e.opts.MinVersion = tls.VersionTLS13
@@ -213,12 +294,31 @@ func newEndpoint(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe
 	default:
 		return nil, fmt.Errorf("MinVersion is %s; want TLS 1.3 or TLS 1.2", tls.VersionName(e.opts.MinVersion))
 	}
-	for _, source := range []any{peers, allow} {
+	sources := []any{peers, allow}
+	if hosts, ok := allow.(Hosts); ok {
+		for _, policy := range hosts {
+			sources = append(sources, policy)
+		}
+	}
+	for _, source := range sources {
 		if c, ok := source.(changer); ok {
 			e.changers = append(e.changers, c)
 		}
 	}
+	if e.roots != nil {
+		return e, nil
+	}
 	var err error
+	if e.hosts, err = hostsOf(allow); err != nil {
+		return nil, err
+	}
+	_, e.fixedHosts = allow.(Hosts)
+	if e.hosts != nil {
+		if server {
+			return nil, errors.New("Hosts and HostsFunc are for clients: a server's policy is about its clients, who have no address of their own")
+		}
+		allow = spiffe.AllowAnyPeer() // in the Verifier, as judge asks the policy of the address next
+	}
 	e.verifier, err = spiffe.NewVerifier(peers, allow, &spiffe.VerifierOptions{Now: e.opts.Now, Remember: e.opts.Remember})
 	return e, err
 }
@@ -226,7 +326,7 @@ func newEndpoint(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe
 func (e *endpoint) serverConfig() *tls.Config {
 	c := e.config()
 	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := e.certificate(true)
+		cert, err := e.certificate(true, hello)
 		if err != nil && hello != nil {
 			_ = e.failed(true, remote(hello.Conn), err)
 		}
@@ -235,49 +335,86 @@ func (e *endpoint) serverConfig() *tls.Config {
 	// crypto/tls accepts any certificate, as its own check has one pool of roots for all peers.
 	// VerifyConnection checks it.
 	c.ClientAuth = tls.RequireAnyClientCert
+	if e.opts.AllowAnonymousClients {
+		c.ClientAuth = tls.RequestClientCert
+	}
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ClientRole)
+		if questionIn(cs) != nil { // not a handshake
+			return err
+		}
 		return e.failed(true, "", err) // configFor knows the address
 	}
-	e.checkTickets(c)
+	e.checkTickets(c, c, func() (*tls.Certificate, error) { return e.certificate(true, nil) })
 	return c
+}
+
+// forHello returns a copy of base for one connection, and a func that returns the certificate that it presents.
+// That of a web server depends on hello, and so do its tickets.
+func (e *endpoint) forHello(base *tls.Config, hello *tls.ClientHelloInfo) (c *tls.Config, own func() (*tls.Certificate, error)) {
+	c = base.Clone()
+	c.GetConfigForClient = nil
+	own = func() (*tls.Certificate, error) { return e.certificate(true, hello) }
+	if e.web == nil {
+		return c, own
+	}
+	once := sync.OnceValues(own)
+	e.checkTickets(c, base, once)
+	return c, once
 }
 
 // configFor returns base for one connection, and passes its proof to verified. If finished is not nil, it
 // reports whether a handshake that has ended has succeeded.
-func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finished func() bool, verified func(*spiffe.Peer, tls.ConnectionState)) *tls.Config {
+func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finished func() bool, verified func(proof, tls.ConnectionState)) *tls.Config {
 	from := remote(hello.Conn)
-	var known atomic.Bool // the failure was recorded
-	var proven atomic.Pointer[spiffe.Peer]
-	c := base.Clone()
-	c.GetConfigForClient = nil
+	var end struct {
+		known  atomic.Bool // the failure was recorded
+		judged atomic.Bool
+		peer   atomic.Pointer[spiffe.Peer]
+	}
+	c, own := e.forHello(base, hello)
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := e.certificate(true)
-		known.Store(err != nil)
+		cert, err := own()
+		end.known.Store(err != nil)
 		return cert, e.failed(true, from, err)
 	}
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
-		peer, err := e.verify(cs, spiffe.ClientRole)
+		var q question
+		err := base.VerifyConnection(q.in(cs)) // which the caller may have wrapped
+		if err == nil && q.e != e {
+			err = errForeignConfig
+		}
+		p := q.proof
 		if err != nil {
-			known.Store(true)
+			end.known.Store(true)
 			return e.failed(true, from, err)
 		}
-		proven.Store(peer)
-		verified(peer, cs)
+		if e.web != nil {
+			if cert, err := own(); err == nil {
+				p.own = cert.Leaf.NotAfter
+			}
+		}
+		end.peer.Store(p.peer)
+		end.judged.Store(true)
+		verified(p, cs)
 		return nil
 	}
 	if !e.notes() {
 		return c
 	}
 	context.AfterFunc(hello.Context(), func() { // when the handshake has ended
-		peer := proven.Load()
+		peer := end.peer.Load()
 		switch {
-		case known.Load():
-		case peer == nil:
+		case end.known.Load():
+		case !end.judged.Load():
 			_ = e.failed(true, from, errNotJudged)
-		case finished != nil && !finished():
+		case finished == nil || finished():
+		case peer == nil:
+			_ = e.failed(true, from, errAnonymous)
+		default:
+			id := peer.ID()
 			e.note(Failure{
-				Side: "server", Remote: from, Stage: "tls", ID: peer.ID(), TrustDomain: peer.ID().TrustDomain(), Reason: errUnproven.Error(),
+				Side: "server", Remote: from, Stage: "tls", ID: id, TrustDomain: id.TrustDomain(), Reason: errUnproven.Error(),
 			}, errUnproven)
 		}
 	})
@@ -288,6 +425,7 @@ var (
 	errUngoverned = errors.New("the connection was not accepted by the Governor's Listener, so the Governor cannot end it")
 	errNotJudged  = errors.New("the handshake ended before the client was verified: no common TLS version, or the client refused this server, presented no certificate, or closed the connection")
 	errUnproven   = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or closed the connection")
+	errAnonymous  = errors.New("the handshake failed although the client needs no certificate and presented none: the client closed the connection")
 )
 
 // failed notes err, if it is not nil, and returns it.
@@ -319,7 +457,9 @@ func remote(c net.Conn) string {
 
 func (e *endpoint) clientConfig() *tls.Config {
 	c := e.config()
-	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return e.certificate(false) }
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return e.certificate(false, nil) }
+	// A session outlives the moment in which this client had an identity, or had none.
+	c.SessionTicketsDisabled = e.optional
 	// This turns off the check of the host name and of the host's roots, which is the wrong one: an SVID
 	// carries an ID, and its trust domain has roots of its own. VerifyConnection runs in every handshake
 	// and does the right check.
@@ -353,8 +493,21 @@ func (e *endpoint) config() *tls.Config {
 }
 
 // certificate returns the certificate to present in this handshake. Only expiry withholds it; the rest is
-// the peer's decision.
-func (e *endpoint) certificate(server bool) (*tls.Certificate, error) {
+// the peer's decision. The hello matters to a web server only.
+func (e *endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if e.web != nil {
+		if hello == nil {
+			return nil, &HandshakeError{Server: server, Err: errors.New("the configuration was changed: GetConfigForClient must stay")}
+		}
+		cert, err := e.web.certificate(hello, e.now())
+		if err != nil {
+			return nil, &HandshakeError{Server: server, Err: err}
+		}
+		return cert, nil
+	}
+	if e.self == (noIdentity{}) {
+		return new(tls.Certificate), nil // crypto/tls sends none
+	}
 	svid, err := e.self.SVID()
 	switch {
 	case err != nil:
@@ -365,21 +518,54 @@ func (e *endpoint) certificate(server bool) (*tls.Certificate, error) {
 	default:
 		return svid.TLSCertificate(), nil
 	}
+	if e.optional {
+		if e.log != nil {
+			e.log.Warn("spiffetls: no identity presented", "no identity", slog.Any("err", err))
+		}
+		return new(tls.Certificate), nil
+	}
 	return nil, &HandshakeError{Server: server, Err: err}
 }
 
 // verify runs before crypto/tls has checked that the peer holds its key. The proof that it returns is
 // valid once the handshake has succeeded.
-func (e *endpoint) verify(cs tls.ConnectionState, role spiffe.Role) (*spiffe.Peer, error) {
-	peer, err := e.verifier.VerifyChain(cs.PeerCertificates, role)
-	if err != nil {
-		return nil, e.refused(role, err)
+func (e *endpoint) verify(cs tls.ConnectionState, role spiffe.Role) (proof, error) {
+	var at hostport
+	q := questionIn(cs)
+	if q != nil {
+		at, q.e = q.addr, e
 	}
-	return peer, nil
+	p, err := e.judge(cs.PeerCertificates, role, cs.ServerName, at)
+	if err != nil {
+		return proof{}, e.refused(role, err)
+	}
+	if q != nil {
+		q.proof = p
+	}
+	return p, nil
 }
 
+// judge decides about the chain of a peer. A server has the name, and the address if that is known, that was dialled.
+func (e *endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name string, at hostport) (proof, error) {
+	switch {
+	case e.roots != nil:
+		return e.roots.verify(chain, name, e.now())
+	case e.opts.AllowAnonymousClients && len(chain) == 0: // servers only
+		return proof{}, nil
+	}
+	peer, err := e.verifier.VerifyChain(chain, role)
+	if err == nil && e.hosts != nil {
+		err = e.allowAt(at, peer.ID())
+	}
+	if err != nil {
+		return proof{}, err
+	}
+	return proof{peer: peer, notAfter: peer.NotAfter(), addr: at}, nil
+}
+
+// now returns the time. A nil endpoint is that of a test without a connection.
 func (e *endpoint) now() time.Time {
-	if e.opts.Now != nil {
+	if e != nil && e.opts.Now != nil {
 		return e.opts.Now()
 	}
 	return time.Now()

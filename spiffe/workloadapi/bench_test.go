@@ -61,3 +61,22 @@ func BenchmarkRead(b *testing.B) {
 		})
 	}
 }
+
+// A key pair as package sds wants it, which is made once for each change and name.
+func BenchmarkGenerateSecret(b *testing.B) {
+	home := newDomain(b, "example.org")
+	m := home.response(b, home.SVID("/web"))
+	s, err := workloadapi.New(workloadapi.Config{Client: inMemory(b, fake(b, func(c *call) { c.send(m); c.wait() }))})
+	require.NoError(b, err)
+	run(b, s)
+	for _, name := range []string{"default", "ROOTCA"} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := s.GenerateSecret(b.Context(), name); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -35,12 +35,14 @@ type Client struct {
 	server     string // the address, as errors and logs show it
 	http       *http.Client
 	maxMessage int
+	patience   renew.Patience
+	answered   renew.Signal // of a stream whose first message is good: the server is there
 }
 
 // NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see
 // [Config]. It does not connect. opts may be nil.
 func NewClient(address string, opts *ClientOptions) (*Client, error) {
-	c := &Client{server: address, maxMessage: defaultMaxMessage}
+	c := &Client{server: address, maxMessage: defaultMaxMessage, patience: patience}
 	if opts != nil {
 		if opts.MaxMessage < 0 {
 			return nil, errors.New("workloadapi: new client: MaxMessage is negative; 0 means 64 MiB")
@@ -56,6 +58,9 @@ func NewClient(address string, opts *ClientOptions) (*Client, error) {
 		return nil, err
 	}
 	c.server = a.String()
+	if a.network == "unix" {
+		c.patience.Longest = c.patience.Impatient // an attempt costs next to nothing where the server is away
+	}
 	if c.http == nil {
 		c.http = httpClient(a)
 	}
@@ -116,7 +121,8 @@ func (c *Client) call(ctx context.Context, name string, maxMessage int, request 
 // repeating does not help. A slow loop receives each change all the same.
 //
 // Failures are yielded as an [*Error]. Unless it is Final, the watch goes on with a new stream: at once
-// after a stream that brought something, and else after [Error].RetryIn. What was received before stays
+// after a stream that brought something, and else after [Error].RetryIn, or when another watch of the same
+// Client is answered. What was received before stays
 // valid, with one exception: an error that wraps [ErrDenied] withdraws it. One that wraps
 // [ErrBadResponse] reports a response that was discarded.
 func (c *Client) WatchX509SVIDs(ctx context.Context) iter.Seq2[*Update, error] {
@@ -141,7 +147,7 @@ func (c *Client) watchUpdates(ctx context.Context, name string, read func(*reade
 			client: c, name: name,
 			read:   func(data []byte) (*Update, error) { return read(r, data) },
 			forget: func() { *r = reader{} },
-			ends:   func() time.Time { return r.last.ends() },
+			ends:   func() time.Time { return r.last.ends(time.Now()) },
 		}).run(ctx, yield)
 	}
 }
@@ -154,10 +160,10 @@ const (
 
 // patience bounds the waits between streams (WAPI-18). They are shares of the life that is left to what
 // was received, so that identities of a minute survive the restart of an agent.
-var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
+var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
 
 var (
-	errSilent = errors.New("the server did not answer within 2 minutes")
+	errSilent = errors.New("the server did not answer in time")
 	errEnded  = errors.New("the server ended the stream")
 	errAllBad = errors.New("the server sends nothing but bad responses; the stream was given up")
 )
@@ -171,57 +177,90 @@ type watch[U any] struct {
 	forget  func()                       // what read remembers; may be nil
 	ends    func() time.Time             // when that expires; may be nil
 
-	received time.Time // the last good response
+	received time.Time // the last good response that is not withdrawn
+	brought  bool      // the last stream had a good response
 }
 
 // run yields updates and errors until ctx is done, the caller's loop ends, or an error is final.
 func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
-	failures := 0
-	var reconnected time.Time // the last time without a wait
+	p := pace{patience: w.client.patience}
 	for ctx.Err() == nil {
+		wake := w.client.answered.Changed()
 		good, over, err := w.stream(ctx, yield)
 		if over || ctx.Err() != nil {
 			return
 		}
-		if good {
-			failures = 0
+		if errors.Is(err, ErrDenied) {
+			w.received = time.Time{}
+			if w.forget != nil {
+				w.forget()
+			}
 		}
-		denied := errors.Is(err, ErrDenied)
-		if denied && w.forget != nil {
-			w.forget()
-		}
-		now := time.Now()
-		switch {
-		case err.Final:
-		case good && !denied && now.Sub(reconnected) >= minReconnect:
-			reconnected = now // a stream that brought something is followed by the next at once (AMB-10)
-		default:
-			failures++
-			err.RetryIn = w.wait(renew.NewFailure(failures, err), now)
-		}
+		err.RetryIn = p.next(err, good, w.received, w.end(), time.Now(), rand.Float64())
 		var none U
-		if !yield(none, err) || err.Final || renew.Sleep(ctx, err.RetryIn) != nil {
+		if !yield(none, err) || err.Final {
 			return
 		}
+		if w.brought || err.after > 0 {
+			// A stream that told the others is not told, or two that end at once would wake each other
+			// without end. A server that names a time is obeyed.
+			wake = nil
+		}
+		renew.Wait(ctx, err.RetryIn, wake)
 	}
 }
 
-func (w *watch[U]) wait(f renew.Failure, now time.Time) time.Duration {
-	var life, left time.Duration
-	if w.ends != nil {
-		if end := w.ends(); !end.IsZero() {
-			life, left = end.Sub(w.received), end.Sub(now)
-		}
+// end returns when what was received expires; zero if it does not.
+func (w *watch[U]) end() time.Time {
+	if w.ends == nil || w.received.IsZero() {
+		return time.Time{}
 	}
-	return patience.Wait(f, life, left, rand.Float64())
+	return w.ends()
+}
+
+// pace decides when a stream is followed by the next.
+type pace struct {
+	patience    renew.Patience
+	failures    int       // in a row
+	reconnected time.Time // the last time without a wait
+}
+
+// next returns how long to wait at now, after a stream that ended with err and had a good message or not.
+// What is in force was received at received, zero if nothing is, and ends at end, zero if it does not. u is
+// in [0,1).
+func (p *pace) next(err *Error, good bool, received, end, now time.Time, u float64) time.Duration {
+	if good {
+		p.failures = 0
+	}
+	if err.Final {
+		return 0
+	}
+	if good && !received.IsZero() && now.Sub(p.reconnected) >= minReconnect {
+		p.reconnected = now // a stream that brought something is followed by the next at once (AMB-10)
+		return 0
+	}
+	p.failures++
+	f := renew.NewFailure(p.failures, err)
+	switch {
+	case received.IsZero():
+		return p.patience.Wait(f, 0, 0, u)
+	case end.IsZero(): // bundles
+		return p.patience.WaitEndless(f, u)
+	}
+	return p.patience.Wait(f, end.Sub(received), end.Sub(now), u)
 }
 
 // stream runs one stream to its end. It reports whether a message on it was good, and whether the
 // caller's loop has ended. A stream that is given up counts as one without a good message.
 func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good, over bool, _ *Error) {
+	w.brought = false
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := time.AfterFunc(silenceLimit, func() { cancel(errSilent) })
+	limit := silenceLimit
+	if end := w.end(); !end.IsZero() {
+		limit = renew.AttemptTime(silenceLimit, time.Until(end))
+	}
+	silence := time.AfterFunc(limit, func() { cancel(errSilent) })
 	defer silence.Stop()
 	fail := func(err error) *Error {
 		if context.Cause(ctx) == errSilent {
@@ -258,6 +297,10 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 			}
 			continue
 		}
+		if !w.brought {
+			w.brought = true
+			w.client.answered.Notify()
+		}
 		good, bad, w.received = true, 0, time.Now()
 		if !yield(u, nil) {
 			return good, true, nil
@@ -265,17 +308,19 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 	}
 }
 
-// ends returns when the first identity of an update expires; zero if there is none.
-func (u *Update) ends() (end time.Time) {
+// ends returns when the next identity of an update expires or, after that, when the last did; zero if there
+// is none.
+func (u *Update) ends(now time.Time) time.Time {
 	if u == nil {
-		return end
+		return time.Time{}
 	}
-	for _, id := range u.Identities {
-		if t := id.SVID.NotAfter(); end.IsZero() || t.Before(end) {
-			end = t
+	return renew.NextEnd(now, func(yield func(time.Time) bool) {
+		for _, id := range u.Identities {
+			if !yield(id.SVID.NotAfter()) {
+				return
+			}
 		}
-	}
-	return end
+	})
 }
 
 // parseID parses an ID in a response.

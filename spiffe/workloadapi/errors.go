@@ -47,7 +47,7 @@ type Error struct {
 	Code    int           // the gRPC status that the server sent, such as 14 for Unavailable; 0 if it sent none
 	Err     error         // the cause, which wraps one of the errors above where one fits
 	Final   bool          // repeating does not help, and a watch has ended
-	RetryIn time.Duration // when a watch tries again; 0 means at once, or that the stream goes on
+	RetryIn time.Duration // when a watch tries again at the latest; 0 means at once, or that the stream goes on
 
 	after time.Duration // how long the server asked its clients to wait
 }

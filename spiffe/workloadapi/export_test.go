@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
@@ -61,3 +62,16 @@ func ReadWITSVIDs(data []byte) ([]TokenSVID, error) {
 func ReadClaims(data []byte) (map[string]any, error) { _, c, err := readClaims(data); return c, err }
 func ReadWITBundles(data []byte) (int, error)        { m, err := readWITBundles(data); return len(m), err }
 func WithUse(doc []byte) ([]byte, error)             { return withUse(doc) }
+
+// Pace returns how a watch of the server at address decides when the next stream is opened, after streams
+// that failed or had a good message.
+func Pace(address string) func(good bool, received, end, now time.Time, u float64) time.Duration {
+	c, err := NewClient(address, nil)
+	if err != nil {
+		panic(err)
+	}
+	p := pace{patience: c.patience}
+	return func(good bool, received, end, now time.Time, u float64) time.Duration {
+		return p.next(&Error{Err: errEnded}, good, received, end, now, u)
+	}
+}

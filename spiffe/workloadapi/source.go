@@ -53,8 +53,8 @@ type Config struct {
 }
 
 // Source keeps the identity and the trust bundles that the Workload API has for this workload. [New]
-// makes one. It is a [spiffe.SVIDSource], a [spiffe.BundleSource] and a jwtsvid.Source, and has the methods
-// for readers that a *secretcache.Manager has. Its methods are safe for concurrent use, and those that
+// makes one. It is a [spiffe.SVIDSource], a [spiffe.BundleSource], a jwtsvid.Source and an sds.Source, and has the
+// methods for readers that a *secretcache.Manager has. Its methods are safe for concurrent use, and those that
 // read work before, during and after [Source.Run].
 type Source struct {
 	cfg    Config
@@ -72,6 +72,8 @@ type Source struct {
 	x509     track
 	jwt      track
 	unmerged []error // why some bundles have authorities of one kind only
+
+	subscribers []*func(resourceName string) // replaced, never changed
 }
 
 // state is what was published together. It never changes.
@@ -79,6 +81,7 @@ type state struct {
 	snap    *spiffe.Snapshot  // nil if there is no identity to hand out
 	bundles *spiffe.BundleSet // nil if there are none
 	update  *Update           // of the X.509 stream, nil if there is none
+	denied  bool              // the server has said that there is none
 }
 
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no connection.
@@ -184,7 +187,7 @@ func (s *Source) noHint() error {
 }
 
 // Changed returns a channel that is closed when what the source hands out changes, and when
-// something happens that [Source.Ready] waits for. Take it before reading, so that no change is
+// something happens that [Source.Ready] or [Source.GenerateSecret] waits for. Take it before reading, so that no change is
 // missed:
 //
 //	for {
@@ -306,11 +309,14 @@ func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update
 // took takes a good response over, and publishes what follows from it.
 func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	s.mu.Lock()
-	before := t.Skipped
+	before, old := t.Skipped, s.cur.Load()
 	t.good(u)
 	published := s.publish()
 	st := s.cur.Load()
 	s.mu.Unlock()
+	if t == &s.x509 {
+		s.tell(old)
+	}
 
 	server := slog.String("server", s.client.server)
 	if published {
@@ -331,11 +337,15 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 // failed records what a watch yields instead of a response.
 func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 	s.mu.Lock()
+	old := s.cur.Load()
 	withdrawn := t.bad(e)
 	if !s.publish() && e.Final {
 		s.news.Notify()
 	}
 	s.mu.Unlock()
+	if t == &s.x509 {
+		s.tell(old)
+	}
 
 	msg := "workloadapi: attempt failed"
 	switch {
@@ -354,7 +364,7 @@ func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 // caller holds mu.
 func (s *Source) publish() bool {
 	old := s.cur.Load()
-	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles)}
+	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles), denied: s.x509.denied}
 	if st.update != nil {
 		if svid, ok := st.update.byHint(s.cfg.Hint); ok {
 			if st.snap = old.snap; !snapshotOf(st.snap, svid, st.bundles) {
@@ -365,7 +375,7 @@ func (s *Source) publish() bool {
 	s.cur.Store(st)
 	was := s.isReady
 	s.isReady = s.ready()
-	if s.isReady == was && st.snap == old.snap && st.bundles == old.bundles && sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
+	if s.isReady == was && st.denied == old.denied && st.snap == old.snap && st.bundles == old.bundles && sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
 		return false // sent again after a reconnect
 	}
 	s.news.Notify()

@@ -68,6 +68,7 @@ func (s *Source) ready() bool {
 type track struct {
 	StreamStatus
 	update *Update // nil before the first, and after it was withdrawn
+	denied bool    // the server has said that there is nothing, and has not taken that back
 	final  bool
 }
 
@@ -81,7 +82,7 @@ func (t *track) bundles() *spiffe.BundleSet {
 
 // good takes u over.
 func (t *track) good(u *Update) {
-	t.update, t.final = u, false
+	t.update, t.denied, t.final = u, false, false
 	t.StreamStatus = StreamStatus{Open: true, Updates: t.Updates + 1, LastUpdate: time.Now(), Skipped: u.Skipped}
 }
 
@@ -97,7 +98,9 @@ func (t *track) bad(e *Error) (withdrawn bool) {
 	if !e.Final {
 		t.NextAttempt = time.Now().Add(e.RetryIn)
 	}
-	withdrawn = t.update != nil && errors.Is(e, ErrDenied)
+	denied := errors.Is(e, ErrDenied)
+	withdrawn = t.update != nil && denied
+	t.denied = t.denied || denied
 	if withdrawn {
 		t.update, t.Skipped = nil, nil
 	}

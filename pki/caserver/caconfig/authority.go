@@ -411,8 +411,8 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	}
 	if pluggedIn, err := c.pluggedInFiles(); err != nil {
 		return err
-	} else if pluggedIn && !c.Kubernetes {
-		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes is for development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
+	} else if pluggedIn && c.Development() {
+		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes and -jwt-rule is for development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
 	}
 	at := caserver.Listeners{LinkerdPlaintext: c.linkerdPlaintext}
 	for _, p := range []struct {
@@ -465,13 +465,14 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
 	o.Istio, o.RenewByCertificate = &istioca.Options{CertificateTTL: c.CA.DefaultTTL}, time.Duration(c.renew)
 	proxies := c.linkerd
 	proxies.AllowPlaintext = c.linkerdPlaintext
-	if !c.Kubernetes {
+	switch {
+	case c.Development():
 		tokens, err := caserver.NewInsecureTokens(c.CA.TrustDomain, c.SecretFile)
 		if err != nil {
 			return fmt.Errorf("-state-dir: %w", err)
 		}
 		o.Istio.Authenticator, proxies.Review = tokens, tokens.Review
-	} else {
+	case c.Kubernetes:
 		check, err := c.cluster.Set(o.Istio, &proxies)
 		if err != nil {
 			return err
@@ -479,6 +480,9 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
 		if err := check(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
+	}
+	if err := c.setAuthenticator(ctx, o, o.Logger); err != nil {
+		return err
 	}
 	if c.keepDNSNames {
 		o.Istio.Policy = istioca.KeepDNSNames
@@ -495,7 +499,7 @@ func (c *Config) listen(name, flag, at string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w; -%s names another address, or none", name, err, flag)
 	}
-	if addr := l.Addr().String(); !c.Kubernetes && !isLoopback(addr) {
+	if addr := l.Addr().String(); c.Development() && !isLoopback(addr) {
 		l.Close()
 		return nil, fmt.Errorf("%s: -%s leads to %s, %s", name, flag, addr, notLoopback)
 	}

@@ -39,7 +39,7 @@ import (
 type Config struct {
 	CA         ca.Config // of the CA itself, without Auditor and Logger
 	ServerID   spiffe.ID // in the certificate of the server
-	Kubernetes bool      // false: development mode, which trusts the name in a token that has the secret of the server
+	Kubernetes bool      // the API server of a cluster knows the callers
 	ExternalCA string    // what signs instead of this CA; empty for none
 
 	// StateDir is the folder of the state, RootsFile a file in it that Serve keeps up to date with the roots
@@ -68,6 +68,7 @@ type Config struct {
 	linkerd               linkerd.Options
 	linkerdPlaintext      bool
 	dnsNames              []string
+	callers               callers
 	renew                 renewal
 
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
@@ -80,12 +81,18 @@ const (
 	tooShort    = "it is less than a second"
 	negative    = "it is negative"
 	trusting    = "the name in any token with the secret of the server is trusted"
-	notLoopback = "not on loopback (127.0.0.1, ::1 or localhost); without -kubernetes, " + trusting
-	tooLong     = "it is more than an hour, which is the limit without -kubernetes, as " + trusting
+	notLoopback = "not on loopback (127.0.0.1, ::1 or localhost); without -kubernetes and -jwt-rule, " + trusting
+	tooLong     = "it is more than an hour, which is the limit without -kubernetes and -jwt-rule, as " + trusting
 	noPort      = "it is not HOST:PORT, such as localhost:15012 or :15012"
 
 	developmentTTL = time.Hour // the longest lifetime in development mode
 )
+
+// Development reports whether the server is in development mode, without Kubernetes and without an issuer whose tokens
+// prove callers: it trusts the name in a token that has the secret of the server.
+func (c *Config) Development() bool {
+	return !c.Kubernetes && c.callers.rule == nil && (c.inCluster || c.callers.issuer == "" && !c.given["own-token"])
+}
 
 // define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where
 // they have them. A usage that ends with a name in brackets is that of a flag which the environment can
@@ -123,6 +130,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.cluster.Audiences))
 	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
 	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
+	c.defineCallers(fs)
 	fs.Func("renew-by-certificate", "for how long a caller of Istio's API may renew with the certificate that it has, since it was last proven by a token: a `duration`, off, or unlimited (default unlimited, as virtual machines of Istio do)", c.renew.set)
 	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
 	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
@@ -220,7 +228,10 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	if !c.given["state-dir"] {
 		c.StateDir = defaultStateDir(c.CA.TrustDomain)
 	}
-	if !c.given["max-ttl"] && !c.Kubernetes {
+	if !c.Development() && !c.Kubernetes && !c.given["linkerd-addr"] {
+		c.linkerdAddr = ""
+	}
+	if !c.given["max-ttl"] && c.Development() {
 		if c.CA.MaxTTL = developmentTTL; c.given["default-ttl"] { // which Serve refuses if it is more
 			c.CA.MaxTTL = max(c.CA.MaxTTL, c.CA.DefaultTTL)
 		}
@@ -229,7 +240,7 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 		}
 	}
 	usual := c.CA.MaxTTL // at most
-	if !c.Kubernetes {
+	if c.Development() {
 		usual = min(usual, developmentTTL)
 	}
 	if !c.given["default-ttl"] {
@@ -297,20 +308,21 @@ func (c *Config) setStateDir(dir string) {
 func (c *Config) check(serve bool) error {
 	_, noMesh := c.linkerd.Mesh.Certifier()
 	_, noID := c.CA.TrustDomain.KubernetesID(c.namespace, account)
+	badRule, badGateways := c.callers.check(c.CA.TrustDomain)
 	key, badNames := pki.NewKey(pki.ECDSAP256)
 	if badNames == nil {
 		_, badNames = pki.NewCSR(key, pki.CSROptions{SANs: c.names()})
 	}
-	exposes := func(addr string) bool { return serve && !c.Kubernetes && addr != "" && !isLoopback(addr) }
+	exposes := func(addr string) bool { return serve && c.Development() && addr != "" && !isLoopback(addr) }
 	for _, rule := range []struct {
 		flag   string
 		wrong  bool
 		reason any
 	}{
 		{"max-ttl", c.CA.MaxTTL < time.Second, tooShort},
-		{"default-ttl", serve && !c.Kubernetes && c.CA.DefaultTTL > developmentTTL, tooLong},
-		{"linkerd-ttl", serve && !c.Kubernetes && c.linkerd.Lifetime > developmentTTL, tooLong},
-		{"max-ttl", serve && !c.Kubernetes && c.CA.MaxTTL > developmentTTL && !c.given["linkerd-ttl"], tooLong},
+		{"default-ttl", serve && c.Development() && c.CA.DefaultTTL > developmentTTL, tooLong},
+		{"linkerd-ttl", serve && c.Development() && c.linkerd.Lifetime > developmentTTL, tooLong},
+		{"max-ttl", serve && c.Development() && c.CA.MaxTTL > developmentTTL && !c.given["linkerd-ttl"], tooLong},
 		{"renew-by-certificate", c.renew > 0 && c.ExternalCA != "", "with -external-ca it is off or unlimited: what the signers of a cluster sign does not say when a caller was last proven by a token"},
 		{"default-ttl", c.CA.DefaultTTL < time.Second, tooShort},
 		{"default-ttl", c.CA.DefaultTTL > c.CA.MaxTTL, "it is more than -max-ttl"},
@@ -338,10 +350,14 @@ func (c *Config) check(serve bool) error {
 		{"kubernetes-api", c.cluster.API.APIServer != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"trusted-node-accounts", len(c.cluster.NodeAccounts) > 0 && !c.Kubernetes, "it needs -kubernetes, which knows what runs on a node"},
 		{"trusted-node-accounts", slices.ContainsFunc(c.cluster.NodeAccounts, notAccount), "an account is not namespace/name"},
+		{"linkerd-addr", serve && !c.Development() && !c.Kubernetes && c.linkerdAddr != "", "it needs -kubernetes, whose API server knows the tokens of Linkerd's proxies"},
+		{"jwt-rule", badRule != nil, badRule},
+		{"trusted-gateway-cidr", badGateways != nil, badGateways},
+		{"trusted-gateway-cidr", c.callers.gateways != nil && c.renew != 0, "with it -renew-by-certificate is unlimited: a gateway does not say when the holder of a certificate was last proven by a token"},
 		{"namespace", noID != nil, noID},
 		{"dns-names", badNames != nil, badNames},
 		{"linkerd-addr", serve && noMesh != nil && c.linkerdAddr != "", fmt.Sprintf("%v; set this flag to nothing to serve without Linkerd", noMesh)},
-		{"kubernetes", serve && c.inCluster && !c.Kubernetes, "this process runs in a cluster, so set this flag: without it, " + trusting},
+		{"kubernetes", serve && c.inCluster && c.Development(), "this process runs in a cluster, so set this flag: without it, " + trusting},
 		{"istio-addr", noAddress(c.istioAddr), noPort},
 		{"linkerd-addr", noAddress(c.linkerdAddr), noPort},
 		{"bundle-addr", noAddress(c.bundleAddr), noPort},

@@ -2,6 +2,7 @@ package caconfig
 
 import (
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -82,6 +83,41 @@ func TestDevelopmentDefaults(t *testing.T) {
 	}
 	_, err = parse([]string{"-max-ttl", "1h", "-linkerd-ttl", "59m"}, env{}.get, io.Discard, true)
 	require.NoError(t, err)
+}
+
+// An issuer whose tokens prove callers takes the place of the secret, and of the limits that go with it.
+func TestDevelopment(t *testing.T) {
+	t.Parallel()
+	inPod := env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+	const rule = `{"issuer":"https://a.test","audiences":["a"]}`
+	for _, tc := range []struct {
+		args []string
+		env  env
+		want bool
+	}{
+		{nil, nil, true},
+		{[]string{"-jwt-rule", rule}, nil, false},
+		{nil, env{"JWT_RULE": rule}, false},
+		{[]string{"-kubernetes"}, nil, false},
+		{[]string{"-token-issuer", "https://a.test"}, nil, false},
+		{[]string{"-own-token", "/a"}, nil, false},
+		{[]string{"-token-issuer", "https://a.test"}, inPod, true},
+		{[]string{"-own-token", "/a"}, inPod, true},
+		{[]string{"-audience", "a"}, nil, true},
+		{[]string{"-trusted-gateway-cidr", "10.0.0.0/8"}, nil, true},
+		{[]string{"-jwt-rule", rule}, inPod, false},
+	} {
+		c, err := parse(tc.args, tc.env.get, io.Discard, false)
+		require.NoError(t, err)
+		assert.Equal(t, tc.want, c.Development(), tc.args)
+		assert.Equal(t, tc.want && c.inCluster, c.check(true) != nil, "in development mode it does not run in a pod: %q", tc.args)
+		if !tc.want && !c.Kubernetes {
+			assert.Empty(t, c.linkerdAddr)
+			assert.Equal(t, 2160*time.Hour, c.CA.MaxTTL)
+			_, err := parse(append(tc.args, "-istio-addr", ":15012"), tc.env.get, io.Discard, true)
+			assert.NoError(t, err)
+		}
+	}
 }
 
 // -renew-by-certificate is a duration, or one of two words.
@@ -172,7 +208,13 @@ func TestEnvironment(t *testing.T) {
 		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *Config) any { return c.namespace }},
 		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *Config) any { return c.ExternalCA }},
 		"K8S_SIGNER":                                            {"example.com/mesh", "example.com/mesh", func(c *Config) any { return c.external.Signer }},
-		"CERT_SIGNER_DOMAIN":                                    {"example.com", "example.com", func(c *Config) any { return c.external.SignerDomain }},
+		"JWT_RULE": {`{"issuer":"https://oidc.example.org","jwks_uri":"https://keys.example.org/jwks","audiences":["istio-ca"]}`,
+			rule{Issuer: "https://oidc.example.org", JWKSURI: "https://keys.example.org/jwks", Audiences: []string{"istio-ca"}}, func(c *Config) any { return *c.callers.rule }},
+		"JWT_POLICY":           {"first-party-jwt", true, func(c *Config) any { return c.callers.firstParty }},
+		"TOKEN_ISSUER":         {"https://oidc.example.org", "https://oidc.example.org", func(c *Config) any { return c.callers.issuer }},
+		"AUDIENCE":             {"istio-ca", "istio-ca", func(c *Config) any { return c.callers.audience }},
+		"TRUSTED_GATEWAY_CIDR": {"10.0.0.0/16, 2001:db8::/32", "[10.0.0.0/16 2001:db8::/32]", func(c *Config) any { return fmt.Sprint(c.callers.gateways) }},
+		"CERT_SIGNER_DOMAIN":   {"example.com", "example.com", func(c *Config) any { return c.external.SignerDomain }},
 	} {
 		e := env{variable: tc.value, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 		if variable == "EXTERNAL_CA" {
@@ -182,7 +224,7 @@ func TestEnvironment(t *testing.T) {
 		require.NoError(t, err, variable)
 		assert.Equal(t, tc.want, tc.get(c), variable)
 	}
-	assert.Len(t, variables(), 18)
+	assert.Len(t, variables(), 23)
 	c, err := parse([]string{"-kubernetes", "-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard, true)
 	require.NoError(t, err)
 	assert.Equal(t, 5*time.Hour, c.CA.MaxTTL)
@@ -211,6 +253,9 @@ func TestMalformedEnvironment(t *testing.T) {
 		"ISTIO_MULTIROOT_MESH":                                  {"maybe"},
 		"TOKEN_AUDIENCES":                                       {",", "a,,b", " "},
 		"CA_TRUSTED_NODE_ACCOUNTS":                              {"ztunnel", "/ztunnel", "istio-system/", "a/b/c", "a/b,", "a/b,c"},
+		"JWT_RULE":                                              {"istio", "[]", `{"issuer":1}`, `{"issuer":"https://a.test"} x`, `{"issuer":"https://a.test","jwks":"{}"}`, `{"issuer":"https://a.test","fromHeaders":[]}`},
+		"JWT_POLICY":                                            {"second-party-jwt", "FIRST-PARTY-JWT", "none"},
+		"TRUSTED_GATEWAY_CIDR":                                  {"10.0.0.1", "10.0.0.0/33", "gateway", "10.0.0.0/8,", ",", "10.0.0.0/8,x"},
 		"EXTERNAL_CA":                                           {"ISTIOD_RA_ISTIO_API", "istiod_ra_kubernetes_api", "ISTIOD_RA_KUBERNETES_API"},
 	} {
 		for _, value := range values {
@@ -258,6 +303,10 @@ func TestBadFlags(t *testing.T) {
 		{"-kubernetes -linkerd-ttl 2160h", "-linkerd-ttl"},
 		{"-backdate 0", "-backdate"},
 		{"-refresh-hint 10ms", "-refresh-hint"},
+		{"-trusted-gateway-cidr 10.0.0.0/8 -renew-by-certificate off", "-trusted-gateway-cidr"},
+		{"-trusted-gateway-cidr 10.0.0.0/8 -renew-by-certificate 720h", "-trusted-gateway-cidr"},
+		{`-jwt-rule {"issuer":"https://a.test","audiences":["a"]} -linkerd-addr 127.0.0.1:0`, "-linkerd-addr"},
+		{"-token-issuer https://a.test -linkerd-addr 127.0.0.1:0", "-linkerd-addr"},
 	} {
 		_, err := parse(strings.Fields(tc.args), env{}.get, io.Discard, true)
 		require.ErrorContains(t, err, tc.want, tc.args)

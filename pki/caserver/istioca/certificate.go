@@ -63,12 +63,17 @@ func (c callers) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 // defaultCertificateTTL is the longest lifetime for a caller that its certificate alone proves.
 const defaultCertificateTTL = 24 * time.Hour
 
+// byProxy is the method of callers by [authn.ForwardedCertificate], whose certificate a proxy has seen.
+const byProxy = "forwarded-certificate"
+
 // renewal limits a request of a caller that its certificate alone proves.
 func (s *Server) renewal(caller *authn.Caller, r *ca.Request) {
-	if caller.Certificate == nil {
+	switch {
+	case caller.Certificate != nil:
+		r.Proven = s.opts.Signer.Proven(caller.Certificate)
+	case caller.Method != byProxy:
 		return
 	}
-	r.Proven = s.opts.Signer.Proven(caller.Certificate)
 	switch most := s.opts.CertificateTTL; {
 	case r.TTL > cmp.Or(most, defaultCertificateTTL):
 		r.TTL = cmp.Or(most, defaultCertificateTTL)

@@ -15,7 +15,8 @@
 //
 // # What it promises
 //
-// A caller gets a certificate for what its proof of identity proved, whatever it asks for. The server
+// A caller gets a certificate for what its proof of identity proved, whatever it asks for. One that is proven by another
+// name than a SPIFFE ID gets none. The server
 // verifies the signature of the signing request, and takes from it the public key and whether a common
 // name is wanted. Nothing else of it is used.
 //
@@ -131,8 +132,8 @@ type Options struct {
 	// asked then: the certificate is for the one ID that was requested.
 	NodeAuthorizer NodeAuthorizer
 
-	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, which gets this much if it asks
-	// for more or for none: so a key that was stolen for an hour is no way to a certificate of [ca.Config].MaxTTL. 0
+	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, to this server or to a proxy
+	// ([authn.ForwardedCertificate]). Such a caller gets this much if it asks for more or for none: so a key that was stolen for an hour is no way to a certificate of [ca.Config].MaxTTL. 0
 	// means 24 hours, and what the authority does by default for a request that names no lifetime.
 	CertificateTTL time.Duration
 

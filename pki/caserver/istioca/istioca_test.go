@@ -120,6 +120,8 @@ func TestUnauthenticated(t *testing.T) {
 		"refused":     fmt.Errorf("tokens: secret reason: %w", authn.ErrRefused),
 		"no caller":   (*authn.Caller)(nil),
 		"no identity": &authn.Caller{Method: "test"},
+		"a name":      &authn.Caller{Method: "unix-peer", Name: "uid:1000", NotAfter: time.Now().Add(time.Hour)},
+		"a DNS name":  &authn.Caller{Method: "test", DNSNames: []string{"web.test"}, Pod: &authn.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}},
 		"never":       final{},
 	}})
 	_, err := s.call(t, "web", goodRequest(t))
@@ -134,6 +136,8 @@ func TestUnauthenticated(t *testing.T) {
 		"refused":            {"Bearer refused"},
 		"no caller":          {"Bearer no caller"},
 		"no identity":        {"Bearer no identity"},
+		"a name":             {"Bearer a name"},
+		"a DNS name":         {"Bearer a DNS name"},
 		"never":              {"Bearer never"},
 		"the blank is a tab": {"Bearer\tweb"},
 	} {
@@ -141,11 +145,11 @@ func TestUnauthenticated(t *testing.T) {
 		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 		assert.NotContains(t, err.Error(), "secret", name)
 	}
-	assert.Equal(t, "11", s.metric(t, "authentication_failure_count"))
-	assert.Equal(t, "12", s.metric(t, "csr_count"))
+	assert.Equal(t, "13", s.metric(t, "authentication_failure_count"))
+	assert.Equal(t, "14", s.metric(t, "csr_count"))
 	assert.Equal(t, "1", s.metric(t, "success_cert_issuance_count"))
 	assert.Regexp(t, `peer=127\.0\.0\.1:\d+ code=unauthenticated err=".*secret reason.*"`, s.logs.String())
-	assert.Contains(t, s.logs.String(), "neither a caller with an ID nor an error")
+	assert.Contains(t, s.logs.String(), "neither a caller with a SPIFFE ID nor an error")
 }
 
 // temporary is an error that says that it passes.

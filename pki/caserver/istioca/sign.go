@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
@@ -64,41 +63,16 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 	}
 	proven, err := s.opts.Authenticator.Authenticate(r)
 	switch {
-	case err != nil && (r.Context().Err() != nil || !judged(err)):
+	case err != nil && (r.Context().Err() != nil || authn.Unavailable(err)):
 		e := caservice.Refuse(grpchttp.Unavailable, textUnauthenticated, err)
 		e.RetryAfter, _ = caservice.Retryable(err)
 		return nil, e
 	case err != nil:
 		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, err)
-	case proven == nil || proven.ID.IsZero():
-		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, errors.New("the authenticator returned neither a caller with an ID nor an error"))
+	case proven == nil || proven.ID.IsZero(): // it has other names, or none
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, fmt.Errorf("the authenticator returned neither a caller with a SPIFFE ID nor an error, but %q", proven))
 	}
 	return proven, nil
-}
-
-// judged reports whether err says that no credential is good, as far as package authn has errors for that.
-// Any other error says that the question could not be answered now. Of several methods that failed, all
-// must have judged.
-func judged(err error) bool {
-	isJudgment := func(e error) bool { return e == authn.ErrNoCredential || e == authn.ErrRefused } //nolint:errorlint // this node
-	if isJudgment(err) {
-		return true
-	}
-	if e, ok := err.(interface{ Retryable() (time.Duration, bool) }); ok { //nolint:errorlint // this node of the tree
-		_, passes := e.Retryable()
-		return !passes
-	}
-	switch e := err.(type) { //nolint:errorlint // the shape of the tree is what matters
-	case interface{ Unwrap() error }:
-		return e.Unwrap() != nil && judged(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		all := e.Unwrap()
-		if slices.ContainsFunc(all, isJudgment) { // beside its cause
-			return true
-		}
-		return len(all) > 0 && !slices.ContainsFunc(all, func(e error) bool { return !judged(e) })
-	}
-	return false
 }
 
 // sign returns the chain for a request, which has been checked.

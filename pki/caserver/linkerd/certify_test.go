@@ -553,8 +553,8 @@ func TestPanicsAndDeadlines(t *testing.T) {
 		assert.NotContains(t, err.Error(), strings.TrimSpace(token))
 		assert.NotContains(t, s.logs.String(), strings.TrimSpace(token))
 	}
-	assert.Contains(t, s.logs.String(), "never heard of [token]")
-	assert.Contains(t, s.logs.String(), "about [token]")
+	assert.Contains(t, s.logs.String(), "never heard of [redacted]")
+	assert.Contains(t, s.logs.String(), "about [redacted]")
 
 	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*kube.Account, error) {
 		<-ctx.Done()

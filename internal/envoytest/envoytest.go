@@ -1,4 +1,5 @@
-package sds_test
+// Package envoytest runs a real Envoy in tests. See [Binary] for where it is found.
+package envoytest
 
 import (
 	"context"
@@ -16,16 +17,16 @@ import (
 	"time"
 )
 
-// envoy is a running Envoy. It is stopped when the test ends.
-type envoy struct {
+// Envoy is a running Envoy. It is stopped when the test ends.
+type Envoy struct {
 	t     testing.TB
 	admin string // host:port
 	log   string // path of its log
 }
 
-// envoyBinary returns the path of the Envoy to run: the ENVOY_PATH variable, else "envoy" in PATH. It
+// Binary returns the path of the Envoy to run: the ENVOY_PATH variable, else "envoy" in PATH. It
 // skips the test if there is none.
-func envoyBinary(t testing.TB) string {
+func Binary(t testing.TB) string {
 	t.Helper()
 	if p := os.Getenv("ENVOY_PATH"); p != "" {
 		if _, err := os.Stat(p); err != nil {
@@ -40,18 +41,18 @@ func envoyBinary(t testing.TB) string {
 	return p
 }
 
-// startEnvoy runs Envoy with a bootstrap in YAML, without its admin section, in dir, so that paths of
+// Start runs Envoy with a bootstrap in YAML, without its admin section, in dir, so that paths of
 // sockets in the bootstrap may be relative and short. It returns when the admin interface answers.
-func startEnvoy(t testing.TB, dir, name, bootstrap string) *envoy {
+func Start(t testing.TB, dir, name, bootstrap string) *Envoy {
 	t.Helper()
-	bin := envoyBinary(t)
+	bin := Binary(t)
 	bootstrap += "\nadmin:\n  address: {socket_address: {address: 127.0.0.1, port_value: 0}}\n"
 	config := filepath.Join(dir, name+".yaml")
 	if err := os.WriteFile(config, []byte(bootstrap), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	adminFile := filepath.Join(dir, name+".admin")
-	e := &envoy{t: t, log: filepath.Join(dir, name+".log")}
+	e := &Envoy{t: t, log: filepath.Join(dir, name+".log")}
 	log, err := os.Create(e.log)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +91,7 @@ func startEnvoy(t testing.TB, dir, name, bootstrap string) *envoy {
 }
 
 // Admin returns the body of an admin page.
-func (e *envoy) Admin(path string) string {
+func (e *Envoy) Admin(path string) string {
 	e.t.Helper()
 	body, err := e.get(path)
 	if err != nil {
@@ -99,7 +100,7 @@ func (e *envoy) Admin(path string) string {
 	return body
 }
 
-func (e *envoy) get(path string) (string, error) {
+func (e *Envoy) get(path string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.admin+path, nil)
@@ -116,7 +117,7 @@ func (e *envoy) get(path string) (string, error) {
 }
 
 // WaitLive waits until Envoy says that it is live.
-func (e *envoy) WaitLive(timeout time.Duration) {
+func (e *Envoy) WaitLive(timeout time.Duration) {
 	e.t.Helper()
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		body := e.Admin("/ready")
@@ -130,7 +131,7 @@ func (e *envoy) WaitLive(timeout time.Duration) {
 }
 
 // ListenerAddr waits until the listener is bound and returns its address.
-func (e *envoy) ListenerAddr(name string, timeout time.Duration) string {
+func (e *Envoy) ListenerAddr(name string, timeout time.Duration) string {
 	e.t.Helper()
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		var l struct {
@@ -159,7 +160,7 @@ func (e *envoy) ListenerAddr(name string, timeout time.Duration) string {
 }
 
 // Stat returns one counter or gauge, and 0 for one that does not exist.
-func (e *envoy) Stat(name string) int64 {
+func (e *Envoy) Stat(name string) int64 {
 	e.t.Helper()
 	for line := range strings.Lines(e.Admin("/stats")) {
 		if k, v, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && k == name {
@@ -175,7 +176,7 @@ func (e *envoy) Stat(name string) int64 {
 
 // Serials returns the serial numbers, in lower-case hexadecimal, of the leaf certificates and of
 // the CA certificates that Envoy has in use, from /certs.
-func (e *envoy) Serials() (leaves, roots []string) {
+func (e *Envoy) Serials() (leaves, roots []string) {
 	e.t.Helper()
 	type cert struct {
 		Serial string `json:"serial_number"`
@@ -200,8 +201,8 @@ func (e *envoy) Serials() (leaves, roots []string) {
 	return leaves, roots
 }
 
-// envoySerial formats a certificate's serial number as [envoy.Serials] does.
-func envoySerial(n *big.Int) string { return normalSerial(n.Text(16)) }
+// Serial formats a certificate's serial number as [Envoy.Serials] does.
+func Serial(n *big.Int) string { return normalSerial(n.Text(16)) }
 
 func normalSerial(hex string) string { return strings.TrimLeft(strings.ToLower(hex), "0") }
 

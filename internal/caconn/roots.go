@@ -1,4 +1,4 @@
-package istioca
+package caconn
 
 import (
 	"context"
@@ -13,11 +13,9 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/internal/smallfile"
 	"github.com/svidkit/svidkit/spiffe"
 )
-
-const maxFile = 1 << 20 // bytes
 
 // roots is what is known of the roots. Its methods are safe for concurrent use.
 type roots struct {
@@ -38,7 +36,12 @@ type olderRoot struct {
 	until time.Time
 }
 
-// learn notes the roots that came with leaf.
+// LearnRoots notes the roots that came with leaf. They are in the next [Conn.FetchBundles], and stay there for as long as
+// a certificate that was issued under them may live. An error changes nothing.
+func (c *Conn) LearnRoots(certs []*x509.Certificate, leaf *x509.Certificate) error {
+	return c.roots.learn(certs, leaf)
+}
+
 func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	// An error must not change anything.
 	if _, err := spiffe.NewBundle(r.td, spiffe.BundleContents{X509Authorities: certs}); err != nil {
@@ -57,6 +60,13 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	r.newest = certs
 	_, err := r.update(now)
 	return err
+}
+
+// Known returns the bundle of what is known of the roots; nil before anything is.
+func (c *Conn) Known() *spiffe.Bundle {
+	c.roots.mu.Lock()
+	defer c.roots.mu.Unlock()
+	return c.roots.last
 }
 
 // take notes what the source has, and returns the bundle. A root that the source no longer has is
@@ -87,7 +97,7 @@ func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
 	}
 	certs := slices.Concat(contents.X509Authorities, r.newest)
 	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return !now.Before(o.until) })
-	if room := max(0, maxRoots-len(certs)); len(r.older) > room { // a CA that has new roots each time must not fill the memory
+	if room := max(0, MaxRoots-len(certs)); len(r.older) > room { // a CA that has new roots each time must not fill the memory
 		r.older = slices.Delete(r.older, 0, len(r.older)-room)
 	}
 	for _, o := range r.older {
@@ -118,84 +128,90 @@ func (r *roots) state() (known bool, wait time.Duration) {
 	return r.last != nil, wait
 }
 
-// FetchBundles implements [caclient.CA]: the package comment says where the roots come from. It calls the CA
-// only if there is no other way to know any. The error is a [*caclient.Error], unless ctx is done. If the
-// source fails and roots are known from before, the failure is logged.
-func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+// FetchBundles returns the bundle of the trust domain, of all that is known of its roots. It calls the CA only if the
+// Endpoint has no source of roots. The error is a [*caclient.Error], unless ctx is done. If the source fails and roots are
+// known from before, the failure is logged.
+func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	const op = "fetch bundles"
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("istioca: fetch bundles: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
 	}
 	known, _ := c.roots.state()
-	source, err := c.source()
-	switch {
-	case err != nil && !known:
-		return nil, fetchError(caclient.ErrUnavailable, err)
+	source, err := c.source(ctx)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
+	}
+	switch _, told := errors.AsType[*caclient.Error](err); {
+	case err != nil && known:
+		c.Endpoint.Logger.WarnContext(ctx, c.cfg.Name+": the roots cannot be read; those that are known stay", "err", err)
+	case told:
+		return nil, err
 	case err != nil:
-		c.opts.Logger.WarnContext(ctx, "istioca: the roots cannot be read; those that are known stay", "err", err)
+		return nil, c.Error(op, caclient.ErrUnavailable, err)
 	case source == nil && !known:
-		if err := c.ask(ctx); err != nil {
+		if err := c.cfg.Learn(ctx); err != nil {
 			return nil, err
 		}
 	}
 	b, err := c.roots.take(source)
 	if err != nil {
-		return nil, fetchError(caclient.ErrUnavailable, err)
+		return nil, c.Error(op, caclient.ErrUnavailable, err)
 	}
 	set, err := spiffe.NewBundleSet(b)
 	if err != nil {
-		return nil, fetchError(caclient.ErrUnavailable, err)
+		return nil, c.Error(op, caclient.ErrUnavailable, err)
 	}
 	return set, nil
 }
 
-func fetchError(kind, err error) *caclient.Error {
-	return &caclient.Error{Op: "fetch bundles", Kind: kind, Err: fmt.Errorf("istioca: %w", err)}
-}
-
-// source asks Options.Roots or reads Options.RootsFile. It returns nil if there is neither, or if there is
-// an error.
-func (c *CA) source() (*spiffe.Bundle, error) {
+// source asks the source of roots. It returns nil if there is none, or if there is an error.
+func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
+	e := &c.Endpoint
 	switch {
-	case c.opts.Roots != nil:
-		b, err := c.opts.Roots.Bundle(c.opts.TrustDomain)
-		if err == nil && (b == nil || b.TrustDomain() != c.opts.TrustDomain) {
+	case e.Roots != nil:
+		b, err := e.Roots.Bundle(e.TrustDomain)
+		if err == nil && (b == nil || b.TrustDomain() != e.TrustDomain) {
 			err = errors.New("the source did not give the bundle of the trust domain")
 		}
 		if err != nil {
 			return nil, err
 		}
 		return b, nil
-	case c.opts.RootsFile != "":
-		data, err := readFile(c.opts.RootsFile, maxFile+1)
+	case e.RootsFile != "":
+		return ReadBundle(e.TrustDomain, e.RootsFile)
+	case c.cfg.Roots != nil:
+		certs, err := c.cfg.Roots(ctx)
 		if err != nil {
 			return nil, err
 		}
-		b, err := spiffe.ParseBundlePEM(c.opts.TrustDomain, data)
+		b, err := spiffe.NewBundle(e.TrustDomain, spiffe.BundleContents{X509Authorities: certs})
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", c.opts.RootsFile, err)
+			return nil, c.Error("fetch bundles", caclient.ErrBadAnswer, err)
+		}
+		if len(certs) == 0 { // which would say that all are revoked
+			return nil, c.Error("fetch bundles", caclient.ErrBadAnswer, errors.New("the CA has no roots"))
 		}
 		return b, nil
 	}
 	return nil, nil //nolint:nilnil // there is no source
 }
 
-// ask has a new key certified and drops it, for the roots that come with the certificate.
-func (c *CA) ask(ctx context.Context) error {
-	key, err := pki.NewKey(pki.ECDSAP256)
+// ReadBundle returns the CA certificates in a file as the bundle of a trust domain.
+func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
+	data, err := smallfile.Read(file, maxFile)
 	if err != nil {
-		return fetchError(caclient.ErrUnavailable, err)
+		return nil, err
 	}
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	b, err := spiffe.ParseBundlePEM(td, data)
 	if err != nil {
-		return fetchError(caclient.ErrUnavailable, err)
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	_, err = c.Sign(ctx, csr, 0)
-	return err
+	return b, nil
 }
 
 // WatchBundles is what package secretcache uses instead of polling. It yields the bundles when a certificate brought new
 // roots, and reads the source every five minutes, or as often as the refresh hint of its bundle says.
-func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+func (c *Conn) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		var last *spiffe.BundleSet
 		for ctx.Err() == nil {

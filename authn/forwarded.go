@@ -1,0 +1,347 @@
+package authn
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// ForwardedOptions say which proxies [ForwardedCertificate] believes. A proxy that is believed can name any
+// caller that the policy allows.
+type ForwardedOptions struct {
+	// Allow is the policy for the SPIFFE IDs of callers; required. It does not judge callers without one.
+	Allow spiffe.PolicySource
+
+	// Proxies are the addresses of proxies, beside those of this machine (loopback), which are believed too.
+	Proxies []netip.Prefix
+
+	// UnixPeers also believes every process that can connect to a Unix socket of this server.
+	UnixPeers bool
+}
+
+// ForwardedCertificate proves a caller by the header x-forwarded-client-cert, in which a proxy that ends TLS, such as
+// Envoy, says which certificate the client had. The method of the Caller is "forwarded-certificate".
+//
+// The header counts if it comes from a proxy that the options name, told by the address of the connection; from others
+// it is as if it were not there. The proxy must have verified the certificate, and must remove or extend a
+// header that the client sent. The settings of Envoy for which that is so:
+//
+//   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With FORWARD_ONLY and
+//     ALWAYS_FORWARD_ONLY a client can name itself as any caller.
+//   - set_current_client_cert_details has uri, and of dns and subject what the server needs. An Envoy with none of
+//     them names nothing, which is refused. cert and chain are of no use here, and can exceed the limit of 16 KiB.
+//   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, with which untrusted certificates
+//     are forwarded like others. Each CA in trusted_ca can name members of all trust domains.
+//   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that has a comma or a semicolon in it. Envoy escapes
+//     the Subject, but writes these names as they are, and what follows the comma or semicolon would be read as names that the
+//     CA did not sign. uri alone is enough if the CAs sign any DNS name, but no URI other than a SPIFFE ID.
+//
+// Of several elements the last counts, which the nearest proxy has added about its own client. All earlier
+// ones are what that client said. Istio's CA takes the names of all elements together: a client that comes
+// through a proxy that appends can then add any name to its own.
+//
+// Of that element, the URI that is a SPIFFE ID becomes the caller's ID, valid DNS names its DNSNames, and the one
+// common name of a Subject in the form of RFC 2253 its Name. Two SPIFFE IDs are refused, as in a certificate; other URIs
+// are left out. By, Hash, Cert and Chain are checked for their form only. Certificate and NotAfter are not set, as the proof
+// is the word of the proxy.
+//
+// The error wraps [ErrNoCredential] if there is no header or the peer is not believed, and [ErrRefused] if the header
+// is there more than once, is longer than 16 KiB, is malformed, or names nothing, or if the policy does not allow the ID.
+func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
+	if err := spiffe.CheckPolicySource(o.Allow); err != nil {
+		return nil, fmt.Errorf("authn: forwarded certificate: Allow: %w", err)
+	}
+	f := &forwarded{o.Allow, slices.Clone(o.Proxies), o.UnixPeers, memory.New[known](maxKnown)}
+	for i, p := range f.proxies {
+		if !p.IsValid() || p.Bits() == 0 || p.Addr().Is4In6() {
+			return nil, fmt.Errorf("authn: forwarded certificate: Proxies: %v is no prefix, or one of all addresses, or one of IPv4 in the form of IPv6", p)
+		}
+		f.proxies[i] = p.Masked()
+	}
+	return Func(f.authenticate), nil
+}
+
+// forwardedMethod is what a Caller's Method says.
+const forwardedMethod = "forwarded-certificate"
+
+const (
+	forwardedHeader = "X-Forwarded-Client-Cert"
+	maxForwarded    = 16 << 10 // bytes
+
+	maxKnown     = 1000    // headers that are remembered
+	longestKnown = 4 << 10 // bytes of one
+)
+
+type forwarded struct {
+	allow     spiffe.PolicySource
+	proxies   []netip.Prefix
+	unixPeers bool
+	memory    *memory.Table[known]
+}
+
+// known is a header and the caller that it names.
+type known struct {
+	header string
+	caller *Caller
+}
+
+func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
+	values := r.Header.Values(forwardedHeader)
+	if len(values) == 0 {
+		return nil, fmt.Errorf("authn: forwarded certificate: there is no header: %w", ErrNoCredential)
+	}
+	if !f.believes(r) {
+		return nil, fmt.Errorf("authn: forwarded certificate: %w: the header is from a peer that is not one of the proxies", ErrNoCredential)
+	}
+	c, err := f.read(values)
+	if err == nil && !c.ID.IsZero() { // by the policy as it is now
+		err = f.allow.Policy().Check(c.ID)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("authn: forwarded certificate: %w: %w", ErrRefused, err)
+	}
+	return c, nil
+}
+
+// believes reports whether r is from a proxy that is believed.
+func (f *forwarded) believes(r *http.Request) bool {
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && strings.HasPrefix(local.Network(), "unix") {
+		return f.unixPeers
+	}
+	at, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	from := at.Addr().Unmap().WithZone("")
+	return from.IsLoopback() || slices.ContainsFunc(f.proxies, func(p netip.Prefix) bool { return p.Contains(from) })
+}
+
+// read returns the caller that the header names.
+func (f *forwarded) read(values []string) (*Caller, error) {
+	if len(values) > 1 {
+		return nil, errors.New("the header is there more than once")
+	}
+	header := values[0]
+	hash := maphash.String(f.memory.Seed, header)
+	if k := f.memory.Find(hash, func(k *known) bool { return k.header == header }); k != nil {
+		return k.caller, nil
+	}
+	header = strings.Clone(header) // which may be a small part of something large
+	c, err := readForwarded(header)
+	if err == nil && len(header) <= longestKnown {
+		f.memory.Keep(hash, &known{header, c}, func(*known) int64 { return 0 })
+	}
+	return c, err
+}
+
+// readForwarded returns the caller that a header names.
+func readForwarded(header string) (*Caller, error) {
+	last, err := lastElement(header)
+	if err != nil {
+		return nil, err
+	}
+	c := &Caller{Method: forwardedMethod, Name: commonName(last.subject), DNSNames: validNames(last.dns)}
+	for _, text := range last.uris {
+		id, err := spiffe.ParseID(text)
+		switch {
+		case err != nil && len(text) >= len("spiffe:") && strings.EqualFold(text[:len("spiffe:")], "spiffe:"):
+			return nil, err
+		case err != nil: // a URI of another kind
+		case !c.ID.IsZero():
+			return nil, errors.New("the certificate has more than one SPIFFE ID")
+		default:
+			c.ID = id
+		}
+	}
+	if !c.proven() {
+		return nil, errors.New("the certificate has neither a SPIFFE ID nor a DNS name nor a common name")
+	}
+	return c, nil
+}
+
+// element is what one proxy says about its client.
+type element struct {
+	subject   string // as it stands between the quotes
+	uris, dns []string
+}
+
+// lastElement reads a header, all of whose elements must be well-formed, and returns the last of them.
+func lastElement(header string) (last element, err error) {
+	if len(header) > maxForwarded {
+		return element{}, fmt.Errorf("the header has %d bytes, the limit is %d", len(header), maxForwarded)
+	}
+	if strings.ContainsFunc(header, func(c rune) bool { return c < ' ' || c > '~' }) {
+		return element{}, errors.New("the header has bytes that are not printable ASCII")
+	}
+	for rest, more := header, true; more; {
+		if last, rest, more, err = readElement(strings.TrimLeft(rest, " ")); err != nil {
+			return element{}, err
+		}
+	}
+	return last, nil
+}
+
+// readElement reads the element that s begins with, and reports whether a comma and more follow.
+func readElement(s string) (e element, rest string, more bool, err error) {
+	seen := make(map[string]bool, 8)
+	for {
+		key, after, ok := strings.Cut(s, "=")
+		if !ok {
+			return e, "", false, errors.New("an element is empty, or has a part without =")
+		}
+		var value string
+		if value, s, err = readValue(after); err != nil {
+			return e, "", false, err
+		}
+		switch key = strings.ToLower(key); key {
+		case "uri":
+			e.uris = appendValue(e.uris, value)
+		case "dns":
+			e.dns = appendValue(e.dns, value)
+		case "by": // may be there for each URI of the proxy's certificate
+		case "subject", "hash", "cert", "chain":
+			if seen[key] {
+				return e, "", false, fmt.Errorf("an element has %q twice", key)
+			}
+			seen[key] = true
+			if err := checkValue(key, value); err != nil {
+				return e, "", false, err
+			}
+			if key == "subject" {
+				e.subject = value
+			}
+		default:
+			return e, "", false, fmt.Errorf("an element has the key %.20q, which is not known", key)
+		}
+		if s == "" {
+			return e, "", false, nil
+		}
+		end := s[0]
+		if s = s[1:]; end == ',' {
+			return e, s, true, nil
+		}
+	}
+}
+
+// appendValue appends a value that is not empty: a proxy writes the key of what a certificate does not have, too.
+func appendValue(list []string, value string) []string {
+	if value == "" {
+		return list
+	}
+	return append(list, value)
+}
+
+// readValue reads a value, up to the semicolon, the comma or the end that follows it. A backslash and what follows it
+// stay as they are, as those of a Subject are its own.
+func readValue(s string) (value, rest string, err error) {
+	if !strings.HasPrefix(s, `"`) {
+		n := strings.IndexAny(s, `,;"\`)
+		if n < 0 {
+			return s, "", nil
+		}
+		if s[n] == '"' || s[n] == '\\' {
+			return "", "", errors.New("a value that has a quote or a backslash in it does not begin with a quote")
+		}
+		return s[:n], s[n:], nil
+	}
+	for n := 1; n < len(s); n++ {
+		switch s[n] {
+		case '\\':
+			// Readers differ on whether two backslashes before a quote are one that escapes the quote.
+			if run := strings.TrimLeft(s[n:], `\`); len(s[n:])-len(run) > 1 && strings.HasPrefix(run, `"`) {
+				return "", "", errors.New("a value has a quote after more than one backslash")
+			}
+			n++
+		case '"':
+			value, rest = s[1:n], s[n+1:]
+			if rest != "" && rest[0] != ';' && rest[0] != ',' {
+				return "", "", errors.New("something follows the quote at the end of a value")
+			}
+			return value, rest, nil
+		}
+	}
+	return "", "", errors.New("a quote is not closed")
+}
+
+// checkValue checks the form of what is not used.
+func checkValue(key, value string) error {
+	switch key {
+	case "hash":
+		if strings.Trim(value, "0123456789abcdefABCDEF") != "" {
+			return errors.New("the hash is not hexadecimal")
+		}
+	case "cert", "chain":
+		if _, err := url.PathUnescape(value); err != nil {
+			return fmt.Errorf("the value of %q is not URL-encoded", key)
+		}
+	}
+	return nil
+}
+
+// commonName returns the common name in a subject in the form of RFC 2253. It is empty if there is none or more than one,
+// and if the subject is in another form.
+func commonName(subject string) (name string) {
+	for subject != "" {
+		n := 0
+		for n < len(subject) && !strings.ContainsRune(",+;", rune(subject[n])) {
+			if subject[n] == '\\' {
+				n++
+			}
+			n++
+		}
+		attribute := subject[:min(n, len(subject))]
+		subject = subject[min(n+1, len(subject)):]
+		key, text, ok := strings.Cut(attribute, "=")
+		key = strings.TrimSpace(key)
+		if !ok || strings.HasPrefix(key, "/") { // the older form of OpenSSL, in which values are not told apart from keys
+			return ""
+		}
+		if !strings.EqualFold(key, "CN") && key != "2.5.4.3" {
+			continue
+		}
+		value, ok := unescape(text)
+		if !ok || name != "" {
+			return ""
+		}
+		name = value
+	}
+	return name
+}
+
+// unescape returns the text that an attribute value of RFC 2253 stands for, if it is printable.
+func unescape(s string) (string, bool) {
+	var b []byte
+	for n := 0; n < len(s); n++ {
+		switch {
+		case s[n] != '\\':
+			b = append(b, s[n])
+		case n+1 < len(s) && strings.IndexByte(`,+"\<>;=# `, s[n+1]) >= 0:
+			n++
+			b = append(b, s[n])
+		case n+2 < len(s):
+			pair, err := hex.DecodeString(s[n+1 : n+3])
+			if err != nil {
+				return "", false
+			}
+			b = append(b, pair...)
+			n += 2
+		default:
+			return "", false
+		}
+	}
+	text := string(b)
+	ok := text != "" && s[0] != '#' && utf8.ValidString(text) && !strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) })
+	return text, ok
+}

@@ -1,0 +1,86 @@
+package jwt_test
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+// again are authenticators and requests with a token that comes again. The token of a pod has about a kilobyte.
+func again(t testing.TB) map[string]struct {
+	a authn.Authenticator
+	r *http.Request
+} {
+	t.Helper()
+	issuer, bundle := mint(t)
+	v, err := jwtsvid.NewValidator(bundle, []string{"ca"}, nil)
+	require.NoError(t, err)
+	svids, err := jwt.SVID(v, spiffe.AllowMembersOf(td))
+	require.NoError(t, err)
+	pod := sign("rsa", map[string]any{"kubernetes.io": map[string]any{
+		"namespace": "prod", "node": map[string]any{"name": "node-1", "uid": "3b9a2f6e-5d0c-4d2e-9f4b-0c6f0a2d7f11"},
+		"pod": map[string]any{"name": "web-6c5d8c7b9-abcde", "uid": "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"}, "serviceaccount": map[string]any{"name": "web", "uid": "0d7c1b2a-8e4f-4b6d-9a3c-5e8f7d6c4b33"},
+	}, "jti": "9d1c2b3a-7e6f-4a5b-8c9d-0e1f2a3b4c5d"})
+	return map[string]struct {
+		a authn.Authenticator
+		r *http.Request
+	}{
+		"jwt":      {newAuthenticator(t, newIssuer("rsa")), request(t, pod)},
+		"jwt-svid": {svids, request(t, svidOf(t, issuer, webID, "ca"))},
+	}
+}
+
+func TestAllocations(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	for name, c := range again(t) {
+		authenticate := func() {
+			if _, err := c.a.Authenticate(c.r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		authenticate()
+		require.Zero(t, testing.AllocsPerRun(100, authenticate), name)
+	}
+}
+
+func BenchmarkAgain(b *testing.B) {
+	for name, c := range again(b) {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := c.a.Authenticate(c.r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFresh verifies a token for the first time: a cached set of keys, and no memory of the token.
+func BenchmarkFresh(b *testing.B) {
+	for _, id := range []string{"p256", "rsa"} {
+		b.Run(id, func(b *testing.B) {
+			a := newAuthenticator(b, newIssuer(id))
+			requests := make([]*http.Request, 4000) // more than are remembered
+			for i := range requests {
+				requests[i] = request(b, sign(id, map[string]any{"jti": i}))
+			}
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				if _, err := a.Authenticate(requests[i%len(requests)]); err != nil {
+					b.Fatal(err)
+				}
+				i++
+			}
+		})
+	}
+}

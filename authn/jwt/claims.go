@@ -1,0 +1,146 @@
+package jwt
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/token"
+)
+
+// kind is what errors about tokens say.
+var kind = &token.Kind{Package: "jwt", What: "token"}
+
+// headerFault checks the header beyond the form of the algorithm.
+func (a *Authenticator) headerFault(s *token.Signed) *token.Error {
+	typ := strings.TrimPrefix(strings.ToLower(s.Type), "application/")
+	switch {
+	case a.algorithms != nil && !slices.Contains(a.algorithms, s.Algorithm):
+		return kind.Refuse("algorithm", "", "%v is not one of %v", s.Algorithm, a.algorithms)
+	case slices.Contains(s.Extra, "crit"):
+		return kind.Refuse("header", "", `"crit" asks for rules that are not known here`)
+	case s.NotText == "kid":
+		return kind.Refuse("header", "", `"kid" is not a string`)
+	case s.HasType && typ != "jwt" && typ != "jose" && typ != "at+jwt":
+		return kind.Refuse("header", "", `"typ" is %q, and neither JWT nor at+jwt: it is a token of another kind`, token.Clip(s.Type, token.MaxQuoted))
+	}
+	return nil
+}
+
+// claims are the claims that this package judges.
+type claims struct {
+	issuer, subject              string
+	audiences                    []string
+	expires, notBefore, issuedAt token.Date
+}
+
+// readClaims reads a payload. A claim that it judges must have the right form.
+func readClaims(payload []byte) (claims, *token.Error) {
+	var c claims
+	bad := ""
+	text := func(name string, r *strictjson.Reader) string {
+		value, ok := r.Text()
+		if !ok {
+			bad = name
+		}
+		return string(value)
+	}
+	date := func(name string, r *strictjson.Reader) token.Date {
+		d := token.ReadDate(r)
+		if !d.Number {
+			bad = name
+		}
+		return d
+	}
+	e := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
+		switch name {
+		case "iss":
+			c.issuer = text(name, r)
+		case "sub":
+			c.subject = text(name, r)
+		case "aud":
+			if r.Kind() != strictjson.Array {
+				c.audiences = []string{text(name, r)}
+				return
+			}
+			for range r.Elements() {
+				c.audiences = append(c.audiences, text(name, r))
+			}
+		case "exp":
+			c.expires = date(name, r)
+		case "nbf":
+			c.notBefore = date(name, r)
+		case "iat":
+			c.issuedAt = date(name, r)
+		}
+	})
+	if e == nil && bad != "" {
+		e = kind.Refuse(token.Malformed, "", "the claim %q is of another type than it should be", bad)
+	}
+	return c, e
+}
+
+// claimsFault checks what does not depend on the signature, so that a token that is refused anyway costs nothing more.
+func (a *Authenticator) claimsFault(c *claims, now time.Time) *token.Error {
+	latest := now.Add(a.leeway)
+	switch {
+	case !slices.ContainsFunc(c.audiences, func(s string) bool { return slices.Contains(a.audiences, s) }):
+		return kind.Refuse(token.Audience, "", "it is for %.256q, and this is %.256q", c.audiences, a.audiences)
+	case !c.expires.Present:
+		return kind.Refuse(token.Expired, "", `"exp" is missing`)
+	case !now.Before(c.expires.At.Add(a.leeway)):
+		return kind.Refuse(token.Expired, "", "it ended at %s", token.Stamp(c.expires.At))
+	case c.notBefore.Present && latest.Before(c.notBefore.At):
+		return kind.Refuse("not yet valid", "", "it begins at %s", token.Stamp(c.notBefore.At))
+	case c.issuedAt.Present && latest.Before(c.issuedAt.At):
+		return kind.Refuse("not yet valid", "", "it was issued at %s, which is in the future; compare the clocks", token.Stamp(c.issuedAt.At))
+	case c.subject == "":
+		return kind.Refuse("subject", "", `"sub" is missing or empty`)
+	}
+	return nil
+}
+
+// UnverifiedIssuer returns the issuer and the first audience of the token in a file, such as the one that Kubernetes
+// projects into the pod of this program: the issuer of this program's token then vouches for its callers, who name
+// the same audience. Nothing of the token is verified, so whatever can write the file chooses the issuer that is
+// trusted, and the file must be as well protected as a configuration file. An expired token is read, too.
+func UnverifiedIssuer(tokenFile string) (issuer, audience string, err error) {
+	c, err := readFile(tokenFile)
+	switch {
+	case err != nil:
+	case c.issuer == "":
+		err = errors.New("the token names no issuer")
+	case len(c.audiences) == 0 || c.audiences[0] == "":
+		err = errors.New("the token names no audience")
+	default:
+		return c.issuer, c.audiences[0], nil
+	}
+	return "", "", fmt.Errorf("authn/jwt: token file %q: %w", tokenFile, err)
+}
+
+func readFile(name string) (claims, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return claims{}, err
+	}
+	defer f.Close() // only read
+	text, err := io.ReadAll(io.LimitReader(f, jws.MaxSize+2))
+	if err != nil {
+		return claims{}, err
+	}
+	parts, err := jws.Parse(strings.TrimSpace(string(text)))
+	if err != nil {
+		return claims{}, err
+	}
+	c, e := readClaims(parts.Payload)
+	if e != nil {
+		return claims{}, e
+	}
+	return c, nil
+}

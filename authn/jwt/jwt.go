@@ -1,0 +1,347 @@
+// Package jwt proves callers by signed tokens: JSON Web Tokens of an OpenID Connect issuer, such as the API server of a
+// Kubernetes cluster or a build system, and JWT-SVIDs.
+//
+// [New] makes an [Authenticator] for the tokens of one issuer, and [SVID] one for JWT-SVIDs. authn.FirstOf
+// asks several, for several issuers:
+//
+//	a, err := jwt.New(jwt.Options{
+//		Issuer:      "https://oidc.example.org",
+//		Audiences:   []string{"istio-ca"},
+//		TrustDomain: td,
+//	})
+//	…
+//	err = a.Fetch(ctx) // at start, if the program wants to know
+//	handler = authn.Require(a, handler, logger)
+//
+// # What it promises
+//
+// A token counts if it is signed by a key that the issuer publishes, with one of the nine algorithms RS, PS and ES
+// with 256, 384 and 512 bits, names this issuer, is in time, and is for one of the audiences. The key is from the
+// issuer's key set (JWKS), never from the token. The token must be presented over TLS or a Unix socket, unless an
+// option says otherwise.
+//
+// Tokens are read strictly: three parts of canonical base64url of at most 16 KiB, and JSON without duplicate members.
+// A header with "crit" is refused, and so is a "typ" other than JWT, JOSE and at+jwt: a token of another kind that the
+// issuer signs, such as for a logout, is no proof. Other members of a header are ignored.
+//
+// # Keys
+//
+// The keys are fetched when the first token needs them, or by [Authenticator.Fetch]. They are fetched again for a
+// token with a key that is not known, at most once in 10 seconds, and when they are older than 5 minutes and in use,
+// without a token having to wait. So a key that the issuer withdraws counts for about 5 minutes. While a fetch fails,
+// the keys that were fetched before count on: an issuer that is away takes no caller's identity. Waits after a failure
+// grow from a second to half a minute. Many callers wait for one fetch, and their leaving does not end it.
+//
+// A document has at most 1 MiB, and a key set 256 keys. Keys of other types and for other uses are left out; a set
+// without a usable key is a failure.
+//
+// A verified token is remembered while the key set is the same, so that one that comes again costs no signature
+// check. Tokens of more than 4 KiB are not remembered.
+//
+// # What it does not do
+//
+// A token that is good proves that it was issued, and not that its holder still exists: package kube asks the API
+// server about that. There are no sessions, no refresh tokens and no flows of OpenID Connect, only tokens that
+// clients present.
+package jwt
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// method is what a Caller's Method says.
+const method = "jwt"
+
+const (
+	maxRemembered = 1000    // tokens
+	longestKept   = 4 << 10 // bytes of a token that is remembered
+)
+
+// Options configure [New], which copies them. Issuer, Audiences, and one of TrustDomain and Caller are required.
+type Options struct {
+	// Issuer is what "iss" must be, byte for byte: a URL with the scheme https, or http on loopback. With JWKSURL it
+	// may be any text, as some issuers are no URLs.
+	Issuer string
+
+	// JWKSURL is where the issuer's key set is, https or, on loopback, http. Empty: where the discovery document of
+	// the issuer says, which is at ISSUER/.well-known/openid-configuration.
+	JWKSURL string
+
+	// Audiences are the names of this server, of which "aud" must have one: at least one.
+	Audiences []string
+
+	// TrustDomain is that of callers whose "sub" is a Kubernetes service account,
+	// system:serviceaccount:NAMESPACE:NAME. Their IDs are spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/NAME. Other subjects
+	// are refused.
+	TrustDomain spiffe.TrustDomain
+
+	// Caller, if set, takes the place of that rule: it returns the ID, Name, DNSNames or Pod of the caller with these
+	// claims, which are verified. The method and the end of the proof are set by this package. It must depend on the
+	// claims alone, as the result is remembered with the token, and be safe for concurrent use. An error refuses the
+	// token, and so does a caller without a name.
+	Caller func(*Claims) (*authn.Caller, error)
+
+	// Algorithms are those that a token may be signed with, of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384
+	// and ES512. Nil means all of them.
+	Algorithms []string
+
+	// Leeway is how long a token is accepted after its "exp" and before its "nbf" and "iat", for clocks that
+	// disagree: from 0 to two minutes. Nil means one minute.
+	Leeway *time.Duration
+
+	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is for servers
+	// whose connections are protected otherwise, such as by a proxy in the same pod.
+	AllowPlaintext bool
+
+	// HTTPClient fetches the documents of the issuer. It is copied; the copy follows no redirect. Nil means one that
+	// trusts the roots of the host and uses no proxy. A fetch ends after 10 seconds.
+	HTTPClient *http.Client
+}
+
+// Claims are what a verified token says. They must not be changed.
+type Claims struct {
+	Issuer, Subject string
+	Audiences       []string
+	Expires         time.Time
+
+	payload []byte
+}
+
+// Decode decodes all claims into what into points to, such as a struct with json tags. Names of claims are
+// case-sensitive, unlike those of package encoding/json, and numbers that go into an interface are a [json.Number].
+// Claims are a promise of the issuer alone.
+func (c *Claims) Decode(into any) error {
+	if err := token.Decode(c.payload, into); err != nil {
+		return fmt.Errorf("authn/jwt: claims: %w", err)
+	}
+	return nil
+}
+
+// Authenticator proves callers by the tokens of one issuer. [New] makes one. It is an [authn.Authenticator] and safe
+// for concurrent use. It starts a goroutine for each fetch of keys, which ends with it, and no other.
+type Authenticator struct {
+	issuer     string
+	audiences  []string
+	caller     func(*Claims) (*authn.Caller, error)
+	algorithms []jws.Algorithm // nil for all
+	leeway     time.Duration
+	plaintext  bool
+	keys       *keys
+	memory     *memory.Table[kept]
+}
+
+var errNotMade = errors.New("authn/jwt: the Authenticator was not made by New")
+
+// kept is a token that was verified with a key set, and its caller.
+type kept struct {
+	token       string
+	caller      *authn.Caller
+	set         *keySet
+	from, until time.Time
+}
+
+// New returns an Authenticator. It fetches nothing. The error says which option is missing or wrong.
+func New(o Options) (*Authenticator, error) {
+	a := &Authenticator{
+		issuer: o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
+		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: memory.New[kept](maxRemembered),
+	}
+	if o.Leeway != nil {
+		a.leeway = *o.Leeway
+	}
+	err := a.set(&o)
+	if err == nil {
+		a.keys, err = newKeys(&o)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("authn/jwt: %w", err)
+	}
+	return a, nil
+}
+
+// set checks the options that need no network.
+func (a *Authenticator) set(o *Options) error {
+	for _, name := range o.Algorithms {
+		alg, ok := jws.ParseAlgorithm(name)
+		if !ok {
+			return fmt.Errorf("Options.Algorithms has %.20q, which is none of RS, PS and ES with 256, 384 and 512", name)
+		}
+		a.algorithms = append(a.algorithms, alg)
+	}
+	switch {
+	case o.Issuer == "":
+		return errors.New("Options.Issuer is empty")
+	case len(o.Audiences) == 0 || slices.Contains(o.Audiences, ""):
+		return errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be accepted; name this server as its clients do")
+	case o.Algorithms != nil && len(o.Algorithms) == 0:
+		return errors.New("Options.Algorithms is empty, so that no token is accepted; nil means all of them")
+	case a.leeway < 0 || a.leeway > token.MaxLeeway:
+		return fmt.Errorf("Options.Leeway is %v, not from 0 to %v", a.leeway, token.MaxLeeway)
+	case o.Caller == nil && o.TrustDomain.IsZero():
+		return fmt.Errorf("Options.TrustDomain and Caller are both missing, so that no token would name a caller: %w", spiffe.ErrZero)
+	case o.Caller != nil && !o.TrustDomain.IsZero():
+		return errors.New("Options.TrustDomain and Caller are both set; Caller decides about trust domains itself")
+	case o.Caller == nil:
+		td := o.TrustDomain
+		a.caller = func(c *Claims) (*authn.Caller, error) { return serviceAccount(td, c) }
+	}
+	return nil
+}
+
+// serviceAccount is the rule for callers that are Kubernetes service accounts.
+func serviceAccount(td spiffe.TrustDomain, c *Claims) (*authn.Caller, error) {
+	namespace, name, err := kube.ParseUser(c.Subject)
+	if err != nil {
+		return nil, err
+	}
+	id, err := td.KubernetesID(namespace, name)
+	if err != nil { // names that Kubernetes allows never break the rules of SPIFFE
+		return nil, err
+	}
+	return &authn.Caller{ID: id}, nil
+}
+
+// Fetch fetches the keys of the issuer, unless that was done in the last 10 seconds, for a program that wants to
+// know at its start whether it can. It returns nil if there are keys, whatever the last fetch has given.
+func (a *Authenticator) Fetch(ctx context.Context) error {
+	if a.keys == nil {
+		return errNotMade
+	}
+	err := a.keys.renew(ctx)
+	if a.keys.state.Load() != nil {
+		return nil
+	}
+	return fmt.Errorf("authn/jwt: %w", cmp.Or(err, errNoKeys))
+}
+
+// Authenticate proves the caller by the token in the authorization header, see [authn.Bearer]. The method of the
+// caller is "jwt", and NotAfter is "exp". The Caller is the same for every request with the same token.
+//
+// The error wraps [authn.ErrNoCredential] if there is no token, or one that is not for this method: no JWT, or one of
+// another issuer. It wraps [authn.ErrRefused] if the token is refused, with jwtsvid.ErrExpired and jwtsvid.ErrAudience
+// for two of the reasons. It wraps neither if the keys of the issuer cannot be fetched: the same token may be good later.
+func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
+	if a.keys == nil {
+		return nil, errNotMade
+	}
+	now := time.Now()
+	if text, ok := bearer.Token(r.Header); ok && (a.plaintext || bearer.Confidential(r)) {
+		if c := a.recall(text, now); c != nil {
+			return c, nil
+		}
+	}
+	read := authn.Bearer
+	if a.plaintext {
+		read = authn.BearerOverPlaintext
+	}
+	text, err := read(r)
+	if err != nil {
+		return nil, err
+	}
+	c, err := a.verify(r.Context(), strings.Clone(text), now) // which may be a small part of something large
+	if err != nil {
+		return nil, fmt.Errorf("authn/jwt: %w", err)
+	}
+	return c, nil
+}
+
+// recall returns the caller of a token that was verified with the present keys and is in time.
+func (a *Authenticator) recall(text string, now time.Time) *authn.Caller {
+	if len(text) > longestKept {
+		return nil
+	}
+	k := a.memory.Find(maphash.String(a.memory.Seed, text), func(k *kept) bool { return k.token == text })
+	if k == nil || k.set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) {
+		return nil
+	}
+	return k.caller
+}
+
+// verify judges a token.
+func (a *Authenticator) verify(ctx context.Context, text string, now time.Time) (*authn.Caller, error) {
+	if strings.Count(text, ".") != 2 {
+		return nil, fmt.Errorf("the token is no JWT: %w", authn.ErrNoCredential)
+	}
+	signed, e := kind.Parse(text)
+	var c claims
+	if e == nil {
+		e = a.headerFault(signed)
+	}
+	if e == nil {
+		c, e = readClaims(signed.Payload)
+	}
+	if e == nil && c.issuer != a.issuer { // before anything is done for it
+		return nil, fmt.Errorf("the token is of the issuer %.256q, and not of %.256q: %w", c.issuer, a.issuer, authn.ErrNoCredential)
+	}
+	if e == nil {
+		e = a.claimsFault(&c, now)
+	}
+	if e != nil {
+		return nil, refuse(e)
+	}
+	set, err := a.keys.verify(ctx, signed)
+	if err != nil {
+		return nil, err
+	}
+	caller, err := a.name(&c, signed.Payload)
+	if err != nil {
+		return nil, refuse(err)
+	}
+	if len(text) <= longestKept {
+		from := c.notBefore.At
+		if c.issuedAt.At.After(from) {
+			from = c.issuedAt.At
+		}
+		k := &kept{text, caller, set, from.Add(-a.leeway), c.expires.At.Add(a.leeway)}
+		a.memory.Keep(maphash.String(a.memory.Seed, text), k, func(old *kept) int64 {
+			if old.token == text || old.set != set {
+				return memory.Older
+			}
+			return old.until.Unix()
+		})
+	}
+	return caller, nil
+}
+
+// refuse is the error for a token that is refused for err.
+func refuse(err error) error { return fmt.Errorf("%w: %w", authn.ErrRefused, err) }
+
+// name returns the caller of verified claims.
+func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
+	named, err := a.caller(&Claims{c.issuer, c.subject, c.audiences, c.expires.At, payload})
+	if err != nil {
+		return nil, err
+	}
+	if named == nil || named.String() == "" {
+		return nil, fmt.Errorf("the function Caller names no caller for the subject %.256q", c.subject)
+	}
+	caller := *named
+	caller.Method, caller.NotAfter = method, c.expires.At
+	return &caller, nil
+}
+
+// String returns the issuer.
+func (a *Authenticator) String() string { return fmt.Sprintf("jwt.Authenticator(%.256q)", a.issuer) }
+
+// GoString returns the same as String: an Authenticator remembers tokens, which nothing may print.
+func (a *Authenticator) GoString() string { return a.String() }
+
+// LogValue implements [slog.LogValuer] with String.
+func (a *Authenticator) LogValue() slog.Value { return slog.StringValue(a.String()) }

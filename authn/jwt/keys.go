@@ -1,0 +1,377 @@
+package jwt
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/token"
+)
+
+const (
+	fetchTimeout = 10 * time.Second // of both documents together
+	refetch      = 10 * time.Second // the shortest time between two fetches for keys that are not known
+	refresh      = renew.UsualPoll  // the age at which keys that are in use are fetched again
+
+	maxDocument = 1 << 20 // bytes
+	maxKeys     = 256
+	maxTrials   = 16 // keys that are tried for a token that names none
+)
+
+// backoff is for fetches that failed.
+var backoff = renew.Backoff{Low: time.Second, First: 2 * time.Second, High: 30 * time.Second}
+
+var errNoKeys = errors.New("the keys of the issuer are not known")
+
+// key is a key of the issuer.
+type key struct {
+	id, algorithm string // empty if they are not there
+	public        crypto.PublicKey
+}
+
+// keySet is what a key set document says. It never changes.
+type keySet struct {
+	document []byte
+	keys     []key
+}
+
+// fetched is a key set and when it was fetched last.
+type fetched struct {
+	set *keySet
+	at  time.Time
+}
+
+// keys are the keys of an issuer, as they were when they were fetched last.
+type keys struct {
+	client  *http.Client
+	issuer  string // for discovery; else empty
+	jwksURL string
+
+	heads token.Heads
+
+	state atomic.Pointer[fetched] // nil until there are keys
+
+	mu sync.Mutex // guards what follows
+	renew.Entry
+	loop renew.Loop[*keys] // has one fetch at a time
+	err  error             // of the last fetch
+	last time.Time         // when that ended; zero if there was none
+	wait time.Duration     // after that
+}
+
+func newKeys(o *Options) (*keys, error) {
+	k := &keys{issuer: o.Issuer, jwksURL: o.JWKSURL, heads: token.NewHeads(), client: &http.Client{Transport: token.BaseTransport("")}}
+	if o.HTTPClient != nil {
+		c := *o.HTTPClient
+		k.client = &c
+	}
+	k.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	k.loop.Mu, k.loop.Attempt = &k.mu, func(ctx context.Context, _ *keys) { k.attempt(ctx) }
+	if o.JWKSURL != "" {
+		k.issuer = ""
+		return k, prefix("Options.JWKSURL", checkURL(o.JWKSURL))
+	}
+	return k, prefix("Options.Issuer", checkURL(o.Issuer))
+}
+
+func prefix(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// checkURL refuses a URL whose answer others could change.
+func checkURL(text string) error {
+	u, err := url.Parse(text)
+	if err != nil {
+		return errors.New("it is no URL")
+	}
+	addr, err := netip.ParseAddr(u.Hostname())
+	loopback := u.Hostname() == "localhost" || err == nil && addr.IsLoopback()
+	switch {
+	case u.Host == "" || u.User != nil || u.Fragment != "":
+		return fmt.Errorf("%.256q is no URL of a document: it needs a host, and neither a user nor a fragment", u.Redacted())
+	case u.Scheme != "https" && !(u.Scheme == "http" && loopback):
+		return fmt.Errorf("the scheme is %.20q; it is https, or http with a host on loopback: others could change the keys on their way", u.Scheme)
+	}
+	return nil
+}
+
+// current returns the key set, or nil. One that is old is fetched again meanwhile.
+func (k *keys) current(now time.Time) *keySet {
+	st := k.state.Load()
+	if st == nil {
+		return nil
+	}
+	if renew.Elapsed(st.at, now) >= refresh {
+		k.mu.Lock()
+		k.start()
+		k.mu.Unlock()
+	}
+	return st.set
+}
+
+// start starts a fetch if it is time for one. It reports whether one is under way; mu is held.
+func (k *keys) start() bool {
+	if k.Busy() {
+		return true
+	}
+	if !k.last.IsZero() && renew.Elapsed(k.last, time.Now()) < k.wait {
+		return false
+	}
+	k.loop.Start(k)
+	return true
+}
+
+// renew fetches the keys if it is time for that, and returns what the last fetch has given, or the cause of ctx's end.
+func (k *keys) renew(ctx context.Context) error {
+	k.mu.Lock()
+	if k.start() {
+		ended := k.loop.Ended(k)
+		k.mu.Unlock()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		k.mu.Lock()
+	}
+	defer k.mu.Unlock()
+	return k.err
+}
+
+// attempt fetches the keys.
+func (k *keys) attempt(ctx context.Context) {
+	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout, fmt.Errorf("no answer within %v", fetchTimeout))
+	defer cancel()
+	set, err := k.fetch(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.err, k.last = err, time.Now()
+	if err != nil {
+		k.wait = backoff.Wait(k.Failed(err), rand.Float64())
+	} else {
+		k.Succeeded()
+		k.wait = refetch
+		if old := k.state.Load(); old != nil && bytes.Equal(old.set.document, set.document) {
+			set = old.set // so that what was verified with it counts on
+		}
+		k.state.Store(&fetched{set, k.last})
+	}
+	k.loop.Done(k, k.wait)
+}
+
+// fetch returns the key set as it is now.
+func (k *keys) fetch(ctx context.Context) (*keySet, error) {
+	at := k.jwksURL
+	if k.issuer != "" {
+		doc, err := k.get(ctx, strings.TrimSuffix(k.issuer, "/")+"/.well-known/openid-configuration")
+		if err == nil {
+			at, err = readDiscovery(doc, k.issuer)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the discovery document of %.256q: %w", k.issuer, err)
+		}
+	}
+	doc, err := k.get(ctx, at)
+	if err != nil {
+		return nil, fmt.Errorf("the key set: %w", err)
+	}
+	set, err := readKeySet(doc)
+	if err != nil {
+		return nil, fmt.Errorf("the key set at %.256q: %w", at, err)
+	}
+	return set, nil
+}
+
+// get returns a document.
+func (k *keys) get(ctx context.Context, at string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", "application/json")
+	resp, err := k.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close() // only read
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET %.256q: the status is %d, not 200; redirects are not followed", at, resp.StatusCode)
+	}
+	doc, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument+1))
+	if err == nil && len(doc) > maxDocument {
+		err = fmt.Errorf("GET %.256q: more than %d bytes", at, maxDocument)
+	}
+	return doc, err
+}
+
+// readDiscovery returns the URL of the key set from a discovery document (OpenID Connect Discovery 1.0 section 4.3).
+func readDiscovery(doc []byte, issuer string) (jwks string, err error) {
+	var named []byte
+	r := strictjson.NewReader(doc)
+	for name := range r.Members() {
+		switch string(name) {
+		case "issuer":
+			named, _ = r.Text()
+		case "jwks_uri":
+			at, _ := r.Text()
+			jwks = string(at)
+		}
+	}
+	if err := r.End(); err != nil {
+		return "", err
+	}
+	if string(named) != issuer {
+		return "", fmt.Errorf("it is that of the issuer %.256q", named)
+	}
+	return jwks, prefix("jwks_uri", checkURL(jwks))
+}
+
+// readKeySet reads a key set (RFC 7517 section 5). Keys that cannot verify a token are left out, but for the reason
+// why if there is no other.
+func readKeySet(doc []byte) (*keySet, error) {
+	s, skipped, n := &keySet{document: doc}, "it has no keys", 0
+	r := strictjson.NewReader(doc)
+	for name := range r.Members() {
+		if string(name) != "keys" {
+			continue
+		}
+		for range r.Elements() {
+			if n++; n > maxKeys {
+				return nil, fmt.Errorf("it has more than %d keys", maxKeys)
+			}
+			k, reason := readKey(r)
+			if reason != "" {
+				skipped = "no key can be used: " + reason
+				continue
+			}
+			s.keys = append(s.keys, k)
+		}
+	}
+	if err := r.End(); err != nil {
+		return nil, err
+	}
+	if len(s.keys) == 0 {
+		return nil, errors.New(skipped)
+	}
+	return s, nil
+}
+
+// readKey reads a key, or returns the reason why it is left out.
+func readKey(r *strictjson.Reader) (key, string) {
+	var k key
+	var jwk jws.JWK
+	reason := "it is no object"
+	for name := range r.Members() {
+		if reason == "it is no object" {
+			reason = ""
+		}
+		switch string(name) {
+		case "kid":
+			text, ok := r.Text()
+			if k.id = string(text); !ok {
+				reason = `"kid" is not a string`
+			}
+		case "alg":
+			text, _ := r.Text()
+			if k.algorithm = string(text); k.algorithm == "" {
+				reason = `"alg" is not a name`
+			}
+		case "use":
+			if text, _ := r.Text(); string(text) != "sig" {
+				reason = `"use" is not "sig"`
+			}
+		case "key_ops":
+			verify := false
+			for range r.Elements() {
+				text, _ := r.Text()
+				verify = verify || string(text) == "verify"
+			}
+			if !verify {
+				reason = `"key_ops" has no "verify"`
+			}
+		case "d", "k", "p", "q", "dp", "dq", "qi", "oth":
+			reason = "it is a secret key"
+		default:
+			jwk.Member(name, r)
+		}
+	}
+	if reason == "" {
+		k.public, reason = jwk.PublicKey()
+	}
+	return k, reason
+}
+
+// verify verifies the signature of a token, and returns the set that has the key. If none has it, the keys are fetched
+// again if it is time for that.
+func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
+	set := k.current(time.Now())
+	var e *token.Error
+	if set != nil {
+		if e = set.verify(s, k.heads); e == nil {
+			return set, nil
+		}
+		if e.Reason != unknownKey && s.HasKeyID {
+			return nil, refuse(e)
+		}
+	}
+	failed := k.renew(ctx)
+	now := k.state.Load()
+	if now != nil && now.set != set {
+		if e = now.set.verify(s, k.heads); e == nil {
+			return now.set, nil
+		}
+	}
+	if now == nil || failed != nil && e.Reason == unknownKey {
+		return nil, fmt.Errorf("the keys of the issuer cannot be fetched now: %w", cmp.Or(failed, errNoKeys))
+	}
+	return nil, refuse(e)
+}
+
+// unknownKey is the reason to refuse a token whose key is not in the set.
+const unknownKey token.Reason = "unknown key"
+
+// verify verifies the signature of a token with a key of the set.
+func (s *keySet) verify(t *token.Signed, heads token.Heads) *token.Error {
+	var fit []crypto.PublicKey
+	for _, k := range s.keys {
+		if (!t.HasKeyID || k.id == t.KeyID) && (k.algorithm == "" || k.algorithm == t.Algorithm.String()) && t.Algorithm.Fits(k.public) {
+			fit = append(fit, k.public)
+		}
+	}
+	switch {
+	case len(fit) == 0 && t.HasKeyID:
+		return kind.Refuse(unknownKey, "", "the issuer has no key %q for %v", token.Clip(t.KeyID, token.MaxQuoted), t.Algorithm)
+	case len(fit) == 0:
+		return kind.Refuse(unknownKey, "", "the token names no key, and the issuer has none for %v", t.Algorithm)
+	case len(fit) > maxTrials:
+		return kind.Refuse("too many keys", "", "%d keys fit, more than the %d that are tried", len(fit), maxTrials)
+	}
+	var err error
+	for _, key := range fit {
+		if err = heads.Verify(t, key); err == nil {
+			return nil
+		}
+	}
+	return kind.Refuse("signature", "", "%w", err)
+}

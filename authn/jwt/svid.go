@@ -1,0 +1,70 @@
+package jwt
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net/http"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+// SVID returns an [authn.Authenticator] that proves callers by JWT-SVIDs which v validates and whose IDs the policy
+// allows. The token is in the authorization header, see [authn.Bearer]. The method of the caller is "jwt-svid".
+//
+// Its errors wrap [authn.ErrNoCredential] if there is no token, and [authn.ErrRefused] if it is refused; the cause is an
+// error of package jwtsvid or [spiffe.ErrDenied]. They wrap [jwtsvid.ErrUnavailable] alone if the source of bundles
+// failed.
+func SVID(v *jwtsvid.Validator, allow spiffe.PolicySource) (authn.Authenticator, error) {
+	if v == nil {
+		return nil, errors.New("authn/jwt: no jwtsvid.Validator")
+	}
+	if err := spiffe.CheckPolicySource(allow); err != nil {
+		return nil, fmt.Errorf("authn/jwt: JWT-SVIDs: %w", err)
+	}
+	return &svids{v, allow, memory.New[proven](maxRemembered)}, nil
+}
+
+type svids struct {
+	validator *jwtsvid.Validator
+	allow     spiffe.PolicySource
+	memory    *memory.Table[proven]
+}
+
+// proven is the caller of a proof. The validator returns the same proof while the token counts.
+type proven struct {
+	proof  *jwtsvid.Verified
+	caller *authn.Caller
+}
+
+// Authenticate implements [authn.Authenticator].
+func (s *svids) Authenticate(r *http.Request) (*authn.Caller, error) {
+	text, ok := bearer.Token(r.Header)
+	if !ok || !bearer.Confidential(r) {
+		var err error
+		if text, err = authn.Bearer(r); err != nil {
+			return nil, err
+		}
+	}
+	proof, err := s.validator.Validate(text)
+	if err == nil {
+		err = s.allow.Policy().Check(proof.ID())
+	}
+	switch {
+	case errors.Is(err, jwtsvid.ErrUnavailable):
+		return nil, fmt.Errorf("authn/jwt: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("authn/jwt: %w", refuse(err))
+	}
+	hash := maphash.Comparable(s.memory.Seed, proof)
+	if known := s.memory.Find(hash, func(p *proven) bool { return p.proof == proof }); known != nil {
+		return known.caller, nil
+	}
+	caller := &authn.Caller{ID: proof.ID(), Method: "jwt-svid", NotAfter: proof.Expires()}
+	s.memory.Keep(hash, &proven{proof, caller}, func(old *proven) int64 { return old.caller.NotAfter.Unix() })
+	return caller, nil
+}

@@ -1,0 +1,139 @@
+package authn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/summary"
+)
+
+// Require returns a handler that has next serve the requests whose sender a proves. The handler, and every hook that
+// gets the request's context, reads the [Caller] with [CallerFromContext]. Require does not decide what a
+// caller may have, and a caller need not have a SPIFFE ID.
+//
+// Other requests are answered with a constant text: 401 with "WWW-Authenticate: Bearer" if no credential is good,
+// and 503, with Retry-After if that is known, if the question could not be answered now: see [Unavailable]. A gRPC
+// call, told by its content type, gets the status UNAUTHENTICATED or UNAVAILABLE in the header, as gRPC has it for a
+// response without a message.
+//
+// The logger gets a warning for requests that are refused, with the error and the address of the peer: the first of
+// each kind at once, and then their number each minute, as clients can send as many as they like. At level Debug it
+// gets each of them. Nil means silence.
+//
+// A stream is authenticated when it begins; [Caller].NotAfter says when the proof expires.
+func Require(a Authenticator, next http.Handler, logger *slog.Logger) http.Handler {
+	logger = cmp.Or(logger, slog.New(slog.DiscardHandler))
+	return &required{a, next, logger, summary.New(logger, 0)}
+}
+
+type required struct {
+	authenticator Authenticator
+	next          http.Handler
+	logger        *slog.Logger
+	refused       *summary.Log
+}
+
+// callerKey is the key of a *Caller in the context of a request.
+type callerKey struct{}
+
+// CallerFromContext returns the proven caller of the request that ctx belongs to, if the request came through
+// [Require]. For every other context it reports false.
+func CallerFromContext(ctx context.Context) (*Caller, bool) {
+	c, ok := ctx.Value(callerKey{}).(*Caller)
+	return c, ok
+}
+
+// ServeHTTP implements [http.Handler].
+func (h *required) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	caller, err := h.authenticator.Authenticate(r)
+	switch {
+	case err == nil && caller.proven():
+		h.next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
+		return
+	case err == nil:
+		err = errNothing
+	}
+	reason, code, status := "no credential is good", grpcUnauthenticated, http.StatusUnauthorized
+	if r.Context().Err() != nil || Unavailable(err) {
+		reason, code, status = "credentials cannot be judged now", grpcUnavailable, http.StatusServiceUnavailable
+	} else if !errors.Is(err, ErrRefused) {
+		reason = "there is no credential"
+	}
+	const message = "authn: request refused"
+	attrs := []slog.Attr{slog.String("err", strings.ReplaceAll(err.Error(), "\n", "; ")), slog.String("peer", r.RemoteAddr)}
+	if h.logger.Enabled(r.Context(), slog.LevelDebug) {
+		h.logger.LogAttrs(r.Context(), slog.LevelWarn, message, append(attrs, slog.String("reason", reason))...)
+	} else {
+		h.refused.Warn(message, reason, attrs...)
+	}
+	if isGRPC(r) {
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", code)
+		w.Header().Set("Grpc-Message", http.StatusText(status))
+		return // the status 200, and no body
+	}
+	if status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	} else if e, ok := errors.AsType[retryable](err); ok {
+		if after, again := e.Retryable(); again && after > 0 {
+			w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(after.Seconds()))))
+		}
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	http.Error(w, http.StatusText(status), status)
+}
+
+// Numbers of gRPC for a status.
+const (
+	grpcUnavailable     = "14"
+	grpcUnauthenticated = "16"
+)
+
+// isGRPC reports whether r is a call of gRPC.
+func isGRPC(r *http.Request) bool {
+	rest, ok := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
+	return ok && r.ProtoMajor >= 2 && (rest == "" || rest[0] == '+' || rest[0] == ';')
+}
+
+// retryable is an error that says whether the same request may succeed later, and when; 0 if that is not known.
+type retryable interface {
+	error
+	Retryable() (after time.Duration, ok bool)
+}
+
+// Unavailable reports whether err, of an [Authenticator], says that the caller could not be judged now: an API
+// server or an issuer did not answer, or a limit is reached. The same request may succeed later. Otherwise err says
+// that no credential is good, by [ErrNoCredential] or [ErrRefused]. Of several methods, all must have judged: see
+// [FirstOf].
+func Unavailable(err error) bool { return err != nil && !judged(err) }
+
+// judged reports whether the tree of err says that all credentials are judged.
+func judged(err error) bool {
+	isJudgment := func(e error) bool { return e == ErrNoCredential || e == ErrRefused } //nolint:errorlint // this node
+	if isJudgment(err) {
+		return true
+	}
+	if e, ok := err.(interface{ Retryable() (time.Duration, bool) }); ok { //nolint:errorlint // this node of the tree
+		_, passes := e.Retryable()
+		return !passes
+	}
+	switch e := err.(type) { //nolint:errorlint // the shape of the tree is what matters
+	case interface{ Unwrap() error }:
+		return e.Unwrap() != nil && judged(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		all := e.Unwrap()
+		if slices.ContainsFunc(all, isJudgment) { // beside its cause
+			return true
+		}
+		return len(all) > 0 && !slices.ContainsFunc(all, func(e error) bool { return !judged(e) })
+	}
+	return false
+}

@@ -1,0 +1,180 @@
+package tokensource
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/kube"
+)
+
+const maxAnswer = 64 << 10 // bytes, also of headers and of files
+
+// StatusError is the answer of a metadata server, a token endpoint or an API server that refused.
+type StatusError struct {
+	StatusCode int    // of HTTP
+	Code       string // "error" of RFC 6749 section 5.2, such as "invalid_grant", or the reason of Kubernetes; may be empty
+	Message    string // for people: one line of at most about 500 bytes, without parts of tokens; may be empty
+
+	// RetryAfter is how long the server asked its clients to wait; 0 means that it did not. It is at most an hour.
+	RetryAfter time.Duration
+
+	passing bool // the server is known to answer so while it starts
+}
+
+func (e *StatusError) Error() string {
+	parts := []string{strings.TrimSpace(fmt.Sprintf("the server answered %d %s", e.StatusCode, http.StatusText(e.StatusCode))), e.Code, e.Message}
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
+}
+
+// Retryable reports whether asking again may help, which is so for the status 429, and from 500 except 501, 505 and
+// 511. It also returns how long the server asked its clients to wait.
+func (e *StatusError) Retryable() (after time.Duration, ok bool) {
+	switch c := e.StatusCode; {
+	case e.passing, c == http.StatusTooManyRequests,
+		c >= 500 && c != http.StatusNotImplemented && c != http.StatusHTTPVersionNotSupported && c != http.StatusNetworkAuthenticationRequired:
+		return e.RetryAfter, true
+	}
+	return 0, false
+}
+
+// networkError is a request without an answer. What it wraps quotes no secret.
+type networkError struct{ cause error }
+
+func (e *networkError) Error() string { return e.cause.Error() }
+func (e *networkError) Unwrap() error { return e.cause }
+
+// Retryable reports whether asking again may help.
+func (e *networkError) Retryable() (time.Duration, bool) {
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](e.cause)
+	return 0, !untrusted
+}
+
+func newNetworkError(ctx context.Context, err error, secrets []string) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return &networkError{cause}
+	}
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		err = e.Err // the URL may have a query
+	}
+	return &networkError{bearer.RedactError(err, secrets...)} // net/http quotes answers that are not HTTP
+}
+
+// newClient returns a copy of c that follows no redirects, with proxies from the environment or without any.
+func newClient(c *http.Client, proxies bool) (*http.Client, error) {
+	var out http.Client
+	if c != nil {
+		out = *c
+	}
+	out.Jar = nil
+	out.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	switch t, ok := out.Transport.(*http.Transport); {
+	case out.Transport == nil:
+		t = &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: maxAnswer} // a connection would wait for an hour
+		if proxies {
+			t.Proxy, t.ForceAttemptHTTP2 = http.ProxyFromEnvironment, true
+		}
+		out.Transport = t
+	case ok && t.Proxy != nil && !proxies:
+		return nil, errors.New("the transport of HTTPClient has a proxy, and a metadata server must be asked directly: set Proxy to nil")
+	}
+	return &out, nil
+}
+
+// checkURL reads a URL, which may have the scheme http if its host is an address for which plain reports true, or
+// localhost.
+func checkURL(raw string, plain func(netip.Addr) bool) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil:
+		return nil, errors.New("URL is not a URL") // the cause repeats it, and it may have a password
+	case u.User != nil || u.Fragment != "":
+		return nil, errors.New("URL has a user, a password or a fragment")
+	case u.Opaque != "" || u.Hostname() == "" || u.Scheme != "https" && u.Scheme != "http":
+		return nil, errors.New("URL has to be https://host or http://address")
+	case u.Scheme == "http" && u.Hostname() != "localhost":
+		if a, err := netip.ParseAddr(u.Hostname()); err != nil || !plain(a.Unmap()) {
+			return nil, fmt.Errorf("tokens from http://%s could be read on the way: use https, or an address of this machine", u.Host)
+		}
+	}
+	return u, nil
+}
+
+// request is a request, and what of it may not be in an error.
+type request struct {
+	method, url string
+	header      http.Header
+	body        []byte
+	secrets     []string
+	passing     []int // status codes that may pass, beside those of StatusError.Retryable
+}
+
+// send returns the body of an answer with status 200, and its header.
+func (r *request) send(ctx context.Context, c *http.Client) ([]byte, http.Header, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("no answer in %v: %w", requestTimeout, context.DeadlineExceeded))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, r.method, r.url, bytes.NewReader(r.body))
+	if err != nil {
+		return nil, nil, errors.New("the request cannot be made")
+	}
+	maps.Copy(req.Header, r.header)
+	req.Header.Set("User-Agent", "svidkit")
+	resp, err := c.Do(req)
+	if err != nil {
+		return nil, nil, newNetworkError(ctx, err, r.secrets)
+	}
+	defer resp.Body.Close() // the answer is read or given up
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, nil, newNetworkError(ctx, err, r.secrets)
+	case len(data) > maxAnswer:
+		return nil, nil, fmt.Errorf("the answer is larger than %d KiB", maxAnswer>>10)
+	case resp.StatusCode != http.StatusOK:
+		e := refusal(resp.StatusCode, data, r.secrets)
+		e.RetryAfter = kube.RetryAfter(resp.Header)
+		for _, code := range r.passing {
+			e.passing = e.passing || code == resp.StatusCode
+		}
+		return nil, nil, e
+	}
+	return data, resp.Header, nil
+}
+
+// refusal reads the body of an answer that is no success: RFC 6749 section 5.2, or the form of Google's APIs.
+func refusal(status int, data []byte, secrets []string) *StatusError {
+	e := &StatusError{StatusCode: status}
+	if status/100 == 3 {
+		e.Message = "redirects are not followed; give the URL of the server itself"
+		return e
+	}
+	var flat struct {
+		Error       string `json:"error"`
+		Description string `json:"error_description"`
+	}
+	var nested struct {
+		Error struct {
+			Status  string `json:"status"`
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(data, &flat) == nil {
+		e.Code, e.Message = flat.Error, flat.Description
+	} else if json.Unmarshal(data, &nested) == nil {
+		e.Code, e.Message = nested.Error.Status, nested.Error.Message
+	}
+	e.Code, e.Message = kube.OneLine(bearer.Redact(e.Code, secrets...), 64), strings.TrimSpace(bearer.Redact(e.Message, secrets...))
+	return e
+}

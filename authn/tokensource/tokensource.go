@@ -1,0 +1,351 @@
+// Package tokensource obtains the bearer tokens with which a program proves who it is: from a file, from the
+// Kubernetes API, from the metadata server of a cloud, and in exchange for another token.
+//
+// Every constructor returns a [*Source], whose method value is what the clients of CAs take:
+//
+//	machine, err := tokensource.GCE("cluster.local", nil)
+//	…
+//	ca, err := istioca.New(istioca.Options{Endpoint: caclient.Endpoint{…, Token: machine.Token}})
+//
+// The constructors start nothing, open no file and send nothing.
+//
+// # Which one
+//
+//	[Static]      a text that the program has: tests, and one-time tokens of an operator
+//	[File]        a file that another process keeps fresh: the projected token of a Kubernetes pod, the web
+//	              identity token of EKS, the federated token of AKS
+//	[Kubernetes]  the TokenRequest API: a token for a service account, with audiences
+//	[GCE]         an identity token of a Google machine or GKE pod, with an audience
+//	[Azure]       an access token of an Azure managed identity, for a resource
+//	[AWS]         the signed identity document of an EC2 instance, which has no audience
+//	[Exchange]    what a token endpoint gives for the token of another Source
+//
+// # How tokens are kept
+//
+// [Static] and [File] give what is there at each call. The others keep the token. It is fetched again when half of
+// its remaining life is over, a little earlier by chance, and only because a call needs it: an idle Source does
+// nothing. The call that finds it due, and the calls after it, get the old token while the new one is on its way. There
+// is one fetch at a time, however many calls wait for it. When a fetch fails, the old token is returned until it
+// expires, and the next fetch comes after a wait of a second or less, growing to 30 seconds. While there is no valid
+// token, calls return the last failure at once until it is time to try again, which is after 5 seconds at most. A token
+// that does not say when it expires is fetched again after 5 minutes.
+//
+// A fetch is up to five attempts, each with 5 seconds for every request, and ends after 30 seconds. What is tried again
+// is a failure of the network and a status of 500 or more, except 501, 505 and 511; from Azure, 404 and 410 too, which it
+// has while it is updated. The context of a call bounds how long that call waits; the fetch goes on for the others.
+//
+// # What it promises
+//
+// Tokens are not printed: not by a Source in any form, and not by errors or logs, even if a server quotes a token that
+// it was sent. Answers are bounded to 64 KiB, those of an API server to 4 MiB, and tokens to 16 KiB. Redirects are not
+// followed. A token that has expired is not returned. One that was asked for with an audience is for that audience, as far as
+// it says; [File] takes any.
+//
+// Unencrypted http is for loopback addresses. Metadata servers also have it on link-local addresses, which no router
+// forwards, and are asked without a proxy whatever the environment says.
+//
+// # What it does not do
+//
+// It verifies no signature: the server that the token is for does that. What it reads in a token is when it ends and whom it is
+// for. JWT-SVIDs come from a SPIFFE agent: see packages workloadapi and jwtsvid.
+package tokensource
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/smallfile"
+)
+
+var (
+	// ErrNoToken says that there is no token: the file does not exist or is empty. A caller that has another
+	// credential, such as a client certificate, can go on without. Such an error is also an [io/fs.ErrNotExist], by
+	// which the clients of package caclient know it.
+	ErrNoToken = errors.New("no token")
+
+	// ErrExpired says that the only token has expired.
+	ErrExpired = errors.New("the token has expired")
+)
+
+const (
+	maxToken       = jws.MaxSize
+	attempts       = 5 // of a fetch
+	requestTimeout = 5 * time.Second
+	fetchTimeout   = 30 * time.Second
+	unknownLife    = 5 * time.Minute // between two fetches of tokens that do not say when they expire
+	shortestLife   = time.Second     // between two fetches, for tokens with less than two seconds to live
+)
+
+// patience is what jwtsvid.Cache has, too: a caller without a token fails until the next fetch.
+var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: 5 * time.Second}
+
+// backoff is between the attempts of a fetch.
+var backoff = renew.Backoff{Low: 50 * time.Millisecond, First: 100 * time.Millisecond, High: 800 * time.Millisecond}
+
+// noToken is an error for which ErrNoToken holds.
+type noToken struct{ reason error }
+
+func (e *noToken) Error() string        { return "no token: " + e.reason.Error() }
+func (e *noToken) Unwrap() error        { return e.reason }
+func (e *noToken) Is(target error) bool { return target == ErrNoToken || target == fs.ErrNotExist } //nolint:errorlint // themselves
+
+// Source gives tokens. It is safe for concurrent use. However it is printed, the token does not show.
+type Source struct {
+	name   string
+	direct bool // each call fetches
+	logger *slog.Logger
+
+	// fetch obtains a token, in one attempt. It is not called concurrently, unless direct is set.
+	fetch func(ctx context.Context) (token, error)
+
+	state  atomic.Pointer[state] // replaced, never changed; writers hold mu
+	mu     sync.Mutex
+	loop   renew.Loop[*flight]
+	flight flight
+}
+
+// flight is the entry of the loop: a Source has one fetch at a time.
+type flight struct{ renew.Entry }
+
+// token is what a fetch gives.
+type token struct {
+	text    string
+	expires time.Time // zero if that is not known
+}
+
+type state struct {
+	token
+	received time.Time
+	err      error         // of the last fetch
+	planned  time.Time     // when the next fetch was planned
+	wait     time.Duration // from then to the next fetch
+	asked    atomic.Bool   // a call has found it due
+}
+
+func (st *state) valid(now time.Time) bool {
+	return st.text != "" && (st.expires.IsZero() || now.Before(st.expires))
+}
+func (st *state) due(now time.Time) bool { return renew.Elapsed(st.planned, now) >= st.wait }
+
+// newSource returns a Source that keeps what fetch gives.
+func newSource(name string, logger *slog.Logger, fetch func(context.Context) (token, error)) *Source {
+	s := &Source{name: name, fetch: fetch, logger: cmp.Or(logger, slog.New(slog.DiscardHandler))}
+	s.state.Store(new(state))
+	s.loop = renew.Loop[*flight]{Mu: &s.mu, Attempt: s.attempt}
+	return s
+}
+
+// Token returns a bearer token that has not expired: printable ASCII without spaces. Errors to test for are
+// [ErrNoToken], [ErrExpired] and [*StatusError].
+func (s *Source) Token(ctx context.Context) (string, error) {
+	if s == nil || s.fetch == nil {
+		return "", errors.New("tokensource: this Source was not made by a constructor")
+	}
+	if s.direct {
+		t, err := s.fetch(ctx)
+		if err != nil {
+			return "", s.failed(err)
+		}
+		return t.text, nil
+	}
+	now := time.Now()
+	st := s.state.Load()
+	if !st.valid(now) {
+		return s.await(ctx)
+	}
+	if st.due(now) && st.asked.CompareAndSwap(false, true) {
+		s.mu.Lock()
+		s.loop.Start(&s.flight)
+		s.mu.Unlock()
+	}
+	return st.text, nil
+}
+
+// await returns a token for a call that has none.
+func (s *Source) await(ctx context.Context) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		st, now := s.state.Load(), time.Now()
+		switch {
+		case st.valid(now):
+			return st.text, nil
+		case st.err != nil && !s.flight.Busy() && !st.due(now):
+			return "", s.failed(st.err)
+		case ctx.Err() != nil:
+			return "", s.failed(context.Cause(ctx))
+		}
+		s.loop.Start(&s.flight)
+		_ = s.loop.Await(ctx, &s.flight) // nothing runs the loop, so there is no error
+		if got := s.state.Load(); got != st && got.err != nil {
+			return "", s.failed(got.err)
+		}
+	}
+}
+
+func (s *Source) failed(err error) error { return fmt.Errorf("tokensource: %s: %w", s.name, err) }
+
+// attempt makes a fetch, and plans the next one.
+func (s *Source) attempt(ctx context.Context, f *flight) {
+	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout, fmt.Errorf("no token in %v: %w", fetchTimeout, context.DeadlineExceeded))
+	defer cancel()
+	got, err := s.try(ctx)
+
+	s.mu.Lock()
+	now, old := time.Now(), s.state.Load()
+	next := &state{token: got, received: now, planned: now}
+	switch {
+	case err != nil:
+		next.token, next.received, next.err = old.token, old.received, err
+		var life, left time.Duration
+		if old.valid(now) {
+			life, left = unknownLife, unknownLife
+			if !old.expires.IsZero() {
+				life, left = old.expires.Sub(old.received), old.expires.Sub(now)
+			}
+		}
+		next.wait = patience.Wait(f.Failed(err), life, left, rand.Float64())
+	default:
+		f.Succeeded()
+		expires := got.expires
+		if expires.IsZero() {
+			expires = now.Add(2 * unknownLife)
+		}
+		next.wait = max(renew.RenewAt(now, now, expires, 0.5, 0.1, rand.Float64()).Sub(now), shortestLife)
+	}
+	s.state.Store(next)
+	s.loop.Done(f, next.wait)
+	s.mu.Unlock()
+
+	switch {
+	case err == nil:
+		s.logger.LogAttrs(ctx, slog.LevelDebug, "tokensource: new token", slog.String("source", s.name), slog.Time("expires", got.expires))
+	case next.valid(now): // else the calls that wait return the error
+		s.logger.LogAttrs(ctx, slog.LevelWarn, "tokensource: no new token; the old one stays", slog.String("source", s.name),
+			slog.Any("err", err), slog.Duration("retry_in", next.wait), slog.Time("expires", next.expires))
+	}
+}
+
+// try fetches until it has a token, fails for good, or has had its attempts.
+func (s *Source) try(ctx context.Context) (token, error) {
+	for n := 1; ; n++ {
+		got, err := s.fetch(ctx)
+		if err == nil {
+			return got, nil
+		}
+		if ctx.Err() != nil {
+			return token{}, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+		if n == attempts || !passes(err) {
+			return token{}, err
+		}
+		if renew.Sleep(ctx, backoff.Wait(renew.Failure{Times: n}, rand.Float64())) != nil {
+			return token{}, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// passes reports whether err may pass within the time of a fetch.
+func passes(err error) bool {
+	if e, ok := errors.AsType[*StatusError](err); ok && e.StatusCode == http.StatusTooManyRequests {
+		return false
+	}
+	e, ok := errors.AsType[interface {
+		error
+		Retryable() (time.Duration, bool)
+	}](err)
+	if !ok {
+		return false
+	}
+	after, again := e.Retryable()
+	return again && after <= backoff.High
+}
+
+// String says where the tokens come from.
+func (s *Source) String() string {
+	if s == nil {
+		return "tokensource.Source(nil)"
+	}
+	return "tokensource.Source(" + s.name + ")"
+}
+
+// GoString returns the same as String.
+func (s *Source) GoString() string { return s.String() }
+
+// LogValue implements [slog.LogValuer] with String.
+func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// Static returns a Source of one token that never changes. If it is a JWT that has expired, [Source.Token] fails.
+func Static(token string) *Source {
+	return &Source{name: "static", direct: true, fetch: reader(func() (string, error) { return token, nil })}
+}
+
+// File returns a Source that reads a file at each call, without the white space around the token. If the token is a
+// JWT, one that has expired is refused. [ErrNoToken] holds for the error if the file does not exist or is empty.
+func File(path string) *Source {
+	return &Source{name: "file " + path, direct: true, fetch: reader(func() (string, error) { return readFile(path) })}
+}
+
+// reader makes a fetch of a function that returns a token at once.
+func reader(read func() (string, error)) func(context.Context) (token, error) {
+	return func(ctx context.Context) (token, error) {
+		if ctx.Err() != nil {
+			return token{}, context.Cause(ctx)
+		}
+		text, err := read()
+		if err != nil {
+			return token{}, err
+		}
+		return newToken(strings.TrimSpace(text), time.Time{})
+	}
+}
+
+func readFile(path string) (string, error) {
+	data, err := smallfile.Read(path, maxAnswer)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = &noToken{err}
+	}
+	return string(data), err
+}
+
+// newToken checks what is to be a token. If it is a JWT, it ends when that says so or at expires, whichever is
+// first. With audiences it must be one, and for all of them.
+func newToken(text string, expires time.Time, audiences ...string) (token, error) {
+	switch {
+	case text == "":
+		return token{}, &noToken{errors.New("it is empty")}
+	case len(text) > maxToken:
+		return token{}, fmt.Errorf("the token has %d bytes, the limit is %d", len(text), maxToken)
+	case strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return token{}, errors.New("the token has characters other than printable ASCII, or spaces")
+	}
+	claims, isJWT := jws.ReadClaims(text)
+	if !claims.Expires.IsZero() && (expires.IsZero() || claims.Expires.Before(expires)) {
+		expires = claims.Expires
+	}
+	switch {
+	case !expires.IsZero() && !time.Now().Before(expires):
+		return token{}, fmt.Errorf("%w: it ended at %s; have it renewed, or compare the clocks", ErrExpired, expires.UTC().Format(time.RFC3339))
+	case len(audiences) > 0 && !isJWT:
+		return token{}, errors.New("what was given is not a JWT")
+	}
+	for _, a := range audiences {
+		if !slices.Contains(claims.Audience, a) {
+			return token{}, fmt.Errorf("the token is for %.256q, and not for %.256q", claims.Audience, a)
+		}
+	}
+	return token{text, expires}, nil
+}

@@ -1,0 +1,448 @@
+package tokensource_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/tokensource"
+)
+
+func TestStaticAndFile(t *testing.T) {
+	t.Parallel()
+	good := jwt(inAnHour(), "istio-ca")
+	for _, c := range []struct {
+		name, contents, want string
+		is                   error
+		says                 string
+	}{
+		{"a JWT", good, good, nil, ""},
+		{"opaque", "s.ome-" + secret, "s.ome-" + secret, nil, ""},
+		{"white space around it", " \t" + good + "\r\n\n", good, nil, ""},
+		{"without an end", jwtOf(`{"aud":"a"}`), jwtOf(`{"aud":"a"}`), nil, ""},
+		{"looks like a JWT", secret + "..x", secret + "..x", nil, ""},
+		{"as long as may be", strings.Repeat("x", 16<<10), strings.Repeat("x", 16<<10), nil, ""},
+		{"empty", "", "", tokensource.ErrNoToken, "it is empty"},
+		{"white space only", " \n", "", tokensource.ErrNoToken, "it is empty"},
+		{"expired", jwt(time.Unix(1e9, 0), "istio-ca"), "", tokensource.ErrExpired, "it ended at 2001-09-09T01:46:40Z; have it renewed, or compare the clocks"},
+		{"just expired", jwt(time.Now(), "istio-ca"), "", tokensource.ErrExpired, "it ended at"},
+		{"two lines", good + "\n" + good, "", nil, "characters other than printable ASCII, or spaces"},
+		{"a space", "a " + secret, "", nil, "characters other than"},
+		{"a control character", "a\x00" + secret, "", nil, "characters other than"},
+		{"not ASCII", "é" + secret, "", nil, "characters other than"},
+		{"not UTF-8", "\xff" + secret, "", nil, "characters other than"},
+		{"too long", strings.Repeat("x", 16<<10+1), "", nil, "the token has 16385 bytes, the limit is 16384"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "token")
+			require.NoError(t, os.WriteFile(file, []byte(c.contents), 0o600))
+			for name, s := range map[string]*tokensource.Source{"static": tokensource.Static(c.contents), "file " + file: tokensource.File(file)} {
+				if c.want != "" {
+					requireToken(t, c.want, s)
+					continue
+				}
+				err := requireNone(t, s)
+				assert.ErrorContains(t, err, "tokensource: "+name+": ")
+				assert.ErrorContains(t, err, c.says)
+				for _, e := range []error{tokensource.ErrNoToken, tokensource.ErrExpired} {
+					assert.Equal(t, e == c.is, errors.Is(err, e), "%v", e)
+				}
+				assert.Equal(t, c.is == tokensource.ErrNoToken, errors.Is(err, fs.ErrNotExist)) //nolint:errorlint // of the table
+			}
+		})
+	}
+}
+
+func TestFileIsReadAgain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "token")
+	s := tokensource.File(file)
+	err := requireNone(t, s)
+	require.ErrorIs(t, err, tokensource.ErrNoToken)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+
+	require.NoError(t, os.WriteFile(file, []byte("one"), 0o600))
+	requireToken(t, "one", s)
+	require.NoError(t, os.WriteFile(file, []byte("two"), 0o600))
+	requireToken(t, "two", s)
+	_, err = s.Token(done(t))
+	require.ErrorIs(t, err, context.Canceled)
+
+	require.NoError(t, os.WriteFile(file, make([]byte, 64<<10+1), 0o600))
+	require.ErrorContains(t, requireNone(t, s), "larger than 64 KiB")
+	require.NoError(t, os.Remove(file))
+	require.ErrorIs(t, requireNone(t, s), tokensource.ErrNoToken)
+	require.ErrorContains(t, requireNone(t, tokensource.File(dir)), "not a regular file")
+	require.ErrorIs(t, requireNone(t, tokensource.File("")), tokensource.ErrNoToken)
+	require.NotErrorIs(t, requireNone(t, tokensource.File(filepath.Join(dir, "x\x00"))), tokensource.ErrNoToken)
+}
+
+func TestZeroSource(t *testing.T) {
+	t.Parallel()
+	var none *tokensource.Source
+	for _, s := range []*tokensource.Source{none, {}} {
+		require.ErrorContains(t, requireNone(t, s), "not made by a constructor")
+		assert.NotEmpty(t, fmt.Sprint(s))
+	}
+}
+
+// issuer answers as GCE with tokens that live for life, and are all different.
+func issuer(life time.Duration) *exchanged {
+	var n atomic.Int64
+	return &exchanged{answer: func(w http.ResponseWriter, r *http.Request) {
+		claims := fmt.Sprintf(`{"aud":"ca","exp":%d,"n":%d}`, time.Now().Add(life).Unix(), n.Add(1))
+		if life == 0 {
+			claims = fmt.Sprintf(`{"aud":"ca","n":%d}`, n.Add(1))
+		}
+		text(200, jwtOf(claims))(w, r)
+	}}
+}
+
+func gce(x *exchanged, l *logs) *tokensource.Source {
+	o := &tokensource.MetadataOptions{HTTPClient: x.client()}
+	if l != nil {
+		o.Logger = l.logger()
+	}
+	return must(tokensource.GCE("ca", o))
+}
+
+// A token is fetched again at half of its life, and not before it is asked for.
+func TestRenewal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		x, l := issuer(time.Hour), new(logs)
+		s := gce(x, l)
+		first, err := s.Token(t.Context())
+		require.NoError(t, err)
+		time.Sleep(23 * time.Minute) // a tenth of the life before the half of it
+		requireToken(t, first, s)
+		synctest.Wait()
+		require.Equal(t, 1, x.count())
+
+		time.Sleep(8 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, 1, x.count(), "an idle source does nothing")
+		requireToken(t, first, s) // the old one, while the new one is on its way
+		synctest.Wait()
+		require.Equal(t, 2, x.count())
+		second, err := s.Token(t.Context())
+		require.NoError(t, err)
+		require.NotEqual(t, first, second)
+		require.Equal(t, 2, l.count("new token"))
+		require.NotContains(t, l.String(), secret)
+
+		time.Sleep(2 * time.Hour) // it has expired
+		third, err := s.Token(t.Context())
+		require.NoError(t, err)
+		require.NotEqual(t, second, third)
+		require.Equal(t, 3, x.count())
+	})
+}
+
+func TestRenewalOfShortLives(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		x := issuer(2 * time.Second)
+		s := gce(x, nil)
+		for range 3000 { // for half a minute
+			_, err := s.Token(t.Context())
+			require.NoError(t, err)
+			time.Sleep(10 * time.Millisecond)
+		}
+		synctest.Wait()
+		assert.LessOrEqual(t, x.count(), 31, "at most one a second")
+		assert.GreaterOrEqual(t, x.count(), 15)
+	})
+}
+
+func TestUnknownLife(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		x := issuer(0)
+		s := gce(x, nil)
+		first, err := s.Token(t.Context())
+		require.NoError(t, err)
+		time.Sleep(3*time.Minute + 59*time.Second)
+		requireToken(t, first, s)
+		synctest.Wait()
+		require.Equal(t, 1, x.count())
+		time.Sleep(61 * time.Second)
+		requireToken(t, first, s)
+		synctest.Wait()
+		require.Equal(t, 2, x.count())
+
+		second, err := s.Token(t.Context())
+		require.NoError(t, err)
+		x.become(text(400, ""))
+		for range 1000 { // for 28 hours
+			time.Sleep(100 * time.Second)
+			requireToken(t, second, s)
+		}
+		require.LessOrEqual(t, x.count(), 1002)
+	})
+}
+
+// The old token is used until it expires, whatever the server does, and calls fail quickly after that.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		x, l := issuer(time.Hour), new(logs)
+		s := gce(x, l)
+		first, err := s.Token(t.Context())
+		require.NoError(t, err)
+		good := x.answer
+		x.become(text(503, "no"))
+		for range 3599 {
+			requireToken(t, first, s)
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		failures := l.count("no new token; the old one stays")
+		assert.GreaterOrEqual(t, failures, 45, "the waits grow to 30 seconds, or 4 %% of what is left")
+		assert.LessOrEqual(t, failures, 250)
+		require.NotContains(t, l.String(), secret)
+
+		time.Sleep(2 * time.Second)
+		before := x.count()
+		for range 60_000 { // for a minute
+			err := requireNone(t, s)
+			e, ok := errors.AsType[*tokensource.StatusError](err)
+			require.True(t, ok, "%v", err)
+			require.Equal(t, 503, e.StatusCode)
+			time.Sleep(time.Millisecond)
+		}
+		asked := x.count() - before
+		assert.GreaterOrEqual(t, asked, 5*60/8, "at least every 5 seconds and what the attempts take, five times")
+		assert.LessOrEqual(t, asked, 5*60, "at most once a second, five times")
+
+		x.become(good)
+		time.Sleep(5 * time.Second)
+		second, err := s.Token(t.Context())
+		require.NoError(t, err)
+		require.NotEqual(t, first, second)
+	})
+}
+
+// A hundred calls cost one fetch, and those that leave do not end it for the others.
+func TestOneFetch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		x := issuer(time.Hour)
+		good := x.answer
+		x.become(func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(4 * time.Second)
+			good(w, r)
+		})
+		s := gce(x, nil)
+		var got, left atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				if i%4 == 0 { // the first of them, too
+					cancel2 := time.AfterFunc(time.Second, cancel)
+					defer cancel2.Stop()
+				}
+				start := time.Now()
+				_, err := s.Token(ctx)
+				if i%4 == 0 {
+					assert.ErrorIs(t, err, context.Canceled)
+					assert.Equal(t, time.Second, time.Since(start))
+					left.Add(1)
+				} else if assert.NoError(t, err) {
+					got.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		assert.EqualValues(t, 25, left.Load())
+		assert.EqualValues(t, 75, got.Load())
+		assert.Equal(t, 1, x.count())
+	})
+}
+
+func TestOneFetchForAll(t *testing.T) {
+	t.Parallel()
+	good := jwt(inAnHour(), "ca")
+	x, url := serve(t, text(200, good))
+	s := must(tokensource.GCE("ca", &tokensource.MetadataOptions{URL: url}))
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			<-start
+			for range 100 {
+				got, err := s.Token(t.Context())
+				assert.NoError(t, err)
+				assert.Equal(t, good, got)
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	assert.Equal(t, 1, x.count())
+}
+
+// What does not answer is given up: a request after 5 seconds, and a fetch after 30.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		x := &exchanged{answer: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }}
+		s := gce(x, nil)
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		_, err := s.Token(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 3*time.Second, time.Since(start))
+
+		err = requireNone(t, s)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "no answer in 5s")
+		took := time.Since(start)
+		require.GreaterOrEqual(t, took, 25*time.Second)
+		require.Less(t, took, 30*time.Second)
+		require.Equal(t, 5, x.count())
+
+		start = time.Now()
+		requireNone(t, s)
+		require.Zero(t, time.Since(start), "a call after a failure does not wait")
+	})
+}
+
+// Nothing is asked again that has been refused, and no redirect is followed.
+func TestAttempts(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]int{
+		400: 1, 401: 1, 403: 1, 404: 1, 410: 1, 418: 1, 429: 1, 500: 5, 501: 1, 502: 5, 503: 5, 504: 5, 505: 1, 511: 1, 599: 5,
+		201: 1, 204: 1, 301: 1, 302: 1, 307: 1, 308: 1,
+	} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				x := &exchanged{answer: func(w http.ResponseWriter, _ *http.Request) {
+					w.Header().Set("Location", "http://127.0.0.1/elsewhere")
+					w.WriteHeader(status)
+				}}
+				start := time.Now()
+				err := requireNone(t, gce(x, nil))
+				assert.Equal(t, want, x.count())
+				e, ok := errors.AsType[*tokensource.StatusError](err)
+				require.True(t, ok)
+				assert.Equal(t, status, e.StatusCode)
+				_, again := e.Retryable()
+				assert.Equal(t, want > 1 || status == 429, again)
+				if want > 1 {
+					assert.GreaterOrEqual(t, time.Since(start), 200*time.Millisecond, "four waits")
+				}
+				assert.Less(t, time.Since(start), 3*time.Second)
+			})
+		})
+	}
+	t.Run("Azure while it is updated", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			for _, status := range []int{404, 410} {
+				x := &exchanged{answer: text(status, "")}
+				requireNone(t, must(tokensource.Azure("r", &tokensource.MetadataOptions{HTTPClient: x.client()})))
+				assert.Equal(t, 5, x.count())
+			}
+		})
+	})
+	t.Run("a short while", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			x := issuer(time.Hour)
+			good, n := x.answer, 0
+			x.become(func(w http.ResponseWriter, r *http.Request) {
+				if n++; n < 5 {
+					text(503, "")(w, r)
+					return
+				}
+				good(w, r)
+			})
+			_, err := gce(x, nil).Token(t.Context())
+			require.NoError(t, err)
+			assert.Equal(t, 5, n)
+		})
+	})
+	t.Run("the server asks for a long wait", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			x := &exchanged{answer: func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Retry-After", "7")
+				w.WriteHeader(503)
+			}}
+			e, ok := errors.AsType[*tokensource.StatusError](requireNone(t, gce(x, nil)))
+			require.True(t, ok)
+			assert.Equal(t, 7*time.Second, e.RetryAfter)
+			assert.Equal(t, 1, x.count())
+		})
+	})
+	t.Run("no server", func(t *testing.T) {
+		t.Parallel()
+		s := must(tokensource.GCE("ca", &tokensource.MetadataOptions{URL: "http://127.0.0.1:1"}))
+		start := time.Now()
+		require.ErrorContains(t, requireNone(t, s), "connection refused")
+		assert.GreaterOrEqual(t, time.Since(start), 200*time.Millisecond, "four waits")
+	})
+}
+
+func TestCachedAllocs(t *testing.T) { // not parallel: allocations are counted
+	x := &exchanged{answer: text(200, jwt(inAnHour(), "ca"))}
+	s := gce(x, nil)
+	_, err := s.Token(t.Context())
+	require.NoError(t, err)
+	ctx := t.Context()
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = s.Token(ctx) }))
+}
+
+func BenchmarkToken(b *testing.B) {
+	good := jwt(inAnHour(), "ca")
+	b.Run("cached", func(b *testing.B) {
+		s := gce(&exchanged{answer: text(200, good)}, nil)
+		ctx := b.Context()
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := s.Token(ctx); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("fetched", func(b *testing.B) {
+		x := &exchanged{answer: text(200, good)}
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := gce(x, nil).Token(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("file", func(b *testing.B) {
+		file := filepath.Join(b.TempDir(), "token")
+		require.NoError(b, os.WriteFile(file, []byte(good), 0o600))
+		s := tokensource.File(file)
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := s.Token(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

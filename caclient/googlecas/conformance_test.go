@@ -1,0 +1,19 @@
+package googlecas_test
+
+import (
+	"testing"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	caclienttest.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *caclienttest.Fake {
+		return caclienttest.NewGoogleCAS(t, ca, path).Fake
+	}, func(f *caclienttest.Fake) (caclient.CA, error) {
+		return googlecas.New(googlecas.Options{Endpoint: f.Endpoint(), Pool: pool})
+	})
+}

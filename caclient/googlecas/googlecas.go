@@ -1,0 +1,350 @@
+// Package googlecas is a client of Google Cloud's Certificate Authority Service, over its REST API.
+//
+// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
+// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
+//
+//	ca, err := googlecas.New(googlecas.Options{
+//		Endpoint: caclient.Endpoint{
+//			TrustDomain: spiffe.MustParseTrustDomain("example.org"),
+//			Token:       access.Token, // an OAuth access token, such as that of the metadata server
+//		},
+//		Pool: "projects/my-project/locations/europe-west1/caPools/workloads",
+//	})
+//	…
+//	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
+//
+// # What the service needs
+//
+// The token is an OAuth 2.0 access token with the scope https://www.googleapis.com/auth/cloud-platform: that of the
+// metadata server, or one that Google's token service gives for a Kubernetes token. An identity token is not one. Its
+// account needs privateca.certificates.create on the pool (roles/privateca.certificateRequester), or
+// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester), and
+// privateca.caPools.get (roles/privateca.poolReader), for the roots, unless Endpoint.Roots or Endpoint.RootsFile is
+// set.
+//
+// Istio's agent chooses its provider GoogleCA by an address that contains googleapis.com. Nothing is chosen by an
+// address here: a program that should ask this service makes this client.
+//
+// # Trust bundles
+//
+// Without Endpoint.Roots and Endpoint.RootsFile the bundle has the last certificate of each chain of the pool's
+// authorities, if it is self-signed. These are the authorities that are enabled, disabled or staged, so a new root is
+// known before it signs, and an old one until it is deleted. A chain that does not end in a self-signed certificate
+// adds nothing: its root is to be had from a file.
+//
+// # Requests that are repeated
+//
+// A certificate request has an ID, by which the service recognises a repetition and answers with the certificate that
+// it has already issued. The ID is new for each call of Sign, except that a call with the same CSR and lifetime as one
+// that failed and may have been carried out, or is under way, has the ID of that one, for up to 50 minutes; the service
+// remembers it for 60.
+//
+// # What it promises
+//
+// The token goes to the host of Options.URL and nowhere else: redirects are not followed, and a connection without TLS
+// is refused unless Options.AllowPlaintext allows it. No error and no log record has the token.
+//
+// # What it does not do
+//
+// It sets no deadline, repeats nothing and does not judge the certificates that it gets: package caclient does. It
+// revokes nothing and gets no tokens.
+//
+// The service itself could not be had for the tests: they run against caclienttest.GoogleCAS, which was built from the
+// public documentation.
+package googlecas
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/caconn"
+	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Options are the choices of [New]. TrustDomain and a source of tokens of the Endpoint, and Pool, are required.
+type Options struct {
+	// URL of the Endpoint may be empty: that means https://privateca.googleapis.com.
+	caclient.Endpoint
+
+	// Pool is the CA pool, such as projects/my-project/locations/europe-west1/caPools/workloads.
+	Pool string
+
+	// Template is a certificate template for the request, such as
+	// projects/my-project/locations/europe-west1/certificateTemplates/spiffe. Empty means none.
+	Template string
+
+	// Authority is the ID of the one authority of the pool that signs. Empty lets the service choose.
+	Authority string
+
+	// ReflectSPIFFE lets the service set the certificate's one name, the SPIFFE ID of the caller, from the token; the
+	// names in the request do not count.
+	ReflectSPIFFE bool
+}
+
+// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+type CA struct {
+	opts Options
+	conn *caconn.Conn
+	ids  requestIDs
+}
+
+// New returns a CA. It does not connect and reads no file. The error says which option is wrong.
+func New(o Options) (*CA, error) {
+	o.URL = cmp.Or(o.URL, "https://privateca.googleapis.com")
+	c := &CA{opts: o}
+	conn, err := caconn.New(caconn.Config{Name: "googlecas", Endpoint: o.Endpoint, Roots: c.roots})
+	switch {
+	case err != nil:
+	case o.Token == nil && o.TokenFile == "":
+		err = errors.New("one of Token and TokenFile is needed, for the access token")
+	case !isResource(o.Pool, "projects", "locations", "caPools"):
+		err = errors.New("the Pool has to be like projects/my-project/locations/europe-west1/caPools/workloads")
+	case o.Template != "" && !isResource(o.Template, "projects", "locations", "certificateTemplates"):
+		err = errors.New("the Template has to be like projects/my-project/locations/europe-west1/certificateTemplates/spiffe")
+	case o.Authority != "" && !isID(o.Authority):
+		err = errors.New("the Authority has to be the ID of an authority of the pool, without a path")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("googlecas: invalid Options: %w", err)
+	}
+	c.conn = conn
+	return c, nil
+}
+
+// isResource reports whether name consists of collections and IDs in turn. The first ID is that of a project, which may
+// belong to a domain, as in example.com:my-project.
+func isResource(name string, collections ...string) bool {
+	parts := strings.Split(name, "/")
+	if len(parts) != 2*len(collections) {
+		return false
+	}
+	for i, collection := range collections {
+		id := parts[2*i+1]
+		if i == 0 {
+			domain, project, scoped := strings.Cut(id, ":")
+			if id = domain; scoped {
+				if id = project; !isID(strings.ReplaceAll(domain, ".", "-")) || domain[0] == '.' {
+					return false
+				}
+			}
+		}
+		if parts[2*i] != collection || !isID(id) {
+			return false
+		}
+	}
+	return true
+}
+
+// isID reports whether s is the ID of a resource.
+func isID(s string) bool {
+	return s != "" && len(s) <= 63 && !strings.ContainsFunc(s, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_')
+	})
+}
+
+// String names the CA and no secret.
+func (c *CA) String() string { return c.conn.String() }
+
+// GoString is String: the verb %#v must not walk to the token.
+func (c *CA) GoString() string { return c.String() }
+
+// LogValue is String as a log value.
+func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+const (
+	defaultLifetime = 24 * time.Hour
+	maxAuthorities  = 100 // of a pool; each costs a signature to check
+)
+
+// certificate is the resource Certificate, as it is asked for and as it is answered.
+type certificate struct {
+	PEMCSR      string `json:"pemCsr,omitempty"`
+	Lifetime    string `json:"lifetime,omitempty"` // seconds with the letter s
+	Template    string `json:"certificateTemplate,omitempty"`
+	SubjectMode string `json:"subjectMode,omitempty"`
+
+	PEMCertificate string   `json:"pemCertificate,omitempty"`
+	PEMChain       []string `json:"pemCertificateChain,omitempty"` // from the issuer to the root
+}
+
+// Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one; 0 means 24 hours, as the service
+// has no default. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
+		return nil, err
+	}
+	lifetime = max(cmp.Or(lifetime, defaultLifetime), time.Second).Truncate(time.Second)
+	request := &certificate{
+		PEMCSR:   string(csr.PEM()),
+		Lifetime: strconv.FormatInt(int64(lifetime/time.Second), 10) + "s",
+		Template: c.opts.Template,
+	}
+	if c.opts.ReflectSPIFFE {
+		request.SubjectMode = "REFLECTED_SPIFFE"
+	}
+	key := requestKey{sha256.Sum256(csr.DER()), lifetime}
+	id := c.ids.take(key)
+	query := url.Values{"requestId": {id}, "certificateId": {"svid-" + id}} // pools of the enterprise tier need a name for it
+	if c.opts.Authority != "" {
+		query.Set("issuingCertificateAuthorityId", c.opts.Authority)
+	}
+	var answer certificate
+	err := c.call(ctx, "sign", "/certificates?"+query.Encode(), request, &answer)
+	c.ids.done(key, id, mayHaveLanded(ctx, err))
+	if err != nil {
+		return nil, err
+	}
+	chain, err := answer.chain(csr)
+	if err != nil {
+		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
+	}
+	return chain, nil
+}
+
+// chain returns the chain for csr.
+func (a *certificate) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
+	if a.PEMCertificate == "" {
+		return nil, errors.New("the answer has no certificate")
+	}
+	return caconn.Chain(csr, append([]string{a.PEMCertificate}, a.PEMChain...)...)
+}
+
+// call sends a POST to the pool. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) call(ctx context.Context, op, path string, body, answer any) error {
+	token, missing, err := c.conn.Token(ctx, op)
+	if err != nil {
+		return err
+	}
+	var refusal refusal
+	request := caconn.Request{Op: op, Method: http.MethodPost, Path: "/v1/" + c.opts.Pool + path, Body: body, Secrets: []string{token}, Message: refusal.read}
+	if token != "" {
+		request.Header = http.Header{"Authorization": {"Bearer " + token}}
+	}
+	err = c.conn.Do(ctx, request, answer)
+	if e, ok := errors.AsType[*caclient.Error](err); ok {
+		refusal.refine(e)
+		if e.Kind == caclient.ErrUnauthenticated && missing != nil { //nolint:errorlint // the kind itself
+			e.Err = fmt.Errorf("%w (there was no token to send: %w)", e.Err, missing)
+		}
+	}
+	return err
+}
+
+// refusal is what the service says when it refuses, a google.rpc.Status.
+type refusal struct {
+	status     string
+	retryAfter time.Duration
+}
+
+// read reads the body of a refusal, and returns what it says.
+func (r *refusal) read(body []byte) string {
+	var doc struct {
+		Error struct {
+			Status  string `json:"status"`
+			Message string `json:"message"`
+			Details []struct {
+				Type       string `json:"@type"`
+				RetryDelay string `json:"retryDelay"`
+			} `json:"details"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(body, &doc) != nil {
+		return ""
+	}
+	r.status = doc.Error.Status
+	for _, d := range doc.Error.Details {
+		if d.Type != "type.googleapis.com/google.rpc.RetryInfo" {
+			continue
+		}
+		if wait, err := time.ParseDuration(d.RetryDelay); err == nil && strings.HasSuffix(d.RetryDelay, "s") {
+			r.retryAfter = min(max(wait, 0), time.Hour)
+		}
+	}
+	return strings.TrimSpace(r.status + " " + doc.Error.Message)
+}
+
+// refine corrects what e has from HTTP alone.
+func (r *refusal) refine(e *caclient.Error) {
+	switch r.status {
+	case "ABORTED", "CANCELLED": // 409 and 499
+		e.Kind = caclient.ErrUnavailable
+	case "ALREADY_EXISTS": // another certificate has the name of this request; the next has another
+		e.MayPass = true
+	}
+	if _, ok := e.Retryable(); ok {
+		e.RetryAfter = max(e.RetryAfter, r.retryAfter)
+	}
+}
+
+// FetchBundles implements [caclient.CA]: the package comment says where the roots come from. The error is a
+// [*caclient.Error], unless ctx is done. If the source fails and roots are known from before, the failure is logged.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when they have changed, and
+// reads the source every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}
+
+// caCerts is the answer of fetchCaCerts.
+type caCerts struct {
+	CACerts []struct {
+		Certificates []string `json:"certificates"` // from an authority to its root
+	} `json:"caCerts"`
+}
+
+// roots returns the roots of the pool.
+func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
+	const op = "fetch bundles"
+	var answer caCerts
+	if err := c.call(ctx, op, ":fetchCaCerts", struct{}{}, &answer); err != nil {
+		return nil, err
+	}
+	roots, err := answer.roots()
+	if err != nil {
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer, err)
+	}
+	return roots, nil
+}
+
+// roots returns the last certificate of each chain that is self-signed.
+func (a *caCerts) roots() ([]*x509.Certificate, error) {
+	if len(a.CACerts) > maxAuthorities {
+		return nil, fmt.Errorf("the pool has %d authorities, the limit is %d", len(a.CACerts), maxAuthorities)
+	}
+	var roots []*x509.Certificate
+	for _, chain := range a.CACerts {
+		if len(chain.Certificates) == 0 {
+			continue
+		}
+		certs, err := pki.ParseCertificatesPEM([]byte(chain.Certificates[len(chain.Certificates)-1]))
+		if err != nil {
+			return nil, fmt.Errorf("chain of an authority: %w", err)
+		}
+		if last := certs[len(certs)-1]; certchain.SelfSigned(last) && !slices.ContainsFunc(roots, last.Equal) {
+			roots = append(roots, last)
+		}
+	}
+	if len(roots) == 0 {
+		return nil, errors.New("no chain of the pool's authorities ends in a self-signed root; set RootsFile")
+	}
+	return roots, nil
+}

@@ -1,0 +1,585 @@
+package googlecas_test
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+var _ caclient.CA = (*googlecas.CA)(nil)
+
+func pem(certs ...*x509.Certificate) string { return string(pki.MarshalCertificatesPEM(certs...)) }
+
+func rootsOf(t testing.TB, c *googlecas.CA) ([]*x509.Certificate, error) {
+	t.Helper()
+	set, err := c.FetchBundles(t.Context())
+	if err != nil {
+		return nil, err
+	}
+	b, err := set.Bundle(domain)
+	require.NoError(t, err)
+	return b.Contents().X509Authorities, nil
+}
+
+func TestSign(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	g := caclienttest.NewGoogleCAS(t, ca.Intermediate(), "/web")
+	file := g.Endpoint()
+	token, err := file.Token(t.Context())
+	require.NoError(t, err)
+	file.Token, file.TokenFile = nil, filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file.TokenFile, []byte(token), 0o600))
+	for _, o := range []googlecas.Options{{Endpoint: g.Endpoint()}, {Endpoint: file}, {Endpoint: g.Endpoint(), ReflectSPIFFE: true}} {
+		client, err := caclient.New(newCA(t, o), nil)
+		require.NoError(t, err)
+		for lifetime, want := range map[time.Duration]time.Duration{0: 24 * time.Hour, 90 * time.Minute: 90 * time.Minute} {
+			csr := newCSR(t, webID)
+			chain, err := client.Sign(t.Context(), csr, lifetime)
+			require.NoError(t, err)
+			assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(webID), ca.Bundle(), time.Now()))
+			assert.Len(t, chain, 2, "the intermediate and no root")
+			assert.WithinDuration(t, time.Now().Add(want), chain[0].NotAfter, time.Minute)
+		}
+	}
+}
+
+// The identity of the caller is what is certified, whatever the request says.
+func TestReflected(t *testing.T) {
+	t.Parallel()
+	g := caclienttest.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
+	g.Change(func(r *caclienttest.GoogleCASRules) { r.SelfOnly = true })
+	csr := newCSR(t, spiffe.MustParseID("spiffe://example.org/admin"))
+	_, err := newCA(t, googlecas.Options{Endpoint: g.Endpoint()}).Sign(t.Context(), csr, 0)
+	require.ErrorIs(t, err, caclient.ErrDenied)
+	chain, err := newCA(t, googlecas.Options{Endpoint: g.Endpoint(), ReflectSPIFFE: true}).Sign(t.Context(), csr, 0)
+	require.NoError(t, err)
+	id, err := spiffe.IDFromCertificate(chain[0])
+	require.NoError(t, err)
+	assert.Equal(t, webID, id)
+}
+
+// What is sent, field for field.
+func TestWire(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	s := &script{answer: func(c call) (int, any) {
+		if strings.HasSuffix(c.URL.Path, ":fetchCaCerts") {
+			return 200, caCerts(ca)
+		}
+		return signed(ca, c)
+	}}
+	const template = "projects/other/locations/europe-west1/certificateTemplates/spiffe"
+	csr := newCSR(t, webID)
+	for _, o := range []googlecas.Options{{}, {Template: template, Authority: "root-1", ReflectSPIFFE: true, Pool: "projects/example.com:my-project/locations/l/caPools/p_1"}} {
+		o.Endpoint = s.endpoint()
+		c := newCA(t, o)
+		for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + 999*time.Millisecond} {
+			_, err := c.Sign(t.Context(), csr, lifetime)
+			require.NoError(t, err)
+		}
+		_, err := rootsOf(t, c)
+		require.NoError(t, err)
+	}
+	ids := map[string]bool{}
+	for i, r := range s.calls {
+		assert.Equal(t, http.MethodPost, r.Method)
+		assert.Equal(t, "privateca.googleapis.com", r.URL.Host)
+		assert.Equal(t, "Bearer "+secret, r.Header.Get("Authorization"))
+		assert.Equal(t, "application/json", r.Header.Get("Content-Type"))
+		p, second := pool, i >= 4
+		if second {
+			p = "projects/example.com:my-project/locations/l/caPools/p_1"
+		}
+		if i%4 == 3 {
+			assert.Equal(t, "/v1/"+p+":fetchCaCerts", r.URL.Path)
+			assert.Empty(t, r.URL.RawQuery)
+			assert.Equal(t, doc{}, r.body)
+			continue
+		}
+		assert.Equal(t, "/v1/"+p+"/certificates", r.URL.Path)
+		want := doc{"pemCsr": string(csr.PEM()), "lifetime": []string{"86400s", "1s", "90s"}[i%4]}
+		query := r.URL.Query()
+		id := query.Get("requestId")
+		assert.Regexp(t, `^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`, id)
+		assert.Equal(t, "svid-"+id, query.Get("certificateId"))
+		assert.Regexp(t, `^[a-zA-Z0-9_-]{1,63}$`, query.Get("certificateId"))
+		if second {
+			want["certificateTemplate"], want["subjectMode"] = template, "REFLECTED_SPIFFE"
+			assert.Equal(t, "root-1", query.Get("issuingCertificateAuthorityId"))
+		}
+		assert.Len(t, query, map[bool]int{false: 2, true: 3}[second])
+		assert.Equal(t, want, r.body)
+		ids[id] = true
+	}
+	assert.Len(t, ids, 6, "a new one for each call that was answered")
+}
+
+// An answer that is lost is asked for again by its ID, and is not a second certificate.
+func TestLostAnswer(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	g := caclienttest.NewGoogleCAS(t, ca, "/web")
+	e := g.Endpoint()
+	lossy := &loses{RoundTripper: e.HTTPClient.Transport, n: 2}
+	e.HTTPClient = &http.Client{Transport: lossy}
+	client, err := caclient.New(newCA(t, googlecas.Options{Endpoint: e}), nil)
+	require.NoError(t, err)
+	_, err = client.FetchBundles(t.Context())
+	require.NoError(t, err)
+	csr := newCSR(t, webID)
+	chain, err := client.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+	assert.Equal(t, 1, ca.Signed(), "one certificate for three requests")
+	assert.Zero(t, lossy.n)
+	again, err := client.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+	assert.False(t, chain[0].Equal(again[0]), "a request of its own, as the one before was answered")
+}
+
+// loses drops the first answers to requests for certificates.
+type loses struct {
+	http.RoundTripper
+	n int
+}
+
+func (l *loses) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := l.RoundTripper.RoundTrip(r)
+	if err == nil && l.n > 0 && strings.HasSuffix(r.URL.Path, "/certificates") {
+		l.n--
+		_ = resp.Body.Close()
+		return nil, errors.New("connection reset")
+	}
+	return resp, err
+}
+
+// Which failures keep the ID, and for how long.
+func TestRequestIDs(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		code int
+		body any
+		keep bool
+	}{
+		{503, refusal(503, "UNAVAILABLE", "x"), true},
+		{500, refusal(500, "INTERNAL", "x"), true},
+		{504, refusal(504, "DEADLINE_EXCEEDED", "x"), true},
+		{409, refusal(409, "ABORTED", "x"), true},
+		{429, refusal(429, "RESOURCE_EXHAUSTED", "x"), true},
+		{400, refusal(400, "INVALID_ARGUMENT", "x"), false},
+		{403, refusal(403, "PERMISSION_DENIED", "x"), false},
+		{409, refusal(409, "ALREADY_EXISTS", "x"), false},
+		{200, "<html>", false},
+		{200, doc{}, false},
+	} {
+		t.Run(fmt.Sprint(c.code, c.body), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := &script{answer: func(call) (int, any) { return c.code, c.body }}
+				ca := newCA(t, googlecas.Options{Endpoint: s.endpoint()})
+				csr := newCSR(t, webID)
+				sign := func(csr *pki.CSR, lifetime time.Duration) {
+					_, err := ca.Sign(t.Context(), csr, lifetime)
+					require.Error(t, err)
+				}
+				sign(csr, time.Hour)
+				time.Sleep(50*time.Minute - 1)
+				sign(csr, time.Hour)
+				sign(csr, 2*time.Hour)
+				sign(newCSR(t, webID), time.Hour)
+				time.Sleep(time.Nanosecond)
+				sign(csr, time.Hour)
+				ids := s.ids()
+				assert.Equal(t, c.keep, ids[0] == ids[1], "a repetition")
+				assert.NotEqual(t, ids[1], ids[2], "another lifetime")
+				assert.NotEqual(t, ids[1], ids[3], "another key")
+				assert.NotEqual(t, ids[1], ids[4], "after 50 minutes")
+			})
+		})
+	}
+}
+
+// A call whose time ends may have been carried out, and calls at the same time are one request.
+func TestRequestIDOfAnEndedCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{answer: func(call) (int, any) { time.Sleep(time.Minute); return 503, "" }}
+		ca := newCA(t, googlecas.Options{Endpoint: s.endpoint()})
+		csr := newCSR(t, webID)
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				_, err := ca.Sign(ctx, csr, 0)
+				assert.ErrorIs(t, err, context.DeadlineExceeded)
+			})
+		}
+		wg.Wait()
+		_, err := ca.Sign(t.Context(), csr, 0)
+		require.Error(t, err)
+		ids := s.ids()
+		assert.Equal(t, []string{ids[0], ids[0], ids[0], ids[0]}, ids)
+	})
+}
+
+// What is remembered is bounded.
+func TestRequestIDsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := &script{answer: func(call) (int, any) { return 503, "" }}
+	ca := newCA(t, googlecas.Options{Endpoint: s.endpoint()})
+	csr := newCSR(t, webID)
+	for i := range 4096 + 100 {
+		_, err := ca.Sign(t.Context(), csr, time.Duration(i+1)*time.Second)
+		require.Error(t, err)
+	}
+	assert.LessOrEqual(t, googlecas.Remembered(ca), 4096)
+}
+
+// What the service answers when it refuses, and what the caller learns.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	retry := doc{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3.5s"}
+	for _, c := range []struct {
+		name  string
+		code  int
+		body  any
+		kind  error
+		again bool
+		after time.Duration
+		says  string
+	}{
+		{"no credentials", 401, refusal(401, "UNAUTHENTICATED", "Request had invalid authentication credentials."), caclient.ErrUnauthenticated, false, 0, "UNAUTHENTICATED Request had"},
+		{"denied", 403, refusal(403, "PERMISSION_DENIED", "Permission 'privateca.certificates.create' denied"), caclient.ErrDenied, false, 0, "privateca.certificates.create"},
+		{"API not enabled", 403, refusal(403, "PERMISSION_DENIED", "Certificate Authority API has not been used in project 1 before or it is disabled."), caclient.ErrDenied, false, 0, "disabled"},
+		{"bad request", 400, refusal(400, "INVALID_ARGUMENT", "Malformed CSR"), caclient.ErrInvalid, false, 0, "Malformed CSR"},
+		{"pool disabled", 400, refusal(400, "FAILED_PRECONDITION", "There are no enabled CAs"), caclient.ErrInvalid, false, 0, "no enabled CAs"},
+		{"no pool", 404, refusal(404, "NOT_FOUND", "Resource was not found"), caclient.ErrInvalid, false, 0, "not found"},
+		{"name taken", 409, refusal(409, "ALREADY_EXISTS", "exists"), caclient.ErrInvalid, true, 0, "exists"},
+		{"aborted", 409, refusal(409, "ABORTED", "concurrent"), caclient.ErrUnavailable, true, 0, "concurrent"},
+		{"quota", 429, refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded", doc{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED"}, retry), caclient.ErrUnavailable, true, 3500 * time.Millisecond, "Quota"},
+		{"quota without a wait", 429, refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded"), caclient.ErrUnavailable, true, 0, "Quota"},
+		{"absurd wait", 429, refusal(429, "RESOURCE_EXHAUSTED", "x", doc{"@type": retry["@type"], "retryDelay": "99999999s"}), caclient.ErrUnavailable, true, time.Hour, ""},
+		{"negative wait", 429, refusal(429, "RESOURCE_EXHAUSTED", "x", doc{"@type": retry["@type"], "retryDelay": "-3s"}), caclient.ErrUnavailable, true, 0, ""},
+		{"no wait", 429, refusal(429, "RESOURCE_EXHAUSTED", "x", doc{"@type": retry["@type"], "retryDelay": "soon"}), caclient.ErrUnavailable, true, 0, ""},
+		{"a wait that is not asked for", 403, refusal(403, "PERMISSION_DENIED", "x", retry), caclient.ErrDenied, false, 0, ""},
+		{"cancelled", 499, refusal(499, "CANCELLED", "x"), caclient.ErrUnavailable, true, 0, ""},
+		{"internal", 500, refusal(500, "INTERNAL", "x"), caclient.ErrUnavailable, true, 0, ""},
+		{"not implemented", 501, refusal(501, "UNIMPLEMENTED", "x"), caclient.ErrInvalid, false, 0, ""},
+		{"away", 503, refusal(503, "UNAVAILABLE", "x", retry), caclient.ErrUnavailable, true, 3500 * time.Millisecond, ""},
+		{"late", 504, refusal(504, "DEADLINE_EXCEEDED", "x"), caclient.ErrUnavailable, true, 0, ""},
+		{"front end", 502, "<html>", caclient.ErrUnavailable, true, 0, "502"},
+		{"redirect", 302, "", caclient.ErrInvalid, false, 0, "302"},
+		{"other types", 400, doc{"error": doc{"status": 7, "message": []int{1}}}, caclient.ErrInvalid, false, 0, "400"},
+		{"error as text", 400, doc{"error": "invalid_grant"}, caclient.ErrInvalid, false, 0, "400"},
+		{"details of another type", 429, doc{"error": doc{"status": "RESOURCE_EXHAUSTED", "details": "x"}}, caclient.ErrUnavailable, true, 0, "429"},
+		{"nothing", 204, "", caclient.ErrBadAnswer, false, 0, "JSON"},
+		{"no JSON", 200, "<html>", caclient.ErrBadAnswer, false, 0, "JSON"},
+		{"other type", 200, doc{"pemCertificate": 7}, caclient.ErrBadAnswer, false, 0, "JSON"},
+		{"too much", 200, strings.Repeat(" ", 3<<20), caclient.ErrBadAnswer, false, 0, "bytes"},
+		{"repeats the token", 400, refusal(400, "INVALID_ARGUMENT", "bad: "+secret), caclient.ErrInvalid, false, 0, "bad: [redacted]"},
+		{"long", 400, refusal(400, "INVALID_ARGUMENT", strings.Repeat("x", 1<<20)), caclient.ErrInvalid, false, 0, "xxx"},
+	} {
+		s := &script{answer: func(call) (int, any) { return c.code, c.body }}
+		var log logs
+		e := s.endpoint()
+		e.Logger = log.logger()
+		ca := newCA(t, googlecas.Options{Endpoint: e})
+		for op, call := range map[string]func() error{
+			"sign":          func() error { _, err := ca.Sign(t.Context(), newCSR(t, webID), 0); return err },
+			"fetch bundles": func() error { _, err := ca.FetchBundles(t.Context()); return err },
+		} {
+			if op != "sign" && c.name == "other type" {
+				continue // it is another answer
+			}
+			err := call()
+			told, ok := errors.AsType[*caclient.Error](err)
+			require.True(t, ok, c.name)
+			assert.Equal(t, c.kind, told.Kind, c.name)
+			assert.Equal(t, op, told.Op, c.name)
+			after, again := caclient.Retryable(err)
+			assert.Equal(t, c.again, again, c.name)
+			assert.Equal(t, c.after, after, c.name)
+			assert.ErrorContains(t, err, c.says, c.name)
+			assert.NotContains(t, err.Error()+log.String(), secret, c.name)
+			assert.Less(t, len(err.Error()), 700, c.name)
+		}
+	}
+}
+
+// Answers with success that are no chain for the request.
+func TestBadAnswers(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	leaf := pem(ca.SVID("/web").Leaf())
+	for name, answer := range map[string]doc{
+		"nothing":     {},
+		"empty":       {"pemCertificate": ""},
+		"chain alone": {"pemCertificateChain": []string{pem(ca.Root())}},
+		"junk":        {"pemCertificate": "MII"},
+		"junk above":  {"pemCertificate": leaf, "pemCertificateChain": []string{"x"}},
+		"another key": {"pemCertificate": leaf, "pemCertificateChain": []string{pem(ca.Root())}},
+		"root first":  {"pemCertificate": pem(ca.Root()), "pemCertificateChain": []string{leaf}},
+	} {
+		s := &script{answer: func(call) (int, any) { return 200, answer }}
+		_, err := newCA(t, googlecas.Options{Endpoint: s.endpoint()}).Sign(t.Context(), newCSR(t, webID), 0)
+		require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
+	}
+}
+
+func TestRoots(t *testing.T) {
+	t.Parallel()
+	a, b := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	middle := a.Intermediate().SVID("/web").Chain()[1]
+	chain := func(texts ...string) doc { return doc{"certificates": texts} }
+	for name, c := range map[string]struct {
+		chains []doc
+		want   []*x509.Certificate // nil for a bad answer
+	}{
+		"one":                       {[]doc{chain(pem(a.Root()))}, []*x509.Certificate{a.Root()}},
+		"two":                       {[]doc{chain(pem(a.Root())), chain(pem(b.Root()))}, []*x509.Certificate{a.Root(), b.Root()}},
+		"twice":                     {[]doc{chain(pem(a.Root())), chain(pem(middle), pem(a.Root()))}, []*x509.Certificate{a.Root()}},
+		"in one text":               {[]doc{chain(pem(middle, a.Root()))}, []*x509.Certificate{a.Root()}},
+		"root elsewhere":            {[]doc{chain(pem(middle)), chain(pem(b.Root()))}, []*x509.Certificate{b.Root()}},
+		"empty chain":               {[]doc{chain(), chain(pem(b.Root()))}, []*x509.Certificate{b.Root()}},
+		"root in the wrong place":   {[]doc{chain(pem(a.Root()), pem(middle))}, nil},
+		"none":                      {[]doc{}, nil},
+		"all elsewhere":             {[]doc{chain(pem(middle))}, nil},
+		"workload":                  {[]doc{chain(pem(a.SVID("/web").Leaf()))}, nil},
+		"junk":                      {[]doc{chain(pem(a.Root())), chain("MII")}, nil},
+		"too many":                  {make([]doc, 101), nil},
+		"certificates of one chain": {[]doc{{"certificates": pem(a.Root())}}, nil},
+	} {
+		s := &script{answer: func(call) (int, any) { return 200, doc{"caCerts": c.chains} }}
+		got, err := rootsOf(t, newCA(t, googlecas.Options{Endpoint: s.endpoint()}))
+		if c.want == nil {
+			require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
+			continue
+		}
+		require.NoError(t, err, name)
+		assert.Equal(t, c.want, got, name)
+	}
+}
+
+// With a source of their own, roots are not asked of the service.
+func TestOwnRoots(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	s := &script{answer: func(call) (int, any) { return 500, "" }}
+	e := s.endpoint()
+	e.Roots = ca.Bundle()
+	got, err := rootsOf(t, newCA(t, googlecas.Options{Endpoint: e}))
+	require.NoError(t, err)
+	assert.Equal(t, []*x509.Certificate{ca.Root()}, got)
+	assert.Empty(t, s.calls)
+}
+
+// Rules of the operator, one broken at a time.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		change func(*caclienttest.GoogleCASRules)
+		edit   func(*googlecas.Options)
+		kind   error
+		after  time.Duration
+	}{
+		{"disabled", func(r *caclienttest.GoogleCASRules) { r.Disabled = true }, nil, caclient.ErrInvalid, 0},
+		{"quota", func(r *caclienttest.GoogleCASRules) { r.Quota, r.RetryDelay = 0, 1500*time.Millisecond }, nil, caclient.ErrUnavailable, 1500 * time.Millisecond},
+		{"permission", func(r *caclienttest.GoogleCASRules) { r.Forbidden = true }, nil, caclient.ErrDenied, 0},
+		{"lifetime", func(r *caclienttest.GoogleCASRules) { r.MaxLifetime = 23 * time.Hour }, nil, caclient.ErrInvalid, 0},
+		{"other pool", nil, func(o *googlecas.Options) { o.Pool = "projects/p/locations/l/caPools/x" }, caclient.ErrInvalid, 0},
+		{"other token", nil, func(o *googlecas.Options) { o.Token = give(secret) }, caclient.ErrUnauthenticated, 0},
+		{"empty token", nil, func(o *googlecas.Options) { o.Token = give("") }, caclient.ErrUnauthenticated, 0},
+		{"no such file", nil, func(o *googlecas.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			g := caclienttest.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
+			if c.change != nil {
+				g.Change(c.change)
+			}
+			o := googlecas.Options{Endpoint: g.Endpoint()}
+			if c.edit != nil {
+				c.edit(&o)
+			}
+			_, err := newCA(t, o).Sign(t.Context(), newCSR(t, webID), 0)
+			require.ErrorIs(t, err, c.kind)
+			after, _ := caclient.Retryable(err)
+			assert.Equal(t, c.after, after)
+			if o.TokenFile != "" {
+				assert.ErrorIs(t, err, os.ErrNotExist, "the reason for the missing token")
+			}
+		})
+	}
+}
+
+// A quota is passed by waiting as long as the service asks.
+func TestQuota(t *testing.T) {
+	t.Parallel()
+	g := caclienttest.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
+	g.Change(func(r *caclienttest.GoogleCASRules) { r.Quota, r.RetryDelay = 0, 300*time.Millisecond })
+	client, err := caclient.New(newCA(t, googlecas.Options{Endpoint: g.Endpoint()}), nil)
+	require.NoError(t, err)
+	_, err = client.FetchBundles(t.Context())
+	require.NoError(t, err)
+	start := time.Now()
+	time.AfterFunc(100*time.Millisecond, func() { g.Change(func(r *caclienttest.GoogleCASRules) { r.Quota = 1 }) })
+	_, err = client.Sign(t.Context(), newCSR(t, webID), 0)
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)
+}
+
+func TestBadOptions(t *testing.T) {
+	t.Parallel()
+	good := func() googlecas.Options {
+		return googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: give(secret)}, Pool: pool}
+	}
+	_, err := googlecas.New(good())
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		edit func(*googlecas.Options)
+		want string
+	}{
+		"no TLS":             {func(o *googlecas.Options) { o.URL = "http://cas.test" }, "AllowPlaintext"},
+		"path":               {func(o *googlecas.Options) { o.URL = "https://cas.test/v1" }, "URL"},
+		"no trust domain":    {func(o *googlecas.Options) { o.TrustDomain = spiffe.TrustDomain{} }, "TrustDomain"},
+		"no token":           {func(o *googlecas.Options) { o.Token = nil }, "access token"},
+		"two tokens":         {func(o *googlecas.Options) { o.TokenFile = "x" }, "TokenFile"},
+		"no pool":            {func(o *googlecas.Options) { o.Pool = "" }, "Pool"},
+		"pool alone":         {func(o *googlecas.Options) { o.Pool = "workloads" }, "Pool"},
+		"short pool":         {func(o *googlecas.Options) { o.Pool = "projects/p/locations/l/caPools" }, "Pool"},
+		"empty pool":         {func(o *googlecas.Options) { o.Pool = "projects/p/locations/l/caPools/" }, "Pool"},
+		"pool in a path":     {func(o *googlecas.Options) { o.Pool = "/" + pool }, "Pool"},
+		"more":               {func(o *googlecas.Options) { o.Pool = pool + "/certificates" }, "Pool"},
+		"upwards":            {func(o *googlecas.Options) { o.Pool = "projects/p/locations/../caPools/x" }, "Pool"},
+		"query":              {func(o *googlecas.Options) { o.Pool = pool + "?x" }, "Pool"},
+		"method":             {func(o *googlecas.Options) { o.Pool = pool + ":x" }, "Pool"},
+		"escaped":            {func(o *googlecas.Options) { o.Pool = pool + "%2f" }, "Pool"},
+		"other collection":   {func(o *googlecas.Options) { o.Pool = "projects/p/locations/l/keyRings/x" }, "Pool"},
+		"empty project":      {func(o *googlecas.Options) { o.Pool = "projects//locations/l/caPools/x" }, "Pool"},
+		"empty domain":       {func(o *googlecas.Options) { o.Pool = "projects/:p/locations/l/caPools/x" }, "Pool"},
+		"project upwards":    {func(o *googlecas.Options) { o.Pool = "projects/../locations/l/caPools/x" }, "Pool"},
+		"domain upwards":     {func(o *googlecas.Options) { o.Pool = "projects/..:p/locations/l/caPools/x" }, "Pool"},
+		"domain in location": {func(o *googlecas.Options) { o.Pool = "projects/p/locations/a.b:l/caPools/x" }, "Pool"},
+		"long":               {func(o *googlecas.Options) { o.Pool = "projects/p/locations/l/caPools/" + strings.Repeat("x", 64) }, "Pool"},
+		"template":           {func(o *googlecas.Options) { o.Template = pool }, "Template"},
+		"short template":     {func(o *googlecas.Options) { o.Template = "spiffe" }, "Template"},
+		"authority":          {func(o *googlecas.Options) { o.Authority = pool + "/certificateAuthorities/a" }, "Authority"},
+	} {
+		o := good()
+		c.edit(&o)
+		_, err := googlecas.New(o)
+		require.Error(t, err, name)
+		assert.ErrorContains(t, err, "googlecas: invalid Options: ", name)
+		assert.ErrorContains(t, err, c.want, name)
+	}
+}
+
+// Requests that cannot be sent.
+func TestBadRequests(t *testing.T) {
+	t.Parallel()
+	s := &script{answer: func(call) (int, any) { return 500, "" }}
+	c := newCA(t, googlecas.Options{Endpoint: s.endpoint()})
+	_, err := c.Sign(t.Context(), nil, 0)
+	require.ErrorIs(t, err, caclient.ErrInvalid)
+	_, err = c.Sign(t.Context(), newCSR(t, webID), -1)
+	require.ErrorIs(t, err, caclient.ErrInvalid)
+	assert.Empty(t, s.calls)
+}
+
+func TestPrinting(t *testing.T) {
+	t.Parallel()
+	o := googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: give(secret)}, Pool: pool}
+	c := newCA(t, o)
+	var log logs
+	log.logger().Info("x", "ca", c, slog.Any("any", c))
+	for _, text := range []string{fmt.Sprint(c), fmt.Sprintf("%v %+v %#v %s %q", c, c, c, c, c), log.String()} {
+		assert.Contains(t, text, "googlecas.CA(https://privateca.googleapis.com)")
+		assert.NotContains(t, text, secret)
+	}
+}
+
+// An identity over a day: obtained and renewed, while the root changes. Each moment two peers accept each other.
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		away := false
+		var mu sync.Mutex
+		s := &script{answer: func(c call) (int, any) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case away:
+				return 503, refusal(503, "UNAVAILABLE", "x")
+			case strings.HasSuffix(c.URL.Path, ":fetchCaCerts"):
+				return 200, caCerts(ca)
+			}
+			return signed(ca, c)
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		var managers []*secretcache.Manager
+		for _, path := range []string{"/web", "/db"} {
+			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org" + path), CA: newCA(t, googlecas.Options{Endpoint: s.endpoint()})})
+			require.NoError(t, err)
+			wg.Go(func() { _ = m.Run(ctx) })
+			managers = append(managers, m)
+		}
+		time.Sleep(time.Second)
+		serials, signers := map[string]bool{}, map[string]bool{}
+		for minute := 0; minute < 24*60; minute += 5 {
+			mu.Lock()
+			switch minute {
+			case 6 * 60:
+				ca.Prepare()
+			case 7 * 60:
+				ca.Activate()
+			case 10 * 60:
+				ca.DropOldRoots()
+			}
+			away = minute >= 20*60 && minute < 20*60+15
+			mu.Unlock()
+			for i, m := range managers {
+				svid, err := managers[1-i].SVID()
+				require.NoError(t, err)
+				verifier, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil)
+				require.NoError(t, err)
+				_, err = verifier.VerifyChain(svid.Chain(), spiffe.AnyRole)
+				require.NoError(t, err, "minute %d", minute)
+				serials[svid.Leaf().SerialNumber.String()] = true
+				signers[string(svid.Leaf().AuthorityKeyId)] = true
+			}
+			time.Sleep(5 * time.Minute)
+		}
+		assert.Greater(t, len(serials), 60)
+		assert.Len(t, signers, 2)
+		b, err := managers[0].Bundle(domain)
+		require.NoError(t, err)
+		assert.Len(t, b.Contents().X509Authorities, 1)
+		cancel()
+		wg.Wait()
+	})
+}

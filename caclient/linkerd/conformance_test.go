@@ -1,0 +1,17 @@
+package linkerd_test
+
+import (
+	"testing"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/linkerd"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	caclienttest.Run(t, caclienttest.NewLinkerd, func(f *caclienttest.Fake) (caclient.CA, error) {
+		e := f.Endpoint()
+		return linkerd.New(linkerd.Options{Endpoint: e, Mesh: caclienttest.Mesh(e.TrustDomain)})
+	})
+}

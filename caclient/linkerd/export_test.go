@@ -1,0 +1,4 @@
+package linkerd
+
+// ReadResponse is readResponse for tests and fuzzing.
+var ReadResponse = readResponse

@@ -1,0 +1,306 @@
+// Package linkerd is a client of Linkerd's identity API: of a mesh's certifier, of package pki/caserver/linkerd, or of
+// any other server that speaks it.
+//
+// [New] makes a [CA], which is a [caclient.CA]. Its certificates have the DNS name of a service account, and no SPIFFE ID.
+// [caclient.New] adds deadlines, repeated attempts, and the check of every answer against that name:
+//
+//	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
+//	inner, err := linkerd.New(linkerd.Options{
+//		Endpoint: caclient.Endpoint{
+//			URL:         "https://linkerd-identity-headless.linkerd.svc.cluster.local:8080",
+//			TrustDomain: td,
+//			TokenFile:   "/var/run/secrets/tokens/linkerd-identity-token",
+//			RootsFile:   "/var/run/linkerd/identity/trust-roots/ca-bundle.crt",
+//		},
+//		Mesh: mesh,
+//	})
+//	…
+//	name, err := mesh.Name("emojivoto", "web")
+//	…
+//	ca, err := caclient.New(inner, &caclient.Options{Expect: pki.ExpectDNSName(td, name)})
+//
+// # What it promises
+//
+// The token goes to the certifier of the mesh and nowhere else: before it is sent, the server has proven in a TLS handshake
+// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors of that moment. Names in the URL
+// count for nothing, and wildcards in certificates neither. The connection is TLS 1.3 without ALPN, as Linkerd's.
+//
+// The token is read again for each call. It is in the body of the request, as the API has it. No error and no log record
+// has it.
+//
+// An answer has one certificate for the key of the request, and says until when it is valid: a time that is still to come,
+// and that of the certificate to the second, give or take one for servers that round.
+//
+// # Retries
+//
+// A certifier answers "invalid argument" and "failed precondition" to a token that it does not know yet, or no longer, and
+// the same to a wrong name. So both may pass: see [caclient.Error].MayPass. So may "unknown", which Linkerd's certifier
+// answers while its issuer does not verify.
+//
+// # What it does not do
+//
+// The API has no trust bundle: the anchors are Endpoint.Roots or Endpoint.RootsFile, one of which is required. It has no
+// lifetime either: that is the certifier's choice. No client certificate is presented.
+package linkerd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/caconn"
+	"github.com/svidkit/svidkit/internal/caconn/carpc"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// method is the path of the API's one method.
+const method = "/io.linkerd.proxy.identity.Identity/Certify"
+
+const (
+	maxChain  = 16
+	tolerance = time.Second // between valid_until and the end of the leaf
+)
+
+// Options are the choices of [New]. Of the Endpoint, URL, TrustDomain, and one of Roots and RootsFile are required.
+type Options struct {
+	// Endpoint says where the certifier is. HTTPClient must be nil unless URL begins with http, as package linkerd has
+	// to see the server's certificate itself. Such a URL is for the proxy on the same host; the client then is one that
+	// speaks HTTP/2.
+	caclient.Endpoint
+
+	// Mesh says how the names of the mesh are written: that of the certifier, and those that can be asked for.
+	Mesh linkerdname.Mesh
+}
+
+// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+type CA struct {
+	mesh linkerdname.Mesh
+	conn *caconn.Conn
+	rpc  *grpchttp.Client
+}
+
+// New returns a CA. It does not connect and reads no file. The error says which option is wrong.
+func New(o Options) (*CA, error) {
+	c := &CA{mesh: o.Mesh}
+	certifier, err := o.Mesh.Certifier()
+	if err == nil {
+		c.conn, err = caconn.New(caconn.Config{
+			Name: "linkerd", Endpoint: o.Endpoint, PriorKnowledge: true, TLS: o.tls(certifier),
+		})
+	}
+	switch {
+	case err != nil:
+	case o.Roots == nil && o.RootsFile == "":
+		err = errors.New("neither Roots nor RootsFile has the trust anchors")
+	case o.HTTPClient != nil && strings.HasPrefix(c.conn.URL, "https:"):
+		err = errors.New("HTTPClient is set, but the certifier is recognised in the TLS handshake, which is up to this package")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("linkerd: invalid Options: %w", err)
+	}
+	c.rpc = grpchttp.NewClient(c.conn.HTTP, c.conn.URL, caconn.MaxResponse)
+	return c, nil
+}
+
+// tls returns the configuration for connections to the certifier.
+func (o *Options) tls(certifier string) func(context.Context) (*tls.Config, error) {
+	e := o.Endpoint
+	want := pki.ExpectLeaf(e.TrustDomain, "the certifier "+certifier, nil, func(leaf *x509.Certificate) error {
+		if !slices.Contains(leaf.DNSNames, certifier) {
+			return fmt.Errorf("it is for %.300q, and not the certifier %q", leaf.DNSNames, certifier)
+		}
+		return nil
+	})
+	return func(ctx context.Context) (*tls.Config, error) {
+		anchors := e.Roots
+		if e.RootsFile != "" {
+			b, err := caconn.ReadBundle(e.TrustDomain, e.RootsFile)
+			if err != nil {
+				return nil, err
+			}
+			anchors = b
+		}
+		return &tls.Config{
+			MinVersion:         tls.VersionTLS13,
+			ServerName:         certifier,
+			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies: a name that need not be valid for hosts
+			VerifyConnection: func(state tls.ConnectionState) error {
+				_, err := want.Verify(state.PeerCertificates, anchors, spiffe.ServerRole, time.Now())
+				if err != nil {
+					return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: fmt.Errorf("the server's certificate: %w", err)}
+				}
+				return nil
+			},
+		}, nil
+	}
+}
+
+// String names the CA and no secret.
+func (c *CA) String() string { return c.conn.String() }
+
+// GoString is String: the verb %#v must not walk to a token.
+func (c *CA) GoString() string { return c.String() }
+
+// LogValue is String as a log value.
+func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+// Sign implements [caclient.CA]. csr has one DNS name, that of a service account in the mesh, and no other name but the same
+// as its common name; its key is ECDSA. The lifetime is the certifier's choice. The error is a [*caclient.Error], unless ctx
+// is done.
+func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
+		return nil, err
+	}
+	name, err := c.name(csr)
+	if err != nil {
+		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
+	}
+	token, missing, err := c.conn.Token(ctx, "sign")
+	if err != nil {
+		return nil, err
+	}
+	if token == "" {
+		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New("there is no token to send; set Token or TokenFile"), missing))
+	}
+	request, err := protofield.Write(func(w *protofield.Writer) {
+		w.Text(1, name)
+		w.Bytes(2, []byte(token))
+		w.Bytes(3, csr.DER())
+	})
+	if err != nil {
+		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
+	}
+	c.conn.Begin()
+	response, err := c.rpc.Unary(ctx, method, nil, request)
+	if err != nil {
+		return nil, c.callError(carpc.Error(ctx, c.conn, err, token, nil), err)
+	}
+	chain, err := readResponse(response, time.Now())
+	if err == nil {
+		chain, err = caconn.Tidy(csr, chain)
+	}
+	if err != nil {
+		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
+	}
+	return chain, nil
+}
+
+// name returns the one name that csr may ask for.
+func (c *CA) name(csr *pki.CSR) (string, error) {
+	sans := csr.SANs()
+	if len(sans) != 1 || sans[0].Type != pki.DNS {
+		return "", fmt.Errorf("the request is for %.300v, want one DNS name", sans)
+	}
+	name := sans[0].Value
+	if _, _, err := c.mesh.Parse(name); err != nil {
+		return "", err
+	}
+	if cn := csr.CommonName(); cn != "" && cn != name {
+		return "", fmt.Errorf("the common name %.300q is not the DNS name of the request", cn)
+	}
+	return name, nil
+}
+
+// callError gives an error the meaning that its code has in this API.
+func (c *CA) callError(failure, cause error) error {
+	e, ok := failure.(*caclient.Error) //nolint:errorlint // it was made by carpc
+	if !ok {
+		return failure
+	}
+	if status, ok := errors.AsType[*grpchttp.Error](cause); ok && status.Remote {
+		switch status.Code {
+		case grpchttp.InvalidArgument, grpchttp.FailedPrecondition:
+			e.MayPass = true
+		case grpchttp.Unknown:
+			e.Kind = caclient.ErrUnavailable
+		}
+	}
+	return e
+}
+
+// readResponse reads a CertifyResponse at now.
+func readResponse(message []byte, now time.Time) ([]*x509.Certificate, error) {
+	var leaf []byte
+	var issuers [][]byte
+	var until *time.Time
+	err := protofield.Read(message, func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			f.Bytes(&leaf)
+		case 2:
+			if len(issuers) == maxChain-1 {
+				f.Fail(fmt.Errorf("the answer has more than %d certificates", maxChain))
+				return
+			}
+			var der []byte
+			f.Bytes(&der)
+			issuers = append(issuers, der)
+		case 3:
+			var seconds int64
+			var nanos int32
+			if f.Data == nil {
+				return
+			}
+			f.Message(func(f *protofield.Field) { // a google.protobuf.Timestamp
+				switch f.Number {
+				case 1:
+					f.Int64(&seconds)
+				case 2:
+					f.Int32(&nanos)
+				}
+			})
+			t := time.Unix(seconds, int64(nanos))
+			until = &t
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(leaf) == 0 {
+		return nil, errors.New("the answer has no certificate")
+	}
+	chain := make([]*x509.Certificate, 0, maxChain)
+	for i, der := range slices.Concat([][]byte{leaf}, issuers) {
+		c, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d of %d is not X.509 in DER", i+1, len(issuers)+1)
+		}
+		chain = append(chain, c)
+	}
+	end := chain[0].NotAfter
+	switch {
+	case until == nil:
+		return nil, errors.New("the answer does not say until when the certificate is valid")
+	case !until.After(now):
+		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and now is %s: compare the clocks", text(*until), text(now))
+	case until.Sub(end).Abs() > tolerance:
+		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and the certificate says %s", text(*until), text(end))
+	}
+	return chain, nil
+}
+
+func text(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// FetchBundles implements [caclient.CA] with the trust anchors, which are read again. It does not call the certifier. The
+// error is a [*caclient.Error], unless ctx is done. If they cannot be read and are known from before, the failure is logged.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles is what package secretcache uses instead of polling. It reads the trust anchors every five minutes, or as
+// often as the refresh hint of their bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}

@@ -1,0 +1,383 @@
+// Package stepca is a client of step-ca, the certificate authority of Smallstep, and of anything else that speaks its API.
+//
+// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
+// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
+//
+//	var m *secretcache.Manager
+//	ca, err := stepca.New(stepca.Options{
+//		Endpoint: caclient.Endpoint{
+//			URL:         "https://ca.example.org",
+//			TrustDomain: td,
+//			Token:       oneTimeToken, // asks what knows the provisioner's key
+//		},
+//		Fingerprint: "0d7d3834cf187726cf331c40a31aa7ef6b29ba4df601416c9788f6ee01058cf3",
+//		Certificate: func() *tls.Certificate { … }, // the manager's present identity
+//	})
+//
+// # Proof of identity
+//
+// The first certificate takes a token: [CA.Sign] sends it with the request to /1.0/sign. The token of a JWK provisioner is
+// good for one request with exactly the names that it has, so Endpoint.Token makes one for each call. That of a provisioner
+// for Kubernetes service accounts is a file, Endpoint.TokenFile.
+//
+// After that the certificate itself is the proof, if Options.Certificate has it: Sign presents it in TLS and sends the request
+// to /1.0/rekey, by which step-ca gives a certificate with the names and the lifetime of the one before for the
+// new key; /1.0/renew would keep the old key. If step-ca refuses that, as it does when the provisioner allows no renewal
+// and after its root was lost, or if the certificate has expired or has other names than the request, Sign uses a token.
+//
+// # Trust
+//
+// The server is trusted by the roots in Endpoint.Roots or Endpoint.RootsFile; by the root with the SHA-256 in
+// Options.Fingerprint, which is fetched from the CA and trusted only if it has it; or, with none of these, by
+// the roots of the host. With a fingerprint, the roots that /1.0/roots lists over a connection that was verified count too,
+// so that the CA can change its root. Nothing is trusted because it came first.
+//
+// The bundle of the trust domain is that in Endpoint.Roots or Endpoint.RootsFile, or what /1.0/roots lists.
+//
+// # What it does not do
+//
+// It makes no tokens: the key of a provisioner does not belong into a workload. It revokes nothing, and knows nothing of SSH
+// and ACME.
+package stepca
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/caconn"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Options are the choices of [New]. URL and TrustDomain of the Endpoint are required.
+type Options struct {
+	// Endpoint says where the CA is. An HTTPClient decides by itself which server is trusted, and presents the client
+	// certificate for renewals.
+	caclient.Endpoint
+
+	// Fingerprint is the SHA-256 of the root certificate in DER, in hexadecimal, as "step certificate fingerprint" prints
+	// it. Set it only without Roots, RootsFile and HTTPClient.
+	Fingerprint string
+
+	// Certificate returns the present certificate of the workload, with its Leaf, or nil if there is none: the method
+	// TLSCertificate of a [spiffe.SVID] makes one. It is called for each Sign. Nil means that each certificate
+	// takes a token.
+	Certificate func() *tls.Certificate
+}
+
+// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+type CA struct {
+	opts        Options
+	fingerprint []byte
+	conn        *caconn.Conn
+	renewals    *caconn.Conn // presents the certificate
+	unverified  *caconn.Conn // for the root with the fingerprint
+
+	mu   sync.Mutex
+	root *x509.Certificate // with the fingerprint; nil before it was fetched
+}
+
+// New returns a CA. It does not connect and reads no file. The error says which option is wrong.
+func New(o Options) (*CA, error) {
+	c := &CA{opts: o}
+	err := o.check()
+	if err == nil {
+		c.fingerprint, _ = hex.DecodeString(o.Fingerprint)
+		err = c.connect()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("stepca: invalid Options: %w", err)
+	}
+	return c, nil
+}
+
+func (o *Options) check() error {
+	if o.Fingerprint == "" {
+		return nil
+	}
+	if sum, err := hex.DecodeString(o.Fingerprint); err != nil || len(sum) != sha256.Size {
+		return errors.New("the Fingerprint is not a SHA-256 in hexadecimal, which has 64 digits")
+	}
+	if o.Roots != nil || o.RootsFile != "" || o.HTTPClient != nil {
+		return errors.New("the Fingerprint is set together with Roots, RootsFile or HTTPClient, which have the roots already")
+	}
+	return nil
+}
+
+// connect makes the connections, each with a transport of its own.
+func (c *CA) connect() error {
+	cfg := caconn.Config{Name: "stepca", Endpoint: c.opts.Endpoint, TLS: c.tls(nil), Roots: c.fetchRoots}
+	var err error
+	if c.conn, err = caconn.New(cfg); err != nil {
+		return err
+	}
+	c.renewals, c.unverified = c.conn, c.conn
+	if c.opts.HTTPClient != nil {
+		return nil
+	}
+	// A connection for each renewal, as it has the certificate of that moment.
+	once := func(cfg caconn.Config) *http.Client {
+		t := caconn.NewTransport(cfg)
+		t.DisableKeepAlives = true
+		t.Protocols.SetHTTP2(false)
+		t.TLSClientConfig.GetClientCertificate = c.clientCertificate
+		return &http.Client{Transport: t}
+	}
+	cfg.TLS = c.tls(c.clientCertificate)
+	cfg.Endpoint.HTTPClient = once(cfg)
+	if c.renewals, err = caconn.New(cfg); err != nil || len(c.fingerprint) == 0 {
+		return err
+	}
+	cfg.TLS = func(context.Context) (*tls.Config, error) {
+		return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, nil //nolint:gosec // for a certificate whose SHA-256 is known
+	}
+	cfg.Endpoint.HTTPClient = once(cfg)
+	c.unverified, err = caconn.New(cfg)
+	return err
+}
+
+// tls returns the configuration for connections; nil for one that trusts the roots of the host.
+func (c *CA) tls(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) func(context.Context) (*tls.Config, error) {
+	if c.opts.Roots == nil && c.opts.RootsFile == "" && len(c.fingerprint) == 0 {
+		return nil
+	}
+	return func(ctx context.Context) (*tls.Config, error) {
+		pool, err := c.pool(ctx)
+		return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool, GetClientCertificate: client}, err
+	}
+}
+
+// pool returns the roots that vouch for the server.
+func (c *CA) pool(ctx context.Context) (*x509.CertPool, error) {
+	switch {
+	case c.opts.RootsFile != "":
+		b, err := caconn.ReadBundle(c.opts.TrustDomain, c.opts.RootsFile)
+		if err != nil {
+			return nil, err
+		}
+		return b.CertPool(), nil
+	case c.opts.Roots != nil:
+		b, err := c.opts.Roots.Bundle(c.opts.TrustDomain)
+		if err != nil {
+			return nil, err
+		}
+		return b.CertPool(), nil
+	}
+	root, err := c.pinned(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if known := c.conn.Known(); known != nil {
+		pool = known.CertPool()
+	}
+	pool.AddCert(root)
+	return pool, nil
+}
+
+// pinned returns the root with the fingerprint.
+func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
+	c.mu.Lock()
+	root := c.root
+	c.mu.Unlock()
+	if root != nil {
+		return root, nil
+	}
+	const op = "fetch bundles"
+	var answer struct {
+		CA string `json:"ca"`
+	}
+	path := "/1.0/root/" + hex.EncodeToString(c.fingerprint)
+	if err := c.unverified.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: path, Message: message}, &answer); err != nil {
+		return nil, err
+	}
+	certs, err := pki.ParseCertificatesPEM([]byte(answer.CA))
+	if err != nil {
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("root: %w", err))
+	}
+	if sum := sha256.Sum256(certs[0].Raw); len(certs) != 1 || !bytes.Equal(sum[:], c.fingerprint) {
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("the server has a root with the fingerprint %x, and not the one in Options: it is not this CA, or the root was replaced", sum))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.root = certs[0]
+	return certs[0], nil
+}
+
+// clientCertificate is for [tls.Config].GetClientCertificate.
+func (c *CA) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	if c.opts.Certificate != nil {
+		if cert := c.opts.Certificate(); cert != nil {
+			return cert, nil
+		}
+	}
+	return new(tls.Certificate), nil
+}
+
+// String names the CA and no secret.
+func (c *CA) String() string { return c.conn.String() }
+
+// GoString is String: the verb %#v must not walk to a key.
+func (c *CA) GoString() string { return c.String() }
+
+// LogValue is String as a log value.
+func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+// Sign implements [caclient.CA]: the package comment says with which proof. A token is sent with a lifetime in whole seconds,
+// at least one; a renewal has that of the certificate before. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
+		return nil, err
+	}
+	var refused error
+	if c.renewable(csr) {
+		if c.renewals == c.conn { // whose connections may be older than the certificate
+			c.conn.Reconnect()
+		}
+		chain, err := c.certify(ctx, c.renewals, csr, "/1.0/rekey", request{CSR: string(csr.PEM())}, "")
+		if err == nil || !isRefusal(err) {
+			return chain, err
+		}
+		refused = err
+	}
+	token, missing, err := c.conn.Token(ctx, "sign")
+	switch {
+	case err != nil:
+		return nil, err
+	case token == "" && refused != nil:
+		return nil, refused
+	case token == "":
+		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New("there is neither a token nor a valid certificate to send; set Token or TokenFile"), missing))
+	}
+	r := request{CSR: string(csr.PEM()), Token: token}
+	if lifetime > 0 {
+		r.NotAfter = max(lifetime, time.Second).Truncate(time.Second).String() // from the CA's now
+	}
+	return c.certify(ctx, c.conn, csr, "/1.0/sign", r, token)
+}
+
+// renewable reports whether there is a certificate that proves what csr asks for.
+func (c *CA) renewable(csr *pki.CSR) bool {
+	if c.opts.Certificate == nil {
+		return false
+	}
+	cert := c.opts.Certificate()
+	if cert == nil || len(cert.Certificate) == 0 {
+		return false
+	}
+	leaf := cert.Leaf
+	if leaf == nil {
+		var err error
+		if leaf, err = x509.ParseCertificate(cert.Certificate[0]); err != nil {
+			return false
+		}
+	}
+	if now := time.Now(); now.Before(leaf.NotBefore) || !now.Before(leaf.NotAfter) {
+		return false
+	}
+	has, err := pki.CertificateSANs(leaf)
+	wants := csr.SANs()
+	return err == nil && len(has) == len(wants) && !slices.ContainsFunc(wants, func(s pki.SAN) bool { return !slices.Contains(has, s) })
+}
+
+// isRefusal reports whether a token may be better than the certificate.
+func isRefusal(err error) bool {
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // of TLS: the CA knows no root of the certificate
+		return true
+	}
+	return errors.Is(err, caclient.ErrUnauthenticated) || errors.Is(err, caclient.ErrDenied) || errors.Is(err, caclient.ErrInvalid)
+}
+
+type request struct {
+	CSR      string `json:"csr"` // PEM
+	Token    string `json:"ott,omitempty"`
+	NotAfter string `json:"notAfter,omitempty"` // a duration
+}
+
+func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request, token string) ([]*x509.Certificate, error) {
+	var answer response
+	if err := conn.Do(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: path, Body: r, Secrets: []string{token}, Message: message}, &answer); err != nil {
+		return nil, err
+	}
+	chain, err := answer.chain(csr)
+	if err != nil {
+		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
+	}
+	return chain, nil
+}
+
+// response is an answer with certificates in PEM.
+type response struct {
+	Leaf   string   `json:"crt"`
+	Issuer string   `json:"ca"`
+	Chain  []string `json:"certChain"` // both, and more; missing in early versions
+}
+
+func (r *response) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
+	texts := r.Chain
+	if len(texts) == 0 {
+		texts = []string{r.Leaf, r.Issuer}
+	}
+	if len(texts) > maxTexts {
+		return nil, fmt.Errorf("the answer has %d certificates, the limit is %d", len(texts), maxTexts)
+	}
+	return caconn.Chain(csr, texts...)
+}
+
+const maxTexts = 16
+
+// message returns what an answer says that is none.
+func message(body []byte) string {
+	var m struct {
+		Message string `json:"message"`
+	}
+	_ = json.Unmarshal(body, &m)
+	return m.Message
+}
+
+// FetchBundles implements [caclient.CA]. The error is a [*caclient.Error], unless ctx is done. If the roots cannot be had and
+// are known from before, the failure is logged.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles is what package secretcache uses instead of polling. It asks for the roots every five minutes, or as often as the
+// refresh hint of Endpoint.Roots says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}
+
+// fetchRoots asks the CA for its roots.
+func (c *CA) fetchRoots(ctx context.Context) ([]*x509.Certificate, error) {
+	var answer struct {
+		Certs []string `json:"crts"`
+	}
+	const op = "fetch bundles"
+	if err := c.conn.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: "/1.0/roots", Message: message}, &answer); err != nil {
+		return nil, err
+	}
+	if n := len(answer.Certs); n > caconn.MaxRoots {
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("the CA has %d roots, the limit is %d", n, caconn.MaxRoots))
+	}
+	roots, err := pki.ParseCertificatesPEM([]byte(strings.Join(answer.Certs, "\n")))
+	if err != nil {
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("roots: %w", err))
+	}
+	return roots, nil
+}

@@ -1,0 +1,545 @@
+package stepca_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+var _ caclient.CA = (*stepca.CA)(nil)
+
+const path = "/web"
+
+func newCSR(t testing.TB, f *caclienttest.Fake, more ...pki.SAN) (*pki.CSR, func(chain []*x509.Certificate) *tls.Certificate) {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: append(f.Expectation().Names(), more...)})
+	require.NoError(t, err)
+	return csr, func(chain []*x509.Certificate) *tls.Certificate {
+		cred, err := pki.NewCredential(chain, key)
+		require.NoError(t, err)
+		return cred.TLSCertificate()
+	}
+}
+
+func fingerprint(c *x509.Certificate) string {
+	sum := sha256.Sum256(c.Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+func newClient(t testing.TB, o stepca.Options) *stepca.CA {
+	t.Helper()
+	c, err := stepca.New(o)
+	require.NoError(t, err)
+	return c
+}
+
+func requireKind(t testing.TB, err, kind error) {
+	t.Helper()
+	e, ok := errors.AsType[*caclient.Error](err)
+	require.True(t, ok, "%v", err)
+	require.Equal(t, kind, e.Kind, "%v", err)
+}
+
+// tokens counts how often a token is taken.
+type tokens struct {
+	mu    sync.Mutex
+	given []string
+}
+
+func (c *tokens) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.given)
+}
+
+func (c *tokens) wrap(e *caclient.Endpoint) {
+	inner := e.Token
+	e.Token = func(ctx context.Context) (string, error) {
+		token, err := inner(ctx)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.given = append(c.given, token)
+		return token, err
+	}
+}
+
+// A client that knows nothing but the fingerprint of the root.
+func TestFingerprint(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	f := caclienttest.NewStepCA(t, ca, path)
+	e := f.Endpoint()
+	e.HTTPClient = nil
+	for _, print := range []string{fingerprint(ca.Root()), strings.ToUpper(fingerprint(ca.Root()))} {
+		c := newClient(t, stepca.Options{Endpoint: e, Fingerprint: print})
+		csr, _ := newCSR(t, f)
+		chain, err := c.Sign(t.Context(), csr, time.Hour)
+		require.NoError(t, err)
+		assert.NoError(t, caclient.Check(chain, csr, f.Expectation(), ca.Bundle(), time.Now()))
+	}
+	// The CA changes its root, and its own certificate with it: the client heard of the new root before.
+	c := newClient(t, stepca.Options{Endpoint: e, Fingerprint: fingerprint(ca.Root())})
+	ca.Prepare()
+	set, err := c.FetchBundles(t.Context())
+	require.NoError(t, err)
+	assert.True(t, slices.EqualFunc(authorities(t, set), slices.Collect(ca.Bundle().X509Authorities()), (*x509.Certificate).Equal))
+	ca.Activate()
+	ca.DropOldRoots()
+	f.Drop() // so that connections are new
+	f.Mend()
+	c2 := newClient(t, stepca.Options{Endpoint: e, Fingerprint: fingerprint(ca.Root())})
+	for _, c := range []*stepca.CA{c, c2} {
+		csr, _ := newCSR(t, f)
+		checked, err := caclient.New(c, nil) // which asks again when a connection was cut
+		require.NoError(t, err)
+		_, err = checked.Sign(t.Context(), csr, 0)
+		require.NoError(t, err)
+		set, err = c.FetchBundles(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, []*x509.Certificate{ca.Root()}, authorities(t, set))
+	}
+}
+
+func authorities(t testing.TB, set *spiffe.BundleSet) []*x509.Certificate {
+	t.Helper()
+	b, err := set.Bundle(spiffe.MustParseTrustDomain("example.org"))
+	require.NoError(t, err)
+	return slices.Collect(b.X509Authorities())
+}
+
+// No token goes to a server that has not proven which CA it is.
+func TestServerIsVerified(t *testing.T) {
+	t.Parallel()
+	right := spiffetest.NewCA(t, "example.org")
+	wrong := spiffetest.NewCA(t, "example.org")
+	name := filepath.Join(t.TempDir(), "roots.pem")
+	require.NoError(t, os.WriteFile(name, pki.MarshalCertificatesPEM(right.Root()), 0o600))
+	for label, tt := range map[string]struct {
+		edit func(*stepca.Options)
+		says string
+		kind error
+	}{
+		"Fingerprint": {func(o *stepca.Options) { o.Fingerprint = fingerprint(right.Root()) }, "(Not Found)", caclient.ErrInvalid},
+		"RootsFile":   {func(o *stepca.Options) { o.RootsFile = name }, "unknown authority", caclient.ErrUnavailable},
+		"Roots":       {func(o *stepca.Options) { o.Roots = right.Bundle() }, "unknown authority", caclient.ErrUnavailable},
+		"the host's":  {func(*stepca.Options) {}, "certificate", caclient.ErrUnavailable},
+	} {
+		t.Run(label, func(t *testing.T) {
+			t.Parallel()
+			f := caclienttest.NewStepCA(t, wrong, path)
+			o := stepca.Options{Endpoint: f.Endpoint()}
+			o.HTTPClient = nil
+			tt.edit(&o)
+			var took tokens
+			took.wrap(&o.Endpoint)
+			csr, _ := newCSR(t, f)
+			_, err := newClient(t, o).Sign(t.Context(), csr, 0)
+			requireKind(t, err, tt.kind)
+			assert.ErrorContains(t, err, tt.says)
+			for _, token := range took.given {
+				assert.NotContains(t, err.Error(), token)
+			}
+			set, err := newClient(t, o).FetchBundles(t.Context())
+			if o.Roots == nil && o.RootsFile == "" {
+				require.Error(t, err, "%v", set)
+			}
+		})
+	}
+	// One that has the question for the fingerprint answered with a root of its own.
+	var signs int
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			signs++
+		}
+		_ = json.NewEncoder(w).Encode(map[string]string{"ca": string(pki.MarshalCertificatesPEM(wrong.Root()))})
+	}))
+	defer srv.Close()
+	f := caclienttest.NewStepCA(t, wrong, path)
+	o := stepca.Options{Endpoint: f.Endpoint(), Fingerprint: fingerprint(right.Root())}
+	o.URL, o.HTTPClient = srv.URL, nil
+	csr, _ := newCSR(t, f)
+	_, err := newClient(t, o).Sign(t.Context(), csr, 0)
+	requireKind(t, err, caclient.ErrBadAnswer)
+	assert.ErrorContains(t, err, fingerprint(wrong.Root())+", and not the one in Options")
+	assert.Zero(t, signs)
+}
+
+// The rules for tokens and names, as step-ca has them.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	f := caclienttest.NewStepCA(t, ca, path)
+	other := caclienttest.NewStepCA(t, ca, path).Endpoint()
+	good, err := f.Endpoint().Token(t.Context())
+	require.NoError(t, err)
+	csr, _ := newCSR(t, f)
+	more, _ := newCSR(t, f, pki.DNSSAN("admin.example.org"))
+	none, err := pki.NewCSR(must(pki.NewKey(pki.ECDSAP256)), pki.CSROptions{})
+	require.NoError(t, err)
+	static := func(token string) func(context.Context) (string, error) {
+		return func(context.Context) (string, error) { return token, nil }
+	}
+	for _, tt := range []struct {
+		name     string
+		token    func(context.Context) (string, error)
+		csr      *pki.CSR
+		lifetime time.Duration
+		kind     error
+		says     string
+	}{
+		{"good", static(good), csr, 0, nil, ""},
+		{"used before", static(good), csr, 0, caclient.ErrUnauthenticated, "used before"},
+		{"of another CA", other.Token, csr, 0, caclient.ErrUnauthenticated, "signature"},
+		{"garbage", static("x.y.z"), csr, 0, caclient.ErrUnauthenticated, "parsed"},
+		{"no token", static(""), csr, 0, caclient.ErrUnauthenticated, "neither a token"},
+		{"more names", f.Endpoint().Token, more, 0, caclient.ErrDenied, "admin.example.org"},
+		{"no names", f.Endpoint().Token, none, 0, caclient.ErrDenied, "the request is for []"},
+		{"too short", f.Endpoint().Token, csr, time.Minute, caclient.ErrDenied, "lifetime 1m0s"},
+		{"too long", f.Endpoint().Token, csr, 48 * time.Hour, caclient.ErrDenied, "lifetime 48h0m0s"},
+		{"an hour", f.Endpoint().Token, csr, time.Hour + time.Millisecond, nil, ""},
+	} {
+		e := f.Endpoint()
+		e.Token = tt.token
+		chain, err := newClient(t, stepca.Options{Endpoint: e}).Sign(t.Context(), tt.csr, tt.lifetime)
+		if tt.kind == nil {
+			require.NoError(t, err, tt.name)
+			if tt.lifetime > 0 {
+				assert.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, 10*time.Second)
+			}
+			continue
+		}
+		requireKind(t, err, tt.kind)
+		assert.ErrorContains(t, err, tt.says, tt.name)
+		_, again := caclient.Retryable(err)
+		assert.False(t, again, tt.name)
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// A workload with a certificate needs no token.
+func TestRenewal(t *testing.T) {
+	t.Parallel()
+	for label, own := range map[string]bool{"with an HTTPClient": false, "with a transport of its own": true} {
+		t.Run(label, func(t *testing.T) {
+			t.Parallel()
+			ca := spiffetest.NewCA(t, "example.org")
+			f := caclienttest.NewStepCA(t, ca, path)
+			var took tokens
+			var current *tls.Certificate
+			o := stepca.Options{Endpoint: f.Endpoint(), Certificate: func() *tls.Certificate { return current }}
+			took.wrap(&o.Endpoint)
+			if own {
+				o.HTTPClient, o.Fingerprint = nil, fingerprint(ca.Root())
+			} else {
+				o.HTTPClient.Transport.(*http.Transport).TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+					if current == nil || time.Until(current.Leaf.NotAfter) < 0 || time.Since(current.Leaf.NotBefore) < 0 {
+						return new(tls.Certificate), nil
+					}
+					return current, nil
+				}
+			}
+			c := newClient(t, o)
+			sign := func(more ...pki.SAN) ([]*x509.Certificate, error) {
+				csr, with := newCSR(t, f, more...)
+				chain, err := c.Sign(t.Context(), csr, time.Hour)
+				if err == nil {
+					require.NoError(t, caclient.Check(chain, csr, f.Expectation(), ca.Bundle(), time.Now()))
+					current = with(chain)
+				}
+				return chain, err
+			}
+			for i := range 4 {
+				_, err := sign()
+				require.NoError(t, err, "%d", i)
+				assert.Equal(t, 1, took.count(), "the first takes a token, and no other")
+			}
+			if own { // crypto/tls does without the Leaf
+				current = &tls.Certificate{Certificate: current.Certificate, PrivateKey: current.PrivateKey}
+			}
+			_, err := sign()
+			require.NoError(t, err)
+			assert.Equal(t, 1, took.count())
+
+			// Where the certificate proves something else, or nothing, a token is taken.
+			_, err = sign(pki.DNSSAN("more.example.org"))
+			requireKind(t, err, caclient.ErrDenied)
+			assert.Equal(t, 2, took.count(), "other names")
+			for name, edit := range map[string]func(*x509.Certificate){
+				"expired": func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = c.NotBefore.Add(-2*time.Hour), c.NotBefore.Add(-time.Hour)
+				},
+				"of tomorrow": func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = c.NotBefore.Add(24*time.Hour), c.NotAfter.Add(24*time.Hour)
+				},
+			} {
+				before := took.count()
+				current = ca.SVID(path, edit).TLSCertificate()
+				_, err = sign()
+				require.NoError(t, err, name)
+				assert.Equal(t, before+1, took.count(), name)
+			}
+			if own {
+				before := took.count()
+				current = spiffetest.NewCA(t, "example.org").SVID(path).TLSCertificate()
+				_, err = sign()
+				require.NoError(t, err)
+				assert.Equal(t, before+1, took.count(), "the CA knows the root of the certificate no more")
+			}
+			before := took.count()
+			ca.FailNext(1, &caclient.Error{Op: "sign", Kind: caclient.ErrUnauthenticated, Err: errors.New("renewal is disabled")})
+			_, err = sign()
+			require.NoError(t, err)
+			assert.Equal(t, before+1, took.count(), "the renewal is refused, and a token helps")
+			ca.FailNext(1, errors.New("down"))
+			_, err = sign()
+			requireKind(t, err, caclient.ErrUnavailable)
+			assert.Equal(t, before+1, took.count(), "a CA that is down gets no token")
+
+			// Without a token, the refusal is the error.
+			o.Token = func(context.Context) (string, error) { return "", nil }
+			c = newClient(t, o)
+			ca.FailNext(1, &caclient.Error{Op: "sign", Kind: caclient.ErrUnauthenticated, Err: errors.New("renewal is disabled")})
+			_, err = sign()
+			requireKind(t, err, caclient.ErrUnauthenticated)
+			assert.ErrorContains(t, err, "renewal is disabled")
+			_, err = sign()
+			require.NoError(t, err)
+		})
+	}
+}
+
+// A day with one token: what issues after it is the certificate.
+func TestDayWithOneToken(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		f := caclienttest.NewStepCA(caclienttest.InMemory(t), ca, path)
+		var took tokens
+		var m *secretcache.Manager
+		certificate := func() *tls.Certificate {
+			svid, err := m.SVID()
+			if err != nil {
+				return nil
+			}
+			return svid.TLSCertificate()
+		}
+		o := stepca.Options{Endpoint: f.Endpoint(), Certificate: certificate}
+		took.wrap(&o.Endpoint)
+		o.HTTPClient.Transport.(*http.Transport).TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if c := certificate(); c != nil {
+				return c, nil
+			}
+			return new(tls.Certificate), nil
+		}
+		var err error
+		m, err = secretcache.New(secretcache.Config{ID: f.Expectation().ID(), CA: newClient(t, o), Lifetime: time.Hour})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- m.Run(ctx) }()
+		for i := range 24 * 60 {
+			time.Sleep(time.Minute)
+			_, err := m.SVID()
+			require.NoError(t, err)
+			if i == 10*60 {
+				ca.Rotate()
+			}
+		}
+		assert.Equal(t, 1, took.count())
+		assert.GreaterOrEqual(t, ca.Signed(), 40, "a certificate of an hour is renewed after half of it")
+		cancel()
+		<-done
+	})
+}
+
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	f := caclienttest.NewStepCA(t, ca, path)
+	csr, _ := newCSR(t, f)
+	chain, err := ca.Intermediate().Sign(t.Context(), csr, 0)
+	require.NoError(t, err)
+	leaf, issuer := string(pki.MarshalCertificatesPEM(chain[0])), string(pki.MarshalCertificatesPEM(chain[1]))
+	root := string(pki.MarshalCertificatesPEM(ca.Root()))
+	answer := func(v any) []byte {
+		b, err := json.Marshal(v)
+		require.NoError(t, err)
+		return b
+	}
+	for name, body := range map[string][]byte{
+		"an early version":  answer(map[string]any{"crt": leaf, "ca": issuer}),
+		"a chain":           answer(map[string]any{"crt": "x", "ca": "y", "certChain": []string{leaf, issuer}}),
+		"a chain, and root": answer(map[string]any{"certChain": []string{leaf, issuer, root}, "tlsOptions": map[string]any{"minVersion": 1.2}}),
+		"a text of two":     answer(map[string]any{"certChain": []string{leaf + issuer}}),
+	} {
+		got, err := stepca.ReadAnswer(csr, body)
+		require.NoError(t, err, name)
+		assert.Equal(t, chain, got, name)
+	}
+	for name, body := range map[string][]byte{
+		"no JSON":            []byte("<html>"),
+		"null":               []byte("null"),
+		"no fields":          []byte("{}"),
+		"a number":           answer(map[string]any{"crt": 1}),
+		"a text as chain":    answer(map[string]any{"certChain": leaf}),
+		"no leaf":            answer(map[string]any{"ca": issuer}),
+		"the issuer first":   answer(map[string]any{"certChain": []string{issuer, leaf}}),
+		"an empty chain":     answer(map[string]any{"certChain": []string{""}}),
+		"damaged":            answer(map[string]any{"certChain": []string{strings.Replace(leaf, "MII", "AII", 1)}}),
+		"17":                 answer(map[string]any{"certChain": slices.Repeat([]string{leaf}, 17)}),
+		"a request":          answer(map[string]any{"crt": string(csr.PEM())}),
+		"JSON and something": append(answer(map[string]any{"crt": leaf}), '!'),
+	} {
+		got, err := stepca.ReadAnswer(csr, body)
+		assert.Error(t, err, name)
+		assert.Nil(t, got, name)
+	}
+}
+
+// What /roots answers is read with care, and never empties what is known.
+func TestRoots(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	root := string(pki.MarshalCertificatesPEM(ca.Root()))
+	answer := map[string]any{"crts": []string{root}}
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.Equal(t, "GET /1.0/roots", r.Method+" "+r.URL.Path)
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	defer srv.Close()
+	c := newClient(t, stepca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, HTTPClient: srv.Client(), TrustDomain: ca.TrustDomain()}})
+	fresh := func() *stepca.CA {
+		return newClient(t, stepca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, HTTPClient: srv.Client(), TrustDomain: ca.TrustDomain()}})
+	}
+	set, err := c.FetchBundles(t.Context())
+	require.NoError(t, err)
+	leaf, _ := ca.Certificate(path)
+	for says, crts := range map[string]any{
+		"no certificate found": []string{},
+		"roots: ":              []string{"garbage"},
+		"is not the JSON":      "a text",
+		"257 roots":            slices.Repeat([]string{root}, 257),
+		"CA":                   []string{string(pki.MarshalCertificatesPEM(leaf[0]))},
+	} {
+		answer = map[string]any{"crts": crts}
+		_, err := fresh().FetchBundles(t.Context())
+		requireKind(t, err, caclient.ErrBadAnswer)
+		assert.ErrorContains(t, err, says)
+		same, err := c.FetchBundles(t.Context())
+		require.NoError(t, err)
+		assert.True(t, same.Equal(set), "%s", says)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	print := fingerprint(ca.Root())
+	for says, edit := range map[string]func(*stepca.Options){
+		"URL has to be":             func(o *stepca.Options) { o.URL = "ca.example.org" },
+		"without TLS":               func(o *stepca.Options) { o.URL = "http://ca.example.org" },
+		"TrustDomain":               func(o *stepca.Options) { o.TrustDomain = spiffe.TrustDomain{} },
+		"Fingerprint is not":        func(o *stepca.Options) { o.Fingerprint = print[1:] },
+		"in hexadecimal":            func(o *stepca.Options) { o.Fingerprint = strings.Repeat("g", 64) },
+		"set together with Roots":   func(o *stepca.Options) { o.Fingerprint, o.Roots = print, ca.Bundle() },
+		"RootsFile or HTTPClient":   func(o *stepca.Options) { o.Fingerprint, o.RootsFile = print, "roots.pem" },
+		"which have the roots":      func(o *stepca.Options) { o.Fingerprint, o.HTTPClient = print, http.DefaultClient },
+		"both Roots and RootsFile":  func(o *stepca.Options) { o.Roots, o.RootsFile = ca.Bundle(), "roots.pem" },
+		"both Token and TokenFile":  func(o *stepca.Options) { o.TokenFile = "token" },
+		"more than a scheme, a hos": func(o *stepca.Options) { o.URL += "/1.0" },
+	} {
+		o := stepca.Options{Endpoint: caclient.Endpoint{
+			URL: "https://ca.example.org", TrustDomain: ca.TrustDomain(), Token: func(context.Context) (string, error) { return "", nil },
+		}}
+		_, err := stepca.New(o)
+		require.NoError(t, err)
+		edit(&o)
+		c, err := stepca.New(o)
+		assert.ErrorContains(t, err, says)
+		assert.ErrorContains(t, err, "stepca: invalid Options: ")
+		assert.Nil(t, c)
+	}
+}
+
+func BenchmarkSign(b *testing.B) {
+	ca := spiffetest.NewCA(b, "example.org")
+	f := caclienttest.NewStepCA(b, ca, path)
+	var current *tls.Certificate
+	for name, o := range map[string]stepca.Options{
+		"Token":       {Endpoint: f.Endpoint()},
+		"Certificate": {Endpoint: f.Endpoint(), Certificate: func() *tls.Certificate { return current }},
+	} {
+		b.Run(name, func(b *testing.B) {
+			if o.Certificate != nil {
+				o.HTTPClient, o.Fingerprint = nil, fingerprint(ca.Root())
+			}
+			c := newClient(b, o)
+			csr, with := newCSR(b, f)
+			for b.Loop() {
+				chain, err := c.Sign(b.Context(), csr, 0)
+				if err != nil {
+					b.Fatal(err)
+				}
+				current = with(chain)
+			}
+		})
+	}
+}
+
+func FuzzAnswer(f *testing.F) {
+	ca := spiffetest.NewCA(f, "example.org")
+	fake := caclienttest.NewStepCA(f, ca, path)
+	csr, _ := newCSR(f, fake)
+	chain, err := ca.Intermediate().Sign(f.Context(), csr, 0)
+	require.NoError(f, err)
+	texts := []string{string(pki.MarshalCertificatesPEM(chain[0])), string(pki.MarshalCertificatesPEM(chain[1]))}
+	body, err := json.Marshal(map[string]any{"crt": texts[0], "ca": texts[1], "certChain": texts})
+	require.NoError(f, err)
+	f.Add(body)
+	f.Add([]byte(`{"certChain":[]}`))
+	f.Add([]byte(`{"status":401,"message":"no"}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		_ = stepca.Message(body)
+		chain, err := stepca.ReadAnswer(csr, body)
+		if (err == nil) == (len(chain) == 0) {
+			t.Fatalf("%d certificates and the error %v", len(chain), err)
+		}
+		if err == nil && !pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()) {
+			t.Fatal("the leaf has another key")
+		}
+	})
+}

@@ -1,0 +1,449 @@
+package caclient_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// tlsServer is a server whose certificate changes, and what its clients presented.
+type tlsServer struct {
+	url   string
+	cert  atomic.Pointer[tls.Certificate]
+	conns atomic.Int64
+	open  atomic.Int64
+}
+
+// startTLS serves a page with the protocol and the subject of the client certificate.
+func startTLS(t testing.TB, host *spiffetest.CA, edit func(*tls.Config)) *tlsServer {
+	t.Helper()
+	s := new(tlsServer)
+	s.become(host)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		peer := "none"
+		if len(r.TLS.PeerCertificates) > 0 {
+			peer = r.TLS.PeerCertificates[0].URIs[0].Path
+		}
+		_, _ = fmt.Fprintf(w, "%s %s", r.Proto, peer)
+	}))
+	srv.EnableHTTP2 = true
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			s.conns.Add(1)
+			s.open.Add(1)
+		case http.StateClosed:
+			s.open.Add(-1)
+		}
+	}
+	srv.TLS = &tls.Config{
+		ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			c := &tls.Config{ClientAuth: tls.RequestClientCert, Certificates: []tls.Certificate{*s.cert.Load()}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}
+			if edit != nil {
+				edit(c)
+			}
+			return c, nil
+		},
+	}
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	s.url = srv.URL
+	return s
+}
+
+// become gives the server a certificate of a CA, for ca.test.
+func (s *tlsServer) become(host *spiffetest.CA) {
+	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
+	s.cert.Store(&tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key})
+}
+
+func writeFile(t testing.TB, name string, data []byte) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(name+".tmp", data, 0o600))
+	require.NoError(t, os.Rename(name+".tmp", name))
+}
+
+func writePair(t testing.TB, dir string, chain []*x509.Certificate, key crypto.Signer) {
+	t.Helper()
+	pem, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	writeFile(t, filepath.Join(dir, "key.pem"), pem)
+	writeFile(t, filepath.Join(dir, "cert-chain.pem"), pki.MarshalCertificatesPEM(chain...))
+}
+
+// in returns the options for files in a folder, like that of PROV_CERT.
+func in(dir string) caclient.TLSOptions {
+	return caclient.TLSOptions{
+		RootsFile: filepath.Join(dir, "root-cert.pem"), ServerName: "ca.test",
+		CertificateFile: filepath.Join(dir, "cert-chain.pem"), KeyFile: filepath.Join(dir, "key.pem"),
+	}
+}
+
+// folder returns one with the root of host.
+func folder(t testing.TB, host *spiffetest.CA) string {
+	t.Helper()
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "root-cert.pem"), pki.MarshalCertificatesPEM(host.Root()))
+	return dir
+}
+
+func newHTTPClient(t testing.TB, o caclient.TLSOptions) *http.Client {
+	t.Helper()
+	c, err := caclient.NewHTTPClient(o)
+	require.NoError(t, err)
+	t.Cleanup(c.CloseIdleConnections)
+	return c
+}
+
+func page(t testing.TB, c *http.Client, url string) (string, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	resp, err := c.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return string(b), err
+}
+
+func requirePage(t testing.TB, want string, c *http.Client, url string) {
+	t.Helper()
+	got, err := page(t, c, url)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func (b *lockedBuffer) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+func TestHTTPClientRoots(t *testing.T) {
+	t.Parallel()
+	host, other := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "other.test")
+	s, dir, out := startTLS(t, host, nil), folder(t, host), new(lockedBuffer)
+	file := filepath.Join(dir, "root-cert.pem")
+	o := caclient.TLSOptions{RootsFile: file, ServerName: "ca.test", Logger: out.logger()}
+	c := newHTTPClient(t, o)
+	for range 3 {
+		requirePage(t, "HTTP/2.0 none", c, s.url)
+	}
+	require.EqualValues(t, 1, s.conns.Load(), "the connection is kept")
+
+	// The CA has a new root. A file that is damaged or gone changes nothing.
+	for name, spoil := range map[string]func(){
+		"empty": func() { writeFile(t, file, nil) }, "text": func() { writeFile(t, file, []byte("no certificate")) },
+		"half": func() { writeFile(t, file, pki.MarshalCertificatesPEM(host.Root())[:300]) }, "large": func() { writeFile(t, file, make([]byte, 1<<20+1)) },
+		"gone": func() { require.NoError(t, os.Remove(file)) },
+	} {
+		spoil()
+		requirePage(t, "HTTP/2.0 none", c, s.url)
+		require.EqualValues(t, 1, s.conns.Load(), name)
+	}
+	assert.Equal(t, 1, strings.Count(out.String(), `reason="not usable"`), "one line for each reason and minute: %s", out)
+	assert.Equal(t, 1, strings.Count(out.String(), `reason="not readable"`), "%s", out)
+	writeFile(t, file, pki.MarshalCertificatesPEM(other.Root()))
+	_, err := page(t, c, s.url)
+	require.ErrorContains(t, err, "certificate signed by unknown authority", "a root that is gone is not trusted, on an open connection neither")
+	s.become(other)
+	requirePage(t, "HTTP/2.0 none", c, s.url)
+	assert.Eventually(t, func() bool { return s.open.Load() == 1 }, 5*time.Second, 5*time.Millisecond, "the old connections are closed")
+
+	c.CloseIdleConnections()
+	assert.Eventually(t, func() bool { return s.open.Load() == 0 }, 5*time.Second, 5*time.Millisecond)
+	requirePage(t, "HTTP/2.0 none", c, s.url)
+
+	t.Run("names", func(t *testing.T) {
+		for name, says := range map[string]string{"": "127.0.0.1", "other.test": "not other.test", "127.0.0.1": "127.0.0.1"} {
+			o := o
+			o.ServerName = name
+			_, err := page(t, newHTTPClient(t, o), s.url)
+			require.ErrorContains(t, err, says)
+		}
+	})
+	t.Run("pool", func(t *testing.T) {
+		requirePage(t, "HTTP/2.0 none", newHTTPClient(t, caclient.TLSOptions{Roots: other.Bundle().CertPool(), ServerName: "ca.test"}), s.url)
+		_, err := page(t, newHTTPClient(t, caclient.TLSOptions{ServerName: "ca.test"}), s.url)
+		require.ErrorContains(t, err, "certificate", "not one of the host's roots")
+	})
+}
+
+func TestHTTPClientCertificate(t *testing.T) {
+	t.Parallel()
+	host, td := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "example.org")
+	s, dir, out := startTLS(t, host, nil), folder(t, host), new(lockedBuffer)
+	o := in(dir)
+	o.Logger = out.logger()
+	c := newHTTPClient(t, o)
+	for range 2 {
+		requirePage(t, "HTTP/2.0 none", c, s.url)
+	}
+	assert.Equal(t, 1, strings.Count(out.String(), `reason="there is none"`))
+	assert.NotContains(t, out.String(), "level=WARN")
+
+	deep := td.Intermediate()
+	chain, key := deep.Certificate("/one")
+	writePair(t, dir, append(chain, td.Root(), chain[0]), key) // as Istio's agent writes it
+	for range 2 {
+		requirePage(t, "HTTP/2.0 /one", c, s.url)
+	}
+	require.EqualValues(t, 2, s.conns.Load())
+	assert.Eventually(t, func() bool { return s.open.Load() == 1 }, 5*time.Second, 5*time.Millisecond)
+
+	// What cannot be used changes nothing.
+	second, secondKey := td.Certificate("/two")
+	keyPEM, err := pki.MarshalPrivateKeyPEM(secondKey)
+	require.NoError(t, err)
+	for _, spoil := range []func(){
+		func() { writeFile(t, o.KeyFile, keyPEM) }, // caught in between
+		func() { writeFile(t, o.KeyFile, nil) },
+		func() {
+			writeFile(t, o.KeyFile, []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"))
+		},
+		func() { writePair(t, dir, second, secondKey); writeFile(t, o.CertificateFile, keyPEM) },
+		func() { writeFile(t, o.CertificateFile, make([]byte, 256<<10+1)) },
+		func() { writePair(t, dir, append(second, bytesOf(td, 17)...), secondKey) },
+	} {
+		spoil()
+		requirePage(t, "HTTP/2.0 /one", c, s.url)
+	}
+	require.EqualValues(t, 2, s.conns.Load())
+	assert.Equal(t, 1, strings.Count(out.String(), `the last good one stays until it expires" reason="not usable"`), "%s", out)
+	assert.NotContains(t, out.String(), "BEGIN")
+	writePair(t, dir, second, secondKey)
+	requirePage(t, "HTTP/2.0 /two", c, s.url)
+
+	// Expired, and fresh again.
+	end := time.Now().Add(1500 * time.Millisecond)
+	short, shortKey := td.Certificate("/short", func(c *x509.Certificate) { c.NotAfter = end })
+	writePair(t, dir, short, shortKey)
+	requirePage(t, "HTTP/2.0 /short", c, s.url)
+	time.Sleep(time.Until(end))
+	requirePage(t, "HTTP/2.0 none", c, s.url)
+	assert.Contains(t, out.String(), `reason=expired`)
+	writePair(t, dir, second, secondKey)
+	requirePage(t, "HTTP/2.0 /two", c, s.url)
+
+	// Withdrawn.
+	require.NoError(t, os.Remove(o.KeyFile))
+	requirePage(t, "HTTP/2.0 none", c, s.url)
+
+	t.Run("damaged from the start", func(t *testing.T) {
+		dir := folder(t, host)
+		writeFile(t, filepath.Join(dir, "key.pem"), []byte("x"))
+		writeFile(t, filepath.Join(dir, "cert-chain.pem"), []byte("x"))
+		requirePage(t, "HTTP/2.0 none", newHTTPClient(t, in(dir)), s.url)
+	})
+	t.Run("of a CA that the server does not name", func(t *testing.T) {
+		strict := startTLS(t, host, func(c *tls.Config) {
+			c.ClientAuth, c.ClientCAs = tls.VerifyClientCertIfGiven, host.Bundle().CertPool()
+		})
+		dir, out := folder(t, host), new(lockedBuffer)
+		writePair(t, dir, second, secondKey)
+		o := in(dir)
+		o.Logger = out.logger()
+		requirePage(t, "HTTP/2.0 none", newHTTPClient(t, o), strict.url)
+		assert.Contains(t, out.String(), "the CA does not accept such a one")
+		known, knownKey := host.Certificate("/known")
+		writePair(t, dir, known, knownKey)
+		requirePage(t, "HTTP/2.0 /known", newHTTPClient(t, o), strict.url)
+	})
+}
+
+// bytesOf returns a number of different certificates.
+func bytesOf(ca *spiffetest.CA, n int) (out []*x509.Certificate) {
+	for range n {
+		chain, _ := ca.Certificate("/x")
+		out = append(out, chain...)
+	}
+	return out
+}
+
+// A rotation of all files, again and again, fails no request.
+func TestHTTPClientUnderRotation(t *testing.T) {
+	t.Parallel()
+	a, b, td := spiffetest.NewCA(t, "a.test"), spiffetest.NewCA(t, "b.test"), spiffetest.NewCA(t, "example.org")
+	s, dir := startTLS(t, a, nil), t.TempDir()
+	both := pki.MarshalCertificatesPEM(a.Root(), b.Root())
+	writeFile(t, filepath.Join(dir, "root-cert.pem"), both)
+	c := newHTTPClient(t, in(dir))
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	var pages atomic.Int64
+	for range 4 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				_, err := page(t, c, s.url)
+				if !assert.NoError(t, err) {
+					return
+				}
+				pages.Add(1)
+			}
+		})
+	}
+	for i := range 20 {
+		chain, key := td.Certificate(fmt.Sprintf("/%d", i))
+		writePair(t, dir, chain, key)
+		s.become([]*spiffetest.CA{a, b}[i%2])
+		writeFile(t, filepath.Join(dir, "root-cert.pem"), append(both, '\n'))
+		time.Sleep(5 * time.Millisecond)
+		writeFile(t, filepath.Join(dir, "root-cert.pem"), both)
+	}
+	cancel()
+	wg.Wait()
+	assert.Greater(t, pages.Load(), int64(20))
+	requirePage(t, "HTTP/2.0 /19", c, s.url)
+}
+
+func TestHTTPClientVersions(t *testing.T) {
+	t.Parallel()
+	host := spiffetest.NewCA(t, "server.test")
+	dir := folder(t, host)
+	old := startTLS(t, host, func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })
+	o := in(dir)
+	_, err := page(t, newHTTPClient(t, o), old.url)
+	require.ErrorContains(t, err, "protocol version")
+	o.MinVersion = tls.VersionTLS12
+	requirePage(t, "HTTP/2.0 none", newHTTPClient(t, o), old.url)
+	one := startTLS(t, host, func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} })
+	requirePage(t, "HTTP/1.1 none", newHTTPClient(t, o), one.url)
+}
+
+func TestHTTPClientRefuses(t *testing.T) {
+	t.Parallel()
+	host := spiffetest.NewCA(t, "server.test")
+	dir, s := folder(t, host), startTLS(t, host, nil)
+	for name, contents := range map[string][]byte{
+		"empty.pem": {}, "text.pem": []byte("no certificate"), "half.pem": pki.MarshalCertificatesPEM(host.Root())[:300], "large.pem": make([]byte, 1<<20+1),
+		"missing.pem": nil,
+	} {
+		if contents != nil {
+			writeFile(t, filepath.Join(dir, name), contents)
+		}
+		c := newHTTPClient(t, caclient.TLSOptions{RootsFile: filepath.Join(dir, name), ServerName: "ca.test"})
+		body := new(closed)
+		_, err := c.Post(s.url, "text/plain", body)
+		require.ErrorContains(t, err, "caclient: roots of the CA connection: ")
+		require.ErrorContains(t, err, name)
+		require.True(t, bool(*body), "a RoundTripper closes the body")
+		if contents == nil {
+			require.ErrorIs(t, err, os.ErrNotExist)
+		}
+		writeFile(t, filepath.Join(dir, name), pki.MarshalCertificatesPEM(host.Root()))
+		requirePage(t, "HTTP/2.0 none", c, s.url)
+	}
+	require.EqualValues(t, 5, s.conns.Load(), "no connection without roots")
+	for says, change := range map[string]func(o *caclient.TLSOptions){
+		"both RootsFile and Roots":                func(o *caclient.TLSOptions) { o.Roots = x509.NewCertPool() },
+		"only one of CertificateFile and KeyFile": func(o *caclient.TLSOptions) { o.KeyFile = "" },
+		"MinVersion is 0x0302":                    func(o *caclient.TLSOptions) { o.MinVersion = tls.VersionTLS11 },
+		"MinVersion is 0x0305":                    func(o *caclient.TLSOptions) { o.MinVersion = tls.VersionTLS13 + 1 },
+	} {
+		o := in(dir)
+		change(&o)
+		_, err := caclient.NewHTTPClient(o)
+		require.ErrorContains(t, err, says)
+	}
+	c := newHTTPClient(t, in(dir))
+	_, err := page(t, c, "http://127.0.0.1:1/")
+	require.ErrorContains(t, err, "not https")
+	body := new(closed)
+	_, err = c.Post("http://127.0.0.1:1/", "text/plain", body)
+	require.Error(t, err)
+	require.True(t, bool(*body), "a RoundTripper closes the body")
+	require.ErrorIs(t, c.CheckRedirect(nil, nil), http.ErrUseLastResponse)
+	c.CloseIdleConnections() // before any
+}
+
+// closed is an empty body that knows whether it was closed.
+type closed bool
+
+func (*closed) Read([]byte) (int, error) { return 0, io.EOF }
+func (c *closed) Close() error           { *c = true; return nil }
+
+func BenchmarkHTTPClient(b *testing.B) {
+	host := spiffetest.NewCA(b, "server.test")
+	s, dir := startTLS(b, host, nil), folder(b, host)
+	chain, key := host.Certificate("/web")
+	writePair(b, dir, chain, key)
+	followed := newHTTPClient(b, in(dir))
+	bare := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: host.Bundle().CertPool(), ServerName: "ca.test"}, ForceAttemptHTTP2: true}}
+	for _, c := range []struct {
+		name string
+		*http.Client
+	}{{"followed", followed}, {"bare", bare}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := page(b, c.Client, s.url); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	bare.CloseIdleConnections()
+}
+
+// A client of Istio's CA on a machine outside a cluster, which begins with a token and goes on with its own certificate.
+func ExampleNewHTTPClient() {
+	const certs = "/etc/certs/" // PROV_CERT, and OUTPUT_CERTS too
+	client, err := caclient.NewHTTPClient(caclient.TLSOptions{
+		RootsFile:       certs + "root-cert.pem",
+		ServerName:      "istiod.istio-system.svc",
+		CertificateFile: certs + "cert-chain.pem",
+		KeyFile:         certs + "key.pem",
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = client.Get("https://istiod.example.org:15012/")
+	if errors.Is(err, fs.ErrNotExist) {
+		fmt.Println("root-cert.pem has to be there before the first request")
+	}
+	// Output: root-cert.pem has to be there before the first request
+}

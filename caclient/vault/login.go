@@ -1,0 +1,209 @@
+package vault
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/caconn"
+)
+
+// Login is a way to get a token of Vault. The token is used until a third of its lease is left, then the client logs in
+// again; if that fails, it stays in use until its end. One that Vault refuses before is replaced at once, and the call
+// repeated.
+type Login struct {
+	method, mount, role string
+}
+
+// KubernetesLogin logs in with the token of the Endpoint, which has to be one of a Kubernetes service account, by the
+// auth method kubernetes at mount; empty means "kubernetes". The method jwt has the same request: give its mount. The
+// role is that of the auth method.
+func KubernetesLogin(mount, role string) Login { return Login{"kubernetes", mount, role} }
+
+// CertLogin logs in with the client certificate of the Endpoint's HTTPClient, by the auth method cert at mount; empty
+// means "cert". The name is that of one certificate role; empty lets Vault try all.
+func CertLogin(mount, name string) Login { return Login{"cert", mount, name} }
+
+func (l *Login) check(e caclient.Endpoint) error {
+	hasToken := e.Token != nil || e.TokenFile != ""
+	switch l.method {
+	case "":
+		return nil
+	case "kubernetes":
+		if l.role == "" || !hasToken {
+			return errors.New("KubernetesLogin needs a role, and Token or TokenFile with the token of the service account")
+		}
+	case "cert":
+		if hasToken || e.HTTPClient == nil {
+			return errors.New("CertLogin needs an HTTPClient that has a client certificate, and neither Token nor TokenFile")
+		}
+	}
+	if l.mount = strings.Trim(l.mount, "/"); l.mount == "" {
+		l.mount = l.method
+	}
+	if !isPath(l.mount) || l.role != "" && !isName(l.role) {
+		return errors.New("the Login has a mount that is no path, or a role that is no name")
+	}
+	return nil
+}
+
+const (
+	longestLease = 32 * 24 * time.Hour // how long a token is used at most, whatever Vault says: its own default limit
+	maxToken     = 16 << 10            // bytes
+)
+
+// session is the token of a login. Its methods are safe for concurrent use.
+type session struct {
+	mu          sync.Mutex
+	text        sealed
+	renew, ends time.Time // from renew on the client logs in again; from ends on the token is not used
+	flight      *flight   // the login that is under way; nil for none
+}
+
+// sealed is a token, or empty. No printer sees what a function holds.
+type sealed func() string
+
+func (s sealed) get() string {
+	if s == nil {
+		return ""
+	}
+	return s()
+}
+
+// flight is a login that several calls wait for.
+type flight struct {
+	done  chan struct{} // closed at the end
+	token sealed
+	err   error
+}
+
+// token is one to send.
+type token struct {
+	text string
+	old  bool // it is of a login before this call
+}
+
+// token returns the token to send, and why there is none if there should be one.
+func (c *CA) token(ctx context.Context) (t token, missing, err error) {
+	if c.login.method == "" {
+		t.text, missing, err = c.conn.Token(ctx, "sign")
+		return t, missing, err
+	}
+	for {
+		c.mu.Lock()
+		now := time.Now()
+		known := token{text: c.text.get(), old: true}
+		usable := known.text != "" && now.Before(c.ends)
+		if usable && (now.Before(c.renew) || c.flight != nil) {
+			c.mu.Unlock()
+			return known, nil, nil
+		}
+		f := c.flight
+		if f != nil {
+			c.mu.Unlock()
+			select {
+			case <-f.done:
+			case <-ctx.Done():
+				return t, nil, fmt.Errorf("vault: sign: %w", context.Cause(ctx))
+			}
+			if _, told := errors.AsType[*caclient.Error](f.err); f.err == nil || told {
+				return token{text: f.token.get()}, nil, f.err
+			}
+			continue // it was another call's time that ended
+		}
+		f = &flight{done: make(chan struct{})}
+		c.flight = f
+		c.mu.Unlock()
+
+		text, lease, err := c.logIn(ctx)
+		f.token, f.err = func() string { return text }, err
+		c.mu.Lock()
+		c.flight = nil
+		now = time.Now()
+		if f.err == nil {
+			c.text, c.renew, c.ends = f.token, now.Add(lease*2/3), now.Add(lease)
+		} else if usable = known.text != "" && c.text.get() == known.text && now.Before(c.ends); usable {
+			c.renew = now.Add(c.ends.Sub(now) / 4)
+		}
+		c.mu.Unlock()
+		close(f.done)
+		if f.err != nil && usable && ctx.Err() == nil {
+			c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err", f.err)
+			return known, nil, nil
+		}
+		return token{text: f.token.get()}, nil, f.err
+	}
+}
+
+// drop forgets a token that Vault has refused, unless there is another one already.
+func (c *CA) drop(text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.text.get() == text {
+		c.text = nil
+	}
+}
+
+// loginAnswer is the answer of auth/MOUNT/login.
+type loginAnswer struct {
+	Auth struct {
+		ClientToken   string `json:"client_token"`
+		LeaseDuration int64  `json:"lease_duration"` // in seconds; 0 means without end
+	} `json:"auth"`
+}
+
+// token returns the token and its lease.
+func (a *loginAnswer) token() (string, time.Duration, error) {
+	t, lease := a.Auth.ClientToken, a.Auth.LeaseDuration
+	switch {
+	case t == "":
+		return "", 0, errors.New("the answer has no token; a login that needs a second factor is not for workloads")
+	case len(t) > maxToken || !caconn.IsText(t) || strings.Contains(t, " "):
+		return "", 0, errors.New("the answer has a token that cannot be sent")
+	case lease < 0:
+		return "", 0, errors.New("the token of the answer has ended")
+	case lease == 0 || lease > int64(longestLease/time.Second):
+		return t, longestLease, nil
+	}
+	return t, time.Duration(lease) * time.Second, nil
+}
+
+// logIn asks for a token. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
+	request := caconn.Request{Op: "sign", Method: http.MethodPost, Path: "/v1/auth/" + c.login.mount + "/login"}
+	if c.login.method == "kubernetes" {
+		jwt, why, err := c.conn.Token(ctx, "sign")
+		if err != nil {
+			return "", 0, err
+		}
+		if jwt == "" {
+			return "", 0, c.conn.Error("sign", caclient.ErrUnauthenticated, fmt.Errorf("log in: there is no token: %w", cmp.Or(why, errors.New("the source gave none"))))
+		}
+		request.Body = map[string]string{"role": c.login.role, "jwt": jwt}
+		request.Secrets = []string{jwt}
+	} else {
+		request.Body = map[string]string{"name": c.login.role}
+	}
+	var answer loginAnswer
+	err := c.call(ctx, request, "", &answer)
+	if e, ok := errors.AsType[*caclient.Error](err); ok {
+		if s, ok := errors.AsType[*caconn.Status](err); ok && (s.Code == http.StatusBadRequest || s.Code == http.StatusForbidden) {
+			e.Kind = caclient.ErrUnauthenticated // the methods differ in the status for a bad credential
+		}
+		e.Err = fmt.Errorf("log in: %w", e.Err)
+	}
+	if err != nil {
+		return "", 0, err
+	}
+	text, lease, err := answer.token()
+	if err != nil {
+		return "", 0, c.conn.Error("sign", caclient.ErrBadAnswer, fmt.Errorf("log in: %w", err))
+	}
+	return text, lease, nil
+}

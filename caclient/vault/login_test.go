@@ -1,0 +1,339 @@
+package vault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// leases is a Vault in a bubble, whose logins give numbered tokens.
+type leases struct {
+	*script
+	ca     *spiffetest.CA
+	lease  atomic.Int64 // seconds
+	broken atomic.Bool  // the login
+	slow   atomic.Int64 // nanoseconds of a login
+	logins atomic.Int64
+	valid  atomic.Int64 // the number of the token that is good; 0 for all
+}
+
+func newLeases(t testing.TB) *leases {
+	l := &leases{ca: spiffetest.NewCA(t, "example.org")}
+	l.lease.Store(3600)
+	l.script = &script{answer: func(c call) (int, any) {
+		switch {
+		case strings.HasSuffix(c.URL.Path, "/login"):
+			time.Sleep(time.Duration(l.slow.Load()))
+			if l.broken.Load() {
+				return 503, vaultErrors("Vault is sealed")
+			}
+			return 200, loginAnswer(fmt.Sprint("hvs.", l.logins.Add(1)), l.lease.Load())
+		case strings.HasSuffix(c.URL.Path, "/issuers"):
+			return 200, doc{"data": doc{"keys": []string{"all"}}}
+		case strings.HasSuffix(c.URL.Path, "/json"):
+			var texts []string
+			for root := range l.ca.Bundle().X509Authorities() {
+				texts = append(texts, string(pki.MarshalCertificatesPEM(root)))
+			}
+			return 200, doc{"data": doc{"certificate": texts[0], "ca_chain": texts}}
+		}
+		if n := l.valid.Load(); n != 0 && c.Header.Get("X-Vault-Token") != fmt.Sprint("hvs.", n) {
+			return 403, vaultErrors("permission denied")
+		}
+		return signed(l.ca, c)
+	}}
+	return l
+}
+
+func (l *leases) client(t testing.TB) *vault.CA {
+	return newCA(t, vault.Options{Endpoint: l.endpoint(), Role: "web", Login: vault.KubernetesLogin("", "web")})
+}
+
+// bubble runs f with a Vault and a client of it.
+func bubble(t *testing.T, f func(t *testing.T, l *leases, sign func() error)) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeases(t)
+		c, csr := l.client(t), webCSR(t)
+		f(t, l, func() error { _, err := c.Sign(t.Context(), csr, 0); return err })
+	})
+}
+
+// A token is used for two thirds of its lease.
+func TestLease(t *testing.T) {
+	bubble(t, func(t *testing.T, l *leases, sign func() error) {
+		for range 3 {
+			before := l.logins.Load()
+			require.NoError(t, sign())
+			assert.Equal(t, before+1, l.logins.Load())
+			time.Sleep(40*time.Minute - 1)
+			require.NoError(t, sign())
+			assert.Equal(t, before+1, l.logins.Load())
+			time.Sleep(time.Nanosecond)
+		}
+	})
+}
+
+// Without an end, and beyond what Vault gives by default, it is used for 32 days at most.
+func TestLongLease(t *testing.T) {
+	for _, lease := range []int64{0, 1 << 40, 9223372036854775807} {
+		t.Run(fmt.Sprint(lease), func(t *testing.T) {
+			bubble(t, func(t *testing.T, l *leases, sign func() error) {
+				l.lease.Store(lease)
+				require.NoError(t, sign())
+				time.Sleep(21 * 24 * time.Hour)
+				require.NoError(t, sign())
+				assert.EqualValues(t, 1, l.logins.Load())
+				time.Sleep(24 * time.Hour)
+				require.NoError(t, sign())
+				assert.EqualValues(t, 2, l.logins.Load())
+			})
+		})
+	}
+}
+
+// A token stays in use until its end while logins fail, and those are tried rarely.
+func TestLoginFails(t *testing.T) {
+	bubble(t, func(t *testing.T, l *leases, sign func() error) {
+		require.NoError(t, sign())
+		l.broken.Store(true)
+		time.Sleep(40 * time.Minute)
+		for range 20 * 20 {
+			require.NoError(t, sign())
+			time.Sleep(3*time.Second - 1)
+		}
+		assert.LessOrEqual(t, l.script.logins(), 40)
+		time.Sleep(time.Second)
+		require.ErrorIs(t, sign(), caclient.ErrUnavailable)
+		l.broken.Store(false)
+		require.NoError(t, sign())
+	})
+}
+
+// Calls at the same time share one login, and its failure.
+func TestLoginsAreShared(t *testing.T) {
+	bubble(t, func(t *testing.T, l *leases, sign func() error) {
+		together := func(want error) {
+			var wg sync.WaitGroup
+			for range 50 {
+				wg.Go(func() { assert.ErrorIs(t, sign(), want) })
+			}
+			wg.Wait()
+		}
+		l.slow.Store(int64(time.Second))
+		l.broken.Store(true)
+		together(caclient.ErrUnavailable)
+		assert.Equal(t, 1, l.script.logins())
+		l.broken.Store(false)
+		together(nil)
+		assert.Equal(t, 2, l.script.logins())
+		time.Sleep(45 * time.Minute) // while one of them logs in again, the others use what there is
+		start := time.Now()
+		var slow atomic.Int64
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				assert.NoError(t, sign())
+				if time.Since(start) > 0 {
+					slow.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		assert.Equal(t, 3, l.script.logins())
+		assert.EqualValues(t, 1, slow.Load())
+	})
+}
+
+// The end of the call that logs in is not that of the calls that wait for it.
+func TestLoginOfAnEndedCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeases(t)
+		l.slow.Store(int64(10 * time.Second))
+		c := l.client(t)
+		first, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := c.Sign(first, webCSR(t), 0)
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+		})
+		synctest.Wait()
+		wg.Go(func() {
+			_, err := c.Sign(t.Context(), webCSR(t), 0)
+			assert.NoError(t, err)
+		})
+		impatient, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, errors.New("impatient"))
+		defer cancel()
+		_, err := c.Sign(impatient, webCSR(t), 0)
+		assert.ErrorContains(t, err, "impatient")
+		wg.Wait()
+		assert.EqualValues(t, 2, l.logins.Load(), "the script finishes the first, too")
+	})
+}
+
+// A token that is refused before its end is replaced at once, and the call repeated, once.
+func TestRevoked(t *testing.T) {
+	bubble(t, func(t *testing.T, l *leases, sign func() error) {
+		require.NoError(t, sign())
+		l.valid.Store(2)
+		require.NoError(t, sign())
+		assert.EqualValues(t, 2, l.logins.Load())
+
+		l.valid.Store(-1) // the policy was taken away
+		before := len(l.paths())
+		require.ErrorIs(t, sign(), caclient.ErrDenied)
+		assert.Equal(t, []string{"POST /v1/pki/sign/web", "POST /v1/auth/kubernetes/login", "POST /v1/pki/sign/web"}, l.paths()[before:])
+
+		l.broken.Store(true) // and there is no other token
+		before = len(l.paths())
+		require.ErrorIs(t, sign(), caclient.ErrUnavailable)
+		assert.Equal(t, []string{"POST /v1/pki/sign/web", "POST /v1/auth/kubernetes/login"}, l.paths()[before:])
+		require.ErrorIs(t, sign(), caclient.ErrUnavailable)
+		assert.Len(t, l.paths(), before+3, "the token that was refused is gone")
+	})
+}
+
+// A token of this call that is refused is not replaced: another one has the same policy.
+func TestDeniedAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeases(t)
+		l.valid.Store(-1)
+		_, err := l.client(t).Sign(t.Context(), webCSR(t), 0)
+		require.ErrorIs(t, err, caclient.ErrDenied)
+		assert.Len(t, l.paths(), 2)
+	})
+}
+
+// The same over a socket: all tokens of logins are revoked.
+func TestRevokedOverTLS(t *testing.T) {
+	t.Parallel()
+	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v.Change(func(r *caclienttest.VaultRules) { r.Kubernetes = true })
+	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.KubernetesLogin("", "workload")})
+	for i := range 3 {
+		_, err := c.Sign(t.Context(), webCSR(t), 0)
+		require.NoError(t, err)
+		assert.Equal(t, i+1, v.Logins())
+		v.RevokeLogins()
+	}
+}
+
+// Answers to a login that give nothing to use.
+func TestBadLogins(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]any{
+		"nothing":         doc{},
+		"no auth":         doc{"auth": nil},
+		"no token":        loginAnswer("", 3600),
+		"second factor":   doc{"auth": doc{"client_token": "", "mfa_requirement": doc{"mfa_request_id": "x"}}},
+		"space":           loginAnswer("hvs. 1", 3600),
+		"line":            loginAnswer("hvs.1\r\nX-Evil: 1", 3600),
+		"not ASCII":       loginAnswer("hvs.é", 3600),
+		"long":            loginAnswer(strings.Repeat("x", 17<<10), 3600),
+		"ended":           loginAnswer("hvs.1", -1),
+		"lease too large": loginAnswer("hvs.1", 1e40),
+		"lease as text":   loginAnswer("hvs.1", "3600"),
+		"number":          doc{"auth": doc{"client_token": 7}},
+		"list":            []int{1},
+		"text":            "hvs.1",
+	} {
+		s := &script{answer: func(call) (int, any) { return 200, answer }}
+		_, err := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
+		require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
+		assert.NotContains(t, err.Error(), "hvs.", name)
+		assert.Len(t, s.paths(), 1, name)
+	}
+}
+
+// The source of tokens has nothing to log in with.
+func TestNothingToLogInWith(t *testing.T) {
+	t.Parallel()
+	s := &script{answer: func(call) (int, any) { return 500, "" }}
+	for name, give := range map[string]func(context.Context) (string, error){
+		"empty":   give(""),
+		"failure": func(context.Context) (string, error) { return "", errors.New("no metadata server") },
+		"bad":     give("a b"),
+	} {
+		e := s.endpoint()
+		e.Token = give
+		_, err := newCA(t, vault.Options{Endpoint: e, Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
+		require.Error(t, err, name)
+		if name == "failure" {
+			assert.ErrorContains(t, err, "no metadata server")
+		}
+	}
+	assert.Empty(t, s.paths())
+}
+
+// An identity over a day: obtained and renewed, with tokens that end, while the root changes. Each moment two peers accept
+// each other.
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeases(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		var managers []*secretcache.Manager
+		for _, path := range []string{"/web", "/db"} {
+			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org" + path), CA: l.client(t)})
+			require.NoError(t, err)
+			wg.Go(func() { _ = m.Run(ctx) })
+			managers = append(managers, m)
+		}
+		time.Sleep(time.Second)
+		serials, signers := map[string]bool{}, map[string]bool{}
+		for minute := 0; minute < 24*60; minute += 5 {
+			switch minute {
+			case 6 * 60:
+				l.ca.Prepare()
+			case 7 * 60:
+				l.ca.Activate()
+			case 10 * 60:
+				l.ca.DropOldRoots()
+			case 20 * 60:
+				l.broken.Store(true)
+			case 20*60 + 10:
+				l.broken.Store(false)
+			}
+			for i, m := range managers {
+				svid, err := managers[1-i].SVID()
+				require.NoError(t, err)
+				verifier, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil)
+				require.NoError(t, err)
+				_, err = verifier.VerifyChain(svid.Chain(), spiffe.AnyRole)
+				require.NoError(t, err, "minute %d", minute)
+				serials[svid.Leaf().SerialNumber.String()] = true
+				signers[string(svid.Leaf().AuthorityKeyId)] = true
+			}
+			time.Sleep(5 * time.Minute)
+		}
+		assert.Greater(t, len(serials), 60)
+		assert.Len(t, signers, 2)
+		assert.Greater(t, l.logins.Load(), int64(30))
+		b, err := managers[0].Bundle(domain)
+		require.NoError(t, err)
+		assert.Len(t, b.Contents().X509Authorities, 1)
+		cancel()
+		wg.Wait()
+	})
+}

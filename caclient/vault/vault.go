@@ -1,0 +1,409 @@
+// Package vault is a client of the PKI secrets engine of HashiCorp Vault (1.11 or newer) and of OpenBao, which has the
+// same API down to the names of the headers.
+//
+// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
+// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
+//
+//	ca, err := vault.New(vault.Options{
+//		Endpoint: caclient.Endpoint{
+//			URL:         "https://vault.vault.svc:8200",
+//			TrustDomain: spiffe.MustParseTrustDomain("example.org"),
+//			TokenFile:   "/var/run/secrets/tokens/vault", // a token of the pod's service account
+//		},
+//		Role:  "web",
+//		Login: vault.KubernetesLogin("", "web"),
+//	})
+//	…
+//	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
+//
+// # What Vault needs
+//
+// The client calls POST sign/ROLE, and never sign-verbatim, which would certify whatever a request says. So the role
+// decides which names a workload may have, and the token's policy which roles. A policy and a role for one workload:
+//
+//	path "pki/sign/web" { capabilities = ["update"] }
+//
+//	vault write pki/roles/web require_cn=false key_type=any max_ttl=24h no_store=true \
+//	    allowed_uri_sans=spiffe://example.org/web
+//
+// With no_store the certificates, of which there is one for each renewal, do not fill Vault's storage. The names of the
+// request are sent beside it, for roles with use_csr_sans=false. A common name is sent only if the request has one, and
+// does not become an alternative name.
+//
+// # Trust bundles
+//
+// Without Endpoint.Roots and Endpoint.RootsFile the bundle has the self-signed certificates among the issuers of the
+// mount and in their chains, without those that are revoked there. Vault shows them without a token. An intermediate
+// certificate is never a root, and a root that came only with a certificate does not count. If the root lives
+// elsewhere, import its certificate into the mount, which needs no key, or mount it as a file.
+//
+// To change a root, add the new one as an issuer of the mount, wait until all workloads have it (the list is read every
+// five minutes), make it the default issuer, and delete the old one when the last certificate under it has ended.
+//
+// # What it promises
+//
+// Tokens go to the host of Options.URL and nowhere else: redirects are not followed, and a connection without TLS is
+// refused unless Options.AllowPlaintext allows it. No error and no log record has a token, neither the one that logs in
+// nor Vault's.
+//
+// # What it does not do
+//
+// It sets no deadline, repeats nothing that Vault refused but a call whose token had ended, and does not judge the
+// certificates that it gets: package caclient does. It revokes nothing, neither certificates nor its own token, which
+// ends with its lease.
+//
+// No Vault and no OpenBao could be had for the tests: they run against caclienttest.Vault, which was built from the
+// public documentation.
+package vault
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/caconn"
+	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const (
+	maxIssuers = 64  // of a mount; each costs a call
+	maxCAs     = 100 // certificates of issuers and above them; each costs a signature to check
+)
+
+// Options are the choices of [New]. URL and TrustDomain of the Endpoint, and Role, are required.
+type Options struct {
+	caclient.Endpoint
+
+	// Mount is the path of the PKI engine; empty means "pki".
+	Mount string
+
+	// Role is the name of the role of the engine that signs.
+	Role string
+
+	// Namespace is that of Vault Enterprise or OpenBao in which the engine and the login are, such as team-a/prod.
+	Namespace string
+
+	// Login gets a token of Vault. The zero Login gets none: the token of the Endpoint is one of Vault, or there is none
+	// and the URL is that of a Vault Proxy, which adds its own.
+	Login Login
+}
+
+// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+type CA struct {
+	conn  *caconn.Conn
+	login Login
+	mount string // /v1/MOUNT
+	role  string
+	space string
+	session
+}
+
+// New returns a CA. It does not connect and reads no file. The error says which option is wrong.
+func New(o Options) (*CA, error) {
+	c := &CA{login: o.Login, mount: "/v1/" + cmp.Or(strings.Trim(o.Mount, "/"), "pki"), role: o.Role, space: strings.Trim(o.Namespace, "/")}
+	conn, err := caconn.New(caconn.Config{Name: "vault", Endpoint: o.Endpoint, Roots: c.roots})
+	switch {
+	case err != nil:
+	case !isPath(c.mount):
+		err = errors.New("the Mount is not the path of an engine, such as pki or team-a/pki")
+	case !isName(c.role):
+		err = errors.New("the Role has to be the name of a role of the engine")
+	case c.space != "" && !isPath(c.space):
+		err = errors.New("the Namespace is not a path, such as team-a/prod")
+	default:
+		err = c.login.check(o.Endpoint)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("vault: invalid Options: %w", err)
+	}
+	c.conn = conn
+	return c, nil
+}
+
+// isPath reports whether s consists of names and slashes between them.
+func isPath(s string) bool {
+	for part := range strings.SplitSeq(strings.TrimPrefix(s, "/"), "/") {
+		if !isName(part) {
+			return false
+		}
+	}
+	return len(s) <= 512
+}
+
+// isName reports whether s can be a segment of a path as it is. Vault has no paths with a period at the end of a
+// segment.
+func isName(s string) bool {
+	return s != "" && len(s) <= 255 && s[0] != '.' && s[len(s)-1] != '.' && !strings.ContainsFunc(s, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
+	})
+}
+
+// String names the CA and no secret.
+func (c *CA) String() string { return c.conn.String() }
+
+// GoString is String: the verb %#v must not walk to the token.
+func (c *CA) GoString() string { return c.String() }
+
+// LogValue is String as a log value.
+func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+// signRequest is the body of sign/ROLE.
+type signRequest struct {
+	CSR         string `json:"csr"`
+	CommonName  string `json:"common_name,omitempty"`
+	AltNames    string `json:"alt_names,omitempty"` // DNS names and addresses of email, with commas
+	URISANs     string `json:"uri_sans,omitempty"`
+	IPSANs      string `json:"ip_sans,omitempty"`
+	TTL         string `json:"ttl,omitempty"`
+	Format      string `json:"format"`
+	OnlyAltName bool   `json:"exclude_cn_from_sans"` // the common name does not become an alternative name
+}
+
+// newSignRequest returns the request for csr. Vault takes the names from csr or from the other fields, as the role
+// says.
+func newSignRequest(csr *pki.CSR, lifetime time.Duration) (*signRequest, error) {
+	r := &signRequest{CSR: string(csr.PEM()), CommonName: csr.CommonName(), Format: "pem", OnlyAltName: true}
+	if lifetime > 0 {
+		r.TTL = strconv.FormatInt(int64(max(lifetime, time.Second)/time.Second), 10) + "s"
+	}
+	var dns, uris, ips []string
+	for _, san := range csr.SANs() {
+		value := san.Value
+		switch san.Type {
+		case pki.DNS, pki.Email:
+			dns = append(dns, value)
+		case pki.URI:
+			uris = append(uris, value)
+		case pki.IP:
+			value = net.IP(value).String()
+			ips = append(ips, value)
+		default:
+			return nil, fmt.Errorf("the request has a name that cannot be asked of Vault: %.100v", san)
+		}
+		if strings.Contains(value, ",") { // it would be two names
+			return nil, fmt.Errorf("the request has a name with a comma: %.100q", value)
+		}
+	}
+	r.AltNames, r.URISANs, r.IPSANs = strings.Join(dns, ","), strings.Join(uris, ","), strings.Join(ips, ",")
+	return r, nil
+}
+
+// Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one; 0 means the role's. The error is
+// a [*caclient.Error], unless ctx is done.
+func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
+		return nil, err
+	}
+	body, err := newSignRequest(csr, lifetime)
+	if err != nil {
+		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
+	}
+	answer, err := c.sign(ctx, body)
+	if err != nil {
+		return nil, err
+	}
+	chain, err := answer.chain(csr)
+	if err != nil {
+		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
+	}
+	return chain, nil
+}
+
+func (c *CA) sign(ctx context.Context, body *signRequest) (*signAnswer, error) {
+	for again := false; ; again = true {
+		token, missing, err := c.token(ctx)
+		if err != nil {
+			return nil, err
+		}
+		var answer signAnswer
+		err = c.call(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: c.mount + "/sign/" + c.role, Body: body}, token.text, &answer)
+		if s, ok := errors.AsType[*caconn.Status](err); ok && s.Code == http.StatusForbidden && token.old && !again {
+			c.drop(token.text) // its lease may have been revoked, or Vault was restored from a backup
+			continue
+		}
+		if e, ok := errors.AsType[*caclient.Error](err); ok && e.Kind == caclient.ErrUnauthenticated && missing != nil { //nolint:errorlint // the kind itself
+			e.Err = fmt.Errorf("%w (there was no token to send: %w)", e.Err, missing)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return &answer, nil
+	}
+}
+
+// signAnswer is the answer of sign/ROLE.
+type signAnswer struct {
+	Data struct {
+		Certificate string   `json:"certificate"`
+		IssuingCA   string   `json:"issuing_ca"`
+		CAChain     []string `json:"ca_chain"`
+	} `json:"data"`
+}
+
+// chain returns the chain for csr. The field ca_chain is missing where the issuer has no chain but itself.
+func (a *signAnswer) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
+	if a.Data.Certificate == "" {
+		return nil, errors.New("the answer has no certificate")
+	}
+	return caconn.Chain(csr, append([]string{a.Data.Certificate, a.Data.IssuingCA}, a.Data.CAChain...)...)
+}
+
+// call sends a request with the headers of Vault. The error is a [*caclient.Error] with a [*caconn.Status], unless ctx
+// is done.
+func (c *CA) call(ctx context.Context, r caconn.Request, token string, answer any) error {
+	r.Header = http.Header{"X-Vault-Request": {"true"}}
+	if c.space != "" {
+		r.Header.Set("X-Vault-Namespace", c.space+"/")
+	}
+	if token != "" {
+		r.Header.Set("X-Vault-Token", token)
+	}
+	r.Secrets = append(r.Secrets, token)
+	r.Message = message
+	err := c.conn.Do(ctx, r, answer)
+	e, told := errors.AsType[*caclient.Error](err)
+	s, ok := errors.AsType[*caconn.Status](err)
+	if told && ok {
+		refine(e, s)
+		if e.Kind == caclient.ErrUnavailable { //nolint:errorlint // the kind itself
+			c.conn.Reconnect() // a proxy in front may choose another server
+		}
+	}
+	return err
+}
+
+// message returns what Vault says in a refusal.
+func message(body []byte) string {
+	var m struct {
+		Errors []string `json:"errors"`
+	}
+	if json.Unmarshal(body, &m) != nil {
+		return ""
+	}
+	return strings.Join(strings.Fields(strings.Join(m.Errors, "; ")), " ") // which has lists, in lines
+}
+
+// refine corrects the kind of e, which is that of HTTP.
+func refine(e *caclient.Error, s *caconn.Status) {
+	switch s.Code {
+	case http.StatusPreconditionFailed, // a standby has not heard yet of what the token needs
+		472, 473, // a standby that answers nothing but its health
+		http.StatusNotImplemented: // not initialised yet
+		e.Kind = caclient.ErrUnavailable
+	case http.StatusMovedPermanently, http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+		e.Kind = caclient.ErrUnavailable // a standby that cannot forward at the moment
+		e.Err = fmt.Errorf("%w; redirects are not followed: the URL has to be that of the active server, or of a proxy that knows it", e.Err)
+	case http.StatusBadRequest, http.StatusForbidden:
+		if strings.Contains(s.Message, "invalid token") || strings.Contains(s.Message, "missing client token") {
+			e.Kind = caclient.ErrUnauthenticated
+		}
+	}
+}
+
+// FetchBundles implements [caclient.CA]: the package comment says where the roots come from. The error is a
+// [*caclient.Error], unless ctx is done. If the source fails and roots are known from before, the failure is logged.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when they have changed, and
+// reads the source every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}
+
+// issuerList is the answer of issuers.
+type issuerList struct {
+	Data struct {
+		Keys []string `json:"keys"`
+	} `json:"data"`
+}
+
+// issuer is the answer of issuer/ID/json.
+type issuer struct {
+	Data struct {
+		Certificate string      `json:"certificate"`
+		CAChain     []string    `json:"ca_chain"`
+		Revoked     json.Number `json:"revocation_time"` // seconds since 1970; 0 for an issuer that is not revoked
+	} `json:"data"`
+}
+
+// roots returns the roots of the mount.
+func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
+	const op = "fetch bundles"
+	var list issuerList
+	if err := c.call(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: c.mount + "/issuers?list=true"}, "", &list); err != nil {
+		return nil, err
+	}
+	if len(list.Data.Keys) > maxIssuers {
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("the mount has %d issuers, the limit is %d", len(list.Data.Keys), maxIssuers))
+	}
+	issuers := make([]issuer, len(list.Data.Keys))
+	for i, id := range list.Data.Keys {
+		if !isName(id) {
+			return nil, c.conn.Error(op, caclient.ErrBadAnswer, errors.New("the ID of an issuer is not a name"))
+		}
+		if err := c.call(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: c.mount + "/issuer/" + id + "/json"}, "", &issuers[i]); err != nil {
+			return nil, err
+		}
+	}
+	roots, err := rootsOf(issuers)
+	if err != nil {
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer, err)
+	}
+	return roots, nil
+}
+
+// rootsOf returns the self-signed certificates of issuers and of their chains, without those that are revoked.
+func rootsOf(issuers []issuer) ([]*x509.Certificate, error) {
+	var roots, revoked []*x509.Certificate
+	seen := map[string]bool{}
+	for _, i := range issuers {
+		own, err := pki.ParseCertificatesPEM([]byte(i.Data.Certificate))
+		if err != nil {
+			return nil, fmt.Errorf("certificate of an issuer: %w", err)
+		}
+		if i.Data.Revoked != "" && i.Data.Revoked != "0" {
+			revoked = append(revoked, own...)
+			continue
+		}
+		chain := own
+		if len(i.Data.CAChain) > 0 {
+			above, err := pki.ParseCertificatesPEM([]byte(strings.Join(i.Data.CAChain, "\n")))
+			if err != nil {
+				return nil, fmt.Errorf("chain of an issuer: %w", err)
+			}
+			chain = append(chain, above...)
+		}
+		for _, cert := range chain {
+			if seen[string(cert.Raw)] {
+				continue
+			}
+			if seen[string(cert.Raw)] = true; len(seen) > maxCAs {
+				return nil, fmt.Errorf("the mount has more than %d certificates of CAs", maxCAs)
+			}
+			if certchain.SelfSigned(cert) {
+				roots = append(roots, cert)
+			}
+		}
+	}
+	roots = slices.DeleteFunc(roots, func(c *x509.Certificate) bool { return slices.ContainsFunc(revoked, c.Equal) })
+	if len(roots) == 0 {
+		return nil, errors.New("the mount has no self-signed issuer; import the root's certificate there, or set RootsFile")
+	}
+	return roots, nil
+}

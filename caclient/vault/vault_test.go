@@ -1,0 +1,454 @@
+package vault_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+var _ caclient.CA = (*vault.CA)(nil)
+
+// certClient is an HTTP client that presents an identity.
+func certClient(t testing.TB, e caclient.Endpoint, svid *spiffe.SVID) *http.Client {
+	t.Helper()
+	transport := e.HTTPClient.Transport.(*http.Transport).Clone()
+	transport.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return svid.TLSCertificate(), nil
+	}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// Each login with each way in which a role takes names.
+func TestSign(t *testing.T) {
+	t.Parallel()
+	for _, login := range []string{"token", "file", "kubernetes", "cert", "named cert"} {
+		for _, ignore := range []bool{false, true} {
+			t.Run(fmt.Sprint(login, ignore), func(t *testing.T) {
+				t.Parallel()
+				ca := spiffetest.NewCA(t, "example.org")
+				v := caclienttest.NewVault(t, ca.Intermediate(), "/web")
+				v.Change(func(r *caclienttest.VaultRules) {
+					r.IgnoreCSRSANs, r.Kubernetes, r.Namespace = ignore, login == "kubernetes", "team/prod"
+				})
+				o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Namespace: "/team/prod/"}
+				switch login {
+				case "file":
+					token, err := o.Token(t.Context())
+					require.NoError(t, err)
+					o.Token, o.TokenFile = nil, filepath.Join(t.TempDir(), "token")
+					require.NoError(t, os.WriteFile(o.TokenFile, []byte(token+"\n"), 0o600))
+				case "kubernetes":
+					o.Login = vault.KubernetesLogin("", "workload")
+				case "cert", "named cert":
+					o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, ca.SVID("/web"))
+					o.Login = vault.CertLogin("", strings.TrimPrefix(strings.TrimPrefix(login, "named cert"), "cert"))
+					if login == "named cert" {
+						o.Login = vault.CertLogin("cert", "workload")
+					}
+				}
+				client, err := caclient.New(newCA(t, o), nil)
+				require.NoError(t, err)
+				for range 3 {
+					csr := webCSR(t)
+					chain, err := client.Sign(t.Context(), csr, 90*time.Minute)
+					require.NoError(t, err)
+					assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(webID), ca.Bundle(), time.Now()))
+					assert.Len(t, chain, 2, "the intermediate and no root")
+					assert.WithinDuration(t, time.Now().Add(90*time.Minute), chain[0].NotAfter, time.Minute)
+				}
+				if strings.Contains(login, "cert") || login == "kubernetes" {
+					assert.Equal(t, 1, v.Logins(), "the token is kept")
+				}
+			})
+		}
+	}
+}
+
+// Other names than a SPIFFE ID, and the common name, which becomes none of them.
+func TestOtherNames(t *testing.T) {
+	t.Parallel()
+	for _, ignore := range []bool{false, true} {
+		v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+		v.Change(func(r *caclienttest.VaultRules) {
+			r.IgnoreCSRSANs, r.RequireCN = ignore, true
+			r.AllowedDomains = []string{"web.test", "db.test", "cn.test"}
+		})
+		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"})
+		names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.test"), pki.DNSSAN("db.test"), pki.IPSAN([]byte{192, 0, 2, 1}), pki.IPSAN(make([]byte, 15+1))}
+		chain, err := c.Sign(t.Context(), newCSR(t, pki.CSROptions{CommonName: "cn.test", SANs: names}), 0)
+		require.NoError(t, err)
+		got, err := pki.CertificateSANs(chain[0])
+		require.NoError(t, err)
+		assert.ElementsMatch(t, names, got)
+		assert.Equal(t, "cn.test", chain[0].Subject.CommonName)
+		assert.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute, "the role's")
+
+		_, err = c.Sign(t.Context(), newCSR(t, pki.CSROptions{SANs: names}), 0)
+		require.ErrorIs(t, err, caclient.ErrInvalid)
+		assert.ErrorContains(t, err, "common_name field is required")
+	}
+}
+
+// What is sent, field for field.
+func TestWire(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	s := &script{answer: func(c call) (int, any) {
+		switch c.URL.Path {
+		case "/v1/ns/pki-2/issuers":
+			return 200, doc{"data": doc{"keys": []string{"a-1"}}}
+		case "/v1/ns/pki-2/issuer/a-1/json":
+			return 200, doc{"data": doc{"certificate": string(pki.MarshalCertificatesPEM(ca.Root()))}}
+		case "/v1/auth/a/b/login":
+			return 200, loginAnswer("hvs.1", 3600)
+		}
+		return signed(ca, c)
+	}}
+	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Mount: "ns/pki-2/", Role: "my.role_1", Namespace: "team", Login: vault.KubernetesLogin("/a/b/", "r")})
+	csr := newCSR(t, pki.CSROptions{CommonName: "cn", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("a.test"), pki.DNSSAN("b.test"), pki.IPSAN([]byte{192, 0, 2, 1})}})
+	for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + time.Millisecond} {
+		_, err := c.Sign(t.Context(), csr, lifetime)
+		require.NoError(t, err)
+	}
+	set, err := c.FetchBundles(t.Context())
+	require.NoError(t, err)
+	assert.True(t, set.Equal(must(spiffe.NewBundleSet(must(spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{ca.Root()}}))))))
+	assert.Equal(t, []string{
+		"POST /v1/auth/a/b/login",
+		"POST /v1/ns/pki-2/sign/my.role_1", "POST /v1/ns/pki-2/sign/my.role_1", "POST /v1/ns/pki-2/sign/my.role_1",
+		"GET /v1/ns/pki-2/issuers?list=true", "GET /v1/ns/pki-2/issuer/a-1/json",
+	}, s.paths())
+	assert.JSONEq(t, `{"role":"r","jwt":"`+secret+`"}`, s.calls[0].raw)
+	for i, ttl := range []any{nil, "1s", "90s"} {
+		want := doc{"csr": string(csr.PEM()), "common_name": "cn", "alt_names": "a.test,b.test", "uri_sans": webID.String(), "ip_sans": "192.0.2.1", "format": "pem", "exclude_cn_from_sans": true}
+		if ttl != nil {
+			want["ttl"] = ttl
+		}
+		assert.Equal(t, want, s.calls[1+i].body)
+	}
+	for i, r := range s.calls {
+		assert.Equal(t, "team/", r.Header.Get("X-Vault-Namespace"))
+		assert.Equal(t, "true", r.Header.Get("X-Vault-Request"))
+		assert.Equal(t, map[bool]string{true: "hvs.1"}[i >= 1 && i <= 3], r.Header.Get("X-Vault-Token"), r.URL)
+		assert.Empty(t, r.Header.Get("Authorization"))
+	}
+
+	// Without a login and a token: a proxy of Vault adds its own.
+	e := s.endpoint()
+	e.Token = nil
+	_, err = newCA(t, vault.Options{Endpoint: e, Role: "r"}).Sign(t.Context(), csr, 0)
+	require.NoError(t, err)
+	last := s.calls[len(s.calls)-1]
+	assert.Equal(t, "/v1/pki/sign/r", last.URL.Path)
+	assert.NotContains(t, last.Header, "X-Vault-Token")
+	assert.NotContains(t, last.Header, "X-Vault-Namespace")
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// Requests that cannot be asked of Vault are refused before anything is sent.
+func TestBadRequests(t *testing.T) {
+	t.Parallel()
+	s := &script{answer: func(call) (int, any) { return 500, "" }}
+	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "r"})
+	comma := newCSR(t, pki.CSROptions{SANs: []pki.SAN{{Type: pki.URI, Value: "urn:a,spiffe://example.org/admin"}}})
+	for name, f := range map[string]func() error{
+		"no request":        func() error { _, err := c.Sign(t.Context(), nil, 0); return err },
+		"negative lifetime": func() error { _, err := c.Sign(t.Context(), webCSR(t), -1); return err },
+		"two names in one":  func() error { _, err := c.Sign(t.Context(), comma, 0); return err },
+	} {
+		err := f()
+		require.ErrorIs(t, err, caclient.ErrInvalid, name)
+		_, again := caclient.Retryable(err)
+		assert.False(t, again, name)
+	}
+	assert.Empty(t, s.paths())
+}
+
+func TestBadOptions(t *testing.T) {
+	t.Parallel()
+	good := func() vault.Options {
+		return vault.Options{Endpoint: caclient.Endpoint{URL: "https://vault.test:8200", TrustDomain: domain, Token: give(secret)}, Role: "web"}
+	}
+	_, err := vault.New(good())
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		edit func(*vault.Options)
+		want string
+	}{
+		"no URL":            {func(o *vault.Options) { o.URL = "" }, "URL"},
+		"no TLS":            {func(o *vault.Options) { o.URL = "http://vault.test" }, "AllowPlaintext"},
+		"path":              {func(o *vault.Options) { o.URL += "/v1" }, "URL"},
+		"no trust domain":   {func(o *vault.Options) { o.TrustDomain = spiffe.TrustDomain{} }, "TrustDomain"},
+		"two tokens":        {func(o *vault.Options) { o.TokenFile = "x" }, "TokenFile"},
+		"no role":           {func(o *vault.Options) { o.Role = "" }, "Role"},
+		"role with a path":  {func(o *vault.Options) { o.Role = "web/../../sys" }, "Role"},
+		"role with a query": {func(o *vault.Options) { o.Role = "web?x" }, "Role"},
+		"role with period":  {func(o *vault.Options) { o.Role = "web." }, "Role"},
+		"long role":         {func(o *vault.Options) { o.Role = strings.Repeat("r", 256) }, "Role"},
+		"mount upwards":     {func(o *vault.Options) { o.Mount = "pki/../kv" }, "Mount"},
+		"empty segment":     {func(o *vault.Options) { o.Mount = "a//b" }, "Mount"},
+		"escaped mount":     {func(o *vault.Options) { o.Mount = "a%2fb" }, "Mount"},
+		"long mount":        {func(o *vault.Options) { o.Mount = strings.Repeat("mount/", 100) }, "Mount"},
+		"namespace":         {func(o *vault.Options) { o.Namespace = "a\r\nX-Vault-Token: b" }, "Namespace"},
+		"login role":        {func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "a b") }, "Login"},
+		"no login role":     {func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "") }, "KubernetesLogin"},
+		"login mount":       {func(o *vault.Options) { o.Login = vault.KubernetesLogin("..", "web") }, "Login"},
+		"nothing to log in": {func(o *vault.Options) { o.Login, o.Token = vault.KubernetesLogin("", "web"), nil }, "KubernetesLogin"},
+		"cert and token":    {func(o *vault.Options) { o.Login, o.HTTPClient = vault.CertLogin("", ""), new(http.Client) }, "CertLogin"},
+		"no certificate":    {func(o *vault.Options) { o.Login, o.Token = vault.CertLogin("", ""), nil }, "CertLogin"},
+	} {
+		o := good()
+		c.edit(&o)
+		_, err := vault.New(o)
+		require.Error(t, err, name)
+		assert.ErrorContains(t, err, "vault: invalid Options: ", name)
+		assert.ErrorContains(t, err, c.want, name)
+		assert.NotContains(t, err.Error(), secret)
+	}
+}
+
+// What Vault answers when it refuses, and what the caller learns.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	const denied = "1 error occurred:\n\t* permission denied\n\n"
+	for _, c := range []struct {
+		name  string
+		code  int
+		body  any
+		kind  error
+		again bool
+		says  string
+	}{
+		{"denied", 403, vaultErrors(denied), caclient.ErrDenied, false, "permission denied"},
+		{"ended token", 403, vaultErrors("2 errors occurred:\n\t* permission denied\n\t* invalid token\n\n"), caclient.ErrUnauthenticated, false, "* permission denied * invalid token"},
+		{"bad token of OpenBao", 403, vaultErrors("permission denied", "invalid token"), caclient.ErrUnauthenticated, false, "permission denied; invalid token"},
+		{"no token", 400, vaultErrors("missing client token"), caclient.ErrUnauthenticated, false, "missing client token"},
+		{"bad request", 400, vaultErrors("unknown role: web"), caclient.ErrInvalid, false, "unknown role: web"},
+		{"beyond the CA's end", 400, vaultErrors("cannot satisfy request, as TTL would result in notAfter beyond the expiration of the CA certificate"), caclient.ErrInvalid, false, "cannot satisfy"},
+		{"no engine", 404, vaultErrors(`no handler for route "pki/sign/web"`), caclient.ErrInvalid, false, "no handler"},
+		{"method", 405, vaultErrors("unsupported operation"), caclient.ErrInvalid, false, "unsupported"},
+		{"not heard of yet", 412, vaultErrors("required index state not present"), caclient.ErrUnavailable, true, "required index"},
+		{"too large", 413, vaultErrors("request body too large"), caclient.ErrInvalid, false, ""},
+		{"quota", 429, vaultErrors("rate limit quota exceeded"), caclient.ErrUnavailable, true, "quota"},
+		{"secondary", 472, "", caclient.ErrUnavailable, true, ""},
+		{"standby", 473, "", caclient.ErrUnavailable, true, ""},
+		{"internal", 500, vaultErrors("internal error"), caclient.ErrUnavailable, true, "internal"},
+		{"not initialised", 501, vaultErrors("Vault is not initialized"), caclient.ErrUnavailable, true, "not initialized"},
+		{"behind a proxy", 502, "<html>Bad Gateway", caclient.ErrUnavailable, true, "502"},
+		{"sealed", 503, vaultErrors("Vault is sealed"), caclient.ErrUnavailable, true, "Vault is sealed"},
+		{"standby without forwarding", 307, "", caclient.ErrUnavailable, true, "URL"},
+		{"moved", 301, "", caclient.ErrUnavailable, true, "URL"},
+		{"nothing", 204, "", caclient.ErrBadAnswer, false, "JSON"},
+		{"no JSON", 200, "<html>", caclient.ErrBadAnswer, false, "JSON"},
+		{"no certificate", 200, doc{}, caclient.ErrBadAnswer, false, "no certificate"},
+		{"other type", 200, doc{"data": []int{1}}, caclient.ErrBadAnswer, false, "JSON"},
+		{"no PEM", 200, doc{"data": doc{"certificate": "MII"}}, caclient.ErrBadAnswer, false, "chain"},
+		{"too much", 200, strings.Repeat(" ", 3<<20), caclient.ErrBadAnswer, false, "bytes"},
+		{"repeats the token", 400, vaultErrors("bad: " + secret), caclient.ErrInvalid, false, "bad: [redacted]"},
+		{"long", 400, vaultErrors(strings.Repeat("x", 1<<20)), caclient.ErrInvalid, false, "xxx"},
+		{"errors of another type", 400, doc{"errors": 7}, caclient.ErrInvalid, false, "400"},
+	} {
+		s := &script{answer: func(call) (int, any) { return c.code, c.body }}
+		var log logs
+		e := s.endpoint()
+		e.Logger = log.logger()
+		_, err := newCA(t, vault.Options{Endpoint: e, Role: "web"}).Sign(t.Context(), webCSR(t), 0)
+		told, ok := errors.AsType[*caclient.Error](err)
+		require.True(t, ok, c.name)
+		assert.Equal(t, c.kind, told.Kind, c.name)
+		assert.Equal(t, "sign", told.Op, c.name)
+		_, again := caclient.Retryable(err)
+		assert.Equal(t, c.again, again, c.name)
+		assert.ErrorContains(t, err, c.says, c.name)
+		assert.NotContains(t, err.Error()+log.String(), secret, c.name)
+		assert.Less(t, len(err.Error()), 700, c.name)
+		assert.Len(t, s.paths(), 1, c.name)
+
+		// A login that fails is one of the caller, or may pass, and never "denied" or "invalid".
+		_, err = newCA(t, vault.Options{Endpoint: e, Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
+		told, ok = errors.AsType[*caclient.Error](err)
+		require.True(t, ok, c.name)
+		want := c.kind
+		if c.code == 400 || c.code == 403 {
+			want = caclient.ErrUnauthenticated
+		}
+		assert.Equal(t, want, told.Kind, c.name)
+		assert.ErrorContains(t, err, map[bool]string{true: "log in: "}[c.code != 200], c.name)
+		assert.NotContains(t, err.Error()+log.String(), secret, c.name)
+	}
+}
+
+// After an answer of a server that does not work, the next call makes a new connection, which a proxy may give to another
+// server.
+func TestAnotherServer(t *testing.T) {
+	t.Parallel()
+	var conns atomic.Int32
+	var code atomic.Int32
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(int(code.Load())) }))
+	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			conns.Add(1)
+		}
+	}
+	srv.Start()
+	defer srv.Close()
+	c := newCA(t, vault.Options{Endpoint: caclient.Endpoint{URL: srv.URL, TrustDomain: domain, AllowPlaintext: true}, Role: "web"})
+	want := int32(1)
+	for _, n := range []int32{400, 472, 473, 412, 307, 501, 503, 404, 400} {
+		code.Store(n)
+		_, err := c.Sign(t.Context(), webCSR(t), 0)
+		require.Error(t, err)
+		assert.Equal(t, want, conns.Load(), n)
+		if errors.Is(err, caclient.ErrUnavailable) {
+			want++
+		}
+	}
+	assert.EqualValues(t, 7, want)
+}
+
+// The wait that Vault asks for is in the error.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v.Refuse(&caclient.Error{Kind: caclient.ErrUnavailable, RetryAfter: 7 * time.Second, Err: errors.New("rate limit quota exceeded")})
+	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"})
+	_, err := c.Sign(t.Context(), webCSR(t), 0)
+	after, ok := caclient.Retryable(err)
+	assert.True(t, ok)
+	assert.Equal(t, 7*time.Second, after)
+	_, err = c.FetchBundles(t.Context())
+	after, _ = caclient.Retryable(err)
+	assert.Equal(t, 7*time.Second, after)
+}
+
+// Rules of the operator, one broken at a time.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		change func(*caclienttest.VaultRules)
+		edit   func(*vault.Options)
+		kind   error
+	}{
+		{"sealed", func(r *caclienttest.VaultRules) { r.Sealed = true }, nil, caclient.ErrUnavailable},
+		{"policy", func(r *caclienttest.VaultRules) { r.Forbidden = true }, nil, caclient.ErrDenied},
+		{"other ID", func(r *caclienttest.VaultRules) { r.AllowedURISANs = []string{"spiffe://example.org/db"} }, nil, caclient.ErrInvalid},
+		{"other namespace", func(r *caclienttest.VaultRules) { r.Namespace = "prod" }, nil, caclient.ErrInvalid},
+		{"other role", nil, func(o *vault.Options) { o.Role = "admin" }, caclient.ErrDenied},
+		{"other engine", nil, func(o *vault.Options) { o.Mount = "kv" }, caclient.ErrInvalid},
+		{"other token", nil, func(o *vault.Options) { o.Token = give(secret) }, caclient.ErrUnauthenticated},
+		{"empty token", nil, func(o *vault.Options) { o.Token = give("") }, caclient.ErrUnauthenticated},
+		{"no such file", nil, func(o *vault.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated},
+		{"vault's token for a login", nil, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "workload") }, caclient.ErrUnauthenticated},
+		{"login role", func(r *caclienttest.VaultRules) { r.Kubernetes = true }, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "other") }, caclient.ErrUnauthenticated},
+		{"token not believed", func(r *caclienttest.VaultRules) {
+			r.Kubernetes, r.Review = true, func(string) bool { return false }
+		}, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "workload") }, caclient.ErrUnauthenticated},
+		{"service account's token without a login", func(r *caclienttest.VaultRules) { r.Kubernetes = true }, nil, caclient.ErrUnauthenticated},
+		{"no client certificate", nil, func(o *vault.Options) { o.Token, o.Login = nil, vault.CertLogin("", "") }, caclient.ErrUnauthenticated},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+			if c.change != nil {
+				v.Change(c.change)
+			}
+			o := vault.Options{Endpoint: v.Endpoint(), Role: "workload"}
+			if c.edit != nil {
+				c.edit(&o)
+			}
+			_, err := newCA(t, o).Sign(t.Context(), webCSR(t), 0)
+			require.ErrorIs(t, err, c.kind)
+			if o.TokenFile != "" {
+				assert.ErrorIs(t, err, os.ErrNotExist, "the reason for the missing token")
+			}
+		})
+	}
+}
+
+// A certificate that the login does not know.
+func TestCertLoginOfAnother(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	v := caclienttest.NewVault(t, ca, "/web")
+	for name, svid := range map[string]*spiffe.SVID{"other ID": ca.SVID("/db"), "other CA": spiffetest.NewCA(t, "example.org").SVID("/web")} {
+		o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.CertLogin("", "")}
+		o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, svid)
+		_, err := newCA(t, o).Sign(t.Context(), webCSR(t), 0)
+		require.ErrorIs(t, err, caclient.ErrUnauthenticated, name)
+		assert.ErrorContains(t, err, "log in: ", name)
+	}
+	assert.Zero(t, v.Logins())
+}
+
+// The longest lifetime of the role is what a longer wish gets.
+func TestLifetimeOfTheRole(t *testing.T) {
+	t.Parallel()
+	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	chain, err := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"}).Sign(t.Context(), webCSR(t), 1000*time.Hour)
+	require.NoError(t, err)
+	assert.WithinDuration(t, time.Now().Add(24*time.Hour), chain[0].NotAfter, time.Minute)
+}
+
+func TestContextEnds(t *testing.T) {
+	t.Parallel()
+	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v.Hang()
+	for _, login := range []vault.Login{{}, vault.KubernetesLogin("", "workload")} {
+		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: login})
+		cause := errors.New("enough")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, cause)
+		_, err := c.Sign(ctx, webCSR(t), 0)
+		assert.ErrorIs(t, err, cause)
+		_, err = c.FetchBundles(ctx)
+		assert.ErrorIs(t, err, cause)
+		cancel()
+	}
+	v.Mend()
+}
+
+// The printers show the address, and nothing of what a login gave.
+func TestPrinting(t *testing.T) {
+	t.Parallel()
+	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v.Change(func(r *caclienttest.VaultRules) { r.Kubernetes = true })
+	e := v.Endpoint()
+	c := newCA(t, vault.Options{Endpoint: e, Role: "workload", Login: vault.KubernetesLogin("", "workload")})
+	_, err := c.Sign(t.Context(), webCSR(t), 0)
+	require.NoError(t, err)
+	var log logs
+	log.logger().Info("x", "ca", c, slog.Any("any", c))
+	for _, text := range []string{fmt.Sprint(c), fmt.Sprintf("%v %+v %#v %s %q", c, c, c, c, c), log.String()} {
+		assert.Contains(t, text, "vault.CA("+e.URL+")")
+		assert.NotContains(t, text, "hvs.")
+	}
+}

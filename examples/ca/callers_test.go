@@ -1,0 +1,288 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/jws"
+	jwts "github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// oidc is an OpenID Connect issuer with TLS.
+type oidc struct {
+	*httptest.Server
+	key *ecdsa.PrivateKey
+}
+
+func newOIDC(t testing.TB) *oidc {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	i := &oidc{key: key}
+	i.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/.well-known/openid-configuration" {
+			fmt.Fprintf(w, `{"issuer":%q,"jwks_uri":"%s/jwks"}`, i.URL, i.URL)
+			return
+		}
+		members, _ := jws.AppendKey(nil, key.Public())
+		fmt.Fprintf(w, `{"keys":[{%s,"kid":"1","use":"sig"}]}`, members)
+	}))
+	t.Cleanup(i.Close)
+	return i
+}
+
+// sign returns a token.
+func (i *oidc) sign(t testing.TB, aud, sub string, exp time.Time) string {
+	t.Helper()
+	s, err := jwts.NewSigner(i.key, "", "1", "JWT")
+	require.NoError(t, err)
+	text, err := s.Token(fmt.Appendf(nil, `{"iss":%q,"aud":[%q],"sub":%q,"exp":%d}`, i.URL, aud, sub, exp.Unix()))
+	require.NoError(t, err)
+	return text
+}
+
+// pod returns a good token of a service account in the namespace demo.
+func (i *oidc) pod(t testing.TB, aud, name string) string {
+	return i.sign(t, aud, "system:serviceaccount:demo:"+name, time.Now().Add(time.Hour))
+}
+
+// forwardedHeader is what a gateway says of a client.
+func forwardedHeader(value string) http.Header {
+	return http.Header{"X-Forwarded-Client-Cert": {value}}
+}
+
+// asCaller asks Istio's API with whatever the caller has.
+func asCaller(t testing.TB, s *server, c *http.Client, token string, header http.Header, ttl time.Duration) ([]*x509.Certificate, error) {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	client, err := caclientistio.New(caclientistio.Options{Header: header, Endpoint: caclient.Endpoint{
+		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: c, TrustDomain: s.c.CA.TrustDomain,
+		Token: func(context.Context) (string, error) { return token, nil },
+	}})
+	require.NoError(t, err)
+	return client.Sign(t.Context(), csr, ttl)
+}
+
+// TestCallers has all methods in one server, each with its own callers, over TLS: certificates, an issuer, the API
+// server of a cluster, a gateway, and the issuer of the server's own token.
+func TestCallers(t *testing.T) {
+	t.Parallel()
+	east, own := newOIDC(t), newOIDC(t)
+	dir := t.TempDir()
+	roots, ownToken := filepath.Join(dir, "roots.pem"), filepath.Join(dir, "own-token")
+	var trusted []byte
+	for _, i := range []*oidc{east, own} {
+		trusted = append(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw})...)
+	}
+	require.NoError(t, os.WriteFile(roots, trusted, 0o600))
+	require.NoError(t, os.WriteFile(ownToken, []byte(own.pod(t, "own-audience", "istiod")+"\n"), 0o600))
+	_, args := cluster(t)
+	var log lockedBuffer
+	s, stop := startLogged(t, newConfig(t, filepath.Join(dir, "state"), append(args,
+		"-jwt-rule", `{"issuer":"`+east.URL+`","audiences":["istio-ca"]}`, "-jwt-roots", roots, "-own-token", ownToken,
+		"-trusted-gateway-cidr", "192.0.2.0/24", "-default-ttl", "2h", "-jwt-policy", "first-party-jwt",
+	)...), &log)
+	plain := newClient(s.ca.Bundle(), nil)
+	t.Cleanup(plain.CloseIdleConnections)
+	certified := func(name string) *http.Client {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		chain, _, err := istioRequest(t.Context(), plain, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, east.pod(t, "istio-ca", name), key)
+		require.NoError(t, err)
+		c := newClient(s.ca.Bundle(), mustSVID(t, chain, key))
+		t.Cleanup(c.CloseIdleConnections)
+		return c
+	}
+	vm, gateway := certified("vm"), certified("gateway")
+	stranger := spiffetest.NewCA(t, "cluster.local").SVID("/ns/demo/sa/web")
+	strange := newClient(s.ca.Bundle(), stranger)
+	t.Cleanup(strange.CloseIdleConnections)
+
+	const uri = "URI=spiffe://cluster.local/ns/demo/sa/behind"
+	methods := map[string]string{} // by serial number
+	for name, c := range map[string]struct {
+		client       *http.Client
+		token        string
+		header       http.Header
+		want, method string
+	}{
+		"certificate":                           {vm, "", nil, "vm", "client-certificate"},
+		"token of the issuer":                   {plain, east.pod(t, "istio-ca", "east"), nil, "east", "jwt"},
+		"token of the cluster":                  {plain, "token-web", nil, "web", "kubernetes-token"},
+		"gateway":                               {plain, "", forwardedHeader(uri), "behind", "forwarded-certificate"},
+		"token of our issuer":                   {plain, own.pod(t, "own-audience", "own"), nil, "own", "jwt"},
+		"the certificate first":                 {vm, east.pod(t, "istio-ca", "east"), nil, "vm", "client-certificate"},
+		"a token before the gateway":            {plain, east.pod(t, "istio-ca", "east"), forwardedHeader(uri), "east", "jwt"},
+		"the gateway before our issuer":         {plain, own.pod(t, "own-audience", "own"), forwardedHeader(uri), "behind", "forwarded-certificate"},
+		"a gateway that names no SPIFFE ID":     {plain, own.pod(t, "own-audience", "own"), forwardedHeader("DNS=web.demo.svc"), "own", "jwt"},
+		"a bad certificate":                     {strange, "token-db", nil, "db", "kubernetes-token"},
+		"gateway with a certificate of its own": {gateway, "", forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/admin," + uri), "behind", "forwarded-certificate"},
+	} {
+		chain, err := asCaller(t, s, c.client, c.token, c.header, 0)
+		require.NoError(t, err, name)
+		require.Len(t, chain[0].URIs, 1)
+		assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/"+c.want, chain[0].URIs[0].String(), name)
+		assert.Empty(t, chain[0].DNSNames)
+		methods[chain[0].SerialNumber.Text(16)] = c.method
+	}
+	// A certificate alone proves for -default-ttl, whichever way it comes. A token proves for more.
+	for name, c := range map[string]struct {
+		client *http.Client
+		token  string
+		header http.Header
+		want   time.Duration
+	}{
+		"certificate": {vm, "", nil, 2 * time.Hour}, "gateway": {plain, "", forwardedHeader(uri), 2 * time.Hour}, "token": {plain, "token-web", nil, 24 * time.Hour},
+	} {
+		chain, err := asCaller(t, s, c.client, c.token, c.header, 24*time.Hour)
+		require.NoError(t, err, name)
+		assert.WithinDuration(t, time.Now().Add(c.want), chain[0].NotAfter, time.Minute, name)
+	}
+
+	late := time.Now().Add(time.Hour)
+	for name, c := range map[string]struct {
+		client *http.Client
+		token  string
+		header http.Header
+	}{
+		"nothing":               {plain, "", nil},
+		"a strange certificate": {strange, "", nil},
+		"expired":               {plain, east.sign(t, "istio-ca", "system:serviceaccount:demo:web", time.Now().Add(-time.Hour)), nil},
+		"other audience":        {plain, east.pod(t, "own-audience", "web"), nil},
+		"other audience of own": {plain, own.pod(t, "istio-ca", "web"), nil},
+		"no account":            {plain, east.sign(t, "istio-ca", "demo:web", late), nil},
+		"three parts":           {plain, east.sign(t, "istio-ca", "system:serviceaccount:demo", late), nil},
+		"forged":                {plain, (&oidc{east.Server, own.key}).pod(t, "istio-ca", "web"), nil},
+		"other issuer":          {plain, newOIDC(t).pod(t, "istio-ca", "web"), nil},
+		"unknown":               {plain, "token-other", nil},
+		"malformed header":      {plain, "", forwardedHeader(uri + `;Subject="`)},
+		"other trust domain":    {plain, "", forwardedHeader("URI=spiffe://evil.test/ns/demo/sa/web")},
+		"two IDs":               {plain, "", forwardedHeader(uri + ";URI=spiffe://cluster.local/x")},
+		"no SPIFFE ID":          {plain, "", forwardedHeader(`Subject="CN=web";DNS=web.demo.svc`)},
+		"a gateway's own certificate behind a bad header": {gateway, "", forwardedHeader("x")},
+	} {
+		_, err := asCaller(t, s, c.client, c.token, c.header, 0)
+		e, ok := errors.AsType[*caclient.Error](err)
+		require.True(t, ok, "%s: %v", name, err)
+		require.Equal(t, caclient.ErrUnauthenticated, e.Kind, "%s: %v", name, err)
+		assert.Contains(t, err.Error(), "request authenticate failure", name)
+		for _, secret := range []string{"issuer", "token:", "forwarded", "SPIFFE"} {
+			assert.NotContains(t, err.Error(), secret, "the client is not told why")
+		}
+	}
+	stop()
+	for serial, i := range audited(t, s.c) {
+		if method := methods[serial]; method != "" {
+			assert.Equal(t, method, i.Method)
+			assert.Equal(t, i.ID.String(), i.Caller)
+			delete(methods, serial)
+		}
+	}
+	assert.Empty(t, methods)
+	// The first refusal of a reason is there with each method's answer and the peer; the others are a number.
+	var refused []string
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "certificate refused") {
+			refused = append(refused, line)
+		}
+	}
+	require.NotEmpty(t, refused)
+	require.LessOrEqual(t, len(refused), 2, "%q", refused)
+	assert.Regexp(t, `peer=127\.0\.0\.1:\d+ code=unauthenticated err="(.*; ){4}.*"`, refused[0])
+	assert.Contains(t, log.String(), "first-party-jwt is treated as third-party-jwt")
+}
+
+// A tainted root proves nothing, and what a gateway says does not tell by which root.
+func TestGatewayAfterTaint(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t, newConfig(t, t.TempDir(), "-trusted-gateway-cidr", "192.0.2.0/24", "-refresh-hint", "1s", "-propagation", "8s"))
+	plain := newClient(s.ca.Bundle(), nil)
+	t.Cleanup(plain.CloseIdleConnections)
+	header := forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/behind")
+	_, err := asCaller(t, s, plain, "", header, 0)
+	require.NoError(t, err)
+	require.NoError(t, s.ca.Own.Taint(t.Context(), s.ca.Own.Roots()[0].ID))
+	_, err = asCaller(t, s, plain, "", header, 0)
+	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+	_, err = asCaller(t, s, plain, token(t, s, "demo/web"), header, 0)
+	require.NoError(t, err, "a clean proof")
+}
+
+// A CA outside of Kubernetes whose callers have tokens of an issuer: it is no development mode.
+func TestIssuerWithoutKubernetes(t *testing.T) {
+	t.Parallel()
+	i := newOIDC(t)
+	dir := t.TempDir()
+	roots := filepath.Join(dir, "roots.pem")
+	require.NoError(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}), 0o600))
+	environment := env{"JWT_RULE": `{"issuer":"` + i.URL + `","jwksUri":"` + i.URL + `/jwks","audiences":["ca"]}`, "TRUST_DOMAIN": "example.org"}
+	args := []string{"-state-dir", filepath.Join(dir, "state"), "-create", "-jwt-roots", roots, "-istio-addr", "127.0.0.1:0", "-bundle-addr", "", "-admin-addr", ""}
+	o, err := parse(args, environment.get, io.Discard)
+	require.NoError(t, err)
+	s, _ := start(t, o.Config)
+	assert.Nil(t, s.at.Linkerd)
+	assert.NoFileExists(t, o.SecretFile)
+	var out strings.Builder
+	announce(&out, s.c, s.ca, s.at)
+	assert.NotContains(t, out.String(), "DEVELOPMENT")
+	c := newClient(s.ca.Bundle(), nil)
+	t.Cleanup(c.CloseIdleConnections)
+	chain, err := asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 48*time.Hour)
+	require.NoError(t, err)
+	id, err := spiffe.IDFromCertificate(chain[0])
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://example.org/ns/demo/sa/web", id.String())
+	assert.WithinDuration(t, time.Now().Add(48*time.Hour), chain[0].NotAfter, time.Minute)
+	_, err = asCaller(t, s, c, "x:demo/web", nil, 0)
+	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+
+	i.Close() // the keys that are known count on
+	_, err = asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 0)
+	require.NoError(t, err)
+	o, err = parse(append(args, "-state-dir", filepath.Join(dir, "other")), environment.get, io.Discard)
+	require.NoError(t, err)
+	later, _ := start(t, o.Config)
+	c = newClient(later.ca.Bundle(), nil)
+	t.Cleanup(c.CloseIdleConnections)
+	_, err = asCaller(t, later, c, i.pod(t, "ca", "web"), nil, 0)
+	require.Error(t, err, "a server that starts meanwhile says to come back")
+	require.NotErrorIs(t, err, caclient.ErrUnauthenticated)
+
+	for flag, bad := range map[string]env{
+		"-jwt-rule":             {"JWT_RULE": `{"issuer":"` + i.URL + `","audiences":[]}`},
+		"-trusted-gateway-cidr": {"TRUSTED_GATEWAY_CIDR": "0.0.0.0/0"},
+	} {
+		_, err := parse(args, bad.get, io.Discard)
+		require.ErrorContains(t, err, flag)
+	}
+	for _, flag := range []string{"-own-token", "-jwt-roots"} { // which Serve reads
+		o, err := parse(append(args, "-state-dir", filepath.Join(dir, flag), flag, filepath.Join(dir, "none")), environment.get, io.Discard)
+		require.NoError(t, err)
+		require.ErrorContains(t, o.Serve(t.Context(), nil, nil), flag)
+	}
+}

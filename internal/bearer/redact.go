@@ -1,0 +1,58 @@
+package bearer
+
+import (
+	"strings"
+	"unicode"
+)
+
+// Redact makes a text of a server fit for a log: one line of at most about 500 bytes without any 16 bytes of the secrets,
+// which servers may quote, and without the whole of shorter ones.
+func Redact(text string, secrets ...string) string {
+	const limit, piece = 500, 16
+	if most := 4 * limit; len(text) > most { // and less of a word that is cut there, of which fewer than 16 bytes of a secret may be left
+		end := most
+		for end > most-64 && TokenRune(rune(text[end-1])) {
+			end--
+		}
+		text = text[:end]
+	}
+	secret := make([]bool, len(text)) // by byte
+	for _, s := range secrets {
+		n := min(piece, len(s))
+		if n == 0 {
+			continue
+		}
+		at := map[string][]int{} // where in text n bytes are; a secret may be much longer than text
+		for i := range len(text) - n + 1 {
+			at[text[i:i+n]] = append(at[text[i:i+n]], i)
+		}
+		for i := range len(s) - n + 1 {
+			for _, j := range at[s[i:i+n]] {
+				for k := range n {
+					secret[j+k] = true
+				}
+			}
+			delete(at, s[i:i+n])
+		}
+	}
+	var b strings.Builder
+	for i, c := range text {
+		switch {
+		case b.Len() >= limit:
+			return b.String() + "…"
+		case secret[i] && (i == 0 || !secret[i-1]):
+			b.WriteString("[redacted]")
+		case secret[i]:
+		case unicode.IsPrint(c):
+			b.WriteRune(c)
+		default:
+			b.WriteByte(' ')
+		}
+	}
+	return b.String()
+}
+
+// TokenRune reports whether c can be in a bearer token (RFC 6750, section 2.1).
+func TokenRune(c rune) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._~+/=", c)
+}

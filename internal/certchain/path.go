@@ -1,0 +1,74 @@
+package certchain
+
+import (
+	"crypto/x509"
+	"slices"
+	"time"
+)
+
+// Usages returns the extended key usages that a role needs, all of them: one of the numbers of spiffe.Role, of which any
+// other gives none. None at all would mean serverAuth to crypto/x509 (GO-5).
+func Usages(role int) []x509.ExtKeyUsage {
+	switch role {
+	case 0:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageAny}
+	case 1:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	case 2:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	case 3:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	}
+	return nil
+}
+
+// Path returns the path from the first certificate of chain over the others, in any order, to one of roots, on which no
+// certificate rules out one of usages, of which there is at least one. While roots overlap there may be several; this is
+// the one that lasts longest. The caller has looked at the size of chain. The error is one of crypto/x509.
+func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyUsage, now time.Time) ([]*x509.Certificate, error) {
+	opts := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: usages[:1]}
+	if len(chain) > 1 {
+		opts.Intermediates = x509.NewCertPool()
+		for _, c := range chain[1:] {
+			opts.Intermediates.AddCert(c)
+		}
+	}
+	paths, err := chain[0].Verify(opts)
+	if err != nil {
+		return nil, err
+	}
+	var longest []*x509.Certificate
+	for _, p := range paths {
+		if !permits(p, usages[1:]) { // crypto/x509 is content with one of several usages
+			continue
+		}
+		if longest == nil || End(p).After(End(longest)) {
+			longest = p
+		}
+	}
+	if longest == nil {
+		return nil, x509.CertificateInvalidError{Cert: chain[0], Reason: x509.IncompatibleUsage}
+	}
+	return longest, nil
+}
+
+// permits reports whether no certificate of path rules out one of usages, as crypto/x509 sees it.
+func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
+	for _, c := range path {
+		if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
+			continue
+		}
+		for _, usage := range usages {
+			if !slices.Contains(c.ExtKeyUsage, usage) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// End returns when the first certificate of a path expires.
+func End(path []*x509.Certificate) time.Time {
+	first := slices.MinFunc(path, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+	return first.NotAfter
+}

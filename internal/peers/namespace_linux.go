@@ -1,0 +1,93 @@
+package peers
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+// StartIsolated is [Start] in a network namespace of its own, which has a loopback device and nothing else: for
+// programs that listen on all addresses. It also returns a listener on a port of 127.0.0.1 in that namespace, which is
+// closed when the test ends. Where the system does not allow namespaces, the test skips, even where peers are
+// required, as nothing can be installed to change that.
+func StartIsolated(t testing.TB, log string, cmd *exec.Cmd, port int) (*Process, net.Listener) {
+	t.Helper()
+	allowed(t, syscall.CLONE_NEWNET)
+	var l net.Listener
+	p := start(t, log, cmd, func() (err error) {
+		if err := syscall.Unshare(syscall.CLONE_NEWNET); err != nil {
+			return err
+		}
+		if err := loopbackUp(); err != nil {
+			return fmt.Errorf("set the loopback device up: %w", err)
+		}
+		l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		return err
+	})
+	t.Cleanup(func() { _ = l.Close() }) // its server may have closed it
+	return p, l
+}
+
+// StartInPod is [Start] with what a pod has to call the API server of c: the two variables, and the files of the account
+// in account, a folder of the caller's, where a pod has them. Where the system does not allow that, the test skips, as
+// with [StartIsolated].
+func StartInPod(t testing.TB, log string, cmd *exec.Cmd, c *Cluster, account string) *Process {
+	t.Helper()
+	allowed(t, syscall.CLONE_NEWNS)
+	u, err := url.Parse(c.URL)
+	require.NoError(t, err)
+	cmd.Env = append(cmd.Environ(), "KUBERNETES_SERVICE_HOST="+u.Hostname(), "KUBERNETES_SERVICE_PORT="+u.Port())
+	return start(t, log, cmd, func() error {
+		if err := syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
+			return err
+		}
+		const at = "/run/secrets/kubernetes.io/serviceaccount"
+		return cmp.Or(
+			syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""),
+			syscall.Mount("tmpfs", "/run", "tmpfs", 0, ""),
+			os.MkdirAll(at, 0o755),
+			syscall.Mount(account, at, "", syscall.MS_BIND, ""),
+		)
+	})
+}
+
+// allowed skips the test unless a thread may have a namespace of a kind.
+func allowed(t testing.TB, kind int) {
+	t.Helper()
+	may := make(chan error)
+	go func() { // in a thread that ends with the goroutine
+		runtime.LockOSThread()
+		may <- syscall.Unshare(kind)
+	}()
+	if err := <-may; err != nil {
+		t.Skipf("no namespace can be made here: %v", err)
+	}
+}
+
+// loopbackUp sets the loopback device of the thread's namespace up.
+func loopbackUp() error {
+	s, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer syscall.Close(s)
+	request := struct { // ifreq
+		name  [16]byte
+		flags uint16
+		_     [22]byte
+	}{name: [16]byte{'l', 'o'}, flags: syscall.IFF_UP | syscall.IFF_RUNNING}
+	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(s), syscall.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return errno
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+// Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd,
+// Istio's CA server and agent, step-ca, and a Python client of the Workload API. The proofs are its tests.
+//
+// The programs are built from published modules, each with a module file of its own below programs, so that nothing of
+// theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache folder under a
+// hash of what they are built from, or in the folder that the environment variable SVIDKIT_PEERS_CACHE names:
+//
+//	go run ./build
+//
+// The first builds take about nine minutes on two cores. A test skips with the reason where a program is not built. With
+// SVIDKIT_PEERS=require in the environment, as in CI, it is built then, and the test fails if that fails.
+package peers
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/svidkit/svidkit/internal/flock"
+)
+
+const (
+	modeEnv  = "SVIDKIT_PEERS"       // "require" or empty
+	cacheEnv = "SVIDKIT_PEERS_CACHE" // a folder
+)
+
+// A program is a package of a module below the folder programs.
+type program struct{ module, pkg string }
+
+var programs = map[string]program{
+	"etcd":           {"etcd", "."},
+	"kube-apiserver": {"kube-apiserver", "."},
+	"istio-ca":       {"istio", "./ca"},
+	"pilot-agent":    {"istio", "istio.io/istio/pilot/cmd/pilot-agent"},
+	"step-ca":        {"step-ca", "github.com/smallstep/certificates/cmd/step-ca"},
+}
+
+// A peer is what is made once.
+type peer struct {
+	file string                  // in the cache
+	make func(path string) error // makes it at another path
+}
+
+func peerOf(name string) (*peer, error) {
+	if name == pySpiffe {
+		return python()
+	}
+	p, ok := programs[name]
+	if !ok {
+		return nil, errors.New("there is no such peer")
+	}
+	module := filepath.Join("programs", p.module)
+	sum, err := hashOf(module)
+	if err != nil {
+		return nil, err
+	}
+	return &peer{filepath.Join(name+"-"+sum, name), func(path string) error {
+		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", path, p.pkg)
+		cmd.Dir = module
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=")
+		return run(cmd)
+	}}, nil
+}
+
+// Names returns the names that [Build] takes.
+func Names() []string { return append(slices.Sorted(maps.Keys(programs)), pySpiffe) }
+
+// Program returns the path of a peer that is built. If it is not, the test skips, or, where peers are required, builds
+// it.
+func Program(t testing.TB, name string) string {
+	t.Helper()
+	if os.Getenv(modeEnv) == "require" {
+		path, err := Build(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	p, err := peerOf(name)
+	if err != nil {
+		t.Skipf("peers: %s: %v", name, err)
+	}
+	path, err := p.path()
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case !exists(path):
+		t.Skipf("peers: %s is not built on this machine; go run ./build does that", name)
+	}
+	return path
+}
+
+// Build returns the path of a program, or of the folder of a Python package, and makes it first if there is none that was
+// made from the same files by the same Go or Python. It must be called in the folder of this package, as tests and go run
+// are. Calls in several processes wait for each other.
+func Build(name string) (string, error) {
+	p, err := peerOf(name)
+	if err != nil {
+		return "", fmt.Errorf("peers: %s: %w", name, err)
+	}
+	path, err := p.once()
+	if err != nil {
+		return "", fmt.Errorf("peers: build %s: %w", name, err)
+	}
+	return path, nil
+}
+
+// path returns where the peer is, once it was made.
+func (p *peer) path() (string, error) {
+	cache := os.Getenv(cacheEnv)
+	if cache == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return "", err
+		}
+		cache = filepath.Join(user, "svidkit-peers")
+	}
+	return filepath.Abs(filepath.Join(cache, p.file))
+}
+
+// once makes the peer unless that was done. It appears as a whole.
+func (p *peer) once() (string, error) {
+	path, err := p.path()
+	if err != nil || exists(path) {
+		return path, err
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.Create(filepath.Join(dir, ".lock"))
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close() // which gives the lock back
+	if err := flock.Lock(lock); err != nil {
+		return "", err
+	}
+	if exists(path) { // made by the process that had the lock
+		return path, nil
+	}
+	scratch, err := os.MkdirTemp(dir, ".new-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(scratch)
+	made := filepath.Join(scratch, filepath.Base(path))
+	if err := p.make(made); err != nil {
+		return "", err
+	}
+	return path, os.Rename(made, path)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// hashOf names the files of a folder, the version of Go and the system.
+func hashOf(dir string) (string, error) {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s %s %s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	files := 0
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		files++
+		data, err := os.ReadFile(path)
+		fmt.Fprintf(h, "%s %d\n%s", filepath.ToSlash(path), len(data), data)
+		return err
+	})
+	if err == nil && files == 0 {
+		err = errors.New("it has no files")
+	}
+	return hex.EncodeToString(h.Sum(nil))[:20], err
+}
+
+// run runs a command. The error has the end of what it printed.
+func run(cmd *exec.Cmd) error {
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, tail(out))
+	}
+	return nil
+}
+
+// tail returns the last 4 KiB of an output.
+func tail(out []byte) []byte { return out[max(0, len(out)-4<<10):] }
+
+// tailOf returns the end of a file, for the message of a test.
+func tailOf(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close() // only read
+	if st, err := f.Stat(); err == nil {
+		_, _ = f.Seek(max(0, st.Size()-4<<10), io.SeekStart) // or else all of it
+	}
+	out, _ := io.ReadAll(f) // what can be read
+	return string(tail(out))
+}

@@ -1,0 +1,73 @@
+package peers_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// TestPod runs examples/ca as in a pod: it finds the API server and its account there, keeps its CA in a Secret, and
+// reviews tokens, with the rights that the documentation names.
+func TestPod(t *testing.T) {
+	t.Parallel()
+	c := peers.NewCluster(t)
+	c.Account(t, "istio-system", "ca")
+	grant(t, c, "istio-system", "ca", "Role", documented(t, "pki/ca/kubesecret"))
+	grant(t, c, "istio-system", "ca", "ClusterRole", documented(t, "authn/kube"))
+	c.Account(t, "prod", "web")
+	c.Pod(t, "prod", "web", "web-1", "node-a")
+
+	dir := t.TempDir()
+	program, account, state := filepath.Join(dir, "ca"), filepath.Join(dir, "account"), filepath.Join(dir, "state")
+	out, err := exec.Command("go", "build", "-o", program, "github.com/svidkit/svidkit/examples/ca").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.NoError(t, os.Mkdir(account, 0o755))
+	write := func(name string, data []byte) {
+		require.NoError(t, os.WriteFile(filepath.Join(account, name), data, 0o600))
+	}
+	api, err := os.ReadFile(c.RootsFile())
+	require.NoError(t, err)
+	write("ca.crt", api)
+	write("namespace", []byte("istio-system"))
+	write("token", []byte(c.Token(t, "istio-system", "ca", "", peers.Issuer)))
+
+	port := peers.FreePorts(t, 1)[0]
+	cmd := exec.Command(program, "-kubernetes", "-create", "-trust-domain", domain.String(), "-state-dir", state,
+		"-istio-addr", fmt.Sprint("127.0.0.1:", port), "-linkerd-addr=", "-bundle-addr=", "-admin-addr=")
+	p := peers.StartInPod(t, filepath.Join(dir, "log"), cmd, c, account)
+	roots := filepath.Join(state, "root-cert.pem")
+	token := c.Token(t, "prod", "web", "web-1", "istio-ca")
+	client, err := istioca.New(istioca.Options{ClusterID: "Kubernetes", Endpoint: caclient.Endpoint{
+		URL: fmt.Sprint("https://localhost:", port), TrustDomain: domain, RootsFile: roots,
+		Token: func(context.Context) (string, error) { return token, nil },
+	}})
+	require.NoError(t, err)
+	p.Ready(t, func() error { _, err := checked(t, client, webID); return err })
+
+	chain, err := checked(t, client, webID)
+	require.NoError(t, err)
+	secret, err := spiffe.ParseBundlePEM(domain, secretOf(t, c, "istio-system")["root-cert.pem"])
+	require.NoError(t, err)
+	verifies(t, secret, chain)
+	pem, err := os.ReadFile(roots)
+	require.NoError(t, err)
+	require.Equal(t, serials(pem), serials(pki.MarshalCertificatesPEM(bundleCerts(secret)...)))
+
+	write("token", []byte("garbage"))
+	_, err = checked(t, client, webID)
+	require.ErrorIs(t, err, caclient.ErrUnavailable, "the CA reads its token anew")
+	write("token", []byte(c.Token(t, "istio-system", "ca", "", peers.Issuer)))
+	require.Eventually(t, func() bool { _, err := checked(t, client, webID); return err == nil }, passing, time.Second)
+}

@@ -1,0 +1,138 @@
+package peers_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+// federated has the bundle of another trust domain.
+type federated struct{ set *spiffe.BundleSet }
+
+func (f federated) Bundles() *spiffe.BundleSet { return f.set }
+func (f federated) Changed() <-chan struct{}   { return nil }
+
+// TestPySpiffe has the Python client of SPIFFE's own project call our Workload API.
+func TestPySpiffe(t *testing.T) {
+	t.Parallel()
+	const svids = 3 // to wait for
+	peers.Program(t, "py-spiffe")
+	socket := filepath.Join(shortDir(t), "api.sock")
+	cfg := quick()
+	cfg.JWT = &ca.JWTConfig{}
+	authority, err := ca.New(cfg)
+	require.NoError(t, err)
+	other, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("other.test"), JWT: &ca.JWTConfig{}})
+	require.NoError(t, err)
+	stranger, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("stranger.test"), JWT: &ca.JWTConfig{}})
+	require.NoError(t, err)
+	foreign, err := stranger.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://stranger.test/web"), []string{"db"})
+	require.NoError(t, err)
+	set, err := spiffe.NewBundleSet(other.Bundle())
+	require.NoError(t, err)
+
+	issuer, err := local.New(authority, webID)
+	require.NoError(t, err)
+	m, err := secretcache.New(secretcache.Config{ID: webID, CA: issuer, Lifetime: 5 * time.Second, Federated: federated{set}})
+	require.NoError(t, err)
+	validator, err := jwtsvid.NewAgentValidator(m, nil)
+	require.NoError(t, err)
+	h, err := workloadserver.NewHandler(m, &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID, ValidateJWTSVID: validator.ValidateJWTSVID})
+	require.NoError(t, err)
+	background(t, func(ctx context.Context) { _ = authority.Run(ctx) })
+	background(t, func(ctx context.Context) { _ = m.Run(ctx) })
+	server := &unixsocket.Server{Path: socket, Handler: h}
+	background(t, func(ctx context.Context) { _ = server.Run(ctx) })
+	require.Eventually(t, func() bool { _, err := os.Stat(socket); return err == nil }, passing, often)
+
+	cmd := peers.Python(t, "testdata/workload.py", socket, foreign, strconv.Itoa(svids))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	type line struct {
+		Call, ID, Bad, Text, Error string
+		IDs, Audience, SVIDs, Keys []string
+		Bundles                    map[string][]string
+		Refused, Seen              bool
+	}
+	var calls []string
+	got := map[string]line{}
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var l line
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &l), "%s", lines.Text())
+		calls = append(calls, l.Call)
+		got[l.Call+l.Bad] = l
+		if l.Call == "streams" {
+			_, err := authority.RotateJWT(t.Context())
+			require.NoError(t, err)
+		}
+	}
+	require.NoError(t, cmd.Wait(), "%s", stderr.String())
+	require.Equal(t, []string{
+		"fetch_x509_svid", "fetch_x509_svids", "fetch_x509_context", "fetch_x509_bundles", "fetch_jwt_bundles", "fetch_jwt_svid", "fetch_jwt_svids",
+		"validate_jwt_svid", "validate_jwt_svid", "validate_jwt_svid", "streams", "rotation", "X509Source", "JwtSource",
+	}, calls, "%s", stderr.String())
+
+	x509 := map[string][]string{"example.org": digests(authority.Bundle()), "other.test": digests(other.Bundle())}
+	for _, call := range []string{"fetch_x509_context", "fetch_x509_bundles", "X509Source"} {
+		assert.Equal(t, x509, got[call].Bundles, call)
+	}
+	keys := keyIDs(authority.Bundle())
+	require.Len(t, keys, 2)
+	assert.Len(t, got["fetch_jwt_bundles"].Bundles["example.org"], 1)
+	assert.Equal(t, keyIDs(other.Bundle()), got["fetch_jwt_bundles"].Bundles["other.test"])
+	assert.Equal(t, map[string][]string{"example.org": keys, "other.test": keyIDs(other.Bundle())}, got["JwtSource"].Bundles)
+	for _, call := range []string{"fetch_x509_svid", "fetch_x509_context", "fetch_jwt_svid", "validate_jwt_svid", "X509Source", "JwtSource"} {
+		assert.Equal(t, webID.String(), got[call].ID, call)
+	}
+	for _, call := range []string{"fetch_x509_svids", "fetch_jwt_svids"} {
+		assert.Equal(t, []string{webID.String()}, got[call].IDs, call)
+	}
+	assert.Equal(t, []string{"db"}, got["fetch_jwt_svid"].Audience)
+	for _, bad := range []string{"audience", "domain"} {
+		assert.True(t, got["validate_jwt_svid"+bad].Refused, bad)
+	}
+	assert.True(t, got["rotation"].Seen)
+	assert.Len(t, got["rotation"].SVIDs, svids)
+	assert.Subset(t, got["rotation"].Keys, keys)
+}
+
+func digests(b *spiffe.Bundle) (out []string) {
+	for c := range b.X509Authorities() {
+		sum := sha256.Sum256(c.Raw)
+		out = append(out, hex.EncodeToString(sum[:]))
+	}
+	slices.Sort(out)
+	return out
+}
+
+func keyIDs(b *spiffe.Bundle) (out []string) {
+	for id := range b.JWTAuthorities() {
+		out = append(out, id)
+	}
+	slices.Sort(out)
+	return out
+}

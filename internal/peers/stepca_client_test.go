@@ -1,0 +1,143 @@
+package peers_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// TestStepCAClient has our client ask a real step-ca, of which it knows the fingerprint of the root: for certificates with a
+// token, for those after them with the certificate, and for the roots, while they change.
+func TestStepCAClient(t *testing.T) {
+	t.Parallel()
+	s := peers.NewStepCA(t, domain)
+	sum := sha256.Sum256(s.Roots()[0].Raw)
+	tokens := 0
+	var current *tls.Certificate
+	newCA := func(edit ...func(*stepca.Options)) caclient.CA {
+		o := stepca.Options{
+			Endpoint: caclient.Endpoint{URL: s.URL, TrustDomain: domain, Token: func(context.Context) (string, error) {
+				tokens++
+				return s.Token(t, webID.String(), webID.String()), nil
+			}},
+			Fingerprint: hex.EncodeToString(sum[:]),
+			Certificate: func() *tls.Certificate { return current },
+		}
+		for _, e := range edit {
+			e(&o)
+		}
+		inner, err := stepca.New(o)
+		require.NoError(t, err)
+		ca, err := caclient.New(inner, nil)
+		require.NoError(t, err)
+		return ca
+	}
+	ca := newCA()
+	sign := func(ca caclient.CA, lifetime time.Duration) (*pki.Credential, error) {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
+		require.NoError(t, err)
+		chain, err := ca.Sign(t.Context(), csr, lifetime)
+		if err != nil {
+			return nil, err
+		}
+		return pki.NewCredential(chain, key)
+	}
+	first, err := sign(ca, 10*time.Minute)
+	require.NoError(t, err)
+	assert.WithinDuration(t, time.Now().Add(10*time.Minute), first.NotAfter(), 30*time.Second)
+	assert.Equal(t, 1, tokens)
+	current = first.TLSCertificate()
+	second, err := sign(ca, 0)
+	require.NoError(t, err)
+	assert.Equal(t, 1, tokens, "the certificate proves who asks")
+	assert.False(t, pki.PublicKeysEqual(first.Leaf().PublicKey, second.Leaf().PublicKey))
+	assert.Equal(t, first.Leaf().URIs, second.Leaf().URIs)
+
+	// What is refused.
+	current = nil
+	used := s.Token(t, webID.String(), webID.String())
+	static := newCA(func(o *stepca.Options) { o.Token = func(context.Context) (string, error) { return used, nil } })
+	_, err = sign(static, 0)
+	require.NoError(t, err)
+	_, err = sign(static, 0)
+	assert.ErrorIs(t, err, caclient.ErrUnauthenticated, "a token is good once")
+	assert.NotContains(t, err.Error(), used)
+	_, err = sign(newCA(func(o *stepca.Options) {
+		o.Token = func(context.Context) (string, error) { return s.Token(t, "api", "spiffe://example.org/api"), nil }
+	}), 0)
+	kind, ok := errors.AsType[*caclient.Error](err)
+	require.True(t, ok, "%v", err)
+	assert.Equal(t, caclient.ErrDenied, kind.Kind, "%v", err)
+	_, err = sign(ca, 100*24*time.Hour)
+	assert.ErrorIs(t, err, caclient.ErrDenied, "%v", err)
+	_, err = sign(newCA(func(o *stepca.Options) { o.Fingerprint = hex.EncodeToString(make([]byte, 32)) }), 0)
+	require.Error(t, err)
+	t.Logf("another fingerprint: %v", err)
+
+	// The root changes under a Manager.
+	var m *secretcache.Manager
+	tokens = 0
+	inner, err := stepca.New(stepca.Options{
+		Endpoint: caclient.Endpoint{URL: s.URL, TrustDomain: domain, Token: func(context.Context) (string, error) {
+			tokens++
+			return s.Token(t, webID.String(), webID.String()), nil
+		}},
+		Fingerprint: hex.EncodeToString(sum[:]),
+		Certificate: func() *tls.Certificate {
+			svid, err := m.SVID()
+			if err != nil {
+				return nil
+			}
+			return svid.TLSCertificate()
+		},
+	})
+	require.NoError(t, err)
+	m, err = secretcache.New(secretcache.Config{ID: webID, CA: inner, Lifetime: time.Minute, GraceRatio: 0.95, Jitter: 0.02})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- m.Run(ctx) }()
+	svid := func() *spiffe.SVID {
+		svid, err := m.SVID()
+		if err != nil {
+			return nil
+		}
+		return svid
+	}
+	require.Eventually(t, func() bool { return svid() != nil }, 10*time.Second, 50*time.Millisecond)
+	s.Prepare(t)
+	set, err := inner.FetchBundles(ctx)
+	require.NoError(t, err)
+	b, err := set.Bundle(domain)
+	require.NoError(t, err)
+	n := 0
+	for range b.X509Authorities() {
+		n++
+	}
+	assert.Equal(t, 2, n)
+	s.Activate(t)
+	newest := bundleOf(t, s.Roots()[0])
+	require.Eventually(t, func() bool { // renewed every two or three seconds; a certificate outlives a slow restart
+		_, err := pki.ExpectID(webID).Verify(svid().Chain(), newest, spiffe.BothRoles, time.Now())
+		return err == nil
+	}, 30*time.Second, 100*time.Millisecond, "renewed under the new root")
+	assert.Equal(t, 1, tokens)
+	cancel()
+	<-ended
+}

@@ -1,0 +1,236 @@
+package caconfig
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// callers is what proves callers of Istio's API, beside their certificates and Kubernetes.
+type callers struct {
+	rule       *rule // of the tokens of an issuer
+	roots      string
+	gateways   []netip.Prefix
+	ownToken   string
+	issuer     string // of the tokens that are good beside, with audience
+	audience   string
+	firstParty bool
+}
+
+// rule is Istio's JWT_RULE: the fields of its JWTRule that a server of certificates needs.
+type rule struct {
+	Issuer    string   `json:"issuer"`
+	JWKSURI   string   `json:"jwks_uri"`
+	JwksURI   string   `json:"jwksUri"` // the same in the other form of protobuf
+	Audiences []string `json:"audiences"`
+}
+
+// defineCallers defines the flags about callers in fs.
+func (c *Config) defineCallers(fs *flag.FlagSet) {
+	fs.Func("jwt-rule", "`rule` for tokens of an OpenID Connect issuer that prove callers of Istio's API, in JSON: issuer, audiences, and jwks_uri, or none for discovery [JWT_RULE]", c.callers.setRule)
+	fs.StringVar(&c.callers.roots, "jwt-roots", "", "`file` with the roots that the servers of -jwt-rule and -token-issuer are verified by, in PEM (default those of the host)")
+	fs.StringVar(&c.callers.ownToken, "own-token", "/var/run/secrets/tokens/istio-token", "`file` with the token of this server, if it is there, whose issuer and first audience are the defaults of -token-issuer and -audience")
+	fs.StringVar(&c.callers.issuer, "token-issuer", "", "`issuer` whose service account tokens prove callers when all else does not; in a pod it has no effect (default that of -own-token) [TOKEN_ISSUER]")
+	fs.StringVar(&c.callers.audience, "audience", "", "`audience` of these tokens (default that of -own-token) [AUDIENCE]")
+	fs.Func("trusted-gateway-cidr", "`prefixes` of the addresses of proxies that name callers of Istio's API in the header x-forwarded-client-cert; those of this machine are trusted then, too [TRUSTED_GATEWAY_CIDR]", c.callers.setGateways)
+	fs.Func("jwt-policy", "`policy` of Istio for tokens, third-party-jwt or first-party-jwt, which means the same: a token has to be for one of -token-audiences [JWT_POLICY]", func(text string) (err error) {
+		c.callers.firstParty, err = kube.ParseJWTPolicy(text)
+		return err
+	})
+}
+
+func (c *callers) setRule(text string) error {
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	r := new(rule)
+	if err := d.Decode(r); err != nil {
+		return fmt.Errorf("it is not a rule: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows the rule")
+	}
+	r.JWKSURI = cmp.Or(r.JWKSURI, r.JwksURI)
+	c.rule = r
+	return nil
+}
+
+func (c *callers) setGateways(text string) error {
+	var texts []string
+	if err := list(&texts)(text); err != nil {
+		return err
+	}
+	c.gateways = nil
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return fmt.Errorf("%q is not ADDRESS/BITS, such as 10.0.0.0/16", text)
+		}
+		c.gateways = append(c.gateways, p)
+	}
+	return nil
+}
+
+// startFetch is how long a start waits for the keys of an issuer.
+const startFetch = 3 * time.Second
+
+// check returns what is wrong with -jwt-rule, and with -trusted-gateway-cidr.
+func (c *callers) check(td spiffe.TrustDomain) (badRule, badGateways error) {
+	if c.rule != nil {
+		_, badRule = jwt.New(c.rule.options(td))
+	}
+	_, badGateways = authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: c.gateways})
+	return badRule, badGateways
+}
+
+func (r *rule) options(td spiffe.TrustDomain) jwt.Options {
+	return jwt.Options{Issuer: r.Issuer, JWKSURL: r.JWKSURI, Audiences: r.Audiences, TrustDomain: td}
+}
+
+// setAuthenticator sets what proves the callers of Istio's API, in the order of Istio's CA: a client certificate, a token
+// of the issuer of -jwt-rule, what o has (a service account token that the API server of the cluster reviews), what a
+// gateway says, and a token of the issuer of this server's own.
+func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log *slog.Logger) error {
+	if c.callers.firstParty {
+		log.Warn("caconfig: -jwt-policy: first-party-jwt is treated as third-party-jwt; tokens for the API server are refused, unless -token-audiences has its audience")
+	}
+	var chain []authn.Authenticator
+	if r := c.callers.rule; r != nil {
+		a, err := c.issuer(ctx, "jwt-rule", r, log)
+		if err != nil {
+			return err
+		}
+		chain = append(chain, a)
+	}
+	if o.Istio.Authenticator != nil {
+		chain = append(chain, o.Istio.Authenticator)
+	}
+	if c.callers.gateways != nil {
+		proxies, err := forwarded(o.CA, c.CA.TrustDomain, c.callers.gateways)
+		if err != nil {
+			return fmt.Errorf("-trusted-gateway-cidr: %w", err)
+		}
+		direct, err := istioca.ClientCertificates(o.CA, c.CA.TrustDomain, 0)
+		if err != nil {
+			return err
+		}
+		o.RenewByCertificate = -1 // in place of what the server would put in front
+		chain = append([]authn.Authenticator{notForwarded(direct)}, append(chain, proxies)...)
+	}
+	issuer, audience, err := c.ownIssuer()
+	switch {
+	case err != nil:
+		return err
+	case issuer != "" && c.inCluster:
+		log.Warn("caconfig: -token-issuer has no effect in a pod; use -jwt-rule", "issuer", issuer)
+	case issuer != "":
+		a, err := c.issuer(ctx, "token-issuer", &rule{Issuer: issuer, Audiences: []string{audience}}, log)
+		if err != nil {
+			return err
+		}
+		chain = append(chain, a)
+	}
+	o.Istio.Authenticator = authn.FirstOf(chain...)
+	return nil
+}
+
+// issuer returns what proves callers by service account tokens of an issuer. That its keys cannot be fetched now is a
+// warning: they are fetched when a token needs them, too.
+func (c *Config) issuer(ctx context.Context, name string, r *rule, log *slog.Logger) (authn.Authenticator, error) {
+	o := r.options(c.CA.TrustDomain)
+	if c.callers.roots != "" {
+		pem, err := os.ReadFile(c.callers.roots)
+		if err != nil {
+			return nil, fmt.Errorf("-jwt-roots: %w", err)
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("-jwt-roots: %s has no certificate in it", c.callers.roots)
+		}
+		o.HTTPClient = &http.Client{Transport: &http.Transport{
+			TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute,
+		}}
+	}
+	a, err := jwt.New(o)
+	if err != nil {
+		return nil, fmt.Errorf("-%s: %w", name, err)
+	}
+	soon, cancel := context.WithTimeoutCause(ctx, startFetch, fmt.Errorf("no answer within %v", startFetch))
+	defer cancel()
+	if err := a.Fetch(soon); err != nil && ctx.Err() == nil {
+		log.Warn("caconfig: -"+name+": the keys of the issuer cannot be fetched now", "issuer", r.Issuer, "err", err)
+	}
+	return a, nil
+}
+
+// ownIssuer returns the issuer and the audience of the flags, or of the server's own token; none if there is neither. As
+// with Istio, it is for a server outside the cluster: in a pod the API server knows the tokens.
+func (c *Config) ownIssuer() (issuer, audience string, err error) {
+	issuer, audience = c.callers.issuer, c.callers.audience
+	if c.inCluster || issuer != "" && audience != "" {
+		return issuer, audience, nil
+	}
+	ownIssuer, ownAudience, err := jwt.UnverifiedIssuer(c.callers.ownToken)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !c.given["own-token"] && issuer == "":
+		return "", "", nil
+	case err != nil:
+		return "", "", fmt.Errorf("-own-token: %w; name the issuer in -token-issuer and the audience in -audience instead", err)
+	}
+	return cmp.Or(issuer, ownIssuer), cmp.Or(audience, ownAudience), nil
+}
+
+// notForwarded is certificates for a caller that is there itself: a request with the header is that of a client of a
+// proxy, which must not get a certificate for the proxy.
+func notForwarded(certificates authn.Authenticator) authn.Authenticator {
+	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
+			return nil, fmt.Errorf("caconfig: client certificate: the request is forwarded for another client: %w", authn.ErrNoCredential)
+		}
+		return certificates.Authenticate(r)
+	})
+}
+
+// forwarded proves callers by what the proxies say of their certificates. They do not say which root signed them, so
+// none of them counts while the CA has a tainted root: its thief could come that way.
+func forwarded(signer ca.Signer, td spiffe.TrustDomain, proxies []netip.Prefix) (authn.Authenticator, error) {
+	gateways, err := authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: slices.Clone(proxies)})
+	if err != nil {
+		return nil, err
+	}
+	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		caller, err := gateways.Authenticate(r)
+		if err != nil {
+			return nil, err
+		}
+		all, good := signer.Bundle(), signer.CallerBundle()
+		switch {
+		case caller.ID.IsZero():
+			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: %q has no SPIFFE ID", authn.ErrRefused, caller)
+		case all == nil || good == nil || all != good && !all.Equal(good):
+			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: a root of the CA is tainted, and the header does not say which one has signed; use a token until the root is gone", authn.ErrRefused)
+		}
+		return caller, nil
+	}), nil
+}

@@ -1,0 +1,244 @@
+package pki
+
+import (
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Credential is a certificate with its private key that is not an X.509-SVID, or need not be one: a workload of Linkerd, which
+// has a DNS name, a service of Athenz, a web server. It proves what its issuer and its names are worth to a peer; a function
+// that needs a SPIFFE ID takes a [*spiffe.SVID], which a Credential never becomes. It never changes and is safe for
+// concurrent use.
+//
+// No printer shows the key. [Credential.MarshalPEM] returns it.
+type Credential struct {
+	chain []*x509.Certificate
+	tls   func() *tls.Certificate // a func, because no printer sees what it holds
+}
+
+// NewCredential returns the Credential of a chain, leaf first, and the leaf's private key, which may live in hardware. The
+// leaf must not be a CA, and the key must belong to it, else the error wraps [ErrKeyMismatch]. More than 16 certificates or 64 KiB of them give an
+// error that wraps [spiffe.ErrTooLarge]. The slice is copied; the certificates and the key are shared. Neither names nor
+// signatures nor validity are checked: see [Expectation].
+func NewCredential(chain []*x509.Certificate, key crypto.Signer) (*Credential, error) {
+	if err := certchain.CheckSize(chain); err != nil {
+		return nil, fmt.Errorf("pki: credential: %w", err)
+	}
+	switch {
+	case chain[0].IsCA:
+		return nil, fmt.Errorf("pki: credential: %.300q is a CA certificate, and the leaf comes first", chain[0].Subject)
+	case key == nil:
+		return nil, errors.New("pki: credential: no private key")
+	case !PublicKeysEqual(chain[0].PublicKey, key.Public()):
+		return nil, fmt.Errorf("pki: credential: %w", ErrKeyMismatch)
+	}
+	cert := &tls.Certificate{PrivateKey: key, Leaf: chain[0], Certificate: make([][]byte, len(chain))}
+	for i, c := range chain {
+		cert.Certificate[i] = c.Raw
+	}
+	return &Credential{chain: slices.Clone(chain), tls: func() *tls.Certificate { return cert }}, nil
+}
+
+// ParseCredentialPEM parses a Credential from PEM, by the rules of [ParseCertificatesPEM], [ParsePrivateKeyPEM] and
+// [NewCredential]. Errors do not carry the input.
+func ParseCredentialPEM(certsPEM, keyPEM []byte) (*Credential, error) {
+	chain, err := certpem.Certificates(certsPEM)
+	if err != nil {
+		return nil, fmt.Errorf("pki: credential: certificates: %w", err)
+	}
+	key, err := parsePrivateKey(keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("pki: credential: key: %w", err)
+	}
+	return NewCredential(chain, key)
+}
+
+// Leaf returns the first certificate of the chain. It is shared and must not be changed.
+func (c *Credential) Leaf() *x509.Certificate { return c.chain[0] }
+
+// Chain returns the certificates as they are presented to peers, leaf first, in a new slice. The certificates are shared
+// and must not be changed.
+func (c *Credential) Chain() []*x509.Certificate { return slices.Clone(c.chain) }
+
+// NotAfter returns the end of the leaf's validity.
+func (c *Credential) NotAfter() time.Time { return c.chain[0].NotAfter }
+
+// TLSCertificate returns the Credential as crypto/tls wants it. It is built once, is shared and must not be changed. Unlike
+// the Credential it may show the key when it is printed.
+func (c *Credential) TLSCertificate() *tls.Certificate { return c.tls() }
+
+// MarshalPEM returns the Credential in the form that [ParseCredentialPEM] reads, the private key in the clear as PKCS#8. A
+// key that cannot be exported, because it lives in hardware, is an error.
+func (c *Credential) MarshalPEM() (certs, key []byte, err error) {
+	key, err = certpem.EncodePrivateKey(c.tls().PrivateKey.(crypto.Signer))
+	if err != nil {
+		return nil, nil, fmt.Errorf("pki: credential: %w", err)
+	}
+	return certpem.EncodeCertificates(c.chain), key, nil
+}
+
+// String returns the names of the leaf.
+func (c *Credential) String() string { return "pki.Credential(" + leafNames(c.chain[0]) + ")" }
+
+// GoString is String: the verb %#v must not walk to the key.
+func (c *Credential) GoString() string { return c.String() }
+
+// LogValue implements [slog.LogValuer]: the names of the leaf and when it ends.
+func (c *Credential) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("names", leafNames(c.chain[0])), slog.Time("not_after", c.NotAfter()))
+}
+
+// leafNames returns the alternative names of a certificate, or its subject, for messages.
+func leafNames(c *x509.Certificate) string {
+	sans, err := certificateSANs(c)
+	if err != nil || len(sans) == 0 {
+		return fmt.Sprintf("%.300q", c.Subject)
+	}
+	return fmt.Sprintf("%.300v", sans)
+}
+
+// Expectation is what a certificate from a CA has to be for, so that no other one takes its place: a SPIFFE ID
+// ([ExpectID]), a DNS name ([ExpectDNSName]), or another form ([ExpectLeaf]). The zero Expectation expects nothing, and is met by
+// nothing. It never changes and is safe for concurrent use.
+type Expectation struct {
+	td    spiffe.TrustDomain
+	id    spiffe.ID
+	text  string
+	names []SAN
+	check func(leaf *x509.Certificate) error
+}
+
+// ExpectID expects an X.509-SVID for id, by the rules of [spiffe.Verifier]. Names beside the ID are the CA's choice.
+func ExpectID(id spiffe.ID) Expectation {
+	e := Expectation{td: id.TrustDomain(), id: id, text: id.String()}
+	if !id.IsZero() {
+		e.names = []SAN{IDSAN(id)}
+	}
+	return e
+}
+
+// ExpectDNSName expects a certificate that has name as its one alternative name, byte for byte, as those of
+// Linkerd's workloads have. The roots are those of td.
+func ExpectDNSName(td spiffe.TrustDomain, name string) Expectation {
+	if name == "" {
+		return Expectation{}
+	}
+	want := DNSSAN(name)
+	return Expectation{td: td, text: name, names: []SAN{want}, check: func(leaf *x509.Certificate) error {
+		got, err := certificateSANs(leaf)
+		if err != nil {
+			return err
+		}
+		if len(got) != 1 || got[0] != want {
+			return fmt.Errorf("the leaf is for %.300v, and not for the DNS name %q alone", got, name)
+		}
+		return nil
+	}}
+}
+
+// ExpectLeaf expects a certificate of another form: check returns an error for a leaf that does not have it. It must look at all
+// names that a peer may take for the identity; it must not keep the certificate, and must be safe for concurrent use. The
+// form is how messages call it, names are what a signing request for such a certificate has, and the roots are those of td.
+func ExpectLeaf(td spiffe.TrustDomain, form string, names []SAN, check func(leaf *x509.Certificate) error) Expectation {
+	if check == nil {
+		return Expectation{}
+	}
+	return Expectation{td: td, text: form, names: slices.Clone(names), check: check}
+}
+
+// IsZero reports whether e expects nothing.
+func (e Expectation) IsZero() bool { return e.id.IsZero() && e.check == nil }
+
+// ID returns the SPIFFE ID that is expected; zero if it is another form.
+func (e Expectation) ID() spiffe.ID { return e.id }
+
+// TrustDomain returns the trust domain whose roots count.
+func (e Expectation) TrustDomain() spiffe.TrustDomain { return e.td }
+
+// Names returns what a signing request for such a certificate asks for, in a new slice.
+func (e Expectation) Names() []SAN { return slices.Clone(e.names) }
+
+// String returns what is expected, for messages.
+func (e Expectation) String() string { return e.text }
+
+// Verify tests that chain, leaf first, is what e expects: the leaf has the form, is not a CA and may sign in a handshake, and has
+// a path over the others, in any order, to a root in the bundle of e's trust domain, on which every certificate
+// is valid at now and permits the role. It returns the path that lasts longest, the root last. The certificates are
+// shared.
+//
+// The error is a [*spiffe.VerifyError], whose stages mean the same for every form; its ID is zero unless one was expected.
+func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSource, role spiffe.Role, now time.Time) ([]*x509.Certificate, error) {
+	if !e.id.IsZero() {
+		v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(e.id), &spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+		if err != nil {
+			return nil, err
+		}
+		if len(chain) > 0 { // another one than expected is told before any signature is looked at
+			if got, err := spiffe.IDFromCertificate(chain[0]); err == nil && got != e.id {
+				return nil, &spiffe.VerifyError{Stage: "policy", ID: got, Err: fmt.Errorf("the leaf is for %q: %w", got, spiffe.ErrDenied)}
+			}
+		}
+		peer, err := v.VerifyChain(chain, role)
+		if err != nil {
+			return nil, err
+		}
+		return peer.Chain(), nil
+	}
+	if err := e.checkLeaf(chain); err != nil {
+		return nil, &spiffe.VerifyError{Stage: "leaf", Err: err}
+	}
+	usages := certchain.Usages(int(role))
+	if usages == nil || bundles == nil {
+		return nil, &spiffe.VerifyError{Stage: "leaf", Err: fmt.Errorf("no bundle source, or unknown Role(%d)", int(role))}
+	}
+	b, err := bundles.Bundle(e.td)
+	switch {
+	case err != nil:
+	case b == nil || b.TrustDomain() != e.td:
+		err = fmt.Errorf("the bundle source did not give the bundle of %q: %w", e.td, spiffe.ErrUnknownTrustDomain)
+	default:
+		if none := len(slices.Collect(b.X509Authorities())) == 0; none {
+			err = fmt.Errorf("trust domain %q: %w", e.td, spiffe.ErrNoAuthority)
+		}
+	}
+	if err != nil {
+		return nil, &spiffe.VerifyError{Stage: "bundle", Err: err}
+	}
+	path, err := certchain.Path(chain, b.CertPool(), usages, now)
+	if err != nil {
+		v := &spiffe.VerifyError{Stage: "chain", Err: err}
+		if bad, ok := errors.AsType[x509.CertificateInvalidError](err); ok && bad.Reason == x509.IncompatibleUsage {
+			v.Rule = "X5-39"
+		}
+		return nil, v
+	}
+	return path, nil
+}
+
+func (e Expectation) checkLeaf(chain []*x509.Certificate) error {
+	if e.check == nil {
+		return errors.New("nothing was expected: the Expectation is zero")
+	}
+	if err := certchain.CheckSize(chain); err != nil {
+		return err
+	}
+	leaf := chain[0]
+	const signing = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
+	switch {
+	case leaf.IsCA || leaf.KeyUsage&signing != 0:
+		return errors.New("the leaf is a CA")
+	case leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0:
+		return errors.New("the leaf's key usage lacks digitalSignature")
+	}
+	return e.check(leaf)
+}

@@ -1,0 +1,113 @@
+package sds_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/envoytest"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// TestEnvoyOfAgent takes the identities of a SPIFFE agent to two Envoys, which ask one handler for "default" and
+// each get their own, and speak mTLS to each other while the identities and the root rotate and the agent is away.
+func TestEnvoyOfAgent(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	dir, err := os.MkdirTemp("", "sds") // t.TempDir is too long for a Unix socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	run := background(t)
+
+	authority := spiffetest.NewCA(t, "example.org")
+	agent := workloadapitest.NewServer(t, authority, "/ns/demo/sa/frontend", "/ns/demo/sa/backend")
+	src, err := workloadapi.New(agent.Config())
+	require.NoError(t, err)
+	run("source", src.Run)
+	h := handler(t, src, &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
+		if name == "default" {
+			return "spiffe://example.org/ns/demo/sa/" + ctx.Value(callerKey{}).(string), nil
+		}
+		return name, nil
+	}})
+	for _, caller := range []string{"frontend", "backend"} {
+		s := &unixsocket.Server{Path: filepath.Join(dir, caller+".sock"), Handler: h, ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+			return context.WithValue(ctx, callerKey{}, caller)
+		}}
+		run(caller+" SDS", s.Run)
+	}
+
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Client-Cert"))
+	}))
+	t.Cleanup(app.Close)
+	fill := func(bootstrap, socket, api, backend string) string {
+		_, port, err := net.SplitHostPort(backend)
+		require.NoError(t, err)
+		return strings.NewReplacer("SOCKET", socket, "API_TYPE", api, "BACKEND", port).Replace(bootstrap)
+	}
+	server := envoytest.Start(t, dir, "server", fill(serverBootstrap, "backend.sock", "DELTA_GRPC", app.Listener.Addr().String()))
+	server.WaitLive(20 * time.Second)
+	client := envoytest.Start(t, dir, "client", fill(clientBootstrap, "frontend.sock", "GRPC", server.ListenerAddr("ingress", 20*time.Second)))
+	client.WaitLive(20 * time.Second)
+	load := startLoad(t, "http://"+client.ListenerAddr("egress", 20*time.Second))
+
+	// arrived waits until both Envoys have the identities that the agent has now, each its own.
+	arrived := func() {
+		t.Helper()
+		for path, e := range map[string]*envoytest.Envoy{"/ns/demo/sa/frontend": client, "/ns/demo/sa/backend": server} {
+			require.Eventually(t, func() bool {
+				leaves, roots := e.Serials()
+				all, err := src.X509()
+				if err != nil {
+					return false
+				}
+				i := slices.IndexFunc(all.Identities, func(i workloadapi.Identity) bool { return i.SVID.ID().Path() == path })
+				return slices.Equal(leaves, []string{envoytest.Serial(all.Identities[i].SVID.Leaf().SerialNumber)}) &&
+					slices.Contains(roots, envoytest.Serial(authority.Root().SerialNumber))
+			}, 20*time.Second, 50*time.Millisecond, path)
+		}
+	}
+	arrived()
+	for range 3 {
+		changed := src.Changed()
+		agent.Rotate()
+		<-changed
+		arrived()
+	}
+	agent.Drop() // it keeps crashing
+	time.Sleep(time.Second)
+	agent.Mend()
+	changed := src.Changed()
+	authority.Rotate()
+	agent.Rotate()
+	<-changed
+	arrived()
+
+	done, failed := load.stop()
+	assert.Empty(t, failed)
+	assert.Greater(t, done, 50)
+	for name, e := range map[string]*envoytest.Envoy{"client": client, "server": server} {
+		assert.GreaterOrEqual(t, e.Stat("sds.default.update_success"), int64(5), name)
+		for _, secret := range []string{"default", "ROOTCA"} {
+			assert.Zero(t, e.Stat("sds."+secret+".update_rejected"), "%s: %s", name, secret)
+			assert.Zero(t, e.Stat("sds."+secret+".init_fetch_timeout"), "%s: %s", name, secret)
+		}
+	}
+	t.Logf("%d requests, each with a handshake", done)
+}

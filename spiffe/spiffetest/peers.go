@@ -1,0 +1,107 @@
+package spiffetest
+
+import (
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+
+	"github.com/svidkit/svidkit/internal/peercontext"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Peer returns the proof of a client whose ID is the trust domain followed by path, for functions that take
+// one. It is made by a [spiffe.Verifier], from a new identity such as [CA.SVID] mints and from the bundle as it
+// is now; an identity that it refuses, as the edits can make one, fails the test.
+func (ca *CA) Peer(path string, edit ...func(*x509.Certificate)) *spiffe.Peer {
+	ca.t.Helper()
+	peer, _ := ca.peer(path, edit)
+	return peer
+}
+
+func (ca *CA) peer(path string, edit []func(*x509.Certificate)) (*spiffe.Peer, []*x509.Certificate) {
+	ca.t.Helper()
+	chain, _ := ca.Certificate(path, edit...)
+	verifier, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil)
+	if err != nil {
+		ca.t.Fatalf("spiffetest: peer %q: %v", path, err)
+	}
+	peer, err := verifier.VerifyChain(chain, spiffe.ClientRole)
+	if err != nil {
+		ca.t.Fatalf("spiffetest: peer %q: %v", path, err)
+	}
+	return peer, chain
+}
+
+// RequestFrom returns r, which is from httptest.NewRequest for example, as a handler gets it from the client
+// that [CA.Peer] proves: the functions of package spiffetls return that peer, RequirePeer judges it, and TLS
+// has its certificates. A request that is not given to RequestFrom has no peer.
+//
+// It fails in a program that was not built by "go test".
+func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certificate)) *http.Request {
+	ca.t.Helper()
+	if !testing.Testing() {
+		ca.t.Fatalf("spiffetest: request from %q: this is not a test", path)
+		return r // a testing.TB that was made for this may go on
+	}
+	peer, chain := ca.peer(path, edit)
+	r = r.WithContext(peercontext.With(r.Context(), peer))
+	r.TLS = &tls.ConnectionState{
+		Version: tls.VersionTLS13, HandshakeComplete: true, CipherSuite: tls.TLS_AES_128_GCM_SHA256, PeerCertificates: chain,
+	}
+	return r
+}
+
+// TLSConfig returns a configuration, for a client or a server, that presents chain, leaf first, whatever that
+// is: expired, of another trust domain, broken. It verifies nothing, so that the other side is the one that
+// refuses:
+//
+//	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(ca.Broken("Expired")))
+//
+// As a server it asks for a certificate and serves clients without one. The key must be that of the leaf. The
+// caller may change the configuration.
+func TLSConfig(chain []*x509.Certificate, key crypto.Signer) *tls.Config {
+	cert := tls.Certificate{PrivateKey: key}
+	for _, c := range chain {
+		cert.Certificate = append(cert.Certificate, c.Raw)
+	}
+	return &tls.Config{
+		Certificates: []tls.Certificate{cert},
+		// Certificates of a client are left out if the server names authorities that are not theirs.
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil },
+		ClientAuth:           tls.RequestClientCert,
+		InsecureSkipVerify:   true,
+	}
+}
+
+// StartTLS starts an httptest.Server with a configuration such as that of spiffetls.ServerConfig. The method of
+// that name would set a certificate of its own, which crypto/tls prefers for clients that dial the server's IP
+// address. Handlers find their client with spiffetls.PeerFromRequest. It serves HTTP/2 if the server has
+// EnableHTTP2. The server's own client does not trust it; make one with spiffetls.Transport. A server that
+// spiffetls.ConfigureServer prepared needs no more than the method.
+func StartTLS(server *httptest.Server, config *tls.Config) {
+	config = config.Clone() // before it is used
+	if server.EnableHTTP2 && !slices.Contains(config.NextProtos, "h2") {
+		config.NextProtos = append([]string{"h2", "http/1.1"}, config.NextProtos...)
+	}
+	inner := config.GetConfigForClient
+	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (c *tls.Config, err error) {
+		if inner != nil {
+			c, err = inner(hello)
+		}
+		switch {
+		case err != nil:
+			return nil, err
+		case c == nil:
+			c = config
+		}
+		c = c.Clone()
+		c.GetConfigForClient, c.NextProtos = nil, config.NextProtos
+		return c, nil
+	}
+	server.Config.TLSConfig, server.TLS = config, config
+	server.StartTLS()
+}

@@ -1,0 +1,89 @@
+package spiffetest
+
+import (
+	"crypto/x509"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Source is an identity and the bundles that go with it, as an agent hands them out: a [spiffe.SVIDSource] and
+// a [spiffe.BundleSource]. [CA.Source] makes one. It changes when the test says so. Its methods are safe for
+// concurrent use; Renew belongs on the test's own goroutine.
+type Source struct {
+	ca      *CA
+	path    string
+	now     atomic.Pointer[spiffe.Snapshot]
+	err     atomic.Pointer[error]
+	changed renew.Signal
+}
+
+// Source returns a source with the identity that [CA.SVID] mints, and the bundles of the CA as they are now.
+func (ca *CA) Source(path string, edit ...func(*x509.Certificate)) *Source {
+	ca.t.Helper()
+	s := &Source{ca: ca, path: path}
+	s.Renew(edit...)
+	return s
+}
+
+// Renew mints the identity anew, with a new key and from the root that signs now, and takes the bundles of the
+// CA as they are now. Until then the source has the older ones, as a workload has that was not told of a
+// rotation yet. It does not end an outage.
+func (s *Source) Renew(edit ...func(*x509.Certificate)) {
+	s.ca.t.Helper()
+	s.now.Store(spiffe.NewSnapshot(s.ca.SVID(s.path, edit...), s.ca.Bundles()))
+	s.changed.Notify()
+}
+
+// Fail begins an outage: SVID, Bundle and Snapshot return err until Fail is called again, with another error or with
+// nil, which ends the outage.
+func (s *Source) Fail(err error) {
+	if err == nil {
+		s.err.Store(nil)
+	} else {
+		s.err.Store(&err)
+	}
+	s.changed.Notify()
+}
+
+// Snapshot returns the identity with its bundles.
+func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
+	if err := s.err.Load(); err != nil {
+		return nil, *err
+	}
+	return s.now.Load(), nil
+}
+
+// SVID implements [spiffe.SVIDSource].
+func (s *Source) SVID() (*spiffe.SVID, error) {
+	snap, err := s.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return snap.SVID()
+}
+
+// Bundle implements [spiffe.BundleSource].
+func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	snap, err := s.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return snap.Bundle(td)
+}
+
+// Changed returns a channel that is closed at the next Renew or Fail.
+func (s *Source) Changed() <-chan struct{} { return s.changed.Changed() }
+
+// String names the identity and not its key.
+func (s *Source) String() string {
+	return "spiffetest.Source(" + s.ca.trust.td.ID().String() + s.path + ")"
+}
+
+// GoString is String: the verb %#v must not print the key either.
+func (s *Source) GoString() string { return s.String() }
+
+// LogValue is String as a log value.
+func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }

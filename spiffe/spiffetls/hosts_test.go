@@ -1,0 +1,511 @@
+package spiffetls_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+var (
+	billingID = spiffe.MustParseID("spiffe://example.org/billing")
+	dbID      = spiffe.MustParseID("spiffe://example.org/db")
+)
+
+// names is a network in which a test says which server is where.
+type names struct {
+	mu    sync.Mutex
+	at    map[string]*memconn.Listener // by what is dialled
+	dials []string
+}
+
+func (n *names) dial(ctx context.Context, _, addr string) (net.Conn, error) {
+	n.mu.Lock()
+	n.dials = append(n.dials, addr)
+	l := n.at[addr]
+	n.mu.Unlock()
+	if l == nil {
+		return nil, fmt.Errorf("no server at %s", addr)
+	}
+	return l.Dial(ctx)
+}
+
+func (n *names) put(addr string, l *memconn.Listener) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.at[addr] = l
+}
+
+// dialled returns what was dialled since the last call.
+func (n *names) dialled() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	dials := n.dials
+	n.dials = nil
+	return dials
+}
+
+// street has servers that a client tells apart by the hosts that it calls. Each answers with the ID that it has.
+type street struct {
+	ca       *spiffetest.CA
+	names    *names
+	requests atomic.Int64 // that a handler got
+}
+
+func newStreet(t *testing.T) *street {
+	return &street{ca: spiffetest.NewCA(t, "example.org"), names: &names{at: map[string]*memconn.Listener{}}}
+}
+
+// server serves with the identity of path until the test ends. The path /to/URL redirects.
+func (s *street) server(t *testing.T, path string, opts *spiffetls.Options) *memconn.Listener {
+	t.Helper()
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.requests.Add(1)
+		if url, ok := strings.CutPrefix(r.URL.Path, "/to/"); ok {
+			http.Redirect(w, r, url, http.StatusTemporaryRedirect)
+			return
+		}
+		fmt.Fprint(w, path)
+	})}
+	require.NoError(t, spiffetls.ConfigureServer(server, s.ca.SVID(path), s.ca.Bundle(), spiffe.AllowAnyPeer(), opts))
+	l := memconn.Listen()
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
+	t.Cleanup(func() {
+		_ = server.Close()
+		wg.Wait()
+	})
+	return l
+}
+
+func (s *street) client(t testing.TB, allow spiffe.PolicySource, opts *spiffetls.Options) (*http.Client, *http.Transport) {
+	t.Helper()
+	transport, err := spiffetls.Transport(s.ca.SVID("/web"), s.ca.Bundle(), allow, opts)
+	require.NoError(t, err)
+	transport.DialContext = s.names.dial
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}, transport
+}
+
+func bothVersionsOfHTTP(t *testing.T, f func(t *testing.T, opts *spiffetls.Options)) {
+	t.Run("HTTP/2", func(t *testing.T) { t.Parallel(); f(t, nil) })
+	t.Run("HTTP/1.1", func(t *testing.T) { t.Parallel(); f(t, http1) })
+}
+
+// refusedAt checks that a request was refused by the policy, before or after a server had proved its ID.
+func refusedAt(t *testing.T, c *http.Client, url string) error {
+	t.Helper()
+	resp, err := c.Get(url)
+	if !assert.Error(t, err, url) {
+		_ = resp.Body.Close()
+		return nil
+	}
+	assert.ErrorIs(t, err, spiffe.ErrDenied, url)
+	return err
+}
+
+// Pain: with one policy for all hosts, an allowed neighbour can answer for billing.example.
+func TestNeighbourCannotAnswer(t *testing.T) {
+	t.Parallel()
+	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Options) {
+		s := newStreet(t)
+		billing, db := s.server(t, "/billing", nil), s.server(t, "/db", nil)
+		c, transport := s.client(t, spiffetls.Hosts{
+			"billing.example:443":  spiffe.AllowIDs(billingID),
+			"billing.example:8443": spiffe.AllowIDs(dbID),
+			"db.example":           spiffe.AllowIDs(dbID),
+			"192.0.2.7":            spiffe.AllowIDs(dbID),
+			"[2001:db8::1]:444":    spiffe.AllowIDs(dbID),
+			"2001:db8::2":          spiffe.AllowIDs(dbID),
+		}, opts)
+		for addr, l := range map[string]*memconn.Listener{
+			"billing.example:443": billing, "billing.example:8443": db, "db.example:443": db, "db.example:1": db,
+			"192.0.2.7:443": db, "[2001:db8::1]:444": db, "[2001:db8::2]:443": db, "BILLING.Example:443": billing,
+			// that the client must not reach
+			"[2001:db8::1]:443": db, "unknown.example:443": db, "billing.example:444": billing, "db.example.:443": db, "sub.db.example:443": db,
+		} {
+			s.names.put(addr, l)
+		}
+		for url, want := range map[string]string{
+			"https://billing.example/": "/billing", "https://billing.example:443/": "/billing", "https://BILLING.Example/": "/billing",
+			"https://billing.example:8443/": "/db", "https://db.example/": "/db", "https://db.example:1/": "/db",
+			"https://192.0.2.7/": "/db", "https://[2001:db8::1]:444/": "/db", "https://[2001:db8::2]/": "/db",
+		} {
+			assert.Equal(t, want, get(t, c, url), url)
+		}
+
+		s.names.dialled()
+		for _, url := range []string{
+			"https://unknown.example/", "https://billing.example:444/", "https://db.example./", "https://sub.db.example/",
+			"https://[2001:db8::1]/", "https://192.0.2.8/", "https://example/", "https://db.example@unknown.example/",
+		} {
+			err := refusedAt(t, c, url)
+			assert.ErrorContains(t, err, "is no known host", url)
+		}
+		assert.Empty(t, s.names.dialled(), "a host without a policy is refused before it is dialled")
+
+		transport.CloseIdleConnections()
+		before := s.requests.Load()
+		s.names.put("billing.example:443", db) // the neighbour has taken the address
+		err := refusedAt(t, c, "https://billing.example/")
+		e := verifyError(t, err, "policy")
+		assert.Equal(t, dbID, e.ID)
+		assert.Equal(t, before, s.requests.Load())
+		assert.Equal(t, "/db", get(t, c, "https://db.example/"))
+	})
+}
+
+func TestRedirectIsCheckedByItsHost(t *testing.T) {
+	t.Parallel()
+	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Options) {
+		s := newStreet(t)
+		billing := s.server(t, "/billing", nil)
+		for _, addr := range []string{"billing.example:443", "db.example:443", "unknown.example:443"} {
+			s.names.put(addr, billing)
+		}
+		c, _ := s.client(t, spiffetls.Hosts{"billing.example": spiffe.AllowIDs(billingID), "db.example": spiffe.AllowIDs(dbID)}, opts)
+		assert.Equal(t, "/billing", get(t, c, "https://billing.example/to/https://billing.example/there"))
+		verifyError(t, refusedAt(t, c, "https://billing.example/to/https://db.example/"), "policy")
+		s.names.dialled()
+		refusedAt(t, c, "https://billing.example/to/https://unknown.example/")
+		assert.Empty(t, s.names.dialled())
+		_, err := c.Get("https://billing.example/to/http://billing.example/")
+		assert.ErrorContains(t, err, "without TLS")
+	})
+}
+
+// TestPooledConnectionIsOfOneHost: a connection is not used for another host, whatever address that has and
+// whatever its server may prove.
+func TestPooledConnectionIsOfOneHost(t *testing.T) {
+	t.Parallel()
+	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Options) {
+		s := newStreet(t)
+		billing := s.server(t, "/billing", nil)
+		s.names.put("billing.example:443", billing)
+		s.names.put("billing.example:444", billing)
+		s.names.put("db.example:443", billing)
+		c, _ := s.client(t, spiffetls.Hosts{
+			"billing.example:443": spiffe.AllowIDs(billingID), "billing.example:444": spiffe.AllowIDs(dbID), "db.example": spiffe.AllowIDs(dbID),
+		}, opts)
+		for range 3 {
+			assert.Equal(t, "/billing", get(t, c, "https://billing.example/"))
+			refusedAt(t, c, "https://billing.example:444/")
+			refusedAt(t, c, "https://db.example/")
+		}
+		assert.Equal(t, 1, count(s.names.dialled(), "billing.example:443"))
+		assert.EqualValues(t, 3, s.requests.Load())
+	})
+}
+
+func count(all []string, one string) int {
+	n := 0
+	for _, s := range all {
+		if s == one {
+			n++
+		}
+	}
+	return n
+}
+
+// TestPooledConnectionAfterAChange: a request does not use a connection that the policy for its host no longer
+// allows.
+func TestPooledConnectionAfterAChange(t *testing.T) {
+	t.Parallel()
+	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Options) {
+		s := newStreet(t)
+		s.names.put("billing.example:443", s.server(t, "/billing", nil))
+		s.names.put("db.example:443", s.server(t, "/db", nil))
+		var allow spiffe.LivePolicy
+		require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
+		c, _ := s.client(t, spiffetls.Hosts{"billing.example": &allow, "db.example": spiffe.AllowIDs(dbID)}, opts)
+		for range 2 {
+			assert.Equal(t, "/billing", get(t, c, "https://billing.example/"))
+			assert.Equal(t, "/db", get(t, c, "https://db.example/"))
+		}
+		before := s.requests.Load()
+		require.NoError(t, allow.Set(spiffe.AllowIDs(dbID)))
+		refusedAt(t, c, "https://billing.example/")
+		assert.Equal(t, before, s.requests.Load(), "nothing was sent")
+		refusedAt(t, c, "https://billing.example/")
+		s.names.dialled()
+		assert.Equal(t, "/db", get(t, c, "https://db.example/"))
+		assert.Empty(t, s.names.dialled(), "other connections stay")
+
+		require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
+		assert.Equal(t, "/billing", get(t, c, "https://billing.example/"))
+	})
+}
+
+// TestSessionIsOfOneAddress: servers that share ticket keys resume each other's sessions, and a session holds
+// the server's old certificate. So a session of one address is never offered at another.
+func TestSessionIsOfOneAddress(t *testing.T) {
+	t.Parallel()
+	for _, version := range versions {
+		t.Run(tls.VersionName(version), func(t *testing.T) {
+			t.Parallel()
+			s := newStreet(t)
+			opts := &spiffetls.Options{MinVersion: version}
+			l := s.server(t, "/billing", opts) // one server for all names, so that every ticket is good there
+			s.names.put("a.example:443", l)
+			s.names.put("a.example:444", l)
+			s.names.put("b.example:443", l)
+			var atB spiffe.LivePolicy
+			require.NoError(t, atB.Set(spiffe.AllowIDs(billingID)))
+			c, transport := s.client(t, spiffetls.Hosts{"a.example": spiffe.AllowIDs(billingID), "b.example": &atB}, opts)
+			transport.TLSClientConfig.MaxVersion = version
+			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(10)
+			transport.TLSClientConfig.ServerName = "one.for.all" // a key of the cache that does not tell them apart
+			resumed := func(url string) bool {
+				resp, err := c.Get(url)
+				require.NoError(t, err)
+				_, err = io.Copy(io.Discard, resp.Body)
+				require.NoError(t, err)
+				require.NoError(t, resp.Body.Close())
+				transport.CloseIdleConnections()
+				return resp.TLS.DidResume
+			}
+			assert.False(t, resumed("https://a.example/"))
+			assert.True(t, resumed("https://a.example/"))
+			assert.False(t, resumed("https://a.example:444/"), "the port is another")
+			assert.False(t, resumed("https://b.example/"), "the host is another")
+			assert.True(t, resumed("https://b.example/"))
+
+			require.NoError(t, atB.Set(spiffe.AllowIDs(dbID)))
+			verifyError(t, refusedAt(t, c, "https://b.example/"), "policy") // as VerifyConnection checks resumed ones
+			assert.True(t, resumed("https://a.example/"), "and others stay")
+		})
+	}
+}
+
+func TestHostsFunc(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t)
+	db := s.server(t, "/db", nil)
+	s.names.put("DB.example:443", db)
+	s.names.put("[::1]:8443", db)
+	var mu sync.Mutex
+	var asked []string
+	down := errors.New("the registry is down")
+	f := spiffetls.HostsFunc(func(host, port string) (spiffe.PolicySource, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, host+" "+port)
+		switch host {
+		case "db.example", "::1":
+			return spiffe.AllowIDs(dbID), nil
+		case "down.example":
+			return nil, down
+		}
+		return nil, nil
+	})
+	c, _ := s.client(t, f, nil)
+	assert.Equal(t, "/db", get(t, c, "https://DB.example/"))
+	assert.Equal(t, "/db", get(t, c, "https://[::1]:8443/"))
+	assert.Subset(t, []string{"db.example 443", "::1 8443"}, asked)
+	refusedAt(t, c, "https://other.example/")
+	s.names.dialled()
+	_, err := c.Get("https://down.example/")
+	assert.ErrorIs(t, err, down)
+	assert.NotErrorIs(t, err, spiffe.ErrDenied)
+	assert.Empty(t, s.names.dialled())
+}
+
+func TestBadHosts(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	allow := spiffe.AllowIDs(dbID)
+	for want, allow := range map[string]spiffe.PolicySource{
+		"Hosts has no host":      spiffetls.Hosts{},
+		"has no host":            spiffetls.Hosts(nil),
+		"the HostsFunc is nil":   spiffetls.HostsFunc(nil),
+		`"": want a host`:        spiffetls.Hosts{"": allow},
+		`":443": want a host`:    spiffetls.Hosts{":443": allow},
+		`"*.example": want`:      spiffetls.Hosts{"*.example": allow},
+		`"https://db`:            spiffetls.Hosts{"https://db": allow},
+		`"db/": want a host`:     spiffetls.Hosts{"db/": allow},
+		"write it as db.example": spiffetls.Hosts{"DB.example": allow},
+		"write it as db:1":       spiffetls.Hosts{"[db]:1": allow},
+		"write the address as":   spiffetls.Hosts{"2001:DB8:0::1": allow},
+		"as 2001:db8::1":         spiffetls.Hosts{"[2001:db8:0::1]:443": allow},
+		"write it as 2001:db8":   spiffetls.Hosts{"[2001:db8::1]": allow},
+		"a:b:c":                  spiffetls.Hosts{"a:b:c": allow},
+		"in ASCII":               spiffetls.Hosts{"bücher.example": allow},
+		`the port is "0"`:        spiffetls.Hosts{"db:0": allow},
+		`the port is "65536"`:    spiffetls.Hosts{"db:65536": allow},
+		`the port is "0443"`:     spiffetls.Hosts{"db:0443": allow},
+		`the port is "https"`:    spiffetls.Hosts{"db:https": allow},
+		`"db": no policy`:        spiffetls.Hosts{"db": nil},
+		`"nobody": `:             spiffetls.Hosts{"nobody": spiffe.Policy{}},
+		"cannot be a Hosts":      spiffetls.Hosts{"db": spiffetls.Hosts{"db": allow}},
+		"HostsFunc itself":       spiffetls.Hosts{"db": spiffetls.HostsFunc(nil)},
+	} {
+		_, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		assert.ErrorContains(t, err, want)
+		_, err = spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		assert.ErrorContains(t, err, want)
+	}
+}
+
+// TestHostsWhereNoAddressIsKnown: everything that does not know what was dialled refuses.
+func TestHostsWhereNoAddressIsKnown(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	for _, allow := range []spiffe.PolicySource{
+		spiffetls.Hosts{"db": spiffe.AllowAnyPeer()},
+		spiffetls.HostsFunc(func(string, string) (spiffe.PolicySource, error) { return spiffe.AllowAnyPeer(), nil }),
+	} {
+		_, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		assert.ErrorContains(t, err, "does not know the address")
+		_, err = spiffetls.ServerConfig(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		assert.ErrorContains(t, err, "are for clients")
+		assert.ErrorContains(t, spiffetls.ConfigureServer(&http.Server{}, ca.SVID("/web"), ca.Bundle(), allow, nil), "are for clients")
+		_, err = spiffetls.Transport(ca.SVID("/web"), spiffetls.WebRoots(newPool(ca).get), allow, nil)
+		assert.ErrorContains(t, err, "the policy must be nil")
+		v, err := spiffe.NewVerifier(ca.Bundle(), allow, nil)
+		require.NoError(t, err)
+		_, err = v.VerifyChain(ca.SVID("/db").Chain(), spiffe.ServerRole)
+		assert.ErrorIs(t, err, spiffe.ErrDenied)
+		assert.Equal(t, http.StatusForbidden, statusOf(t, ca, allow))
+
+		// The function that knows the address was taken out.
+		transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		require.NoError(t, err)
+		server, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		require.NoError(t, err)
+		config := transport.TLSClientConfig.Clone()
+		config.ServerName = "db"
+		_, c := connect(t, server, config)
+		assert.ErrorContains(t, c.err, "the address that was dialled is not known")
+		assert.ErrorIs(t, c.err, spiffe.ErrDenied)
+	}
+}
+
+// statusOf is what RequirePeer with allow answers a proven client.
+func statusOf(t *testing.T, ca *spiffetest.CA, allow spiffe.PolicySource) int {
+	t.Helper()
+	h, err := spiffetls.RequirePeer(allow, who)
+	require.NoError(t, err)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, ca.RequestFrom("/web", httptest.NewRequest("GET", "/", nil)))
+	return w.Code
+}
+
+// TestGovernorWithHosts: a connection is judged by the policy of its own host, at once when that changes.
+func TestGovernorWithHosts(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t)
+	db := s.server(t, "/db", nil)
+	s.names.put("a.example:443", db)
+	s.names.put("b.example:443", db)
+	var atA spiffe.LivePolicy
+	require.NoError(t, atA.Set(spiffe.AllowIDs(dbID)))
+	g := newGovernor(t, &spiffetls.GovernorOptions{Grace: -1, Jitter: -1, Interval: time.Hour})
+	govern(t, g)
+	c, _ := s.client(t, spiffetls.Hosts{"a.example": &atA, "b.example": spiffe.AllowIDs(dbID)}, &spiffetls.Options{Governor: g})
+	get(t, c, "https://a.example/")
+	get(t, c, "https://b.example/")
+	require.Equal(t, 2, g.Status().Open)
+	require.NoError(t, atA.Set(spiffe.AllowIDs(billingID)))
+	assert.Eventually(t, func() bool { return g.Status().Open == 1 }, 10*time.Second, 10*time.Millisecond)
+	s.names.dialled()
+	get(t, c, "https://b.example/")
+	assert.Empty(t, s.names.dialled())
+}
+
+// TestGovernorWithAFailingHostsFunc: a source that fails ends no connection, and a host that is not known any
+// more does.
+func TestGovernorWithAFailingHostsFunc(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t)
+	s.names.put("a.example:443", s.server(t, "/db", nil))
+	var failure atomic.Pointer[error]
+	g := newGovernor(t, &spiffetls.GovernorOptions{Grace: -1, Jitter: -1, Interval: 10 * time.Millisecond})
+	c, _ := s.client(t, spiffetls.HostsFunc(func(string, string) (spiffe.PolicySource, error) {
+		if err := failure.Load(); err != nil {
+			return nil, *err
+		}
+		return spiffe.AllowIDs(dbID), nil
+	}), &spiffetls.Options{Governor: g})
+	get(t, c, "https://a.example/")
+	govern(t, g)
+	down := errors.New("down")
+	failure.Store(&down)
+	time.Sleep(50 * time.Millisecond) // some rounds
+	assert.Equal(t, 1, g.Status().Open)
+	gone := fmt.Errorf("it has left: %w", spiffe.ErrDenied)
+	failure.Store(&gone)
+	assert.Eventually(t, func() bool { return g.Status().Open == 0 }, 10*time.Second, time.Millisecond)
+}
+
+// TestSendingAsksThePolicyAgain: on the connections of a Dialer, too.
+func TestSendingAsksThePolicyAgain(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	var failures spiffetls.FailureLog
+	var allow spiffe.LivePolicy
+	require.NoError(t, allow.Set(spiffe.AllowIDs(dbID)))
+	var down atomic.Bool
+	dialer, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), spiffetls.HostsFunc(func(string, string) (spiffe.PolicySource, error) {
+		if down.Load() {
+			return nil, errors.New("the registry is down")
+		}
+		return &allow, nil
+	}), &spiffetls.Options{Failures: &failures})
+	require.NoError(t, err)
+	a, b := memconn.Pipe()
+	got := make(chan string, 1)
+	go func() {
+		server := tls.Server(a, bare(ca.Certificate("/db")))
+		all, _ := io.ReadAll(server)
+		got <- string(all)
+	}()
+	conn, err := dialer.Handshake(t.Context(), b, "db.example:1")
+	require.NoError(t, err)
+	_, err = io.WriteString(conn, "one ")
+	require.NoError(t, err)
+	down.Store(true)
+	_, err = io.WriteString(conn, "two")
+	require.NoError(t, err, "a source that fails decides nothing")
+	down.Store(false)
+	require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
+	for range 3 {
+		_, err = io.WriteString(conn, "secret")
+		verifyError(t, err, "policy")
+	}
+	_ = conn.Close()
+	assert.Equal(t, "one two", <-got)
+	f := one(t, &failures)
+	assert.Equal(t, "policy", f.Stage)
+	assert.EqualValues(t, 1, f.Count)
+}
+
+// BenchmarkHosts is what a policy by host adds to a request on an open connection, which is one Write.
+func BenchmarkHosts(b *testing.B) {
+	ca := spiffetest.NewCA(b, "example.org")
+	hosts := spiffetls.Hosts{"billing.example:8443": spiffe.AllowIDs(billingID), "db.example": spiffe.AllowIDs(dbID)}
+	transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), hosts, nil)
+	require.NoError(b, err)
+	b.ReportAllocs()
+	holds := spiffetls.Holds(transport, "billing.example", "8443", billingID)
+	for b.Loop() {
+		err = holds()
+	}
+	require.NoError(b, err)
+}

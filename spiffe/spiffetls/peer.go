@@ -1,0 +1,163 @@
+package spiffetls
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+
+	"github.com/svidkit/svidkit/internal/peercontext"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// PeerFromContext returns the proven client of the request that ctx comes from, if the request was
+// received by a server that [ConfigureServer] prepared, or made by a test with package spiffetest. For every other
+// context, and for a client without a certificate, it reports false.
+func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
+	conn, ok := ctx.Value(connKey{}).(*connection)
+	if !ok {
+		peer := peercontext.From(ctx)
+		return peer, peer != nil
+	}
+	peer := conn.peer.Load()
+	return peer, peer != nil
+}
+
+// PeerFromRequest returns the proven client of a request. Beside the servers of [PeerFromContext] it is for
+// those whose TLSConfig is a configuration from [ServerConfig], or a clone of one: then the client is verified
+// again, as by [PeerFromState]. The peer is nil if and only if there is an error, which says why; a client
+// without a certificate is an error, too.
+func PeerFromRequest(r *http.Request) (*spiffe.Peer, error) {
+	_, peer, err := provenBy(r)
+	if err != nil {
+		return nil, fmt.Errorf("spiffetls: no proven client: %w", err)
+	}
+	return peer, nil
+}
+
+// PeerFromState returns the proven other side of a connection that was made with config, which is from this
+// package, a clone of such, or wraps its VerifyConnection. It is for the many packages that take a
+// [*tls.Config] and hand out the [tls.ConnectionState], such as net/smtp, database drivers and grpc-go.
+//
+// The state must come from crypto/tls, which has checked that the other side holds its key. VerifyConnection of
+// config verifies it once more, so that the peer that is returned holds now; this costs about a microsecond if
+// the verifier remembers the chain, as it does by default. An error is that of the verification, a
+// [*HandshakeError], or says that there is nothing to verify: the handshake is not complete, config is of
+// another kind, a client presented no certificate, or a server was verified by its host name.
+//
+// The policies of [Hosts] depend on the address, which the state does not tell: see [PeerFromConn].
+func PeerFromState(config *tls.Config, cs tls.ConnectionState) (*spiffe.Peer, error) {
+	_, peer, err := ask(config, cs)
+	if err != nil {
+		return nil, fmt.Errorf("spiffetls: no proven peer: %w", err)
+	}
+	return peer, nil
+}
+
+// PeerFromConn returns the proven other side of a connection that a listener of [NewListener] or
+// [Governor.Listener], a [Dialer], or a [Transport] with a DialTLSContext has made, as it was proved by the
+// handshake. The peer is nil if and only if there is an error: for other connections, before the end of the
+// handshake, and if the other side proved no ID.
+func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
+	tc, ok := c.(*tls.Conn)
+	if !ok {
+		return nil, fmt.Errorf("spiffetls: no proven peer: the connection is a %T, not a *tls.Conn", c)
+	}
+	raw, ok := tc.NetConn().(*rawConn)
+	switch {
+	case !ok:
+		return nil, errors.New("spiffetls: no proven peer: the connection was not made by a listener or dialer of this package; see PeerFromState")
+	case !tc.ConnectionState().HandshakeComplete:
+		return nil, fmt.Errorf("spiffetls: no proven peer: %w", errIncomplete)
+	case raw.peer.Load() == nil:
+		return nil, fmt.Errorf("spiffetls: no proven peer: %w", errNoID)
+	}
+	return raw.peer.Load(), nil
+}
+
+var (
+	errIncomplete = errors.New("the handshake is not complete")
+	errNoID       = errors.New("the other side proved no SPIFFE ID, and the configuration requires none")
+)
+
+// provenBy returns the client of r and the endpoint that has verified it, which is nil in a test. On an error the
+// endpoint is that which requires a proof, if there is one.
+func provenBy(r *http.Request) (*endpoint, *spiffe.Peer, error) {
+	if conn, ok := r.Context().Value(connKey{}).(*connection); ok {
+		if peer := conn.peer.Load(); peer != nil {
+			return conn.e, peer, nil
+		}
+		return conn.e, nil, errNoProof
+	}
+	if peer := peercontext.From(r.Context()); peer != nil {
+		return nil, peer, nil
+	}
+	if r.TLS == nil {
+		return nil, nil, errors.New("the request came without TLS")
+	}
+	var config *tls.Config
+	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok {
+		config = s.TLSConfig
+	}
+	e, peer, err := ask(config, *r.TLS)
+	switch {
+	case errors.Is(err, errForeignConfig):
+		err = errors.New("the TLSConfig of the server is not from package spiffetls; prepare the server with ConfigureServer, set the TLSConfig that it uses, or see PeerFromState")
+	case errors.Is(err, errNoID):
+		err = errNoProof
+	}
+	return e, peer, err
+}
+
+// question is put to VerifyConnection of a configuration, which is the one way to what is behind it that clones
+// and wrappers keep. It is where the chains of a verification by crypto/tls would be, of which these
+// configurations have none. Nothing outside this package can make one.
+type question struct {
+	addr hostport // that was dialled, if that is known
+	cert x509.Certificate
+
+	e     *endpoint // behind the configuration; nil if it did not answer
+	proof proof     // if it has verified the state
+}
+
+// in returns cs with the question.
+func (q *question) in(cs tls.ConnectionState) tls.ConnectionState {
+	q.cert.PublicKey = q
+	cs.VerifiedChains = [][]*x509.Certificate{{&q.cert}}
+	return cs
+}
+
+// questionIn returns the question that is in cs, or nil.
+func questionIn(cs tls.ConnectionState) *question {
+	if len(cs.VerifiedChains) != 1 || len(cs.VerifiedChains[0]) != 1 {
+		return nil
+	}
+	q, _ := cs.VerifiedChains[0][0].PublicKey.(*question)
+	return q
+}
+
+// ask makes config verify a state again.
+func ask(config *tls.Config, cs tls.ConnectionState) (*endpoint, *spiffe.Peer, error) {
+	switch {
+	case config == nil || config.VerifyConnection == nil:
+		return nil, nil, errForeignConfig
+	case !cs.HandshakeComplete:
+		return nil, nil, errIncomplete
+	}
+	var q question
+	err := config.VerifyConnection(q.in(cs))
+	switch {
+	case err != nil:
+		return q.e, nil, err
+	case q.e == nil:
+		return nil, nil, errForeignConfig
+	case q.proof.peer == nil:
+		return q.e, nil, errNoID
+	}
+	return q.e, q.proof.peer, nil
+}
+
+var errForeignConfig = errors.New("the configuration is not from package spiffetls, or its VerifyConnection was replaced")

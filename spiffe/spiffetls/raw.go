@@ -1,0 +1,208 @@
+package spiffetls
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// NewListener returns a listener that accepts connections whose handshake is done. It takes what [ServerConfig]
+// takes. Each connection is a [*tls.Conn], and [PeerFromConn] returns its client:
+//
+//	l, err := spiffetls.NewListener(inner, self, bundles, spiffe.AllowIDs(web), nil)
+//	…
+//	conn, err := l.Accept()
+//	…
+//	peer, err := spiffetls.PeerFromConn(conn)
+//
+// Handshakes run beside each other, so that a slow or silent client delays no other. Each must end within
+// HandshakeTimeout, and no more than MaxHandshakes may be unfinished, or finished and not yet accepted; more
+// connections are closed at once, first those of an address that has many. A connection is closed, too, if it
+// would take one of the last file descriptors of the process, a quarter of them and at most 1,024. Neither is
+// an error of Accept, nor is a client that is refused: those go to the Logger and the FailureLog. Errors of
+// inner are.
+//
+// The first Accept starts a goroutine. Close closes inner and the connections that were not accepted yet, and
+// waits until their handshakes have ended. The Governor in the options, if there is one, ends these
+// connections; [Governor.Listener] is not needed. A net/http server is prepared with [ConfigureServer] instead.
+func NewListener(inner net.Listener, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (net.Listener, error) {
+	e, err := newEndpoint(true, self, peers, allow, opts)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("spiffetls: listener: %w", err)
+	case inner == nil:
+		return nil, errors.New("spiffetls: listener: no listener to accept from")
+	}
+	l := &listener{e: e, config: e.serverConfig(), ready: make(chan accepted)}
+	e.followHello(l.config)
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.unfinished = conns.Listen(inner, conns.Options[netip.Addr]{
+		Total: cmp.Or(e.opts.MaxHandshakes, maxHandshakes),
+		Peer:  peer.Address,
+		Refused: func(c net.Conn, err *limit.Error) {
+			_ = e.failed(true, remote(c), fmt.Errorf("the connection was closed before its handshake: %s", err.Reason))
+		},
+	})
+	return l, nil
+}
+
+const (
+	handshakeTime = 10 * time.Second // by default
+	maxHandshakes = 1024             // by default
+)
+
+type listener struct {
+	e          *endpoint
+	config     *tls.Config
+	unfinished *conns.Listener[netip.Addr] // counts connections until they are accepted
+	ready      chan accepted
+
+	ctx     context.Context // until it is closed
+	cancel  context.CancelFunc
+	mu      sync.Mutex
+	started bool
+	running sync.WaitGroup
+}
+
+type accepted struct {
+	conn *tls.Conn
+	err  error
+}
+
+// Accept implements [net.Listener].
+func (l *listener) Accept() (net.Conn, error) {
+	l.mu.Lock()
+	if !l.started && l.ctx.Err() == nil {
+		l.started = true
+		l.running.Go(l.run)
+	}
+	l.mu.Unlock()
+	select {
+	case a := <-l.ready:
+		if a.err != nil {
+			return nil, a.err
+		}
+		return a.conn, nil
+	case <-l.ctx.Done():
+		return nil, fmt.Errorf("spiffetls: accept: %w", net.ErrClosed)
+	}
+}
+
+// Close implements [net.Listener].
+func (l *listener) Close() error {
+	l.mu.Lock()
+	l.cancel() // no Accept starts run after this
+	l.mu.Unlock()
+	err := l.unfinished.Close()
+	l.running.Wait()
+	return err
+}
+
+// Addr implements [net.Listener].
+func (l *listener) Addr() net.Addr { return l.unfinished.Addr() }
+
+func (l *listener) run() {
+	for {
+		c, err := l.unfinished.Accept()
+		if err == nil {
+			l.running.Go(func() { l.handshake(c) })
+			continue
+		}
+		select {
+		case l.ready <- accepted{err: err}: // so that the caller decides how long to wait
+		case <-l.ctx.Done():
+			return
+		}
+		if errors.Is(err, net.ErrClosed) { // by another than Close
+			l.cancel()
+			return
+		}
+	}
+}
+
+func (l *listener) handshake(c net.Conn) {
+	defer l.unfinished.Closed(c)
+	raw := &rawConn{Conn: c, governor: l.e.opts.Governor}
+	conn := tls.Server(raw, l.config)
+	ctx, cancel := context.WithTimeout(l.ctx, l.e.opts.HandshakeTimeout)
+	err := conn.HandshakeContext(ctx)
+	cancel()
+	if err != nil { // which followHello's configuration has noted
+		_ = raw.Close()
+		return
+	}
+	select {
+	case l.ready <- accepted{conn: conn}:
+	case <-l.ctx.Done():
+		_ = raw.Close()
+	}
+}
+
+// Dialer makes client connections whose handshake is done and whose server is verified; [PeerFromConn] returns
+// it. [NewDialer] makes one. It is safe for concurrent use.
+type Dialer struct {
+	e      *endpoint
+	config *tls.Config
+}
+
+// NewDialer returns a Dialer. It takes what [Transport] takes: policies by address ([Hosts]), a [Governor] and
+// [WebRoots], too. Sessions are not resumed.
+func NewDialer(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*Dialer, error) {
+	e, err := newEndpoint(false, self, peers, allow, opts)
+	if err != nil {
+		return nil, fmt.Errorf("spiffetls: dialer: %w", err)
+	}
+	return &Dialer{e, e.clientConfig()}, nil
+}
+
+// DialContext connects to an address, such as "db.example:5432", and returns a [*tls.Conn]. To connect takes 30
+// seconds at the most, and the handshake HandshakeTimeout. An address for which [Hosts] has no policy is not
+// dialled.
+func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if err := d.known(addr); err != nil {
+		return nil, err
+	}
+	below, err := newNetDialer().DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := d.Handshake(ctx, below, addr)
+	if err != nil {
+		return nil, err // and not a nil *tls.Conn
+	}
+	return conn, nil
+}
+
+// Handshake begins TLS on a connection that the caller has made, through a proxy or with STARTTLS for example,
+// and returns when the server is verified. The address is what was dialled: its host is sent to the server,
+// [WebRoots] verifies that, and [Hosts] finds the policy by it. The port may be missing. The Dialer owns below
+// from now on, and closes it on an error. The handshake may take as long as HandshakeTimeout.
+func (d *Dialer) Handshake(ctx context.Context, below net.Conn, addr string) (*tls.Conn, error) {
+	if err := d.known(addr); err != nil {
+		_ = below.Close()
+		return nil, err
+	}
+	return d.e.handshake(ctx, below, d.config, addr, d.e.opts.HandshakeTimeout)
+}
+
+// known returns an error for an address without a policy.
+func (d *Dialer) known(addr string) error {
+	if d.e.hosts == nil {
+		return nil
+	}
+	if _, err := d.e.policyAt(addressOf(addr)); err != nil {
+		return fmt.Errorf("spiffetls: dial: %w", err)
+	}
+	return nil
+}

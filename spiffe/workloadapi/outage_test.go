@@ -1,0 +1,306 @@
+package workloadapi_test
+
+import (
+	"crypto/x509"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/renew"
+	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// pace is how a client decides when to ask again; see workloadapi.Pace.
+type pace func(good bool, received, end, now time.Time, u float64) time.Duration
+
+// schedule is one outage of an agent. Times are since the client has started.
+type schedule struct {
+	life     time.Duration
+	down, up time.Duration
+	renewal  float64 // the share of the life after which the agent renews
+	random   *rand.Rand
+
+	// The results. left is what was left of the identity when the agent came back, 0 if there was none, and took
+	// how long the client then took.
+	left, took time.Duration
+}
+
+// run plays the schedule: an agent that sends an identity at once, renews it and is away meanwhile.
+func (s *schedule) run(next pace) {
+	zero := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(d time.Duration) time.Time { return zero.Add(d) }
+	away := func(d time.Duration) bool { return d >= s.down && d < s.up }
+	var received, end time.Time
+	for now := time.Duration(0); ; {
+		if away(now) {
+			now += next(false, received, end, at(now), s.random.Float64())
+			continue
+		}
+		if now >= s.up { // back
+			s.took = now - s.up
+			if !end.IsZero() {
+				s.left = end.Sub(at(s.up))
+			}
+			return
+		}
+		// The stream is open until the outage, and the agent renews on it.
+		period := time.Duration(s.renewal * float64(s.life))
+		received = at(now + (s.down-now)/period*period)
+		end = received.Add(s.life)
+		now = s.down
+		now += next(true, received, end, at(now), s.random.Float64())
+	}
+}
+
+// TestOutageArithmetic plays 10,000 outages that start at any moment and take up to 45 % of the life, of lives
+// from 20 seconds to a day: no identity expires. The ladder up to 30 seconds that is usual loses some.
+func TestOutageArithmetic(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-18")
+	play := func(make func() pace) (expired int, slowest float64, first time.Duration) {
+		random := rand.New(rand.NewPCG(1, 2))
+		for range 10_000 {
+			life := time.Duration(20 * float64(time.Second) * math.Pow(24*3600/20, random.Float64()))
+			down := time.Duration((3.2*random.Float64() - 0.2) * float64(life)) // before the client has started, too
+			s := schedule{
+				life: life, down: down, up: down + time.Duration(0.45*random.Float64()*float64(life)),
+				renewal: 0.45 + 0.05*random.Float64(), random: random,
+			}
+			if s.up <= 0 {
+				continue
+			}
+			s.run(make())
+			if down <= 0 { // there was nothing before
+				first = max(first, s.took)
+				continue
+			}
+			require.Positive(t, s.left)
+			slowest = max(slowest, float64(s.took)/float64(s.left))
+			if s.took >= s.left {
+				expired++
+			}
+		}
+		return expired, slowest, first
+	}
+	for _, address := range []string{"unix:///run/agent.sock", "tcp://127.0.0.1:8081"} {
+		expired, slowest, first := play(func() pace { return workloadapi.Pace(address) })
+		assert.Zero(t, expired, address)
+		assert.Less(t, slowest, 0.055, address) // 5 %, and the shortest wait where little is left of a short life
+		assert.LessOrEqual(t, first, 5*time.Second, address)
+		t.Logf("%s: after %.1f %% of what was left at most, and %v if there was nothing", address, 100*slowest, first)
+	}
+	expired, slowest, first := play(func() pace {
+		failures := 0
+		return func(good bool, _, _, _ time.Time, u float64) time.Duration {
+			if good {
+				failures = 0
+				return 0
+			}
+			failures++
+			return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: 30 * time.Second}.Wait(renew.Failure{Times: failures}, u)
+		}
+	})
+	assert.Greater(t, expired, 50, "this test can fail")
+	t.Logf("a ladder: %d expired, after %.0f %% of what was left at most, and %v if there was nothing", expired, 100*slowest, first)
+}
+
+// lasting returns a response with an identity that is good for life from now on.
+func (d domain) lasting(t testing.TB, life time.Duration) *wire.X509SVIDResponse {
+	now := time.Now()
+	return d.response(t, d.SVID("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(-time.Second), now.Add(life) }))
+}
+
+// TestOutage runs a source through an outage: its readers have an identity that is good at every moment, and once
+// the agent is back, the identity is renewed before another 5 % of what is left are gone.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-18")
+	for _, life := range []time.Duration{20 * time.Second, time.Minute, 24 * time.Hour} {
+		for _, begin := range []time.Duration{2, 17, 48} {
+			for _, percent := range []time.Duration{8, 25, 45} {
+				begin, outage := life*begin/100, life*percent/100
+				t.Run(fmt.Sprint(life, " from ", begin, " for ", outage), func(t *testing.T) {
+					t.Parallel()
+					synctest.Test(t, func(t *testing.T) {
+						home := newDomain(t, "example.org")
+						start := time.Now()
+						s := source(t, workloadapi.Config{}, func(c *call) {
+							if up := time.Since(start) - begin; up >= 0 && up < outage {
+								c.end(codeUnavailable, "")
+								return
+							}
+							c.send(home.lasting(t, life))
+							if d := begin - time.Since(start); d > 0 {
+								c.sleep(d)
+								return // the agent stops
+							}
+							c.wait()
+						})
+						require.NoError(t, s.Ready(t.Context()))
+						first, err := s.SVID()
+						require.NoError(t, err)
+						left := first.NotAfter().Sub(start.Add(begin + outage))
+						for now := first; now == first; {
+							time.Sleep(life / 1000)
+							synctest.Wait()
+							now, err = s.SVID()
+							require.NoError(t, err)
+							require.True(t, time.Now().Before(now.NotAfter()), "expired")
+							require.LessOrEqual(t, time.Since(start), begin+outage+left/20+life/1000, "not renewed, with %v left", left)
+						}
+						require.GreaterOrEqual(t, time.Since(start), begin+outage)
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestStreamsWakeEachOther: when the stream of identities is back, that of the bundles for JWT-SVIDs, which do
+// not end, does not wait on.
+func TestStreamsWakeEachOther(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	bundles := &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): nil}}
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		var down atomic.Pointer[chan struct{}]
+		rise := func() { c := make(chan struct{}); down.Store(&c) }
+		rise()
+		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
+			down := down.Load()
+			if down == nil {
+				c.end(codeUnavailable, "")
+				return
+			}
+			if c.rpc == "FetchJWTBundles" {
+				c.send(bundles)
+			} else {
+				c.send(home.lasting(t, time.Minute))
+			}
+			select {
+			case <-*down:
+			case <-c.ctx.Done():
+			}
+		})
+		require.NoError(t, s.Ready(t.Context()))
+		for range 10 {
+			close(*down.Swap(nil))
+			time.Sleep(27 * time.Second)
+			require.False(t, s.Status().JWT.Open)
+			rise()
+			for !s.Status().X509.Open && !s.Status().JWT.Open {
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+			}
+			require.True(t, s.Status().X509.Open && s.Status().JWT.Open, "one waits, although the other is back")
+		}
+	})
+
+	// Streams that end at once do not wake each other without end, whether they count as good or not.
+	for name, after := range map[string]func(c *call){
+		"hang up": func(*call) {},
+		"nonsense": func(c *call) {
+			for c.ctx.Err() == nil {
+				c.sendRaw([]byte("nonsense"))
+			}
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			home := newDomain(t, "example.org")
+			var calls atomic.Int32
+			_ = source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
+				calls.Add(1)
+				if c.rpc == "FetchJWTBundles" {
+					c.send(bundles)
+				} else {
+					c.send(home.lasting(t, time.Hour))
+				}
+				after(c)
+			})
+			time.Sleep(5 * time.Minute)
+			assert.Less(t, calls.Load(), int32(2*5*60*3), name)
+		})
+	}
+
+	// A server that has named a time is not asked before.
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		start := time.Now()
+		var asked []time.Duration
+		_ = source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
+			if c.rpc == "FetchJWTBundles" {
+				asked = append(asked, time.Since(start))
+				c.w.Header().Set(http.TrailerPrefix+"Grpc-Retry-Pushback-Ms", "40000")
+				c.end(codeUnavailable, "")
+				return
+			}
+			c.send(home.lasting(t, time.Hour))
+			c.sleep(7 * time.Second)
+		})
+		time.Sleep(50 * time.Second)
+		synctest.Wait()
+		require.Len(t, asked, 2)
+		assert.GreaterOrEqual(t, asked[1], 40*time.Second)
+	})
+}
+
+// TestOutageOnSocket is an outage in real time: a server on a Unix socket is killed and comes back.
+func TestOutageOnSocket(t *testing.T) {
+	t.Parallel()
+	const life = 2400 * time.Millisecond
+	home := newDomain(t, "example.org")
+	path := filepath.Join(t.TempDir(), "api.sock")
+	serve := func() (kill func()) {
+		l, err := net.Listen("unix", path)
+		require.NoError(t, err)
+		return serveOn(l, fake(t, func(c *call) {
+			c.send(home.lasting(t, life+time.Second)) // certificates have whole seconds
+			c.sleep(life / 2)
+			c.send(home.lasting(t, life+time.Second))
+			c.wait()
+		}))
+	}
+	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
+	require.NoError(t, err)
+	run(t, s)
+	time.Sleep(300 * time.Millisecond) // there is no server yet
+	kill := serve()
+	defer func() { kill() }()
+	begin := time.Now()
+	require.NoError(t, s.Ready(t.Context()))
+	assert.Less(t, time.Since(begin), 3*time.Second)
+	first, err := s.SVID()
+	require.NoError(t, err)
+
+	var once sync.Once
+	outage, back := time.Now().Add(life/3), time.Time{}
+	for now := first; now == first; {
+		time.Sleep(5 * time.Millisecond)
+		now, err = s.SVID()
+		require.NoError(t, err)
+		require.True(t, time.Now().Before(now.NotAfter()), "expired")
+		if time.Now().After(outage) {
+			once.Do(kill)
+		}
+		if back.IsZero() && time.Now().After(outage.Add(life*45/100)) {
+			kill, back = serve(), time.Now()
+		}
+		require.True(t, back.IsZero() || time.Since(back) < time.Second, "not back")
+	}
+	require.False(t, back.IsZero())
+	t.Logf("back after %v, with %v left", time.Since(back).Round(time.Millisecond), time.Until(first.NotAfter()).Round(time.Millisecond))
+}
