@@ -1,0 +1,117 @@
+// Package life starts, runs and stops what works in the background for the readers of a value, such as a source of
+// identities. It is what the methods Run and Close and the functions Start of such packages are made of, so that they
+// mean the same everywhere:
+//
+//   - Run blocks. It returns nil after a clean stop, which is the end of its context or Close, and an error only if the
+//     work cannot go on.
+//   - Start is Run in a goroutine, once the first success is there. Its context bounds the start and not the work.
+//   - Close ends either of them, and waits for it.
+package life
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// The reasons for which nothing is being done.
+var (
+	ErrNotStarted = errors.New("this program has neither called Start nor Run, so nothing was tried")
+	ErrEnded      = errors.New("Run has ended, so nothing is tried any more")
+	ErrClosed     = errors.New("it was closed by this program")
+	ErrRunning    = errors.New("it is running already: Start and Run are alternatives")
+)
+
+// Life is whether something runs. The zero Life has not started. Its methods are safe for concurrent use.
+type Life struct {
+	mu      sync.Mutex
+	ever    bool // Run was called
+	closed  bool
+	cancel  context.CancelFunc // not nil while the work runs
+	stopped chan struct{}      // closed when it has ended
+}
+
+// Run calls work in this goroutine, with a context that ends with ctx or with Close. It returns nil if one of them has
+// ended the work, and the error of work otherwise. The error is ErrRunning if another call is under way, and ErrClosed
+// after Close; else it may be called again after it has returned.
+func (l *Life) Run(ctx context.Context, work func(context.Context) error) error {
+	inner, err := l.begin(ctx)
+	if err != nil {
+		return err
+	}
+	return l.do(inner, work)
+}
+
+func (l *Life) begin(ctx context.Context) (context.Context, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return nil, ErrClosed
+	case l.cancel != nil:
+		return nil, ErrRunning
+	}
+	inner, cancel := context.WithCancel(ctx)
+	l.ever, l.cancel, l.stopped = true, cancel, make(chan struct{})
+	return inner, nil
+}
+
+func (l *Life) do(inner context.Context, work func(context.Context) error) error {
+	defer func() { // also if work panics or calls runtime.Goexit: a Close that waits must not wait on
+		l.mu.Lock()
+		l.cancel()
+		l.cancel = nil
+		close(l.stopped)
+		l.mu.Unlock()
+	}()
+	if err := work(inner); inner.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// Start runs work in a goroutine, until Close, and returns once ready does. The end of ctx ends the call of ready and
+// not the work; its values reach both. If ready fails, what was started is closed, and its error returned.
+func (l *Life) Start(ctx context.Context, work, ready func(context.Context) error) error {
+	inner, err := l.begin(context.WithoutCancel(ctx))
+	if err != nil {
+		return err
+	}
+	go func() { _ = l.do(inner, work) }() // ready knows why the work has failed, and so does Status
+	if err := ready(ctx); err != nil {
+		_ = l.Close()
+		return err
+	}
+	return nil
+}
+
+// Close ends the work, now and for good, and waits until it has ended. Further calls do nothing more. It must not be
+// called by the work itself, which it would wait for. The error is always nil: it makes an owner an io.Closer.
+func (l *Life) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	stopped := l.stopped
+	if l.cancel != nil {
+		l.cancel()
+	}
+	l.mu.Unlock()
+	if stopped != nil {
+		<-stopped
+	}
+	return nil
+}
+
+// Idle returns why nothing is being done: nil while the work runs, else ErrClosed, ErrEnded or ErrNotStarted.
+func (l *Life) Idle() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.cancel != nil:
+		return nil
+	case l.closed:
+		return ErrClosed
+	case l.ever:
+		return ErrEnded
+	}
+	return ErrNotStarted
+}
