@@ -1,15 +1,18 @@
 // Package secretcache is the SecretManager: it obtains workload identities from a CA, keeps them
 // and the trust bundles fresh, and hands them out without blocking.
 //
-// Most programs need [New], [Manager.Run] and the [Manager] itself, which is a
+// Most programs need [Start], which waits for the first certificate, and the [Manager] itself, which is a
 // [spiffe.SVIDSource] and a [spiffe.BundleSource]:
 //
-//	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
-//	…
-//	go m.Run(ctx) // in a group that waits for it
+//	m, err := secretcache.Start(ctx, secretcache.Config{ID: web, CA: ca})
+//	if err != nil {
+//		return err // says why: the CA does not answer, or has refused
+//	}
+//	defer m.Close()
 //	cfg, err := spiffetls.ServerConfig(m, m, spiffe.AllowIDs(frontend), nil)
 //
-// To serve identities to Envoy, give the Manager to package sds. Further identities for the same
+// A program that serves before it has an identity, or that has a group for what it runs, takes [New], [Manager.Run] and
+// [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. Further identities for the same
 // process come with [Manager.Add].
 //
 // # What is no X.509-SVID
@@ -17,7 +20,7 @@
 // A workload of Linkerd has a DNS name, and a service of Athenz a principal. With an expectation in place of an ID the
 // default identity is a [*pki.Credential], which is obtained, checked, renewed and published by the same rules:
 //
-//	m, err := secretcache.New(secretcache.Config{Expect: pki.ExpectDNSName(td, name), CA: ca})
+//	m, err := secretcache.Start(ctx, secretcache.Config{Expect: pki.ExpectDNSName(td, name), CA: ca})
 //	…
 //	credential, err := m.Credential()
 //
@@ -89,6 +92,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
@@ -196,7 +200,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Manager is a SecretManager. [New] makes one. Its methods are safe for concurrent use, and those
+// Manager is a SecretManager. [Start] or [New] makes one. Its methods are safe for concurrent use, and those
 // that read work before, during and after [Manager.Run].
 type Manager struct {
 	cfg   Config
@@ -209,7 +213,7 @@ type Manager struct {
 	snap    atomic.Pointer[spiffe.Snapshot]
 	changed renew.Signal
 
-	running atomic.Bool // Run is running
+	life life.Life
 
 	mu         sync.Mutex
 	watching   bool                                      // the CA's watch keeps the bundles fresh
@@ -219,7 +223,23 @@ type Manager struct {
 	news       notifier
 }
 
-// New checks cfg and returns a Manager. It does nothing else: no goroutine, no call to the CA.
+// Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine, and
+// [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing is left
+// running, and the error is that of New or of Ready: it says why there is no certificate.
+func Start(ctx context.Context, cfg Config) (*Manager, error) {
+	m, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.life.Start(ctx, m.run, m.Ready); err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// New checks cfg and returns a Manager. It does nothing else: no goroutine, no call to the CA. The caller calls
+// [Manager.Run].
 func New(cfg Config) (*Manager, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("secretcache: new: %w", err)
@@ -331,8 +351,8 @@ func (m *Manager) noSnapshot() error {
 	return m.notReady(m.first, nil)
 }
 
-// Changed returns a channel that is closed when the default identity or the trust bundles change.
-// Take it before reading, so that no change is missed:
+// Changed returns a channel that is closed when the default identity or the trust bundles change, and when something
+// happens that [Manager.Ready] waits for. Take it before reading, so that no change is missed:
 //
 //	for {
 //		changed := m.Changed()
@@ -371,19 +391,45 @@ func (m *Manager) LogValue() slog.Value { return slog.StringValue(m.String()) }
 // notReady is the error for e while it has nothing to hand out; cause says why a reader stopped
 // waiting, if one did.
 func (m *Manager) notReady(e *entry, cause error) error {
-	last := e.err()
-	if last == nil {
-		last = m.roots.err()
+	why, failed := cause, ""
+	add := func(err error) {
+		switch {
+		case why == nil:
+			why = err
+		case !errors.Is(why, err):
+			why = fmt.Errorf("%w; %s%w", why, failed, err)
+		}
 	}
-	switch {
-	case cause != nil && last != nil:
-		cause = fmt.Errorf("%w; the last attempt failed: %w", cause, last)
-	case cause == nil && last != nil:
-		cause = last
-	case cause == nil:
-		cause = errors.New("nothing was tried yet; is Run running?")
+	tried := true
+	if last := cmp.Or(e.err(), m.roots.err()); last != nil {
+		failed = "the last attempt failed: "
+		add(last)
+		failed = ""
+	} else if asked := cmp.Or(e.asked.Load(), m.roots.asked.Load()); asked != 0 {
+		add(silence(asked))
+	} else {
+		tried = false
 	}
-	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, cause)
+	switch idle := m.life.Idle(); {
+	case idle == nil:
+		if why == nil {
+			why = errors.New("the CA is about to be asked")
+		}
+	case tried && errors.Is(idle, life.ErrNotStarted), tried && cause != nil && errors.Is(idle, life.ErrEnded):
+		// GenerateSecret tries without Run
+	default:
+		add(idle)
+	}
+	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, why)
+}
+
+// silence is the error for a CA that has neither answered nor failed; see entry.asked.
+func silence(asked int64) error {
+	waited := time.Duration(-asked)
+	if asked > 0 {
+		waited = time.Since(time.Unix(0, asked))
+	}
+	return fmt.Errorf("the CA has not answered for %v", waited.Round(100*time.Millisecond))
 }
 
 func (m *Manager) title(e *entry) string {

@@ -2,7 +2,7 @@
 //
 //	ca := spiffetest.NewCA(t, "example.org")
 //	api := workloadapitest.NewServer(t, ca, "/web")
-//	source, err := workloadapi.New(api.Config()) // and Run it
+//	source, err := workloadapi.Start(t.Context(), api.Config()) // and Close it
 //	…
 //	api.Rotate()          // the identity is renewed, and pushed
 //	api.ExpireIn(time.Minute)
@@ -126,7 +126,7 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	t.Cleanup(s.client.Close)
+	t.Cleanup(s.client.CloseIdleConnections)
 	return s
 }
 
