@@ -491,3 +491,21 @@ func TestMistakes(t *testing.T) {
 		assert.Contains(t, log.String(), "spiffegrpc: credentials of a ")
 	}
 }
+
+// notes are written by one goroutine and read by another.
+type notes struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (n *notes) Write(p []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.b.Write(p)
+}
+
+func (n *notes) String() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.b.String()
+}
