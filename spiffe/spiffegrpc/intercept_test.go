@@ -303,6 +303,8 @@ func TestRequireCallerSeesTheCall(t *testing.T) {
 	for key := range seen.Header {
 		assert.False(t, strings.HasPrefix(key, ":"), key)
 	}
+	assert.Equal(t, http.MethodPost, seen.Method)
+	assert.True(t, seen.ProtoAtLeast(2, 0))
 	assert.Contains(t, seen.RemoteAddr, "127.0.0.1:")
 	assert.Equal(t, addr, fmt.Sprint(seen.Context().Value(http.LocalAddrContextKey)))
 	assert.True(t, seen.TLS.HandshakeComplete)
