@@ -484,7 +484,7 @@ func TestMistakes(t *testing.T) {
 	for _, creds := range []credentials.TransportCredentials{server, client} {
 		assert.Equal(t, "tls", creds.Info().SecurityProtocol)
 		assert.Same(t, creds, creds.Clone())
-		assert.Error(t, creds.OverrideServerName("a")) //nolint:staticcheck // deprecated, and part of the interface
+		assert.Error(t, creds.OverrideServerName("a")) //lint:ignore SA1019 part of the interface
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 			assert.Regexp(t, "^spiffegrpc: credentials of a (server|client)$", fmt.Sprintf(verb, creds))
 		}
