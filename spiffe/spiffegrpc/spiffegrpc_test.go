@@ -78,9 +78,15 @@ func (s *service) FullDuplexCall(stream grpc.BidiStreamingServer[testpb.Streamin
 // serve serves s until the end of the test and returns the address.
 func serve(t testing.TB, creds credentials.TransportCredentials, s *service, opts ...grpc.ServerOption) string {
 	t.Helper()
+	_, addr := start(t, creds, s, opts...)
+	return addr
+}
+
+func start(t testing.TB, creds credentials.TransportCredentials, s *service, opts ...grpc.ServerOption) (server *grpc.Server, addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	server := grpc.NewServer(append(opts, grpc.Creds(creds))...)
+	server = grpc.NewServer(append(opts, grpc.Creds(creds))...)
 	testpb.RegisterTestServiceServer(server, s)
 	var wg sync.WaitGroup
 	wg.Go(func() { assert.NoError(t, server.Serve(l)) })
@@ -88,7 +94,7 @@ func serve(t testing.TB, creds credentials.TransportCredentials, s *service, opt
 		server.Stop()
 		wg.Wait()
 	})
-	return l.Addr().String()
+	return server, l.Addr().String()
 }
 
 // connect returns a client and its connection.
@@ -446,6 +452,16 @@ func TestHosts(t *testing.T) {
 	}
 	_, err := connect(t, addr, creds, grpc.WithAuthority("db.example:8443")).UnaryCall(callContext(t), &testpb.SimpleRequest{})
 	assert.NoError(t, err)
+
+	// The policy is asked again whenever something is sent on an open connection.
+	var live spiffe.LivePolicy
+	require.NoError(t, live.Set(spiffe.AllowIDs(db)))
+	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{"127.0.0.1": &live}, nil))
+	_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
+	require.NoError(t, err)
+	require.NoError(t, live.Set(spiffe.AllowIDs(ops)))
+	_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
+	assert.Equal(t, codes.Unavailable, status.Code(err))
 }
 
 func TestMistakes(t *testing.T) {
