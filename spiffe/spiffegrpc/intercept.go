@@ -50,7 +50,7 @@ func (i *Interceptor) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 }
 
 func (i *Interceptor) ask(ctx context.Context, method string) (context.Context, error) {
-	if i == nil || i.admit == nil {
+	if i == nil || i.admit == nil || !strings.HasPrefix(method, "/") { // grpc-go can be told to serve paths without a slash
 		return nil, errDenied
 	}
 	return i.admit(ctx, method)
@@ -102,7 +102,8 @@ func methodsOf(allow spiffe.PolicySource) (MethodsFunc, error) {
 		}
 		for _, key := range slices.Sorted(maps.Keys(allow)) {
 			err := checkPolicy(allow[key])
-			if service, method, ok := strings.Cut(strings.TrimPrefix(key, "/"), "/"); key[:min(1, len(key))] != "/" || !ok || service == "" || strings.ContainsAny(method, "/*") {
+			rest, rooted := strings.CutPrefix(key, "/")
+			if service, method, ok := strings.Cut(rest, "/"); !rooted || !ok || service == "" || strings.ContainsAny(method, "/*") {
 				err = errors.New("want /package.Service/Method, or /package.Service/ for all methods of a service")
 			}
 			if err != nil {

@@ -155,6 +155,8 @@ func TestInterceptorDenies(t *testing.T) {
 	}
 	guard, err := spiffegrpc.RequirePeer(spiffe.AllowAnyPeer())
 	require.NoError(t, err)
+	_, err = guard.Unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall[1:]}, never)
+	assert.Equal(t, codes.PermissionDenied, status.Code(err))
 	proof := spiffetest.NewCA(t, "example.org").Peer("/web")
 	for _, ctx := range []context.Context{
 		t.Context(),
