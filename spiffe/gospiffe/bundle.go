@@ -4,6 +4,7 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -118,7 +119,7 @@ func FromJWTBundleSource(src jwtbundle.Source) spiffe.BundleSource {
 	}, func(a, b map[string]crypto.PublicKey) bool {
 		return maps.EqualFunc(a, b, func(a, b crypto.PublicKey) bool {
 			k, ok := a.(interface{ Equal(crypto.PublicKey) bool })
-			return ok && k.Equal(b)
+			return sameKey(a, b) || ok && k.Equal(b)
 		})
 	}, func(td spiffe.TrustDomain, keys map[string]crypto.PublicKey) (*spiffe.Bundle, error) {
 		return spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: keys})
@@ -157,7 +158,7 @@ func fromBundles[C any](get func(spiffeid.TrustDomain) (C, spiffeid.TrustDomain,
 	return bundleSource(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 		theirs, err := ToTrustDomain(td)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", err, spiffe.ErrUnknownTrustDomain)
 		}
 		from, of, err := get(theirs)
 		mu.RLock()

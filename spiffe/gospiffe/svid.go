@@ -2,7 +2,6 @@ package gospiffe
 
 import (
 	"crypto"
-	"crypto/ed25519"
 	"reflect"
 	"slices"
 	"sync/atomic"
@@ -134,13 +133,20 @@ func shallow(s *x509svid.SVID) x509svid.SVID {
 }
 
 func same(a, b *x509svid.SVID) bool {
-	return a.ID == b.ID && a.Hint == b.Hint && slices.Equal(a.Certificates, b.Certificates) && sameSigner(a.PrivateKey, b.PrivateKey)
+	return a.ID == b.ID && a.Hint == b.Hint && slices.Equal(a.Certificates, b.Certificates) && sameKey(a.PrivateKey, b.PrivateKey)
 }
 
-// sameSigner compares keys, most of which are pointers. One of a type that cannot be compared is never the
-// same, and is looked at again each time.
-func sameSigner(a, b crypto.Signer) bool {
-	if k, ok := a.(ed25519.PrivateKey); ok { // a slice
+// sameKey compares keys, most of which are pointers. It does not panic for a type that has no ==, such as
+// that of Ed25519 keys, and allocates only for types that are neither.
+func sameKey(a, b any) bool {
+	t := reflect.TypeOf(a)
+	switch {
+	case t != reflect.TypeOf(b):
+		return false
+	case t == nil || t.Kind() == reflect.Pointer:
+		return a == b
+	}
+	if k, ok := a.(interface{ Equal(crypto.PrivateKey) bool }); ok {
 		return k.Equal(b)
 	}
 	return reflect.ValueOf(a).Comparable() && a == b

@@ -2,6 +2,7 @@ package gospiffe
 
 import (
 	"context"
+	"fmt"
 	"hash/maphash"
 	"maps"
 	"slices"
@@ -19,9 +20,9 @@ const parsedTokens = 64
 
 // FromTokenSource returns a source of the tokens that src fetches, such as a JWTSource of go-spiffe's
 // workloadapi; a [jwtsvid.Cache] in front keeps them. A token that [jwtsvid.ParseUnverified] refuses or that
-// is of another ID than src says is an error, and so is one that has ended, which wraps [jwtsvid.ErrExpired],
-// and one whose audiences are not exactly those that were asked for, which wraps [jwtsvid.ErrAudience]. No
-// error has the token.
+// is of another ID than src says is an error. So is one that has ended, which wraps [jwtsvid.ErrExpired], and
+// one whose audiences are not exactly those that were asked for, which wraps [jwtsvid.ErrAudience]. No error
+// has the token.
 func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 	if src == nil {
 		panic("gospiffe: FromTokenSource needs a source")
@@ -48,10 +49,9 @@ func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 			return "", err
 		case id != claims.ID:
 			return "", errorf("token: the source says that it is of %q, and it is of %q", id, claims.ID)
-		case !time.Now().Before(claims.Expires):
-			return "", errorf("token of %q: %w", id, jwtsvid.ErrExpired)
-		case !slices.Equal(sorted(claims.Audience), sorted(audience)):
-			return "", errorf("token of %q: %w: it is for %q, and %q was asked for", id, jwtsvid.ErrAudience, claims.Audience, audience)
+		}
+		if err := fits(claims.ID, claims.Expires, claims.Audience, audience); err != nil {
+			return "", err
 		}
 		return token, nil
 	})
@@ -60,7 +60,7 @@ func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 // ToTokenSource returns a source for go-spiffe of the tokens that src fetches, which is usually a
 // [jwtsvid.Cache]. A token that comes again is not parsed again. The signature is not verified, as go-spiffe
 // does not verify that of a token which it fetches. The result is the caller's own, but for the values of
-// its claims, and its Marshal returns the token.
+// its claims, and its Marshal returns the token. Age and audience are checked as in [FromTokenSource].
 //
 // A source of this library has tokens of one identity. If the parameters name another one as Subject, that
 // is an error: make a source of that identity.
@@ -97,6 +97,9 @@ func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
 		if !p.Subject.IsZero() && k.svid.ID != p.Subject {
 			return nil, errorf("token: it is of %q and %q was asked for; make a source of that identity", k.svid.ID, p.Subject)
 		}
+		if err := fits(k.svid.ID, k.svid.Expiry, k.svid.Audience, audience); err != nil {
+			return nil, err
+		}
 		svid := *k.svid
 		svid.Audience, svid.Claims = slices.Clone(svid.Audience), maps.Clone(svid.Claims)
 		return &svid, nil
@@ -116,4 +119,13 @@ func (f jwtSource) FetchJWTSVID(ctx context.Context, p theirjwt.Params) (*theirj
 	return f(ctx, p)
 }
 
-func sorted(s []string) []string { return slices.Sorted(slices.Values(s)) }
+// fits returns an error if a token of id has ended, or is not for exactly the audiences that were asked for.
+func fits(id fmt.Stringer, expires time.Time, audience, want []string) error {
+	if !time.Now().Before(expires) {
+		return errorf("token of %q: %w", id, jwtsvid.ErrExpired)
+	}
+	if slices.Equal(audience, want) || slices.Equal(slices.Sorted(slices.Values(audience)), slices.Sorted(slices.Values(want))) {
+		return nil
+	}
+	return errorf("token of %q: %w: it is for %q, and %q was asked for", id, jwtsvid.ErrAudience, audience, want)
+}
