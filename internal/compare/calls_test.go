@@ -232,7 +232,7 @@ var calls = []struct {
 
 			return allowedByUs(allow)
 		}},
-		{note: "A function of your own: check after the policy. Requests rather than connections: `spiffetls.RequirePeer`, or the handler.", from: func(t *testing.T, e theirProgram) any {
+		{note: "A function of the program: it is asked after the policy. A decision about requests rather than connections belongs into the handler.", from: func(t *testing.T, e theirProgram) any {
 			allow := tlsconfig.AdaptMatcher(func(id spiffeid.ID) error { return allowWeb(id.Path()) })
 
 			return allow(e.id, nil) == nil && allow(e.td.ID(), nil) != nil
@@ -253,7 +253,7 @@ var calls = []struct {
 		}},
 	}},
 	{"X.509-SVIDs", []call{
-		{note: "Files that are renewed: a source that follows them.", from: func(t *testing.T, e theirProgram) any {
+		{note: "Read once, on both sides.", from: func(t *testing.T, e theirProgram) any {
 			svid, err := x509svid.Load(e.certFile, e.keyFile)
 
 			require.NoError(t, err)
@@ -482,7 +482,7 @@ var calls = []struct {
 		}},
 	}},
 	{"The Workload API", []call{
-		{like: []any{peerapi.WithClientOptions, peerapi.WithAddr}, note: "It ends with `Close`, as there. `New` and `Run` are the same in two steps.", from: func(t *testing.T, e theirProgram) any {
+		{note: "It ends with `Close`, as there. `New` and `Run` are the same in two steps.", from: func(t *testing.T, e theirProgram) any {
 			source, err := peerapi.NewX509Source(e.ctx, peerapi.WithClientOptions(peerapi.WithAddr(e.address)))
 
 			require.NoError(t, err)
@@ -640,7 +640,7 @@ var calls = []struct {
 
 			return ctx.Err() != nil
 		}},
-		{like: []any{peerapi.WatchX509Bundles, (*peerapi.Client).FetchX509Bundles, peerapi.WatchJWTBundles, (*peerapi.Client).WatchJWTBundles, (*peerapi.Client).FetchJWTBundles}, note: "`WatchJWTBundles` likewise.", from: func(t *testing.T, e theirProgram) any {
+		{like: []any{peerapi.WatchX509Bundles, (*peerapi.Client).FetchX509Bundles, peerapi.WatchJWTBundles, (*peerapi.Client).WatchJWTBundles, (*peerapi.Client).FetchJWTBundles}, from: func(t *testing.T, e theirProgram) any {
 			ctx, cancel := context.WithCancel(e.ctx)
 			defer cancel()
 			w := bundleWatcher{make(chan *x509bundle.Set, 8)}
@@ -922,7 +922,7 @@ var calls = []struct {
 		}},
 	}},
 	{"Federation", []call{
-		{like: []any{peerfederation.WithSPIFFEAuth}, from: func(t *testing.T, e theirProgram) any {
+		{from: func(t *testing.T, e theirProgram) any {
 			bundle, err := peerfederation.FetchBundle(e.ctx, e.partnerTD, e.url, peerfederation.WithSPIFFEAuth(e.partner, e.endpointID))
 
 			require.NoError(t, err)

@@ -2,7 +2,6 @@ package compare
 
 import (
 	"context"
-	"crypto"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -13,6 +12,7 @@ import (
 	"go/printer"
 	"go/token"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -209,7 +209,6 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 
 	c := common{
 		ctx: ctx, address: api.Address(), name: svid.ID().String(), url: relation.URL, chain: svid.Chain(), key: svid.Signer(), root: ca.Root(),
-		keys: map[string]crypto.PublicKey{},
 	}
 	c.uri, err = url.Parse(c.name)
 	require.NoError(t, err)
@@ -226,9 +225,7 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 	c.rootsDER = block.Bytes
 	c.doc, err = bundle.Marshal()
 	require.NoError(t, err)
-	for id, key := range bundle.JWTAuthorities() {
-		c.keys[id] = key
-	}
+	c.keys = maps.Collect(bundle.JWTAuthorities())
 	c.token, err = source.Fetch(ctx, "db")
 	require.NoError(t, err)
 	c.newRoot = spiffetest.NewCA(t, "example.org").Root()
