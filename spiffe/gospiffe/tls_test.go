@@ -183,14 +183,15 @@ func TestMutualTLS(t *testing.T) {
 	require.Len(t, pairs, 16)
 
 	stop := make(chan struct{})
-	var calls, failed atomic.Int64
+	calls := make([]atomic.Int64, len(pairs))
+	var failed atomic.Int64
 	var leaves sync.Map
 	var load sync.WaitGroup
-	for _, p := range pairs {
+	for i, p := range pairs {
 		load.Go(func() {
 			for {
 				state, err := call(p.addr, p.client)
-				calls.Add(1)
+				calls[i].Add(1)
 				if err != nil {
 					failed.Add(1)
 					t.Errorf("%s: %v", p.name, err)
@@ -200,32 +201,41 @@ func TestMutualTLS(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				case <-time.After(10 * time.Millisecond):
+				case <-time.After(20 * time.Millisecond):
 				}
 			}
 		})
 	}
 	rotations := 0
-	for range 3 { // of the root, each with leaves before and after
+	for range 2 { // of the root, each with leaves before and after
 		for _, step := range []func(){api.Rotate, ca.Prepare, func() { ca.Activate(); api.Rotate() }, ca.DropOldRoots} {
 			step()
 			rotations++
 			s.follow(t, api)
-			for enough := calls.Load() + 2*int64(len(pairs)); calls.Load() < enough && failed.Load() == 0; { // each way at least once
-				time.Sleep(time.Millisecond)
+			before := make([]int64, len(calls))
+			for i := range calls {
+				before[i] = calls[i].Load()
+			}
+			for i := range calls { // each way makes a whole call after the step
+				for calls[i].Load() < before[i]+2 && failed.Load() == 0 {
+					time.Sleep(time.Millisecond)
+				}
 			}
 		}
 	}
 	close(stop)
 	load.Wait()
-	seen := 0
+	seen, total := 0, int64(0)
+	for i := range calls {
+		total += calls[i].Load()
+	}
 	leaves.Range(func(any, any) bool { seen++; return true })
-	t.Logf("%d steps of rotation, %d connections in %d ways, %d leaves seen, %d failed", rotations, calls.Load(), len(pairs), seen, failed.Load())
+	t.Logf("%d steps of rotation, %d connections in %d ways, %d leaves seen, %d failed", rotations, total, len(pairs), seen, failed.Load())
 	assert.Zero(t, failed.Load())
 	for _, p := range pairs {
 		assert.NoError(t, p.failures(), "as the server of %s sees it", p.name)
 	}
-	assert.GreaterOrEqual(t, seen, 6, "rotation was not seen")
+	assert.GreaterOrEqual(t, seen, 4, "a rotation was not seen")
 }
 
 // follow waits until both sources have what the server has, and every adapter with them.
