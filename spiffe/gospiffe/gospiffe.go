@@ -16,7 +16,7 @@
 //
 // A program that moves its source and keeps its TLS configuration:
 //
-//	ours, err := workloadapi.New(workloadapi.Config{Address: address}) // of svidkit, and run
+//	ours, err := workloadapi.Start(ctx, workloadapi.Config{Address: address}) // of svidkit
 //	…
 //	config := tlsconfig.MTLSServerConfig(gospiffe.ToSVIDSource(ours), gospiffe.ToBundleSource(ours),
 //		tlsconfig.AdaptMatcher(gospiffe.ToMatcher(spiffe.AllowMembersOf(td))))

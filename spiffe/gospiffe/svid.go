@@ -47,7 +47,8 @@ func ToSVID(svid *spiffe.SVID) (*x509svid.SVID, error) {
 
 // FromSVIDSource returns a source of what src has, converted by [FromSVID]. It returns the same
 // [*spiffe.SVID] until src returns another identity, certificate or key, in the same place or in another.
-// SVID takes as long as GetX509SVID of src, which must not block.
+// SVID takes as long as GetX509SVID of src, which must not block. A program that changes an SVID in place must
+// not do so while it is read.
 func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 	if src == nil {
 		panic("gospiffe: FromSVIDSource needs a source")
