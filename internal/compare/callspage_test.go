@@ -266,7 +266,7 @@ func TestCalls(t *testing.T) {
 		for _, c := range s.calls {
 			name := rows[i].from
 			i++
-			t.Run(s.subject+"/"+name, func(t *testing.T) {
+			t.Run(s.subject+"/"+name[:min(len(name), 60)], func(t *testing.T) {
 				theirs, ours := program(t)
 				assert.Equal(t, c.from(t, theirs), c.to(t, ours), name)
 			})

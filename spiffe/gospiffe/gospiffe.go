@@ -39,8 +39,8 @@
 // What has not changed is not converted again. The values of go-spiffe can be changed by any holder, those
 // of this library cannot. So a From… source compares what it has converted with what it is given, the
 // contents and not the address, and returns the same value until they differ: an authority that is removed
-// from a bundle in place counts at once, and a [spiffe.Verifier] goes on to remember the peers that it has
-// verified. Of what a To… source returns, bundles and tokens are the caller's own. An SVID is shared by its
+// from a bundle in place is trusted no more from the next call on, and a [spiffe.Verifier] goes on to remember
+// the peers that it has verified. Of what a To… source returns, bundles and tokens are the caller's own. An SVID is shared by its
 // readers, as that of a source of go-spiffe is.
 //
 // Certificates and keys are never copied. They are shared by both sides, and neither may change them.
