@@ -40,16 +40,16 @@
 // of this library cannot. So a From… source compares what it has converted with what it is given, the
 // contents and not the address, and returns the same value until they differ: an authority that is removed
 // from a bundle in place is trusted no more from the next call on, and a [spiffe.Verifier] goes on to remember
-// the peers that it has verified. Of what a To… source returns, bundles and tokens are the caller's own. An SVID is shared by its
-// readers, as that of a source of go-spiffe is.
+// the peers that it has verified. Of what a To… source returns, bundles and tokens are the caller's own. An
+// SVID is shared by its readers, as that of a source of go-spiffe is.
 //
 // Certificates and keys are never copied. They are shared by both sides, and neither may change them.
 //
 // # Errors
 //
-// An error that a source returns is wrapped, so that errors.Is and errors.As find what they found before. go-spiffe
-// has no error to test for where there is no bundle of a trust domain; of its bundle sources each error wraps
-// [spiffe.ErrUnknownTrustDomain], but for that of a source that was closed.
+// An error that a source returns is wrapped, so that errors.Is and errors.As find what they found before.
+// go-spiffe has no error to test for where there is no bundle of a trust domain. So each error of its bundle
+// sources wraps [spiffe.ErrUnknownTrustDomain] here, but for that of a source that was closed.
 //
 // # What it does not do
 //
