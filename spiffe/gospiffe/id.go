@@ -1,0 +1,72 @@
+package gospiffe
+
+import (
+	"fmt"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// FromID returns the ID that go-spiffe has as id. An ID that this library refuses, such as one of more than
+// 2048 bytes or with the characters that go-spiffe takes if it is built with the tag
+// spiffeid_charset_backcompat, is a [*spiffe.ParseError]. For the zero ID the error wraps [spiffe.ErrZero].
+func FromID(id spiffeid.ID) (spiffe.ID, error) {
+	if id.IsZero() {
+		return spiffe.ID{}, errorf("SPIFFE ID: %w", spiffe.ErrZero)
+	}
+	return spiffe.ParseID(id.String())
+}
+
+// ToID returns id as go-spiffe has it. For the zero ID the error wraps [spiffe.ErrZero].
+func ToID(id spiffe.ID) (spiffeid.ID, error) {
+	if id.IsZero() {
+		return spiffeid.ID{}, errorf("SPIFFE ID: %w", spiffe.ErrZero)
+	}
+	theirs, err := spiffeid.FromString(id.String())
+	if err != nil {
+		return spiffeid.ID{}, errorf("go-spiffe refuses the ID %q: %w", id, err)
+	}
+	return theirs, nil
+}
+
+// FromTrustDomain returns the trust domain that go-spiffe has as td. Errors are as those of [FromID].
+func FromTrustDomain(td spiffeid.TrustDomain) (spiffe.TrustDomain, error) {
+	if td.IsZero() {
+		return spiffe.TrustDomain{}, errorf("trust domain: %w", spiffe.ErrZero)
+	}
+	return spiffe.ParseTrustDomain(td.Name())
+}
+
+// ToTrustDomain returns td as go-spiffe has it. For the zero trust domain the error wraps [spiffe.ErrZero].
+func ToTrustDomain(td spiffe.TrustDomain) (spiffeid.TrustDomain, error) {
+	if td.IsZero() {
+		return spiffeid.TrustDomain{}, errorf("trust domain: %w", spiffe.ErrZero)
+	}
+	theirs, err := spiffeid.TrustDomainFromString(td.String())
+	if err != nil {
+		return spiffeid.TrustDomain{}, errorf("go-spiffe refuses the trust domain %q: %w", td, err)
+	}
+	return theirs, nil
+}
+
+// ToMatcher returns a matcher that accepts the IDs that allow allows at the moment of the call. The error
+// of the matcher wraps [spiffe.ErrDenied]. For an Authorizer of go-spiffe's tlsconfig pass the matcher to
+// tlsconfig.AdaptMatcher. A policy that can allow no peer gives a matcher that accepts none; see
+// [spiffe.CheckPolicySource].
+func ToMatcher(allow spiffe.PolicySource) spiffeid.Matcher {
+	if allow == nil {
+		panic("gospiffe: ToMatcher needs a policy")
+	}
+	return func(theirs spiffeid.ID) error {
+		id, err := FromID(theirs)
+		if err != nil {
+			return err
+		}
+		return allow.Policy().Check(id)
+	}
+}
+
+func errorf(format string, args ...any) error {
+	return fmt.Errorf("gospiffe: "+format, args...)
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package gospiffe_test
+
+const raceEnabled = false

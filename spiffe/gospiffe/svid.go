@@ -1,0 +1,154 @@
+package gospiffe
+
+import (
+	"crypto"
+	"reflect"
+	"slices"
+	"sync/atomic"
+
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// FromSVID returns the X.509-SVID that go-spiffe has as svid. It is held to the rules of [spiffe.NewSVID],
+// whose errors it returns, and the field ID must be the ID in the certificate. The hint is left out. The
+// certificates and the key are shared; changes of svid itself do not reach the result.
+func FromSVID(svid *x509svid.SVID) (*spiffe.SVID, error) {
+	if svid == nil {
+		return nil, errorf("SVID: there is none")
+	}
+	ours, err := spiffe.NewSVID(svid.Certificates, svid.PrivateKey)
+	if err != nil {
+		return nil, err
+	}
+	id, err := FromID(svid.ID)
+	if err != nil {
+		return nil, err
+	}
+	if id != ours.ID() {
+		return nil, errorf("SVID: the field ID is %q and the certificate has %q; set both alike", id, ours.ID())
+	}
+	return ours, nil
+}
+
+// ToSVID returns svid as go-spiffe has it, without a hint. The certificates and the key are shared. Unlike
+// a [spiffe.SVID], the result shows its key when it is printed.
+func ToSVID(svid *spiffe.SVID) (*x509svid.SVID, error) {
+	if svid == nil {
+		return nil, errorf("SVID: there is none")
+	}
+	id, err := ToID(svid.ID())
+	if err != nil {
+		return nil, err
+	}
+	return &x509svid.SVID{ID: id, Certificates: slices.Clip(svid.Chain()), PrivateKey: svid.Signer()}, nil
+}
+
+// FromSVIDSource returns a source of what src has, converted by [FromSVID]. It returns the same
+// [*spiffe.SVID] until src returns another identity, certificate or key, in the same place or in another.
+// SVID takes as long as GetX509SVID of src, which must not block. A program that changes an SVID in place must
+// not do so while it is read.
+func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
+	if src == nil {
+		panic("gospiffe: FromSVIDSource needs a source")
+	}
+	type converted struct {
+		from x509svid.SVID
+		svid *spiffe.SVID
+		err  error
+	}
+	var last atomic.Pointer[converted]
+	return svidSource(func() (*spiffe.SVID, error) {
+		theirs, err := src.GetX509SVID()
+		if err != nil {
+			return nil, errorf("SVID: %w", err)
+		}
+		if theirs == nil {
+			return nil, errorf("SVID: the source returned none, and no error")
+		}
+		l := last.Load()
+		if l != nil && same(theirs, &l.from) {
+			return l.svid, l.err
+		}
+		c := &converted{from: shallow(theirs)}
+		c.svid, c.err = FromSVID(&c.from)
+		if !last.CompareAndSwap(l, c) {
+			if l = last.Load(); same(&c.from, &l.from) { // another reader was faster
+				c = l
+			}
+		}
+		return c.svid, c.err
+	})
+}
+
+// ToSVIDSource returns a source for go-spiffe of what src has, converted by [ToSVID]. Readers share the
+// result, as they share that of a source of go-spiffe, until src has another SVID; one that a reader has
+// changed is not handed out again.
+func ToSVIDSource(src spiffe.SVIDSource) x509svid.Source {
+	if src == nil {
+		panic("gospiffe: ToSVIDSource needs a source")
+	}
+	type converted struct {
+		from *spiffe.SVID
+		svid *x509svid.SVID
+		copy x509svid.SVID // of *svid, which readers may change
+	}
+	var last atomic.Pointer[converted]
+	return x509Source(func() (*x509svid.SVID, error) {
+		ours, err := src.SVID()
+		if err != nil {
+			return nil, errorf("SVID: %w", err)
+		}
+		l := last.Load()
+		if l != nil && l.from == ours && same(l.svid, &l.copy) {
+			return l.svid, nil
+		}
+		theirs, err := ToSVID(ours)
+		if err != nil {
+			return nil, err
+		}
+		if !last.CompareAndSwap(l, &converted{ours, theirs, shallow(theirs)}) {
+			if l = last.Load(); l.from == ours && same(l.svid, &l.copy) { // another reader was faster
+				return l.svid, nil
+			}
+		}
+		return theirs, nil
+	})
+}
+
+// The adapters are functions, because no printer shows what a function holds.
+type (
+	svidSource func() (*spiffe.SVID, error)
+	x509Source func() (*x509svid.SVID, error)
+)
+
+func (f svidSource) SVID() (*spiffe.SVID, error)          { return f() }
+func (f x509Source) GetX509SVID() (*x509svid.SVID, error) { return f() }
+
+// shallow copies what same compares, so that later changes of s are seen.
+func shallow(s *x509svid.SVID) x509svid.SVID {
+	c := *s
+	c.Certificates = slices.Clone(c.Certificates)
+	return c
+}
+
+func same(a, b *x509svid.SVID) bool {
+	return a.ID == b.ID && a.Hint == b.Hint && slices.Equal(a.Certificates, b.Certificates) && sameKey(a.PrivateKey, b.PrivateKey)
+}
+
+// sameKey compares keys, most of which are pointers. It does not panic for a type that has no ==, such as
+// that of Ed25519 keys, and allocates only for types that are neither.
+func sameKey(a, b any) bool {
+	t := reflect.TypeOf(a)
+	switch {
+	case t != reflect.TypeOf(b):
+		return false
+	case t == nil || t.Kind() == reflect.Pointer:
+		return a == b
+	}
+	if k, ok := a.(interface{ Equal(crypto.PrivateKey) bool }); ok {
+		return k.Equal(b)
+	}
+	return reflect.ValueOf(a).Comparable() && a == b
+}

@@ -1,0 +1,131 @@
+package gospiffe
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"slices"
+	"time"
+
+	theirjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
+
+	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+// parsedTokens is how many tokens a source of [ToTokenSource] has parsed at most, one for each audience or
+// set of audiences in use.
+const parsedTokens = 64
+
+// FromTokenSource returns a source of the tokens that src fetches, such as a JWTSource of go-spiffe's
+// workloadapi; a [jwtsvid.Cache] in front keeps them. A token that [jwtsvid.ParseUnverified] refuses or that
+// is of another ID than src says is an error. So is one that has ended, which wraps [jwtsvid.ErrExpired], and
+// one whose audiences are not exactly those that were asked for, which wraps [jwtsvid.ErrAudience]. No error
+// has the token.
+func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
+	if src == nil {
+		panic("gospiffe: FromTokenSource needs a source")
+	}
+	return tokenSource(func(ctx context.Context, audience []string) (string, error) {
+		if len(audience) == 0 {
+			return "", errorf("token: %w: name the receiver of the token", jwtsvid.ErrAudience)
+		}
+		svid, err := src.FetchJWTSVID(ctx, theirjwt.Params{Audience: audience[0], ExtraAudiences: slices.Clone(audience[1:])})
+		if err != nil {
+			return "", errorf("token: %w", err)
+		}
+		if svid == nil {
+			return "", errorf("token: the source returned none, and no error")
+		}
+		token := svid.Marshal()
+		claims, err := jwtsvid.ParseUnverified(token)
+		if err != nil {
+			return "", errorf("token: %w", err)
+		}
+		id, err := FromID(svid.ID)
+		switch {
+		case err != nil:
+			return "", err
+		case id != claims.ID:
+			return "", errorf("token: the source says that it is of %q, and it is of %q", id, claims.ID)
+		}
+		if err := fits(claims.ID, claims.Expires, claims.Audience, audience); err != nil {
+			return "", err
+		}
+		return token, nil
+	})
+}
+
+// ToTokenSource returns a source for go-spiffe of the tokens that src fetches, which is usually a
+// [jwtsvid.Cache]. A token that comes again is not parsed again. The signature is not verified, as go-spiffe
+// does not verify that of a token which it fetches. The result is the caller's own, but for the values of
+// its claims, and its Marshal returns the token. Age and audience are checked as in [FromTokenSource].
+//
+// A source of this library has tokens of one identity. If the parameters name another one as Subject, that
+// is an error: make a source of that identity.
+func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
+	if src == nil {
+		panic("gospiffe: ToTokenSource needs a source")
+	}
+	type parsed struct {
+		token string
+		svid  *theirjwt.SVID
+	}
+	known := memory.New[parsed](parsedTokens)
+	return jwtSource(func(ctx context.Context, p theirjwt.Params) (*theirjwt.SVID, error) {
+		audience := append([]string{p.Audience}, p.ExtraAudiences...)
+		token, err := src.Fetch(ctx, audience...)
+		if err != nil {
+			return nil, errorf("token: %w", err)
+		}
+		hash, is := maphash.String(known.Seed, token), func(k *parsed) bool { return k.token == token }
+		k := known.Find(hash, is)
+		if k == nil {
+			svid, err := theirjwt.ParseInsecure(token, audience)
+			if err != nil {
+				return nil, errorf("token: %w", err)
+			}
+			k = &parsed{token, svid}
+			known.Keep(hash, k, func(old *parsed) int64 {
+				if is(old) {
+					return memory.Older
+				}
+				return old.svid.Expiry.UnixNano()
+			})
+		}
+		if !p.Subject.IsZero() && k.svid.ID != p.Subject {
+			return nil, errorf("token: it is of %q and %q was asked for; make a source of that identity", k.svid.ID, p.Subject)
+		}
+		if err := fits(k.svid.ID, k.svid.Expiry, k.svid.Audience, audience); err != nil {
+			return nil, err
+		}
+		svid := *k.svid
+		svid.Audience, svid.Claims = slices.Clone(svid.Audience), maps.Clone(svid.Claims)
+		return &svid, nil
+	})
+}
+
+type (
+	tokenSource func(context.Context, []string) (string, error)
+	jwtSource   func(context.Context, theirjwt.Params) (*theirjwt.SVID, error)
+)
+
+func (f tokenSource) Fetch(ctx context.Context, audience ...string) (string, error) {
+	return f(ctx, audience)
+}
+
+func (f jwtSource) FetchJWTSVID(ctx context.Context, p theirjwt.Params) (*theirjwt.SVID, error) {
+	return f(ctx, p)
+}
+
+// fits returns an error if a token of id has ended, or is not for exactly the audiences that were asked for.
+func fits(id fmt.Stringer, expires time.Time, audience, want []string) error {
+	if !time.Now().Before(expires) {
+		return errorf("token of %q: %w", id, jwtsvid.ErrExpired)
+	}
+	if slices.Equal(audience, want) || slices.Equal(slices.Sorted(slices.Values(audience)), slices.Sorted(slices.Values(want))) {
+		return nil
+	}
+	return errorf("token of %q: %w: it is for %q, and %q was asked for", id, jwtsvid.ErrAudience, audience, want)
+}
