@@ -31,14 +31,18 @@ type Status struct {
 // first, then the bundles, then what was added, in the order of the IDs.
 func (m *Manager) Status() []Status {
 	m.mu.Lock()
-	all := []Status{m.status(m.first), m.status(m.roots)}
+	defer m.mu.Unlock()
+	entries := []*entry{m.first, m.roots}
 	for _, v := range m.names.Range {
 		if e := v.(*entry); e != m.first {
-			all = append(all, m.status(e))
+			entries = append(entries, e)
 		}
 	}
-	m.mu.Unlock()
-	slices.SortFunc(all[2:], func(a, b Status) int { return a.ID.Compare(b.ID) })
+	slices.SortFunc(entries[2:], func(a, b *entry) int { return a.id.Compare(b.id) })
+	all := make([]Status, len(entries))
+	for i, e := range entries {
+		all[i] = m.status(e)
+	}
 	return all
 }
 

@@ -2,7 +2,6 @@ package spiffe
 
 import (
 	"bytes"
-	"cmp"
 	"crypto"
 	"crypto/x509"
 	"fmt"
@@ -128,10 +127,9 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 // sorted returns the keys by key ID.
 func sorted(keys map[string]crypto.PublicKey) []authority {
 	list := make([]authority, 0, len(keys))
-	for id, key := range keys {
-		list = append(list, authority{id, key})
+	for _, id := range slices.Sorted(maps.Keys(keys)) {
+		list = append(list, authority{id, keys[id]})
 	}
-	slices.SortFunc(list, func(x, y authority) int { return cmp.Compare(x.id, y.id) })
 	return list
 }
 

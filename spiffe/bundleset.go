@@ -41,8 +41,13 @@ func (s *BundleSet) Bundle(td TrustDomain) (*Bundle, error) {
 // All loops over the bundles, sorted by trust domain.
 func (s *BundleSet) All() iter.Seq[*Bundle] {
 	return func(yield func(*Bundle) bool) {
-		for _, td := range slices.SortedFunc(maps.Keys(s.m), TrustDomain.Compare) {
-			if !yield(s.m[td]) {
+		names := make([]string, 0, len(s.m)) // strings, as programs have the code that sorts those
+		for td := range s.m {
+			names = append(names, td.name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			if !yield(s.m[TrustDomain{name}]) {
 				return
 			}
 		}

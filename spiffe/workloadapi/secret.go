@@ -1,7 +1,6 @@
 package workloadapi
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -138,18 +137,19 @@ func (st *state) changes(old *state) []string {
 	}
 	all := st.names()
 	maps.Copy(all, old.names())
-	rank := make(map[string]int)
-	maps.DeleteFunc(all, func(name string, _ bool) bool {
+	var bundles, pairs []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		before, was := old.lookup(name)
 		after, is := st.lookup(name)
-		if before.svid != nil || after.svid != nil {
-			rank[name] = 1
+		switch {
+		case was == is && before == after:
+		case before.svid != nil || after.svid != nil:
+			pairs = append(pairs, name)
+		default:
+			bundles = append(bundles, name)
 		}
-		return was == is && before == after
-	})
-	return slices.SortedFunc(maps.Keys(all), func(a, b string) int {
-		return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b))
-	})
+	}
+	return append(bundles, pairs...)
 }
 
 // Subscribe registers f to be called with the resource name of each secret that changes, appears or is gone, as
