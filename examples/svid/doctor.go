@@ -88,7 +88,7 @@ func doctor(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error 
 		p.checks = append(p.checks, c)
 	}
 	if p.client != nil {
-		p.client.Close()
+		p.client.CloseIdleConnections()
 	}
 	if err := a.print(record{{"checks", p.checks}}); err != nil {
 		return err
@@ -223,11 +223,11 @@ func (p *patient) bundle() check {
 // expiry looks at the time that is left.
 func (p *patient) expiry() check {
 	now, from, end := time.Now(), p.svid.NotBefore(), p.svid.NotAfter()
-	life, left := end.Sub(from), end.Sub(now).Round(time.Second)
-	c := check{Result: ok, Detail: fmt.Sprintf("%s of %s are left", left, life)}
+	life, left := end.Sub(from), end.Sub(now)
+	c := check{Result: ok, Detail: fmt.Sprintf("%s of %s are left", span(left), span(life))}
 	switch {
 	case left <= 0:
-		c.Result, c.Detail = failed, fmt.Sprintf("the identity has expired %s ago", -left)
+		c.Result, c.Detail = failed, fmt.Sprintf("the identity has expired %s ago", span(-left))
 		c.Remedy = "the agent does not get a new one: see whether it reaches its server, and compare the clocks"
 	case now.Sub(from) > time.Duration(lateRenewal*float64(life)):
 		c.Result = failed
@@ -241,11 +241,11 @@ func (p *patient) expiry() check {
 func (p *patient) clock() check {
 	now := time.Now()
 	if early := p.svid.NotBefore().Sub(now); early > 0 {
-		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", early.Round(time.Second)), Remedy: "this clock is slow: set it by NTP"}
+		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", span(early)), Remedy: "this clock is slow: set it by NTP"}
 	}
 	tokens, err := p.client.FetchJWTSVIDs(p.ctx, p.svid.ID(), "svid-doctor-"+rand.Text()) // which no cache has
 	if err != nil {
-		return check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", now.Sub(p.svid.NotBefore()).Round(time.Second))}
+		return check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.NotBefore())))}
 	}
 	_, claims := payload(tokens[0].Token())
 	issued := claims.Issued.time()
@@ -259,5 +259,5 @@ func (p *patient) clock() check {
 	case fast < -clockSkew:
 		return check{Result: failed, Detail: fmt.Sprintf("this clock is %s behind the issuer's", -fast), Remedy: "set both by NTP: what is new is not valid here yet"}
 	}
-	return check{Result: ok, Detail: fmt.Sprintf("less than %s from the issuer's", max(fast.Abs(), 0)+time.Second)}
+	return check{Result: ok, Detail: fmt.Sprintf("less than %s from the issuer's", fast.Abs()+time.Second)}
 }

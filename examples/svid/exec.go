@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"time"
@@ -20,10 +19,6 @@ func (a *app) exec(ctx context.Context, line, dir string, limit time.Duration) e
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", line)
 	cmd.Env = append(os.Environ(), "SVID_DIR="+dir)
 	cmd.Stdout, cmd.Stderr = a.errOut, a.errOut
-	if _, isFile := a.errOut.(*os.File); !isFile {
-		cmd.Stdout = io.MultiWriter(a.errOut) // one pipe for both
-		cmd.Stderr = cmd.Stdout
-	}
 	cmd.WaitDelay = execDelay
 	killGroup(cmd)
 	err := cmd.Run()

@@ -42,14 +42,16 @@ var watchCommand = command{
 	"watch", "", `keep these files fresh, and run a command after each change
 
 It is fetch that goes on until it is interrupted. While the agent is away, and after it has withdrawn the identity,
-the files stay as they are, and standard error has the reason. A command that fails is reported, and runs again after
-half a minute or with the next change; there is one at a time.`,
+the files stay as they are, and standard error has the reason. The command runs at the start and after each change,
+one at a time. One that fails, or that is killed after its time, is reported and runs again after half a minute or with
+the next change. With -json there is one line for each change.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.fetch(ctx, fs, args, true)
 	},
 }
 
-const execRetry = 30 * time.Second // after a command has failed
+// retry is the wait after a command or a file has failed.
+const retry = 30 * time.Second
 
 // fetcher writes what a Workload API has to a folder.
 type fetcher struct {
@@ -145,16 +147,16 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 	if err := f.check(); err != nil {
 		return err
 	}
+	a.stream = on
 	log := slog.New(slog.NewTextHandler(a.errOut, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	cfg := workloadapi.Config{Address: f.socket, Hint: f.hint, JWTBundles: f.jwtBundles}
 	if on {
 		cfg.Logger = log
 	}
-	src, err := workloadapi.New(cfg)
-	if err != nil {
+	if _, err := workloadapi.New(cfg); err != nil { // before a folder is made
 		return usageError{err}
 	}
-	f.source = src
+	var err error
 	if f.folder, err = openFolder(f.dir); err != nil {
 		return err
 	}
@@ -165,7 +167,7 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 		first, cancel = context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("no answer in %s; see -timeout", f.timeout))
 	}
 	defer cancel()
-	stop, err := start(first, src)
+	f.source, err = workloadapi.Start(first, cfg)
 	if err != nil {
 		if on && ctx.Err() != nil {
 			return nil // interrupted
@@ -175,8 +177,8 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 		}
 		return err
 	}
-	defer stop()
-	if f.cache, err = jwtsvid.NewCache(src, &jwtsvid.CacheOptions{Logger: cfg.Logger}); err != nil {
+	defer f.source.Close()
+	if f.cache, err = jwtsvid.NewCache(f.source, &jwtsvid.CacheOptions{Logger: cfg.Logger}); err != nil {
 		return err
 	}
 	if !on {
@@ -207,7 +209,7 @@ func (a *app) once(ctx context.Context, f *fetcher) error {
 func (a *app) follow(ctx context.Context, f *fetcher, log *slog.Logger) error {
 	stop := f.renewTokens(ctx)
 	defer stop()
-	pending := false // the command is to run
+	pending := f.command != "" // it is to run: at the start too, as the one before may have ended before it did
 	for {
 		changed := f.source.Changed()
 		next := time.Duration(-1)
@@ -225,17 +227,17 @@ func (a *app) follow(ctx context.Context, f *fetcher, log *slog.Logger) error {
 			return nil
 		}
 		if err != nil {
-			log.Warn("files not written", slog.Any("err", err), slog.Duration("retry_in", execRetry))
-			next = execRetry
+			log.Warn("not all files could be renewed, and what is there stays", slog.Any("err", err), slog.Duration("retry_in", a.retry))
+			next = a.retry
 		} else if len(f.tokens) > 0 {
 			next = max(due, time.Second)
 		}
-		if pending {
+		if pending && files != nil {
 			if err := a.exec(ctx, f.command, f.dir, f.commandTimeout); err == nil {
 				pending = false
 			} else if ctx.Err() == nil {
-				log.Warn("the command failed", slog.Any("err", err), slog.Duration("retry_in", execRetry))
-				next = execRetry
+				log.Warn("the command failed", slog.Any("err", err), slog.Duration("retry_in", a.retry))
+				next = a.retry
 			}
 		}
 		var timer <-chan time.Time
@@ -321,11 +323,11 @@ func (f *fetcher) token(ctx context.Context, t tokenFile) (file, time.Duration, 
 	defer cancel()
 	text, err := f.cache.Fetch(ctx, t.audience)
 	if err != nil {
-		return file{}, execRetry, err
+		return file{}, 0, err
 	}
 	u, err := jwtsvid.ParseUnverified(text)
 	if err != nil {
-		return file{}, execRetry, err
+		return file{}, 0, err
 	}
 	return file{[]byte(text), f.mode}, time.Until(u.Expires)/2 + time.Second, nil
 }
@@ -344,32 +346,12 @@ func (a *app) told(f *fetcher, files map[string]file) error {
 	return a.print(record{{"spiffe_id", svid.ID().String()}, {"not_after", svid.NotAfter()}, {"folder", f.dir}, {"files", names}})
 }
 
-// start runs the source until stop is called, and waits until it has what it is configured for.
-func start(ctx context.Context, src *workloadapi.Source) (stop func(), err error) {
-	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan struct{})
-	go func() {
-		_ = src.Run(running) // Ready has its error
-		close(done)
-	}()
-	stop = func() { cancel(); <-done }
-	if err := src.Ready(ctx); err != nil {
-		stop()
-		return nil, err
-	}
-	return stop, nil
-}
-
 // snapshot takes the identity and the bundles from a Workload API.
 func snapshot(ctx context.Context, address string) (*spiffe.Snapshot, error) {
-	src, err := workloadapi.New(workloadapi.Config{Address: address})
-	if err != nil {
-		return nil, usageError{err}
-	}
-	stop, err := start(ctx, src)
+	src, err := workloadapi.Start(ctx, workloadapi.Config{Address: address})
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
+	defer src.Close()
 	return src.Snapshot()
 }

@@ -65,12 +65,12 @@ func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bo
 	var f lookFlags
 	fs.Var(&f.bundles, "bundle", "trust bundle as `[NAME=]FILE`: a SPIFFE document, a bundle map or roots in PEM; may be repeated")
 	fs.TextVar(&f.td, "trust-domain", spiffe.TrustDomain{}, "the trust domain `NAME` of bundles that do not name it")
-	fs.StringVar(&f.allow, "allow", "", "the `POLICY`, such as spiffe://example.org/ns/prod/*")
-	fs.StringVar(&f.role, "role", "any", "of the certificate: `server`, client, both or any")
+	fs.StringVar(&f.allow, "allow", "", "the `POLICY` by which the ID is judged, such as spiffe://example.org/ns/prod/*")
+	fs.StringVar(&f.role, "role", "any", "the `ROLE` of the certificate: server, client, both or any")
 	fs.StringVar(&f.audience, "audience", "", "the `NAME` of the receiver, for a JWT-SVID")
 	fs.StringVar(&f.socket, "socket", "", "take the bundles, and the identity to present, from the Workload API at this `ADDRESS`")
-	fs.StringVar(&f.cert, "cert", "", "the certificates to present to a server, in PEM: `FILE`")
-	fs.StringVar(&f.key, "key", "", "and their private key: `FILE`")
+	fs.StringVar(&f.cert, "cert", "", "the `FILE` of the certificates to present to a server, in PEM")
+	fs.StringVar(&f.key, "key", "", "and the `FILE` of their private key")
 	fs.DurationVar(&f.timeout, "timeout", 10*time.Second, "how long a server or an agent may take")
 	if err := parse(fs, args, 1); err != nil {
 		return err

@@ -25,6 +25,8 @@ type judgement struct {
 	audience string // of a JWT-SVID; empty if it is not known
 }
 
+const notReached = "not reached"
+
 // stages are those of a spiffe.Verifier, in its order.
 var stages = []string{"leaf", "bundle", "chain", "policy"}
 
@@ -52,7 +54,7 @@ func (j *judgement) chain(chain []*x509.Certificate) ([]check, error) {
 	for i, stage := range stages {
 		checks[i] = check{Name: stage, Result: ok}
 		if i >= at {
-			checks[i].Result = skipped
+			checks[i] = check{Name: stage, Result: skipped, Detail: notReached}
 		}
 		if i == at {
 			checks[i] = check{Name: stage, Result: failed, Rule: e.Rule, Detail: inner(e.Err)}
@@ -64,7 +66,7 @@ func (j *judgement) chain(chain []*x509.Certificate) ([]check, error) {
 		leaf.Certificate = 1
 		return checks, nil
 	case refused && e.ID.IsZero(): // for its size, before it was looked at
-		leaf.Result, bundle.Result = skipped, skipped
+		leaf.Result, leaf.Detail, bundle.Result, bundle.Detail = skipped, notReached, skipped, notReached
 		return checks, nil
 	}
 	leaf.Detail = "it has the form of an X.509-SVID"
@@ -85,7 +87,7 @@ func (j *judgement) chain(chain []*x509.Certificate) ([]check, error) {
 	if at > 2 {
 		path.Detail = "it leads to an authority of the bundle"
 		if peer != nil {
-			path.Detail += ", until " + peer.NotAfter().UTC().Format(time.RFC3339)
+			path.Detail += ", until " + stamp(peer.NotAfter())
 		}
 		*policed = j.allowed(id)
 	}
@@ -100,12 +102,12 @@ func inTime(chain []*x509.Certificate) check {
 		case now.After(c.NotAfter):
 			return check{
 				Name: "chain", Result: failed, Certificate: i + 1, Rule: "X5-30",
-				Detail: fmt.Sprintf("it has expired %s ago", now.Sub(c.NotAfter).Round(time.Second)),
+				Detail: fmt.Sprintf("it has expired %s ago", span(now.Sub(c.NotAfter))),
 			}
 		case now.Before(c.NotBefore):
 			return check{
 				Name: "chain", Result: failed, Certificate: i + 1, Rule: "X5-30",
-				Detail: fmt.Sprintf("it becomes valid only in %s", c.NotBefore.Sub(now).Round(time.Second)), Remedy: "compare the clocks",
+				Detail: fmt.Sprintf("it becomes valid only in %s", span(c.NotBefore.Sub(now))), Remedy: "compare the clocks",
 			}
 		}
 	}
@@ -214,20 +216,20 @@ func (j *judgement) token(text string) (record, []check) {
 		}
 	}
 	if err != nil {
-		return r, []check{tokenCheck("form", err), {Name: "proof", Result: skipped}, {Name: "policy", Result: skipped}}
+		return r, []check{tokenCheck("form", err), {Name: "proof", Result: skipped, Detail: notReached}, {Name: "policy", Result: skipped, Detail: notReached}}
 	}
 	r = append(r, field{"algorithm", header.Alg}, field{"issued", claims.Issued.time()}, field{"not_before", claims.NotBefore.time()},
 		field{"other_claims", claims.others})
 	checks := []check{
 		{Name: "form", Result: ok, Detail: "it has the form of a " + r[0].value.(string)},
 		{Name: "proof", Result: skipped, Detail: "not verified: no -bundle"},
-		{Name: "policy", Result: skipped},
+		{Name: "policy", Result: skipped, Detail: notReached},
 	}
 	proof := &checks[1]
 	switch {
 	case j.bundles == nil:
 		if u := claims.Expires.time(); !u.IsZero() && time.Now().After(u) {
-			*proof = check{Name: "proof", Result: failed, Detail: fmt.Sprintf("it has expired %s ago", time.Since(u).Round(time.Second))}
+			*proof = check{Name: "proof", Result: failed, Detail: fmt.Sprintf("it has expired %s ago", span(time.Since(u)))}
 		}
 		return r, checks
 	case wit:

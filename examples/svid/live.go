@@ -52,8 +52,10 @@ func (a *app) server(ctx context.Context, addr string, j *judgement, self spiffe
 	if len(chain) == 0 {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
+		} else if err == nil {
+			err = errors.New("the server has no certificate")
 		}
-		return nil, nil, fmt.Errorf("%s: %w", addr, errors.Join(err))
+		return nil, nil, fmt.Errorf("%s: %w", addr, err)
 	}
 	r := record{{"kind", "TLS server"}, {"address", addr}, {"spiffe_id", idText(chainID(chain))}}
 	if conn, isTLS := conn.(*tls.Conn); isTLS && conn != nil {

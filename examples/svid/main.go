@@ -34,6 +34,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 )
 
 func main() {
@@ -42,7 +43,7 @@ func main() {
 	info, err := os.Stdout.Stat()
 	a := &app{
 		in: os.Stdin, out: os.Stdout, errOut: os.Stderr, getenv: os.Getenv,
-		terminal: err == nil && info.Mode()&os.ModeCharDevice != 0,
+		terminal: err == nil && info.Mode()&os.ModeCharDevice != 0, retry: retry,
 	}
 	os.Exit(a.run(ctx, os.Args[1:]))
 }
@@ -68,9 +69,11 @@ type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	getenv      func(string) string
-	terminal    bool // out is one
+	terminal    bool          // out is one
+	retry       time.Duration // the wait after a command of watch, or a write, has failed
 
 	json, plain bool // flags of all commands
+	stream      bool // each JSON document is one line
 }
 
 // command is one word of the command line.

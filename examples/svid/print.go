@@ -63,7 +63,9 @@ func (a *app) print(r record) error {
 	if a.json {
 		e := json.NewEncoder(&b)
 		e.SetEscapeHTML(false)
-		e.SetIndent("", "  ")
+		if !a.stream {
+			e.SetIndent("", "  ")
+		}
 		if err := e.Encode(r); err != nil {
 			return err
 		}
@@ -85,7 +87,7 @@ func (r record) MarshalJSON() ([]byte, error) {
 		}
 		value := f.value
 		if t, isTime := value.(time.Time); isTime {
-			value = t.UTC().Format(time.RFC3339)
+			value = stamp(t)
 		}
 		var text bytes.Buffer
 		e := json.NewEncoder(&text)
@@ -161,8 +163,12 @@ func (a *app) lines(b *bytes.Buffer, indent string, r record) {
 				a.lines(b, indent+"  ", one)
 			}
 		case []check:
+			longest := 0
 			for _, c := range v {
-				fmt.Fprintf(b, "%s%s  %s%s\n", indent, a.paint(colors[c.Result], fmt.Sprintf("%-7s", c.Result)), fmt.Sprintf("%-11s", c.Name), c.text())
+				longest = max(longest, len(c.Name))
+			}
+			for _, c := range v {
+				fmt.Fprintf(b, "%s%s  %-*s  %s\n", indent, a.paint(colors[c.Result], fmt.Sprintf("%-7s", c.Result)), longest, c.Name, c.text())
 			}
 		default:
 			fmt.Fprintf(b, "%s%s  %s\n", indent, a.paint(faint, fmt.Sprintf("%-*s", width, name)), a.text(v))
@@ -203,14 +209,22 @@ func (a *app) text(v any) string {
 		}
 		return "no"
 	case time.Time:
-		left := time.Until(v).Round(time.Second)
-		text := v.UTC().Format(time.RFC3339)
-		if left < 0 {
-			return fmt.Sprintf("%s (%s ago)", text, -left)
+		if left := time.Until(v); left >= 0 {
+			return fmt.Sprintf("%s (in %s)", stamp(v), span(left))
 		}
-		return fmt.Sprintf("%s (in %s)", text, left)
+		return fmt.Sprintf("%s (%s ago)", stamp(v), span(time.Since(v)))
 	}
 	return clean(fmt.Sprint(v))
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// span is a time that people can read: in seconds below two days, and in days beyond.
+func span(d time.Duration) string {
+	if days := d / (24 * time.Hour); days >= 2 {
+		return fmt.Sprintf("%d days", days)
+	}
+	return d.Round(time.Second).String()
 }
 
 // paint colours text.
