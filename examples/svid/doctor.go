@@ -211,9 +211,9 @@ func (p *patient) bundle() check {
 	}
 	var all []string
 	for b := range p.update.Bundles.All() {
-		all = append(all, fmt.Sprintf("%s with %d authorities", b.TrustDomain(), len(b.Contents().X509Authorities)))
+		all = append(all, fmt.Sprintf("%s (%d for X.509-SVIDs)", b.TrustDomain(), len(b.Contents().X509Authorities)))
 	}
-	c := check{Result: ok, Detail: strings.Join(all, ", ")}
+	c := check{Result: ok, Detail: "authorities of " + strings.Join(all, ", ")}
 	if len(p.update.Skipped) > 0 {
 		c.Result, c.Detail, c.Remedy = failed, c.Detail+"; not taken over: "+inner(p.update.Skipped[0]), "see the log of the agent"
 	}

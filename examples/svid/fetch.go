@@ -348,7 +348,11 @@ func (a *app) told(f *fetcher, files map[string]file) error {
 
 // snapshot takes the identity and the bundles from a Workload API.
 func snapshot(ctx context.Context, address string) (*spiffe.Snapshot, error) {
-	src, err := workloadapi.Start(ctx, workloadapi.Config{Address: address})
+	cfg := workloadapi.Config{Address: address}
+	if _, err := workloadapi.New(cfg); err != nil {
+		return nil, usageError{err}
+	}
+	src, err := workloadapi.Start(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/flock"
 	"github.com/svidkit/svidkit/internal/private"
@@ -25,6 +26,9 @@ const (
 	draftMark   = "..draft" // begins the name of a link that is going to replace another
 	lockName    = "..lock"
 )
+
+// lockWait is how long a folder may be in use by a process that is about to end.
+const lockWait = 500 * time.Millisecond
 
 // file is the contents of a file and its mode.
 type file struct {
@@ -54,6 +58,9 @@ func openFolder(path string) (*folder, error) {
 	}
 	f := &folder{root, lock}
 	got, err := flock.TryLock(lock)
+	for end := time.Now().Add(lockWait); err == nil && !got && time.Now().Before(end); got, err = flock.TryLock(lock) {
+		time.Sleep(lockWait / 50)
+	}
 	if err == nil && !got {
 		err = fmt.Errorf("another svid writes to %s", path)
 	}

@@ -109,11 +109,13 @@ func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bo
 			return fmt.Errorf("verify judges a chain or a token, and this is a %s", kind)
 		}
 		shown = shown.only("kind", "address", "spiffe_id", "audience", "expires")
-		if verdict(checks) == nil {
-			shown = append(shown, field{"verdict", "accepted"})
-		} else {
-			shown = append(shown, field{"verdict", "refused"})
+		answer := "accepted"
+		if verdict(checks) != nil {
+			answer = "refused"
+		} else if shown[0].value == "WIT-SVID" {
+			answer = "accepted from a presenter that proves to hold its key"
 		}
+		shown = append(shown, field{"verdict", answer})
 	}
 	if err := a.print(append(shown, field{"checks", checks})); err != nil {
 		return err

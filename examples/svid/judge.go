@@ -271,7 +271,7 @@ func (j *judgement) wit(text string) check {
 		_, err = v.Validate(text, "", witsvid.Call{Target: "https://unnamed.invalid/"})
 	}
 	if e, refused := errors.AsType[*token.Error](err); refused && e.What == "proof" {
-		return check{Name: "proof", Result: ok, Detail: "signature and time are good; that its presenter holds the key takes a proof of possession"}
+		return check{Name: "proof", Result: ok, Detail: "signature and time are good; there is no proof of possession to judge"}
 	}
 	return tokenCheck("proof", err)
 }

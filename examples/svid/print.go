@@ -183,6 +183,9 @@ func singular(name string) string {
 	return strings.TrimSuffix(name, "s")
 }
 
+// documents are the standards by the first letters of the ids of their rules.
+var documents = map[string]string{"ID": "SPIFFE-ID", "X5": "X509-SVID", "JWT": "JWT-SVID", "WIT": "WIT-SVID", "BND": "Trust Domain and Bundle"}
+
 // text is a check in one line, without its name and result.
 func (c check) text() string {
 	text := c.Detail
@@ -190,7 +193,8 @@ func (c check) text() string {
 		text = fmt.Sprintf("certificate %d: %s", c.Certificate, text)
 	}
 	if c.Rule != "" {
-		text += " [" + c.Rule + "]"
+		prefix, _, _ := strings.Cut(c.Rule, "-")
+		text += " [" + strings.TrimSpace(documents[prefix]+" "+c.Rule) + "]"
 	}
 	if c.Remedy != "" {
 		text += "; " + c.Remedy
