@@ -248,7 +248,7 @@ func TestWatchPair(t *testing.T) {
 			}
 		}
 	}()
-	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); {
+	for end := time.Now().Add(800 * time.Millisecond); time.Now().Before(end); {
 		api.Rotate()
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -418,6 +418,24 @@ func TestLiveRefused(t *testing.T) {
 	settledGolden(t, "verify-live", got, args, bundle, "roots.pem")
 }
 
+// A file is judged by the bundles of an agent, a token too.
+func TestVerifyByAgent(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	api := workloadapitest.NewServer(t, ca, "/web")
+	dir := t.TempDir()
+	require.Equal(t, 0, svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-jwt", "db=db.token").code)
+	for _, name := range []string{"svid.pem", "db.token"} {
+		got := svid(t, "verify", "-socket", api.Address(), "-allow", "spiffe://example.org/web", "-audience", "db", filepath.Join(dir, name))
+		assert.Equal(t, 0, got.code, got.all())
+		assert.Contains(t, got.out, "accepted")
+	}
+	got := svid(t, "verify", "-socket", api.Address(), "-allow", "*", "testdata/web.pem")
+	assert.Equal(t, 1, got.code)
+	got = svid(t, "verify", "-socket", "unix:///nowhere/api.sock", "-timeout", "100ms", "-allow", "*", "testdata/web.pem")
+	assert.Equal(t, 3, got.code, got.all())
+}
+
 func TestLivePeers(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
@@ -429,48 +447,51 @@ func TestLivePeers(t *testing.T) {
 		return []string{"inspect", "-cert", filepath.Join(dir, name), "-key", filepath.Join(dir, name)}
 	}
 	addr := tlsServer(t, ca.SVID("/db"), ca.Bundle())
-	got := svid(t, append(identity("good", ca.SVID("/web")), addr)...)
-	assert.Equal(t, 0, got.code, got.all())
-	assert.NotContains(t, got.all(), "PRIVATE")
-	got = svid(t, append(identity("other", spiffetest.NewCA(t, "other.test").SVID("/web")), addr)...)
-	assert.Equal(t, 1, got.code)
-	assert.Regexp(t, `the server refuses our identity: .*bad certificate`, got.out)
+	good, other := identity("good", ca.SVID("/web")), identity("other", spiffetest.NewCA(t, "other.test").SVID("/web"))
 
 	open := httptest.NewUnstartedServer(http.NotFoundHandler()) // an ordinary web server
 	open.StartTLS()
-	defer open.Close()
-	got = svid(t, "inspect", open.Listener.Addr().String())
-	assert.Equal(t, 1, got.code)
-	assert.Contains(t, got.out, "X5-3]")
-	assert.Contains(t, got.out, "does not ask for a certificate")
-
+	t.Cleanup(open.Close)
 	chain, key := ca.Certificate("/db")
 	optional := httptest.NewUnstartedServer(http.NotFoundHandler()) // asks, and needs none
 	optional.TLS = spiffetest.TLSConfig(chain, key)
 	optional.TLS.ClientAuth = tls.RequestClientCert
 	optional.StartTLS()
-	defer optional.Close()
-	got = svid(t, "inspect", "-json", optional.Listener.Addr().String())
-	assert.Equal(t, 0, got.code, got.all())
-	assert.Contains(t, got.out, "does not need one")
-
-	l, err := net.Listen("tcp", "127.0.0.1:0") // answers, and speaks no TLS
+	t.Cleanup(optional.Close)
+	mail, err := net.Listen("tcp", "127.0.0.1:0") // answers, and speaks no TLS
 	require.NoError(t, err)
-	defer l.Close()
+	t.Cleanup(func() { _ = mail.Close() })
 	go func() {
-		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+		for conn, err := mail.Accept(); err == nil; conn, err = mail.Accept() {
 			_, _ = io.WriteString(conn, "220 mail.test ESMTP\r\n")
 		}
 	}()
-	got = svid(t, "inspect", l.Addr().String())
-	assert.Equal(t, 3, got.code)
-	assert.Contains(t, got.errOut, "not look like a TLS handshake")
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	defer mute.Close()
-	got = svid(t, "inspect", "-timeout", "200ms", mute.Addr().String())
-	assert.Equal(t, 3, got.code)
-	assert.Contains(t, got.errOut, "no answer in 200ms")
+	t.Cleanup(func() { _ = mute.Close() })
+
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"accepted", append(good, addr), 0, "the server accepts our identity"},
+		{"foreign", append(other, addr), 1, "the server refuses our identity: remote error: tls: bad certificate"},
+		{"web", []string{"inspect", open.Listener.Addr().String()}, 1, "X5-3]"},
+		{"asks for none", []string{"inspect", open.Listener.Addr().String()}, 1, "does not ask for a certificate"},
+		{"optional", []string{"inspect", "-json", optional.Listener.Addr().String()}, 0, "does not need one"},
+		{"no TLS", []string{"inspect", mail.Addr().String()}, 3, "not look like a TLS handshake"},
+		{"mute", []string{"inspect", "-timeout", "200ms", mute.Addr().String()}, 3, "no answer in 200ms"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got := svid(t, c.args...)
+			assert.Equal(t, c.code, got.code, got.all())
+			assert.Contains(t, got.all(), c.want)
+			assert.NotContains(t, got.all(), "PRIVATE")
+		})
+	}
 }
 
 // steps returns the result of each step of doctor.

@@ -267,13 +267,15 @@ func authorities(set *spiffe.BundleSet) (checks []check) {
 		c := check{Name: "authorities", Result: ok, Detail: fmt.Sprintf("%d for X.509-SVIDs", good)}
 		if tokens := len(b.Contents().JWTAuthorities) + len(b.Contents().WITAuthorities); tokens > 0 {
 			c.Detail += fmt.Sprintf(", %d for tokens", tokens)
-			good += tokens
+			if bad == 0 {
+				good += tokens
+			}
 		}
 		if bad > 0 {
 			c.Detail += fmt.Sprintf(", and %d out of their time", bad)
 		}
 		if good == 0 {
-			c.Result, c.Remedy = failed, "no peer of this trust domain can be verified"
+			c.Result, c.Remedy = failed, "no X.509-SVID of this trust domain can be verified"
 		}
 		if b.TrustDomain() != unnamed {
 			c.Detail = fmt.Sprintf("%s: %s", b.TrustDomain(), c.Detail)

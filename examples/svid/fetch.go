@@ -347,8 +347,7 @@ func (a *app) told(f *fetcher, files map[string]file) error {
 }
 
 // snapshot takes the identity and the bundles from a Workload API.
-func snapshot(ctx context.Context, address string) (*spiffe.Snapshot, error) {
-	cfg := workloadapi.Config{Address: address}
+func snapshot(ctx context.Context, cfg workloadapi.Config) (*spiffe.Snapshot, error) {
 	if _, err := workloadapi.New(cfg); err != nil {
 		return nil, usageError{err}
 	}

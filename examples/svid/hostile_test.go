@@ -134,8 +134,13 @@ func TestNoSecrets(t *testing.T) {
 				{"verify", "-bundle", file, "-allow", "*"}, {"verify", "-bundle", "testdata/bundle.json", "-allow", "*"},
 				{"bundle", "convert", "-trust-domain", "example.org"}, {"bundle", "convert", "-to", "pem"},
 				{"bundle", "convert", "-to", "map", "-trust-domain", "example.org"}, {"bundle", "diff", "-trust-domain", "example.org", file},
-				{"inspect", "-cert", file, "-key", file},
+				{"inspect", "-cert", file, "-key", file, "127.0.0.1:1"},
 			} {
+				if args[len(args)-1] == "127.0.0.1:1" {
+					got := svid(t, args...)
+					assert.False(t, shows(got.all(), c.secret), "%v: %s", args, got.all())
+					continue
+				}
 				got := svid(t, append(args, file)...)
 				assert.False(t, shows(got.all(), c.secret), "%v: %s", args, got.all())
 				got = svidWith(t.Context(), nil, string(c.input), append(args, "-")...)

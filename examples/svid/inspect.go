@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 var inspectCommand = command{
@@ -75,31 +76,30 @@ func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bo
 	if err := parse(fs, args, 1); err != nil {
 		return err
 	}
+	target := fs.Arg(0)
+	dial := live(target)
+	if err := f.check(only, dial); err != nil {
+		return err
+	}
+	var in *input
+	var err error
+	if !dial {
+		if in, err = a.input(ctx, target); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("no answer in %s; see -timeout", f.timeout))
 	defer cancel()
-	j, self, err := a.judgement(ctx, &f)
+	j, self, err := a.judgement(ctx, &f, in != nil && in.form == "token")
 	if err != nil {
 		return err
 	}
-	switch {
-	case only && j.bundles == nil:
-		return misused("verify needs a -bundle, or a -socket to take it from")
-	case only && j.policy.IsZero():
-		return misused(`verify needs a policy in -allow; "*" allows every workload`)
-	}
-	target := fs.Arg(0)
 	var shown record
 	var checks []check
-	if live(target) {
+	if dial {
 		shown, checks, err = a.server(ctx, target, j, self)
 	} else {
-		if self != nil && f.socket == "" {
-			return misused("-cert and -key are for a server; %s is a file", target)
-		}
-		var in *input
-		if in, err = a.input(ctx, target); err == nil {
-			shown, checks, err = in.show(j, f.td)
-		}
+		shown, checks, err = in.show(j, f.td)
 	}
 	if err != nil {
 		return err
@@ -109,11 +109,9 @@ func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bo
 			return fmt.Errorf("verify judges a chain or a token, and this is a %s", kind)
 		}
 		shown = shown.only("kind", "address", "spiffe_id", "audience", "expires")
-		answer := "accepted"
+		answer := accepted
 		if verdict(checks) != nil {
-			answer = "refused"
-		} else if shown[0].value == "WIT-SVID" {
-			answer = "accepted from a presenter that proves to hold its key"
+			answer = refused
 		}
 		shown = append(shown, field{"verdict", answer})
 	}
@@ -135,14 +133,34 @@ func (r record) only(names ...string) (out record) {
 	return out
 }
 
-// judgement reads the flags. self is the identity to present, or nil.
-func (a *app) judgement(ctx context.Context, f *lookFlags) (j *judgement, self spiffe.SVIDSource, err error) {
-	j = &judgement{audience: f.audience}
-	roles := map[string]spiffe.Role{"any": spiffe.AnyRole, "server": spiffe.ServerRole, "client": spiffe.ClientRole, "both": spiffe.BothRoles}
-	var known bool
-	if j.role, known = roles[f.role]; !known {
-		return nil, nil, misused("-role is %q, not server, client, both or any", f.role)
+var roles = map[string]spiffe.Role{"any": spiffe.AnyRole, "server": spiffe.ServerRole, "client": spiffe.ClientRole, "both": spiffe.BothRoles}
+
+// check refuses flags that do not fit together. only is for verify, and dial for a server.
+func (f *lookFlags) check(only, dial bool) error {
+	_, known := roles[f.role]
+	switch {
+	case !known:
+		return misused("-role is %q, not server, client, both or any", f.role)
+	case (f.cert == "") != (f.key == ""):
+		return misused("-cert and -key belong together")
+	case f.cert != "" && f.socket != "":
+		return misused("-cert and -socket are both an identity to present; give one")
+	case f.cert != "" && !dial:
+		return misused("-cert and -key are for a server, and the argument is a file")
+	case f.socket != "" && len(f.bundles) > 0:
+		return misused("-bundle and -socket both have trust bundles; give one")
+	case only && len(f.bundles) == 0 && f.socket == "":
+		return misused("verify needs a -bundle, or a -socket to take it from")
+	case only && f.allow == "":
+		return misused(`verify needs a policy in -allow; "*" allows every workload`)
 	}
+	return nil
+}
+
+// judgement makes what the flags say. For tokens a Workload API is asked for their keys, too. self is the identity to
+// present, or nil.
+func (a *app) judgement(ctx context.Context, f *lookFlags, tokens bool) (j *judgement, self spiffe.SVIDSource, err error) {
+	j = &judgement{audience: f.audience, role: roles[f.role]}
 	if f.allow != "" {
 		if j.policy, err = spiffe.ParsePolicy(f.allow); err != nil {
 			return nil, nil, usageError{fmt.Errorf("-allow: %w", err)}
@@ -152,12 +170,6 @@ func (a *app) judgement(ctx context.Context, f *lookFlags) (j *judgement, self s
 		}
 	}
 	switch {
-	case (f.cert == "") != (f.key == ""):
-		return nil, nil, misused("-cert and -key belong together")
-	case f.cert != "" && f.socket != "":
-		return nil, nil, misused("-cert and -socket are both an identity to present; give one")
-	case f.socket != "" && len(f.bundles) > 0:
-		return nil, nil, misused("-bundle and -socket both have trust bundles; give one")
 	case f.cert != "":
 		certs, err := a.read(ctx, f.cert)
 		if err != nil {
@@ -171,7 +183,7 @@ func (a *app) judgement(ctx context.Context, f *lookFlags) (j *judgement, self s
 			return nil, nil, err
 		}
 	case f.socket != "":
-		snap, err := snapshot(ctx, f.socket)
+		snap, err := snapshot(ctx, workloadapi.Config{Address: f.socket, JWTBundles: tokens})
 		if err != nil {
 			return nil, nil, err
 		}

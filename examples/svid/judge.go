@@ -229,7 +229,7 @@ func (j *judgement) token(text string) (record, []check) {
 	switch {
 	case j.bundles == nil:
 		if u := claims.Expires.time(); !u.IsZero() && time.Now().After(u) {
-			*proof = check{Name: "proof", Result: failed, Detail: fmt.Sprintf("it has expired %s ago", span(time.Since(u)))}
+			*proof = check{Name: "proof", Result: failed, Rule: map[bool]string{false: "JWT-19", true: "WIT-16"}[wit], Detail: fmt.Sprintf("it has expired %s ago", span(time.Since(u)))}
 		}
 		return r, checks
 	case wit:

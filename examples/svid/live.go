@@ -13,8 +13,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// afterHandshake is how long a server may take to refuse a client: in TLS 1.3 it does so after the handshake.
-const afterHandshake = time.Second
+// A server refuses a client after the handshake, in TLS 1.3. This side waits for it ten times as long as the handshake
+// took, within these bounds.
+const (
+	minAlert = 200 * time.Millisecond
+	maxAlert = 2 * time.Second
+)
 
 // server dials a TLS server, and judges its chain as that of a server. The connection is used for nothing else.
 func (a *app) server(ctx context.Context, addr string, j *judgement, self spiffe.SVIDSource) (record, []check, error) {
@@ -43,11 +47,12 @@ func (a *app) server(ctx context.Context, addr string, j *judgement, self spiffe
 			return svid.TLSCertificate(), nil
 		},
 	}
+	begin := time.Now()
 	conn, err := (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", addr)
 	refusal := err
 	if err == nil {
 		defer conn.Close()
-		refusal = refused(conn)
+		refusal = alert(conn, min(max(10*time.Since(begin), minAlert), maxAlert))
 	}
 	if len(chain) == 0 {
 		if cause := context.Cause(ctx); cause != nil {
@@ -83,12 +88,12 @@ func (a *app) server(ctx context.Context, addr string, j *judgement, self spiffe
 	return r, append(checks, client), err
 }
 
-// refused returns the alert with which a server ends a connection after its handshake, if it does so soon.
-func refused(conn net.Conn) error {
-	_ = conn.SetReadDeadline(time.Now().Add(afterHandshake))
+// alert returns the alert with which a server ends a connection after its handshake, if it does so within wait.
+func alert(conn net.Conn, wait time.Duration) error {
+	_ = conn.SetReadDeadline(time.Now().Add(wait))
 	_, err := conn.Read(make([]byte, 1))
-	if alert, ok := errors.AsType[*net.OpError](err); ok && !errors.Is(err, os.ErrDeadlineExceeded) {
-		return alert
+	if e, ok := errors.AsType[*net.OpError](err); ok && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return e
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ type record []field
 
 type field struct {
 	name  string // in JSON; people see blanks in place of underscores
-	value any    // string, []string, int, bool, time.Time, record, []record or []check
+	value any    // string, []string, bool, result, time.Time, record, []record or []check
 }
 
 // check is one step of a judgement.
@@ -34,6 +34,9 @@ const (
 	ok      result = "ok"
 	failed  result = "failed"
 	skipped result = "skipped"
+
+	accepted result = "accepted" // of all checks
+	refused  result = "refused"
 )
 
 // verdict is errNo if a check has failed.
@@ -55,7 +58,7 @@ const (
 	faint  = "2"
 )
 
-var colors = map[result]string{ok: green, failed: red, skipped: yellow}
+var colors = map[result]string{ok: green, failed: red, skipped: yellow, accepted: green, refused: red}
 
 // print writes r to the output.
 func (a *app) print(r record) error {
@@ -207,6 +210,8 @@ func (a *app) text(v any) string {
 	switch v := v.(type) {
 	case []string:
 		return clean(strings.Join(v, ", "))
+	case result:
+		return a.paint(colors[v], string(v))
 	case bool:
 		if v {
 			return "yes"
