@@ -134,7 +134,7 @@ func TestFetchFails(t *testing.T) {
 	api := workloadapitest.NewServer(t, ca, "/web")
 	api.Deny()
 	dir := t.TempDir()
-	got := svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-timeout", "1s")
+	got := svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-timeout", "700ms")
 	assert.Equal(t, 1, got.code, "denied is an answer")
 	assert.Contains(t, got.errOut, "told to deny")
 	api.Mend()
@@ -199,6 +199,11 @@ func eventually(t testing.TB, f func() bool, what string) {
 	require.Eventually(t, f, soon, 5*time.Millisecond, what)
 }
 
+// written reports whether all names are there. The last is svid.pem, as they are made in their order.
+func written(dir string) func() bool {
+	return func() bool { _, err := os.Stat(filepath.Join(dir, "svid.pem")); return err == nil }
+}
+
 // A reader of the files sees a certificate with its key, and every name, at all times, while the identity is renewed
 // without a pause.
 func TestWatchPair(t *testing.T) {
@@ -208,7 +213,7 @@ func TestWatchPair(t *testing.T) {
 	dir := t.TempDir()
 	_, stop := watching(t, "-socket", api.Address(), "-dir", dir, "-no-color")
 	cert, key := filepath.Join(dir, "svid.pem"), filepath.Join(dir, "svid-key.pem")
-	eventually(t, func() bool { _, err := os.Stat(key); return err == nil }, "the first files")
+	eventually(t, written(dir), "the first files")
 
 	var pairs, renewed atomic.Int64
 	over := make(chan struct{})
@@ -275,7 +280,7 @@ func TestWatchOutage(t *testing.T) {
 	dir := t.TempDir()
 	errOut, stop := watching(t, "-socket", api.Address(), "-dir", dir, "-jwt", "db=db.token")
 	key := filepath.Join(dir, "svid-key.pem")
-	eventually(t, func() bool { _, err := os.Stat(key); return err == nil }, "the first files")
+	eventually(t, written(dir), "the first files")
 	before, token := read(t, key), read(t, dir, "db.token")
 	api.Deny()
 	eventually(t, func() bool { return strings.Contains(errOut.String(), "withdrawn") }, "the reason")
@@ -311,7 +316,7 @@ func TestWatchTokens(t *testing.T) {
 	dir := t.TempDir()
 	errOut, stop := watching(t, "-socket", socket, "-dir", dir, "-jwt", "db=db.token")
 	token := filepath.Join(dir, "db.token")
-	eventually(t, func() bool { _, err := os.Stat(token); return err == nil }, "the first token")
+	eventually(t, written(dir), "the first files")
 	first, svidKey := read(t, token), read(t, dir, "svid-key.pem")
 	eventually(t, func() bool { return read(t, token) != first }, "the next token")
 	broken.Store(true)

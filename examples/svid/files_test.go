@@ -56,7 +56,7 @@ func TestFolderReaders(t *testing.T) {
 			}
 		})
 	}
-	for end := time.Now().Add(time.Second); time.Now().Before(end) && !t.Failed(); {
+	for end := time.Now().Add(600 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
 		write()
 	}
 	over.Store(true)

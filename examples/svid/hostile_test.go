@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -327,6 +328,64 @@ func TestConvert(t *testing.T) {
 	assert.Contains(t, got.errOut, "NAME=FILE")
 	got = svidWith(t.Context(), nil, `{"keys":[]}`, "inspect", "-")
 	assert.Equal(t, 1, got.code, "a bundle without authorities")
+}
+
+// Each fault is found by the check and the rule that it breaks, and blamed on the right certificate.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	dir := t.TempDir()
+	file := func(name string, chain []*x509.Certificate) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, pki.MarshalCertificatesPEM(chain...), 0o644))
+		return path
+	}
+	bundle := file("roots.pem", ca.Bundle().Contents().X509Authorities)
+	judge := func(name string, chain []*x509.Certificate, args ...string) check {
+		args = append([]string{"verify", "-json", "-bundle", bundle, "-allow", "*"}, append(args, file(name, chain))...)
+		got := svid(t, args...)
+		require.Equal(t, 1, got.code, "%s: %s", name, got.all())
+		var shown struct {
+			Verdict result
+			Checks  []check
+		}
+		require.NoError(t, json.Unmarshal([]byte(got.out), &shown))
+		assert.Equal(t, refused, shown.Verdict)
+		for _, c := range shown.Checks {
+			if c.Result == failed {
+				return c
+			}
+		}
+		t.Fatalf("%s: no check has failed", name)
+		return check{}
+	}
+	for _, f := range spiffetest.Faults() {
+		chain, _ := ca.Broken(f)
+		role := "client"
+		if f == "ClientOnly" {
+			role = "server"
+		}
+		c := judge(string(f), chain, "-role", role)
+		assert.Equal(t, f.Stage(), c.Name, f)
+		assert.Equal(t, f.Rule(), c.Rule, f)
+		if c.Name != "bundle" {
+			assert.NotZero(t, c.Certificate, f)
+		}
+	}
+	past := func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = c.NotBefore.Add(-48*time.Hour), time.Now().Add(-time.Hour)
+	}
+	c := judge("intermediate", ca.Intermediate(past).SVID("/web").Chain())
+	assert.Equal(t, 2, c.Certificate)
+	assert.Contains(t, c.Detail, "expired")
+
+	stranger := spiffetest.NewCA(t, "example.org")
+	c = judge("stranger", stranger.Intermediate().SVID("/web").Chain())
+	assert.Equal(t, 2, c.Certificate)
+	assert.Contains(t, c.Remedy, short(stranger.Root().SubjectKeyId))
+	assert.Contains(t, c.Remedy, short(ca.Root().SubjectKeyId))
+	c = judge("long", slices.Repeat(ca.SVID("/web").Chain(), 20))
+	assert.Contains(t, c.Detail, "the limit is 16")
 }
 
 func TestDeadPipe(t *testing.T) {

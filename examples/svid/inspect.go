@@ -106,7 +106,7 @@ func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bo
 	}
 	if only {
 		if kind := shown[0].value; kind != "certificates" && kind != "TLS server" && kind != "JWT-SVID" && kind != "WIT-SVID" {
-			return fmt.Errorf("verify judges a chain or a token, and this is a %s", kind)
+			return fmt.Errorf("verify judges a chain or a token, and found: %s", kind)
 		}
 		shown = shown.only("kind", "address", "spiffe_id", "audience", "expires")
 		answer := accepted
@@ -223,7 +223,7 @@ func (in *input) show(j *judgement, td spiffe.TrustDomain) (record, []check, err
 	if len(in.certs) == 0 {
 		return record{{"kind", "no certificate"}, {"form", in.form}, also}, nil, nil
 	}
-	roots := true
+	roots := chainID(in.certs).Path() == "" // else it is a leaf, if a bad one
 	for _, c := range in.certs {
 		roots = roots && c.IsCA
 	}

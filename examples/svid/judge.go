@@ -152,6 +152,8 @@ func blame(chain []*x509.Certificate, err error) int {
 		cert = e.Cert
 	} else if e, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		cert = e.Cert
+	} else if _, ok := errors.AsType[x509.UnhandledCriticalExtension](err); ok { // which names none
+		return 1 + slices.IndexFunc(chain, func(c *x509.Certificate) bool { return len(c.UnhandledCriticalExtensions) > 0 })
 	}
 	return 1 + slices.IndexFunc(chain, func(c *x509.Certificate) bool { return cert != nil && c.Equal(cert) })
 }
