@@ -211,7 +211,7 @@ func TestWatchPair(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
 	dir := t.TempDir()
-	_, stop := watching(t, "-socket", api.Address(), "-dir", dir, "-no-color")
+	_, stop := watching(t, "-socket", api.Address(), "-dir", dir, "-json")
 	cert, key := filepath.Join(dir, "svid.pem"), filepath.Join(dir, "svid-key.pem")
 	eventually(t, written(dir), "the first files")
 
@@ -266,7 +266,11 @@ func TestWatchPair(t *testing.T) {
 		svid, err := spiffe.ParseSVIDPEM([]byte(read(t, cert)), []byte(read(t, key)))
 		return err == nil && svid.Leaf().Equal(want.Leaf())
 	}, "the newest identity")
-	assert.Equal(t, 0, stop().code)
+	got := stop()
+	assert.Equal(t, 0, got.code)
+	for line := range strings.Lines(got.out) {
+		assert.True(t, json.Valid([]byte(line)), "one line for each change: %s", line)
+	}
 	versions, err := filepath.Glob(filepath.Join(dir, versionMark+"*"))
 	require.NoError(t, err)
 	assert.LessOrEqual(t, len(versions), 2, "old versions are removed")

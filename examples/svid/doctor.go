@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -122,6 +123,9 @@ func (p *patient) environment() check {
 	}
 	if p.network, p.target = strings.ToLower(u.Scheme), u.Host; p.network == "unix" {
 		p.target = u.Path
+		if runtime.GOOS == "windows" && len(p.target) > 2 && p.target[2] == ':' {
+			p.target = p.target[1:] // a drive
+		}
 	}
 	return check{Result: ok, Detail: where + " is " + p.address}
 }

@@ -98,7 +98,7 @@ func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
 		f.tokens = append(f.tokens, tokenFile{text[:i], text[i+1:]})
 		return nil
 	})
-	fs.StringVar(&f.command, "exec", "", "a `COMMAND` for the shell after each change, with the folder in SVID_DIR")
+	fs.StringVar(&f.command, "exec", "", "a `COMMAND` for /bin/sh after each change, with the folder in SVID_DIR")
 	fs.DurationVar(&f.commandTimeout, "exec-timeout", 30*time.Second, "how long that command may take")
 }
 

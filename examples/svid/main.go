@@ -20,8 +20,8 @@
 //	2    the command line is wrong
 //	3    the question could not be answered: a file cannot be read, an agent or a server does not answer
 //
-// Private keys are never shown, whatever they are in, and of a token neither its signature nor the claims that it could
-// hide secrets in. Rules have the ids of spiffe/CONFORMANCE.md.
+// Private keys are never shown, whatever file they are in, and of a token neither the signature nor the values of claims
+// that its standard does not name. Rules have the ids of spiffe/CONFORMANCE.md.
 package main
 
 import (
@@ -125,7 +125,7 @@ func (a *app) exit(words string, err error) int {
 	switch {
 	case err == nil:
 		return exitYes
-	case err == errNo: //nolint:errorlint // one that says more is wrapped
+	case err == errNo: // one that has more to say is wrapped
 		return exitNo
 	case errors.Is(err, errNo):
 		code = exitNo
