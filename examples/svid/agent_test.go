@@ -675,3 +675,33 @@ func TestDoctorPermission(t *testing.T) {
 	assert.Equal(t, failed, step.Result, "%s", out)
 	assert.Contains(t, step.Remedy, "write permission")
 }
+
+// From a shell: the exit code says how it went, answers come to standard output and everything else to standard
+// error, and a signal ends watch as it should.
+func TestShell(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("there are no signals")
+	}
+	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
+	cmd := program(t, "inspect", "-")
+	cmd.Stdin = strings.NewReader(string(readTestdata(t, "roots.pem")))
+	out, err := cmd.Output()
+	require.Error(t, err)
+	assert.Equal(t, 1, cmd.ProcessState.ExitCode(), "roots of the year 2000")
+	assert.Contains(t, string(out), "CA certificates")
+	assert.NotContains(t, string(out), "\x1b", "not a terminal")
+	cmd = program(t, "doctor", "now")
+	out, err = cmd.Output()
+	require.Error(t, err)
+	assert.Equal(t, 2, cmd.ProcessState.ExitCode())
+	assert.Empty(t, out)
+
+	dir := t.TempDir()
+	cmd = program(t, "watch", "-dir", dir)
+	cmd.Env = append(cmd.Env, workloadapi.SocketEnv+"="+api.Address())
+	require.NoError(t, cmd.Start())
+	eventually(t, written(dir), "the first files")
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	require.NoError(t, cmd.Wait())
+}

@@ -72,7 +72,7 @@ func (a *app) input(ctx context.Context, name string) (*input, error) {
 }
 
 func recognise(data []byte) (*input, error) {
-	trimmed := bytes.TrimSpace(data)
+	trimmed := bytes.TrimPrefix(bytes.TrimSpace(data), []byte("Bearer ")) // as a token was copied from a header
 	switch {
 	case len(trimmed) == 0:
 		return nil, errors.New("it is empty")

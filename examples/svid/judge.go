@@ -236,11 +236,15 @@ func (j *judgement) token(text string) (record, []check) {
 		return r, checks
 	case wit:
 		*proof = j.wit(text)
+		checks = slices.Insert(checks, 2, check{
+			Name: "possession", Result: skipped, Detail: "a WIT-SVID alone proves nothing: its presenter has to prove that it holds the key",
+		})
+		proof = &checks[1]
 	default:
 		*proof = j.jwt(text, r)
 	}
 	if proof.Result == ok {
-		checks[2] = j.allowed(id)
+		checks[len(checks)-1] = j.allowed(id)
 	}
 	return r, checks
 }
@@ -273,7 +277,7 @@ func (j *judgement) wit(text string) check {
 		_, err = v.Validate(text, "", witsvid.Call{Target: "https://unnamed.invalid/"})
 	}
 	if e, refused := errors.AsType[*token.Error](err); refused && e.What == "proof" {
-		return check{Name: "proof", Result: ok, Detail: "signature and time are good; there is no proof of possession to judge"}
+		return check{Name: "proof", Result: ok, Detail: "signature and time are good"}
 	}
 	return tokenCheck("proof", err)
 }
