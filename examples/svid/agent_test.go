@@ -705,3 +705,20 @@ func TestShell(t *testing.T) {
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	require.NoError(t, cmd.Wait())
 }
+
+// The time for the agent is not that of the command.
+func TestFetchExec(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("there is no /bin/sh")
+	}
+	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
+	dir := t.TempDir()
+	got := svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-timeout", "700ms", "-exec", "sleep 0.8; echo done in $SVID_DIR")
+	assert.Equal(t, 0, got.code, got.all())
+	assert.Equal(t, "done in "+dir+"\n", got.errOut)
+	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-exec", "exit 7")
+	assert.Equal(t, 1, got.code)
+	assert.Contains(t, got.errOut, "exit status 7")
+	assert.NotContains(t, got.errOut, ": no\n")
+}

@@ -24,7 +24,8 @@ var doctorCommand = command{
 
 It looks at the environment, the socket, the permission to use it, the identity, the trust bundle, the time that is left
 and the clock, one line each, with the remedy for what failed. What cannot be tried is skipped, and the reason given.
-Run it as the user, and in the container, of the workload. The exit code is 1 if a step fails.`,
+Run it as the user, and in the container, of the workload. For the clock it asks the agent for a JWT-SVID with an
+audience of its own, which is neither shown nor kept. The exit code is 1 if a step fails.`,
 	doctor,
 }
 

@@ -32,7 +32,8 @@ In the folder of -dir it writes
 
 and the tokens of -jwt. The names are links through "..data", as in the volumes of Kubernetes, and all of them are
 replaced in one step: a reader that finds a key and a certificate that do not match reads both again. The folder is
-made with mode 0755; other users must not be able to write to it. The version before stays until the next.`,
+made with mode 0755; other users must not be able to write to it. The version before stays until the next. The command
+of -exec runs each time. The exit code is 1 if the agent has no identity for this workload, or the command fails.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.fetch(ctx, fs, args, false)
 	},
@@ -182,14 +183,14 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 		return err
 	}
 	if !on {
-		return a.once(first, &f)
+		return a.once(ctx, first, &f)
 	}
 	return a.follow(ctx, &f, log)
 }
 
-// once writes the files one time.
-func (a *app) once(ctx context.Context, f *fetcher) error {
-	files, _, err := f.files(ctx)
+// once writes the files one time. What it waits for of the agent ends with first.
+func (a *app) once(ctx, first context.Context, f *fetcher) error {
+	files, _, err := f.files(first)
 	if err != nil {
 		return err
 	}

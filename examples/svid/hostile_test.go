@@ -238,7 +238,7 @@ func TestGarbage(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	in, out := io.Pipe() // nobody types
+	in, out := io.Pipe() // in which nothing is typed
 	defer out.Close()
 	var errOut buffer
 	a := &app{in: in, out: io.Discard, errOut: &errOut, getenv: env{}.get}
