@@ -247,7 +247,7 @@ func describeBundles(set *spiffe.BundleSet) (all []record) {
 		for _, err := range b.Skipped() {
 			left = append(left, inner(err))
 		}
-		all = append(all, record{{"trust_domain", name}, {"sequence", sequence(b)}, {"refresh_hint", refreshHint(b)}, {"skipped", left}, {"authorities", list}})
+		all = append(all, record{{"trust_domain", name}, {"sequence", sequence(b)}, {"refresh_hint", refreshHint(b)}, {"skipped", few(left)}, {"authorities", list}})
 	}
 	return all
 }

@@ -11,6 +11,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -157,6 +158,9 @@ func TestTerminal(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	chain, _ := ca.Certificate("/web", func(c *x509.Certificate) {
 		c.Subject = pkix.Name{CommonName: "\x1b[2J\x1b]0;owned\a\u009b31m\u202eevil\r\n\tok", Organization: []string{strings.Repeat("long ", 5000)}}
+		for i := range 500 {
+			c.DNSNames = append(c.DNSNames, fmt.Sprintf("host-%d.test", i))
+		}
 	})
 	var out buffer
 	a := &app{in: bytes.NewReader(pki.MarshalCertificatesPEM(chain...)), out: &out, errOut: io.Discard, getenv: env{}.get}
@@ -165,6 +169,7 @@ func TestTerminal(t *testing.T) {
 		assert.NotContains(t, out.String(), c)
 	}
 	assert.Contains(t, out.String(), "evil")
+	assert.Contains(t, out.String(), "481 more")
 	assert.Less(t, len(out.String()), 8<<10)
 	for line := range strings.Lines(out.String()) {
 		assert.NotEqual(t, "ok", strings.TrimSpace(line), "no line of its own")

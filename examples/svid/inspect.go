@@ -251,7 +251,7 @@ func describe(c *x509.Certificate) record {
 	var names []string
 	sans, err := pki.CertificateSANs(c)
 	for _, san := range sans {
-		names = append(names, san.String())
+		names = append(names, cut(san.String()))
 	}
 	if err != nil {
 		names = []string{err.Error()}
@@ -262,7 +262,7 @@ func describe(c *x509.Certificate) record {
 	}
 	sum := sha256.Sum256(c.Raw)
 	return record{
-		{"names", names}, {"subject", cut(c.Subject.String())}, {"issuer", cut(c.Issuer.String())},
+		{"names", few(names)}, {"subject", cut(c.Subject.String())}, {"issuer", cut(c.Issuer.String())},
 		{"not_before", c.NotBefore}, {"not_after", c.NotAfter}, {"key", keyName(c.PublicKey)}, {"signature", c.SignatureAlgorithm.String()},
 		{"usage", usages(c)}, {"ca", ca}, {"serial", cut(c.SerialNumber.Text(16))}, {"sha256", hex.EncodeToString(sum[:])},
 		{"key_id", short(c.SubjectKeyId)}, {"signed_by_key_id", short(c.AuthorityKeyId)},
@@ -276,6 +276,15 @@ func cut(text string) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:most], "") + "…"
+}
+
+// few is the beginning of a list, with a word about the rest.
+func few(list []string) []string {
+	const most = 20
+	if len(list) <= most {
+		return list
+	}
+	return append(list[:most:most], fmt.Sprintf("%d more", len(list)-most))
 }
 
 func keyName(pub any) string {

@@ -179,15 +179,11 @@ func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.Bu
 	for c := range b.X509Authorities() {
 		have = append(have, short(c.SubjectKeyId))
 	}
-	const most = 8
-	if len(have) > most {
-		have = append(have[:most], fmt.Sprintf("%d more", len(have)-most))
-	}
 	from := "a key without an id"
 	if n := blame(chain, e.Err); n > 0 && len(chain[n-1].AuthorityKeyId) > 0 {
 		from = "key " + short(chain[n-1].AuthorityKeyId)
 	}
-	return fmt.Sprintf("it was signed by %s, and the bundle has %s", from, strings.Join(have, ", "))
+	return fmt.Sprintf("it was signed by %s, and the bundle has %s", from, strings.Join(few(have), ", "))
 }
 
 // short is the beginning of a key identifier, which a certificate may have at any length.
@@ -214,14 +210,14 @@ func (j *judgement) token(text string) (record, []check) {
 		var u *jwtsvid.Unverified
 		if u, err = jwtsvid.ParseUnverified(text); err == nil {
 			id = u.ID
-			r = append(r, field{"spiffe_id", u.ID.String()}, field{"audience", u.Audience}, field{"expires", u.Expires}, field{"key_id", u.KeyID})
+			r = append(r, field{"spiffe_id", u.ID.String()}, field{"audience", few(u.Audience)}, field{"expires", u.Expires}, field{"key_id", u.KeyID})
 		}
 	}
 	if err != nil {
 		return r, []check{tokenCheck("form", err), {Name: "proof", Result: skipped, Detail: notReached}, {Name: "policy", Result: skipped, Detail: notReached}}
 	}
 	r = append(r, field{"algorithm", header.Alg}, field{"issued", claims.Issued.time()}, field{"not_before", claims.NotBefore.time()},
-		field{"other_claims", claims.others})
+		field{"other_claims", few(claims.others)})
 	checks := []check{
 		{Name: "form", Result: ok, Detail: "it has the form of a " + r[0].value.(string)},
 		{Name: "proof", Result: skipped, Detail: "not verified: no -bundle"},
