@@ -1,0 +1,286 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var convertCommand = command{
+	"bundle convert", "FILE|-", `write a trust bundle in another form
+
+The forms are a SPIFFE bundle document, a bundle map of several trust domains, and roots in PEM. The result goes to
+standard output. What the other form cannot hold is left out, and named on standard error: PEM has no keys for
+tokens, no sequence number and no refresh hint, and a map no refresh hint.`,
+	convert,
+}
+
+var diffCommand = command{
+	"bundle diff", "OLD NEW", `say which authorities came and went between two trust bundles, by their fingerprints
+
+Both may have any form. The fingerprint is the SHA-256 of a certificate, or of a public key in DER
+(SubjectPublicKeyInfo). The exit code is 0 if the authorities are the same, and 1 if not; a sequence number or refresh
+hint that differs is shown, and does not count.`,
+	diff,
+}
+
+func convert(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
+	var td spiffe.TrustDomain
+	to := fs.String("to", "spiffe", "the `FORM` to write: spiffe, map or pem")
+	fs.TextVar(&td, "trust-domain", spiffe.TrustDomain{}, "the `NAME` of a bundle that does not name it, and the one to take from a map")
+	if err := parse(fs, args, 1); err != nil {
+		return err
+	}
+	if *to != "spiffe" && *to != "map" && *to != "pem" {
+		return misused("-to is %q, not spiffe, map or pem", *to)
+	}
+	set, err := a.bundles(ctx, []string{fs.Arg(0)}, td)
+	if err != nil {
+		return err
+	}
+	if *to != "pem" {
+		if err := oneNamed(set); err != nil {
+			return err
+		}
+	}
+	for b := range set.All() {
+		for _, err := range b.Skipped() {
+			fmt.Fprintln(a.errOut, "svid: left out:", clean(err.Error()))
+		}
+	}
+	var doc []byte
+	if *to == "map" {
+		for b := range set.All() {
+			if d, hinted := b.RefreshHint(); hinted {
+				fmt.Fprintf(a.errOut, "svid: left out: the refresh hint of %q, %s\n", b.TrustDomain(), d)
+			}
+		}
+		doc, err = set.Marshal()
+	} else {
+		var b *spiffe.Bundle
+		if b, err = single(set, td); err != nil {
+			return err
+		}
+		if *to == "spiffe" {
+			doc, err = b.Marshal()
+		} else if doc = b.MarshalPEM(); len(doc) == 0 {
+			err = spiffe.ErrNoAuthority
+		}
+		if tokens := len(b.Contents().JWTAuthorities) + len(b.Contents().WITAuthorities); *to == "pem" && tokens > 0 {
+			fmt.Fprintf(a.errOut, "svid: left out: %d keys for tokens\n", tokens)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if *to != "pem" {
+		doc = append(doc, '\n')
+	}
+	_, err = a.out.Write(doc)
+	return err
+}
+
+// single returns the bundle of td, or the only one. Roots of several trust domains are never put into one pool.
+func single(set *spiffe.BundleSet, td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if set.Len() == 1 && td.IsZero() {
+		for b := range set.All() {
+			return b, nil
+		}
+	}
+	if td.IsZero() {
+		return nil, misused("there are bundles of %d trust domains; pick one with -trust-domain", set.Len())
+	}
+	return set.Bundle(td)
+}
+
+func diff(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
+	var td spiffe.TrustDomain
+	fs.TextVar(&td, "trust-domain", spiffe.TrustDomain{}, "the trust domain `NAME` of bundles that do not name it")
+	if err := parse(fs, args, 2); err != nil {
+		return err
+	}
+	var sets [2]*spiffe.BundleSet
+	for i, name := range fs.Args() {
+		var err error
+		if sets[i], err = a.bundles(ctx, []string{name}, td); err != nil {
+			return err
+		}
+	}
+	var out record
+	same := true
+	domains := make(map[spiffe.TrustDomain]bool)
+	for _, set := range sets {
+		for b := range set.All() {
+			domains[b.TrustDomain()] = true
+		}
+	}
+	var all []record
+	for _, domain := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
+		before, _ := sets[0].Bundle(domain) // nil if it has none
+		after, _ := sets[1].Bundle(domain)
+		r, equal := compare(before, after)
+		same = same && equal
+		if len(r) > 0 {
+			all = append(all, append(record{{"trust_domain", domain.String()}}, r...))
+		}
+	}
+	out = record{{"same_authorities", same}, {"bundles", all}}
+	if err := a.print(out); err != nil {
+		return err
+	}
+	if !same {
+		return errNo
+	}
+	return nil
+}
+
+// compare says what changed between two bundles, of which one may be nil.
+func compare(before, after *spiffe.Bundle) (r record, same bool) {
+	old, now := fingerprints(before), fingerprints(after)
+	var removed, added []record
+	for _, one := range old {
+		if !slices.ContainsFunc(now, one.equal) {
+			removed = append(removed, one.record)
+		}
+	}
+	for _, one := range now {
+		if !slices.ContainsFunc(old, one.equal) {
+			added = append(added, one.record)
+		}
+	}
+	switch {
+	case before == nil:
+		r = append(r, field{"bundle", "added"})
+	case after == nil:
+		r = append(r, field{"bundle", "removed"})
+	default:
+		for _, f := range []struct {
+			name string
+			text func(*spiffe.Bundle) string
+		}{{"sequence", sequence}, {"refresh_hint", refreshHint}} {
+			if was, is := cmp.Or(f.text(before), "none"), cmp.Or(f.text(after), "none"); was != is {
+				r = append(r, field{f.name, was + " → " + is})
+			}
+		}
+	}
+	r = append(r, field{"removed", removed}, field{"added", added}).filled()
+	return r, len(removed)+len(added) == 0 && (before == nil) == (after == nil)
+}
+
+func sequence(b *spiffe.Bundle) string {
+	if n, numbered := b.Sequence(); numbered {
+		return strconv.FormatUint(n, 10)
+	}
+	return ""
+}
+
+func refreshHint(b *spiffe.Bundle) string {
+	if d, hinted := b.RefreshHint(); hinted {
+		return d.String()
+	}
+	return ""
+}
+
+// authority is a certificate or a key of a bundle.
+type authority struct {
+	kind, fingerprint string
+	record            record
+}
+
+func (a authority) equal(b authority) bool {
+	return a.kind == b.kind && a.fingerprint == b.fingerprint
+}
+
+// fingerprints returns the authorities of a bundle, which may be nil.
+func fingerprints(b *spiffe.Bundle) (all []authority) {
+	if b == nil {
+		return nil
+	}
+	add := func(kind string, der []byte, r record) {
+		sum := sha256.Sum256(der)
+		print := hex.EncodeToString(sum[:])
+		all = append(all, authority{kind, print, append(record{{"kind", kind}, {"sha256", print}}, r...)})
+	}
+	for c := range b.X509Authorities() {
+		add("X.509", c.Raw, record{{"subject", cut(c.Subject.String())}, {"not_before", c.NotBefore}, {"not_after", c.NotAfter}, {"key", keyName(c.PublicKey)}, {"key_id", short(c.SubjectKeyId)}})
+	}
+	key := func(kind, id string, pub any) {
+		der, err := x509.MarshalPKIXPublicKey(pub)
+		if err != nil { // of a key that a bundle can have it is nil
+			der = []byte(err.Error())
+		}
+		// A token names its key by the ID, so that a key with another ID is another authority.
+		add(kind, der, record{{"key_id", cut(id)}, {"key", keyName(pub)}})
+		all[len(all)-1].fingerprint += " " + id
+	}
+	for id, pub := range b.JWTAuthorities() {
+		key("JWT", id, pub)
+	}
+	for id, pub := range b.WITAuthorities() {
+		key("WIT", id, pub)
+	}
+	return all
+}
+
+// describeBundles returns bundles as records.
+func describeBundles(set *spiffe.BundleSet) (all []record) {
+	for b := range set.All() {
+		name := b.TrustDomain().String()
+		if b.TrustDomain() == unnamed {
+			name = "not named"
+		}
+		var list []record
+		for _, one := range fingerprints(b) {
+			list = append(list, one.record)
+		}
+		var left []string
+		for _, err := range b.Skipped() {
+			left = append(left, inner(err))
+		}
+		all = append(all, record{{"trust_domain", name}, {"sequence", sequence(b)}, {"refresh_hint", refreshHint(b)}, {"skipped", few(left)}, {"authorities", list}})
+	}
+	return all
+}
+
+// authorities judges bundles: one without an authority in its time verifies no peer.
+func authorities(set *spiffe.BundleSet) (checks []check) {
+	now := time.Now()
+	for b := range set.All() {
+		good, bad := 0, 0
+		for c := range b.X509Authorities() {
+			if now.Before(c.NotBefore) || now.After(c.NotAfter) {
+				bad++
+			} else {
+				good++
+			}
+		}
+		c := check{Name: "authorities", Result: ok, Detail: fmt.Sprintf("%d for X.509-SVIDs", good)}
+		if tokens := len(b.Contents().JWTAuthorities) + len(b.Contents().WITAuthorities); tokens > 0 {
+			c.Detail += fmt.Sprintf(", %d for tokens", tokens)
+			if bad == 0 {
+				good += tokens
+			}
+		}
+		if bad > 0 {
+			c.Detail += fmt.Sprintf(", and %d out of their time", bad)
+		}
+		if good == 0 {
+			c.Result, c.Remedy = failed, "no X.509-SVID of this trust domain can be verified"
+		}
+		if b.TrustDomain() != unnamed {
+			c.Detail = fmt.Sprintf("%s: %s", b.TrustDomain(), c.Detail)
+		}
+		checks = append(checks, c)
+	}
+	return checks
+}

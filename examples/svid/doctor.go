@@ -1,0 +1,268 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+var doctorCommand = command{
+	"doctor", "", `go through everything between a workload and its identity
+
+It looks at the environment, the socket, the permission to use it, the identity, the trust bundle, the time that is left
+and the clock, one line each, with the remedy for what failed. What cannot be tried is skipped, and the reason given.
+Run it as the user, and in the container, of the workload. For the clock it asks the agent for a JWT-SVID with an
+audience of its own, which is neither shown nor kept. The exit code is 1 if a step fails.`,
+	doctor,
+}
+
+// usualSockets are where agents serve the Workload API when their operators do not say otherwise.
+var usualSockets = []string{
+	"/run/spire/agent/public/api.sock", "/run/spire/sockets/agent.sock", "/tmp/spire-agent/public/api.sock",
+	"/run/secrets/workload-spiffe-uds/socket", "/var/run/secrets/workload-spiffe-uds/socket", "/spiffe-workload-api/spire-agent.sock",
+}
+
+const (
+	clockSkew   = time.Minute // that validators of tokens accept
+	lateRenewal = 0.75        // of its life, after which an identity ought to have been renewed
+)
+
+// patient is the examination of a workload, step by step. A step that fails ends those that need it.
+type patient struct {
+	*app
+	ctx      context.Context
+	address  string
+	target   string // of the address: a path, or a host and port
+	network  string
+	client   *workloadapi.Client
+	update   *workloadapi.Update
+	svid     *spiffe.SVID
+	failedAt string // the step that the others wait for
+	checks   []check
+}
+
+func doctor(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
+	p := &patient{app: a}
+	fs.StringVar(&p.address, "socket", "", "the `ADDRESS` of the Workload API, in place of "+workloadapi.SocketEnv)
+	timeout := fs.Duration("timeout", 10*time.Second, "how long the agent may take for each step")
+	if err := parse(fs, args, 0); err != nil {
+		return err
+	}
+	if *timeout <= 0 {
+		return misused("-timeout is not more than 0")
+	}
+	for _, step := range []struct {
+		name string
+		do   func() check
+	}{
+		{"environment", p.environment},
+		{"socket", p.socket},
+		{"permission", p.permission},
+		{"identity", p.identity},
+		{"bundle", p.bundle},
+		{"expiry", p.expiry},
+		{"clock", p.clock},
+	} {
+		c := check{Result: skipped, Detail: "needs the step " + p.failedAt}
+		if p.failedAt == "" {
+			var cancel context.CancelFunc
+			p.ctx, cancel = context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("no answer in %s", *timeout))
+			c = step.do()
+			cancel()
+		}
+		c.Name = step.name
+		if c.Result == failed && slices.Contains([]string{"environment", "socket", "permission", "identity"}, step.name) {
+			p.failedAt = step.name
+		}
+		p.checks = append(p.checks, c)
+	}
+	if p.client != nil {
+		p.client.CloseIdleConnections()
+	}
+	if err := a.print(record{{"checks", p.checks}}); err != nil {
+		return err
+	}
+	return verdict(p.checks)
+}
+
+// environment finds the address of the Workload API.
+func (p *patient) environment() check {
+	where := "-socket"
+	if p.address == "" {
+		p.address, where = p.getenv(workloadapi.SocketEnv), workloadapi.SocketEnv
+	}
+	if p.address == "" {
+		c := check{Result: failed, Detail: workloadapi.SocketEnv + " is not set", Remedy: "set it to the address of the agent, such as unix://" + usualSockets[0]}
+		for _, path := range usualSockets {
+			if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeSocket != 0 {
+				c.Remedy = "there is a socket: set it to unix://" + path
+				break
+			}
+		}
+		return c
+	}
+	var err error
+	if p.client, err = workloadapi.NewClient(p.address, nil); err != nil {
+		return check{Result: failed, Detail: where + ": " + strings.TrimPrefix(err.Error(), "workloadapi: ")} // with the remedy
+	}
+	u, err := url.Parse(p.address)
+	if err != nil { // not after NewClient
+		return check{Result: failed, Detail: where + ": " + err.Error()}
+	}
+	if p.network, p.target = strings.ToLower(u.Scheme), u.Host; p.network == "unix" {
+		p.target = u.Path
+		if runtime.GOOS == "windows" && len(p.target) > 2 && p.target[2] == ':' {
+			p.target = p.target[1:] // a drive
+		}
+	}
+	return check{Result: ok, Detail: where + " is " + p.address}
+}
+
+// socket looks for the socket.
+func (p *patient) socket() check {
+	if p.network == "tcp" {
+		return check{Result: skipped, Detail: "the address is not one of a file"}
+	}
+	info, err := os.Stat(p.target)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return check{Result: failed, Detail: "there is nothing at " + p.target, Remedy: "start the agent, or mount the folder of its socket into this container"}
+	case errors.Is(err, fs.ErrPermission):
+		return check{Result: failed, Detail: err.Error(), Remedy: "let this user pass the folders of the socket: chmod o+x"}
+	case err != nil:
+		return check{Result: failed, Detail: err.Error()}
+	case info.Mode()&fs.ModeSocket == 0:
+		return check{Result: failed, Detail: fmt.Sprintf("%s is not a socket (%v)", p.target, info.Mode()), Remedy: "a mount of a socket that was not there yet makes a folder: mount the folder above it instead"}
+	}
+	return check{Result: ok, Detail: fmt.Sprintf("%s (%v)", p.target, info.Mode())}
+}
+
+// permission connects.
+func (p *patient) permission() check {
+	conn, err := new(net.Dialer).DialContext(p.ctx, p.network, p.target)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return check{Result: failed, Detail: fmt.Sprintf("user %d may not connect", os.Getuid()), Remedy: "a socket needs write permission: run as a user that has it, or have the agent widen its mode"}
+	case err != nil && p.network == "unix":
+		return check{Result: failed, Detail: err.Error(), Remedy: "the socket was left behind by an agent that is gone: start the agent"}
+	case err != nil:
+		return check{Result: failed, Detail: err.Error(), Remedy: "see that the agent listens there"}
+	}
+	_ = conn.Close()
+	return check{Result: ok, Detail: fmt.Sprintf("user %d may connect", os.Getuid())}
+}
+
+// identity asks for the identities.
+func (p *patient) identity() check {
+	var last error
+	for update, err := range p.client.WatchX509SVIDs(p.ctx) {
+		if last = err; err == nil {
+			p.update = update
+			break
+		}
+		if errors.Is(err, workloadapi.ErrDenied) || errors.Is(err, workloadapi.ErrBadResponse) {
+			break
+		}
+	}
+	if p.update == nil {
+		c := check{Result: failed, Remedy: "see the log of the agent"}
+		switch {
+		case errors.Is(last, workloadapi.ErrDenied):
+			c.Remedy = fmt.Sprintf("register this workload: the agent sees user %d, process %d", os.Getuid(), os.Getpid())
+		case last == nil:
+			last = context.Cause(p.ctx)
+			c.Remedy = "the agent is up and silent: see its log, and whether it reaches its server"
+		}
+		c.Detail = strings.TrimPrefix(last.Error(), "workloadapi: ")
+		return c
+	}
+	p.svid = p.update.Identities[0].SVID
+	var ids []string
+	for _, one := range p.update.Identities {
+		id := one.SVID.ID().String()
+		if one.Hint != "" {
+			id += fmt.Sprintf(" (hint %q)", one.Hint)
+		}
+		ids = append(ids, id)
+	}
+	return check{Result: ok, Detail: strings.Join(ids, ", ")}
+}
+
+// bundle verifies the identity by the bundle that came with it, as a peer would.
+func (p *patient) bundle() check {
+	j := &judgement{bundles: p.update.Bundles, role: spiffe.AnyRole}
+	checks, err := j.chain(p.svid.Chain())
+	if err != nil {
+		return check{Result: failed, Detail: err.Error()}
+	}
+	for _, c := range checks {
+		if c.Result == failed {
+			c.Remedy = strings.Trim(c.Remedy+"; peers refuse this identity: see the agent and its server", "; ")
+			return c
+		}
+	}
+	var all []string
+	for b := range p.update.Bundles.All() {
+		all = append(all, fmt.Sprintf("%s (%d for X.509-SVIDs)", b.TrustDomain(), len(b.Contents().X509Authorities)))
+	}
+	c := check{Result: ok, Detail: "authorities of " + strings.Join(all, ", ")}
+	if len(p.update.Skipped) > 0 {
+		c.Result, c.Detail, c.Remedy = failed, c.Detail+"; not taken over: "+inner(p.update.Skipped[0]), "see the log of the agent"
+	}
+	return c
+}
+
+// expiry looks at the time that is left.
+func (p *patient) expiry() check {
+	now, from, end := time.Now(), p.svid.NotBefore(), p.svid.NotAfter()
+	life, left := end.Sub(from), end.Sub(now)
+	c := check{Result: ok, Detail: fmt.Sprintf("%s of %s are left", span(left), span(life))}
+	switch {
+	case left <= 0:
+		c.Result, c.Detail = failed, fmt.Sprintf("the identity has expired %s ago", span(-left))
+		c.Remedy = "the agent does not get a new one: see whether it reaches its server, and compare the clocks"
+	case now.Sub(from) > time.Duration(lateRenewal*float64(life)):
+		c.Result = failed
+		c.Remedy = "the agent ought to have renewed it: see whether it reaches its server"
+	}
+	return c
+}
+
+// clock compares the clock of this machine with that of the issuer, by a token that is made for it, and without one by the
+// certificate.
+func (p *patient) clock() check {
+	now := time.Now()
+	if early := p.svid.NotBefore().Sub(now); early > 0 {
+		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", span(early)), Remedy: "this clock is slow: set it by NTP"}
+	}
+	tokens, err := p.client.FetchJWTSVIDs(p.ctx, p.svid.ID(), "svid-doctor-"+rand.Text()) // which no cache has
+	if err != nil {
+		return check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.NotBefore())))}
+	}
+	_, claims := payload(tokens[0].Token())
+	issued := claims.Issued.time()
+	if issued.IsZero() {
+		return check{Result: skipped, Detail: "the token of the agent does not say when it was issued"}
+	}
+	fast := now.Sub(issued).Truncate(time.Second)
+	switch {
+	case fast > clockSkew:
+		return check{Result: failed, Detail: fmt.Sprintf("this clock is %s ahead of the issuer's", fast), Remedy: "set both by NTP: peers refuse what they take for expired"}
+	case fast < -clockSkew:
+		return check{Result: failed, Detail: fmt.Sprintf("this clock is %s behind the issuer's", -fast), Remedy: "set both by NTP: what is new is not valid here yet"}
+	}
+	return check{Result: ok, Detail: fmt.Sprintf("less than %s from the issuer's", fast.Abs()+time.Second)}
+}

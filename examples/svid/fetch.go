@@ -1,0 +1,361 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+var fetchCommand = command{
+	"fetch", "", `write the identity of this workload to files
+
+In the folder of -dir it writes
+
+	svid.pem                   the certificates, leaf first
+	svid-key.pem               the private key, in PKCS#8, with the mode of -mode
+	bundle.pem                 the authorities of the own trust domain
+	bundle-TRUST-DOMAIN.pem    those of each trust domain that it federates with
+	bundles.json               all of them as a bundle map, with the keys for JWT-SVIDs if -jwt-bundles asks for them
+
+and the tokens of -jwt. The names are links through "..data", as in the volumes of Kubernetes, and all of them are
+replaced in one step: a reader that finds a key and a certificate that do not match reads both again. The folder is
+made with mode 0755; other users must not be able to write to it. The version before stays until the next. The command
+of -exec runs each time. The exit code is 1 if the agent has no identity for this workload, or the command fails.`,
+	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
+		return a.fetch(ctx, fs, args, false)
+	},
+}
+
+var watchCommand = command{
+	"watch", "", `keep these files fresh, and run a command after each change
+
+It is fetch that goes on until it is interrupted. While the agent is away, and after it has withdrawn the identity,
+the files stay as they are, and standard error has the reason. The command runs at the start and after each change,
+one at a time. One that fails, or that is killed after its time, is reported and runs again after half a minute or with
+the next change. With -json there is one line for each change.`,
+	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
+		return a.fetch(ctx, fs, args, true)
+	},
+}
+
+// retry is the wait after a command or a file has failed.
+const retry = 30 * time.Second
+
+// fetcher writes what a Workload API has to a folder.
+type fetcher struct {
+	dir, hint, socket string
+	cert, key, bundle string // names of files
+	jwtBundles        bool
+	mode              fs.FileMode
+	tokens            []tokenFile
+	command           string
+	commandTimeout    time.Duration
+	timeout           time.Duration
+
+	source *workloadapi.Source
+	cache  *jwtsvid.Cache
+	folder *folder
+	last   map[string]file // what was there to be written
+}
+
+// tokenFile is a file with a JWT-SVID for an audience.
+type tokenFile struct{ audience, name string }
+
+func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
+	fs.StringVar(&f.dir, "dir", "", "the `FOLDER` of the files; required")
+	fs.StringVar(&f.socket, "socket", a.getenv(workloadapi.SocketEnv), "the `ADDRESS` of the Workload API; the default is in "+workloadapi.SocketEnv)
+	fs.StringVar(&f.hint, "hint", "", "the identity with this `HINT`, in place of the default one")
+	fs.StringVar(&f.cert, "cert-name", "svid.pem", "the `NAME` of the file of the certificates")
+	fs.StringVar(&f.key, "key-name", "svid-key.pem", "the `NAME` of the file of the private key")
+	fs.StringVar(&f.bundle, "bundle-name", "bundle.pem", "the `NAME` of the file of the own authorities")
+	fs.BoolVar(&f.jwtBundles, "jwt-bundles", false, "also get the keys that verify JWT-SVIDs, for bundles.json")
+	f.mode = 0o600
+	fs.Func("mode", "the `MODE` of the private key and the tokens: 0600, 0400, 0640 or 0440 (default 0600)", func(text string) error {
+		n, err := strconv.ParseUint(text, 8, 32)
+		if err != nil || n&0o400 == 0 || n&^0o640 != 0 {
+			return errors.New("it is not one of 0600, 0400, 0640 and 0440: the private key is for its owner, and at most to be read by a group")
+		}
+		f.mode = os.FileMode(n)
+		return nil
+	})
+	fs.Func("jwt", "a JWT-SVID as `AUDIENCE=NAME`, for the audience and in the file of that name; may be repeated", func(text string) error {
+		i := strings.LastIndexByte(text, '=')
+		if i < 1 || i == len(text)-1 {
+			return errors.New("it is not AUDIENCE=NAME")
+		}
+		f.tokens = append(f.tokens, tokenFile{text[:i], text[i+1:]})
+		return nil
+	})
+	fs.StringVar(&f.command, "exec", "", "a `COMMAND` for /bin/sh after each change, with the folder in SVID_DIR")
+	fs.DurationVar(&f.commandTimeout, "exec-timeout", 30*time.Second, "how long that command may take")
+}
+
+// check refuses flags that do not fit together.
+func (f *fetcher) check() error {
+	switch {
+	case f.dir == "":
+		return misused("there is no -dir")
+	case f.socket == "":
+		return misused("there is no -socket, and %s is not set", workloadapi.SocketEnv)
+	case f.commandTimeout <= 0 || f.timeout < 0:
+		return misused("a time is not more than 0")
+	}
+	names := []string{f.cert, f.key, f.bundle, mapName}
+	for _, t := range f.tokens {
+		names = append(names, t.name)
+	}
+	for i, name := range names {
+		if name != filepath.Base(name) || strings.HasPrefix(name, "..") || name == "." || !filepath.IsLocal(name) {
+			return misused("%q is not the name of a file", name)
+		}
+		if strings.HasPrefix(name, "bundle-") {
+			return misused("the names that begin with bundle- are for federated trust domains, and %q is one", name)
+		}
+		if slices.Contains(names[:i], name) {
+			return misused("two files are called %q", name)
+		}
+	}
+	return nil
+}
+
+const mapName = "bundles.json"
+
+// fetch is the command, and watch if it goes on.
+func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on bool) error {
+	var f fetcher
+	f.flags(a, fs)
+	wait := 30 * time.Second
+	if on {
+		wait = 0
+	}
+	fs.DurationVar(&f.timeout, "timeout", wait, "how long to wait for the first identity; 0 is without end")
+	if err := parse(fs, args, 0); err != nil {
+		return err
+	}
+	if err := f.check(); err != nil {
+		return err
+	}
+	a.stream = on
+	log := slog.New(slog.NewTextHandler(a.errOut, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	cfg := workloadapi.Config{Address: f.socket, Hint: f.hint, JWTBundles: f.jwtBundles}
+	if on {
+		cfg.Logger = log
+	}
+	if _, err := workloadapi.New(cfg); err != nil { // before a folder is made
+		return usageError{err}
+	}
+	var err error
+	if f.folder, err = openFolder(f.dir); err != nil {
+		return err
+	}
+	defer f.folder.Close()
+
+	first, cancel := ctx, context.CancelFunc(func() {})
+	if f.timeout > 0 {
+		first, cancel = context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("no answer in %s; see -timeout", f.timeout))
+	}
+	defer cancel()
+	f.source, err = workloadapi.Start(first, cfg)
+	if err != nil {
+		if on && ctx.Err() != nil {
+			return nil // interrupted
+		}
+		if errors.Is(err, workloadapi.ErrDenied) {
+			return fmt.Errorf("%w: %w", err, errNo)
+		}
+		return err
+	}
+	defer f.source.Close()
+	if f.cache, err = jwtsvid.NewCache(f.source, &jwtsvid.CacheOptions{Logger: cfg.Logger}); err != nil {
+		return err
+	}
+	if !on {
+		return a.once(ctx, first, &f)
+	}
+	return a.follow(ctx, &f, log)
+}
+
+// once writes the files one time. What it waits for of the agent ends with first.
+func (a *app) once(ctx, first context.Context, f *fetcher) error {
+	files, _, err := f.files(first)
+	if err != nil {
+		return err
+	}
+	if _, err := f.folder.write(files); err != nil {
+		return err
+	}
+	if err := a.told(f, files); err != nil || f.command == "" {
+		return err
+	}
+	if err := a.exec(ctx, f.command, f.dir, f.commandTimeout); err != nil {
+		return fmt.Errorf("%w: %w", err, errNo)
+	}
+	return nil
+}
+
+// follow writes the files until ctx is done, which is no error.
+func (a *app) follow(ctx context.Context, f *fetcher, log *slog.Logger) error {
+	stop := f.renewTokens(ctx)
+	defer stop()
+	pending := f.command != "" // it is to run: at the start too, as the one before may have ended before it did
+	for {
+		changed := f.source.Changed()
+		next := time.Duration(-1)
+		files, due, err := f.files(ctx)
+		if files != nil {
+			wrote, writeErr := f.folder.write(files)
+			if err = errors.Join(err, writeErr); wrote {
+				pending = f.command != ""
+				if err := a.told(f, files); err != nil {
+					return err
+				}
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			log.Warn("not all files could be renewed, and what is there stays", slog.Any("err", err), slog.Duration("retry_in", a.retry))
+			next = a.retry
+		} else if len(f.tokens) > 0 {
+			next = max(due, time.Second)
+		}
+		if pending && files != nil {
+			if err := a.exec(ctx, f.command, f.dir, f.commandTimeout); err == nil {
+				pending = false
+			} else if ctx.Err() == nil {
+				log.Warn("the command failed", slog.Any("err", err), slog.Duration("retry_in", a.retry))
+				next = a.retry
+			}
+		}
+		var timer <-chan time.Time
+		if next >= 0 {
+			timer = time.After(next)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-timer:
+		}
+	}
+}
+
+// renewTokens keeps the tokens in the cache fresh, until stop is called.
+func (f *fetcher) renewTokens(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		_ = f.cache.Run(ctx) // until stop
+		close(done)
+	}()
+	return func() { cancel(); <-done }
+}
+
+// tokenWait is how long one round waits for a token that there is none of.
+const tokenWait = 5 * time.Second
+
+// files returns what is to be in the folder, and when to look for newer tokens. If a token is not to be had, the one
+// from before stays, and there is an error beside the files.
+func (f *fetcher) files(ctx context.Context) (files map[string]file, due time.Duration, err error) {
+	snap, err := f.source.Snapshot()
+	if err != nil {
+		return nil, 0, err
+	}
+	svid, err := snap.SVID()
+	if err != nil {
+		return nil, 0, err
+	}
+	certs, key, err := svid.MarshalPEM()
+	if err != nil {
+		return nil, 0, err
+	}
+	own := svid.ID().TrustDomain()
+	bundle, err := snap.Bundle(own)
+	if err != nil {
+		return nil, 0, err
+	}
+	all, err := snap.Bundles().Marshal()
+	if err != nil {
+		return nil, 0, err
+	}
+	const public = 0o644
+	files = map[string]file{
+		f.cert: {certs, public}, f.key: {key, f.mode}, f.bundle: {bundle.MarshalPEM(), public}, mapName: {append(all, '\n'), public},
+	}
+	for b := range snap.Bundles().All() {
+		const longest = 200 // bytes of a name; the others are in bundles.json
+		if td := b.TrustDomain(); td != own && len(td.String()) <= longest {
+			files["bundle-"+td.String()+".pem"] = file{b.MarshalPEM(), public}
+		}
+	}
+	due = time.Hour
+	var missing []error
+	for _, t := range f.tokens {
+		one, next, err := f.token(ctx, t)
+		if err != nil {
+			missing = append(missing, fmt.Errorf("JWT-SVID for %q: %w", t.audience, err))
+			if one = f.last[t.name]; one.data == nil {
+				continue
+			}
+		}
+		files[t.name], due = one, min(due, next)
+	}
+	f.last = files
+	return files, due, errors.Join(missing...)
+}
+
+// token returns the file of a token, and when the cache has the next.
+func (f *fetcher) token(ctx context.Context, t tokenFile) (file, time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, tokenWait)
+	defer cancel()
+	text, err := f.cache.Fetch(ctx, t.audience)
+	if err != nil {
+		return file{}, 0, err
+	}
+	u, err := jwtsvid.ParseUnverified(text)
+	if err != nil {
+		return file{}, 0, err
+	}
+	return file{[]byte(text), f.mode}, time.Until(u.Expires)/2 + time.Second, nil
+}
+
+// told prints what was written.
+func (a *app) told(f *fetcher, files map[string]file) error {
+	svid, err := f.source.SVID()
+	if err != nil {
+		return nil // withdrawn meanwhile
+	}
+	var names []string
+	for name := range files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return a.print(record{{"spiffe_id", svid.ID().String()}, {"not_after", svid.NotAfter()}, {"folder", f.dir}, {"files", names}})
+}
+
+// snapshot takes the identity and the bundles from a Workload API.
+func snapshot(ctx context.Context, cfg workloadapi.Config) (*spiffe.Snapshot, error) {
+	if _, err := workloadapi.New(cfg); err != nil {
+		return nil, usageError{err}
+	}
+	src, err := workloadapi.Start(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close()
+	return src.Snapshot()
+}

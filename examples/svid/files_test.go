@@ -1,0 +1,129 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Readers that spin while the folder is written see each name at all times, and never two files of different versions.
+func TestFolderReaders(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	f, err := openFolder(dir)
+	require.NoError(t, err)
+	defer f.Close()
+	var version atomic.Int64
+	write := func() {
+		n := []byte(strconv.FormatInt(version.Load()+1, 10))
+		changed, err := f.write(map[string]file{"cert": {n, 0o644}, "key": {n, 0o600}})
+		require.NoError(t, err)
+		require.True(t, changed)
+		version.Add(1)
+	}
+	write()
+	var over atomic.Bool
+	var read atomic.Int64
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			open := func(name string) (string, bool) {
+				before := version.Load()
+				data, err := os.ReadFile(filepath.Join(dir, name))
+				if errors.Is(err, fs.ErrNotExist) && version.Load()-before > 1 {
+					return "", false // two versions later the folder that the name led to is gone
+				}
+				return string(data), assert.NoError(t, err)
+			}
+			for !over.Load() && !t.Failed() {
+				key, ok1 := open("key")
+				cert, ok2 := open("cert")
+				again, ok3 := open("key")
+				if ok1 && ok2 && ok3 && key == again { // numbers are not used twice: the certificate was read while this key was there
+					assert.Equal(t, key, cert)
+					read.Add(1)
+				}
+			}
+		})
+	}
+	for end := time.Now().Add(600 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
+		write()
+	}
+	over.Store(true)
+	readers.Wait()
+	t.Log(read.Load(), "pairs of", version.Load(), "versions")
+	assert.Greater(t, read.Load(), int64(10))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Len(t, entries, 6, "two files, the link, two versions, and the lock")
+}
+
+// What is there already is not written again, and what a crash has left is removed.
+func TestFolderAgain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	f, err := openFolder(dir)
+	require.NoError(t, err)
+	defer f.Close()
+	files := map[string]file{"key": {[]byte("one"), 0o600}}
+	write := func(want bool) {
+		t.Helper()
+		changed, err := f.write(files)
+		require.NoError(t, err)
+		assert.Equal(t, want, changed)
+	}
+	write(true)
+	write(false)
+	files["key"] = file{[]byte("one"), 0o640}
+	write(runtime.GOOS != "windows") // another mode is a change
+	require.NoError(t, os.Mkdir(filepath.Join(dir, versionMark+"unfinished"), 0o700))
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, draftMark+"unfinished")))
+	require.NoError(t, os.Remove(filepath.Join(dir, "key")))
+	write(true) // the name was gone
+	require.NoDirExists(t, filepath.Join(dir, versionMark+"unfinished"))
+	_, err = os.Lstat(filepath.Join(dir, draftMark+"unfinished"))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.NoError(t, os.Remove(filepath.Join(dir, currentLink)))
+	write(true) // the link was gone
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "other"), []byte("mine"), 0o600))
+	files = map[string]file{"cert": {[]byte("two"), 0o644}}
+	write(true)
+	_, err = os.Lstat(filepath.Join(dir, "key"))
+	require.ErrorIs(t, err, fs.ErrNotExist, "a file that is not asked for any more")
+	data, err := os.ReadFile(filepath.Join(dir, "other"))
+	require.NoError(t, err)
+	assert.Equal(t, "mine", string(data), "a file of another program stays")
+}
+
+// The modes hold under any umask, and a folder with the setgid bit hands on its group.
+func TestFolderSetgid(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("groups are handed on in other ways")
+	}
+	dir := t.TempDir()
+	if err := errors.Join(os.Chown(dir, -1, 1), os.Chmod(dir, 0o750|fs.ModeSetgid)); err != nil {
+		t.Skip("not in the group")
+	}
+	f, err := openFolder(dir)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.write(map[string]file{"key": {[]byte("one"), 0o640}})
+	require.NoError(t, err)
+	for name, mode := range map[string]fs.FileMode{"key": 0o640, currentLink: 0o755 | fs.ModeDir | fs.ModeSetgid} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		require.NoError(t, err)
+		assert.Equal(t, mode, info.Mode(), name)
+		assert.Equal(t, 1, group(info), name)
+	}
+}

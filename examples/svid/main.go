@@ -1,0 +1,166 @@
+// Svid answers questions about SPIFFE identities: what is in this file, why is this peer refused, does the agent
+// answer, and what changed in the trust bundle.
+//
+//	svid inspect FILE|HOST:PORT|-    show certificates, a token, a trust bundle or a TLS server
+//	svid verify FILE|HOST:PORT|-     judge a chain or a token by a bundle and a policy
+//	svid fetch -dir DIR              write the identity of this workload to files
+//	svid watch -dir DIR              keep these files fresh, and run a command after each change
+//	svid bundle convert FILE         write a trust bundle in another form
+//	svid bundle diff OLD NEW         say which authorities came and went
+//	svid doctor                      go through everything between a workload and its identity
+//
+// Each command explains its flags with -h. The flags come before the other arguments; "-" is standard input. Output
+// is for people, with colour on a terminal unless -no-color or the variable NO_COLOR says otherwise, or one JSON
+// document with -json. SPIFFE_ENDPOINT_SOCKET is the address of the Workload API where -socket does not name another.
+//
+// The exit code is
+//
+//	0    yes: it is in order, verified, written or equal
+//	1    no: a rule is broken, the peer is refused, the bundles differ, or a step failed
+//	2    the command line is wrong
+//	3    the question could not be answered: a file cannot be read, an agent or a server does not answer
+//
+// Private keys are never shown, whatever file they are in, and of a token neither the signature nor the values of claims
+// that its standard does not name. Rules have the ids of spiffe/CONFORMANCE.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	info, err := os.Stdout.Stat()
+	a := &app{
+		in: os.Stdin, out: os.Stdout, errOut: os.Stderr, getenv: os.Getenv,
+		terminal: err == nil && info.Mode()&os.ModeCharDevice != 0, retry: retry,
+	}
+	os.Exit(a.run(ctx, os.Args[1:]))
+}
+
+// The exit codes.
+const (
+	exitYes = iota
+	exitNo
+	exitUsage
+	exitUnknown
+)
+
+// errNo is the answer no. What led to it was printed, unless another error is around it.
+var errNo = errors.New("no")
+
+// usageError says what is wrong with the command line.
+type usageError struct{ error }
+
+func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// app is the program and what it reaches.
+type app struct {
+	in          io.Reader
+	out, errOut io.Writer
+	getenv      func(string) string
+	terminal    bool          // out is one
+	retry       time.Duration // the wait after a command of watch, or a write, has failed
+
+	json, plain bool // flags of all commands
+	stream      bool // each JSON document is one line
+}
+
+// command is one word of the command line.
+type command struct {
+	words, args, doc string
+	run              func(*app, context.Context, *flag.FlagSet, []string) error // adds its flags and parses
+}
+
+var commands = []command{inspectCommand, verifyCommand, fetchCommand, watchCommand, convertCommand, diffCommand, doctorCommand}
+
+// run carries out a command line, and returns the exit code.
+func (a *app) run(ctx context.Context, args []string) int {
+	for _, c := range commands {
+		words := strings.Fields(c.words)
+		if len(args) < len(words) || strings.Join(args[:len(words)], " ") != c.words {
+			continue
+		}
+		fs := flag.NewFlagSet("svid "+c.words, flag.ContinueOnError)
+		fs.SetOutput(io.Discard)
+		fs.Usage = func() {}
+		fs.BoolVar(&a.json, "json", false, "print JSON")
+		fs.BoolVar(&a.plain, "no-color", a.getenv("NO_COLOR") != "", "no colours, also on a terminal; NO_COLOR does the same")
+		err := c.run(a, ctx, fs, args[len(words):])
+		if errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintf(a.out, "usage: svid %s [flags] %s\n\n%s\n\nflags:\n", c.words, c.args, c.doc)
+			fs.SetOutput(a.out)
+			fs.PrintDefaults()
+			return exitYes
+		}
+		return a.exit(c.words, err)
+	}
+	out, code := a.errOut, exitUsage
+	if len(args) > 0 && (args[0] == "-h" || args[0] == "-help" || args[0] == "--help" || args[0] == "help") {
+		out, code = a.out, exitYes
+	}
+	fmt.Fprintln(out, "usage: svid COMMAND [flags] [arguments]")
+	for _, c := range commands {
+		summary, _, _ := strings.Cut(c.doc, "\n")
+		fmt.Fprintf(out, "  %-15s %s\n", c.words, summary)
+	}
+	fmt.Fprintln(out, "Each command explains itself with -h.\nExit codes: 0 yes, 1 no, 2 the command line is wrong, 3 it could not be found out.")
+	return code
+}
+
+// exit reports err, and returns the exit code.
+func (a *app) exit(words string, err error) int {
+	code := exitUnknown
+	wrong := false
+	switch {
+	case err == nil:
+		return exitYes
+	case err == errNo: // one that has more to say is wrapped
+		return exitNo
+	case errors.Is(err, errNo):
+		code = exitNo
+	default:
+		if _, wrong = errors.AsType[usageError](err); wrong {
+			code = exitUsage
+		}
+	}
+	text := clean(strings.TrimSuffix(err.Error(), ": "+errNo.Error()))
+	if a.json {
+		_ = a.print(record{{"error", text}})
+	}
+	fmt.Fprintf(a.errOut, "svid %s: %s\n", words, text)
+	if wrong {
+		fmt.Fprintf(a.errOut, "svid %s -h explains it\n", words)
+	}
+	return code
+}
+
+// parse parses the flags, of which there may be none after the first argument. want is how many arguments there must
+// be.
+func parse(fs *flag.FlagSet, args []string, want int) error {
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return err
+		}
+		return usageError{err}
+	}
+	for _, arg := range fs.Args() {
+		if len(arg) > 1 && arg[0] == '-' {
+			return misused("the flag %s comes after an argument; flags come first", arg)
+		}
+	}
+	if n := fs.NArg(); n != want {
+		return misused("%d arguments, and there must be %d", n, want)
+	}
+	return nil
+}
