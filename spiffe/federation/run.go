@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/store"
 	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -79,7 +79,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		return errors.New("federation: run: already running")
 	}
 	defer m.running.Store(false)
-	if err := m.stored(func(*os.Root) error { return nil }); err != nil {
+	if err := m.stored(func(*store.Folder) error { return nil }); err != nil {
 		return fmt.Errorf("federation: run: %w", err)
 	}
 	for _, rel := range *m.relations.Load() {
