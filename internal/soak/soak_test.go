@@ -379,7 +379,7 @@ func behave(ctx context.Context, dir string, in *bufio.Scanner) error {
 	if err != nil {
 		return err
 	}
-	defer api.Close()
+	defer api.CloseIdleConnections()
 	authority, err := caClient(dir, goodToken, net.IPv4(127, 0, 0, 1))
 	if err != nil {
 		return err

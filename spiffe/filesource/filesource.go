@@ -239,49 +239,41 @@ func (s *Source) work(ctx context.Context) error {
 	if err := s.follower.Read(ctx); err != nil && ctx.Err() == nil {
 		s.log.LogAttrs(ctx, slog.LevelWarn, "filesource: files refused", slog.Any("err", err))
 	}
-	s.news.Notify()
 	return s.follower.Run(ctx)
 }
 
 // Ready waits until the source has the identity, unless it is configured without one, and what is in each file of
-// bundles. The error wraps [ErrNotReady], the cause of ctx and why the files were refused.
+// bundles. The error wraps [ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx is done after
+// [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
-	for {
-		changed := s.Changed()
-		switch {
-		case s.cur.Load().ready:
-			return nil
-		case errors.Is(s.life.Idle(), life.ErrClosed):
-			return s.notReady()
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("%w; waited for it: %w", s.notReady(), context.Cause(ctx))
-		}
+	err := s.life.Await(ctx, s.Changed, func() bool { return s.cur.Load().ready })
+	if err == nil {
+		return nil
 	}
+	why := s.notReady()
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w; waited for it: %w", why, err)
 }
 
 // notReady is the error while something is missing.
 func (s *Source) notReady() error {
+	idle := s.life.Idle()
 	_, cause := s.follower.Status()
-	if idle := s.life.Idle(); cause == nil {
-		cause = idle
-	} else if idle != nil {
+	switch {
+	case idle != nil && cause != nil:
 		cause = fmt.Errorf("%w; %w", idle, cause)
-	}
-	if cause == nil {
+	case idle != nil:
+		cause = idle
+	case cause == nil:
 		cause = errors.New("the files were not read yet")
 	}
 	return fmt.Errorf("filesource: %w: %w", ErrNotReady, cause)
 }
 
 // Close stops the source for good, waits for what it has started, and returns nil. What was read stays readable.
-func (s *Source) Close() error {
-	err := s.life.Close()
-	s.news.Notify()
-	return err
-}
+func (s *Source) Close() error { return s.life.Close() }
 
 // SVID returns the identity that is in force, with its key. It does not block, and it does not look at the clock: while
 // nothing better is in the files the identity stays, in the end as an expired one. Before the first, and without a

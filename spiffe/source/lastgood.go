@@ -153,16 +153,13 @@ func (l *LastGood) work(ctx context.Context) error {
 		l.mu.Unlock()
 		l.log.LogAttrs(ctx, slog.LevelWarn, "source: the live source has ended", slog.Any("err", err))
 	}
-	l.news.Notify()
 	return err
 }
 
 // await waits for the live source, which then takes over.
 func (l *LastGood) await(ctx context.Context) {
-	select {
-	case <-l.ready: // in an earlier Run
+	if l.isLive() { // since an earlier Run
 		return
-	default:
 	}
 	for {
 		changed := l.live.Changed()
@@ -211,39 +208,25 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 // Ready waits until there is something to hand out: until the live source is ready, or an identity is stored, or
 // with BundlesOnly bundles. The error wraps [ErrNotReady], the cause of ctx, the error of the live source, and why what was stored is not used.
 func (l *LastGood) Ready(ctx context.Context) error {
-	for {
-		changed := l.news.Changed()
-		select {
-		case <-l.ready:
-			return nil
-		default:
-		}
-		if st := l.past(); st != nil && (l.cfg.BundlesOnly || st.identity() != nil) {
-			return nil
-		}
-		if errors.Is(l.life.Idle(), life.ErrClosed) {
-			return l.notReady(life.ErrClosed)
-		}
-		l.mu.Lock()
-		ended := l.ended
-		l.mu.Unlock()
-		if ended != nil {
-			return l.notReady(ended)
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			_, _, err := l.current()
-			if idle := l.life.Idle(); idle != nil {
-				err = idle
-			}
-			return fmt.Errorf("%w; waited for it: %w", l.notReady(err), context.Cause(ctx))
-		}
+	err := l.life.Await(ctx, l.Changed, func() bool {
+		st := l.past()
+		return l.isLive() || st != nil && (l.cfg.BundlesOnly || st.identity() != nil)
+	})
+	if err == nil {
+		return nil
 	}
+	why := l.notReady(l.life.Idle())
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w; waited for it: %w", why, err)
 }
 
-// notReady is the error while there is nothing to hand out because of err.
+// notReady is the error while there is nothing to hand out because of err or, if that is nil, because of the live source.
 func (l *LastGood) notReady(err error) error {
+	if err == nil {
+		_, _, err = l.current()
+	}
 	if err == nil {
 		err = errors.New("the live source is not ready")
 	}
@@ -255,11 +238,20 @@ func (l *LastGood) notReady(err error) error {
 	return fmt.Errorf("source: last good: %w: %w", ErrNotReady, err)
 }
 
+// isLive reports whether the live source was ready.
+func (l *LastGood) isLive() bool {
+	select {
+	case <-l.ready:
+		return true
+	default:
+		return false
+	}
+}
+
 // Close stops the source and the live one for good, waits for what it has started, and returns nil. What was received
 // stays readable.
 func (l *LastGood) Close() error {
 	_ = l.life.Close()
-	l.news.Notify()
 	return l.live.Close()
 }
 
@@ -318,8 +310,10 @@ func (l *LastGood) Bundles() *spiffe.BundleSet {
 	} else if st := l.past(); st != nil && !withdrawn(err) {
 		return st.bundles
 	}
-	return new(spiffe.BundleSet)
+	return noBundles
 }
+
+var noBundles = new(spiffe.BundleSet)
 
 // Changed returns a channel that is closed when what the source hands out changes. Take it before reading, so that
 // no change is missed.
@@ -354,14 +348,8 @@ type LastGoodStatus struct {
 func (l *LastGood) Status() LastGoodStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := LastGoodStatus{Saved: l.saved, Refused: l.refused, Err: cmp.Or(l.ended, l.failed)}
-	select {
-	case <-l.ready:
-		s.Live = true
-	default:
-		s.InUse = l.past() != nil
-	}
-	return s
+	live := l.isLive()
+	return LastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused, Err: cmp.Or(l.ended, l.failed)}
 }
 
 // WriteMetrics writes the state in the text format of Prometheus. The error is that of w.

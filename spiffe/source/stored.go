@@ -48,10 +48,8 @@ func (st *stored) identity() *spiffe.Snapshot {
 
 // load puts what is stored in force, unless the live source was ready before.
 func (l *LastGood) load(ctx context.Context) {
-	select {
-	case <-l.ready: // in an earlier Run
+	if l.isLive() { // since an earlier Run
 		return
-	default:
 	}
 	var st *stored
 	err := l.store.Use(func(dir *store.Folder) (err error) {
@@ -188,18 +186,13 @@ func (l *LastGood) keep(ctx context.Context) {
 	var due time.Time
 	for ctx.Err() == nil {
 		changed, wait := l.news.Changed(), usual
-		isReady := false
-		select {
-		case <-l.ready:
-			isReady = true
-		default:
-		}
+		live := l.isLive()
 		s, b, err := l.current()
 		switch now := time.Now(); {
 		case withdrawn(err):
 			svid, bundles = nil, nil
 			l.forget(ctx, err)
-		case err != nil || !isReady:
+		case err != nil || !live:
 		case s != svid || b != bundles || !now.Before(due):
 			if err := l.save(s, b, now); err != nil {
 				l.fail(ctx, "source: the last good was not stored", err)
