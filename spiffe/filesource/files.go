@@ -53,7 +53,11 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 		refused = append(refused, err)
 	}
 	td := f.trustDomain(next.svid)
+	stranger := next.svid != nil && next.svid.ID().TrustDomain() != td // which judge refuses
 	for i, b := range s.cfg.Bundles {
+		if stranger && b.Format != Map && b.TrustDomain.IsZero() {
+			continue // what is beside it may be for its trust domain
+		}
 		if err := f.readPart(&f.parts[i], b, td, read); err != nil {
 			refused = append(refused, err)
 		}
