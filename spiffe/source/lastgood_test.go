@@ -285,7 +285,7 @@ func TestStaysYoung(t *testing.T) {
 		w.cfg.MaxAge = 2 * time.Hour
 		w.api.ExpireIn(1000 * time.Hour)
 		l, stop := w.start(t)
-		time.Sleep(10 * time.Hour)
+		time.Sleep(4 * time.Hour)
 		synctest.Wait()
 		assert.WithinDuration(t, time.Now(), l.Status().Saved, w.cfg.MaxAge/10+time.Second)
 		stop()
