@@ -97,7 +97,7 @@ func (c *Candidate) start(ctx context.Context, within time.Duration) (Source, er
 		return nil, err
 	}
 	if src == nil {
-		return nil, errors.New("Start has returned neither a source nor an error")
+		return nil, errors.New("its Start has returned neither a source nor an error")
 	}
 	if err := src.Ready(ctx); err != nil {
 		return nil, errors.Join(err, src.Close())

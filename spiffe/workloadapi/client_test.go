@@ -1,10 +1,8 @@
 package workloadapi_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -726,14 +724,4 @@ func FuzzTokens(f *testing.F) {
 			require.NotEmpty(t, claims)
 		}
 	})
-}
-
-// decoded returns a document as encoding/json sees it, with numbers that no float64 can hold.
-func decoded(t *testing.T, doc []byte) any {
-	t.Helper()
-	var v any
-	d := json.NewDecoder(bytes.NewReader(doc))
-	d.UseNumber()
-	require.NoError(t, d.Decode(&v))
-	return v
 }
