@@ -504,7 +504,7 @@ func streams(ctx context.Context, dir string, in *bufio.Scanner) error {
 		if err != nil {
 			return err
 		}
-		defer api.Close()
+		defer api.CloseIdleConnections()
 		for range 100 {
 			go func() {
 				for ctx.Err() == nil {
