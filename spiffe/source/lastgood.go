@@ -267,11 +267,12 @@ func (l *LastGood) past() *stored {
 // Snapshot returns the identity and the bundles as they were published together. It does not block. What is stored is
 // not handed out once it has expired.
 func (l *LastGood) Snapshot() (*spiffe.Snapshot, error) {
+	st := l.past() // before the live source is asked, which may take over meanwhile
 	snap, err := l.live.Snapshot()
 	if err == nil {
 		return snap, nil
 	}
-	if st := l.past(); st != nil && !withdrawn(err) {
+	if st != nil && !withdrawn(err) {
 		if snap := st.identity(); snap != nil {
 			return snap, nil
 		}
@@ -291,11 +292,12 @@ func (l *LastGood) SVID() (*spiffe.SVID, error) {
 // Bundle returns the bundle of td. It does not block. Until the live source is ready, what it does not have comes from
 // what is stored.
 func (l *LastGood) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	st := l.past() // before the live source is asked, which may take over meanwhile
 	b, err := l.live.Bundle(td)
 	if err == nil {
 		return b, nil
 	}
-	if st := l.past(); st != nil && !withdrawn(err) {
+	if st != nil && !withdrawn(err) {
 		if b, err := st.bundles.Bundle(td); err == nil {
 			return b, nil
 		}
@@ -305,9 +307,12 @@ func (l *LastGood) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 
 // Bundles returns all bundles: those of the live source or, until it is ready, the stored ones.
 func (l *LastGood) Bundles() *spiffe.BundleSet {
-	if _, bundles, err := l.current(); err == nil && (bundles.Len() > 0 || l.past() == nil) {
+	st := l.past() // before the live source is asked, which may take over meanwhile
+	_, bundles, err := l.current()
+	switch {
+	case err == nil && (bundles.Len() > 0 || st == nil):
 		return bundles
-	} else if st := l.past(); st != nil && !withdrawn(err) {
+	case st != nil && !withdrawn(err):
 		return st.bundles
 	}
 	return noBundles
