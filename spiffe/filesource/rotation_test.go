@@ -3,6 +3,7 @@ package filesource_test
 import (
 	"flag"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -44,6 +45,7 @@ func TestRotation(t *testing.T) {
 				if fault := look(s, &before); !assert.Empty(t, fault) {
 					return
 				}
+				runtime.Gosched()
 			}
 		})
 	}
