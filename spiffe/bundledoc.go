@@ -57,6 +57,24 @@ func ParseBundleWIT(td TrustDomain, doc []byte) (*Bundle, error) {
 	return parseBundle(td, doc, 0, true)
 }
 
+// ParseJWKS parses a JWK Set (RFC 7517) of another issuer of tokens, such as the key document of an OpenID Connect
+// provider, as the JWT authorities of td: whatever has one of its keys can issue JWT-SVIDs of that trust domain. Unlike in a
+// bundle document, "use" may be missing or "sig". The keys of other uses are skipped, and so are secret keys and those whose
+// "key_ops" or "alg" do not permit to verify a signature with one of the nine algorithms of JWT-SVID.
+//
+// The result has no X.509 authorities, sequence number and refresh hint, whatever the document says. The rest, with
+// its limits and errors, is as in [ParseBundle].
+func ParseJWKS(td TrustDomain, doc []byte) (*Bundle, error) {
+	if td.IsZero() {
+		return nil, errZero("trust domain")
+	}
+	p := bundleParser{b: &Bundle{td: td}, doc: doc, issuer: true, keys: map[string]map[string]crypto.PublicKey{useJWT: {}}}
+	if err := p.parse(); err != nil {
+		return nil, err
+	}
+	return p.b, nil
+}
+
 // parseBundle is ParseBundle for a document that begins at byte base of a larger one.
 func parseBundle(td TrustDomain, doc []byte, base int, wit bool) (*Bundle, error) {
 	if td.IsZero() {
@@ -81,6 +99,7 @@ type bundleParser struct {
 	r       *strictjson.Reader
 	entries []jwk
 	seen    bool                                   // the member "keys"
+	issuer  bool                                   // the document is a JWK Set of another issuer: see ParseJWKS
 	keys    map[string]map[string]crypto.PublicKey // that sign tokens, by use and key ID; a use that is not in it is unknown
 }
 
@@ -90,11 +109,19 @@ type jwk struct {
 	object      bool
 	use, kid, c []byte // c is the first value of x5c
 	jws.JWK
+
+	// Of other issuers:
+	alg   []byte
+	unfit string // why it is skipped
 }
 
 // fault returns the error of the whole document.
 func (p *bundleParser) fault(offset int, rule, reason string) *ParseError {
-	return &ParseError{What: fmt.Sprintf("bundle of %q", p.b.td), Offset: p.base + offset, Rule: rule, Reason: reason}
+	what := "bundle"
+	if p.issuer {
+		what = "JWK Set"
+	}
+	return &ParseError{What: fmt.Sprintf("%s of %q", what, p.b.td), Offset: p.base + offset, Rule: rule, Reason: reason}
 }
 
 // tooLarge is fault for a limit.
@@ -131,12 +158,13 @@ func (p *bundleParser) parse() error {
 	}
 	for name := range p.r.Members() {
 		var fault *ParseError
-		switch string(name) {
-		case "keys":
+		switch {
+		case string(name) == "keys":
 			fault = p.readKeys()
-		case "spiffe_sequence":
+		case p.issuer:
+		case string(name) == "spiffe_sequence":
 			fault = p.sequence()
-		case "spiffe_refresh_hint":
+		case string(name) == "spiffe_refresh_hint":
 			fault = p.refreshHint()
 		}
 		if fault != nil {
@@ -186,6 +214,9 @@ func (p *bundleParser) readKeys() *ParseError {
 		p.entries = append(p.entries, jwk{offset: p.r.Offset(), object: p.r.Kind() == strictjson.Object})
 		k := &p.entries[i]
 		for name := range p.r.Members() {
+			if p.issuer && k.readIssuer(name, p.r) {
+				continue
+			}
 			switch string(name) {
 			case "use":
 				k.use, _ = p.r.Text()
@@ -203,6 +234,38 @@ func (p *bundleParser) readKeys() *ParseError {
 		}
 	}
 	return nil
+}
+
+// readIssuer reads the value of the member name from r if it says what a key of another issuer is for.
+func (k *jwk) readIssuer(name []byte, r *strictjson.Reader) bool {
+	switch string(name) {
+	case "use":
+		var ok bool
+		if k.use, ok = r.Text(); !ok {
+			k.unfit = `"use" is not a string`
+		} else if string(k.use) == "sig" {
+			k.use = nil
+		}
+	case "alg":
+		var ok bool
+		if k.alg, ok = r.Text(); !ok {
+			k.unfit = `"alg" is not a string`
+		}
+	case "key_ops":
+		verify := false
+		for range r.Elements() {
+			text, _ := r.Text()
+			verify = verify || string(text) == "verify"
+		}
+		if !verify {
+			k.unfit = `"key_ops" has no "verify"`
+		}
+	case "d", "k", "p", "q", "dp", "dq", "qi", "oth", "priv":
+		k.unfit = "it is a secret key, which must not be published: replace it"
+	default:
+		return false
+	}
+	return true
 }
 
 func (p *bundleParser) sequence() *ParseError {
@@ -255,10 +318,15 @@ const refused = "refused"
 // add takes the authority of an entry into the bundle, or returns the rule that the entry breaks.
 func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	use, kid := string(e.use), string(e.kid)
+	if p.issuer && e.use == nil {
+		use = useJWT
+	}
 	keys, known := p.keys[use]
 	switch {
 	case !e.object:
 		return "BND-8", "the entry is not an object", nil
+	case e.unfit != "":
+		return "BND-12", e.unfit, nil
 	case !known:
 		for u := range p.keys {
 			if strings.EqualFold(use, u) {
@@ -276,6 +344,9 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	key, reason := e.PublicKey()
 	if reason != "" {
 		return "BND-32", reason, nil
+	}
+	if alg, ok := jws.ParseAlgorithm(string(e.alg)); e.alg != nil && !(ok && alg.Fits(key)) {
+		return "BND-32", fmt.Sprintf(`"alg" is %s, which is not one of the nine for its key`, short(string(e.alg))), nil
 	}
 	if old, there := keys[kid]; there && !sameKey(old, key) {
 		return refused, "two different keys have the key ID " + short(kid), nil

@@ -67,6 +67,11 @@ func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
 	return true
 }
 
+// Roles reports in which roles chain can authenticate: those that no certificate of it rules out.
+func Roles(chain []*x509.Certificate) (server, client bool) {
+	return permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}), permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth})
+}
+
 // End returns when the first certificate of a path expires.
 func End(path []*x509.Certificate) time.Time {
 	first := slices.MinFunc(path, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })

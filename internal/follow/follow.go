@@ -43,7 +43,7 @@ import (
 
 const (
 	defaultPoll = 5 * time.Second
-	maxSize     = 1 << 20 // bytes of a file
+	usualSize   = 1 << 20 // bytes of a file
 
 	settle     = 100 * time.Millisecond // between the two reads that have to agree
 	pause      = 10 * time.Millisecond  // from a notification to a read, for those that come together
@@ -61,6 +61,14 @@ type Options struct {
 	// Open opens a file of the host; nil means [os.Open]. It is where the caller judges the owner of a file, and it must
 	// not wait for a pipe.
 	Open func(path string) (*os.File, error)
+
+	// MaxSize is how many bytes a file may have; 0 means 1 MiB.
+	MaxSize int64
+
+	// Each gives take also the files that cannot be read, with the reason in File.Err, in the place of refusing
+	// all of them. Then take may take over a part of the files and return an error about the others. So it is given
+	// what it has taken before once more, when that comes back after an error.
+	Each bool
 
 	// Poll is how often the files are read without a notification; 0 means every 5 seconds.
 	Poll time.Duration
@@ -97,7 +105,7 @@ func New(paths []string, take func(context.Context, Files) error, o *Options) *F
 		o = &Options{}
 	}
 	f := &Follower{paths: slices.Clone(paths), take: take, o: *o}
-	f.o.Poll = cmp.Or(f.o.Poll, defaultPoll)
+	f.o.Poll, f.o.MaxSize = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize)
 	f.o.Logger = cmp.Or(f.o.Logger, slog.New(slog.DiscardHandler))
 	return f
 }
@@ -197,6 +205,9 @@ func (f *Follower) give(ctx context.Context, files Files, sum digest, err error)
 	}
 	if err != nil {
 		f.refused, f.retry = sum, time.Now().Add(retryAfter)
+		if f.o.Each {
+			f.taken = digest{}
+		}
 	} else {
 		f.taken, f.refused = sum, digest{}
 	}
@@ -225,6 +236,11 @@ func (f *Follower) read() (Files, digest, error) {
 			size = -1
 		case err != nil:
 			size = -2
+			if f.o.Each {
+				files[path] = File{Err: err}
+				file.Data = []byte(err.Error()) // for the sum
+				break
+			}
 			switch text := err.Error(); { // one line: the folder may be what is wrong with all of them
 			case all == nil:
 				all = err
@@ -268,12 +284,12 @@ func (f *Follower) readOne(path string) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	data, err := io.ReadAll(io.LimitReader(file, maxSize+1))
+	data, err := io.ReadAll(io.LimitReader(file, f.o.MaxSize+1))
 	if err != nil {
 		return File{}, err
 	}
-	if len(data) > maxSize {
-		return File{}, fmt.Errorf("%s has more than %d bytes", path, maxSize)
+	if int64(len(data)) > f.o.MaxSize {
+		return File{}, fmt.Errorf("%s has more than %d bytes", path, f.o.MaxSize)
 	}
 	return File{Data: data, ModTime: info.ModTime()}, nil
 }
@@ -282,6 +298,7 @@ func (f *Follower) readOne(path string) (File, error) {
 type File struct {
 	Data    []byte
 	ModTime time.Time
+	Err     error // why it cannot be read, with Options.Each
 }
 
 // Files are the files that exist, by path. It is an [fs.FS] for those that read one.
@@ -290,8 +307,11 @@ type Files map[string]File
 // Open implements [fs.FS].
 func (f Files) Open(name string) (fs.File, error) {
 	file, ok := f[name]
-	if !ok {
+	switch {
+	case !ok:
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	case file.Err != nil:
+		return nil, file.Err
 	}
 	return &openFile{Reader: bytes.NewReader(file.Data), info: fileInfo{name, file}}, nil
 }

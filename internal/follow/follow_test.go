@@ -481,3 +481,40 @@ func TestKeyOnlyChange(t *testing.T) {
 	write(t, filepath.Join(dir, "key"), block("key 2"))
 	require.Eventually(t, func() bool { return *key.Load() == "key 2" }, patience, time.Millisecond)
 }
+
+// With Each, a file that cannot be read is given to take with the reason, and the others are not held up. What take has
+// accepted before is given to it again when it comes back after an error, as it may have taken a part of what came between.
+func TestEach(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := new(memory)
+		m.put(map[string]string{"a": "one", "b": "good"})
+		var got []string
+		take := func(_ context.Context, files follow.Files) error {
+			got = append(got, string(files["a"].Data))
+			if err := files["b"].Err; err != nil {
+				_, fsErr := fs.ReadFile(files, "b")
+				assert.Equal(t, err, fsErr)
+				return err
+			}
+			return nil
+		}
+		f := follow.New([]string{"a", "b"}, take, &follow.Options{FS: m, Poll: time.Second, Each: true, MaxSize: 5})
+		require.NoError(t, f.Read(t.Context()))
+		run(t, f)
+		wait := func() { time.Sleep(2 * time.Second); synctest.Wait() }
+		m.put(map[string]string{"a": "two", "b": "too long"})
+		wait()
+		_, err := f.Status()
+		require.EqualError(t, err, "b has more than 5 bytes")
+		m.put(map[string]string{"a": "three", "b": "too long"})
+		wait()
+		m.put(map[string]string{"a": "one", "b": "good"})
+		wait()
+		assert.Equal(t, []string{"one", "two", "three", "one"}, got)
+		_, err = f.Status()
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		assert.Len(t, got, 4)
+	})
+}

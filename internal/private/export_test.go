@@ -6,6 +6,3 @@ import "os"
 func MakeDirSync(path string, o Options, sync func(dir string) error) (*os.Root, error) {
 	return openDir(path, o, sync)
 }
-
-// SyncDir makes the names in a folder durable.
-func SyncDir(dir string) error { return syncDir(dir) }

@@ -34,6 +34,8 @@ func checkOwner(string, fs.FileInfo) error { return nil }
 
 func checkKeys(string, fs.FileInfo) error { return nil }
 
+func checkReadable(string, fs.FileInfo) error { return nil }
+
 func checkWritable(string, fs.FileInfo, *Options) error { return nil }
 
 func hasOwner(fs.FileInfo) bool { return false }

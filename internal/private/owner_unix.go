@@ -167,6 +167,24 @@ func checkKeys(path string, info fs.FileInfo) error {
 	return fmt.Errorf("%s: %w: it has mode %04o, so that others may get at the keys; run: chmod %04o %q", path, ErrUnsafe, have, want, path)
 }
 
+func checkReadable(path string, info fs.FileInfo) error {
+	mode := info.Mode()
+	_, group, ok := ids(info)
+	var bits, by string
+	switch {
+	case mode&0o007 != 0:
+		bits, by = "o=", "all users"
+		if mode&0o070 != 0 && !(ok && trusted(group)) {
+			bits = "go="
+		}
+	case mode&0o070 != 0 && !(ok && trusted(group)):
+		bits, by = "g=", fmt.Sprintf("the group %d, which is none of this process and not root's,", group)
+	default:
+		return nil
+	}
+	return fmt.Errorf("%s: %w: it has mode %04o, so that %s may get at the key; run: chmod %s %q", path, ErrUnsafe, mode.Perm(), by, bits, path)
+}
+
 func checkWritable(path string, info fs.FileInfo, o *Options) error {
 	mode := info.Mode()
 	if info.IsDir() && mode&fs.ModeSticky != 0 {

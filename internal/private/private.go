@@ -36,6 +36,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // ErrUnsafe says that another user of this machine may have made or may change a folder or a file. The text of
@@ -254,6 +255,24 @@ func Check(path string, info fs.FileInfo, o Options) error {
 		return checkKeys(path, info)
 	}
 	return checkWritable(path, info, &o)
+}
+
+// SyncDir makes the names in a folder durable.
+func SyncDir(dir string) error { return syncDir(dir) }
+
+// CheckKeyFile judges an open file with a private key that another program has put into place for this one, by the rules
+// of Options.Keys, but for groups of this process and root's, which may read it as the fsGroup of a pod does. In the
+// folders that the kubelet makes for volumes, whose names begin with two dots, the mode is that of the volume, and no
+// other user is near. The path is for the error.
+func CheckKeyFile(path string, f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if strings.Contains(filepath.ToSlash(f.Name()), "/..") {
+		return nil
+	}
+	return checkReadable(path, info)
 }
 
 // HasOwner reports whether info is of a file of the host with an owner that [Check] can judge, and not one of an [fs.FS] in

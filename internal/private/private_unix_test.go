@@ -453,3 +453,39 @@ func TestSyncDirReachesTheKernel(t *testing.T) {
 	}
 	require.ErrorIs(t, private.SyncDir("/proc"), syscall.EINVAL)
 }
+
+// The private key that another program puts into place may be readable for groups of this process, and in a volume of Kubernetes
+// for all.
+func TestCheckKeyFile(t *testing.T) {
+	t.Parallel()
+	base := tempDir(t)
+	check := func(path string) error {
+		f, err := private.OpenFile(path, os.O_RDONLY, private.Options{})
+		require.NoError(t, err)
+		defer f.Close()
+		return private.CheckKeyFile(path, f)
+	}
+	for mode, command := range map[fs.FileMode]string{
+		0o600: "", 0o400: "", 0o640: "", 0o440: "", 0o644: "chmod o=", 0o604: "chmod o=", 0o601: "chmod o=", 0o444: "chmod o=",
+	} {
+		path := write(t, mode, base, fmt.Sprintf("key%o", mode))
+		if command == "" {
+			require.NoError(t, check(path), "%v", mode)
+		} else {
+			refused(t, check(path), fmt.Sprintf("%s %q", command, path))
+		}
+		require.NoError(t, check(write(t, mode, mkdir(t, 0o755, base, fmt.Sprintf("..2026_%o", mode)), "key")), "in a volume")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("gives files to another group, which takes root")
+	}
+	for mode, command := range map[fs.FileMode]string{0o600: "", 0o640: "chmod g=", 0o644: "chmod go="} {
+		path := write(t, mode, base, fmt.Sprintf("group%o", mode))
+		require.NoError(t, os.Chown(path, -1, 54321))
+		if command == "" {
+			require.NoError(t, check(path))
+		} else {
+			refused(t, check(path), fmt.Sprintf("%s %q", command, path))
+		}
+	}
+}

@@ -37,6 +37,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
@@ -122,6 +123,15 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	_, err = manager.GenerateSecret(t.Context(), "default")
 	require.NoError(t, err)
 
+	// What another program has put into files.
+	certsPEM, keyPEM, err := svid.MarshalPEM()
+	require.NoError(t, err)
+	mounted := filepath.Join(t.TempDir(), "identity.pem")
+	require.NoError(t, os.WriteFile(mounted, append(keyPEM, certsPEM...), 0o600))
+	files, err := filesource.Start(t.Context(), filesource.Config{CertFile: mounted})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, files.Close()) })
+
 	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
 	require.NoError(t, err)
 	wits, err := witsvid.NewIssuer(td, token, nil)
@@ -160,6 +170,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"secretcache.Config":                        {&cacheConfig, append(owns, key)},
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
+		"spiffe/filesource.Source":                  {files, keys},
 		"spiffe.Snapshot":                           {snapshot, keys},
 		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
 		"spiffe/witsvid.Issuer":                     {wits, signers},

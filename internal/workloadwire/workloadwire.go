@@ -35,10 +35,16 @@ const Header = "workload.spiffe.io"
 
 // The errors that both sides know, so that a server can hand on what a client failed with.
 var (
-	ErrDenied        = errors.New("no identity for this caller")
-	ErrRefused       = errors.New("the server refuses the request")
-	ErrUnimplemented = errors.New("the server does not implement this")
+	ErrDenied        error = denied{}
+	ErrRefused             = errors.New("the server refuses the request")
+	ErrUnimplemented       = errors.New("the server does not implement this")
 )
+
+// denied is found in a chain of errors by its method: what was received before is withdrawn.
+type denied struct{}
+
+func (denied) Error() string   { return "no identity for this caller" }
+func (denied) Withdrawn() bool { return true }
 
 // UseJWT is the "use" of keys in bundle documents that the JWK Sets of this API do not have (WAPI-45).
 const UseJWT = `"jwt-svid"`

@@ -87,6 +87,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/store"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -176,8 +177,7 @@ type Manager struct {
 	loop       renew.Loop[*relation]
 	unanchored int // how many relationships wait for the anchors of their endpoints
 
-	storing sync.Mutex      // held while files are written; never taken while mu is held
-	told    map[string]bool // about Config.Dir, guarded by storing
+	store *store.Store // never used while mu is held; nil without a Config.Dir
 }
 
 // Start returns a Manager that has a bundle of every relationship, and runs until [Manager.Close]. It is [New],
@@ -201,7 +201,7 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. The caller calls
 // [Manager.Run].
 func New(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, told: map[string]bool{}}
+	m := &Manager{cfg: cfg}
 	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
 		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
 			cfg.MinInterval, cfg.MaxInterval, cfg.Concurrency)
@@ -218,6 +218,7 @@ func New(cfg Config) (*Manager, error) {
 	if m.fetch, err = cfg.Fetch.withDefaults(); err != nil {
 		return nil, fmt.Errorf("federation: new: %w", err)
 	}
+	m.store = newStore(&cfg, m.fetch.Logger)
 	m.loop = renew.Loop[*relation]{Mu: &m.mu, Attempt: m.attempt, Slots: m.cfg.Concurrency, Slow: slow, FailingLast: true}
 
 	all := make(map[spiffe.TrustDomain]*relation, len(cfg.Relationships))

@@ -59,6 +59,7 @@ type endpoint struct {
 	plan
 
 	source spiffe.BundleSource // what an https_spiffe endpoint is verified by
+	parse  func(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, error)
 }
 
 // borrows reports whether the endpoint is verified by another relationship of the same Manager.
@@ -148,7 +149,7 @@ func (d *dialling) follow(etag tag, a *answer) error {
 			if err != nil {
 				return d.classify(err)
 			}
-			if a.bundle, err = spiffe.ParseBundle(d.e.td, doc); err != nil {
+			if a.bundle, err = d.e.parse(d.e.td, doc); err != nil {
 				return err
 			}
 			if value := usableETag(response.Header.Get("Etag")); value != "" {

@@ -20,6 +20,11 @@ type Relationship struct {
 
 	// Profile is how the endpoint authenticates: [Web] or [SPIFFE].
 	Profile Profile
+
+	// JWKS says that the URL is not that of a bundle but of the JWK Set of another issuer, such as an OpenID Connect
+	// provider, whose keys become the JWT authorities of TrustDomain: see [spiffe.ParseJWKS]. The bundle has nothing
+	// else, so that it cannot verify an endpoint in TrustDomain itself.
+	JWKS bool
 }
 
 // Profile is a [Web] or a [SPIFFE].
@@ -118,7 +123,13 @@ func (r Relationship) check() (*endpoint, error) {
 	if reason != "" {
 		return refuse(reason)
 	}
-	e := &endpoint{td: r.TrustDomain, url: u, where: display(u), plan: p, source: p.bundles}
+	if r.JWKS && p.id.TrustDomain() == r.TrustDomain {
+		return refuse("JWKS is for endpoints that authenticate in another way: a JWK Set has nothing to verify this one with")
+	}
+	e := &endpoint{td: r.TrustDomain, url: u, where: display(u), plan: p, source: p.bundles, parse: spiffe.ParseBundle}
+	if r.JWKS {
+		e.parse = spiffe.ParseJWKS
+	}
 	if p.initial != nil {
 		e.source = p.initial
 	}

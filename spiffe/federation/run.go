@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/store"
 	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -155,7 +155,7 @@ func (m *Manager) missing() error {
 }
 
 func (m *Manager) run(ctx context.Context) error {
-	if err := m.stored(func(*os.Root) error { return nil }); err != nil {
+	if err := m.stored(func(*store.Folder) error { return nil }); err != nil {
 		return err
 	}
 	for _, rel := range *m.relations.Load() {

@@ -1,10 +1,8 @@
 package workloadapi_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -725,41 +723,5 @@ func FuzzTokens(f *testing.F) {
 		if claims, err := workloadapi.ReadClaims(data); err == nil {
 			require.NotEmpty(t, claims)
 		}
-	})
-}
-
-// decoded returns a document as encoding/json sees it, with numbers that no float64 can hold.
-func decoded(t *testing.T, doc []byte) any {
-	t.Helper()
-	var v any
-	d := json.NewDecoder(bytes.NewReader(doc))
-	d.UseNumber()
-	require.NoError(t, d.Decode(&v))
-	return v
-}
-
-// FuzzJWKSet compares what is written into a JWK Set with what encoding/json sees.
-func FuzzJWKSet(f *testing.F) {
-	f.Add(string(jwks(f, nil, &newKey(f).PublicKey)))
-	f.Add(`{"keys":[{"use":"sig"},{"use":"enc","x":[{"use":1}]},{},1,{"a":{"use":"sig"}}],"use":"sig"}`)
-	f.Add("2e2202")
-	f.Add(` { "keys" : [ { "use" : "si\u0067" , "kid" : "\u0022" } ] } `)
-	f.Fuzz(func(t *testing.T, in string) {
-		out, err := workloadapi.WithUse([]byte(in))
-		if err != nil {
-			return
-		}
-		before, after := decoded(t, []byte(in)), decoded(t, out)
-		if set, ok := before.(map[string]any); ok {
-			keys, _ := set["keys"].([]any)
-			for _, k := range keys {
-				if k, ok := k.(map[string]any); ok && len(k) > 0 {
-					if use, there := k["use"]; !there || use == "sig" {
-						k["use"] = "jwt-svid"
-					}
-				}
-			}
-		}
-		require.Equal(t, before, after)
 	})
 }

@@ -68,7 +68,6 @@ func ReadWITSVIDs(data []byte) ([]TokenSVID, error) {
 }
 func ReadClaims(data []byte) (map[string]any, error) { _, c, err := readClaims(data); return c, err }
 func ReadWITBundles(data []byte) (int, error)        { m, err := readWITBundles(data); return len(m), err }
-func WithUse(doc []byte) ([]byte, error)             { return withUse(doc) }
 
 // Pace returns how a watch of the server at address decides when the next stream is opened, after streams
 // that failed or had a good message.

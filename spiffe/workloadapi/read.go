@@ -12,7 +12,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -199,7 +199,7 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 // one side if the identity in force is of use on both (X5-20, X5-39). Without such a one it is taken, with a
 // note.
 func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
-	server, client := roles(svid)
+	server, client := certchain.Roles(svid.Chain())
 	switch {
 	case server && client:
 		return nil, nil
@@ -212,25 +212,12 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 	}
 	if r.last != nil {
 		for _, id := range r.last.Identities {
-			if s, c := roles(id.SVID); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint && time.Now().Before(id.SVID.NotAfter()) {
+			if s, c := certchain.Roles(id.SVID.Chain()); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint && time.Now().Before(id.SVID.NotAfter()) {
 				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate in force permit both sides", side)
 			}
 		}
 	}
 	return fmt.Errorf("workloadapi: the extended key usages of %q permit a %s only", svid.ID(), side), nil
-}
-
-// roles reports in which roles svid can authenticate: those that no certificate of its chain rules out.
-func roles(svid *spiffe.SVID) (server, client bool) {
-	server, client = true, true
-	for _, c := range svid.Chain() {
-		if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
-			continue
-		}
-		server = server && slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
-		client = client && slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
-	}
-	return server, client
 }
 
 // verify tells whether svid has a path to its own bundle, as peers will look for one. Whether it is
@@ -375,66 +362,15 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 }
 
 // parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document
-// demands (WAPI-46), so it is added; keys of another use are left out. Nothing at all, and a set without
-// usable keys, is the empty bundle.
+// demands (WAPI-46); keys of another use are left out. Nothing at all, and a set without usable keys, is the empty bundle.
 func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
-	if len(doc) > spiffe.MaxBundleSize {
-		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(doc), spiffe.MaxBundleSize, spiffe.ErrTooLarge)
+	if len(doc) == 0 {
+		b, err := spiffe.NewBundle(td, spiffe.BundleContents{})
+		return b, nil, err
 	}
-	var c spiffe.BundleContents
-	var notes []error
-	if len(doc) > 0 {
-		doc, err := withUse(doc)
-		if err != nil {
-			return nil, nil, err
-		}
-		parsed, err := spiffe.ParseBundle(td, doc)
-		if err != nil {
-			return nil, nil, err
-		}
-		c.JWTAuthorities, notes = parsed.Contents().JWTAuthorities, parsed.Skipped()
+	b, err := spiffe.ParseJWKS(td, doc)
+	if err != nil {
+		return nil, nil, err
 	}
-	b, err := spiffe.NewBundle(td, c)
-	return b, notes, err
-}
-
-// withUse returns the document with a "use" for JWT-SVIDs in each key that has none or that is for
-// signatures in general. All else, and what is wrong with the document, stays as it is.
-func withUse(doc []byte) ([]byte, error) {
-	var out []byte
-	done := 0 // of doc
-	edit := func(from, to int, text string) {
-		out = append(append(out, doc[done:from]...), text...)
-		done = to
-	}
-	r := strictjson.NewReader(doc)
-	if r.Kind() != strictjson.Object {
-		r.Skip()
-	}
-	for name := range r.Members() {
-		if string(name) != "keys" {
-			continue
-		}
-		for range r.Elements() {
-			start, members, use := r.Offset()+1, 0, false
-			for name := range r.Members() {
-				members++
-				if string(name) != "use" {
-					continue
-				}
-				use = true
-				from := r.Offset()
-				if v, ok := r.Text(); ok && string(v) == "sig" {
-					edit(from, r.Offset(), workloadwire.UseJWT)
-				}
-			}
-			if !use && members > 0 {
-				edit(start, start, `"use":`+workloadwire.UseJWT+",")
-			}
-		}
-	}
-	if err := r.End(); err != nil {
-		return nil, fmt.Errorf("not a JWK Set: %w", err)
-	}
-	return append(out, doc[done:]...), nil
+	return b, b.Skipped(), nil
 }

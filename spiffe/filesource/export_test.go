@@ -1,0 +1,23 @@
+package filesource
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/follow"
+)
+
+// Taking returns a source, and a function that gives it files without a file system.
+func Taking(t testing.TB, cfg Config) (*Source, func(files map[string][]byte) error) {
+	t.Helper()
+	s, err := New(cfg)
+	require.NoError(t, err)
+	return s, func(files map[string][]byte) error {
+		read := follow.Files{}
+		for path, data := range files {
+			read[path] = follow.File{Data: data}
+		}
+		return s.files.take(t.Context(), read)
+	}
+}

@@ -1,0 +1,373 @@
+package filesource
+
+import (
+	"context"
+	"crypto"
+	"crypto/sha256"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/internal/follow"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// maxFile is the size of the largest file that is read: a bundle map. Parsers have limits of their own.
+const maxFile = 16 << 20
+
+// files are what was taken over of the files. Only take, which is not called twice at a time, uses them.
+type files struct {
+	source *Source
+	pair   pair
+	parts  []part                                  // of Config.Bundles
+	made   map[spiffe.TrustDomain][]*spiffe.Bundle // what the bundles in force were made of
+}
+
+// pair is an identity and the files that it is from.
+type pair struct {
+	svid *spiffe.SVID
+	sum  [sha256.Size]byte
+}
+
+// part is what is in a file of bundles.
+type part struct {
+	td      spiffe.TrustDomain
+	sum     [sha256.Size]byte
+	bundles []*spiffe.Bundle
+	read    bool // there is something; an empty map is something
+}
+
+// take takes over what is good in the files, and returns why the rest is refused.
+func (f *files) take(ctx context.Context, read follow.Files) error {
+	s := f.source
+	now := time.Now()
+	var refused []error
+	next, err := f.readPair(read)
+	if err != nil {
+		refused = append(refused, err)
+	}
+	td := f.trustDomain(next.svid)
+	stranger := next.svid != nil && next.svid.ID().TrustDomain() != td // which judge refuses
+	for i, b := range s.cfg.Bundles {
+		if stranger && b.Format != Map && b.TrustDomain.IsZero() {
+			continue // what is beside it may be for its trust domain
+		}
+		if err := f.readPart(&f.parts[i], b, td, read); err != nil {
+			refused = append(refused, err)
+		}
+	}
+	old := s.cur.Load()
+	bundles, notes, err := f.bundles(old.bundles)
+	if err != nil {
+		refused = append(refused, err)
+	}
+	if next.svid != nil && next != f.pair {
+		if err := f.judge(next.svid, bundles, now); err != nil {
+			refused = append(refused, fmt.Errorf("filesource: %s: %w", s.cfg.CertFile, err))
+		} else {
+			f.pair = next
+		}
+	}
+	notes = append(notes, f.doubts(bundles, now)...)
+	f.publish(ctx, old, bundles, notes)
+	return joined(refused)
+}
+
+// joined returns the errors in one line.
+func joined(errs []error) (all error) {
+	for _, err := range errs {
+		if all == nil {
+			all = err
+		} else {
+			all = fmt.Errorf("%w; %w", all, err)
+		}
+	}
+	return all
+}
+
+// open returns the contents of a file.
+func open(read follow.Files, path string) ([]byte, error) {
+	file, there := read[path]
+	switch {
+	case !there:
+		return nil, fmt.Errorf("filesource: %s: %w", path, fs.ErrNotExist)
+	case file.Err != nil:
+		return nil, fmt.Errorf("filesource: %w", file.Err) // which names it
+	}
+	return file.Data, nil
+}
+
+// readPair returns the identity in the files; none if there is an error or no identity is wanted.
+func (f *files) readPair(read follow.Files) (pair, error) {
+	s := f.source
+	if s.keyFile == "" {
+		return pair{}, nil
+	}
+	certs, err := open(read, s.cfg.CertFile)
+	if err != nil {
+		return pair{}, err
+	}
+	key, err := open(read, s.keyFile)
+	if err != nil {
+		return pair{}, err
+	}
+	h := sha256.New()
+	for _, data := range [][]byte{certs, key} {
+		sum := sha256.Sum256(data)
+		h.Write(sum[:])
+	}
+	next := pair{sum: [sha256.Size]byte(h.Sum(nil))}
+	if next.sum == f.pair.sum {
+		return f.pair, nil
+	}
+	if next.svid, err = spiffe.ParseSVIDPEM(certs, key); err != nil {
+		return pair{}, fmt.Errorf("filesource: %s and %s: %w", s.cfg.CertFile, s.keyFile, err)
+	}
+	return next, nil
+}
+
+// trustDomain returns the trust domain of the identity: the expected one, the one in force, or that of what is offered.
+func (f *files) trustDomain(offered *spiffe.SVID) spiffe.TrustDomain {
+	switch {
+	case !f.source.cfg.ID.IsZero():
+		return f.source.cfg.ID.TrustDomain()
+	case f.pair.svid != nil:
+		return f.pair.svid.ID().TrustDomain()
+	case offered != nil:
+		return offered.ID().TrustDomain()
+	}
+	return spiffe.TrustDomain{}
+}
+
+// readPart puts what is in a file of bundles into p, if it is good. The trust domain is that of the identity.
+func (f *files) readPart(p *part, b BundleFile, td spiffe.TrustDomain, read follow.Files) error {
+	data, err := open(read, b.Path)
+	if err != nil {
+		return err
+	}
+	next := part{td: b.TrustDomain, sum: sha256.Sum256(data), read: true}
+	if b.Format != Map && next.td.IsZero() {
+		if next.td = td; td.IsZero() {
+			return fmt.Errorf("filesource: %s waits for the certificate, which says the trust domain", b.Path)
+		}
+	}
+	if p.read && p.td == next.td && p.sum == next.sum {
+		return nil
+	}
+	if next.bundles, err = parse(b.Format, next.td, data); err != nil {
+		return fmt.Errorf("filesource: %s: %w", b.Path, err)
+	}
+	for i, n := range next.bundles {
+		for _, o := range p.bundles {
+			switch {
+			case o.TrustDomain() != n.TrustDomain():
+			case o.Equal(n):
+				next.bundles[i] = o // which verifiers remember
+			case !n.Supersedes(o):
+				was, _ := o.Sequence()
+				is, _ := n.Sequence()
+				return fmt.Errorf("filesource: %s: the bundle of %q has the sequence number %d, and the one in force has %d: it is an older one; restart the program to go back to it",
+					b.Path, n.TrustDomain(), is, was)
+			}
+		}
+	}
+	*p = next
+	return nil
+}
+
+// parse returns the bundles in a file.
+func parse(format Format, td spiffe.TrustDomain, data []byte) ([]*spiffe.Bundle, error) {
+	if format == Map {
+		set, err := spiffe.ParseBundleMap(data)
+		if err != nil {
+			return nil, err
+		}
+		return slices.Collect(set.All()), nil
+	}
+	read := map[Format]func(spiffe.TrustDomain, []byte) (*spiffe.Bundle, error){PEM: spiffe.ParseBundlePEM, Document: spiffe.ParseBundle, JWKS: spiffe.ParseJWKS}[format]
+	b, err := read(td, data)
+	if err != nil {
+		return nil, err
+	}
+	return []*spiffe.Bundle{b}, nil
+}
+
+// bundles returns the bundles of all files, and what was skipped in them. A bundle that is as in old is the same value, and
+// one that cannot be made of its parts is the one from before.
+func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, error) {
+	parts := map[spiffe.TrustDomain][]*spiffe.Bundle{}
+	var notes, refused []error
+	for i, p := range f.parts {
+		for _, b := range p.bundles {
+			parts[b.TrustDomain()] = append(parts[b.TrustDomain()], b)
+			for _, err := range b.Skipped() {
+				if len(notes) < maxNotes {
+					notes = append(notes, fmt.Errorf("filesource: %s: skipped: %w", f.source.cfg.Bundles[i].Path, err))
+				}
+			}
+		}
+	}
+	all, made := make([]*spiffe.Bundle, 0, len(parts)), maps.Clone(parts)
+	for td, list := range parts {
+		was, err := old.Bundle(td)
+		if err != nil {
+			was = nil
+		}
+		b := was
+		if was == nil || !slices.Equal(f.made[td], list) {
+			if b, err = merge(list); err != nil {
+				refused = append(refused, fmt.Errorf("filesource: the files for %q do not go together: %w", td, err))
+				delete(made, td)
+				if b = was; b == nil {
+					continue
+				}
+			} else if b.Equal(was) {
+				b = was
+			}
+		}
+		all = append(all, b)
+	}
+	f.made = made
+	set, _ := spiffe.NewBundleSet(all...) // fails for a nil or a second bundle only
+	if set.Equal(old) {
+		set = old
+	}
+	return set, notes, joined(refused)
+}
+
+// maxNotes is how many entries that were skipped are told of: a bundle of another trust domain may have 1,000.
+const maxNotes = 20
+
+// merge returns the bundle with the authorities of all of list, which are of one trust domain.
+func merge(list []*spiffe.Bundle) (*spiffe.Bundle, error) {
+	if len(list) == 1 {
+		return list[0], nil
+	}
+	all := list[0].Contents()
+	all.Sequence, all.RefreshHint = nil, 0
+	for _, b := range list[1:] {
+		c := b.Contents()
+		all.X509Authorities = append(all.X509Authorities, c.X509Authorities...)
+		for id, key := range c.JWTAuthorities {
+			have, ok := all.JWTAuthorities[id].(interface{ Equal(crypto.PublicKey) bool })
+			if ok && !have.Equal(key) {
+				return nil, fmt.Errorf("two different keys have the key ID %.64q", id)
+			}
+			all.JWTAuthorities[id] = key
+		}
+	}
+	return spiffe.NewBundle(list[0].TrustDomain(), all)
+}
+
+// judge returns why svid may not take the place of the one in force.
+func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
+	want, have := f.source.cfg.ID, f.pair.svid
+	td := f.trustDomain(svid)
+	switch {
+	case !want.IsZero() && svid.ID() != want:
+		return fmt.Errorf("it is the certificate of %q, and Config.ID is %q", svid.ID(), want)
+	case svid.ID().TrustDomain() != td:
+		return fmt.Errorf("it is the certificate of %q, and the identity in force is of the trust domain %q", svid.ID(), td)
+	case !now.Before(svid.NotAfter()):
+		return fmt.Errorf("the certificate of %q has expired at %s", svid.ID(), stamp(svid.NotAfter()))
+	case now.Before(svid.NotBefore()):
+		return fmt.Errorf("the certificate of %q is valid from %s on; compare the clocks", svid.ID(), stamp(svid.NotBefore()))
+	}
+	server, client := certchain.Roles(svid.Chain())
+	if !server && !client {
+		return fmt.Errorf("the extended key usages of %q permit neither a server nor a client", svid.ID())
+	}
+	if have != nil && now.Before(have.NotAfter()) {
+		if s, c := certchain.Roles(have.Chain()); s && !server || c && !client {
+			return fmt.Errorf("the extended key usages of the new certificate of %q permit less than those of the certificate in force", svid.ID())
+		}
+	}
+	bundle, err := bundles.Bundle(td)
+	if err == nil {
+		return verify(svid, bundle, now)
+	}
+	if len(f.parts) > 0 && want.IsZero() {
+		return fmt.Errorf("none of the files with bundles is for the trust domain of %q; if that is meant, set Config.ID", svid.ID())
+	}
+	for i, b := range f.source.cfg.Bundles {
+		if mayHave := b.Format == Map || b.TrustDomain.IsZero() || b.TrustDomain == td; mayHave && !f.parts[i].read {
+			return fmt.Errorf("the certificate of %q cannot be verified without %s", svid.ID(), b.Path)
+		}
+	}
+	return nil
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// verify returns why peers with bundle would refuse svid at a time.
+func verify(svid *spiffe.SVID, bundle *spiffe.Bundle, at time.Time) error {
+	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
+	if err == nil {
+		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	}
+	return err
+}
+
+// doubts returns why peers refuse the identity in force, or will.
+func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
+	svid := f.pair.svid
+	if svid == nil {
+		return nil
+	}
+	var notes []error
+	if bundle, err := bundles.Bundle(svid.ID().TrustDomain()); err == nil {
+		err := verify(svid, bundle, now)
+		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) { // Status has NotAfter
+			notes = append(notes, fmt.Errorf("filesource: peers will refuse %q: %w", svid.ID(), err))
+		}
+	}
+	if server, client := certchain.Roles(svid.Chain()); !server || !client {
+		side := "server"
+		if client {
+			side = "client"
+		}
+		notes = append(notes, fmt.Errorf("filesource: the extended key usages of %q permit a %s only", svid.ID(), side))
+	}
+	return notes
+}
+
+// publish makes what was taken over visible to readers.
+func (f *files) publish(ctx context.Context, old *state, bundles *spiffe.BundleSet, notes []error) {
+	s := f.source
+	next := &state{snap: old.snap, bundles: bundles, updates: old.updates, at: old.at, notes: notes}
+	if svid := f.pair.svid; svid != nil && (old.snap == nil || old.snap.Bundles() != bundles || identity(old.snap) != svid) {
+		next.snap = spiffe.NewSnapshot(svid, bundles)
+	}
+	next.ready = (next.snap != nil || s.keyFile == "") && !slices.ContainsFunc(f.parts, func(p part) bool { return !p.read })
+	changed := next.snap != old.snap || bundles != old.bundles
+	if changed {
+		next.updates, next.at = old.updates+1, time.Now().Round(0)
+	}
+	s.cur.Store(next)
+	if changed || next.ready != old.ready {
+		s.news.Notify()
+	}
+	if changed {
+		attrs := []slog.Attr{slog.Int("trust_domains", bundles.Len())}
+		if svid := f.pair.svid; svid != nil {
+			attrs = append(attrs, slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
+		}
+		s.log.LogAttrs(ctx, slog.LevelInfo, "filesource: update", attrs...)
+	}
+	for _, note := range notes {
+		if !slices.ContainsFunc(old.notes, func(o error) bool { return o.Error() == note.Error() }) {
+			s.log.LogAttrs(ctx, slog.LevelWarn, "filesource: needs attention", slog.Any("err", note))
+		}
+	}
+}
+
+func identity(snap *spiffe.Snapshot) *spiffe.SVID {
+	svid, _ := snap.SVID() // of a snapshot: never an error
+	return svid
+}

@@ -1,0 +1,411 @@
+// Package filesource takes an identity and trust bundles from files that another program writes and renews, such as
+// cert-manager, spiffe-helper or the kubelet.
+//
+//	src, err := filesource.Start(ctx, filesource.Config{
+//		CertFile: "/etc/identity/tls.crt",
+//		KeyFile:  "/etc/identity/tls.key",
+//		Bundles:  []filesource.BundleFile{{Path: "/etc/identity/ca.crt"}},
+//	})
+//	if err != nil { … }
+//	defer src.Close()
+//
+// A [Source] is a [spiffe.SVIDSource] and a [spiffe.BundleSource], and has the methods for readers that a
+// *workloadapi.Source has.
+//
+// # Which files
+//
+//	cert-manager, a mounted Secret    CertFile tls.crt, KeyFile tls.key, Bundles {Path: ca.crt}
+//	csi-driver-spiffe                 the same, in /var/run/secrets/spiffe.io
+//	spiffe-helper                     CertFile svid.pem, KeyFile svid_key.pem, Bundles {Path: svid_bundle.pem}
+//	Kubernetes PodCertificate         CertFile credentialbundle.pem (its credentialBundlePath), no KeyFile
+//	Kubernetes ClusterTrustBundle     Bundles {Path: trust-bundle.pem, TrustDomain: …}
+//	a SPIFFE bundle document          Bundles {Path: …, Format: Document, TrustDomain: …}
+//	a bundle map                      Bundles {Path: …, Format: Map}
+//	the keys of an OIDC issuer        Bundles {Path: …, Format: JWKS, TrustDomain: …}
+//
+// # When files change
+//
+// The files are read when the system announces a change, and every five seconds. What counts is their contents: a
+// write in place, a rename and the links that Kubernetes swaps are all the same. The files are taken over when two
+// readings 100 milliseconds apart agree, and what is published together never changes.
+//
+// What is not good replaces nothing. The identity is one part, and so is each file of bundles: of a part that is
+// missing, cannot be parsed or may not be used the last good one stays, and the others go on. The reason is in the
+// log and in [Source.Status], and the part recovers by itself when its files are in order again, or when their time
+// has come.
+//
+// A new certificate takes the place of the old one if its key belongs to it, it is an X.509-SVID by the rules of
+// [spiffe.NewSVID], it is valid now, its ID is the expected one, or else in the trust domain of the first, its extended key
+// usages permit what the ones in force permit, and a path leads from it to the bundle of its trust domain. Only
+// if no file of bundles is for that trust domain, the path is not looked for; then Config.ID is required if there are any.
+//
+// A bundle is taken over at once, even if it does not vouch for the identity in force, which then is in Status: what
+// was removed from a bundle may have been revoked. A bundle document with a lower sequence number than the one in
+// force is refused until the program starts again (FED-11).
+//
+// # Whose files
+//
+// The files, the folders above them and each link on the way must belong to the user of this process or to root. A file that
+// another user can write to is refused. A folder in which all users can write is used, with a warning, as an emptyDir
+// of Kubernetes is one. The file with the private key must not be readable for other users. Groups of this process
+// and root's do not count as other users, as the fsGroup of a pod. In a volume of Kubernetes, whose files are behind folders
+// like ..2026_01_02_15_04_05.123, the mode is that of the volume, and is not looked at. An error about this wraps [ErrUnsafe] and says which
+// chown or chmod helps. On Windows nothing of this is checked.
+package filesource
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/follow"
+	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Errors to test for with [errors.Is].
+var (
+	// ErrNotReady says that a [Source] has nothing to hand out, or not all that it is configured for. The error around it has the
+	// reason. It has the method Retryable and reports that a later attempt may succeed.
+	ErrNotReady error = notReady{}
+
+	// ErrUnsafe says that another user of this machine may have made or may change a file, or may read the
+	// private key in it.
+	ErrUnsafe = private.ErrUnsafe
+)
+
+type notReady struct{}
+
+func (notReady) Error() string                                { return "not ready" }
+func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+
+// Config configures a [Source]. CertFile, Bundles or both are required; every other zero means what is said here.
+// [New] copies it.
+type Config struct {
+	// CertFile has the certificates of the identity in PEM, leaf first, and KeyFile its private key in PEM, not
+	// encrypted. KeyFile is empty, or the same, for one file with both in any order. Without a CertFile the source has
+	// bundles only, for programs that verify peers and have no identity to present.
+	CertFile, KeyFile string
+
+	// ID is the identity that the certificate must have. The zero ID means any in the trust domain of the first
+	// certificate that is taken over.
+	ID spiffe.ID
+
+	// Bundles are the files with trust bundles. Several may be for one trust domain: then their authorities count
+	// together, and the bundle has no sequence number.
+	Bundles []BundleFile
+
+	// Logger gets each change (Info), and what was refused or needs attention (Warn). Nil means no logs.
+	Logger *slog.Logger
+}
+
+// BundleFile is a file with trust bundles.
+type BundleFile struct {
+	// Path is where the file is.
+	Path string
+
+	// Format is what is in it. Zero means PEM.
+	Format Format
+
+	// TrustDomain is that of the bundle, as the file does not name it. Zero means that of the identity. It must be
+	// zero for a Map, which names them.
+	TrustDomain spiffe.TrustDomain
+}
+
+// Format is the form of a [BundleFile].
+type Format int
+
+const (
+	PEM      Format = iota // CA certificates in PEM; see [spiffe.ParseBundlePEM]
+	Document               // a SPIFFE bundle document; see [spiffe.ParseBundle]
+	Map                    // the bundle documents of many trust domains; see [spiffe.ParseBundleMap]
+	JWKS                   // the keys of an issuer of tokens, for JWT-SVIDs; see [spiffe.ParseJWKS]
+)
+
+// Source keeps what is in the files. [New] and [Start] make one. Its methods are safe for concurrent use, and those that
+// read work before, during and after [Source.Run].
+type Source struct {
+	cfg      Config
+	keyFile  string // with the private key; empty if there is none
+	log      *slog.Logger
+	follower *follow.Follower
+	life     life.Life
+
+	cur  atomic.Pointer[state] // what readers read; only take writes it
+	news renew.Signal
+
+	files  files           // only take uses it
+	warned map[string]bool // about folders; only the follower uses it
+}
+
+// state is what was published together. It never changes.
+type state struct {
+	snap    *spiffe.Snapshot // nil if there is no identity
+	bundles *spiffe.BundleSet
+	ready   bool
+	updates uint64
+	at      time.Time // of the last update
+	notes   []error
+}
+
+// New checks cfg and returns a Source. It does nothing else: no goroutine, no file.
+func New(cfg Config) (*Source, error) {
+	cfg.Bundles = slices.Clone(cfg.Bundles)
+	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), warned: map[string]bool{}}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("filesource: new: %w", err)
+	}
+	s.cur.Store(&state{bundles: new(spiffe.BundleSet)})
+	var paths []string
+	if cfg.CertFile != "" {
+		s.keyFile = cmp.Or(cfg.KeyFile, cfg.CertFile)
+		paths = append(paths, cfg.CertFile, s.keyFile)
+	}
+	for _, b := range cfg.Bundles {
+		paths = append(paths, b.Path)
+	}
+	slices.Sort(paths)
+	s.files.source, s.files.parts = s, make([]part, len(cfg.Bundles))
+	s.follower = follow.New(slices.Compact(paths), s.files.take, &follow.Options{Open: s.open, MaxSize: maxFile, Each: true, Logger: s.log})
+	return s, nil
+}
+
+// check checks the configuration.
+func (s *Source) check() error {
+	cfg := &s.cfg
+	switch {
+	case cfg.CertFile == "" && cfg.KeyFile != "":
+		return errors.New("Config has a KeyFile and no CertFile")
+	case cfg.CertFile == "" && len(cfg.Bundles) == 0:
+		return errors.New("Config has neither a CertFile nor Bundles")
+	case cfg.CertFile == "" && !cfg.ID.IsZero():
+		return errors.New("Config has an ID, and no CertFile that could have it")
+	case !cfg.ID.IsZero() && cfg.ID.Path() == "":
+		return fmt.Errorf("Config.ID is %q, which is that of a trust domain and not of a workload", cfg.ID)
+	}
+	for i, b := range cfg.Bundles {
+		switch {
+		case b.Path == "":
+			return fmt.Errorf("Config.Bundles[%d] has no Path", i)
+		case b.Format < PEM || b.Format > JWKS:
+			return fmt.Errorf("Config.Bundles[%d]: there is no Format(%d)", i, b.Format)
+		case b.Format == Map && !b.TrustDomain.IsZero():
+			return fmt.Errorf("Config.Bundles[%d] is a Map, which names its trust domains, and has a TrustDomain", i)
+		case b.Format != Map && b.TrustDomain.IsZero() && cfg.CertFile == "":
+			return fmt.Errorf("Config.Bundles[%d] has no TrustDomain, and there is no CertFile whose trust domain could be meant: %w", i, spiffe.ErrZero)
+		case b.Path == cmp.Or(cfg.KeyFile, cfg.CertFile):
+			return fmt.Errorf("Config.Bundles[%d] is the file with the private key", i)
+		}
+	}
+	return nil
+}
+
+// Start makes a Source, runs it in the background and waits until it is ready. The end of ctx ends the waiting and not
+// the source, which runs until [Source.Close]. On failure nothing is left running, and the error is that of [New] or
+// [Source.Ready].
+func Start(ctx context.Context, cfg Config) (*Source, error) {
+	s, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Run keeps the source current, for programs that do not use [Start]. It blocks until ctx is done or [Source.Close] is
+// called, and then returns nil. What was read stays readable after that. It is an error to call it while it runs, or
+// after Close.
+func (s *Source) Run(ctx context.Context) error {
+	if err := s.life.Run(ctx, s.work); err != nil {
+		return fmt.Errorf("filesource: run: %w", err)
+	}
+	return nil
+}
+
+func (s *Source) work(ctx context.Context) error {
+	if err := s.follower.Read(ctx); err != nil && ctx.Err() == nil {
+		s.log.LogAttrs(ctx, slog.LevelWarn, "filesource: files refused", slog.Any("err", err))
+	}
+	return s.follower.Run(ctx)
+}
+
+// Ready waits until the source has the identity, unless it is configured without one, and what is in each file of
+// bundles. The error wraps [ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx is done after
+// [Source.Close]. If Run was never called, it says so.
+func (s *Source) Ready(ctx context.Context) error {
+	err := s.life.Await(ctx, s.Changed, func() bool { return s.cur.Load().ready })
+	if err == nil {
+		return nil
+	}
+	why := s.notReady()
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w; waited for it: %w", why, err)
+}
+
+// notReady is the error while something is missing.
+func (s *Source) notReady() error {
+	idle := s.life.Idle()
+	_, cause := s.follower.Status()
+	switch {
+	case idle != nil && cause != nil:
+		cause = fmt.Errorf("%w; %w", idle, cause)
+	case idle != nil:
+		cause = idle
+	case cause == nil:
+		cause = errors.New("the files were not read yet")
+	}
+	return fmt.Errorf("filesource: %w: %w", ErrNotReady, cause)
+}
+
+// Close stops the source for good, waits for what it has started, and returns nil. What was read stays readable.
+func (s *Source) Close() error { return s.life.Close() }
+
+// SVID returns the identity that is in force, with its key. It does not block, and it does not look at the clock: while
+// nothing better is in the files the identity stays, in the end as an expired one. Before the first, and without a
+// CertFile, the error wraps [ErrNotReady].
+func (s *Source) SVID() (*spiffe.SVID, error) {
+	snap, err := s.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return snap.SVID()
+}
+
+// Snapshot returns the identity and the bundles as they were published together. It does not block. The error is that of
+// [Source.SVID].
+func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
+	if snap := s.cur.Load().snap; snap != nil {
+		return snap, nil
+	}
+	if s.cfg.CertFile == "" {
+		return nil, fmt.Errorf("filesource: %w: Config has no CertFile, so there are bundles only", ErrNotReady)
+	}
+	return nil, s.notReady()
+}
+
+// Bundle returns the bundle of td that is in force. It does not block. For a trust domain that no file is for, the
+// error wraps [spiffe.ErrUnknownTrustDomain]; before the files were read it wraps [ErrNotReady] as well.
+func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	st := s.cur.Load()
+	b, err := st.bundles.Bundle(td)
+	if err != nil && !st.ready {
+		return nil, fmt.Errorf("%w: %w", s.notReady(), err)
+	}
+	return b, err
+}
+
+// Bundles returns all bundles that are in force.
+func (s *Source) Bundles() *spiffe.BundleSet { return s.cur.Load().bundles }
+
+// Changed returns a channel that is closed when what the source hands out changes, and when something happens that
+// [Source.Ready] waits for. Take it before reading, so that no change is missed:
+//
+//	for {
+//		changed := src.Changed()
+//		use(src.Snapshot())
+//		<-changed
+//	}
+func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
+
+// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
+// is slow skips to the newest. The sequence may be used more than once.
+func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
+	return renew.Follow(ctx, s.Changed, func() *spiffe.Snapshot { return s.cur.Load().snap })
+}
+
+// Status is the state of a [Source] at one moment, for health checks and diagnosis. It has no secrets.
+type Status struct {
+	// Ready is what [Source.Ready] waits for.
+	Ready bool
+
+	// ID and NotAfter are the identity in force, and when its certificate ends; zero if there is none.
+	ID       spiffe.ID
+	NotAfter time.Time
+
+	// TrustDomains is how many trust domains there is a bundle for.
+	TrustDomains int
+
+	// Updates counts how often something of the files was taken over; LastUpdate is when that was last.
+	Updates    uint64
+	LastUpdate time.Time
+
+	// Checked is when all files were last found in order. Err says why a part of them was refused since then, or is nil.
+	Checked time.Time
+	Err     error
+
+	// Notes are about what is in force and needs attention: entries of bundles that were skipped, and an identity that
+	// peers will refuse.
+	Notes []error
+}
+
+// Status returns the state of the source.
+func (s *Source) Status() Status {
+	st := s.cur.Load()
+	out := Status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at, Notes: slices.Clone(st.notes)}
+	out.Checked, out.Err = s.follower.Status()
+	if st.snap != nil {
+		svid, _ := st.snap.SVID() // of a snapshot: never an error
+		out.ID, out.NotAfter = svid.ID(), svid.NotAfter()
+	}
+	return out
+}
+
+// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
+func (s *Source) WriteMetrics(w io.Writer) error {
+	st := s.Status()
+	var m metrics.Set
+	gauge := func(name, help string, value float64, ok bool) {
+		m.Gauge("svidkit_filesource_"+name, help, func() (float64, bool) { return value, ok })
+	}
+	at := func(name, help string, t time.Time) {
+		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", float64(t.UnixMilli())/1000, !t.IsZero())
+	}
+	truth := map[bool]float64{true: 1}
+	gauge("ready", "Whether there is all that the source is configured for.", truth[st.Ready], true)
+	gauge("in_order", "Whether all files were in order when they were read last.", truth[st.Err == nil], true)
+	at("checked", "When all files were last found in order", st.Checked)
+	at("update", "When something was last taken over from the files", st.LastUpdate)
+	at("svid_end", "When the certificate of the identity expires", st.NotAfter)
+	gauge("trust_domains", "The number of trust domains with a bundle.", float64(st.TrustDomains), true)
+	return m.Write(w)
+}
+
+// open opens a file that no other user has made or can change, or, if it has the private key, can read.
+func (s *Source) open(path string) (*os.File, error) {
+	f, err := private.OpenFile(path, os.O_RDONLY, private.Options{Warn: func(err error) {
+		if text := err.Error(); !s.warned[text] {
+			s.warned[text] = true
+			s.log.Warn("filesource: other users can replace the files", slog.Any("err", err))
+		}
+	}})
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = private.Check(path, info, private.Options{})
+	}
+	if err == nil && path == s.keyFile {
+		err = private.CheckKeyFile(path, f)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}

@@ -1,0 +1,677 @@
+package filesource_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesource"
+	"github.com/svidkit/svidkit/spiffe/source"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+var (
+	_ source.Source    = (*filesource.Source)(nil)
+	_ source.Runner    = (*filesource.Source)(nil)
+	_ source.Federated = (*filesource.Source)(nil)
+)
+
+// Each layout of files that other programs write is understood.
+func TestLayouts(t *testing.T) {
+	t.Parallel()
+	ca, other := newCA(t), spiffetest.NewCA(t, "partner.test")
+	svid := ca.Intermediate().SVID("/web")
+	certs, key, err := svid.MarshalPEM()
+	require.NoError(t, err)
+	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	doc, err := ca.Bundle().Marshal()
+	require.NoError(t, err)
+	set, err := spiffe.NewBundleSet(ca.Bundle(), other.Bundle())
+	require.NoError(t, err)
+	all, err := set.Marshal()
+	require.NoError(t, err)
+	files := map[string][]byte{
+		"tls.crt": certs, "tls.key": key, "ca.crt": ca.Bundle().MarshalPEM(),
+		"key-first.pem": slices.Concat(key, certs), "chain-first.pem": slices.Concat(certs, key),
+		"partner.pem": slices.Concat(other.Bundle().MarshalPEM(), spiffetest.NewCA(t, "partner.test").Bundle().MarshalPEM()),
+		"bundle.json": doc, "map.json": all, "jwks.json": fmt.Appendf(nil, `{"keys":[%s,%s]}`, jwk(t, ecKey, "a", `"use":"sig"`), jwk(t, ecKey, "b", `"alg":"ES256"`)),
+	}
+	type bundle = filesource.BundleFile
+	for name, test := range map[string]struct {
+		cert, key   string
+		bundles     []bundle
+		domains     int
+		roots, keys map[spiffe.TrustDomain]int
+	}{
+		"cert-manager":        {"tls.crt", "tls.key", []bundle{{Path: "ca.crt"}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
+		"PodCertificate":      {"key-first.pem", "", []bundle{{Path: "ca.crt"}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
+		"chain first, twice":  {"chain-first.pem", "chain-first.pem", []bundle{{Path: "ca.crt", TrustDomain: td}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
+		"ClusterTrustBundle":  {"tls.crt", "tls.key", []bundle{{Path: "ca.crt"}, {Path: "partner.pem", TrustDomain: partner}}, 2, map[spiffe.TrustDomain]int{td: 1, partner: 2}, nil},
+		"a bundle document":   {"tls.crt", "tls.key", []bundle{{Path: "bundle.json", Format: filesource.Document}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
+		"a bundle map":        {"tls.crt", "tls.key", []bundle{{Path: "map.json", Format: filesource.Map}}, 2, map[spiffe.TrustDomain]int{td: 1, partner: 1}, nil},
+		"roots and a JWK Set": {"tls.crt", "tls.key", []bundle{{Path: "ca.crt"}, {Path: "jwks.json", Format: filesource.JWKS}}, 1, map[spiffe.TrustDomain]int{td: 1}, map[spiffe.TrustDomain]int{td: 2}},
+		"bundles only":        {"", "", []bundle{{Path: "partner.pem", TrustDomain: partner}}, 1, map[spiffe.TrustDomain]int{partner: 2}, nil},
+		"keys only":           {"", "", []bundle{{Path: "jwks.json", Format: filesource.JWKS, TrustDomain: partner}}, 1, nil, map[spiffe.TrustDomain]int{partner: 2}},
+		"no bundles":          {"tls.crt", "tls.key", nil, 0, nil, nil},
+		"twice the same":      {"tls.crt", "tls.key", []bundle{{Path: "ca.crt"}, {Path: "ca.crt", TrustDomain: td}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			for name, data := range files {
+				write(t, filepath.Join(dir, name), data)
+			}
+			in := func(name string) string {
+				if name == "" {
+					return ""
+				}
+				return filepath.Join(dir, name)
+			}
+			cfg := filesource.Config{CertFile: in(test.cert), KeyFile: in(test.key)}
+			for _, b := range test.bundles {
+				b.Path = in(b.Path)
+				cfg.Bundles = append(cfg.Bundles, b)
+			}
+			s := start(t, cfg)
+			st := s.Status()
+			assert.True(t, st.Ready)
+			assert.NoError(t, st.Err)
+			assert.Empty(t, st.Notes)
+			assert.Equal(t, test.domains, st.TrustDomains)
+			assert.Equal(t, test.domains, s.Bundles().Len())
+			for td, n := range test.roots {
+				b, err := s.Bundle(td)
+				require.NoError(t, err)
+				assert.Len(t, slices.Collect(b.X509Authorities()), n)
+			}
+			for td, n := range test.keys {
+				b, err := s.Bundle(td)
+				require.NoError(t, err)
+				assert.Len(t, maps.Collect(b.JWTAuthorities()), n)
+			}
+			_, err := s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
+			require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+			require.NotErrorIs(t, err, filesource.ErrNotReady)
+			snap, err := s.Snapshot()
+			if test.cert == "" {
+				require.ErrorIs(t, err, filesource.ErrNotReady)
+				assert.ErrorContains(t, err, "bundles only")
+				return
+			}
+			require.NoError(t, err)
+			assert.Same(t, s.Bundles(), snap.Bundles())
+			assert.Equal(t, number(svid), serial(t, s))
+			assert.Equal(t, svid.ID(), st.ID)
+			assert.Len(t, st.ID.String(), len("spiffe://example.org/web"))
+		})
+	}
+}
+
+// jwk returns a key of a JWK Set with a key ID and more members.
+func jwk(t testing.TB, key *ecdsa.PrivateKey, id, more string) string {
+	t.Helper()
+	point, err := key.PublicKey.Bytes()
+	require.NoError(t, err)
+	b64 := base64.RawURLEncoding.EncodeToString
+	if more != "" {
+		more = "," + more
+	}
+	return fmt.Sprintf(`{"kty":"EC","crv":"P-256","x":%q,"y":%q,"kid":%q%s}`, b64(point[1:33]), b64(point[33:]), id, more)
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	type bundle = filesource.BundleFile
+	id := spiffe.MustParseID("spiffe://example.org/web")
+	for text, cfg := range map[string]filesource.Config{
+		"neither a CertFile nor Bundles":     {},
+		"a KeyFile and no CertFile":          {KeyFile: "k"},
+		"has an ID, and no CertFile":         {ID: id, Bundles: []bundle{{Path: "b", TrustDomain: td}}},
+		"that of a trust domain and not":     {CertFile: "c", ID: td.ID()},
+		"Bundles[1] has no Path":             {CertFile: "c", Bundles: []bundle{{Path: "b"}, {}}},
+		"there is no Format(7)":              {CertFile: "c", Bundles: []bundle{{Path: "b", Format: 7}}},
+		"there is no Format(-1)":             {CertFile: "c", Bundles: []bundle{{Path: "b", Format: -1}}},
+		"is a Map, which names":              {CertFile: "c", Bundles: []bundle{{Path: "b", Format: filesource.Map, TrustDomain: td}}},
+		"Bundles[0] has no TrustDomain":      {Bundles: []bundle{{Path: "b"}}},
+		"Bundles[0] is the file with the pr": {CertFile: "c", Bundles: []bundle{{Path: "c"}}},
+	} {
+		_, err := filesource.New(cfg)
+		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, err, "filesource: new: ")
+		_, err = filesource.Start(t.Context(), cfg)
+		require.ErrorContains(t, err, text)
+	}
+}
+
+func TestLife(t *testing.T) {
+	t.Parallel()
+	ca, dir := newCA(t), t.TempDir()
+	s, err := filesource.New(layout(dir))
+	require.NoError(t, err)
+	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err = s.Ready(soon)
+	require.ErrorIs(t, err, filesource.ErrNotReady)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "neither called Start nor Run")
+	_, err = s.SVID()
+	require.ErrorContains(t, err, "neither called Start nor Run")
+	_, err = s.Bundle(td)
+	require.ErrorIs(t, err, filesource.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	awaitErr(t, s, "tls.crt")
+	soon, cancel = context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err = s.Ready(soon)
+	require.ErrorIs(t, err, fs.ErrNotExist, "the reason, and not only that it has taken too long")
+	again, ok := errors.AsType[interface {
+		error
+		Retryable() (time.Duration, bool)
+	}](err)
+	require.True(t, ok)
+	_, retry := again.Retryable()
+	assert.True(t, retry)
+	require.ErrorContains(t, s.Run(t.Context()), "alternatives")
+
+	putAll(t, dir, ca.SVID("/web"), ca.Bundle())
+	require.NoError(t, s.Ready(t.Context()))
+	stop()
+	require.NoError(t, <-ended, "a clean stop")
+	_, err = s.SVID()
+	require.NoError(t, err, "what was read stays")
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close())
+	require.ErrorContains(t, s.Run(t.Context()), "closed")
+
+	// A start that fails says why, and leaves nothing running.
+	soon, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err = filesource.Start(soon, layout(t.TempDir()))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// What is not good replaces nothing, the reason is told, and the source recovers by itself. The files really change, and
+// the system really says so.
+func TestOldBeforeNew(t *testing.T) {
+	t.Parallel()
+	onlyUnix(t)
+	ca := newCA(t)
+	for name, test := range map[string]struct {
+		cfg    func(*filesource.Config)
+		damage func(t *testing.T, dir string)
+		want   string
+		is     error
+	}{
+		"half a pair: the certificate": {damage: func(t *testing.T, dir string) {
+			certs, _, _ := ca.SVID("/web").MarshalPEM()
+			write(t, filepath.Join(dir, "tls.crt"), certs)
+		}, want: "does not belong"},
+		"half a pair: the key": {damage: func(t *testing.T, dir string) {
+			_, key, _ := ca.SVID("/web").MarshalPEM()
+			write(t, filepath.Join(dir, "tls.key"), key)
+		}, want: "does not belong"},
+		"no certificate":       {damage: func(t *testing.T, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, "tls.crt"))) }, want: "tls.crt", is: fs.ErrNotExist},
+		"no key":               {damage: func(t *testing.T, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, "tls.key"))) }, want: "tls.key", is: fs.ErrNotExist},
+		"no roots":             {damage: func(t *testing.T, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, "ca.crt"))) }, want: "ca.crt", is: fs.ErrNotExist},
+		"an empty certificate": {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.crt"), nil) }, want: "no certificate found"},
+		"an empty key":         {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.key"), nil) }, want: "no private key found"},
+		"empty roots":          {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), nil) }, want: "no certificate found"},
+		"garbage roots":        {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte("garbage")) }, want: "text that is not PEM"},
+		"half the roots": {damage: func(t *testing.T, dir string) {
+			write(t, filepath.Join(dir, "ca.crt"), ca.Bundle().MarshalPEM()[:300])
+		}, want: "not PEM"},
+		"a leaf as a root": {damage: func(t *testing.T, dir string) {
+			certs, _, _ := ca.SVID("/web").MarshalPEM()
+			write(t, filepath.Join(dir, "ca.crt"), certs)
+		}, want: "not a CA certificate"},
+		"a folder": {damage: func(t *testing.T, dir string) {
+			require.NoError(t, os.Remove(filepath.Join(dir, "tls.key")))
+			require.NoError(t, os.Mkdir(filepath.Join(dir, "tls.key"), 0o700))
+		}, want: "not a regular file"},
+		"too large": {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.crt"), make([]byte, 17<<20)) }, want: "has more than 16777216 bytes"},
+		"another trust domain": {damage: func(t *testing.T, dir string) {
+			other := spiffetest.NewCA(t, "evil.test")
+			putAll(t, dir, other.SVID("/web"), other.Bundle())
+		}, want: `the identity in force is of the trust domain "example.org"`},
+		"another ID": {cfg: func(c *filesource.Config) { c.ID = spiffe.MustParseID("spiffe://example.org/web") }, damage: func(t *testing.T, dir string) {
+			putSVID(t, dir, ca.SVID("/db"))
+		}, want: `Config.ID is "spiffe://example.org/web"`},
+		"expired":       {damage: func(t *testing.T, dir string) { putBroken(t, dir, ca, "Expired") }, want: "has expired at"},
+		"not yet valid": {damage: func(t *testing.T, dir string) { putBroken(t, dir, ca, "NotYetValid") }, want: "is valid from"},
+		"a CA":          {damage: func(t *testing.T, dir string) { putEdited(t, dir, ca, func(c *x509.Certificate) { c.IsCA = true }) }, want: "it is a CA certificate"},
+		"no digital signature": {damage: func(t *testing.T, dir string) {
+			putEdited(t, dir, ca, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment })
+		}, want: "lacks digitalSignature"},
+		"no SPIFFE ID": {damage: func(t *testing.T, dir string) {
+			putEdited(t, dir, ca, func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{"web.test"} })
+		}, want: "no SPIFFE ID"},
+		"one role only": {damage: func(t *testing.T, dir string) {
+			putEdited(t, dir, ca, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
+		}, want: "permit less than those of the certificate in force"},
+		"no role": {damage: func(t *testing.T, dir string) {
+			putEdited(t, dir, ca, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} })
+		}, want: "neither a server nor a client"},
+		"another CA": {damage: func(t *testing.T, dir string) { putSVID(t, dir, newCA(t).SVID("/web")) }, want: "unknown authority"},
+		"an encrypted key": {damage: func(t *testing.T, dir string) {
+			write(t, filepath.Join(dir, "tls.key"), []byte("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"))
+		}, want: "is encrypted"},
+		"a key for all": {damage: func(t *testing.T, dir string) {
+			putSVID(t, dir, ca.SVID("/web"))
+			require.NoError(t, os.Chmod(filepath.Join(dir, "tls.key"), 0o644))
+		}, want: "chmod o=", is: filesource.ErrUnsafe},
+		"roots that all can write": {damage: func(t *testing.T, dir string) {
+			require.NoError(t, os.Chmod(filepath.Join(dir, "ca.crt"), 0o666))
+		}, want: "chmod ", is: filesource.ErrUnsafe},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			first := ca.SVID("/web")
+			putAll(t, dir, first, ca.Bundle())
+			var log diary
+			cfg := layout(dir)
+			cfg.Logger = log.logger()
+			if test.cfg != nil {
+				test.cfg(&cfg)
+			}
+			s := start(t, cfg)
+			snap, err := s.Snapshot()
+			require.NoError(t, err)
+
+			test.damage(t, dir)
+			err = awaitErr(t, s, test.want)
+			if test.is != nil {
+				require.ErrorIs(t, err, test.is)
+			}
+			assert.NotContains(t, err.Error(), "PRIVATE KEY-----")
+			now, err := s.Snapshot()
+			require.NoError(t, err)
+			assert.Same(t, snap, now, "the last good stays")
+			assert.True(t, s.Status().Ready)
+			require.Eventually(t, func() bool { return len(log.lines(t, "files refused, the ones before stay in use")) > 0 }, patience, time.Millisecond)
+
+			// In order again, with a new identity.
+			for _, name := range []string{"tls.crt", "tls.key", "ca.crt"} {
+				require.NoError(t, os.RemoveAll(filepath.Join(dir, name)))
+			}
+			next := ca.SVID("/web")
+			putAll(t, dir, next, ca.Bundle())
+			awaitSVID(t, s, next)
+		})
+	}
+}
+
+func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault spiffetest.Fault) {
+	t.Helper()
+	chain, key := ca.Broken(fault)
+	put(t, dir, chain, key)
+}
+
+func put(t *testing.T, dir string, chain []*x509.Certificate, key crypto.Signer) {
+	t.Helper()
+	certs, keyPEM := pemOf(t, chain, key)
+	write(t, filepath.Join(dir, "tls.crt"), certs)
+	write(t, filepath.Join(dir, "tls.key"), keyPEM)
+}
+
+func putEdited(t *testing.T, dir string, ca *spiffetest.CA, edit func(*x509.Certificate)) {
+	t.Helper()
+	chain, key := ca.Certificate("/web", edit)
+	put(t, dir, chain, key)
+}
+
+// What comes back is taken back, although it was taken before and only a part was refused meanwhile.
+func TestPartsGoOn(t *testing.T) {
+	t.Parallel()
+	ca, other := newCA(t), spiffetest.NewCA(t, "partner.test")
+	dir := t.TempDir()
+	svid := ca.SVID("/web")
+	putAll(t, dir, svid, ca.Bundle())
+	federated := filepath.Join(dir, "partner.pem")
+	write(t, federated, other.Bundle().MarshalPEM())
+	cfg := layout(dir)
+	cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: federated, TrustDomain: partner})
+	s := start(t, cfg)
+	own, err := s.Bundle(td)
+	require.NoError(t, err)
+
+	// The partner's file is damaged: the identity is renewed all the same.
+	write(t, federated, []byte("garbage"))
+	awaitErr(t, s, "partner.pem")
+	second := ca.SVID("/web")
+	putSVID(t, dir, second)
+	require.Eventually(t, func() bool { return serial(t, s) == number(second) }, patience, time.Millisecond)
+	assert.ErrorContains(t, s.Status().Err, "partner.pem")
+	b, err := s.Bundle(partner)
+	require.NoError(t, err)
+	assert.True(t, sameRoots(b, other.Bundle()))
+
+	// The identity is damaged: the partner's bundle is renewed all the same.
+	write(t, filepath.Join(dir, "tls.key"), []byte("garbage"))
+	before := other.Bundle()
+	other.Rotate()
+	write(t, federated, other.Bundle().MarshalPEM())
+	require.Eventually(t, func() bool {
+		b, err := s.Bundle(partner)
+		return err == nil && sameRoots(b, other.Bundle())
+	}, patience, time.Millisecond)
+	assert.ErrorContains(t, s.Status().Err, "tls.key")
+	assert.Equal(t, number(second), serial(t, s))
+	now, err := s.Bundle(td)
+	require.NoError(t, err)
+	assert.Same(t, own, now, "what has not changed is the same value")
+
+	// All is as it was.
+	write(t, federated, before.MarshalPEM())
+	putSVID(t, dir, second)
+	awaitSVID(t, s, second)
+	b, err = s.Bundle(partner)
+	require.NoError(t, err)
+	assert.True(t, sameRoots(b, before), "not what came between")
+}
+
+func sameRoots(a, b *spiffe.Bundle) bool { return bytes.Equal(a.MarshalPEM(), b.MarshalPEM()) }
+
+// A new root and a leaf below it may come together or one after the other.
+func TestRootRotation(t *testing.T) {
+	t.Parallel()
+	ca, dir := newCA(t), t.TempDir()
+	first := ca.SVID("/web")
+	putAll(t, dir, first, ca.Bundle())
+	s := start(t, layout(dir))
+
+	ca.Rotate()
+	second := ca.SVID("/web")
+	putSVID(t, dir, second) // before the roots
+	awaitErr(t, s, "unknown authority")
+	assert.Equal(t, number(first), serial(t, s))
+	write(t, filepath.Join(dir, "ca.crt"), ca.Bundle().MarshalPEM())
+	awaitSVID(t, s, second)
+
+	// A root that has left is not trusted, even if the identity is below it.
+	ca.Rotate()
+	ca.DropOldRoots()
+	write(t, filepath.Join(dir, "ca.crt"), ca.Bundle().MarshalPEM())
+	require.Eventually(t, func() bool { b, err := s.Bundle(td); return err == nil && sameRoots(b, ca.Bundle()) }, patience, time.Millisecond)
+	assert.Equal(t, number(second), serial(t, s), "there is no other")
+	st := s.Status()
+	require.Len(t, st.Notes, 1)
+	require.ErrorContains(t, st.Notes[0], "peers will refuse")
+	ve, ok := errors.AsType[*spiffe.VerifyError](st.Notes[0])
+	require.True(t, ok)
+	assert.Equal(t, "chain", ve.Stage)
+	third := ca.SVID("/web")
+	putSVID(t, dir, third)
+	awaitSVID(t, s, third)
+	assert.Empty(t, s.Status().Notes)
+}
+
+// An older bundle document does not come back.
+func TestSequence(t *testing.T) {
+	t.Parallel()
+	ca, dir := newCA(t), t.TempDir()
+	path := filepath.Join(dir, "bundle.json")
+	put := func(n uint64, roots ...*x509.Certificate) *spiffe.Bundle {
+		b, err := spiffe.NewBundle(partner, spiffe.BundleContents{X509Authorities: roots, Sequence: &n})
+		require.NoError(t, err)
+		doc, err := b.Marshal()
+		require.NoError(t, err)
+		write(t, path, doc)
+		return b
+	}
+	put(7, ca.Root())
+	cfg := filesource.Config{Bundles: []filesource.BundleFile{{Path: path, Format: filesource.Document, TrustDomain: partner}}}
+	s := start(t, cfg)
+	put(6, ca.Root(), newCA(t).Root())
+	awaitErr(t, s, "has the sequence number 6, and the one in force has 7")
+	b, err := s.Bundle(partner)
+	require.NoError(t, err)
+	n, _ := b.Sequence()
+	assert.EqualValues(t, 7, n)
+	// No authorities are an answer: all is revoked.
+	put(8)
+	require.Eventually(t, func() bool { b, _ := s.Bundle(partner); n, _ := b.Sequence(); return n == 8 }, patience, time.Millisecond)
+	b, err = s.Bundle(partner)
+	require.NoError(t, err)
+	assert.Empty(t, slices.Collect(b.X509Authorities()))
+	// After a restart the operator's word counts.
+	put(6, ca.Root())
+	awaitErr(t, s, "restart")
+	b, err = start(t, cfg).Bundle(partner)
+	require.NoError(t, err)
+	n, _ = b.Sequence()
+	assert.EqualValues(t, 6, n)
+}
+
+// Two files for one trust domain that contradict each other replace nothing.
+func TestFilesThatDoNotGoTogether(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	key := func() *ecdsa.PrivateKey {
+		k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		require.NoError(t, err)
+		return k
+	}
+	one, two := key(), key()
+	a, b, c := filepath.Join(dir, "a"), filepath.Join(dir, "b"), filepath.Join(dir, "c")
+	doc := func(keys ...string) []byte { return fmt.Appendf(nil, `{"keys":[%s]}`, strings.Join(keys, ",")) }
+	write(t, a, doc(jwk(t, one, "1", "")))
+	write(t, b, doc(jwk(t, two, "2", "")))
+	write(t, c, doc(jwk(t, two, "3", "")))
+	cfg := filesource.Config{}
+	for _, path := range []string{a, b, c} {
+		cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: path, Format: filesource.JWKS, TrustDomain: partner})
+	}
+	s := start(t, cfg)
+	ids := func() []string {
+		b, err := s.Bundle(partner)
+		require.NoError(t, err)
+		return slices.Sorted(maps.Keys(maps.Collect(b.JWTAuthorities())))
+	}
+	assert.Equal(t, []string{"1", "2", "3"}, ids())
+	write(t, c, doc(jwk(t, one, "2", ""))) // not what b has
+	err := awaitErr(t, s, "do not go together")
+	assert.ErrorContains(t, err, `two different keys have the key ID "2"`)
+	assert.Equal(t, []string{"1", "2", "3"}, ids())
+	write(t, b, doc())
+	require.Eventually(t, func() bool { return s.Status().Err == nil }, patience, time.Millisecond)
+	assert.Equal(t, []string{"1", "2"}, ids())
+}
+
+// At the start there is no last good, and nothing is handed out that cannot be verified.
+func TestNotReady(t *testing.T) {
+	t.Parallel()
+	ca, other := newCA(t), spiffetest.NewCA(t, "other.test")
+	for name, test := range map[string]struct {
+		put  func(t *testing.T, dir string)
+		cfg  func(*filesource.Config)
+		want string
+	}{
+		"expired":              {func(t *testing.T, dir string) { putBroken(t, dir, ca, "Expired") }, nil, "has expired"},
+		"another CA":           {func(t *testing.T, dir string) { putSVID(t, dir, newCA(t).SVID("/web")) }, nil, "unknown authority"},
+		"roots of others only": {func(t *testing.T, dir string) { putSVID(t, dir, ca.SVID("/web")) }, func(c *filesource.Config) { c.Bundles[0].TrustDomain = other.TrustDomain() }, "set Config.ID"},
+		"no roots yet":         {func(t *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, "ca.crt")) }, func(c *filesource.Config) { c.ID = spiffe.MustParseID("spiffe://example.org/web") }, "cannot be verified without"},
+		"no certificate":       {func(t *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, "tls.crt")) }, nil, "ca.crt waits for the certificate"},
+		"a partner is missing": {func(t *testing.T, dir string) {}, func(c *filesource.Config) {
+			c.Bundles = append(c.Bundles, filesource.BundleFile{Path: "/none", TrustDomain: partner})
+		}, "/none"},
+		"roots without a CA":    {func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte("{}")) }, nil, "ca.crt"},
+		"an empty bundle":       {func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte(`{"keys":[]}`)) }, func(c *filesource.Config) { c.Bundles[0].Format = filesource.Document }, "no X.509 authority"},
+		"a map without the own": {func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte(`{"trust_domains":{}}`)) }, func(c *filesource.Config) { c.Bundles[0].Format = filesource.Map }, "set Config.ID"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			putAll(t, dir, ca.SVID("/web"), ca.Bundle())
+			test.put(t, dir)
+			cfg := layout(dir)
+			if test.cfg != nil {
+				test.cfg(&cfg)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+			defer cancel()
+			_, err := filesource.Start(ctx, cfg)
+			require.ErrorIs(t, err, filesource.ErrNotReady)
+			require.ErrorContains(t, err, test.want)
+		})
+	}
+	// With an ID and no file that could be for its trust domain, the path is not looked for.
+	dir := t.TempDir()
+	putAll(t, dir, ca.SVID("/web"), other.Bundle())
+	cfg := layout(dir)
+	cfg.ID, cfg.Bundles[0].TrustDomain = spiffe.MustParseID("spiffe://example.org/web"), other.TrustDomain()
+	start(t, cfg)
+}
+
+// Volumes of Kubernetes, with the modes that they have.
+func TestModes(t *testing.T) {
+	t.Parallel()
+	onlyUnix(t)
+	ca := newCA(t)
+	for name, test := range map[string]struct {
+		mode os.FileMode
+	}{
+		"a Secret":      {0o644},
+		"with fsGroup":  {0o640},
+		"defaultMode":   {0o400},
+		"a Secret, 444": {0o444},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := &volume{dir: t.TempDir()}
+			require.NoError(t, os.Chmod(v.dir, 0o777|os.ModeSticky))
+			v.swap(t, test.mode, secret(t, ca.SVID("/web"), ca.Bundle()))
+			s := start(t, layout(v.dir))
+			next := ca.SVID("/web")
+			v.swap(t, test.mode, secret(t, next, ca.Bundle()))
+			awaitSVID(t, s, next)
+		})
+	}
+	t.Run("an emptyDir", func(t *testing.T) {
+		t.Parallel()
+		dir := t.TempDir()
+		require.NoError(t, os.Chmod(dir, 0o777))
+		putAll(t, dir, ca.SVID("/web"), ca.Bundle())
+		var log diary
+		cfg := layout(dir)
+		cfg.Logger = log.logger()
+		s := start(t, cfg)
+		next := ca.SVID("/web")
+		putSVID(t, dir, next)
+		awaitSVID(t, s, next)
+		assert.Len(t, log.lines(t, "filesource: other users can replace the files"), 1, "once")
+	})
+	t.Run("of another user", func(t *testing.T) {
+		t.Parallel()
+		if os.Geteuid() != 0 {
+			t.Skip("gives files to another user, which takes root")
+		}
+		for _, name := range []string{"tls.crt", "tls.key", "ca.crt"} {
+			dir := t.TempDir()
+			putAll(t, dir, ca.SVID("/web"), ca.Bundle())
+			require.NoError(t, os.Chown(filepath.Join(dir, name), 54321, -1))
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			_, err := filesource.Start(ctx, layout(dir))
+			cancel()
+			require.ErrorIs(t, err, filesource.ErrUnsafe)
+			assert.ErrorContains(t, err, "chown 0")
+		}
+	})
+	t.Run("for another group", func(t *testing.T) {
+		t.Parallel()
+		if os.Geteuid() != 0 {
+			t.Skip("gives files to another group, which takes root")
+		}
+		dir := t.TempDir()
+		putAll(t, dir, ca.SVID("/web"), ca.Bundle())
+		require.NoError(t, os.Chmod(filepath.Join(dir, "tls.key"), 0o640))
+		start(t, layout(dir)) // root's group
+		require.NoError(t, os.Chown(filepath.Join(dir, "tls.key"), -1, 54321))
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := filesource.Start(ctx, layout(dir))
+		require.ErrorIs(t, err, filesource.ErrUnsafe)
+		assert.ErrorContains(t, err, "chmod g=")
+	})
+}
+
+func TestUpdatesAndMetrics(t *testing.T) {
+	t.Parallel()
+	ca, dir := newCA(t), t.TempDir()
+	first, second := ca.SVID("/web"), ca.SVID("/web")
+	putAll(t, dir, first, ca.Bundle())
+	var log diary
+	cfg := layout(dir)
+	cfg.Logger = log.logger()
+	s := start(t, cfg)
+	var seen []string
+	for snap := range s.Updates(t.Context()) {
+		seen = append(seen, serial(t, snap))
+		if len(seen) == 2 {
+			break
+		}
+		putSVID(t, dir, second)
+	}
+	assert.Equal(t, []string{number(first), number(second)}, seen)
+	var b bytes.Buffer
+	require.NoError(t, s.WriteMetrics(&b))
+	for _, line := range []string{
+		"svidkit_filesource_ready 1\n", "svidkit_filesource_in_order 1\n", "svidkit_filesource_trust_domains 1\n",
+		"# TYPE svidkit_filesource_svid_end_timestamp_seconds gauge\n",
+		fmt.Sprintf("svidkit_filesource_svid_end_timestamp_seconds %d\n", second.NotAfter().Unix()),
+	} {
+		assert.Contains(t, b.String(), line)
+	}
+	st := s.Status()
+	assert.EqualValues(t, 2, st.Updates)
+	assert.WithinDuration(t, time.Now(), st.LastUpdate, time.Minute)
+	assert.WithinDuration(t, time.Now(), st.Checked, time.Minute)
+	updates := log.lines(t, "filesource: update")
+	require.Len(t, updates, 2)
+	assert.Equal(t, "spiffe://example.org/web", updates[1]["id"])
+	// Nothing but what is in the files makes an update.
+	now := time.Now().Add(time.Minute)
+	require.NoError(t, os.Chtimes(filepath.Join(dir, "tls.crt"), now, now))
+	time.Sleep(300 * time.Millisecond)
+	assert.EqualValues(t, 2, s.Status().Updates)
+}
+
+// Suites of the library.
+func TestSources(t *testing.T) {
+	t.Parallel()
+	spiffetest.TestSVIDSource(t, func(t testing.TB) spiffe.SVIDSource {
+		ca, dir := newCA(t), t.TempDir()
+		putAll(t, dir, ca.SVID("/web"), ca.Bundle())
+		return start(t, layout(dir))
+	})
+	spiffetest.TestBundleSource(t, func(t testing.TB) (spiffe.BundleSource, []spiffe.TrustDomain) {
+		ca, dir := newCA(t), t.TempDir()
+		putAll(t, dir, ca.SVID("/web"), ca.Bundle())
+		return start(t, layout(dir)), []spiffe.TrustDomain{td}
+	})
+}

@@ -1,0 +1,6 @@
+package source
+
+import "context"
+
+// Load loads what l has stored.
+func Load(ctx context.Context, l *LastGood) { l.load(ctx) }

@@ -1,0 +1,142 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+)
+
+// Candidate is a source that [First] may choose.
+type Candidate struct {
+	// Name is for logs and errors, such as "agent".
+	Name string
+
+	// Start starts the source and waits until it is ready, as the functions Start of the packages with sources do. The
+	// source must not end with ctx, which does when Within is over.
+	Start func(ctx context.Context) (Source, error)
+
+	// Within is how long the source may take to become ready. 0 means 10 seconds or, for the last candidate, until the
+	// context of First ends.
+	Within time.Duration
+}
+
+// usualWithin is the default of Candidate.Within.
+const usualWithin = 10 * time.Second
+
+// Choice is the source that [First] has chosen. It stays the same source until it is closed, whatever happens to it: it never
+// fails over to another one, which may be weaker.
+type Choice struct {
+	// Source is the one that was chosen. Close closes it.
+	Source
+
+	// Name is that of its Candidate.
+	Name string
+
+	// Passed says why each of the candidates before it was not chosen, in order.
+	Passed []error
+}
+
+// First starts the candidates one after the other, in order, until one is ready, and returns that one. What has failed
+// is closed, and those after the chosen one are not started. The log gets the choice: at Info if it is the first
+// candidate, else at Warn with the reasons; nil means no log.
+//
+// If none is ready, or ctx is done before, the error wraps [ErrNotReady], and has the reason of each.
+func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Choice, error) {
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
+	names := map[string]bool{}
+	for i, c := range candidates {
+		if c.Name == "" || c.Start == nil || c.Within < 0 || names[c.Name] {
+			return nil, fmt.Errorf("source: first: candidate %d, %q: a name of its own and Start are required, and Within must not be negative", i+1, c.Name)
+		}
+		names[c.Name] = true
+	}
+	if len(candidates) == 0 {
+		return nil, errors.New("source: first: there are no candidates")
+	}
+	choice := &Choice{}
+	for i, c := range candidates {
+		within := c.Within
+		if within == 0 && i < len(candidates)-1 {
+			within = usualWithin
+		}
+		src, err := c.start(ctx, within)
+		if err == nil {
+			choice.Source, choice.Name = src, c.Name
+			level := slog.LevelInfo
+			if i > 0 {
+				level = slog.LevelWarn
+			}
+			log.LogAttrs(ctx, level, "source: chosen", slog.Any("choice", choice))
+			return choice, nil
+		}
+		choice.Passed = append(choice.Passed, fmt.Errorf("%s: %w", c.Name, err))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	err := fmt.Errorf("source: first: %w: %w", ErrNotReady, choice.passed())
+	if skipped := len(candidates) - len(choice.Passed); skipped > 0 {
+		err = fmt.Errorf("%w; %d more were not tried: %w", err, skipped, context.Cause(ctx))
+	}
+	return nil, err
+}
+
+// start returns the source if it is ready in time; 0 means no limit.
+func (c *Candidate) start(ctx context.Context, within time.Duration) (Source, error) {
+	if within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, within, fmt.Errorf("%w within %v", context.DeadlineExceeded, within))
+		defer cancel()
+	}
+	src, err := c.Start(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if src == nil {
+		return nil, errors.New("its Start has returned neither a source nor an error")
+	}
+	if err := src.Ready(ctx); err != nil {
+		return nil, errors.Join(err, src.Close())
+	}
+	return src, nil
+}
+
+// passed returns the reasons in one line, or nil.
+func (c *Choice) passed() (all error) {
+	for _, err := range c.Passed {
+		if all == nil {
+			all = err
+		} else {
+			all = fmt.Errorf("%w; %w", all, err)
+		}
+	}
+	return all
+}
+
+// String returns the name of the source, and why the ones before it were not chosen.
+func (c *Choice) String() string {
+	if len(c.Passed) == 0 {
+		return c.Name
+	}
+	reasons := make([]string, len(c.Passed))
+	for i, err := range c.Passed {
+		reasons[i] = err.Error()
+	}
+	return c.Name + ", because these are not ready: " + strings.Join(reasons, "; ")
+}
+
+// GoString returns the same as String.
+func (c *Choice) GoString() string { return c.String() }
+
+// LogValue implements [slog.LogValuer]: the name, and why the ones before it were not chosen.
+func (c *Choice) LogValue() slog.Value {
+	attrs := []slog.Attr{slog.String("name", c.Name)}
+	if err := c.passed(); err != nil {
+		attrs = append(attrs, slog.Any("passed", err))
+	}
+	return slog.GroupValue(attrs...)
+}

@@ -1,0 +1,203 @@
+package source_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesource"
+	"github.com/svidkit/svidkit/spiffe/source"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// starting returns a candidate with a source that is running, and counts how often it is started.
+func starting(name string, live *flip, started *int) source.Candidate {
+	return source.Candidate{Name: name, Start: func(ctx context.Context) (source.Source, error) {
+		*started++
+		if err := live.life.Start(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil }, live.Ready); err != nil {
+			return nil, err
+		}
+		return live, nil
+	}}
+}
+
+var errAway = errors.New("the agent is away")
+
+func TestFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		agent, files := &flip{Source: ca.Source("/agent")}, &flip{Source: ca.Source("/files")}
+		var asked [2]int
+		var log diary
+
+		// The first is ready: the others are not started.
+		c, err := source.First(t.Context(), log.logger(), starting("agent", agent, &asked[0]), starting("files", files, &asked[1]))
+		require.NoError(t, err)
+		assert.Equal(t, "agent", c.Name)
+		assert.Equal(t, "agent", c.String())
+		assert.Empty(t, c.Passed)
+		assert.Equal(t, [2]int{1, 0}, asked)
+		assert.Contains(t, log.String(), "level=INFO msg=\"source: chosen\" choice.name=agent")
+		require.NoError(t, c.Close())
+		require.Error(t, agent.life.Idle(), "Close closes it")
+
+		// The first is away: the second is chosen, after the time that the first has, and the reasons are told.
+		agent = &flip{Source: ca.Source("/agent")}
+		agent.Fail(errAway)
+		log = diary{}
+		began := time.Now()
+		c, err = source.First(t.Context(), log.logger(), starting("agent", agent, &asked[0]), starting("files", files, &asked[1]))
+		require.NoError(t, err)
+		assert.Equal(t, 10*time.Second, time.Since(began))
+		assert.Equal(t, "files", c.Name)
+		require.Len(t, c.Passed, 1)
+		require.ErrorIs(t, c.Passed[0], context.DeadlineExceeded)
+		assert.Equal(t, "files, because these are not ready: agent: context deadline exceeded within 10s", c.String())
+		assert.Equal(t, c.String(), fmt.Sprintf("%#v", c))
+		assert.Contains(t, log.String(), "level=WARN")
+		assert.Contains(t, log.String(), "choice.name=files choice.passed=")
+		require.Error(t, agent.life.Idle(), "what has failed is closed")
+
+		// It stays with that, whatever happens to either.
+		id := func() string {
+			svid, err := c.SVID()
+			require.NoError(t, err)
+			return svid.ID().Path()
+		}
+		agent.Fail(nil)
+		time.Sleep(100 * time.Hour)
+		assert.Equal(t, "/files", id())
+		files.Fail(errAway)
+		time.Sleep(100 * time.Hour)
+		_, err = c.SVID()
+		require.ErrorIs(t, err, errAway, "and does not fail over")
+		_, err = c.Snapshot()
+		require.ErrorIs(t, err, errAway)
+		_, err = c.Bundle(td)
+		require.ErrorIs(t, err, errAway)
+		files.Fail(nil)
+		assert.Equal(t, "/files", id())
+		assert.Equal(t, [2]int{2, 1}, asked)
+		require.NoError(t, c.Close())
+	})
+}
+
+// The rank of candidates is kept, although a weaker one would be ready sooner.
+func TestFirstWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		agent, files := &flip{Source: ca.Source("/agent")}, &flip{Source: ca.Source("/files")}
+		agent.Fail(errAway)
+		time.AfterFunc(9*time.Second, func() { agent.Fail(nil) })
+		var asked [2]int
+		c, err := source.First(t.Context(), nil, starting("agent", agent, &asked[0]), starting("files", files, &asked[1]))
+		require.NoError(t, err)
+		assert.Equal(t, "agent", c.Name)
+		require.NoError(t, c.Close())
+		// The last candidate has the time that is left, and each may have its own.
+		files.Fail(errAway)
+		time.AfterFunc(time.Hour, func() { files.Fail(nil) })
+		slow := starting("agent", &flip{Source: agent.Source}, &asked[0])
+		agent.Fail(errAway)
+		slow.Within = time.Minute
+		began := time.Now()
+		c, err = source.First(t.Context(), nil, slow, starting("files", files, &asked[1]))
+		require.NoError(t, err)
+		assert.Equal(t, "files", c.Name)
+		assert.Equal(t, time.Hour, time.Since(began))
+		require.NoError(t, c.Close())
+	})
+}
+
+func TestFirstFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		var asked int
+		failing := func(name string, err error) source.Candidate {
+			return source.Candidate{Name: name, Start: func(context.Context) (source.Source, error) { return nil, err }}
+		}
+		other := errors.New("no files")
+		_, err := source.First(t.Context(), nil, failing("agent", errAway), failing("files", other))
+		require.ErrorIs(t, err, source.ErrNotReady)
+		require.ErrorIs(t, err, errAway)
+		require.ErrorIs(t, err, other)
+		require.EqualError(t, err, "source: first: not ready: agent: the agent is away; files: no files")
+
+		_, err = source.First(t.Context(), nil, failing("agent", nil))
+		require.ErrorContains(t, err, "neither a source nor an error")
+
+		// One that is started and not ready is closed.
+		unready := &flip{Source: ca.Source("/web")}
+		unready.Fail(errAway)
+		_, err = source.First(t.Context(), nil, source.Candidate{Name: "unready", Within: time.Second, Start: func(context.Context) (source.Source, error) { return unready, nil }})
+		require.ErrorIs(t, err, source.ErrNotReady)
+		require.ErrorContains(t, unready.life.Idle(), "closed")
+
+		// The end of the context ends the search.
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 15*time.Second, errors.New("the start has taken too long"))
+		defer cancel()
+		never := func() *flip { f := &flip{Source: ca.Source("/web")}; f.Fail(errAway); return f }
+		_, err = source.First(ctx, nil, starting("one", never(), &asked), starting("two", never(), &asked), starting("three", never(), &asked))
+		require.ErrorIs(t, err, source.ErrNotReady)
+		require.ErrorContains(t, err, "1 more were not tried: the start has taken too long")
+		assert.Equal(t, 2, asked)
+
+		for _, bad := range [][]source.Candidate{
+			nil, {{Name: "x"}}, {failing("", errAway)}, {failing("x", errAway), failing("x", errAway)}, {{Name: "x", Start: failing("x", errAway).Start, Within: -1}},
+		} {
+			_, err := source.First(t.Context(), nil, bad...)
+			require.Error(t, err)
+			require.NotErrorIs(t, err, source.ErrNotReady)
+		}
+	})
+}
+
+// With real sources: an agent that is not there, and real files.
+func TestFirstOfAgentAndFiles(t *testing.T) {
+	t.Parallel()
+	ca, dir := spiffetest.NewCA(t, "example.org"), t.TempDir()
+	certs, key, err := ca.SVID("/files").MarshalPEM()
+	require.NoError(t, err)
+	for name, data := range map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": ca.Bundle().MarshalPEM()} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+	}
+	files := source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) {
+		return filesource.Start(ctx, filesource.Config{
+			CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "ca.crt")}},
+		})
+	}}
+	agent := func(cfg workloadapi.Config) source.Candidate {
+		return source.Candidate{Name: "agent", Within: 200 * time.Millisecond, Start: func(ctx context.Context) (source.Source, error) { return workloadapi.Start(ctx, cfg) }}
+	}
+	c, err := source.First(t.Context(), nil, agent(workloadapi.Config{Address: "unix://" + filepath.Join(dir, "none.sock")}), files)
+	require.NoError(t, err)
+	defer c.Close()
+	assert.Equal(t, "files", c.Name)
+	assert.Contains(t, c.String(), "none.sock", "why the agent was not chosen")
+	require.NoError(t, handshake(t, c, c))
+
+	api := workloadapitest.NewServer(t, ca, "/agent")
+	cfg := agent(api.Config())
+	cfg.Within = 30 * time.Second
+	c, err = source.First(t.Context(), nil, cfg, files)
+	require.NoError(t, err)
+	defer c.Close()
+	assert.Equal(t, "agent", c.Name)
+	svid, err := c.SVID()
+	require.NoError(t, err)
+	assert.Equal(t, spiffe.MustParseID("spiffe://example.org/agent"), svid.ID())
+}

@@ -1,0 +1,379 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/store"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// LastGoodConfig configures a [LastGood]. Source, Dir and MaxAge are required.
+type LastGoodConfig struct {
+	// Source is the live source, as its New has made it: the LastGood runs it, and closes it.
+	Source Runner
+
+	// Dir is a folder for the files, which Run makes if it is missing. It is for one source of one program. It must
+	// belong to the user of this process or to root, as must those above it. In one that other users can write to,
+	// such as an emptyDir of Kubernetes, the files are in a folder svidkit-last-good, which Run makes.
+	Dir string
+
+	// MaxAge is how long what is stored is handed out after the last time that a running program had it from the live
+	// source. A bundle that was revoked since then is trusted for that long, so it should be little more than the longest
+	// outage that matters. It must be positive.
+	MaxAge time.Duration
+
+	// Identity stores the identity too, with its private key in the clear, in a file that this user alone can read.
+	// Without it, bundles alone are stored, and a file with an identity from before is deleted.
+	Identity bool
+
+	// BundlesOnly says that the live source has no identity, so that the stored bundles are enough to be ready. The
+	// source must have a method Bundles, as a [Federated] has it.
+	BundlesOnly bool
+
+	// Logger gets what was loaded and that the live source has taken over (Info), and what was refused or could not be
+	// stored (Warn). Nil means no logs.
+	Logger *slog.Logger
+}
+
+// Runner is a [Source] that was not started.
+type Runner interface {
+	Source
+
+	// Run keeps the source current until ctx is done or it is closed.
+	Run(ctx context.Context) error
+}
+
+// LastGood is a [Source] that stores the last good bundles of another one, and its identity if asked for, so that a program
+// that restarts while the agent or CA is away works from its start.
+//
+// At its start it hands out what is stored and still good, until the live source is ready: from then on what the
+// live source hands out, and nothing else. What is stored is good if it is not older than MaxAge, if no other user can have written it, and if it
+// is not damaged; an identity must not have expired, and must verify with the stored bundle of its trust domain. What is not good
+// is not used, with the reason in the log and in [LastGood.Status], and the program goes on without it.
+//
+// When the live source says that its server refuses the identity, or has withdrawn it, what is stored is deleted: that
+// is an answer, and not an outage.
+//
+// Each change is stored at once, atomically and durably, and the time of what does not change regularly. Methods are safe for
+// concurrent use. Those that read never wait for a file.
+type LastGood struct {
+	cfg   LastGoodConfig
+	live  Runner
+	log   *slog.Logger
+	store *store.Store
+	life  life.Life
+	news  renew.Signal
+
+	stored atomic.Pointer[stored] // what is handed out; nil if there is nothing, and once the live source is ready
+	ready  chan struct{}          // closed when the live source is ready for the first time
+
+	mu      sync.Mutex // guards what follows
+	saved   time.Time
+	refused error // why what was stored is not handed out
+	failed  error // why the last attempt to store has failed
+	ended   error // what the live source ended with
+	deleted bool  // what is stored was deleted, and nothing was stored since
+}
+
+// NewLastGood checks cfg and returns a LastGood. It does nothing else: no goroutine, no file.
+func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
+	_, enumerates := cfg.Source.(interface{ Bundles() *spiffe.BundleSet })
+	switch {
+	case cfg.Source == nil:
+		return nil, errors.New("source: last good: Source is required")
+	case cfg.Dir == "":
+		return nil, errors.New("source: last good: Dir is required")
+	case cfg.MaxAge <= 0:
+		return nil, errors.New("source: last good: MaxAge is required: it is how long a revoked authority may be trusted after a restart")
+	case cfg.Identity && cfg.BundlesOnly:
+		return nil, errors.New("source: last good: Identity and BundlesOnly are both set")
+	case cfg.BundlesOnly && !enumerates:
+		return nil, fmt.Errorf("source: last good: BundlesOnly is set, and a %T has no method Bundles that lists them", cfg.Source)
+	}
+	l := &LastGood{cfg: cfg, live: cfg.Source, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), ready: make(chan struct{})}
+	l.store = store.New(cfg.Dir, ownDir, func(err error) {
+		l.log.Warn("source: Dir is in a folder that other users can write to, and can lose what is stored", slog.Any("err", err))
+	})
+	return l, nil
+}
+
+// StartLastGood makes a LastGood, runs it and its source in the background, and waits until it is ready, be it by what is stored.
+// The end of ctx ends the waiting and not the source, which runs until [LastGood.Close]. On failure nothing is left
+// running.
+func StartLastGood(ctx context.Context, cfg LastGoodConfig) (*LastGood, error) {
+	l, err := NewLastGood(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.life.Start(ctx, l.work, l.Ready); err != nil {
+		return nil, errors.Join(err, l.live.Close())
+	}
+	return l, nil
+}
+
+// Run loads what is stored, and runs the live source. It blocks until ctx is done or [LastGood.Close] is called, and
+// then returns nil; or until the Run of the live source returns, and returns its error. What was received stays
+// readable after that.
+func (l *LastGood) Run(ctx context.Context) error {
+	if err := l.life.Run(ctx, l.work); err != nil {
+		return fmt.Errorf("source: last good: run: %w", err)
+	}
+	return nil
+}
+
+func (l *LastGood) work(ctx context.Context) error {
+	l.mu.Lock()
+	l.ended = nil
+	l.mu.Unlock()
+	l.load(ctx)
+	l.news.Notify()
+	inner, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { l.await(inner) })
+	wg.Go(func() { l.forward(inner) })
+	wg.Go(func() { l.keep(inner) })
+	err := l.live.Run(inner)
+	cancel()
+	wg.Wait()
+	if err != nil && ctx.Err() == nil {
+		l.mu.Lock()
+		l.ended = err
+		l.mu.Unlock()
+		l.log.LogAttrs(ctx, slog.LevelWarn, "source: the live source has ended", slog.Any("err", err))
+	}
+	return err
+}
+
+// await waits for the live source, which then takes over.
+func (l *LastGood) await(ctx context.Context) {
+	if l.isLive() { // since an earlier Run
+		return
+	}
+	for {
+		changed := l.live.Changed()
+		if err := l.live.Ready(ctx); err == nil {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+	close(l.ready)
+	if l.stored.Swap(nil) != nil {
+		l.log.LogAttrs(ctx, slog.LevelInfo, "source: the live source is ready, and takes over from what was stored")
+	}
+	l.news.Notify()
+}
+
+// forward tells readers, and keep, of changes of the live source.
+func (l *LastGood) forward(ctx context.Context) {
+	for {
+		changed := l.live.Changed()
+		l.news.Notify()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// current returns what the live source hands out. The identity is nil for a source without one.
+func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
+	snap, err := l.live.Snapshot()
+	if err == nil {
+		svid, _ := snap.SVID() // of a snapshot: never an error
+		return svid, snap.Bundles(), nil
+	}
+	if b, ok := l.live.(interface{ Bundles() *spiffe.BundleSet }); ok && l.cfg.BundlesOnly && !withdrawn(err) {
+		return nil, b.Bundles(), nil
+	}
+	return nil, nil, err
+}
+
+// Ready waits until there is something to hand out: until the live source is ready, or an identity is stored, or
+// with BundlesOnly bundles. The error wraps [ErrNotReady], the cause of ctx, the error of the live source, and why what was stored is not used.
+func (l *LastGood) Ready(ctx context.Context) error {
+	err := l.life.Await(ctx, l.Changed, func() bool {
+		st := l.past()
+		return l.isLive() || st != nil && (l.cfg.BundlesOnly || st.identity() != nil)
+	})
+	if err == nil {
+		return nil
+	}
+	why := l.notReady(l.life.Idle())
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w; waited for it: %w", why, err)
+}
+
+// notReady is the error while there is nothing to hand out because of err or, if that is nil, because of the live source.
+func (l *LastGood) notReady(err error) error {
+	if err == nil {
+		_, _, err = l.current()
+	}
+	if err == nil {
+		err = errors.New("the live source is not ready")
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.refused != nil {
+		return fmt.Errorf("source: last good: %w: %w; %w", ErrNotReady, err, l.refused)
+	}
+	return fmt.Errorf("source: last good: %w: %w", ErrNotReady, err)
+}
+
+// isLive reports whether the live source was ready.
+func (l *LastGood) isLive() bool {
+	select {
+	case <-l.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// Close stops the source and the live one for good, waits for what it has started, and returns nil. What was received
+// stays readable.
+func (l *LastGood) Close() error {
+	_ = l.life.Close()
+	return l.live.Close()
+}
+
+// past returns what is stored and handed out now, or nil.
+func (l *LastGood) past() *stored {
+	st := l.stored.Load()
+	if st == nil || !time.Now().Before(st.until) {
+		return nil
+	}
+	return st
+}
+
+// Snapshot returns the identity and the bundles as they were published together. It does not block. What is stored is
+// not handed out once it has expired.
+func (l *LastGood) Snapshot() (*spiffe.Snapshot, error) {
+	st := l.past() // before the live source is asked, which may take over meanwhile
+	snap, err := l.live.Snapshot()
+	if err == nil {
+		return snap, nil
+	}
+	if st != nil && !withdrawn(err) {
+		if snap := st.identity(); snap != nil {
+			return snap, nil
+		}
+	}
+	return nil, l.notReady(err)
+}
+
+// SVID returns the identity. It does not block. The error is that of [LastGood.Snapshot].
+func (l *LastGood) SVID() (*spiffe.SVID, error) {
+	snap, err := l.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return snap.SVID()
+}
+
+// Bundle returns the bundle of td. It does not block. Until the live source is ready, what it does not have comes from
+// what is stored.
+func (l *LastGood) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	st := l.past() // before the live source is asked, which may take over meanwhile
+	b, err := l.live.Bundle(td)
+	if err == nil {
+		return b, nil
+	}
+	if st != nil && !withdrawn(err) {
+		if b, err := st.bundles.Bundle(td); err == nil {
+			return b, nil
+		}
+	}
+	return nil, err
+}
+
+// Bundles returns all bundles: those of the live source or, until it is ready, the stored ones.
+func (l *LastGood) Bundles() *spiffe.BundleSet {
+	st := l.past() // before the live source is asked, which may take over meanwhile
+	_, bundles, err := l.current()
+	switch {
+	case err == nil && (bundles.Len() > 0 || st == nil):
+		return bundles
+	case st != nil && !withdrawn(err):
+		return st.bundles
+	}
+	return noBundles
+}
+
+var noBundles = new(spiffe.BundleSet)
+
+// Changed returns a channel that is closed when what the source hands out changes. Take it before reading, so that
+// no change is missed.
+func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
+
+// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
+// is slow skips to the newest.
+func (l *LastGood) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
+	return renew.Follow(ctx, l.Changed, func() *spiffe.Snapshot {
+		snap, _ := l.Snapshot() // nil if there is none
+		return snap
+	})
+}
+
+// LastGoodStatus is the state of a [LastGood] at one moment.
+type LastGoodStatus struct {
+	// Live says that the live source was ready, and that nothing else is handed out any more. InUse says that it was not, and
+	// that something is handed out that was stored.
+	Live, InUse bool
+
+	// Saved is when what is stored was last had from the live source; zero if nothing is stored.
+	Saved time.Time
+
+	// Refused says why what was stored when the program started is not used, or is nil.
+	Refused error
+
+	// Err is why the last attempt to store something has failed, or what the live source has ended with; else nil.
+	Err error
+}
+
+// Status returns the state of the source.
+func (l *LastGood) Status() LastGoodStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	live := l.isLive()
+	return LastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused, Err: cmp.Or(l.ended, l.failed)}
+}
+
+// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
+func (l *LastGood) WriteMetrics(w io.Writer) error {
+	st := l.Status()
+	var m metrics.Set
+	truth := map[bool]float64{true: 1}
+	m.Gauge("svidkit_last_good_in_use", "Whether something is handed out that was stored before this program started.", func() (float64, bool) { return truth[st.InUse], true })
+	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.", func() (float64, bool) { return truth[st.Err == nil], true })
+	m.Gauge("svidkit_last_good_saved_timestamp_seconds", "When what is stored was last had from the live source, in seconds since 1970.", func() (float64, bool) {
+		return float64(st.Saved.Unix()), !st.Saved.IsZero()
+	})
+	return m.Write(w)
+}
+
+// fail records that something was not written.
+func (l *LastGood) fail(ctx context.Context, msg string, err error) {
+	l.mu.Lock()
+	l.failed = err
+	l.mu.Unlock()
+	l.log.LogAttrs(ctx, slog.LevelWarn, msg, slog.Any("err", err))
+}

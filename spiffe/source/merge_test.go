@@ -1,0 +1,176 @@
+package source_test
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/source"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// abroad has bundles that a test changes.
+type abroad struct {
+	mu   sync.Mutex
+	set  *spiffe.BundleSet
+	news renew.Signal
+}
+
+func (a *abroad) put(t testing.TB, bundles ...*spiffe.Bundle) {
+	t.Helper()
+	set, err := spiffe.NewBundleSet(bundles...)
+	require.NoError(t, err)
+	a.mu.Lock()
+	a.set = set
+	a.mu.Unlock()
+	a.news.Notify()
+}
+
+func (a *abroad) Bundles() *spiffe.BundleSet {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.set
+}
+
+func (a *abroad) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return a.Bundles().Bundle(td) }
+func (a *abroad) Changed() <-chan struct{}                             { return a.news.Changed() }
+
+func TestMerge(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca, impostor := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+		one, two := spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "partner.test")
+		third := spiffetest.NewCA(t, "third.test")
+		ca.Federate(third.Bundle())
+		own := &flip{Source: ca.Source("/web")}
+		var a, b abroad
+		a.put(t)
+		b.put(t, two.Bundle(), impostor.Bundle())
+		m, err := source.NewMerge(td, own, &a, &b)
+		require.NoError(t, err)
+		defer m.Close()
+		from := func(want *spiffetest.CA) {
+			t.Helper()
+			got, err := m.Bundle(want.TrustDomain())
+			require.NoError(t, err)
+			assert.True(t, sameRoots(got, want.Bundle()))
+			snap, err := m.Snapshot()
+			require.NoError(t, err)
+			in, err := snap.Bundle(want.TrustDomain())
+			require.NoError(t, err)
+			assert.Same(t, got, in, "a snapshot has the same")
+		}
+		from(ca) // and not the impostor
+		from(two)
+		from(third)
+		_, err = m.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		snap, err := m.Snapshot()
+		require.NoError(t, err)
+		assert.Equal(t, 3, snap.Bundles().Len())
+		again, err := m.Snapshot()
+		require.NoError(t, err)
+		assert.Same(t, snap, again)
+
+		// Either side's changes are told, and what the first has counts.
+		changed := m.Changed()
+		assert.Equal(t, changed, m.Changed())
+		synctest.Wait()
+		select {
+		case <-changed:
+			t.Fatal("nothing has changed")
+		default:
+		}
+		a.put(t, one.Bundle())
+		<-changed
+		from(one)
+		changed = m.Changed()
+		own.Renew()
+		<-changed
+		svid, err := m.SVID()
+		require.NoError(t, err)
+		assert.Equal(t, serial(t, own), svid.Leaf().SerialNumber.String())
+		assert.Equal(t, serial(t, own), serial(t, m))
+		a.put(t)
+		from(two)
+		b.put(t)
+		_, err = m.Bundle(partner)
+		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+
+		// Without the own source no other speaks for the own trust domain.
+		own.Fail(errAway)
+		b.put(t, impostor.Bundle())
+		_, err = m.Bundle(td)
+		require.ErrorIs(t, err, errAway)
+		_, err = m.Snapshot()
+		require.ErrorIs(t, err, errAway)
+		_, err = m.SVID()
+		require.ErrorIs(t, err, errAway)
+		own.Fail(nil)
+
+		var seen []string
+		for snap := range m.Updates(t.Context()) {
+			seen = append(seen, serial(t, snap))
+			if len(seen) == 3 {
+				break
+			}
+			time.AfterFunc(time.Second, func() { own.Renew() })
+		}
+		assert.Equal(t, serial(t, own), seen[2])
+		require.NoError(t, m.Ready(t.Context()))
+	})
+}
+
+// A mistake in the configuration is not a hole.
+func TestMergeMistakes(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	own := &flip{Source: ca.Source("/web")}
+	var a abroad
+	a.put(t)
+	_, err := source.NewMerge(spiffe.TrustDomain{}, own, &a)
+	require.ErrorIs(t, err, spiffe.ErrZero)
+	_, err = source.NewMerge(td, nil, &a)
+	require.ErrorContains(t, err, "nil")
+	_, err = source.NewMerge(td, own, &a, nil)
+	require.ErrorContains(t, err, "nil")
+	m, err := source.NewMerge(partner, own, &a)
+	require.NoError(t, err)
+	_, err = m.SVID()
+	require.ErrorContains(t, err, `has an identity of "example.org"`)
+	_, err = m.Snapshot()
+	require.ErrorContains(t, err, `has an identity of "example.org"`)
+	require.NoError(t, m.Close())
+}
+
+// Close ends all goroutines, or else the bubble would fail, and wakes those that wait.
+func TestMergeClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		var a abroad
+		a.put(t)
+		m, err := source.NewMerge(td, &flip{Source: ca.Source("/web")}, &a)
+		require.NoError(t, err)
+		require.NoError(t, m.Close())
+		m, err = source.NewMerge(td, &flip{Source: ca.Source("/web")}, &a)
+		require.NoError(t, err)
+		changed := m.Changed()
+		require.NoError(t, m.Close())
+		<-changed
+		after := m.Changed()
+		synctest.Wait()
+		select {
+		case <-after:
+			t.Fatal("a loop would spin")
+		default:
+		}
+		require.NoError(t, m.Close())
+	})
+}

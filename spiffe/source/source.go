@@ -1,0 +1,66 @@
+// Package source composes sources of identities and trust bundles: it chooses one, keeps the last good of one over a
+// restart, and merges bundles of several.
+//
+// [First] starts the first of several sources that becomes ready, such as an agent, and files where there is none:
+//
+//	src, err := source.First(ctx, logger,
+//		source.Candidate{Name: "agent", Start: func(ctx context.Context) (source.Source, error) { return workloadapi.Start(ctx, agent) }},
+//		source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) { return filesource.Start(ctx, files) }},
+//	)
+//
+// [LastGood] is a source that works during an outage of an agent from the moment that the program starts, by what it has
+// stored before:
+//
+//	live, err := workloadapi.New(agent)
+//	…
+//	src, err := source.StartLastGood(ctx, source.LastGoodConfig{Source: live, Dir: "/var/lib/web/last-good", MaxAge: 24 * time.Hour, Identity: true})
+//
+// [Merge] adds the bundles of other trust domains:
+//
+//	src, err := source.NewMerge(td, own, federated) // a *workloadapi.Source and a *federation.Manager
+package source
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Source is what this package takes: a *workloadapi.Source, a *filesource.Source, a *secretcache.Manager, and what it
+// makes itself.
+type Source interface {
+	spiffe.SVIDSource
+	spiffe.BundleSource
+
+	// Snapshot returns the identity and the bundles as they were published together.
+	Snapshot() (*spiffe.Snapshot, error)
+
+	// Changed returns a channel that is closed when something changes.
+	Changed() <-chan struct{}
+
+	// Ready waits until the source has what it is configured for.
+	Ready(ctx context.Context) error
+
+	// Close stops the source.
+	Close() error
+}
+
+// ErrNotReady says that no source is ready. It has the method Retryable and reports that a later attempt may succeed.
+var ErrNotReady error = notReady{}
+
+type notReady struct{}
+
+func (notReady) Error() string                                { return "not ready" }
+func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+
+// withdrawn reports whether a source has nothing because its server has taken back what it had given, or never gave
+// anything: errors say so with a method Withdrawn.
+func withdrawn(err error) bool {
+	e, ok := errors.AsType[interface {
+		error
+		Withdrawn() bool
+	}](err)
+	return ok && e.Withdrawn()
+}

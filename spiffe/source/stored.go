@@ -1,0 +1,259 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/store"
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const (
+	ownDir       = "svidkit-last-good" // in a Dir that other users can write to
+	bundleFile   = "bundles.json"
+	identityFile = "identity.pem"
+
+	maxBundles  = 17 << 20 // bytes: a bundle map and the time
+	maxIdentity = 1 << 20
+
+	maxAhead = time.Hour // by which the time in a file may be in the future, for a clock that was put back
+)
+
+// stored is what is in the files. It never changes.
+type stored struct {
+	snap         *spiffe.Snapshot // nil if there is no identity
+	bundles      *spiffe.BundleSet
+	saved, until time.Time
+}
+
+// identity returns the snapshot with the stored identity, if it has not expired.
+func (st *stored) identity() *spiffe.Snapshot {
+	if st.snap == nil {
+		return nil
+	}
+	svid, _ := st.snap.SVID() // of a snapshot: never an error
+	if !time.Now().Before(svid.NotAfter()) {
+		return nil
+	}
+	return st.snap
+}
+
+// load puts what is stored in force, unless the live source was ready before.
+func (l *LastGood) load(ctx context.Context) {
+	if l.isLive() { // since an earlier Run
+		return
+	}
+	var st *stored
+	err := l.store.Use(func(dir *store.Folder) (err error) {
+		st, err = l.read(dir)
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errors.New("there is nothing")
+		if st != nil {
+			err = errors.New("there is no identity")
+		}
+	} else if err != nil {
+		l.log.LogAttrs(ctx, slog.LevelWarn, "source: what is stored is not used", slog.Any("err", err))
+	}
+	if err != nil {
+		err = fmt.Errorf("what is stored in %s is not used: %w", l.cfg.Dir, err)
+	}
+	l.mu.Lock()
+	l.refused = err
+	if st != nil {
+		l.saved = st.saved
+	}
+	l.mu.Unlock()
+	if st == nil {
+		return
+	}
+	l.stored.Store(st)
+	attrs := []slog.Attr{slog.Time("saved", st.saved), slog.Int("trust_domains", st.bundles.Len())}
+	if st.snap != nil {
+		svid, _ := st.snap.SVID() // of a snapshot: never an error
+		attrs = append(attrs, slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
+	}
+	l.log.LogAttrs(ctx, slog.LevelInfo, "source: what was stored is handed out until the live source is ready", attrs...)
+}
+
+// read returns what is in the files. If there is an error and a result, the error is about the identity.
+func (l *LastGood) read(dir *store.Folder) (*stored, error) {
+	if !l.cfg.Identity {
+		if err := dir.Remove(identityFile); err != nil {
+			return nil, err
+		}
+	}
+	doc, err := dir.Read(bundleFile, maxBundles, false)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	st := &stored{}
+	if st.saved, st.bundles, err = parse(doc); err != nil {
+		return nil, fmt.Errorf("%s: %w", bundleFile, err)
+	}
+	st.until = st.saved.Add(l.cfg.MaxAge)
+	switch {
+	case st.saved.After(now.Add(maxAhead)):
+		return nil, fmt.Errorf("%s was written at %s, which is in the future; compare the clocks", bundleFile, stamp(st.saved))
+	case !now.Before(st.until):
+		return nil, fmt.Errorf("%s was written at %s, longer ago than the %v of MaxAge", bundleFile, stamp(st.saved), l.cfg.MaxAge)
+	case !l.cfg.Identity:
+		return st, nil
+	}
+	pem, err := dir.Read(identityFile, maxIdentity, true)
+	if err != nil {
+		return st, err
+	}
+	svid, err := spiffe.ParseSVIDPEM(pem, pem)
+	if err == nil {
+		err = usable(svid, st.bundles, now)
+	}
+	if err != nil {
+		return st, fmt.Errorf("%s: %w", identityFile, err)
+	}
+	st.snap = spiffe.NewSnapshot(svid, st.bundles)
+	return st, nil
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// usable returns why peers would refuse svid.
+func usable(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
+	if !now.Before(svid.NotAfter()) {
+		return fmt.Errorf("the certificate of %q has expired at %s", svid.ID(), stamp(svid.NotAfter()))
+	}
+	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+	if err == nil {
+		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	}
+	return err
+}
+
+// savedMember is a member of the bundle map with the time, in seconds since 1970, at which it was last confirmed.
+const savedMember = "svidkit_saved"
+
+// parse returns what is in a file of bundles.
+func parse(doc []byte) (saved time.Time, bundles *spiffe.BundleSet, err error) {
+	if bundles, err = spiffe.ParseBundleMap(doc); err != nil {
+		return time.Time{}, nil, err
+	}
+	r := strictjson.NewReader(doc)
+	for name := range r.Members() {
+		if string(name) != savedMember {
+			continue
+		}
+		if r.Kind() == strictjson.Number {
+			lit, _ := r.Number()
+			if n, err := strconv.ParseInt(string(lit), 10, 64); err == nil && n > 0 && n < 1<<40 {
+				saved = time.Unix(n, 0)
+			}
+		}
+	}
+	if err := r.End(); err != nil {
+		return time.Time{}, nil, err
+	}
+	if saved.IsZero() {
+		return time.Time{}, nil, fmt.Errorf("the member %q is missing, or not a time", savedMember)
+	}
+	return saved, bundles, nil
+}
+
+// document returns what [parse] reads.
+func document(saved time.Time, bundles *spiffe.BundleSet) ([]byte, error) {
+	doc, err := bundles.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	return append(fmt.Appendf(nil, `{%q:%d,`, savedMember, saved.Unix()), doc[1:]...), nil
+}
+
+// keep stores what the live source hands out: when it is ready, when that changes, and from time to time, as what does
+// not change is good at that time, too. It deletes what the live source says is withdrawn.
+func (l *LastGood) keep(ctx context.Context) {
+	usual := max(min(l.cfg.MaxAge/10, time.Hour), time.Second)
+	var svid *spiffe.SVID
+	var bundles *spiffe.BundleSet
+	var due time.Time
+	for ctx.Err() == nil {
+		changed, wait := l.news.Changed(), usual
+		live := l.isLive()
+		s, b, err := l.current()
+		switch now := time.Now(); {
+		case withdrawn(err):
+			svid, bundles = nil, nil
+			l.forget(ctx, err)
+		case err != nil || !live:
+		case s != svid || b != bundles || !now.Before(due):
+			if err := l.save(s, b, now); err != nil {
+				l.fail(ctx, "source: the last good was not stored", err)
+				svid, bundles, wait = nil, nil, min(usual, time.Minute)
+			} else {
+				svid, bundles, due = s, b, now.Add(usual)
+			}
+		default:
+			wait = due.Sub(now)
+		}
+		renew.Wait(ctx, wait, changed)
+	}
+}
+
+// save writes the files.
+func (l *LastGood) save(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
+	doc, err := document(now, bundles)
+	if err != nil {
+		return err
+	}
+	var pem []byte
+	var unfit error
+	if svid != nil && l.cfg.Identity {
+		var certs []byte
+		if certs, pem, unfit = svid.MarshalPEM(); unfit == nil {
+			pem = append(pem, certs...)
+		}
+	}
+	err = l.store.Use(func(dir *store.Folder) error {
+		// The bundles first: an identity that they do not vouch for is not used.
+		if err := dir.Write(bundleFile, doc); err != nil || unfit != nil || pem == nil {
+			return cmp.Or(err, unfit)
+		}
+		return dir.Write(identityFile, pem)
+	})
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.saved, l.failed, l.deleted = now.Round(0), nil, false
+	return nil
+}
+
+// forget deletes what is stored, because err says that the server has withdrawn it.
+func (l *LastGood) forget(ctx context.Context, why error) {
+	l.stored.Store(nil)
+	l.mu.Lock()
+	deleted := l.deleted
+	l.mu.Unlock()
+	if deleted {
+		return
+	}
+	l.log.LogAttrs(ctx, slog.LevelWarn, "source: what is stored is deleted, because the server refuses the identity", slog.Any("err", why))
+	err := l.store.Use(func(dir *store.Folder) error { return errors.Join(dir.Remove(identityFile), dir.Remove(bundleFile)) })
+	if err != nil {
+		l.fail(ctx, "source: what is stored was not deleted", err)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.saved, l.deleted = time.Time{}, true
+	l.refused = fmt.Errorf("what was stored in %s was deleted: %w", l.cfg.Dir, why)
+}
