@@ -474,13 +474,14 @@ func TestGovernorMetrics(t *testing.T) {
 		for _, svid := range []*spiffe.SVID{ca.SVID("/web"), soon} {
 			config, err := spiffetls.ClientConfig(svid, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 			require.NoError(t, err)
-			raw, err := below.Dial(t.Context())
-			require.NoError(t, err)
-			client := tls.Client(raw, config)
-			go func() { _ = client.HandshakeContext(t.Context()) }()
+			go func() {
+				if raw, err := below.Dial(t.Context()); assert.NoError(t, err) {
+					assert.NoError(t, tls.Client(raw, config).HandshakeContext(t.Context()))
+				}
+			}()
 			conn, err := l.Accept()
 			require.NoError(t, err)
-			t.Cleanup(func() { _, _ = client.Close(), conn.Close() })
+			t.Cleanup(func() { _ = conn.Close() })
 		}
 		check(2, 0, 0, 0)
 		time.Sleep(10*time.Minute - 10*time.Second + instant)
