@@ -43,7 +43,7 @@ type table struct {
 	src    Source
 	log    *slog.Logger
 	sums   *summary.Log
-	failed atomic.Uint64 // look-ups
+	failed atomic.Uint64   // look-ups
 	ctx    context.Context // done when the table is closed
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the loop, which waits for its look-ups

@@ -3,7 +3,6 @@ package federation
 import (
 	"io"
 	"maps"
-	"slices"
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/metrics"
