@@ -51,7 +51,7 @@ func (t *table) count() (served, missing int) {
 // WriteMetrics writes what the handler does in the text format of Prometheus:
 //
 //	svidkit_sds_streams                  open streams
-//	svidkit_sds_names                    that clients ask for, by state: served, or missing while there is nothing to serve
+//	svidkit_sds_names                    that clients ask for, by state: served, or missing
 //	svidkit_sds_responses_total          responses on streams
 //	svidkit_sds_nacks_total              responses that clients rejected
 //	svidkit_sds_refused_requests_total   requests that were refused

@@ -42,13 +42,13 @@ const maxListed = 1000
 
 // WriteMetrics writes what the Manager has and does in the text format of Prometheus:
 //
-//	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first certificate
+//	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first
 //	svidkit_secretcache_identity_end_timestamp_seconds        by identity: when its certificate ends
-//	svidkit_secretcache_identity_failures                     by identity: failed attempts since the last that did not fail
+//	svidkit_secretcache_identity_failures                     by identity: failed attempts in a row
 //	svidkit_secretcache_bundles_failures                      likewise for the trust bundles
 //	svidkit_secretcache_bundles_confirmed_timestamp_seconds   when the CA last said what they are
 //	svidkit_secretcache_bundles_watched                       1 while the CA tells of new ones by itself, else 0
-//	svidkit_secretcache_attempts_total                        by kind: certificate or bundles; and outcome: good or failed
+//	svidkit_secretcache_attempts_total                        by kind, certificate or bundles, and outcome, good or failed
 //
 // The label identity is the SPIFFE ID of an identity of the Manager, or the name of a credential. The default
 // identity and the first 999 others, in the order of their IDs, have samples of their own; all count in

@@ -411,6 +411,30 @@ func TestMetricsRequests(t *testing.T) {
 	counted(t, &m, tally{"server full": 3, "request denied": 3, "request no_certificate": 1})
 }
 
+// TestMetricsWithdrawn: that a server is not allowed any more is no failed handshake.
+func TestMetricsWithdrawn(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	addr := accepting(t, func(l net.Listener) (net.Listener, error) {
+		return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	})
+	var m spiffetls.Metrics
+	var failures spiffetls.FailureLog
+	var allow spiffe.LivePolicy
+	require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
+	d, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{addr: &allow}, &spiffetls.Options{Metrics: &m, Failures: &failures})
+	require.NoError(t, err)
+	conn, err := d.DialContext(t.Context(), "tcp", addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, allow.Set(spiffe.AllowIDs(ca.SVID("/other").ID())))
+	_, err = io.WriteString(conn, "x")
+	require.ErrorIs(t, err, spiffe.ErrDenied)
+	_, total := failures.Failures()
+	require.EqualValues(t, 1, total)
+	counted(t, &m, tally{"client full": 1})
+}
+
 // TestMetricsSilent: what is kept of a connection before its hello is dropped with it.
 func TestMetricsSilent(t *testing.T) {
 	t.Parallel()

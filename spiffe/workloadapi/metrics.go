@@ -9,10 +9,10 @@ import (
 // WriteMetrics writes what the source has and does in the text format of Prometheus:
 //
 //	svidkit_workloadapi_ready                            1 if the source has what [Source.Ready] waits for, else 0
-//	svidkit_workloadapi_identity_end_timestamp_seconds   by identity, the SPIFFE ID that the source hands out: when its certificate ends
+//	svidkit_workloadapi_identity_end_timestamp_seconds   by identity, the SPIFFE ID: when its certificate ends
 //	svidkit_workloadapi_stream_open                      by stream: 1 if it is open and has brought something, else 0
 //	svidkit_workloadapi_updates_total                    by stream: good responses
-//	svidkit_workloadapi_failures_total                   by stream: streams that failed, and responses that were discarded
+//	svidkit_workloadapi_failures_total                   by stream: streams that failed, and responses discarded
 //	svidkit_workloadapi_update_timestamp_seconds         by stream: when the last good response came
 //	svidkit_workloadapi_skipped                          by stream: parts of it that were not taken over
 //
