@@ -65,7 +65,7 @@ import (
 // counted. [ConfigureServer], [NewListener], [Transport] and [Dialer] know the end.
 //
 // To count takes some ten nanoseconds and no memory. A server of ConfigureServer or ServerConfig notices the end of a
-// handshake by the same means as for a Logger, which costs about one in a hundred of its allocations.
+// handshake by the same means as for a Logger, which costs less than two in a hundred of its allocations.
 type Metrics struct {
 	succeeded [2][2]atomic.Uint64 // by side, and resumed or not
 	failures  [2][numCauses]atomic.Uint64
