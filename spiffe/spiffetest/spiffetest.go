@@ -133,6 +133,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -205,6 +206,9 @@ func (ca *CA) SVID(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
 func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509.Certificate, crypto.Signer) {
 	ca.t.Helper()
 	id, err := spiffe.ParseID(ca.trust.td.ID().String() + path)
+	if err == nil && id.TrustDomain() != ca.trust.td {
+		err = errors.New("a path begins with a slash")
+	}
 	if err != nil {
 		ca.t.Fatalf("spiffetest: mint %q: %v", path, err)
 	}

@@ -117,6 +117,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -213,7 +214,7 @@ func (e *endpoint) followHello(c *tls.Config) {
 			conn.heard = true
 			finished = func() bool { return conn.tls.ConnectionState().HandshakeComplete }
 		}
-		return e.configFor(c, hello, finished, func(p proof, cs tls.ConnectionState) {
+		mine := e.configFor(c, hello, finished, func(p proof, cs tls.ConnectionState) {
 			if conn == nil {
 				return
 			}
@@ -221,7 +222,12 @@ func (e *endpoint) followHello(c *tls.Config) {
 			if e.opts.Governor != nil {
 				conn.governedBy(e.govern(conn, spiffe.ClientRole, p, cs))
 			}
-		}), nil
+		})
+		// A server of net/http adds its protocols to copies of its configuration, of which c knows nothing.
+		if s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server); ok && s.TLSConfig != nil && e.opts.NextProtos == nil {
+			mine.NextProtos = protocols(s)
+		}
+		return mine, nil
 	}
 }
 
