@@ -87,7 +87,7 @@
 //
 //	api := workloadapitest.NewServer(t, ca, "/web")
 //	api.Hang()
-//	source, err := workloadapi.New(api.Config()) // and Run it
+//	source, err := workloadapi.Start(t.Context(), api.Config()) // and Close it
 //	…
 //	err = source.Ready(ctx) // which ends
 //	api.Mend()
