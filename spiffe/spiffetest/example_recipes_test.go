@@ -41,7 +41,7 @@ func ExampleCA_RequestFrom() {
 	}
 	// Output:
 	// 200 hello spiffe://example.org/web
-	// 403 spiffetls: no proven client: the request came without TLS
+	// 403 spiffetls: no proven client: the request came without TLS, and from no http.Server; a test makes one that has a client by RequestFrom of package spiffetest
 }
 
 // An httptest.Server with mutual TLS.

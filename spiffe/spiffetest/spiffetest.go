@@ -204,6 +204,9 @@ func (ca *CA) SVID(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
 // then replaces the usual one.
 func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509.Certificate, crypto.Signer) {
 	ca.t.Helper()
+	if path != "" && path[0] != '/' {
+		ca.t.Fatalf("spiffetest: mint %q: want a path that begins with a slash, such as %q, which the CA puts after its trust domain", path, "/web")
+	}
 	id, err := spiffe.ParseID(ca.trust.td.ID().String() + path)
 	if err != nil {
 		ca.t.Fatalf("spiffetest: mint %q: %v", path, err)
