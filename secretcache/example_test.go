@@ -16,27 +16,24 @@ import (
 // A program has one Manager, and runs it for as long as it lives itself.
 func Example() {
 	web := spiffe.MustParseID("spiffe://example.org/web")
-	m, err := secretcache.New(secretcache.Config{ID: web, CA: authorityFor(web)})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	m, err := secretcache.Start(ctx, secretcache.Config{ID: web, CA: authorityFor(web)})
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	ended := make(chan error)
-	go func() { ended <- m.Run(ctx) }()
+	defer m.Close()
 
-	for snap := range m.Updates(ctx) { // the first, and each one that follows
+	for snap := range m.Updates(ctx) { // the present one, and each one that follows
 		svid, err := snap.SVID()
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Println("I am", svid.ID())
-		cancel(errors.New("enough"))
+		cancel()
 	}
-	fmt.Println("run:", <-ended)
 	// Output:
 	// I am spiffe://example.org/web
-	// run: enough
 }
 
 // Secrets have the names that Envoy asks for. No Run is needed to get one.
@@ -83,7 +80,7 @@ func ExampleManager_Subscribe() {
 		}
 	})
 	defer unsubscribe()
-	if err := m.Run(ctx); !errors.Is(err, context.Canceled) {
+	if err := m.Run(ctx); err != nil {
 		log.Fatal(err)
 	}
 	// Output:

@@ -23,16 +23,54 @@ const (
 
 var patience = renew.Patience{Impatient: impatient, Longest: 30 * time.Minute, Wish: longestWish}
 
-// Run keeps the identities and the bundles fresh. It blocks until ctx is done, then ends what it has
-// started, waits for it, and returns the cause of ctx. It returns at once, with an error, if it is
-// running already; it may be called again after it has returned.
+// Run keeps the identities and the bundles fresh. It blocks until ctx is done or [Manager.Close] is called, then ends
+// what it has started, waits for it, and returns nil. It returns at once, with an error, if it is
+// running already or closed; else it may be called again after it has returned.
 //
 // At its start it fetches the bundles, and asks for whatever is missing or due.
 func (m *Manager) Run(ctx context.Context) error {
-	if !m.running.CompareAndSwap(false, true) {
-		return errors.New("secretcache: run: already running")
+	if err := m.life.Run(ctx, m.run); err != nil {
+		return fmt.Errorf("secretcache: run: %w", err)
 	}
-	defer m.running.Store(false)
+	return nil
+}
+
+// Close ends [Manager.Run], or what [Start] has started, and what calls of [Manager.GenerateSecret] have started, for good,
+// and waits for it, and for the functions of [Manager.Subscribe], which must not call it. What was obtained stays readable. The error is always nil.
+func (m *Manager) Close() error {
+	err := m.life.Close()
+	m.identities.Close()
+	m.bundles.Close()
+	m.awaitTold()
+	return err
+}
+
+// Ready waits until there are trust bundles and a certificate of the default identity that has not expired. The error
+// wraps [ErrNotReady], the cause of ctx, and what the last attempt failed with; it comes before ctx is done if the CA
+// has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never called, it says so: Ready
+// asks for nothing, other than [Manager.GenerateSecret].
+func (m *Manager) Ready(ctx context.Context) error {
+	var ready, empty bool
+	err := m.life.Await(ctx, m.Changed, func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		t := m.trust.Load()
+		ready, empty = t != nil && m.ready(m.first), t != nil && !t.usable()
+		return ready || empty || m.first.Final() || m.roots.Final()
+	})
+	switch {
+	case ready:
+		return nil
+	case err == nil && empty:
+		err = errNoAuthority
+	}
+	return m.notReady(m.first, err)
+}
+
+// errNoAuthority is why no certificate can be verified.
+var errNoAuthority = fmt.Errorf("the trust bundle is empty: %w", spiffe.ErrNoAuthority)
+
+func (m *Manager) run(ctx context.Context) error {
 	m.mu.Lock()
 	m.bundles.Hasten(m.roots, 0)
 	fetched := m.bundles.Ended(m.roots)
@@ -49,13 +87,18 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.identities.Run(ctx)
 	wg.Wait()
 
+	m.awaitTold()
+	return nil
+}
+
+// awaitTold waits until the subscribers were told of everything.
+func (m *Manager) awaitTold() {
 	m.mu.Lock()
-	told := m.news.telling // nothing is left to tell once it is closed
+	told := m.news.telling
 	m.mu.Unlock()
 	if told != nil {
 		<-told
 	}
-	return context.Cause(ctx)
 }
 
 func (m *Manager) loopOf(e *entry) *renew.Loop[*entry] {
@@ -73,10 +116,13 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	if e == m.roots {
 		obtain = m.fetch
 	}
+	begun := time.Now()
+	e.asked.Store(begun.UnixNano())
 	err := obtain(ctx, e)
 
 	m.mu.Lock()
 	var wait time.Duration
+	e.asked.Store(0)
 	switch {
 	case err == nil:
 		e.Succeeded()
@@ -88,6 +134,11 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 		if _, ok := errors.AsType[*tooShort](err); ok { // the CA works, and each attempt costs it a signature
 			wait = max(wait, e.held.Load().left()/4)
 		}
+		if e.Final() && (e == m.first || e == m.roots) {
+			m.changed.Notify() // for Ready
+		}
+	default:
+		e.asked.Store(-int64(time.Since(begun)))
 	}
 	failures := e.Failures()
 	m.loopOf(e).Done(e, wait)

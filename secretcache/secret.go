@@ -2,10 +2,12 @@ package secretcache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -114,8 +116,10 @@ func (m *Manager) obtain(ctx context.Context, e *entry) error {
 			return nil
 		case ctx.Err() != nil:
 			return m.notReady(e, context.Cause(ctx))
+		case errors.Is(m.life.Idle(), life.ErrClosed):
+			return m.notReady(e, life.ErrClosed)
 		case e != m.roots && !m.trust.Load().usable():
-			return m.notReady(e, fmt.Errorf("the trust bundle is empty: %w", spiffe.ErrNoAuthority))
+			return m.notReady(e, errNoAuthority)
 		case e.Final() && l.Next(e).After(time.Now()):
 			return m.notReady(e, nil)
 		}

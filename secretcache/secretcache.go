@@ -89,6 +89,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
@@ -196,7 +197,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Manager is a SecretManager. [New] makes one. Its methods are safe for concurrent use, and those
+// Manager is a SecretManager. [Start] or [New] makes one. Its methods are safe for concurrent use, and those
 // that read work before, during and after [Manager.Run].
 type Manager struct {
 	cfg   Config
@@ -209,7 +210,7 @@ type Manager struct {
 	snap    atomic.Pointer[spiffe.Snapshot]
 	changed renew.Signal
 
-	running atomic.Bool // Run is running
+	life life.Life
 
 	mu         sync.Mutex
 	watching   bool                                      // the CA's watch keeps the bundles fresh
@@ -219,7 +220,23 @@ type Manager struct {
 	news       notifier
 }
 
-// New checks cfg and returns a Manager. It does nothing else: no goroutine, no call to the CA.
+// Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine, and
+// [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing is left
+// running, and the error is that of New or of Ready: it says why there is no certificate.
+func Start(ctx context.Context, cfg Config) (*Manager, error) {
+	m, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.life.Start(ctx, m.run, m.Ready); err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// New checks cfg and returns a Manager. It does nothing else: no goroutine, no call to the CA. The caller calls
+// [Manager.Run].
 func New(cfg Config) (*Manager, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("secretcache: new: %w", err)
@@ -331,8 +348,8 @@ func (m *Manager) noSnapshot() error {
 	return m.notReady(m.first, nil)
 }
 
-// Changed returns a channel that is closed when the default identity or the trust bundles change.
-// Take it before reading, so that no change is missed:
+// Changed returns a channel that is closed when the default identity or the trust bundles change, and when something
+// happens that [Manager.Ready] waits for. Take it before reading, so that no change is missed:
 //
 //	for {
 //		changed := m.Changed()
@@ -371,19 +388,42 @@ func (m *Manager) LogValue() slog.Value { return slog.StringValue(m.String()) }
 // notReady is the error for e while it has nothing to hand out; cause says why a reader stopped
 // waiting, if one did.
 func (m *Manager) notReady(e *entry, cause error) error {
-	last := e.err()
-	if last == nil {
-		last = m.roots.err()
+	why, failed := cause, ""
+	add := func(err error) {
+		switch {
+		case why == nil:
+			why = err
+		case !errors.Is(why, err):
+			why = fmt.Errorf("%w; %s%w", why, failed, err)
+		}
 	}
+	tried := true
+	if last := cmp.Or(e.err(), m.roots.err()); last != nil {
+		failed = "the last attempt failed: "
+		add(last)
+		failed = ""
+	} else if asked := cmp.Or(e.asked.Load(), m.roots.asked.Load()); asked != 0 {
+		add(silence(asked))
+	} else {
+		tried = false
+	}
+	idle := m.life.Idle()
 	switch {
-	case cause != nil && last != nil:
-		cause = fmt.Errorf("%w; the last attempt failed: %w", cause, last)
-	case cause == nil && last != nil:
-		cause = last
-	case cause == nil:
-		cause = errors.New("nothing was tried yet; is Run running?")
+	case idle == nil && !tried && cause == nil:
+		add(errors.New("the CA is about to be asked"))
+	case idle != nil && !(tried && errors.Is(idle, life.ErrNotStarted)): // GenerateSecret tries without Run
+		add(idle)
 	}
-	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, cause)
+	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, why)
+}
+
+// silence is the error for a CA that has neither answered nor failed; see entry.asked.
+func silence(asked int64) error {
+	waited := time.Duration(-asked)
+	if asked > 0 {
+		waited = time.Since(time.Unix(0, asked))
+	}
+	return fmt.Errorf("the CA has not answered for %v", waited.Round(100*time.Millisecond))
 }
 
 func (m *Manager) title(e *entry) string {

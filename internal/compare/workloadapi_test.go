@@ -476,7 +476,7 @@ func TestPeerServerCalls(t *testing.T) {
 	p := &peerServer{t: t, src: newLive(a.snapshot(t, "/web", other)), a: a, hint: "internal"}
 	client, err := workloadapi.NewClient(servePeer(t, p), nil)
 	require.NoError(t, err)
-	defer client.Close()
+	defer client.CloseIdleConnections()
 
 	for u, err := range client.WatchX509SVIDs(ctx) {
 		require.NoError(t, err)

@@ -3,6 +3,7 @@ package life_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
 var errWork = errors.New("work")
@@ -83,6 +85,59 @@ func TestStartFails(t *testing.T) {
 		require.ErrorIs(t, l.Start(ctx, work, untilDone), errWork)
 		assert.True(t, ended, "what was started has ended when Start returns")
 		require.ErrorIs(t, l.Idle(), life.ErrClosed)
+	})
+}
+
+func TestAwait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l life.Life
+		var news renew.Signal
+		var there atomic.Bool
+		await := func() <-chan error {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, context.DeadlineExceeded)
+			t.Cleanup(cancel)
+			result := make(chan error, 1)
+			go func() { result <- l.Await(ctx, news.Changed, there.Load) }()
+			synctest.Wait()
+			return result
+		}
+		require.ErrorIs(t, <-await(), context.DeadlineExceeded, "what was not started may still be")
+
+		result := await()
+		there.Store(true)
+		news.Notify()
+		require.NoError(t, <-result)
+		there.Store(false)
+
+		result = await()
+		require.ErrorIs(t, l.Run(t.Context(), func(context.Context) error { return errWork }), errWork)
+		require.ErrorIs(t, <-result, errWork, "work that failed is not waited for")
+		require.ErrorIs(t, l.Idle(), errWork)
+		require.ErrorIs(t, l.Idle(), life.ErrEnded)
+		there.Store(true)
+		require.NoError(t, <-await(), "what is there counts more than how the work ended")
+		there.Store(false)
+
+		require.NoError(t, l.Run(t.Context(), func(context.Context) error { return nil }))
+		result = await()
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, <-result, life.ErrClosed)
+	})
+}
+
+// TestStartOfWhatFails: the error of the work is that of Start.
+func TestStartOfWhatFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l life.Life
+		var never renew.Signal
+		begun := time.Now()
+		err := l.Start(t.Context(), func(context.Context) error { time.Sleep(time.Second); return errWork }, func(ctx context.Context) error {
+			return l.Await(ctx, never.Changed, func() bool { return false })
+		})
+		require.ErrorIs(t, err, errWork)
+		assert.Equal(t, time.Second, time.Since(begun))
 	})
 }
 

@@ -78,7 +78,7 @@ func (e *Entry) Cancel() {
 // Loop has entries attempted when they are due. The fields are set before its first use and do not
 // change, except for Hold.
 //
-// The user calls every method but [Loop.Run] with Mu locked.
+// The user calls every method but [Loop.Run] and [Loop.Close] with Mu locked.
 type Loop[T Item] struct {
 	// Mu guards the Loop and its entries. It is the user's lock, so that an entry and what the user
 	// knows about it change together.
@@ -111,19 +111,23 @@ type Loop[T Item] struct {
 	lanes [2]queue[T]
 	used  int  // slots
 	run   *run // nil while Run is not running
+
+	alone  *run // of attempts that were started without Run; nil before the first
+	closed bool
 }
 
 // run is what belongs to one call of Run.
 type run struct {
-	ctx  context.Context
-	wake chan struct{} // has room for one
-	wg   sync.WaitGroup
+	ctx    context.Context
+	cancel context.CancelFunc // of alone
+	wake   chan struct{}      // has room for one
+	wg     sync.WaitGroup
 }
 
 // Run starts the attempts that are due until ctx is done, and returns when the attempts that it has
 // started have ended. It may be called again after that, and must not be called before.
 //
-// While Run is not running, only [Loop.Demand] and [Loop.Start] start attempts.
+// While Run is not running, only [Loop.Demand] and [Loop.Start] start attempts. [Loop.Close] ends those.
 func (l *Loop[T]) Run(ctx context.Context) {
 	r := &run{ctx: ctx, wake: make(chan struct{}, 1)}
 	l.Mu.Lock()
@@ -145,12 +149,25 @@ func (l *Loop[T]) Run(ctx context.Context) {
 	r.wg.Wait()
 }
 
+// Close ends the attempts that were started while Run was not running, and waits for them. From then on no attempt is
+// started. The user, which does not hold Mu, has ended Run before.
+func (l *Loop[T]) Close() {
+	l.Mu.Lock()
+	l.closed = true
+	alone := l.alone
+	l.Mu.Unlock()
+	if alone != nil {
+		alone.cancel()
+		alone.wg.Wait()
+	}
+}
+
 // startDue starts what is due, as far as there are slots, and returns how long there is nothing to do
 // unless the Loop is woken. Without Run, only what is urgent is due.
 func (l *Loop[T]) startDue() time.Duration {
 	now := l.clock.advance()
 	sleep := longestSleep
-	if l.Hold {
+	if l.Hold || l.closed {
 		return sleep
 	}
 	for i := range l.lanes {
@@ -208,18 +225,22 @@ func (l *Loop[T]) Demand(e T) {
 }
 
 // Start starts an attempt for e at once, whether it is due and a slot is free or not, unless one is
-// under way.
+// under way or the Loop is closed.
 func (l *Loop[T]) Start(e T) {
 	s := e.entry()
-	if s.Busy() {
+	if s.Busy() || l.closed {
 		return
 	}
 	l.drop(e)
-	ctx := context.Background()
-	if l.run != nil {
-		ctx = l.run.ctx
+	r := l.run
+	if r == nil {
+		if l.alone == nil {
+			l.alone = &run{}
+			l.alone.ctx, l.alone.cancel = context.WithCancel(context.Background())
+		}
+		r = l.alone
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(r.ctx)
 	a := &attempt{cancel: cancel, slot: true}
 	s.attempt = a
 	l.used++
@@ -233,11 +254,7 @@ func (l *Loop[T]) Start(e T) {
 		}
 		l.Attempt(ctx, e)
 	}
-	if l.run != nil {
-		l.run.wg.Go(work)
-	} else {
-		go work()
-	}
+	r.wg.Go(work)
 }
 
 // release takes the slot of a back.

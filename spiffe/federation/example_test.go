@@ -29,7 +29,7 @@ func Example() {
 	url, stop := serveBundle(authority, endpoint)
 	defer stop()
 
-	m, err := federation.New(federation.Config{Relationships: []federation.Relationship{{
+	m, err := federation.Start(context.Background(), federation.Config{Relationships: []federation.Relationship{{
 		TrustDomain: theirs,
 		URL:         url,
 		Profile:     federation.SPIFFE{EndpointID: endpoint, Initial: initial},
@@ -37,11 +37,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	ended := make(chan error)
-	changed := m.Changed()
-	go func() { ended <- m.Run(ctx) }()
-	<-changed
+	defer m.Close()
 
 	// The Manager is a source of bundles for whatever verifies peers.
 	v, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(theirs), nil)
@@ -63,13 +59,10 @@ func Example() {
 	}
 	_, err = v.VerifyChain(identity(authority, "spiffe://partner.test/web").Chain(), spiffe.ClientRole)
 	fmt.Println("still trusted:", !errors.Is(err, spiffe.ErrUnknownTrustDomain))
-	cancel(errors.New("enough"))
-	fmt.Println("run:", <-ended)
 	// Output:
 	// hello spiffe://partner.test/web
 	// partner.test is fresh: true
 	// still trusted: false
-	// run: enough
 }
 
 // serveBundle is what the other organisation runs.

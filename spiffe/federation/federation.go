@@ -85,6 +85,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -158,7 +159,7 @@ type Config struct {
 	Fetch Options
 }
 
-// Manager keeps the bundles of other trust domains. [New] makes one. Its methods are safe for
+// Manager keeps the bundles of other trust domains. [Start] or [New] makes one. Its methods are safe for
 // concurrent use, and those that read work before, during and after [Manager.Run].
 type Manager struct {
 	cfg   Config
@@ -169,7 +170,7 @@ type Manager struct {
 	set       atomic.Pointer[spiffe.BundleSet]                 // of all bundles; nil if it has to be made again
 	changed   renew.Signal
 
-	running atomic.Bool // Run is running
+	life life.Life
 
 	mu         sync.Mutex
 	loop       renew.Loop[*relation]
@@ -179,7 +180,25 @@ type Manager struct {
 	told    map[string]bool // about Config.Dir, guarded by storing
 }
 
-// New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request.
+// Start returns a Manager that has a bundle of every relationship, and runs until [Manager.Close]. It is [New],
+// [Manager.Run] in a goroutine, and [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after
+// that. If it fails, nothing is left running, and the error is that of New, of Run or of Ready: it says which bundle there is not, and why.
+//
+// A program that must start while the endpoint of a partner is away calls New and Run: peers of the trust domains whose
+// bundles are missing are refused until they come.
+func Start(ctx context.Context, cfg Config) (*Manager, error) {
+	m, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.life.Start(ctx, m.run, m.Ready); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. The caller calls
+// [Manager.Run].
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg, told: map[string]bool{}}
 	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {

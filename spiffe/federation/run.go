@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +30,7 @@ type relation struct {
 	etag       tag            // of etagOf, which a 304 confirms, and no other: what was set by hand
 	etagOf     *spiffe.Bundle // must not keep us from seeing what the endpoint has
 	interval   time.Duration  // between the last attempt and the next, before jitter
+	asked      time.Time      // when the last attempt began
 	success    time.Time      // the last, on the wall clock
 	confirmed  *spiffe.Bundle // by that
 	err        error          // of the last attempt
@@ -68,19 +70,82 @@ func (r *relation) newest() *spiffe.Bundle {
 	return initial
 }
 
-// Run fetches the bundles and keeps them fresh. It blocks until ctx is done, then ends what it has
-// started, waits for it, and returns the cause of ctx. It returns at once, with an error, if it is
-// running already; it may be called again after it has returned.
+// Run fetches the bundles and keeps them fresh. It blocks until ctx is done or [Manager.Close] is called, then ends
+// what it has started, waits for it, and returns nil. It returns at once, with an error, if it is
+// running already or closed; else it may be called again after it has returned.
 //
 // At its start it reads the directory, if there is one, and then fetches everything. An error about
 // the directory itself ends it before that.
 func (m *Manager) Run(ctx context.Context) error {
-	if !m.running.CompareAndSwap(false, true) {
-		return errors.New("federation: run: already running")
-	}
-	defer m.running.Store(false)
-	if err := m.stored(func(*os.Root) error { return nil }); err != nil {
+	if err := m.life.Run(ctx, m.run); err != nil {
 		return fmt.Errorf("federation: run: %w", err)
+	}
+	return nil
+}
+
+// Close ends [Manager.Run], or what [Start] has started, for good, and waits for it. What was fetched stays in force. The
+// error is always nil.
+func (m *Manager) Close() error { return m.life.Close() }
+
+// Ready waits until there is a bundle of every relationship, be it from the directory or from its endpoint. The error
+// wraps [ErrNotReady], the cause of ctx, and for each bundle that is missing the [*FetchError] of the last attempt; it comes
+// before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
+func (m *Manager) Ready(ctx context.Context) error {
+	var missing error
+	err := m.life.Await(ctx, m.Changed, func() bool {
+		missing = m.missing()
+		return missing == nil
+	})
+	switch {
+	case missing == nil:
+		return nil
+	case errors.Is(missing, err):
+		return fmt.Errorf("federation: %w: %w", ErrNotReady, missing)
+	}
+	return fmt.Errorf("federation: %w: %w; waited for it: %w", ErrNotReady, missing, err)
+}
+
+// mostMissing is how many bundles an error names.
+const mostMissing = 10
+
+// missing is the error for the bundles that there are not; nil if all are there.
+func (m *Manager) missing() error {
+	idle := m.life.Idle()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []*relation
+	for _, r := range *m.relations.Load() {
+		if r.bundle.Load() == nil {
+			all = append(all, r)
+		}
+	}
+	slices.SortFunc(all, func(a, b *relation) int { return a.e.td.Compare(b.e.td) })
+	var err error
+	for i, r := range all {
+		why := r.err
+		switch {
+		case i == mostMissing:
+			return fmt.Errorf("%w; and %d more", err, len(all)-i)
+		case why != nil:
+		case idle != nil:
+			why = idle
+		case r.Busy():
+			why = fmt.Errorf("%s has not answered for %v", r.e.where, time.Since(r.asked).Round(100*time.Millisecond))
+		default:
+			why = errors.New("it is about to be fetched")
+		}
+		why = fmt.Errorf("no bundle of %q: %w", r.e.td, why)
+		if err != nil {
+			why = fmt.Errorf("%w; %w", err, why)
+		}
+		err = why
+	}
+	return err
+}
+
+func (m *Manager) run(ctx context.Context) error {
+	if err := m.stored(func(*os.Root) error { return nil }); err != nil {
+		return err
 	}
 	for _, rel := range *m.relations.Load() {
 		m.load(ctx, rel)
@@ -94,7 +159,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 	m.mu.Unlock()
 	m.loop.Run(ctx)
-	return context.Cause(ctx)
+	return nil
 }
 
 // The outcomes of an attempt, for the log.
@@ -114,6 +179,7 @@ const (
 func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	m.load(ctx, rel) // if it was added while Run runs
 	m.mu.Lock()
+	rel.asked = time.Now()
 	have, etag := rel.bundle.Load(), rel.etag
 	if rel.etagOf != have {
 		etag = tag{}

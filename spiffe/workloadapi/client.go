@@ -50,7 +50,7 @@ func NewClient(address string, opts *ClientOptions) (*Client, error) {
 		c.http, c.maxMessage = opts.HTTPClient, cmp.Or(opts.MaxMessage, defaultMaxMessage)
 	}
 	if c.http != nil && address == "" {
-		c.server = "an HTTPClient of its own"
+		c.server = "the server of ClientOptions.HTTPClient"
 		return c, nil
 	}
 	a, err := parseAddress(address)
@@ -90,9 +90,9 @@ func httpClient(a address) *http.Client {
 	}}
 }
 
-// Close closes connections that are not in use, such as those of watches that have ended, which would
+// CloseIdleConnections closes connections that are not in use, such as those of watches that have ended, which would
 // stay open for another 90 seconds. The Client stays usable.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
 func (c *Client) rpc(maxMessage int) *grpchttp.Client {
 	return grpchttp.NewClient(c.http, "http://localhost"+workloadwire.Service, maxMessage)

@@ -57,7 +57,7 @@ func dial(t testing.TB, address string) *workloadapi.Client {
 	t.Helper()
 	c, err := workloadapi.NewClient(address, nil)
 	require.NoError(t, err)
-	t.Cleanup(c.Close)
+	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
 
@@ -607,7 +607,7 @@ func TestDeafServer(t *testing.T) {
 		t.Fatal("it does not get away")
 	}
 	<-over
-	c.Close()
+	c.CloseIdleConnections()
 }
 
 // A response that is larger than what other clients take is fine.

@@ -23,17 +23,12 @@ func Example() {
 	address, stop := agentForExample()
 	defer stop()
 
-	src, err := workloadapi.New(workloadapi.Config{Address: address}) // os.Getenv(workloadapi.SocketEnv)
+	src, err := workloadapi.Start(context.Background(), workloadapi.Config{Address: address}) // os.Getenv(workloadapi.SocketEnv)
 	if err != nil {
-		log.Fatal(err)
+		log.Fatal(err) // no server answers, or the workload is not registered
 	}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	ended := make(chan error)
-	go func() { ended <- src.Run(ctx) }()
+	defer src.Close()
 
-	if err := src.Ready(ctx); err != nil {
-		log.Fatal(err)
-	}
 	svid, err := src.SVID()
 	if err != nil {
 		log.Fatal(err)
@@ -43,14 +38,11 @@ func Example() {
 		_, err := src.Bundle(spiffe.MustParseTrustDomain(name))
 		fmt.Println(name, "is known:", err == nil)
 	}
-	cancel(errors.New("enough"))
-	fmt.Println("run:", <-ended)
 	// Output:
 	// I am spiffe://example.org/web
 	// example.org is known: true
 	// other.test is known: true
 	// unknown.test is known: false
-	// run: enough
 }
 
 // A common mistake in an address, and what to write instead.

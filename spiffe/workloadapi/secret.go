@@ -37,39 +37,28 @@ const (
 // GenerateSecret waits for its successor, and for the first answer of the server, until ctx is done or the server
 // has refused for good; then the error wraps [ErrNotReady]. It needs [Source.Run] to run.
 func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
-	for {
-		changed := s.news.Changed()
-		st := s.cur.Load()
-		found, there := st.lookup(resourceName)
-		switch {
-		case there && found.bundle != nil:
-			return pki.NewTrustSecret(resourceName, found.bundle)
-		case there && time.Now().Before(found.svid.NotAfter()):
-			return pki.NewKeyPairSecret(resourceName, found.svid)
-		case !there && (st.update != nil || st.denied || !isName(resourceName)):
-			return nil, fmt.Errorf(`workloadapi: no secret %q: the names are "default", "ROOTCA", the IDs of the workload's identities, and "spiffe://" with a trust domain that has a bundle: %w`, workloadwire.Clip(resourceName, 256), fs.ErrNotExist)
-		}
-		s.mu.Lock()
-		final := s.x509.final
-		s.mu.Unlock()
-		if !final {
-			select {
-			case <-changed:
-				continue
-			case <-ctx.Done():
-			}
-		}
-		var err error
+	var found material
+	var there, none bool
+	err := s.await(ctx, func() error {
 		if there {
-			err = s.expired(found.svid)
-		} else {
-			err = s.notReady()
+			return s.expired(found.svid)
 		}
-		if final {
-			return nil, err
-		}
-		return nil, fmt.Errorf("%w; waited for it: %w", err, context.Cause(ctx))
+		return s.notReady()
+	}, func() bool {
+		st := s.cur.Load()
+		found, there = st.lookup(resourceName)
+		none = !there && (st.update != nil || st.denied || !isName(resourceName))
+		return none || there && (found.bundle != nil || time.Now().Before(found.svid.NotAfter()))
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case none:
+		return nil, fmt.Errorf(`workloadapi: no secret %q: the names are "default", "ROOTCA", the IDs of the workload's identities, and "spiffe://" with a trust domain that has a bundle: %w`, workloadwire.Clip(resourceName, 256), fs.ErrNotExist)
+	case found.bundle != nil:
+		return pki.NewTrustSecret(resourceName, found.bundle)
 	}
+	return pki.NewKeyPairSecret(resourceName, found.svid)
 }
 
 // expired is the error while there is nothing newer than svid.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/internal/workloadwire"
@@ -52,7 +53,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Source keeps the identity and the trust bundles that the Workload API has for this workload. [New]
+// Source keeps the identity and the trust bundles that the Workload API has for this workload. [Start] or [New]
 // makes one. It is a [spiffe.SVIDSource], a [spiffe.BundleSource], a jwtsvid.Source and an sds.Source, and has the
 // methods for readers that a *secretcache.Manager has. Its methods are safe for concurrent use, and those that
 // read work before, during and after [Source.Run].
@@ -65,7 +66,7 @@ type Source struct {
 	cur  atomic.Pointer[state] // what readers read; writers hold mu
 	news renew.Signal
 
-	running atomic.Bool
+	life life.Life
 
 	mu       sync.Mutex
 	isReady  bool // when it was published last
@@ -84,7 +85,22 @@ type state struct {
 	denied  bool              // the server has said that there is none
 }
 
-// New checks cfg and returns a Source. It does nothing else: no goroutine, no connection.
+// Start returns a Source that is ready, and runs until [Source.Close]. It is [New], [Source.Run] in a goroutine, and
+// [Source.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing is left
+// running, and the error is that of New or of Ready: it says why there is no identity.
+func Start(ctx context.Context, cfg Config) (*Source, error) {
+	s, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.life.Start(ctx, s.run, s.Ready); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// New checks cfg and returns a Source. It does nothing else: no goroutine, no connection. The caller calls
+// [Source.Run].
 func New(cfg Config) (*Source, error) {
 	s := &Source{cfg: cfg, client: cfg.Client, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))}
 	switch {
@@ -205,69 +221,100 @@ func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
 }
 
 // Ready waits until the source has what it is configured for: the identity with the wanted hint and
-// its bundles, with JWTBundles those too, and with BundlesOnly the bundles alone. It needs Run to
-// run. The error wraps [ErrNotReady], the cause of ctx, and what the last attempt failed with; it
-// comes before ctx is done if the server has refused for good.
+// its bundles, with JWTBundles those too, and with BundlesOnly the bundles alone. The error wraps [ErrNotReady], the
+// cause of ctx, and what the last attempt failed with; it comes before ctx is done if the server has refused for good,
+// and after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
-	for {
-		changed := s.Changed()
+	return s.await(ctx, s.notReady, func() bool {
 		s.mu.Lock()
-		have, final := s.ready(), s.x509.final || s.jwt.final
-		s.mu.Unlock()
-		switch {
-		case have:
-			return nil
-		case final:
-			return s.notReady()
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("%w; waited for it: %w", s.notReady(), context.Cause(ctx))
-		}
+		defer s.mu.Unlock()
+		return s.ready()
+	})
+}
+
+// await waits until have reports true, which it calls after each change. If it is in vain, await returns the error
+// of why.
+func (s *Source) await(ctx context.Context, why func() error, have func() bool) error {
+	there := false
+	ended := s.life.Await(ctx, s.Changed, func() bool {
+		there = have()
+		return there || s.final()
+	})
+	if there {
+		return nil
 	}
+	err := why()
+	if ended == nil || errors.Is(err, ended) {
+		return err
+	}
+	return fmt.Errorf("%w; waited for it: %w", err, ended)
+}
+
+// final reports whether the server has refused for good.
+func (s *Source) final() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.x509.final || s.jwt.final
 }
 
 // notReady is the error while something is missing.
 func (s *Source) notReady() error {
+	idle := s.life.Idle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	missing := ""
-	var cause error
+	t, missing := &s.x509, ""
 	switch {
 	case s.x509.update == nil:
-		cause = cmp.Or(s.x509.Err, s.jwt.Err)
 	case s.cfg.JWTBundles && s.jwt.update == nil:
-		missing, cause = "no bundles for JWT-SVIDs: ", s.jwt.Err
+		t, missing = &s.jwt, "no bundles for JWT-SVIDs: "
 	case s.cfg.BundlesOnly:
 		return fmt.Errorf("workloadapi: source: %w: it is configured for bundles only", ErrNotReady)
 	default:
 		return s.noHint()
 	}
+	cause := t.Err
+	if cause == nil && t == &s.x509 {
+		cause = s.jwt.Err
+	}
+	if cause == nil && !errors.Is(idle, life.ErrNotStarted) {
+		cause = t.silence(s.client.server)
+	}
 	switch {
-	case cause != nil:
-	case !s.running.Load():
-		cause = errors.New("nothing was tried yet; is Run running?")
+	case idle == nil:
+	case cause == nil || errors.Is(idle, cause):
+		cause = idle
 	default:
-		cause = errors.New(s.client.server + " has not answered yet")
+		cause = fmt.Errorf("%w; %w", cause, idle)
 	}
 	return fmt.Errorf("workloadapi: source: %w: %s%w", ErrNotReady, missing, cause)
 }
 
-// Run keeps the source current. It blocks until ctx is done, then ends what it has started, waits for
-// it, and returns the cause of ctx; or until the server says that repeating is useless, and returns
+// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, then ends what it has started,
+// waits for it, and returns nil; or until the server says that repeating is useless, and returns
 // that error, an [*Error] that is Final. What was received stays readable after that. It returns at
-// once, with an error, if it is running already; it may be called again after it has returned.
+// once, with an error, if it is running already or closed; else it may be called again after it has returned.
 //
 // It uses one stream, and one more with JWTBundles. If the server does not implement the latter, Run
 // goes on without it.
 func (s *Source) Run(ctx context.Context) error {
-	if !s.running.CompareAndSwap(false, true) {
-		return errors.New("workloadapi: run: already running")
+	err := s.life.Run(ctx, s.run)
+	if err == nil {
+		return nil
 	}
-	defer s.running.Store(false)
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return fmt.Errorf("workloadapi: run: %w", err)
+}
+
+// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. What was received stays readable, and
+// the [Client] usable. The error is always nil.
+func (s *Source) Close() error { return s.life.Close() }
+
+func (s *Source) run(ctx context.Context) error {
 	s.mu.Lock()
-	s.x509.final, s.jwt.final = false, false
+	s.x509.begin()
+	s.jwt.begin()
 	s.mu.Unlock()
 
 	inner, cancel := context.WithCancel(ctx)
@@ -283,14 +330,12 @@ func (s *Source) Run(ctx context.Context) error {
 	cancel()
 	wg.Wait()
 	if s.cfg.Client == nil {
-		s.client.Close()
+		s.client.CloseIdleConnections()
 	}
 	s.mu.Lock()
-	s.x509.Open, s.jwt.Open = false, false
+	s.x509.end()
+	s.jwt.end()
 	s.mu.Unlock()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	return err
 }
 

@@ -2,6 +2,7 @@ package workloadapi
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -70,6 +71,28 @@ type track struct {
 	update *Update // nil before the first, and after it was withdrawn
 	denied bool    // the server has said that there is nothing, and has not taken that back
 	final  bool
+
+	began, stopped time.Time // of Run
+}
+
+// begin notes that the stream is now asked for.
+func (t *track) begin() {
+	t.final, t.began, t.stopped = false, time.Now(), time.Time{}
+}
+
+// end notes that it is not asked for any more.
+func (t *track) end() { t.Open, t.stopped = false, time.Now() }
+
+// silence is the error for a server that has neither answered nor failed.
+func (t *track) silence(server string) error {
+	var waited time.Duration
+	switch {
+	case !t.stopped.IsZero():
+		waited = t.stopped.Sub(t.began)
+	case !t.began.IsZero(): // else Run is about to begin
+		waited = time.Since(t.began)
+	}
+	return fmt.Errorf("%s has not answered for %v (see the log of that server)", server, waited.Round(100*time.Millisecond))
 }
 
 // bundles returns the bundles of the stream, nil if there are none.

@@ -39,7 +39,7 @@ func ExampleNewHandler() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer client.Close()
+	defer client.CloseIdleConnections()
 	for update, err := range client.WatchX509SVIDs(context.Background()) {
 		if err != nil {
 			log.Fatal(err)

@@ -194,7 +194,7 @@ func TestFlood(t *testing.T) {
 	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
 	stop()
 	for _, s := range sources {
-		s.Client().Close()
+		s.Client().CloseIdleConnections()
 	}
 	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+3 }, patient, 10*time.Millisecond, "%s", lazyStacks{})
 }

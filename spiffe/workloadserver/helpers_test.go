@@ -160,7 +160,7 @@ func dial(t testing.TB, address string) *workloadapi.Client {
 	t.Helper()
 	c, err := workloadapi.NewClient(address, nil)
 	require.NoError(t, err)
-	t.Cleanup(c.Close)
+	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
 

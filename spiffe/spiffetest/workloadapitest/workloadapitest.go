@@ -126,7 +126,7 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	t.Cleanup(s.client.Close)
+	t.Cleanup(s.client.CloseIdleConnections)
 	return s
 }
 
