@@ -94,10 +94,19 @@ func (c *rawConn) cut()           { _ = c.Conn.Close() }
 func (c *rawConn) gone() bool     { return c.closed.Load() }
 func (c *rawConn) remote() string { return remote(c.Conn) }
 
+// drainer is a connection below TLS that ends by itself once it is told to; see [Governor].
+type drainer interface{ Drain() }
+
+func (c *rawConn) drain() {
+	if d, ok := c.Conn.(drainer); ok {
+		d.Drain()
+	}
+}
+
 // idleIn takes a connection for idle when no byte has moved for some seconds, and the last ones came in.
 // They may have been a frame or a ticket while a response is still awaited, so the time is long.
 func (c *rawConn) idleIn() time.Duration {
-	if !c.client {
+	if _, ends := c.Conn.(drainer); ends || !c.client {
 		return math.MaxInt64
 	}
 	moved := time.Duration(c.moved.Load())
@@ -117,6 +126,8 @@ type served struct {
 	active atomic.Bool  // not idle, as far as is known
 	since  atomic.Int64 // nanoseconds after born at which it became idle
 }
+
+func (c *served) drain() {} // net/http sees that it is to leave
 
 func (c *served) cut() {
 	if conn := c.conn.Value(); conn != nil {

@@ -81,6 +81,11 @@ type GovernorOptions struct {
 // A connection from [Governor.Listener] is cut after Grace, as its use is unknown. So is a connection
 // that a handler has hijacked.
 //
+// A program that knows the protocol of its connections can end them itself. If what it passes to
+// [Dialer.Handshake], or what the inner listener of [Governor.Listener] returns, has a method Drain(), that is
+// called once when draining begins, and must not block; such a connection does not count as idle, and is cut
+// after Grace if it is still open. Package spiffegrpc does so.
+//
 // A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated
 // message by itself.
 //
@@ -177,6 +182,7 @@ type governed struct {
 
 // link is how a connection is ended. Its methods never wait.
 type link interface {
+	drain() // says that it begins
 	cut()
 	idleIn() time.Duration // how soon it may be idle; 0 or less if it is
 	gone() bool            // the connection was closed
@@ -457,6 +463,7 @@ func (g *Governor) drain(c *governed, now time.Time) {
 	}
 	g.schedule(c, draining, now)
 	c.leave.Store(true) // before it checks for idle; connState checks in the other order
+	c.link.drain()
 	g.finish(c, now)
 }
 

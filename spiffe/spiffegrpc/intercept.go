@@ -1,0 +1,301 @@
+package spiffegrpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+// An Interceptor decides about each call of a server before its handler runs. Its methods Unary and Stream are
+// interceptors of grpc-go, and a server needs both. The zero Interceptor denies all calls. It is safe for concurrent
+// use.
+type Interceptor struct {
+	admit func(ctx context.Context, method string) (context.Context, error)
+}
+
+// Unary is a [grpc.UnaryServerInterceptor].
+func (i *Interceptor) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	ctx, err := i.ask(ctx, info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	return handler(ctx, req)
+}
+
+// Stream is a [grpc.StreamServerInterceptor]. A stream is judged when it begins.
+func (i *Interceptor) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	ctx, err := i.ask(ss.Context(), info.FullMethod)
+	if err != nil {
+		return err
+	}
+	return handler(srv, stream{ss, ctx})
+}
+
+func (i *Interceptor) ask(ctx context.Context, method string) (context.Context, error) {
+	if i == nil || i.admit == nil {
+		return nil, errDenied
+	}
+	return i.admit(ctx, method)
+}
+
+// What the client sees of a refusal.
+var (
+	errDenied          = status.Error(codes.PermissionDenied, "permission denied")
+	errUnauthenticated = status.Error(codes.Unauthenticated, "unauthenticated")
+	errUnavailable     = status.Error(codes.Unavailable, "the caller cannot be authenticated now")
+)
+
+// stream is a stream with another context.
+type stream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context implements [grpc.ServerStream].
+func (s stream) Context() context.Context { return s.ctx }
+
+// Methods is the policy of [RequirePeer] that says for each method which clients may call it. A key is a method,
+// "/package.Service/Method", or a service, "/package.Service/", for those of its methods that have no key of their own.
+// A method without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it
+// allows no peer.
+type Methods map[string]spiffe.PolicySource
+
+// Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
+func (Methods) Policy() spiffe.Policy { return spiffe.Policy{} }
+
+// MethodsFunc is [Methods] as a function of the full name of a method. Nil denies. It is called for every call, and must
+// not block.
+type MethodsFunc func(method string) spiffe.PolicySource
+
+// Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
+func (MethodsFunc) Policy() spiffe.Policy { return spiffe.Policy{} }
+
+// methodsOf returns the function for any policy.
+func methodsOf(allow spiffe.PolicySource) (MethodsFunc, error) {
+	switch allow := allow.(type) {
+	case MethodsFunc:
+		if allow == nil {
+			return nil, errors.New("the MethodsFunc is nil")
+		}
+		return allow, nil
+	case Methods:
+		if len(allow) == 0 {
+			return nil, errors.New("Methods has no method")
+		}
+		for _, key := range slices.Sorted(maps.Keys(allow)) {
+			err := checkPolicy(allow[key])
+			if service, method, ok := strings.Cut(strings.TrimPrefix(key, "/"), "/"); key[:min(1, len(key))] != "/" || !ok || service == "" || strings.ContainsAny(method, "/*") {
+				err = errors.New("want /package.Service/Method, or /package.Service/ for all methods of a service")
+			}
+			if err != nil {
+				return nil, fmt.Errorf("methods: %q: %w", key, err)
+			}
+		}
+		table := maps.Clone(allow)
+		return func(method string) spiffe.PolicySource {
+			if policy, ok := table[method]; ok {
+				return policy
+			}
+			return table[method[:strings.LastIndexByte(method, '/')+1]]
+		}, nil
+	}
+	return func(string) spiffe.PolicySource { return allow }, checkPolicy(allow)
+}
+
+// checkPolicy returns an error for a policy that can allow no peer, whatever the method.
+func checkPolicy(allow spiffe.PolicySource) error {
+	switch allow.(type) {
+	case Methods, MethodsFunc, spiffetls.Hosts, spiffetls.HostsFunc:
+		return fmt.Errorf("a %T allows no peer here", allow)
+	}
+	return spiffe.CheckPolicySource(allow)
+}
+
+// policyOf is the policy for one call, perhaps none.
+type policyOf struct{ allow spiffe.PolicySource }
+
+// Policy implements [spiffe.PolicySource].
+func (p policyOf) Policy() spiffe.Policy {
+	if p.allow == nil {
+		return spiffe.Policy{}
+	}
+	return p.allow.Policy()
+}
+
+// RequirePeer returns an Interceptor that lets calls through whose client allow allows, by a policy for all methods, by
+// [Methods] or by [MethodsFunc]. It is for servers with [ServerCredentials], whose own policy decides about connections;
+// allow can only be narrower. What [spiffe.CheckPolicySource] refuses is an error.
+//
+// The client is verified again for each call, as by [spiffetls.RequirePeer], so that one whose certificate has expired,
+// or whose authority was removed, is refused on an open connection, too. This costs some microseconds.
+//
+// Other calls end with PermissionDenied, or with Unauthenticated if the client is not or no longer proven, and nothing
+// says why. The FailureLog and the Logger of the credentials get the reason, at the stage "request".
+func RequirePeer(allow spiffe.PolicySource) (*Interceptor, error) {
+	policy, err := methodsOf(allow)
+	if err != nil {
+		return nil, fmt.Errorf("spiffegrpc: require peer: %w", err)
+	}
+	return &Interceptor{func(ctx context.Context, method string) (context.Context, error) {
+		var info AuthInfo
+		if p, ok := peer.FromContext(ctx); ok {
+			info, _ = p.AuthInfo.(AuthInfo)
+		}
+		if info.server == nil { // of other credentials
+			return nil, errUnauthenticated
+		}
+		handler, err := spiffetls.RequirePeer(policyOf{policy(method)}, http.HandlerFunc(admitted))
+		if err != nil {
+			return nil, errDenied
+		}
+		a := ask(handler, request(context.WithValue(ctx, http.ServerContextKey, info.server), method))
+		switch {
+		case a.ctx != nil:
+			return ctx, nil
+		case info.Peer == nil, a.header.Get("Connection") == "close": // not proven, or not any more
+			return nil, errUnauthenticated
+		}
+		return nil, errDenied
+	}}, nil
+}
+
+// RequireCaller returns an Interceptor that lets calls through whose sender a proves, by the token in the metadata
+// "authorization" for example. Handlers read the [authn.Caller] with [authn.CallerFromContext]. For JWT-SVIDs:
+//
+//	a, err := jwt.SVID(validator, spiffe.AllowIDs(web)) // of package authn/jwt
+//	…
+//	tokens, err := spiffegrpc.RequireCaller(a, logger)
+//
+// The method gets a request with the metadata as header, the TLS state and the addresses of the connection, which may
+// have been made with other credentials: it refuses tokens on a connection that others can read.
+//
+// Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and nothing says
+// why. The logger gets the reason, as from [authn.Require]. Nil means silence.
+func RequireCaller(a authn.Authenticator, logger *slog.Logger) (*Interceptor, error) {
+	if a == nil {
+		return nil, errors.New("spiffegrpc: require caller: no authn.Authenticator")
+	}
+	handler := authn.Require(a, http.HandlerFunc(admitted), logger)
+	return &Interceptor{func(ctx context.Context, method string) (context.Context, error) {
+		answer := ask(handler, request(ctx, method))
+		switch {
+		case answer.ctx != nil:
+			return answer.ctx, nil
+		case answer.header.Get("Grpc-Status") == fmt.Sprint(int(codes.Unavailable)):
+			return nil, errUnavailable
+		}
+		return nil, errUnauthenticated
+	}}, nil
+}
+
+// request returns a call as one of HTTP, which is how packages authn and spiffetls judge it.
+func request(ctx context.Context, method string) *http.Request {
+	r := &http.Request{
+		Method: http.MethodPost, URL: &url.URL{Path: method}, RequestURI: method, Proto: "HTTP/2.0", ProtoMajor: 2,
+		Header: make(http.Header), Body: http.NoBody,
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	for key, values := range md {
+		switch {
+		case key == ":authority" && len(values) == 1:
+			r.Host = values[0]
+		case strings.HasPrefix(key, ":"), strings.HasSuffix(key, "-bin"): // the latter is no text
+		default:
+			r.Header[textproto.CanonicalMIMEHeaderKey(key)] = values
+		}
+	}
+	r.Header["Content-Type"] = []string{"application/grpc"}
+	if p, ok := peer.FromContext(ctx); ok {
+		if p.Addr != nil {
+			r.RemoteAddr = p.Addr.String()
+		}
+		if p.LocalAddr != nil {
+			ctx = context.WithValue(ctx, http.LocalAddrContextKey, p.LocalAddr)
+		}
+		switch info := p.AuthInfo.(type) {
+		case AuthInfo:
+			r.TLS = &info.State
+		case credentials.TLSInfo:
+			r.TLS = &info.State
+		}
+	}
+	return r.WithContext(ctx)
+}
+
+// answer is the response to a request. Its context is that of the request if it is let through.
+type answer struct {
+	header http.Header
+	ctx    context.Context
+}
+
+func ask(handler http.Handler, r *http.Request) *answer {
+	a := &answer{header: make(http.Header)}
+	handler.ServeHTTP(a, r)
+	return a
+}
+
+// admitted is the handler behind those that decide.
+func admitted(w http.ResponseWriter, r *http.Request) { w.(*answer).ctx = r.Context() }
+
+// Header implements [http.ResponseWriter].
+func (a *answer) Header() http.Header { return a.header }
+
+// Write implements [http.ResponseWriter].
+func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
+
+// WriteHeader implements [http.ResponseWriter].
+func (a *answer) WriteHeader(int) {}
+
+// TokenCredentials returns per-RPC credentials that send what the function returns, as "authorization: Bearer TOKEN". It
+// is called for every call, with the context of that, and should have the token at hand. The method Token of a
+// tokensource.Source fits, and for JWT-SVIDs the Fetch of a jwtsvid.Cache:
+//
+//	tokens := spiffegrpc.TokenCredentials(func(ctx context.Context) (string, error) { return cache.Fetch(ctx, "db") })
+//	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
+//
+// grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
+// credentials allow. Without a token the call ends with Unauthenticated, and the error of the function is in its text;
+// the token is in none.
+func TokenCredentials(token func(context.Context) (string, error)) credentials.PerRPCCredentials {
+	return perRPC{token}
+}
+
+type perRPC struct {
+	token func(context.Context) (string, error)
+}
+
+// GetRequestMetadata implements [credentials.PerRPCCredentials].
+func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	token, err := p.token(ctx)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case err != nil:
+		return nil, status.Errorf(codes.Unauthenticated, "no token: %v", err)
+	case token == "", strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
+		return nil, status.Error(codes.Unauthenticated, "no token: what the function of TokenCredentials has returned is empty, or not one word of printable ASCII")
+	}
+	return map[string]string{"authorization": "Bearer " + token}, nil
+}
+
+// RequireTransportSecurity implements [credentials.PerRPCCredentials].
+func (perRPC) RequireTransportSecurity() bool { return true }
+
