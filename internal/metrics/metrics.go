@@ -1,8 +1,9 @@
 // Package metrics counts events and writes the counts in the text format of Prometheus (version 0.0.4).
-// It has counters, counters that one label tells apart, and gauges that are computed when they are
-// written.
+// It has counters, counters that one label tells apart, and counters and gauges with any labels that are computed
+// when they are written. [Merge] makes one text of several.
 //
-// A [Set] is filled before it is used. After that all methods are safe for concurrent use.
+// A [Set] is filled before it is used. After that all methods are safe for concurrent use. A part that has its
+// numbers elsewhere, in its Status for instance, fills a Set each time that it is written.
 package metrics
 
 import (
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 )
 
 // Set is a list of metrics. They are written in the order in which they were added. The zero Set is empty.
@@ -20,13 +22,12 @@ type Set struct{ families []family }
 
 type family struct {
 	name, help, kind string
-	samples          []sample
+	read             func(Add)
 }
 
-type sample struct {
-	label string // {name="value"}, or empty
-	value func() (v float64, ok bool)
-}
+// Add adds a sample. The labels are names and values in turn. A value may be any UTF-8 text; within a family no two
+// samples have the same labels.
+type Add func(v float64, labels ...string)
 
 // Counter is a number that only grows.
 type Counter struct{ n atomic.Uint64 }
@@ -36,33 +37,61 @@ func (c *Counter) Inc() { c.n.Add(1) }
 
 // Counter adds a counter.
 func (s *Set) Counter(name, help string) *Counter {
-	c, sm := newCounter("")
-	s.families = append(s.families, family{name, help, "counter", []sample{sm}})
+	c := new(Counter)
+	s.Totals(name, help, func(add Add) { add(float64(c.n.Load())) })
 	return c
 }
 
 // Counters adds one counter for each value of a label. The result must not be changed.
 func (s *Set) Counters(name, help, label string, values ...string) map[string]*Counter {
 	counters := make(map[string]*Counter, len(values))
-	f := family{name: name, help: help, kind: "counter"}
 	for _, v := range values {
-		c, sm := newCounter("{" + label + `="` + escapeValue.Replace(v) + `"}`)
-		counters[v] = c
-		f.samples = append(f.samples, sm)
+		counters[v] = new(Counter)
 	}
-	s.families = append(s.families, f)
+	s.Totals(name, help, func(add Add) {
+		for _, v := range values {
+			add(float64(counters[v].n.Load()), label, v)
+		}
+	})
 	return counters
 }
 
-func newCounter(label string) (*Counter, sample) {
-	c := new(Counter)
-	return c, sample{label, func() (float64, bool) { return float64(c.n.Load()), true }}
+// Totals adds a counter whose samples read adds when the Set is written. read must be safe for concurrent use, and
+// its numbers only grow.
+func (s *Set) Totals(name, help string, read func(Add)) {
+	s.families = append(s.families, family{name, help, "counter", read})
 }
 
 // Gauge adds a number that read returns when the Set is written. If ok is false, there is no number now
 // and nothing is written. read must be safe for concurrent use.
 func (s *Set) Gauge(name, help string, read func() (v float64, ok bool)) {
-	s.families = append(s.families, family{name, help, "gauge", []sample{{"", read}}})
+	s.Gauges(name, help, func(add Add) {
+		if v, ok := read(); ok {
+			add(v)
+		}
+	})
+}
+
+// Gauges adds a gauge whose samples read adds when the Set is written: none, and nothing is written. read must be safe
+// for concurrent use.
+func (s *Set) Gauges(name, help string, read func(Add)) {
+	s.families = append(s.families, family{name, help, "gauge", read})
+}
+
+// Seconds returns a time in seconds since 1970, and 0 for the zero time.
+func Seconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMilli()) / 1000
+}
+
+// Bool returns 1 for true.
+func Bool(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 var (
@@ -75,15 +104,26 @@ func (s *Set) Write(w io.Writer) error {
 	var b bytes.Buffer
 	for _, f := range s.families {
 		header := fmt.Sprintf("# HELP %s %s\n# TYPE %s %s\n", f.name, escapeHelp.Replace(f.help), f.name, f.kind)
-		for _, sm := range f.samples {
-			if v, ok := sm.value(); ok {
-				b.WriteString(header + f.name + sm.label + " " + format(v) + "\n")
-				header = ""
-			}
-		}
+		f.read(func(v float64, labels ...string) {
+			b.WriteString(header + f.name + text(labels) + " " + format(v) + "\n")
+			header = ""
+		})
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// text returns labels, names and values in turn, as {name="value"}, or nothing if there are none.
+func text(labels []string) string {
+	if len(labels) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	for i := 0; i < len(labels); i += 2 {
+		b.WriteByte("{,"[min(i, 1)])
+		b.WriteString(labels[i] + `="` + escapeValue.Replace(labels[i+1]) + `"`)
+	}
+	return b.String() + "}"
 }
 
 // format writes whole numbers without an exponent: people compare them with the clock.

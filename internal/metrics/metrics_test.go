@@ -3,8 +3,6 @@ package metrics_test
 import (
 	"errors"
 	"math"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/metrics/metricstest"
 )
 
 func write(t testing.TB, s *metrics.Set) string {
@@ -66,35 +65,13 @@ func TestFormat(t *testing.T) {
 	s.Counter("a_total", "").Inc()
 	s.Counters("b", "B", "x", "1", "2", "ü", "")
 	s.Gauge("c", "C", func() (float64, bool) { return math.Pi, true })
-	sample := regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\n"])*"\})? (\S+)$`)
-	text := write(t, &s)
-	require.True(t, strings.HasSuffix(text, "\n"))
-	var family string
-	seen := map[string]bool{}
-	samples := 0
-	for line := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n") {
-		if rest, ok := strings.CutPrefix(line, "# HELP "); ok {
-			family, _, ok = strings.Cut(rest, " ")
-			require.True(t, ok, line)
-			require.False(t, seen[family], line)
-			seen[family] = true
-			continue
-		}
-		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
-			name, kind, _ := strings.Cut(rest, " ")
-			require.Equal(t, family, name)
-			require.Contains(t, []string{"counter", "gauge"}, kind)
-			continue
-		}
-		m := sample.FindStringSubmatch(line)
-		require.NotNil(t, m, line)
-		require.Equal(t, family, m[1])
-		_, err := strconv.ParseFloat(m[2], 64)
-		require.NoError(t, err)
-		samples++
-	}
-	assert.Equal(t, 6, samples)
-	assert.Len(t, seen, 3)
+	s.Gauges("none", "N", func(metrics.Add) {})
+	text, err := metricstest.Parse(write(t, &s))
+	require.NoError(t, err)
+	assert.Len(t, text.Samples, 6)
+	assert.Len(t, text.Types, 3)
+	assert.Equal(t, 1., text.Samples["a_total"])
+	assert.Contains(t, text.Samples, `b{x="ü"}`)
 }
 
 type failing struct{ writes int }

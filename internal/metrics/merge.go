@@ -1,0 +1,127 @@
+package metrics
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Part is one of several that write metrics.
+type Part struct {
+	Name  string // the value of the label that tells its samples from those of the others; empty for no label
+	Write func(w io.Writer) error
+}
+
+// Merge writes the metrics of all parts as one text, in which a metric that several of them have comes once, with one
+// HELP and one TYPE, those of the first. Each sample gets a label with the name of its part. A part whose Write fails
+// is an error, and nothing is written.
+//
+// What the parts write is in the text format: this package, or a client library, has written it. It has no label of
+// that name.
+func Merge(w io.Writer, label string, parts ...Part) error {
+	var (
+		order    []string
+		families = map[string]*merged{}
+	)
+	for _, p := range parts {
+		var b bytes.Buffer
+		if err := p.Write(&b); err != nil {
+			return fmt.Errorf("metrics of %q: %w", p.Name, err)
+		}
+		var with string
+		if p.Name != "" {
+			with = label + `="` + escapeValue.Replace(p.Name) + `"`
+		}
+		current := ""
+		for line := range strings.SplitSeq(b.String(), "\n") {
+			kind, name := split(line)
+			if kind == "" {
+				continue // an empty line or a comment
+			}
+			if kind != sampleLine || !belongs(name, current) {
+				current = name
+			}
+			f := families[current]
+			if f == nil {
+				f = &merged{headers: map[string]string{}}
+				families[current] = f
+				order = append(order, current)
+			}
+			if kind == sampleLine {
+				f.samples = append(f.samples, labelled(line, name, with))
+			} else if f.headers[kind] == "" {
+				f.headers[kind] = line
+			}
+		}
+	}
+	var b bytes.Buffer
+	for _, name := range order {
+		f := families[name]
+		if len(f.samples) == 0 {
+			continue
+		}
+		for _, kind := range []string{helpLine, typeLine} {
+			if f.headers[kind] != "" {
+				b.WriteString(f.headers[kind] + "\n")
+			}
+		}
+		for _, s := range f.samples {
+			b.WriteString(s + "\n")
+		}
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// merged is one metric of all parts.
+type merged struct {
+	headers map[string]string // by kind
+	samples []string
+}
+
+const (
+	helpLine   = "# HELP "
+	typeLine   = "# TYPE "
+	sampleLine = "sample"
+)
+
+// split returns what a line is, or "" for one to be left out, and the name in it.
+func split(line string) (kind, name string) {
+	for _, kind := range []string{helpLine, typeLine} {
+		if rest, ok := strings.CutPrefix(line, kind); ok {
+			name, _, _ = strings.Cut(rest, " ")
+			return kind, name
+		}
+	}
+	if line == "" || line[0] == '#' {
+		return "", ""
+	}
+	return sampleLine, line[:len(line)-len(strings.TrimLeft(line, nameBytes))]
+}
+
+const nameBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:"
+
+// belongs reports whether a sample is of a family: those of histograms and summaries have longer names.
+func belongs(sample, family string) bool {
+	rest, ok := strings.CutPrefix(sample, family)
+	switch rest {
+	case "", "_bucket", "_sum", "_count":
+		return ok && family != ""
+	}
+	return false
+}
+
+// labelled returns a sample with one more label.
+func labelled(line, name, with string) string {
+	rest := line[len(name):]
+	switch {
+	case with == "":
+		return line
+	case !strings.HasPrefix(rest, "{"):
+		return name + "{" + with + "}" + rest
+	case strings.HasPrefix(rest, "{}"):
+		return name + "{" + with + rest[1:]
+	}
+	return name + "{" + with + "," + rest[1:]
+}

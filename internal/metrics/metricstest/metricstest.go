@@ -1,0 +1,193 @@
+// Package metricstest reads the text format of Prometheus (version 0.0.4) strictly, for tests of what writes it.
+package metricstest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Text is a text that was read.
+type Text struct {
+	Types   map[string]string  // by the name of the metric: counter or gauge
+	Samples map[string]float64 // by name and labels, sorted: name{a="x",b="y"}, with the values as they were before escaping
+}
+
+var (
+	metricName = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*$`)
+	labelName  = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
+)
+
+// Parse reads a text. Everything that a strict reader of the format would refuse is an error: HELP and TYPE are there
+// once for each metric, in this order and before its samples, which follow without another metric between; a sample
+// has a finite value, no time, and labels that are distinct, escaped as they must be, and not those of another sample.
+// Each metric has samples.
+func Parse(text string) (*Text, error) {
+	t := &Text{Types: map[string]string{}, Samples: map[string]float64{}}
+	if text == "" {
+		return t, nil
+	}
+	if !utf8.ValidString(text) || !strings.HasSuffix(text, "\n") {
+		return nil, errors.New("not UTF-8, or without an end of the last line")
+	}
+	helped := map[string]bool{}
+	help, family, samples := "", "", 1
+	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+		bad := func(format string, args ...any) error {
+			return fmt.Errorf("line %d, %q: %w", i+1, line, fmt.Errorf(format, args...))
+		}
+		if rest, ok := strings.CutPrefix(line, "# HELP "); ok {
+			name, words, _ := strings.Cut(rest, " ")
+			switch {
+			case !metricName.MatchString(name):
+				return nil, bad("not a name of a metric")
+			case helped[name] || t.Types[name] != "":
+				return nil, bad("a second HELP, or one after TYPE")
+			case samples == 0:
+				return nil, bad("%s has no sample", family)
+			case strings.Contains(strings.NewReplacer(`\\`, "", `\n`, "").Replace(words), `\`):
+				return nil, bad("an escape that there is not")
+			}
+			helped[name], help, family, samples = true, name, "", 0
+			continue
+		}
+		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			name, kind, _ := strings.Cut(rest, " ")
+			switch {
+			case name != help || family != "":
+				return nil, bad("not after its HELP")
+			case kind != "counter" && kind != "gauge":
+				return nil, bad("a type that these tests do not know")
+			}
+			t.Types[name], family = kind, name
+			continue
+		}
+		key, v, err := sample(line)
+		switch name, _, _ := strings.Cut(key, "{"); {
+		case err != nil:
+			return nil, bad("%w", err)
+		case name != family:
+			return nil, bad("not below its own TYPE")
+		case math.IsNaN(v) || math.IsInf(v, 0):
+			return nil, bad("not finite")
+		case t.Types[family] == "counter" && v < 0:
+			return nil, bad("a counter below 0")
+		}
+		if _, twice := t.Samples[key]; twice {
+			return nil, bad("the labels of another sample")
+		}
+		t.Samples[key] = v
+		samples++
+	}
+	if samples == 0 {
+		return nil, fmt.Errorf("%s has no sample", help)
+	}
+	return t, nil
+}
+
+// sample reads a line.
+func sample(line string) (key string, v float64, err error) {
+	end := strings.IndexAny(line, "{ ")
+	if end < 0 || !metricName.MatchString(line[:end]) {
+		return "", 0, errors.New("not a sample")
+	}
+	name, rest := line[:end], line[end:]
+	labels := map[string]string{}
+	if strings.HasPrefix(rest, "{") {
+		if rest, err = readLabels(rest[1:], labels); err != nil {
+			return "", 0, err
+		}
+	}
+	rest, ok := strings.CutPrefix(rest, " ")
+	if !ok || strings.ContainsAny(rest, " \t\r") {
+		return "", 0, errors.New("one space and one value follow the labels")
+	}
+	if v, err = strconv.ParseFloat(rest, 64); err != nil {
+		return "", 0, err
+	}
+	return Key(name, labels), v, nil
+}
+
+// readLabels reads labels up to the closing brace, and returns what follows.
+func readLabels(s string, into map[string]string) (rest string, err error) {
+	for {
+		name, value, ok := strings.Cut(s, `="`)
+		_, twice := into[name]
+		if !ok || !labelName.MatchString(name) || strings.HasPrefix(name, "__") || twice {
+			return "", fmt.Errorf("no label, or one that is there twice, at %q", s)
+		}
+		var b strings.Builder
+		i := 0
+		for ; i < len(value) && value[i] != '"'; i++ {
+			if value[i] != '\\' {
+				b.WriteByte(value[i])
+				continue
+			}
+			i++
+			switch {
+			case i < len(value) && value[i] == 'n':
+				b.WriteByte('\n')
+			case i < len(value) && (value[i] == '\\' || value[i] == '"'):
+				b.WriteByte(value[i])
+			default:
+				return "", errors.New("an escape that there is not")
+			}
+		}
+		if i == len(value) {
+			return "", errors.New("the value of a label does not end")
+		}
+		value = value[i+1:]
+		into[name] = b.String()
+		if rest, ok := strings.CutPrefix(value, "}"); ok {
+			return rest, nil
+		}
+		if s, ok = strings.CutPrefix(value, ","); !ok {
+			return "", fmt.Errorf("neither a comma nor a brace at %q", value)
+		}
+	}
+}
+
+// Key returns the key of a sample in a Text.
+func Key(name string, labels map[string]string) string {
+	if len(labels) == 0 {
+		return name
+	}
+	var all []string
+	for _, l := range slices.Sorted(maps.Keys(labels)) {
+		all = append(all, l+"="+strconv.Quote(labels[l]))
+	}
+	return name + "{" + strings.Join(all, ",") + "}"
+}
+
+// Lint returns what in t breaks the conventions of Prometheus about names, and ours: a prefix, base units, counters
+// and nothing else ending in _total.
+func (t *Text) Lint() (faults []string) {
+	for _, name := range slices.Sorted(maps.Keys(t.Types)) {
+		fault := func(s string) { faults = append(faults, name+": "+s) }
+		if !strings.HasPrefix(name, "svidkit_") {
+			fault("no prefix svidkit_")
+		}
+		if (t.Types[name] == "counter") != strings.HasSuffix(name, "_total") {
+			fault("_total is for counters")
+		}
+		if strings.ToLower(name) != name || strings.Contains(name, ":") {
+			fault("not snake_case")
+		}
+		for word := range strings.SplitSeq(name, "_") {
+			switch word {
+			case "counter", "gauge", "bucket", "count", "sum", "milliseconds", "ms", "minutes", "hours", "days", "kilobytes", "percent":
+				fault("the word " + word)
+			}
+		}
+		if strings.Contains(name, "timestamp") && !strings.HasSuffix(name, "_timestamp_seconds") {
+			fault("a time is in _timestamp_seconds")
+		}
+	}
+	return faults
+}
