@@ -10,6 +10,7 @@ require (
 	github.com/spiffe/go-spiffe/v2 v2.9.0
 	github.com/stretchr/testify v1.12.1
 	github.com/svidkit/svidkit v0.0.0
+	github.com/svidkit/svidkit/spiffe/spiffegrpc v0.0.0
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20251213004720-97cd9d5aeac2
 	google.golang.org/grpc v1.79.3
 	google.golang.org/protobuf v1.36.12
@@ -34,4 +35,7 @@ require (
 	google.golang.org/genproto/googleapis/api v0.0.0-20251213004720-97cd9d5aeac2 // indirect
 )
 
-replace github.com/svidkit/svidkit => ../..
+replace (
+	github.com/svidkit/svidkit => ../..
+	github.com/svidkit/svidkit/spiffe/spiffegrpc => ../../spiffe/spiffegrpc
+)

@@ -42,7 +42,7 @@ func run() error {
 	client := &http.Client{Transport: transport}
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		peer, _ := spiffetls.PeerFromContext(r.Context())
-		fmt.Fprintln(w, "hello", peer.ID())
+		fmt.Fprintln(w, "hello", peer)
 	})
 	http.HandleFunc("/db", func(w http.ResponseWriter, _ *http.Request) {
 		resp, err := client.Get("https://" + os.Args[2])
