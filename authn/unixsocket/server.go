@@ -241,7 +241,7 @@ func (s *Server) log() *slog.Logger { return cmp.Or(s.Logger, slog.New(slog.Disc
 
 // Run calls [Server.Listen] unless it was called before, and serves until ctx is done or serving fails. Then
 // it removes the socket, ends the contexts of all requests, gives the requests 2 seconds to end, and cuts
-// the connections that are left. It returns the cause of ctx, or, when ctx is not done, the failure.
+// the connections that are left. It returns nil after the end of ctx, and otherwise the failure.
 //
 // Run removes only its own socket: if the file of another server is at Path by then, it stays.
 func (s *Server) Run(ctx context.Context) error {
@@ -283,7 +283,6 @@ func (s *Server) Run(ctx context.Context) error {
 	var err error
 	select {
 	case <-ctx.Done():
-		err = context.Cause(ctx)
 	case failure := <-failed:
 		err = fmt.Errorf("unixsocket: serve on %.256q: %w", s.name(), failure)
 		failed <- failure

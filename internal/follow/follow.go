@@ -126,7 +126,7 @@ func (f *Follower) Read(ctx context.Context) error {
 }
 
 // Run reads the files again when they change, and gives them to take, until ctx is done. It returns
-// context.Cause(ctx).
+// nil.
 func (f *Follower) Run(ctx context.Context) error {
 	w := f.watch()
 	defer w.close()
@@ -136,7 +136,7 @@ func (f *Follower) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return nil
 		case _, open := <-w.events:
 			if !open {
 				w.events = nil // the system has given up: polling remains

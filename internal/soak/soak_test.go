@@ -379,7 +379,7 @@ func behave(ctx context.Context, dir string, in *bufio.Scanner) error {
 	if err != nil {
 		return err
 	}
-	defer api.Close()
+	defer api.CloseIdleConnections()
 	authority, err := caClient(dir, goodToken, net.IPv4(127, 0, 0, 1))
 	if err != nil {
 		return err
@@ -504,7 +504,7 @@ func streams(ctx context.Context, dir string, in *bufio.Scanner) error {
 		if err != nil {
 			return err
 		}
-		defer api.Close()
+		defer api.CloseIdleConnections()
 		for range 100 {
 			go func() {
 				for ctx.Err() == nil {

@@ -334,7 +334,7 @@ const (
 // With a store, it reads the record every SyncInterval, follows what others wrote, and writes down
 // what time has done. With plugged-in files, it follows them.
 //
-// Run returns context.Cause(ctx) when ctx is done, and nothing else ends it: what fails is logged
+// Run returns nil when ctx is done, and nothing else ends it: what fails is logged
 // and tried again, and what was there before goes on working. One Run is enough; more do no harm.
 func (a *Authority) Run(ctx context.Context) error {
 	var following sync.WaitGroup
@@ -366,7 +366,7 @@ func (a *Authority) Run(ctx context.Context) error {
 		}
 		timer.Stop()
 	}
-	return context.Cause(ctx)
+	return nil
 }
 
 // runner is what one Run remembers.

@@ -32,6 +32,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
@@ -173,17 +174,30 @@ type Listeners struct {
 
 // Run runs the CA, obtains the certificate of the server and keeps it fresh, and serves the listeners until
 // ctx is done or a part fails. Then it closes the listeners, gives requests under way 5 seconds to finish,
-// and returns when all that it started has ended: with the cause of ctx, or with what failed. Call it once.
-func (s *Server) Run(ctx context.Context, at Listeners) error {
+// and returns when all that it started has ended: nil after the end of ctx, and otherwise what failed. Call it once.
+func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel(nil)
+	var first atomic.Pointer[error] // of the parts that failed
+	defer func() {
+		cancel(nil)
+		wg.Wait()
+		if err := first.Load(); err != nil {
+			failed = *err
+		}
+	}()
 	start := func(name string, run func(context.Context) error) {
 		wg.Go(func() {
-			if err := run(ctx); ctx.Err() == nil {
-				cancel(fmt.Errorf("%s: %w", name, err))
+			err := run(ctx)
+			if ctx.Err() != nil {
+				return
 			}
+			if err == nil {
+				err = errors.New("it has ended by itself")
+			}
+			err = fmt.Errorf("%s: %w", name, err)
+			first.CompareAndSwap(nil, &err)
+			cancel(err)
 		})
 	}
 	bundleTLS, err := federation.ServerConfig(s.identity)
@@ -217,7 +231,7 @@ func (s *Server) Run(ctx context.Context, at Listeners) error {
 	start("identity of the server", s.identity.Run)
 	if _, err := s.identity.GenerateSecret(ctx, "default"); err != nil {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return nil
 		}
 		return fmt.Errorf("identity of the server: %w", err)
 	}
@@ -238,7 +252,7 @@ func (s *Server) Run(ctx context.Context, at Listeners) error {
 	}
 	<-ctx.Done()
 	s.opts.Logger.Info("caserver: the server ends", "reason", context.Cause(ctx), "grace", drainTime)
-	return context.Cause(ctx)
+	return nil
 }
 
 // tlsConfig returns a configuration with the current certificate of the server. A client's certificate is for the
@@ -349,7 +363,7 @@ func (s *Server) writeRoots(ctx context.Context) error {
 		case <-again:
 		}
 	}
-	return context.Cause(ctx)
+	return nil
 }
 
 // replaceFile replaces a file, so that its readers see all of the old or all of the new contents.

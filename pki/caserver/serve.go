@@ -75,7 +75,7 @@ type ServeOptions struct {
 // MaxConns in total.
 //
 // When ctx is done, Serve closes the listener and cuts handshakes. Requests in progress have 5 seconds to
-// end before their connections are closed. Serve then returns the cause of ctx. The only goroutines left
+// end before their connections are closed. Serve then returns nil. The only goroutines left
 // are those of handlers that ignore the end of their request's context.
 func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	defer l.Close()
@@ -131,7 +131,6 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	var err error
 	select {
 	case <-ctx.Done():
-		err = context.Cause(ctx)
 	case err = <-failed:
 		err = fmt.Errorf("caserver: serve: %w", err)
 	}

@@ -179,7 +179,7 @@ func TestHandshakeEnds(t *testing.T) {
 		require.Error(t, err)
 		assert.Equal(t, 10*time.Second, time.Since(began))
 		cancel()
-		require.ErrorIs(t, <-done, context.Canceled)
+		require.NoError(t, <-done)
 	})
 }
 
@@ -216,7 +216,7 @@ func TestSilenceEnds(t *testing.T) {
 				assert.NoError(t, err)
 				assert.LessOrEqual(t, time.Since(began), test.most)
 				cancel()
-				require.ErrorIs(t, <-done, context.Canceled)
+				require.NoError(t, <-done)
 			})
 		})
 	}
@@ -264,7 +264,7 @@ func TestServeJoins(t *testing.T) {
 		defer c.Close()
 		synctest.Wait()
 		cancel()
-		require.ErrorIs(t, <-done, context.Canceled)
+		require.NoError(t, <-done)
 		assert.True(t, l.closed.Load())
 		assert.Empty(t, out.String(), "a handshake that the end of the server cuts is no failure")
 	})
@@ -301,7 +301,7 @@ func TestServeEnds(t *testing.T) {
 	}
 	close(release)
 	assert.Equal(t, "<nil>", <-answer, "a request that is under way ends well")
-	require.ErrorIs(t, <-done, cause)
+	require.NoError(t, <-done)
 	require.NoError(t, silent.SetReadDeadline(time.Now().Add(10*time.Second)))
 	_, err = silent.Read(make([]byte, 1))
 	assert.NotErrorIs(t, err, context.DeadlineExceeded)
@@ -340,7 +340,7 @@ func TestAcceptFails(t *testing.T) {
 	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+l.Addr().String()))
 	cancel()
-	require.ErrorIs(t, <-done, context.Canceled)
+	require.NoError(t, <-done)
 
 	// Anything else is the end.
 	l = open()

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
@@ -63,9 +64,10 @@ type Cache struct {
 
 	entries atomic.Pointer[map[entryKey]*entry] // replaced, never changed; writers hold mu
 
-	mu      sync.Mutex
-	running bool // Run is running
-	loop    renew.Loop[*entry]
+	life life.Life
+
+	mu   sync.Mutex
+	loop renew.Loop[*entry]
 }
 
 // entryKey is a set of audiences: the audience itself, or all of them in order with their lengths.
@@ -143,25 +145,21 @@ func (c *Cache) Fetch(ctx context.Context, audience ...string) (token string, er
 }
 
 // Run fetches tokens again when they are due, so that no caller has to find them so. It blocks until ctx
-// is done, then ends what it has started, waits for it, and returns the cause of ctx. It returns at once,
+// is done, then ends what it has started, waits for it, and returns nil. It returns at once,
 // with an error, if it is running already; it may be called again after it has returned.
 //
 // Without Run a Cache works too: a token that is due is then fetched again when it is next asked for, by
 // a goroutine that lasts as long as the attempt, while the old one is served. With Run, tokens that are
 // not asked for any more are dropped when they expire.
 func (c *Cache) Run(ctx context.Context) error {
-	c.mu.Lock()
-	if c.running {
-		c.mu.Unlock()
-		return errors.New("jwtsvid: cache: already running")
+	err := c.life.Run(ctx, func(ctx context.Context) error {
+		c.loop.Run(ctx)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("jwtsvid: cache: %w", err)
 	}
-	c.running = true
-	c.mu.Unlock()
-	c.loop.Run(ctx)
-	c.mu.Lock()
-	c.running = false
-	c.mu.Unlock()
-	return context.Cause(ctx)
+	return nil
 }
 
 // entry returns the entry for a set of audiences, a new one if there is none.

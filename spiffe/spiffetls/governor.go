@@ -235,7 +235,7 @@ func (g *Governor) remove(c *governed) {
 	}
 }
 
-// Run judges and ends connections until ctx is done, and then returns the cause. Connections stay open
+// Run judges and ends connections until ctx is done, and then returns nil. Connections stay open
 // when it returns. It may be run once at a time.
 func (g *Governor) Run(ctx context.Context) error {
 	if !g.running.CompareAndSwap(false, true) {
@@ -277,7 +277,7 @@ func (g *Governor) Run(ctx context.Context) error {
 			}
 		}
 	}
-	return context.Cause(ctx)
+	return nil
 }
 
 // listen appends to cases the channels that tell of the next change of a source of a connection: new ones

@@ -49,16 +49,6 @@ type Update struct {
 	Skipped []error
 }
 
-// byHint returns the identity with that hint, and the default one for "".
-func (u *Update) byHint(hint string) (*spiffe.SVID, bool) {
-	for _, id := range u.Identities {
-		if hint == "" || id.Hint == hint {
-			return id.SVID, true
-		}
-	}
-	return nil, false
-}
-
 // reader reads the responses of one watch. What has not changed since the last good response is not
 // parsed again, and is the same value to readers that compare.
 type reader struct {

@@ -43,7 +43,7 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 		if there {
 			return s.expired(found.svid)
 		}
-		return s.notReady()
+		return s.notReady(s.choice())
 	}, func() bool {
 		st := s.cur.Load()
 		found, there = st.lookup(resourceName)

@@ -15,7 +15,6 @@ import (
 	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/summary"
-	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -37,6 +36,7 @@ type Config struct {
 
 	// Hint picks the identity with that label among several. Empty means the default identity, which
 	// is the first. If the server has no identity with the hint, the source has bundles and no identity.
+	// [Source.Pick] gives a program that has several identities the others, over the same stream.
 	Hint string
 
 	// JWTBundles makes the source watch the bundles for JWT-SVIDs too, so that those it hands out have
@@ -142,8 +142,11 @@ func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if set := s.cur.Load().bundles; set != nil {
 		return set.Bundle(td)
 	}
-	return nil, s.notReady()
+	return nil, s.notReady(s.choice())
 }
+
+// choice is that of [Config].
+func (s *Source) choice() Choice { return Choice{Hint: s.cfg.Hint} }
 
 // Snapshot returns the identity and the trust bundles as they were published together. It does not
 // block. The error is that of [Source.SVID].
@@ -151,7 +154,7 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	if snap := s.cur.Load().snap; snap != nil {
 		return snap, nil
 	}
-	return nil, s.notReady()
+	return nil, s.notReady(s.choice())
 }
 
 // X509 returns all identities of the workload, with their bundles, as the server last sent them: for
@@ -161,7 +164,7 @@ func (s *Source) X509() (*Update, error) {
 	if u := s.cur.Load().update; u != nil && len(u.Identities) > 0 {
 		return u, nil
 	}
-	return nil, s.notReady()
+	return nil, s.notReady(s.choice())
 }
 
 // CRLs returns the certificate revocation lists that came with the bundles, in DER and as they were
@@ -182,24 +185,25 @@ func (st *state) crls() [][]byte {
 //
 // The error is an [*Error], or wraps [ErrNotReady] if no identity has the wanted hint.
 func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, err error) {
+	return s.fetch(ctx, s.choice(), s.cur.Load().snap, audience)
+}
+
+// fetch asks for a token of the identity in snap or, if that is nil, of the one that c picks.
+func (s *Source) fetch(ctx context.Context, c Choice, snap *spiffe.Snapshot, audience []string) (string, error) {
 	var id spiffe.ID
-	if svid, err := s.SVID(); err == nil {
+	if snap != nil {
+		svid, _ := snap.SVID() // of a snapshot: never an error
 		id = svid.ID()
 	}
 	all, err := s.client.FetchJWTSVIDs(ctx, id, audience...)
 	if err != nil {
 		return "", err
 	}
-	for i := range all {
-		if s.cfg.Hint == "" || all[i].Hint == s.cfg.Hint {
-			return all[i].Token(), nil
-		}
+	i, _, ok := c.index(len(all), func(i int) (string, spiffe.ID) { return all[i].Hint, all[i].ID })
+	if !ok {
+		return "", c.missing(s.cur.Load().update)
 	}
-	return "", s.noHint()
-}
-
-func (s *Source) noHint() error {
-	return fmt.Errorf("workloadapi: source: %w: the server has no identity with the hint %q", ErrNotReady, workloadwire.Clip(s.cfg.Hint, 128))
+	return all[i].Token(), nil
 }
 
 // Changed returns a channel that is closed when what the source hands out changes, and when
@@ -225,10 +229,10 @@ func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
 // cause of ctx, and what the last attempt failed with; it comes before ctx is done if the server has refused for good,
 // and after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
-	return s.await(ctx, s.notReady, func() bool {
+	return s.await(ctx, func() error { return s.notReady(s.choice()) }, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.ready()
+		return s.ready(s.cur.Load().snap)
 	})
 }
 
@@ -257,20 +261,20 @@ func (s *Source) final() bool {
 	return s.x509.final || s.jwt.final
 }
 
-// notReady is the error while something is missing.
-func (s *Source) notReady() error {
+// notReady is the error while something is missing of what c picks.
+func (s *Source) notReady(c Choice) error {
 	idle := s.life.Idle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, missing := &s.x509, ""
 	switch {
 	case s.x509.update == nil:
+	case !s.cfg.BundlesOnly && !c.meets(s.x509.update):
+		return c.missing(s.x509.update)
 	case s.cfg.JWTBundles && s.jwt.update == nil:
 		t, missing = &s.jwt, "no bundles for JWT-SVIDs: "
 	case s.cfg.BundlesOnly:
 		return fmt.Errorf("workloadapi: source: %w: it is configured for bundles only", ErrNotReady)
-	default:
-		return s.noHint()
 	}
 	cause := t.Err
 	if cause == nil && t == &s.x509 {
@@ -411,7 +415,7 @@ func (s *Source) publish() bool {
 	old := s.cur.Load()
 	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles), denied: s.x509.denied}
 	if st.update != nil {
-		if svid, ok := st.update.byHint(s.cfg.Hint); ok {
+		if svid, _ := s.choice().of(st.update); svid != nil {
 			if st.snap = old.snap; !snapshotOf(st.snap, svid, st.bundles) {
 				st.snap = spiffe.NewSnapshot(svid, st.bundles)
 			}
@@ -419,7 +423,7 @@ func (s *Source) publish() bool {
 	}
 	s.cur.Store(st)
 	was := s.isReady
-	s.isReady = s.ready()
+	s.isReady = s.ready(st.snap)
 	if s.isReady == was && st.denied == old.denied && st.snap == old.snap && st.bundles == old.bundles && sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
 		return false // sent again after a reconnect
 	}

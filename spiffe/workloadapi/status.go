@@ -21,6 +21,10 @@ type Status struct {
 	ID       spiffe.ID
 	NotAfter time.Time
 
+	// Fallback says that this is the default identity, which stands in for the one that was picked: see
+	// [Choice].OrDefault.
+	Fallback bool
+
 	// TrustDomains is how many trust domains there is a bundle for.
 	TrustDomains int
 
@@ -47,11 +51,16 @@ type StreamStatus struct {
 func (s *Source) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.status(s.cur.Load().snap, false)
+}
+
+// status returns the state with the identity of snap, which may be nil. The caller holds mu.
+func (s *Source) status(snap *spiffe.Snapshot, fallback bool) Status {
 	st := s.cur.Load()
-	out := Status{Server: s.client.server, Ready: s.ready(), X509: s.x509.StreamStatus, JWT: s.jwt.StreamStatus}
+	out := Status{Server: s.client.server, Fallback: fallback, Ready: s.ready(snap), X509: s.x509.StreamStatus, JWT: s.jwt.StreamStatus}
 	out.X509.Skipped, out.JWT.Skipped = slices.Clone(s.x509.Skipped), slices.Concat(s.jwt.Skipped, s.unmerged)
-	if st.snap != nil {
-		svid, _ := st.snap.SVID() // of a snapshot: never an error
+	if snap != nil {
+		svid, _ := snap.SVID() // of a snapshot: never an error
 		out.ID, out.NotAfter = svid.ID(), svid.NotAfter()
 	}
 	if st.bundles != nil {
@@ -60,9 +69,9 @@ func (s *Source) Status() Status {
 	return out
 }
 
-// ready reports whether the source has what it is configured for. The caller holds mu.
-func (s *Source) ready() bool {
-	return (s.cur.Load().snap != nil || s.cfg.BundlesOnly && s.x509.update != nil) && (s.jwt.update != nil || !s.cfg.JWTBundles)
+// ready reports whether the source has what it is configured for, with the identity of snap. The caller holds mu.
+func (s *Source) ready(snap *spiffe.Snapshot) bool {
+	return (snap != nil || s.cfg.BundlesOnly && s.x509.update != nil) && (s.jwt.update != nil || !s.cfg.JWTBundles)
 }
 
 // track is what a Source knows of one stream. The Source's mu guards it.

@@ -453,10 +453,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	if c.istioAddr != "" {
 		log.Info("caconfig: -renew-by-certificate: callers of Istio's API may renew with the certificate that they have", "since_other_proof", c.renew, "longest_lifetime", c.CA.DefaultTTL)
 	}
-	if err := server.Run(ctx, at); ctx.Err() == nil {
-		return err
-	}
-	return nil
+	return server.Run(ctx, at)
 }
 
 // setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,

@@ -34,19 +34,12 @@ func Example() {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
 
-	source, err := workloadapi.New(api.Config())
+	source, err := workloadapi.Start(context.Background(), api.Config())
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	done := make(chan error)
-	go func() { done <- source.Run(ctx) }()
-	if err := source.Ready(ctx); err != nil {
-		fmt.Println(err)
-		return
-	}
+	defer source.Close()
 	svid, err := source.SVID()
 	fmt.Println(svid, err)
 
@@ -55,11 +48,7 @@ func Example() {
 	<-changed
 	_, err = source.SVID()
 	fmt.Println(err != nil)
-
-	cancel()
-	fmt.Println(<-done)
 	// Output:
 	// spiffe://example.org/web <nil>
 	// true
-	// context canceled
 }

@@ -25,19 +25,9 @@ import (
 // start runs a source for the server until the test is over, and waits until it is ready.
 func start(t testing.TB, api *workloadapitest.Server) *workloadapi.Source {
 	t.Helper()
-	s, err := workloadapi.New(api.Config())
+	s, err := workloadapi.Start(t.Context(), api.Config())
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = s.Run(ctx)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
-	require.NoError(t, s.Ready(t.Context()))
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
