@@ -298,4 +298,3 @@ func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string
 
 // RequireTransportSecurity implements [credentials.PerRPCCredentials].
 func (perRPC) RequireTransportSecurity() bool { return true }
-
