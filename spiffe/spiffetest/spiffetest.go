@@ -61,7 +61,7 @@
 //
 // A client of spiffetls presents no expired identity, so a test in which the connection fails may never have
 // reached the server. [TLSConfig] presents whatever it is given. The server refuses it; the recipes show how a
-// test begins, and the tests of this package how each continues.
+// test begins, and the examples how each continues.
 //
 // A client of another trust domain, whose bundle the server does not have:
 //
@@ -87,17 +87,18 @@
 //
 //	api := workloadapitest.NewServer(t, ca, "/web")
 //	api.Hang()
-//	source, err := workloadapi.New(api.Config()) // and Run it
+//	_, err := workloadapi.Start(ctx, api.Config()) // which ends with ctx
 //	…
-//	err = source.Ready(ctx) // which ends
 //	api.Mend()
+//	source, err := workloadapi.Start(t.Context(), api.Config())
 //
 // A CA that is down for half a day, which takes no time in a bubble of testing/synctest:
 //
 //	synctest.Test(t, func(t *testing.T) {
 //		ca := spiffetest.NewCA(t, "example.org") // in the bubble, for its clock
-//		manager, err := secretcache.New(secretcache.Config{ID: web, CA: ca}) // and Run it
+//		source, err := secretcache.Start(t.Context(), secretcache.Config{ID: web, CA: ca, Lifetime: 24 * time.Hour})
 //		…
+//		defer source.Close()
 //		ca.FailNext(-1, errors.New("the CA is down"))
 //		time.Sleep(12 * time.Hour)
 //		ca.FailNext(0, nil)
