@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -22,6 +23,13 @@ func BenchmarkReaders(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			_, _ = s.SVID()
+		}
+	})
+	picked := pick(b, s, workloadapi.Choice{Policy: spiffe.AllowMembersOf(td)})
+	b.Run("Picked.SVID", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = picked.SVID()
 		}
 	})
 	b.Run("Bundle", func(b *testing.B) {
