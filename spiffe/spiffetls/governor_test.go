@@ -1172,6 +1172,77 @@ func TestListener(t *testing.T) {
 	})
 }
 
+// leaver is a connection that is told when it is drained.
+type leaver struct {
+	net.Conn
+	told chan struct{}
+}
+
+func (l leaver) Drain() { l.told <- struct{}{} }
+
+type leavers struct {
+	net.Listener
+	told chan struct{}
+}
+
+func (l leavers) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return leaver{c, l.told}, nil
+}
+
+// A connection that can end itself is told once, is never idle, and is cut after Grace if it has not ended.
+func TestDrainMethod(t *testing.T) {
+	for _, governed := range []string{"server", "client"} {
+		t.Run(governed, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				var allow spiffe.LivePolicy
+				require.NoError(t, allow.Set(spiffe.AllowAnyPeer()))
+				g := newGovernor(t, &spiffetls.GovernorOptions{Jitter: -1})
+				govern(t, g)
+				opts := map[string]*spiffetls.Options{governed: {Governor: g}}
+				below, told := memconn.Listen(), make(chan struct{}, 10)
+				config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), &allow, opts["server"])
+				require.NoError(t, err)
+				l := tls.NewListener(g.Listener(leavers{below, told}), config)
+				dialer, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), &allow, opts["client"])
+				require.NoError(t, err)
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				wg.Go(func() {
+					conn, err := l.Accept()
+					if assert.NoError(t, err) {
+						_, _ = io.WriteString(conn, "x")
+						_, _ = io.Copy(io.Discard, conn)
+						_ = conn.Close()
+					}
+				})
+				raw, err := below.Dial(t.Context())
+				require.NoError(t, err)
+				conn, err := dialer.Handshake(t.Context(), leaver{raw, told}, "db.example")
+				require.NoError(t, err)
+				defer conn.Close()
+				_, err = io.ReadFull(conn, make([]byte, 1))
+				require.NoError(t, err)
+				after(time.Minute)
+				require.Empty(t, told)
+
+				require.NoError(t, allow.Set(spiffe.AllowIDs(ca.SVID("/other").ID())))
+				after(pause + instant)
+				require.Len(t, told, 1)
+				after(grace - 2*instant)
+				require.Equal(t, spiffetls.GovernorStatus{Open: 1, Draining: 1}, g.Status(), "it is not idle by its silence")
+				after(3 * instant)
+				require.Equal(t, spiffetls.GovernorStatus{Ended: 1}, g.Status())
+				require.Len(t, told, 1)
+			})
+		})
+	}
+}
+
 // TestUngovernedIsRefused: a Governor that cannot end a connection is a mistake, which shows at once.
 func TestUngovernedIsRefused(t *testing.T) {
 	t.Parallel()
