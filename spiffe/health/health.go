@@ -138,20 +138,19 @@ func New(parts ...Part) (*Handler, error) {
 
 // Ready returns nil if all parts are ready, and otherwise which are not and why, one line for each. The error wraps
 // those of the sources.
-func (h *Handler) Ready() error { return h.check((*Part).ready) }
+func (h *Handler) Ready() error { return errors.Join(h.check((*Part).ready)...) }
 
 // Alive returns nil if the identity of no part has expired.
-func (h *Handler) Alive() error { return h.check((*Part).alive) }
+func (h *Handler) Alive() error { return errors.Join(h.check((*Part).alive)...) }
 
-func (h *Handler) check(of func(*Part, time.Time) error) error {
-	var all []error
+func (h *Handler) check(of func(*Part, time.Time) error) (all []error) {
 	now := time.Now()
 	for i := range h.parts {
 		if err := of(&h.parts[i], now); err != nil {
 			all = append(all, fmt.Errorf("%s: %w", h.parts[i].Name, err))
 		}
 	}
-	return errors.Join(all...)
+	return all
 }
 
 // ready says why p is not ready.
@@ -417,9 +416,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch path.Base(r.URL.Path) {
 	case "ready", "readyz":
-		answer(w, h.Ready())
+		answer(w, h.check((*Part).ready))
 	case "live", "livez":
-		answer(w, h.Alive())
+		answer(w, h.check((*Part).alive))
 	case "metrics":
 		var b bytes.Buffer
 		if err := h.WriteMetrics(&b); err != nil {
@@ -433,18 +432,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func answer(w http.ResponseWriter, err error) {
-	if err == nil {
+func answer(w http.ResponseWriter, faults []error) {
+	if len(faults) == 0 {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = io.WriteString(w, "ok\n")
 		return
 	}
-	all := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		all = joined.Unwrap()
-	}
 	var lines []string
-	for _, err := range all {
+	for _, err := range faults {
 		lines = append(lines, line(err))
 	}
 	http.Error(w, strings.Join(lines, "\n"), http.StatusServiceUnavailable)

@@ -47,6 +47,9 @@ type rawConn struct {
 	peer     atomic.Pointer[spiffe.Peer] // proven if the handshake succeeds
 	holds    func() error                // whether the server is still allowed where it was dialled; may be nil
 	closed   atomic.Bool
+
+	tls   *tls.Conn // above it, if a listener of this package does the handshake
+	heard bool      // the client has sent a hello; only for the goroutine of the handshake
 }
 
 // Read implements [net.Conn].
@@ -149,10 +152,10 @@ func (c *served) idleIn() time.Duration {
 func (c *served) gone() bool     { return c.conn.Value() == nil }
 func (c *served) remote() string { return c.addr }
 
-// connState is the ConnState hook of net/http.
+// connState is the ConnState hook of net/http. A nil Governor does nothing.
 func (g *Governor) connState(conn net.Conn, s http.ConnState) {
 	tc, ok := conn.(*tls.Conn)
-	if !ok {
+	if !ok || g == nil {
 		return
 	}
 	v, ok := g.hooked.Load(weak.Make(tc))

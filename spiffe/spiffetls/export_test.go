@@ -30,3 +30,13 @@ func Holds(t *http.Transport, host, port string, id spiffe.ID) func() error {
 	_ = t.TLSClientConfig.VerifyConnection(q.in(tls.ConnectionState{}))
 	return q.e.holds(hostport{host, port}, id)
 }
+
+// Count counts a handshake.
+func Count(m *Metrics) { m.good(true, false) }
+
+// Silent returns how many connections have not sent their hello.
+func Silent(m *Metrics) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.silent)
+}

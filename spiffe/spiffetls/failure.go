@@ -207,20 +207,31 @@ func (l *FailureLog) add(now time.Time, f Failure) {
 
 // failureOf returns err as the Failure of a handshake.
 func failureOf(server bool, remote string, err error) Failure {
-	f := Failure{Side: "client", Remote: remote, Stage: "tls", Reason: err.Error()}
+	f := Failure{Side: "client", Remote: remote, Stage: stageOf(err), Reason: err.Error()}
 	if server {
 		f.Side = "server"
 	}
 	if he, ok := errors.AsType[*HandshakeError](err); ok {
-		f.Stage, f.Reason, f.Clock, f.OtherSees = "identity", he.Err.Error(), he.Clock, he.OtherSees()
-		if webRefusal(he.Err) {
-			f.Stage = "web"
-		}
+		f.Reason, f.Clock, f.OtherSees = he.Err.Error(), he.Clock, he.OtherSees()
 	}
 	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
-		f.Stage, f.Rule, f.ID, f.TrustDomain = ve.Stage, ve.Rule, ve.ID, ve.ID.TrustDomain()
+		f.Rule, f.ID, f.TrustDomain = ve.Rule, ve.ID, ve.ID.TrustDomain()
 	}
 	return f
+}
+
+// stageOf returns the stage of a [Failure] at which a handshake, or the judgement of a connection, has failed.
+func stageOf(err error) string {
+	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
+		return ve.Stage
+	}
+	if webRefusal(err) {
+		return "web"
+	}
+	if _, ok := errors.AsType[*HandshakeError](err); ok {
+		return "identity"
+	}
+	return "tls"
 }
 
 // clip bounds the parts that the other side can make long.
@@ -260,62 +271,6 @@ func (f *Failure) attrs() []slog.Attr {
 		attrs = append(attrs, slog.String("clock", f.Clock))
 	}
 	return attrs
-}
-
-// reason sorts err, which occurred at a stage, into one of a few texts, none of which the other side can choose.
-func reason(stage string, err error) string {
-	switch stage {
-	case "leaf":
-		return "its certificate is not an X.509-SVID"
-	case "bundle":
-		switch {
-		case errors.Is(err, spiffe.ErrUnknownTrustDomain):
-			return "its trust domain is not known"
-		case errors.Is(err, spiffe.ErrNoAuthority):
-			return "its trust domain has no authority"
-		}
-		return "there is no bundle of its trust domain"
-	case "chain", "web":
-		if _, ok := errors.AsType[x509.HostnameError](err); ok {
-			return "its certificate is for another host name"
-		}
-		if errors.Is(err, errNoWebRoots) {
-			return errNoWebRoots.Error()
-		}
-		if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-			if stage == "web" {
-				return "no web root has signed its certificate"
-			}
-			return "no authority of its trust domain has signed its certificate"
-		}
-		if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
-			switch e.Reason {
-			case x509.Expired:
-				return "its certificate has expired, or is not valid yet"
-			case x509.IncompatibleUsage:
-				return "its certificate is not for this role"
-			}
-		}
-		return "its certificate does not verify"
-	case "policy":
-		return "the policy does not allow it"
-	case "request":
-		switch {
-		case errors.Is(err, errProofExpired):
-			return "its proof has expired"
-		case errors.Is(err, errNoProof):
-			return errNoProof.Error()
-		}
-		return "the policy does not allow it"
-	case "identity":
-		return "no identity"
-	}
-	for _, known := range []error{errNotJudged, errUnproven, errAnonymous, errUngoverned, errForeign} {
-		if errors.Is(err, known) {
-			return known.Error()
-		}
-	}
-	return "TLS"
 }
 
 // ServeHTTP implements [http.Handler] for GET and HEAD.

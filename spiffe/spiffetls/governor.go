@@ -111,6 +111,7 @@ type Governor struct {
 	endpoints map[*endpoint]int // connections of each
 	draining  int
 	ended     uint64
+	endedBy   [numCauses]uint64
 }
 
 // GovernorStatus counts connections.
@@ -177,7 +178,8 @@ type governed struct {
 	at     time.Time // of the next step
 	cut    time.Time // while it is draining: when it is cut
 	reason string
-	index  int // in the queue; -1 when it has left
+	cause  cause // of reason
+	index  int   // in the queue; -1 when it has left
 }
 
 // link is how a connection is ended. Its methods never wait.
@@ -229,6 +231,7 @@ func (g *Governor) remove(c *governed) {
 	if c.state == draining {
 		g.draining--
 		g.ended++
+		g.endedBy[c.cause]++
 	}
 	if s, ok := c.link.(*served); ok {
 		g.hooked.Delete(s.conn)
@@ -356,7 +359,7 @@ func (g *Governor) judge(c *governed) error {
 		}
 		return err
 	case c.state != condemned:
-		c.reason = err.Error()
+		c.reason, c.cause = err.Error(), causeOf(stageOf(err), err)
 		at := now.Add(g.spread(c))
 		if end := c.end(now); end.Before(at) {
 			at = end
@@ -442,7 +445,7 @@ func (g *Governor) act(ctx context.Context) time.Time {
 			}
 			_ = g.judge(c) // on failure the verdict of the handshake stands
 		case watched:
-			c.reason = "the proof is about to expire"
+			c.reason, c.cause = "the proof is about to expire", causeProofEnds
 			g.drain(c, now)
 		case condemned:
 			g.drain(c, now)

@@ -22,7 +22,7 @@ import (
 // serves, then call s.ServeTLS or s.ListenAndServeTLS with empty file names.
 //
 // It sets s.TLSConfig, and it is an error if s has one. It wraps s.ConnContext, so a ConnContext of the
-// caller's must be set before; with a Governor also s.ConnState and s.Handler. s.Protocols decides which
+// caller's must be set before; with a Governor or Metrics also s.ConnState, and with a Governor s.Handler. s.Protocols decides which
 // versions of HTTP are offered, unless the options name protocols.
 func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) error {
 	e, err := newEndpoint(true, self, peers, allow, opts)
@@ -40,12 +40,15 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 	}
 	base.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, ok := hello.Context().Value(connKey{}).(*connection)
+		if ok {
+			conn.e.opts.Metrics.heard(conn.tls.Value())
+		}
 		switch {
 		case ok && conn.e == e: // else it was accepted by a server with another configuration
 		case e.opts.Governor != nil:
 			return nil, e.failed(true, remote(hello.Conn), errForeign)
 		default: // not accepted by s: checked too, but without a request
-			if e.web == nil {
+			if e.web == nil && e.opts.Metrics == nil {
 				return nil, nil
 			}
 			conn = &connection{e: e}
@@ -80,17 +83,20 @@ func (e *endpoint) hook(s *http.Server) {
 		}
 		return context.WithValue(ctx, connKey{}, conn)
 	}
-	g := e.opts.Governor
-	if g == nil {
+	g, m := e.opts.Governor, e.opts.Metrics
+	if g == nil && m == nil {
 		return
 	}
 	s.ConnState = func(c net.Conn, to http.ConnState) {
 		g.connState(c, to)
+		m.connState(c, to)
 		if state != nil {
 			state(c, to)
 		}
 	}
-	s.Handler = leaving{s.Handler}
+	if g != nil {
+		s.Handler = leaving{s.Handler}
+	}
 }
 
 var errForeign = errors.New("the connection was not accepted by the configured server, so the Governor cannot end it")
@@ -163,7 +169,7 @@ func protocols(s *http.Server) []string {
 // Connections that stay open keep the identity that they were made with; they are closed after 90
 // idle seconds. A request to an http URL, by a redirect too, is an error, as it would prove no peer.
 //
-// With a Governor, a FailureLog, a Logger, Hosts or [WebRoots] the transport has a DialTLSContext, which uses the
+// With a Governor, a FailureLog, a Logger, Metrics, Hosts or [WebRoots] the transport has a DialTLSContext, which uses the
 // current DialContext, TLSClientConfig and TLSHandshakeTimeout of the transport; a clone continues to use
 // those of the original.
 func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*http.Transport, error) {
@@ -225,8 +231,10 @@ func (e *endpoint) handshake(ctx context.Context, below net.Conn, base *tls.Conf
 		c.ClientSessionCache = sessionsAt{c.ClientSessionCache, at.String()}
 	}
 	q := &question{addr: at}
+	var resumed bool
 	if verify := c.VerifyConnection; verify != nil {
 		c.VerifyConnection = func(cs tls.ConnectionState) error {
+			resumed = cs.DidResume
 			cs.ServerName = c.ServerName // crypto/tls leaves out an IP address
 			return verify(q.in(cs))
 		}
@@ -240,8 +248,10 @@ func (e *endpoint) handshake(ctx context.Context, below net.Conn, base *tls.Conf
 	}
 	if err := conn.HandshakeContext(hctx); err != nil {
 		_ = raw.Close()
-		if ctx.Err() == nil { // else the caller gave up
+		if ctx.Err() == nil {
 			_ = e.failed(false, addr, err)
+		} else { // the caller gave up
+			e.opts.Metrics.failed(false, causeOf("tls", ctx.Err()))
 		}
 		return nil, err
 	}
@@ -258,6 +268,7 @@ func (e *endpoint) handshake(ctx context.Context, below net.Conn, base *tls.Conf
 		}
 		raw.governedBy(e.govern(raw, spiffe.ServerRole, p, cs))
 	}
+	e.opts.Metrics.good(false, resumed)
 	if p := raw.peer.Load(); e.hosts != nil && p != nil {
 		var once sync.Once
 		holds := e.holds(at, p.ID())
@@ -266,7 +277,11 @@ func (e *endpoint) handshake(ctx context.Context, below net.Conn, base *tls.Conf
 			if err == nil {
 				return nil
 			}
-			once.Do(func() { _ = e.failed(false, addr, err) })
+			once.Do(func() {
+				if e.notes() {
+					e.note(failureOf(false, addr, err), err) // the handshake was good
+				}
+			})
 			return fmt.Errorf("spiffetls: nothing is sent: %w", err)
 		}
 	}

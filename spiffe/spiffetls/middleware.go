@@ -64,6 +64,7 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close") // so that the client proves itself anew
 	}
 	if e != nil && e.notes() {
+		e.opts.Metrics.denied(causeOf("request", cause))
 		e.note(Failure{
 			Side: "server", Remote: r.RemoteAddr, Stage: "request",
 			ID: id, TrustDomain: id.TrustDomain(), Reason: cause.Error(), OtherSees: "403 Forbidden",

@@ -51,7 +51,7 @@ func NewListener(inner net.Listener, self spiffe.SVIDSource, peers spiffe.Bundle
 		Total: cmp.Or(e.opts.MaxHandshakes, maxHandshakes),
 		Peer:  peer.Address,
 		Refused: func(c net.Conn, err *limit.Error) {
-			_ = e.failed(true, remote(c), fmt.Errorf("the connection was closed before its handshake: %s", err.Reason))
+			_ = e.failed(true, remote(c), fmt.Errorf("%w: %s", errTooMany, err.Reason))
 		},
 	})
 	return l, nil
@@ -61,6 +61,8 @@ const (
 	handshakeTime = 10 * time.Second // by default
 	maxHandshakes = 1024             // by default
 )
+
+var errTooMany = errors.New("the connection was closed before its handshake")
 
 type listener struct {
 	e          *endpoint
@@ -135,10 +137,14 @@ func (l *listener) handshake(c net.Conn) {
 	defer l.unfinished.Closed(c)
 	raw := &rawConn{Conn: c, governor: l.e.opts.Governor}
 	conn := tls.Server(raw, l.config)
+	raw.tls = conn
 	ctx, cancel := context.WithTimeout(l.ctx, l.e.opts.HandshakeTimeout)
 	err := conn.HandshakeContext(ctx)
 	cancel()
-	if err != nil { // which followHello's configuration has noted
+	if err != nil { // which followHello's configuration has noted, if there was a hello
+		if !raw.heard {
+			l.e.opts.Metrics.failed(true, causeOf("tls", err))
+		}
 		_ = raw.Close()
 		return
 	}

@@ -56,7 +56,7 @@
 //
 // A server that is used by another package, such as grpc-go, would refuse clients without a word: a Logger in
 // the options gets one line for each reason and minute, with the peer's ID and address. A [FailureLog] keeps
-// the last failures and shows them to operators.
+// the last failures and shows them to operators, and [Metrics] count them.
 //
 // # Session tickets
 //
@@ -153,6 +153,9 @@ type Options struct {
 	// configurations.
 	Failures *FailureLog
 
+	// Metrics counts handshakes and denied requests. Nil counts none. It may be shared by many configurations.
+	Metrics *Metrics
+
 	// Governor ends the connections whose proof no longer holds. It works with ConfigureServer, with
 	// Transport, and with ServerConfig for connections that come from [Governor.Listener]; others are
 	// refused, as the Governor could not end them. Nil leaves connections open. It may be shared by many
@@ -206,7 +209,12 @@ func (e *endpoint) followHello(c *tls.Config) {
 		if conn == nil && !e.notes() && e.web == nil {
 			return nil, nil
 		}
-		return e.configFor(c, hello, nil, func(p proof, cs tls.ConnectionState) {
+		var finished func() bool
+		if conn != nil && conn.tls != nil { // of a listener of this package
+			conn.heard = true
+			finished = func() bool { return conn.tls.ConnectionState().HandshakeComplete }
+		}
+		return e.configFor(c, hello, finished, func(p proof, cs tls.ConnectionState) {
 			if conn == nil {
 				return
 			}
@@ -253,6 +261,9 @@ func ClientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiff
 		err := verify(cs)
 		if questionIn(cs) != nil { // not a handshake
 			return err
+		}
+		if err == nil {
+			e.opts.Metrics.good(false, cs.DidResume)
 		}
 		return e.failed(false, cs.ServerName, err)
 	}
@@ -370,9 +381,10 @@ func (e *endpoint) forHello(base *tls.Config, hello *tls.ClientHelloInfo) (c *tl
 func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finished func() bool, verified func(proof, tls.ConnectionState)) *tls.Config {
 	from := remote(hello.Conn)
 	var end struct {
-		known  atomic.Bool // the failure was recorded
-		judged atomic.Bool
-		peer   atomic.Pointer[spiffe.Peer]
+		known   atomic.Bool // the failure was recorded
+		judged  atomic.Bool
+		resumed atomic.Bool
+		peer    atomic.Pointer[spiffe.Peer]
 	}
 	c, own := e.forHello(base, hello)
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -397,6 +409,7 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 			}
 		}
 		end.peer.Store(p.peer)
+		end.resumed.Store(cs.DidResume)
 		end.judged.Store(true)
 		verified(p, cs)
 		return nil
@@ -408,13 +421,17 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 		peer := end.peer.Load()
 		switch {
 		case end.known.Load():
+		case !end.judged.Load() && errors.Is(hello.Context().Err(), context.DeadlineExceeded):
+			_ = e.failed(true, from, errSlow)
 		case !end.judged.Load():
 			_ = e.failed(true, from, errNotJudged)
 		case finished == nil || finished():
+			e.opts.Metrics.good(true, end.resumed.Load())
 		case peer == nil:
 			_ = e.failed(true, from, errAnonymous)
 		default:
 			id := peer.ID()
+			e.opts.Metrics.failed(true, causeUnproven)
 			e.note(Failure{
 				Side: "server", Remote: from, Stage: "tls", ID: id, TrustDomain: id.TrustDomain(), Reason: errUnproven.Error(),
 			}, errUnproven)
@@ -425,6 +442,7 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 
 var (
 	errUngoverned = errors.New("the connection was not accepted by the Governor's Listener, so the Governor cannot end it")
+	errSlow       = errors.New("the handshake was cut at HandshakeTimeout, before the client was verified")
 	errNotJudged  = errors.New("the handshake ended before the client was verified: no common TLS version, or the client refused this server, presented no certificate, or closed the connection")
 	errUnproven   = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or closed the connection")
 	errAnonymous  = errors.New("the handshake failed although the client needs no certificate and presented none: the client closed the connection")
@@ -433,20 +451,24 @@ var (
 // failed notes err, if it is not nil, and returns it.
 func (e *endpoint) failed(server bool, remote string, err error) error {
 	if err != nil && e.notes() {
-		e.note(failureOf(server, remote, err), err)
+		f := failureOf(server, remote, err)
+		e.opts.Metrics.failed(server, causeOf(f.Stage, err))
+		e.note(f, err)
 	}
 	return err
 }
 
-// notes reports whether failures are of interest to the FailureLog or the Logger.
-func (e *endpoint) notes() bool { return e.opts.Failures != nil || e.log != nil }
+// notes reports whether failures are of interest to the FailureLog, the Logger or the Metrics.
+func (e *endpoint) notes() bool {
+	return e.opts.Failures != nil || e.log != nil || e.opts.Metrics != nil
+}
 
 // note records a failure of which err is the cause.
 func (e *endpoint) note(f Failure, err error) {
 	f.clip()
 	e.opts.Failures.add(e.now(), f)
 	if e.log != nil {
-		e.log.Warn(f.message(), reason(f.Stage, err), f.attrs()...)
+		e.log.Warn(f.message(), causes[causeOf(f.Stage, err)].text, f.attrs()...)
 	}
 }
 

@@ -1,0 +1,526 @@
+package spiffetls_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/internal/metrics/metricstest"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+// written returns what a part writes, read strictly.
+func written(t testing.TB, part interface{ WriteMetrics(io.Writer) error }) *metricstest.Text {
+	t.Helper()
+	var b strings.Builder
+	require.NoError(t, part.WriteMetrics(&b))
+	text, err := metricstest.Parse(b.String())
+	require.NoError(t, err, b.String())
+	assert.Empty(t, text.Lint())
+	return text
+}
+
+// tally is how often what has happened: "server full", "client failed denied", "request denied".
+type tally map[string]int
+
+// tallyOf returns what m has counted, without zeros.
+func tallyOf(t testing.TB, m *spiffetls.Metrics) tally {
+	got := tally{}
+	for key, v := range written(t, m).Samples {
+		if v == 0 {
+			continue
+		}
+		key = strings.TrimSuffix(strings.NewReplacer("svidkit_tls_handshakes_total{", "", `svidkit_tls_denied_requests_total{`, "request,", `"`, "", "}", "").Replace(key), ",")
+		words := map[string]string{}
+		for field := range strings.SplitSeq(key, ",") {
+			name, value, _ := strings.Cut(field, "=")
+			words[name] = value
+			if name == "request" {
+				words["side"] = name
+			}
+		}
+		got[strings.Join(strings.Fields(words["side"]+" "+words["outcome"]+" "+words["reason"]), " ")] += int(v)
+	}
+	return got
+}
+
+// counted waits until m has counted what has happened: a server notices the end of a handshake a moment later.
+func counted(t *testing.T, m *spiffetls.Metrics, want tally) {
+	t.Helper()
+	if !assert.Eventually(t, func() bool { return maps.Equal(tallyOf(t, m), want) }, 10*time.Second, time.Millisecond) {
+		require.Equal(t, want, tallyOf(t, m))
+	}
+}
+
+// callers are clients of all kinds, as a server sees them.
+type callers struct {
+	ca   *spiffetest.CA
+	addr string
+}
+
+// call makes a connection, asks, and returns the answer.
+func (c *callers) call(config *tls.Config) (string, error) {
+	conn, err := tls.Dial("tcp", c.addr, config)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(conn)
+	return string(answer), err
+}
+
+// raw sends text without TLS, and returns when the server has closed the connection.
+func (c *callers) raw(t *testing.T, text string) {
+	t.Helper()
+	conn, err := net.Dial("tcp", c.addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, text)
+	require.NoError(t, err)
+	_, _ = io.Copy(io.Discard, conn)
+}
+
+// hello returns the first message of a client, which then says nothing more.
+func hello(t *testing.T) string {
+	t.Helper()
+	a, b := net.Pipe()
+	go func() { _ = tls.Client(a, &tls.Config{InsecureSkipVerify: true}).Handshake() }()
+	buf := make([]byte, 64<<10)
+	n, err := b.Read(buf)
+	require.NoError(t, err)
+	_ = a.Close()
+	return string(buf[:n])
+}
+
+// TestMetricsServer: over real sockets, servers of all kinds count what really happened.
+func TestMetricsServer(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		start                    func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) (addr string)
+		plain, silent, unhelloed string // the reasons for what ends before the handshake can; empty if it is not counted
+		slow                     string
+		proven                   bool // that a handshake has failed after the verification is noticed
+	}{
+		"ConfigureServer": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
+			s := &http.Server{Handler: who, ReadHeaderTimeout: 200 * time.Millisecond}
+			require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m}))
+			return strings.TrimPrefix(serve(t, s, nil), "https://")
+		}, "no_hello", "no_hello", "no_hello", "not_verified", true},
+		"NewListener": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
+			return accepting(t, func(l net.Listener) (net.Listener, error) {
+				return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m, HandshakeTimeout: 200 * time.Millisecond})
+			})
+		}, "not_tls", "timeout", "closed", "timeout", true},
+		"ServerConfig": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
+			return accepting(t, func(l net.Listener) (net.Listener, error) {
+				config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m})
+				return tls.NewListener(l, config), err
+			})
+		}, "", "", "", "not_verified", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ca, foreign, impostor := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test"), spiffetest.NewCA(t, "example.org")
+			var m spiffetls.Metrics
+			want := tally{}
+			count := func(key string) {
+				want[key]++
+				counted(t, &m, want)
+			}
+			cs := &callers{ca, c.start(t, ca, spiffe.AllowIDs(ca.SVID("/web").ID()), &m)}
+			good, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			require.NoError(t, err)
+			for range 3 {
+				answer, err := cs.call(good)
+				require.NoError(t, err)
+				require.NotEmpty(t, answer)
+				count("server full")
+			}
+			resuming := good.Clone()
+			resuming.ClientSessionCache = tls.NewLRUClientSessionCache(4)
+			for _, outcome := range []string{"full", "resumed", "resumed"} {
+				_, err := cs.call(resuming)
+				require.NoError(t, err)
+				count("server " + outcome)
+			}
+
+			mine := ca.SVID("/web")
+			stolen, _ := ca.Certificate("/web")
+			for _, refused := range []struct {
+				reason string
+				client *tls.Config
+			}{
+				{"denied", spiffetest.TLSConfig(ca.Certificate("/api"))},
+				{"denied", spiffetest.TLSConfig(ca.Certificate("/api"))},
+				{"expired", spiffetest.TLSConfig(ca.Broken("Expired"))},
+				{"expired", spiffetest.TLSConfig(ca.Broken("NotYetValid"))},
+				{"unknown_trust_domain", spiffetest.TLSConfig(foreign.Certificate("/web"))},
+				{"unknown_authority", spiffetest.TLSConfig(impostor.Certificate("/web"))},
+				{"not_an_svid", spiffetest.TLSConfig(ca.Broken("TwoURIs"))},
+				{"wrong_role", spiffetest.TLSConfig(ca.Broken("ServerOnly"))},
+				{"invalid", spiffetest.TLSConfig(ca.Broken("UnknownExtension"))},
+				{"not_verified", &tls.Config{InsecureSkipVerify: true}}, // no certificate
+				{"not_verified", &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}},
+				{"not_verified", &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "db.test"}}, // does not trust the server
+			} {
+				_, err := cs.call(refused.client)
+				require.Error(t, err, refused.reason)
+				count("server failed " + refused.reason)
+			}
+			if c.proven {
+				_, err = cs.call(spiffetest.TLSConfig(stolen, mine.Signer()))
+				require.Error(t, err)
+				count("server failed not_proven")
+			}
+
+			if c.plain != "" {
+				cs.raw(t, "GET / HTTP/1.1\r\nHost: db.test\r\n\r\n")
+				count("server failed " + c.plain)
+			}
+			if c.silent != "" {
+				cs.raw(t, "")
+				count("server failed " + c.silent)
+			}
+			if c.unhelloed != "" { // the probe of a load balancer
+				conn, err := net.Dial("tcp", cs.addr)
+				require.NoError(t, err)
+				require.NoError(t, conn.Close())
+				count("server failed " + c.unhelloed)
+			}
+			if c.proven { // else the server of the test would wait on
+				cs.raw(t, hello(t))
+				count("server failed " + c.slow)
+			}
+			_, err = cs.call(good)
+			require.NoError(t, err)
+			count("server full")
+		})
+	}
+}
+
+// accepting serves a listener of TLS connections that are each given a byte.
+func accepting(t *testing.T, wrap func(net.Listener) (net.Listener, error)) (addr string) {
+	t.Helper()
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l, err := wrap(inner)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				_, _ = io.CopyN(conn, conn, 1)
+				_ = conn.Close()
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		wg.Wait()
+	})
+	return inner.Addr().String()
+}
+
+// TestMetricsClient: likewise the side that dials.
+func TestMetricsClient(t *testing.T) {
+	t.Parallel()
+	ca, foreign := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+	server := func(config *tls.Config) string {
+		return accepting(t, func(l net.Listener) (net.Listener, error) { return tls.NewListener(l, config), nil })
+	}
+	plain := func(say string, stay bool) string {
+		return accepting(t, func(l net.Listener) (net.Listener, error) { return saying{l, say, stay}, nil })
+	}
+	good, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	strict := spiffetest.TLSConfig(ca.Certificate("/db"))
+	strict.MaxVersion = tls.VersionTLS12 // so that the refusal is part of the handshake
+	strict.ClientAuth = tls.RequireAnyClientCert
+	strict.VerifyConnection = func(tls.ConnectionState) error { return fmt.Errorf("no") }
+
+	type dial func(ctx context.Context, addr string) error
+	for name, client := range map[string]func(self spiffe.SVIDSource, opts *spiffetls.Options) dial{
+		"Dialer": func(self spiffe.SVIDSource, opts *spiffetls.Options) dial {
+			d, err := spiffetls.NewDialer(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
+			require.NoError(t, err)
+			return func(ctx context.Context, addr string) error {
+				conn, err := d.DialContext(ctx, "tcp", addr)
+				if err == nil {
+					_ = conn.Close()
+				}
+				return err
+			}
+		},
+		"Transport": func(self spiffe.SVIDSource, opts *spiffetls.Options) dial {
+			transport, err := spiffetls.Transport(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
+			require.NoError(t, err)
+			transport.DisableKeepAlives = true
+			return func(ctx context.Context, addr string) error { // net/http goes on to dial when its caller has gone
+				conn, err := transport.DialTLSContext(ctx, "tcp", addr)
+				if err == nil {
+					_ = conn.Close()
+				}
+				return err
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var m spiffetls.Metrics
+			want := tally{}
+			opts := &spiffetls.Options{Metrics: &m, HandshakeTimeout: 200 * time.Millisecond, MinVersion: tls.VersionTLS12}
+			d := client(ca.SVID("/web"), opts)
+			try := func(key string, d dial, addr string, fails bool) {
+				t.Helper()
+				err := d(t.Context(), addr)
+				require.Equal(t, fails, err != nil, "%v", err)
+				want[key]++
+				counted(t, &m, want)
+			}
+			at := server(good)
+			try("client full", d, at, false)
+			try("client full", d, at, false)
+			try("client failed denied", d, server(spiffetest.TLSConfig(ca.Certificate("/api"))), true)
+			try("client failed expired", d, server(spiffetest.TLSConfig(ca.Broken("Expired"))), true)
+			try("client failed unknown_trust_domain", d, server(spiffetest.TLSConfig(foreign.Certificate("/db"))), true)
+			try("client failed unknown_authority", d, server(spiffetest.TLSConfig(spiffetest.NewCA(t, "example.org").Certificate("/db"))), true)
+			try("client failed not_tls", d, plain("220 mail.test ESMTP\r\n", false), true)
+			try("client failed closed", d, plain("", false), true)
+			try("client failed timeout", d, plain("", true), true)
+			try("client failed refused", d, server(strict), true)
+			old := ca.SVID("/web", func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), time.Now().Add(-time.Minute)
+			})
+			try("client failed no_identity", client(old, opts), at, true)
+
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(20*time.Millisecond, cancel)
+			require.ErrorIs(t, d(ctx, plain("", true)), context.Canceled)
+			want["client failed canceled"]++
+			counted(t, &m, want)
+			require.Error(t, d(t.Context(), "127.0.0.1:1"), "no connection, and so no handshake")
+			counted(t, &m, want)
+		})
+	}
+
+	t.Run("resumed", func(t *testing.T) {
+		t.Parallel()
+		var server, client spiffetls.Metrics
+		s := &http.Server{Handler: who}
+		require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Metrics: &server}))
+		url := serve(t, s, nil)
+		c := clientOf(t, ca, "/web", &spiffetls.Options{Metrics: &client})
+		transport := c.Transport.(*http.Transport)
+		transport.DisableKeepAlives = true
+		transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+		for range 4 {
+			get(t, c, url)
+		}
+		counted(t, &client, tally{"client full": 1, "client resumed": 3})
+		counted(t, &server, tally{"server full": 1, "server resumed": 3})
+	})
+
+	t.Run("ClientConfig", func(t *testing.T) {
+		t.Parallel()
+		var m spiffetls.Metrics
+		config, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), &spiffetls.Options{Metrics: &m})
+		require.NoError(t, err)
+		for _, addr := range []string{server(good), server(spiffetest.TLSConfig(ca.Certificate("/api")))} {
+			conn, err := tls.Dial("tcp", addr, config)
+			if err == nil {
+				_, err = spiffetls.PeerFromState(config, conn.ConnectionState()) // which is no handshake
+				require.NoError(t, err)
+				_ = conn.Close()
+			}
+		}
+		counted(t, &m, tally{"client full": 1, "client failed denied": 1})
+	})
+}
+
+// saying is a listener whose connections say something that is no TLS, and end or stay.
+type saying struct {
+	net.Listener
+	say  string
+	stay bool
+}
+
+func (s saying) Accept() (net.Conn, error) {
+	conn, err := s.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		buf := make([]byte, 64<<10)
+		_, _ = conn.Read(buf) // the hello, or the other side would see a reset
+		_, _ = io.WriteString(conn, s.say)
+		for s.stay {
+			if _, err := conn.Read(buf); err != nil {
+				break
+			}
+		}
+		_ = conn.Close()
+	}()
+	return owned{conn}, nil
+}
+
+// owned is a connection that belongs to another goroutine.
+type owned struct{ net.Conn }
+
+func (owned) Read([]byte) (int, error) { return 0, io.EOF }
+func (owned) Close() error             { return nil }
+
+// TestMetricsRequests: denied requests are counted, and not as handshakes.
+func TestMetricsRequests(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	var m spiffetls.Metrics
+	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(ca.SVID("/admin").ID()), who)
+	require.NoError(t, err)
+	s := &http.Server{Handler: admin}
+	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Metrics: &m, AllowAnonymousClients: true}))
+	url := serve(t, s, nil)
+	web := clientOf(t, ca, "/web", nil)
+	for range 3 {
+		get(t, web, url)
+	}
+	get(t, clientOf(t, ca, "/admin", nil), url)
+	transport, err := spiffetls.Transport(spiffetls.NoIdentity(), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	t.Cleanup(transport.CloseIdleConnections)
+	get(t, &http.Client{Transport: transport}, url)
+	counted(t, &m, tally{"server full": 3, "request denied": 3, "request no_certificate": 1})
+}
+
+// TestMetricsSilent: what is kept of a connection before its hello is dropped with it.
+func TestMetricsSilent(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	var m spiffetls.Metrics
+	s := &http.Server{Handler: who}
+	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Metrics: &m}))
+	url := serve(t, s, nil)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "https://"))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return spiffetls.Silent(&m) == 1 }, 10*time.Second, time.Millisecond)
+	get(t, clientOf(t, ca, "/web", nil), url)
+	require.Equal(t, 1, spiffetls.Silent(&m))
+	require.NoError(t, conn.Close())
+	counted(t, &m, tally{"server full": 1, "server failed no_hello": 1})
+	require.Zero(t, spiffetls.Silent(&m))
+}
+
+// TestMetricsLimit: a connection over MaxHandshakes is counted.
+func TestMetricsLimit(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	var m spiffetls.Metrics
+	addr := accepting(t, func(l net.Listener) (net.Listener, error) {
+		return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Metrics: &m, MaxHandshakes: 1})
+	})
+	for range 2 {
+		conn, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	counted(t, &m, tally{"server failed too_many": 1})
+}
+
+// TestGovernorMetrics: connections that it holds and that it has ended, by the reason.
+func TestGovernorMetrics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		g := newGovernor(t, &spiffetls.GovernorOptions{Grace: 10 * time.Second, Jitter: -1})
+		govern(t, g)
+		var allow spiffe.LivePolicy
+		require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
+		below := memconn.Listen()
+		l, err := spiffetls.NewListener(below, ca.SVID("/db"), ca.Bundle(), &allow, &spiffetls.Options{Governor: g})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		check := func(open, draining, ends, denied float64) {
+			t.Helper()
+			synctest.Wait()
+			s := written(t, g).Samples
+			assert.Equal(t, []float64{open, draining, ends, denied}, []float64{
+				s[`svidkit_governor_connections{state="open"}`], s[`svidkit_governor_connections{state="draining"}`],
+				s[`svidkit_governor_ended_connections_total{reason="proof_ends"}`], s[`svidkit_governor_ended_connections_total{reason="denied"}`],
+			})
+		}
+		check(0, 0, 0, 0)
+		soon := ca.SVID("/soon", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(10 * time.Minute) })
+		for _, svid := range []*spiffe.SVID{ca.SVID("/web"), soon} {
+			config, err := spiffetls.ClientConfig(svid, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			require.NoError(t, err)
+			go func() {
+				if raw, err := below.Dial(t.Context()); assert.NoError(t, err) {
+					assert.NoError(t, tls.Client(raw, config).HandshakeContext(t.Context()))
+				}
+			}()
+			conn, err := l.Accept()
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = conn.Close() })
+		}
+		check(2, 0, 0, 0)
+		time.Sleep(10*time.Minute - 10*time.Second + instant)
+		check(1, 1, 0, 0)
+		time.Sleep(10 * time.Second)
+		check(1, 0, 1, 0)
+		require.NoError(t, allow.Set(spiffe.AllowIDs(soon.ID())))
+		time.Sleep(12 * time.Second)
+		check(0, 0, 1, 1)
+		assert.EqualValues(t, 2, g.Status().Ended)
+	})
+}
+
+// TestMetricsIsCheap: to count a handshake costs no memory; what a server needs to notice its end is that of a Logger.
+func TestMetricsIsCheap(t *testing.T) {
+	var m spiffetls.Metrics
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { spiffetls.Count(&m) }))
+	ca := spiffetest.NewCA(t, "example.org")
+	db, web := newParty(ca.SVID("/db"), ca.Bundles()), newParty(ca.SVID("/web"), ca.Bundles())
+	cost := func(server, client *spiffetls.Options) float64 {
+		s, c := db.server(t, spiffe.AllowAnyPeer(), server), web.client(t, spiffe.AllowAnyPeer(), client)
+		return testing.AllocsPerRun(50, func() {
+			s, c := connect(t, s, c)
+			require.NoError(t, s.err)
+			require.NoError(t, c.err)
+		})
+	}
+	opts := &spiffetls.Options{Metrics: &m}
+	without := cost(nil, nil)
+	asClient, asServer := cost(nil, opts), cost(opts, nil)
+	t.Logf("allocations of a handshake: %v, counted by the client %v, by the server %v", without, asClient, asServer)
+	assert.LessOrEqual(t, asClient, without+1)
+	assert.LessOrEqual(t, asServer, without*1.03)
+}
+
+func BenchmarkMetrics(b *testing.B) {
+	var m spiffetls.Metrics
+	b.ReportAllocs()
+	for b.Loop() {
+		spiffetls.Count(&m)
+	}
+}
