@@ -234,20 +234,40 @@ func (r *running) serving(t *testing.T, addr string) {
 	}, 30*time.Second, 10*time.Millisecond, r.text())
 }
 
-// pair runs a service, which is called, and its database.
-func pair(t *testing.T, role, calling, serving string) (f *fleet, web, db *running, at string) {
+// service is a program that serves, and its database.
+type service struct {
+	*fleet
+	role      string
+	web, db   *running
+	at, below string // their addresses
+}
+
+func newService(t *testing.T, role, calling, serving string) *service {
 	t.Helper()
-	f = newFleet(t, "/web", "/db")
-	at, below := freeAddress(t), freeAddress(t)
-	args := []string{below}
-	if role != "raw" { // which has none of its own
-		args = append(args, at)
+	s := &service{fleet: newFleet(t, "/web", "/db", "/neighbour"), role: role, at: freeAddress(t), below: freeAddress(t)}
+	s.db = s.database(t, "/db", serving)
+	s.web = start(t, s.socket["/web"], filepath.Join(calling, role), s.at, s.below)
+	s.web.serving(t, s.at)
+	return s
+}
+
+// database runs the program that the service asks.
+func (s *service) database(t *testing.T, workload, library string) *running {
+	t.Helper()
+	args := []string{s.below}
+	if s.role != "raw" { // which needs none
+		args = append(args, s.at)
 	}
-	db = start(t, f.socket["/db"], filepath.Join(serving, role), args...)
-	db.serving(t, below)
-	web = start(t, f.socket["/web"], filepath.Join(calling, role), at, below)
-	web.serving(t, at)
-	return f, web, db, at
+	db := start(t, s.socket[workload], filepath.Join(library, s.role), args...)
+	db.serving(t, s.below)
+	return db
+}
+
+// replace stops the database, and runs a neighbour at its address.
+func (s *service) replace(t *testing.T, library string) {
+	t.Helper()
+	s.db.stop(t)
+	s.db = s.database(t, "/neighbour", library)
 }
 
 // caller returns a configuration for a client that the services serve.
@@ -265,73 +285,84 @@ func stranger(t *testing.T) *tls.Config {
 }
 
 func httpRole(t *testing.T, serving, calling string) {
-	f, web, db, at := pair(t, "http", calling, serving)
+	s := newService(t, "http", calling, serving)
 	get := func(config *tls.Config, path string) (string, error) {
 		transport := &http.Transport{TLSClientConfig: config}
 		defer transport.CloseIdleConnections()
-		resp, err := (&http.Client{Transport: transport}).Get("https://" + at + path)
+		resp, err := (&http.Client{Transport: transport}).Get("https://" + s.at + path)
 		if err != nil {
 			return "", err
 		}
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
-		return string(body), err
+		return fmt.Sprint(resp.StatusCode, " ", string(body)), err
 	}
 	for range 2 {
-		text, err := get(f.caller(t), "/")
+		text, err := get(s.caller(t), "/")
 		require.NoError(t, err)
-		assert.Equal(t, "hello spiffe://example.org/client\n", text)
-		text, err = get(f.caller(t), "/db")
+		assert.Equal(t, "200 hello spiffe://example.org/client\n", text)
+		text, err = get(s.caller(t), "/db")
 		require.NoError(t, err)
-		assert.Equal(t, "hello spiffe://example.org/web\n", text)
-		f.rotate(t)
+		assert.Equal(t, "200 hello spiffe://example.org/web\n", text)
+		s.rotate(t)
 	}
 	_, err := get(stranger(t), "/")
 	assert.Error(t, err)
-	web.stop(t)
-	db.stop(t)
+	s.replace(t, serving)
+	text, err := get(s.caller(t), "/db")
+	require.NoError(t, err)
+	assert.Contains(t, text, "502 ")
+	s.web.stop(t)
+	s.db.stop(t)
 }
 
 func grpcRole(t *testing.T, serving, calling string) {
-	f, web, db, at := pair(t, "grpc", calling, serving)
+	s := newService(t, "grpc", calling, serving)
 	check := func(config *tls.Config, service string) error {
-		conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+		conn, err := grpc.NewClient(s.at, grpc.WithTransportCredentials(credentials.NewTLS(config)))
 		require.NoError(t, err)
 		defer conn.Close()
 		_, err = grpc_health_v1.NewHealthClient(conn).Check(timeout(t), &grpc_health_v1.HealthCheckRequest{Service: service})
 		return err
 	}
 	for range 2 {
-		require.NoError(t, check(f.caller(t), ""))
-		require.NoError(t, check(f.caller(t), "db"))
-		f.rotate(t)
+		require.NoError(t, check(s.caller(t), ""))
+		require.NoError(t, check(s.caller(t), "db"))
+		s.rotate(t)
 	}
 	assert.Error(t, check(stranger(t), ""))
-	web.stop(t)
-	db.stop(t)
-	assert.Equal(t, 4, strings.Count(web.text(), "hello spiffe://example.org/client\n"), web.text())
-	assert.Equal(t, 2, strings.Count(db.text(), "hello spiffe://example.org/web\n"), db.text())
+	assert.Equal(t, 4, strings.Count(s.web.text(), "hello spiffe://example.org/client\n"), s.web.text())
+	assert.Equal(t, 2, strings.Count(s.db.text(), "hello spiffe://example.org/web\n"), s.db.text())
+	s.replace(t, serving)
+	assert.Error(t, check(s.caller(t), "db"))
+	assert.NotContains(t, s.db.text(), "hello")
+	s.web.stop(t)
+	s.db.stop(t)
 }
 
 func rawRole(t *testing.T, serving, calling string) {
-	f, web, db, at := pair(t, "raw", calling, serving)
+	s := newService(t, "raw", calling, serving)
 	greeting := func(config *tls.Config) (string, error) {
-		conn, err := tls.Dial("tcp", at, config)
+		conn, err := tls.Dial("tcp", s.at, config)
 		require.NoError(t, err)
 		defer conn.Close()
 		text, err := io.ReadAll(conn)
 		return string(text), err
 	}
 	for range 2 {
-		text, err := greeting(f.caller(t))
+		text, err := greeting(s.caller(t))
 		require.NoError(t, err)
 		assert.Equal(t, "hello spiffe://example.org/client\nhello spiffe://example.org/web\n", text)
-		f.rotate(t)
+		s.rotate(t)
 	}
 	_, err := greeting(stranger(t))
 	assert.Error(t, err)
-	web.stop(t)
-	db.stop(t)
+	s.replace(t, serving)
+	text, err := greeting(s.caller(t))
+	require.NoError(t, err)
+	assert.Equal(t, "hello spiffe://example.org/client\n", text)
+	s.web.stop(t)
+	s.db.stop(t)
 }
 
 // ports are the ports of the peer's examples: a server, and a client that asks it once.
