@@ -433,7 +433,7 @@ func agentRole(t *testing.T, dir string) {
 		go func() { ended <- cmd.Wait() }()
 		defer func() { _ = cmd.Process.Kill(); <-ended }()
 		for ctx := timeout(t); ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
-			if strings.Contains(out.text(), "\n") {
+			if text := out.text(); strings.Contains(text, "identity ") || strings.Contains(text, "identities: ") {
 				break
 			}
 		}
