@@ -1,15 +1,18 @@
 // Package secretcache is the SecretManager: it obtains workload identities from a CA, keeps them
 // and the trust bundles fresh, and hands them out without blocking.
 //
-// Most programs need [New], [Manager.Run] and the [Manager] itself, which is a
+// Most programs need [Start], which waits for the first certificate, and the [Manager] itself, which is a
 // [spiffe.SVIDSource] and a [spiffe.BundleSource]:
 //
-//	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
-//	…
-//	go m.Run(ctx) // in a group that waits for it
+//	m, err := secretcache.Start(ctx, secretcache.Config{ID: web, CA: ca})
+//	if err != nil {
+//		return err // says why: the CA does not answer, or has refused
+//	}
+//	defer m.Close()
 //	cfg, err := spiffetls.ServerConfig(m, m, spiffe.AllowIDs(frontend), nil)
 //
-// To serve identities to Envoy, give the Manager to package sds. Further identities for the same
+// A program that serves before it has an identity, or that has a group for what it runs, takes [New], [Manager.Run] and
+// [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. Further identities for the same
 // process come with [Manager.Add].
 //
 // # What is no X.509-SVID
@@ -17,7 +20,7 @@
 // A workload of Linkerd has a DNS name, and a service of Athenz a principal. With an expectation in place of an ID the
 // default identity is a [*pki.Credential], which is obtained, checked, renewed and published by the same rules:
 //
-//	m, err := secretcache.New(secretcache.Config{Expect: pki.ExpectDNSName(td, name), CA: ca})
+//	m, err := secretcache.Start(ctx, secretcache.Config{Expect: pki.ExpectDNSName(td, name), CA: ca})
 //	…
 //	credential, err := m.Credential()
 //

@@ -25,7 +25,7 @@ type group struct {
 
 func (g *group) run(name string, f func(context.Context) error) {
 	g.wg.Go(func() {
-		if err := f(g.ctx); err != nil && g.ctx.Err() == nil {
+		if err := f(g.ctx); err != nil {
 			g.fail(fmt.Errorf("%s: %w", name, err))
 		}
 	})
@@ -58,7 +58,7 @@ func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime t
 	// A service would wait for as long as it takes.
 	ctx, cancel := context.WithTimeoutCause(g.ctx, 30*time.Second, errors.New("no identity within 30s; is the CA there?"))
 	defer cancel()
-	if _, err := w.manager.GenerateSecret(ctx, "default"); err != nil {
+	if err := w.manager.Ready(ctx); err != nil {
 		return nil, err
 	}
 	g.run("narration of "+name, func(ctx context.Context) error { return w.narrate(ctx, n) })

@@ -26,7 +26,7 @@ func withAgent(outer context.Context, f func(ctx context.Context, socket string)
 	defer cancel(nil)
 	service := func(name string, run func(context.Context) error) {
 		wg.Go(func() {
-			if err := run(ctx); ctx.Err() == nil {
+			if err := run(ctx); err != nil {
 				cancel(fmt.Errorf("%s: %w", name, err))
 			}
 		})

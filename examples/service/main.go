@@ -81,21 +81,13 @@ func start(ctx context.Context, o options, out io.Writer) error {
 
 // run is the service: all that it has to do with identities is at its beginning.
 func run(ctx context.Context, o options, out io.Writer) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
-
-	src, err := workloadapi.New(workloadapi.Config{Address: o.socket})
+	starting, stop := context.WithTimeout(ctx, o.wait)
+	defer stop()
+	src, err := workloadapi.Start(starting, workloadapi.Config{Address: o.socket})
 	if err != nil {
 		return err
 	}
-	wg.Go(func() { _ = src.Run(ctx) }) // Ready returns its error
-	waiting, stop := context.WithTimeout(ctx, o.wait)
-	defer stop()
-	if err := src.Ready(waiting); err != nil {
-		return err
-	}
+	defer src.Close()
 	me, err := src.SVID()
 	if err != nil {
 		return err
@@ -116,6 +108,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
 	defer server.Close()
 	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals

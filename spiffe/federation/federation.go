@@ -1,14 +1,14 @@
 // Package federation fetches the trust bundles of other trust domains from their bundle endpoints, keeps
 // them fresh, and serves bundles to others.
 //
-// Most programs need [New], [Manager.Run] and the [Manager] itself, which is a
+// Most programs need [Start], which waits for the bundles, and the [Manager] itself, which is a
 // [spiffe.BundleSource]:
 //
-//	m, err := federation.New(federation.Config{Relationships: []federation.Relationship{
+//	m, err := federation.Start(ctx, federation.Config{Relationships: []federation.Relationship{
 //		{TrustDomain: partner, URL: "https://bundles.partner.test/", Profile: federation.Web{}},
 //	}})
 //	…
-//	go m.Run(ctx) // in a group that waits for it
+//	defer m.Close()
 //	v, err := spiffe.NewVerifier(m, allow, nil)
 //
 // [Fetch] gets one bundle once. To be the endpoint, mount the handler of

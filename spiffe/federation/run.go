@@ -31,6 +31,7 @@ type relation struct {
 	etagOf     *spiffe.Bundle // must not keep us from seeing what the endpoint has
 	interval   time.Duration  // between the last attempt and the next, before jitter
 	asked      time.Time      // when the last attempt began
+	waited     time.Duration  // how long it took, if Run has ended it
 	success    time.Time      // the last, on the wall clock
 	confirmed  *spiffe.Bundle // by that
 	err        error          // of the last attempt
@@ -122,17 +123,23 @@ func (m *Manager) missing() error {
 	slices.SortFunc(all, func(a, b *relation) int { return a.e.td.Compare(b.e.td) })
 	var err error
 	for i, r := range all {
-		why := r.err
-		switch {
-		case i == mostMissing:
+		if i == mostMissing {
 			return fmt.Errorf("%w; and %d more", err, len(all)-i)
-		case why != nil:
-		case idle != nil:
-			why = idle
-		case r.Busy():
-			why = fmt.Errorf("%s has not answered for %v", r.e.where, time.Since(r.asked).Round(100*time.Millisecond))
-		default:
+		}
+		why, waited := r.err, r.waited
+		if r.Busy() {
+			waited = time.Since(r.asked)
+		}
+		if why == nil && !r.asked.IsZero() {
+			why = fmt.Errorf("%s has not answered for %v", r.e.where, waited.Round(100*time.Millisecond))
+		}
+		switch {
+		case why == nil && idle == nil:
 			why = errors.New("it is about to be fetched")
+		case why == nil:
+			why = idle
+		case idle != nil:
+			why = fmt.Errorf("%w; %w", why, idle)
 		}
 		why = fmt.Errorf("no bundle of %q: %w", r.e.td, why)
 		if err != nil {
@@ -190,6 +197,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 
 	m.mu.Lock()
 	if rel.Removed() || failed != nil && ctx.Err() != nil { // ended by Run, Remove or Add
+		rel.waited = time.Since(rel.asked)
 		m.loop.Done(rel, 0)
 		m.mu.Unlock()
 		return

@@ -4,9 +4,12 @@
 //
 // # A server
 //
-// A service that is called needs its trust bundles, its own name, and a policy:
+// A service that is called needs its trust bundles, such as those of a workloadapi.Source, its own name, and a policy:
 //
-//	validator, err := jwtsvid.NewValidator(bundles, []string{"db"}, nil)
+//	source, err := workloadapi.Start(ctx, workloadapi.Config{Address: address, JWTBundles: true})
+//	…
+//	defer source.Close()
+//	validator, err := jwtsvid.NewValidator(source, []string{"db"}, nil)
 //	…
 //	protect, err := jwtsvid.Middleware(validator, spiffe.AllowIDs(web), nil)
 //	…
@@ -20,11 +23,11 @@
 //
 //	cache, err := jwtsvid.NewCache(source, nil)
 //	…
-//	go cache.Run(ctx) // in a group that waits for it
 //	transport, err := jwtsvid.NewTransport(cache, map[string]string{"db.example.org": "db"}, nil)
 //	…
 //	client := &http.Client{Transport: transport}
 //
+// A program that has a group for what it runs adds [Cache.Run], which fetches tokens before they are asked for.
 // Protocols other than HTTP use [Validator.Validate] on one side and [Cache.Fetch] on the other.
 //
 // # An authority or agent

@@ -90,7 +90,7 @@
 //	_, err := workloadapi.Start(ctx, api.Config()) // which ends with ctx
 //	…
 //	api.Mend()
-//	source, err := workloadapi.Start(t.Context(), api.Config())
+//	source, err := workloadapi.Start(t.Context(), api.Config()) // and Close it
 //
 // A CA that is down for half a day, which takes no time in a bubble of testing/synctest:
 //

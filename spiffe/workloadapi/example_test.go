@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log"
+	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -43,6 +45,28 @@ func Example() {
 	// example.org is known: true
 	// other.test is known: true
 	// unknown.test is known: false
+}
+
+// A server that takes its identity from the agent of its machine, and admits the members of its trust domain.
+func Example_server() {
+	serve := func(ctx context.Context, td spiffe.TrustDomain, handler http.Handler) error {
+		me, err := workloadapi.Start(ctx, workloadapi.Config{Address: os.Getenv(workloadapi.SocketEnv)})
+		if err != nil {
+			return err
+		}
+		defer me.Close()
+		srv := &http.Server{Addr: ":8443", Handler: handler}
+		if err := spiffetls.ConfigureServer(srv, me, me, spiffe.AllowMembersOf(td), nil); err != nil {
+			return err
+		}
+		return srv.ListenAndServeTLS("", "")
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := serve(ctx, spiffe.MustParseTrustDomain("example.org"), http.NotFoundHandler()); err != nil {
+		log.Print(err)
+	}
 }
 
 // A common mistake in an address, and what to write instead.

@@ -94,6 +94,7 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 		return nil, err
 	}
 	if err := s.life.Start(ctx, s.run, s.Ready); err != nil {
+		_ = s.Close()
 		return nil, err
 	}
 	return s, nil
@@ -280,7 +281,7 @@ func (s *Source) notReady(c Choice) error {
 	if cause == nil && t == &s.x509 {
 		cause = s.jwt.Err
 	}
-	if cause == nil && !errors.Is(idle, life.ErrNotStarted) {
+	if cause == nil && (idle == nil || !t.began.IsZero()) {
 		cause = t.silence(s.client.server)
 	}
 	switch {
@@ -311,9 +312,16 @@ func (s *Source) Run(ctx context.Context) error {
 	return fmt.Errorf("workloadapi: run: %w", err)
 }
 
-// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. What was received stays readable, and
-// the [Client] usable. The error is always nil.
-func (s *Source) Close() error { return s.life.Close() }
+// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. It closes all connections, and calls
+// such as [Source.Fetch] fail from then on, unless [Config] has a Client, which stays the caller's. What was received stays
+// readable. Close must not be called by a function of [Source.Subscribe]. The error is always nil.
+func (s *Source) Close() error {
+	err := s.life.Close()
+	if s.cfg.Client == nil {
+		s.client.open.close()
+	}
+	return err
+}
 
 func (s *Source) run(ctx context.Context) error {
 	s.mu.Lock()

@@ -1,23 +1,24 @@
 // Package workloadapi is a client of the SPIFFE Workload API: the local endpoint at which a workload gets
 // its identity, without a secret of its own to ask with. Package workloadserver is the other side.
 //
-// Most programs need [New], [Source.Run] and [Source.Ready]:
+// Most programs need [Start], which waits for the identity:
 //
-//	src, err := workloadapi.New(workloadapi.Config{Address: os.Getenv(workloadapi.SocketEnv)})
-//	…
-//	go src.Run(ctx) // in a group that waits for it
-//	if err := src.Ready(ctx); err != nil {
+//	src, err := workloadapi.Start(ctx, workloadapi.Config{Address: os.Getenv(workloadapi.SocketEnv)})
+//	if err != nil {
 //		return err // says why: no server answers, or the workload is not registered
 //	}
-//	cfg, err := spiffetls.ServerConfig(src, src, spiffe.AllowIDs(frontend), nil)
+//	defer src.Close()
+//	srv := &http.Server{Addr: ":8443", Handler: handler}
+//	err = spiffetls.ConfigureServer(srv, src, src, spiffe.AllowIDs(frontend), nil)
 //
-// From then on the [Source] has the current X.509-SVID and the current trust bundles, for as long as
-// Run runs. It has the methods for readers of a *secretcache.Manager, so a program can take its
+// From then on the [Source] has the current X.509-SVID and the current trust bundles, until [Source.Close]. A program that
+// serves before it has an identity, or that has a group for what it runs, takes [New], [Source.Run] and [Source.Ready]
+// instead. A Source has the methods for readers of a *secretcache.Manager, so a program can take its
 // identity from an agent or from a CA of its own without another change. It is also a source of JWT-SVIDs:
 //
 //	tokens, err := jwtsvid.NewCache(src, nil)
 //
-// To serve the identities of an agent to Envoy, give the Source to package sds.
+// A workload that has several identities gets the others with [Source.Pick]. To serve the identities of an agent to Envoy, give the Source to package sds.
 //
 // With [Config].JWTBundles its bundles verify the JWT-SVIDs of peers. A [Client] alone makes single calls and
 // watches single streams.

@@ -2,7 +2,7 @@
 //
 //	ca := spiffetest.NewCA(t, "example.org")
 //	api := workloadapitest.NewServer(t, ca, "/web")
-//	source, err := workloadapi.New(api.Config()) // and Run it
+//	source, err := workloadapi.Start(t.Context(), api.Config()) // and Close it
 //	…
 //	api.Rotate()          // the identity is renewed, and pushed
 //	api.ExpireIn(time.Minute)
