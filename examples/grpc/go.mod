@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/stretchr/testify v1.12.1
 	github.com/svidkit/svidkit v0.0.0
+	github.com/svidkit/svidkit/spiffe/spiffegrpc v0.0.0
 	google.golang.org/grpc v1.85.0
 )
 
@@ -20,4 +21,7 @@ require (
 	google.golang.org/protobuf v1.36.12 // indirect
 )
 
-replace github.com/svidkit/svidkit => ../..
+replace (
+	github.com/svidkit/svidkit => ../..
+	github.com/svidkit/svidkit/spiffe/spiffegrpc => ../../spiffe/spiffegrpc
+)

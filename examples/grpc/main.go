@@ -1,19 +1,17 @@
-// Grpc shows grpc-go with identities from svidkit, in one process and about a second:
+// Grpc shows grpc-go with identities from svidkit, in one process and about two seconds:
 //
 //	cd examples/grpc && go run .
 //
-// It is a module of its own, so that svidkit itself requires no gRPC. What it takes is the
-// configurations of package spiffetls in credentials.NewTLS, on both sides: the identity of each side is
-// kept fresh by its source, and a policy says which clients may call.
+// It is a module of its own, as package spiffegrpc is, so that svidkit itself requires no gRPC. The identity of each side
+// is kept fresh by its source, and a policy says for each method which clients may call it.
 //
-// A server answers health checks for the one ID that its policy names. That client is served, and a
-// client with another ID in the same trust domain is refused. Then an operator takes the client out of the policy
+// A server answers health checks. One client may call Check, and may not list what there is to check; a client that the
+// server does not know is refused before its first call. Then an operator takes the first client out of the policy
 // while its connection is open, and the Governor ends the connection.
 package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,17 +22,15 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
@@ -61,7 +57,6 @@ func show(ctx context.Context, out io.Writer) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	run := func(f func(context.Context) error) { running.Go(func() { _ = f(ctx) }) } // ends when ctx does
 
 	authority, err := ca.New(ca.Config{TrustDomain: greeter.TrustDomain()})
 	if err != nil {
@@ -69,125 +64,84 @@ func show(ctx context.Context, out io.Writer) error {
 	}
 	workloads := make(map[spiffe.ID]*secretcache.Manager)
 	for _, id := range []spiffe.ID{greeter, web, other} {
-		if workloads[id], err = workload(authority, id); err != nil {
+		issuer, err := local.New(authority, id)
+		if err != nil {
 			return err
 		}
-		run(workloads[id].Run)
-	}
-	for _, m := range workloads {
-		if err := ready(ctx, m); err != nil {
+		if workloads[id], err = secretcache.Start(ctx, secretcache.Config{ID: id, CA: issuer}); err != nil {
 			return err
 		}
+		defer workloads[id].Close()
 	}
 
 	// The server: the policy can change while it runs, and the Governor sees to open connections.
 	var allow spiffe.LivePolicy
-	if err := allow.Set(spiffe.AllowIDs(web)); err != nil {
+	if err := allow.Set(spiffe.AllowIDs(web, ops)); err != nil {
 		return err
 	}
-	governor, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Grace: 200 * time.Millisecond, Jitter: -1})
+	governor, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Jitter: -1})
 	if err != nil {
 		return err
 	}
-	run(governor.Run)
+	running.Go(func() { _ = governor.Run(ctx) })
 	me := workloads[greeter]
-	config, err := spiffetls.ServerConfig(me, me, &allow, &spiffetls.Options{Governor: governor})
+	creds, err := spiffegrpc.ServerCredentials(me, me, &allow, &spiffetls.Options{Governor: governor})
 	if err != nil {
 		return err
+	}
+	guard, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
+		"/grpc.health.v1.Health/":      spiffe.AllowIDs(ops),
+		"/grpc.health.v1.Health/Check": spiffe.AllowIDs(ops, web),
+	})
+	if err != nil {
+		return err
+	}
+	log := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		peer, _ := spiffegrpc.PeerFromContext(ctx) // which guard has required
+		fmt.Fprintln(out, "server:", info.FullMethod, "by", peer.ID())
+		return next(ctx, req)
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.UnaryInterceptor(
-		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			id, err := caller(ctx)
-			if err != nil {
-				return nil, status.Error(codes.Unauthenticated, "no identity")
-			}
-			fmt.Fprintln(out, "server: a call from", id)
-			return next(ctx, req)
-		}))
+	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(guard.Unary, log), grpc.ChainStreamInterceptor(guard.Stream))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
-	running.Go(func() { _ = server.Serve(governor.Listener(listener)) })
+	running.Go(func() { _ = server.Serve(listener) })
 	defer server.Stop()
 
-	// The clients dial an address, and require that the server there has the ID of the greeter.
-	open := make(map[spiffe.ID]*grpc.ClientConn)
+	// The clients say which server they expect at the address.
+	open := make(map[spiffe.ID]grpc_health_v1.HealthClient)
 	for _, id := range []spiffe.ID{web, other} {
 		self := workloads[id]
-		config, err := spiffetls.ClientConfig(self, self, spiffe.AllowIDs(greeter), nil)
+		creds, err := spiffegrpc.ClientCredentials(self, self, spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(greeter)}, nil)
 		if err != nil {
 			return err
 		}
-		conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(config)))
+		conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(creds))
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		open[id] = conn
+		open[id] = grpc_health_v1.NewHealthClient(conn)
 	}
-	call := func(id spiffe.ID) error {
-		answer, err := grpc_health_v1.NewHealthClient(open[id]).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
-		switch {
-		case err == nil:
-			fmt.Fprintf(out, "%s: %s\n", id.Path()[1:], answer.GetStatus())
-		case status.Code(err) == codes.Unavailable:
-			fmt.Fprintf(out, "%s: refused\n", id.Path()[1:])
-		default:
-			return fmt.Errorf("call of %s: %w", id, err)
-		}
-		return nil
+	check := func(id spiffe.ID) {
+		_, err := open[id].Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		fmt.Fprintln(out, id.Path()[1:]+": Check:", status.Code(err))
 	}
-	for _, id := range []spiffe.ID{web, web, other} {
-		if err := call(id); err != nil {
-			return err
-		}
-	}
+	check(web)
+	_, err = open[web].List(ctx, &grpc_health_v1.HealthListRequest{})
+	fmt.Fprintln(out, "web: List:", status.Code(err))
+	check(other)
 
 	fmt.Fprintln(out, "operator: only", ops, "from now on")
 	if err := allow.Set(spiffe.AllowIDs(ops)); err != nil {
 		return err
 	}
-	for governor.Status().Ended == 0 { // at most a second, and the grace
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return errors.New("the connection was not ended")
-		}
+	for governor.Status().Ended == 0 && ctx.Err() == nil { // at most a second
+		time.Sleep(10 * time.Millisecond)
 	}
 	fmt.Fprintln(out, "governor: connections ended:", governor.Status().Ended)
-	return call(web)
-}
-
-// workload returns an identity that renews itself, from a CA in this process.
-func workload(authority *ca.Authority, id spiffe.ID) (*secretcache.Manager, error) {
-	issuer, err := local.New(authority, id)
-	if err != nil {
-		return nil, err
-	}
-	return secretcache.New(secretcache.Config{ID: id, CA: issuer})
-}
-
-// ready waits until m has its identity.
-func ready(ctx context.Context, m *secretcache.Manager) error {
-	for range m.Updates(ctx) {
-		return nil
-	}
-	_, err := m.Snapshot()
-	return err
-}
-
-// caller returns the ID that the client of a call has proved: the handshake did that, and here it is
-// only read from the leaf.
-func caller(ctx context.Context) (spiffe.ID, error) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return spiffe.ID{}, errors.New("no peer")
-	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return spiffe.ID{}, errors.New("no certificate")
-	}
-	return spiffe.IDFromCertificate(info.State.PeerCertificates[0])
+	check(web)
+	return ctx.Err()
 }

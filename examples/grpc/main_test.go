@@ -12,13 +12,12 @@ func TestShow(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	require.NoError(t, show(t.Context(), &out))
-	assert.Equal(t, `server: a call from spiffe://example.org/web
-web: SERVING
-server: a call from spiffe://example.org/web
-web: SERVING
-other: refused
+	assert.Equal(t, `server: /grpc.health.v1.Health/Check by spiffe://example.org/web
+web: Check: OK
+web: List: PermissionDenied
+other: Check: Unavailable
 operator: only spiffe://example.org/ops from now on
 governor: connections ended: 1
-web: refused
+web: Check: Unavailable
 `, out.String())
 }

@@ -178,7 +178,7 @@ func TestCallInProgress(t *testing.T) {
 				clientOpts.Governor, revoked = g, &allowServers
 			}
 			s := &service{hold: make(chan struct{}), held: make(chan struct{}, 10)}
-			addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), &allowClients, &serverOpts), s)
+			server, addr := start(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), &allowClients, &serverOpts), s)
 			client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), &allowServers, &clientOpts))
 			first := make(chan error, 1)
 			go func() {
@@ -193,8 +193,15 @@ func TestCallInProgress(t *testing.T) {
 				assert.Equal(t, codes.Unavailable, status.Code(err))
 			}, 10*time.Second, 5*time.Millisecond)
 			assert.Equal(t, spiffetls.GovernorStatus{Open: 1, Draining: 1}, g.Status())
+			stopped := make(chan struct{})
+			go func() {
+				server.GracefulStop() // whose own GOAWAY follows
+				close(stopped)
+			}()
+			time.Sleep(10 * time.Millisecond)
 			close(s.hold)
 			require.NoError(t, <-first)
+			<-stopped
 			ended(t, g, 1) // by the client, long before the end of Grace
 		})
 	}

@@ -50,7 +50,7 @@ func (i *Interceptor) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 }
 
 func (i *Interceptor) ask(ctx context.Context, method string) (context.Context, error) {
-	if i == nil || i.admit == nil {
+	if i == nil || i.admit == nil || !strings.HasPrefix(method, "/") { // grpc-go can be told to serve paths without a slash
 		return nil, errDenied
 	}
 	return i.admit(ctx, method)
@@ -102,7 +102,8 @@ func methodsOf(allow spiffe.PolicySource) (MethodsFunc, error) {
 		}
 		for _, key := range slices.Sorted(maps.Keys(allow)) {
 			err := checkPolicy(allow[key])
-			if service, method, ok := strings.Cut(strings.TrimPrefix(key, "/"), "/"); key[:min(1, len(key))] != "/" || !ok || service == "" || strings.ContainsAny(method, "/*") {
+			rest, rooted := strings.CutPrefix(key, "/")
+			if service, method, ok := strings.Cut(rest, "/"); !rooted || !ok || service == "" || strings.ContainsAny(method, "/*") {
 				err = errors.New("want /package.Service/Method, or /package.Service/ for all methods of a service")
 			}
 			if err != nil {
@@ -195,7 +196,9 @@ func RequireCaller(a authn.Authenticator, logger *slog.Logger) (*Interceptor, er
 	}
 	handler := authn.Require(a, http.HandlerFunc(admitted), logger)
 	return &Interceptor{func(ctx context.Context, method string) (context.Context, error) {
-		answer := ask(handler, request(ctx, method))
+		r := request(ctx, method)
+		setHeader(r)
+		answer := ask(handler, r)
 		switch {
 		case answer.ctx != nil:
 			return answer.ctx, nil
@@ -206,13 +209,34 @@ func RequireCaller(a authn.Authenticator, logger *slog.Logger) (*Interceptor, er
 	}}, nil
 }
 
-// request returns a call as one of HTTP, which is how packages authn and spiffetls judge it.
+// request returns a call as one of HTTP, which is how packages authn and spiffetls judge it, without its metadata.
 func request(ctx context.Context, method string) *http.Request {
-	r := &http.Request{
-		Method: http.MethodPost, URL: &url.URL{Path: method}, RequestURI: method, Proto: "HTTP/2.0", ProtoMajor: 2,
-		Header: make(http.Header), Body: http.NoBody,
+	p, _ := peer.FromContext(ctx)
+	if p != nil && p.LocalAddr != nil {
+		ctx = context.WithValue(ctx, http.LocalAddrContextKey, p.LocalAddr)
 	}
-	md, _ := metadata.FromIncomingContext(ctx)
+	r := new(http.Request).WithContext(ctx)
+	r.Method, r.URL, r.RequestURI, r.Body = http.MethodPost, &url.URL{Path: method}, method, http.NoBody
+	r.Proto, r.ProtoMajor = "HTTP/2.0", 2
+	if p == nil {
+		return r
+	}
+	if p.Addr != nil {
+		r.RemoteAddr = p.Addr.String()
+	}
+	switch info := p.AuthInfo.(type) {
+	case AuthInfo:
+		r.TLS = &info.State
+	case credentials.TLSInfo:
+		r.TLS = &info.State
+	}
+	return r
+}
+
+// setHeader adds the metadata of a call to its request.
+func setHeader(r *http.Request) {
+	md, _ := metadata.FromIncomingContext(r.Context())
+	r.Header = make(http.Header, len(md)+1)
 	for key, values := range md {
 		switch {
 		case key == ":authority" && len(values) == 1:
@@ -223,21 +247,6 @@ func request(ctx context.Context, method string) *http.Request {
 		}
 	}
 	r.Header["Content-Type"] = []string{"application/grpc"}
-	if p, ok := peer.FromContext(ctx); ok {
-		if p.Addr != nil {
-			r.RemoteAddr = p.Addr.String()
-		}
-		if p.LocalAddr != nil {
-			ctx = context.WithValue(ctx, http.LocalAddrContextKey, p.LocalAddr)
-		}
-		switch info := p.AuthInfo.(type) {
-		case AuthInfo:
-			r.TLS = &info.State
-		case credentials.TLSInfo:
-			r.TLS = &info.State
-		}
-	}
-	return r.WithContext(ctx)
 }
 
 // answer is the response to a request. Its context is that of the request if it is let through.

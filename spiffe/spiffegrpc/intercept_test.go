@@ -155,6 +155,8 @@ func TestInterceptorDenies(t *testing.T) {
 	}
 	guard, err := spiffegrpc.RequirePeer(spiffe.AllowAnyPeer())
 	require.NoError(t, err)
+	_, err = guard.Unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall[1:]}, never)
+	assert.Equal(t, codes.PermissionDenied, status.Code(err))
 	proof := spiffetest.NewCA(t, "example.org").Peer("/web")
 	for _, ctx := range []context.Context{
 		t.Context(),
@@ -303,6 +305,8 @@ func TestRequireCallerSeesTheCall(t *testing.T) {
 	for key := range seen.Header {
 		assert.False(t, strings.HasPrefix(key, ":"), key)
 	}
+	assert.Equal(t, http.MethodPost, seen.Method)
+	assert.True(t, seen.ProtoAtLeast(2, 0))
 	assert.Contains(t, seen.RemoteAddr, "127.0.0.1:")
 	assert.Equal(t, addr, fmt.Sprint(seen.Context().Value(http.LocalAddrContextKey)))
 	assert.True(t, seen.TLS.HandshakeComplete)

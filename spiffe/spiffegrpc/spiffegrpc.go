@@ -38,12 +38,14 @@
 //
 // # Open connections
 //
-// With a [spiffetls.Governor] in the options, a connection ends when the proof of the other side no longer holds, or
-// the certificate that a server has presented is about to expire. The client learns it by a GOAWAY frame for which the
-// server has nothing to forget: a server sends one, and the credentials of a client that has to leave put one in front
-// of what it reads. The client then makes its new calls on a new connection, at once, and closes the old one with the
-// last call on it. No call fails, unless it lasts longer than the Grace of the Governor: then the connection is cut,
-// and the call ends with Unavailable. A stream that is to last for longer must be resumable by its program.
+// With a [spiffetls.Governor] in the options, a connection is ended when the proof of the other side no longer holds, or
+// the certificate that the server has presented is about to expire. It ends by GOAWAY, as in the graceful shutdown of
+// HTTP/2. A server sends that frame, and serves every call that the client has begun before it reads it. The credentials
+// of a client hand it to their own side, as if the server had sent it. Either way, the client makes its next calls on a
+// new connection, for which both sides prove themselves anew, and closes the old one with the last call on it.
+//
+// No call fails by this, unless it lasts longer than the Grace of the Governor. Then the connection is cut, and the call
+// ends with Unavailable, so that a program must be able to resume a stream that lasts longer.
 package spiffegrpc
 
 import (

@@ -78,9 +78,15 @@ func (s *service) FullDuplexCall(stream grpc.BidiStreamingServer[testpb.Streamin
 // serve serves s until the end of the test and returns the address.
 func serve(t testing.TB, creds credentials.TransportCredentials, s *service, opts ...grpc.ServerOption) string {
 	t.Helper()
+	_, addr := start(t, creds, s, opts...)
+	return addr
+}
+
+func start(t testing.TB, creds credentials.TransportCredentials, s *service, opts ...grpc.ServerOption) (server *grpc.Server, addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	server := grpc.NewServer(append(opts, grpc.Creds(creds))...)
+	server = grpc.NewServer(append(opts, grpc.Creds(creds))...)
 	testpb.RegisterTestServiceServer(server, s)
 	var wg sync.WaitGroup
 	wg.Go(func() { assert.NoError(t, server.Serve(l)) })
@@ -88,7 +94,7 @@ func serve(t testing.TB, creds credentials.TransportCredentials, s *service, opt
 		server.Stop()
 		wg.Wait()
 	})
-	return l.Addr().String()
+	return server, l.Addr().String()
 }
 
 // connect returns a client and its connection.
@@ -298,10 +304,12 @@ func TestServerRefuses(t *testing.T) {
 				_, _ = io.Copy(io.Discard, conn)
 			})
 			conn, info, err := creds.ServerHandshake(ours)
+			if conn != nil {
+				defer conn.Close()
+			}
 			if name == "gRPC" {
 				require.NoError(t, err)
 				assert.Equal(t, web, info.(spiffegrpc.AuthInfo).Peer.ID())
-				assert.NoError(t, conn.Close())
 				return
 			}
 			assert.ErrorContains(t, err, map[bool]string{true: "unsupported application protocols", false: "did not negotiate h2"}[name == "another"])
@@ -444,6 +452,16 @@ func TestHosts(t *testing.T) {
 	}
 	_, err := connect(t, addr, creds, grpc.WithAuthority("db.example:8443")).UnaryCall(callContext(t), &testpb.SimpleRequest{})
 	assert.NoError(t, err)
+
+	// The policy is asked again whenever something is sent on an open connection.
+	var live spiffe.LivePolicy
+	require.NoError(t, live.Set(spiffe.AllowIDs(db)))
+	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{"127.0.0.1": &live}, nil))
+	_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
+	require.NoError(t, err)
+	require.NoError(t, live.Set(spiffe.AllowIDs(ops)))
+	_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
+	assert.Equal(t, codes.Unavailable, status.Code(err))
 }
 
 func TestMistakes(t *testing.T) {
@@ -482,7 +500,7 @@ func TestMistakes(t *testing.T) {
 	for _, creds := range []credentials.TransportCredentials{server, client} {
 		assert.Equal(t, "tls", creds.Info().SecurityProtocol)
 		assert.Same(t, creds, creds.Clone())
-		assert.Error(t, creds.OverrideServerName("a")) //nolint:staticcheck // deprecated, and part of the interface
+		assert.Error(t, creds.OverrideServerName("a")) //lint:ignore SA1019 part of the interface
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 			assert.Regexp(t, "^spiffegrpc: credentials of a (server|client)$", fmt.Sprintf(verb, creds))
 		}

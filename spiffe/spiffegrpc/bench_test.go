@@ -1,0 +1,62 @@
+package spiffegrpc_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+
+	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// BenchmarkInterceptor is what the interceptors add to a call, beside the call itself.
+func BenchmarkInterceptor(b *testing.B) {
+	ca := spiffetest.NewCA(b, "example.org")
+	authority, bundle := issuer(b, ca)
+	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
+	require.NoError(b, err)
+	method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
+	require.NoError(b, err)
+	tokens, err := spiffegrpc.RequireCaller(method, nil)
+	require.NoError(b, err)
+	peers, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{unaryCall: spiffe.AllowIDs(web)})
+	require.NoError(b, err)
+	text, err := authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}})
+	require.NoError(b, err)
+	var call context.Context
+	addr := serve(b, serverCreds(b, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, grpc.UnaryInterceptor(
+		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			call = context.WithoutCancel(ctx)
+			return next(ctx, req)
+		}))
+	client := connect(b, addr, clientCreds(b, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil),
+		grpc.WithPerRPCCredentials(spiffegrpc.TokenCredentials(func(context.Context) (string, error) { return text, nil })))
+	ctx := callContext(b)
+	_, err = client.UnaryCall(ctx, &testpb.SimpleRequest{})
+	require.NoError(b, err)
+	seen := call
+	b.Run("call", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := client.UnaryCall(ctx, &testpb.SimpleRequest{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	next := func(context.Context, any) (any, error) { return nil, nil }
+	for name, i := range map[string]*spiffegrpc.Interceptor{"peer": peers, "token": tokens} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := i.Unary(seen, nil, &grpc.UnaryServerInfo{FullMethod: unaryCall}, next); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
