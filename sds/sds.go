@@ -202,6 +202,8 @@ type Handler struct {
 	incoming *grpchttp.Incoming
 	streams  atomic.Int64
 
+	counts counts
+
 	mu    sync.Mutex
 	nacks uint64
 	last  *NACK
@@ -234,6 +236,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.names = limit.NewShares[peer.Holder](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))
 	h.incoming = grpchttp.NewIncoming("sds", maxIncoming, maxPeerIncoming)
 
+	h.counts.init(h)
 	h.table = newTable(src, h.opts.Logger)
 	h.log = h.table.sums
 	h.grpc = &grpchttp.Handler{

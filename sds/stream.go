@@ -213,6 +213,7 @@ func (s *stream) send() error {
 	if s.session.refused != nil || r == nil {
 		return s.session.refused
 	}
+	s.h.counts.responses.Inc()
 	return s.call.SendFrame(r.frame.wire)
 }
 

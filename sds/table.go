@@ -43,6 +43,7 @@ type table struct {
 	src    Source
 	log    *slog.Logger
 	sums   *summary.Log
+	failed atomic.Uint64   // look-ups
 	ctx    context.Context // done when the table is closed
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the loop, which waits for its look-ups
@@ -275,6 +276,7 @@ func (t *table) found(r *resource, e *entry, err error) time.Duration {
 			end = old.entry.secret.NotAfter()
 		}
 		wait = waitAfter(r.Failed(err), have, end)
+		t.failed.Add(1)
 		t.say(r, "sds: look-up failed", "the source failed", slog.Any("err", err), slog.Duration("retry_in", wait))
 		if !have { // else the old one stays in use
 			t.publish(r, &state{err: err})

@@ -369,6 +369,7 @@ func (m *Manager) setWatching(yes bool) {
 	defer m.mu.Unlock()
 	m.watching = yes
 	if yes {
+		m.confirmed()
 		m.bundles.Put(m.roots, renew.Longest)
 	} else {
 		m.bundles.Hasten(m.roots, m.poll())

@@ -140,6 +140,7 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	default:
 		e.asked.Store(-int64(time.Since(begun)))
 	}
+	m.attempted(ctx, e, err)
 	failures := e.Failures()
 	m.loopOf(e).Done(e, wait)
 	m.mu.Unlock()

@@ -221,6 +221,7 @@ type Manager struct {
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
 	news       notifier
+	counts     counts
 }
 
 // Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine, and

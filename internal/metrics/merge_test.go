@@ -27,7 +27,7 @@ func merge(t testing.TB, parts ...metrics.Part) string {
 	return b.String()
 }
 
-// TestMerge: two parts of one kind, one of another, and one with a histogram and comments as client libraries write them.
+// TestMerge: two parts of one kind, one of another, and one with a histogram and comments, as of a client library.
 func TestMerge(t *testing.T) {
 	t.Parallel()
 	var one, two, other metrics.Set

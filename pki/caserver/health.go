@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe/health"
 )
 
 // health returns what the CA knows of itself, if it does.
@@ -20,15 +21,17 @@ func (s *Server) health() (h ca.Health, ok bool) {
 	return h, false
 }
 
-// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A
-// store that does not answer takes no traffic away for as long as the CA signs with what it knows, and neither does a
-// limit that is reached: then the others have enough to do.
-func (s *Server) ready() error {
-	if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
-		return errors.New("the server has no valid certificate: the CA does not sign")
-	}
-	h, _ := s.health()
-	return h.Signing
+// newHealth returns what the server is to an orchestrator. It is not ready if a caller should ask another replica: this one
+// has no certificate for its ports, or would not sign. A store that does not answer takes no traffic away for as long as
+// the CA signs with what it knows, and neither does a limit that is reached: then the others have enough to do.
+func (s *Server) newHealth() (*health.Handler, error) {
+	return health.New(
+		health.Part{Name: "server", Identity: s.identity, Metrics: s.identity},
+		health.Part{Name: "CA", Check: func() error {
+			h, _ := s.health()
+			return h.Signing
+		}},
+	)
 }
 
 // writeHealth writes what is wrong, for operators.
@@ -60,8 +63,8 @@ func (s *Server) newMetrics() *metrics.Set {
 		{"svidkit_ca_store_up", "Whether the store of the CA answers: 1 or 0.", func(h ca.Health) float64 { return up(h.Store) }},
 		{"svidkit_ca_audit_up", "Whether the audit log can be written: 1 or 0.", func(h ca.Health) float64 { return up(h.Audit) }},
 		{"svidkit_ca_root_up", "Whether the root that signs is in order: 1, or 0 for one that is tainted or should have been replaced.", func(h ca.Health) float64 { return up(h.Root) }},
-		{"svidkit_ca_store_synced_timestamp_seconds", "When the store of the CA answered last, in seconds since 1970.", func(h ca.Health) float64 { return seconds(h.Synced) }},
-		{"svidkit_ca_signing_end_timestamp_seconds", "When the CA signs no more if nothing changes, in seconds since 1970.", func(h ca.Health) float64 { return seconds(h.Until) }},
+		{"svidkit_ca_store_synced_timestamp_seconds", "When the store of the CA answered last, in seconds since 1970.", func(h ca.Health) float64 { return metrics.Seconds(h.Synced) }},
+		{"svidkit_ca_signing_end_timestamp_seconds", "When the CA signs no more if nothing changes, in seconds since 1970.", func(h ca.Health) float64 { return metrics.Seconds(h.Until) }},
 	} {
 		m.Gauge(g.name, g.help, func() (float64, bool) {
 			h, ok := s.health()
@@ -90,22 +93,10 @@ func (s *Server) newestRoot(at func(*x509.Certificate) time.Time) (float64, bool
 	if newest == nil {
 		return 0, false
 	}
-	return seconds(at(newest)), true
+	return metrics.Seconds(at(newest)), true
 }
 
-func up(err error) float64 {
-	if err != nil {
-		return 0
-	}
-	return 1
-}
-
-func seconds(t time.Time) float64 {
-	if t.IsZero() {
-		return 0
-	}
-	return float64(t.UnixMilli()) / 1000
-}
+func up(err error) float64 { return metrics.Bool(err == nil) }
 
 // counter is the CA with a count of what it was asked for.
 type counter struct {

@@ -175,6 +175,7 @@ type Manager struct {
 	mu         sync.Mutex
 	loop       renew.Loop[*relation]
 	unanchored int // how many relationships wait for the anchors of their endpoints
+	outcomes   map[string]uint64
 
 	storing sync.Mutex      // held while files are written; never taken while mu is held
 	told    map[string]bool // about Config.Dir, guarded by storing
@@ -200,7 +201,7 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. The caller calls
 // [Manager.Run].
 func New(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, told: map[string]bool{}}
+	m := &Manager{cfg: cfg, told: map[string]bool{}, outcomes: map[string]uint64{}}
 	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
 		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
 			cfg.MinInterval, cfg.MaxInterval, cfg.Concurrency)

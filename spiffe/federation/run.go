@@ -225,6 +225,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 			rel.confirmed = rel.bundle.Load()
 		}
 	}
+	m.outcomes[outcome]++
 	m.setUnanchored(rel, a.unasked)
 	rel.interval = m.interval(rel.bundle.Load())
 	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days

@@ -28,8 +28,8 @@
 // # Where to serve it
 //
 // The answers have no keys or tokens. They do have IDs, addresses and errors, which are for operators. Serve them on
-// loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers come over the
-// network, without an SVID: give them a port of their own, apart from that of the service, and let a network policy
+// loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers come over
+// the network, without an SVID: give them a port of their own, apart from that of the service, and let a network policy
 // decide what reaches it. Do not mount the handler on the port that the service offers to its clients.
 //
 // # Metrics

@@ -28,11 +28,8 @@ import (
 // written returns what a part writes, read strictly.
 func written(t testing.TB, part interface{ WriteMetrics(io.Writer) error }) *metricstest.Text {
 	t.Helper()
-	var b strings.Builder
-	require.NoError(t, part.WriteMetrics(&b))
-	text, err := metricstest.Parse(b.String())
-	require.NoError(t, err, b.String())
-	assert.Empty(t, text.Lint())
+	text, err := metricstest.Of(part)
+	require.NoError(t, err)
 	return text
 }
 
@@ -412,6 +409,30 @@ func TestMetricsRequests(t *testing.T) {
 	t.Cleanup(transport.CloseIdleConnections)
 	get(t, &http.Client{Transport: transport}, url)
 	counted(t, &m, tally{"server full": 3, "request denied": 3, "request no_certificate": 1})
+}
+
+// TestMetricsWithdrawn: that a server is not allowed any more is no failed handshake.
+func TestMetricsWithdrawn(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	addr := accepting(t, func(l net.Listener) (net.Listener, error) {
+		return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	})
+	var m spiffetls.Metrics
+	var failures spiffetls.FailureLog
+	var allow spiffe.LivePolicy
+	require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
+	d, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{addr: &allow}, &spiffetls.Options{Metrics: &m, Failures: &failures})
+	require.NoError(t, err)
+	conn, err := d.DialContext(t.Context(), "tcp", addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, allow.Set(spiffe.AllowIDs(ca.SVID("/other").ID())))
+	_, err = io.WriteString(conn, "x")
+	require.ErrorIs(t, err, spiffe.ErrDenied)
+	_, total := failures.Failures()
+	require.EqualValues(t, 1, total)
+	counted(t, &m, tally{"client full": 1})
 }
 
 // TestMetricsSilent: what is kept of a connection before its hello is dropped with it.

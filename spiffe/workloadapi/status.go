@@ -80,6 +80,7 @@ type track struct {
 	update *Update // nil before the first, and after it was withdrawn
 	denied bool    // the server has said that there is nothing, and has not taken that back
 	final  bool
+	failed uint64 // failures since New
 
 	began, stopped time.Time // of Run
 }
@@ -122,6 +123,7 @@ func (t *track) good(u *Update) {
 // the stream goes on.
 func (t *track) bad(e *Error) (withdrawn bool) {
 	t.Failures++
+	t.failed++
 	t.Err, t.final = e, e.Final
 	if errors.Is(e, ErrBadResponse) {
 		return false

@@ -36,6 +36,7 @@ type Handler struct {
 	enc     encodings
 	shares  *limit.Shares[peer.Holder] // of requests that are being answered
 	log     *summary.Log
+	counts  counts
 
 	mu     sync.Mutex
 	closed bool
@@ -55,6 +56,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	}
 	h.shares = limit.NewShares[peer.Holder](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
 	h.log = summary.New(h.opts.Logger, 0)
+	h.counts.init(h)
 
 	methods := reflection()
 	unary := func(name string, f func(ctx context.Context, request []byte) ([]byte, error)) {
@@ -288,6 +290,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 				if err := c.Send(m); err != nil {
 					return err
 				}
+				h.counts.responses.Inc()
 			}
 			last = m
 		case told || !passes(ctx, err):

@@ -141,6 +141,7 @@ func (h *Handler) failed(ctx context.Context, r *http.Request, err error) {
 	if f, ok := errors.AsType[*failure](err); ok {
 		reason = f.part
 	}
+	inc(h.counts.failed, reason)
 	h.warn(ctx, r, "workloadserver: request failed", reason, slog.Any("err", err))
 }
 
@@ -153,6 +154,7 @@ func (h *Handler) refused(ctx context.Context, r *http.Request, e *refusal) {
 	if !e.id.IsZero() {
 		more = append(more, slog.String("id", e.id.String()))
 	}
+	inc(h.counts.refused, refusals[e.reason])
 	h.warn(ctx, r, "workloadserver: request refused", e.reason, more...)
 }
 

@@ -4,6 +4,7 @@ package metricstest
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"regexp"
@@ -17,6 +18,22 @@ import (
 type Text struct {
 	Types   map[string]string  // by the name of the metric: counter or gauge
 	Samples map[string]float64 // by name and labels, sorted: name{a="x",b="y"}, with the values as they were before escaping
+}
+
+// Of reads what a part writes. That Lint finds something is an error.
+func Of(part interface{ WriteMetrics(w io.Writer) error }) (*Text, error) {
+	var b strings.Builder
+	if err := part.WriteMetrics(&b); err != nil {
+		return nil, err
+	}
+	t, err := Parse(b.String())
+	if err != nil {
+		return nil, err
+	}
+	if faults := t.Lint(); len(faults) > 0 {
+		return nil, fmt.Errorf("names: %q", faults)
+	}
+	return t, nil
 }
 
 var (

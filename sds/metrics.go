@@ -1,0 +1,63 @@
+package sds
+
+import (
+	"io"
+
+	"github.com/svidkit/svidkit/internal/metrics"
+)
+
+// counts are what a Handler counts.
+type counts struct {
+	metrics.Set
+	responses, refused *metrics.Counter
+}
+
+// init adds the metrics of h.
+func (c *counts) init(h *Handler) {
+	c.Gauges("svidkit_sds_streams", "The number of open streams, of both kinds.", func(add metrics.Add) { add(float64(h.streams.Load())) })
+	c.Gauges("svidkit_sds_names", "The number of names that clients ask for and may have, by whether there is something to serve.", func(add metrics.Add) {
+		served, missing := h.table.count()
+		add(float64(served), "state", "served")
+		add(float64(missing), "state", "missing")
+	})
+	c.responses = c.Counter("svidkit_sds_responses_total", "The number of responses that were sent on streams.")
+	c.Totals("svidkit_sds_nacks_total", "The number of responses that clients have rejected.", func(add metrics.Add) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		add(float64(h.nacks))
+	})
+	c.refused = c.Counter("svidkit_sds_refused_requests_total", "The number of requests that were refused: malformed, without the header, or over a limit.")
+	c.Totals("svidkit_sds_failed_lookups_total", "The number of look-ups in the source that have failed, and are repeated.", func(add metrics.Add) {
+		add(float64(h.table.failed.Load()))
+	})
+}
+
+// count returns how many names there are that have, and do not have, something to serve.
+func (t *table) count() (served, missing int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, rs := range t.names {
+		for _, r := range rs {
+			if s := r.cur.Load(); s != nil && s.entry != nil {
+				served++
+			} else {
+				missing++
+			}
+		}
+	}
+	return served, missing
+}
+
+// WriteMetrics writes what the handler does in the text format of Prometheus:
+//
+//	svidkit_sds_streams                  open streams
+//	svidkit_sds_names                    that clients ask for, by state: served, or missing
+//	svidkit_sds_responses_total          responses on streams
+//	svidkit_sds_nacks_total              responses that clients rejected
+//	svidkit_sds_refused_requests_total   requests that were refused
+//	svidkit_sds_failed_lookups_total     look-ups in the source that failed
+//
+// Nothing that a client says is among the labels. The error is that of w.
+//
+// Two handlers in one text need package health, which tells them apart.
+func (h *Handler) WriteMetrics(w io.Writer) error { return h.counts.Write(w) }

@@ -1,0 +1,120 @@
+package secretcache
+
+import (
+	"context"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/metrics"
+)
+
+// counts are what a Manager has done since New.
+type counts struct {
+	certificates, bundles struct{ good, failed atomic.Uint64 } // attempts
+	confirmed             atomic.Int64                         // when the CA last said what the bundles are, in nanoseconds since 1970; 0 for never
+}
+
+// attempted counts an attempt for e, unless it was cut short.
+func (m *Manager) attempted(ctx context.Context, e *entry, err error) {
+	if err != nil && ctx.Err() != nil {
+		return
+	}
+	c := &m.counts.certificates
+	if e == m.roots {
+		c = &m.counts.bundles
+		if err == nil {
+			m.confirmed()
+		}
+	}
+	if err == nil {
+		c.good.Add(1)
+	} else {
+		c.failed.Add(1)
+	}
+}
+
+// confirmed notes that the CA has just said what the bundles are.
+func (m *Manager) confirmed() { m.counts.confirmed.Store(time.Now().UnixNano()) }
+
+// maxListed is how many identities have samples of their own.
+const maxListed = 1000
+
+// WriteMetrics writes what the Manager has and does in the text format of Prometheus:
+//
+//	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first
+//	svidkit_secretcache_identity_end_timestamp_seconds        by identity: when its certificate ends
+//	svidkit_secretcache_identity_failures                     by identity: failed attempts in a row
+//	svidkit_secretcache_bundles_failures                      likewise for the trust bundles
+//	svidkit_secretcache_bundles_confirmed_timestamp_seconds   when the CA last said what they are
+//	svidkit_secretcache_bundles_watched                       1 while the CA tells of new ones by itself, else 0
+//	svidkit_secretcache_attempts_total                        by kind, certificate or bundles, and outcome, good or failed
+//
+// The label identity is the SPIFFE ID of an identity of the Manager, or the name of a credential. The default
+// identity and the first 999 others, in the order of their IDs, have samples of their own; all count in
+// svidkit_secretcache_identities. The error is that of w.
+//
+// Two Managers in one text need package health, which tells them apart.
+func (m *Manager) WriteMetrics(w io.Writer) error {
+	all := m.Status()
+	m.mu.Lock()
+	watching := m.watching
+	m.mu.Unlock()
+	identities, bundles := append(all[:1:1], all[2:]...), all[1]
+	name := func(i int) string {
+		if i == 0 {
+			return m.label(m.first)
+		}
+		return identities[i].ID.String()
+	}
+	var valid, expired, missing float64
+	now := time.Now()
+	for _, s := range identities {
+		switch {
+		case s.NotAfter.IsZero():
+			missing++
+		case now.Before(s.NotAfter):
+			valid++
+		default:
+			expired++
+		}
+	}
+	listed := identities[:min(len(identities), maxListed)]
+
+	var s metrics.Set
+	s.Gauges("svidkit_secretcache_identities", "The number of identities, by the state of their certificate.", func(add metrics.Add) {
+		add(valid, "state", "valid")
+		add(expired, "state", "expired")
+		add(missing, "state", "missing")
+	})
+	s.Gauges("svidkit_secretcache_identity_end_timestamp_seconds", "When the certificate of the identity, or something in its verified chain, ends, in seconds since 1970.", func(add metrics.Add) {
+		for i, s := range listed {
+			if !s.NotAfter.IsZero() {
+				add(metrics.Seconds(s.NotAfter), "identity", name(i))
+			}
+		}
+	})
+	s.Gauges("svidkit_secretcache_identity_failures", "The number of attempts to obtain a certificate for the identity that have failed since the last that did not.", func(add metrics.Add) {
+		for i, s := range listed {
+			add(float64(s.Failures), "identity", name(i))
+		}
+	})
+	s.Gauges("svidkit_secretcache_bundles_failures", "The number of attempts to get the trust bundles that have failed since the last that did not.", func(add metrics.Add) {
+		add(float64(bundles.Failures))
+	})
+	s.Gauges("svidkit_secretcache_bundles_confirmed_timestamp_seconds", "When the CA last said what the trust bundles are, in seconds since 1970.", func(add metrics.Add) {
+		if at := m.counts.confirmed.Load(); at != 0 {
+			add(metrics.Seconds(time.Unix(0, at)))
+		}
+	})
+	s.Gauges("svidkit_secretcache_bundles_watched", "Whether the CA tells of new trust bundles by itself: 1, or 0 while it is asked.", func(add metrics.Add) {
+		add(metrics.Bool(watching))
+	})
+	s.Totals("svidkit_secretcache_attempts_total", "The number of attempts to obtain something of the CA, by what it was and the outcome.", func(add metrics.Add) {
+		add(float64(m.counts.certificates.good.Load()), "kind", "certificate", "outcome", "good")
+		add(float64(m.counts.certificates.failed.Load()), "kind", "certificate", "outcome", "failed")
+		add(float64(m.counts.bundles.good.Load()), "kind", "bundles", "outcome", "good")
+		add(float64(m.counts.bundles.failed.Load()), "kind", "bundles", "outcome", "failed")
+	})
+	return s.Write(w)
+}

@@ -1,0 +1,63 @@
+package federation
+
+import (
+	"io"
+	"maps"
+	"strings"
+
+	"github.com/svidkit/svidkit/internal/metrics"
+)
+
+// WriteMetrics writes the state of all relationships in the text format of Prometheus:
+//
+//	svidkit_federation_bundle_present                       by trust_domain: 1 if a bundle is in force, else 0
+//	svidkit_federation_bundle_fresh                         by trust_domain: 1 if it is fresh, as in [Status], else 0
+//	svidkit_federation_bundle_confirmed_timestamp_seconds   by trust_domain: when the endpoint last answered well
+//	svidkit_federation_bundle_failures                      by trust_domain: failed fetches since then
+//	svidkit_federation_bundle_refused                       by trust_domain: 1 if a bundle was refused or is held, which
+//	                                                        is an alarm for an operator, else 0
+//	svidkit_federation_fetches_total                        by outcome, as in the log: new, unchanged, failed and others
+//
+// There are as many trust domains as relationships, which the operator configures. The error is that of w.
+//
+// Two Managers in one text need package health, which tells them apart.
+func (m *Manager) WriteMetrics(w io.Writer) error {
+	all := m.Status()
+	m.mu.Lock()
+	outcomes := maps.Clone(m.outcomes)
+	m.mu.Unlock()
+
+	var s metrics.Set
+	each := func(name, help string, value func(Status) (float64, bool)) {
+		s.Gauges(name, help, func(add metrics.Add) {
+			for _, st := range all {
+				if v, ok := value(st); ok {
+					add(v, "trust_domain", st.TrustDomain.String())
+				}
+			}
+		})
+	}
+	each("svidkit_federation_bundle_present", "Whether a bundle of the trust domain is in force: 1 or 0.", func(st Status) (float64, bool) {
+		return metrics.Bool(st.Bundle != nil), true
+	})
+	each("svidkit_federation_bundle_fresh", "Whether the last attempt has confirmed the bundle, not longer ago than twice the interval: 1 or 0.", func(st Status) (float64, bool) {
+		return metrics.Bool(st.Fresh), true
+	})
+	each("svidkit_federation_bundle_confirmed_timestamp_seconds", "When the endpoint last answered well, in seconds since 1970.", func(st Status) (float64, bool) {
+		return metrics.Seconds(st.LastSuccess), !st.LastSuccess.IsZero()
+	})
+	each("svidkit_federation_bundle_failures", "The number of fetches that have failed since the last that did not.", func(st Status) (float64, bool) {
+		return float64(st.Failures), true
+	})
+	each("svidkit_federation_bundle_refused", "Whether a bundle was refused for its sequence number, or is held: 1 or 0.", func(st Status) (float64, bool) {
+		return metrics.Bool(st.Refused != nil), true
+	})
+	s.Totals("svidkit_federation_fetches_total", "The number of fetches, by the outcome.", func(add metrics.Add) {
+		for _, outcome := range []string{
+			outcomeNew, outcomeClash, outcomeUnchanged, outcomeNotModified, outcomeOvertaken, outcomeRefused, outcomeHeld, outcomePrevailed, outcomeFailed,
+		} {
+			add(float64(outcomes[outcome]), "outcome", strings.ReplaceAll(outcome, " ", "_"))
+		}
+	})
+	return s.Write(w)
+}

@@ -1,0 +1,55 @@
+package workloadserver
+
+import (
+	"io"
+
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/metrics"
+)
+
+// counts are what a Handler counts.
+type counts struct {
+	metrics.Set
+	responses       *metrics.Counter
+	refused, failed map[string]*metrics.Counter
+}
+
+// refusals are the reasons for which requests are refused, with their labels.
+var refusals = map[string]string{
+	"no header": "no_header", "another machine": "another_machine", "bad request": "bad_request", "no identity for the caller": "no_identity",
+	"too many streams": "too_many_streams", limit.CallerShare: "too_many_streams_of_peer", limit.TotalShare: "too_many_streams",
+}
+
+// init adds the metrics of h.
+func (c *counts) init(h *Handler) {
+	c.Gauges("svidkit_workloadserver_streams", "The number of open streams and of calls that are being answered.", func(add metrics.Add) { add(float64(h.Streams())) })
+	c.responses = c.Counter("svidkit_workloadserver_responses_total", "The number of responses that were sent on streams.")
+	c.refused = c.Counters("svidkit_workloadserver_refused_requests_total", "The number of requests that were refused, by the reason.", "reason",
+		"no_header", "another_machine", "bad_request", "no_identity", "too_many_streams", "too_many_streams_of_peer", otherLabel)
+	c.failed = c.Counters("svidkit_workloadserver_failed_requests_total", "The number of requests that failed without a fault of the caller, by what failed.", "component",
+		"provider", "identities", "issuer", "validator", otherLabel)
+}
+
+const otherLabel = "other"
+
+// inc adds one to the counter with a label, or to that of others.
+func inc(counters map[string]*metrics.Counter, label string) {
+	c := counters[label]
+	if c == nil {
+		c = counters[otherLabel]
+	}
+	c.Inc()
+}
+
+// WriteMetrics writes what the handler does in the text format of Prometheus:
+//
+//	svidkit_workloadserver_streams                  open streams, and calls that are being answered
+//	svidkit_workloadserver_responses_total          responses on streams
+//	svidkit_workloadserver_refused_requests_total   by reason: no_header, another_machine, bad_request, no_identity,
+//	                                                too_many_streams, too_many_streams_of_peer, other
+//	svidkit_workloadserver_failed_requests_total    by component: provider, identities, issuer, validator, other
+//
+// Nothing that a caller says is among the labels. The error is that of w.
+//
+// Two handlers in one text need package health, which tells them apart.
+func (h *Handler) WriteMetrics(w io.Writer) error { return h.counts.Write(w) }
