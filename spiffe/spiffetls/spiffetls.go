@@ -117,6 +117,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -214,7 +215,7 @@ func (e *endpoint) followHello(c *tls.Config) {
 			conn.heard = true
 			finished = func() bool { return conn.tls.ConnectionState().HandshakeComplete }
 		}
-		return e.configFor(c, hello, finished, func(p proof, cs tls.ConnectionState) {
+		of := e.configFor(c, hello, finished, func(p proof, cs tls.ConnectionState) {
 			if conn == nil {
 				return
 			}
@@ -222,7 +223,11 @@ func (e *endpoint) followHello(c *tls.Config) {
 			if e.opts.Governor != nil {
 				conn.governedBy(e.govern(conn, spiffe.ClientRole, p, cs))
 			}
-		}), nil
+		})
+		if s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server); ok && of.NextProtos == nil {
+			of.NextProtos = protocols(s) // s has added them to a clone of c
+		}
+		return of, nil
 	}
 }
 
