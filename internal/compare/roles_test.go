@@ -37,21 +37,22 @@ import (
 // programs/gospiffe. Lines are lines of code: those with nothing but comments, and blank ones, do not count.
 var roles = []struct {
 	name  string
+	title string // in BENCHMARKS.md
 	file  string
 	lines int  // what a user wrote before, and the program must stay below
 	peer  bool // there is a counterpart
 	less  bool // it must have more lines
 }{
-	{"http", "main.go", 70, true, true},
-	{"grpc", "main.go", 76, true, false}, // as a policy that is a mistake is an error
-	{"raw", "main.go", 73, true, false},
-	{"agent", "main.go", 178, false, false},
-	{"tests", "service_test.go", 189, false, false},
-	{"httpserver", "main.go", 45, true, true},
-	{"httpclient", "main.go", 46, true, true},
-	{"jwtserver", "main.go", 48, true, true},
-	{"jwtclient", "main.go", 59, true, true},
-	{"watcher", "main.go", 44, true, true},
+	{"http", "a service over HTTP that calls another one", "main.go", 70, true, true},
+	{"grpc", "the same over gRPC", "main.go", 76, true, false}, // as a policy that is a mistake is an error
+	{"raw", "the same over TLS alone", "main.go", 73, true, false},
+	{"agent", "an agent for three users, with tokens, readiness and metrics", "main.go", 178, false, false},
+	{"tests", "tests: another trust domain, expired, rotated away, a hanging agent, an outage of the CA", "service_test.go", 189, false, false},
+	{"httpserver", "an HTTP server", "main.go", 45, true, true},
+	{"httpclient", "an HTTP client", "main.go", 46, true, true},
+	{"jwtserver", "an HTTP server for tokens", "main.go", 48, true, true},
+	{"jwtclient", "its client", "main.go", 59, true, true},
+	{"watcher", "a watcher of identities and bundles", "main.go", 44, true, true},
 }
 
 // linesOf counts the lines of a file with code, and all.
@@ -78,21 +79,27 @@ func linesOf(t *testing.T, file string) (code, all int) {
 	}
 }
 
-// TestLines holds the lengths of the programs.
+// TestLines holds the lengths of the programs, and the table in BENCHMARKS.md.
 func TestLines(t *testing.T) {
 	t.Parallel()
+	page, err := os.ReadFile("BENCHMARKS.md")
+	require.NoError(t, err)
 	for _, r := range roles {
 		code, all := linesOf(t, filepath.Join("programs", "svidkit", r.name, r.file))
-		text := fmt.Sprintf("%-10s %3d lines of code (%d with comments and blank lines), before %d", r.name, code, all, r.lines)
 		assert.Less(t, code, r.lines, r.name)
+		peer := "–"
 		if r.peer {
 			theirs, all := linesOf(t, filepath.Join("programs", "gospiffe", r.name, r.file))
-			text += fmt.Sprintf(", go-spiffe %d (%d)", theirs, all)
+			peer = strconv.Itoa(theirs)
 			if r.less {
 				assert.Less(t, code, theirs, r.name)
 			}
+			t.Logf("%s: with comments and blank lines %d in the counterpart", r.name, all)
 		}
-		t.Log(text)
+		t.Logf("%s: with comments and blank lines %d", r.name, all)
+		row := fmt.Sprintf("| %s | %d | %s | %d |\n", r.title, code, peer, r.lines)
+		t.Log(row)
+		assert.Contains(t, string(page), row, r.name)
 	}
 }
 
