@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,10 +61,22 @@ func TestWriteMetrics(t *testing.T) {
 		assert.Zero(t, s[`svidkit_secretcache_identities{state="valid"}`])
 		assert.Positive(t, s[`svidkit_secretcache_identity_failures{identity="spiffe://example.org/web"}`])
 		assert.Greater(t, s[`svidkit_secretcache_attempts_total{kind="certificate",outcome="failed"}`], 10.)
-		failed := s[`svidkit_secretcache_attempts_total{kind="certificate",outcome="failed"}`]
 		cancel()
 		require.NoError(t, <-done)
-		assert.Equal(t, failed, read()[`svidkit_secretcache_attempts_total{kind="certificate",outcome="failed"}`], "what is cut short is no failure")
+
+		// What is cut short is no failure.
+		ca.FailNext(0, nil)
+		ca.Delay(time.Hour)
+		m, err = secretcache.New(secretcache.Config{ID: web, CA: ca})
+		require.NoError(t, err)
+		ctx, cancel = context.WithCancel(t.Context())
+		go func() { done <- m.Run(ctx) }()
+		time.Sleep(time.Second)
+		cancel()
+		require.NoError(t, <-done)
+		for key, v := range read() {
+			assert.False(t, strings.HasPrefix(key, "svidkit_secretcache_attempts_total") && v != 0, key)
+		}
 	})
 }
 
