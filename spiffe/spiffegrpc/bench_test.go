@@ -3,6 +3,7 @@ package spiffegrpc_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -13,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // BenchmarkInterceptor is what the interceptors add to a call, beside the call itself.
@@ -54,6 +56,26 @@ func BenchmarkInterceptor(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, err := i.Unary(seen, nil, &grpc.UnaryServerInfo{FullMethod: unaryCall}, next); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkGoverned compares calls on connections that a Governor can drain with calls on others.
+func BenchmarkGoverned(b *testing.B) {
+	for _, governed := range []bool{false, true} {
+		b.Run(map[bool]string{false: "without", true: "with"}[governed], func(b *testing.B) {
+			ca := spiffetest.NewCA(b, "example.org")
+			var opts spiffetls.Options
+			if governed {
+				opts.Governor = governor(b, time.Minute)
+			}
+			addr := serve(b, serverCreds(b, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), &opts), &service{})
+			client := connect(b, addr, clientCreds(b, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), &opts))
+			for b.Loop() {
+				if _, err := client.UnaryCall(context.Background(), &testpb.SimpleRequest{}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -69,8 +69,9 @@ import (
 // ServerCredentials returns the credentials of a server that presents the identity of self and verifies its clients, as
 // [spiffetls.ServerConfig] does. The options may be nil.
 //
-// A handshake must end within HandshakeTimeout. A Governor needs no listener of its own. NextProtos, which is h2, and
-// MaxHandshakes, as grpc-go accepts the connections, are errors.
+// A handshake must end within HandshakeTimeout. A Governor needs no listener of its own. NextProtos, which is h2, is an
+// error. So is MaxHandshakes: grpc-go accepts the connections and bounds the handshakes by their time alone; a listener
+// that bounds connections can be passed to Serve.
 func ServerCredentials(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Options) (credentials.TransportCredentials, error) {
 	o, err := optionsOf(opts)
 	if err == nil && o.MaxHandshakes != 0 {
