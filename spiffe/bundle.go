@@ -264,7 +264,7 @@ func (b *Bundle) MarshalPEM() []byte {
 // [ErrUnknownTrustDomain]; see [BundleSource].
 func (b *Bundle) Bundle(td TrustDomain) (*Bundle, error) {
 	if b.td != td {
-		return nil, errUnknownTrustDomain(td)
+		return nil, fmt.Errorf("%w; the only bundle is that of %q", errUnknownTrustDomain(td), b.td)
 	}
 	return b, nil
 }

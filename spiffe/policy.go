@@ -89,12 +89,16 @@ func AllowPathPrefix(td TrustDomain, prefix string) Policy {
 		return mistaken("AllowPathPrefix was given the zero TrustDomain")
 	case prefix == "" || prefix == "/":
 		return mistaken("AllowPathPrefix needs a path; AllowMembersOf allows the whole trust domain")
+	case strings.HasPrefix(prefix, scheme):
+		return mistaken(fmt.Sprintf("AllowPathPrefix takes the path alone, such as /ns/prod; drop the trust domain of %s", short(prefix)))
 	case prefix[0] != '/':
-		return mistaken("the prefix of AllowPathPrefix must begin with a slash")
+		return mistaken(fmt.Sprintf("the prefix of AllowPathPrefix must begin with a slash; write %s", short("/"+prefix)))
 	case prefix == wildcard:
 		return mistaken(`AllowPathPrefix needs a path without "/*"; AllowMembersOf allows the whole trust domain`)
 	case strings.HasSuffix(prefix, wildcard):
 		return mistaken(fmt.Sprintf(`AllowPathPrefix allows everything below its prefix; drop the "/*" of %s`, short(prefix)))
+	case strings.HasSuffix(prefix, "/"):
+		return mistaken(fmt.Sprintf("AllowPathPrefix: a trailing slash is not allowed; drop that of %s", short(prefix)))
 	case strings.Contains(prefix, anyRule):
 		return mistaken("AllowPathPrefix takes no stars, as its prefix may be made from other names; ParsePolicy reads a policy with stars")
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,17 +22,27 @@ type PolicySource interface {
 	Policy() Policy
 }
 
-// CheckPolicySource returns an error if allow is nil, or is a [Policy] that is zero or was made by
+// CheckPolicySource returns an error if allow is nil or a nil pointer, or is a [Policy] that is zero or was made by
 // mistake. A function that takes a PolicySource calls it, so that the error shows when the program
 // starts. Other sources may get their policy later and are accepted as they are.
 func CheckPolicySource(allow PolicySource) error {
-	if allow == nil {
-		return errors.New("no policy")
+	switch {
+	case allow == nil:
+		return errors.New("no policy; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer")
+	case isNil(allow):
+		return fmt.Errorf("the policy is a nil %T", allow)
 	}
 	if p, fixed := allow.(Policy); fixed {
 		return p.usable()
 	}
 	return nil
+}
+
+// isNil reports whether a source is a nil pointer, such as what is returned beside an error. It would panic at the
+// first handshake.
+func isNil(source any) bool {
+	v := reflect.ValueOf(source)
+	return v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // Policy returns p, which makes a fixed policy a [PolicySource].

@@ -271,6 +271,14 @@ func (p *policyParser) explain(err *ParseError, at int, word string) *ParseError
 	switch {
 	case word == "" && p.at < len(p.text) && (p.text[p.at] == ' ' || p.text[p.at] == '\n'):
 		return ruleError(at, "", "white space is not allowed here")
+	case strings.Contains(word, "\r"):
+		err.Reason += "; a line ends in a line feed alone, without a carriage return"
+	case strings.HasPrefix(word, "#"):
+		err.Reason += ", as a policy has no comments"
+	case word != "" && strings.ContainsAny(word[:1], "\"'[{"):
+		err.Reason += "; a policy has no quotes and no brackets"
+	case strings.EqualFold(word, strings.TrimSpace(exceptWord)):
+		err.Reason += `; "except" comes after a rule and a space, without a comma`
 	case strings.Contains(word, "="), strings.HasPrefix(p.text[p.at:], " =") && !strings.HasPrefix(p.text[p.at:], setSign):
 		return ruleError(at, word, `a set is defined as "name = rules", with a space on each side of the sign`)
 	case strings.HasPrefix(p.text[p.at:], setSign):

@@ -693,7 +693,7 @@ func TestLivePolicy(t *testing.T) {
 	require.NoError(t, err, "a source may have none yet")
 	require.NotNil(t, v)
 	_, err = spiffe.NewVerifier(noBundles{}, nil, nil)
-	assert.EqualError(t, err, "spiffe: new verifier: no policy")
+	assert.EqualError(t, err, "spiffe: new verifier: no policy; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer")
 
 	first := live.Changed()
 	assert.Equal(t, first, live.Changed())

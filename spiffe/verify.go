@@ -106,8 +106,11 @@ type Verifier struct {
 // domain only, and accepts the peers that allow allows. What [CheckPolicySource] refuses is an error.
 // The options may be nil.
 func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions) (*Verifier, error) {
-	if bundles == nil {
-		return nil, errors.New("spiffe: new verifier: no bundle source")
+	switch {
+	case bundles == nil:
+		return nil, errors.New("spiffe: new verifier: no bundle source to verify peers with, such as a Workload API source or a *spiffe.Bundle")
+	case isNil(bundles):
+		return nil, fmt.Errorf("spiffe: new verifier: the bundle source is a nil %T", bundles)
 	}
 	if err := CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("spiffe: new verifier: %w", err)

@@ -275,7 +275,7 @@ func TestVerifyErrors(t *testing.T) {
 		assert.EqualError(t, err, "spiffe: verify peer: leaf: the Verifier was not made by NewVerifier")
 	}
 	_, err := spiffe.NewVerifier(nil, webOnly, nil)
-	assert.EqualError(t, err, "spiffe: new verifier: no bundle source")
+	assert.EqualError(t, err, "spiffe: new verifier: no bundle source to verify peers with, such as a Workload API source or a *spiffe.Bundle")
 }
 
 // The errors of crypto/x509 stay reachable.

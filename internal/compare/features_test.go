@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/witsvid"
@@ -55,7 +56,8 @@ var features = []struct {
 	{"TLS with a certificate of the web on one side", spiffetls.WebCertificate, tlsconfig.MTLSWebServerConfig},
 	{"dial and listen", spiffetls.NewDialer, peertls.Dial},
 	{"the peer of a net/http request", spiffetls.PeerFromContext, nil},
-	{"transport credentials for grpc-go", nil, grpccredentials.MTLSServerCredentials},
+	{"a policy for each host", "`spiffetls.Hosts`", nil},
+	{"transport credentials for grpc-go", spiffegrpc.ServerCredentials, grpccredentials.MTLSServerCredentials},
 	{"validate a JWT-SVID", jwtsvid.NewValidator, peerjwt.ParseAndValidate},
 	{"validated tokens that are remembered", "1,000, adjustable", "0"},
 	{"issue a JWT-SVID", jwtsvid.NewIssuer, nil},
@@ -65,14 +67,14 @@ var features = []struct {
 	{"issue a WIT-SVID", witsvid.NewIssuer, nil},
 	{"prove possession of a WIT-SVID", witsvid.NewProver, nil},
 	{"Workload API, client", workloadapi.NewClient, peerapi.New},
-	{"Workload API, identity that stays current", workloadapi.New, peerapi.NewX509Source},
+	{"Workload API, identity that stays current", workloadapi.Start, peerapi.NewX509Source},
 	{"Workload API, server", workloadserver.NewHandler, nil},
 	{"Workload API, named pipes of Windows", "with a client of the caller's", "`workloadapi.WithNamedPipeName`"},
 	{"federation, fetch a bundle", federation.Fetch, peerfederation.FetchBundle},
 	{"federation, serve a bundle", federation.NewHandler, peerfederation.NewHandler},
 	{"signing requests and certificates", pki.NewCSR, nil},
 	{"a certificate authority", ca.New, nil},
-	{"identities kept current by signing requests", secretcache.New, nil},
+	{"identities kept current by signing requests", secretcache.Start, nil},
 	{"Envoy's secret discovery, server", sds.NewHandler, nil},
 	{"identities for tests", spiffetest.NewCA, nil},
 }

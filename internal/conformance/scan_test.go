@@ -3,15 +3,13 @@ package conformance
 import (
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"io/fs"
 	"path"
 	"slices"
 	"strconv"
-	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/testtree"
 )
 
 const importPath = "github.com/svidkit/svidkit/internal/conformance"
@@ -19,34 +17,22 @@ const importPath = "github.com/svidkit/svidkit/internal/conformance"
 // scan reads all test files below fsys and returns the ties of their calls of Covers, and the names
 // of all functions that go test runs, as "spiffe.TestIDVectors".
 func scan(fsys fs.FS, known func(id string) bool) (ties []tie, functions map[string]bool, err error) {
+	files, err := testtree.Files(fsys)
+	if err != nil {
+		return nil, nil, err
+	}
 	functions = map[string]bool{}
-	err = fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
+	for _, f := range files {
+		found, err := scanFile(f, known, functions)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
-		if base := d.Name(); d.IsDir() && name != "." && (base == "testdata" || base[0] == '.' || base[0] == '_') {
-			return fs.SkipDir
-		}
-		if d.IsDir() || !strings.HasSuffix(name, "_test.go") {
-			return nil
-		}
-		src, err := fs.ReadFile(fsys, name)
-		if err != nil {
-			return err
-		}
-		found, err := scanFile(name, src, known, functions)
 		ties = append(ties, found...)
-		return err
-	})
-	return ties, functions, err
+	}
+	return ties, functions, nil
 }
 
-func scanFile(name string, src []byte, known func(id string) bool, functions map[string]bool) ([]tie, error) {
-	fset := token.NewFileSet()
-	f, err := parser.ParseFile(fset, name, src, parser.SkipObjectResolution)
-	if err != nil {
-		return nil, err
-	}
+func scanFile(f testtree.File, known func(id string) bool, functions map[string]bool) ([]tie, error) {
 	covers := "" // how the file calls this package
 	for _, i := range f.Imports {
 		if p, err := strconv.Unquote(i.Path.Value); err == nil && p == importPath {
@@ -62,12 +48,7 @@ func scanFile(name string, src []byte, known func(id string) bool, functions map
 		if !ok {
 			continue
 		}
-		runs := fn.Recv == nil && slices.ContainsFunc([]string{"Test", "Fuzz", "Example", "Benchmark"}, func(p string) bool {
-			rest, ok := strings.CutPrefix(fn.Name.Name, p)
-			c, _ := utf8.DecodeRuneInString(rest)
-			return ok && !unicode.IsLower(c)
-		})
-		test := path.Dir(name) + "." + fn.Name.Name
+		test, runs := f.Test(fn)
 		if runs {
 			functions[test] = true
 		}
@@ -79,7 +60,7 @@ func scanFile(name string, src []byte, known func(id string) bool, functions map
 			if !ok || !isCovers(call, covers) {
 				continue
 			}
-			where := fset.Position(call.Pos()).String()
+			where := f.Positions.Position(call.Pos()).String()
 			if !runs {
 				return nil, fmt.Errorf("%s: Covers is called in %s, which go test does not run", where, fn.Name.Name)
 			}

@@ -3,6 +3,7 @@ package spiffetest_test
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log"
 	"net/http"
@@ -41,7 +42,7 @@ func ExampleCA_RequestFrom() {
 	}
 	// Output:
 	// 200 hello spiffe://example.org/web
-	// 403 spiffetls: no proven client: the request came without TLS
+	// 403 spiffetls: no proven client: the request came without TLS, and from no http.Server; a test makes one that has a client by RequestFrom of package spiffetest
 }
 
 // An httptest.Server with mutual TLS.
@@ -152,24 +153,20 @@ func Example_hangingAgent() {
 	api := workloadapitest.NewServer(t, ca, "/web")
 	api.Hang()
 
-	source, err := workloadapi.New(api.Config())
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	_, err := workloadapi.Start(ctx, api.Config())
+	fmt.Println("while it hangs:", errors.Is(err, workloadapi.ErrNotReady))
+
+	api.Mend()
+	source, err := workloadapi.Start(context.Background(), api.Config())
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = source.Run(ctx)
-	}()
-	defer func() { cancel(); <-ended }()
-
-	short, giveUp := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer giveUp()
-	fmt.Println("ready while it hangs:", source.Ready(short) == nil)
-	api.Mend()
-	fmt.Println("ready after that:", source.Ready(ctx) == nil)
+	defer source.Close()
+	svid, err := source.SVID()
+	fmt.Println("after that:", svid, err)
 	// Output:
-	// ready while it hangs: false
-	// ready after that: true
+	// while it hangs: true
+	// after that: spiffe://example.org/web <nil>
 }

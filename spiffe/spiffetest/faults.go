@@ -53,7 +53,7 @@ func (ca *CA) Broken(f Fault) ([]*x509.Certificate, crypto.Signer) {
 	ca.t.Helper()
 	info := f.info()
 	if info.fault == "" {
-		ca.t.Fatalf("spiffetest: broken: there is no fault %q", string(f))
+		ca.t.Fatalf("spiffetest: broken: there is no fault %q; Faults returns %v", string(f), Faults())
 	}
 	id, err := ca.trust.td.WorkloadID("broken")
 	if err != nil {

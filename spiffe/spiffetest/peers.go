@@ -83,6 +83,9 @@ func TLSConfig(chain []*x509.Certificate, key crypto.Signer) *tls.Config {
 // EnableHTTP2. The server's own client does not trust it; make one with spiffetls.Transport. A server that
 // spiffetls.ConfigureServer prepared needs no more than the method.
 func StartTLS(server *httptest.Server, config *tls.Config) {
+	if config == nil {
+		panic("spiffetest: StartTLS: no configuration; spiffetls.ServerConfig returns one, or an error")
+	}
 	config = config.Clone() // before it is used
 	if server.EnableHTTP2 && !slices.Contains(config.NextProtos, "h2") {
 		config.NextProtos = append([]string{"h2", "http/1.1"}, config.NextProtos...)

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -144,35 +143,10 @@ func TestRecipes(t *testing.T) {
 	assert.Equal(t, []string{"chain", "X5-31", "spiffe://example.org/web"}, []string{f.Stage, f.Rule, f.ID.String()})
 }
 
-// TestRecipeCAOutage is the last recipe.
+// TestRecipeCAOutage is the last recipe, which an example cannot run.
 func TestRecipeCAOutage(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(24 * time.Hour) })
-		web := spiffe.MustParseID("spiffe://example.org/web")
-		manager, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
-		require.NoError(t, err)
-		go func() { _ = manager.Run(t.Context()) }()
-		for range manager.Updates(t.Context()) {
-			break
-		}
-		signed := ca.Signed()
-		ca.FailNext(-1, errors.New("the CA is down"))
-		for range 23 {
-			time.Sleep(time.Hour)
-			svid, err := manager.SVID()
-			require.NoError(t, err)
-			assert.True(t, time.Now().Before(svid.NotAfter()))
-		}
-		assert.Equal(t, signed, ca.Signed())
-		ca.FailNext(0, nil)
-		time.Sleep(time.Hour)
-		assert.Greater(t, ca.Signed(), signed)
-		svid, err := manager.SVID()
-		require.NoError(t, err)
-		assert.Greater(t, time.Until(svid.NotAfter()), 20*time.Hour)
-	})
+	testOutage(t)
 }
 
 func TestOpenEndedOutage(t *testing.T) {

@@ -61,7 +61,7 @@
 //
 // A client of spiffetls presents no expired identity, so a test in which the connection fails may never have
 // reached the server. [TLSConfig] presents whatever it is given. The server refuses it; the recipes show how a
-// test begins, and the tests of this package how each continues.
+// test begins, and the examples how each continues.
 //
 // A client of another trust domain, whose bundle the server does not have:
 //
@@ -87,17 +87,18 @@
 //
 //	api := workloadapitest.NewServer(t, ca, "/web")
 //	api.Hang()
-//	source, err := workloadapi.Start(t.Context(), api.Config()) // and Close it
+//	_, err := workloadapi.Start(ctx, api.Config()) // which ends with ctx
 //	…
-//	err = source.Ready(ctx) // which ends
 //	api.Mend()
+//	source, err := workloadapi.Start(t.Context(), api.Config()) // and Close it
 //
 // A CA that is down for half a day, which takes no time in a bubble of testing/synctest:
 //
 //	synctest.Test(t, func(t *testing.T) {
 //		ca := spiffetest.NewCA(t, "example.org") // in the bubble, for its clock
-//		manager, err := secretcache.New(secretcache.Config{ID: web, CA: ca}) // and Run it
+//		source, err := secretcache.Start(t.Context(), secretcache.Config{ID: web, CA: ca, Lifetime: 24 * time.Hour})
 //		…
+//		defer source.Close()
 //		ca.FailNext(-1, errors.New("the CA is down"))
 //		time.Sleep(12 * time.Hour)
 //		ca.FailNext(0, nil)
@@ -205,6 +206,9 @@ func (ca *CA) SVID(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
 // then replaces the usual one.
 func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509.Certificate, crypto.Signer) {
 	ca.t.Helper()
+	if path != "" && path[0] != '/' {
+		ca.t.Fatalf("spiffetest: mint %q: want a path that begins with a slash, such as %q, which the CA puts after its trust domain", path, "/web")
+	}
 	id, err := spiffe.ParseID(ca.trust.td.ID().String() + path)
 	if err == nil && id.TrustDomain() != ca.trust.td {
 		err = errors.New("a path begins with a slash")

@@ -36,6 +36,8 @@ type HandshakeError struct {
 
 	// Clock is empty, or says in words why a clock may be wrong. It is a guess.
 	Clock string
+
+	hint string // what else may help
 }
 
 // Error names the side that was refused, the reason, and Clock if it is set.
@@ -48,7 +50,7 @@ func (e *HandshakeError) Error() string {
 	} else {
 		text += "the server is refused: "
 	}
-	text += strings.TrimPrefix(strings.TrimPrefix(e.Err.Error(), "spiffetls: "), "spiffe: ")
+	text += strings.TrimPrefix(strings.TrimPrefix(e.Err.Error(), "spiffetls: "), "spiffe: ") + e.hint
 	if e.Clock != "" {
 		text += "; " + e.Clock
 	}

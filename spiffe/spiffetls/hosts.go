@@ -114,6 +114,8 @@ func keyOf(key string) (hostport, error) {
 	at := addressOf(key)
 	ip, err := netip.ParseAddr(at.host)
 	switch {
+	case strings.Contains(key, "://"):
+		return at, errors.New("want a host, or a host and port, such as db.example:8443, and not a URL")
 	case at.host == "" || strings.ContainsAny(at.host, "*/?#@[] ") || err != nil && strings.Contains(at.host, ":"):
 		return at, errors.New("want a host, or a host and port, such as db.example:8443")
 	case err == nil && ip.String() != at.host:

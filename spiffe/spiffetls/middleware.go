@@ -27,6 +27,9 @@ func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, er
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")
 	}
+	if _, hosts := allow.(interface{ byHost() }); hosts {
+		return nil, errors.New("spiffetls: require peer: Hosts and HostsFunc are for clients")
+	}
 	if err := spiffe.CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("spiffetls: require peer: %w", err)
 	}

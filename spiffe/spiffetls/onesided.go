@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certchain"
@@ -157,6 +158,11 @@ func (e *endpoint) oneSided(server bool, peers spiffe.BundleSource, allow spiffe
 	_, none := e.self.(noIdentity)
 	e.web, _ = e.self.(*webCertificate)
 	e.roots, _ = peers.(*webRoots)
+	for _, source := range []any{e.self, peers} {
+		if v := reflect.ValueOf(source); v.Kind() == reflect.Pointer && v.IsNil() {
+			return fmt.Errorf("a source is a nil %T", source)
+		}
+	}
 	switch {
 	case e.self == nil && server:
 		return errors.New("no source of the identity to present; a server that proves no ID to its clients has WebCertificate")

@@ -64,7 +64,7 @@ func PeerFromState(config *tls.Config, cs tls.ConnectionState) (*spiffe.Peer, er
 func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
 	tc, ok := c.(*tls.Conn)
 	if !ok {
-		return nil, fmt.Errorf("spiffetls: no proven peer: the connection is a %T, not a *tls.Conn", c)
+		return nil, fmt.Errorf("spiffetls: no proven peer: the connection is a %T, not a *tls.Conn of NewListener or a Dialer", c)
 	}
 	raw, ok := tc.NetConn().(*rawConn)
 	switch {
@@ -79,6 +79,7 @@ func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
 }
 
 var (
+	errPlain      = errors.New("the request came without TLS; serve with ServeTLS or ListenAndServeTLS")
 	errIncomplete = errors.New("the handshake is not complete")
 	errNoID       = errors.New("the other side proved no SPIFFE ID, and the configuration requires none")
 )
@@ -86,21 +87,28 @@ var (
 // provenBy returns the client of r and the endpoint that has verified it, which is nil in a test. On an error the
 // endpoint is that which requires a proof, if there is one.
 func provenBy(r *http.Request) (*endpoint, *spiffe.Peer, error) {
+	server, served := r.Context().Value(http.ServerContextKey).(*http.Server)
 	if conn, ok := r.Context().Value(connKey{}).(*connection); ok {
 		if peer := conn.peer.Load(); peer != nil {
 			return conn.e, peer, nil
+		}
+		if r.TLS == nil {
+			return conn.e, nil, errPlain
 		}
 		return conn.e, nil, errNoProof
 	}
 	if peer := peercontext.From(r.Context()); peer != nil {
 		return nil, peer, nil
 	}
-	if r.TLS == nil {
-		return nil, nil, errors.New("the request came without TLS")
+	switch {
+	case r.TLS == nil && served:
+		return nil, nil, errPlain
+	case r.TLS == nil:
+		return nil, nil, errors.New("the request came without TLS, and from no http.Server; a test makes one that has a client by RequestFrom of package spiffetest")
 	}
 	var config *tls.Config
-	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok {
-		config = s.TLSConfig
+	if served {
+		config = server.TLSConfig
 	}
 	e, peer, err := ask(config, *r.TLS)
 	switch {

@@ -211,6 +211,21 @@ func TestPeerFromRequest(t *testing.T) {
 	})
 }
 
+// TestCloneServesHTTP2: net/http adds its protocols to the configuration that it is given, which the original does not
+// learn.
+func TestCloneServesHTTP2(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	for name, opts := range map[string]*spiffetls.Options{"no options": nil, "a log of failures": {Failures: new(spiffetls.FailureLog)}} {
+		config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), opts)
+		require.NoError(t, err)
+		url := serve(t, &http.Server{Handler: whose, TLSConfig: config.Clone()}, nil)
+		assert.Equal(t, "2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", nil), url), name)
+		assert.Equal(t, "1 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", http1), url), name)
+		assert.Nil(t, config.NextProtos, name)
+	}
+}
+
 func TestNoPeerFromRequest(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")

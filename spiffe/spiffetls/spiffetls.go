@@ -184,7 +184,8 @@ type Options struct {
 //
 // The sources are asked at every handshake and must not block. The options may be nil. The caller may
 // change the configuration before it is used, except GetCertificate (with empty Certificates), ClientAuth
-// and VerifyConnection, and GetConfigForClient if there is one; WrapSession and UnwrapSession must both stay
+// and VerifyConnection, and GetConfigForClient if there is one; it must be used as a server, as a client crypto/tls
+// would ask for a host name in the certificate of an SVID ("doesn't contain any IP SANs"); WrapSession and UnwrapSession must both stay
 // or both go. Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
 //
 // [PeerFromState] returns the client of a connection, and [PeerFromRequest] that of a request.
@@ -225,7 +226,11 @@ func (e *endpoint) followHello(c *tls.Config) {
 		})
 		// A server of net/http adds its protocols to copies of its configuration, of which c knows nothing.
 		if s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server); ok && s.TLSConfig != nil && e.opts.NextProtos == nil {
-			mine.NextProtos = protocols(s)
+			for _, p := range protocols(s) {
+				if !slices.Contains(mine.NextProtos, p) {
+					mine.NextProtos = append(slices.Clip(mine.NextProtos), p)
+				}
+			}
 		}
 		return mine, nil
 	}
@@ -238,7 +243,8 @@ func (e *endpoint) followHello(c *tls.Config) {
 //
 // The sources are asked at every handshake and must not block. The options may be nil. The caller may
 // change the configuration before it is used, except GetClientCertificate (with empty Certificates),
-// InsecureSkipVerify and VerifyConnection. It must be used as a client.
+// InsecureSkipVerify and VerifyConnection. It must be used as a client, as it has no certificate for a server to
+// present ("neither Certificates, GetCertificate, nor GetConfigForClient set in Config").
 //
 // This is the configuration for protocols that begin TLS themselves, such as PostgreSQL, MySQL, SMTP and LDAP
 // with STARTTLS: give it to the driver or to [tls.Client], and call [PeerFromState] for the server. A
@@ -565,7 +571,11 @@ func (e *endpoint) verify(cs tls.ConnectionState, role spiffe.Role) (proof, erro
 	}
 	p, err := e.judge(cs.PeerCertificates, role, cs.ServerName, at)
 	if err != nil {
-		return proof{}, e.refused(role, err)
+		he := e.refused(role, err)
+		if role == spiffe.ServerRole && e.roots == nil && len(cs.PeerCertificates) > 0 && len(cs.PeerCertificates[0].URIs) == 0 {
+			he.hint = "; a server that proves its host name alone is verified with WebRoots"
+		}
+		return proof{}, he
 	}
 	if q != nil {
 		q.proof = p

@@ -235,7 +235,7 @@ func TestNewValidatorRefuses(t *testing.T) {
 	_, err := witsvid.NewValidator(nil, spiffe.AllowAnyPeer(), nil)
 	require.EqualError(t, err, "witsvid: new validator: no bundle source")
 	_, err = witsvid.NewValidator(b, nil, nil)
-	require.EqualError(t, err, "witsvid: new validator: no policy")
+	require.ErrorContains(t, err, "witsvid: new validator: no policy; use AllowIDs")
 	_, err = witsvid.NewValidator(b, spiffe.Policy{}, nil)
 	require.ErrorContains(t, err, "witsvid: new validator: the policy is zero")
 	_, err = witsvid.NewValidator(b, spiffe.AllowIDs(), nil)

@@ -1,0 +1,42 @@
+// Command httpclient asks a server over HTTP, with svidkit:
+//
+//	httpclient ADDRESS
+package main
+
+import (
+	"context"
+	"io"
+	"log"
+	"net/http"
+	"os"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+func main() {
+	if err := run(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context) error {
+	me, err := workloadapi.Start(ctx, workloadapi.Config{Address: os.Getenv(workloadapi.SocketEnv)})
+	if err != nil {
+		return err
+	}
+	defer me.Close()
+	server := spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/server"))
+	transport, err := spiffetls.Transport(me, me, server, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Transport: transport}).Get("https://" + os.Args[1])
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(os.Stdout, resp.Body)
+	return err
+}

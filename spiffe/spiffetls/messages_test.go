@@ -1,0 +1,190 @@
+package spiffetls_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+// only returns the error of a call with another result.
+func only[T any](_ T, err error) error { return err }
+
+// fatal is a testing.TB that keeps what Fatalf was told.
+type fatal struct{ testing.TB }
+
+func (fatal) Helper() {}
+
+func (fatal) Fatalf(format string, args ...any) { panic(fmt.Errorf(format, args...)) }
+
+// caught is the error that f panics with.
+func caught(f func()) (err error) {
+	defer func() {
+		if why := recover(); why != nil {
+			err = fmt.Errorf("%v", why)
+		}
+	}()
+	f()
+	return nil
+}
+
+// TestMessages makes the mistakes of a first day with packages spiffe, spiffetls and spiffetest: each message names the
+// thing and says what to do.
+func TestMessages(t *testing.T) {
+	t.Parallel()
+	ca, other := spiffetest.NewCA(fatal{t}, "example.org"), spiffetest.NewCA(t, "other.test")
+	td, self, bundle, allow := ca.TrustDomain(), ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain())
+	policy := func(text string) error { return only(spiffe.ParsePolicy(text)) }
+	prefix := func(p string) error {
+		return only(spiffetls.ServerConfig(self, bundle, spiffe.AllowPathPrefix(td, p), nil))
+	}
+	oneID, err := spiffe.ParsePolicy("spiffe://example.org/ns/prod")
+	require.NoError(t, err)
+	require.Equal(t, []string{`the rule "spiffe://example.org/ns/prod" is one exact ID; write "spiffe://example.org/ns/prod/*" for what is below it`},
+		oneID.Warnings())
+
+	server := httptest.NewUnstartedServer(whose)
+	require.NoError(t, spiffetls.ConfigureServer(server.Config, self, bundle, allow, nil))
+	server.TLS = server.Config.TLSConfig
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	web := httptest.NewTLSServer(whose)
+	t.Cleanup(web.Close)
+	plain := httptest.NewUnstartedServer(whose)
+	require.NoError(t, spiffetls.ConfigureServer(plain.Config, self, bundle, allow, nil))
+	plain.Start()
+	t.Cleanup(plain.Close)
+	request := func(url string, peers spiffe.BundleSource, allow spiffe.PolicySource) error {
+		transport, err := spiffetls.Transport(ca.SVID("/web"), peers, allow, nil)
+		require.NoError(t, err)
+		defer transport.CloseIdleConnections()
+		resp, err := (&http.Client{Transport: transport}).Get(url)
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err
+	}
+	answer := func(h http.Handler, r *http.Request) error {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return fmt.Errorf("%s", w.Body)
+	}
+	expired, err := spiffe.NewSVID(ca.Broken("Expired"))
+	require.NoError(t, err)
+
+	for what, c := range map[string]struct {
+		err  error
+		want []string
+	}{
+		// Policies.
+		"a prefix with a star":       {prefix("/ns/prod/*"), []string{`drop the "/*" of "/ns/prod/*"`}},
+		"a prefix without a slash":   {prefix("ns/prod"), []string{`write "/ns/prod"`}},
+		"a prefix with one too many": {prefix("/ns/prod/"), []string{`drop that of "/ns/prod/"`}},
+		"a prefix that is an ID":     {prefix("spiffe://example.org/ns/prod"), []string{"the path alone", "drop the trust domain"}},
+		"an ID as a prefix, explained": {only(oneID.Explain(spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web"))),
+			[]string{`is one exact ID; write "spiffe://example.org/ns/prod/*"`}},
+		"an ID as a prefix, refused": {oneID.Check(spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")),
+			[]string{`is one exact ID; write "spiffe://example.org/ns/prod/*"`}},
+		"no space after a comma": {policy("spiffe://example.org/a,spiffe://example.org/b"), []string{"at byte 23", "a space must follow the comma"}},
+		"a comma at the end":     {policy("spiffe://example.org/a, "), []string{"at byte 24", "a rule is missing"}},
+		"a comma before except":  {policy("spiffe://example.org/*, except spiffe://example.org/b"), []string{"without a comma"}},
+		"upper case":             {policy("spiffe://Example.org/a"), []string{"at byte 9", "upper case is not allowed in a trust domain name"}},
+		"no scheme":              {policy("example.org/a"), []string{`must begin with "spiffe://"`}},
+		"a line break of Windows": {policy("spiffe://example.org/a,\r\nspiffe://example.org/b"),
+			[]string{"a space must follow the comma, or a line break"}},
+		"another line break of Windows": {policy("spiffe://example.org/a\r\n"), []string{"without a carriage return"}},
+		"a comment":                     {policy("# web\nspiffe://example.org/a"), []string{"no comments"}},
+		"JSON":                          {policy(`["spiffe://example.org/a"]`), []string{"no quotes and no brackets"}},
+		"a star in a name":              {policy("spiffe://*.example.org/a"), []string{"name each trust domain"}},
+		"the zero policy":               {only(spiffetls.ServerConfig(self, bundle, spiffe.Policy{}, nil)), []string{"use AllowIDs"}},
+		"no ID in a policy":             {only(spiffetls.ServerConfig(self, bundle, spiffe.AllowIDs(), nil)), []string{"AllowIDs needs at least one ID"}},
+
+		// Arguments.
+		"no identity for a server":    {only(spiffetls.ServerConfig(nil, bundle, allow, nil)), []string{"identity to present", "WebCertificate"}},
+		"no identity for a client":    {only(spiffetls.Transport(nil, bundle, allow, nil)), []string{"identity to present", "NoIdentity"}},
+		"no bundles for a server":     {only(spiffetls.ServerConfig(self, nil, allow, nil)), []string{"bundle source to verify clients", "*spiffe.Bundle"}},
+		"no bundles for a client":     {only(spiffetls.Transport(self, nil, allow, nil)), []string{"bundle source to verify servers", "WebRoots"}},
+		"no policy for a server":      {only(spiffetls.ServerConfig(self, bundle, nil, nil)), []string{"which clients are allowed", "spiffe.AllowIDs"}},
+		"no policy for a client":      {only(spiffetls.Transport(self, bundle, nil, nil)), []string{"which servers are allowed", "Hosts"}},
+		"no bundles to verify with":   {only(spiffe.NewVerifier(nil, allow, nil)), []string{"no bundle source to verify peers with", "*spiffe.Bundle"}},
+		"no policy to verify with":    {only(spiffe.NewVerifier(bundle, nil, nil)), []string{"no policy; use AllowIDs"}},
+		"a nil identity":              {only(spiffetls.ServerConfig((*spiffe.SVID)(nil), bundle, allow, nil)), []string{"nil *spiffe.SVID"}},
+		"a nil bundle":                {only(spiffetls.ServerConfig(self, (*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
+		"a nil bundle to verify with": {only(spiffe.NewVerifier((*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
+		"a nil policy":                {only(spiffe.NewVerifier(bundle, (*spiffe.LivePolicy)(nil), nil)), []string{"nil *spiffe.LivePolicy"}},
+		"a URL in Hosts":              {only(spiffetls.Transport(self, bundle, spiffetls.Hosts{"https://db.example": allow}, nil)), []string{"db.example:8443", "not a URL"}},
+		"Hosts in RequirePeer":        {only(spiffetls.RequirePeer(spiffetls.Hosts{"db.example": allow}, whose)), []string{"Hosts", "for clients"}},
+
+		// Connections.
+		"a bundle of another trust domain": {request(server.URL, other.Bundle(), allow), []string{`"example.org"`, `the only bundle is that of "other.test"`}},
+		"a host that is not in Hosts": {request(server.URL, bundle, spiffetls.Hosts{"db.example": allow}),
+			[]string{server.Listener.Addr().String(), "add it to Hosts"}},
+		"a web server":         {request(web.URL, bundle, allow), []string{"no SPIFFE ID", "WebRoots"}},
+		"an http URL":          {request(plain.URL, bundle, allow), []string{"use an https URL"}},
+		"an expired identity":  {only(tls.Dial("tcp", server.Listener.Addr().String(), clientConfigOf(t, expired, bundle))), []string{"expired at", "not renewed"}},
+		"a server without TLS": {body(t, plain.URL), []string{"came without TLS", "ServeTLS or ListenAndServeTLS"}},
+		"a server of httptest": {bodyOf(t, web.Client(), web.URL), []string{"not from package spiffetls", "ConfigureServer"}},
+		"a request of httptest": {answer(whose, httptest.NewRequest("GET", "/", nil)),
+			[]string{"came without TLS", "RequestFrom of package spiffetest"}},
+		"a configured server twice": {spiffetls.ConfigureServer(server.Config, self, bundle, allow, nil), []string{"has a TLSConfig", "leave it nil"}},
+		"a TCP connection":          {peerOfTCP(t, server.Listener.Addr()), []string{"*net.TCPConn", "NewListener or a Dialer"}},
+
+		// Tests.
+		"a URL of a CA":        {caught(func() { spiffetest.NewCA(fatal{t}, "spiffe://example.org") }), []string{`give the name alone, "example.org"`}},
+		"a path without slash": {caught(func() { ca.SVID("web") }), []string{`"web"`, "begins with a slash"}},
+		"an ID for a path":     {caught(func() { ca.SVID("spiffe://example.org/web") }), []string{"begins with a slash", "puts after its trust domain"}},
+		"an unknown fault":     {caught(func() { ca.Broken("expired") }), []string{`"expired"`, "Expired"}},
+		"an edit that breaks":  {caught(func() { ca.SVID("/web", func(c *x509.Certificate) { c.URIs = nil }) }), []string{"no SPIFFE ID"}},
+		"a configuration that failed": {caught(func() {
+			config, _ := spiffetls.ServerConfig(nil, bundle, allow, nil)
+			spiffetest.StartTLS(httptest.NewUnstartedServer(whose), config)
+		}), []string{"no configuration", "or an error"}},
+	} {
+		if assert.Error(t, c.err, what) {
+			for _, want := range c.want {
+				assert.ErrorContains(t, c.err, want, what)
+			}
+		}
+	}
+}
+
+func clientConfigOf(t *testing.T, self *spiffe.SVID, bundle *spiffe.Bundle) *tls.Config {
+	t.Helper()
+	config, err := spiffetls.ClientConfig(self, bundle, spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	return config
+}
+
+// body is what a server answers to a client without an identity.
+func body(t *testing.T, url string) error {
+	t.Helper()
+	return bodyOf(t, http.DefaultClient, url)
+}
+
+func bodyOf(t *testing.T, client *http.Client, url string) error {
+	t.Helper()
+	resp, err := client.Get(url)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	text := make([]byte, 1<<10)
+	n, _ := resp.Body.Read(text)
+	return fmt.Errorf("%s", text[:n])
+}
+
+func peerOfTCP(t *testing.T, addr net.Addr) error {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr.String())
+	require.NoError(t, err)
+	defer conn.Close()
+	return only(spiffetls.PeerFromConn(conn))
+}
