@@ -53,7 +53,7 @@ import (
 //	refused         the other side sent an alert: it refuses this side, or another version
 //	closed          the other side closed the connection
 //	timeout         it took too long
-//	canceled        this side gave up: its context, or the listener, was ended
+//	canceled        this side gave up: the context of a client, or a listener before the hello, was ended
 //	too_many        the connection was closed at once, as MaxHandshakes was reached
 //	ungoverned      the connection was not accepted by way of the Governor
 //	other           anything else
