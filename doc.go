@@ -2,8 +2,9 @@
 //
 // # Where to start
 //
-// A service takes its identity from an agent on its machine with [workloadapi], or from a CA with
-// [caclient] and [secretcache], and gives it to [spiffetls] to serve and to dial. An agent or a
+// A service takes its identity from an agent on its machine with [workloadapi], from files with
+// [filesource], or from a CA with [caclient] and [secretcache], and gives it to [spiffetls] to serve
+// and to dial, or to grpc-go with spiffegrpc. An agent or a
 // certificate authority embeds [secretcache], [sds], [workloadserver] and [pki/ca]. A test takes
 // [spiffetest]. The types that all of them share are in [spiffe]. To see them at work:
 //
@@ -18,6 +19,11 @@
 //	spiffe/federation      bundle endpoints: fetch, watch, cache and serve
 //	spiffe/workloadapi     the Workload API for a workload: a client that is a source
 //	spiffe/workloadserver  the Workload API for an agent: a handler over any source
+//	spiffe/filesource      identities and bundles from files that another program renews
+//	spiffe/source          sources made of others: the first, the last good one, several merged
+//	spiffe/health          readiness, liveness and metrics of a service, over any source
+//	spiffe/spiffegrpc      credentials and interceptors for grpc-go; a module of its own
+//	spiffe/gospiffe        adapters to and from go-spiffe; a module of its own
 //	spiffe/spiffetest      a CA and identities for tests, good and broken, and endpoints with faults
 //	pki                    keys, CSRs, the SAN extension, PEM, certificates, key-cert bundles
 //	pki/ca                 a certificate authority: stores, rotation, JWT-SVIDs, audit, limits
@@ -66,7 +72,8 @@
 // protocol is spoken over net/http (internal/grpchttp), and its messages are read and written field by
 // field (internal/protofield), so that nothing here links grpc-go, generated code, Envoy's control
 // plane types, or a Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files
-// are followed by internal/follow, tokens share internal/token, and Unix sockets are served by
+// are followed by internal/follow, sources start and stop by internal/life, metrics are written by
+// internal/metrics, tokens share internal/token, and Unix sockets are served by
 // authn/unixsocket. What clients hold is bounded by internal/limit, what they can cause at will is logged by
 // internal/summary, and folders and files that other users must not change are opened by internal/private. A package
 // that needs a second one extends the first.
@@ -78,14 +85,16 @@
 //   - google.golang.org/protobuf: how fields are encoded (protowire), for sds, workloadapi, workloadserver,
 //     the certificate APIs and caclient/istioca. Tests have generated messages as judges.
 //   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly, for pki and pki/ra.
-//   - github.com/fsnotify/fsnotify: notifications about files, for pki/ca; a slow poll stands behind them.
+//   - github.com/fsnotify/fsnotify: notifications about files, for pki/ca and filesource; a slow poll stands
+//     behind them.
 //   - github.com/stretchr/testify: assertions; only tests reach it.
 //
-// Packages spiffe, spiffetls, federation and authn take the standard library alone.
+// Packages spiffe, spiffetls, federation, health and authn take the standard library alone.
 //
 // [secretcache]: https://pkg.go.dev/github.com/svidkit/svidkit/secretcache
 // [caclient]: https://pkg.go.dev/github.com/svidkit/svidkit/caclient
 // [workloadapi]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/workloadapi
+// [filesource]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/filesource
 // [workloadserver]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/workloadserver
 // [spiffetls]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetls
 // [spiffetest]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetest
