@@ -388,8 +388,8 @@ func TestPartsGoOn(t *testing.T) {
 
 	// All is as it was.
 	write(t, federated, before.MarshalPEM())
-	putSVID(t, dir, second)
-	awaitSVID(t, s, second)
+	putSVID(t, dir, svid)
+	awaitSVID(t, s, svid)
 	b, err = s.Bundle(partner)
 	require.NoError(t, err)
 	assert.True(t, sameRoots(b, before), "not what came between")

@@ -625,6 +625,11 @@ func TestTakeover(t *testing.T) {
 		}, 30*time.Second, time.Millisecond, "the last one is stored")
 		close(stop)
 		readers.Wait()
+		live.Fail(away) // what was stored is not looked at again
+		_, err = l.Snapshot()
+		require.ErrorIs(t, err, away)
+		_, err = l.Bundle(td)
+		require.ErrorIs(t, err, away)
 		require.NoError(t, l.Close())
 	}
 }
