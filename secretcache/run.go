@@ -35,8 +35,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close ends [Manager.Run], or what [Start] has started, and what calls of [Manager.GenerateSecret] have started, for good,
-// and waits for it, and for the functions of [Manager.Subscribe], which must not call it. What was obtained stays readable. The error is always nil.
+// Close ends [Manager.Run], or what [Start] has started, and what calls of [Manager.GenerateSecret] have started, for
+// good, and waits for it, and for the functions of [Manager.Subscribe], which must not call Close. What was obtained stays
+// readable. The error is always nil.
 func (m *Manager) Close() error {
 	err := m.life.Close()
 	m.identities.Close()
@@ -47,8 +48,8 @@ func (m *Manager) Close() error {
 
 // Ready waits until there are trust bundles and a certificate of the default identity that has not expired. The error
 // wraps [ErrNotReady], the cause of ctx, and what the last attempt failed with; it comes before ctx is done if the CA
-// has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never called, it says so: Ready
-// asks for nothing, other than [Manager.GenerateSecret].
+// has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never called, it says so: unlike
+// [Manager.GenerateSecret], Ready asks the CA for nothing.
 func (m *Manager) Ready(ctx context.Context) error {
 	var ready, empty bool
 	err := m.life.Await(ctx, m.Changed, func() bool {
@@ -56,7 +57,7 @@ func (m *Manager) Ready(ctx context.Context) error {
 		defer m.mu.Unlock()
 		t := m.trust.Load()
 		ready, empty = t != nil && m.ready(m.first), t != nil && !t.usable()
-		return ready || empty || m.first.Final() || m.roots.Final()
+		return ready || empty || m.first.Final() || t == nil && m.roots.Final()
 	})
 	switch {
 	case ready:

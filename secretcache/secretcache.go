@@ -410,11 +410,14 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	} else {
 		tried = false
 	}
-	idle := m.life.Idle()
-	switch {
-	case idle == nil && !tried && cause == nil:
-		add(errors.New("the CA is about to be asked"))
-	case idle != nil && !(tried && errors.Is(idle, life.ErrNotStarted)): // GenerateSecret tries without Run
+	switch idle := m.life.Idle(); {
+	case idle == nil:
+		if why == nil {
+			why = errors.New("the CA is about to be asked")
+		}
+	case tried && errors.Is(idle, life.ErrNotStarted), tried && cause != nil && errors.Is(idle, life.ErrEnded):
+		// GenerateSecret tries without Run
+	default:
 		add(idle)
 	}
 	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, why)

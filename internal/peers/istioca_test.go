@@ -162,7 +162,7 @@ func TestIstioCA(t *testing.T) {
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
-		running.Go(func() { _ = m.Run(ctx) }) // always the context
+		running.Go(func() { _ = m.Run(ctx) })
 		defer func() { cancel(); running.Wait() }()
 		seen := map[string]bool{}
 		require.Eventually(t, func() bool {

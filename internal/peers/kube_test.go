@@ -77,7 +77,7 @@ func quick() ca.Config {
 func run(t testing.TB, a *ca.Authority) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { _ = a.Run(ctx) }) // always the context
+	running.Go(func() { _ = a.Run(ctx) })
 	stop = func() { cancel(); running.Wait() }
 	t.Cleanup(stop)
 	return stop

@@ -759,3 +759,28 @@ func TestSleep(t *testing.T) {
 		assert.Equal(t, time.Hour+time.Second, time.Since(begin))
 	})
 }
+
+// TestClose: attempts that were started without Run are ended and waited for, and no other follows.
+func TestClose(t *testing.T) {
+	bubble(t, func(t *testing.T, k *keeper) {
+		k.loop.Close()
+		e := k.add("closed", 0)
+		k.do(func() { k.loop.Demand(e); k.loop.Start(e) })
+		assert.Zero(t, k.attempts(e))
+		k.run(t)()
+		assert.Zero(t, k.attempts(e))
+	})
+	t.Run("under way", func(t *testing.T) {
+		bubble(t, func(t *testing.T, k *keeper) {
+			k.time, k.cleanup = time.Hour, time.Second
+			e, other := k.add("demanded", time.Minute), k.add("other", time.Minute)
+			k.do(func() { k.loop.Demand(e) })
+			assert.Equal(t, 1, k.attempts(e))
+			begun := time.Now()
+			k.loop.Close()
+			assert.Equal(t, time.Second, time.Since(begun), "its context is done, and it is waited for")
+			k.do(func() { assert.False(t, e.Busy()); k.loop.Demand(other) })
+			assert.Zero(t, k.attempts(other))
+		})
+	})
+}

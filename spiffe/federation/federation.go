@@ -182,7 +182,8 @@ type Manager struct {
 
 // Start returns a Manager that has a bundle of every relationship, and runs until [Manager.Close]. It is [New],
 // [Manager.Run] in a goroutine, and [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after
-// that. If it fails, nothing is left running, and the error is that of New, of Run or of Ready: it says which bundle there is not, and why.
+// that. If it fails, nothing is left running, and the error is that of New or of Ready: it names each bundle that is
+// missing, and says why.
 //
 // A program that must start while the endpoint of a partner is away calls New and Run: peers of the trust domains whose
 // bundles are missing are refused until they come.

@@ -92,13 +92,17 @@ func (m *Manager) Close() error { return m.life.Close() }
 // wraps [ErrNotReady], the cause of ctx, and for each bundle that is missing the [*FetchError] of the last attempt; it comes
 // before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
 func (m *Manager) Ready(ctx context.Context) error {
-	var missing error
 	err := m.life.Await(ctx, m.Changed, func() bool {
-		missing = m.missing()
-		return missing == nil
+		for _, r := range *m.relations.Load() { // without what missing does, as there may be 10,000 changes
+			if r.bundle.Load() == nil {
+				return false
+			}
+		}
+		return true
 	})
+	missing := m.missing()
 	switch {
-	case missing == nil:
+	case err == nil || missing == nil:
 		return nil
 	case errors.Is(missing, err):
 		return fmt.Errorf("federation: %w: %w", ErrNotReady, missing)

@@ -281,14 +281,14 @@ func TestSpinningReadersOfPicked(t *testing.T) {
 		})
 	}
 	time.Sleep(duration)
-	for end := time.Now().Add(patient); time.Now().Before(end) && s.Status().X509.Updates < 200; time.Sleep(10 * time.Millisecond) { // on a machine that is busy
+	for end := time.Now().Add(patient); time.Now().Before(end) && s.Status().X509.Updates < 100; time.Sleep(10 * time.Millisecond) { // on a machine that is busy
 	}
 	stop.Store(true)
 	all.Wait()
 	updates := s.Status().X509.Updates
 	assert.Zero(t, misses.Load(), "of %d reads while there were %d updates", reads.Load(), updates)
 	assert.Zero(t, mixtures.Load())
-	assert.GreaterOrEqual(t, updates, uint64(200))
+	assert.GreaterOrEqual(t, updates, uint64(100))
 	assert.Greater(t, reads.Load(), int64(20_000))
 	t.Logf("%d reads, %d updates", reads.Load(), updates)
 }

@@ -108,7 +108,7 @@ func (f *fleet) open(n int) {
 			}
 			ctx, cancel := context.WithCancel(f.t.Context())
 			var running sync.WaitGroup
-			running.Go(func() { _ = a.Run(ctx) }) // always the context
+			running.Go(func() { _ = a.Run(ctx) })
 			opened[i] = &replica{a, func() { cancel(); running.Wait() }}
 		})
 	}
