@@ -215,8 +215,8 @@ func TestLife(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
-// What is not good replaces nothing, the reason is told, and the source recovers by itself. The files really change, and
-// the system really says so.
+// What is not good replaces nothing, the reason is told, and the source recovers by itself. The files really change,
+// and the system really says so.
 func TestOldBeforeNew(t *testing.T) {
 	t.Parallel()
 	onlyUnix(t)

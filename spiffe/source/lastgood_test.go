@@ -142,8 +142,8 @@ func handshake(t testing.TB, server, client source.Source) error {
 	return errors.Join(err, <-done)
 }
 
-// A program that restarts while the agent is away serves from its start, by what it has stored, and takes what the agent has
-// when that is back.
+// A program that restarts while the agent is away serves from its start, by what it has stored, and takes what the
+// agent has when that is back.
 func TestRestartDuringAnOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
