@@ -58,9 +58,10 @@ func ParseBundleWIT(td TrustDomain, doc []byte) (*Bundle, error) {
 }
 
 // ParseJWKS parses a JWK Set (RFC 7517) of another issuer of tokens, such as the key document of an OpenID Connect
-// provider, as the JWT authorities of td: whatever has one of its keys can issue JWT-SVIDs of that trust domain. Unlike in a
-// bundle document, "use" may be missing or "sig". The keys of other uses are skipped, and so are secret keys and those whose
-// "key_ops" or "alg" do not permit to verify a signature with one of the nine algorithms of JWT-SVID.
+// provider, as the JWT authorities of td: whatever has one of its keys can issue JWT-SVIDs of that trust domain.
+// Unlike in a bundle document, "use" may be missing or "sig". The keys of other uses are skipped, and so are secret
+// keys and those whose "key_ops" or "alg" do not permit to verify a signature with one of the nine algorithms of
+// JWT-SVID.
 //
 // The result has no X.509 authorities, sequence number and refresh hint, whatever the document says. The rest, with
 // its limits and errors, is as in [ParseBundle].

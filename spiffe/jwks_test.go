@@ -127,6 +127,10 @@ func TestParseJWKS(t *testing.T) {
 	require.NoError(t, err)
 	assert.Empty(t, maps.Collect(b.JWTAuthorities()))
 	assert.Len(t, b.Skipped(), 2)
+	// Nor does it ask for what a JWK Set is asked for.
+	b, err = spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"jwt-svid","alg":"x","key_ops":[]`))))
+	require.NoError(t, err)
+	assert.Len(t, maps.Collect(b.JWTAuthorities()), 1)
 }
 
 // FuzzParseJWKS compares with what encoding/json sees: a key is taken only if its use permits that, and what is taken

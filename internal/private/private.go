@@ -260,10 +260,10 @@ func Check(path string, info fs.FileInfo, o Options) error {
 // SyncDir makes the names in a folder durable.
 func SyncDir(dir string) error { return syncDir(dir) }
 
-// CheckKeyFile judges an open file with a private key that another program has put into place for this one, by the rules
-// of Options.Keys, but for groups of this process and root's, which may read it as the fsGroup of a pod does. In the
-// folders that the kubelet makes for volumes, whose names begin with two dots, the mode is that of the volume, and no
-// other user is near. The path is for the error.
+// CheckKeyFile judges an open file with a private key that another program has put into place for this one, by the
+// rules of Options.Keys, but for groups of this process and root's, which may read it as the fsGroup of a pod does. In
+// the folders that the kubelet makes for volumes, whose names begin with two dots, the mode is that of the volume, and
+// no other user is near. The path is for the error.
 func CheckKeyFile(path string, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

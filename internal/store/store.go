@@ -1,5 +1,6 @@
-// Package store keeps small files, such as the last good trust bundles, in a folder over the restarts of a program. What is in
-// the files decides which peers are trusted, so that no other user may have made the folder or be able to change it.
+// Package store keeps small files, such as the last good trust bundles, in a folder over the restarts of a program.
+// What is in the files decides which peers are trusted, so that no other user may have made the folder or be able to
+// change it.
 package store
 
 import (

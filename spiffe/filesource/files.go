@@ -198,8 +198,8 @@ func parse(format Format, td spiffe.TrustDomain, data []byte) ([]*spiffe.Bundle,
 	return []*spiffe.Bundle{b}, nil
 }
 
-// bundles returns the bundles of all files, and what was skipped in them. A bundle that is as in old is the same value, and
-// one that cannot be made of its parts is the one from before.
+// bundles returns the bundles of all files, and what was skipped in them. A bundle that is as in old is the same
+// value, and one that cannot be made of its parts is the one from before.
 func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, error) {
 	parts := map[spiffe.TrustDomain][]*spiffe.Bundle{}
 	var notes, refused []error

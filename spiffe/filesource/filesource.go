@@ -35,9 +35,10 @@
 // has come.
 //
 // A new certificate takes the place of the old one if its key belongs to it, it is an X.509-SVID by the rules of
-// [spiffe.NewSVID], it is valid now, its ID is the expected one, or else in the trust domain of the first, its extended key
-// usages permit what the ones in force permit, and a path leads from it to the bundle of its trust domain. Only
-// if no file of bundles is for that trust domain, the path is not looked for; then Config.ID is required if there are any.
+// [spiffe.NewSVID], it is valid now, its ID is the expected one, or else in the trust domain of the first, its
+// extended key usages permit what the ones in force permit, and a path leads from it to the bundle of its trust
+// domain. Only if no file of bundles is for that trust domain, the path is not looked for; then Config.ID is required
+// if there are any.
 //
 // A bundle is taken over at once, even if it does not vouch for the identity in force, which then is in Status: what
 // was removed from a bundle may have been revoked. A bundle document with a lower sequence number than the one in
@@ -45,12 +46,13 @@
 //
 // # Whose files
 //
-// The files, the folders above them and each link on the way must belong to the user of this process or to root. A file that
-// another user can write to is refused. A folder in which all users can write is used, with a warning, as an emptyDir
-// of Kubernetes is one. The file with the private key must not be readable for other users. Groups of this process
-// and root's do not count as other users, as the fsGroup of a pod. In a volume of Kubernetes, whose files are behind folders
-// like ..2026_01_02_15_04_05.123, the mode is that of the volume, and is not looked at. An error about this wraps [ErrUnsafe] and says which
-// chown or chmod helps. On Windows nothing of this is checked.
+// The files, the folders above them and each link on the way must belong to the user of this process or to root. A
+// file that another user can write to is refused. A folder in which all users can write is used, with a warning, as
+// an emptyDir of Kubernetes is one. The file with the private key must not be readable for other users. Groups of
+// this process and root's do not count as other users, as the fsGroup of a pod. In a volume of Kubernetes, whose
+// files are behind folders like ..2026_01_02_15_04_05.123, the mode is that of the volume, and is not looked at. A
+// file that is mounted with a subPath is no such file, and Kubernetes never renews it: mount the volume. An error
+// about this wraps [ErrUnsafe] and says which chown or chmod helps. On Windows nothing of this is checked.
 package filesource
 
 import (
@@ -76,8 +78,8 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrNotReady says that a [Source] has nothing to hand out, or not all that it is configured for. The error around it has the
-	// reason. It has the method Retryable and reports that a later attempt may succeed.
+	// ErrNotReady says that a [Source] has nothing to hand out, or not all that it is configured for. The error
+	// around it has the reason. It has the method Retryable and reports that a later attempt may succeed.
 	ErrNotReady error = notReady{}
 
 	// ErrUnsafe says that another user of this machine may have made or may change a file, or may read the
@@ -133,8 +135,8 @@ const (
 	JWKS                   // the keys of an issuer of tokens, for JWT-SVIDs; see [spiffe.ParseJWKS]
 )
 
-// Source keeps what is in the files. [New] and [Start] make one. Its methods are safe for concurrent use, and those that
-// read work before, during and after [Source.Run].
+// Source keeps what is in the files. [New] and [Start] make one. Its methods are safe for concurrent use, and those
+// that read work before, during and after [Source.Run].
 type Source struct {
 	cfg      Config
 	keyFile  string // with the private key; empty if there is none
@@ -243,8 +245,8 @@ func (s *Source) work(ctx context.Context) error {
 }
 
 // Ready waits until the source has the identity, unless it is configured without one, and what is in each file of
-// bundles. The error wraps [ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx is done after
-// [Source.Close]. If Run was never called, it says so.
+// bundles. The error wraps [ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx is
+// done after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.cur.Load().ready })
 	if err == nil {
@@ -286,8 +288,8 @@ func (s *Source) SVID() (*spiffe.SVID, error) {
 	return snap.SVID()
 }
 
-// Snapshot returns the identity and the bundles as they were published together. It does not block. The error is that of
-// [Source.SVID].
+// Snapshot returns the identity and the bundles as they were published together. It does not block. The error is that
+// of [Source.SVID].
 func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	if snap := s.cur.Load().snap; snap != nil {
 		return snap, nil
@@ -344,7 +346,8 @@ type Status struct {
 	Updates    uint64
 	LastUpdate time.Time
 
-	// Checked is when all files were last found in order. Err says why a part of them was refused since then, or is nil.
+	// Checked is when all files were last found in order. Err says why a part of them was refused since then, or is
+	// nil.
 	Checked time.Time
 	Err     error
 

@@ -215,8 +215,8 @@ func TestLife(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
-// What is not good replaces nothing, the reason is told, and the source recovers by itself. The files really change, and
-// the system really says so.
+// What is not good replaces nothing, the reason is told, and the source recovers by itself. The files really change,
+// and the system really says so.
 func TestOldBeforeNew(t *testing.T) {
 	t.Parallel()
 	onlyUnix(t)
@@ -388,8 +388,8 @@ func TestPartsGoOn(t *testing.T) {
 
 	// All is as it was.
 	write(t, federated, before.MarshalPEM())
-	putSVID(t, dir, second)
-	awaitSVID(t, s, second)
+	putSVID(t, dir, svid)
+	awaitSVID(t, s, svid)
 	b, err = s.Bundle(partner)
 	require.NoError(t, err)
 	assert.True(t, sameRoots(b, before), "not what came between")

@@ -14,8 +14,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/filesource"
 )
 
-// FuzzFiles gives a source that has good files other ones. It never loses what it has, never hands out anything that does not
-// verify, and goes back to the good files.
+// FuzzFiles gives a source that has good files other ones. It never loses what it has, never hands out anything that
+// does not verify, and goes back to the good files.
 func FuzzFiles(f *testing.F) {
 	ca := newCA(f)
 	good := secret(f, ca.SVID("/web"), ca.Bundle())

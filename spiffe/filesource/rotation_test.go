@@ -17,10 +17,10 @@ import (
 
 var long = flag.Bool("long", false, "wait for each of the 200 steps of the rotation")
 
-// The volume of a Secret is swapped 200 times, with a new leaf each time and a new root every fourth time, while readers
-// spin: none ever sees a missing snapshot, a key without its certificate, or a leaf that the bundle of its snapshot does not verify.
-func TestRotation(t *testing.T) {
-	t.Parallel()
+// The volume of a Secret is swapped 200 times, with a new leaf each time and a new root every fourth time, while
+// readers spin: none ever sees a missing snapshot, a key without its certificate, or a leaf that the bundle of its
+// snapshot does not verify.
+func TestRotation(t *testing.T) { // not in parallel, as readers that spin slow the others down
 	onlyUnix(t)
 	const steps = 200
 	ca := newCA(t)

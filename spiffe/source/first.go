@@ -27,8 +27,8 @@ type Candidate struct {
 // usualWithin is the default of Candidate.Within.
 const usualWithin = 10 * time.Second
 
-// Choice is the source that [First] has chosen. It stays the same source until it is closed, whatever happens to it: it never
-// fails over to another one, which may be weaker.
+// Choice is the source that [First] has chosen. It stays the same source until it is closed, whatever happens to it:
+// it never fails over to another one, which may be weaker.
 type Choice struct {
 	// Source is the one that was chosen. Close closes it.
 	Source

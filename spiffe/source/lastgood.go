@@ -30,8 +30,8 @@ type LastGoodConfig struct {
 	Dir string
 
 	// MaxAge is how long what is stored is handed out after the last time that a running program had it from the live
-	// source. A bundle that was revoked since then is trusted for that long, so it should be little more than the longest
-	// outage that matters. It must be positive.
+	// source. A bundle that was revoked since then is trusted for that long, so it should be little more than the
+	// longest outage that matters. It must be positive.
 	MaxAge time.Duration
 
 	// Identity stores the identity too, with its private key in the clear, in a file that this user alone can read.
@@ -55,19 +55,20 @@ type Runner interface {
 	Run(ctx context.Context) error
 }
 
-// LastGood is a [Source] that stores the last good bundles of another one, and its identity if asked for, so that a program
-// that restarts while the agent or CA is away works from its start.
+// LastGood is a [Source] that stores the last good bundles of another one, and its identity if asked for, so that a
+// program that restarts while the agent or CA is away works from its start.
 //
-// At its start it hands out what is stored and still good, until the live source is ready: from then on what the
-// live source hands out, and nothing else. What is stored is good if it is not older than MaxAge, if no other user can have written it, and if it
-// is not damaged; an identity must not have expired, and must verify with the stored bundle of its trust domain. What is not good
-// is not used, with the reason in the log and in [LastGood.Status], and the program goes on without it.
+// At its start it hands out what is stored and still good, until the live source is ready: from then on what the live
+// source hands out, and nothing else. What is stored is good if it is not older than MaxAge, if no other user can
+// have written it, and if it is not damaged; an identity must not have expired, and must verify with the stored
+// bundle of its trust domain. What is not good is not used, with the reason in the log and in [LastGood.Status], and
+// the program goes on without it.
 //
 // When the live source says that its server refuses the identity, or has withdrawn it, what is stored is deleted: that
 // is an answer, and not an outage.
 //
-// Each change is stored at once, atomically and durably, and the time of what does not change regularly. Methods are safe for
-// concurrent use. Those that read never wait for a file.
+// Each change is stored at once, atomically and durably, and the time of what does not change regularly. Methods are
+// safe for concurrent use. Those that read never wait for a file.
 type LastGood struct {
 	cfg   LastGoodConfig
 	live  Runner
@@ -109,9 +110,9 @@ func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 	return l, nil
 }
 
-// StartLastGood makes a LastGood, runs it and its source in the background, and waits until it is ready, be it by what is stored.
-// The end of ctx ends the waiting and not the source, which runs until [LastGood.Close]. On failure nothing is left
-// running.
+// StartLastGood makes a LastGood, runs it and its source in the background, and waits until it is ready, be it by
+// what is stored. The end of ctx ends the waiting and not the source, which runs until [LastGood.Close]. On failure
+// nothing is left running.
 func StartLastGood(ctx context.Context, cfg LastGoodConfig) (*LastGood, error) {
 	l, err := NewLastGood(cfg)
 	if err != nil {
@@ -205,8 +206,9 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 	return nil, nil, err
 }
 
-// Ready waits until there is something to hand out: until the live source is ready, or an identity is stored, or
-// with BundlesOnly bundles. The error wraps [ErrNotReady], the cause of ctx, the error of the live source, and why what was stored is not used.
+// Ready waits until there is something to hand out: until the live source is ready, or an identity is stored, or with
+// BundlesOnly bundles. The error wraps [ErrNotReady], the cause of ctx, the error of the live source, and why what
+// was stored is not used.
 func (l *LastGood) Ready(ctx context.Context) error {
 	err := l.life.Await(ctx, l.Changed, func() bool {
 		st := l.past()
@@ -222,7 +224,8 @@ func (l *LastGood) Ready(ctx context.Context) error {
 	return fmt.Errorf("%w; waited for it: %w", why, err)
 }
 
-// notReady is the error while there is nothing to hand out because of err or, if that is nil, because of the live source.
+// notReady is the error while there is nothing to hand out because of err or, if that is nil, because of the live
+// source.
 func (l *LastGood) notReady(err error) error {
 	if err == nil {
 		_, _, err = l.current()
@@ -335,8 +338,8 @@ func (l *LastGood) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
 
 // LastGoodStatus is the state of a [LastGood] at one moment.
 type LastGoodStatus struct {
-	// Live says that the live source was ready, and that nothing else is handed out any more. InUse says that it was not, and
-	// that something is handed out that was stored.
+	// Live says that the live source was ready, and that nothing else is handed out any more. InUse says that it was
+	// not, and that something is handed out that was stored.
 	Live, InUse bool
 
 	// Saved is when what is stored was last had from the live source; zero if nothing is stored.

@@ -142,8 +142,8 @@ func handshake(t testing.TB, server, client source.Source) error {
 	return errors.Join(err, <-done)
 }
 
-// A program that restarts while the agent is away serves from its start, by what it has stored, and takes what the agent has
-// when that is back.
+// A program that restarts while the agent is away serves from its start, by what it has stored, and takes what the
+// agent has when that is back.
 func TestRestartDuringAnOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -625,6 +625,11 @@ func TestTakeover(t *testing.T) {
 		}, 30*time.Second, time.Millisecond, "the last one is stored")
 		close(stop)
 		readers.Wait()
+		live.Fail(away) // what was stored is not looked at again
+		_, err = l.Snapshot()
+		require.ErrorIs(t, err, away)
+		_, err = l.Bundle(td)
+		require.ErrorIs(t, err, away)
 		require.NoError(t, l.Close())
 	}
 }

@@ -25,9 +25,9 @@ type Federated interface {
 	Changed() <-chan struct{}
 }
 
-// Merge is a [Source] with the identity of one source and the bundles of several. The bundle of the own trust domain is
-// always the one of the own source. That of another trust domain comes from the first of the federated sources that has it, and from the
-// own source if none has.
+// Merge is a [Source] with the identity of one source and the bundles of several. The bundle of the own trust domain
+// is always the one of the own source. That of another trust domain comes from the first of the federated sources
+// that has it, and from the own source if none has.
 //
 // It runs nothing: its sources are started and closed by the program. Its methods are safe for concurrent use.
 type Merge struct {
@@ -92,8 +92,8 @@ func (m *Merge) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return m.own.Bundle(td)
 }
 
-// Snapshot returns the identity with all bundles. It is the same until one of them changes. The error is that of the own
-// source, or of [Merge.SVID].
+// Snapshot returns the identity with all bundles. It is the same until one of them changes. The error is that of the
+// own source, or of [Merge.SVID].
 func (m *Merge) Snapshot() (*spiffe.Snapshot, error) {
 	own, err := m.own.Snapshot()
 	if err != nil {

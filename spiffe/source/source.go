@@ -8,8 +8,8 @@
 //		source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) { return filesource.Start(ctx, files) }},
 //	)
 //
-// [LastGood] is a source that works during an outage of an agent from the moment that the program starts, by what it has
-// stored before:
+// [LastGood] is a source that works during an outage of an agent from the moment that the program starts, by what it
+// has stored before:
 //
 //	live, err := workloadapi.New(agent)
 //	…

@@ -362,7 +362,8 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 }
 
 // parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document
-// demands (WAPI-46); keys of another use are left out. Nothing at all, and a set without usable keys, is the empty bundle.
+// demands (WAPI-46); keys of another use are left out. Nothing at all, and a set without usable keys, is the empty
+// bundle.
 func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
 	if len(doc) == 0 {
 		b, err := spiffe.NewBundle(td, spiffe.BundleContents{})
