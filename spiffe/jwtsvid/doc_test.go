@@ -15,7 +15,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
-// A service that is called with tokens, behind a proxy that terminates TLS.
+// A service that is called with tokens, over TLS with a web certificate.
 func Example_server() {
 	_ = func(ctx context.Context, address string, web spiffe.ID, handler http.Handler) error {
 		source, err := workloadapi.Start(ctx, workloadapi.Config{Address: address, JWTBundles: true})
@@ -32,7 +32,7 @@ func Example_server() {
 			return err
 		}
 		server := &http.Server{Handler: protect(handler)}
-		return server.ListenAndServe()
+		return server.ListenAndServeTLS("web.pem", "web-key.pem")
 	}
 }
 

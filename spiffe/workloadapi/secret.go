@@ -48,7 +48,7 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 		st := s.cur.Load()
 		found, there = st.lookup(resourceName)
 		none = !there && (st.update != nil || st.denied || !isName(resourceName))
-		return none || there && (found.bundle != nil || time.Now().Before(found.svid.NotAfter()))
+		return none || there && (found.svid == nil || time.Now().Before(found.svid.NotAfter()))
 	})
 	switch {
 	case err != nil:

@@ -1396,7 +1396,11 @@ func TestNoSecretsInPrint(t *testing.T) {
 		assert.Equal(t, "to.ke.n", wit.Token())
 		u, err := s.X509()
 		require.NoError(t, err)
-		for _, v := range []any{s, s.Client(), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
+		picked := pick(t, s, workloadapi.Choice{Policy: spiffe.AllowMembersOf(home.TrustDomain())})
+		_, err = picked.SVID()
+		require.NoError(t, err)
+		assert.Equal(t, `workloadapi.Picked(the server of ClientOptions.HTTPClient) that the policy allows (`+spiffe.AllowMembersOf(home.TrustDomain()).String()+`)`, picked.String())
+		for _, v := range []any{s, picked, s.Client(), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
 			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
 				text := fmt.Sprintf(verb, v)
 				assert.NotContains(t, text, "to.ke.n", "%s of %T", verb, v)
