@@ -39,7 +39,7 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), self, args...)
-	cmd.Env = []string{asProgram + "=1"}
+	cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + t.TempDir()} // a program with coverage warns without it
 	return cmd
 }
 

@@ -235,3 +235,49 @@ func TestBadServiceAccounts(t *testing.T) {
 		assert.Equal(t, namespace == "-", errors.Is(err, fs.ErrNotExist))
 	}
 }
+
+func TestParseUser(t *testing.T) {
+	t.Parallel()
+	namespace, name, err := kube.ParseUser("system:serviceaccount:shop:web.v1")
+	require.NoError(t, err)
+	assert.Equal(t, "shop", namespace)
+	assert.Equal(t, "web.v1", name)
+	for s, want := range map[string]string{
+		"":                               `the user "" is not a service account`,
+		"system:node:shop:web":           "is not a service account",
+		"user:serviceaccount:shop:web":   "is not a service account",
+		"system:serviceaccount:shop":     "is not a service account",
+		"system:serviceaccount:shop:w:x": "is not a service account",
+		"system:serviceaccount:Shop:web": `"Shop" in the user name is not a namespace`,
+		"system:serviceaccount::web":     `"" in the user name is not a namespace`,
+		"system:serviceaccount:a.b:web":  `"a.b" in the user name is not a namespace`,
+		"system:serviceaccount:shop:Web": `"Web" in the user name is not a service account's name`,
+		"system:serviceaccount:shop:":    `"" in the user name is not a service account's name`,
+		"system:serviceaccount:shop:a/b": `"a/b" in the user name is not a service account's name`,
+	} {
+		_, _, err := kube.ParseUser(s)
+		assert.ErrorContains(t, err, want, s)
+	}
+}
+
+func TestOneLine(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ in, want string }{
+		{"short", "short"},
+		{" a\nb\x00c\xff ", "a b c\uFFFD"},
+		{"0123456789", "0123456789"},
+		{"0123456789a", "0123456…"},
+		{"012345ééé", "012345…"}, // not half a rune
+	} {
+		assert.Equal(t, c.want, kube.OneLine(c.in, 10), "%q", c.in)
+	}
+}
+
+func TestNamespaceOutsideOfAPod(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/" + kube.AccountDir); err == nil {
+		t.Skip("this is a pod")
+	}
+	_, err := kube.Namespace()
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}

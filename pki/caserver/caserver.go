@@ -44,7 +44,6 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
-	"github.com/svidkit/svidkit/spiffe/health"
 )
 
 // Options are the parts of a [Server]. CA and ID are required.
@@ -129,11 +128,7 @@ func New(o Options) (*Server, error) {
 		}
 		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.WriteMetrics)
 	}
-	h, err := s.newHealth()
-	if err != nil {
-		return nil, err
-	}
-	s.admin = s.newAdmin(h, append(metrics, h.WriteMetrics))
+	s.admin = s.newAdmin(metrics)
 	return s, nil
 }
 
@@ -305,7 +300,7 @@ func (s *Server) isHost(host string) bool {
 
 // newAdmin returns the handler for operators: metrics in the text format of Prometheus, liveness, readiness,
 // status and the roots in PEM. It serves no secrets.
-func (s *Server) newAdmin(h *health.Handler, metrics []func(io.Writer) error) http.Handler {
+func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
@@ -317,7 +312,13 @@ func (s *Server) newAdmin(h *health.Handler, metrics []func(io.Writer) error) ht
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	}
 	for _, path := range []string{"GET /ready", "GET /healthz/ready"} {
-		mux.Handle(path, h)
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			if err := s.ready(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, "ok")
+		})
 	}
 	mux.HandleFunc("GET /root-cert.pem", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(s.roots()) })
 	if s.opts.Status != nil {

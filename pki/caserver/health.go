@@ -10,7 +10,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/spiffe/health"
 )
 
 // health returns what the CA knows of itself, if it does.
@@ -21,17 +20,15 @@ func (s *Server) health() (h ca.Health, ok bool) {
 	return h, false
 }
 
-// newHealth returns what the server is to an orchestrator. It is not ready if a caller should ask another replica: this one
-// has no certificate for its ports, or would not sign. A store that does not answer takes no traffic away for as long as
-// the CA signs with what it knows, and neither does a limit that is reached: then the others have enough to do.
-func (s *Server) newHealth() (*health.Handler, error) {
-	return health.New(
-		health.Part{Name: "server", Identity: s.identity, Metrics: s.identity},
-		health.Part{Name: "CA", Check: func() error {
-			h, _ := s.health()
-			return h.Signing
-		}},
-	)
+// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A
+// store that does not answer takes no traffic away for as long as the CA signs with what it knows, and neither does a
+// limit that is reached: then the others have enough to do.
+func (s *Server) ready() error {
+	if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
+		return errors.New("the server has no valid certificate: the CA does not sign")
+	}
+	h, _ := s.health()
+	return h.Signing
 }
 
 // writeHealth writes what is wrong, for operators.

@@ -134,6 +134,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -209,6 +210,9 @@ func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509
 		ca.t.Fatalf("spiffetest: mint %q: want a path that begins with a slash, such as %q, which the CA puts after its trust domain", path, "/web")
 	}
 	id, err := spiffe.ParseID(ca.trust.td.ID().String() + path)
+	if err == nil && id.TrustDomain() != ca.trust.td {
+		err = errors.New("a path begins with a slash")
+	}
 	if err != nil {
 		ca.t.Fatalf("spiffetest: mint %q: %v", path, err)
 	}

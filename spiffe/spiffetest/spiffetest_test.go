@@ -502,6 +502,7 @@ func TestFailsTheTest(t *testing.T) {
 	ca, failed := fallible(t, "example.org")
 	failed(func() { ca.SVID("web") })
 	failed(func() { ca.SVID("") })
+	failed(func() { ca.Certificate("web") }) // would be of the trust domain example.orgweb
 	failed(func() { ca.Certificate("/web/") })
 	failed(func() { ca.SVID("/web", func(c *x509.Certificate) { c.URIs = nil }) })
 	failed(func() { ca.Certificate("/web", func(c *x509.Certificate) { c.DNSNames = []string{"\x80"} }) })

@@ -53,7 +53,7 @@ import (
 //	refused         the other side sent an alert: it refuses this side, or another version
 //	closed          the other side closed the connection
 //	timeout         it took too long
-//	canceled        this side gave up: its context, or the listener, was ended
+//	canceled        this side gave up: the context of a client, or a listener before the hello, was ended
 //	too_many        the connection was closed at once, as MaxHandshakes was reached
 //	ungoverned      the connection was not accepted by way of the Governor
 //	other           anything else
@@ -65,7 +65,7 @@ import (
 // counted. [ConfigureServer], [NewListener], [Transport] and [Dialer] know the end.
 //
 // To count takes some ten nanoseconds and no memory. A server of ConfigureServer or ServerConfig notices the end of a
-// handshake by the same means as for a Logger, which costs about one in a hundred of its allocations.
+// handshake by the same means as for a Logger, which costs less than two in a hundred of its allocations.
 type Metrics struct {
 	succeeded [2][2]atomic.Uint64 // by side, and resumed or not
 	failures  [2][numCauses]atomic.Uint64

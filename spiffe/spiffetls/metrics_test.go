@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,6 +41,7 @@ type tally map[string]int
 func tallyOf(t testing.TB, m *spiffetls.Metrics) tally {
 	got := tally{}
 	for key, v := range written(t, m).Samples {
+		require.NotRegexp(t, `spiffe:|example|127\.0`, key, "nothing of a peer is a label")
 		if v == 0 {
 			continue
 		}
@@ -118,13 +120,13 @@ func TestMetricsServer(t *testing.T) {
 		proven                   bool // that a handshake has failed after the verification is noticed
 	}{
 		"ConfigureServer": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
-			s := &http.Server{Handler: who, ReadHeaderTimeout: 200 * time.Millisecond}
+			s := &http.Server{Handler: who, ReadHeaderTimeout: 400 * time.Millisecond}
 			require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m}))
 			return strings.TrimPrefix(serve(t, s, nil), "https://")
 		}, "no_hello", "no_hello", "no_hello", "not_verified", true},
 		"NewListener": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
 			return accepting(t, func(l net.Listener) (net.Listener, error) {
-				return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m, HandshakeTimeout: 200 * time.Millisecond})
+				return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m, HandshakeTimeout: 400 * time.Millisecond})
 			})
 		}, "not_tls", "timeout", "closed", "timeout", true},
 		"ServerConfig": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
@@ -288,7 +290,7 @@ func TestMetricsClient(t *testing.T) {
 			t.Parallel()
 			var m spiffetls.Metrics
 			want := tally{}
-			opts := &spiffetls.Options{Metrics: &m, HandshakeTimeout: 200 * time.Millisecond, MinVersion: tls.VersionTLS12}
+			opts := &spiffetls.Options{Metrics: &m, HandshakeTimeout: 400 * time.Millisecond, MinVersion: tls.VersionTLS12}
 			d := client(ca.SVID("/web"), opts)
 			try := func(key string, d dial, addr string, fails bool) {
 				t.Helper()
@@ -534,14 +536,23 @@ func TestMetricsIsCheap(t *testing.T) {
 	without := cost(nil, nil)
 	asClient, asServer := cost(nil, opts), cost(opts, nil)
 	t.Logf("allocations of a handshake: %v, counted by the client %v, by the server %v", without, asClient, asServer)
-	assert.LessOrEqual(t, asClient, without+1)
+	assert.LessOrEqual(t, asClient, without*1.01)
 	assert.LessOrEqual(t, asServer, without*1.03)
 }
 
+// BenchmarkMetrics compares with the bare addition.
 func BenchmarkMetrics(b *testing.B) {
-	var m spiffetls.Metrics
-	b.ReportAllocs()
-	for b.Loop() {
-		spiffetls.Count(&m)
-	}
+	b.Run("count", func(b *testing.B) {
+		var m spiffetls.Metrics
+		b.ReportAllocs()
+		for b.Loop() {
+			spiffetls.Count(&m)
+		}
+	})
+	b.Run("bare", func(b *testing.B) {
+		var n atomic.Uint64
+		for b.Loop() {
+			n.Add(1)
+		}
+	})
 }

@@ -215,7 +215,7 @@ func (e *endpoint) followHello(c *tls.Config) {
 			conn.heard = true
 			finished = func() bool { return conn.tls.ConnectionState().HandshakeComplete }
 		}
-		of := e.configFor(c, hello, finished, func(p proof, cs tls.ConnectionState) {
+		mine := e.configFor(c, hello, finished, func(p proof, cs tls.ConnectionState) {
 			if conn == nil {
 				return
 			}
@@ -224,10 +224,11 @@ func (e *endpoint) followHello(c *tls.Config) {
 				conn.governedBy(e.govern(conn, spiffe.ClientRole, p, cs))
 			}
 		})
-		if s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server); ok && of.NextProtos == nil {
-			of.NextProtos = protocols(s) // s has added them to a clone of c
+		// A server of net/http adds its protocols to copies of its configuration, of which c knows nothing.
+		if s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server); ok && s.TLSConfig != nil && e.opts.NextProtos == nil {
+			mine.NextProtos = protocols(s)
 		}
-		return of, nil
+		return mine, nil
 	}
 }
 
