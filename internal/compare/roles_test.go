@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -158,10 +159,11 @@ func newFleet(t *testing.T, workloads ...string) *fleet {
 	return f
 }
 
-// rotate gives all workloads new identities, of a new root.
+// rotate gives all workloads new identities, and bundles with one more root. That root does not sign yet, as nothing says
+// when all of them have heard of it.
 func (f *fleet) rotate(t *testing.T) {
 	t.Helper()
-	f.a.ca.Rotate()
+	f.a.ca.Prepare()
 	for w, agent := range f.agents {
 		agent.set(f.a.snapshot(t, w), nil)
 	}
@@ -215,11 +217,19 @@ func (r *running) stop(t *testing.T) {
 	}
 }
 
-// freeAddress returns an address that nothing listens on. Its port is not one that the system chooses for others.
+// lastPort is the last one that was given to a program. It is not of those that the system chooses for others, and
+// begins anywhere, for other runs beside this one.
+var lastPort = func() *atomic.Int32 {
+	var first atomic.Int32
+	first.Store(20000 + rand.Int32N(10000))
+	return &first
+}()
+
+// freeAddress returns an address that nothing listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	for range 1000 {
-		addr := "127.0.0.1:" + strconv.Itoa(20000+rand.IntN(12000))
+		addr := "127.0.0.1:" + strconv.Itoa(int(lastPort.Add(1)))
 		if l, err := net.Listen("tcp", addr); err == nil {
 			require.NoError(t, l.Close())
 			return addr
@@ -424,6 +434,7 @@ func agentRole(t *testing.T, dir string) {
 	}
 	require.Eventually(t, func() bool { _, status := get("readyz"); return status == http.StatusOK }, 30*time.Second, 10*time.Millisecond)
 	text, _ := get("metrics")
+	assert.Contains(t, text, `svidkit_workloadserver_streams{part="api"} 0`)
 	for _, id := range []string{"web", "db", "batch"} {
 		assert.Contains(t, text, `svidkit_identity_end_timestamp_seconds{part="/`+id+`",identity="spiffe://example.org/`+id+`"}`)
 	}

@@ -47,6 +47,12 @@ var pains = []pain{
 	{"A new policy is known to be too narrow only after it refuses peers.", []string{
 		"spiffe.TestPolicyTrial", "spiffe.TestPolicyTrialOfVerifier",
 	}},
+	{"A workload with several identities has to find its own among them by its position, with a stream for each.", []string{
+		"spiffe/workloadapi.TestPick", "spiffe/workloadapi.TestPickRefuses", "spiffe/workloadapi.TestSpinningReadersOfPicked",
+	}},
+	{"An orchestrator and the monitoring cannot see that an identity or a bundle is about to expire, or why handshakes fail.", []string{
+		"spiffe/health.TestOutage", "spiffe/health.TestMetrics", "spiffe/health.TestServeHTTP", "examples/service.TestDashboard",
+	}},
 	{"A service needs three calls and a goroutine of its own to have an identity, and the error of a clean stop is a special case.", []string{
 		"internal/proofs.TestStartInOneCall",
 	}},

@@ -55,13 +55,8 @@ func run() error {
 		}
 		defer m.Close()
 		managers[uid] = m
-		parts = append(parts, health.Part{Name: id.Path(), Identity: m, Bundles: m})
+		parts = append(parts, health.Part{Name: id.Path(), Identity: m, Bundles: m, Metrics: m})
 	}
-	report, err := health.New(parts...)
-	if err != nil {
-		return err
-	}
-	go func() { log.Print(http.ListenAndServe(os.Args[2], report)) }()
 	validator, err := jwtsvid.NewAgentValidator(managers[1001], nil)
 	if err != nil {
 		return err
@@ -81,6 +76,11 @@ func run() error {
 		return err
 	}
 	defer handler.Close()
+	report, err := health.New(append(parts, health.Part{Name: "api", Metrics: handler})...)
+	if err != nil {
+		return err
+	}
+	go func() { log.Print(http.ListenAndServe(os.Args[2], report)) }()
 	server := &unixsocket.Server{Path: os.Args[1], SocketMode: 0o666, Handler: handler}
 	return server.Run(ctx)
 }
