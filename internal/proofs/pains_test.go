@@ -53,6 +53,24 @@ var pains = []pain{
 	{"An orchestrator and the monitoring cannot see that an identity or a bundle is about to expire, or why handshakes fail.", []string{
 		"spiffe/health.TestOutage", "spiffe/health.TestMetrics", "spiffe/health.TestServeHTTP", "examples/service.TestDashboard",
 	}},
+	{"A service whose certificates are in files, from cert-manager, spiffe-helper, a CSI driver or volumes of Kubernetes, has to follow them by itself, and sees a new key beside an old certificate.", []string{
+		"spiffe/filesource.TestLayouts", "spiffe/filesource.TestRotation", "spiffe/filesource.TestFilesThatDoNotGoTogether",
+	}},
+	{"A service that restarts while its agent or its CA is away has no bundle, although it had one a minute ago.", []string{
+		"spiffe/source.TestRestartDuringAnOutage", "spiffe/source.TestStoredEnds",
+	}},
+	{"A program with two sources writes the choice between them, and the merge of its own and of federated bundles, by itself.", []string{
+		"spiffe/source.TestFirstOfAgentAndFiles", "spiffe/source.TestMerge",
+	}},
+	{"The keys of another issuer of tokens are refused, as they are for signatures in general and not for JWT-SVIDs.", []string{
+		"spiffe/federation.TestJWKS",
+	}},
+	{"An operator at night cannot see which step fails between the environment, the socket, the identity, the bundle and the clock.", []string{
+		"examples/svid.TestDoctor", "examples/svid.TestDoctorSteps", "examples/svid.TestGolden",
+	}},
+	{"A program that uses go-spiffe cannot move one package at a time.", []string{
+		"spiffe/gospiffe.TestMutualTLS", "spiffe/gospiffe.TestTokensOfWorkloadAPI", "spiffe/gospiffe.TestPeers",
+	}},
 	{"A service needs three calls and a goroutine of its own to have an identity, and the error of a clean stop is a special case.", []string{
 		"internal/proofs.TestStartInOneCall",
 	}},
@@ -79,6 +97,7 @@ func TestPains(t *testing.T) {
 		}
 	}
 	seen := make(map[string]bool)
+	assert.Len(t, pains, 20)
 	for _, p := range pains {
 		assert.NotEmpty(t, p.tests, p.report)
 		for _, name := range append(p.tests, p.report) {
