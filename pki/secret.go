@@ -323,9 +323,7 @@ func (s *Secret) readCRLs(crlsPEM []byte, roots []*x509.Certificate) ([]byte, er
 		return nil, fmt.Errorf("%w: %w", errCRL, err)
 	}
 	for n, root := range roots {
-		if !slices.ContainsFunc(lists, func(l *x509.RevocationList) bool {
-			return bytes.Equal(l.RawIssuer, root.RawSubject) && l.CheckSignatureFrom(root) == nil
-		}) {
+		if !slices.ContainsFunc(lists, func(l *x509.RevocationList) bool { return checkCRL(l, root) == nil }) {
 			return nil, fmt.Errorf("%w: root %d (%.300q) has signed none of them, and so every certificate under it would be refused", errCRL, n+1, root.Subject)
 		}
 	}
