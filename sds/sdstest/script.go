@@ -15,14 +15,18 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 )
 
-// patience is how long to wait for what comes at once unless something is broken.
-const patience = 20 * time.Second
+// How long to wait for what comes at once unless something is broken; impatience is for what is broken.
+const (
+	patience   = 20 * time.Second
+	impatience = 2 * time.Second
+)
 
 // player runs a script against a server.
 type player struct {
 	ctx      context.Context
 	server   *Server
 	contents *contents
+	patience time.Duration
 	grpc     *grpchttp.Client
 	streams  map[string]*stream
 	history  map[string][]string // what the source has had under a name; the last is current
@@ -45,7 +49,8 @@ type stream struct {
 	dropped  map[string]bool
 	sent     map[string]string // the last that came for a name, "-" if that it does not exist; nothing if it has to come
 	rejected map[string]string
-	racing   bool // the source has changed since the client had what it is due
+	again    map[string]bool // asked for more than once, each of which is answered, also after a rejection that was sent later
+	racing   bool            // the source has changed since the client had what it is due
 
 	version  string // SotW: the last that was accepted
 	accepted map[string]held
@@ -61,30 +66,24 @@ type arrival struct {
 }
 
 // play runs the lines of a script.
-func play(ctx context.Context, server *Server, contents *contents, lines []string) error {
+func play(ctx context.Context, server *Server, contents *contents, patience time.Duration, lines []string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p := newPlayer(ctx, server, contents)
-	defer p.close()
+	p := &player{
+		ctx: ctx, server: server, contents: contents, patience: patience, grpc: grpchttp.NewClient(server.Client, server.URL, 16<<20),
+		streams: make(map[string]*stream), history: make(map[string][]string),
+	}
+	defer func() {
+		for _, s := range p.streams {
+			s.close()
+		}
+	}()
 	for n, line := range lines {
 		if err := p.line(line); err != nil {
 			return fmt.Errorf("line %d, %q: %w", n+1, line, err)
 		}
 	}
 	return nil
-}
-
-func newPlayer(ctx context.Context, server *Server, contents *contents) *player {
-	return &player{
-		ctx: ctx, server: server, contents: contents, grpc: grpchttp.NewClient(server.Client, server.URL, 16<<20),
-		streams: make(map[string]*stream), history: make(map[string][]string),
-	}
-}
-
-func (p *player) close() {
-	for _, s := range p.streams {
-		s.close()
-	}
 }
 
 // expand returns the names that are meant.
@@ -109,6 +108,9 @@ func expand(words []string) []string {
 
 func (p *player) line(line string) error {
 	words := strings.Fields(line)
+	if line == "finish" {
+		return p.finish()
+	}
 	if len(words) < 2 {
 		return errors.New("too few words")
 	}
@@ -146,6 +148,8 @@ func (p *player) line(line string) error {
 		return p.sync(s, args[0] == "nack")
 	case "barrier":
 		return p.barrier(s)
+	case "flush":
+		return p.flush(s)
 	case "quiet":
 		if s.on == nil {
 			return errors.New("the stream is not open")
@@ -212,7 +216,8 @@ func (p *player) open(s *stream) {
 	}
 	on, in := p.grpc.Open(p.ctx, service+method, nil), make(chan arrival)
 	s.on, s.in, s.nonces, s.last = on, in, nil, nil
-	s.wanted, s.dropped, s.sent, s.rejected = make(map[string]bool), make(map[string]bool), make(map[string]string), make(map[string]string)
+	s.wanted, s.dropped, s.again = make(map[string]bool), make(map[string]bool), make(map[string]bool)
+	s.sent, s.rejected = make(map[string]string), make(map[string]string)
 	go func() {
 		defer close(in)
 		for {
@@ -322,14 +327,17 @@ func (s *stream) wants(r *request) {
 			}
 		}
 	}
+	racing := s.racing || s.last != nil
 	for _, name := range r.names {
 		if name == "" || !s.delta && s.wanted[name] {
 			continue
 		}
+		s.racing = true
+		s.again[name] = s.wanted[name] || s.dropped[name]
 		s.wanted[name] = true
 		delete(s.rejected, name)
 		// In SotW a server may not have seen that the name was dropped, if that request was stale by then.
-		if s.delta || !s.racing && s.last == nil {
+		if s.delta || !racing {
 			delete(s.sent, name)
 		}
 		if version, ok := r.have[name]; ok && version == s.accepted[name].version {
@@ -405,7 +413,7 @@ func (p *player) receive(s *stream) (*response, error) {
 	if s.on == nil {
 		return nil, errors.New("the stream is not open")
 	}
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(p.patience)
 	defer timer.Stop()
 	var a arrival
 	select {
@@ -414,7 +422,7 @@ func (p *player) receive(s *stream) (*response, error) {
 			return nil, errors.New("the stream has ended before")
 		}
 	case <-timer.C:
-		return nil, fmt.Errorf("nothing comes for %v", patience)
+		return nil, fmt.Errorf("nothing comes for %v", p.patience)
 	case <-p.ctx.Done():
 		return nil, context.Cause(p.ctx)
 	}
@@ -454,7 +462,7 @@ func (p *player) check(s *stream, it item, names map[string]bool) error {
 		return fmt.Errorf("%q is there twice", it.name)
 	case !s.wanted[it.name] && !wild && (p.strict || !s.dropped[it.name]):
 		return fmt.Errorf("%q=%s comes, which the client does not want", it.name, it.word)
-	case it.word != "-" && s.rejected[it.name] == it.word:
+	case it.word != "-" && s.rejected[it.name] == it.word && !s.again[it.name]:
 		return fmt.Errorf("%q=%s comes again, which the client has rejected", it.name, it.word)
 	}
 	names[it.name] = true
@@ -533,7 +541,6 @@ func (p *player) sync(s *stream, reject bool) error {
 		}
 		name, wait := p.due(s)
 		if !wait {
-			s.racing = false
 			return nil
 		}
 		if _, err := p.receive(s); err != nil {
@@ -547,6 +554,28 @@ func (p *player) sync(s *stream, reject bool) error {
 func (p *player) barrier(s *stream) error {
 	p.barriers++
 	name := fmt.Sprintf("barrier-%d", p.barriers)
+	if err := p.ask(s, name); err != nil {
+		return err
+	}
+	if err := p.want(s, []string{name + "=1"}); err != nil {
+		return err
+	}
+	return p.answer(s, false)
+}
+
+// flush asks for one more name, and receives and answers until the client has that and all else that it is due.
+func (p *player) flush(s *stream) error {
+	p.barriers++
+	if err := p.ask(s, fmt.Sprintf("flush-%d", p.barriers)); err != nil {
+		return err
+	}
+	err := p.sync(s, false)
+	s.racing = false // of the source; what is set from now on may be on its way
+	return err
+}
+
+// ask asks for one more name, after it was made.
+func (p *player) ask(s *stream, name string) error {
 	if err := p.set(name, "1"); err != nil {
 		return err
 	}
@@ -554,13 +583,14 @@ func (p *player) barrier(s *stream) error {
 	if !s.delta {
 		r.names, r.nonce, r.what = append(slices.Sorted(maps.Keys(s.wanted)), name), s.nonce(), s.newest()
 	}
-	if err := p.send(s, r); err != nil {
-		return err
-	}
-	if err := p.want(s, []string{name + "=1"}); err != nil {
-		return err
-	}
-	return p.answer(s, false)
+	return p.send(s, r)
+}
+
+// names returns the names that the source has had, and sorted the streams.
+func (p *player) names() []string { return slices.Sorted(maps.Keys(p.history)) }
+
+func (p *player) sorted() []*stream {
+	return slices.SortedFunc(maps.Values(p.streams), func(a, b *stream) int { return strings.Compare(a.name, b.name) })
 }
 
 // fetch is a line with a fetch in gRPC.
@@ -576,7 +606,7 @@ func (p *player) fetch(words []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	ctx, cancel := context.WithTimeout(p.ctx, p.patience)
 	defer cancel()
 	answer, err := p.grpc.Unary(ctx, service+"FetchSecrets", nil, msg)
 	if verb == "ends" {
@@ -607,7 +637,7 @@ func (p *player) rest(words []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	ctx, cancel := context.WithTimeout(p.ctx, p.patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.server.URL+restPath, strings.NewReader(string(body)))
 	if err != nil {

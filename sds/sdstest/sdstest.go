@@ -29,9 +29,11 @@
 //	S want ITEMS          stream S receives just ITEMS, and acknowledges all but the last response that they come in
 //	S sync ack, S sync nack   stream S receives, and answers, until it has what it is due
 //	S barrier             stream S asks for one more name, and receives just that, so that all requests before it have been taken
+//	S flush               the same, but stream S receives and answers all that it is due, too
 //	S quiet               stream S has received everything: it ends its requests, and the server ends it with OK
 //	S ends CODE           the server ends stream S, with a code of gRPC such as invalid_argument
 //	S close               stream S goes away; what it sends next is on a new stream
+//	finish                at the end: every stream comes to have what the source has, and nothing more comes
 //
 // Streams whose names begin with "d" are delta, others are SotW. ITEMS are NAME=CONTENT, and -NAME for what a delta
 // response removes. CONTENT is a number from 1 to 9, which are different roots, or pair, otherpair, tickets, generic, values or domains.
@@ -100,7 +102,7 @@ func run(t *testing.T, start Start, contents *contents, c testCase) {
 	if slices.ContainsFunc(s.Lacks, func(lack string) bool { return strings.HasPrefix(c.name, lack) }) {
 		t.Skip("the server is known to lack this")
 	}
-	if err := play(t.Context(), s, contents, c.lines); err != nil {
+	if err := play(t.Context(), s, contents, patience, c.lines); err != nil {
 		t.Errorf("%v\nthe script:\n%s", err, strings.Join(c.lines, "\n"))
 	}
 }

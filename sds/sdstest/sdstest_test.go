@@ -2,8 +2,11 @@ package sdstest_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -11,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdstest"
@@ -50,25 +52,46 @@ func start(t testing.TB, o sdstest.Options) *sdstest.Server {
 	src := &source{secrets: make(map[string]*pki.Secret)}
 	h, err := sds.NewHandler(src, &sds.Options{Wildcard: o.Wildcard, MaxNames: o.MaxNames})
 	require.NoError(t, err)
+	path := listen(t, h)
+	c := sds.UnixClient(path)
+	t.Cleanup(func() { _ = h.Close(); c.CloseIdleConnections() })
+	return &sdstest.Server{Client: c, URL: "http://localhost", Set: src.set}
+}
+
+// listen serves a handler on a socket, whose path it returns.
+func listen(t testing.TB, h http.Handler) (path string) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "sds") // short enough for a socket
 	require.NoError(t, err)
-	s := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: h}
-	require.NoError(t, s.Listen())
-	ctx, cancel := context.WithCancel(context.Background())
+	path = filepath.Join(dir, "s")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} //nolint:gosec // a test
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Run(ctx)
+		_ = srv.Serve(l)
 	}()
-	c := sds.UnixClient(s.Path)
 	t.Cleanup(func() {
-		_ = h.Close()
-		c.CloseIdleConnections()
-		cancel()
+		_ = srv.Close()
 		<-done
 		_ = os.RemoveAll(dir)
 	})
-	return &sdstest.Server{Client: c, URL: "http://localhost", Set: src.set}
+	return path
+}
+
+var long = flag.Bool("long", false, "play ten times as many random scripts")
+
+// Our server agrees with the model.
+func TestRunModel(t *testing.T) {
+	t.Parallel()
+	seeds := 500
+	if *long {
+		seeds = 5000
+	}
+	sdstest.RunModel(t, start, seeds)
 }
 
 // Our server passes its own suite.
