@@ -299,6 +299,17 @@ p ask a b
 p want a=2 b=2
 s quiet
 
+case sotw: no names after names is not everything
+wildcard a b
+set a 1
+set b 1
+s ask a
+s want a=1
+s ask
+p ask b
+p want b=1
+s quiet
+
 case sotw: nothing, and then a name
 set a 1
 s ask a
