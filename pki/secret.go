@@ -197,45 +197,24 @@ func NewKeyProviderSecret(name string, chainPEM, provider []byte) (*Secret, erro
 // "ALL". Each authority vouches for IDs of its own trust domain and no other, which takes Envoy's SPIFFE validator
 // (envoy.tls.cert_validator.spiffe). Bundles without X.509 authorities are left out; if none has any, the error
 // wraps [spiffe.ErrNoAuthority]. Keys for tokens are not part of it.
-//
-// crls has certificate revocation lists in PEM (see [ParseCRLsPEM]) of the trust domains whose certificates are to be
-// checked against them; it may be nil. As Envoy then wants a list of every CA in a chain, each authority of such a trust domain must have
-// signed one; there may be more, of intermediates.
-func NewTrustDomainsSecret(name string, set *spiffe.BundleSet, crls map[spiffe.TrustDomain][]byte) (*Secret, error) {
+func NewTrustDomainsSecret(name string, set *spiffe.BundleSet) (*Secret, error) {
 	if name == "" || set == nil {
 		return nil, errors.New("pki: secret: a name and bundles are required")
 	}
-	s := &Secret{name: name}
-	domains := make(map[spiffe.TrustDomain][]byte)
-	size := 0
+	domains, size := make(map[spiffe.TrustDomain][]byte), 0
 	for b := range set.All() {
-		roots := b.MarshalPEM()
-		if len(roots) == 0 {
-			continue
-		}
-		if list, ok := crls[b.TrustDomain()]; ok {
-			list, err := s.readCRLs(list, slices.Collect(b.X509Authorities()))
-			if err != nil {
-				return nil, fmt.Errorf("pki: secret %q: trust domain %q: %w", name, b.TrustDomain(), err)
-			}
-			roots = append(roots, list...)
-		}
-		domains[b.TrustDomain()] = roots
-		size += len(roots)
-	}
-	for td := range crls {
-		if domains[td] == nil {
-			return nil, fmt.Errorf("pki: secret %q: revocation lists of %q, which has no bundle here: %w", name, td, spiffe.ErrNoAuthority)
+		if roots := b.MarshalPEM(); len(roots) > 0 {
+			domains[b.TrustDomain()] = roots
+			size += len(roots)
 		}
 	}
 	switch {
 	case len(domains) == 0:
 		return nil, fmt.Errorf("pki: secret %q: %w", name, spiffe.ErrNoAuthority)
 	case size > maxSecret:
-		return nil, fmt.Errorf("pki: secret %q: authorities and revocation lists of %d bytes, the limit is %d: %w", name, size, maxSecret, spiffe.ErrTooLarge)
+		return nil, fmt.Errorf("pki: secret %q: authorities of %d bytes, the limit is %d: %w", name, size, maxSecret, spiffe.ErrTooLarge)
 	}
-	s.contents = seal(contents{kind: kindDomains, domains: domains})
-	return s, nil
+	return &Secret{name: name, contents: seal(contents{kind: kindDomains, domains: domains})}, nil
 }
 
 // NewTicketKeysSecret returns keys for TLS session tickets, 80 random bytes each, 16 at most, and none twice. Envoy
@@ -262,7 +241,8 @@ func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
 }
 
 // NewGenericSecret returns values for Envoy's filters, such as passwords and tokens: one under the key "", or up to
-// 100 with keys, which are UTF-8 of 1 to 256 bytes. No value may be empty. All together may have 1 MiB. They are copied.
+// 100 with keys, which are UTF-8 of 1 to 256 bytes. No value may be empty. All together may have 1 MiB. They are
+// copied.
 func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 	if name == "" || len(values) == 0 {
 		return nil, errors.New("pki: secret: a name and a value are required")
@@ -291,8 +271,8 @@ func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 }
 
 // WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists in PEM
-// (see [ParseCRLsPEM]), in place of those that it has. Envoy then wants a list of every CA in a chain, so each root must have
-// signed one; with leafOnly it looks at the list of the CA that issued the leaf only, and the lists may be those of any CA.
+// (see [ParseCRLsPEM]), in place of those that it has. Envoy then wants a list of every CA in a chain, so each root must
+// have signed one; with leafOnly it looks at the list of the CA that issued the leaf only, and the lists may be of any CA.
 //
 // The new Secret's NotAfter is the earliest next update of the lists: peers refuse every certificate once one has
 // passed.
@@ -301,13 +281,9 @@ func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 	if c.kind != kindRoots {
 		return nil, fmt.Errorf("pki: secret %q: it holds %s; revocation lists go with roots", s.name, s.kind())
 	}
-	var roots []*x509.Certificate
-	if !leafOnly {
-		roots, _ = ParseCertificatesPEM(c.roots) // which we have written
-	}
 	with := &Secret{name: s.name}
 	var err error
-	if c.crls, err = with.readCRLs(crlsPEM, roots); err != nil {
+	if c.crls, err = with.readCRLs(crlsPEM, c.roots, leafOnly); err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", s.name, err)
 	}
 	c.leafOnly = leafOnly
@@ -315,15 +291,51 @@ func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 	return with, nil
 }
 
-// readCRLs returns lists in PEM, written anew, of which one is signed by each of roots, and brings the end of s
-// forward to their earliest next update.
-func (s *Secret) readCRLs(crlsPEM []byte, roots []*x509.Certificate) ([]byte, error) {
+// WithTrustDomainCRLs returns s, which must hold the roots of trust domains and no lists, with certificate revocation
+// lists in PEM (see [ParseCRLsPEM]) of those trust domains whose certificates are to be checked against them. Each
+// authority of such a trust domain must have signed one, as Envoy wants a list of every CA in a chain; there may be
+// more, of intermediates. NotAfter is as for [Secret.WithCRLs].
+func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secret, error) {
+	c := s.all()
+	if c.kind != kindDomains || !s.notAfter.IsZero() {
+		return nil, fmt.Errorf("pki: secret %q: it holds %s, or has revocation lists; they go with trust domains that have none", s.name, s.kind())
+	}
+	with, size := &Secret{name: s.name}, 0
+	c.domains = maps.Clone(c.domains)
+	for td, list := range crls {
+		roots := c.domains[td]
+		if roots == nil {
+			return nil, fmt.Errorf("pki: secret %q: revocation lists of %q, which has no bundle here: %w", s.name, td, spiffe.ErrNoAuthority)
+		}
+		list, err := with.readCRLs(list, roots, false)
+		if err != nil {
+			return nil, fmt.Errorf("pki: secret %q: trust domain %q: %w", s.name, td, err)
+		}
+		c.domains[td] = slices.Concat(roots, list)
+	}
+	for _, both := range c.domains {
+		size += len(both)
+	}
+	if size > maxSecret {
+		return nil, fmt.Errorf("pki: secret %q: authorities and revocation lists of %d bytes, the limit is %d: %w", s.name, size, maxSecret, spiffe.ErrTooLarge)
+	}
+	with.contents = seal(c)
+	return with, nil
+}
+
+// readCRLs returns lists in PEM, written anew, of which one is signed by each of the roots unless they are for leaves
+// only, and brings the end of s forward to their earliest next update.
+func (s *Secret) readCRLs(crlsPEM, rootsPEM []byte, leafOnly bool) ([]byte, error) {
 	lists, err := parseCRLs(crlsPEM)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errCRL, err)
 	}
+	roots, err := ParseCertificatesPEM(rootsPEM)
+	if err != nil {
+		return nil, err
+	}
 	for n, root := range roots {
-		if !slices.ContainsFunc(lists, func(l *x509.RevocationList) bool { return checkCRL(l, root) == nil }) {
+		if !leafOnly && !slices.ContainsFunc(lists, func(l *x509.RevocationList) bool { return checkCRL(l, root) == nil }) {
 			return nil, fmt.Errorf("%w: root %d (%.300q) has signed none of them, and so every certificate under it would be refused", errCRL, n+1, root.Subject)
 		}
 	}
@@ -374,7 +386,7 @@ func (s Secret) CRLs() (crlsPEM []byte, leafOnly bool) {
 }
 
 // TrustDomains returns the roots of each trust domain in PEM, with its certificate revocation lists behind them, and
-// whether this is such a secret; see [NewTrustDomainsSecret].
+// whether this is such a secret; see [NewTrustDomainsSecret] and [Secret.WithTrustDomainCRLs].
 func (s Secret) TrustDomains() (trustPEM map[spiffe.TrustDomain][]byte, ok bool) {
 	c := s.all()
 	return c.domains, c.kind == kindDomains
@@ -392,8 +404,8 @@ func (s Secret) Generic() (values map[string][]byte, ok bool) {
 	return c.values, c.kind == kindGeneric
 }
 
-// NotAfter returns when peers begin to refuse what this is: the end of a certificate, or the earliest next update of revocation
-// lists. It is the zero time for all else.
+// NotAfter returns when peers begin to refuse what this is: the end of a certificate, or the earliest next update of
+// revocation lists. It is the zero time for all else.
 func (s Secret) NotAfter() time.Time { return s.notAfter }
 
 // String returns the name, the kind and the end, and no key.

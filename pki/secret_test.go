@@ -219,7 +219,7 @@ func kinds(t testing.TB) map[string]*pki.Secret {
 		"key pair":                         made(pki.NewKeyPairSecret("s", svid)),
 		"certificates with a key provider": made(pki.NewKeyProviderSecret("s", pki.MarshalCertificatesPEM(svid.Leaf()), []byte("9f8e7d6c5b4a-pv"))),
 		"roots":                            made(trust.WithCRLs(root.crl(t), true)),
-		"trust domains":                    made(pki.NewTrustDomainsSecret("s", setOf(t, bundleOf(t, "example.org", root.cert())), nil)),
+		"trust domains":                    made(pki.NewTrustDomainsSecret("s", setOf(t, bundleOf(t, "example.org", root.cert())))),
 		"ticket keys":                      made(pki.NewTicketKeysSecret("s", []byte(strings.Repeat("tk9f8e7d6c", 8)))),
 		"generic":                          made(pki.NewGenericSecret("s", map[string][]byte{"": []byte("hunter2-0123456789")})),
 	}
@@ -260,19 +260,29 @@ func TestTrustDomainsSecret(t *testing.T) {
 	tokensOnly := bundleOf(t, "tokens.example")
 	set := setOf(t, bundleOf(t, "one.example", one.cert()), bundleOf(t, "two.example", two.cert()), tokensOnly)
 
-	s, err := pki.NewTrustDomainsSecret("ALL", set, nil)
+	s, err := pki.NewTrustDomainsSecret("ALL", set)
 	require.NoError(t, err)
 	got, _ := s.TrustDomains()
 	assert.Equal(t, map[spiffe.TrustDomain][]byte{tdOne: pki.MarshalCertificatesPEM(one.cert()), tdTwo: pki.MarshalCertificatesPEM(two.cert())}, got)
 	assert.True(t, s.NotAfter().IsZero())
 
 	lists := append(append([]byte("# a comment\n"), two.crl(t)...), mid.crl(t)...)
-	s, err = pki.NewTrustDomainsSecret("ALL", set, map[spiffe.TrustDomain][]byte{tdTwo: lists})
+	plain := s
+	s, err = plain.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
 	require.NoError(t, err)
 	got, _ = s.TrustDomains()
 	assert.Equal(t, pki.MarshalCertificatesPEM(one.cert()), got[tdOne])
 	assert.Equal(t, string(pki.MarshalCertificatesPEM(two.cert()))+strings.TrimPrefix(string(lists), "# a comment\n"), string(got[tdTwo]))
 	assert.Equal(t, base.Add(time.Hour).UTC().Truncate(time.Second), s.NotAfter())
+
+	before, _ := plain.TrustDomains()
+	assert.Equal(t, pki.MarshalCertificatesPEM(two.cert()), before[tdTwo], "the secret it was made of is as before")
+	_, err = s.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
+	require.ErrorContains(t, err, "has revocation lists")
+	for kind, s := range kinds(t) {
+		_, err := s.WithTrustDomainCRLs(nil)
+		require.Equal(t, kind == "trust domains", err == nil, kind)
+	}
 
 	for name, tc := range map[string]struct {
 		name string
@@ -291,7 +301,11 @@ func TestTrustDomainsSecret(t *testing.T) {
 		"no such domain":  {"ALL", set, map[spiffe.TrustDomain][]byte{spiffe.MustParseTrustDomain("x.example"): one.crl(t)}, spiffe.ErrNoAuthority},
 		"without roots":   {"ALL", set, map[spiffe.TrustDomain][]byte{tokensOnly.TrustDomain(): one.crl(t)}, spiffe.ErrNoAuthority},
 	} {
-		s, err := pki.NewTrustDomainsSecret(tc.name, tc.set, tc.crls)
+		s, err := pki.NewTrustDomainsSecret(tc.name, tc.set)
+		if tc.crls != nil {
+			require.NoError(t, err, name)
+			s, err = s.WithTrustDomainCRLs(tc.crls)
+		}
 		require.ErrorContains(t, err, "pki: secret", name)
 		require.Nil(t, s, name)
 		if tc.also != nil {

@@ -49,9 +49,9 @@ func UnixClient(path string) *http.Client {
 // whenever its content changes, until ctx is done or the loop ends. Names that the server does not
 // have yet come when they appear.
 //
-// A response is acknowledged once all its secrets are parsed, by the rules of package pki: the key of each pair belongs to its
-// leaf, each root is a CA, content is inline, and a validator is that of SPIFFE; else it is rejected as a whole, the server
-// told why, and the reason yielded. Nothing more is verified here. When the stream fails, the reason is yielded, and Watch
+// A response is acknowledged once all its secrets are parsed, by the rules of package pki: the key of each pair belongs
+// to its leaf, each root is a CA, content is inline, and a validator is that of SPIFFE; else it is rejected as a whole,
+// the server told why, and the reason yielded. Nothing more is verified here. When the stream fails, the reason is yielded, and Watch
 // goes on with a new stream after 0.5 s at first, and then after up to 4 % of the life that the secrets
 // have left, 30 s at most, and 5 s at most before the first: those that the caller has stay good
 // until then. A caller that wants to give up ends the loop.
@@ -405,7 +405,11 @@ func parseDomains(secretName string, config []byte) (*pki.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pki.NewTrustDomainsSecret(secretName, set, crls)
+	s, err := pki.NewTrustDomainsSecret(secretName, set)
+	if err != nil || len(crls) == 0 {
+		return s, err
+	}
+	return s.WithTrustDomainCRLs(crls)
 }
 
 // parseBundle reads the roots of a trust domain in PEM, with its revocation lists among them.

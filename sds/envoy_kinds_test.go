@@ -133,7 +133,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 		require.NoError(t, err)
 		return s
 	}
-	put(pki.NewTrustDomainsSecret("ALL", set(one.Bundle(), two.Bundle()), nil))
+	put(pki.NewTrustDomainsSecret("ALL", set(one.Bundle(), two.Bundle())))
 
 	// A CA that revokes.
 	key, err := pki.NewKey(pki.ECDSAP256)
@@ -160,7 +160,9 @@ func testEnvoyKinds(t *testing.T, api string) {
 		trust, err = pki.NewTrustSecret("leaf-crl", bundle)
 		require.NoError(t, err)
 		put(trust.WithCRLs(list, true))
-		put(pki.NewTrustDomainsSecret("ALL-crl", set(bundle, one.Bundle()), map[spiffe.TrustDomain][]byte{td: list}))
+		domains, err := pki.NewTrustDomainsSecret("ALL-crl", set(bundle, one.Bundle()))
+		require.NoError(t, err)
+		put(domains.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{td: list}))
 	}
 	revoke(1, bad.Leaf)
 
@@ -189,7 +191,8 @@ func testEnvoyKinds(t *testing.T, api string) {
 	t.Cleanup(app.Close)
 	appURL, err := url.Parse(app.URL)
 	require.NoError(t, err)
-	bootstrap := kindsBootstrap
+	var bootstrap strings.Builder
+	bootstrap.WriteString(kindsBootstrap)
 	for _, l := range []struct{ name, cert, extra, context string }{
 		{"ALL", "default", "require_client_certificate: true", "validation_context_sds_secret_config: {name: ALL, sds_config: *sds}"},
 		{"ALL-crl", "default", "require_client_certificate: true", "validation_context_sds_secret_config: {name: ALL-crl, sds_config: *sds}"},
@@ -198,9 +201,9 @@ func testEnvoyKinds(t *testing.T, api string) {
 		{"tickets", "default", "session_ticket_keys_sds_secret_config: {name: tickets, sds_config: *sds}", ""},
 		{"provider", "by-provider", "", ""},
 	} {
-		bootstrap += strings.NewReplacer("NAME", l.name, "CERT", l.cert, "EXTRA", l.extra, "CONTEXT", l.context).Replace(kindsListener)
+		bootstrap.WriteString(strings.NewReplacer("NAME", l.name, "CERT", l.cert, "EXTRA", l.extra, "CONTEXT", l.context).Replace(kindsListener))
 	}
-	e := envoytest.Start(t, dir, "kinds", strings.NewReplacer("SOCKET", "s.sock", "API_TYPE", api, "BACKEND", appURL.Port()).Replace(bootstrap))
+	e := envoytest.Start(t, dir, "kinds", strings.NewReplacer("SOCKET", "s.sock", "API_TYPE", api, "BACKEND", appURL.Port()).Replace(bootstrap.String()))
 	e.WaitLive(patient)
 
 	// get makes a request in a new connection.
@@ -235,7 +238,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 	require.Error(t, get("ALL", certificate(one, "spiffe://one.example")), "an ID without a path")
 	require.Error(t, get("ALL", nil))
 	assert.EqualValues(t, 2, e.Stat("listener.127.0.0.1_0.ssl.fail_verify_error"), "those that an authority of another trust domain has signed")
-	put(pki.NewTrustDomainsSecret("ALL", set(one.Bundle(), three.Bundle()), nil))
+	put(pki.NewTrustDomainsSecret("ALL", set(one.Bundle(), three.Bundle())))
 	require.Eventually(t, func() bool { return get("ALL", certificate(three, "spiffe://three.example/web")) == nil }, patient, 20*time.Millisecond)
 	require.Error(t, get("ALL", certificate(two, "spiffe://two.example/web")), "it is trusted no longer")
 	require.NoError(t, get("ALL", certificate(one, "spiffe://one.example/web")))

@@ -32,7 +32,7 @@ func kindsOf(t testing.TB) map[string]*pki.Secret {
 		}
 	}
 	add("provider")(pki.NewKeyProviderSecret("s", chain, providerOf(t, "hsm", "type.googleapis.com/google.protobuf.Empty")))
-	add("domains")(pki.NewTrustDomainsSecret("s", set, nil))
+	add("domains")(pki.NewTrustDomainsSecret("s", set))
 	add("tickets")(pki.NewTicketKeysSecret("s", []byte(strings.Repeat("k", 80))))
 	add("generic")(pki.NewGenericSecret("s", map[string][]byte{"": []byte("hunter2")}))
 	add("values")(pki.NewGenericSecret("s", map[string][]byte{"a": []byte("1"), "b": []byte("2")}))

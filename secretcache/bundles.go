@@ -68,7 +68,7 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 		add(b.TrustDomain().ID().String(), b)
 	}
 	before, _ := old.lookup(allName)
-	all, err := pki.NewTrustDomainsSecret(allName, t.set, nil)
+	all, err := pki.NewTrustDomainsSecret(allName, t.set)
 	t.secrets[allName] = rootSecret{nil, same(before.secret, all), err}
 	return t
 }

@@ -193,8 +193,10 @@ func secretKinds(t testing.TB) map[string]*pki.Secret {
 		require.NoError(t, err)
 		add(renamed.WithCRLs(crl, leafOnly))
 	}
-	add(pki.NewTrustDomainsSecret("ALL", set, nil))
-	add(pki.NewTrustDomainsSecret("ALL-crl", set.With(own), map[spiffe.TrustDomain][]byte{own.TrustDomain(): crl}))
+	add(pki.NewTrustDomainsSecret("ALL", set))
+	domains, err := pki.NewTrustDomainsSecret("ALL-crl", set.With(own))
+	require.NoError(t, err)
+	add(domains.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{own.TrustDomain(): crl}))
 	add(pki.NewTicketKeysSecret("tickets", ticket, append([]byte{9}, ticket[1:]...)))
 	add(pki.NewGenericSecret("generic", map[string][]byte{"": []byte("hunter2")}))
 	add(pki.NewGenericSecret("generics", map[string][]byte{"user": []byte("me"), "password": []byte("hunter2"), "größe": {0xff, 0}}))

@@ -59,7 +59,7 @@ func newContents(t testing.TB) *contents {
 	c.make["values"] = func(name string) (*pki.Secret, error) {
 		return pki.NewGenericSecret(name, map[string][]byte{"user": []byte("me"), "password": []byte("value")})
 	}
-	c.make["domains"] = func(name string) (*pki.Secret, error) { return pki.NewTrustDomainsSecret(name, set, nil) }
+	c.make["domains"] = func(name string) (*pki.Secret, error) { return pki.NewTrustDomainsSecret(name, set) }
 	for word, f := range c.make {
 		s, err := f("x")
 		if err != nil {

@@ -45,7 +45,7 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 		found, there := st.lookup(resourceName)
 		switch {
 		case there && found.bundles != nil:
-			return pki.NewTrustDomainsSecret(resourceName, found.bundles, nil)
+			return pki.NewTrustDomainsSecret(resourceName, found.bundles)
 		case there && found.bundle != nil:
 			return pki.NewTrustSecret(resourceName, found.bundle)
 		case there && time.Now().Before(found.svid.NotAfter()):
