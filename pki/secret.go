@@ -41,7 +41,7 @@ const (
 type Secret struct {
 	name     string
 	notAfter time.Time
-	contents func() contents // see seal; nil in the zero Secret
+	contents func() *contents // see seal; nil in the zero Secret
 }
 
 type contents struct {
@@ -79,7 +79,7 @@ func NewKeyPairSecret(name string, pair interface {
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
 	}
-	return &Secret{name: name, notAfter: pair.NotAfter(), contents: seal(contents{kind: kindPair, chain: chain, key: key})}, nil
+	return &Secret{name: name, notAfter: pair.NotAfter(), contents: seal(&contents{kind: kindPair, chain: chain, key: key})}, nil
 }
 
 // NewTrustSecret returns the X.509 authorities of bundle under the given resource name, such as
@@ -93,7 +93,7 @@ func NewTrustSecret(name string, bundle *spiffe.Bundle) (*Secret, error) {
 	if len(roots) == 0 {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, spiffe.ErrNoAuthority)
 	}
-	return &Secret{name: name, contents: seal(contents{kind: kindRoots, roots: roots})}, nil
+	return &Secret{name: name, contents: seal(&contents{kind: kindRoots, roots: roots})}, nil
 }
 
 // NewSecretPEM makes a Secret of PEM from elsewhere, such as files, which need not hold SPIFFE
@@ -152,7 +152,7 @@ func pairFromPEM(chainPEM, keyPEM []byte, notAfter time.Time) (*Secret, error) {
 	if end := chain[0].NotAfter; notAfter.IsZero() || end.Before(notAfter) {
 		notAfter = end
 	}
-	return &Secret{notAfter: notAfter, contents: seal(contents{kind: kindPair, chain: MarshalCertificatesPEM(chain...), key: out})}, nil
+	return &Secret{notAfter: notAfter, contents: seal(&contents{kind: kindPair, chain: MarshalCertificatesPEM(chain...), key: out})}, nil
 }
 
 func rootsFromPEM(rootsPEM []byte) (*Secret, error) {
@@ -165,7 +165,7 @@ func rootsFromPEM(rootsPEM []byte) (*Secret, error) {
 			return nil, fmt.Errorf("root %d (%.300q) is not a CA certificate", n+1, c.Subject)
 		}
 	}
-	return &Secret{contents: seal(contents{kind: kindRoots, roots: MarshalCertificatesPEM(roots...)})}, nil
+	return &Secret{contents: seal(&contents{kind: kindRoots, roots: MarshalCertificatesPEM(roots...)})}, nil
 }
 
 // isCA reports whether c can be a root; certificates of version 1 have no way to say so.
@@ -188,7 +188,7 @@ func NewKeyProviderSecret(name string, chainPEM, provider []byte) (*Secret, erro
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
 	}
-	return &Secret{name: name, notAfter: chain[0].NotAfter, contents: seal(contents{
+	return &Secret{name: name, notAfter: chain[0].NotAfter, contents: seal(&contents{
 		kind: kindProvider, chain: MarshalCertificatesPEM(chain...), provider: bytes.Clone(provider),
 	})}, nil
 }
@@ -208,13 +208,16 @@ func NewTrustDomainsSecret(name string, set *spiffe.BundleSet) (*Secret, error) 
 			size += len(roots)
 		}
 	}
-	switch {
-	case len(domains) == 0:
-		return nil, fmt.Errorf("pki: secret %q: %w", name, spiffe.ErrNoAuthority)
-	case size > maxSecret:
-		return nil, fmt.Errorf("pki: secret %q: authorities of %d bytes, the limit is %d: %w", name, size, maxSecret, spiffe.ErrTooLarge)
+	var err error
+	if len(domains) == 0 {
+		err = spiffe.ErrNoAuthority
+	} else if size > maxSecret {
+		err = spiffe.ErrTooLarge
 	}
-	return &Secret{name: name, contents: seal(contents{kind: kindDomains, domains: domains})}, nil
+	if err != nil {
+		return nil, fmt.Errorf("pki: secret %q: authorities of %d bytes, the limit is %d: %w", name, size, maxSecret, err)
+	}
+	return &Secret{name: name, contents: seal(&contents{kind: kindDomains, domains: domains})}, nil
 }
 
 // NewTicketKeysSecret returns keys for TLS session tickets, 80 random bytes each, 16 at most, and none twice. Envoy
@@ -237,7 +240,7 @@ func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
 		}
 		tickets[i] = bytes.Clone(key)
 	}
-	return &Secret{name: name, contents: seal(contents{kind: kindTickets, tickets: tickets})}, nil
+	return &Secret{name: name, contents: seal(&contents{kind: kindTickets, tickets: tickets})}, nil
 }
 
 // NewGenericSecret returns values for Envoy's filters, such as passwords and tokens: one under the key "", or up to
@@ -267,7 +270,7 @@ func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 		}
 		copied[key] = bytes.Clone(value)
 	}
-	return &Secret{name: name, contents: seal(contents{kind: kindGeneric, values: copied})}, nil
+	return &Secret{name: name, contents: seal(&contents{kind: kindGeneric, values: copied})}, nil
 }
 
 // WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists in PEM
@@ -282,12 +285,11 @@ func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 		return nil, fmt.Errorf("pki: secret %q: it holds %s; revocation lists go with roots", s.name, s.kind())
 	}
 	with := &Secret{name: s.name}
-	var err error
-	if c.crls, err = with.readCRLs(crlsPEM, c.roots, leafOnly); err != nil {
+	crls, err := with.readCRLs(crlsPEM, c.roots, leafOnly)
+	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", s.name, err)
 	}
-	c.leafOnly = leafOnly
-	with.contents = seal(c)
+	with.contents = seal(&contents{kind: kindRoots, roots: c.roots, crls: crls, leafOnly: leafOnly})
 	return with, nil
 }
 
@@ -301,7 +303,7 @@ func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secre
 		return nil, fmt.Errorf("pki: secret %q: it holds %s, or has revocation lists; they go with trust domains that have none", s.name, s.kind())
 	}
 	with, size := &Secret{name: s.name}, 0
-	c.domains = maps.Clone(c.domains)
+	domains := maps.Clone(c.domains)
 	for td, list := range crls {
 		roots := c.domains[td]
 		if roots == nil {
@@ -311,15 +313,15 @@ func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secre
 		if err != nil {
 			return nil, fmt.Errorf("pki: secret %q: trust domain %q: %w", s.name, td, err)
 		}
-		c.domains[td] = slices.Concat(roots, list)
+		domains[td] = slices.Concat(roots, list)
 	}
-	for _, both := range c.domains {
+	for _, both := range domains {
 		size += len(both)
 	}
 	if size > maxSecret {
 		return nil, fmt.Errorf("pki: secret %q: authorities and revocation lists of %d bytes, the limit is %d: %w", s.name, size, maxSecret, spiffe.ErrTooLarge)
 	}
-	with.contents = seal(c)
+	with.contents = seal(&contents{kind: kindDomains, domains: domains})
 	return with, nil
 }
 
@@ -428,9 +430,10 @@ func (s Secret) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-func (s Secret) all() contents {
+// all returns what may be read, and not changed.
+func (s Secret) all() *contents {
 	if s.contents == nil {
-		return contents{kind: "empty"}
+		return &contents{kind: "empty"}
 	}
 	return s.contents()
 }

@@ -82,10 +82,15 @@ func same(before, s *pki.Secret) *pki.Secret {
 	roots, _ := s.Roots()
 	domainsBefore, _ := before.TrustDomains()
 	domains, _ := s.TrustDomains()
-	if bytes.Equal(rootsBefore, roots) && maps.EqualFunc(domainsBefore, domains, bytes.Equal) {
-		return before
+	for td, pem := range domains {
+		if !bytes.Equal(domainsBefore[td], pem) {
+			return s
+		}
 	}
-	return s
+	if len(domainsBefore) != len(domains) || !bytes.Equal(rootsBefore, roots) {
+		return s
+	}
+	return before
 }
 
 // usable reports whether the bundle of the own trust domain has an authority, without which no certificate
