@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
 	"log/slog"
+	"math/big"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -335,8 +338,14 @@ func TestSecretWithCRLs(t *testing.T) {
 	none, _ := trust.CRLs()
 	assert.Nil(t, none, "the secret it was made of is as before")
 
-	later, err := both.WithCRLs(append(one.crl(t), two.crl(t)...), false)
+	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+		Number: big.NewInt(1), ThisUpdate: base, NextUpdate: base.Add(time.Minute),
+	}, two.cert(), two.key)
 	require.NoError(t, err)
+	soon := []byte(block("X509 CRL", der))
+	later, err := both.WithCRLs(slices.Concat(one.crl(t), soon, two.crl(t)), false)
+	require.NoError(t, err)
+	assert.Equal(t, base.Add(time.Minute).UTC().Truncate(time.Second), later.NotAfter(), "the earliest")
 	s, err = later.WithCRLs(two.crl(t), true)
 	require.NoError(t, err, "of leaves, and in place of those before")
 	crls, leafOnly = s.CRLs()

@@ -100,11 +100,6 @@ type material struct {
 	bundles *spiffe.BundleSet
 }
 
-// same reports whether the same is made of both.
-func (m material) same(o material) bool {
-	return m.svid == o.svid && m.bundle == o.bundle && m.bundles.Equal(o.bundles)
-}
-
 // lookup returns what the secret with a name is made of, and whether there is one.
 func (st *state) lookup(name string) (m material, ok bool) {
 	if st.update == nil {
@@ -168,7 +163,7 @@ func (st *state) changes(old *state) []string {
 		if before.svid != nil || after.svid != nil {
 			rank[name] = 1
 		}
-		return was == is && before.same(after)
+		return was == is && before == after
 	})
 	return slices.SortedFunc(maps.Keys(all), func(a, b string) int {
 		return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b))
