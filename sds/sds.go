@@ -18,11 +18,11 @@
 // POST /v3/discovery:secrets with JSON. The [Source] decides which names exist. Each name is served on
 // its own: a name that is unknown or late does not delay the others.
 //
-// A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with a private key or a
-// private_key_provider, validation_context with trusted_ca and crl, or with the bundles of several trust domains for Envoy's
-// SPIFFE validator (envoy.tls.cert_validator.spiffe), session_ticket_keys, and generic_secret. A secret with a private_key_provider
-// is not served in JSON. Of the SPIFFE validator Envoy 1.40 demands that each peer has a certificate, with a path in its ID, and
-// of a trust domain with revocation lists it wants one of every CA in a chain.
+// A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with a
+// private_key or a private_key_provider; validation_context with trusted_ca and crl, or with the bundles of several trust
+// domains for Envoy's SPIFFE validator (envoy.tls.cert_validator.spiffe); session_ticket_keys; and generic_secret. One
+// with a private_key_provider is not served in JSON. With the SPIFFE validator Envoy 1.40 refuses a peer without a
+// certificate, or whose ID has no path.
 //
 // # What it promises
 //

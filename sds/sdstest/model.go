@@ -117,7 +117,8 @@ func (p *player) finish() error {
 	return nil
 }
 
-// shrink takes lines away for as long as the script fails, and time is left. It returns what is left, and why that fails.
+// shrink takes lines away for as long as the script fails, and time is left. It returns what is left, and why that
+// fails.
 func shrink(lines []string, err error, fails func([]string) error, until time.Time) ([]string, error) {
 	for size := len(lines) / 2; size > 0; {
 		shorter := false

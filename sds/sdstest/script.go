@@ -49,7 +49,7 @@ type stream struct {
 	dropped  map[string]bool
 	sent     map[string]string // the last that came for a name, "-" if that it does not exist; nothing if it has to come
 	rejected map[string]string
-	again    map[string]bool // asked for more than once, each of which is answered, also after a rejection that was sent later
+	again    map[string]bool // asked for more than once: each is answered, also after a rejection that was sent later
 	racing   bool            // the source has changed since the client had what it is due
 
 	version  string // SotW: the last that was accepted

@@ -28,7 +28,7 @@
 //	S raw TEXT            stream S sends a message that is not a request
 //	S want ITEMS          stream S receives just ITEMS, and acknowledges all but the last response that they come in
 //	S sync ack, S sync nack   stream S receives, and answers, until it has what it is due
-//	S barrier             stream S asks for one more name, and receives just that, so that all requests before it have been taken
+//	S barrier             stream S asks for one more name, and receives just that: the server has taken all before it
 //	S flush               the same, but stream S receives and answers all that it is due, too
 //	S quiet               stream S has received everything: it ends its requests, and the server ends it with OK
 //	S ends CODE           the server ends stream S, with a code of gRPC such as invalid_argument
@@ -36,10 +36,11 @@
 //	finish                at the end: every stream comes to have what the source has, and nothing more comes
 //
 // Streams whose names begin with "d" are delta, others are SotW. ITEMS are NAME=CONTENT, and -NAME for what a delta
-// response removes. CONTENT is a number from 1 to 9, which are different roots, or pair, otherpair, tickets, generic, values or domains.
+// response removes. CONTENT is a number from 1 to 9, which are different roots, or pair, otherpair, tickets, generic,
+// values or domains.
 //
-// Of each response it is checked, too, that it has a type, a version and a nonce that is new on the stream, no secret twice, names
-// that the client has asked for, and content that the source has had, none older than what the client has.
+// Of each response it is checked, too, that it has a type, a version and a nonce that is new on the stream, no secret
+// twice, names that the client has asked for, and content that the source has had, none older than what the client has.
 package sdstest
 
 import (
@@ -70,7 +71,8 @@ type Server struct {
 	// soon; a request that comes for a name that no stream has sees it. It is called by one goroutine at a time.
 	Set func(name string, s *pki.Secret)
 
-	// Lacks lists what the server is known not to do: the beginnings of the names of cases, such as "rest". They are skipped.
+	// Lacks lists what the server is known not to do: the beginnings of the names of cases, such as "rest". They are
+	// skipped.
 	Lacks []string
 }
 
@@ -114,7 +116,8 @@ type testCase struct {
 	lines   []string
 }
 
-// parseCases reads scripts, each of which begins with a line "case NAME". Empty lines, and those that begin with //, are left out.
+// parseCases reads scripts, each of which begins with a line "case NAME". Empty lines, and those that begin with //,
+// are left out.
 func parseCases(text string) []testCase {
 	var all []testCase
 	for line := range strings.Lines(text) {
