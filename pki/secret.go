@@ -1,27 +1,68 @@
 package pki
 
 import (
+	"bytes"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Secret is the material that one SDS resource name stands for, in PEM: a key pair (certificate chain
-// and private key) or trusted roots, never both. The PEM is made once, when the Secret is. It never
-// changes; the byte slices that it returns are shared and must not be changed. It cannot print its key.
+// Limits on what a secret holds beside certificates.
+const (
+	ticketKeySize = 80 // of Envoy: a name of 16 bytes, and keys of 32 for HMAC and for AES
+	maxTicketKeys = 16
+	maxGeneric    = 100      // values
+	maxGenericKey = 256      // bytes of a name
+	maxOpaque     = 64 << 10 // bytes of a key provider
+	maxSecret     = 1 << 20  // bytes of all values
+)
+
+// Secret is the material that one SDS resource name stands for. It is one of the kinds that Envoy knows:
+//
+//   - a key pair, [NewKeyPairSecret] and [NewSecretPEM]; or a certificate chain whose key Envoy uses through a
+//     provider, [NewKeyProviderSecret]
+//   - roots that vouch for any peer, [NewTrustSecret] and [NewSecretPEM]
+//   - the roots of each of several trust domains, which vouch for their own only, [NewTrustDomainsSecret]
+//   - session ticket keys, [NewTicketKeysSecret]
+//   - values for filters, [NewGenericSecret]
+//
+// Certificates, keys and revocation lists are in PEM, which is made once, when the Secret is. A Secret never changes;
+// the slices and maps that it returns are shared and must not be changed. It cannot print what is secret.
 //
 // The zero Secret is not valid and has nothing in it.
 type Secret struct {
 	name     string
 	notAfter time.Time
-	pem      func() secretPEM // see seal; nil in the zero Secret
+	contents func() *contents // see seal; nil in the zero Secret
 }
 
-type secretPEM struct{ chain, key, roots []byte }
+type contents struct {
+	kind                 string
+	chain, key, provider []byte
+	roots, crls          []byte
+	leafOnly             bool
+	domains              map[spiffe.TrustDomain][]byte
+	tickets              [][]byte
+	values               map[string][]byte
+}
+
+// The kinds of secrets, as they are printed.
+const (
+	kindPair     = "key pair"
+	kindProvider = "certificates with a key provider"
+	kindRoots    = "roots"
+	kindDomains  = "trust domains"
+	kindTickets  = "ticket keys"
+	kindGeneric  = "generic"
+)
 
 // NewKeyPairSecret returns the certificate chain and the private key of pair, a [*spiffe.SVID] or a [*Credential],
 // under the given resource name, such as "default". The key is exported in the clear, so one in hardware is an error.
@@ -38,7 +79,7 @@ func NewKeyPairSecret(name string, pair interface {
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
 	}
-	return &Secret{name: name, notAfter: pair.NotAfter(), pem: seal(secretPEM{chain: chain, key: key})}, nil
+	return &Secret{name: name, notAfter: pair.NotAfter(), contents: seal(&contents{kind: kindPair, chain: chain, key: key})}, nil
 }
 
 // NewTrustSecret returns the X.509 authorities of bundle under the given resource name, such as
@@ -52,7 +93,7 @@ func NewTrustSecret(name string, bundle *spiffe.Bundle) (*Secret, error) {
 	if len(roots) == 0 {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, spiffe.ErrNoAuthority)
 	}
-	return &Secret{name: name, pem: seal(secretPEM{roots: roots})}, nil
+	return &Secret{name: name, contents: seal(&contents{kind: kindRoots, roots: roots})}, nil
 }
 
 // NewSecretPEM makes a Secret of PEM from elsewhere, such as files, which need not hold SPIFFE
@@ -111,7 +152,7 @@ func pairFromPEM(chainPEM, keyPEM []byte, notAfter time.Time) (*Secret, error) {
 	if end := chain[0].NotAfter; notAfter.IsZero() || end.Before(notAfter) {
 		notAfter = end
 	}
-	return &Secret{notAfter: notAfter, pem: seal(secretPEM{chain: MarshalCertificatesPEM(chain...), key: out})}, nil
+	return &Secret{notAfter: notAfter, contents: seal(&contents{kind: kindPair, chain: MarshalCertificatesPEM(chain...), key: out})}, nil
 }
 
 func rootsFromPEM(rootsPEM []byte) (*Secret, error) {
@@ -124,7 +165,7 @@ func rootsFromPEM(rootsPEM []byte) (*Secret, error) {
 			return nil, fmt.Errorf("root %d (%.300q) is not a CA certificate", n+1, c.Subject)
 		}
 	}
-	return &Secret{pem: seal(secretPEM{roots: MarshalCertificatesPEM(roots...)})}, nil
+	return &Secret{contents: seal(&contents{kind: kindRoots, roots: MarshalCertificatesPEM(roots...)})}, nil
 }
 
 // isCA reports whether c can be a root; certificates of version 1 have no way to say so.
@@ -132,25 +173,241 @@ func isCA(c *x509.Certificate) bool {
 	return c.Version < 3 || c.BasicConstraintsValid && c.IsCA
 }
 
+// NewKeyProviderSecret returns a certificate chain whose private key Envoy does not get: it signs through one of its
+// private key providers. chainPEM is read as by [NewSecretPEM]. provider is an encoded
+// envoy.extensions.transport_sockets.tls.v3.PrivateKeyProvider, at most 64 KiB, which is passed on as it is; it is
+// copied. Its configuration may have a key in it, and is not printed.
+func NewKeyProviderSecret(name string, chainPEM, provider []byte) (*Secret, error) {
+	if name == "" || len(provider) == 0 {
+		return nil, errors.New("pki: secret: a name and a key provider are required")
+	}
+	chain, err := ParseCertificatesPEM(chainPEM)
+	if err == nil && len(provider) > maxOpaque {
+		err = fmt.Errorf("a key provider of %d bytes, the limit is %d: %w", len(provider), maxOpaque, spiffe.ErrTooLarge)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
+	}
+	return &Secret{name: name, notAfter: chain[0].NotAfter, contents: seal(&contents{
+		kind: kindProvider, chain: MarshalCertificatesPEM(chain...), provider: bytes.Clone(provider),
+	})}, nil
+}
+
+// NewTrustDomainsSecret returns the X.509 authorities of several trust domains under the given resource name, such as
+// "ALL". Each authority vouches for IDs of its own trust domain and no other, which takes Envoy's SPIFFE validator
+// (envoy.tls.cert_validator.spiffe). Bundles without X.509 authorities are left out; if none has any, the error
+// wraps [spiffe.ErrNoAuthority]. Keys for tokens are not part of it.
+func NewTrustDomainsSecret(name string, set *spiffe.BundleSet) (*Secret, error) {
+	if name == "" || set == nil {
+		return nil, errors.New("pki: secret: a name and bundles are required")
+	}
+	domains, size := make(map[spiffe.TrustDomain][]byte), 0
+	for b := range set.All() {
+		if roots := b.MarshalPEM(); len(roots) > 0 {
+			domains[b.TrustDomain()] = roots
+			size += len(roots)
+		}
+	}
+	var err error
+	if len(domains) == 0 {
+		err = spiffe.ErrNoAuthority
+	} else if size > maxSecret {
+		err = spiffe.ErrTooLarge
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pki: secret %q: authorities of %d bytes, the limit is %d: %w", name, size, maxSecret, err)
+	}
+	return &Secret{name: name, contents: seal(&contents{kind: kindDomains, domains: domains})}, nil
+}
+
+// NewTicketKeysSecret returns keys for TLS session tickets, 80 random bytes each, 16 at most, and none twice. Envoy
+// encrypts with the first and decrypts with all: to rotate, put a new one in front and let the last one go. They are
+// copied.
+func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
+	if name == "" || len(keys) == 0 {
+		return nil, errors.New("pki: secret: a name and a ticket key are required")
+	}
+	if len(keys) > maxTicketKeys {
+		return nil, fmt.Errorf("pki: secret %q: %d ticket keys, the limit is %d: %w", name, len(keys), maxTicketKeys, spiffe.ErrTooLarge)
+	}
+	tickets := make([][]byte, len(keys))
+	for i, key := range keys {
+		if len(key) != ticketKeySize {
+			return nil, fmt.Errorf("pki: secret %q: ticket key %d has %d bytes, not %d", name, i+1, len(key), ticketKeySize)
+		}
+		if slices.ContainsFunc(tickets[:i], func(k []byte) bool { return bytes.Equal(k, key) }) {
+			return nil, fmt.Errorf("pki: secret %q: ticket key %d is there twice", name, i+1)
+		}
+		tickets[i] = bytes.Clone(key)
+	}
+	return &Secret{name: name, contents: seal(&contents{kind: kindTickets, tickets: tickets})}, nil
+}
+
+// NewGenericSecret returns values for Envoy's filters, such as passwords and tokens: one under the key "", or up to
+// 100 with keys, which are UTF-8 of 1 to 256 bytes. No value may be empty. All together may have 1 MiB. They are
+// copied.
+func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
+	if name == "" || len(values) == 0 {
+		return nil, errors.New("pki: secret: a name and a value are required")
+	}
+	_, single := values[""]
+	copied, size := make(map[string][]byte, len(values)), 0
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		value := values[key]
+		var err error
+		switch size += len(key) + len(value); {
+		case single && len(values) > 1:
+			err = errors.New(`a value under the key "" beside others; it stands alone`)
+		case len(key) > maxGenericKey, len(values) > maxGeneric, size > maxSecret:
+			err = fmt.Errorf("more than %d values, %d bytes of a key or %d bytes together: %w", maxGeneric, maxGenericKey, maxSecret, spiffe.ErrTooLarge)
+		case !utf8.ValidString(key):
+			err = fmt.Errorf("the key %q is not UTF-8", key)
+		case len(value) == 0:
+			err = fmt.Errorf("the value of %q is empty", key)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("pki: secret %q: %w", name, err)
+		}
+		copied[key] = bytes.Clone(value)
+	}
+	return &Secret{name: name, contents: seal(&contents{kind: kindGeneric, values: copied})}, nil
+}
+
+// WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists in PEM
+// (see [ParseCRLsPEM]), in place of those that it has. Envoy then wants a list of every CA in a chain, so each root must
+// have signed one; with leafOnly it looks at the list of the CA that issued the leaf only, and the lists may be of any CA.
+//
+// The new Secret's NotAfter is the earliest next update of the lists: peers refuse every certificate once one has
+// passed.
+func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
+	c := s.all()
+	if c.kind != kindRoots {
+		return nil, fmt.Errorf("pki: secret %q: it holds %s; revocation lists go with roots", s.name, s.kind())
+	}
+	with := &Secret{name: s.name}
+	crls, err := with.readCRLs(crlsPEM, c.roots, leafOnly)
+	if err != nil {
+		return nil, fmt.Errorf("pki: secret %q: %w", s.name, err)
+	}
+	with.contents = seal(&contents{kind: kindRoots, roots: c.roots, crls: crls, leafOnly: leafOnly})
+	return with, nil
+}
+
+// WithTrustDomainCRLs returns s, which must hold the roots of trust domains and no lists, with certificate revocation
+// lists in PEM (see [ParseCRLsPEM]) of those trust domains whose certificates are to be checked against them. Each
+// authority of such a trust domain must have signed one, as Envoy wants a list of every CA in a chain; there may be
+// more, of intermediates. NotAfter is as for [Secret.WithCRLs].
+func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secret, error) {
+	c := s.all()
+	if c.kind != kindDomains || !s.notAfter.IsZero() {
+		return nil, fmt.Errorf("pki: secret %q: it holds %s, or has revocation lists; they go with trust domains that have none", s.name, s.kind())
+	}
+	with, size := &Secret{name: s.name}, 0
+	domains := maps.Clone(c.domains)
+	for td, list := range crls {
+		roots := c.domains[td]
+		if roots == nil {
+			return nil, fmt.Errorf("pki: secret %q: revocation lists of %q, which has no bundle here: %w", s.name, td, spiffe.ErrNoAuthority)
+		}
+		list, err := with.readCRLs(list, roots, false)
+		if err != nil {
+			return nil, fmt.Errorf("pki: secret %q: trust domain %q: %w", s.name, td, err)
+		}
+		domains[td] = slices.Concat(roots, list)
+	}
+	for _, both := range domains {
+		size += len(both)
+	}
+	if size > maxSecret {
+		return nil, fmt.Errorf("pki: secret %q: authorities and revocation lists of %d bytes, the limit is %d: %w", s.name, size, maxSecret, spiffe.ErrTooLarge)
+	}
+	with.contents = seal(&contents{kind: kindDomains, domains: domains})
+	return with, nil
+}
+
+// readCRLs returns lists in PEM, written anew, of which one is signed by each of the roots unless they are for leaves
+// only, and brings the end of s forward to their earliest next update.
+func (s *Secret) readCRLs(crlsPEM, rootsPEM []byte, leafOnly bool) ([]byte, error) {
+	lists, err := parseCRLs(crlsPEM)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errCRL, err)
+	}
+	roots, err := ParseCertificatesPEM(rootsPEM)
+	if err != nil {
+		return nil, err
+	}
+	for n, root := range roots {
+		if !leafOnly && !slices.ContainsFunc(lists, func(l *x509.RevocationList) bool { return checkCRL(l, root) == nil }) {
+			return nil, fmt.Errorf("%w: root %d (%.300q) has signed none of them, and so every certificate under it would be refused", errCRL, n+1, root.Subject)
+		}
+	}
+	var out []byte
+	for _, l := range lists {
+		if s.notAfter.IsZero() || l.NextUpdate.Before(s.notAfter) {
+			s.notAfter = l.NextUpdate
+		}
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: l.Raw})...)
+	}
+	return out, nil
+}
+
 // Name returns the resource name.
 func (s Secret) Name() string { return s.name }
 
 // KeyPair returns the certificate chain, leaf first, and the private key (PKCS#8) in PEM, and whether
-// this is a key pair. The slices are shared and must not be changed.
+// this is a key pair.
 func (s Secret) KeyPair() (chainPEM, keyPEM []byte, ok bool) {
-	p := s.contents()
-	return p.chain, p.key, p.key != nil
+	c := s.all()
+	if c.kind != kindPair {
+		return nil, nil, false
+	}
+	return c.chain, c.key, true
 }
 
-// Roots returns the trusted roots in PEM, and whether these are roots. The slice is shared and must not
-// be changed.
+// KeyProvider returns the certificate chain, leaf first, in PEM, and the encoded provider of its key, and whether this
+// is such a secret; see [NewKeyProviderSecret].
+func (s Secret) KeyProvider() (chainPEM, provider []byte, ok bool) {
+	c := s.all()
+	if c.kind != kindProvider {
+		return nil, nil, false
+	}
+	return c.chain, c.provider, true
+}
+
+// Roots returns the roots in PEM that vouch for any peer, and whether these are such roots.
 func (s Secret) Roots() (rootsPEM []byte, ok bool) {
-	p := s.contents()
-	return p.roots, p.roots != nil
+	c := s.all()
+	return c.roots, c.kind == kindRoots
 }
 
-// NotAfter returns the end of a key pair, after which peers refuse it, and the zero time for
-// roots.
+// CRLs returns the certificate revocation lists in PEM that go with [Secret.Roots], nil if there are none, and
+// whether they are for leaves only; see [Secret.WithCRLs].
+func (s Secret) CRLs() (crlsPEM []byte, leafOnly bool) {
+	c := s.all()
+	return c.crls, c.leafOnly
+}
+
+// TrustDomains returns the roots of each trust domain in PEM, with its certificate revocation lists behind them, and
+// whether this is such a secret; see [NewTrustDomainsSecret] and [Secret.WithTrustDomainCRLs].
+func (s Secret) TrustDomains() (trustPEM map[spiffe.TrustDomain][]byte, ok bool) {
+	c := s.all()
+	return c.domains, c.kind == kindDomains
+}
+
+// TicketKeys returns the session ticket keys, the newest first, and whether these are such keys.
+func (s Secret) TicketKeys() (keys [][]byte, ok bool) {
+	c := s.all()
+	return c.tickets, c.kind == kindTickets
+}
+
+// Generic returns the values of a generic secret, one that has no key under "", and whether this is one.
+func (s Secret) Generic() (values map[string][]byte, ok bool) {
+	c := s.all()
+	return c.values, c.kind == kindGeneric
+}
+
+// NotAfter returns when peers begin to refuse what this is: the end of a certificate, or the earliest next update of
+// revocation lists. It is the zero time for all else.
 func (s Secret) NotAfter() time.Time { return s.notAfter }
 
 // String returns the name, the kind and the end, and no key.
@@ -164,7 +421,7 @@ func (s Secret) String() string {
 // GoString returns the same as String, so that %#v does not show the key.
 func (s Secret) GoString() string { return s.String() }
 
-// LogValue implements [slog.LogValuer]: the name, the kind and, for a key pair, its end.
+// LogValue implements [slog.LogValuer]: the name, the kind and, if it has one, the end.
 func (s Secret) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("name", s.name), slog.String("kind", s.kind())}
 	if !s.notAfter.IsZero() {
@@ -173,19 +430,12 @@ func (s Secret) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-func (s Secret) contents() secretPEM {
-	if s.pem == nil {
-		return secretPEM{}
+// all returns what may be read, and not changed.
+func (s Secret) all() *contents {
+	if s.contents == nil {
+		return &contents{kind: "empty"}
 	}
-	return s.pem()
+	return s.contents()
 }
 
-func (s Secret) kind() string {
-	if _, _, ok := s.KeyPair(); ok {
-		return "key pair"
-	}
-	if _, ok := s.Roots(); ok {
-		return "roots"
-	}
-	return "empty"
-}
+func (s Secret) kind() string { return s.all().kind }

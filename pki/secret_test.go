@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
 	"log/slog"
+	"math/big"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -189,4 +192,260 @@ func TestSecretDoesNotPrintItsKey(t *testing.T) {
 	b, err := json.Marshal([]any{s})
 	require.NoError(t, err)
 	assert.Equal(t, "[{}]", string(b))
+}
+
+func bundleOf(t testing.TB, td string, roots ...*x509.Certificate) *spiffe.Bundle {
+	t.Helper()
+	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots})
+	require.NoError(t, err)
+	return b
+}
+
+func setOf(t testing.TB, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
+	t.Helper()
+	set, err := spiffe.NewBundleSet(bundles...)
+	require.NoError(t, err)
+	return set
+}
+
+// kinds returns a secret of each kind, by what it prints as its kind.
+func kinds(t testing.TB) map[string]*pki.Secret {
+	t.Helper()
+	root, key := newTestRoot(t), newKey(t, pki.ECDSAP256)
+	svid := svidOf(t, root.Issuer, key)
+	made := func(s *pki.Secret, err error) *pki.Secret {
+		require.NoError(t, err)
+		return s
+	}
+	trust := made(pki.NewTrustSecret("s", bundleOf(t, "example.org", root.cert())))
+	return map[string]*pki.Secret{
+		"key pair":                         made(pki.NewKeyPairSecret("s", svid)),
+		"certificates with a key provider": made(pki.NewKeyProviderSecret("s", pki.MarshalCertificatesPEM(svid.Leaf()), []byte("9f8e7d6c5b4a-pv"))),
+		"roots":                            made(trust.WithCRLs(root.crl(t), true)),
+		"trust domains":                    made(pki.NewTrustDomainsSecret("s", setOf(t, bundleOf(t, "example.org", root.cert())))),
+		"ticket keys":                      made(pki.NewTicketKeysSecret("s", []byte(strings.Repeat("tk9f8e7d6c", 8)))),
+		"generic":                          made(pki.NewGenericSecret("s", map[string][]byte{"": []byte("hunter2-0123456789")})),
+	}
+}
+
+// A secret is of one kind, and says so by each of its methods.
+func TestSecretKinds(t *testing.T) {
+	t.Parallel()
+	for kind, s := range kinds(t) {
+		_, _, pair := s.KeyPair()
+		_, _, provider := s.KeyProvider()
+		_, roots := s.Roots()
+		_, domains := s.TrustDomains()
+		_, tickets := s.TicketKeys()
+		_, generic := s.Generic()
+		crls, leafOnly := s.CRLs()
+		assert.Equal(t, map[string]bool{
+			"key pair": kind == "key pair", "certificates with a key provider": kind == "certificates with a key provider", "roots": kind == "roots",
+			"trust domains": kind == "trust domains", "ticket keys": kind == "ticket keys", "generic": kind == "generic",
+		}, map[string]bool{
+			"key pair": pair, "certificates with a key provider": provider, "roots": roots, "trust domains": domains, "ticket keys": tickets, "generic": generic,
+		})
+		assert.Equal(t, kind == "roots", crls != nil && leafOnly, kind)
+		assert.Contains(t, s.String(), `pki.Secret("s", `+kind)
+
+		var buf bytes.Buffer
+		slog.New(slog.NewJSONHandler(&buf, nil)).Info("x", "secret", s)
+		for _, secret := range []string{"9f8e7d6c5b4a-pv", "tk9f8e7d6c", "hunter2-0123456789"} {
+			assertNoKey(t, []byte(secret), &buf, s, *s)
+		}
+	}
+}
+
+func TestTrustDomainsSecret(t *testing.T) {
+	t.Parallel()
+	one, two, mid := newTestRoot(t), newTestRoot(t), newTestRoot(t)
+	tdOne, tdTwo := spiffe.MustParseTrustDomain("one.example"), spiffe.MustParseTrustDomain("two.example")
+	tokensOnly := bundleOf(t, "tokens.example")
+	set := setOf(t, bundleOf(t, "one.example", one.cert()), bundleOf(t, "two.example", two.cert()), tokensOnly)
+
+	s, err := pki.NewTrustDomainsSecret("ALL", set)
+	require.NoError(t, err)
+	got, _ := s.TrustDomains()
+	assert.Equal(t, map[spiffe.TrustDomain][]byte{tdOne: pki.MarshalCertificatesPEM(one.cert()), tdTwo: pki.MarshalCertificatesPEM(two.cert())}, got)
+	assert.True(t, s.NotAfter().IsZero())
+
+	lists := append(append([]byte("# a comment\n"), two.crl(t)...), mid.crl(t)...)
+	plain := s
+	s, err = plain.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
+	require.NoError(t, err)
+	got, _ = s.TrustDomains()
+	assert.Equal(t, pki.MarshalCertificatesPEM(one.cert()), got[tdOne])
+	assert.Equal(t, string(pki.MarshalCertificatesPEM(two.cert()))+strings.TrimPrefix(string(lists), "# a comment\n"), string(got[tdTwo]))
+	assert.Equal(t, base.Add(time.Hour).UTC().Truncate(time.Second), s.NotAfter())
+
+	before, _ := plain.TrustDomains()
+	assert.Equal(t, pki.MarshalCertificatesPEM(two.cert()), before[tdTwo], "the secret it was made of is as before")
+	_, err = s.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
+	require.ErrorContains(t, err, "has revocation lists")
+	for kind, s := range kinds(t) {
+		_, err := s.WithTrustDomainCRLs(nil)
+		require.Equal(t, kind == "trust domains", err == nil, kind)
+	}
+
+	for name, tc := range map[string]struct {
+		name string
+		set  *spiffe.BundleSet
+		crls map[spiffe.TrustDomain][]byte
+		also error
+	}{
+		"no name":         {"", set, nil, nil},
+		"no set":          {"ALL", nil, nil, nil},
+		"an empty set":    {"ALL", setOf(t), nil, spiffe.ErrNoAuthority},
+		"tokens only":     {"ALL", setOf(t, tokensOnly), nil, spiffe.ErrNoAuthority},
+		"list of another": {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: two.crl(t)}, pki.ErrCRL},
+		"an empty list":   {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: nil}, pki.ErrCRL},
+		"a damaged list":  {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: one.crl(t)[:200]}, pki.ErrCRL},
+		"one root lacks":  {"ALL", setOf(t, bundleOf(t, "one.example", one.cert(), two.cert())), map[spiffe.TrustDomain][]byte{tdOne: one.crl(t)}, pki.ErrCRL},
+		"no such domain":  {"ALL", set, map[spiffe.TrustDomain][]byte{spiffe.MustParseTrustDomain("x.example"): one.crl(t)}, spiffe.ErrNoAuthority},
+		"without roots":   {"ALL", set, map[spiffe.TrustDomain][]byte{tokensOnly.TrustDomain(): one.crl(t)}, spiffe.ErrNoAuthority},
+	} {
+		s, err := pki.NewTrustDomainsSecret(tc.name, tc.set)
+		if tc.crls != nil {
+			require.NoError(t, err, name)
+			s, err = s.WithTrustDomainCRLs(tc.crls)
+		}
+		require.ErrorContains(t, err, "pki: secret", name)
+		require.Nil(t, s, name)
+		if tc.also != nil {
+			require.ErrorIs(t, err, tc.also, name)
+		}
+	}
+}
+
+func TestSecretWithCRLs(t *testing.T) {
+	t.Parallel()
+	one, two := newTestRoot(t), newTestRoot(t)
+	trust, err := pki.NewTrustSecret("ROOTCA", bundleOf(t, "example.org", one.cert()))
+	require.NoError(t, err)
+	both, err := pki.NewSecretPEM("ROOTCA", nil, nil, pki.MarshalCertificatesPEM(one.cert(), two.cert()), time.Time{})
+	require.NoError(t, err)
+
+	s, err := trust.WithCRLs(one.crl(t), false)
+	require.NoError(t, err)
+	crls, leafOnly := s.CRLs()
+	assert.Equal(t, one.crl(t)[:27], crls[:27])
+	assert.False(t, leafOnly)
+	assert.Equal(t, base.Add(time.Hour).UTC().Truncate(time.Second), s.NotAfter())
+	roots, _ := s.Roots()
+	before, _ := trust.Roots()
+	assert.Equal(t, before, roots)
+	assert.Equal(t, "ROOTCA", s.Name())
+	none, _ := trust.CRLs()
+	assert.Nil(t, none, "the secret it was made of is as before")
+
+	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+		Number: big.NewInt(1), ThisUpdate: base, NextUpdate: base.Add(time.Minute),
+	}, two.cert(), two.key)
+	require.NoError(t, err)
+	soon := []byte(block("X509 CRL", der))
+	later, err := both.WithCRLs(slices.Concat(one.crl(t), soon, two.crl(t)), false)
+	require.NoError(t, err)
+	assert.Equal(t, base.Add(time.Minute).UTC().Truncate(time.Second), later.NotAfter(), "the earliest")
+	s, err = later.WithCRLs(two.crl(t), true)
+	require.NoError(t, err, "of leaves, and in place of those before")
+	crls, leafOnly = s.CRLs()
+	assert.True(t, leafOnly)
+	assert.Equal(t, 1, bytes.Count(crls, []byte("BEGIN X509 CRL")))
+
+	for name, f := range map[string]func() (*pki.Secret, error){
+		"one root lacks": func() (*pki.Secret, error) { return both.WithCRLs(one.crl(t), false) },
+		"of another":     func() (*pki.Secret, error) { return trust.WithCRLs(two.crl(t), false) },
+		"empty":          func() (*pki.Secret, error) { return trust.WithCRLs(nil, true) },
+		"roots":          func() (*pki.Secret, error) { return trust.WithCRLs(before, true) },
+	} {
+		s, err := f()
+		require.ErrorIs(t, err, pki.ErrCRL, name)
+		require.Nil(t, s, name)
+	}
+	for kind, s := range kinds(t) {
+		_, err := s.WithCRLs(one.crl(t), true)
+		require.Equal(t, kind == "roots", err == nil, kind)
+	}
+	_, err = new(pki.Secret).WithCRLs(one.crl(t), true)
+	require.ErrorContains(t, err, "empty")
+}
+
+func TestOtherSecrets(t *testing.T) {
+	t.Parallel()
+	key := func(c string) []byte { return []byte(strings.Repeat(c, 80)) }
+	a := key("a")
+	s, err := pki.NewTicketKeysSecret("tickets", a, key("b"))
+	require.NoError(t, err)
+	clear(a)
+	keys, _ := s.TicketKeys()
+	assert.Equal(t, [][]byte{key("a"), key("b")}, keys, "copied")
+
+	value := []byte("hunter2")
+	s, err = pki.NewGenericSecret("token", map[string][]byte{"": value})
+	require.NoError(t, err)
+	clear(value)
+	values, _ := s.Generic()
+	assert.Equal(t, map[string][]byte{"": []byte("hunter2")}, values, "copied")
+	_, err = pki.NewGenericSecret("token", map[string][]byte{"user": value, "password": value})
+	require.NoError(t, err)
+
+	root := newRoot(t)
+	leaf, err := root.IssueLeaf(leafOptions())
+	require.NoError(t, err)
+	chain := pki.MarshalCertificatesPEM(leaf, root.Certificate())
+	provider := []byte("provider")
+	s, err = pki.NewKeyProviderSecret("default", append([]byte("# comment\n"), chain...), provider)
+	require.NoError(t, err)
+	clear(provider)
+	gotChain, gotProvider, _ := s.KeyProvider()
+	assert.Equal(t, chain, gotChain)
+	assert.Equal(t, "provider", string(gotProvider))
+	assert.Equal(t, leaf.NotAfter, s.NotAfter())
+
+	many, sixteen := map[string][]byte{}, [][]byte{}
+	for i := range 101 {
+		many[strings.Repeat("x", i+1)] = []byte("x")
+	}
+	for i := range 17 {
+		sixteen = append(sixteen, key(string(rune('a'+i))))
+	}
+	generic := func(values map[string][]byte) func() (*pki.Secret, error) {
+		return func() (*pki.Secret, error) { return pki.NewGenericSecret("x", values) }
+	}
+	for name, tc := range map[string]struct {
+		f    func() (*pki.Secret, error)
+		also error
+	}{
+		"no ticket keys":     {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x") }, nil},
+		"no name of tickets": {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("", key("a")) }, nil},
+		"79 bytes":           {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x", key("a"), key("b")[:79]) }, nil},
+		"81 bytes":           {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x", append(key("a"), 'a')) }, nil},
+		"twice":              {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x", key("a"), key("b"), key("a")) }, nil},
+		"17 keys":            {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x", sixteen...) }, spiffe.ErrTooLarge},
+		"no values":          {generic(nil), nil},
+		"no name of values":  {func() (*pki.Secret, error) { return pki.NewGenericSecret("", many) }, nil},
+		"an empty value":     {generic(map[string][]byte{"a": value, "b": {}}), nil},
+		"one and many":       {generic(map[string][]byte{"": value, "b": value}), nil},
+		"not UTF-8":          {generic(map[string][]byte{"\xff": value}), nil},
+		"101 values":         {generic(many), spiffe.ErrTooLarge},
+		"a long key":         {generic(map[string][]byte{strings.Repeat("x", 257): value}), spiffe.ErrTooLarge},
+		"a large value":      {generic(map[string][]byte{"": make([]byte, 1<<20+1)}), spiffe.ErrTooLarge},
+		"no provider":        {func() (*pki.Secret, error) { return pki.NewKeyProviderSecret("x", chain, nil) }, nil},
+		"no name":            {func() (*pki.Secret, error) { return pki.NewKeyProviderSecret("", chain, []byte("x")) }, nil},
+		"no chain":           {func() (*pki.Secret, error) { return pki.NewKeyProviderSecret("x", nil, []byte("x")) }, nil},
+		"a large provider":   {func() (*pki.Secret, error) { return pki.NewKeyProviderSecret("x", chain, make([]byte, 64<<10+1)) }, spiffe.ErrTooLarge},
+	} {
+		s, err := tc.f()
+		require.ErrorContains(t, err, "pki: secret", name)
+		require.NotContains(t, err.Error(), "hunter2", name)
+		require.Nil(t, s, name)
+		if tc.also != nil {
+			require.ErrorIs(t, err, tc.also, name)
+		}
+	}
+	_, err = pki.NewTicketKeysSecret("x", sixteen[:16]...)
+	require.NoError(t, err)
+	delete(many, "x")
+	_, err = pki.NewGenericSecret("x", many)
+	require.NoError(t, err)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"iter"
@@ -16,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Client takes secrets from an SDS server: ours, or any that speaks version 3 over gRPC. It is for
@@ -47,9 +49,9 @@ func UnixClient(path string) *http.Client {
 // whenever its content changes, until ctx is done or the loop ends. Names that the server does not
 // have yet come when they appear.
 //
-// A response is acknowledged once all its secrets are parsed, the key of each pair belongs to its
-// leaf, and each root is a CA; else it is rejected as a whole, the server told why, and the reason
-// yielded. Nothing more is verified here. When the stream fails, the reason is yielded, and Watch
+// A response is acknowledged once all its secrets are parsed, by the rules of package pki: the key of each pair belongs
+// to its leaf, each root is a CA, content is inline, and a validator is that of SPIFFE; else it is rejected as a whole,
+// the server told why, and the reason yielded. Nothing more is verified here. When the stream fails, the reason is yielded, and Watch
 // goes on with a new stream after 0.5 s at first, and then after up to 4 % of the life that the secrets
 // have left, 30 s at most, and 5 s at most before the first: those that the caller has stay good
 // until then. A caller that wants to give up ends the loop.
@@ -206,37 +208,100 @@ func (w *watcher) resource(f *protofield.Field) (*pki.Secret, error) {
 	return s, nil
 }
 
-// secret is an Envoy Secret of a kind that we know: the last that is there counts.
+// secret is an Envoy Secret: the kind that comes last counts.
 type secret struct {
-	name              string
-	kind              protofield.Number // of tls_certificate or validation_context; 0 for neither
-	chain, key, roots []byte            // nil if not inline
+	name     string
+	kind     protofield.Number // its field; 0 for none
+	chain    []byte            // these are nil if not inline
+	key      []byte
+	roots    []byte
+	crls     []byte
+	hasCRLs  bool
+	leafOnly bool
+	provider []byte
+	keys     [][]byte
+	values   map[string][]byte
+	custom   bool // there is a validator
+	url      string
+	config   []byte
 }
 
-const (
-	tlsCertificate    = 2
-	validationContext = 4
-)
-
 func (m *secret) read(f *protofield.Field) {
-	switch n := f.Number; {
-	case n == 1:
+	var part func(*protofield.Field)
+	switch f.Number {
+	case 1:
 		f.Text(&m.name)
-	case f.Data != nil && (n == tlsCertificate || n == validationContext):
-		if m.kind != n {
-			*m = secret{name: m.name, kind: n}
-		}
+	case tlsCertificate:
+		part = m.readPair
+	case sessionTicketKeys:
+		part = m.readKeys
+	case validationContext:
+		part = m.readContext
+	case genericSecret:
+		part = m.readValues
+	}
+	if part == nil || f.Data == nil {
+		return
+	}
+	if m.kind != f.Number {
+		*m = secret{name: m.name, kind: f.Number}
+	}
+	f.Message(part)
+}
+
+func (m *secret) readPair(f *protofield.Field) {
+	switch f.Number {
+	case 1:
+		readInline(f, &m.chain)
+	case 2:
+		readInline(f, &m.key)
+	case 6:
+		f.Bytes(&m.provider)
+	}
+}
+
+func (m *secret) readKeys(f *protofield.Field) {
+	if f.Number == 1 {
+		var key []byte
+		readInline(f, &key)
+		m.keys = append(m.keys, key)
+	}
+}
+
+func (m *secret) readContext(f *protofield.Field) {
+	switch f.Number {
+	case 1:
+		readInline(f, &m.roots)
+	case 7:
+		m.hasCRLs = true
+		readInline(f, &m.crls)
+	case 12:
+		m.custom = true
 		f.Message(func(f *protofield.Field) {
-			switch {
-			case f.Number == 1 && n == tlsCertificate:
-				readInline(f, &m.chain)
-			case f.Number == 1:
-				readInline(f, &m.roots)
-			case f.Number == 2 && n == tlsCertificate:
-				readInline(f, &m.key)
+			if f.Number == 2 {
+				m.url, m.config = f.Any()
 			}
 		})
+	case 14:
+		m.leafOnly = f.Value != 0
 	}
+}
+
+func (m *secret) readValues(f *protofield.Field) {
+	var key string
+	var value []byte
+	switch f.Number {
+	case 1:
+		readInline(f, &value)
+	case 2:
+		key = f.Entry(func(f *protofield.Field) { readInline(f, &value) })
+	default:
+		return
+	}
+	if m.values == nil {
+		m.values = make(map[string][]byte)
+	}
+	m.values[key] = value
 }
 
 // readInline reads a DataSource: content, or where it is to be found.
@@ -252,20 +317,130 @@ func readInline(f *protofield.Field, to *[]byte) {
 	})
 }
 
+var errNotInline = errors.New("no inline content; files and environment variables of the server's choice are not read")
+
 func (m *secret) parse() (*pki.Secret, error) {
-	switch {
-	case m.kind == 0:
-		return nil, errors.New("neither tls_certificate nor validation_context")
-	case m.kind == tlsCertificate && (m.chain == nil || m.key == nil), m.kind == validationContext && m.roots == nil:
-		return nil, errors.New("no inline content; files and environment variables of the server's choice are not read")
+	switch m.kind {
+	case tlsCertificate:
+		if m.provider != nil {
+			if m.chain == nil || m.key != nil {
+				return nil, errors.New("a key provider without an inline certificate chain, or with a private key beside it")
+			}
+			return pki.NewKeyProviderSecret(m.name, m.chain, m.provider)
+		}
+		if m.chain == nil || m.key == nil {
+			return nil, errNotInline
+		}
+		return pki.NewSecretPEM(m.name, m.chain, m.key, nil, time.Time{})
+	case validationContext:
+		return m.parseContext()
+	case sessionTicketKeys:
+		return pki.NewTicketKeysSecret(m.name, m.keys...)
+	case genericSecret:
+		for _, value := range m.values {
+			if value == nil {
+				return nil, errNotInline
+			}
+		}
+		return pki.NewGenericSecret(m.name, m.values)
 	}
-	return pki.NewSecretPEM(m.name, m.chain, m.key, m.roots, time.Time{})
+	return nil, errors.New("a secret without content, or of a kind that is not known")
 }
 
+func (m *secret) parseContext() (*pki.Secret, error) {
+	switch {
+	case m.custom && m.url != validatorURL:
+		return nil, fmt.Errorf("a validator of type %q, not %s", clip(m.url), validatorURL)
+	case m.custom && m.hasCRLs:
+		return nil, errors.New("revocation lists beside the SPIFFE validator; it has them in its bundles")
+	case m.custom:
+		return parseDomains(m.name, m.config)
+	case m.roots == nil || m.hasCRLs && m.crls == nil:
+		return nil, errNotInline
+	}
+	s, err := pki.NewSecretPEM(m.name, nil, nil, m.roots, time.Time{})
+	if err != nil || !m.hasCRLs {
+		return s, err
+	}
+	return s.WithCRLs(m.crls, m.leafOnly)
+}
+
+// parseDomains reads a SPIFFECertValidatorConfig.
+func parseDomains(secretName string, config []byte) (*pki.Secret, error) {
+	var bundles []*spiffe.Bundle
+	crls := make(map[spiffe.TrustDomain][]byte)
+	err := protofield.Read(config, func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			var name string
+			var roots []byte
+			f.Message(func(f *protofield.Field) {
+				switch f.Number {
+				case 1:
+					f.Text(&name)
+				case 2:
+					readInline(f, &roots)
+				}
+			})
+			td, err := spiffe.ParseTrustDomain(name)
+			if f.Fail(err); err != nil {
+				return
+			}
+			b, lists, err := parseBundle(td, roots)
+			if f.Fail(err); err != nil {
+				return
+			}
+			bundles = append(bundles, b)
+			if lists != nil {
+				crls[td] = lists
+			}
+		case 2:
+			f.Fail(errors.New("trust_bundles, a map in JSON, is not read; the server has to send trust_domains"))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	set, err := spiffe.NewBundleSet(bundles...)
+	if err != nil {
+		return nil, err
+	}
+	s, err := pki.NewTrustDomainsSecret(secretName, set)
+	if err != nil || len(crls) == 0 {
+		return s, err
+	}
+	return s.WithTrustDomainCRLs(crls)
+}
+
+// parseBundle reads the roots of a trust domain in PEM, with its revocation lists among them.
+func parseBundle(td spiffe.TrustDomain, data []byte) (b *spiffe.Bundle, crls []byte, err error) {
+	if data == nil {
+		return nil, nil, errNotInline
+	}
+	var certs []byte
+	left := bytes.Count(data, []byte("-----BEGIN "))
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		left--
+		if block.Type == "X509 CRL" {
+			crls = append(crls, pem.EncodeToMemory(block)...)
+		} else {
+			certs = append(certs, pem.EncodeToMemory(block)...)
+		}
+	}
+	if left != 0 { // package pem skips them
+		return nil, nil, fmt.Errorf("the bundle of %q has a damaged block", td)
+	}
+	authorities, err := pki.ParseCertificatesPEM(certs)
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err = spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: authorities})
+	return b, crls, err
+}
+
+// sameSecret reports whether two secrets of one name have the same in them.
 func sameSecret(a, b *pki.Secret) bool {
-	chainA, keyA, pairA := a.KeyPair()
-	chainB, keyB, pairB := b.KeyPair()
-	rootsA, _ := a.Roots()
-	rootsB, _ := b.Roots()
-	return pairA == pairB && bytes.Equal(chainA, chainB) && bytes.Equal(keyA, keyB) && bytes.Equal(rootsA, rootsB)
+	x, _ := newEntry(a.Name(), a, nil)
+	y, _ := newEntry(b.Name(), b, nil)
+	return x != nil && y != nil && bytes.Equal(x.any, y.any)
 }

@@ -206,7 +206,7 @@ func TestClientRejects(t *testing.T) {
 		"a file":          {keyPair("default", inline(chain), file), "inline"},
 		"a leaf as root":  {trust(inline(chain)), "CA"},
 		"no roots":        {trust(inline(nil)), "neither"},
-		"nothing":         {pack(typeURL, &envoysds.Secret{Name: "default"}), "neither"},
+		"nothing":         {pack(typeURL, &envoysds.Secret{Name: "default"}), "without content"},
 		"another type":    {pack("type.googleapis.com/x", &envoysds.Secret{Name: "default"}), "type"},
 		"not a secret":    {&envoysds.DiscoveryResponse{Nonce: "1", Resources: []*anypb.Any{{TypeUrl: typeURL, Value: []byte{0xff}}}}, "not a Secret"},
 		"wrapped badly":   {keyPair("default", inline(append([]byte("\n"), chain[:len(chain)-40]...)), inline(key)), "default"},

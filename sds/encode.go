@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // version is a hash of content. The version of a set of secrets is the XOR of theirs, which needs
@@ -60,36 +63,21 @@ func (e *entry) String() string       { return e.name + "@" + e.version.String()
 func (e *entry) GoString() string     { return "sds.entry(" + e.String() + ")" }
 func (e *entry) LogValue() slog.Value { return slog.StringValue(e.String()) }
 
-// newEntry encodes s under the name that the client asked for, the only one that Envoy accepts.
-func newEntry(name string, s *pki.Secret) (*entry, error) {
+// newEntry encodes s under the name that the client asked for, the only one that Envoy accepts. What is guessable is
+// hashed with salt, as versions are shown to people.
+func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	if s == nil {
 		return nil, errors.New("the source returned no secret and no error")
 	}
-	chain, key, isPair := s.KeyPair()
-	roots, isTrust := s.Roots()
-	kind, content := "tls_certificate", chain
-	switch {
-	case isPair: // The key is not part of the version, which is shown to people: the leaf names it.
-	case isTrust:
-		kind, content = "validation_context", roots
-	default:
-		return nil, errors.New("the secret has neither a key pair nor roots")
-	}
-	inline := func(w *protofield.Writer, field protofield.Number, pem []byte) {
-		w.Message(field, func(w *protofield.Writer) { w.AddBytes(2, pem) })
+	c, err := contentOf(s)
+	if err != nil {
+		return nil, err
 	}
 	encoded, err := protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, typeURL)
 		w.Message(2, func(w *protofield.Writer) {
 			w.Text(1, name)
-			if isPair {
-				w.Message(2, func(w *protofield.Writer) {
-					inline(w, 1, chain)
-					inline(w, 2, key)
-				})
-			} else {
-				w.Message(4, func(w *protofield.Writer) { inline(w, 1, roots) })
-			}
+			w.Message(c.field, c.write)
 		})
 	})
 	if err != nil {
@@ -97,12 +85,194 @@ func newEntry(name string, s *pki.Secret) (*entry, error) {
 	}
 	e := &entry{name: name, secret: s, any: encoded}
 	h := sha256.New()
-	for _, part := range [][]byte{[]byte(name), []byte(kind), content} {
+	for _, part := range append([][]byte{[]byte(name), []byte(c.kind)}, c.hashed...) {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
 		h.Write(part)
 	}
+	if c.guessable {
+		h.Write(salt)
+	}
 	copy(e.version[:], h.Sum(nil))
 	return e, nil
+}
+
+// content is one of the kinds of Envoy's Secret.
+type content struct {
+	kind      string            // part of the version
+	jsonName  string            // of the field
+	field     protofield.Number // of the Secret
+	write     func(w *protofield.Writer)
+	json      map[string]any // nil if it has no form in JSON that we could make
+	hashed    [][]byte       // what makes the version
+	guessable bool           // it has secrets in it that people may have chosen
+}
+
+// Fields of a Secret, which are its kinds.
+const (
+	tlsCertificate    = 2
+	sessionTicketKeys = 3
+	validationContext = 4
+	genericSecret     = 5
+)
+
+// Of Envoy's SPIFFE validator.
+const (
+	validatorName = "envoy.tls.cert_validator.spiffe"
+	validatorURL  = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig"
+)
+
+// contentOf returns what a secret has in it.
+func contentOf(s *pki.Secret) (content, error) {
+	if chain, key, ok := s.KeyPair(); ok { // The key is not part of the version: the leaf names it.
+		return content{
+			kind: "tls_certificate", jsonName: "tlsCertificate", field: tlsCertificate, hashed: [][]byte{chain},
+			write: func(w *protofield.Writer) {
+				writeInline(w, 1, chain)
+				writeInline(w, 2, key)
+			},
+			json: map[string]any{"certificateChain": inlineJSON(chain), "privateKey": inlineJSON(key)},
+		}, nil
+	}
+	if chain, provider, ok := s.KeyProvider(); ok {
+		if err := checkProvider(provider); err != nil {
+			return content{}, err
+		}
+		return content{
+			kind: "private_key_provider", jsonName: "tlsCertificate", field: tlsCertificate, hashed: [][]byte{chain, provider}, guessable: true,
+			write: func(w *protofield.Writer) {
+				writeInline(w, 1, chain)
+				w.AddBytes(6, provider)
+			},
+		}, nil
+	}
+	if roots, ok := s.Roots(); ok {
+		return rootsContent(roots, s), nil
+	}
+	if domains, ok := s.TrustDomains(); ok {
+		return domainsContent(domains)
+	}
+	if keys, ok := s.TicketKeys(); ok {
+		var inline []any
+		for _, key := range keys {
+			inline = append(inline, inlineJSON(key))
+		}
+		return content{
+			kind: "session_ticket_keys", jsonName: "sessionTicketKeys", field: sessionTicketKeys, hashed: keys,
+			write: func(w *protofield.Writer) {
+				for _, key := range keys {
+					writeInline(w, 1, key)
+				}
+			},
+			json: map[string]any{"keys": inline},
+		}, nil
+	}
+	if values, ok := s.Generic(); ok {
+		return genericContent(values), nil
+	}
+	return content{}, errors.New("the secret is empty")
+}
+
+func rootsContent(roots []byte, s *pki.Secret) content {
+	c := content{
+		kind: "validation_context", jsonName: "validationContext", field: validationContext, hashed: [][]byte{roots},
+		json: map[string]any{"trustedCa": inlineJSON(roots)},
+	}
+	crls, leafOnly := s.CRLs()
+	if crls != nil {
+		c.hashed = append(c.hashed, crls, strconv.AppendBool(nil, leafOnly))
+		c.json["crl"] = inlineJSON(crls)
+	}
+	if leafOnly {
+		c.json["onlyVerifyLeafCertCrl"] = true
+	}
+	c.write = func(w *protofield.Writer) {
+		writeInline(w, 1, roots)
+		if crls != nil {
+			writeInline(w, 7, crls)
+		}
+		if leafOnly {
+			w.AddVarint(14, 1)
+		}
+	}
+	return c
+}
+
+// domainsContent is a validation context for Envoy's SPIFFE validator.
+func domainsContent(domains map[spiffe.TrustDomain][]byte) (content, error) {
+	c := content{kind: "spiffe_validator", jsonName: "validationContext", field: validationContext}
+	var list []any
+	config, err := protofield.Write(func(w *protofield.Writer) {
+		for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
+			c.hashed = append(c.hashed, []byte(td.String()), domains[td])
+			list = append(list, map[string]any{"name": td.String(), "trustBundle": inlineJSON(domains[td])})
+			w.Message(1, func(w *protofield.Writer) {
+				w.Text(1, td.String())
+				writeInline(w, 2, domains[td])
+			})
+		}
+	})
+	c.json = map[string]any{"customValidatorConfig": map[string]any{
+		"name": validatorName, "typedConfig": map[string]any{"@type": validatorURL, "trustDomains": list},
+	}}
+	c.write = func(w *protofield.Writer) {
+		w.Message(12, func(w *protofield.Writer) {
+			w.Text(1, validatorName)
+			w.Message(2, func(w *protofield.Writer) {
+				w.Text(1, validatorURL)
+				w.Bytes(2, config)
+			})
+		})
+	}
+	return c, err
+}
+
+func genericContent(values map[string][]byte) content {
+	c := content{kind: "generic_secret", jsonName: "genericSecret", field: genericSecret, guessable: true}
+	keys, inline := slices.Sorted(maps.Keys(values)), make(map[string]any, len(values))
+	for _, key := range keys {
+		c.hashed = append(c.hashed, []byte(key), values[key])
+		inline[key] = inlineJSON(values[key])
+	}
+	if value, ok := values[""]; ok {
+		c.json = map[string]any{"secret": inline[""]}
+		c.write = func(w *protofield.Writer) { writeInline(w, 1, value) }
+		return c
+	}
+	c.json = map[string]any{"secrets": inline}
+	c.write = func(w *protofield.Writer) {
+		for _, key := range keys {
+			w.Message(2, func(w *protofield.Writer) {
+				w.Text(1, key)
+				writeInline(w, 2, values[key])
+			})
+		}
+	}
+	return c
+}
+
+// writeInline writes a DataSource.
+func writeInline(w *protofield.Writer, field protofield.Number, data []byte) {
+	w.Message(field, func(w *protofield.Writer) { w.AddBytes(2, data) })
+}
+
+// inlineJSON is a DataSource in JSON.
+func inlineJSON(data []byte) any { return map[string]any{"inlineBytes": data} } // in base64
+
+// checkProvider refuses what is not a PrivateKeyProvider with a name and a configuration, which Envoy would reject.
+func checkProvider(provider []byte) error {
+	var name, url string
+	err := protofield.Read(provider, func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			f.Text(&name)
+		case 3:
+			url, _ = f.Any()
+		}
+	})
+	if err != nil || name == "" || url == "" {
+		return errors.New("the key provider is not a PrivateKeyProvider with provider_name and typed_config")
+	}
+	return nil
 }
 
 // response is a DiscoveryResponse, or a DeltaDiscoveryResponse, put together from encoded entries.

@@ -46,9 +46,9 @@ func TestResponseBytes(t *testing.T) {
 	web, trust := pair(t, ca, "default"), roots(t, ca, "ROOTCA")
 	chain, key, _ := web.KeyPair()
 	rootsPEM, _ := trust.Roots()
-	a, err := newEntry("default", web)
+	a, err := newEntry("default", web, nil)
 	require.NoError(t, err)
-	b, err := newEntry("ROOTCA", trust)
+	b, err := newEntry("ROOTCA", trust, nil)
 	require.NoError(t, err)
 
 	pack := func(s *envoysds.Secret) *anypb.Any {
@@ -89,7 +89,7 @@ func TestResponseBytes(t *testing.T) {
 func TestFrames(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	a, err := newEntry("default", pair(t, ca, "default"))
+	a, err := newEntry("default", pair(t, ca, "default"), nil)
 	require.NoError(t, err)
 	f := newFrames()
 	alone := &response{holding: holding{false, a.version}, entries: []*entry{a}}
@@ -123,7 +123,7 @@ func TestEntryVersion(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
 	of := func(name string, s *pki.Secret) string {
-		e, err := newEntry(name, s)
+		e, err := newEntry(name, s, nil)
 		require.NoError(t, err)
 		return e.version.String()
 	}
@@ -141,16 +141,16 @@ func TestEntryVersion(t *testing.T) {
 	ca.Rotate()
 	assert.NotEqual(t, before, of("ROOTCA", roots(t, ca, "ROOTCA")))
 
-	_, err := newEntry("x", nil)
+	_, err := newEntry("x", nil, nil)
 	assert.Error(t, err)
-	_, err = newEntry("\xff", secret("default"))
+	_, err = newEntry("\xff", secret("default"), nil)
 	assert.Error(t, err)
 }
 
 // An entry holds a key, and has no verb that shows it.
 func TestEntryDoesNotPrint(t *testing.T) {
 	t.Parallel()
-	e, err := newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"))
+	e, err := newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"), nil)
 	require.NoError(t, err)
 	want := "default@" + e.version.String()
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
@@ -292,12 +292,12 @@ func FuzzDecodeRequest(f *testing.F) {
 func BenchmarkEncode(b *testing.B) {
 	ca := spiffetest.NewCA(b, "example.org")
 	secret := pair(b, ca, "default")
-	e, err := newEntry("default", secret)
+	e, err := newEntry("default", secret, nil)
 	require.NoError(b, err)
 	b.Run("secret", func(b *testing.B) { // once for each rotation
 		b.ReportAllocs()
 		for b.Loop() {
-			_, _ = newEntry("default", secret)
+			_, _ = newEntry("default", secret, nil)
 		}
 	})
 	b.Run("response", func(b *testing.B) { // once for each rotation and kind of stream

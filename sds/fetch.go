@@ -120,6 +120,7 @@ var httpStatus = map[grpchttp.Code]int{
 	grpchttp.NotFound:          http.StatusNotFound,
 	grpchttp.ResourceExhausted: http.StatusRequestEntityTooLarge,
 	grpchttp.Unavailable:       http.StatusServiceUnavailable,
+	grpchttp.Unimplemented:     http.StatusNotImplemented,
 	grpchttp.DeadlineExceeded:  http.StatusGatewayTimeout,
 }
 
@@ -263,16 +264,16 @@ func decodeJSON(data []byte, maxNames int) (*request, error) {
 
 // encodeJSON returns a DiscoveryResponse in JSON, without a nonce.
 func (r *response) encodeJSON() ([]byte, error) {
-	inline := func(pem []byte) any { return map[string]any{"inlineBytes": pem} } // in base64
 	var resources []any
 	for _, e := range r.entries {
-		secret := map[string]any{"@type": typeURL, "name": e.name}
-		if chain, key, ok := e.secret.KeyPair(); ok {
-			secret["tlsCertificate"] = map[string]any{"certificateChain": inline(chain), "privateKey": inline(key)}
-		} else if roots, ok := e.secret.Roots(); ok {
-			secret["validationContext"] = map[string]any{"trustedCa": inline(roots)}
+		c, err := contentOf(e.secret)
+		if err != nil {
+			return nil, err
 		}
-		resources = append(resources, secret)
+		if c.json == nil { // the configuration of a key provider is a message of a type that we do not know
+			return nil, grpchttp.Errorf(grpchttp.Unimplemented, "sds: fetch: %q has a key provider, which has no form in JSON here; fetch it by gRPC", clip(e.name))
+		}
+		resources = append(resources, map[string]any{"@type": typeURL, "name": e.name, c.jsonName: c.json})
 	}
 	return json.Marshal(map[string]any{"versionInfo": r.version.String(), "typeUrl": typeURL, "resources": resources})
 }

@@ -83,9 +83,9 @@ func FuzzDecodeJSON(f *testing.F) {
 func TestEncodeJSON(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	a, err := newEntry("<default> & größer", pair(t, ca, "default"))
+	a, err := newEntry("<default> & größer", pair(t, ca, "default"), nil)
 	require.NoError(t, err)
-	b, err := newEntry("ROOTCA", roots(t, ca, "ROOTCA"))
+	b, err := newEntry("ROOTCA", roots(t, ca, "ROOTCA"), nil)
 	require.NoError(t, err)
 	r := &response{holding: holding{version: a.version.xor(b.version)}, entries: []*entry{a, b}}
 	var want, got envoysds.DiscoveryResponse

@@ -18,10 +18,16 @@
 // POST /v3/discovery:secrets with JSON. The [Source] decides which names exist. Each name is served on
 // its own: a name that is unknown or late does not delay the others.
 //
+// A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with a
+// private_key or a private_key_provider; validation_context with trusted_ca and crl, or with the bundles of several trust
+// domains for Envoy's SPIFFE validator (envoy.tls.cert_validator.spiffe); session_ticket_keys; and generic_secret. One
+// with a private_key_provider is not served in JSON. With the SPIFFE validator Envoy 1.40 refuses a peer without a
+// certificate, or whose ID has no path.
+//
 // # What it promises
 //
 // A certificate and its key travel in one secret. A version is a hash of the content: the same on
-// all streams, for all proxies, and after a restart. A change is encoded once, however many streams it
+// all streams, for all proxies, and, but for what can be guessed, such as passwords, after a restart. A change is encoded once, however many streams it
 // goes to; streams that receive the same bytes receive the same nonce, and no nonce comes twice on a
 // stream.
 //

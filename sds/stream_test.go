@@ -31,7 +31,7 @@ func (w writer) Write(p []byte) (int, error) {
 func TestStreamEndWaitsForPush(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e, err := newEntry("web", pair(t, ca, "web"))
+	e, err := newEntry("web", pair(t, ca, "web"), nil)
 	require.NoError(t, err)
 	src := newAnswers()
 	src.set("web", func(ctx context.Context) (*pki.Secret, error) {
@@ -87,7 +87,7 @@ func TestStreamEndWaitsForPush(t *testing.T) {
 func TestStreamEndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e, err := newEntry("web", pair(t, ca, "web"))
+	e, err := newEntry("web", pair(t, ca, "web"), nil)
 	require.NoError(t, err)
 	denied := false
 	h, err := NewHandler(newAnswers(), &Options{Resolve: Allow(func(context.Context, string) error {

@@ -2,6 +2,7 @@ package sds
 
 import (
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -44,6 +45,7 @@ type table struct {
 	log    *slog.Logger
 	sums   *summary.Log
 	failed atomic.Uint64   // look-ups
+	salt   []byte          // of versions of what can be guessed
 	ctx    context.Context // done when the table is closed
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the loop, which waits for its look-ups
@@ -123,7 +125,7 @@ func (in *inbox) take(buf []*watch) []*watch {
 
 func newTable(src Source, log *slog.Logger) *table {
 	t := &table{
-		src: src, log: log, sums: summary.New(log, 0),
+		src: src, log: log, sums: summary.New(log, 0), salt: []byte(crand.Text()),
 		names: make(map[string]map[string]*resource), waits: make(map[string]map[*watch]struct{}),
 	}
 	t.loop.Mu, t.loop.Attempt = &t.mu, t.lookUp
@@ -240,7 +242,7 @@ func (t *table) lookUp(ctx context.Context, r *resource) {
 	var e *entry
 	s, err := t.src.GenerateSecret(ctx, r.source)
 	if err == nil {
-		e, err = newEntry(r.name, s)
+		e, err = newEntry(r.name, s, t.salt)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

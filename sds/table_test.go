@@ -263,7 +263,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 			}
 			require.Same(t, e, got)
 		}
-		want, err := newEntry("web", secrets[1])
+		want, err := newEntry("web", secrets[1], nil)
 		require.NoError(t, err)
 		assert.Equal(t, want.version, e.version)
 

@@ -61,21 +61,36 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 			return
 		}
 		s, err := pki.NewTrustSecret(name, b)
-		if ok && before.secret != nil && s != nil && bytes.Equal(pemOf(before.secret), pemOf(s)) {
-			s = before.secret
-		}
-		t.secrets[name] = rootSecret{b, s, err}
+		t.secrets[name] = rootSecret{b, same(before.secret, s), err}
 	}
 	add(rootName, t.own)
 	for b := range t.set.All() {
 		add(b.TrustDomain().ID().String(), b)
 	}
+	before, _ := old.lookup(allName)
+	all, err := pki.NewTrustDomainsSecret(allName, t.set)
+	t.secrets[allName] = rootSecret{nil, same(before.secret, all), err}
 	return t
 }
 
-func pemOf(s *pki.Secret) []byte {
+// same returns before if it has the same in it as s, and s otherwise. Both may be nil.
+func same(before, s *pki.Secret) *pki.Secret {
+	if before == nil || s == nil {
+		return s
+	}
+	rootsBefore, _ := before.Roots()
 	roots, _ := s.Roots()
-	return roots
+	domainsBefore, _ := before.TrustDomains()
+	domains, _ := s.TrustDomains()
+	for td, pem := range domains {
+		if !bytes.Equal(domainsBefore[td], pem) {
+			return s
+		}
+	}
+	if len(domainsBefore) != len(domains) || !bytes.Equal(rootsBefore, roots) {
+		return s
+	}
+	return before
 }
 
 // usable reports whether the bundle of the own trust domain has an authority, without which no certificate

@@ -346,7 +346,7 @@ func TestReissuedRoot(t *testing.T) {
 		heard.take()
 		ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{root(2).Certificate()}})))
 		time.Sleep(6 * time.Minute)
-		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org"}, heard.take())
+		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
 		assert.Same(t, first, current(t, m))
 	})
 }
@@ -579,7 +579,7 @@ func TestEmptyBundle(t *testing.T) {
 		p.bundles.Store(set(t, bundle(t, spiffe.BundleContents{Sequence: new(uint64(2))})))
 		time.Sleep(6 * time.Minute)
 		<-changed
-		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org"}, heard.take())
+		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
 		assert.Empty(t, bundleOf(t, m, domain), "no peer is trusted any more")
 		_, err := m.GenerateSecret(t.Context(), "ROOTCA")
 		assert.ErrorIs(t, err, spiffe.ErrNoAuthority)

@@ -149,7 +149,7 @@ func TestCredential(t *testing.T) {
 		var heard told
 		m.Subscribe(heard.add)
 		stop := start(t, m)
-		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "default"}, heard.take(), "the bundle goes first")
+		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL", "default"}, heard.take(), "the bundle goes first")
 
 		begin := time.Now()
 		var old *pki.Credential
@@ -515,7 +515,7 @@ func TestCredentialExpired(t *testing.T) {
 // once.
 func TestCredentialRotation(t *testing.T) {
 	t.Parallel()
-	trust := []string{"ROOTCA", "spiffe://example.org"}
+	trust := []string{"ROOTCA", "spiffe://example.org", "ALL"}
 	verifies := func(t *testing.T, m *secretcache.Manager) {
 		t.Helper()
 		_, err := dnsOnly.Verify(credential(t, m).Chain(), m, spiffe.BothRoles, time.Now())

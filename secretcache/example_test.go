@@ -86,6 +86,7 @@ func ExampleManager_Subscribe() {
 	// Output:
 	// changed: ROOTCA
 	// changed: spiffe://example.org
+	// changed: ALL
 	// changed: default
 	// changed: spiffe://example.org/web
 }

@@ -57,14 +57,14 @@ func TestFederated(t *testing.T) {
 		assert.False(t, vouches())
 
 		require.NoError(t, f.Add(endpoint.Relationship()))
-		assert.Equal(t, []string{name}, heard.take(), "nothing else has changed")
+		assert.Equal(t, []string{"ALL", name}, heard.take(), "nothing else has changed")
 		assert.True(t, vouches())
 		first, err := m.GenerateSecret(t.Context(), name)
 		require.NoError(t, err)
 
 		endpoint.Rotate()
 		time.Sleep(10 * time.Minute)
-		assert.Equal(t, []string{name}, heard.take())
+		assert.Equal(t, []string{"ALL", name}, heard.take())
 		second, err := m.GenerateSecret(t.Context(), name)
 		require.NoError(t, err)
 		assert.NotSame(t, first, second)
@@ -73,7 +73,7 @@ func TestFederated(t *testing.T) {
 
 		// What the CA says stays beside it, and its news does not disturb it.
 		ca.Prepare()
-		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org"}, heard.take())
+		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
 		assert.True(t, vouches())
 		assert.Len(t, bundleOf(t, m, given.TrustDomain()), 1)
 		now, err := m.GenerateSecret(t.Context(), "ROOTCA")
@@ -81,7 +81,7 @@ func TestFederated(t *testing.T) {
 		assert.NotSame(t, own, now)
 
 		require.NoError(t, f.Remove(partner.TrustDomain()))
-		assert.Equal(t, []string{name}, heard.take())
+		assert.Equal(t, []string{"ALL", name}, heard.take())
 		assert.False(t, vouches())
 		_, err = m.GenerateSecret(t.Context(), name)
 		assert.ErrorIs(t, err, fs.ErrNotExist)

@@ -16,6 +16,7 @@ import (
 const (
 	defaultName = "default"
 	rootName    = "ROOTCA"
+	allName     = "ALL"
 )
 
 // GenerateSecret returns the secret with the given resource name. The names are:
@@ -24,6 +25,7 @@ const (
 //	spiffe://TRUST-DOMAIN/PATH the key pair of the identity with that ID: the default one, or one that was added
 //	ROOTCA                     the X.509 authorities of the own trust domain
 //	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain that the CA gave a bundle of
+//	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
 //
 // Any other name gives an error that wraps [fs.ErrNotExist]. The authorities of a bundle that is
 // empty are an error that wraps [spiffe.ErrNoAuthority].
@@ -46,8 +48,8 @@ func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki
 			return nil, err
 		}
 		return h.alias, h.noSecret
-	case rootName:
-		return m.rootSecret(ctx, rootName)
+	case rootName, allName:
+		return m.rootSecret(ctx, resourceName)
 	}
 	if v, ok := m.names.Load(resourceName); ok {
 		h, err := m.current(ctx, v.(*entry))
@@ -68,7 +70,7 @@ func unknown(name string) error {
 	if len(name) > most {
 		name, cut = name[:most], "…"
 	}
-	return fmt.Errorf(`secretcache: no secret %q%s: the names are "default", "ROOTCA", the IDs of identities that were added, and "spiffe://" with a trust domain that has a bundle: %w`, name, cut, fs.ErrNotExist)
+	return fmt.Errorf(`secretcache: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of identities that were added, and "spiffe://" with a trust domain that has a bundle: %w`, name, cut, fs.ErrNotExist)
 }
 
 // current returns what is held for e, once it is there and has not expired.

@@ -58,6 +58,10 @@ func TestNames(t *testing.T) {
 			_, _, ok = s.KeyPair()
 			assert.False(t, ok, "roots come without a key")
 		}
+		all, err := m.GenerateSecret(t.Context(), "ALL")
+		require.NoError(t, err)
+		domains, _ := all.TrustDomains()
+		assert.Equal(t, map[spiffe.TrustDomain][]byte{ca.TrustDomain(): ca.Bundle().MarshalPEM(), other.TrustDomain(): other.Bundle().MarshalPEM()}, domains)
 		for _, name := range []string{
 			"", "DEFAULT", "rootca", "default ", "file-cert:a~b", "file-root:system", "builtin://", "spiffe://",
 			"spiffe://example.org/", "spiffe://example.org/unknown", "spiffe://other.test/web", "spiffe://unknown.test",
@@ -173,7 +177,7 @@ func TestWithoutRun(t *testing.T) {
 // waits for a request, and here it does not.
 func TestSequences(t *testing.T) {
 	t.Parallel()
-	trust := []string{"ROOTCA", "spiffe://example.org"}
+	trust := []string{"ROOTCA", "spiffe://example.org", "ALL"}
 	leaf := []string{"default", "spiffe://example.org/web"}
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
@@ -207,7 +211,7 @@ func TestSequences(t *testing.T) {
 		assert.Equal(t, trust, heard.take(), "a new root")
 		assert.Equal(t, 2, ca.Signed(), "the old one is still there, and the leaf with it")
 		ca.Federate(spiffetest.NewCA(t, "other.test").Bundle())
-		assert.Equal(t, []string{"spiffe://other.test"}, heard.take())
+		assert.Equal(t, []string{"ALL", "spiffe://other.test"}, heard.take())
 
 		ca.Activate()
 		ca.DropOldRoots()
@@ -261,7 +265,7 @@ func TestSubscribers(t *testing.T) {
 			}
 		})
 		start(t, m)
-		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "default"}, first.take())
+		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL", "default"}, first.take())
 		assert.Equal(t, []string{worker.String()}, slices.Compact(second.take()), "a subscriber is told of what changes after it has subscribed")
 	})
 }
@@ -285,7 +289,7 @@ func TestToldOnce(t *testing.T) {
 		}
 		assert.Equal(t, []string{"ROOTCA"}, heard.take())
 		close(release)
-		assert.Equal(t, []string{"spiffe://example.org", "ROOTCA", "spiffe://example.org"}, heard.take())
+		assert.Equal(t, []string{"spiffe://example.org", "ALL", "ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
 	})
 }
 

@@ -2,16 +2,23 @@ package compare
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/binary"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -37,6 +44,7 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -92,10 +100,163 @@ func envoySecret(s *pki.Secret) *tls.Secret {
 			TlsCertificate: &tls.TlsCertificate{CertificateChain: inline(chain), PrivateKey: inline(key)},
 		}}
 	}
-	roots, _ := s.Roots()
-	return &tls.Secret{Name: s.Name(), Type: &tls.Secret_ValidationContext{
-		ValidationContext: &tls.CertificateValidationContext{TrustedCa: inline(roots)},
-	}}
+	if chain, provider, ok := s.KeyProvider(); ok {
+		var p tls.PrivateKeyProvider
+		if err := proto.Unmarshal(provider, &p); err != nil {
+			panic(err)
+		}
+		return &tls.Secret{Name: s.Name(), Type: &tls.Secret_TlsCertificate{
+			TlsCertificate: &tls.TlsCertificate{CertificateChain: inline(chain), PrivateKeyProvider: &p},
+		}}
+	}
+	if keys, ok := s.TicketKeys(); ok {
+		var m tls.TlsSessionTicketKeys
+		for _, key := range keys {
+			m.Keys = append(m.Keys, inline(key))
+		}
+		return &tls.Secret{Name: s.Name(), Type: &tls.Secret_SessionTicketKeys{SessionTicketKeys: &m}}
+	}
+	if values, ok := s.Generic(); ok {
+		var m tls.GenericSecret
+		for key, value := range values {
+			if key == "" {
+				m.Secret = inline(value)
+				continue
+			}
+			if m.Secrets == nil {
+				m.Secrets = make(map[string]*core.DataSource)
+			}
+			m.Secrets[key] = inline(value)
+		}
+		return &tls.Secret{Name: s.Name(), Type: &tls.Secret_GenericSecret{GenericSecret: &m}}
+	}
+	m := &tls.CertificateValidationContext{}
+	if domains, ok := s.TrustDomains(); ok {
+		var config tls.SPIFFECertValidatorConfig
+		for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
+			config.TrustDomains = append(config.TrustDomains, &tls.SPIFFECertValidatorConfig_TrustDomain{Name: td.String(), TrustBundle: inline(domains[td])})
+		}
+		packed, err := anypb.New(&config)
+		if err != nil {
+			panic(err)
+		}
+		m.CustomValidatorConfig = &core.TypedExtensionConfig{Name: "envoy.tls.cert_validator.spiffe", TypedConfig: packed}
+	} else {
+		roots, _ := s.Roots()
+		m.TrustedCa = inline(roots)
+		var crls []byte
+		if crls, m.OnlyVerifyLeafCertCrl = s.CRLs(); crls != nil {
+			m.Crl = inline(crls)
+		}
+	}
+	return &tls.Secret{Name: s.Name(), Type: &tls.Secret_ValidationContext{ValidationContext: m}}
+}
+
+// secretKinds are secrets of every kind, by their names.
+func secretKinds(t testing.TB) map[string]*pki.Secret {
+	t.Helper()
+	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.example")
+	set, err := spiffe.NewBundleSet(ca.Bundle(), other.Bundle())
+	require.NoError(t, err)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: ca.TrustDomain(), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+	require.NoError(t, err)
+	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour),
+		RevokedCertificateEntries: []x509.RevocationListEntry{{SerialNumber: big.NewInt(7), RevocationTime: time.Now()}},
+	}, root.Certificate(), key)
+	require.NoError(t, err)
+	crl := pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
+	own, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
+	require.NoError(t, err)
+	ticket := bytes.Repeat([]byte{1, 2, 3, 4}, 20)
+	config, err := anypb.New(&structpb.Struct{Fields: map[string]*structpb.Value{"slot": structpb.NewNumberValue(1)}})
+	require.NoError(t, err)
+	provider, err := proto.MarshalOptions{Deterministic: true}.Marshal(&tls.PrivateKeyProvider{
+		ProviderName: "hsm", ConfigType: &tls.PrivateKeyProvider_TypedConfig{TypedConfig: config}, Fallback: true,
+	})
+	require.NoError(t, err)
+	chain, _, _ := keyPair(t, ca, "x").KeyPair()
+
+	all := make(map[string]*pki.Secret)
+	add := func(s *pki.Secret, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		all[s.Name()] = s
+	}
+	add(keyPair(t, ca, "pair"), nil)
+	add(pki.NewKeyProviderSecret("provider", chain, provider))
+	add(pki.NewTrustSecret("roots", own))
+	for name, leafOnly := range map[string]bool{"roots-crl": false, "roots-leaf-crl": true} {
+		renamed, err := pki.NewTrustSecret(name, own)
+		require.NoError(t, err)
+		add(renamed.WithCRLs(crl, leafOnly))
+	}
+	add(pki.NewTrustDomainsSecret("ALL", set))
+	domains, err := pki.NewTrustDomainsSecret("ALL-crl", set.With(own))
+	require.NoError(t, err)
+	add(domains.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{own.TrustDomain(): crl}))
+	add(pki.NewTicketKeysSecret("tickets", ticket, append([]byte{9}, ticket[1:]...)))
+	add(pki.NewGenericSecret("generic", map[string][]byte{"": []byte("hunter2")}))
+	add(pki.NewGenericSecret("generics", map[string][]byte{"user": []byte("me"), "password": []byte("hunter2"), "größe": {0xff, 0}}))
+	return all
+}
+
+// Every kind of secret is, byte for byte, what Envoy's published messages encode to; it passes their validation rules; the
+// JSON of a fetch is theirs; and our client makes the same secret of it.
+func TestPeerSDSKinds(t *testing.T) {
+	t.Parallel()
+	kinds, src := secretKinds(t), &secretSource{}
+	for _, s := range kinds {
+		src.put(s)
+	}
+	h, err := sds.NewHandler(src, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = h.Close() })
+	path := sdsSocket(t, h)
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	c := secretservice.NewSecretDiscoveryServiceClient(conn)
+	hc := sds.UnixClient(path)
+	t.Cleanup(hc.CloseIdleConnections)
+	for name, secret := range kinds {
+		want := envoySecret(secret)
+		golden, err := proto.MarshalOptions{Deterministic: true}.Marshal(want)
+		require.NoError(t, err)
+		r, err := c.FetchSecrets(timeout(t), &discovery.DiscoveryRequest{ResourceNames: []string{name}})
+		require.NoError(t, err, name)
+		require.Len(t, r.GetResources(), 1, name)
+		assert.Equal(t, golden, r.GetResources()[0].GetValue(), name)
+		var got tls.Secret
+		require.NoError(t, r.GetResources()[0].UnmarshalTo(&got), name)
+		require.NoError(t, got.ValidateAll(), name)
+		require.True(t, proto.Equal(want, &got), name)
+
+		resp, err := hc.Post("http://localhost/v3/discovery:secrets", "application/json", strings.NewReader(`{"resource_names":["`+name+`"]}`))
+		require.NoError(t, err)
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		if name == "provider" {
+			assert.Equal(t, http.StatusNotImplemented, resp.StatusCode)
+			assert.Contains(t, string(body), "key provider")
+		} else {
+			require.Equal(t, http.StatusOK, resp.StatusCode, "%s: %s", name, body)
+			var byJSON discovery.DiscoveryResponse
+			require.NoError(t, protojson.Unmarshal(body, &byJSON), name)
+			require.NoError(t, byJSON.GetResources()[0].UnmarshalTo(&got), name)
+			assert.True(t, proto.Equal(want, &got), name)
+		}
+
+		for s, err := range sds.NewClient(hc, "http://localhost").Watch(timeout(t), name) {
+			require.NoError(t, err, name)
+			assert.True(t, proto.Equal(want, envoySecret(s)), name)
+			assert.Equal(t, secret.String(), s.String())
+			break
+		}
+	}
 }
 
 // sdsSocket returns the path of a socket on which h is served.

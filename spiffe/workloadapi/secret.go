@@ -17,6 +17,7 @@ import (
 const (
 	defaultName = "default"
 	rootName    = "ROOTCA"
+	allName     = "ALL"
 )
 
 // GenerateSecret returns the secret with the given resource name, which makes a Source one of package sds. The
@@ -26,6 +27,7 @@ const (
 //	spiffe://TRUST-DOMAIN/PATH the key pair of the identity with that ID, of all that the workload has: the first, if there are several
 //	ROOTCA                     the X.509 authorities of the trust domain of the identity that [Source.SVID] returns
 //	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain that the server gave a bundle of
+//	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
 //
 // A name that the server does not have for this workload gives an error that wraps [fs.ErrNotExist]: because it
 // was not in the last response, or because the server has refused or withdrawn all (PermissionDenied). That the
@@ -53,7 +55,9 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 	case err != nil:
 		return nil, err
 	case none:
-		return nil, fmt.Errorf(`workloadapi: no secret %q: the names are "default", "ROOTCA", the IDs of the workload's identities, and "spiffe://" with a trust domain that has a bundle: %w`, workloadwire.Clip(resourceName, 256), fs.ErrNotExist)
+		return nil, fmt.Errorf(`workloadapi: no secret %q: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, and "spiffe://" with a trust domain that has a bundle: %w`, workloadwire.Clip(resourceName, 256), fs.ErrNotExist)
+	case found.bundles != nil:
+		return pki.NewTrustDomainsSecret(resourceName, found.bundles)
 	case found.bundle != nil:
 		return pki.NewTrustSecret(resourceName, found.bundle)
 	}
@@ -74,13 +78,14 @@ func (s *Source) expired(svid *spiffe.SVID) error {
 // isName reports whether there may be a secret with that name.
 func isName(name string) bool {
 	_, err := spiffe.ParseID(name)
-	return err == nil || name == defaultName || name == rootName
+	return err == nil || name == defaultName || name == rootName || name == allName
 }
 
-// material is what a secret is made of: one of the two.
+// material is what a secret is made of: one of the three.
 type material struct {
-	svid   *spiffe.SVID
-	bundle *spiffe.Bundle
+	svid    *spiffe.SVID
+	bundle  *spiffe.Bundle
+	bundles *spiffe.BundleSet
 }
 
 // lookup returns what the secret with a name is made of, and whether there is one.
@@ -96,6 +101,8 @@ func (st *state) lookup(name string) (m material, ok bool) {
 	switch id, err := spiffe.ParseID(name); {
 	case name == defaultName:
 		return material{svid: own}, own != nil
+	case name == allName:
+		return material{bundles: st.update.Bundles}, true
 	case name == rootName && own != nil:
 		td = own.ID().TrustDomain()
 	case err != nil:
@@ -119,7 +126,7 @@ func (st *state) names() map[string]bool {
 	if st.update == nil {
 		return all
 	}
-	all[defaultName], all[rootName] = true, true
+	all[defaultName], all[rootName], all[allName] = true, true, true
 	for _, id := range st.update.Identities {
 		all[id.SVID.ID().String()] = true
 	}

@@ -114,7 +114,7 @@ func TestGenerateSecret(t *testing.T) {
 
 		// Before the first answer a look-up waits for it.
 		gone(t, s, "", "x", "*", "rootca", "spiffe://example.org/", "file-root:system", strings.Repeat("x", 1<<20))
-		for _, name := range []string{"default", "ROOTCA", webName, homeName} {
+		for _, name := range []string{"default", "ROOTCA", "ALL", webName, homeName} {
 			_, err := now(t, s, name)
 			require.ErrorIs(t, err, workloadapi.ErrNotReady, name)
 			require.ErrorIs(t, err, context.Canceled, name)
@@ -129,13 +129,19 @@ func TestGenerateSecret(t *testing.T) {
 		response.Svids = append(response.Svids, home.message(t, web, "main"))
 		streams.send(response)
 		require.NoError(t, <-waiting)
-		assert.Equal(t, []string{"ROOTCA", homeName, otherName, "default", dbName, webName}, news.take(), "bundles first")
+		assert.Equal(t, []string{"ALL", "ROOTCA", homeName, otherName, "default", dbName, webName}, news.take(), "bundles first")
 		isPair(t, s, "default", web)
 		isPair(t, s, webName, web)
 		isPair(t, s, dbName, db)
 		isRoots(t, s, "ROOTCA", home)
 		isRoots(t, s, homeName, home)
 		isRoots(t, s, otherName, other)
+		everything, err := now(t, s, "ALL")
+		require.NoError(t, err)
+		domains, _ := everything.TrustDomains()
+		assert.Equal(t, map[spiffe.TrustDomain][]byte{
+			home.TrustDomain(): home.Bundle().MarshalPEM(), other.TrustDomain(): other.Bundle().MarshalPEM(),
+		}, domains)
 		gone(t, s, "spiffe://example.org/other", "spiffe://third.test")
 
 		// The same again is no news; one that is renewed is.
@@ -150,21 +156,21 @@ func TestGenerateSecret(t *testing.T) {
 		other.Rotate()
 		response.FederatedBundles[other.key()] = other.roots()
 		streams.send(response)
-		assert.Equal(t, []string{otherName}, news.take())
+		assert.Equal(t, []string{"ALL", otherName}, news.take())
 		isRoots(t, s, otherName, other)
 
 		// What the server no longer sends is gone, and comes back.
 		streams.send(home.response(t, db))
-		assert.Equal(t, []string{"ROOTCA", otherName, "default", webName}, news.take(), "no identity has the hint")
+		assert.Equal(t, []string{"ALL", "ROOTCA", otherName, "default", webName}, news.take(), "no identity has the hint")
 		gone(t, s, "default", "ROOTCA", webName, otherName)
 		isPair(t, s, dbName, db)
 		isRoots(t, s, homeName, home)
 		streams.send(response)
-		assert.Equal(t, []string{"ROOTCA", otherName, "default", webName}, news.take())
+		assert.Equal(t, []string{"ALL", "ROOTCA", otherName, "default", webName}, news.take())
 		isPair(t, s, "default", renewed)
 
 		// An outage takes nothing away.
-		all := []string{"default", "ROOTCA", webName, dbName, homeName, otherName}
+		all := []string{"default", "ROOTCA", "ALL", webName, dbName, homeName, otherName}
 		for range 5 {
 			streams.do(func(c *call) { c.end(codeUnavailable, "") })
 			time.Sleep(time.Minute)
@@ -177,7 +183,7 @@ func TestGenerateSecret(t *testing.T) {
 
 		// A withdrawal takes all, also when an outage follows, and until there is something again.
 		streams.do(func(c *call) { c.end(codePermissionDenied, "") })
-		assert.Equal(t, []string{"ROOTCA", homeName, otherName, "default", dbName, webName}, news.take())
+		assert.Equal(t, []string{"ALL", "ROOTCA", homeName, otherName, "default", dbName, webName}, news.take())
 		gone(t, s, all...)
 		streams.do(func(c *call) { c.end(codeUnavailable, "") })
 		gone(t, s, all...)
@@ -189,7 +195,7 @@ func TestGenerateSecret(t *testing.T) {
 
 		// An expired certificate is not handed out; a look-up waits for the next.
 		time.Sleep(time.Until(renewed.NotAfter()))
-		_, err := now(t, s, "default")
+		_, err = now(t, s, "default")
 		require.ErrorIs(t, err, workloadapi.ErrNotReady)
 		assert.ErrorContains(t, err, "has expired at")
 		isRoots(t, s, "ROOTCA", home)
@@ -231,7 +237,7 @@ func TestGenerateSecretDenied(t *testing.T) {
 		time.Sleep(time.Minute)
 		web := home.SVID("/web")
 		streams.send(home.response(t, web))
-		assert.Equal(t, []string{"ROOTCA", homeName, "default", webName}, news.take())
+		assert.Equal(t, []string{"ALL", "ROOTCA", homeName, "default", webName}, news.take())
 		isPair(t, s, "default", web)
 	})
 

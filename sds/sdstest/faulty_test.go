@@ -1,0 +1,164 @@
+package sdstest
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+)
+
+// faulty is a source that does something wrong with what it is given.
+type faulty struct {
+	secrets map[string]*pki.Secret
+	changes int
+	fault   func(f *faulty, name string, s *pki.Secret) *pki.Secret
+	changed func(string)
+	calls   chan func()
+}
+
+func (f *faulty) GenerateSecret(_ context.Context, name string) (s *pki.Secret, err error) {
+	done := make(chan struct{})
+	f.calls <- func() { s = f.secrets[name]; close(done) }
+	if <-done; s == nil {
+		return nil, fmt.Errorf("%q: %w", name, fs.ErrNotExist)
+	}
+	return s, nil
+}
+
+func (f *faulty) Subscribe(changed func(string)) func() {
+	f.changed = changed
+	return func() {}
+}
+
+func (f *faulty) set(name string, s *pki.Secret) {
+	done := make(chan struct{})
+	f.calls <- func() {
+		f.changes++
+		f.secrets[name] = f.fault(f, name, s)
+		close(done)
+	}
+	<-done
+	f.changed(name)
+}
+
+// startFaulty starts our server of such a source.
+func startFaulty(t testing.TB, fault func(f *faulty, name string, s *pki.Secret) *pki.Secret) *Server {
+	f := &faulty{secrets: make(map[string]*pki.Secret), fault: fault, calls: make(chan func())}
+	go func() {
+		for call := range f.calls {
+			call()
+		}
+	}()
+	h, err := sds.NewHandler(f, nil)
+	require.NoError(t, err)
+	dir, err := os.MkdirTemp("", "sds")
+	require.NoError(t, err)
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	require.NoError(t, err)
+	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} //nolint:gosec // a test
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l)
+	}()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		<-done
+		_ = h.Close()
+		close(f.calls)
+		_ = os.RemoveAll(dir)
+	})
+	return &Server{Client: sds.UnixClient(l.Addr().String()), URL: "http://localhost", Set: f.set}
+}
+
+// The suite and the model find servers out that lose a change, that are late by one, or that serve something else, and
+// the script of a failure is short.
+func TestFaulty(t *testing.T) {
+	t.Parallel()
+	contents := newContents(t)
+	for name, fault := range map[string]func(f *faulty, name string, s *pki.Secret) *pki.Secret{
+		"loses every third change": func(f *faulty, name string, s *pki.Secret) *pki.Secret {
+			if f.changes%3 == 0 {
+				return f.secrets[name]
+			}
+			return s
+		},
+		"keeps what is gone": func(f *faulty, name string, s *pki.Secret) *pki.Secret {
+			if s == nil {
+				return f.secrets[name]
+			}
+			return s
+		},
+		"serves something else": func(_ *faulty, name string, s *pki.Secret) *pki.Secret {
+			if name == "b" && s != nil {
+				s, _ = pki.NewGenericSecret(name, map[string][]byte{"": []byte("else")})
+			}
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fails := func(lines []string) error {
+				return play(t.Context(), startFaulty(t, fault), contents, 100*time.Millisecond, lines)
+			}
+			found := 0
+			for _, c := range parseCases(cases) {
+				if found < 3 && len(c.options.Wildcard) == 0 && c.options.MaxNames == 0 && fails(c.lines) != nil {
+					found++
+				}
+			}
+			assert.Equal(t, 3, found, "cases")
+			for seed := range uint64(20) {
+				lines := randomScript(seed)
+				err := fails(lines)
+				if err == nil {
+					continue
+				}
+				short, err := shrink(lines, err, fails, time.Now().Add(5*time.Second))
+				require.Error(t, err)
+				assert.Less(t, len(short), len(lines)/2, "%q", short)
+				assert.Equal(t, "finish", short[len(short)-1])
+				return
+			}
+			assert.Fail(t, "no seed fails")
+		})
+	}
+}
+
+// The script of a seed does not change, and scripts that make no sense are errors.
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, randomScript(7), randomScript(7))
+	assert.NotEqual(t, randomScript(7), randomScript(8))
+	good := func(_ *faulty, _ string, s *pki.Secret) *pki.Secret { return s }
+	contents := newContents(t)
+	for _, line := range []string{"s", "set a x", "s dance now", "s send colour=red", "s ack", "s quiet", "s ends ok", "fetch a", "fetch a colour=red want a=1", "rest a want a=1"} {
+		err := play(t.Context(), startFaulty(t, good), contents, 100*time.Millisecond, []string{line})
+		require.Error(t, err, line)
+		assert.Contains(t, err.Error(), "line 1")
+	}
+	seen := make(map[string]bool)
+	for _, c := range parseCases(cases) {
+		assert.False(t, seen[c.name], c.name)
+		seen[c.name] = true
+		assert.NotEmpty(t, c.lines, c.name)
+	}
+	assert.GreaterOrEqual(t, len(seen), 100)
+	RunScript(t, func(t testing.TB, o Options) *Server {
+		assert.Equal(t, Options{}, o)
+		return startFaulty(t, good)
+	}, strings.Join(randomScript(1), "\n"))
+}

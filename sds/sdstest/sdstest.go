@@ -1,0 +1,139 @@
+// Package sdstest is a conformance suite for servers of Envoy's Secret Discovery Service, version 3. [Run] holds a server
+// against the rules of the protocol, case by case, and [RunModel] against a reference model, with random clients that
+// come and go, reject, and do not read. The server may be written in any language: it is reached by an HTTP client, and
+// [Server].Set changes what it serves.
+//
+//	func TestConformance(t *testing.T) {
+//		sdstest.Run(t, func(t testing.TB, o sdstest.Options) *sdstest.Server {
+//			// start a server with o, and stop it with t.Cleanup
+//			return &sdstest.Server{Client: sds.UnixClient(path), URL: "http://localhost", Set: set}
+//		})
+//	}
+//
+// # Scripts
+//
+// Cases, and what [RunModel] prints of a failure, are scripts, which [RunScript] runs. Each line is one of these. NAMES
+// are separated by spaces; "_" is an empty name, "@N" one of N bytes, and "#N" stands for N names.
+//
+//	wildcard NAMES        at the beginning: Options.Wildcard; and "maxnames N"
+//	set NAME CONTENT      the source has CONTENT under NAME from now on; "-" is nothing
+//	fetch NAMES want ITEMS, fetch NAMES ends CODE     FetchSecrets in gRPC
+//	rest NAMES want ITEMS, rest NAMES status N        the same in JSON
+//	S ask NAMES           stream S asks for NAMES (SotW), and acknowledges what it has received last
+//	S sub NAMES, S unsub NAMES                        stream S changes its subscription (delta)
+//	S ack, S nack         stream S answers what it has received last
+//	S send FIELDS         stream S sends a request with just these fields: names= sub= unsub= have= nonce= version= type=
+//	                      node= error=, with lists separated by commas. A nonce may be "last" or "prev", a type "none";
+//	                      have=NAME is the version that the server gave, and have=NAME:V is V
+//	S raw TEXT            stream S sends a message that is not a request
+//	S want ITEMS          stream S receives just ITEMS, and acknowledges all but the last response that they come in
+//	S sync ack, S sync nack   stream S receives, and answers, until it has what it is due
+//	S barrier             stream S asks for one more name, and receives just that: the server has taken all before it
+//	S flush               the same, but stream S receives and answers all that it is due, too
+//	S quiet               stream S has received everything: it ends its requests, and the server ends it with OK
+//	S ends CODE           the server ends stream S, with a code of gRPC such as invalid_argument
+//	S close               stream S goes away; what it sends next is on a new stream
+//	finish                at the end: every stream comes to have what the source has, and nothing more comes
+//
+// Streams whose names begin with "d" are delta, others are SotW. ITEMS are NAME=CONTENT, and -NAME for what a delta
+// response removes. CONTENT is a number from 1 to 9, which are different roots, or pair, otherpair, tickets, generic,
+// values or domains.
+//
+// Of each response it is checked, too, that it has a type, a version and a nonce that is new on the stream, no secret
+// twice, names that the client has asked for, and content that the source has had, none older than what the client has.
+package sdstest
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/svidkit/svidkit/pki"
+)
+
+// Options are what a case wants of the server. Both fields are rarely set.
+type Options struct {
+	// Wildcard lists the names that a client receives which asks for everything: which has never named
+	// anything, or names "*". If it is empty, such a client receives nothing.
+	Wildcard []string
+
+	// MaxNames is how many names one stream may ask for; 0 means 100 or more.
+	MaxNames int
+}
+
+// Server is a server that has been started for one case.
+type Server struct {
+	Client *http.Client // speaks HTTP/2 with it, and has no Timeout
+	URL    string       // what comes before the paths of the methods, such as "http://localhost"
+
+	// Set makes s what the server has under a name, and nothing if s is nil. Streams that have the name are told
+	// soon; a request that comes for a name that no stream has sees it. It is called by one goroutine at a time.
+	Set func(name string, s *pki.Secret)
+
+	// Lacks lists what the server is known not to do: the beginnings of the names of cases, such as "rest". They are
+	// skipped.
+	Lacks []string
+}
+
+// Start starts a server that serves nothing, until the test ends. Nil means that it cannot be started with such
+// options, and the case is skipped.
+type Start func(t testing.TB, o Options) *Server
+
+// Run runs each case of the suite against a server of its own.
+func Run(t *testing.T, start Start) {
+	contents := newContents(t)
+	for _, c := range parseCases(cases) {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			run(t, start, contents, c)
+		})
+	}
+}
+
+// RunScript runs one script.
+func RunScript(t *testing.T, start Start, script string) {
+	run(t, start, newContents(t), parseCases("case script\n" + script)[0])
+}
+
+func run(t *testing.T, start Start, contents *contents, c testCase) {
+	s := start(t, c.options)
+	if s == nil {
+		t.Skipf("the server cannot be started with %+v", c.options)
+	}
+	if slices.ContainsFunc(s.Lacks, func(lack string) bool { return strings.HasPrefix(c.name, lack) }) {
+		t.Skip("the server is known to lack this")
+	}
+	if err := play(t.Context(), s, contents, patience, c.lines); err != nil {
+		t.Errorf("%v\nthe script:\n%s", err, strings.Join(c.lines, "\n"))
+	}
+}
+
+// testCase is one script.
+type testCase struct {
+	name    string
+	options Options
+	lines   []string
+}
+
+// parseCases reads scripts, each of which begins with a line "case NAME". Empty lines, and those that begin with //,
+// are left out.
+func parseCases(text string) []testCase {
+	var all []testCase
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		words := strings.Fields(line)
+		switch name, ok := strings.CutPrefix(line, "case "); {
+		case ok:
+			all = append(all, testCase{name: name})
+		case len(words) == 0 || strings.HasPrefix(line, "//"):
+		case words[0] == "wildcard":
+			all[len(all)-1].options.Wildcard = words[1:]
+		case words[0] == "maxnames":
+			all[len(all)-1].options.MaxNames = number(words[1])
+		default:
+			all[len(all)-1].lines = append(all[len(all)-1].lines, line)
+		}
+	}
+	return all
+}

@@ -1,0 +1,101 @@
+package sdstest_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdstest"
+)
+
+// source is a source that a suite fills.
+type source struct {
+	mu      sync.Mutex
+	secrets map[string]*pki.Secret
+	changed func(string)
+}
+
+func (s *source) GenerateSecret(_ context.Context, name string) (*pki.Secret, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if secret := s.secrets[name]; secret != nil {
+		return secret, nil
+	}
+	return nil, fmt.Errorf("%q: %w", name, fs.ErrNotExist)
+}
+
+func (s *source) Subscribe(f func(string)) func() {
+	s.changed = f
+	return func() {}
+}
+
+func (s *source) set(name string, secret *pki.Secret) {
+	s.mu.Lock()
+	s.secrets[name] = secret
+	s.mu.Unlock()
+	s.changed(name)
+}
+
+// start starts our server on a Unix socket.
+func start(t testing.TB, o sdstest.Options) *sdstest.Server {
+	src := &source{secrets: make(map[string]*pki.Secret)}
+	h, err := sds.NewHandler(src, &sds.Options{Wildcard: o.Wildcard, MaxNames: o.MaxNames})
+	require.NoError(t, err)
+	path := listen(t, h)
+	c := sds.UnixClient(path)
+	t.Cleanup(func() { _ = h.Close(); c.CloseIdleConnections() })
+	return &sdstest.Server{Client: c, URL: "http://localhost", Set: src.set}
+}
+
+// listen serves a handler on a socket, whose path it returns.
+func listen(t testing.TB, h http.Handler) (path string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sds") // short enough for a socket
+	require.NoError(t, err)
+	path = filepath.Join(dir, "s")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} //nolint:gosec // a test
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l)
+	}()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		<-done
+		_ = os.RemoveAll(dir)
+	})
+	return path
+}
+
+var long = flag.Bool("long", false, "play ten times as many random scripts")
+
+// Our server agrees with the model.
+func TestRunModel(t *testing.T) {
+	t.Parallel()
+	seeds := 500
+	if *long {
+		seeds = 5000
+	}
+	sdstest.RunModel(t, start, seeds)
+}
+
+// Our server passes its own suite.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	sdstest.Run(t, start)
+}
