@@ -37,6 +37,7 @@
 //	caclient/caclienttest  those CAs for tests, with faults, and the suite that their clients pass
 //	secretcache            the SecretManager: obtain identities, keep them fresh, notify
 //	sds                    Envoy's Secret Discovery Service, v3
+//	sds/sdstest            a conformance suite and a model test for SDS servers
 //	authn                  callers and authenticators; kube for the tokens of Kubernetes, jwt for other tokens
 //	authn/tokensource      tokens by which a program proves itself
 //	authn/unixsocket       a server for Unix sockets that knows its peers
@@ -72,7 +73,7 @@
 // protocol is spoken over net/http (internal/grpchttp), and its messages are read and written field by
 // field (internal/protofield), so that nothing here links grpc-go, generated code, Envoy's control
 // plane types, or a Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files
-// are followed by internal/follow, sources start and stop by internal/life, metrics are written by
+// are followed by internal/follow, kept over restarts by internal/store, sources start and stop by internal/life, metrics are written by
 // internal/metrics, tokens share internal/token, and Unix sockets are served by
 // authn/unixsocket. What clients hold is bounded by internal/limit, what they can cause at will is logged by
 // internal/summary, and folders and files that other users must not change are opened by internal/private. A package

@@ -117,7 +117,7 @@ func TestWeightOfPrograms(t *testing.T) {
 	}{
 		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.6},
 		{"identity from an agent and from a CA", workload, 7.5},
-		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.7},
+		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.8},
 		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
