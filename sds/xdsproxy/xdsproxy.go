@@ -43,10 +43,13 @@
 //
 // # Back-pressure
 //
-// An Envoy that does not read holds up the control plane, and a control plane that does not read holds up Envoy. Neither
-// direction waits for the other: control planes exist that read nothing while they write. So requests have a queue for each server of
-// a stream, of 8 MiB, or one message. If it is full, Envoy is not read from until there is room; if that takes
-// 30 seconds without any progress, the stream ends with code Unavailable. Responses have no queue.
+// An Envoy that does not read holds up the control plane, and a control plane that does not read holds up Envoy. The two
+// directions do not wait for each other, and neither waits for ever, as some control planes read nothing while they
+// write. Requests have a queue for each server of a stream, of 8 MiB, or one larger message; so secrets are served
+// while the control plane is slow. If a queue is full, Envoy is not read from until there is room; if that takes
+// 30 seconds without any progress, the stream ends with code Unavailable. Responses have no queue. If Envoy does not take
+// one within a minute, the stream is reset: a client has to read while it writes, as Envoy does, because net/http
+// takes no more than a MiB of requests on a stream whose response waits.
 //
 // # Limits
 //
@@ -97,17 +100,16 @@ const (
 	maxStreams     = 1000
 	maxPeerStreams = 250
 
-	maxWaiting      = 256 << 20 // bytes of requests in queues, and as many that are being received
-	maxPeerWaiting  = 64 << 20
-	maxQueue        = 8 << 20 // bytes of one queue; a larger message has it for itself
-	besideMessage   = 64      // bytes that are kept for a message beside it
-	stalled         = 30 * time.Second
-	slow            = 10 * time.Second // after which a message that the control plane does not take is logged
-	linger          = 2 * time.Second  // of a stream whose control plane has gone
-	drain           = 5 * time.Second  // for a response that Envoy is reading when its stream ends
-	retryFull       = 10 * time.Second // after which a client that found no room is to come back
-	maxToken        = 64 << 10
-	maxTextInErrors = 1 << 10
+	maxWaiting     = 256 << 20 // bytes of requests in queues, and as many that are being received
+	maxPeerWaiting = 64 << 20
+	maxQueue       = 8 << 20 // bytes of one queue; a larger message has it for itself
+	besideMessage  = 64      // bytes that are kept for a message beside it
+	stalled        = 30 * time.Second
+	slow           = 10 * time.Second // after which a message that the control plane does not take is logged
+	linger         = 2 * time.Second  // of a stream whose control plane has gone
+	sendTime       = time.Minute      // in which Envoy has to take a response
+	retryFull      = 10 * time.Second // after which a client that found no room is to come back
+	maxToken       = 64 << 10
 )
 
 // Config says where the control plane is, and what the [Handler] does itself. URL and HTTPClient are required. It is
@@ -232,7 +234,8 @@ func NewHandler(cfg Config) (*Handler, error) {
 			service + "StreamAggregatedResources": h.serveStream(false),
 			service + "DeltaAggregatedResources":  h.serveStream(true),
 		},
-		Name: "xdsproxy", MaxMessage: cfg.MaxRequest, Incoming: grpchttp.NewIncoming("xdsproxy", maxWaiting, maxPeerWaiting),
+		Name: "xdsproxy", MaxMessage: cfg.MaxRequest, SendTimeout: sendTime,
+		Incoming: grpchttp.NewIncoming("xdsproxy", maxWaiting, maxPeerWaiting),
 	}
 	h.metrics.init(h)
 	return h, nil
