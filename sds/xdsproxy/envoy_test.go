@@ -111,8 +111,9 @@ func cluster(t testing.TB, port, timeout uint64) []byte {
 		message(24, text(1, "tls"), extension(3, "transport_sockets.tls.v3.UpstreamTlsContext", tlsContext())))
 }
 
-// A real Envoy has everything by ADS from our socket: a listener and a cluster from a control plane, and both with mTLS
-// whose secrets come from us. The control plane is restarted, its configuration and the certificates change, and no request fails.
+// A real Envoy has everything by ADS from our socket: a listener and a cluster from a control plane, and both with
+// mTLS whose secrets come from us. The control plane is restarted, its configuration and the certificates change, and
+// no request fails.
 func TestEnvoy(t *testing.T) {
 	t.Parallel()
 	for _, api := range []string{"GRPC", "DELTA_GRPC"} {

@@ -16,8 +16,8 @@ import (
 
 var errPanic = errors.New("the handler of secrets has panicked")
 
-// inProcess is an [http.RoundTripper] whose requests are served by a handler of this process. What the handler sees of the
-// client is what is known of the one that has sent outer.
+// inProcess is an [http.RoundTripper] whose requests are served by a handler of this process. What the handler sees of
+// the client is what is known of the one that has sent outer.
 type inProcess struct {
 	handler http.Handler
 	outer   *http.Request

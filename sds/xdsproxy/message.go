@@ -11,8 +11,8 @@ var (
 	response     = fields{typeURL: 4} // of both kinds
 )
 
-// read returns whether the type URL of a message is that of secrets, and its node, which is in parts if the field comes more
-// than once; nil if it has none. The error is protofield.ErrMalformed.
+// read returns whether the type URL of a message is that of secrets, and its node, which is in parts if the field
+// comes more than once; nil if it has none. The error is protofield.ErrMalformed.
 func (n fields) read(message []byte) (secret bool, node [][]byte, err error) {
 	err = protofield.Read(message, func(f *protofield.Field) {
 		switch {

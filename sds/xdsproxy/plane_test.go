@@ -355,7 +355,8 @@ func (e *proxied) apply(msg []byte) {
 	e.send(r.GetTypeUrl(), nil, nil, false)
 }
 
-// Whatever happens in which order, in the end each Envoy has what the control plane and the source have, and nothing but that.
+// Whatever happens in which order, in the end each Envoy has what the control plane and the source have, and nothing
+// but that.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	const each = 50 // scripts of a subtest

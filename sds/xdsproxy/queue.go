@@ -10,8 +10,8 @@ import (
 	"github.com/svidkit/svidkit/internal/peer"
 )
 
-// queue has the requests that a server has not taken yet, so that Envoy and the server need not wait for each other. One
-// goroutine puts, and one takes.
+// queue has the requests that a server has not taken yet, so that Envoy and the server need not wait for each other.
+// One goroutine puts, and one takes.
 type queue struct {
 	shares *limit.Shares[peer.Holder]
 	peer   peer.Holder

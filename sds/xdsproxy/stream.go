@@ -241,8 +241,8 @@ func (l *leg) forward(remote *grpchttp.Stream) {
 	}
 }
 
-// receive sends the server's responses to Envoy until one of them has ended. The error is what has ended it, io.EOF for the
-// status OK.
+// receive sends the server's responses to Envoy until one of them has ended. The error is what has ended it, io.EOF
+// for the status OK.
 func (l *leg) receive(remote *grpchttp.Stream) error {
 	h := l.s.h
 	for {

@@ -18,14 +18,14 @@
 // stream of an Envoy is one stream to the control plane, which begins with the first request that is not for secrets.
 //
 // Messages pass as they are, byte by byte, whatever fields and types they have: a Handler reads no more of them than
-// the type URL, and nothing at all without Secrets. There is one exception: an Envoy may introduce itself (its node) in the
-// first message of a stream only. If that one is for the other server, the node is put in front of the first message to
-// this one. Header fields and other metadata of Envoy are not forwarded.
+// the type URL and the node, and nothing at all without Secrets. There is one exception: an Envoy may introduce itself
+// (its node) in the first message of a stream only. If that one is for the other server, the node is put in front of
+// the first message to this one. Header fields and other metadata of Envoy are not forwarded.
 //
 // # Secrets
 //
 // Requests with the type URL of secrets go to [Config].Secrets, as a stream of StreamSecrets or DeltaSecrets in this
-// process, with the context, the address and the header of Envoy's request: so the limits of a [*sds.Handler], its hook
+// process, with the context, the address and the header of Envoy's request: so the limits of a sds.Handler, its hook
 // Resolve and its logs see the same caller. They never reach the control plane. A response of the control plane that
 // has secrets is dropped, so that it cannot replace the identity of the workload. If the stream of
 // secrets ends, which it does for a limit or in strict mode, the ADS stream ends with the same status.
@@ -36,20 +36,20 @@
 // again by itself: Envoy does, after 0.5 seconds at first and 30 at most, and then says what it wants and what it has
 // (initial_resource_versions in delta). A Handler could not say this for it without keeping all of it.
 //
-// As Envoy keeps what it has, traffic goes on without a control plane. So that its certificates go on, too, a stream whose
-// control plane has gone stays open for secrets for 2 seconds, while other requests are dropped: Envoy names them again on
-// the next stream, where all secrets are served first. An Envoy that is to start
-// without a control plane wants its secrets by SDS and not by ADS, as in the examples of package sds.
+// As Envoy keeps what it has, traffic goes on without a control plane. So that its certificates go on, too, a stream
+// whose control plane has gone stays open for secrets for 2 seconds, while other requests are dropped: Envoy names
+// them again on the next stream, where all secrets are served first. An Envoy that is to start without a control plane
+// wants its secrets by SDS and not by ADS, as in the examples of package sds.
 //
 // # Back-pressure
 //
-// An Envoy that does not read holds up the control plane, and a control plane that does not read holds up Envoy. The two
-// directions do not wait for each other, and neither waits for ever, as some control planes read nothing while they
-// write. Requests have a queue for each server of a stream, of 8 MiB, or one larger message; so secrets are served
-// while the control plane is slow. If a queue is full, Envoy is not read from until there is room; if that takes
-// 30 seconds without any progress, the stream ends with code Unavailable. Responses have no queue. If Envoy does not take
-// one within a minute, the stream is reset: a client has to read while it writes, as Envoy does, because net/http
-// takes no more than a MiB of requests on a stream whose response waits.
+// An Envoy that does not read holds up the control plane, and a control plane that does not read holds up Envoy. The
+// two directions do not wait for each other, and neither waits for ever, as some control planes read nothing while
+// they write. Requests have a queue for each server of a stream, of 8 MiB, or one larger message; so secrets are
+// served while the control plane is slow. If a queue is full, Envoy is not read from until there is room; if that
+// takes 30 seconds without any progress, the stream ends with code Unavailable. Responses have no queue. If Envoy does
+// not take one within a minute, the stream is reset: a client has to read while it writes, as Envoy does, because
+// net/http takes no more than a MiB of requests on a stream whose response waits.
 //
 // # Limits
 //
@@ -64,7 +64,8 @@
 // A Handler does not authenticate its callers: the permissions of the socket do. A process that can connect speaks to
 // the control plane with the credentials of [Config]. It has no DNS proxy and no generator of
 // configuration of its own: types such as istio.networking.nds.v1.NameTable pass like all others, if Envoy asks for
-// them, and it asks for nothing itself. It does not rewrite extension configurations that name WebAssembly modules.
+// them, and it asks for nothing itself: it reports no health (istio.v1.HealthInformation) and has no debug endpoint
+// (port 15004). It does not rewrite extension configurations that name WebAssembly modules.
 //
 // # In a server of your own
 //
@@ -118,15 +119,15 @@ type Config struct {
 	// URL is where the control plane is, such as https://istiod.istio-system.svc:15012, without a path.
 	URL string
 
-	// HTTPClient reaches the control plane, by HTTP/2. Its transport decides which servers are trusted and which client
-	// certificate is presented, such as one of caclient.NewHTTPClient or spiffetls.Transport. Its Timeout must be zero, as it
-	// would end the streams. Its transport should find out when the other side has gone, as
+	// HTTPClient reaches the control plane, by HTTP/2. Its transport decides which servers are trusted and which
+	// client certificate is presented, such as one of caclient.NewHTTPClient or spiffetls.Transport. Its Timeout must
+	// be zero, as it would end the streams. Its transport should find out when the other side has gone, as
 	// http.HTTP2Config.SendPingTimeout does.
 	HTTPClient *http.Client
 
-	// Token returns the bearer token to send, for each stream; empty means none. Its error ends the stream, unless it is
-	// an fs.ErrNotExist: then the stream begins without a token, as the transport may have a certificate. The method Token of
-	// a *tokensource.Source is one. Nil means no token.
+	// Token returns the bearer token to send, for each stream; empty means none. Its error ends the stream, unless it
+	// is an fs.ErrNotExist: then the stream begins without a token, as the transport may have a certificate. The
+	// method Token of a *tokensource.Source is one. Nil means no token.
 	Token func(ctx context.Context) (string, error)
 
 	// Header is metadata to send with each stream, such as ClusterID.
@@ -136,12 +137,12 @@ type Config struct {
 	// readable on the connection.
 	AllowPlaintext bool
 
-	// Secrets answers requests for secrets, and all requests of other methods than those of ADS; a *sds.Handler is one. Nil
-	// means that requests for secrets go to the control plane as well, and other methods are not there.
+	// Secrets answers requests for secrets, and all requests of other methods than those of ADS; a *sds.Handler is
+	// one. Nil means that requests for secrets go to the control plane as well, and other methods are not there.
 	Secrets http.Handler
 
-	// MaxRequest and MaxResponse are the largest messages of Envoy and of the control plane, in bytes; 0 means 4 MiB and
-	// 64 MiB.
+	// MaxRequest and MaxResponse are the largest messages of Envoy and of the control plane, in bytes; 0 means 4 MiB
+	// and 64 MiB.
 	MaxRequest, MaxResponse int
 
 	// MaxStreams is how many ADS streams may be open at the same time, and MaxPeerStreams how many of one peer; 0 means
@@ -251,8 +252,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.grpc.ServeHTTP(w, r)
 }
 
-// Close ends all ADS streams with code Unavailable. It does not wait for them: they belong to the http.Server. Later ones are
-// refused. It closes neither [Config].Secrets nor the connections of the HTTPClient. Close may be called twice. It returns nil.
+// Close ends all ADS streams with code Unavailable. It does not wait for them: they belong to the http.Server. Later
+// ones are refused. It closes neither [Config].Secrets nor the connections of the HTTPClient. Close may be called
+// twice. It returns nil.
 func (h *Handler) Close() error {
 	h.closeAll()
 	return nil

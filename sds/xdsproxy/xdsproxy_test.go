@@ -31,8 +31,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// odd returns an encoded message that generated code would not write: fields out of order, twice, unknown, in groups, and with
-// lengths that take more bytes than they need.
+// odd returns an encoded message that generated code would not write: fields out of order, twice, unknown, in groups,
+// and with lengths that take more bytes than they need.
 func odd(r *rand.Rand, number protowire.Number, typeURL string) []byte {
 	var b []byte
 	unknown := func() {
@@ -140,8 +140,8 @@ func TestTransparent(t *testing.T) {
 	}
 }
 
-// Secrets are answered here, and pushed when they change; the control plane neither hears of them nor can send any. Each
-// server is told the node.
+// Secrets are answered here, and pushed when they change; the control plane neither hears of them nor can send any.
+// Each server is told the node.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
@@ -260,8 +260,8 @@ func TestWithoutControlPlane(t *testing.T) {
 	assert.Equal(t, grpchttp.InvalidArgument, asError(t, err).Code)
 }
 
-// Both sides write more than connections hold, and the control plane does so before it reads anything: each gets what it
-// waits for, and secrets are served meanwhile.
+// Both sides write more than connections hold, and the control plane does so before it reads anything: each gets what
+// it waits for, and secrets are served meanwhile.
 func TestMutualDeadlock(t *testing.T) {
 	t.Parallel()
 	const each, count = 1 << 20, 16
@@ -664,9 +664,13 @@ func TestLeak(t *testing.T) { // not in parallel, as goroutines are counted
 	require.Eventually(t, idle, patient, time.Millisecond)
 	goroutines := runtime.NumGoroutine()
 	var wg sync.WaitGroup
+	each := 500
+	if raced {
+		each = 50
+	}
 	for k := range 4 {
 		wg.Go(func() {
-			for i := range 500 {
+			for i := range each {
 				cycle(4*i + k)
 			}
 		})
