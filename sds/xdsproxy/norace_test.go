@@ -1,0 +1,5 @@
+//go:build !race
+
+package xdsproxy_test
+
+const raced = false

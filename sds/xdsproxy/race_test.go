@@ -1,0 +1,5 @@
+//go:build race
+
+package xdsproxy_test
+
+const raced = true // the race detector makes everything slower

@@ -1,0 +1,360 @@
+package xdsproxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peer"
+)
+
+// stream is an ADS stream of an Envoy. The goroutine of the HTTP request receives from Envoy. Each of its legs has a
+// goroutine that sends requests to its server, and one that sends the server's responses to Envoy.
+type stream struct {
+	h      *Handler
+	call   *grpchttp.Call
+	method string // the part of the name that both services have
+	fields fields
+	peer   peer.Holder
+	ctx    context.Context
+	end    context.CancelCauseFunc // with an *over, if the stream itself ends it
+	wg     sync.WaitGroup
+
+	up, local *leg   // nil before their first request
+	node      []byte // the field, as the first message had it; nil once both legs have it
+	half      chan struct{}
+
+	sending sync.Mutex
+
+	mu   sync.Mutex
+	open int // legs that have not ended
+}
+
+// over is the cause of the end of a stream's context: its status.
+type over struct {
+	status error
+	envoy  bool // it is Envoy that could not be reached
+}
+
+func (o *over) Error() string { return "the stream has ended" }
+
+// serveStream returns a method.
+func (h *Handler) serveStream(delta bool) grpchttp.Method {
+	return func(ctx context.Context, call *grpchttp.Call) error {
+		p := peer.HolderOf(call.Request())
+		if err := h.open.Take(p, 1); err != nil {
+			err := full(err, "streams")
+			h.refused(ctx, p, err)
+			return err
+		}
+		defer h.open.Give(p, 1)
+		s := &stream{h: h, call: call, peer: p, method: "Stream", fields: sotwRequest, half: make(chan struct{})}
+		if delta {
+			s.method, s.fields = "Delta", deltaRequest
+		}
+		s.ctx, s.end = context.WithCancelCause(ctx)
+		defer context.AfterFunc(s.ctx, call.StopReceiving)()
+		defer context.AfterFunc(h.ctx, func() {
+			s.end(&over{status: grpchttp.Errorf(grpchttp.Unavailable, "xdsproxy: the server is shutting down")})
+		})()
+		err := s.run()
+		s.end(nil)
+		s.wg.Wait()
+		return err
+	}
+}
+
+// run receives until the stream ends, and returns its status.
+func (s *stream) run() error {
+	err := s.call.SendHeader() // proxies in between wait for it
+	for err == nil {
+		var msg []byte
+		if msg, err = s.call.Receive(); err == nil {
+			s.h.metrics.requests.Inc()
+			err = s.request(msg)
+		}
+	}
+	if err == io.EOF && s.ctx.Err() == nil { // there are no more requests
+		err = s.finish()
+	}
+	if cause := context.Cause(s.ctx); cause != nil {
+		if o, ok := errors.AsType[*over](cause); ok {
+			if o.envoy {
+				s.h.metrics.envoyEnds[failed].Inc()
+			}
+			return o.status
+		}
+		s.h.metrics.envoyEnds[cancelled].Inc()
+		return cause
+	}
+	if err == nil {
+		s.h.metrics.envoyEnds[cancelled].Inc()
+		return nil
+	}
+	s.h.metrics.envoyEnds[failed].Inc()
+	s.h.refused(s.ctx, s.peer, err)
+	return err
+}
+
+// finish tells the servers that there are no more requests, and waits for their last responses.
+func (s *stream) finish() error {
+	close(s.half)
+	for _, l := range []*leg{s.up, s.local} {
+		if l != nil {
+			l.queue.end()
+		}
+	}
+	s.mu.Lock()
+	open := s.open
+	s.mu.Unlock()
+	if open > 0 {
+		<-s.ctx.Done()
+	}
+	return nil
+}
+
+// request forwards a message of Envoy. It blocks while the queue is full.
+func (s *stream) request(msg []byte) error {
+	to := &s.up
+	if s.h.cfg.Secrets != nil {
+		secret, node, err := s.fields.read(msg)
+		if err != nil {
+			return grpchttp.Errorf(grpchttp.InvalidArgument, "xdsproxy: malformed request")
+		}
+		if secret {
+			to = &s.local
+		}
+		switch {
+		case s.up == nil && s.local == nil:
+			s.node = s.fields.encode(node)
+		case *to == nil:
+			if node == nil {
+				msg = append(s.node[:len(s.node):len(s.node)], msg...) // a new message with the fields of both
+			}
+			s.node = nil
+		}
+	}
+	if *to == nil {
+		*to = s.begin(to == &s.local)
+	}
+	return (*to).queue.put(s.ctx, msg)
+}
+
+// begin starts a leg.
+func (s *stream) begin(local bool) *leg {
+	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer)}
+	s.mu.Lock()
+	s.open++
+	s.mu.Unlock()
+	s.wg.Go(l.run)
+	return l
+}
+
+// send sends a response of one of the servers to Envoy.
+func (s *stream) send(msg []byte) error {
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	return s.call.Send(msg)
+}
+
+// leg is a stream to one of the servers: the control plane, or the one for secrets.
+type leg struct {
+	s     *stream
+	local bool
+	queue *queue
+	token string // that was sent
+}
+
+// run lasts as long as the leg.
+func (l *leg) run() {
+	remote, err := l.dial()
+	if err == nil {
+		// net/http does not notice the end of a context while a request waits for its server to read.
+		defer context.AfterFunc(l.s.ctx, func() { _ = remote.Close() })()
+		l.s.wg.Go(func() { l.forward(remote) })
+		err = l.receive(remote)
+		_ = remote.Close()
+	}
+	l.queue.discard()
+	l.ended(err, err != nil && remote != nil && remote.Header() != nil)
+}
+
+// dial begins the stream to the server.
+func (l *leg) dial() (*grpchttp.Stream, error) {
+	s, h := l.s, l.s.h
+	if l.local {
+		t := &inProcess{handler: h.cfg.Secrets, outer: s.call.Request(), wg: &s.wg, log: h.log}
+		c := grpchttp.NewClient(&http.Client{Transport: t}, "http://localhost", maxResponse)
+		return c.Open(s.ctx, secretService+s.method+"Secrets", nil), nil
+	}
+	metadata := h.cfg.Header.Clone()
+	if h.cfg.Token != nil {
+		token, err := h.cfg.Token(s.ctx)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			h.log.Warn("xdsproxy: no token to send to the control plane", "no token", slog.Any("err", err))
+		case err != nil:
+			return nil, grpchttp.Errorf(grpchttp.Unavailable, "xdsproxy: get a token for the control plane: %w", err)
+		case len(token) > maxToken || strings.ContainsFunc(token, func(r rune) bool { return !bearer.TokenRune(r) }):
+			return nil, grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the token is too long, or has characters that no token has")
+		case token != "":
+			if metadata == nil {
+				metadata = make(http.Header)
+			}
+			metadata.Set("Authorization", "Bearer "+token)
+			l.token = token
+		}
+	}
+	return h.client.Open(s.ctx, service+s.method+"AggregatedResources", metadata), nil
+}
+
+// forward sends what is in the queue.
+func (l *leg) forward(remote *grpchttp.Stream) {
+	for {
+		msg, ok := l.queue.next(l.s.ctx)
+		if !ok {
+			break
+		}
+		start := time.Now()
+		err := remote.Send(msg)
+		l.queue.sent(len(msg))
+		if took := time.Since(start); took > slow && !l.local {
+			l.s.h.log.Warn("xdsproxy: the control plane was slow to take a request", "slow", slog.Duration("after", took))
+		}
+		if err != nil { // receive says why
+			l.queue.discard()
+			return
+		}
+	}
+	if l.queue.ended() {
+		remote.CloseSend()
+	}
+}
+
+// receive sends the server's responses to Envoy until one of them has ended. The error is what has ended it, io.EOF
+// for the status OK.
+func (l *leg) receive(remote *grpchttp.Stream) error {
+	h := l.s.h
+	for {
+		msg, err := remote.Receive()
+		if err != nil {
+			return err
+		}
+		if !l.local {
+			h.metrics.responses.Inc()
+			if h.cfg.Secrets != nil {
+				switch secret, _, err := response.read(msg); {
+				case err != nil:
+					return grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the control plane has sent a malformed response")
+				case secret:
+					h.metrics.dropped.Inc()
+					h.log.Warn("xdsproxy: a response of the control plane was dropped", "it has secrets", slog.Int("bytes", len(msg)))
+					continue
+				}
+			}
+		}
+		if err := l.s.send(msg); err != nil {
+			l.s.end(&over{status: err, envoy: true})
+			return err
+		}
+	}
+}
+
+// ended ends the stream, as the leg has ended with err.
+func (l *leg) ended(err error, answered bool) {
+	s, h := l.s, l.s.h
+	status := err
+	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
+		told := *e
+		told.Message, told.Err = bearer.Redact(e.Message, l.token), nil // a server may repeat what it was sent
+		status = &told
+	}
+	if err == io.EOF {
+		status = nil
+	}
+	s.mu.Lock()
+	s.open--
+	s.mu.Unlock()
+	if !l.local && s.ctx.Err() == nil {
+		l.count(status, answered)
+		if h.cfg.Secrets != nil {
+			timer := time.NewTimer(linger)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+			case <-s.half:
+			case <-s.ctx.Done():
+			}
+		}
+	}
+	if status == nil && s.halfClosed() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.open > 0 {
+			return // the other has not said everything
+		}
+	}
+	s.end(&over{status: status})
+}
+
+func (s *stream) halfClosed() bool {
+	select {
+	case <-s.half:
+		return true
+	default:
+		return false
+	}
+}
+
+// count counts and logs the end of a stream to the control plane.
+func (l *leg) count(status error, answered bool) {
+	h := l.s.h
+	e, _ := errors.AsType[*grpchttp.Error](status)
+	switch {
+	case e == nil:
+		h.metrics.upstreamEnds[cancelled].Inc()
+		return
+	case !answered:
+		h.metrics.failures.Inc()
+	case e.Code == grpchttp.Canceled || e.Code == grpchttp.DeadlineExceeded:
+		h.metrics.upstreamEnds[cancelled].Inc()
+	default:
+		h.metrics.upstreamEnds[failed].Inc()
+	}
+	h.log.Warn("xdsproxy: a stream to the control plane has failed", e.Code.String(), slog.Bool("answered", answered),
+		slog.String("err", bearer.Redact(e.Message)))
+}
+
+// refused logs that a stream or a request was refused.
+func (h *Handler) refused(ctx context.Context, p peer.Holder, err error) {
+	reason := "error"
+	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
+		reason = e.Code.String()
+	}
+	attrs := []slog.Attr{slog.String("err", bearer.Redact(err.Error()))}
+	if c, ok := unixsocket.PeerFromContext(ctx); ok {
+		attrs = append(attrs, slog.Uint64("uid", uint64(c.UID)), slog.Int64("pid", int64(c.PID)))
+	} else if remote := p.Remote(); remote != "" {
+		attrs = append(attrs, slog.String("remote", remote))
+	}
+	h.log.Warn("xdsproxy: the stream of an Envoy was refused or has failed", reason, attrs...)
+}
+
+// full returns the refusal for err, which is of limit.Shares, for want of room for what.
+func full(err error, what string) error {
+	text := "xdsproxy: all clients together have too many " + what
+	if e, ok := errors.AsType[*limit.Error](err); ok && e.Reason == limit.CallerShare {
+		text = "xdsproxy: this peer has too many " + what
+	}
+	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text + "; try again later", RetryAfter: retryFull}
+}
