@@ -37,6 +37,7 @@
 //	caclient/caclienttest  those CAs for tests, with faults, and the suite that their clients pass
 //	secretcache            the SecretManager: obtain identities, keep them fresh, notify
 //	sds                    Envoy's Secret Discovery Service, v3
+//	sds/xdsproxy           Envoy's Aggregated Discovery Service, forwarded to a control plane
 //	sds/sdstest            a conformance suite and a model test for SDS servers
 //	authn                  callers and authenticators; kube for the tokens of Kubernetes, jwt for other tokens
 //	authn/tokensource      tokens by which a program proves itself

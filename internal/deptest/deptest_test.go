@@ -117,7 +117,7 @@ func TestReach(t *testing.T) {
 		{[]string{"spiffe/jwtsvid", "spiffe/witsvid", "authn/jwt"}, []string{jose}},
 		{[]string{"caclient/stepca"}, []string{cryptobyte}},
 		{[]string{"spiffe/workloadserver"}, []string{protowire, ofIt, ofItToo}},
-		{[]string{"sds", "spiffe/workloadapi", "caclient/istioca", "caclient/linkerd"}, []string{protowire, ofIt, ofItToo, cryptobyte}},
+		{[]string{"sds", "sds/xdsproxy", "spiffe/workloadapi", "caclient/istioca", "caclient/linkerd"}, []string{protowire, ofIt, ofItToo, cryptobyte}},
 		{[]string{"pki/caserver/istioca", "pki/caserver/linkerd", "caclient/caclienttest"}, []string{protowire, ofIt, ofItToo, cryptobyte, jose, fsnotify, sys}},
 		{[]string{
 			"spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache",

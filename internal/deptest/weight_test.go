@@ -67,6 +67,7 @@ func TestWeight(t *testing.T) {
 		{"caclient/googlecas", "googlecas.New, (*googlecas.CA).Sign", 7.2},
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", 4.6},
 		{"sds", "sds.NewHandler, sds.NewClient, (*unixsocket.Server).Run", 7.2},
+		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
