@@ -12,7 +12,8 @@
 //	go run ./examples/service -socket unix:///run/spire/agent/public/api.sock
 //
 // or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests
-// requests.
+// requests. With -health-addr 127.0.0.1:9090 it says at /ready, /live and /metrics how it is;
+// dashboard.json shows these metrics in Grafana.
 package main
 
 import (
@@ -29,21 +30,24 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 // options are the flags.
 type options struct {
-	socket   string
-	requests int
-	interval time.Duration
-	wait     time.Duration
+	socket     string
+	healthAddr string
+	requests   int
+	interval   time.Duration
+	wait       time.Duration
 }
 
 func main() {
 	var o options
 	flag.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: a demo)")
+	flag.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:9090 (default: none)")
 	flag.IntVar(&o.requests, "requests", -1, "how many requests to make; 0 means without end (default 8 in the demo, else 0)")
 	flag.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
 	flag.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
@@ -93,11 +97,19 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	colleagues := spiffe.AllowMembersOf(me.ID().TrustDomain())
+	handshakes := new(spiffetls.Metrics)
 	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 10 * time.Second}
-	if err := spiffetls.ConfigureServer(server, src, src, colleagues, nil); err != nil {
+	if err := spiffetls.ConfigureServer(server, src, src, colleagues, &spiffetls.Options{Metrics: handshakes}); err != nil {
 		return err
 	}
-	transport, err := spiffetls.Transport(src, src, colleagues, nil)
+	transport, err := spiffetls.Transport(src, src, colleagues, &spiffetls.Options{Metrics: handshakes})
+	if err != nil {
+		return err
+	}
+	state, err := health.New(
+		health.Part{Name: "identity", Identity: src, Bundles: src, Metrics: src},
+		health.Part{Name: "tls", Metrics: handshakes},
+	)
 	if err != nil {
 		return err
 	}
@@ -112,6 +124,16 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	defer wg.Wait()
 	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
 	defer server.Close()
+	if o.healthAddr != "" {
+		l, err := net.Listen("tcp", o.healthAddr)
+		if err != nil {
+			return fmt.Errorf("-health-addr: %w", err)
+		}
+		fmt.Fprintf(out, "health: http://%s/ready, /live and /metrics\n", l.Addr())
+		plain := &http.Server{Handler: state, ReadHeaderTimeout: 10 * time.Second}
+		wg.Go(func() { _ = plain.Serve(l) })
+		defer plain.Close()
+	}
 	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	return ask(ctx, client, "https://"+l.Addr().String(), o, out)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net/http"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -54,6 +55,41 @@ func TestSocket(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
+}
+
+// With an address for it, the service says how it is while it works.
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out := &until{text: "request 2: hello"}
+	asked := map[string]string{}
+	out.then = func() {
+		if ctx.Err() != nil {
+			return
+		}
+		cancel()
+		base := regexp.MustCompile(`http://127\.0\.0\.1:\d+/`).FindString(out.String())
+		for _, path := range []string{"ready", "live", "metrics"} {
+			resp, err := http.Get(base + path)
+			if !assert.NoError(t, err) {
+				return
+			}
+			body, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			assert.NoError(t, err)
+			assert.Equal(t, http.StatusOK, resp.StatusCode, "%s: %s", path, body)
+			asked[path] = string(body)
+		}
+	}
+	require.NoError(t, start(ctx, options{healthAddr: "127.0.0.1:0", requests: 0, interval: 100 * time.Millisecond, wait: 30 * time.Second}, out))
+	assert.Equal(t, "ok\n", asked["ready"])
+	assert.Equal(t, "ok\n", asked["live"])
+	assert.Contains(t, asked["metrics"], `svidkit_ready{part="identity"} 1`)
+	assert.Regexp(t, regexp.MustCompile(`handshakes_total\{part="tls",.*side="server".*\} [1-9]`), asked["metrics"])
+
+	err := start(t.Context(), options{healthAddr: "nowhere", interval: time.Second, wait: 30 * time.Second}, io.Discard)
+	require.ErrorContains(t, err, "-health-addr")
 }
 
 // An address without a server, and a malformed one, are errors.
