@@ -95,7 +95,8 @@ type Files struct {
 
 	mu     sync.Mutex
 	names  map[string]*entry
-	warned map[string]bool // about folders
+	warned map[string]bool  // about folders
+	loose  map[string]error // why a file, by its path, may not be read as a private key
 }
 
 // entry is a name that was asked for. Files.mu guards what follows the paths.
@@ -133,7 +134,7 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 		}
 		cfg.SystemRoots = abs
 	}
-	f := &Files{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), names: map[string]*entry{}, warned: map[string]bool{}}
+	f := &Files{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), names: map[string]*entry{}, warned: map[string]bool{}, loose: map[string]error{}}
 	f.bad = summary.New(f.log, 0)
 	f.follower = follow.New(nil, f.take, &follow.Options{Open: f.open, Each: true})
 	return f, nil
@@ -145,7 +146,10 @@ func StartFiles(ctx context.Context, cfg FilesConfig) (*Files, error) {
 	if err != nil {
 		return nil, err
 	}
-	return f, f.life.Start(ctx, f.follower.Run, func(context.Context) error { return nil })
+	if err := f.life.Start(ctx, f.follower.Run, func(context.Context) error { return nil }); err != nil {
+		return nil, err
+	}
+	return f, nil
 }
 
 // Run follows the files, for programs that do not use [StartFiles]. It blocks until ctx is done or [Files.Close] is
@@ -285,6 +289,12 @@ func (f *Files) entry(name string) (*entry, error) {
 	}
 	e := &entry{name: name, cert: cert, key: key, asked: now}
 	f.names[name] = e
+	f.follow()
+	return e, nil
+}
+
+// follow has the follower read the files of all names, and take them. f.mu is held.
+func (f *Files) follow() {
 	paths := map[string]bool{}
 	for _, e := range f.names {
 		paths[e.cert] = true
@@ -292,8 +302,8 @@ func (f *Files) entry(name string) (*entry, error) {
 			paths[e.key] = true
 		}
 	}
+	maps.DeleteFunc(f.loose, func(path string, _ error) bool { return !paths[path] })
 	f.follower.Set(slices.Sorted(maps.Keys(paths)))
-	return e, nil
 }
 
 // Subscribe registers g to be called with each name whose secret has changed or appeared: roots first. cancel ends that;
@@ -319,6 +329,9 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 		}
 		next, err := e.load(read)
 		f.mu.Lock()
+		if loose := f.loose[e.key]; loose != nil {
+			err = fmt.Errorf("sdssource: %w", loose)
+		}
 		before := *e
 		e.read, e.err = true, err
 		if err == nil {
@@ -501,10 +514,7 @@ func (f *Files) WriteMetrics(w io.Writer) error {
 
 // open opens a file that may be read.
 func (f *Files) open(path string) (*os.File, error) {
-	f.mu.Lock()
-	key := slices.ContainsFunc(slices.Collect(maps.Values(f.names)), func(e *entry) bool { return e.key == path })
-	f.mu.Unlock()
-	file, err := private.OpenGiven(path, key, f.cfg.Refuse, private.Options{Warn: func(err error) {
+	file, err := private.OpenGiven(path, false, f.cfg.Refuse, private.Options{Warn: func(err error) {
 		f.mu.Lock()
 		known := f.warned[err.Error()]
 		f.warned[err.Error()] = true
@@ -519,6 +529,14 @@ func (f *Files) open(path string) (*os.File, error) {
 	if err := f.inside(path, file); err != nil {
 		file.Close()
 		return nil, err
+	}
+	// Not a reason to refuse the file: a client can name the roots of another one as the key of its own.
+	loose := private.CheckKeyFile(path, file)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before := f.loose[path]; (before == nil) != (loose == nil) { // which is in none of the contents that the follower compares
+		f.loose[path] = loose
+		f.follow()
 	}
 	return file, nil
 }

@@ -55,7 +55,7 @@ import (
 // that reports true. While src has no snapshot otherwise, or an expired certificate, GenerateSecret waits until ctx is
 // done; then its error wraps that of src. It panics if src is nil.
 //
-// The source of secrets needs no Close: a goroutine follows src for each subscriber, until that cancels.
+// The source of secrets needs no Close: a goroutine follows src while there is a subscriber.
 func FromIdentity(src interface {
 	Snapshot() (*spiffe.Snapshot, error)
 	Changed() <-chan struct{}
@@ -93,6 +93,11 @@ func FromBundles(src interface {
 type source struct {
 	changed func() <-chan struct{}
 	set     func() (*secretset.Set, error) // nil with an error that says why there is nothing
+	subs    secretset.Subscribers
+
+	mu    sync.Mutex
+	count int           // of subscribers
+	done  chan struct{} // closed when there are none any more
 }
 
 func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
@@ -126,31 +131,40 @@ func withdrawn(err error) bool {
 	return ok && e.Withdrawn()
 }
 
+// Subscribe is followed by one goroutine for all subscribers, so that of several routes of a mux, too, bundles come first.
 func (s *source) Subscribe(f func(resourceName string)) (cancel func()) {
-	done := make(chan struct{})
-	changed := s.changed()
-	old, _ := s.set()
-	go func() {
-		for {
-			select {
-			case <-changed:
-			case <-done:
-				return
-			}
-			changed = s.changed()
-			set, _ := s.set()
-			for _, name := range set.Changes(old) {
-				select {
-				case <-done:
-					return
-				default:
-					f(name)
-				}
-			}
-			old = set
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	remove := s.subs.Add(f)
+	if s.count++; s.count == 1 {
+		s.done = make(chan struct{})
+		changed := s.changed()
+		old, _ := s.set()
+		go s.follow(s.done, changed, old)
+	}
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		remove()
+		if s.count--; s.count == 0 {
+			close(s.done)
 		}
-	}()
-	return sync.OnceFunc(func() { close(done) })
+	})
+}
+
+// follow tells the subscribers of what is not as in old, until done is closed.
+func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
+	for {
+		select {
+		case <-changed:
+		case <-done:
+			return
+		}
+		changed = s.changed()
+		set, _ := s.set()
+		s.subs.Tell(func() []string { return set.Changes(old) })
+		old = set
+	}
 }
 
 // Mux returns a source that asks another one for each name. The keys of routes are names, such as "ROOTCA", and prefixes
