@@ -198,7 +198,7 @@ func TestCloseWaits(t *testing.T) {
 			require.NoError(t, m.Close())
 			assert.Equal(t, time.Minute, time.Since(before), "Run: %v", run)
 			assert.Zero(t, ca.calls.Load())
-			assert.Equal(t, 2, told, "of the bundle, by two names")
+			assert.Equal(t, 3, told, "of the bundle, by three names")
 			for range 2 {
 				err := <-waiting
 				require.ErrorIs(t, err, secretcache.ErrNotReady)
