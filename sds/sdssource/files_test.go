@@ -58,6 +58,11 @@ func put(t testing.TB, dir string, svid *spiffe.SVID) (name string) {
 	return "file-cert:" + write(t, certs, dir, "tls.crt") + "~" + write(t, key, dir, "tls.key")
 }
 
+// valid is for a certificate that is valid from one time to another.
+func valid(from, to time.Duration) func(*x509.Certificate) {
+	return func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(from), time.Now().Add(to) }
+}
+
 func get(t testing.TB, f *sdssource.Files, name string) *pki.Secret {
 	t.Helper()
 	s, err := f.GenerateSecret(t.Context(), name)
@@ -211,14 +216,11 @@ func TestFiles(t *testing.T) {
 	write(t, certs, certFile)
 	await(t, f, pair, three)
 
-	for reason, o := range map[string]spiffetest.SVIDOptions{
-		"has expired":   {NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)},
-		"is valid from": {NotBefore: time.Now().Add(time.Hour), NotAfter: time.Now().Add(2 * time.Hour)},
-	} {
+	for reason, from := range map[string]time.Duration{"has expired": -2 * time.Hour, "is valid from": time.Hour} {
 		good = get(t, f, pair)
 		require.Eventually(t, func() bool { return statusOf(f, pair).Err == nil }, patience, time.Millisecond)
 		news.take()
-		put(t, dir, ca.SVIDWith("/web", o))
+		put(t, dir, ca.SVID("/web", valid(from, from+time.Hour)))
 		stays(reason)
 		put(t, dir, three)
 		require.Eventually(t, func() bool { return statusOf(f, pair).Err == nil }, patience, time.Millisecond)
@@ -300,7 +302,7 @@ func TestFilesOfClients(t *testing.T) {
 	require.NoError(t, os.Symlink(filepath.Join(out, "ca.crt"), filepath.Join(dir, "own.crt")))
 	require.NoError(t, os.Symlink(filepath.Join(dir, "ca.crt"), filepath.Join(out, "back.crt")))
 	one := filepath.Join(top, "one.crt")
-	require.NoError(t, os.Symlink(filepath.Join(secret, "ca.crt"), one))
+	require.NoError(t, os.Symlink(write(t, roots, secret, "one.crt"), one))
 	alias := filepath.Join(top, "alias")
 	require.NoError(t, os.Symlink(out, alias))
 	f := start(t, sdssource.FilesConfig{Allow: []string{dir + "/", one, out}, Refuse: []string{alias}})
@@ -400,7 +402,7 @@ func TestFilesExpire(t *testing.T) {
 	ca := spiffetest.NewCA(t, td.String())
 	dir := t.TempDir()
 	f := start(t, sdssource.FilesConfig{Allow: []string{dir}})
-	name := put(t, dir, ca.SVIDWith("/web", spiffetest.SVIDOptions{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(2 * time.Second)}))
+	name := put(t, dir, ca.SVID("/web", valid(-time.Hour, 2*time.Second)))
 	get(t, f, name)
 	require.Eventually(t, func() bool {
 		_, err := f.GenerateSecret(t.Context(), name)
