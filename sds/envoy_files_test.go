@@ -138,7 +138,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 	for workload, e := range envoys {
 		cert, root := names(workload)
 		for _, name := range []string{cert, root} {
-			stat := "sds." + strings.ReplaceAll(name, ":", "_")
+			stat := "sds." + strings.ReplaceAll(name, ":/", "_")
 			assert.Positive(t, e.Stat(stat+".update_success"), stat)
 			assert.Zero(t, e.Stat(stat+".update_rejected"), stat)
 			assert.Zero(t, e.Stat(stat+".init_fetch_timeout"), stat)
