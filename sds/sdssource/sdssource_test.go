@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -315,4 +317,48 @@ func TestMux(t *testing.T) {
 		_, err := sdssource.Mux(bad)
 		assert.Error(t, err, "%v", slices.Collect(maps.Keys(bad)))
 	}
+}
+
+// The identity of a workload from mounted files, as default and ROOTCA: what is deleted does not fall through to another
+// source, and what comes back is taken over.
+func TestMountedIdentity(t *testing.T) {
+	t.Parallel()
+	onlyUnix(t)
+	ca := spiffetest.NewCA(t, td.String())
+	dir := t.TempDir()
+	one := ca.SVID("/web")
+	swap(t, dir, 1, volume(t, one, ca.Bundle()))
+	mounted, err := filesource.Start(t.Context(), filesource.Config{
+		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "ca.crt")}},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, mounted.Close()) })
+	var asked, news told
+	src, err := sdssource.Mux(map[string]sds.Source{
+		"default": sdssource.FromIdentity(mounted), "ROOTCA": sdssource.FromBundles(mounted, td), "*": &named{name: "the CA", subs: &asked},
+	})
+	require.NoError(t, err)
+	t.Cleanup(src.Subscribe(news.add))
+	has := func(svid *spiffe.SVID) {
+		t.Helper()
+		s, err := src.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		assert.Equal(t, certsOf(t, svid), chainOf(t, s))
+		_, err = src.GenerateSecret(t.Context(), "ROOTCA")
+		require.NoError(t, err)
+	}
+	has(one)
+	require.NoError(t, os.Remove(filepath.Join(dir, "tls.crt")))
+	require.NoError(t, os.Remove(filepath.Join(dir, "ca.crt")))
+	require.Eventually(t, func() bool { return mounted.Status().Err != nil }, patience, time.Millisecond)
+	has(one)
+	assert.Empty(t, asked.take())
+	assert.Empty(t, news.take())
+	ca.Rotate()
+	two := ca.SVID("/web")
+	swap(t, dir, 2, volume(t, two, ca.Bundle()))
+	var all []string
+	require.Eventually(t, func() bool { all = append(all, news.take()...); return len(all) == 2 }, patience, time.Millisecond)
+	assert.ElementsMatch(t, []string{"default", "ROOTCA"}, all)
+	has(two)
 }
