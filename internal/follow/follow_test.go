@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
@@ -529,15 +530,15 @@ func TestSet(t *testing.T) {
 		m.put(map[string]string{"a": "same", "b": "same"})
 		var got []string
 		take := func(_ context.Context, files follow.Files) error {
-			line := ""
+			var line strings.Builder
 			for _, path := range slices.Sorted(maps.Keys(files)) {
-				line += path + ":" + string(files[path].Data) + " "
+				line.WriteString(path + ":" + string(files[path].Data) + " ")
 				if err := files[path].Err; err != nil {
 					assert.ErrorIs(t, err, fs.ErrNotExist)
-					line += "missing "
+					line.WriteString("missing ")
 				}
 			}
-			got = append(got, line)
+			got = append(got, line.String())
 			return nil
 		}
 		f := follow.New(nil, take, &follow.Options{FS: m, Poll: time.Hour, Each: true})
