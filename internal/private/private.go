@@ -276,8 +276,8 @@ func CheckKeyFile(path string, f *os.File) error {
 }
 
 // OpenGiven opens a file that another program has put into place for this one to read. The folders above it are judged
-// by o, and the file itself without exception, as by [CheckKeyFile] if it has a private key. It is refused if it is in one
-// of the folders not, by its name or by where links lead, which are those that this process writes to.
+// by o, and the file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the
+// folders not, by its name or by where links lead, is refused: they are those that this process writes to.
 func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error) {
 	f, err := OpenFile(path, os.O_RDONLY, o)
 	if err != nil {

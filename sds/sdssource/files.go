@@ -76,12 +76,12 @@ type FilesConfig struct {
 // A name is followed once it was asked for: its files are read when the system announces a change, and every five
 // seconds. What is not good replaces nothing: while a file is missing, cannot be parsed, is of another owner or may be
 // changed by other users, while a key belongs to another certificate, and while a certificate has expired or is not
-// valid yet, the last good secret stays. The reason is in the log and in [Files.Status]. Roots that cannot be parsed or are
-// no CA certificates are left out, if others are left. Whose files may be read is as in package filesource.
+// valid yet, the last good secret stays. The reason is in the log and in [Files.Status]. Roots that cannot be parsed or
+// are no CA certificates are left out, if others are left. Whose files may be read is as in package filesource.
 //
-// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or not; there are
-// no more of them than files below Allow that fit together. A name without one is forgotten when room is needed and it was
-// not asked for for a minute.
+// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or not;
+// there are no more of them than files below Allow that fit together. A name without one is forgotten when room is
+// needed and nothing has asked for it for a minute.
 //
 // [NewFiles] and [StartFiles] make one. Its methods are safe for concurrent use.
 type Files struct {
@@ -306,9 +306,9 @@ func (f *Files) follow() {
 	f.follower.Set(slices.Sorted(maps.Keys(paths)))
 }
 
-// Subscribe registers g to be called with each name whose secret has changed or appeared: roots first. cancel ends that;
-// it may be called from g, and more than once. The calls come one at a time, after the change, from the goroutine that
-// follows the files; g must return at once.
+// Subscribe registers g to be called with each name whose secret has changed or appeared: roots first. cancel ends
+// that; it may be called from g, and more than once. The calls come one at a time, after the change, from the goroutine
+// that follows the files; g must return at once.
 func (f *Files) Subscribe(g func(resourceName string)) (cancel func()) { return f.subs.Add(g) }
 
 // take takes over what is good in the files, and returns why the rest is refused.

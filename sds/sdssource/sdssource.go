@@ -1,15 +1,18 @@
 // Package sdssource makes sources for package sds: of other sources, of several by name, and of files by the names that
 // Istio gives them.
 //
-//	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{Allow: []string{"/etc/gateway-certs"}, SystemRoots: sdssource.FindSystemRoots()})
+//	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{
+//		Allow:       []string{"/etc/gateway-certs"},
+//		SystemRoots: sdssource.FindSystemRoots(),
+//	})
 //	if err != nil { … }
 //	defer files.Close()
 //	src, err := sdssource.Mux(map[string]sds.Source{
-//		"default":      sdssource.FromIdentity(mounted), // a *filesource.Source
-//		"ROOTCA":       sdssource.FromIdentity(mounted),
-//		"file-cert:*":  files,
-//		"file-root:*":  files,
-//		"spiffe://*":   sdssource.FromBundles(federated, spiffe.TrustDomain{}), // a *federation.Manager
+//		"default":     own, // of sdssource.FromIdentity(mounted), a *filesource.Source
+//		"ROOTCA":      own,
+//		"file-cert:*": files,
+//		"file-root:*": files,
+//		"spiffe://*":  sdssource.FromBundles(federated, spiffe.TrustDomain{}), // a *federation.Manager
 //	})
 //	if err != nil { … }
 //	handler, err := sds.NewHandler(src, nil)
@@ -21,6 +24,9 @@
 //
 //	etc/certs, var/run/secrets/workload-spiffe-credentials     cert-chain.pem, key.pem, root-cert.pem
 //	var/run/secrets/workload-spiffe-credentials, of GKE        certificates.pem, private_key.pem, ca_certificates.pem
+//
+// With FILE_MOUNTED_CERTS the proxy asks for its files by the names file-cert: and file-root:. These
+// files go into FilesConfig.Allow, one by one. This package reads no environment variables.
 //
 // A program that writes its identity to a folder (OUTPUT_CERTS) lists that in Config.Refuse of filesource and in
 // FilesConfig.Refuse, so that it never takes its own output for its input.
@@ -42,11 +48,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// FromIdentity returns a source of secrets over a source of one identity and its trust bundles: a *filesource.Source with
-// a certificate, a *source.LastGood, a *source.Merge, or a *workloadapi.Picked. The names are those of a
+// FromIdentity returns a source of secrets over a source of one identity and its trust bundles: a *filesource.Source
+// with a certificate, a *source.LastGood, a *source.Merge, or a *workloadapi.Picked. The names are those of a
 // *secretcache.Manager:
 //
-//	default                    the key pair of the identity, and so its ID
+//	default                    the key pair of the identity
+//	spiffe://TRUST-DOMAIN/PATH the same, by its ID
 //	ROOTCA                     the X.509 authorities of its trust domain
 //	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain with a bundle
 //	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
@@ -131,7 +138,7 @@ func withdrawn(err error) bool {
 	return ok && e.Withdrawn()
 }
 
-// Subscribe is followed by one goroutine for all subscribers, so that of several routes of a mux, too, bundles come first.
+// Subscribe has one goroutine for all subscribers, so that bundles come first for several routes of a mux, too.
 func (s *source) Subscribe(f func(resourceName string)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,8 +218,8 @@ func (m mux) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secr
 	return src.GenerateSecret(ctx, resourceName)
 }
 
-// Subscribe has each source tell of the names that are routed to it. A source of several routes is subscribed to once for
-// each.
+// Subscribe has each source tell of the names that are routed to it. A source of several routes is subscribed to once
+// for each.
 func (m mux) Subscribe(f func(resourceName string)) (cancel func()) {
 	var cancels []func()
 	for key, src := range m {
