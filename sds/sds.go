@@ -111,8 +111,8 @@ const (
 	securityHeader = "workload.spiffe.io"
 )
 
-// Source provides the secrets; a *secretcache.Manager is one, and so is a *workloadapi.Source. Its methods are
-// called from many goroutines.
+// Source provides the secrets; a *secretcache.Manager is one, and so is a *workloadapi.Source. Package sdssource makes
+// others, of files and of any source, and puts several together. Its methods are called from many goroutines.
 type Source interface {
 	// GenerateSecret returns the secret with that name as it is now. It may block, for instance
 	// for a CA, until ctx is done; ctx carries no values of a request, as one call serves all

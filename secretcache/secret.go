@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/secretset"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -27,7 +27,7 @@ const (
 //	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain that the CA gave a bundle of
 //	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
 //
-// Any other name gives an error that wraps [fs.ErrNotExist]. The authorities of a bundle that is
+// Any other name gives an error that wraps [io/fs.ErrNotExist]. The authorities of a bundle that is
 // empty are an error that wraps [spiffe.ErrNoAuthority].
 //
 // A secret that is there is returned without blocking. A certificate that has expired is not returned.
@@ -64,14 +64,7 @@ func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki
 	return nil, unknown(resourceName)
 }
 
-func unknown(name string) error {
-	const most = 256 // of a name that may come from the network
-	cut := ""
-	if len(name) > most {
-		name, cut = name[:most], "…"
-	}
-	return fmt.Errorf(`secretcache: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of identities that were added, and "spiffe://" with a trust domain that has a bundle: %w`, name, cut, fs.ErrNotExist)
-}
+func unknown(name string) error { return secretset.Unknown("secretcache", name) }
 
 // current returns what is held for e, once it is there and has not expired.
 func (m *Manager) current(ctx context.Context, e *entry) (*held, error) {

@@ -65,8 +65,8 @@ type Options struct {
 	// MaxSize is how many bytes a file may have; 0 means 1 MiB.
 	MaxSize int64
 
-	// Each gives take also the files that cannot be read, with the reason in File.Err, in the place of refusing
-	// all of them. Then take may take over a part of the files and return an error about the others. So it is given
+	// Each gives take also the files that cannot be read or do not exist, with the reason in File.Err, in the place of
+	// refusing all of them. Then take may take over a part of the files and return an error about the others. So it is given
 	// what it has taken before once more, when that comes back after an error.
 	Each bool
 
@@ -79,9 +79,9 @@ type Options struct {
 
 // Follower follows a set of files; [New] makes one. Its methods are safe for concurrent use.
 type Follower struct {
-	paths []string
-	take  func(context.Context, Files) error
-	o     Options
+	take func(context.Context, Files) error
+	o    Options
+	wake chan struct{} // has room for one
 
 	reading sync.Mutex // held while files are read and taken; guards the next five
 	taken   digest     // of what take accepted last
@@ -90,7 +90,9 @@ type Follower struct {
 	pending digest     // of what was read last, and not given to take yet
 	since   time.Time  // when pending was first not what was taken
 
-	mu      sync.Mutex // guards what Status returns
+	mu      sync.Mutex // guards what follows
+	paths   []string   // replaced, never changed
+	fresh   bool       // they are to be taken, whatever is in them
 	checked time.Time
 	err     error
 }
@@ -98,16 +100,33 @@ type Follower struct {
 type digest = [sha256.Size]byte
 
 // New returns a Follower of the files at paths. It reads nothing. The function take is called by one
-// goroutine at a time, with all files; those that do not exist are not among them. It owns what it is
-// given. A nil o is the same as zero Options.
+// goroutine at a time, with all files; those that do not exist are not among them, but for Options.Each. It owns what
+// it is given. A nil o is the same as zero Options.
 func New(paths []string, take func(context.Context, Files) error, o *Options) *Follower {
 	if o == nil {
 		o = &Options{}
 	}
-	f := &Follower{paths: slices.Clone(paths), take: take, o: *o}
+	f := &Follower{paths: slices.Clone(paths), take: take, o: *o, wake: make(chan struct{}, 1)}
 	f.o.Poll, f.o.MaxSize = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize)
 	f.o.Logger = cmp.Or(f.o.Logger, slog.New(slog.DiscardHandler))
 	return f
+}
+
+// Set replaces the paths. Run reads the files at once, and gives them to take even if they are as before.
+func (f *Follower) Set(paths []string) {
+	f.mu.Lock()
+	f.paths, f.fresh = slices.Clone(paths), true
+	f.mu.Unlock()
+	select {
+	case f.wake <- struct{}{}:
+	default: // Run has not come to it yet
+	}
+}
+
+func (f *Follower) current() (paths []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.paths
 }
 
 // Read reads the files, until two reads in a row agree, and gives them to take. The error is the one of
@@ -141,19 +160,26 @@ func (f *Follower) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	next := time.Now()
+	soon := func() {
+		if at := time.Now().Add(pause); at.Before(next) {
+			next = at
+			timer.Reset(pause)
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-f.wake:
+			soon()
 		case _, open := <-w.events:
 			if !open {
 				w.events = nil // the system has given up: polling remains
-			} else if at := time.Now().Add(pause); at.Before(next) {
-				next = at
-				timer.Reset(pause)
+			} else {
+				soon()
 			}
 		case <-timer.C:
-			w.update(f.paths)
+			w.update(f.current())
 			wait := f.look(ctx)
 			next = time.Now().Add(wait)
 			timer.Reset(wait)
@@ -172,6 +198,11 @@ func (f *Follower) Status() (checked time.Time, err error) {
 func (f *Follower) look(ctx context.Context) time.Duration {
 	f.reading.Lock()
 	defer f.reading.Unlock()
+	f.mu.Lock()
+	if f.fresh {
+		f.fresh, f.taken, f.refused = false, digest{}, digest{}
+	}
+	f.mu.Unlock()
 	files, sum, err := f.read()
 	now := time.Now()
 	switch {
@@ -228,12 +259,16 @@ func (f *Follower) read() (Files, digest, error) {
 	files, h := Files{}, sha256.New()
 	var all error
 	told := map[string]bool{}
-	for _, path := range f.paths {
+	paths := f.current()
+	for _, path := range paths {
 		file, err := f.readOne(path)
 		size := int64(len(file.Data))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			size = -1
+			if f.o.Each {
+				files[path] = File{Err: err}
+			}
 		case err != nil:
 			size = -2
 			if f.o.Each {
@@ -298,7 +333,7 @@ func (f *Follower) readOne(path string) (File, error) {
 type File struct {
 	Data    []byte
 	ModTime time.Time
-	Err     error // why it cannot be read, with Options.Each
+	Err     error // why it cannot be read, with Options.Each; it names the file
 }
 
 // Files are the files that exist, by path. It is an [fs.FS] for those that read one.

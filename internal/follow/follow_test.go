@@ -13,6 +13,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
@@ -516,5 +518,46 @@ func TestEach(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(time.Hour)
 		assert.Len(t, got, 4)
+	})
+}
+
+// Set replaces the paths: take gets the files at the new ones, which are no news, soon, and also those that it has had if
+// it is called with the same paths. With Each, a file that does not exist is given with the reason.
+func TestSet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := new(memory)
+		m.put(map[string]string{"a": "same", "b": "same"})
+		var got []string
+		take := func(_ context.Context, files follow.Files) error {
+			var line strings.Builder
+			for _, path := range slices.Sorted(maps.Keys(files)) {
+				line.WriteString(path + ":" + string(files[path].Data) + " ")
+				if err := files[path].Err; err != nil {
+					assert.ErrorIs(t, err, fs.ErrNotExist)
+					line.WriteString("missing ")
+				}
+			}
+			got = append(got, line.String())
+			return nil
+		}
+		f := follow.New(nil, take, &follow.Options{FS: m, Poll: time.Hour, Each: true})
+		f.Set([]string{"a"}) // before Run
+		run(t, f)
+		wait := func() { time.Sleep(time.Second); synctest.Wait() }
+		wait()
+		paths := []string{"b"}
+		f.Set(paths)
+		paths[0] = "x" // it was copied
+		wait()
+		f.Set([]string{"b"})
+		f.Set([]string{"b"})
+		wait()
+		f.Set([]string{"b", "c"})
+		wait()
+		f.Set(nil)
+		wait()
+		wait()
+		assert.Equal(t, []string{"a:same ", "b:same ", "b:same ", "b:same c: missing ", ""}, got)
 	})
 }

@@ -275,6 +275,45 @@ func CheckKeyFile(path string, f *os.File) error {
 	return checkReadable(path, info)
 }
 
+// OpenGiven opens a file that another program has put into place for this one to read. The folders above it are judged
+// by o, and the file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the
+// folders not, by its name or by where links lead, is refused: they are those that this process writes to.
+func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error) {
+	f, err := OpenFile(path, os.O_RDONLY, o)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = Check(path, info, Options{})
+	}
+	if err == nil && key {
+		err = CheckKeyFile(path, f)
+	}
+	for _, name := range []string{path, f.Name()} {
+		for _, folder := range not {
+			if err == nil && same(filepath.Dir(name), folder) {
+				err = fmt.Errorf("%s is in %s, to which this program writes what it obtains, and so is not read", path, folder)
+			}
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// same reports whether two paths are of the same folder.
+func same(a, b string) bool {
+	one, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	two, err := os.Stat(b)
+	return err == nil && os.SameFile(one, two)
+}
+
 // HasOwner reports whether info is of a file of the host with an owner that [Check] can judge, and not one of an [fs.FS] in
 // memory or in an archive, or of Windows.
 func HasOwner(info fs.FileInfo) bool { return hasOwner(info) }

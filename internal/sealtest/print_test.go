@@ -35,6 +35,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -131,6 +132,11 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	files, err := filesource.Start(t.Context(), filesource.Config{CertFile: mounted})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, files.Close()) })
+	byName, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{mounted}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, byName.Close()) })
+	_, err = byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted)
+	require.NoError(t, err)
 
 	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
 	require.NoError(t, err)
@@ -171,6 +177,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
 		"spiffe/filesource.Source":                  {files, keys},
+		"sds/sdssource.Files":                       {byName, keys},
 		"spiffe.Snapshot":                           {snapshot, keys},
 		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
 		"spiffe/witsvid.Issuer":                     {wits, signers},

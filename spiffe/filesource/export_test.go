@@ -1,6 +1,7 @@
 package filesource
 
 import (
+	"io/fs"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -8,13 +9,18 @@ import (
 	"github.com/svidkit/svidkit/internal/follow"
 )
 
+var missing = follow.File{Err: fs.ErrNotExist}
+
 // Taking returns a source, and a function that gives it files without a file system.
 func Taking(t testing.TB, cfg Config) (*Source, func(files map[string][]byte) error) {
 	t.Helper()
 	s, err := New(cfg)
 	require.NoError(t, err)
 	return s, func(files map[string][]byte) error {
-		read := follow.Files{}
+		read := follow.Files{cfg.CertFile: missing, cfg.KeyFile: missing}
+		for _, b := range cfg.Bundles {
+			read[b.Path] = missing
+		}
 		for path, data := range files {
 			read[path] = follow.File{Data: data}
 		}

@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"slices"
@@ -93,12 +92,9 @@ func joined(errs []error) (all error) {
 
 // open returns the contents of a file.
 func open(read follow.Files, path string) ([]byte, error) {
-	file, there := read[path]
-	switch {
-	case !there:
-		return nil, fmt.Errorf("filesource: %s: %w", path, fs.ErrNotExist)
-	case file.Err != nil:
-		return nil, fmt.Errorf("filesource: %w", file.Err) // which names it
+	file := read[path]
+	if file.Err != nil {
+		return nil, fmt.Errorf("filesource: %w", file.Err)
 	}
 	return file.Data, nil
 }

@@ -108,6 +108,10 @@ type Config struct {
 	// together, and the bundle has no sequence number.
 	Bundles []BundleFile
 
+	// Refuse are folders whose files are not read, by whatever name: those to which this program writes what it obtains,
+	// so that it does not take its own output for a new identity.
+	Refuse []string
+
 	// Logger gets each change (Info), and what was refused or needs attention (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
@@ -163,7 +167,7 @@ type state struct {
 
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no file.
 func New(cfg Config) (*Source, error) {
-	cfg.Bundles = slices.Clone(cfg.Bundles)
+	cfg.Bundles, cfg.Refuse = slices.Clone(cfg.Bundles), slices.Clone(cfg.Refuse)
 	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), warned: map[string]bool{}}
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesource: new: %w", err)
@@ -390,25 +394,10 @@ func (s *Source) WriteMetrics(w io.Writer) error {
 
 // open opens a file that no other user has made or can change, or, if it has the private key, can read.
 func (s *Source) open(path string) (*os.File, error) {
-	f, err := private.OpenFile(path, os.O_RDONLY, private.Options{Warn: func(err error) {
+	return private.OpenGiven(path, path == s.keyFile, s.cfg.Refuse, private.Options{Warn: func(err error) {
 		if text := err.Error(); !s.warned[text] {
 			s.warned[text] = true
 			s.log.Warn("filesource: other users can replace the files", slog.Any("err", err))
 		}
 	}})
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil {
-		err = private.Check(path, info, private.Options{})
-	}
-	if err == nil && path == s.keyFile {
-		err = private.CheckKeyFile(path, f)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
 }

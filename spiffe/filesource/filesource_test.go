@@ -675,3 +675,30 @@ func TestSources(t *testing.T) {
 		return start(t, layout(dir)), []spiffe.TrustDomain{td}
 	})
 }
+
+// A file in a folder to which the program itself writes is not read, whether it is named there or a link leads there.
+func TestRefuse(t *testing.T) {
+	t.Parallel()
+	onlyUnix(t)
+	ca := newCA(t)
+	out, in := t.TempDir(), t.TempDir()
+	putAll(t, out, ca.SVID("/web"), ca.Bundle())
+	for _, name := range []string{"tls.crt", "tls.key", "ca.crt"} {
+		require.NoError(t, os.Symlink(filepath.Join(out, name), filepath.Join(in, name)))
+	}
+	for _, dir := range []string{out, in, filepath.Join(in, "..", filepath.Base(out))} {
+		cfg := layout(dir)
+		cfg.Refuse = []string{out + "/"}
+		s, err := filesource.New(cfg)
+		require.NoError(t, err)
+		cfg.Refuse[0] = "" // it was copied
+		go func() { _ = s.Run(t.Context()) }()
+		awaitErr(t, s, "to which this program writes")
+		_, err = s.SVID()
+		require.ErrorIs(t, err, filesource.ErrNotReady)
+		require.NoError(t, s.Close())
+	}
+	cfg := layout(in)
+	cfg.Refuse = []string{in + "2", t.TempDir()}
+	start(t, cfg)
+}

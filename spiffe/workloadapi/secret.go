@@ -3,21 +3,11 @@ package workloadapi
 import (
 	"context"
 	"fmt"
-	"io/fs"
-	"maps"
-	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/workloadwire"
+	"github.com/svidkit/svidkit/internal/secretset"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
-)
-
-// The resource names that have no trust domain in them.
-const (
-	defaultName = "default"
-	rootName    = "ROOTCA"
-	allName     = "ALL"
 )
 
 // GenerateSecret returns the secret with the given resource name, which makes a Source one of package sds. The
@@ -29,7 +19,7 @@ const (
 //	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain that the server gave a bundle of
 //	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
 //
-// A name that the server does not have for this workload gives an error that wraps [fs.ErrNotExist]: because it
+// A name that the server does not have for this workload gives an error that wraps [io/fs.ErrNotExist]: because it
 // was not in the last response, or because the server has refused or withdrawn all (PermissionDenied). That the
 // server cannot be reached takes no name away. The authorities of a bundle that is empty are an error that
 // wraps [spiffe.ErrNoAuthority].
@@ -38,30 +28,26 @@ const (
 // GenerateSecret waits for its successor, and for the first answer of the server, until ctx is done or the server
 // has refused for good; then the error wraps [ErrNotReady]. It needs [Source.Run] to run.
 func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
-	var found material
+	var found secretset.Material
 	var there, none bool
 	err := s.await(ctx, func() error {
 		if there {
-			return s.expired(found.svid)
+			return s.expired(found.SVID)
 		}
 		return s.notReady(s.choice())
 	}, func() bool {
 		st := s.cur.Load()
-		found, there = st.lookup(resourceName)
-		none = !there && (st.update != nil || st.denied || !isName(resourceName))
-		return none || there && (found.svid == nil || time.Now().Before(found.svid.NotAfter()))
+		found, there = st.secrets().Lookup(resourceName)
+		none = !there && (st.update != nil || st.denied || !secretset.IsName(resourceName))
+		return none || there && (found.SVID == nil || time.Now().Before(found.SVID.NotAfter()))
 	})
 	switch {
 	case err != nil:
 		return nil, err
 	case none:
-		return nil, fmt.Errorf(`workloadapi: no secret %q: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, and "spiffe://" with a trust domain that has a bundle: %w`, workloadwire.Clip(resourceName, 256), fs.ErrNotExist)
-	case found.bundles != nil:
-		return pki.NewTrustDomainsSecret(resourceName, found.bundles)
-	case found.bundle != nil:
-		return pki.NewTrustSecret(resourceName, found.bundle)
+		return nil, secretset.Unknown("workloadapi", resourceName)
 	}
-	return pki.NewKeyPairSecret(resourceName, found.svid)
+	return found.Secret(resourceName)
 }
 
 // expired is the error while there is nothing newer than svid.
@@ -75,88 +61,22 @@ func (s *Source) expired(svid *spiffe.SVID) error {
 	return err
 }
 
-// isName reports whether there may be a secret with that name.
-func isName(name string) bool {
-	_, err := spiffe.ParseID(name)
-	return err == nil || name == defaultName || name == rootName || name == allName
-}
-
-// material is what a secret is made of: one of the three.
-type material struct {
-	svid    *spiffe.SVID
-	bundle  *spiffe.Bundle
-	bundles *spiffe.BundleSet
-}
-
-// lookup returns what the secret with a name is made of, and whether there is one.
-func (st *state) lookup(name string) (m material, ok bool) {
+// secrets returns what there is in st; nil before the first answer of the server.
+func (st *state) secrets() *secretset.Set {
 	if st.update == nil {
-		return m, false
-	}
-	var own *spiffe.SVID
-	if st.snap != nil {
-		own, _ = st.snap.SVID() // of a snapshot: never an error
-	}
-	var td spiffe.TrustDomain
-	switch id, err := spiffe.ParseID(name); {
-	case name == defaultName:
-		return material{svid: own}, own != nil
-	case name == allName:
-		return material{bundles: st.update.Bundles}, true
-	case name == rootName && own != nil:
-		td = own.ID().TrustDomain()
-	case err != nil:
-		return m, false
-	case id.Path() != "":
-		i := slices.IndexFunc(st.update.Identities, func(i Identity) bool { return i.SVID.ID() == id })
-		if i < 0 {
-			return m, false
-		}
-		return material{svid: st.update.Identities[i].SVID}, true
-	default:
-		td = id.TrustDomain()
-	}
-	b, err := st.update.Bundles.Bundle(td)
-	return material{bundle: b}, err == nil
-}
-
-// names returns the names of all secrets of a state.
-func (st *state) names() map[string]bool {
-	all := make(map[string]bool)
-	if st.update == nil {
-		return all
-	}
-	all[defaultName], all[rootName], all[allName] = true, true, true
-	for _, id := range st.update.Identities {
-		all[id.SVID.ID().String()] = true
-	}
-	for b := range st.update.Bundles.All() {
-		all[b.TrustDomain().ID().String()] = true
-	}
-	return all
-}
-
-// changes returns the names of the secrets that st has and old has not, or the other way round, or that
-// are made of something else: bundles first, so that no certificate is told of before what vouches for it.
-func (st *state) changes(old *state) []string {
-	if st.update == old.update && st.snap == old.snap {
 		return nil
 	}
-	all := st.names()
-	maps.Copy(all, old.names())
-	var bundles, pairs []string
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		before, was := old.lookup(name)
-		after, is := st.lookup(name)
-		switch {
-		case was == is && before == after:
-		case before.svid != nil || after.svid != nil:
-			pairs = append(pairs, name)
-		default:
-			bundles = append(bundles, name)
+	set := &secretset.Set{Bundles: st.update.Bundles, Identities: func(yield func(*spiffe.SVID) bool) {
+		for _, i := range st.update.Identities {
+			if !yield(i.SVID) {
+				return
+			}
 		}
+	}}
+	if st.snap != nil {
+		set.Own, _ = st.snap.SVID() // of a snapshot: never an error
 	}
-	return append(bundles, pairs...)
+	return set
 }
 
 // Subscribe registers f to be called with the resource name of each secret that changes, appears or is gone, as
@@ -165,30 +85,13 @@ func (st *state) changes(old *state) []string {
 //
 // The calls come one at a time, after the change, from the goroutine of [Source.Run], which holds no lock.
 // Bundles come first. f must return at once: while it does not, Run takes over nothing new.
-func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sub := &f
-	s.subscribers = append(slices.Clip(s.subscribers), sub) // a copy, for tell reads the old one
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.subscribers = slices.DeleteFunc(slices.Clone(s.subscribers), func(o *func(string)) bool { return o == sub })
-	}
-}
+func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return s.subscribers.Add(f) }
 
 // tell tells the subscribers of what has changed since old. Its caller is the one goroutine that follows the
 // stream of identities.
 func (s *Source) tell(old *state) {
-	s.mu.Lock()
-	subscribers, st := s.subscribers, s.cur.Load()
-	s.mu.Unlock()
-	if len(subscribers) == 0 {
-		return
-	}
-	for _, name := range st.changes(old) {
-		for _, f := range subscribers {
-			(*f)(name)
-		}
+	st := s.cur.Load()
+	if st.update != old.update || st.snap != old.snap {
+		s.subscribers.Tell(func() []string { return st.secrets().Changes(old.secrets()) })
 	}
 }

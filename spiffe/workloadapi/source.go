@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/secretset"
 	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -74,7 +75,7 @@ type Source struct {
 	jwt      track
 	unmerged []error // why some bundles have authorities of one kind only
 
-	subscribers []*func(resourceName string) // replaced, never changed
+	subscribers secretset.Subscribers
 }
 
 // state is what was published together. It never changes.

@@ -1,0 +1,148 @@
+package sds_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/envoytest"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// TestEnvoyOfFiles gives two Envoys their certificates and roots by the names file-cert: and file-root:, from volumes as
+// Kubernetes makes them, and has them speak mTLS to each other while both are swapped, and while files are missing.
+func TestEnvoyOfFiles(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	dir, err := os.MkdirTemp("", "sds") // t.TempDir is too long for a Unix socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	run := background(t)
+
+	authority := spiffetest.NewCA(t, "example.org")
+	files, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{filepath.Join(dir, "frontend"), filepath.Join(dir, "backend")}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = files.Close() })
+	src, err := sdssource.Mux(map[string]sds.Source{"file-cert:*": files, "file-root:*": files})
+	require.NoError(t, err)
+	s := &unixsocket.Server{Path: filepath.Join(dir, "sds.sock"), Handler: handler(t, src, nil)}
+	run("SDS", s.Run)
+
+	// swap puts a new certificate and the roots into the volume of a workload, as the kubelet does.
+	swaps := 0
+	swap := func(workload string) *spiffe.SVID {
+		t.Helper()
+		swaps++
+		svid := authority.SVID("/ns/demo/sa/" + workload)
+		certs, key, err := svid.MarshalPEM()
+		require.NoError(t, err)
+		at, version := filepath.Join(dir, workload), fmt.Sprintf("..2026_01_02_15_04_05.%09d", swaps)
+		require.NoError(t, os.MkdirAll(filepath.Join(at, version), 0o755))
+		for name, data := range map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": authority.Bundle().MarshalPEM()} {
+			require.NoError(t, os.WriteFile(filepath.Join(at, version, name), data, 0o644))
+			_ = os.Symlink(filepath.Join("..data", name), filepath.Join(at, name)) // there is one from the second time on
+		}
+		before, _ := os.Readlink(filepath.Join(at, "..data"))
+		require.NoError(t, os.Symlink(version, filepath.Join(at, "..data_tmp")))
+		require.NoError(t, os.Rename(filepath.Join(at, "..data_tmp"), filepath.Join(at, "..data")))
+		if before != "" {
+			require.NoError(t, os.RemoveAll(filepath.Join(at, before)))
+		}
+		return svid
+	}
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Client-Cert"))
+	}))
+	t.Cleanup(app.Close)
+	names := func(workload string) (cert, root string) {
+		at := filepath.Join(dir, workload)
+		return "file-cert:" + at + "/tls.crt~" + at + "/tls.key", "file-root:" + at + "/ca.crt"
+	}
+	fill := func(bootstrap, workload, api, backend string) string {
+		_, port, err := net.SplitHostPort(backend)
+		require.NoError(t, err)
+		cert, root := names(workload)
+		return strings.NewReplacer("SOCKET", "sds.sock", "API_TYPE", api, "BACKEND", port,
+			"name: default", "name: "+cert, "{name: ROOTCA,", `{name: "`+root+`",`).Replace(bootstrap)
+	}
+	svids := map[string]*spiffe.SVID{"frontend": swap("frontend"), "backend": swap("backend")}
+	server := envoytest.Start(t, dir, "server", fill(serverBootstrap, "backend", "DELTA_GRPC", app.Listener.Addr().String()))
+	server.WaitLive(20 * time.Second)
+	client := envoytest.Start(t, dir, "client", fill(clientBootstrap, "frontend", "GRPC", server.ListenerAddr("ingress", 20*time.Second)))
+	client.WaitLive(20 * time.Second)
+	load := startLoad(t, "http://"+client.ListenerAddr("egress", 20*time.Second))
+	envoys := map[string]*envoytest.Envoy{"frontend": client, "backend": server}
+
+	// arrived waits until both Envoys have what is in the files.
+	arrived := func() {
+		t.Helper()
+		for workload, e := range envoys {
+			require.Eventually(t, func() bool {
+				leaves, roots := e.Serials()
+				return slices.Equal(leaves, []string{envoytest.Serial(svids[workload].Leaf().SerialNumber)}) &&
+					slices.Contains(roots, envoytest.Serial(authority.Root().SerialNumber))
+			}, 20*time.Second, 50*time.Millisecond, workload)
+		}
+	}
+	arrived()
+	for n := range 4 {
+		if n == 2 { // new roots first, everywhere, and then leaves under them
+			authority.Prepare()
+			for workload := range envoys {
+				svids[workload] = swap(workload)
+			}
+			arrived()
+			authority.Activate()
+		}
+		for workload := range envoys {
+			svids[workload] = swap(workload)
+		}
+		arrived()
+	}
+	require.NoError(t, os.Remove(filepath.Join(dir, "backend", "tls.key")))
+	require.NoError(t, os.Remove(filepath.Join(dir, "frontend", "ca.crt")))
+	require.Eventually(t, func() bool {
+		refused := 0
+		for _, st := range files.Status() {
+			if st.Err != nil && st.Have {
+				refused++
+			}
+		}
+		return refused == 2
+	}, 20*time.Second, 10*time.Millisecond)
+	time.Sleep(500 * time.Millisecond)
+	arrived()
+	for workload := range envoys {
+		svids[workload] = swap(workload)
+	}
+	arrived()
+
+	done, failed := load.stop()
+	assert.Empty(t, failed)
+	assert.Greater(t, done, 50)
+	for workload, e := range envoys {
+		cert, root := names(workload)
+		for _, name := range []string{cert, root} {
+			stat := "sds." + strings.ReplaceAll(name, ":/", "_")
+			assert.Positive(t, e.Stat(stat+".update_success"), stat)
+			assert.Zero(t, e.Stat(stat+".update_rejected"), stat)
+			assert.Zero(t, e.Stat(stat+".init_fetch_timeout"), stat)
+		}
+	}
+	t.Logf("%d requests, each with a handshake, over %d swaps", done, swaps)
+}

@@ -1,0 +1,559 @@
+package sdssource
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/internal/follow"
+	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/secretset"
+	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/pki"
+)
+
+// The names of secrets from files.
+const (
+	certPrefix = "file-cert:"
+	rootPrefix = "file-root:"
+	separator  = "~"
+	systemRoot = rootPrefix + "system"
+)
+
+const (
+	maxPath  = 4 << 10 // bytes of a path in a name
+	maxNames = 256
+	idle     = time.Minute // after which a name without a secret makes room for another one
+)
+
+// FilesConfig configures [Files]. Without Allow and SystemRoots there are no names.
+type FilesConfig struct {
+	// Allow are the files that names may be of: a file itself, or all that are in a folder and below. Links in a folder
+	// may lead to files below one of Allow only; a file that is listed itself may be a link to anywhere. Nothing else
+	// is looked at, as names come from clients.
+	Allow []string
+
+	// SystemRoots is the file behind the name file-root:system, such as what [FindSystemRoots] returns. Empty means
+	// that the name does not exist.
+	SystemRoots string
+
+	// Refuse are folders whose files are not read, by whatever name: those to which this program writes what it obtains.
+	Refuse []string
+
+	// MaxNames is how many names there may be at a time; 0 means 256.
+	MaxNames int
+
+	// Logger gets what was read (Info), and what was refused (Warn). Nil means no logs.
+	Logger *slog.Logger
+}
+
+// Files is an [sds.Source] of the secrets in files that another program renews, by the names of Istio:
+//
+//	file-cert:CERT~KEY   the key pair in two files, in PEM, leaf first; they may be one file
+//	file-root:PATH       the roots in a file, in PEM
+//	file-root:system     the roots of the operating system
+//
+// Paths are absolute and clean, as [filepath.Clean] returns them, so that each file has one name.
+//
+// A name is followed once it was asked for: its files are read when the system announces a change, and every five
+// seconds. What is not good replaces nothing: while a file is missing, cannot be parsed, is of another owner or may be
+// changed by other users, while a key belongs to another certificate, and while a certificate has expired or is not
+// valid yet, the last good secret stays. The reason is in the log and in [Files.Status]. Roots that cannot be parsed or
+// are no CA certificates are left out, if others are left. Whose files may be read is as in package filesource.
+//
+// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or not;
+// there are no more of them than files below Allow that fit together. A name without one is forgotten when room is
+// needed and nothing has asked for it for a minute.
+//
+// [NewFiles] and [StartFiles] make one. Its methods are safe for concurrent use.
+type Files struct {
+	cfg      FilesConfig
+	log      *slog.Logger
+	bad      *summary.Log // of what clients have asked for
+	follower *follow.Follower
+	life     life.Life
+	news     renew.Signal
+	subs     secretset.Subscribers
+
+	mu     sync.Mutex
+	names  map[string]*entry
+	warned map[string]bool  // about folders
+	loose  map[string]error // why a file, by its path, may not be read as a private key
+}
+
+// entry is a name that was asked for. Files.mu guards what follows the paths.
+type entry struct {
+	name, cert, key string // key is empty for roots
+	asked           time.Time
+	read            bool // the files were looked at
+	sum             [sha256.Size]byte
+	secret          *pki.Secret // the last good one
+	err             error       // why the files are not in use
+	note            error       // about what is in use
+}
+
+// NewFiles checks cfg and returns Files. It does nothing else: no goroutine, no file.
+func NewFiles(cfg FilesConfig) (*Files, error) {
+	cfg.Allow, cfg.Refuse = slices.Clone(cfg.Allow), slices.Clone(cfg.Refuse)
+	cfg.MaxNames = cmp.Or(cfg.MaxNames, maxNames)
+	if cfg.MaxNames < 0 {
+		return nil, errors.New("sdssource: files: MaxNames is negative; 0 means the default")
+	}
+	for i, path := range cfg.Allow {
+		if path == "" || filepath.Dir(path) == path {
+			return nil, fmt.Errorf("sdssource: files: Allow[%d] is %q, and must be a file or a folder below the root of the file system", i, path)
+		}
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return nil, fmt.Errorf("sdssource: files: %w", err)
+		}
+		cfg.Allow[i] = abs
+	}
+	if cfg.SystemRoots != "" {
+		abs, err := filepath.Abs(cfg.SystemRoots)
+		if err != nil {
+			return nil, fmt.Errorf("sdssource: files: %w", err)
+		}
+		cfg.SystemRoots = abs
+	}
+	f := &Files{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), names: map[string]*entry{}, warned: map[string]bool{}, loose: map[string]error{}}
+	f.bad = summary.New(f.log, 0)
+	f.follower = follow.New(nil, f.take, &follow.Options{Open: f.open, Each: true})
+	return f, nil
+}
+
+// StartFiles makes Files and runs them in the background, until [Files.Close].
+func StartFiles(ctx context.Context, cfg FilesConfig) (*Files, error) {
+	f, err := NewFiles(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.life.Start(ctx, f.follower.Run, func(context.Context) error { return nil }); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Run follows the files, for programs that do not use [StartFiles]. It blocks until ctx is done or [Files.Close] is
+// called, and then returns nil. It is an error to call it while it runs, or after Close.
+func (f *Files) Run(ctx context.Context) error {
+	if err := f.life.Run(ctx, f.follower.Run); err != nil {
+		return fmt.Errorf("sdssource: run: %w", err)
+	}
+	return nil
+}
+
+// Close stops it for good, waits for what it has started, and returns nil. The last secrets stay readable.
+func (f *Files) Close() error { return f.life.Close() }
+
+// FindSystemRoots returns the first file that there is of those in which operating systems have the roots that they
+// trust, or nothing.
+func FindSystemRoots() string {
+	for _, path := range []string{
+		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
+		"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/ssl/cert.pem", "/etc/ssl/certs/ca-certificates",
+	} {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path
+		}
+	}
+	return ""
+}
+
+// parse returns the files that a name is of. The key is empty for roots.
+func (f *Files) parse(name string) (cert, key string, err error) {
+	pair, isPair := strings.CutPrefix(name, certPrefix)
+	root, isRoot := strings.CutPrefix(name, rootPrefix)
+	switch {
+	case name == systemRoot:
+		if f.cfg.SystemRoots == "" {
+			return "", "", errors.New("there are no roots of the operating system; set FilesConfig.SystemRoots")
+		}
+		return f.cfg.SystemRoots, "", nil
+	case isPair:
+		parts := strings.Split(pair, separator)
+		if len(parts) != 2 {
+			return "", "", errors.New(`it wants two paths, with one "~" between them`)
+		}
+		if cert, key = parts[0], parts[1]; f.allowed(cert) == nil {
+			return cert, key, f.allowed(key)
+		}
+		return "", "", f.allowed(cert)
+	case isRoot && strings.Contains(root, separator):
+		return "", "", errors.New(`it wants one path, without a "~"`)
+	case isRoot:
+		return root, "", f.allowed(root)
+	}
+	return "", "", errors.New(`the names are "file-cert:CERT~KEY", "file-root:PATH" and "file-root:system"`)
+}
+
+// allowed returns why a path that a client has named is none of Allow.
+func (f *Files) allowed(path string) error {
+	switch {
+	case len(path) > maxPath || strings.ContainsRune(path, 0):
+		return fmt.Errorf("a path is longer than %d bytes, or has a zero byte", maxPath)
+	case !filepath.IsAbs(path) || filepath.Clean(path) != path:
+		return errors.New(`a path must be absolute, without ".", ".." and double slashes`)
+	case !slices.ContainsFunc(f.cfg.Allow, func(a string) bool { return path == a || below(path, a) }):
+		return errors.New("a path is not below one of FilesConfig.Allow")
+	}
+	return nil
+}
+
+// below reports whether path, without links, is in folder, without links.
+func below(path, folder string) bool {
+	rel, err := filepath.Rel(folder, path)
+	return err == nil && filepath.IsLocal(rel) && rel != "."
+}
+
+// GenerateSecret returns the secret with the given resource name; see [Files]. A name that cannot be of a file, or is of
+// one that is not below FilesConfig.Allow, gives an error that wraps [fs.ErrNotExist]. One of files that are missing or
+// not good gives another error: it may be asked for again, and while it is, the files are followed.
+//
+// A secret that is there is returned without blocking, but for a certificate that has expired, which is an error.
+// GenerateSecret waits for the first look at the files, until ctx is done.
+func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
+	e, err := f.entry(resourceName)
+	if err != nil {
+		return nil, err
+	}
+	var secret *pki.Secret
+	ended := f.life.Await(ctx, f.news.Changed, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		secret, err = e.secret, e.err
+		return e.read
+	})
+	switch {
+	case secret != nil && expired(secret):
+		return nil, fmt.Errorf("sdssource: %.256q: the certificate has expired at %s, and there is no newer one: %w", resourceName, stamp(secret.NotAfter()), cmp.Or(err, errSame))
+	case secret != nil:
+		return secret, nil
+	case ended == nil:
+		return nil, err
+	}
+	if idle := f.life.Idle(); idle != nil {
+		ended = idle
+	}
+	return nil, fmt.Errorf("sdssource: %.256q: the files were not read yet: %w", resourceName, ended)
+}
+
+var errSame = errors.New("the files are as they were")
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+func expired(s *pki.Secret) bool { return !s.NotAfter().IsZero() && !time.Now().Before(s.NotAfter()) }
+
+// entry returns the entry of a name, which is followed from now on.
+func (f *Files) entry(name string) (*entry, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	if e := f.names[name]; e != nil {
+		e.asked = now
+		return e, nil
+	}
+	cert, key, err := f.parse(name)
+	if err != nil {
+		return nil, fmt.Errorf("sdssource: no secret %.256q: %w: %w", name, err, fs.ErrNotExist)
+	}
+	if len(f.names) >= f.cfg.MaxNames {
+		var oldest *entry
+		for _, e := range f.names {
+			if e.secret == nil && now.Sub(e.asked) >= idle && (oldest == nil || e.asked.Before(oldest.asked)) {
+				oldest = e
+			}
+		}
+		if oldest == nil {
+			return nil, fmt.Errorf("sdssource: %.256q: there are %d names already, and no more may be; see FilesConfig.MaxNames", name, len(f.names))
+		}
+		delete(f.names, oldest.name)
+	}
+	e := &entry{name: name, cert: cert, key: key, asked: now}
+	f.names[name] = e
+	f.follow()
+	return e, nil
+}
+
+// follow has the follower read the files of all names, and take them. f.mu is held.
+func (f *Files) follow() {
+	paths := map[string]bool{}
+	for _, e := range f.names {
+		paths[e.cert] = true
+		if e.key != "" {
+			paths[e.key] = true
+		}
+	}
+	maps.DeleteFunc(f.loose, func(path string, _ error) bool { return !paths[path] })
+	f.follower.Set(slices.Sorted(maps.Keys(paths)))
+}
+
+// Subscribe registers g to be called with each name whose secret has changed or appeared: roots first. cancel ends
+// that; it may be called from g, and more than once. The calls come one at a time, after the change, from the goroutine
+// that follows the files; g must return at once.
+func (f *Files) Subscribe(g func(resourceName string)) (cancel func()) { return f.subs.Add(g) }
+
+// take takes over what is good in the files, and returns why the rest is refused.
+func (f *Files) take(ctx context.Context, read follow.Files) error {
+	f.mu.Lock()
+	entries := slices.SortedFunc(maps.Values(f.names), func(a, b *entry) int {
+		return cmp.Or(-strings.Compare(a.name[:len(certPrefix)], b.name[:len(certPrefix)]), strings.Compare(a.name, b.name)) // roots first
+	})
+	f.mu.Unlock()
+	var changed []string
+	var refused error
+	for _, e := range entries {
+		if _, ok := read[e.cert]; !ok { // it was asked for since
+			continue
+		}
+		if _, ok := read[e.key]; !ok && e.key != "" {
+			continue
+		}
+		next, err := e.load(read)
+		f.mu.Lock()
+		if loose := f.loose[e.key]; loose != nil {
+			err = fmt.Errorf("sdssource: %w", loose)
+		}
+		before := *e
+		e.read, e.err = true, err
+		if err == nil {
+			e.sum, e.secret, e.note = next.sum, next.secret, next.note
+		}
+		f.mu.Unlock()
+		if err != nil {
+			refused = err // one of them is enough for the follower
+		}
+		if err == nil && next.secret != before.secret {
+			changed = append(changed, e.name)
+			attrs := []slog.Attr{slog.String("name", e.name)}
+			if e.key != "" {
+				attrs = append(attrs, slog.Time("not_after", next.secret.NotAfter()))
+			}
+			f.log.LogAttrs(ctx, slog.LevelInfo, "sdssource: update", attrs...)
+			if next.note != nil {
+				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: needs attention", slog.String("name", e.name), slog.Any("err", next.note))
+			}
+		}
+		if err != nil && (before.err == nil || before.err.Error() != err.Error()) {
+			if before.secret != nil {
+				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use", slog.String("name", e.name), slog.Any("err", err))
+			} else { // clients can cause this at will
+				f.bad.Warn("sdssource: files refused", "there is no secret for a name", slog.String("name", e.name), slog.Any("err", err))
+			}
+		}
+	}
+	f.news.Notify()
+	f.subs.Tell(func() []string { return changed })
+	return refused
+}
+
+// load returns what is in the files of e: what e has, if that is the same. Errors do not wrap those of package fs, as a
+// source of package sds is not asked again for a name that does not exist.
+func (e *entry) load(read follow.Files) (next entry, err error) {
+	certs, key := read[e.cert], read[e.key]
+	for _, file := range []follow.File{certs, key} {
+		if file.Err != nil {
+			return next, fmt.Errorf("sdssource: %v", file.Err)
+		}
+	}
+	one, two := sha256.Sum256(certs.Data), sha256.Sum256(key.Data)
+	next.sum = sha256.Sum256(append(one[:], two[:]...))
+	if e.secret != nil && next.sum == e.sum {
+		return *e, nil
+	}
+	if e.key == "" {
+		var roots []byte
+		if roots, next.note, err = usable(certs.Data); err == nil {
+			next.secret, err = pki.NewSecretPEM(e.name, nil, nil, roots, time.Time{})
+		}
+		if err != nil {
+			return next, fmt.Errorf("sdssource: %s: %w", e.cert, err)
+		}
+		return next, nil
+	}
+	if next.secret, err = e.pair(certs.Data, key.Data); err != nil {
+		return next, fmt.Errorf("sdssource: %s and %s: %w", e.cert, e.key, err)
+	}
+	return next, nil
+}
+
+// pair returns the key pair in two files, or in one, if it is valid now.
+func (e *entry) pair(certsPEM, keyPEM []byte) (*pki.Secret, error) {
+	if e.cert == e.key {
+		certs, err := certpem.CertificatesAmongKeys(certsPEM)
+		if err != nil {
+			return nil, err
+		}
+		key, err := certpem.PrivateKeyAmongCertificates(keyPEM)
+		if err != nil {
+			return nil, err
+		}
+		certsPEM = certpem.EncodeCertificates(certs)
+		if keyPEM, err = certpem.EncodePrivateKey(key); err != nil {
+			return nil, err
+		}
+	}
+	secret, err := pki.NewSecretPEM(e.name, certsPEM, keyPEM, nil, time.Time{})
+	if err != nil {
+		return nil, err
+	}
+	if expired(secret) {
+		return nil, fmt.Errorf("the certificate has expired at %s", stamp(secret.NotAfter()))
+	}
+	block, _ := pem.Decode(certsPEM) // as NewSecretPEM has read it
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	if time.Now().Before(leaf.NotBefore) {
+		return nil, fmt.Errorf("the certificate is valid from %s on; compare the clocks", stamp(leaf.NotBefore))
+	}
+	return secret, nil
+}
+
+// usable returns the roots in data that can be used, and what is wrong with the others. Damaged PEM is an error: it may
+// be half of a file.
+func usable(data []byte) (roots []byte, note, err error) {
+	if err := certpem.Check(data, certpem.MaxInput, certpem.MaxCertificates); err != nil {
+		return nil, nil, err
+	}
+	var skipped error
+	blocks, bad := 0, 0
+	for rest := data; ; blocks++ {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		one := pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})
+		if _, err := pki.NewSecretPEM("root", nil, nil, one, time.Time{}); err != nil {
+			bad++
+			skipped = cmp.Or(skipped, fmt.Errorf("certificate %d: %w", blocks+1, errors.Unwrap(err)))
+			continue
+		}
+		roots = append(roots, one...)
+	}
+	switch {
+	case certpem.Blocks(data) != blocks:
+		return nil, nil, errors.New("a PEM block is damaged")
+	case len(roots) == 0:
+		return nil, nil, cmp.Or(skipped, errors.New("there is no certificate in PEM"))
+	case bad > 0:
+		note = fmt.Errorf("sdssource: %d of %d certificates are left out: %w", bad, blocks, skipped)
+	}
+	return roots, note, nil
+}
+
+// FilesStatus is the state of one name of [Files] at one moment. It has no secrets.
+type FilesStatus struct {
+	Name string
+
+	// Have says that there is a secret, which ends at NotAfter; zero for roots.
+	Have     bool
+	NotAfter time.Time
+
+	// Err says why the files are not in use as they are now, or is nil. Note is about certificates that were left out.
+	Err, Note error
+}
+
+// Status returns the state of each name, sorted.
+func (f *Files) Status() []FilesStatus {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := make([]FilesStatus, 0, len(f.names))
+	for _, name := range slices.Sorted(maps.Keys(f.names)) {
+		e := f.names[name]
+		st := FilesStatus{Name: name, Have: e.secret != nil, Err: e.err, Note: e.note}
+		if e.secret != nil {
+			st.NotAfter = e.secret.NotAfter()
+		}
+		all = append(all, st)
+	}
+	return all
+}
+
+// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
+func (f *Files) WriteMetrics(w io.Writer) error {
+	var names, refused float64
+	var end time.Time
+	for _, st := range f.Status() {
+		names++
+		if st.Err != nil {
+			refused++
+		}
+		if t := st.NotAfter; !t.IsZero() && (end.IsZero() || t.Before(end)) {
+			end = t
+		}
+	}
+	var m metrics.Set
+	gauge := func(name, help string, value float64, ok bool) {
+		m.Gauge("svidkit_sdssource_files_"+name, help, func() (float64, bool) { return value, ok })
+	}
+	gauge("names", "The number of names that were asked for.", names, true)
+	gauge("refused", "The number of names whose files are not in use as they are now.", refused, true)
+	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", float64(end.Unix()), !end.IsZero())
+	return m.Write(w)
+}
+
+// open opens a file that may be read.
+func (f *Files) open(path string) (*os.File, error) {
+	file, err := private.OpenGiven(path, false, f.cfg.Refuse, private.Options{Warn: func(err error) {
+		f.mu.Lock()
+		known := f.warned[err.Error()]
+		f.warned[err.Error()] = true
+		f.mu.Unlock()
+		if !known {
+			f.log.Warn("sdssource: other users can replace the files", slog.Any("err", err))
+		}
+	}})
+	if err != nil {
+		return nil, err
+	}
+	if err := f.inside(path, file); err != nil {
+		file.Close()
+		return nil, err
+	}
+	// Not a reason to refuse the file: a client can name the roots of another one as the key of its own.
+	loose := private.CheckKeyFile(path, file)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before := f.loose[path]; (before == nil) != (loose == nil) { // which is in none of the contents that the follower compares
+		f.loose[path] = loose
+		f.follow()
+	}
+	return file, nil
+}
+
+// inside returns why an open file is not where one of that path may be.
+func (f *Files) inside(path string, file *os.File) error {
+	if path == f.cfg.SystemRoots || slices.Contains(f.cfg.Allow, path) {
+		return nil
+	}
+	real, err := filepath.EvalSymlinks(file.Name())
+	if err != nil {
+		return err
+	}
+	for _, a := range f.cfg.Allow {
+		if folder, err := filepath.EvalSymlinks(a); err == nil && (real == folder || below(real, folder)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is a link to a file that is not below one of FilesConfig.Allow", path)
+}

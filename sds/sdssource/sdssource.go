@@ -1,0 +1,237 @@
+// Package sdssource makes sources for package sds: of other sources, of several by name, and of files by the names that
+// Istio gives them.
+//
+//	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{
+//		Allow:       []string{"/etc/gateway-certs"},
+//		SystemRoots: sdssource.FindSystemRoots(),
+//	})
+//	if err != nil { … }
+//	defer files.Close()
+//	src, err := sdssource.Mux(map[string]sds.Source{
+//		"default":     own, // of sdssource.FromIdentity(mounted), a *filesource.Source
+//		"ROOTCA":      own,
+//		"file-cert:*": files,
+//		"file-root:*": files,
+//		"spiffe://*":  sdssource.FromBundles(federated, spiffe.TrustDomain{}), // a *federation.Manager
+//	})
+//	if err != nil { … }
+//	handler, err := sds.NewHandler(src, nil)
+//
+// # The workload's own files
+//
+// The names default and ROOTCA of files are those of a *filesource.Source, given to [FromIdentity], or to [FromBundles]
+// if there are roots and no certificate. Istio has the files in one of these folders:
+//
+//	etc/certs, var/run/secrets/workload-spiffe-credentials     cert-chain.pem, key.pem, root-cert.pem
+//	var/run/secrets/workload-spiffe-credentials, of GKE        certificates.pem, private_key.pem, ca_certificates.pem
+//
+// With FILE_MOUNTED_CERTS the proxy asks for its files by the names file-cert: and file-root:. These
+// files go into FilesConfig.Allow, one by one. This package reads no environment variables.
+//
+// A program that writes its identity to a folder (OUTPUT_CERTS) lists that in Config.Refuse of filesource and in
+// FilesConfig.Refuse, so that it never takes its own output for its input.
+package sdssource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/secretset"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// FromIdentity returns a source of secrets over a source of one identity and its trust bundles: a *filesource.Source
+// with a certificate, a *source.LastGood, a *source.Merge, or a *workloadapi.Picked. The names are those of a
+// *secretcache.Manager:
+//
+//	default                    the key pair of the identity
+//	spiffe://TRUST-DOMAIN/PATH the same, by its ID
+//	ROOTCA                     the X.509 authorities of its trust domain
+//	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain with a bundle
+//	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
+//
+// Other names give an error that wraps [fs.ErrNotExist], and so do all names once an error of src has a method Withdrawn
+// that reports true. While src has no snapshot otherwise, or an expired certificate, GenerateSecret waits until ctx is
+// done; then its error wraps that of src. It panics if src is nil.
+//
+// The source of secrets needs no Close: a goroutine follows src while there is a subscriber.
+func FromIdentity(src interface {
+	Snapshot() (*spiffe.Snapshot, error)
+	Changed() <-chan struct{}
+}) sds.Source {
+	if src == nil {
+		panic("sdssource: FromIdentity needs a source")
+	}
+	return &source{changed: src.Changed, set: func() (*secretset.Set, error) {
+		snap, err := src.Snapshot()
+		if err != nil {
+			return nil, err
+		}
+		svid, _ := snap.SVID() // of a snapshot: never an error
+		return &secretset.Set{Own: svid, Bundles: snap.Bundles(), Identities: func(yield func(*spiffe.SVID) bool) { yield(svid) }}, nil
+	}}
+}
+
+// FromBundles returns a source of secrets over a source of trust bundles: a *federation.Manager, or a *filesource.Source
+// without a certificate. It has the names ROOTCA, for the authorities of td unless that is zero, spiffe://TRUST-DOMAIN
+// and ALL, as [FromIdentity] has them. A name whose bundle is not there (yet) gives an error that wraps
+// [fs.ErrNotExist]. It panics if src is nil.
+func FromBundles(src interface {
+	Bundles() *spiffe.BundleSet
+	Changed() <-chan struct{}
+}, td spiffe.TrustDomain) sds.Source {
+	if src == nil {
+		panic("sdssource: FromBundles needs a source")
+	}
+	return &source{changed: src.Changed, set: func() (*secretset.Set, error) {
+		return &secretset.Set{TrustDomain: td, Bundles: src.Bundles(), Identities: func(func(*spiffe.SVID) bool) {}}, nil
+	}}
+}
+
+// source is an sds.Source over another source.
+type source struct {
+	changed func() <-chan struct{}
+	set     func() (*secretset.Set, error) // nil with an error that says why there is nothing
+	subs    secretset.Subscribers
+
+	mu    sync.Mutex
+	count int           // of subscribers
+	done  chan struct{} // closed when there are none any more
+}
+
+func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
+	for {
+		changed := s.changed()
+		set, err := s.set()
+		found, there := set.Lookup(resourceName)
+		switch {
+		case there && (found.SVID == nil || time.Now().Before(found.SVID.NotAfter())):
+			return found.Secret(resourceName)
+		case there:
+			err = fmt.Errorf("the certificate of %q has expired at %s", found.SVID.ID(), found.SVID.NotAfter().UTC().Format(time.RFC3339))
+		case set != nil || withdrawn(err) || !secretset.IsName(resourceName):
+			return nil, secretset.Unknown("sdssource", resourceName)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("sdssource: no secret %q yet: %w; waited for it: %w", resourceName, err, context.Cause(ctx))
+		}
+	}
+}
+
+// withdrawn reports whether a source has nothing because its server has taken back what it had given, or never gave
+// anything: errors say so with a method Withdrawn.
+func withdrawn(err error) bool {
+	e, ok := errors.AsType[interface {
+		error
+		Withdrawn() bool
+	}](err)
+	return ok && e.Withdrawn()
+}
+
+// Subscribe has one goroutine for all subscribers, so that bundles come first for several routes of a mux, too.
+func (s *source) Subscribe(f func(resourceName string)) (cancel func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	remove := s.subs.Add(f)
+	if s.count++; s.count == 1 {
+		s.done = make(chan struct{})
+		changed := s.changed()
+		old, _ := s.set()
+		go s.follow(s.done, changed, old)
+	}
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		remove()
+		if s.count--; s.count == 0 {
+			close(s.done)
+		}
+	})
+}
+
+// follow tells the subscribers of what is not as in old, until done is closed.
+func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
+	for {
+		select {
+		case <-changed:
+		case <-done:
+			return
+		}
+		changed = s.changed()
+		set, _ := s.set()
+		s.subs.Tell(func() []string { return set.Changes(old) })
+		old = set
+	}
+}
+
+// Mux returns a source that asks another one for each name. The keys of routes are names, such as "ROOTCA", and prefixes
+// of names with a "*" at the end, such as "file-cert:*"; "*" alone is for all names. A name is asked of the source whose
+// key is the name itself, or else the longest of the prefixes, and of no other: if that source does not have it, or
+// fails, no other is tried. A name without a source gives an error that wraps [fs.ErrNotExist]. The map is copied.
+func Mux(routes map[string]sds.Source) (sds.Source, error) {
+	if len(routes) == 0 {
+		return nil, errors.New("sdssource: mux: there are no routes")
+	}
+	m := mux(maps.Clone(routes))
+	for key, src := range m {
+		name, _ := strings.CutSuffix(key, "*")
+		switch {
+		case src == nil:
+			return nil, fmt.Errorf("sdssource: mux: the source of %q is nil", key)
+		case key == "" || strings.Contains(name, "*"):
+			return nil, fmt.Errorf(`sdssource: mux: %q is neither a name nor a prefix with one "*" at its end`, key)
+		}
+	}
+	return m, nil
+}
+
+type mux map[string]sds.Source
+
+// route returns the key that a name goes to; empty if there is none.
+func (m mux) route(name string) (key string) {
+	if _, ok := m[name]; ok && !strings.HasSuffix(name, "*") {
+		return name
+	}
+	for k := range m {
+		if prefix, ok := strings.CutSuffix(k, "*"); ok && len(k) > len(key) && strings.HasPrefix(name, prefix) {
+			key = k
+		}
+	}
+	return key
+}
+
+func (m mux) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
+	src := m[m.route(resourceName)]
+	if src == nil {
+		return nil, fmt.Errorf("sdssource: no source for the name %.256q: %w", resourceName, fs.ErrNotExist)
+	}
+	return src.GenerateSecret(ctx, resourceName)
+}
+
+// Subscribe has each source tell of the names that are routed to it. A source of several routes is subscribed to once
+// for each.
+func (m mux) Subscribe(f func(resourceName string)) (cancel func()) {
+	var cancels []func()
+	for key, src := range m {
+		cancels = append(cancels, src.Subscribe(func(name string) {
+			if m.route(name) == key {
+				f(name)
+			}
+		}))
+	}
+	return func() {
+		for _, cancel := range cancels {
+			cancel()
+		}
+	}
+}
