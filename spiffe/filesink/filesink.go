@@ -146,11 +146,11 @@ type Sink struct {
 	life life.Life
 	news renew.Signal
 
-	writing sync.Mutex      // held while files are written; guards the next four
-	folder  *fileset.Folder // nil if it is not open
-	running bool            // so that folder stays open
-	life0   time.Duration   // how long the written identity lives
-	told    map[string]bool // about the folder
+	writing  sync.Mutex      // held while files are written; guards the next four
+	folder   *fileset.Folder // nil if it is not open
+	running  bool            // so that folder stays open
+	lifetime time.Duration   // how long the written identity lives
+	told     map[string]bool // about the folder
 
 	mu     sync.Mutex // guards status
 	status Status
@@ -173,4 +173,307 @@ type Status struct {
 	// Checked is when the files were last found or put in order. Err says why they could not be since, or is nil.
 	Checked time.Time
 	Err     error
+}
+
+const (
+	look = time.Minute // between two looks at files that nothing has announced a change of
+
+	defaultCert, defaultKey, defaultRoots = "cert-chain.pem", "key.pem", "root-cert.pem"
+)
+
+// patience bounds the waits after a failure.
+var patience = renew.Patience{Impatient: 30 * time.Second, Longest: look}
+
+// New checks cfg and returns a Sink. It does nothing else: no goroutine, no file.
+func New(cfg Config) (*Sink, error) {
+	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
+	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
+	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
+	s := &Sink{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), told: map[string]bool{}}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("filesink: new: %w", err)
+	}
+	if cfg.KeyMode&0o004 != 0 {
+		s.log.Warn("filesink: all users that can enter the folder can read the private key, by Config.KeyMode", slog.String("folder", cfg.Dir))
+	}
+	return s, nil
+}
+
+// check checks the configuration.
+func (s *Sink) check() error {
+	cfg := &s.cfg
+	switch {
+	case cfg.Source == nil:
+		return errors.New("Config has no Source")
+	case cfg.Dir == "":
+		return errors.New("Config has no Dir")
+	case cfg.Layout != Links && cfg.Layout != Plain:
+		return fmt.Errorf("Config.Layout: there is no Layout(%d)", cfg.Layout)
+	}
+	for _, mode := range []fs.FileMode{cfg.Mode, cfg.KeyMode} {
+		if !slices.Contains([]fs.FileMode{0o644, 0o640, 0o600, 0o444, 0o440, 0o400}, mode) {
+			return fmt.Errorf("Config has the mode %04o, and files can have 0644, 0640, 0600, 0444, 0440 and 0400", mode)
+		}
+	}
+	names := []string{cfg.KeyName, cfg.CertName, cfg.RootsName, cfg.BundlesName}
+	for i, name := range names {
+		switch {
+		case name == "": // no BundlesName
+		case name != filepath.Base(name) || strings.HasPrefix(name, "..") || name == "." || !filepath.IsLocal(name):
+			return fmt.Errorf("Config has %q, which is not the name of a file, or begins with two dots", name)
+		case i > 1 && slices.Contains(names[:i], name):
+			return fmt.Errorf("Config has two files with the name %q", name)
+		}
+	}
+	return nil
+}
+
+// Start makes a Sink, runs it in the background and waits until the files have the identity of the source. The end of
+// ctx ends the waiting and not the Sink, which runs until [Sink.Close]. On failure nothing is left running, and the
+// error is that of [New] or [Sink.Ready].
+func Start(ctx context.Context, cfg Config) (*Sink, error) {
+	s, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Run keeps the files current, for programs that do not use [Start]. It blocks until ctx is done or [Sink.Close] is
+// called, and then returns nil: no failure to write ends it. The files stay. It is an error to call it while it runs,
+// or after Close.
+func (s *Sink) Run(ctx context.Context) error {
+	if err := s.life.Run(ctx, s.work); err != nil {
+		return fmt.Errorf("filesink: run: %w", err)
+	}
+	return nil
+}
+
+func (s *Sink) work(ctx context.Context) error {
+	s.setRunning(true)
+	defer s.setRunning(false)
+	for failures := 0; ctx.Err() == nil; {
+		changed := s.cfg.Source.Changed()
+		wait := look
+		if _, err := s.Write(); err != nil {
+			failures++
+			wait = s.wait(renew.NewFailure(failures, err))
+		} else {
+			failures = 0
+		}
+		renew.Wait(ctx, wait, changed)
+	}
+	return nil
+}
+
+// setRunning says whether the folder stays open between writes.
+func (s *Sink) setRunning(running bool) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.running = running
+	s.release()
+}
+
+// release closes the folder, unless it stays open; writing is held.
+func (s *Sink) release() {
+	if s.folder != nil && !s.running {
+		_ = s.folder.Close() // what was written is durable
+		s.folder = nil
+	}
+}
+
+// wait returns how long to wait after a failure.
+func (s *Sink) wait(f renew.Failure) time.Duration {
+	s.writing.Lock()
+	life := s.lifetime
+	s.writing.Unlock()
+	var left time.Duration
+	if life > 0 {
+		left = time.Until(s.Status().NotAfter)
+	}
+	return min(patience.Wait(f, life, left, rand.Float64()), look)
+}
+
+// Write writes what the source has now, once, and reports whether that changed anything in the folder. It needs no
+// [Sink.Run], for programs that write and end, and may be called beside it. The error is that of the source, says that
+// its identity has expired, wraps [ErrUnsafe], or says which file could not be written.
+func (s *Sink) Write() (changed bool, err error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	defer s.release()
+	svid, changed, err := s.write()
+	if err != nil {
+		err = fmt.Errorf("filesink: %w", err)
+	}
+	s.note(svid, changed, err)
+	return changed, err
+}
+
+// write is Write without what is told to readers; writing is held. The folder comes first, so that what is wrong with
+// it is known, and what an earlier process has begun is finished, before the source is ready.
+func (s *Sink) write() (*spiffe.SVID, bool, error) {
+	if err := s.open(); err != nil {
+		return nil, false, err
+	}
+	snap, err := s.cfg.Source.Snapshot()
+	if err != nil {
+		return nil, false, err
+	}
+	svid, err := snap.SVID()
+	if err != nil {
+		return nil, false, err
+	}
+	if !time.Now().Before(svid.NotAfter()) {
+		return nil, false, fmt.Errorf("the identity %q of the source has expired at %s, and the files stay as they are", svid.ID(), svid.NotAfter().Format(time.RFC3339))
+	}
+	files, err := s.files(snap, svid)
+	if err != nil {
+		return nil, false, err
+	}
+	changed, err := s.folder.Write(files)
+	return svid, changed, err
+}
+
+// open opens the folder, again if the path leads to another one or is not safe any more.
+func (s *Sink) open() error {
+	if s.folder != nil {
+		if s.folder.Check() == nil {
+			return nil
+		}
+		_ = s.folder.Close()
+		s.folder = nil
+	}
+	o := fileset.Options{Program: "filesink", Plain: s.cfg.Layout == Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
+	if s.cfg.AllowWritable {
+		o.Warn = func(err error) {
+			if text := err.Error(); !s.told[text] {
+				s.told[text] = true
+				s.log.Warn("filesink: other users can replace the files", slog.Any("err", err))
+			}
+		}
+	}
+	var err error
+	s.folder, err = fileset.Open(s.cfg.Dir, o)
+	return err
+}
+
+// files returns what is to be in the folder.
+func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]fileset.File, error) {
+	certs, key, err := svid.MarshalPEM()
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := snap.Bundle(svid.ID().TrustDomain())
+	if err != nil {
+		return nil, err
+	}
+	cfg := &s.cfg
+	files := map[string]fileset.File{
+		cfg.CertName: {Data: certs, Mode: cfg.Mode}, cfg.RootsName: {Data: bundle.MarshalPEM(), Mode: cfg.Mode},
+	}
+	if cfg.KeyName == cfg.CertName {
+		key = append(key, certs...)
+	}
+	files[cfg.KeyName] = fileset.File{Data: key, Mode: cfg.KeyMode}
+	if cfg.BundlesName != "" {
+		all, err := snap.Bundles().Marshal()
+		if err != nil {
+			return nil, err
+		}
+		files[cfg.BundlesName] = fileset.File{Data: append(all, '\n'), Mode: cfg.Mode}
+	}
+	return files, nil
+}
+
+// note keeps the result of an attempt to write svid, and tells readers and the log; writing is held.
+func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
+	now := time.Now().Round(0)
+	s.mu.Lock()
+	st := &s.status
+	before := *st
+	st.Err = err
+	if err == nil {
+		st.Ready, st.ID, st.NotAfter, st.Checked = true, svid.ID(), svid.NotAfter(), now
+		s.lifetime = svid.NotAfter().Sub(svid.NotBefore())
+	}
+	if changed {
+		st.Writes++
+		st.LastWrite = now
+	}
+	s.mu.Unlock()
+	if changed || before.Ready != (before.Ready || err == nil) {
+		s.news.Notify()
+	}
+	ctx := context.Background()
+	switch {
+	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
+		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
+	case err == nil && (changed || before.Err != nil):
+		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("folder", s.cfg.Dir), slog.Bool("written", changed),
+			slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
+	}
+}
+
+// Ready waits until the files have the identity of the source. The error wraps [ErrNotReady], the cause of ctx and the
+// last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
+func (s *Sink) Ready(ctx context.Context) error {
+	err := s.life.Await(ctx, s.Changed, func() bool { return s.Status().Ready })
+	if err == nil {
+		return nil
+	}
+	why := s.notReady()
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w; waited for it: %w", why, err)
+}
+
+// notReady is the error while the files were not written.
+func (s *Sink) notReady() error {
+	idle, cause := s.life.Idle(), s.Status().Err
+	switch {
+	case idle != nil && cause != nil:
+		cause = fmt.Errorf("%w; %w", idle, cause)
+	case idle != nil:
+		cause = idle
+	case cause == nil:
+		cause = errors.New("nothing was written yet")
+	}
+	return fmt.Errorf("filesink: %w: %w", ErrNotReady, cause)
+}
+
+// Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.
+func (s *Sink) Close() error { return s.life.Close() }
+
+// Changed returns a channel that is closed when the files were written, and when the Sink becomes ready: for programs
+// that tell a reader to read the files. Take it before looking at [Sink.Status], so that no change is missed.
+func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
+
+// Status returns the state of the Sink.
+func (s *Sink) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
+func (s *Sink) WriteMetrics(w io.Writer) error {
+	st := s.Status()
+	var m metrics.Set
+	gauge := func(name, help string, value float64, ok bool) {
+		m.Gauge("svidkit_filesink_"+name, help, func() (float64, bool) { return value, ok })
+	}
+	at := func(name, help string, t time.Time) {
+		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", metrics.Seconds(t), !t.IsZero())
+	}
+	gauge("ready", "Whether the files have had the identity of the source.", metrics.Bool(st.Ready), true)
+	gauge("in_order", "Whether the files had what the source has at the last look.", metrics.Bool(st.Err == nil), true)
+	m.Totals("svidkit_filesink_writes_total", "How often the files were written.", func(add metrics.Add) { add(float64(st.Writes)) })
+	at("write", "When the files were last written", st.LastWrite)
+	at("checked", "When the files were last found or put in order", st.Checked)
+	at("svid_end", "When the certificate in the files expires", st.NotAfter)
+	return m.Write(w)
 }
