@@ -179,7 +179,8 @@ func (f *Folder) Check() error {
 }
 
 // Write makes files the contents of the folder, and reports whether that changed anything. After an error the files
-// from before are there or, if they were committed, the new ones.
+// from before are there or, if changed is true, the new ones, of which the next Write or Open moves what is not at its
+// name yet.
 func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	if err := f.finish(); err != nil {
 		return false, err

@@ -403,10 +403,10 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 		st.Writes++
 		st.LastWrite = now
 	}
-	s.mu.Unlock()
-	if changed || before.Ready != (before.Ready || err == nil) {
-		s.news.Notify()
+	if changed || st.Ready != before.Ready {
+		s.news.Notify() // before a reader sees the state, so that the next notification is of the next change
 	}
+	s.mu.Unlock()
 	ctx := context.Background()
 	switch {
 	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
