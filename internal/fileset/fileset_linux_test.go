@@ -86,8 +86,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// A full disk leaves the files from before, and works again when there is room.
-func TestFullDisk(t *testing.T) {
+// A disk that is full or read-only leaves the files from before, and works again when it is neither.
+func TestDisk(t *testing.T) {
 	t.Parallel()
 	for _, plain := range []bool{false, true} {
 		dir := t.TempDir()
@@ -105,6 +105,22 @@ func TestFullDisk(t *testing.T) {
 		require.Equal(t, all(1), versions(t, dir))
 		write(t, f, 3)
 		require.Equal(t, all(3), versions(t, dir))
+		require.NoError(t, f.Close())
+
+		require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		f, err = Open(dir, options(plain))
+		if err == nil { // it has nothing to write there
+			changed, err = f.Write(set(3))
+			require.NoError(t, err)
+			require.False(t, changed)
+			_, err = f.Write(set(4))
+			require.NoError(t, f.Close())
+		}
+		require.ErrorIs(t, err, syscall.EROFS)
+		require.Equal(t, all(3), versions(t, dir))
+		require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT, "size=64k,mode=755"))
+		f = open(t, dir, plain)
+		write(t, f, 4)
 		require.NoError(t, f.Close())
 	}
 }

@@ -37,6 +37,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -132,6 +133,11 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, files.Close()) })
 
+	written, err := filesink.New(filesink.Config{Source: manager, Dir: t.TempDir()})
+	require.NoError(t, err)
+	_, err = written.Write()
+	require.NoError(t, err)
+
 	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
 	require.NoError(t, err)
 	wits, err := witsvid.NewIssuer(td, token, nil)
@@ -171,6 +177,8 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
 		"spiffe/filesource.Source":                  {files, keys},
+		"spiffe/filesink.Sink":                      {written, append(owns, key)},
+		"spiffe/filesink.Config":                    {filesink.Config{Source: manager}, append(owns, key)},
 		"spiffe.Snapshot":                           {snapshot, keys},
 		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
 		"spiffe/witsvid.Issuer":                     {wits, signers},
