@@ -373,7 +373,7 @@ func TestNew(t *testing.T) {
 		"mode 0666":                 func(c *filesink.Config) { c.KeyMode = 0o666 },
 		"mode 0700":                 func(c *filesink.Config) { c.Mode = 0o700 },
 		"mode 0200":                 func(c *filesink.Config) { c.Mode = 0o200 },
-		"mode 40000600":          func(c *filesink.Config) { c.KeyMode = 0o600 | fs.ModeSetuid },
+		"mode 40000600":             func(c *filesink.Config) { c.KeyMode = 0o600 | fs.ModeSetuid },
 		`"../key.pem"`:              func(c *filesink.Config) { c.KeyName = "../key.pem" },
 		`"..data"`:                  func(c *filesink.Config) { c.CertName = "..data" },
 		`"."`:                       func(c *filesink.Config) { c.RootsName = "." },
