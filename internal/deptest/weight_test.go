@@ -45,7 +45,6 @@ func TestWeight(t *testing.T) {
 		{"spiffe/federation", "federation.New, (*federation.Manager).Run", 7},
 		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", 7.2},
 		{"spiffe/workloadserver", "workloadserver.NewHandler, (*unixsocket.Server).Run", 7.2},
-		{"spiffe/filesink", "filesink.New, (*filesink.Sink).Run", 4},
 		{"spiffe/filesource", "filesource.New, (*filesource.Source).Run", 7.2},
 		{"spiffe/source", "source.First, source.NewLastGood, source.NewMerge", 7.2},
 		{"spiffe/health", "health.New, (*health.Handler).ServeHTTP", 7.2},
