@@ -271,7 +271,7 @@ func TestWatchPair(t *testing.T) {
 	for line := range strings.Lines(got.out) {
 		assert.True(t, json.Valid([]byte(line)), "one line for each change: %s", line)
 	}
-	versions, err := filepath.Glob(filepath.Join(dir, versionMark+"*"))
+	versions, err := filepath.Glob(filepath.Join(dir, "..v-*"))
 	require.NoError(t, err)
 	assert.LessOrEqual(t, len(versions), 2, "old versions are removed")
 }

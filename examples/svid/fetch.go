@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/fileset"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -67,8 +68,8 @@ type fetcher struct {
 
 	source *workloadapi.Source
 	cache  *jwtsvid.Cache
-	folder *folder
-	last   map[string]file // what was there to be written
+	folder *fileset.Folder
+	last   map[string]fileset.File // what was there to be written
 }
 
 // tokenFile is a file with a JWT-SVID for an audience.
@@ -101,6 +102,11 @@ func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
 	})
 	fs.StringVar(&f.command, "exec", "", "a `COMMAND` for /bin/sh after each change, with the folder in SVID_DIR")
 	fs.DurationVar(&f.commandTimeout, "exec-timeout", 30*time.Second, "how long that command may take")
+}
+
+// openFolder opens the folder of the files.
+func openFolder(path string) (*fileset.Folder, error) {
+	return fileset.Open(path, fileset.Options{Program: "svid"})
 }
 
 // check refuses flags that do not fit together.
@@ -194,7 +200,7 @@ func (a *app) once(ctx, first context.Context, f *fetcher) error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.folder.write(files); err != nil {
+	if _, err := f.folder.Write(files); err != nil {
 		return err
 	}
 	if err := a.told(f, files); err != nil || f.command == "" {
@@ -216,7 +222,7 @@ func (a *app) follow(ctx context.Context, f *fetcher, log *slog.Logger) error {
 		next := time.Duration(-1)
 		files, due, err := f.files(ctx)
 		if files != nil {
-			wrote, writeErr := f.folder.write(files)
+			wrote, writeErr := f.folder.Write(files)
 			if err = errors.Join(err, writeErr); wrote {
 				pending = f.command != ""
 				if err := a.told(f, files); err != nil {
@@ -270,7 +276,7 @@ const tokenWait = 5 * time.Second
 
 // files returns what is to be in the folder, and when to look for newer tokens. If a token is not to be had, the one
 // from before stays, and there is an error beside the files.
-func (f *fetcher) files(ctx context.Context) (files map[string]file, due time.Duration, err error) {
+func (f *fetcher) files(ctx context.Context) (files map[string]fileset.File, due time.Duration, err error) {
 	snap, err := f.source.Snapshot()
 	if err != nil {
 		return nil, 0, err
@@ -293,13 +299,14 @@ func (f *fetcher) files(ctx context.Context) (files map[string]file, due time.Du
 		return nil, 0, err
 	}
 	const public = 0o644
-	files = map[string]file{
-		f.cert: {certs, public}, f.key: {key, f.mode}, f.bundle: {bundle.MarshalPEM(), public}, mapName: {append(all, '\n'), public},
+	files = map[string]fileset.File{
+		f.cert: {Data: certs, Mode: public}, f.key: {Data: key, Mode: f.mode},
+		f.bundle: {Data: bundle.MarshalPEM(), Mode: public}, mapName: {Data: append(all, '\n'), Mode: public},
 	}
 	for b := range snap.Bundles().All() {
 		const longest = 200 // bytes of a name; the others are in bundles.json
 		if td := b.TrustDomain(); td != own && len(td.String()) <= longest {
-			files["bundle-"+td.String()+".pem"] = file{b.MarshalPEM(), public}
+			files["bundle-"+td.String()+".pem"] = fileset.File{Data: b.MarshalPEM(), Mode: public}
 		}
 	}
 	due = time.Hour
@@ -308,7 +315,7 @@ func (f *fetcher) files(ctx context.Context) (files map[string]file, due time.Du
 		one, next, err := f.token(ctx, t)
 		if err != nil {
 			missing = append(missing, fmt.Errorf("JWT-SVID for %q: %w", t.audience, err))
-			if one = f.last[t.name]; one.data == nil {
+			if one = f.last[t.name]; one.Data == nil {
 				continue
 			}
 		}
@@ -319,22 +326,22 @@ func (f *fetcher) files(ctx context.Context) (files map[string]file, due time.Du
 }
 
 // token returns the file of a token, and when the cache has the next.
-func (f *fetcher) token(ctx context.Context, t tokenFile) (file, time.Duration, error) {
+func (f *fetcher) token(ctx context.Context, t tokenFile) (fileset.File, time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenWait)
 	defer cancel()
 	text, err := f.cache.Fetch(ctx, t.audience)
 	if err != nil {
-		return file{}, 0, err
+		return fileset.File{}, 0, err
 	}
 	u, err := jwtsvid.ParseUnverified(text)
 	if err != nil {
-		return file{}, 0, err
+		return fileset.File{}, 0, err
 	}
-	return file{[]byte(text), f.mode}, time.Until(u.Expires)/2 + time.Second, nil
+	return fileset.File{Data: []byte(text), Mode: f.mode}, time.Until(u.Expires)/2 + time.Second, nil
 }
 
 // told prints what was written.
-func (a *app) told(f *fetcher, files map[string]file) error {
+func (a *app) told(f *fetcher, files map[string]fileset.File) error {
 	svid, err := f.source.SVID()
 	if err != nil {
 		return nil // withdrawn meanwhile

@@ -3,14 +3,10 @@
 package main
 
 import (
-	"io/fs"
 	"os"
 	"os/exec"
 	"syscall"
 )
-
-// group returns the group of a file.
-func group(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Gid) }
 
 // unprivileged has a process run without the rights of root, and reports whether it would have had them.
 func unprivileged(cmd *exec.Cmd) bool {

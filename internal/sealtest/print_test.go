@@ -38,6 +38,7 @@ import (
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -138,6 +139,11 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	_, err = byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted)
 	require.NoError(t, err)
 
+	written, err := filesink.New(filesink.Config{Source: manager, Dir: t.TempDir()})
+	require.NoError(t, err)
+	_, err = written.Write()
+	require.NoError(t, err)
+
 	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
 	require.NoError(t, err)
 	wits, err := witsvid.NewIssuer(td, token, nil)
@@ -177,7 +183,12 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
 		"spiffe/filesource.Source":                  {files, keys},
+<<<<<<< HEAD
 		"sds/sdssource.Files":                       {byName, keys},
+=======
+		"spiffe/filesink.Sink":                      {written, append(owns, key)},
+		"spiffe/filesink.Config":                    {filesink.Config{Source: manager}, append(owns, key)},
+>>>>>>> outputs
 		"spiffe.Snapshot":                           {snapshot, keys},
 		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
 		"spiffe/witsvid.Issuer":                     {wits, signers},

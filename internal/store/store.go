@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"sync"
 
+	"github.com/svidkit/svidkit/internal/fileset"
 	"github.com/svidkit/svidkit/internal/flock"
 	"github.com/svidkit/svidkit/internal/private"
 )
@@ -118,22 +119,7 @@ func (f *Folder) Read(name string, limit int64, keys bool) ([]byte, error) {
 // Write replaces a file, which this user alone can read. After a crash there is the old one or the new one, and after
 // Write has returned the new one.
 func (f *Folder) Write(name string, data []byte) error {
-	draft := name + ".new"
-	if err := f.Remove(draft); err != nil {
-		return err
-	}
-	file, err := f.root.OpenFile(draft, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	if err := f.root.Rename(draft, name); err != nil {
-		return err
-	}
-	return private.SyncDir(f.root.Name())
+	return fileset.Replace(f.root, name, fileset.File{Data: data, Mode: 0o600})
 }
 
 // Remove deletes a file, if there is one.

@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/fileset"
 	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -368,14 +369,10 @@ func (s *Server) writeRoots(ctx context.Context) error {
 
 // replaceFile replaces a file, so that its readers see all of the old or all of the new contents.
 func replaceFile(name string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".")
+	root, err := os.OpenRoot(filepath.Dir(name))
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // fails after the rename
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil { // roots are public
-		return err
-	}
-	return os.Rename(f.Name(), name)
+	defer root.Close()
+	return fileset.Replace(root, filepath.Base(name), fileset.File{Data: data, Mode: 0o644}) // roots are public
 }

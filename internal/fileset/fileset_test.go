@@ -1,4 +1,4 @@
-package main
+package fileset
 
 import (
 	"errors"
@@ -20,13 +20,13 @@ import (
 func TestFolderReaders(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	f, err := openFolder(dir)
+	f, err := Open(dir, Options{Program: "test"})
 	require.NoError(t, err)
 	defer f.Close()
 	var version atomic.Int64
 	write := func() {
 		n := []byte(strconv.FormatInt(version.Load()+1, 10))
-		changed, err := f.write(map[string]file{"cert": {n, 0o644}, "key": {n, 0o600}})
+		changed, err := f.Write(map[string]File{"cert": {n, 0o644}, "key": {n, 0o600}})
 		require.NoError(t, err)
 		require.True(t, changed)
 		version.Add(1)
@@ -72,19 +72,19 @@ func TestFolderReaders(t *testing.T) {
 func TestFolderAgain(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	f, err := openFolder(dir)
+	f, err := Open(dir, Options{Program: "test"})
 	require.NoError(t, err)
 	defer f.Close()
-	files := map[string]file{"key": {[]byte("one"), 0o600}}
+	files := map[string]File{"key": {[]byte("one"), 0o600}}
 	write := func(want bool) {
 		t.Helper()
-		changed, err := f.write(files)
+		changed, err := f.Write(files)
 		require.NoError(t, err)
 		assert.Equal(t, want, changed)
 	}
 	write(true)
 	write(false)
-	files["key"] = file{[]byte("one"), 0o640}
+	files["key"] = File{[]byte("one"), 0o640}
 	write(runtime.GOOS != "windows") // another mode is a change
 	require.NoError(t, os.Mkdir(filepath.Join(dir, versionMark+"unfinished"), 0o700))
 	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, draftMark+"unfinished")))
@@ -96,34 +96,11 @@ func TestFolderAgain(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, currentLink)))
 	write(true) // the link was gone
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "other"), []byte("mine"), 0o600))
-	files = map[string]file{"cert": {[]byte("two"), 0o644}}
+	files = map[string]File{"cert": {[]byte("two"), 0o644}}
 	write(true)
 	_, err = os.Lstat(filepath.Join(dir, "key"))
 	require.ErrorIs(t, err, fs.ErrNotExist, "a file that is not asked for any more")
 	data, err := os.ReadFile(filepath.Join(dir, "other"))
 	require.NoError(t, err)
 	assert.Equal(t, "mine", string(data), "a file of another program stays")
-}
-
-// The modes hold under any umask, and a folder with the setgid bit hands on its group.
-func TestFolderSetgid(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS != "linux" {
-		t.Skip("groups are handed on in other ways")
-	}
-	dir := t.TempDir()
-	if err := errors.Join(os.Chown(dir, -1, 1), os.Chmod(dir, 0o750|fs.ModeSetgid)); err != nil {
-		t.Skip("not in the group")
-	}
-	f, err := openFolder(dir)
-	require.NoError(t, err)
-	defer f.Close()
-	_, err = f.write(map[string]file{"key": {[]byte("one"), 0o640}})
-	require.NoError(t, err)
-	for name, mode := range map[string]fs.FileMode{"key": 0o640, currentLink: 0o755 | fs.ModeDir | fs.ModeSetgid} {
-		info, err := os.Stat(filepath.Join(dir, name))
-		require.NoError(t, err)
-		assert.Equal(t, mode, info.Mode(), name)
-		assert.Equal(t, 1, group(info), name)
-	}
 }

@@ -1,0 +1,479 @@
+// Package filesink writes an identity and trust bundles of any source to files, and keeps these files current, for
+// programs that read certificates from files.
+//
+//	sink, err := filesink.Start(ctx, filesink.Config{Source: src, Dir: "/run/identity"})
+//	if err != nil { … }
+//	defer sink.Close()
+//
+// A [Sink] follows a *workloadapi.Source, a *secretcache.Manager (its default identity), a *filesource.Source or what
+// package source makes of them, and writes on every change. [Sink.Write] writes once. Package filesource reads what a
+// Sink writes.
+//
+// # Which files
+//
+//	cert-chain.pem    the certificates of the identity, leaf first
+//	key.pem           the private key, in PKCS#8
+//	root-cert.pem     the authorities of its trust domain
+//
+// Config has other names for them, and one for a file with the bundles of all trust domains. The folder is made, with
+// mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent the layout is [Plain] and both modes are 0600, or
+// 0644 in a pod.
+//
+// # What readers see
+//
+// A reader never sees a part of a file. With [Links], which is the layout of the volumes of Kubernetes, all names lead
+// to the files of one version at every moment, after a crash too. A reader that reads the key and the certificates
+// while they are replaced can still have one of each; it reads again if they do not match, or always reads twice.
+//
+// With [Plain] the files are written and made durable beside their names first, and then moved there one by one, with
+// nothing in between: the roots (and the bundles), the key, and last the certificates. The roots come first, as a new
+// certificate may need them. The certificates come last, as that is the file that readers follow: when its change is
+// announced, the key that belongs to it is there. A reader that follows the folder gets its last notification when the
+// whole set is there, and one that takes what it has read twice at an interval does not read the same mixed set twice.
+// A process that is killed between two of the moves leaves files of two versions; the next one finishes the moves
+// before it does anything else, and without the source. One name for the key and the certificates makes one file of
+// them, which always match.
+//
+// # When something fails
+//
+// A failure changes nothing in the files, is in the log and in [Sink.Status], and is retried, at intervals that are a
+// share of the life that the written identity has left. An expired identity is not written. While the source has no
+// identity, also because it was withdrawn, the files stay. Files that are equal already are not written again, and
+// every minute files that were changed or removed by another program are put in order.
+//
+// # Whose folder
+//
+// The folder, those above it and each link on the way must belong to the user of this process or to root, and other
+// users must not be able to write to the folder. An error about this wraps [ErrUnsafe] and says which chown or chmod
+// helps. A link in the place of a file is replaced, and never followed. On Windows owners and modes are not checked.
+package filesink
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/fileset"
+	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Errors to test for with [errors.Is].
+var (
+	// ErrNotReady says that the files do not have the identity of the source yet. The error around it has the reason.
+	// It has the method Retryable and reports that a later attempt may succeed.
+	ErrNotReady error = notReady{}
+
+	// ErrUnsafe says that another user of this machine may have made or may change the folder.
+	ErrUnsafe = private.ErrUnsafe
+)
+
+type notReady struct{}
+
+func (notReady) Error() string                                { return "not ready" }
+func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+
+// Source is what a [Sink] follows. Its methods must not block, and must be safe for concurrent use.
+type Source interface {
+	// Snapshot returns the identity and the bundles as they were published together.
+	Snapshot() (*spiffe.Snapshot, error)
+
+	// Changed returns a channel that is closed when the snapshot changes.
+	Changed() <-chan struct{}
+}
+
+// Layout is how the files are in the folder.
+type Layout int
+
+const (
+	Links Layout = iota // links through "..data", which is replaced in one step
+	Plain               // plain files, each replaced by a rename
+)
+
+// Config configures a [Sink]. Source and Dir are required; every other zero means what is said here. [New] copies it.
+type Config struct {
+	// Source has what is written. The Sink does not start and does not close it.
+	Source Source
+
+	// Dir is the folder of the files. One Sink at a time writes to it.
+	Dir string
+
+	// Layout is how the files are in the folder. Zero means Links.
+	Layout Layout
+
+	// CertName, KeyName and RootsName are the names of the files. Empty means those of the package comment. CertName and
+	// KeyName may be the same, for one file with the key and then the certificates.
+	CertName, KeyName, RootsName string
+
+	// BundlesName is the name of a file with the bundles of all trust domains, that of the identity and the federated
+	// ones, as a bundle map; see [spiffe.ParseBundleMap]. Empty means that there is none.
+	BundlesName string
+
+	// Mode is the mode of the files without a private key: 0644, 0640, 0600 or the same without write permission. Zero
+	// means 0644.
+	Mode fs.FileMode
+
+	// KeyMode is the mode of the file with the private key, one of the same. Zero means 0600. With 0644 or 0444 every user
+	// that can enter the folder can read the key, which is for a pod in which each container has its own user; New
+	// logs a warning.
+	KeyMode fs.FileMode
+
+	// AllowWritable accepts a folder that other users can write to, with a warning, as an emptyDir of Kubernetes is
+	// one: they can replace the files.
+	AllowWritable bool
+
+	// Logger gets what was written (Info), and what has failed or needs attention (Warn). Nil means no logs.
+	Logger *slog.Logger
+}
+
+// Sink keeps files current. [New] and [Start] make one. Its methods are safe for concurrent use.
+type Sink struct {
+	cfg  Config
+	log  *slog.Logger
+	life life.Life
+	news renew.Signal
+
+	writing  sync.Mutex      // held while files are written; guards the next four
+	folder   *fileset.Folder // nil if it is not open
+	running  bool            // so that folder stays open
+	lifetime time.Duration   // how long the written identity lives
+	told     map[string]bool // about the folder
+
+	mu     sync.Mutex // guards status
+	status Status
+}
+
+// Status is the state of a [Sink] at one moment, for health checks and diagnosis. It has no secrets.
+type Status struct {
+	// Ready says that the files had what the source has when they were last looked at without a failure, at least once.
+	Ready bool
+
+	// ID and NotAfter are the identity in the files, and when its certificate ends; zero before Ready.
+	ID       spiffe.ID
+	NotAfter time.Time
+
+	// Writes counts how often the files were written; LastWrite is when that was last. What was there already does not
+	// count.
+	Writes    uint64
+	LastWrite time.Time
+
+	// Checked is when the files were last found or put in order. Err says why they could not be since, or is nil.
+	Checked time.Time
+	Err     error
+}
+
+const (
+	look = time.Minute // between two looks at files that nothing has announced a change of
+
+	defaultCert, defaultKey, defaultRoots = "cert-chain.pem", "key.pem", "root-cert.pem"
+)
+
+// patience bounds the waits after a failure.
+var patience = renew.Patience{Impatient: 30 * time.Second, Longest: look}
+
+// New checks cfg and returns a Sink. It does nothing else: no goroutine, no file.
+func New(cfg Config) (*Sink, error) {
+	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
+	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
+	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
+	s := &Sink{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), told: map[string]bool{}}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("filesink: new: %w", err)
+	}
+	if cfg.KeyMode&0o004 != 0 {
+		s.log.Warn("filesink: all users that can enter the folder can read the private key, by Config.KeyMode", slog.String("folder", cfg.Dir))
+	}
+	return s, nil
+}
+
+// check checks the configuration.
+func (s *Sink) check() error {
+	cfg := &s.cfg
+	switch {
+	case cfg.Source == nil:
+		return errors.New("Config has no Source")
+	case cfg.Dir == "":
+		return errors.New("Config has no Dir")
+	case cfg.Layout != Links && cfg.Layout != Plain:
+		return fmt.Errorf("Config.Layout: there is no Layout(%d)", cfg.Layout)
+	}
+	for _, mode := range []fs.FileMode{cfg.Mode, cfg.KeyMode} {
+		if !slices.Contains([]fs.FileMode{0o644, 0o640, 0o600, 0o444, 0o440, 0o400}, mode) {
+			return fmt.Errorf("Config has the mode %04o, and files can have 0644, 0640, 0600, 0444, 0440 and 0400", mode)
+		}
+	}
+	names := []string{cfg.KeyName, cfg.CertName, cfg.RootsName, cfg.BundlesName}
+	for i, name := range names {
+		switch {
+		case name == "": // no BundlesName
+		case name != filepath.Base(name) || strings.HasPrefix(name, "..") || name == "." || !filepath.IsLocal(name):
+			return fmt.Errorf("Config has %q, which is not the name of a file, or begins with two dots", name)
+		case i > 1 && slices.Contains(names[:i], name):
+			return fmt.Errorf("Config has two files with the name %q", name)
+		}
+	}
+	return nil
+}
+
+// Start makes a Sink, runs it in the background and waits until the files have the identity of the source. The end of
+// ctx ends the waiting and not the Sink, which runs until [Sink.Close]. On failure nothing is left running, and the
+// error is that of [New] or [Sink.Ready].
+func Start(ctx context.Context, cfg Config) (*Sink, error) {
+	s, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Run keeps the files current, for programs that do not use [Start]. It blocks until ctx is done or [Sink.Close] is
+// called, and then returns nil: no failure to write ends it. The files stay. It is an error to call it while it runs,
+// or after Close.
+func (s *Sink) Run(ctx context.Context) error {
+	if err := s.life.Run(ctx, s.work); err != nil {
+		return fmt.Errorf("filesink: run: %w", err)
+	}
+	return nil
+}
+
+func (s *Sink) work(ctx context.Context) error {
+	s.setRunning(true)
+	defer s.setRunning(false)
+	for failures := 0; ctx.Err() == nil; {
+		changed := s.cfg.Source.Changed()
+		wait := look
+		if _, err := s.Write(); err != nil {
+			failures++
+			wait = s.wait(renew.NewFailure(failures, err))
+		} else {
+			failures = 0
+		}
+		renew.Wait(ctx, wait, changed)
+	}
+	return nil
+}
+
+// setRunning says whether the folder stays open between writes.
+func (s *Sink) setRunning(running bool) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.running = running
+	s.release()
+}
+
+// release closes the folder, unless it stays open; writing is held.
+func (s *Sink) release() {
+	if s.folder != nil && !s.running {
+		_ = s.folder.Close() // what was written is durable
+		s.folder = nil
+	}
+}
+
+// wait returns how long to wait after a failure.
+func (s *Sink) wait(f renew.Failure) time.Duration {
+	s.writing.Lock()
+	life := s.lifetime
+	s.writing.Unlock()
+	var left time.Duration
+	if life > 0 {
+		left = time.Until(s.Status().NotAfter)
+	}
+	return min(patience.Wait(f, life, left, rand.Float64()), look)
+}
+
+// Write writes what the source has now, once, and reports whether that changed anything in the folder. It needs no
+// [Sink.Run], for programs that write and end, and may be called beside it. The error is that of the source, says that
+// its identity has expired, wraps [ErrUnsafe], or says which file could not be written.
+func (s *Sink) Write() (changed bool, err error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	defer s.release()
+	svid, changed, err := s.write()
+	if err != nil {
+		err = fmt.Errorf("filesink: %w", err)
+	}
+	s.note(svid, changed, err)
+	return changed, err
+}
+
+// write is Write without what is told to readers; writing is held. The folder comes first, so that what is wrong with
+// it is known, and what an earlier process has begun is finished, before the source is ready.
+func (s *Sink) write() (*spiffe.SVID, bool, error) {
+	if err := s.open(); err != nil {
+		return nil, false, err
+	}
+	snap, err := s.cfg.Source.Snapshot()
+	if err != nil {
+		return nil, false, err
+	}
+	svid, err := snap.SVID()
+	if err != nil {
+		return nil, false, err
+	}
+	if !time.Now().Before(svid.NotAfter()) {
+		return nil, false, fmt.Errorf("the identity %q of the source has expired at %s, and the files stay as they are", svid.ID(), svid.NotAfter().Format(time.RFC3339))
+	}
+	files, err := s.files(snap, svid)
+	if err != nil {
+		return nil, false, err
+	}
+	changed, err := s.folder.Write(files)
+	return svid, changed, err
+}
+
+// open opens the folder, again if the path leads to another one or is not safe any more.
+func (s *Sink) open() error {
+	if s.folder != nil {
+		if s.folder.Check() == nil {
+			return nil
+		}
+		_ = s.folder.Close()
+		s.folder = nil
+	}
+	o := fileset.Options{Program: "filesink", Plain: s.cfg.Layout == Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
+	if s.cfg.AllowWritable {
+		o.Warn = func(err error) {
+			if text := err.Error(); !s.told[text] {
+				s.told[text] = true
+				s.log.Warn("filesink: other users can replace the files", slog.Any("err", err))
+			}
+		}
+	}
+	var err error
+	s.folder, err = fileset.Open(s.cfg.Dir, o)
+	return err
+}
+
+// files returns what is to be in the folder.
+func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]fileset.File, error) {
+	certs, key, err := svid.MarshalPEM()
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := snap.Bundle(svid.ID().TrustDomain())
+	if err != nil {
+		return nil, err
+	}
+	cfg := &s.cfg
+	files := map[string]fileset.File{
+		cfg.CertName: {Data: certs, Mode: cfg.Mode}, cfg.RootsName: {Data: bundle.MarshalPEM(), Mode: cfg.Mode},
+	}
+	if cfg.KeyName == cfg.CertName {
+		key = append(key, certs...)
+	}
+	files[cfg.KeyName] = fileset.File{Data: key, Mode: cfg.KeyMode}
+	if cfg.BundlesName != "" {
+		all, err := snap.Bundles().Marshal()
+		if err != nil {
+			return nil, err
+		}
+		files[cfg.BundlesName] = fileset.File{Data: append(all, '\n'), Mode: cfg.Mode}
+	}
+	return files, nil
+}
+
+// note keeps the result of an attempt to write svid, and tells readers and the log; writing is held.
+func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
+	now := time.Now().Round(0)
+	s.mu.Lock()
+	st := &s.status
+	before := *st
+	st.Err = err
+	if err == nil {
+		st.Ready, st.ID, st.NotAfter, st.Checked = true, svid.ID(), svid.NotAfter(), now
+		s.lifetime = svid.NotAfter().Sub(svid.NotBefore())
+	}
+	if changed {
+		st.Writes++
+		st.LastWrite = now
+	}
+	if changed || st.Ready != before.Ready {
+		s.news.Notify() // before a reader sees the state, so that the next notification is of the next change
+	}
+	s.mu.Unlock()
+	ctx := context.Background()
+	switch {
+	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
+		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
+	case err == nil && (changed || before.Err != nil):
+		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("folder", s.cfg.Dir), slog.Bool("written", changed),
+			slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
+	}
+}
+
+// Ready waits until the files have the identity of the source. The error wraps [ErrNotReady], the cause of ctx and the
+// last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
+func (s *Sink) Ready(ctx context.Context) error {
+	err := s.life.Await(ctx, s.Changed, func() bool { return s.Status().Ready })
+	if err == nil {
+		return nil
+	}
+	why := s.notReady()
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w; waited for it: %w", why, err)
+}
+
+// notReady is the error while the files were not written.
+func (s *Sink) notReady() error {
+	idle, cause := s.life.Idle(), s.Status().Err
+	switch {
+	case idle != nil && cause != nil:
+		cause = fmt.Errorf("%w; %w", idle, cause)
+	case idle != nil:
+		cause = idle
+	case cause == nil:
+		cause = errors.New("nothing was written yet")
+	}
+	return fmt.Errorf("filesink: %w: %w", ErrNotReady, cause)
+}
+
+// Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.
+func (s *Sink) Close() error { return s.life.Close() }
+
+// Changed returns a channel that is closed when the files were written, and when the Sink becomes ready: for programs
+// that tell a reader to read the files. Take it before looking at [Sink.Status], so that no change is missed.
+func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
+
+// Status returns the state of the Sink.
+func (s *Sink) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
+func (s *Sink) WriteMetrics(w io.Writer) error {
+	st := s.Status()
+	var m metrics.Set
+	gauge := func(name, help string, value float64, ok bool) {
+		m.Gauge("svidkit_filesink_"+name, help, func() (float64, bool) { return value, ok })
+	}
+	at := func(name, help string, t time.Time) {
+		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", metrics.Seconds(t), !t.IsZero())
+	}
+	gauge("ready", "Whether the files have had the identity of the source.", metrics.Bool(st.Ready), true)
+	gauge("in_order", "Whether the files had what the source has at the last look.", metrics.Bool(st.Err == nil), true)
+	m.Totals("svidkit_filesink_writes_total", "How often the files were written.", func(add metrics.Add) { add(float64(st.Writes)) })
+	at("write", "When the files were last written", st.LastWrite)
+	at("checked", "When the files were last found or put in order", st.Checked)
+	at("svid_end", "When the certificate in the files expires", st.NotAfter)
+	return m.Write(w)
+}

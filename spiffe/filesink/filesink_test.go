@@ -1,0 +1,432 @@
+package filesink_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
+	"github.com/svidkit/svidkit/spiffe/filesource"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+const patience = 30 * time.Second // for a slow machine
+
+var layouts = []filesink.Layout{filesink.Links, filesink.Plain}
+
+func start(t testing.TB, cfg filesink.Config) *filesink.Sink {
+	t.Helper()
+	s, err := filesink.Start(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// writeOnce writes what the source of cfg has.
+func writeOnce(t testing.TB, cfg filesink.Config) (changed bool, err error) {
+	t.Helper()
+	s, err := filesink.New(cfg)
+	require.NoError(t, err)
+	return s.Write()
+}
+
+// reads is the configuration of a reader of the usual files.
+func reads(dir string) filesource.Config {
+	return filesource.Config{
+		CertFile: filepath.Join(dir, "cert-chain.pem"), KeyFile: filepath.Join(dir, "key.pem"),
+		Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "root-cert.pem")}},
+	}
+}
+
+// read returns the identity in the usual files.
+func read(t testing.TB, dir string) *spiffe.SVID {
+	t.Helper()
+	certs, err := os.ReadFile(filepath.Join(dir, "cert-chain.pem"))
+	require.NoError(t, err)
+	key, err := os.ReadFile(filepath.Join(dir, "key.pem"))
+	require.NoError(t, err)
+	svid, err := spiffe.ParseSVIDPEM(certs, key)
+	require.NoError(t, err)
+	return svid
+}
+
+func leaf(t testing.TB, s spiffe.SVIDSource) *x509.Certificate {
+	t.Helper()
+	svid, err := s.SVID()
+	require.NoError(t, err)
+	return svid.Leaf()
+}
+
+// diary keeps what was logged.
+type diary struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (d *diary) Write(p []byte) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.b.Write(p)
+}
+
+func (d *diary) logger() *slog.Logger { return slog.New(slog.NewJSONHandler(d, nil)) }
+
+func (d *diary) count(text string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return strings.Count(d.b.String(), text)
+}
+
+// The identity and the root change while a file source follows the folder and a reader spins. The source takes each
+// identity that stays, and with links two equal readings never find a fault. A reader that finds the same certificates
+// before and after the key has a pair with links; with plain files it may have to read again.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	for _, layout := range layouts {
+		t.Run(map[filesink.Layout]string{filesink.Links: "links", filesink.Plain: "plain"}[layout], func(t *testing.T) {
+			t.Parallel()
+			ca := spiffetest.NewCA(t, "example.org")
+			ca.Federate(spiffetest.NewCA(t, "partner.test").Bundle())
+			src := ca.Source("/web")
+			dir := t.TempDir()
+			sink := start(t, filesink.Config{Source: src, Dir: dir, Layout: layout, BundlesName: "bundles.json"})
+			var log diary
+			cfg := reads(dir)
+			cfg.Logger = log.logger()
+			cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, "bundles.json"), Format: filesource.Map})
+			reader, err := filesource.Start(t.Context(), cfg)
+			require.NoError(t, err)
+			defer reader.Close()
+			require.Equal(t, 2, reader.Bundles().Len())
+
+			var pairs, mixed atomic.Int64
+			ctx, cancel := context.WithCancel(t.Context())
+			var readers sync.WaitGroup
+			defer readers.Wait()
+			defer cancel()
+			readers.Go(func() {
+				file := func(name string) []byte {
+					data, err := os.ReadFile(filepath.Join(dir, name))
+					if layout == filesink.Links && errors.Is(err, fs.ErrNotExist) {
+						return nil // two versions later the folder that the name led to is gone
+					}
+					assert.NoError(t, err)
+					return data
+				}
+				for ctx.Err() == nil && !t.Failed() {
+					certs, key, again := file("cert-chain.pem"), file("key.pem"), file("cert-chain.pem")
+					_, err := spiffe.ParseSVIDPEM(certs, key)
+					switch {
+					case certs == nil || key == nil:
+					case err == nil:
+						pairs.Add(1)
+					case layout == filesink.Plain || !bytes.Equal(certs, again):
+						mixed.Add(1) // a moment of the rotation
+					default:
+						assert.NoError(t, err)
+					}
+				}
+			})
+			for n := range 30 {
+				if n%5 == 4 {
+					ca.Rotate()
+				}
+				src.Renew()
+				if n%10 == 9 {
+					require.Eventually(t, func() bool { return leaf(t, reader).Equal(leaf(t, src)) && reader.Status().Err == nil }, patience, time.Millisecond)
+					require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
+					continue
+				}
+				time.Sleep(time.Duration(n) * time.Millisecond)
+			}
+			st := sink.Status()
+			assert.Equal(t, leaf(t, src).NotAfter, st.NotAfter)
+			assert.NoError(t, st.Err)
+			if layout == filesink.Links { // a machine that stands still between two of the moves can show plain files twice
+				assert.Zero(t, log.count("files refused"), "what two equal readings found was in order")
+			}
+			t.Logf("%d writes, %d pairs read, %d mixed", st.Writes, pairs.Load(), mixed.Load())
+			assert.Positive(t, pairs.Load())
+		})
+	}
+}
+
+// The names and modes are those of OUTPUT_CERTS.
+func TestOutputCerts(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	svid := ca.SVID("/ns/default/sa/web")
+	for _, mode := range []fs.FileMode{0, 0o600, 0o644} {
+		dir := t.TempDir()
+		var log diary
+		cfg := filesink.Config{Source: ca.Source("/web"), Dir: dir, Layout: filesink.Plain, Mode: mode, KeyMode: mode, Logger: log.logger()}
+		changed, err := writeOnce(t, cfg)
+		require.NoError(t, err)
+		require.True(t, changed)
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		want := map[string]fs.FileMode{"cert-chain.pem": mode, "key.pem": mode, "root-cert.pem": mode}
+		if mode == 0 {
+			want = map[string]fs.FileMode{"cert-chain.pem": 0o644, "key.pem": 0o600, "root-cert.pem": 0o644}
+		}
+		require.Len(t, entries, len(want))
+		for _, e := range entries {
+			info, err := e.Info()
+			require.NoError(t, err)
+			if runtime.GOOS != "windows" {
+				require.Equal(t, want[e.Name()], info.Mode(), e.Name())
+			}
+		}
+		roots, err := os.ReadFile(filepath.Join(dir, "root-cert.pem"))
+		require.NoError(t, err)
+		require.Equal(t, ca.Bundle().MarshalPEM(), roots)
+		require.Equal(t, svid.ID().TrustDomain(), read(t, dir).ID().TrustDomain())
+		require.Equal(t, map[bool]int{true: 1}[mode == 0o644], log.count("can read the private key"))
+	}
+}
+
+// After a restart what is there is not written again, and what another program has damaged is, within a minute.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	for _, layout := range layouts {
+		synctest.Test(t, func(t *testing.T) {
+			dir := t.TempDir()
+			src := spiffetest.NewCA(t, "example.org").Source("/web")
+			cfg := filesink.Config{Source: src, Dir: dir, Layout: layout}
+			first := start(t, cfg)
+			require.Equal(t, uint64(1), first.Status().Writes)
+			require.NoError(t, first.Close())
+			second := start(t, cfg)
+			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+			require.Zero(t, second.Status().Writes)
+			require.Zero(t, second.Status().LastWrite)
+			require.WithinDuration(t, time.Now(), second.Status().Checked, 2*time.Minute)
+
+			changed := second.Changed()
+			require.NoError(t, os.Remove(filepath.Join(dir, "key.pem")))
+			require.NoError(t, os.Chmod(filepath.Join(dir, "cert-chain.pem"), 0o600))
+			<-changed
+			require.Equal(t, uint64(1), second.Status().Writes)
+			require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
+
+			require.NoError(t, os.RemoveAll(dir)) // the volume was made anew
+			<-second.Changed()
+			require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
+			require.NoError(t, second.Close())
+		})
+	}
+}
+
+// An identity that has expired takes the place of nothing; the next valid one does.
+func TestExpired(t *testing.T) {
+	t.Parallel()
+	for _, layout := range layouts {
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			dir := t.TempDir()
+			src, good := ca.Source("/web"), ca.Source("/web")
+			time.Sleep(2 * time.Hour) // the lifetime is an hour
+			good.Renew()
+			_, err := writeOnce(t, filesink.Config{Source: good, Dir: dir, Layout: layout})
+			require.NoError(t, err)
+			var log diary
+			s, err := filesink.New(filesink.Config{Source: src, Dir: dir, Layout: layout, Logger: log.logger()})
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- s.Run(ctx) }()
+			time.Sleep(10 * time.Minute)
+			require.ErrorContains(t, s.Status().Err, "has expired at")
+			require.False(t, s.Status().Ready)
+			require.Equal(t, leaf(t, good), leaf(t, read(t, dir)), "the valid one stays")
+			require.Equal(t, 1, log.count("could not be written"), "told once")
+			src.Renew()
+			require.NoError(t, s.Ready(t.Context()))
+			require.NoError(t, s.Status().Err)
+			require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
+
+			src.Fail(errors.New("withdrawn"))
+			time.Sleep(3 * time.Hour)
+			require.ErrorContains(t, s.Status().Err, "withdrawn")
+			require.Equal(t, leaf(t, read(t, dir)).NotAfter, s.Status().NotAfter, "the files stay")
+			cancel()
+			require.NoError(t, <-ended)
+			require.NoError(t, s.Close())
+		})
+	}
+}
+
+// A folder that cannot be written leaves the last good set, is retried at a share of what is left, and ends nothing.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	for _, layout := range layouts {
+		synctest.Test(t, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			dir := filepath.Join(t.TempDir(), "out")
+			src := ca.Source("/web")
+			var log diary
+			s := start(t, filesink.Config{Source: src, Dir: dir, Layout: layout, BundlesName: "bundles.json", Logger: log.logger()})
+			before := leaf(t, src)
+			require.NoError(t, os.Remove(filepath.Join(dir, "bundles.json")))
+			require.NoError(t, os.Mkdir(filepath.Join(dir, "bundles.json"), 0o755)) // what cannot be replaced
+			src.Renew()
+			time.Sleep(20 * time.Minute)
+			st := s.Status()
+			require.ErrorContains(t, st.Err, "bundles.json is there and was not made by filesink: remove it")
+			require.Equal(t, before, leaf(t, read(t, dir)))
+			require.True(t, st.Ready)
+			require.Equal(t, before.NotAfter, st.NotAfter)
+			require.Equal(t, 1, log.count("could not be written"), "told once")
+			require.NoError(t, os.Remove(filepath.Join(dir, "bundles.json")))
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			require.NoError(t, s.Status().Err)
+			require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
+			require.Equal(t, 2, log.count("are current"))
+			require.NoError(t, s.Close())
+		})
+	}
+}
+
+// A folder that other users can write to is refused with the remedy, and accepted if the program says so.
+func TestUnsafe(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("owners and modes are not checked there")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(dir, 0o777))
+	var log diary
+	cfg := filesink.Config{Source: spiffetest.NewCA(t, "example.org").Source("/web"), Dir: dir, Layout: filesink.Plain, Logger: log.logger()}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := filesink.Start(ctx, cfg)
+	require.ErrorIs(t, err, filesink.ErrUnsafe)
+	require.ErrorIs(t, err, filesink.ErrNotReady)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "run: chmod")
+	cfg.AllowWritable = true
+	s := start(t, cfg)
+	_, err = s.Write()
+	require.NoError(t, err)
+	require.Equal(t, 1, log.count("other users can replace the files"))
+	if os.Geteuid() == 0 {
+		other := t.TempDir()
+		require.NoError(t, os.Chown(other, 54321, -1))
+		cfg.Dir = other
+		_, err = writeOnce(t, cfg)
+		require.ErrorIs(t, err, filesink.ErrUnsafe)
+		require.ErrorContains(t, err, "run: chown 0")
+	}
+}
+
+// One file has the key and the certificates, as many servers take it.
+func TestOneFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	src := spiffetest.NewCA(t, "example.org").Source("/web")
+	_, err := writeOnce(t, filesink.Config{Source: src, Dir: dir, Layout: filesink.Plain, CertName: "all.pem", KeyName: "all.pem", RootsName: "ca.pem"})
+	require.NoError(t, err)
+	reader, err := filesource.Start(t.Context(), filesource.Config{
+		CertFile: filepath.Join(dir, "all.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "ca.pem")}},
+	})
+	require.NoError(t, err)
+	defer reader.Close()
+	require.Equal(t, leaf(t, src), leaf(t, reader))
+	if runtime.GOOS != "windows" {
+		info, err := os.Stat(filepath.Join(dir, "all.pem"))
+		require.NoError(t, err)
+		require.Equal(t, fs.FileMode(0o600), info.Mode(), "that of the key")
+	}
+}
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	src := spiffetest.NewCA(t, "example.org").Source("/web")
+	good := filesink.Config{Source: src, Dir: filepath.Join(t.TempDir(), "never")}
+	_, err := filesink.New(good)
+	require.NoError(t, err)
+	require.NoDirExists(t, good.Dir)
+	for text, edit := range map[string]func(*filesink.Config){
+		"no Source":                 func(c *filesink.Config) { c.Source = nil },
+		"no Dir":                    func(c *filesink.Config) { c.Dir = "" },
+		"Layout(2)":                 func(c *filesink.Config) { c.Layout = 2 },
+		"Layout(-1)":                func(c *filesink.Config) { c.Layout = -1 },
+		"mode 0666":                 func(c *filesink.Config) { c.KeyMode = 0o666 },
+		"mode 0700":                 func(c *filesink.Config) { c.Mode = 0o700 },
+		"mode 0200":                 func(c *filesink.Config) { c.Mode = 0o200 },
+		"mode 40000600":             func(c *filesink.Config) { c.KeyMode = 0o600 | fs.ModeSetuid },
+		`"../key.pem"`:              func(c *filesink.Config) { c.KeyName = "../key.pem" },
+		`"..data"`:                  func(c *filesink.Config) { c.CertName = "..data" },
+		`"."`:                       func(c *filesink.Config) { c.RootsName = "." },
+		`"/etc/x"`:                  func(c *filesink.Config) { c.RootsName = "/etc/x" },
+		`"a/b"`:                     func(c *filesink.Config) { c.BundlesName = "a/b" },
+		`the name "key.pem"`:        func(c *filesink.Config) { c.RootsName = "key.pem" },
+		`the name "cert-chain.pem"`: func(c *filesink.Config) { c.BundlesName = "cert-chain.pem" },
+		`the name "root-cert.pem"`:  func(c *filesink.Config) { c.BundlesName = "root-cert.pem" },
+	} {
+		cfg := good
+		edit(&cfg)
+		_, err := filesink.New(cfg)
+		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, err, "filesink: new: ")
+	}
+}
+
+// The methods mean what they mean in the other packages.
+func TestLife(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	src := ca.Source("/web")
+	src.Fail(errors.New("the agent is away"))
+	dir := t.TempDir()
+	s, err := filesink.New(filesink.Config{Source: src, Dir: dir})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = s.Ready(ctx)
+	require.ErrorIs(t, err, life.ErrNotStarted)
+	require.ErrorIs(t, err, filesink.ErrNotReady)
+	_, err = s.Write()
+	require.ErrorContains(t, err, "the agent is away")
+
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(t.Context()) }()
+	src.Fail(nil)
+	require.NoError(t, s.Ready(t.Context()))
+	require.ErrorIs(t, s.Run(t.Context()), life.ErrRunning)
+	changed, err := s.Write() // beside Run
+	require.NoError(t, err)
+	require.False(t, changed)
+	var text strings.Builder
+	require.NoError(t, s.WriteMetrics(&text))
+	require.Contains(t, text.String(), "svidkit_filesink_in_order 1\n")
+	require.Contains(t, text.String(), "svidkit_filesink_writes_total 1\n")
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, <-ended)
+	require.ErrorIs(t, s.Run(t.Context()), life.ErrClosed)
+	require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
+	other := start(t, filesink.Config{Source: src, Dir: dir})
+	require.NotNil(t, other, "the folder was let go")
+	_, err = s.Write()
+	require.ErrorContains(t, err, "another filesink writes to")
+}
