@@ -20,6 +20,7 @@
 //	spiffe/workloadapi     the Workload API for a workload: a client that is a source
 //	spiffe/workloadserver  the Workload API for an agent: a handler over any source
 //	spiffe/filesource      identities and bundles from files that another program renews
+//	spiffe/filesink        an identity and bundles written to files, and kept current
 //	spiffe/source          sources made of others: the first, the last good one, several merged
 //	spiffe/health          readiness, liveness and metrics of a service, over any source
 //	spiffe/spiffegrpc      credentials and interceptors for grpc-go; a module of its own
@@ -37,6 +38,7 @@
 //	caclient/caclienttest  those CAs for tests, with faults, and the suite that their clients pass
 //	secretcache            the SecretManager: obtain identities, keep them fresh, notify
 //	sds                    Envoy's Secret Discovery Service, v3
+//	sds/sdssource          what sds serves: from any source, from files, by name from several
 //	sds/xdsproxy           Envoy's Aggregated Discovery Service, forwarded to a control plane
 //	sds/sdstest            a conformance suite and a model test for SDS servers
 //	authn                  callers and authenticators; kube for the tokens of Kubernetes, jwt for other tokens
@@ -70,15 +72,15 @@
 //
 // # One of each mechanism
 //
-// Every server is an [net/http.Handler] and every client takes an [net/http.Client]. The gRPC wire
-// protocol is spoken over net/http (internal/grpchttp), and its messages are read and written field by
-// field (internal/protofield), so that nothing here links grpc-go, generated code, Envoy's control
-// plane types, or a Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files
-// are followed by internal/follow, kept over restarts by internal/store, sources start and stop by internal/life, metrics are written by
-// internal/metrics, tokens share internal/token, and Unix sockets are served by
-// authn/unixsocket. What clients hold is bounded by internal/limit, what they can cause at will is logged by
-// internal/summary, and folders and files that other users must not change are opened by internal/private. A package
-// that needs a second one extends the first.
+// Every server is an [net/http.Handler] and every client takes an [net/http.Client]. The gRPC wire protocol is
+// spoken over net/http (internal/grpchttp), and its messages are read and written field by field
+// (internal/protofield), so that nothing here links grpc-go, generated code, Envoy's control plane types, or a
+// Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files are followed by
+// internal/follow, kept over restarts by internal/store, sets of files that belong together are written by
+// internal/fileset, sources start and stop by internal/life, metrics are written by internal/metrics, tokens
+// share internal/token, and Unix sockets are served by authn/unixsocket. What clients hold is bounded by
+// internal/limit, what they can cause at will is logged by internal/summary, and folders and files that other
+// users must not change are opened by internal/private. A package that needs a second one extends the first.
 //
 // # Dependencies
 //

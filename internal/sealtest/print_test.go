@@ -183,12 +183,9 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
 		"spiffe/filesource.Source":                  {files, keys},
-<<<<<<< HEAD
 		"sds/sdssource.Files":                       {byName, keys},
-=======
 		"spiffe/filesink.Sink":                      {written, append(owns, key)},
 		"spiffe/filesink.Config":                    {filesink.Config{Source: manager}, append(owns, key)},
->>>>>>> outputs
 		"spiffe.Snapshot":                           {snapshot, keys},
 		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
 		"spiffe/witsvid.Issuer":                     {wits, signers},
