@@ -166,8 +166,7 @@ func TestFiles(t *testing.T) {
 	require.True(t, ok)
 	assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(pem1))
 	assert.Equal(t, one.NotAfter(), get(t, f, pair).NotAfter())
-	require.Eventually(t, func() bool { return len(f.Status()) == 2 }, patience, time.Millisecond)
-	assert.ElementsMatch(t, []string{pair, roots}, news.take())
+	news.await(t, pair, roots)
 
 	good := get(t, f, pair)
 	stays := func(reason string) {
@@ -193,21 +192,20 @@ func TestFiles(t *testing.T) {
 	stays("private key")
 	write(t, key, keyFile)
 	await(t, f, pair, two)
-	require.Eventually(t, func() bool { return statusOf(f, pair).Err == nil }, patience, time.Millisecond)
-	assert.Equal(t, []string{pair}, news.take())
+	news.await(t, pair)
 	assert.GreaterOrEqual(t, log.count("the last good ones stay in use"), 4)
 
-	// Another key of the same certificate does not exist; the same key in another form is another file, and no news.
+	// A key that others can read is not used, and is once they cannot.
 	good = get(t, f, pair)
-	write(t, append([]byte("# a comment\n"), key...), keyFile)
 	require.NoError(t, os.Chmod(keyFile, 0o644))
 	stays("chmod")
+	write(t, append([]byte("# a comment\n"), key...), keyFile)
+	stays("chmod")
 	require.NoError(t, os.Chmod(keyFile, 0o600))
-	require.Eventually(t, func() bool { return statusOf(f, pair).Err == nil }, patience, time.Millisecond)
+	news.await(t, pair)
 
 	// A new key with its certificate, key first: only the key changes at first.
 	good = get(t, f, pair)
-	news.take()
 	three := ca.SVID("/web")
 	certs, key, err = three.MarshalPEM()
 	require.NoError(t, err)
@@ -215,11 +213,10 @@ func TestFiles(t *testing.T) {
 	stays("does not belong")
 	write(t, certs, certFile)
 	await(t, f, pair, three)
+	news.await(t, pair)
 
 	for reason, from := range map[string]time.Duration{"has expired": -2 * time.Hour, "is valid from": time.Hour} {
 		good = get(t, f, pair)
-		require.Eventually(t, func() bool { return statusOf(f, pair).Err == nil }, patience, time.Millisecond)
-		news.take()
 		put(t, dir, ca.SVID("/web", valid(from, from+time.Hour)))
 		stays(reason)
 		put(t, dir, three)
@@ -227,7 +224,6 @@ func TestFiles(t *testing.T) {
 	}
 
 	// Roots: what is not good replaces nothing, and what is half good is used in part.
-	news.take()
 	before := get(t, f, roots)
 	all := ca.Bundle().MarshalPEM()
 	for text, data := range map[string][]byte{"damaged": all[:len(all)-60], "no certificate": {}, "not a CA": certs} {
@@ -242,7 +238,7 @@ func TestFiles(t *testing.T) {
 	pem1, _ = get(t, f, roots).Roots()
 	assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(pem1))
 	assert.ErrorContains(t, statusOf(f, roots).Note, "1 of 3 certificates are left out")
-	assert.Equal(t, []string{roots}, news.take())
+	news.await(t, roots)
 	var metrics bytes.Buffer
 	require.NoError(t, f.WriteMetrics(&metrics))
 	assert.Contains(t, metrics.String(), "svidkit_sdssource_files_names 2\n")
@@ -271,8 +267,7 @@ func TestFilesAppear(t *testing.T) {
 		await(t, f, pair, svid)
 		ca.Rotate()
 	}
-	require.Eventually(t, func() bool { return statusOf(f, roots).Have }, patience, time.Millisecond)
-	assert.Equal(t, []string{roots, pair, roots, pair, roots, pair}, news.take())
+	news.await(t, roots, pair, roots, pair, roots, pair)
 
 	// One file with both.
 	svid := ca.SVID("/web")

@@ -111,6 +111,14 @@ func (o *told) take() []string {
 	return names
 }
 
+// await waits until the names were told of, in that order.
+func (o *told) await(t testing.TB, names ...string) {
+	t.Helper()
+	var all []string
+	require.Eventually(t, func() bool { all = append(all, o.take()...); return len(all) >= len(names) }, patience, time.Millisecond)
+	assert.Equal(t, names, all)
+}
+
 func chainOf(t testing.TB, s *pki.Secret) string {
 	t.Helper()
 	chain, _, ok := s.KeyPair()

@@ -651,8 +651,8 @@ func TestUpdatesAndMetrics(t *testing.T) {
 	assert.EqualValues(t, 2, st.Updates)
 	assert.WithinDuration(t, time.Now(), st.LastUpdate, time.Minute)
 	assert.WithinDuration(t, time.Now(), st.Checked, time.Minute)
-	updates := log.lines(t, "filesource: update")
-	require.Len(t, updates, 2)
+	var updates []map[string]any
+	require.Eventually(t, func() bool { updates = log.lines(t, "filesource: update"); return len(updates) == 2 }, patience, time.Millisecond)
 	assert.Equal(t, "spiffe://example.org/web", updates[1]["id"])
 	// Nothing but what is in the files makes an update.
 	now := time.Now().Add(time.Minute)
