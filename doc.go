@@ -89,8 +89,8 @@
 //   - google.golang.org/protobuf: how fields are encoded (protowire), for sds, workloadapi, workloadserver,
 //     the certificate APIs and caclient/istioca. Tests have generated messages as judges.
 //   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly, for pki and pki/ra.
-//   - github.com/fsnotify/fsnotify: notifications about files, for pki/ca and filesource; a slow poll stands
-//     behind them.
+//   - github.com/fsnotify/fsnotify: notifications about files, for pki/ca, filesource and sds/sdssource; a slow
+//     poll stands behind them.
 //   - github.com/stretchr/testify: assertions; only tests reach it.
 //
 // Packages spiffe, spiffetls, federation, health and authn take the standard library alone.
