@@ -489,3 +489,41 @@ func TestCheckKeyFile(t *testing.T) {
 		}
 	}
 }
+
+// What another program has put into place is read unless it is in a folder that this program writes to.
+func TestOpenGiven(t *testing.T) {
+	t.Parallel()
+	base := tempDir(t)
+	given, own := mkdir(t, 0o755, base, "given"), mkdir(t, 0o755, base, "own")
+	gone := filepath.Join(base, "gone")
+	open := func(path string, key bool) error {
+		f, err := private.OpenGiven(path, key, []string{gone, own}, private.Options{Warn: func(error) {}})
+		if err == nil {
+			err = f.Close()
+		}
+		return err
+	}
+	require.NoError(t, open(write(t, 0o644, given, "cert.pem"), false))
+	require.NoError(t, open(write(t, 0o600, given, "key.pem"), true))
+	require.ErrorIs(t, open(filepath.Join(given, "none.pem"), false), fs.ErrNotExist)
+	require.ErrorIs(t, open(filepath.Join(gone, "cert.pem"), false), fs.ErrNotExist)
+	refused(t, open(write(t, 0o644, given, "shown.pem"), true), "chmod ")
+	refused(t, open(write(t, 0o666, given, "all.pem"), false), "chmod ") // a Warn excuses folders alone
+
+	mine := write(t, 0o600, own, "cert.pem")
+	require.NoError(t, os.Symlink(mine, filepath.Join(given, "link.pem")))
+	require.NoError(t, os.Symlink(own, filepath.Join(base, "alias")))
+	for _, path := range []string{mine, filepath.Join(given, "link.pem"), filepath.Join(base, "alias", "cert.pem")} {
+		require.ErrorContains(t, open(path, false), "to which this program writes", path)
+	}
+}
+
+func TestHasOwner(t *testing.T) {
+	t.Parallel()
+	onDisk, err := os.Stat(t.TempDir())
+	require.NoError(t, err)
+	assert.True(t, private.HasOwner(onDisk))
+	inMemory, err := fstest.MapFS{"f": {}}.Stat("f")
+	require.NoError(t, err)
+	assert.False(t, private.HasOwner(inMemory))
+}
