@@ -267,7 +267,7 @@ func newAuthority(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Authority{cfg: cfg, writing: make(chan struct{}, 1)}
+	a := &Authority{cfg: cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)}}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,7 +32,8 @@ const (
 type events struct {
 	mu      sync.Mutex
 	waiting []*KeyEvent
-	err     error // of the last attempt; nil if it worked
+	err     error         // of the last attempt; nil if it worked
+	kept    chan struct{} // wakes Run: an event may be kept after the state that it belongs to was published
 
 	recording sync.Mutex // held by the one that records, so that records are in order
 }
@@ -39,7 +41,8 @@ type events struct {
 // happened says what has become of keys in the log, and keeps it for the audit record, which [Authority.record]
 // makes. It does not block.
 func (a *Authority) happened(why string, all ...rotation.Event) {
-	for _, e := range all {
+	kept := make([]*KeyEvent, len(all))
+	for i, e := range all {
 		k := &e.Key
 		level, more := slog.LevelInfo, []slog.Attr(nil)
 		switch e.What {
@@ -59,8 +62,9 @@ func (a *Authority) happened(why string, all ...rotation.Event) {
 			more = append(more, slog.String("why", why))
 		}
 		a.logKey(level, e.What, *k, more...)
-		a.keep(a.keyEvent(e.What, k, e.At, e.Successor, why))
+		kept[i] = a.keyEvent(e.What, k, e.At, e.Successor, why)
 	}
+	a.keep(kept...)
 }
 
 // keyEvent describes what happened to k.
@@ -82,18 +86,22 @@ func (a *Authority) keyEvent(what string, k *rotation.Key, at time.Time, success
 	return e
 }
 
-// keep keeps an event for the audit record, if there is one.
-func (a *Authority) keep(e *KeyEvent) {
-	if _, ok := a.cfg.Auditor.(KeyAuditor); !ok {
+// keep keeps events for the audit record, if there is one.
+func (a *Authority) keep(all ...*KeyEvent) {
+	if _, ok := a.cfg.Auditor.(KeyAuditor); !ok || len(all) == 0 {
 		return
 	}
 	ev := &a.events
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
-	if len(ev.waiting) == maxEvents {
-		ev.waiting = append(ev.waiting[:0], ev.waiting[1:]...)
+	ev.waiting = append(ev.waiting, all...)
+	if more := len(ev.waiting) - maxEvents; more > 0 {
+		ev.waiting = slices.Delete(ev.waiting, 0, more)
 	}
-	ev.waiting = append(ev.waiting, e)
+	select {
+	case ev.kept <- struct{}{}:
+	default:
+	}
 }
 
 // record makes the records of what happened to keys. It ends when ctx is done, or an event has waited for its patience;

@@ -362,6 +362,7 @@ func (a *Authority) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-s.changed:
+		case <-a.events.kept:
 		case <-timer.C:
 		}
 		timer.Stop()
