@@ -15,6 +15,6 @@ func Read(message []byte, delta bool) (secret bool, node []byte, err error) {
 	if delta {
 		f = deltaRequest
 	}
-	secret, parts, err := f.read(message)
-	return secret, f.encode(parts), err
+	k, node, err := f.read(message)
+	return k == secrets, f.encode(node), err
 }
