@@ -133,7 +133,7 @@ type refusal struct {
 // debugRequest returns what a request asks for.
 func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal) {
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // a Unix socket has none
-		if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
+		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
 			return "", nil, &refusal{http.StatusForbidden, "this is for clients on the same host"}
 		}
 	}
