@@ -393,7 +393,7 @@ func TestContext(t *testing.T) {
 // The forms in which CAs have sent chains, and those that none should.
 func TestChainForms(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-6.1-1", "IST-6.4-5", "IST-7.5-8")
+	conformance.Covers(t, "IST-6.1-1", "IST-6.4-5", "IST-7.5-8", "IST-4.4-6")
 	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	lower := root.Intermediate().Intermediate()
 	key, err := pki.NewKey(pki.ECDSAP256)
