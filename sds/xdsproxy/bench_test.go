@@ -2,6 +2,7 @@ package xdsproxy_test
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"runtime"
@@ -33,9 +34,7 @@ func (b *bare) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer resp.Body.Close()
-	for name, values := range resp.Header {
-		w.Header()[name] = values
-	}
+	maps.Copy(w.Header(), resp.Header)
 	buf := make([]byte, 4<<10)
 	flush := http.NewResponseController(w).Flush
 	for err = flush(); err == nil; {
