@@ -58,8 +58,8 @@ func withToken(c *xdsproxy.Config) {
 	c.Token = func(context.Context) (string, error) { return "sesame-sesame-sesame", nil }
 }
 
-// get makes a debug request in this process.
-func get(h *xdsproxy.Handler, target string, edit ...func(*http.Request)) *httptest.ResponseRecorder {
+// getDebug makes a debug request in this process.
+func getDebug(h *xdsproxy.Handler, target string, edit ...func(*http.Request)) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodGet, "http://localhost:15004/", nil)
 	r.RemoteAddr = "127.0.0.1:1234"
 	u, err := url.Parse(target)
@@ -194,7 +194,7 @@ func TestDebugRefused(t *testing.T) {
 		if test.edit == nil {
 			test.edit = func(*http.Request) {}
 		}
-		w := get(h, test.target, test.edit)
+		w := getDebug(h, test.target, test.edit)
 		assert.Equal(t, test.status, w.Code, "%s: %s", name, w.Body)
 		assert.NotEmpty(t, w.Body.String(), name)
 		assert.Equal(t, test.status == 405, w.Header().Get("Allow") == "GET", name)
@@ -235,7 +235,7 @@ func TestDebugFails(t *testing.T) {
 		h := newProxy(t, n, withToken)
 		n.serve(t, "proxy", h)
 		c := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
-		assert.Equal(t, 503, get(h, "/debug").Code)
+		assert.Equal(t, 503, getDebug(h, "/debug").Code)
 		s := c.Open(t.Context(), stream, nil)
 		require.NoError(t, s.Send(ask(t, clusters)))
 		synctest.Wait()
@@ -245,7 +245,7 @@ func TestDebugFails(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				w := get(h, "/debug")
+				w := getDebug(h, "/debug")
 				assert.Equal(t, 504, w.Code, "%s", w.Body)
 				assert.Contains(t, []string{"the control plane has not answered within 5s\n", "another debug request is not done; try again later\n"}, w.Body.String())
 			})
@@ -275,7 +275,7 @@ func TestDebugFails(t *testing.T) {
 			mu.Lock()
 			end = test.end
 			mu.Unlock()
-			w := get(h, "/debug")
+			w := getDebug(h, "/debug")
 			assert.Equal(t, 502, w.Code, name)
 			assert.Contains(t, w.Body.String(), test.text, name)
 			assert.NotContains(t, w.Body.String(), "sesame-sesame", name)
@@ -284,7 +284,7 @@ func TestDebugFails(t *testing.T) {
 		assert.Equal(t, 1, streams, "the stream of Envoy goes on")
 		require.NoError(t, s.Close())
 		synctest.Wait()
-		assert.Equal(t, 503, get(h, "/debug").Code, "Envoy has gone")
+		assert.Equal(t, 503, getDebug(h, "/debug").Code, "Envoy has gone")
 
 		s = c.Open(t.Context(), stream, nil) // and returns
 		require.NoError(t, s.Send(ask(t, clusters)))
@@ -293,7 +293,7 @@ func TestDebugFails(t *testing.T) {
 		end = func(ctx context.Context, c *grpchttp.Call, _ string) error { <-ctx.Done(); return nil }
 		mu.Unlock()
 		go func() { time.Sleep(time.Second); _ = h.Close() }()
-		w := get(h, "/debug")
+		w := getDebug(h, "/debug")
 		assert.Equal(t, 503, w.Code, "%s", w.Body)
 		_ = s.Close()
 	})
