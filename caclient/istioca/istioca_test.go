@@ -284,6 +284,7 @@ func TestCodes(t *testing.T) {
 // Failures of the way to the CA.
 func TestNetwork(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.2-8")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	gone := "https://" + l.Addr().String()

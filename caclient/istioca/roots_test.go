@@ -65,7 +65,7 @@ func follow(t testing.TB, from *spiffetest.CA, lifetime time.Duration, roots fun
 // The bundle before the first certificate, by where the roots come from.
 func TestFirstBundle(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-7.5-8")
+	conformance.Covers(t, "IST-7.5-8", "IST-6.1-2")
 	a := newAuthority(t, ca.Config{})
 	srv := newServer(t, server.Options{Signer: a})
 	url, client := listen(t, srv)

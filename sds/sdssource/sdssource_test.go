@@ -332,7 +332,7 @@ func TestMux(t *testing.T) {
 // source, and what comes back is taken over.
 func TestMountedIdentity(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-7.3-1", "IST-7.4-1", "IST-7.4-2")
+	conformance.Covers(t, "IST-7.3-1", "IST-7.4-1", "IST-7.4-2", "IST-7.10-7")
 	onlyUnix(t)
 	ca := spiffetest.NewCA(t, td.String())
 	dir := t.TempDir()
