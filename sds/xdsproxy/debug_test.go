@@ -1,6 +1,7 @@
 package xdsproxy_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -280,6 +281,12 @@ func TestDebugFails(t *testing.T) {
 			assert.Contains(t, w.Body.String(), test.text, name)
 			assert.NotContains(t, w.Body.String(), "sesame-sesame", name)
 		}
+		mu.Lock()
+		end = func(context.Context, *grpchttp.Call, string) error {
+			return grpchttp.Errorf(grpchttp.DeadlineExceeded, "its clock is faster")
+		}
+		mu.Unlock()
+		assert.Equal(t, 504, getDebug(h, "/debug").Code)
 		streams, _ := h.Held()
 		assert.Equal(t, 1, streams, "the stream of Envoy goes on")
 		require.NoError(t, s.Close())
@@ -293,9 +300,62 @@ func TestDebugFails(t *testing.T) {
 		end = func(ctx context.Context, c *grpchttp.Call, _ string) error { <-ctx.Done(); return nil }
 		mu.Unlock()
 		go func() { time.Sleep(time.Second); _ = h.Close() }()
-		w := getDebug(h, "/debug")
-		assert.Equal(t, 503, w.Code, "%s", w.Body)
+		for range 2 { // one of which waits for the other
+			wg.Go(func() {
+				w := getDebug(h, "/debug")
+				assert.Equal(t, 503, w.Code, "%s", w.Body)
+				assert.Equal(t, "the server is shutting down\n", w.Body.String())
+			})
+		}
+		wg.Wait()
 		_ = s.Close()
+	})
+}
+
+// A client that does not take its answer is cut off; one that does can go on with its connection.
+func TestDebugClients(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := memory()
+		n.serve(t, "control", debugPlane(t, make(chan *envoysds.DiscoveryRequest, 10), &anypb.Any{TypeUrl: "istio.io/debug", Value: bytes.Repeat([]byte("x"), 4<<20)}))
+		h := newProxy(t, n, withToken)
+		n.serve(t, "proxy", h)
+		s := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage).Open(t.Context(), stream, nil)
+		defer s.Close()
+		require.NoError(t, s.Send(ask(t, clusters)))
+		receive(t, s)
+
+		l := n.listen("debug")
+		server := &http.Server{Handler: http.HandlerFunc(h.ServeDebug)}
+		done := make(chan error, 1)
+		go func() { done <- server.Serve(l) }()
+		tr := &http.Transport{DialContext: n.dial("debug")}
+		client := &http.Client{Transport: tr}
+		get := func(path string) *http.Response {
+			resp, err := client.Get("http://localhost" + path)
+			require.NoError(t, err)
+			return resp
+		}
+		slow := get("/debug")
+		time.Sleep(31 * time.Second)
+		_, err := io.Copy(io.Discard, slow.Body)
+		require.Error(t, err)
+		_ = slow.Body.Close()
+
+		for range 2 {
+			resp := get("/debug")
+			size, err := io.Copy(io.Discard, resp.Body)
+			require.NoError(t, err)
+			assert.Greater(t, size, int64(4<<20))
+			_ = resp.Body.Close()
+			time.Sleep(time.Minute)
+			resp = get("/debug?bad=1")
+			assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
+			_ = resp.Body.Close()
+		}
+		tr.CloseIdleConnections()
+		require.NoError(t, server.Close())
+		<-done
 	})
 }
 
