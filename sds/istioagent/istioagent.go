@@ -338,7 +338,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		refused = a.refused
-		return !a.ready.IsZero() || refused != nil
+		return !a.draining && (!a.ready.IsZero() || refused != nil)
 	})
 	switch {
 	case err == nil && refused == nil:
