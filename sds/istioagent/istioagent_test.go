@@ -278,7 +278,9 @@ func TestOutputInPod(t *testing.T) {
 	entries, err := os.ReadDir(filepath.Join(root, "out"))
 	require.NoError(t, err)
 	for _, e := range entries {
-		assert.True(t, e.Type().IsRegular(), e.Name())
+		if !strings.HasPrefix(e.Name(), "..") { // such as the files of the next version, for a moment
+			assert.True(t, e.Type().IsRegular(), e.Name())
+		}
 	}
 	_, text := get(t, a, "/metrics")
 	assert.Contains(t, text, `part="outputs"`)
