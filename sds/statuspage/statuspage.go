@@ -37,9 +37,19 @@
 package statuspage
 
 import (
+	"errors"
+	"fmt"
+	"net"
 	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -124,11 +134,54 @@ type Event struct {
 	Message string // of the client, for a NACK; not to be trusted
 }
 
+// maxLive is how many pages can be live at the same time.
+const maxLive = 16
+
 // Handler is a status page. [New] makes one. It is safe for concurrent use, and starts no goroutine.
-type Handler struct{ parts []Part }
+type Handler struct {
+	title string
+	parts []part
+	live  *limit.Shares[struct{}]
+	done  chan struct{} // closed by Close
+	close func()
+
+	mu  sync.Mutex
+	now *rendering // nil before the first
+}
+
+type part struct {
+	name   string
+	report func() Report
+}
 
 // New returns a page with this title over these parts, of which there is at least one. It asks them nothing yet.
-func New(title string, parts ...Part) (*Handler, error) { return nil, nil }
+func New(title string, parts ...Part) (*Handler, error) {
+	if len(parts) == 0 {
+		return nil, errors.New("statuspage: new: no parts, such as the source of the identity")
+	}
+	h := &Handler{title: title, live: limit.NewShares[struct{}](maxLive, 0), done: make(chan struct{})}
+	h.close = sync.OnceFunc(func() { close(h.done) })
+	for i, p := range parts {
+		report, ok := reporter(p.Source)
+		switch {
+		case p.Name == "" || bearer.Redact(p.Name) != p.Name:
+			return nil, fmt.Errorf("statuspage: new: part %d needs a Name of at most 500 printable characters", i+1)
+		case slices.ContainsFunc(h.parts, func(q part) bool { return q.name == p.Name }):
+			return nil, fmt.Errorf("statuspage: new: two parts have the name %q", p.Name)
+		case !ok:
+			return nil, fmt.Errorf("statuspage: new: part %q: %T does not describe itself; give it the method Report", p.Name, p.Source)
+		}
+		h.parts = append(h.parts, part{p.Name, report})
+	}
+	return h, nil
+}
+
+// Close ends the pages that are live, and refuses others from then on; what is loaded is still answered. It is for
+// [http.Server.RegisterOnShutdown], as Shutdown waits for requests. It may be called twice. It returns nil.
+func (h *Handler) Close() error {
+	h.close()
+	return nil
+}
 
 // ServeHTTP implements [http.Handler] for GET and HEAD. The last element of the path says what is asked for, so that the
 // page can be mounted anywhere:
@@ -139,10 +192,65 @@ func New(title string, parts ...Part) (*Handler, error) { return nil, nil }
 //	page.css       the style of the page
 //	page.js        the script of the page
 //
-// Other paths are answered with 404, requests over other addresses than loopback with 403, and those for another host
-// with 421.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {}
+// Other paths are answered with 404, requests over other addresses than loopback and those of other sites with 403, and
+// those for another host with 421.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	for name, value := range map[string]string{
+		"Cache-Control": "no-store",
+		"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; " +
+			"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+		"Cross-Origin-Opener-Policy":   "same-origin",
+		"Cross-Origin-Resource-Policy": "same-origin",
+		"Referrer-Policy":              "no-referrer",
+		"X-Content-Type-Options":       "nosniff",
+	} {
+		header.Set(name, value)
+	}
+	if code, err := refuse(r); err != "" {
+		if code == http.StatusMethodNotAllowed {
+			header.Set("Allow", "GET, HEAD")
+		}
+		http.Error(w, err, code)
+		return
+	}
+	file := "" // the page
+	if !strings.HasSuffix(r.URL.Path, "/") {
+		file = path.Base(r.URL.Path)
+	}
+	write := func(contentType string, body []byte) {
+		header.Set("Content-Type", contentType)
+		_, _ = w.Write(body) // an error means that the client is gone
+	}
+	switch file {
+	case "":
+		write("text/html; charset=utf-8", h.render().page())
+	case "status.json":
+		write("application/json", h.render().json())
+	case "events":
+		h.serveEvents(w, r)
+	case "page.css":
+		write("text/css; charset=utf-8", css)
+	case "page.js":
+		write("text/javascript; charset=utf-8", script)
+	default:
+		http.NotFound(w, r)
+	}
+}
 
-// Close ends the pages that are live, and refuses others from then on; what is loaded is still answered. It is for
-// [http.Server.RegisterOnShutdown], as Shutdown waits for requests. It returns nil.
-func (h *Handler) Close() error { return nil }
+// refuse says why a request is not answered, if it is not.
+func refuse(r *http.Request) (code int, why string) {
+	site := r.Header.Get("Sec-Fetch-Site") // of a browser
+	_, network := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	switch {
+	case network && !loopback.Reached(r):
+		return http.StatusForbidden, "this page is served over loopback only; listen at 127.0.0.1"
+	case !loopback.Host(r.Host) && (network || r.Context().Value(http.LocalAddrContextKey) == nil):
+		return http.StatusMisdirectedRequest, "this server is localhost; it has no other name"
+	case site != "" && site != "same-origin" && site != "none" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
+		return http.StatusForbidden, "this page is not for other sites"
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		return http.StatusMethodNotAllowed, "method not allowed"
+	}
+	return 0, ""
+}

@@ -206,6 +206,7 @@ type Handler struct {
 	grpc     *grpchttp.Handler
 	log      *summary.Log
 	metrics  proxyMetrics
+	plane    plane
 	open     *limit.Shares[peer.Holder] // streams
 	waiting  *limit.Shares[peer.Holder] // bytes of requests
 	ctx      context.Context            // done when the handler is closed
