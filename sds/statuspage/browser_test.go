@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -228,11 +229,17 @@ func TestBrowser(t *testing.T) {
 	secrets, err := sds.NewHandler(me, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, secrets.Close()) })
+	start, fine := time.Now(), new(atomic.Bool)
 	h := newPage(t,
 		statuspage.Part{Name: "identity", Source: me},
 		statuspage.Part{Name: "db", Source: renewed},
 		statuspage.Part{Name: "sds", Source: secrets},
-		statuspage.Part{Name: "sample", Source: fixed(sample(time.Now()))},
+		statuspage.Part{Name: "sample", Source: reporter(func() (r statuspage.Report) {
+			if !fine.Load() {
+				r = sample(start)
+			}
+			return r
+		})},
 	)
 	server := httptest.NewServer(h)
 	t.Cleanup(server.Close)
@@ -260,7 +267,7 @@ func TestBrowser(t *testing.T) {
 	// Text that an operator has selected is not replaced under him.
 	b.eval("document.getSelection().selectAllChildren(document.getElementById('problems'))")
 	renewed.Fail(errors.New("another failure"))
-	time.Sleep(2500 * time.Millisecond)
+	time.Sleep(1500 * time.Millisecond)
 	require.NotContains(t, b.eval("document.getElementById('problems').innerText"), "another failure")
 	b.eval("document.getSelection().removeAllRanges()")
 	b.until("document.getElementById('problems').innerText.includes('another failure')")
@@ -272,6 +279,11 @@ func TestBrowser(t *testing.T) {
 	b.shot("light", 1280, false)
 	b.shot("dark", 1280, true)
 	b.shot("narrow", 360, false)
+
+	// Problems that have passed go away, without a trace.
+	fine.Store(true)
+	renewed.Fail(nil)
+	b.until("document.getElementById('problems').innerHTML === '' && document.getElementById('summary').innerText === 'No problems'")
 
 	// The page says that it is not live any more.
 	require.NoError(t, h.Close())

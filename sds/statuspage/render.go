@@ -147,7 +147,8 @@ func (h *Handler) serveEvents(w http.ResponseWriter, r *http.Request) {
 	for {
 		now := h.render()
 		for _, name := range sections {
-			if html := now.parts[name]; html != sent[name] {
+			if before, ok := sent[name]; !ok || before != now.parts[name] {
+				html := now.parts[name]
 				sent[name] = html
 				fmt.Fprintf(b, "event: %s\ndata: %s\n\n", name, strings.ReplaceAll(html, "\n", "\ndata: "))
 			}
