@@ -46,6 +46,7 @@ import (
 	"io/fs"
 	"iter"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"sync"
@@ -274,6 +275,13 @@ func (a *Agent) work(ctx context.Context) error {
 			return fmt.Errorf("socket %s: %w", path, err)
 		}
 		start("socket "+path, s.Run)
+	}
+	if a.xds != nil && a.cfg.DebugAddress != "" {
+		l, err := net.Listen("tcp", a.cfg.DebugAddress)
+		if err != nil {
+			return fmt.Errorf("debug requests (PROXY_XDS_DEBUG_VIA_AGENT_PORT is for another port): %w", err)
+		}
+		start("debug requests", (&unixsocket.Server{Listener: l, Handler: http.HandlerFunc(a.xds.ServeDebug), Logger: log}).Run)
 	}
 	if a.sink != nil {
 		start("output", a.sink.Run)

@@ -363,7 +363,7 @@ func TestMounted(t *testing.T) {
 	root := folder(t)
 	authority := spiffetest.NewCA(t, "example.org")
 	writeSVID(t, root, "mnt", authority, authority.SVID("/ns/shop/sa/files"))
-	a := start(t, config(t, root, `MINIMUM_DRAIN_DURATION=0s PROXY_XDS_VIA_AGENT=true FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN={root}/mnt/cert-chain.pem
+	a := start(t, config(t, root, `MINIMUM_DRAIN_DURATION=0s PROXY_XDS_DEBUG_VIA_AGENT=false FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN={root}/mnt/cert-chain.pem
 		ISTIO_META_TLS_CLIENT_KEY=mnt/key.pem ISTIO_META_TLS_CLIENT_ROOT_CERT=mnt/root-cert.pem`))
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
@@ -509,7 +509,8 @@ func TestBadConfig(t *testing.T) {
 	for name, edit := range map[string]func(*istioagent.Config){
 		"GraceRatio": func(c *istioagent.Config) { c.GraceRatio = 2 }, "Drain": func(c *istioagent.Config) { c.Drain = -1 },
 		"Fetcher": func(c *istioagent.Config) { c.Fetcher = "Mock" }, "SocketFile": func(c *istioagent.Config) { c.SocketFile = "a/b" },
-		"ProvCert": func(c *istioagent.Config) { c.FileMounted, c.ProvCert = true, "x" },
+		"DebugAddress": func(c *istioagent.Config) { c.DebugAddress = "0.0.0.0:15004" },
+		"ProvCert":     func(c *istioagent.Config) { c.FileMounted, c.ProvCert = true, "x" },
 	} {
 		bad := cfg
 		edit(&bad)
