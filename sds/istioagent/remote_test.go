@@ -2,6 +2,8 @@ package istioagent_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/rsa"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
@@ -9,7 +11,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -82,6 +87,7 @@ func ask(t *testing.T, socket string) (status string) {
 // TestControlPlane forwards ADS with the token, the metadata and the certificate of the agent, and serves secrets at the same socket.
 func TestControlPlane(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.6-1", "IST-9.2-4", "IST-9.2-6", "IST-9.2-9", "IST-9.2-26", "IST-9.2-43", "IST-9.2-44", "IST-9.4-1", "IST-9.4-4", "IST-9.5-1")
 	c := newControl(t)
 	root := c.root(t)
 	p := newPlane(t)
@@ -118,6 +124,7 @@ func TestControlPlane(t *testing.T) {
 // TestFakeCA has the CA for tests, which is found by the address of the control plane and its name in ISTIOD_SAN.
 func TestFakeCA(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.3-2", "IST-9.2-1", "IST-9.2-3", "IST-9.2-7")
 	authority := spiffetest.NewCA(t, "example.org")
 	fake := caclienttest.NewIstio(t, authority, "/ns/shop/sa/web")
 	root := folder(t)
@@ -147,6 +154,7 @@ func TestFakeCA(t *testing.T) {
 // TestGoogle has a token of the metadata server that is exchanged for one of Google's service.
 func TestGoogle(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.5-2", "IST-9.2-2", "IST-9.2-22", "IST-9.2-23", "IST-9.3-1")
 	authority := spiffetest.NewCA(t, "example.org")
 	fake := caclienttest.NewGoogleCAS(t, authority, "/ns/shop/sa/web")
 	token, err := fake.Endpoint().Token(t.Context())
@@ -177,6 +185,7 @@ func TestGoogle(t *testing.T) {
 // TestTiming holds that ratios are those of Istio's agent, but for the first and the last hundredth.
 func TestTiming(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.6-1", "IST-7.6-2", "IST-7.6-6", "IST-9.2-14", "IST-9.2-15")
 	for _, c := range []struct{ ratio, jitter, least, most float64 }{
 		{0.5, 0.01, 0.49, 0.51}, {0.5, 0, 0.5, 0.5}, {0, 0.01, 0.01, 0.01}, {0, 0, 0.01, 0.01}, {1, 0.01, 0.99, 0.99}, {1, 0, 0.99, 0.99},
 		{0, 1, 0.01, 0.99}, {1, 1, 0.01, 0.99}, {0.02, 0.01, 0.01, 0.03}, {0.2, 0.05, 0.15, 0.25},
@@ -186,6 +195,96 @@ func TestTiming(t *testing.T) {
 		assert.InDelta(t, c.most, grace+jitter, 1e-6, "%+v", c)
 		assert.Positive(t, jitter)
 		assert.Less(t, grace+jitter, 1.0)
+	}
+}
+
+// TestRoots has good roots in one place, and others in all other places.
+func TestRoots(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.3-1", "IST-6.3-2", "IST-6.3-3", "IST-6.3-4", "IST-6.3-6", "IST-6.3-7", "IST-9.2-3", "IST-9.2-4", "IST-9.2-8", "IST-9.2-9")
+	c := newControl(t)
+	p := newPlane(t)
+	wrong := spiffetest.NewCA(t, "example.org").Bundle().MarshalPEM()
+	const podRoots, mountedRoots = "var/run/secrets/istio/root-cert.pem", "etc/certs/root-cert.pem"
+	places := []string{podRoots, mountedRoots, "prov/root-cert.pem", "own.pem"}
+	for _, test := range []struct{ ca, xds, environ string }{ // where the good roots are; empty: nowhere
+		{podRoots, mountedRoots, ""},
+		{podRoots, "own.pem", "XDS_ROOT_CA=own.pem"},
+		{"own.pem", mountedRoots, "CA_ROOT_CA=own.pem PROV_CERT=prov"},
+		{mountedRoots, mountedRoots, "PILOT_CERT_PROVIDER=custom PROV_CERT=prov"},
+		{"prov/root-cert.pem", mountedRoots, "PROV_CERT=prov"},
+		{"prov/root-cert.pem", "prov/root-cert.pem", "PROV_CERT=prov WITHOUT=" + mountedRoots},
+		{podRoots, podRoots, "WITHOUT=" + mountedRoots},
+		{"", mountedRoots, "CA_ROOT_CA=SYSTEM"},
+		{podRoots, "", "XDS_ROOT_CA=SYSTEM"},
+	} {
+		t.Run(test.environ, func(t *testing.T) {
+			t.Parallel()
+			root := c.root(t)
+			for _, place := range places {
+				write(t, root, place, wrong)
+				if place == test.ca {
+					write(t, root, place, c.authority.Bundle().MarshalPEM())
+				}
+				if place == test.xds && place == test.ca {
+					write(t, root, place, append(c.authority.Bundle().MarshalPEM(), pki.MarshalCertificatesPEM(p.Certificate())...))
+				} else if place == test.xds {
+					write(t, root, place, pki.MarshalCertificatesPEM(p.Certificate()))
+				}
+			}
+			if _, missing, ok := strings.Cut(test.environ, "WITHOUT="); ok {
+				require.NoError(t, os.Remove(filepath.Join(root, missing)))
+			}
+			cfg := config(t, root, strings.Replace(pod, "PROXY_XDS_VIA_AGENT=false", "", 1)+"CA_ADDR="+c.addr+" "+test.environ)
+			cfg.Discovery, cfg.DebugAddress = p.Listener.Addr().String(), ""
+			choice, err := istioagent.Choose(t.Context(), cfg)
+			require.NoError(t, err)
+			a, err := istioagent.New(cfg, choice)
+			require.NoError(t, err)
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- a.Run(ctx) }()
+			defer func() {
+				stop()
+				assert.NoError(t, <-done)
+			}()
+			starting, cancel := context.WithTimeout(t.Context(), wait)
+			if test.ca == "" {
+				starting, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+			}
+			defer cancel()
+			err = a.Ready(starting)
+			if test.ca == "" {
+				require.Error(t, err)
+				assert.Contains(t, err.Error(), "unknown authority")
+			} else {
+				require.NoError(t, err)
+			}
+			status := ask(t, filepath.Join(root, "etc/istio/proxy/XDS"))
+			assert.Equal(t, test.xds != "", status == "7", status)
+		})
+	}
+}
+
+// TestKeys has the algorithms of keys.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21")
+	c := newControl(t)
+	for environ, bits := range map[string]int{
+		"": 2048, "JWT_POLICY=first-party-jwt WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
+	} {
+		a := start(t, config(t, c.root(t), strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA", "", 1)+"CA_ADDR="+c.addr+" "+environ))
+		svid, err := a.Source().SVID()
+		require.NoError(t, err)
+		switch key := svid.Leaf().PublicKey.(type) {
+		case *rsa.PublicKey:
+			assert.Equal(t, bits, key.N.BitLen(), environ)
+		case *ecdsa.PublicKey:
+			assert.Equal(t, bits, key.Params().BitSize, environ)
+		default:
+			assert.Fail(t, "another key", "%T", key)
+		}
 	}
 }
 
