@@ -138,7 +138,8 @@ type Config struct {
 	// Logger gets the choice (Info), and what the parts log. Nil means no logs.
 	Logger *slog.Logger
 
-	urls struct{ service, exchange, metadata string } // of Google, for tests; empty means the real ones
+	clients []*http.Client                               // of the Agent
+	urls    struct{ service, exchange, metadata string } // of Google, for tests; empty means the real ones
 }
 
 // String names the identity and no header.

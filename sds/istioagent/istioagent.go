@@ -369,6 +369,9 @@ func (a *Agent) Ready(ctx context.Context) error {
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
+	for _, client := range a.cfg.clients {
+		client.CloseIdleConnections()
+	}
 	return err
 }
 
