@@ -193,7 +193,7 @@ func (c Config) withDefaults() Config {
 func (c *Config) check() error {
 	switch {
 	case c.FileMounted && c.ProvCert != "":
-		return errors.New("FileMounted (FILE_MOUNTED_CERTS) and ProvCert (PROV_CERT) are both set: the mounted files are used for the control plane, too; leave one of them out")
+		return errors.New("both FileMounted (FILE_MOUNTED_CERTS) and ProvCert (PROV_CERT) are set: the mounted files are used for the control plane, too; leave one of them out")
 	case c.SocketFile != filepath.Base(c.SocketFile) || c.SocketFile == "." || c.SocketFile == "..":
 		return fmt.Errorf("SocketFile (WORKLOAD_IDENTITY_SOCKET_FILE) is %q, and has to be the name of a file without a folder", c.SocketFile)
 	case math.IsNaN(c.GraceRatio) || c.GraceRatio < 0 || c.GraceRatio > 1 || math.IsNaN(c.Jitter) || c.Jitter < 0 || c.Jitter > 1:

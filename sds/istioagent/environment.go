@@ -251,5 +251,5 @@ func checkPool(address string) error {
 	if len(parts) == 6 && parts[0] == "projects" && parts[2] == "locations" && parts[4] == "caPools" {
 		return nil
 	}
-	return errors.New("Google's Mesh CA is no more: set it to a pool of the Certificate Authority Service, projects/PROJECT/locations/LOCATION/caPools/POOL")
+	return errors.New("the service is Google's Certificate Authority Service, as Mesh CA is no more: set it to a pool of the Certificate Authority Service, projects/PROJECT/locations/LOCATION/caPools/POOL")
 }
