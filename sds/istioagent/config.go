@@ -128,6 +128,10 @@ type Config struct {
 	// 127.0.0.1:15004 with PROXY_XDS_DEBUG_VIA_AGENT. Empty means none.
 	DebugAddress string
 
+	// GRPCBootstrap is a file that Run writes, with XDS, for programs with gRPC that take their configuration by xDS without a
+	// proxy: GRPC_XDS_BOOTSTRAP. It names the files of OutputCerts. Empty means none.
+	GRPCBootstrap string
+
 	// Drain is how long the agent goes on serving after it was told to stop, while it is not ready any more, so that an
 	// Envoy can drain: MINIMUM_DRAIN_DURATION.
 	Drain time.Duration

@@ -97,7 +97,7 @@ func ask(t *testing.T, socket string, enough func() bool) {
 // TestControlPlane forwards ADS with the token, the metadata and the certificate of the agent, and serves secrets at the same socket.
 func TestControlPlane(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-6.6-1", "IST-9.2-4", "IST-9.2-6", "IST-9.2-9", "IST-9.2-26", "IST-9.2-43", "IST-9.2-44", "IST-9.4-1", "IST-9.4-4", "IST-9.5-1")
+	conformance.Covers(t, "IST-6.6-1", "IST-9.2-4", "IST-9.2-6", "IST-9.2-9", "IST-9.2-26", "IST-9.2-43", "IST-9.2-44", "IST-9.1-9", "IST-9.2-32", "IST-9.4-1", "IST-9.4-4", "IST-9.5-1", "IST-9.8-1")
 	c := newControl(t)
 	root := c.root(t)
 	p := newPlane(t)
@@ -111,7 +111,21 @@ func TestControlPlane(t *testing.T) {
 	require.NoError(t, err)
 	cfg.DebugAddress = l.Addr().String()
 	require.NoError(t, l.Close())
+	cfg.GRPCBootstrap, cfg.OutputCerts = "etc/grpc/bootstrap.json", "out"
 	a := start(t, cfg)
+	data, err := os.ReadFile(filepath.Join(root, cfg.GRPCBootstrap))
+	require.NoError(t, err)
+	var grpc struct {
+		Servers []struct {
+			URI string `json:"server_uri"`
+		} `json:"xds_servers"`
+		Certificates map[string]struct {
+			Config map[string]string
+		} `json:"certificate_providers"`
+	}
+	require.NoError(t, json.Unmarshal(data, &grpc))
+	assert.Equal(t, "unix://"+filepath.Join(root, "etc/istio/proxy/XDS"), grpc.Servers[0].URI)
+	assert.Equal(t, filepath.Join(root, "out/key.pem"), grpc.Certificates["default"].Config["private_key_file"])
 
 	socket := filepath.Join(root, "etc/istio/proxy/XDS")
 	ask(t, socket, p.asked)
@@ -141,7 +155,8 @@ func TestFakeCA(t *testing.T) {
 	token, err := fake.Endpoint().Token(t.Context())
 	require.NoError(t, err)
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte(token))
-	write(t, root, "root.pem", authority.Bundle().MarshalPEM())
+	public := spiffetest.NewCA(t, "example.net") // vouches for servers alone
+	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), public.Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
 	cfg.Discovery = fake.Endpoint().URL[len("https://"):]
 	fake.Drop()
