@@ -272,6 +272,7 @@ func (l *leg) receive(remote *grpchttp.Stream) error {
 		}
 		if !l.local {
 			h.metrics.responses.Inc()
+			h.plane.answered()
 			if !connected {
 				connected = true
 				h.envoys.join(l.node)
@@ -353,10 +354,12 @@ func (l *leg) count(status error, answered bool) {
 		return
 	case !answered:
 		h.metrics.failures.Inc()
+		h.plane.failed(e)
 	case e.Code == grpchttp.Canceled || e.Code == grpchttp.DeadlineExceeded:
 		h.metrics.upstreamEnds[cancelled].Inc()
 	default:
 		h.metrics.upstreamEnds[failed].Inc()
+		h.plane.failed(e)
 	}
 	h.log.Warn("xdsproxy: a stream to the control plane has failed", e.Code.String(), slog.Bool("answered", answered),
 		slog.String("err", bearer.Redact(e.Message)))

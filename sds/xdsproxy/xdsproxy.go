@@ -219,6 +219,7 @@ type Handler struct {
 	grpc      *grpchttp.Handler
 	log       *summary.Log
 	metrics   proxyMetrics
+	plane     plane
 	health    reports
 	envoys    envoys
 	open      *limit.Shares[peer.Holder] // streams
