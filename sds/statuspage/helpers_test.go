@@ -67,13 +67,8 @@ func page(t testing.TB, h http.Handler) string {
 type status struct {
 	Title      string
 	Problems   list[struct{ Part, What, Error string }]
-	Identities list[struct {
-		Part, Name, State, Error, Renewal string
-		NotBefore                         string `json:"not_before"`
-		NotAfter                          string `json:"not_after"`
-		Failures                          int
-	}]
-	Roots list[struct {
+	Identities list[identity]
+	Roots      list[struct {
 		TrustDomain               string `json:"trust_domain"`
 		Kind, Name, SHA256, State string
 		From                      []string
@@ -94,6 +89,13 @@ type status struct {
 		Names                                []string
 		Streams                              int
 	}]
+}
+
+type identity struct {
+	Part, Name, State, Error, Renewal string
+	NotBefore                         string `json:"not_before"`
+	NotAfter                          string `json:"not_after"`
+	Failures                          int
 }
 
 type list[T any] struct {

@@ -109,7 +109,8 @@ type Roots struct {
 // Upstream is what a part depends on: a CA, an agent, files, a control plane.
 type Upstream struct {
 	Name        string
-	LastSuccess time.Time // zero if there was none, or unknown
+	OK          bool      // it is in order, where LastSuccess is not known
+	LastSuccess time.Time // zero if there was none yet, or it is not known
 	NextAttempt time.Time // zero if unknown, under way, or not needed
 	Failures    int       // attempts since the last success
 	Err         error     // why the last attempt failed, or nil

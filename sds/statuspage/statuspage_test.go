@@ -194,7 +194,9 @@ func TestRequests(t *testing.T) {
 	t.Parallel()
 	h := of(t, sample(time.Now()))
 	at := func(a net.Addr) func(*http.Request) {
-		return func(r *http.Request) { *r = *r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, a)) }
+		return func(r *http.Request) {
+			*r = *r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, a))
+		}
 	}
 	host := func(s string) func(*http.Request) { return func(r *http.Request) { r.Host = s } }
 	site := func(s, mode string) func(*http.Request) {
@@ -271,7 +273,7 @@ func TestStates(t *testing.T) {
 				{Name: "e-renewing", NotAfter: in(time.Hour), Renewal: in(-time.Second)},
 				{Name: "f-valid", NotAfter: in(0), Renewal: in(time.Second)},
 			},
-			Upstreams: []statuspage.Upstream{{Name: "waiting"}, {Name: "ok", LastSuccess: now}, {Name: "failing", LastSuccess: now, Err: errCA}},
+			Upstreams: []statuspage.Upstream{{Name: "waiting"}, {Name: "ok", LastSuccess: now}, {Name: "ok", OK: true}, {Name: "failing", OK: true, LastSuccess: now, Err: errCA}},
 		})
 		s := read(t, h)
 		var states []string
@@ -441,8 +443,9 @@ func events(t testing.TB, h http.Handler, n int) (all []sse) {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	var failing atomic.Bool
+	end := time.Now().Add(100*time.Hour + time.Minute)
 	h := newPage(t, statuspage.Part{Name: "part", Source: reporter(func() (r statuspage.Report) {
-		r.Identities = []statuspage.Identity{{Name: "spiffe://example.org/web", NotAfter: time.Now().Add(100 * time.Hour)}}
+		r.Identities = []statuspage.Identity{{Name: "spiffe://example.org/web", NotAfter: end}}
 		if failing.Load() {
 			r.Upstreams = []statuspage.Upstream{{Name: "CA", Err: errCA}}
 		}
