@@ -17,8 +17,8 @@
 // error and the next attempt; open streams and the names that clients ask for; the last pushes and the responses that
 // clients rejected; and, above all that, what is wrong now.
 //
-// Times that lie ahead come first: of more than 200 identities, roots, names or problems those with the next event are
-// shown, and the number of the others.
+// Of more than 200 identities or roots those with the next event are shown, and of other lists the first; the number of
+// the others is below.
 //
 // # Live
 //

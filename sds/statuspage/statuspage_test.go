@@ -337,6 +337,20 @@ func TestBounds(t *testing.T) {
 	assert.Contains(t, html, "10001 problems")
 }
 
+// A program with 10,000 identities.
+func BenchmarkPage(b *testing.B) {
+	now := time.Now()
+	var r statuspage.Report
+	for i := range 10_000 {
+		r.Identities = append(r.Identities, statuspage.Identity{
+			Name: fmt.Sprintf("spiffe://example.org/%d", i), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), Renewal: now.Add(time.Duration(i%999) * time.Second),
+		})
+	}
+	for b.Loop() {
+		page(b, of(b, r)) // a new one, as pages are kept for a moment
+	}
+}
+
 // The parts are asked once for what many clients load at the same moment, and no more than a part of the time.
 func TestRate(t *testing.T) {
 	t.Parallel()
@@ -487,6 +501,7 @@ func TestEvents(t *testing.T) {
 
 	// Close ends it, so that the server can shut down.
 	require.NoError(t, h.Close())
+	defer time.AfterFunc(3*time.Second, server.CloseClientConnections).Stop()
 	for {
 		if _, err := next(); err != nil {
 			require.ErrorIs(t, err, io.EOF)
