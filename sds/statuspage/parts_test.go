@@ -67,17 +67,18 @@ func (s *secrets) add(t testing.TB, key crypto.Signer) {
 // absent fails if a page has one of them, in any of its forms.
 func (s *secrets) absent(t testing.TB, h http.Handler) {
 	t.Helper()
-	all := page(t, h) + body(t, ask(t, h, http.MethodGet, "/status.json"))
+	var all strings.Builder
+	all.WriteString(page(t, h) + body(t, ask(t, h, http.MethodGet, "/status.json")))
 	for _, e := range events(t, h, 1) {
-		all += e.data
+		all.WriteString(e.data)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	require.NotEmpty(t, s.all)
 	for _, secret := range s.all {
-		assert.NotContains(t, strings.ToLower(all), strings.ToLower(secret))
+		assert.NotContains(t, strings.ToLower(all.String()), strings.ToLower(secret))
 	}
-	assert.NotContains(t, all, "PRIVATE KEY")
+	assert.NotContains(t, all.String(), "PRIVATE KEY")
 }
 
 // http2 serves h without TLS.
