@@ -181,10 +181,11 @@ func TestReviews(t *testing.T) {
 			return err
 		}
 		var told atomic.Int64
-		open := true // a stream that asks again when it is told so
+		var open atomic.Bool // a stream that asks again when it is told so
+		open.Store(true)
 		defer w.src.OnAccess(func() {
 			told.Add(1)
-			if open {
+			if open.Load() {
 				_ = resolve()
 			}
 		})()
@@ -220,7 +221,7 @@ func TestReviews(t *testing.T) {
 		require.NoError(t, resolve())
 
 		// Without a stream it is forgotten, and asked about no more.
-		open = false
+		open.Store(false)
 		time.Sleep(3 * time.Minute)
 		assert.Zero(t, w.src.Status().Callers)
 		asked = w.api.Count("POST", reviews)

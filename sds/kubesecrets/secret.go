@@ -204,6 +204,7 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 		now.pair = pairOf(k, d.Data)
 	}
 	var before object
+	kept := new(object) // which changes under the lock
 	s.mu.Lock()
 	if old != nil {
 		before = *old
@@ -215,7 +216,8 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	switch {
 	case s.used-before.size+now.size <= s.cfg.MaxBytes:
 		s.used += now.size - before.size
-		s.objects[k] = &now
+		*kept = now
+		s.objects[k] = kept
 		delete(s.crowded, k)
 	case old == nil:
 		s.crowded[k] = s.round
@@ -224,7 +226,8 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	default: // it stays as it is, and is read again with the next list
 		now = before
 		now.version, now.pair.err, now.roots.err = "", errRoom, errRoom
-		s.objects[k] = &now
+		*kept = now
+		s.objects[k] = kept
 		pair, roots = false, false
 	}
 	s.mu.Unlock()
