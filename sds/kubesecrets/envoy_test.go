@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/envoytest"
 	"github.com/svidkit/svidkit/internal/kubetest"
 	"github.com/svidkit/svidkit/sds"
@@ -80,6 +81,7 @@ static_resources:
 // Secret is replaced, and so are the roots, broken, and deleted.
 func TestEnvoyGateway(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-8.6-1", "IST-8.6-2")
 	envoytest.Binary(t)
 	for _, api := range []string{"GRPC", "DELTA_GRPC"} {
 		t.Run(api, func(t *testing.T) {

@@ -222,7 +222,7 @@ func (i *issuer) crl(t testing.TB, end time.Duration) []byte {
 // TestNames has each name for each form of a Secret.
 func TestNames(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-8.6-1", "IST-8.6-2")
+	conformance.Covers(t, "IST-7.2-6")
 	synctest.Test(t, func(t *testing.T) {
 		ca, other, root := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test"), newIssuer(t)
 		a, b := tls(t, ca.SVID("/a")), tls(t, ca.SVID("/b"))
