@@ -50,6 +50,7 @@ func TestKubernetes(t *testing.T) {
 		"node authorizer":        testNodeAuthorizer,
 		"registration authority": testRegistrationAuthority,
 		"rights":                 testRights,
+		"gateway secrets":        testGatewaySecrets,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
