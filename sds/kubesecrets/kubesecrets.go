@@ -159,7 +159,7 @@ type Source struct {
 
 	mu      sync.Mutex
 	objects map[key]*object
-	crowded map[key]int // Secrets without room, with the last list that had them
+	crowded map[key]int // Secrets without room for what they have, with the last list that had them
 	used    int         // bytes
 	listed  bool        // all were read, at some time
 	err     error       // why the API server is not followed now
@@ -336,7 +336,7 @@ func (s *Source) lookup(k key, roots bool) (*pki.Secret, error) {
 		_, crowded = s.crowded[k]
 	}
 	switch {
-	case crowded:
+	case o == nil && crowded:
 		return nil, errRoom
 	case o == nil:
 		return nil, fmt.Errorf("there is no such Secret with a certificate, or it is not selected: %w", fs.ErrNotExist)
@@ -371,7 +371,7 @@ type Status struct {
 
 	Secrets []SecretStatus // sorted by namespace and name
 	Bytes   int            // that are kept of them; see Config.MaxBytes
-	Refused int            // Secrets for which there was no room
+	Refused int            // Secrets for which there is no room, or none for what they have now
 	Callers int            // whose rights are known; see [Source.Resolve]
 }
 

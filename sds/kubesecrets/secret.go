@@ -225,6 +225,7 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 		now = object{pair: content{err: errRoom}}
 	default: // it stays as it is, and is read again with the next list
 		now = before
+		s.crowded[k] = s.round
 		now.version, now.pair.err, now.roots.err = "", errRoom, errRoom
 		*kept = now
 		s.objects[k] = kept
@@ -299,6 +300,7 @@ func (s *Source) promote(ctx context.Context) {
 		wake := s.pending.Changed()
 		wait, now := renew.Longest, time.Now()
 		var c changes
+		var begun []slog.Attr
 		s.mu.Lock()
 		for k, o := range s.objects {
 			switch p := &o.pair; {
@@ -308,11 +310,13 @@ func (s *Source) promote(ctx context.Context) {
 			default:
 				*p = content{secret: p.next}
 				s.add(&c, k, false, true)
-				s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now",
-					slog.String("name", k.String()), slog.Time("not_after", p.secret.NotAfter()))
+				begun = append(begun, slog.String("name", k.String()))
 			}
 		}
 		s.mu.Unlock()
+		for _, name := range begun {
+			s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now", name)
+		}
 		if len(c.pairs) > 0 {
 			s.tell(c)
 		}
