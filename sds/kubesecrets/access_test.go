@@ -51,6 +51,7 @@ type rbac struct {
 	mu    sync.Mutex
 	may   map[string]string // verbs on secrets in the own namespace, by user
 	asked []kubetest.AccessReviewSpec
+	last  time.Time // of them
 }
 
 func (r *rbac) set(user, verb string) {
@@ -62,7 +63,7 @@ func (r *rbac) set(user, verb string) {
 func (r *rbac) review(in kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked = append(r.asked, in)
+	r.asked, r.last = append(r.asked, in), time.Now()
 	verb, known := r.may[in.User+" in "+in.ResourceAttributes.Namespace]
 	return kubetest.AccessReviewStatus{Allowed: known && verb == in.ResourceAttributes.Verb}
 }
@@ -180,11 +181,11 @@ func TestReviews(t *testing.T) {
 			_, err := w.src.Resolve(caller, "kubernetes://s")
 			return err
 		}
-		var told atomic.Int64
+		var told atomic.Int64 // when, in nanoseconds
 		var open atomic.Bool // a stream that asks again when it is told so
 		open.Store(true)
 		defer w.src.OnAccess(func() {
-			told.Add(1)
+			told.Store(time.Now().UnixNano())
 			if open.Load() {
 				_ = resolve()
 			}
@@ -197,10 +198,14 @@ func TestReviews(t *testing.T) {
 			time.Sleep(31 * time.Second)
 			require.NoError(t, resolve())
 			r.set(gateway, "")
-			n := told.Load()
-			time.Sleep(31 * time.Second)
+			for resolve() == nil {
+				time.Sleep(100 * time.Millisecond)
+				synctest.Wait()
+			}
 			require.ErrorContains(t, resolve(), "neither list nor get")
-			assert.Greater(t, told.Load(), n)
+			r.mu.Lock()
+			assert.Equal(t, r.last.UnixNano(), told.Load(), "it is told at once")
+			r.mu.Unlock()
 		}
 		r.set(gateway, "get")
 		time.Sleep(31 * time.Second)

@@ -501,8 +501,10 @@ func TestFollow(t *testing.T) {
 		assert.Less(t, w.api.Count("GET", "/api/v1/secrets"), 20, "a watch lasts five minutes")
 		assert.Equal(t, 1, lists(), "and the next goes on")
 		renew()
+		w.api.Compact()
 		w.api.EndWatches()
 		renew()
+		assert.Equal(t, 1, lists(), "from the version of the last event")
 		for range 8 { // as an event, and as a status
 			w.api.ExpireWatches()
 			renew()

@@ -111,8 +111,6 @@ func TestAllRoots(t *testing.T) {
 				assert.NoError(t, err, "the certificate comes before its root")
 			}
 		})()
-		order := new(lateRoots)
-		defer src.Subscribe(order.add)()
 		for range 4 {
 			ca.Rotate()
 			time.Sleep(time.Hour)
@@ -121,7 +119,6 @@ func TestAllRoots(t *testing.T) {
 			assert.Equal(t, once(ca.Root(), old.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
 		}
 		assert.GreaterOrEqual(t, leaves, 4)
-		assert.Empty(t, order.wrong, "ROOTCA is told of before the certificate")
 
 		// A root that moves from one place to another makes no other secret.
 		before, err := src.GenerateSecret(t.Context(), "ROOTCA")
@@ -152,25 +149,17 @@ func TestAllRoots(t *testing.T) {
 	})
 }
 
-// lateRoots looks for a certificate that is told of, when ROOTCA follows in the same change.
-type lateRoots struct {
-	pairs int // since the last ROOTCA, at one instant
-	at    time.Time
-	wrong []string
-}
-
-func (o *lateRoots) add(name string) {
-	if now := time.Now(); now != o.at {
-		o.at, o.pairs = now, 0
-	}
-	switch name {
-	case "default":
-		o.pairs++
-	case "ROOTCA":
-		if o.pairs > 0 {
-			o.wrong = append(o.wrong, o.at.String())
-		}
-	}
+// TestAllRootsFirst has a certificate and its root in one change.
+func TestAllRootsFirst(t *testing.T) {
+	t.Parallel()
+	one, two := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	l := &live{snap: spiffe.NewSnapshot(one.SVID("/web"), one.Bundles())}
+	var o told
+	defer sdssource.FromIdentityWithAllRoots(l).Subscribe(o.add)()
+	l.set(spiffe.NewSnapshot(two.SVID("/web"), two.Bundles()), nil)
+	o.await(t, "ALL", "ROOTCA", "spiffe://example.org", "default", "spiffe://example.org/web")
+	l.set(spiffe.NewSnapshot(two.SVID("/web"), two.Bundles()), nil)
+	o.await(t, "default", "spiffe://example.org/web")
 }
 
 // TestNoRoots has no trust domain with a root.
