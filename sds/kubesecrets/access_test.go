@@ -182,7 +182,7 @@ func TestReviews(t *testing.T) {
 			return err
 		}
 		var told atomic.Int64 // when, in nanoseconds
-		var open atomic.Bool // a stream that asks again when it is told so
+		var open atomic.Bool  // a stream that asks again when it is told so
 		open.Store(true)
 		defer w.src.OnAccess(func() {
 			told.Store(time.Now().UnixNano())

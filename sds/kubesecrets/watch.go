@@ -124,7 +124,7 @@ func (s *Source) list(ctx context.Context) (version string, err error) {
 		err := s.api.Get(ctx, s.path, query, &page)
 		switch {
 		case errors.Is(err, kube.ErrTooLarge) && limit > 1:
-			limit = max(limit/4, 1)
+			limit = max(limit/10, 1)
 			continue
 		case err != nil:
 			return "", err
@@ -138,6 +138,7 @@ func (s *Source) list(ctx context.Context) (version string, err error) {
 		s.tell(c)
 		if page.Metadata.Continue != "" {
 			query.Set("continue", page.Metadata.Continue)
+			limit = min(2*limit, pageSize) // not all Secrets are large
 			continue
 		}
 		c = changes{}
