@@ -35,6 +35,9 @@ const (
 	requestTimeout = 10 * time.Second // unless the context has a deadline
 )
 
+// ErrTooLarge says that an answer was larger than 4 MiB. A list can be asked for in pages, with limit.
+var ErrTooLarge = errors.New("the answer is larger")
+
 // Options say which API server to use, and how. The zero value is for a process in a pod: the API server
 // of its cluster, with the token of its service account.
 type Options struct {
@@ -339,7 +342,7 @@ func (x *exchange) read(response *http.Response) ([]byte, error) {
 	case err != nil:
 		return nil, x.fail(true, fmt.Errorf("read the answer: %w", x.transportError(response.Request.Context(), err)))
 	case len(data) > maxAnswer:
-		return nil, x.fail(true, fmt.Errorf("the answer is larger than %d MiB", maxAnswer>>20))
+		return nil, x.fail(true, fmt.Errorf("%w than %d MiB", ErrTooLarge, maxAnswer>>20))
 	}
 	return data, nil
 }

@@ -51,6 +51,7 @@ func TestKubernetes(t *testing.T) {
 		"registration authority": testRegistrationAuthority,
 		"rights":                 testRights,
 		"Linkerd mesh":           testLinkerdMesh,
+		"gateway secrets":        testGatewaySecrets,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
