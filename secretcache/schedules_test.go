@@ -212,12 +212,21 @@ func play(t *testing.T, seed int64) {
 		}
 	})
 
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.failure != "" {
+			t.Errorf("%s\n%s", w.failure, w.schedule)
+		}
+	}()
 	begin := time.Now()
 	look := max(w.life/40, time.Second)
 	for _, e := range w.events {
 		for at := begin.Add(e.at); time.Now().Before(at); {
 			time.Sleep(min(look, time.Until(at)))
-			w.look("a reader")
+			if w.look("a reader"); w.failed() {
+				return
+			}
 		}
 		w.happens(e)
 		w.look("a reader")
@@ -242,9 +251,12 @@ func play(t *testing.T, seed int64) {
 	if st := status(t, w.m, web); w.failure == "" && st.Failures > 0 {
 		w.fail("all was well at last, and the identity is not renewed: %v", st.Err)
 	}
-	if w.failure != "" {
-		t.Errorf("%s\n%s", w.failure, w.schedule)
-	}
+}
+
+func (w *world) failed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.failure != ""
 }
 
 // now is the wall clock of the machine.
