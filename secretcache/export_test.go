@@ -1,6 +1,10 @@
 package secretcache
 
-import "time"
+import (
+	"time"
+
+	"github.com/svidkit/svidkit/internal/renew"
+)
 
 // Unhurried has m notice a suspension within a minute and not within a second, which makes days of virtual time
 // cheap.
@@ -26,4 +30,18 @@ func Leap(m *Manager, d time.Duration) {
 			e.held.Store(&moved)
 		}
 	}
+}
+
+// Pace is the arithmetic of a Manager with cfg, for a certificate that was received at received and ends at notAfter:
+// when it is renewed, and how long the Manager waits after a failure while it has left to live. u is in [0,1).
+func Pace(cfg Config) (renewAt func(received, notAfter time.Time, u float64) time.Time, retryAfter func(failures int, life, left time.Duration, u float64) time.Duration) {
+	cfg.GraceRatio, cfg.Jitter = cfg.timing()
+	renewAt = func(received, notAfter time.Time, u float64) time.Time {
+		return cfg.renewAt(&held{received: received, notBefore: received, notAfter: notAfter}, u)
+	}
+	retryAfter = func(failures int, life, left time.Duration, u float64) time.Duration {
+		received := time.Unix(0, 0)
+		return (&held{received: received, notAfter: received.Add(life)}).retryAfter(renew.Failure{Times: failures}, left, u)
+	}
+	return renewAt, retryAfter
 }

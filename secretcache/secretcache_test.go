@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -186,6 +187,7 @@ func TestNewDoesNothing(t *testing.T) {
 // TestTiming shows when renewal starts by default, and where there is less room.
 func TestTiming(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.6-1")
 	for name, c := range map[string]struct {
 		grace            float64
 		earliest, latest time.Duration
