@@ -55,6 +55,8 @@ func TestPreviousOfOldRoot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
+		ca.Rotate()
+		ca.Rotate() // a sequence number that the other CA has not reached
 		earlier := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())
 		other, federated := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
 		var f bundles
