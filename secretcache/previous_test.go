@@ -81,10 +81,10 @@ func TestPreviousRefused(t *testing.T) {
 		expired := ca.SVID("/web")
 		time.Sleep(time.Until(expired.NotAfter()))
 		for want, s := range map[string]*spiffe.Snapshot{
-			"now is":                            spiffe.NewSnapshot(expired, ca.Bundles()),
-			"it is for": spiffe.NewSnapshot(ca.SVID("/other"), ca.Bundles()),
-			"signed by unknown authority":       spiffe.NewSnapshot(ca.SVID("/web"), stranger.Bundles()),
-			"no trust bundle for":        spiffe.NewSnapshot(ca.SVID("/web"), partner.Bundles()),
+			"now is":                      spiffe.NewSnapshot(expired, ca.Bundles()),
+			"it is for":                   spiffe.NewSnapshot(ca.SVID("/other"), ca.Bundles()),
+			"signed by unknown authority": spiffe.NewSnapshot(ca.SVID("/web"), stranger.Bundles()),
+			"no trust bundle for":         spiffe.NewSnapshot(ca.SVID("/web"), partner.Bundles()),
 		} {
 			var log bytes.Buffer
 			stand := poll(ca)
