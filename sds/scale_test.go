@@ -131,7 +131,7 @@ func TestScaleEvents(t *testing.T) {
 		for _, j := range random.Perm(names)[:1+random.IntN(4)] {
 			wanted = append(wanted, fmt.Sprint("name-", j))
 		}
-		sotw{s.raw}.ask(wanted...)
+		sotw(s).ask(wanted...)
 		go func() {
 			failed <- func() error {
 				for missing := slices.Clone(wanted); len(missing) > 0; {
@@ -197,7 +197,7 @@ func TestScaleBadClient(t *testing.T) { // not parallel: it measures
 		c := dial(t, socket)
 		for range streams / conns {
 			s := client{open(t, c, "StreamSecrets")}
-			sotw{s.raw}.ask("default")
+			sotw(s).ask("default")
 			go func() {
 				for {
 					r, err := s.receive()
@@ -253,7 +253,7 @@ func TestScaleBadClient(t *testing.T) { // not parallel: it measures
 		}
 	})
 	grumpy := client{open(t, dial(t, socket), "StreamSecrets")}
-	sotw{grumpy.raw}.ask("default")
+	sotw(grumpy).ask("default")
 	var rejections atomic.Int64
 	bad.Go(func() {
 		for n := 0; ctx.Err() == nil; n++ {
