@@ -2,6 +2,7 @@ package peers_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/rsa"
@@ -10,14 +11,20 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,6 +34,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
@@ -35,6 +43,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -63,12 +72,23 @@ func newMeshCA(t *testing.T) *meshCA {
 	return &meshCA{authority, "a-token-of-the-workload", authority.Bundle().MarshalPEM()}
 }
 
-// serve serves the CA.
-func (m *meshCA) serve(t *testing.T, l net.Listener) {
+// serve serves the CA, and returns what the first call said besides its message.
+func (m *meshCA) serve(t *testing.T, l net.Listener) func() facts {
 	t.Helper()
+	var mu sync.Mutex
+	first := facts{}
 	server, err := caserver.New(caserver.Options{
 		CA: m.Authority, ID: spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/ca"), Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1))},
 		Istio: &istioca.Options{Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(first) == 0 {
+				for name, values := range r.Header {
+					if !slices.Contains([]string{"User-Agent", "Grpc-Accept-Encoding", "Grpc-Timeout", "Content-Length", "Accept-Encoding"}, name) {
+						first["call of the CA "+name] = strings.Join(values, ", ")
+					}
+				}
+			}
 			if token, ok := bearer.Token(r.Header); ok && token == m.token && bearer.Confidential(r) {
 				return &authn.Caller{ID: webID, Method: "test"}, nil
 			}
@@ -77,6 +97,11 @@ func (m *meshCA) serve(t *testing.T, l net.Listener) {
 	})
 	require.NoError(t, err)
 	background(t, func(ctx context.Context) { _ = server.Run(ctx, caserver.Listeners{Istio: l}) })
+	return func() facts {
+		mu.Lock()
+		defer mu.Unlock()
+		return maps.Clone(first)
+	}
 }
 
 // see notes the facts about certificates or a key in PEM.
@@ -128,7 +153,7 @@ func (m *meshCA) see(f facts, of string, data []byte) {
 	f[of+" DNS"] = fmt.Sprint(leaf.DNSNames)
 	f[of+" subject"] = leaf.Subject.String()
 	f[of+" key"] = algorithm(leaf.PublicKey)
-	f[of+" lifetime"] = time.Until(leaf.NotAfter).Round(time.Minute).String()
+	f[of+" lifetime"] = time.Until(leaf.NotAfter).Round(time.Hour).String()
 }
 
 func algorithm(public any) string {
@@ -169,6 +194,7 @@ func asked(dir string) map[string][]string {
 		"file-cert, relative":     {"file-cert:./etc/istio/ingressgateway-certs/tls.crt~./etc/istio/ingressgateway-certs/tls.key"},
 		"file-cert, no files":     {"file-cert:" + in("etc/istio/ingressgateway-certs/no.crt") + "~" + in("etc/istio/ingressgateway-certs/no.key")},
 		"file-cert, no key":       {"file-cert:" + in("etc/istio/ingressgateway-certs/tls.crt")},
+		"file-cert, key for all":  {"file-cert:" + in("etc/istio/ingressgateway-certs/tls.crt") + "~" + in("etc/istio/ingressgateway-certs/for-all.key")},
 		"file-cert, other folder": {"file-cert:" + in("elsewhere/tls.crt") + "~" + in("elsewhere/tls.key")},
 		"file-cert, mounted":      {"file-cert:" + in("mounted/cert-chain.pem") + "~" + in("mounted/key.pem")},
 		"file-root":               {"file-root:" + in("etc/istio/ingressgateway-ca-certs/ca.crt")},
@@ -184,11 +210,21 @@ func (m *meshCA) observe(t *testing.T, a *agent, before map[string]fs.FileMode) 
 	t.Helper()
 	f := facts{}
 	client := grpchttp.NewClient(sds.UnixClient(filepath.Join(a.dir, workloadSocket)), "http://localhost", 1<<20)
+	node := &envoysds.Node{Id: "sidecar~127.0.0.1~web-1.prod~prod.svc.cluster.local"}
+	a.Ready(t, func() error {
+		if got := m.ask(t, client, "default", node, []string{"default"})["default"]; got == "code unavailable" {
+			return errors.New(got)
+		}
+		return nil
+	})
+	for range 2 { // after which nothing is pushed on its own account
+		m.ask(t, client, "ROOTCA", node, []string{"ROOTCA"})
+	}
 	var mu sync.Mutex
 	var asking sync.WaitGroup
 	for what, names := range asked(a.dir) {
 		asking.Go(func() {
-			node := &envoysds.Node{Id: "sidecar~127.0.0.1~web-1.prod~prod.svc.cluster.local"}
+			node := node
 			if strings.HasSuffix(what, "without a node") {
 				node = nil
 			}
@@ -199,21 +235,19 @@ func (m *meshCA) observe(t *testing.T, a *agent, before map[string]fs.FileMode) 
 		})
 	}
 	asking.Wait()
-	for _, method := range []string{"DeltaSecrets", "FetchSecrets"} {
-		request, err := proto.Marshal(&envoysds.DeltaDiscoveryRequest{Node: &envoysds.Node{Id: "x"}, TypeUrl: secretType})
-		require.NoError(t, err)
-		if method == "FetchSecrets" {
-			request, err = proto.Marshal(&envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: "x"}, TypeUrl: secretType, ResourceNames: []string{"default"}})
-			require.NoError(t, err)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		stream := client.Open(ctx, secretService+method, nil)
-		_ = stream.Send(request) // Receive says what is wrong
-		_, err = stream.Receive()
-		f[method] = outcome(ctx, err)
-		_ = stream.Close()
-		cancel()
-	}
+	request, err := proto.Marshal(&envoysds.DeltaDiscoveryRequest{Node: node, TypeUrl: secretType, ResourceNamesSubscribe: []string{"default"}})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	stream := client.Open(ctx, secretService+"DeltaSecrets", nil)
+	_ = stream.Send(request) // Receive says what is wrong
+	_, err = stream.Receive()
+	f["DeltaSecrets"] = outcome(ctx, err)
+	_ = stream.Close()
+	request, err = proto.Marshal(&envoysds.DiscoveryRequest{Node: node, TypeUrl: secretType, ResourceNames: []string{"default"}})
+	require.NoError(t, err)
+	_, err = client.Unary(ctx, secretService+"FetchSecrets", nil, request)
+	f["FetchSecrets"] = outcome(ctx, err)
 	for name, mode := range files(t, a.dir) {
 		if was, ok := before[name]; ok && was == mode {
 			continue
@@ -233,7 +267,7 @@ func outcome(ctx context.Context, err error) string {
 	switch {
 	case err == nil:
 		return "answered"
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, isStatus && (e.Code == grpchttp.DeadlineExceeded || e.Code == grpchttp.Canceled):
 		return "nothing"
 	case isStatus:
 		return fmt.Sprintf("code %v", e.Code)
@@ -241,90 +275,249 @@ func outcome(ctx context.Context, err error) string {
 	return err.Error()
 }
 
-// ask opens a stream for names, acknowledges the answer, and notes what comes.
+// ask opens a stream for names, acknowledges what comes, and notes it. A server may answer for several names at once or one
+// after the other.
 func (m *meshCA) ask(t *testing.T, client *grpchttp.Client, what string, node *envoysds.Node, names []string) facts {
 	f := facts{}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	stream := client.Open(ctx, secretService+"StreamSecrets", nil)
 	defer stream.Close()
 	request := &envoysds.DiscoveryRequest{Node: node, ResourceNames: names, TypeUrl: secretType}
-	var response envoysds.DiscoveryResponse
-	exchange := func() error {
+	seen := map[string]bool{}
+	for len(seen) < len(names) {
+		var response envoysds.DiscoveryResponse
 		msg, err := proto.Marshal(request)
-		if err != nil {
-			return err
-		}
+		require.NoError(t, err)
 		_ = stream.Send(msg) // Receive says what is wrong
-		if msg, err = stream.Receive(); err != nil {
-			return err
+		if msg, err = stream.Receive(); err == nil {
+			err = proto.Unmarshal(msg, &response)
 		}
-		response.Reset()
-		return proto.Unmarshal(msg, &response)
-	}
-	err := exchange()
-	if f[what] = outcome(ctx, err); err != nil {
-		return f
-	}
-	f[what+" type"] = response.GetTypeUrl()
-	f[what+" version and nonce"] = fmt.Sprint(response.GetVersionInfo() != "", response.GetNonce() != "")
-	f[what+" resources"] = fmt.Sprint(len(response.Resources))
-	for _, r := range response.Resources {
-		var s envoysds.Secret
-		if err := proto.Unmarshal(r.GetValue(), &s); err != nil || r.GetTypeUrl() != secretType {
-			f[what+" resource"] = fmt.Sprint(r.GetTypeUrl(), err)
-			continue
+		if f[what] = outcome(ctx, err); err != nil {
+			return f
 		}
-		of := what + " secret " + fmt.Sprint(slices.Index(names, s.GetName()))
-		switch k := s.GetType().(type) {
-		case *envoysds.Secret_TlsCertificate:
-			m.see(f, of+" chain", k.TlsCertificate.GetCertificateChain().GetInlineBytes())
-			m.see(f, of+" private key", k.TlsCertificate.GetPrivateKey().GetInlineBytes())
-		case *envoysds.Secret_ValidationContext:
-			m.see(f, of+" trusted CA", k.ValidationContext.GetTrustedCa().GetInlineBytes())
-		default:
-			f[of] = fmt.Sprintf("%T", k)
+		f[what+" type"] = response.GetTypeUrl()
+		f[what+" version and nonce"] = fmt.Sprint(response.GetVersionInfo() != "", response.GetNonce() != "")
+		for _, r := range response.Resources {
+			var s envoysds.Secret
+			if err := proto.Unmarshal(r.GetValue(), &s); err != nil || r.GetTypeUrl() != secretType {
+				f[what+" resource"] = fmt.Sprint(r.GetTypeUrl(), err)
+				return f
+			}
+			of := what + " secret " + strconv.Itoa(slices.Index(names, s.GetName()))
+			switch k := s.GetType().(type) {
+			case *envoysds.Secret_TlsCertificate:
+				m.see(f, of+" chain", k.TlsCertificate.GetCertificateChain().GetInlineBytes())
+				m.see(f, of+" private key", k.TlsCertificate.GetPrivateKey().GetInlineBytes())
+			case *envoysds.Secret_ValidationContext:
+				m.see(f, of+" trusted CA", k.ValidationContext.GetTrustedCa().GetInlineBytes())
+			default:
+				f[of] = fmt.Sprintf("%T", k)
+			}
+			f[of+" other fields"] = fmt.Sprintf("%x", s.ProtoReflect().GetUnknown())
+			seen[s.GetName()] = true
 		}
-		f[of+" other fields"] = fmt.Sprintf("%x", s.ProtoReflect().GetUnknown())
+		request.VersionInfo, request.ResponseNonce, request.Node = response.GetVersionInfo(), response.GetNonce(), nil
 	}
-	request.VersionInfo, request.ResponseNonce, request.Node = response.GetVersionInfo(), response.GetNonce(), nil
-	f[what+" after ACK"] = outcome(ctx, exchange())
+	msg, err := proto.Marshal(request)
+	require.NoError(t, err)
+	_ = stream.Send(msg) // Receive says what is wrong
+	quiet := time.AfterFunc(500*time.Millisecond, cancel)
+	defer quiet.Stop()
+	_, err = stream.Receive()
+	f[what+" after ACK"] = outcome(ctx, err)
 	return f
 }
 
 // moves are environments that are moved over, and what they find in their folder besides the token and the roots.
 var moves = map[string]struct {
 	env   []string // DIR is the folder
-	files func(t *testing.T, dir string)
+	files func(t *testing.T, m *meshCA, dir string)
 }{
-	"sidecar":          {env: []string{"SECRET_TTL=1h"}},
+	"sidecar":  {env: []string{"SECRET_TTL=1h"}},
+	"in a pod": {env: []string{"SECRET_TTL=1h", "KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=6443"}},
+	"P-256":    {env: []string{"SECRET_TTL=2h", "ECC_SIGNATURE_ALGORITHM=ECDSA", "PKCS8_KEY=true", "CA_HEADER_X_TENANT=blue"}},
+	"P-384":    {env: []string{"SECRET_TTL=2h", "ECC_SIGNATURE_ALGORITHM=ECDSA", "ECC_CURVE=P384", "PKCS8_KEY=true", "CREDENTIAL_FETCHER_TYPE=JWT"}},
+	"roots of the CA elsewhere": {
+		env: []string{"SECRET_TTL=1h", "PKCS8_KEY=true", "CA_ROOT_CA=DIR/other/roots.pem", "XDS_ROOT_CA=DIR/other/roots.pem", "CA_PROVIDER=Citadel"},
+		files: func(t *testing.T, m *meshCA, dir string) {
+			write(t, filepath.Join(dir, "other/roots.pem"), string(m.roots))
+			require.NoError(t, os.Remove(filepath.Join(dir, "var/run/secrets/istio/root-cert.pem")))
+		},
+	},
+	"virtual machine": {
+		env: []string{"SECRET_TTL=1h", "PKCS8_KEY=true", "PROV_CERT=DIR/certs"},
+		files: func(t *testing.T, m *meshCA, dir string) {
+			write(t, filepath.Join(dir, "certs/root-cert.pem"), string(m.roots))
+		},
+	},
+	"files": {
+		files: func(t *testing.T, m *meshCA, dir string) { m.credentials(t, filepath.Join(dir, "etc/certs")) },
+	},
+	"credentials of the platform": {
+		env: []string{"PROV_CERT=DIR/prov"},
+		files: func(t *testing.T, m *meshCA, dir string) {
+			m.credentials(t, filepath.Join(dir, "var/run/secrets/workload-spiffe-credentials"))
+			m.credentials(t, filepath.Join(dir, "prov"))
+		},
+	},
+	"mounted files": {env: []string{
+		"FILE_MOUNTED_CERTS=true", "ISTIO_META_TLS_CLIENT_CERT_CHAIN=DIR/mounted/cert-chain.pem", "ISTIO_META_TLS_CLIENT_KEY=DIR/mounted/key.pem",
+		"ISTIO_META_TLS_CLIENT_ROOT_CERT=DIR/mounted/root-cert.pem",
+	}},
 }
 
-func TestObservePilotAgent(t *testing.T) {
+// A difference is one between the two agents, and why it is meant.
+type difference struct{ move, what, istio, ours, why string } // the first two are regular expressions; "*" is any value
+
+const withCA = "sidecar|in a pod|P-256|P-384|roots of the CA elsewhere|virtual machine"
+
+var differences = []difference{
+	{".*", "DeltaSecrets|FetchSecrets", "code unimplemented", "answered", "the protocol has these methods, and Envoy's documentation recommends the first"},
+	{".*", "default without a node", "code invalid_argument", "answered", "what a client says about itself decides nothing"},
+	{".*", "unknown name", "*", "nothing", "a name that does not exist must not be a name for the workload's key"},
+	{".*", "file-cert, no key", "*", "nothing", "the same: the name is not whole"},
+	{".*", "file-cert, other folder", "answered", "nothing", "names come from clients: files are of the folders in the configuration"},
+	{withCA + "|files|credentials of the platform", "file-(cert|root), mounted", "answered", "nothing", "the same: these files are not configured"},
+	{".*", "file-cert, relative", "answered", "nothing", "the same: a name does not depend on where the agent was started"},
+	{".*", "file-cert, key for all", "answered", "nothing", "a key that other users can read, outside a volume of Kubernetes, is no secret"},
+	{withCA, "(default|both) secret 0 chain PEM|file certs/cert-chain.pem PEM", "CERTIFICATE, CERTIFICATE", "CERTIFICATE", "a peer has the root, or does not trust it"},
+	{withCA, "(default|both) secret 0 chain roots of the mesh|file certs/cert-chain.pem roots of the mesh", "1", "0", "the same"},
+	{"sidecar|in a pod", "(default|both) secret 0 private key PEM|file certs/key.pem PEM", "RSA PRIVATE KEY", "PRIVATE KEY", "keys are always in PKCS #8, as with PKCS8_KEY=true"},
+	{".*", ".* ends with a newline", "false", "true", "a file of text ends with a newline, as what the CA sends does"},
+	{".*", "file (etc/istio/proxy/XDS|" + workloadSocket + ") mode", "Srw-rw-rw-", "Srw-------", "not every user of the machine may have the key"},
+	{".*", "file etc/istio/proxy/(envoy-rev|grpc-bootstrap).json mode", "-rw-r--r--", "", "our agent starts no Envoy; it writes a bootstrap when it is asked to"},
+	{"files", "call of the CA .*", "*", "", "with files the CA is never asked, not for the names above either"},
+	{"mounted files", "default|ROOTCA|both", "code unknown", "answered", "the mounted files are an identity under every name"},
+	{"mounted files", "file certs/.*", "", "*", "and are written to OUTPUT_CERTS"},
+}
+
+// TestIstioEnvironment moves environments of Istio's agent over to ours, unchanged, and compares all that both make, ask and
+// answer. What is different is in differences, with the reason, and nothing else is.
+func TestIstioEnvironment(t *testing.T) {
+	conformance.Covers(t, "IST-7.2-1", "IST-7.2-2", "IST-7.2-3", "IST-7.2-4", "IST-7.2-5", "IST-7.4-1", "IST-7.4-2", "IST-7.5-2", "IST-7.5-3", "IST-7.5-4", "IST-7.5-8",
+		"IST-7.8-1", "IST-7.8-2", "IST-7.8-4", "IST-7.9-1", "IST-7.9-2", "IST-8.1-1", "IST-8.2-4", "IST-8.2-5", "IST-8.3-1", "IST-8.3-2", "IST-8.3-4", "IST-8.3-9",
+		"IST-8.4-2", "IST-8.6-1", "IST-8.6-2", "IST-9.2-1", "IST-9.2-2", "IST-9.2-3", "IST-9.2-4", "IST-9.2-5", "IST-9.2-8", "IST-9.2-9", "IST-9.2-10", "IST-9.2-11", "IST-9.2-12",
+		"IST-9.2-13", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21", "IST-9.2-22", "IST-9.2-26", "IST-9.2-27", "IST-9.2-42")
+	t.Parallel()
+	peers.Program(t, "pilot-agent")
 	m := newMeshCA(t)
 	other := spiffetest.NewCA(t, "other.example")
-	for name, move := range moves {
-		t.Run(name, func(t *testing.T) {
-			dir := shortDir(t)
-			podFolder(t, dir, m.token, m.roots)
-			m.mount(t, dir, other)
-			before := files(t, dir)
-			environment := podEnvironment(t, dir)
-			for _, e := range move.env {
-				environment = append(environment, strings.ReplaceAll(e, "DIR", dir))
+	var mu sync.Mutex
+	used := map[int]bool{}
+	t.Cleanup(func() {
+		for i, d := range differences {
+			if !t.Failed() && !t.Skipped() {
+				assert.True(t, used[i], "there is no such difference any more: %v", d)
 			}
-			a := startPilotAgent(t, dir, environment)
-			m.serve(t, a.ca)
-			a.Ready(t, func() error { _, err := os.Stat(filepath.Join(dir, workloadSocket)); return err })
-			a.Ready(t, func() error { _, err := os.Stat(filepath.Join(dir, "etc/istio/proxy/envoy-rev.json")); return err })
-			f := m.observe(t, a, before)
-			for _, k := range slices.Sorted(maps.Keys(f)) {
-				fmt.Printf("%s\t= %s\n", k, f[k])
+		}
+	})
+	for move, o := range moves {
+		t.Run(move, func(t *testing.T) {
+			t.Parallel()
+			see := func(start func(t *testing.T, dir string, environment []string) *agent) facts {
+				dir := shortDir(t)
+				podFolder(t, dir, m.token, m.roots)
+				m.mount(t, dir, other)
+				if o.files != nil {
+					o.files(t, m, dir)
+				}
+				before := files(t, dir)
+				env := slices.Clone(o.env)
+				for i := range env {
+					env[i] = strings.ReplaceAll(env[i], "DIR", dir)
+				}
+				a := start(t, dir, podEnvironment(t, dir, env...))
+				calls := m.serve(t, a.ca)
+				f := m.observe(t, a, before)
+				maps.Copy(f, calls())
+				return f
 			}
+			istios, ours := see(startPilotAgent), see(startOurAgent)
+			whats := map[string]bool{}
+			for what := range istios {
+				whats[what] = true
+			}
+			for what := range ours {
+				whats[what] = true
+			}
+			for _, what := range slices.Sorted(maps.Keys(whats)) {
+				// Of an answer that only one has given, it is enough to say so.
+				if of := answerTo(what); istios[what] == ours[what] || of != what && istios[of] != ours[of] {
+					continue
+				}
+				i := slices.IndexFunc(differences, func(d difference) bool {
+					matches := func(pattern, text string) bool { return regexp.MustCompile("^(?:" + pattern + ")$").MatchString(text) }
+					return matches(d.move, move) && matches(d.what, what) && (d.istio == "*" || d.istio == istios[what]) && (d.ours == "*" || d.ours == ours[what])
+				})
+				if assert.GreaterOrEqual(t, i, 0, "%s: Istio's agent has %q, and ours %q", what, istios[what], ours[what]) {
+					mu.Lock()
+					used[i] = true
+					mu.Unlock()
+				}
+			}
+			t.Logf("%d facts", len(whats))
 		})
 	}
-	_ = peers.Names
-	_ = assert.Equal
+}
+
+// answerTo returns which request a fact belongs to, or the fact itself.
+func answerTo(what string) string {
+	requests := asked("")
+	if requests[what] != nil {
+		return what
+	}
+	of := ""
+	for request := range requests {
+		if strings.HasPrefix(what, request+" ") && len(request) > len(of) {
+			of = request
+		}
+	}
+	return cmp.Or(of, what)
+}
+
+// startOurAgent starts our agent with an environment of Istio's.
+func startOurAgent(t *testing.T, dir string, environment []string) *agent {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self)
+	cmd.Dir, cmd.Env = dir, append(slices.Clone(environment), ourAgentKey+"=1")
+	a := &agent{dir: dir}
+	a.Process, a.ca = peers.StartIsolated(t, filepath.Join(dir, "log"), cmd, 15012)
+	return a
+}
+
+// ourAgentKey is the variable that makes this program our agent, as examples/agent is.
+const ourAgentKey = "SVIDKIT_TEST_AGENT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(ourAgentKey) == "" {
+		os.Exit(m.Run())
+	}
+	if err := ourAgent(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func ourAgent() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	cfg, err := istioagent.FromEnvironment(os.Environ())
+	if err != nil {
+		return err
+	}
+	cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	choice, err := istioagent.Choose(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	a, err := istioagent.New(cfg, choice)
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
 }
 
 // mount puts files into the folder that Envoy may ask for by name.
@@ -337,6 +530,25 @@ func (m *meshCA) mount(t *testing.T, dir string, other *spiffetest.CA) {
 		require.NoError(t, err)
 		write(t, filepath.Join(dir, names[0]), string(certs))
 		write(t, filepath.Join(dir, names[1]), string(key))
+		require.NoError(t, os.Chmod(filepath.Join(dir, names[1]), 0o600))
+		write(t, filepath.Join(dir, filepath.Dir(names[1]), "for-all.key"), string(key))
 		write(t, filepath.Join(dir, names[2]), string(other.Bundle().MarshalPEM()))
 	}
+}
+
+// credentials puts an identity of the mesh into a folder.
+func (m *meshCA) credentials(t *testing.T, dir string) {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	chain, err := m.Sign(t.Context(), ca.Request{CSR: csr, ID: webID, TTL: time.Hour})
+	require.NoError(t, err)
+	private, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	write(t, filepath.Join(dir, "cert-chain.pem"), string(pki.MarshalCertificatesPEM(chain...)))
+	write(t, filepath.Join(dir, "key.pem"), string(private))
+	write(t, filepath.Join(dir, "root-cert.pem"), string(m.roots))
+	require.NoError(t, os.Chmod(filepath.Join(dir, "key.pem"), 0o600))
 }

@@ -80,8 +80,15 @@ func podEnvironment(t *testing.T, dir string, more ...string) []string {
 	module.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
 	source, err := module.Output()
 	require.NoError(t, err)
+	metadata := map[string]string{} // which the injector makes variables of, too
+	for _, e := range more {
+		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "ISTIO_META_") {
+			metadata[name] = value
+		}
+	}
 	config, err := json.Marshal(map[string]any{
-		"binaryPath": filepath.Join(dir, "envoy"), "configPath": filepath.Join(dir, "etc/istio/proxy"), "discoveryAddress": "127.0.0.1:15012", "terminationDrainDuration": "1s",
+		"proxyMetadata": metadata,
+		"binaryPath":    filepath.Join(dir, "envoy"), "configPath": filepath.Join(dir, "etc/istio/proxy"), "discoveryAddress": "127.0.0.1:15012", "terminationDrainDuration": "1s",
 		"proxyBootstrapTemplatePath": filepath.Join(strings.TrimSpace(string(source)), "tools/packaging/common/envoy_bootstrap.json"),
 	})
 	require.NoError(t, err)
