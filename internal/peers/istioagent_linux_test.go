@@ -6,10 +6,12 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/rsa"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -31,12 +33,15 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/envoytest"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -72,36 +77,63 @@ func newMeshCA(t *testing.T) *meshCA {
 	return &meshCA{authority, "a-token-of-the-workload", authority.Bundle().MarshalPEM()}
 }
 
-// serve serves the CA, and returns what the first call said besides its message.
-func (m *meshCA) serve(t *testing.T, l net.Listener) func() facts {
+// serve serves the CA as istiod does, and returns what the first call said besides its message. An ads that is not nil
+// serves ADS to the same callers.
+func (m *meshCA) serve(t *testing.T, l net.Listener, ads http.Handler) func() facts {
 	t.Helper()
 	var mu sync.Mutex
 	first := facts{}
-	server, err := caserver.New(caserver.Options{
-		CA: m.Authority, ID: spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/ca"), Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1))},
-		Istio: &istioca.Options{Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
-			mu.Lock()
-			defer mu.Unlock()
-			if len(first) == 0 {
-				for name, values := range r.Header {
-					if !slices.Contains([]string{"User-Agent", "Grpc-Accept-Encoding", "Grpc-Timeout", "Content-Length", "Accept-Encoding"}, name) {
-						first["call of the CA "+name] = strings.Join(values, ", ")
-					}
+	proven := authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		if token, ok := bearer.Token(r.Header); ok && token == m.token && bearer.Confidential(r) {
+			return &authn.Caller{ID: webID, Method: "test"}, nil
+		}
+		return nil, errors.New("test: another token")
+	})
+	api, err := istioca.New(istioca.Options{Signer: m.Authority, Authenticator: proven})
+	require.NoError(t, err)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/envoy.service.discovery.v3.") {
+			if _, err := proven(r); err != nil || ads == nil {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			ads.ServeHTTP(w, r)
+			return
+		}
+		mu.Lock()
+		if len(first) == 0 {
+			for name, values := range r.Header {
+				if !slices.Contains([]string{"User-Agent", "Grpc-Accept-Encoding", "Grpc-Timeout", "Content-Length", "Accept-Encoding"}, name) {
+					first["call of the CA "+name] = strings.Join(values, ", ")
 				}
 			}
-			if token, ok := bearer.Token(r.Header); ok && token == m.token && bearer.Confidential(r) {
-				return &authn.Caller{ID: webID, Method: "test"}, nil
-			}
-			return nil, errors.New("test: another token")
-		})},
+		}
+		mu.Unlock()
+		api.ServeHTTP(w, r)
 	})
-	require.NoError(t, err)
-	background(t, func(ctx context.Context) { _ = server.Run(ctx, caserver.Listeners{Istio: l}) })
+	istiod := m.svid(t, spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/istiod"), net.IPv4(127, 0, 0, 1))
+	background(t, func(ctx context.Context) {
+		_ = caserver.Serve(ctx, l, caserver.ServeOptions{Handler: handler, TLS: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*istiod.TLSCertificate()}}})
+	})
 	return func() facts {
 		mu.Lock()
 		defer mu.Unlock()
 		return maps.Clone(first)
 	}
+}
+
+// svid returns an identity for an hour.
+func (m *meshCA) svid(t *testing.T, id spiffe.ID, ips ...net.IP) *spiffe.SVID {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	chain, err := m.Sign(t.Context(), ca.Request{CSR: csr, ID: id, IPs: ips, TTL: time.Hour})
+	require.NoError(t, err)
+	svid, err := spiffe.NewSVID(chain, key)
+	require.NoError(t, err)
+	return svid
 }
 
 // see notes the facts about certificates or a key in PEM.
@@ -428,9 +460,10 @@ func TestIstioEnvironment(t *testing.T) {
 					env[i] = strings.ReplaceAll(env[i], "DIR", dir)
 				}
 				a := start(t, dir, podEnvironment(t, dir, env...))
-				calls := m.serve(t, a.ca)
+				calls := m.serve(t, a.ca, nil)
 				f := m.observe(t, a, before)
 				maps.Copy(f, calls())
+				a.Kill()
 				return f
 			}
 			istios, ours := see(startPilotAgent), see(startOurAgent)
@@ -539,16 +572,193 @@ func (m *meshCA) mount(t *testing.T, dir string, other *spiffetest.CA) {
 // credentials puts an identity of the mesh into a folder.
 func (m *meshCA) credentials(t *testing.T, dir string) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
+	certs, key, err := m.svid(t, webID).MarshalPEM()
 	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	chain, err := m.Sign(t.Context(), ca.Request{CSR: csr, ID: webID, TTL: time.Hour})
-	require.NoError(t, err)
-	private, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
-	write(t, filepath.Join(dir, "cert-chain.pem"), string(pki.MarshalCertificatesPEM(chain...)))
-	write(t, filepath.Join(dir, "key.pem"), string(private))
+	write(t, filepath.Join(dir, "cert-chain.pem"), string(certs))
+	write(t, filepath.Join(dir, "key.pem"), string(key))
 	write(t, filepath.Join(dir, "root-cert.pem"), string(m.roots))
 	require.NoError(t, os.Chmod(filepath.Join(dir, "key.pem"), 0o600))
+}
+
+// inbound is a listener for mTLS that says hello, with secrets as istiod's listeners have them.
+func inbound(t *testing.T) []byte {
+	t.Helper()
+	type w = *protofield.Writer
+	from := func(name string) func(w) { // a SdsSecretConfig
+		return func(m w) {
+			m.AddText(1, name)
+			m.Message(2, func(m w) {
+				m.Message(2, func(m w) {
+					m.AddVarint(1, 2) // GRPC
+					m.Message(4, func(m w) { m.Message(1, func(m w) { m.AddText(1, "sds-grpc") }) })
+					m.AddVarint(7, 1) // set_node_on_first_message_only
+					m.AddVarint(8, 2) // V3
+				})
+				m.Message(4, func(w) {}) // initial_fetch_timeout: 0s
+				m.AddVarint(6, 2)        // V3
+			})
+		}
+	}
+	extension := func(m w, n protofield.Number, name, typeURL string, content func(w)) {
+		m.AddText(1, name)
+		m.Message(n, func(m w) {
+			m.AddText(1, "type.googleapis.com/envoy.extensions."+typeURL)
+			m.Message(2, content)
+		})
+	}
+	b, err := protofield.Write(func(m w) {
+		m.AddText(1, "virtualInbound")
+		m.Message(2, func(m w) { m.Message(1, func(m w) { m.AddText(2, "127.0.0.1"); m.AddVarint(3, 15006) }) })
+		m.Message(3, func(m w) {
+			m.Message(3, func(m w) {
+				extension(m, 4, "hcm", "filters.network.http_connection_manager.v3.HttpConnectionManager", func(m w) {
+					m.AddText(2, "inbound")
+					m.Message(4, func(m w) {
+						m.Message(2, func(m w) {
+							m.AddText(1, "all")
+							m.AddText(2, "*")
+							m.Message(3, func(m w) {
+								m.Message(1, func(m w) { m.AddText(1, "/") })
+								m.Message(7, func(m w) { m.AddVarint(1, 200); m.Message(2, func(m w) { m.AddText(3, "hello") }) })
+							})
+						})
+					})
+					m.Message(5, func(m w) { extension(m, 4, "router", "filters.http.router.v3.Router", func(w) {}) })
+				})
+			})
+			m.Message(6, func(m w) {
+				extension(m, 3, "tls", "transport_sockets.tls.v3.DownstreamTlsContext", func(m w) {
+					m.Message(1, func(m w) {
+						m.Message(6, from("default"))
+						m.Message(7, from("ROOTCA"))
+					})
+					m.Message(2, func(m w) { m.AddVarint(1, 1) }) // require_client_certificate
+				})
+			})
+		})
+	})
+	require.NoError(t, err)
+	return b
+}
+
+// TestIstioBootstrap gives the bootstrap that Istio's agent has written to a real Envoy, which it starts as Istio's agent
+// does, in a folder where our agent has taken the place of Istio's. Envoy has its listener through our agent, and the
+// certificates in it.
+func TestIstioBootstrap(t *testing.T) {
+	conformance.Covers(t, "IST-8.2-2", "IST-8.6-7", "IST-9.4-1", "IST-9.4-4")
+	t.Parallel()
+	peers.Program(t, "pilot-agent")
+	bin, err := filepath.Abs(envoytest.Binary(t))
+	require.NoError(t, err)
+	m := newMeshCA(t)
+	dir := shortDir(t)
+	podFolder(t, dir, m.token, m.roots)
+	environment := podEnvironment(t, dir, "SECRET_TTL=6s")
+	istios := startPilotAgent(t, dir, environment)
+	m.serve(t, istios.ca, nil)
+	var arguments []string
+	istios.Ready(t, func() error {
+		log, err := os.ReadFile(filepath.Join(dir, "log"))
+		if err != nil {
+			return err
+		}
+		command := regexp.MustCompile(`Envoy command: \[(.*)\]`).FindSubmatch(log)
+		if command == nil {
+			return errors.New("it has not started Envoy")
+		}
+		arguments = strings.Fields(string(command[1]))
+		return nil
+	})
+	istios.Kill() // which leaves its sockets, too
+	require.Contains(t, arguments, filepath.Join(dir, "etc/istio/proxy/envoy-rev.json"))
+
+	const service, listeners = "/envoy.service.discovery.v3.AggregatedDiscoveryService/", "type.googleapis.com/envoy.config.listener.v3.Listener"
+	var nodes sync.Map
+	ads := &grpchttp.Handler{MaxMessage: 1 << 20, Methods: map[string]grpchttp.Method{service + "DeltaAggregatedResources": func(ctx context.Context, c *grpchttp.Call) error {
+		if err := c.SendHeader(); err != nil {
+			return err
+		}
+		answered := map[string]bool{}
+		for {
+			msg, err := c.Receive()
+			if err != nil {
+				return err
+			}
+			var r envoysds.DeltaDiscoveryRequest
+			if err := proto.Unmarshal(msg, &r); err != nil {
+				return err
+			}
+			if r.GetNode().GetId() != "" {
+				nodes.Store(r.GetNode().GetId(), true)
+			}
+			if r.GetErrorDetail() != nil {
+				nodes.Store("refused: "+r.GetErrorDetail().GetMessage(), true)
+			}
+			if answered[r.GetTypeUrl()] {
+				continue
+			}
+			answered[r.GetTypeUrl()] = true
+			answer := &envoysds.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "1", SystemVersionInfo: "1"}
+			if r.GetTypeUrl() == listeners {
+				answer.Resources = []*envoysds.Resource{{Name: "virtualInbound", Version: "1", Resource: &anypb.Any{TypeUrl: listeners, Value: inbound(t)}}}
+			}
+			if msg, err = proto.Marshal(answer); err != nil {
+				return err
+			}
+			if err := c.Send(msg); err != nil {
+				return err
+			}
+		}
+	}}}
+	ours := startOurAgent(t, dir, environment)
+	m.serve(t, ours.ca, ads)
+
+	cmd := exec.Command(bin, arguments...)
+	cmd.Dir = dir
+	envoy, _ := peers.StartIsolated(t, filepath.Join(dir, "envoy.log"), cmd, 9) // with a port that it does not need
+	probe := m.svid(t, spiffe.MustParseID("spiffe://example.org/ns/prod/sa/probe"))
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(m.roots))
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+			return envoy.Dial(network, address)
+		},
+		TLSClientConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*probe.TLSCertificate()}, InsecureSkipVerify: true, // there is no DNS name
+			VerifyConnection: func(c tls.ConnectionState) error {
+				_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots})
+				return err
+			},
+		},
+	}}
+	// ask returns the serial number of Envoy's certificate.
+	ask := func() (serial string, err error) {
+		response, err := client.Get("https://127.0.0.1:15006")
+		if err != nil {
+			return "", err
+		}
+		defer response.Body.Close()
+		said, err := io.ReadAll(response.Body)
+		if err == nil && string(said) != "hello" {
+			err = fmt.Errorf("it says %d %q", response.StatusCode, said)
+		}
+		return response.TLS.PeerCertificates[0].SerialNumber.String(), err
+	}
+	seen := map[string]bool{}
+	envoy.Ready(t, func() error {
+		serial, err := ask()
+		if err != nil {
+			require.Empty(t, seen, "there was an Envoy, and now %v", err)
+			return err
+		}
+		if seen[serial] = true; len(seen) < 3 {
+			return errors.New("its certificate has not been renewed twice")
+		}
+		return nil
+	})
+	nodes.Range(func(id, _ any) bool {
+		assert.Equal(t, "sidecar~127.0.0.1~web-1.prod~prod.svc.cluster.local", id)
+		return true
+	})
 }
