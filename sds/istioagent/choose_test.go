@@ -32,7 +32,7 @@ func folder(t *testing.T) string {
 // config returns the configuration of an environment, in a folder.
 func config(t *testing.T, root, environ string) istioagent.Config {
 	t.Helper()
-	cfg, err := istioagent.FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "ROOT", root)))
+	cfg, err := istioagent.FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root)))
 	require.NoError(t, err)
 	cfg.Root = root
 	return cfg
@@ -150,7 +150,7 @@ func TestChoose(t *testing.T) {
 			write(t, root, "etc/certs/cert-chain.pem", nil)
 			write(t, root, "etc/certs/key.pem", nil)
 		}, istioagent.CA, "no files in"},
-		{"output", "OUTPUT_CERTS=ROOT/etc/certs", func(t *testing.T, root string) {
+		{"output", "OUTPUT_CERTS={root}/etc/certs", func(t *testing.T, root string) {
 			write(t, root, "etc/certs/cert-chain.pem", text)
 			write(t, root, "etc/certs/key.pem", text)
 		}, istioagent.CA, "for output"},

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -123,6 +124,10 @@ type Config struct {
 	Discovery, ConfigPath string
 	XDSPlaintext          bool
 
+	// DebugAddress is HOST:PORT on loopback at which debug requests are forwarded, with XDS, as in [xdsproxy.Handler.ServeDebug]:
+	// 127.0.0.1:15004 with PROXY_XDS_DEBUG_VIA_AGENT. Empty means none.
+	DebugAddress string
+
 	// Drain is how long the agent goes on serving after it was told to stop, while it is not ready any more, so that an
 	// Envoy can drain: MINIMUM_DRAIN_DURATION.
 	Drain time.Duration
@@ -194,6 +199,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("GraceRatio is %v and Jitter %v, and both have to be from 0 to 1", c.GraceRatio, c.Jitter)
 	case c.TTL < 0 || c.Drain < 0:
 		return fmt.Errorf("TTL is %v and Drain %v, and neither may be negative", c.TTL, c.Drain)
+	case c.DebugAddress != "" && !loopbackAddress(c.DebugAddress):
+		return fmt.Errorf("DebugAddress is %q, and has to be a loopback address with a port, such as 127.0.0.1:15004", c.DebugAddress)
 	case c.Fetcher != "" && c.Fetcher != "JWT" && c.Fetcher != "GoogleComputeEngine":
 		return fmt.Errorf("Fetcher (CREDENTIAL_FETCHER_TYPE) is %q, and has to be JWT or GoogleComputeEngine", c.Fetcher)
 	}
@@ -263,3 +270,9 @@ func (c *Config) timing() (grace, jitter float64) {
 
 // plaintext reports whether an address is that of Istio's port without TLS.
 func plaintext(address string) bool { return strings.HasSuffix(address, ":15010") }
+
+// loopbackAddress reports whether an address is an IP address of loopback, with a port.
+func loopbackAddress(address string) bool {
+	at, err := netip.ParseAddrPort(address)
+	return err == nil && at.Addr().IsLoopback()
+}

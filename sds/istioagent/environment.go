@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/settings"
@@ -36,9 +38,11 @@ var variables = settings.Table{
 		{Name: "CREDENTIAL_FETCHER_TYPE", Default: "JWT", Choices: []string{"JWT", "GoogleComputeEngine"}, Doc: "where the token comes from: the file var/run/secrets/tokens/istio-token, or the metadata server", Origin: document},
 		{Name: "CREDENTIAL_IDENTITY_PROVIDER", Default: "GoogleComputeEngine", Doc: "provider in the audience identitynamespace:TRUST-DOMAIN:PROVIDER, for which the token is exchanged with GoogleCA", Origin: document},
 		{Name: "PROXY_XDS_VIA_AGENT", Form: settings.Bool, Default: "true", Doc: "forward Envoy's other configuration (ADS) from the control plane", Origin: document},
+		{Name: "PROXY_XDS_DEBUG_VIA_AGENT", Form: settings.Bool, Default: "true", Doc: "with PROXY_XDS_VIA_AGENT: forward debug requests (GET /debug/NAME) at 127.0.0.1, port 15004", Origin: document},
 		{Name: "SECRET_GRACE_PERIOD_RATIO", Form: settings.Ratio, Default: "0.5", Doc: "part of the lifetime that is left when renewal starts; 0 and 1 mean the last and the first hundredth", Origin: document},
 
 		{Name: "SECRET_GRACE_PERIOD_RATIO_JITTER", Form: settings.Ratio, Default: "0.01", Doc: "random part of the lifetime by which renewal starts earlier or later", Origin: implied},
+		{Name: "PROXY_XDS_DEBUG_VIA_AGENT_PORT", Form: settings.Integer, Default: "15004", Check: checkPort, Doc: "another port for debug requests", Origin: implied},
 		{Name: "SECRET_TTL", Form: settings.Duration, Default: "24h", Doc: "lifetime that the CA is asked for", Origin: implied},
 		{Name: "TRUST_DOMAIN", Default: "cluster.local", Check: checkTrustDomain, Doc: "trust domain of the identity", Origin: implied},
 		{Name: "POD_NAMESPACE", Doc: "namespace in the identity", Origin: implied},
@@ -126,6 +130,13 @@ func checkRSA(value string) error {
 	return errors.New("set it to 2048, 3072 or 4096")
 }
 
+func checkPort(value string) error {
+	if port, err := strconv.Atoi(value); err != nil || port == 0 || port > math.MaxUint16 {
+		return errors.New("set it to a port, from 1 to 65535")
+	}
+	return nil
+}
+
 func checkSocketFile(value string) error {
 	if value != filepath.Base(value) || value == "." || value == ".." {
 		return errors.New("set it to the name of a file, without a folder")
@@ -180,6 +191,9 @@ func FromEnvironment(environ []string) (Config, error) {
 		SocketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: cmp.Or(proxy.DiscoveryAddress, discovery), ConfigPath: cmp.Or(proxy.ConfigPath, proxyDir),
 		Drain: v.Duration("MINIMUM_DRAIN_DURATION"),
+	}
+	if c.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
+		c.DebugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
 	}
 	c.XDSPlaintext = proxy.ControlPlaneAuthPolicy == "NONE" || proxy.ControlPlaneAuthPolicy == 0.0
 	if v.Text("ECC_SIGNATURE_ALGORITHM") != "" {

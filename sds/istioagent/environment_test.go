@@ -26,6 +26,7 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, "socket", c.SocketFile)
 	assert.Equal(t, 5*time.Second, c.Drain)
 	assert.True(t, c.XDS)
+	assert.Equal(t, "127.0.0.1:15004", c.DebugAddress)
 	assert.False(t, c.FileMounted)
 	assert.False(t, c.InPod)
 	assert.Empty(t, c.Notes)
@@ -80,7 +81,14 @@ func TestEnvironment(t *testing.T) {
 			assert.True(t, c.XDSPlaintext)
 		}},
 		{"mutual", `PROXY_CONFIG={"controlPlaneAuthPolicy":"MUTUAL_TLS"}`, func(t *testing.T, c istioagent.Config) { assert.False(t, c.XDSPlaintext) }},
-		{"no proxy", `PROXY_XDS_VIA_AGENT=false`, func(t *testing.T, c istioagent.Config) { assert.False(t, c.XDS) }},
+		{"no proxy", `PROXY_XDS_VIA_AGENT=false`, func(t *testing.T, c istioagent.Config) {
+			assert.False(t, c.XDS)
+			assert.Empty(t, c.DebugAddress)
+		}},
+		{"no debugging", `PROXY_XDS_DEBUG_VIA_AGENT=false`, func(t *testing.T, c istioagent.Config) { assert.Empty(t, c.DebugAddress) }},
+		{"debugging elsewhere", `PROXY_XDS_DEBUG_VIA_AGENT_PORT=15099`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, "127.0.0.1:15099", c.DebugAddress)
+		}},
 		{"misspelled", `OUTPUT_CERT=/x SECRET_GRACE_RATIO=1 PATH=/bin`, func(t *testing.T, c istioagent.Config) {
 			require.Len(t, c.Notes, 2)
 			assert.Contains(t, c.Notes[0], "OUTPUT_CERT:")
@@ -114,6 +122,7 @@ func TestBadEnvironment(t *testing.T) {
 		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pqc", "JWT_POLICY=none",
 		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=discoveryAddress: x", "PROXY_CONFIG=[]",
 		"MINIMUM_DRAIN_DURATION=5", "CA_ADDR=privateca.googleapis.com", "CA_ROOT_CA=a\x00b",
+		"PROXY_XDS_DEBUG_VIA_AGENT=maybe", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=0", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=65536",
 	} {
 		_, err := istioagent.FromEnvironment([]string{line})
 		var bad *settings.Error
@@ -140,7 +149,7 @@ func TestDocumentTable(t *testing.T) {
 	require.NoError(t, istioagent.WriteHelp(&table, true))
 	for _, name := range []string{
 		"CA_ADDR", "CA_PROVIDER", "PROV_CERT", "OUTPUT_CERTS", "FILE_MOUNTED_CERTS", "CREDENTIAL_FETCHER_TYPE", "CREDENTIAL_IDENTITY_PROVIDER",
-		"PROXY_XDS_VIA_AGENT", "XDS_ROOT_CA", "CA_ROOT_CA", "PILOT_CERT_PROVIDER", "SECRET_GRACE_PERIOD_RATIO",
+		"PROXY_XDS_VIA_AGENT", "PROXY_XDS_DEBUG_VIA_AGENT", "XDS_ROOT_CA", "CA_ROOT_CA", "PILOT_CERT_PROVIDER", "SECRET_GRACE_PERIOD_RATIO",
 	} {
 		assert.Regexp(t, "(?m)^\\| `"+name+"` .* document \\|$", table.String())
 	}

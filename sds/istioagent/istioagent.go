@@ -46,6 +46,7 @@ import (
 	"io/fs"
 	"iter"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"sync"
@@ -275,6 +276,13 @@ func (a *Agent) work(ctx context.Context) error {
 		}
 		start("socket "+path, s.Run)
 	}
+	if a.xds != nil && a.cfg.DebugAddress != "" {
+		l, err := net.Listen("tcp", a.cfg.DebugAddress)
+		if err != nil {
+			return fmt.Errorf("debug requests (PROXY_XDS_DEBUG_VIA_AGENT_PORT is for another port): %w", err)
+		}
+		start("debug requests", (&unixsocket.Server{Listener: l, Handler: http.HandlerFunc(a.xds.ServeDebug), Logger: log}).Run)
+	}
 	if a.sink != nil {
 		start("output", a.sink.Run)
 	}
@@ -338,7 +346,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		refused = a.refused
-		return !a.ready.IsZero() || refused != nil
+		return !a.draining && (!a.ready.IsZero() || refused != nil)
 	})
 	switch {
 	case err == nil && refused == nil:

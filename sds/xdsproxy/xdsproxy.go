@@ -201,15 +201,19 @@ func (c *Config) check() error {
 // Handler serves the Aggregated Discovery Service. It is safe for concurrent use, and starts no goroutine but those of
 // streams.
 type Handler struct {
-	cfg      Config
-	client   *grpchttp.Client
-	grpc     *grpchttp.Handler
-	log      *summary.Log
-	metrics  proxyMetrics
-	open     *limit.Shares[peer.Holder] // streams
-	waiting  *limit.Shares[peer.Holder] // bytes of requests
-	ctx      context.Context            // done when the handler is closed
-	closeAll context.CancelFunc
+	cfg       Config
+	client    *grpchttp.Client
+	grpc      *grpchttp.Handler
+	log       *summary.Log
+	metrics   proxyMetrics
+	plane     plane
+	health    reports
+	envoys    envoys
+	open      *limit.Shares[peer.Holder] // streams
+	waiting   *limit.Shares[peer.Holder] // bytes of requests
+	debugging chan struct{}              // has one while there is a debug request
+	ctx       context.Context            // done when the handler is closed
+	closeAll  context.CancelFunc
 }
 
 // NewHandler returns a handler that forwards streams to the control plane of cfg. It connects when the first stream
@@ -228,6 +232,8 @@ func NewHandler(cfg Config) (*Handler, error) {
 		log:     summary.New(cfg.Logger, 0),
 		open:    limit.NewShares[peer.Holder](cmp.Or(cfg.MaxStreams, maxStreams), cmp.Or(cfg.MaxPeerStreams, maxPeerStreams)),
 		waiting: limit.NewShares[peer.Holder](maxWaiting, maxPeerWaiting),
+
+		debugging: make(chan struct{}, 1),
 	}
 	h.ctx, h.closeAll = context.WithCancel(context.Background())
 	h.grpc = &grpchttp.Handler{

@@ -224,6 +224,9 @@ func TestSecrets(t *testing.T) {
 				require.NoError(t, h.WriteMetrics(&m))
 				assert.Regexp(t, `istio_agent_xds_proxy_dropped_responses [12]\n`, m.String())
 				assert.Contains(t, m.String(), "istio_agent_xds_proxy_streams 1\n")
+				assert.Equal(t, 1, h.Status().Streams)
+				assert.NotZero(t, h.Status().LastResponse)
+				assert.NoError(t, h.Status().Err)
 			})
 		}
 	}
@@ -455,6 +458,20 @@ func TestControlPlaneGone(t *testing.T) {
 				require.NoError(t, h.WriteMetrics(&m))
 				assert.Contains(t, m.String(), test.kind+"\n")
 				time.Sleep(time.Hour)
+				synctest.Wait()
+				st := h.Status()
+				assert.Zero(t, st.Streams)
+				assert.Equal(t, "http://localhost", st.URL)
+				if test.code == grpchttp.OK {
+					assert.NoError(t, st.Err)
+					assert.Zero(t, st.Failures)
+					assert.Zero(t, st.LastFailure)
+				} else {
+					assert.ErrorContains(t, st.Err, test.code.String())
+					assert.NotContains(t, st.Err.Error(), "sesame-sesame")
+					assert.Equal(t, 1, st.Failures)
+					assert.WithinRange(t, st.LastFailure, start, start.Add(time.Second))
+				}
 			})
 		})
 	}
