@@ -13,20 +13,17 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -48,7 +45,6 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/sds"
-	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -433,7 +429,7 @@ func TestIstioEnvironment(t *testing.T) {
 		"IST-9.2-13", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21", "IST-9.2-22", "IST-9.2-26", "IST-9.2-27", "IST-9.2-42")
 	t.Parallel()
 	peers.Program(t, "pilot-agent")
-	m := newMeshCA(t)
+	startOurs, m := ourAgent(t), newMeshCA(t)
 	other := spiffetest.NewCA(t, "other.example")
 	var mu sync.Mutex
 	used := map[int]bool{}
@@ -466,7 +462,7 @@ func TestIstioEnvironment(t *testing.T) {
 				a.Kill()
 				return f
 			}
-			istios, ours := see(startPilotAgent), see(startOurAgent)
+			istios, ours := see(startPilotAgent), see(startOurs)
 			whats := map[string]bool{}
 			for what := range istios {
 				whats[what] = true
@@ -509,48 +505,22 @@ func answerTo(what string) string {
 	return cmp.Or(of, what)
 }
 
-// startOurAgent starts our agent with an environment of Istio's.
-func startOurAgent(t *testing.T, dir string, environment []string) *agent {
+// ourAgent builds our agent, and returns what starts it with an environment of Istio's.
+func ourAgent(t *testing.T) (start func(t *testing.T, dir string, environment []string) *agent) {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.Command(self)
-	cmd.Dir, cmd.Env = dir, append(slices.Clone(environment), ourAgentKey+"=1")
-	a := &agent{dir: dir}
-	a.Process, a.ca = peers.StartIsolated(t, filepath.Join(dir, "log"), cmd, 15012)
-	return a
-}
-
-// ourAgentKey is the variable that makes this program our agent, as examples/agent is.
-const ourAgentKey = "SVIDKIT_TEST_AGENT"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(ourAgentKey) == "" {
-		os.Exit(m.Run())
+	program := filepath.Join(t.TempDir(), "agent")
+	build := exec.Command("go", "build", "-o", program, "./examples/agent")
+	build.Dir = filepath.Join("..", "..")
+	build.Env = append(os.Environ(), "GOWORK=off")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return func(t *testing.T, dir string, environment []string) *agent {
+		t.Helper()
+		a, cmd := &agent{dir: dir}, exec.Command(program)
+		cmd.Dir, cmd.Env = dir, environment
+		a.Process, a.ca = peers.StartIsolated(t, filepath.Join(dir, "log"), cmd, 15012)
+		return a
 	}
-	if err := ourAgent(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
-
-func ourAgent() error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	cfg, err := istioagent.FromEnvironment(os.Environ())
-	if err != nil {
-		return err
-	}
-	cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	choice, err := istioagent.Choose(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	a, err := istioagent.New(cfg, choice)
-	if err != nil {
-		return err
-	}
-	return a.Run(ctx)
 }
 
 // mount puts files into the folder that Envoy may ask for by name.
@@ -650,7 +620,7 @@ func TestIstioBootstrap(t *testing.T) {
 	peers.Program(t, "pilot-agent")
 	bin, err := filepath.Abs(envoytest.Binary(t))
 	require.NoError(t, err)
-	m := newMeshCA(t)
+	startOurs, m := ourAgent(t), newMeshCA(t)
 	dir := shortDir(t)
 	podFolder(t, dir, m.token, m.roots)
 	environment := podEnvironment(t, dir, "SECRET_TTL=6s")
@@ -710,7 +680,7 @@ func TestIstioBootstrap(t *testing.T) {
 			}
 		}
 	}}}
-	ours := startOurAgent(t, dir, environment)
+	ours := startOurs(t, dir, environment)
 	m.serve(t, ours.ca, ads)
 
 	cmd := exec.Command(bin, arguments...)
@@ -761,4 +731,95 @@ func TestIstioBootstrap(t *testing.T) {
 		assert.Equal(t, "sidecar~127.0.0.1~web-1.prod~prod.svc.cluster.local", id)
 		return true
 	})
+}
+
+// TestOurAgentOfIstioCA has our agent take its identity from Istio's CA server, as on a virtual machine: with a token at
+// first, and then with the certificate that it has written itself.
+func TestOurAgentOfIstioCA(t *testing.T) {
+	conformance.Covers(t, "IST-7.9-1", "IST-9.2-1", "IST-9.2-9", "IST-9.2-10")
+	t.Parallel()
+	peers.Program(t, "istio-ca") // before an API server is started
+	startOurs := ourAgent(t)
+	c := peers.NewCluster(t)
+	c.Account(t, "istio-system", "istiod")
+	grant(t, c, "istio-system", "istiod", "ClusterRole", istiodRules)
+	c.Account(t, "prod", "web")
+	c.Pod(t, "prod", "web", "web-1", "node-a")
+	authority := startIstioCA(t, c, "istio-system")
+	roots := secretOf(t, c, "istio-system")["ca-cert.pem"]
+	bundle := mustBundle(t, roots)
+
+	dir := shortDir(t)
+	token := filepath.Join(dir, "var/run/secrets/tokens/istio-token")
+	podFolder(t, dir, c.Token(t, "prod", "web", "web-1", "istio-ca"), roots)
+	write(t, filepath.Join(dir, "certs/root-cert.pem"), string(roots)) // as PROV_CERT is where the roots of the CA are, too
+	environment := podEnvironment(t, dir, "SECRET_TTL=6s", "PROV_CERT="+filepath.Join(dir, "certs"), "MINIMUM_DRAIN_DURATION=0s")
+	start := func() *agent {
+		a := startOurs(t, dir, environment)
+		background(t, func(ctx context.Context) { forward(ctx, a.ca, strings.TrimPrefix(authority.url, "https://")) })
+		a.Ready(t, func() error { _, err := os.Stat(filepath.Join(dir, workloadSocket)); return err })
+		return a
+	}
+	a := start()
+	seen := map[string]bool{}
+	// renewed waits for n more certificates by SDS.
+	renewed := func(n int) {
+		t.Helper()
+		n += len(seen)
+		for svid := range subscribe(t, filepath.Join(dir, workloadSocket)) {
+			require.Equal(t, webID, svid.ID())
+			verifies(t, bundle, svid.Chain())
+			if seen[svid.Leaf().SerialNumber.String()] = true; len(seen) >= n {
+				return
+			}
+		}
+	}
+	written := func() (serial string) {
+		a.Ready(t, func() error {
+			svid, err := a.output()
+			if err == nil {
+				verifies(t, bundle, svid.Chain())
+				serial = svid.Leaf().SerialNumber.String()
+			}
+			return err
+		})
+		return serial
+	}
+	renewed(1)
+	first := written()
+	require.NoError(t, os.Remove(token))
+	renewed(3)
+	require.NotEqual(t, first, written())
+	a.Stop()
+	a = start() // without a token, too
+	renewed(2)
+	got, err := os.ReadFile(filepath.Join(dir, "certs/root-cert.pem"))
+	require.NoError(t, err)
+	require.True(t, mustBundle(t, got).Equal(bundle))
+}
+
+// forward forwards connections to an address until ctx is done.
+func forward(ctx context.Context, l net.Listener, address string) {
+	context.AfterFunc(ctx, func() { _ = l.Close() })
+	var all sync.WaitGroup
+	defer all.Wait()
+	for {
+		near, err := l.Accept()
+		if err != nil {
+			return
+		}
+		all.Go(func() {
+			far, err := net.Dial("tcp", address)
+			if err != nil {
+				_ = near.Close()
+				return
+			}
+			end := func() { _ = near.Close(); _ = far.Close() }
+			stop := context.AfterFunc(ctx, end)
+			defer stop()
+			all.Go(func() { defer end(); _, _ = io.Copy(far, near) })
+			defer end()
+			_, _ = io.Copy(near, far)
+		})
+	}
 }
