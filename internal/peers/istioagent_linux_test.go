@@ -33,6 +33,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/envoytest"
@@ -45,6 +47,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -239,6 +242,7 @@ func (m *meshCA) observe(t *testing.T, a *agent, before map[string]fs.FileMode) 
 	f := facts{}
 	client := grpchttp.NewClient(sds.UnixClient(filepath.Join(a.dir, workloadSocket)), "http://localhost", 1<<20)
 	node := &envoysds.Node{Id: "sidecar~127.0.0.1~web-1.prod~prod.svc.cluster.local"}
+	a.Ready(t, func() error { _, err := os.Stat(filepath.Join(a.dir, "etc/istio/proxy/XDS")); return err })
 	a.Ready(t, func() error {
 		if got := m.ask(t, client, "default", node, []string{"default"})["default"]; got == "code unavailable" {
 			return errors.New(got)
@@ -389,6 +393,30 @@ var moves = map[string]struct {
 			m.credentials(t, filepath.Join(dir, "prov"))
 		},
 	},
+	"dead socket": {
+		env: []string{"SECRET_TTL=1h", "PKCS8_KEY=true"},
+		files: func(t *testing.T, m *meshCA, dir string) {
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, workloadSocket), Net: "unix"})
+			require.NoError(t, err)
+			l.SetUnlinkOnClose(false)
+			require.NoError(t, l.Close())
+		},
+	},
+	"live socket": {
+		env: []string{"SECRET_TTL=1h"},
+		files: func(t *testing.T, m *meshCA, dir string) {
+			issuer, err := local.New(m.Authority, webID)
+			require.NoError(t, err)
+			manager, err := secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: issuer})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = manager.Close() })
+			h, err := sds.NewHandler(manager, nil)
+			require.NoError(t, err)
+			server := &unixsocket.Server{Path: filepath.Join(dir, workloadSocket), Handler: h}
+			require.NoError(t, server.Listen())
+			background(t, func(ctx context.Context) { _ = server.Run(ctx) })
+		},
+	},
 	"mounted files": {env: []string{
 		"FILE_MOUNTED_CERTS=true", "ISTIO_META_TLS_CLIENT_CERT_CHAIN=DIR/mounted/cert-chain.pem", "ISTIO_META_TLS_CLIENT_KEY=DIR/mounted/key.pem",
 		"ISTIO_META_TLS_CLIENT_ROOT_CERT=DIR/mounted/root-cert.pem",
@@ -398,7 +426,7 @@ var moves = map[string]struct {
 // A difference is one between the two agents, and why it is meant.
 type difference struct{ move, what, istio, ours, why string } // the first two are regular expressions; "*" is any value
 
-const withCA = "sidecar|in a pod|P-256|P-384|roots of the CA elsewhere|virtual machine"
+const withCA = "sidecar|in a pod|P-256|P-384|roots of the CA elsewhere|virtual machine|dead socket"
 
 var differences = []difference{
 	{".*", "DeltaSecrets|FetchSecrets", "code unimplemented", "answered", "the protocol has these methods, and Envoy's documentation recommends the first"},
@@ -416,6 +444,7 @@ var differences = []difference{
 	{".*", "file (etc/istio/proxy/XDS|" + workloadSocket + ") mode", "Srw-rw-rw-", "Srw-------", "not every user of the machine may have the key"},
 	{".*", "file etc/istio/proxy/(envoy-rev|grpc-bootstrap).json mode", "-rw-r--r--", "", "our agent starts no Envoy; it writes a bootstrap when it is asked to"},
 	{"files", "call of the CA .*", "*", "", "with files the CA is never asked, not for the names above either"},
+	{"live socket", "file var/run/secrets/credential-uds(/files-socket)? mode", "*", "", "with a live socket our agent serves no secrets, by the names of files neither"},
 	{"mounted files", "default|ROOTCA|both", "code unknown", "answered", "the mounted files are an identity under every name"},
 	{"mounted files", "file certs/.*", "", "*", "and are written to OUTPUT_CERTS"},
 }
@@ -424,7 +453,7 @@ var differences = []difference{
 // answer. What is different is in differences, with the reason, and nothing else is.
 func TestIstioEnvironment(t *testing.T) {
 	conformance.Covers(t, "IST-7.2-1", "IST-7.2-2", "IST-7.2-3", "IST-7.2-4", "IST-7.2-5", "IST-7.4-1", "IST-7.4-2", "IST-7.5-2", "IST-7.5-3", "IST-7.5-4", "IST-7.5-8",
-		"IST-7.8-1", "IST-7.8-2", "IST-7.8-4", "IST-7.9-1", "IST-7.9-2", "IST-8.1-1", "IST-8.2-4", "IST-8.2-5", "IST-8.3-1", "IST-8.3-2", "IST-8.3-4", "IST-8.3-9",
+		"IST-7.8-1", "IST-7.8-2", "IST-7.8-4", "IST-7.9-1", "IST-7.9-2", "IST-8.1-1", "IST-8.2-1", "IST-8.2-2", "IST-8.2-4", "IST-8.2-5", "IST-8.3-1", "IST-8.3-2", "IST-8.3-4", "IST-8.3-9",
 		"IST-8.4-2", "IST-8.6-1", "IST-8.6-2", "IST-9.2-1", "IST-9.2-2", "IST-9.2-3", "IST-9.2-4", "IST-9.2-5", "IST-9.2-8", "IST-9.2-9", "IST-9.2-10", "IST-9.2-11", "IST-9.2-12",
 		"IST-9.2-13", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21", "IST-9.2-22", "IST-9.2-26", "IST-9.2-27", "IST-9.2-42")
 	t.Parallel()
