@@ -424,29 +424,34 @@ var moves = map[string]struct {
 }
 
 // A difference is one between the two agents, and why it is meant.
-type difference struct{ move, what, istio, ours, why string } // the first two are regular expressions; "*" is any value
+type difference struct {
+	rows        string // of the description of Istio's agent
+	move, what  string // regular expressions
+	istio, ours string // "*" is any value
+	why         string
+}
 
 const withCA = "sidecar|in a pod|P-256|P-384|roots of the CA elsewhere|virtual machine|dead socket"
 
 var differences = []difference{
-	{".*", "DeltaSecrets|FetchSecrets", "code unimplemented", "answered", "the protocol has these methods, and Envoy's documentation recommends the first"},
-	{".*", "default without a node", "code invalid_argument", "answered", "what a client says about itself decides nothing"},
-	{".*", "unknown name", "*", "nothing", "a name that does not exist must not be a name for the workload's key"},
-	{".*", "file-cert, no key", "*", "nothing", "the same: the name is not whole"},
-	{".*", "file-cert, other folder", "answered", "nothing", "names come from clients: files are of the folders in the configuration"},
-	{withCA + "|files|credentials of the platform", "file-(cert|root), mounted", "answered", "nothing", "the same: these files are not configured"},
-	{".*", "file-cert, relative", "answered", "nothing", "the same: a name does not depend on where the agent was started"},
-	{".*", "file-cert, key for all", "answered", "nothing", "a key that other users can read, outside a volume of Kubernetes, is no secret"},
-	{withCA, "(default|both) secret 0 chain PEM|file certs/cert-chain.pem PEM", "CERTIFICATE, CERTIFICATE", "CERTIFICATE", "a peer has the root, or does not trust it"},
-	{withCA, "(default|both) secret 0 chain roots of the mesh|file certs/cert-chain.pem roots of the mesh", "1", "0", "the same"},
-	{"sidecar|in a pod", "(default|both) secret 0 private key PEM|file certs/key.pem PEM", "RSA PRIVATE KEY", "PRIVATE KEY", "keys are always in PKCS #8, as with PKCS8_KEY=true"},
-	{".*", ".* ends with a newline", "false", "true", "a file of text ends with a newline, as what the CA sends does"},
-	{".*", "file (etc/istio/proxy/XDS|" + workloadSocket + ") mode", "Srw-rw-rw-", "Srw-------", "not every user of the machine may have the key"},
-	{".*", "file etc/istio/proxy/(envoy-rev|grpc-bootstrap).json mode", "-rw-r--r--", "", "our agent starts no Envoy; it writes a bootstrap when it is asked to"},
-	{"files", "call of the CA .*", "*", "", "with files the CA is never asked, not for the names above either"},
-	{"live socket", "file var/run/secrets/credential-uds(/files-socket)? mode", "*", "", "with a live socket our agent serves no secrets, by the names of files neither"},
-	{"mounted files", "default|ROOTCA|both", "code unknown", "answered", "the mounted files are an identity under every name"},
-	{"mounted files", "file certs/.*", "", "*", "and are written to OUTPUT_CERTS"},
+	{"8.3-3", ".*", "DeltaSecrets|FetchSecrets", "code unimplemented", "answered", "the protocol has these methods, and Envoy's documentation recommends the first"},
+	{"8.3-5", ".*", "default without a node", "code invalid_argument", "answered", "what a client says about itself decides nothing"},
+	{"7.2-7", ".*", "unknown name", "*", "nothing", "a name that does not exist must not be a name for the workload's key"},
+	{"7.2-7", ".*", "file-cert, no key", "*", "nothing", "the same: the name is not whole"},
+	{"7.2-3", ".*", "file-cert, other folder", "answered", "nothing", "names come from clients: files are of the folders in the configuration"},
+	{"7.2-3, 7.2-4", withCA + "|files|credentials of the platform", "file-(cert|root), mounted", "answered", "nothing", "the same: these files are not configured"},
+	{"7.2-3", ".*", "file-cert, relative", "answered", "nothing", "the same: a name does not depend on where the agent was started"},
+	{"7.2-3", ".*", "file-cert, key for all", "answered", "nothing", "a key that other users can read, outside a volume of Kubernetes, is no secret"},
+	{"7.5-6", withCA, "(default|both) secret 0 chain PEM|file certs/cert-chain.pem PEM", "CERTIFICATE, CERTIFICATE", "CERTIFICATE", "a peer has the root, or does not trust it"},
+	{"7.5-6", withCA, "(default|both) secret 0 chain roots of the mesh|file certs/cert-chain.pem roots of the mesh", "1", "0", "the same"},
+	{"9.2-18", "sidecar|in a pod", "(default|both) secret 0 private key PEM|file certs/key.pem PEM", "RSA PRIVATE KEY", "PRIVATE KEY", "keys are always in PKCS #8, as with PKCS8_KEY=true"},
+	{"7.7-2", ".*", ".* ends with a newline", "false", "true", "a file of text ends with a newline, as what the CA sends does"},
+	{"8.1-4", ".*", "file (etc/istio/proxy/XDS|" + workloadSocket + ") mode", "Srw-rw-rw-", "Srw-------", "not every user of the machine may have the key"},
+	{"9.1-9, 9.1-11", ".*", "file etc/istio/proxy/(envoy-rev|grpc-bootstrap).json mode", "-rw-r--r--", "", "our agent starts no Envoy; it writes a bootstrap when it is asked to"},
+	{"7.2-7", "files", "call of the CA .*", "*", "", "with files the CA is never asked, not for the names above either"},
+	{"8.1-2", "live socket", "file var/run/secrets/credential-uds(/files-socket)? mode", "*", "", "with a live socket our agent serves no secrets, by the names of files neither"},
+	{"7.5-1", "mounted files", "default|ROOTCA|both", "code unknown", "answered", "the mounted files are an identity under every name"},
+	{"7.9-1", "mounted files", "file certs/.*", "", "*", "and are written to OUTPUT_CERTS"},
 }
 
 // TestIstioEnvironment moves environments of Istio's agent over to ours, unchanged, and compares all that both make, ask and
@@ -454,7 +459,7 @@ var differences = []difference{
 func TestIstioEnvironment(t *testing.T) {
 	conformance.Covers(t, "IST-7.2-1", "IST-7.2-2", "IST-7.2-3", "IST-7.2-4", "IST-7.2-5", "IST-7.4-1", "IST-7.4-2", "IST-7.5-2", "IST-7.5-3", "IST-7.5-4", "IST-7.5-8",
 		"IST-7.8-1", "IST-7.8-2", "IST-7.8-4", "IST-7.9-1", "IST-7.9-2", "IST-8.1-1", "IST-8.2-1", "IST-8.2-2", "IST-8.2-4", "IST-8.2-5", "IST-8.3-1", "IST-8.3-2", "IST-8.3-4", "IST-8.3-9",
-		"IST-8.4-2", "IST-8.6-1", "IST-8.6-2", "IST-9.2-1", "IST-9.2-2", "IST-9.2-3", "IST-9.2-4", "IST-9.2-5", "IST-9.2-8", "IST-9.2-9", "IST-9.2-10", "IST-9.2-11", "IST-9.2-12",
+		"IST-8.4-2", "IST-8.6-1", "IST-8.6-2", "IST-9.1-6", "IST-9.2-1", "IST-9.2-2", "IST-9.2-3", "IST-9.2-4", "IST-9.2-5", "IST-9.2-8", "IST-9.2-9", "IST-9.2-10", "IST-9.2-11", "IST-9.2-12",
 		"IST-9.2-13", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21", "IST-9.2-22", "IST-9.2-26", "IST-9.2-27", "IST-9.2-42")
 	t.Parallel()
 	peers.Program(t, "pilot-agent")
@@ -765,7 +770,7 @@ func TestIstioBootstrap(t *testing.T) {
 // TestOurAgentOfIstioCA has our agent take its identity from Istio's CA server, as on a virtual machine: with a token at
 // first, and then with the certificate that it has written itself.
 func TestOurAgentOfIstioCA(t *testing.T) {
-	conformance.Covers(t, "IST-7.9-1", "IST-9.2-1", "IST-9.2-9", "IST-9.2-10")
+	conformance.Covers(t, "IST-6.6-1", "IST-6.6-2", "IST-7.9-1", "IST-9.2-1", "IST-9.2-9", "IST-9.2-10")
 	t.Parallel()
 	peers.Program(t, "istio-ca") // before an API server is started
 	startOurs := ourAgent(t)
