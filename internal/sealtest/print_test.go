@@ -35,6 +35,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
+	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -144,6 +145,18 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	_, err = written.Write()
 	require.NoError(t, err)
 
+	// An agent, over files that another program has written.
+	folder, err := os.MkdirTemp("", "seal") // t.TempDir is too long for a Unix socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	require.NoError(t, os.WriteFile(roots, bundle.MarshalPEM(), 0o600))
+	agent, err := istioagent.Start(t.Context(), istioagent.Config{
+		Root: folder, TrustDomain: td, FileMounted: true, MountedCert: mounted, MountedKey: mounted, MountedRoots: roots,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, agent.Close()) })
+
 	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
 	require.NoError(t, err)
 	wits, err := witsvid.NewIssuer(td, token, nil)
@@ -183,6 +196,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
 		"spiffe/filesource.Source":                  {files, keys},
+		"sds/istioagent.Agent":                      {agent, keys},
 		"sds/sdssource.Files":                       {byName, keys},
 		"spiffe/filesink.Sink":                      {written, append(owns, key)},
 		"spiffe/filesink.Config":                    {filesink.Config{Source: manager}, append(owns, key)},

@@ -5,7 +5,61 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/svidkit/svidkit/internal/fileset"
 )
+
+// object and list are JSON.
+type (
+	object = map[string]any
+	list   = []any
+)
+
+// node is how an Envoy, or a program with gRPC, introduces itself to the control plane.
+func (c *Config) node() object {
+	metadata := object{"NAMESPACE": c.Namespace, "SERVICE_ACCOUNT": c.ServiceAccount, "CLUSTER_ID": c.ClusterID}
+	for name, value := range c.Metadata {
+		metadata[name] = value
+	}
+	namespace := cmp.Or(c.Namespace, "default")
+	return object{
+		"id":      fmt.Sprintf("sidecar~%s~%s.%s~%s.svc.cluster.local", cmp.Or(c.Address, "127.0.0.1"), cmp.Or(c.Pod, "pod"), namespace, namespace),
+		"cluster": cmp.Or(c.ServiceAccount, "proxy") + "." + namespace, "metadata": metadata,
+	}
+}
+
+// writeGRPC writes the bootstrap for programs with gRPC and without a proxy.
+func (c *Config) writeGRPC() error {
+	bootstrap := object{
+		"xds_servers": list{object{
+			"server_uri": "unix://" + c.xdsSocket(), "channel_creds": list{object{"type": "insecure"}}, "server_features": list{"xds_v3"},
+		}},
+		"node":                                   c.node(),
+		"server_listener_resource_name_template": "xds.istio.io/grpc/lds/inbound/%s",
+	}
+	if dir := c.path(c.OutputCerts); c.OutputCerts != "" {
+		bootstrap["certificate_providers"] = object{"default": object{"plugin_name": "file_watcher", "config": object{
+			"certificate_file": filepath.Join(dir, certName), "private_key_file": filepath.Join(dir, keyName),
+			"ca_certificate_file": filepath.Join(dir, rootsName), "refresh_interval": "900s",
+		}}}
+	}
+	data, err := json.MarshalIndent(bootstrap, "", "  ")
+	if err != nil {
+		return err
+	}
+	name := c.path(c.GRPCBootstrap)
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		return err
+	}
+	dir, err := os.OpenRoot(filepath.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return fileset.Replace(dir, filepath.Base(name), fileset.File{Data: data, Mode: 0o644})
+}
 
 // Bootstrap writes a configuration for an Envoy, in JSON, which Envoy takes as --config-path FILE.json. It has the cluster
 // sds-grpc at the workload socket, by whose name control planes refer to it. With Config.XDS, listeners and clusters come from the
@@ -14,8 +68,6 @@ import (
 // The admin interface of Envoy is at 127.0.0.1:15000.
 func (a *Agent) Bootstrap(w io.Writer) error {
 	c := &a.cfg
-	type object = map[string]any
-	type list = []any
 	address := func(port int) object {
 		return object{"socket_address": object{"address": "127.0.0.1", "port_value": port}}
 	}
@@ -37,20 +89,8 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 			"grpc_services": list{object{"envoy_grpc": object{"cluster_name": cluster}}},
 		}
 	}
-	metadata := object{"NAMESPACE": c.Namespace, "SERVICE_ACCOUNT": c.ServiceAccount, "CLUSTER_ID": c.ClusterID}
-	for name, value := range c.Metadata {
-		metadata[name] = value
-	}
-	namespace := cmp.Or(c.Namespace, "default")
 	static := object{"clusters": list{cluster("sds-grpc", a.choice.Socket)}}
-	bootstrap := object{
-		"node": object{
-			"id":      fmt.Sprintf("sidecar~%s~%s.%s~%s.svc.cluster.local", cmp.Or(c.Address, "127.0.0.1"), cmp.Or(c.Pod, "pod"), namespace, namespace),
-			"cluster": cmp.Or(c.ServiceAccount, "proxy") + "." + namespace, "metadata": metadata,
-		},
-		"admin":            object{"address": address(15000)},
-		"static_resources": static,
-	}
+	bootstrap := object{"node": c.node(), "admin": object{"address": address(15000)}, "static_resources": static}
 	if c.XDS {
 		static["clusters"] = list{cluster("sds-grpc", a.choice.Socket), cluster("xds-grpc", c.xdsSocket())}
 		ads := object{"ads": object{}, "resource_api_version": "V3"}

@@ -108,7 +108,7 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 		if err != nil {
 			return nil, err
 		}
-		if o.HTTPClient, err = caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}); err != nil {
+		if o.HTTPClient, err = c.newClient(caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}); err != nil {
 			return nil, err
 		}
 	}
@@ -135,6 +135,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 		t := &http.Transport{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout}}
 		t.Protocols.SetUnencryptedHTTP2(true)
 		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.Discovery, true, &http.Client{Transport: t}
+		c.clients = append(c.clients, x.HTTPClient)
 	} else {
 		roots, err := c.roots(istioca.XDSRootsFile)
 		if err != nil {
@@ -191,5 +192,14 @@ func (c *Config) client(address, roots string, controlPlane bool) (*http.Client,
 	case c.FileMounted:
 		o.CertificateFile, o.KeyFile = c.path(c.MountedCert), c.path(c.MountedKey)
 	}
-	return caclient.NewHTTPClient(o)
+	return c.newClient(o)
+}
+
+// newClient returns a client whose connections end with the Agent.
+func (c *Config) newClient(o caclient.TLSOptions) (*http.Client, error) {
+	client, err := caclient.NewHTTPClient(o)
+	if err == nil {
+		c.clients = append(c.clients, client)
+	}
+	return client, err
 }

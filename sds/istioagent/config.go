@@ -128,6 +128,10 @@ type Config struct {
 	// 127.0.0.1:15004 with PROXY_XDS_DEBUG_VIA_AGENT. Empty means none.
 	DebugAddress string
 
+	// GRPCBootstrap is a file that Run writes, with XDS, for programs with gRPC that take their configuration by xDS without a
+	// proxy: GRPC_XDS_BOOTSTRAP. It names the files of OutputCerts. Empty means none.
+	GRPCBootstrap string
+
 	// Drain is how long the agent goes on serving after it was told to stop, while it is not ready any more, so that an
 	// Envoy can drain: MINIMUM_DRAIN_DURATION.
 	Drain time.Duration
@@ -138,7 +142,8 @@ type Config struct {
 	// Logger gets the choice (Info), and what the parts log. Nil means no logs.
 	Logger *slog.Logger
 
-	urls struct{ service, exchange, metadata string } // of Google, for tests; empty means the real ones
+	clients []*http.Client                               // of the Agent
+	urls    struct{ service, exchange, metadata string } // of Google, for tests; empty means the real ones
 }
 
 // String names the identity and no header.
@@ -192,7 +197,7 @@ func (c Config) withDefaults() Config {
 func (c *Config) check() error {
 	switch {
 	case c.FileMounted && c.ProvCert != "":
-		return errors.New("FileMounted (FILE_MOUNTED_CERTS) and ProvCert (PROV_CERT) are both set: the mounted files are used for the control plane, too; leave one of them out")
+		return errors.New("both FileMounted (FILE_MOUNTED_CERTS) and ProvCert (PROV_CERT) are set: the mounted files are used for the control plane, too; leave one of them out")
 	case c.SocketFile != filepath.Base(c.SocketFile) || c.SocketFile == "." || c.SocketFile == "..":
 		return fmt.Errorf("SocketFile (WORKLOAD_IDENTITY_SOCKET_FILE) is %q, and has to be the name of a file without a folder", c.SocketFile)
 	case math.IsNaN(c.GraceRatio) || c.GraceRatio < 0 || c.GraceRatio > 1 || math.IsNaN(c.Jitter) || c.Jitter < 0 || c.Jitter > 1:

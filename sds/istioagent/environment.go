@@ -70,6 +70,7 @@ var variables = settings.Table{
 		{Name: "JWT_POLICY", Default: "third-party-jwt", Choices: []string{"third-party-jwt", "first-party-jwt"}, Doc: "kind of token; the second is treated as the first, as by Istio's agent", Origin: implied},
 		{Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Default: socketName, Check: checkSocketFile, Doc: "name of the workload socket; with another name a server has to be there", Origin: implied},
 		{Name: "PROXY_CONFIG", Check: checkProxyConfig, Doc: "JSON, of which discoveryAddress, configPath and controlPlaneAuthPolicy are read", Origin: implied},
+		{Name: "GRPC_XDS_BOOTSTRAP", Form: settings.Path, Doc: "file to write for programs with gRPC and without a proxy; without it none is written", Origin: implied},
 		{Name: "MINIMUM_DRAIN_DURATION", Form: settings.Duration, Default: "5s", Doc: "how long the agent goes on serving after it was told to stop", Origin: implied},
 		{Name: "KUBERNETES_SERVICE_HOST", Doc: "set in a pod, where files of OUTPUT_CERTS have mode 0644", Origin: implied},
 
@@ -83,7 +84,6 @@ var variables = settings.Table{
 		{Name: "PROXY_CONFIG_XDS_AGENT", Unused: true, Form: settings.Bool, Doc: "trust bundles do not come by xDS", Origin: implied},
 		{Name: "XDS_AUTH_PROVIDER", Unused: true, Doc: "it has no effect in Istio's agent either", Origin: implied},
 		{Name: "DISABLE_ENVOY", Unused: true, Form: settings.Bool, Doc: "this agent starts no Envoy; OUTPUT_CERTS is kept current without one", Origin: implied},
-		{Name: "GRPC_XDS_BOOTSTRAP", Unused: true, Form: settings.Path, Doc: "no bootstrap for gRPC without a proxy is written", Origin: implied},
 		{Name: "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", Unused: true, Form: settings.Bool, Doc: "connections are those of Envoy, which this agent does not run", Origin: implied},
 		{Name: "ENVOY_*", Unused: true, Doc: "ports of an Envoy that this agent does not run", Origin: implied},
 		{Name: "DNS_*", Unused: true, Doc: "there is no DNS proxy", Origin: implied},
@@ -190,7 +190,8 @@ func FromEnvironment(environ []string) (Config, error) {
 		AllowTLS12: v.Text("COMPLIANCE_POLICY") == "fips-140-2",
 		SocketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: cmp.Or(proxy.DiscoveryAddress, discovery), ConfigPath: cmp.Or(proxy.ConfigPath, proxyDir),
-		Drain: v.Duration("MINIMUM_DRAIN_DURATION"),
+		GRPCBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
+		Drain:         v.Duration("MINIMUM_DRAIN_DURATION"),
 	}
 	if c.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
 		c.DebugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
@@ -251,5 +252,5 @@ func checkPool(address string) error {
 	if len(parts) == 6 && parts[0] == "projects" && parts[2] == "locations" && parts[4] == "caPools" {
 		return nil
 	}
-	return errors.New("Google's Mesh CA is no more: set it to a pool of the Certificate Authority Service, projects/PROJECT/locations/LOCATION/caPools/POOL")
+	return errors.New("the service is Google's Certificate Authority Service, as Mesh CA is no more: set it to a pool of the Certificate Authority Service, projects/PROJECT/locations/LOCATION/caPools/POOL")
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/istioagent"
@@ -15,6 +16,7 @@ import (
 
 func TestDefaults(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-22")
 	c, err := istioagent.FromEnvironment(nil)
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.TrustDomain.String())
@@ -115,6 +117,7 @@ func TestEnvironment(t *testing.T) {
 
 func TestBadEnvironment(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.5-4", "IST-6.6-4")
 	for _, line := range []string{
 		"TRUST_DOMAIN=Example.org", "TRUST_DOMAIN=spiffe://", "SECRET_TTL=1d", "SECRET_TTL=-1h", "SECRET_GRACE_PERIOD_RATIO=1.5",
 		"SECRET_GRACE_PERIOD_RATIO=NaN", "SECRET_GRACE_PERIOD_RATIO_JITTER=-0.01", "FILE_MOUNTED_CERTS=yes", "PROXY_XDS_VIA_AGENT=on",

@@ -270,6 +270,11 @@ func (a *Agent) work(ctx context.Context) error {
 		start("identity", a.identity.Run)
 		start("files", a.files.Run)
 	}
+	if a.xds != nil && a.cfg.GRPCBootstrap != "" {
+		if err := a.cfg.writeGRPC(); err != nil {
+			return fmt.Errorf("bootstrap for gRPC (GRPC_XDS_BOOTSTRAP): %w", err)
+		}
+	}
 	for path, s := range a.servers {
 		if err := s.Listen(); err != nil {
 			return fmt.Errorf("socket %s: %w", path, err)
@@ -369,6 +374,9 @@ func (a *Agent) Ready(ctx context.Context) error {
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
+	for _, client := range a.cfg.clients {
+		client.CloseIdleConnections()
+	}
 	return err
 }
 

@@ -165,6 +165,7 @@ func serial(t *testing.T, s *pki.Secret) string {
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
 func TestFromCA(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6", "IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1")
 	c := newControl(t)
 	root := c.root(t)
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
@@ -175,6 +176,7 @@ func TestFromCA(t *testing.T) {
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
 	assert.Equal(t, web, svid.ID())
+	assert.InDelta(t, 4*time.Second, time.Until(svid.NotAfter()), float64(3*time.Second))
 
 	next := watch(t, a.Choice().Socket, "default")
 	first := serial(t, next())
@@ -215,6 +217,7 @@ func TestFromCA(t *testing.T) {
 // the token.
 func TestMachine(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
 	c := newControl(t)
 	root := folder(t)
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte("good-token"))
@@ -222,6 +225,7 @@ func TestMachine(t *testing.T) {
 	require.NoError(t, os.Chmod(filepath.Join(root, "certs"), 0o700))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" PROV_CERT=./certs OUTPUT_CERTS={root}/certs SECRET_TTL=1h")
 	a := start(t, cfg)
+	assert.Positive(t, c.tokens.Load(), "proven by the token")
 	output := func(name string) []byte {
 		data, err := os.ReadFile(filepath.Join(root, "certs", name))
 		require.NoError(t, err)
@@ -258,6 +262,7 @@ func TestMachine(t *testing.T) {
 // TestOutputInPod has the modes of a pod.
 func TestOutputInPod(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.9-1", "IST-7.9-2", "IST-9.2-42")
 	c := newControl(t)
 	root := c.root(t)
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=./out KUBERNETES_SERVICE_HOST=10.96.0.1 SECRET_TTL=4s"))
@@ -289,6 +294,7 @@ func TestOutputInPod(t *testing.T) {
 // TestFiles has files, which are followed, and stay in use when they are gone.
 func TestFiles(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.4-1", "IST-7.4-2", "IST-7.4-4", "IST-7.8-2", "IST-8.2-4")
 	c := newControl(t)
 	root := c.root(t)
 	authority := spiffetest.NewCA(t, "example.org")
@@ -360,6 +366,7 @@ func TestHalfPair(t *testing.T) {
 // TestMounted has FILE_MOUNTED_CERTS.
 func TestMounted(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.8-4", "IST-9.2-11")
 	root := folder(t)
 	authority := spiffetest.NewCA(t, "example.org")
 	writeSVID(t, root, "mnt", authority, authority.SVID("/ns/shop/sa/files"))
@@ -375,6 +382,7 @@ func TestMounted(t *testing.T) {
 // TestLiveSocket has the server of another program, which is left alone.
 func TestLiveSocket(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-8.2-1")
 	root := folder(t)
 	socket := filepath.Join(root, workloadSocket)
 	serve(t, socket)
@@ -446,6 +454,7 @@ func TestOutage(t *testing.T) {
 // TestDrain serves on while it drains, and is not ready any more.
 func TestDrain(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.2-38")
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
@@ -552,7 +561,4 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-var (
-	_ io.Writer = (*lines)(nil)
-	_           = conformance.Covers
-)
+var _ io.Writer = (*lines)(nil)
