@@ -466,10 +466,10 @@ func TestIstioEnvironment(t *testing.T) {
 	startOurs, m := ourAgent(t), newMeshCA(t)
 	other := spiffetest.NewCA(t, "other.example")
 	var mu sync.Mutex
-	used := map[int]bool{}
+	ran, used := 0, map[int]bool{}
 	t.Cleanup(func() {
 		for i, d := range differences {
-			if !t.Failed() && !t.Skipped() {
+			if !t.Failed() && ran == len(moves) {
 				assert.True(t, used[i], "there is no such difference any more: %v", d)
 			}
 		}
@@ -519,6 +519,9 @@ func TestIstioEnvironment(t *testing.T) {
 					mu.Unlock()
 				}
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			ran++
 			t.Logf("%d facts", len(whats))
 		})
 	}
@@ -652,8 +655,7 @@ func TestIstioBootstrap(t *testing.T) {
 	conformance.Covers(t, "IST-8.2-2", "IST-8.6-7", "IST-9.4-1", "IST-9.4-4")
 	t.Parallel()
 	peers.Program(t, "pilot-agent")
-	bin, err := filepath.Abs(envoytest.Binary(t))
-	require.NoError(t, err)
+	bins := append([]string{envoytest.Binary(t)}, envoytest.Old(t)...)
 	startOurs, m := ourAgent(t), newMeshCA(t)
 	dir := shortDir(t)
 	podFolder(t, dir, m.token, m.roots)
@@ -677,6 +679,7 @@ func TestIstioBootstrap(t *testing.T) {
 	require.Contains(t, arguments, filepath.Join(dir, "etc/istio/proxy/envoy-rev.json"))
 
 	const service, listeners = "/envoy.service.discovery.v3.AggregatedDiscoveryService/", "type.googleapis.com/envoy.config.listener.v3.Listener"
+	listener := inbound(t)
 	var nodes sync.Map
 	ads := &grpchttp.Handler{MaxMessage: 1 << 20, Methods: map[string]grpchttp.Method{service + "DeltaAggregatedResources": func(ctx context.Context, c *grpchttp.Call) error {
 		if err := c.SendHeader(); err != nil {
@@ -704,7 +707,7 @@ func TestIstioBootstrap(t *testing.T) {
 			answered[r.GetTypeUrl()] = true
 			answer := &envoysds.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "1", SystemVersionInfo: "1"}
 			if r.GetTypeUrl() == listeners {
-				answer.Resources = []*envoysds.Resource{{Name: "virtualInbound", Version: "1", Resource: &anypb.Any{TypeUrl: listeners, Value: inbound(t)}}}
+				answer.Resources = []*envoysds.Resource{{Name: "virtualInbound", Version: "1", Resource: &anypb.Any{TypeUrl: listeners, Value: listener}}}
 			}
 			if msg, err = proto.Marshal(answer); err != nil {
 				return err
@@ -717,49 +720,58 @@ func TestIstioBootstrap(t *testing.T) {
 	ours := startOurs(t, dir, environment)
 	m.serve(t, ours.ca, ads)
 
-	cmd := exec.Command(bin, arguments...)
-	cmd.Dir = dir
-	envoy, _ := peers.StartIsolated(t, filepath.Join(dir, "envoy.log"), cmd, 9) // with a port that it does not need
 	probe := m.svid(t, spiffe.MustParseID("spiffe://example.org/ns/prod/sa/probe"))
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM(m.roots))
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
-			return envoy.Dial(network, address)
-		},
-		TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*probe.TLSCertificate()}, InsecureSkipVerify: true, // there is no DNS name
-			VerifyConnection: func(c tls.ConnectionState) error {
-				_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots})
-				return err
-			},
-		},
-	}}
-	// ask returns the serial number of Envoy's certificate.
-	ask := func() (serial string, err error) {
-		response, err := client.Get("https://127.0.0.1:15006")
-		if err != nil {
-			return "", err
+	t.Run("Envoy", func(t *testing.T) {
+		for _, bin := range bins {
+			t.Run(envoytest.Version(t, bin), func(t *testing.T) {
+				t.Parallel()
+				bin, err := filepath.Abs(bin)
+				require.NoError(t, err)
+				cmd := exec.Command(bin, arguments...)
+				cmd.Dir = dir
+				envoy, _ := peers.StartIsolated(t, filepath.Join(t.TempDir(), "log"), cmd, 9) // with a port that it does not need
+				client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+					DisableKeepAlives: true,
+					DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+						return envoy.Dial(network, address)
+					},
+					TLSClientConfig: &tls.Config{
+						MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*probe.TLSCertificate()}, InsecureSkipVerify: true, // there is no DNS name
+						VerifyConnection: func(c tls.ConnectionState) error {
+							_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots})
+							return err
+						},
+					},
+				}}
+				// ask returns the serial number of Envoy's certificate.
+				ask := func() (serial string, err error) {
+					response, err := client.Get("https://127.0.0.1:15006")
+					if err != nil {
+						return "", err
+					}
+					defer response.Body.Close()
+					said, err := io.ReadAll(response.Body)
+					if err == nil && string(said) != "hello" {
+						err = fmt.Errorf("it says %d %q", response.StatusCode, said)
+					}
+					return response.TLS.PeerCertificates[0].SerialNumber.String(), err
+				}
+				seen := map[string]bool{}
+				envoy.Ready(t, func() error {
+					serial, err := ask()
+					if err != nil {
+						require.Empty(t, seen, "there was an Envoy, and now %v", err)
+						return err
+					}
+					if seen[serial] = true; len(seen) < 3 {
+						return errors.New("its certificate has not been renewed twice")
+					}
+					return nil
+				})
+			})
 		}
-		defer response.Body.Close()
-		said, err := io.ReadAll(response.Body)
-		if err == nil && string(said) != "hello" {
-			err = fmt.Errorf("it says %d %q", response.StatusCode, said)
-		}
-		return response.TLS.PeerCertificates[0].SerialNumber.String(), err
-	}
-	seen := map[string]bool{}
-	envoy.Ready(t, func() error {
-		serial, err := ask()
-		if err != nil {
-			require.Empty(t, seen, "there was an Envoy, and now %v", err)
-			return err
-		}
-		if seen[serial] = true; len(seen) < 3 {
-			return errors.New("its certificate has not been renewed twice")
-		}
-		return nil
 	})
 	nodes.Range(func(id, _ any) bool {
 		assert.Equal(t, "sidecar~127.0.0.1~web-1.prod~prod.svc.cluster.local", id)

@@ -498,7 +498,8 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	killFront()
 	killBack()
 	time.Sleep(200 * time.Millisecond) // of requests without an agent
-	killFront, killBack = startAgent(t, front.agentConfig), startAgent(t, back.agentConfig)
+	startAgent(t, front.agentConfig)
+	startAgent(t, back.agentConfig)
 	renewed("by the new agents") // at once, as an agent starts with a certificate of its own
 	configure(4)
 	revised(4)
