@@ -72,6 +72,7 @@ func (p *Proxy) reverse(direction string) http.Handler {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", r.In.Context().Value(targetKey{}).(target).pool()
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // the application judges it
+			r.Out.Trailer = nil                    // it could have what strip takes out
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 				if v, ok := r.In.Header[name]; ok {
 					r.Out.Header[name] = v

@@ -176,14 +176,15 @@ func Start(ctx context.Context, cfg Config) (*Identity, error) {
 
 // New checks cfg and returns an Identity. It makes no key, reads no file but AnchorsFile, and connects to nothing.
 func New(cfg Config) (*Identity, error) {
-	id, err := newIdentity(cfg)
+	id, err := newIdentity(cfg, nil)
 	if err != nil {
 		return nil, fmt.Errorf("linkerdproxy: new: %w", err)
 	}
 	return id, nil
 }
 
-func newIdentity(cfg Config) (*Identity, error) {
+// newIdentity returns an Identity that is certified by service, or, if that is nil, by the certifier in cfg.
+func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	cfg.MinRefresh, cfg.MaxRefresh = cmp.Or(cfg.MinRefresh, 10*time.Second), cmp.Or(cfg.MaxRefresh, 24*time.Hour)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	mesh, err := meshOf(cfg.Name)
@@ -224,9 +225,10 @@ func newIdentity(cfg Config) (*Identity, error) {
 	case cfg.Certifier.Name != certifier:
 		return nil, fmt.Errorf("Config.Certifier.Name is %.300q, want %q, the certifier of the mesh that %q belongs to", cfg.Certifier.Name, certifier, cfg.Name)
 	}
-	service, err := linkerd.New(linkerd.Options{Endpoint: endpoint, Mesh: mesh})
-	if err != nil {
-		return nil, err
+	if service == nil {
+		if service, err = linkerd.New(linkerd.Options{Endpoint: endpoint, Mesh: mesh}); err != nil {
+			return nil, err
+		}
 	}
 	want := pki.ExpectDNSName(td, cfg.Name)
 	// One attempt, as the next is up to RenewIn.

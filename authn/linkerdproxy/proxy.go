@@ -26,7 +26,7 @@ type ProxyConfig struct {
 	Identity *Identity
 
 	// Application is the address, host:port, of the workload, which inbound connections are forwarded to. It speaks HTTP/1
-	// or HTTP/2 without TLS, and each request arrives by the version that the client has sent it in.
+	// or HTTP/2 without TLS, and each request arrives by the version that the client has sent it in, without trailers.
 	Application string
 
 	// Opaque says that the application speaks another protocol: what comes in is forwarded byte for byte, and the
