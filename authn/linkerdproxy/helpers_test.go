@@ -234,3 +234,13 @@ func get(t testing.TB, h http.Handler, path string) string {
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 	return fmt.Sprint(w.Code, " ", strings.TrimSpace(w.Body.String()))
 }
+
+// together runs subtests that mostly wait for real time at once: parallel ones would wait for a free processor.
+func together(t *testing.T, tests map[string]func(*testing.T)) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for name, f := range tests {
+		wg.Go(func() { t.Run(name, f) })
+	}
+	wg.Wait()
+}

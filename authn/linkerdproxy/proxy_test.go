@@ -469,22 +469,21 @@ func TestRotationAndOutage(t *testing.T) {
 		at, _ := inbound(t, server, func(c *linkerdproxy.ProxyConfig) { c.RequireIdentity = true })
 		return server, client, traffic(t, outbound(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}), fresh(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}))
 	}
-	t.Run("rotation", func(t *testing.T) {
-		t.Parallel()
+	rotation := func(t *testing.T) {
 		server, client, stop := start(t, newController(t, time.Second, false))
 		eventually(t, func() bool { return renewals(server) >= 3 && renewals(client) >= 3 }, "two renewals")
 		good, failures := stop()
 		require.Empty(t, failures)
 		assert.Greater(t, good, int64(50))
-	})
-	t.Run("outage", func(t *testing.T) {
-		t.Parallel()
-		const life = 5 * time.Second
-		c := newController(t, life, false)
+	}
+	outage := func(t *testing.T) {
+		c := newController(t, 4*time.Second, false)
 		server, client, stop := start(t, c)
-		time.Sleep(life / 100 * 40)
+		end := server.Status().NotAfter
+		life := time.Until(end)
+		time.Sleep(time.Until(end.Add(-life / 100 * 60)))
 		c.stop()
-		time.Sleep(life / 100 * 45)
+		time.Sleep(time.Until(end.Add(-life / 100 * 15)))
 		require.Equal(t, 1, renewals(server))
 		require.Error(t, server.Status().Err, "it has tried")
 		c.start(t)
@@ -492,7 +491,8 @@ func TestRotationAndOutage(t *testing.T) {
 		good, failures := stop()
 		require.Empty(t, failures)
 		assert.Greater(t, good, int64(50))
-	})
+	}
+	together(t, map[string]func(*testing.T){"rotation": rotation, "outage": outage})
 }
 
 // Everything that keeps a proxy from renewing ends in the same way, and so does the recovery: the service is down, the token
@@ -501,6 +501,7 @@ func TestRotationAndOutage(t *testing.T) {
 func TestRecovery(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-1-8", "LNK-10-9", "LNK-10-10", "LNK-10-11", "LNK-10-12")
+	tests := map[string]func(*testing.T){}
 	for name, fault := range map[string]struct {
 		begin, end func(t *testing.T, c *controller, cfg *linkerdproxy.Config)
 	}{
@@ -524,8 +525,7 @@ func TestRecovery(t *testing.T) {
 			},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		tests[name] = func(t *testing.T) {
 			c := newController(t, time.Second, false)
 			cfg := c.config(t, web)
 			id, err := linkerdproxy.Start(t.Context(), cfg)
@@ -573,8 +573,9 @@ func TestRecovery(t *testing.T) {
 			now, err := id.Credential()
 			require.NoError(t, err)
 			assert.Equal(t, first.Leaf().PublicKey, now.Leaf().PublicKey)
-		})
+		}
 	}
+	together(t, tests)
 }
 
 // The trust anchors are replaced as operators do it: all proxies get the old and the new, by a restart of one after the other;
@@ -617,7 +618,7 @@ func TestAnchorsReplaced(t *testing.T) {
 	}
 
 	// A certifier that changes its issuer before the anchors are there replaces nothing.
-	stubborn := newService(t, 4*time.Second)
+	stubborn := newService(t, 2*time.Second)
 	id := certified(t, stubborn, web, func(c *linkerdproxy.Config) { c.MinRefresh = 50 * time.Millisecond })
 	first, err := id.Credential()
 	require.NoError(t, err)

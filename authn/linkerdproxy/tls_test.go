@@ -202,7 +202,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		s := newService(t, life)
 		other := certified(t, s, voting) // it renews, unlike what the test looks at
 		mine := newService(t, life)
-		mine.ca = s.ca
+		mine.ca, mine.anchors = s.ca, s.anchors
 		mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
 		strict, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), mine)
 		require.NoError(t, err)
