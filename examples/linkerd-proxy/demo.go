@@ -30,7 +30,7 @@ import (
 const traced = "X-Traced"
 
 // life is that of a certificate in the demo, which ends with a whole second: it is up to a second more.
-const life = 2 * time.Second
+const life = 3 * time.Second
 
 // mesh is that of the demo, with names in the form of the first design.
 var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
@@ -99,7 +99,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	d.addr = reserved.Addr().String()
 	_ = reserved.Close() // the service comes later, and the proxies know its address
 
-	d.phase("Before the identity service is there")
+	d.phase("Before the identity service is there", injector, proxyOf("web"), "environment")
 	web, err := d.start(ctx, "web", d.application(ctx, "web"), nil)
 	if err != nil {
 		return err
@@ -112,7 +112,9 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 		return err
 	}
 
-	d.phase("Certification")
+	// Certificates end with whole seconds: two that are made in one second end together, and are renewed together.
+	wait(ctx, time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
+	d.phase("Certification", identity, identity, "begins to serve")
 	stop, err := d.identityService(ctx)
 	if err != nil {
 		return err
@@ -137,8 +139,8 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	}
 	d.event(identity, proxyOf("voting"), "certificate for the name of voting, alone")
 
-	d.phase("Requests")
 	entry := voting.at.outbound.String()
+	d.phase("Requests", "voting", proxyOf("voting"), get(false))
 	for _, http2 := range []bool{false, true} {
 		if err := d.request(entry, http2, true); err != nil {
 			return err
@@ -147,25 +149,24 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	var good, bad atomic.Int64
 	pause := d.traffic(ctx, entry, &good, &bad)
 
-	d.phase("Renewal, with a new token")
 	d.watch("web")
+	d.phase("Renewal, with a new token", kubelet, proxyOf("web"), "another token in the token file")
 	d.give("web-2", web)
-	d.event(kubelet, proxyOf("web"), "another token in the token file")
 	if err := d.renewed(ctx, web, voting); err != nil {
 		return err
 	}
 	d.event(identity, proxyOf("web"), "certificate for the same key")
 
-	d.phase("The identity service is down for 45 % of a life")
 	end, err := d.expiry(web)
 	if err != nil {
 		return err
 	}
 	left := time.Until(end)
-	wait(ctx, time.Until(end)-left/100*70)
+	wait(ctx, time.Until(end)-left/100*72)
+	d.phase("The identity service is down for 45 % of a life", operator, identity, "stops it")
 	stop()
-	d.event(identity, identity, "is down")
-	wait(ctx, time.Until(end)-left/100*25)
+	wait(ctx, time.Until(end)-left/100*27)
+	d.event(operator, identity, "starts it")
 	if stop, err = d.identityService(ctx); err != nil {
 		return err
 	}
@@ -179,9 +180,8 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 		return fmt.Errorf("%d requests have failed, and %d not", bad.Load(), good.Load())
 	}
 
-	d.phase("The account is deleted")
+	d.phase("The account is deleted", operator, apiServer, "deletes the account web")
 	d.take(web)
-	d.event(operator, apiServer, "deletes the account web")
 	if err := d.until(ctx, func() bool { return d.status(web, "live") == http.StatusServiceUnavailable }); err != nil {
 		return err
 	}
@@ -195,9 +195,8 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	}
 	d.event(operator, proxyOf("web"), "TLS for the name of web: refused")
 
-	d.phase("The account is there again")
+	d.phase("The account is there again", operator, apiServer, "makes the account web anew, with another token")
 	d.give("web-3", web)
-	d.event(operator, apiServer, "makes the account web anew, with another token")
 	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
 		return err
 	}
@@ -254,7 +253,7 @@ func (d *meshDemo) review(_ context.Context, token string, _ []string) (*kube.Ac
 	d.mu.Unlock()
 	name, _, _ := strings.Cut(token, "-")
 	d.eventOf(name, proxyOf(name), identity, "Certify: token, and the one signing request")
-	d.eventOf(name, identity, apiServer, "TokenReview for identity.l5d.io")
+	d.eventOf(name, identity, apiServer, "TokenReview of the token of "+name+", for identity.l5d.io")
 	if !ok {
 		return nil, fmt.Errorf("no such account: %w", kube.ErrInvalidToken)
 	}
@@ -359,7 +358,7 @@ func (d *meshDemo) environ(w *workload) ([]string, error) {
 		"LINKERD2_PROXY_IDENTITY_STORE_DIR=" + w.store,
 		"LINKERD2_PROXY_IDENTITY_ADDR=0.0.0.0:" + port, // this host, and no loopback address: the service has to prove its name
 		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
-		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for two seconds here
+		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for three seconds here
 	}, nil
 }
 
@@ -437,6 +436,14 @@ func (d *meshDemo) renewed(ctx context.Context, all ...*workload) error {
 	return nil
 }
 
+// get is how the trace calls a request.
+func get(http2 bool) string {
+	if http2 {
+		return "GET http://web.emojivoto/ by HTTP/2"
+	}
+	return "GET http://web.emojivoto/ by HTTP/1.1"
+}
+
 // request sends one to the web application, through both proxies.
 func (d *meshDemo) request(entry string, http2, trace bool) error {
 	req, err := http.NewRequest(http.MethodGet, "http://web.emojivoto/", nil)
@@ -445,7 +452,7 @@ func (d *meshDemo) request(entry string, http2, trace bool) error {
 	}
 	if trace {
 		req.Header.Set(traced, "yes")
-		d.event("voting", proxyOf("voting"), fmt.Sprintf("GET http://web.emojivoto/ by HTTP/%d", map[bool]int{false: 1, true: 2}[http2]))
+		d.event("voting", proxyOf("voting"), get(http2))
 	}
 	resp, err := client(entry, http2).Do(req)
 	if err != nil {

@@ -77,7 +77,7 @@ func TestRefuses(t *testing.T) {
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	d := &meshDemo{trace: &trace{out: io.Discard}, dir: t.TempDir(), tokens: map[string]string{}}
-	d.phase("test")
+	d.phase("test", operator, operator, "begins")
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer busy.Close()

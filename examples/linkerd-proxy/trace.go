@@ -37,12 +37,13 @@ type phase struct {
 
 type event struct{ from, to, text string }
 
-// phase begins the next phase.
-func (t *trace) phase(title string) {
+// phase begins the next phase, with its first event.
+func (t *trace) phase(title, from, to, text string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.phases = append(t.phases, phase{title: title})
 	fmt.Fprintf(t.out, "%5.1fs  %s\n", time.Since(t.begun).Seconds(), title)
+	t.add(event{from, to, text})
 }
 
 // current returns the title of the phase.
@@ -73,12 +74,17 @@ func (t *trace) eventOf(name, from, to, text string) {
 func (t *trace) event(from, to, text string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e, p := event{from, to, text}, &t.phases[len(t.phases)-1]
+	t.add(event{from, to, text})
+}
+
+// add notes an event. The caller holds mu.
+func (t *trace) add(e event) {
+	p := &t.phases[len(t.phases)-1]
 	if slices.Contains(p.events, e) {
 		return
 	}
 	p.events = append(p.events, e)
-	fmt.Fprintf(t.out, "        %s → %s: %s\n", from, to, text)
+	fmt.Fprintf(t.out, "        %s → %s: %s\n", e.from, e.to, e.text)
 }
 
 // diagram returns the trace as a sequence diagram in Mermaid. In each phase it is in the order of what causes what.
