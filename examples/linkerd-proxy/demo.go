@@ -30,7 +30,7 @@ import (
 const traced = "X-Traced"
 
 // life is that of a certificate in the demo, which ends with a whole second: it is up to a second more.
-const life = 3 * time.Second
+const life = 2 * time.Second
 
 // mesh is that of the demo, with names in the form of the first design.
 var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
@@ -296,7 +296,7 @@ func (d *meshDemo) application(ctx context.Context, name string) (addr string) {
 	s := &http.Server{Protocols: new(http.Protocols), ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		client, _, _ := strings.Cut(r.Header.Get("l5d-client-id"), ".")
 		if r.Header.Get(traced) != "" {
-			d.event(proxyOf(client), proxyOf(name), "the same, by mutual TLS") // or there was no name
+			d.event(proxyOf(client), proxyOf(name), r.Proto+" by mutual TLS") // or there was no name
 			d.event(proxyOf(name), name, fmt.Sprintf("GET by %s, with l5d-client-id of %s", r.Proto, client))
 		}
 		fmt.Fprintln(w, "hello", client)
@@ -358,7 +358,7 @@ func (d *meshDemo) environ(w *workload) ([]string, error) {
 		"LINKERD2_PROXY_IDENTITY_STORE_DIR=" + w.store,
 		"LINKERD2_PROXY_IDENTITY_ADDR=0.0.0.0:" + port, // this host, and no loopback address: the service has to prove its name
 		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
-		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for three seconds here
+		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for two seconds here
 	}, nil
 }
 
