@@ -11,29 +11,28 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"strings"
 	"time"
 )
 
 // target is where a request goes.
 type target struct {
 	Endpoint
-	proven bool // the connection has our certificate
+	proven bool   // the connection has our certificate
+	client string // the identity that the application is told; "" for none
 }
 
 type targetKey struct{}
 
 // inboundHandler forwards requests to the application.
 func (p *Proxy) inboundHandler() http.Handler {
-	to := target{Endpoint: Endpoint{Addr: p.cfg.Application}}
 	forward := p.reverse("inbound")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
-		r.Header = r.Header.Clone()
-		strip(r.Header)
-		if s, ok := r.Context().Value(connKey{}).(*stream); ok && s.client != "" && p.cfg.ClientID {
-			r.Header.Set(clientID, s.client)
+		to := target{Endpoint: Endpoint{Addr: p.cfg.Application}}
+		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.ClientID {
+			to.client = s.client
 		}
-		forward.ServeHTTP(w, r)
+		forward.ServeHTTP(w, stripped(r, to))
 	})
 }
 
@@ -51,26 +50,41 @@ func (p *Proxy) outboundHandler() http.Handler {
 		}
 		to := target{Endpoint: e}
 		if e.Identity != "" {
-			to.proven = p.cfg.Identity.state() == nil
+			// Once the certificate has expired, open connections that have it are used, and no new ones are made.
+			state := p.cfg.Identity.state()
+			to.proven = state == nil || errors.Is(state, ErrExpired) && !p.cfg.Identity.cfg.AnonymousAfterExpiry
 		}
-		r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
-		r.Header = r.Header.Clone()
-		strip(r.Header)
-		forward.ServeHTTP(w, r)
+		forward.ServeHTTP(w, stripped(r, to))
 	})
 }
 
-// strip takes out what only proxies may say.
-func strip(h http.Header) {
-	h.Del(clientID)
-	h.Del(requireID)
+// stripped returns r for a target, without what only proxies may say, and without what would end the reading of requests on the
+// connection: after an upgrade to another HTTP, or to TLS, further ones would pass unread.
+func stripped(r *http.Request, to target) *http.Request {
+	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
+	r.Header = r.Header.Clone()
+	r.Header.Del(clientID)
+	r.Header.Del(requireID)
+	for _, value := range r.Header.Values("Upgrade") {
+		for name := range strings.SplitSeq(strings.ToLower(value), ",") {
+			name, _, _ = strings.Cut(strings.TrimSpace(name), "/")
+			if name == "h2c" || name == "h2" || name == "http" || name == "tls" {
+				r.Header.Del("Upgrade")
+			}
+		}
+	}
+	return r
 }
 
 // reverse returns a handler that forwards requests to their target, as they are.
 func (p *Proxy) reverse(direction string) http.Handler {
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.Out.URL.Scheme, r.Out.URL.Host = "http", r.In.Context().Value(targetKey{}).(target).pool()
+			to := r.In.Context().Value(targetKey{}).(target)
+			r.Out.URL.Scheme, r.Out.URL.Host = "http", to.pool()
+			if to.client != "" { // here, as the client says by its header Connection what is removed before
+				r.Out.Header.Set(clientID, to.client)
+			}
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // the application judges it
 			r.Out.Trailer = nil                    // it could have what strip takes out
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {

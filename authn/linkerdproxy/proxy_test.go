@@ -45,6 +45,9 @@ func application(t testing.TB) (addr string) {
 			return
 		}
 		w.Header().Set("Trailer", "X-Sum")
+		if r.Header.Get("Upgrade") != "" {
+			fmt.Fprint(w, "upgrade to ", r.Header.Get("Upgrade"), " ")
+		}
 		fmt.Fprintf(w, "%s %s%s client=%q require=%q forwarded=%q body=%q", r.Proto, r.Host, r.RequestURI, r.Header.Values("L5d-Client-Id"), r.Header.Values("L5d-Require-Id"), r.Header.Get("X-Forwarded-For"), body)
 		for name := range r.Trailer {
 			fmt.Fprint(w, " trailer ", name)
@@ -161,10 +164,48 @@ func TestPair(t *testing.T) {
 	assert.Contains(t, metrics.String(), `svidkit_linkerdproxy_inbound_connections_total{kind="tls"} 2`)
 	assert.Contains(t, get(t, server.Handler(p), "/metrics"), "svidkit_linkerdproxy_failed_requests_total")
 
-	// A server with another identity gets nothing.
-	wrong := outbound(t, client, linkerdproxy.Endpoint{Addr: at, Identity: certifier})
-	status, _ := ask(t, browser(t, wrong, true, nil), "http://app.test/")
+	// A server with another identity gets nothing, although connections to it are open for the right one.
+	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: client, Route: func(_ context.Context, authority string) (linkerdproxy.Endpoint, error) {
+		return linkerdproxy.Endpoint{Addr: at, Identity: authority}, nil
+	}})
+	require.NoError(t, err)
+	c := browser(t, serve(t, p.ServeOutbound), true, nil)
+	status, body := ask(t, c, "http://"+web+"/")
+	require.Equal(t, http.StatusOK, status, body)
+	status, _ = ask(t, c, "http://"+certifier+"/")
 	assert.Equal(t, http.StatusBadGateway, status)
+}
+
+// A connection that was made without a certificate serves no requests once there is one, and connections that are open outlast
+// the certificate.
+func TestKeptConnections(t *testing.T) {
+	t.Parallel()
+	s := newService(t, 2*time.Second)
+	mine := newService(t, 2*time.Second)
+	mine.ca, mine.anchors = s.ca, s.anchors
+	mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
+	cfg := config(t, voting, s.ca.Bundle().MarshalPEM())
+	cfg.MinRefresh = 50 * time.Millisecond
+	client, err := linkerdproxy.NewWith(cfg, mine)
+	require.NoError(t, err)
+	run(t, client)
+	at, _ := inbound(t, certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 50 * time.Millisecond }), func(c *linkerdproxy.ProxyConfig) { c.ClientID = true })
+	e := linkerdproxy.Endpoint{Addr: at, Identity: web}
+	kept, anew := browser(t, outbound(t, client, e), false, nil), browser(t, fresh(t, client, e), false, nil)
+	_, body := ask(t, kept, "http://app.test/")
+	require.Contains(t, body, "client=[]")
+	mine.fail(nil)
+	require.NoError(t, client.Ready(t.Context()))
+	_, body = ask(t, kept, "http://app.test/")
+	require.Contains(t, body, `client=["`+voting+`"]`)
+	mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
+	eventually(t, func() bool { return get(t, client.Handler(), "/live") == "503 expired" }, "expiry")
+	status, body := ask(t, kept, "http://app.test/")
+	assert.Equal(t, http.StatusOK, status)
+	assert.Contains(t, body, `client=["`+voting+`"]`)
+	status, body = ask(t, anew, "http://app.test/")
+	assert.Equal(t, http.StatusBadGateway, status)
+	assert.Contains(t, body, "expired")
 }
 
 // The application is told of clients only on request, and never by clients.
@@ -187,6 +228,7 @@ func TestClientID(t *testing.T) {
 	}{
 		{"off, with TLS", silent, mtls(silent), "client=[]"},
 		{"off, without", silent, nil, "client=[]"},
+		{"on, removed by the client", telling, mtls(telling), `client=["` + voting + `"]`},
 		{"on, with TLS", telling, mtls(telling), `client=["` + voting + `"]`},
 		{"on, without", telling, nil, "client=[]"},
 		{"on, anonymous", telling, func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -195,7 +237,7 @@ func TestClientID(t *testing.T) {
 		}, "client=[]"},
 	} {
 		for _, http2 := range []bool{false, true} {
-			status, body := ask(t, browser(t, c.addr, http2, c.dial), "http://app.test/", "l5d-client-id", "admin", "L5D-CLIENT-ID", "admin2", "l5d-require-id", "x")
+			status, body := ask(t, browser(t, c.addr, http2, c.dial), "http://app.test/", "l5d-client-id", "admin", "L5D-CLIENT-ID", "admin2", "l5d-require-id", "x", "Connection", map[bool]string{true: "l5d-client-id", false: "keep-alive"}[!http2 && strings.Contains(c.name, "removed")])
 			require.Equal(t, http.StatusOK, status, c.name)
 			assert.Contains(t, body, c.want, c.name)
 			assert.Contains(t, body, "require=[]", c.name)
@@ -212,6 +254,10 @@ func TestClientID(t *testing.T) {
 		"POST / HTTP/1.1\r\nHost: app.test\r\nTransfer-Encoding: chunked\r\nTrailer: l5d-client-id\r\nConnection: close\r\n\r\n0\r\nl5d-client-id: admin\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: app.test\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\nl5d-client-id: admin\r\n\r\n",
 		"GET / HTTP/1.1\r\nHost: app.test\r\nConnection: l5d-client-id, close\r\nl5d-client-id: admin\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade, close\r\nUpgrade: websocket, H2C\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade, close\r\nUpgrade: TLS/1.2\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade, close\r\nUpgrade: HTTP/2.0\r\n\r\n",
 		"get / HTTP/1.1\r\nHost: app.test\r\nl5d-client-id: admin\r\nConnection: close\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: app.test\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /2 HTTP/1.1\r\nHost: app.test\r\nl5d-client-id: admin\r\nConnection: close\r\n\r\n",
 	} {
@@ -225,6 +271,7 @@ func TestClientID(t *testing.T) {
 		require.NotEmpty(t, answer, raw)
 		require.NotContains(t, strings.ToLower(string(answer)), "admin", raw)
 		require.NotContains(t, strings.ToLower(string(answer)), "trailer l5d", raw)
+		require.NotContains(t, string(answer), "upgrade to", raw)
 	}
 }
 

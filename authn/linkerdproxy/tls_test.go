@@ -87,6 +87,13 @@ func TestMutual(t *testing.T) {
 		assert.True(t, ok)
 		assert.Equal(t, web, name)
 	}
+	resuming := config.Clone()
+	resuming.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+	for range 2 {
+		cs, _, clientErr, serverErr := shake(t, resuming, server.ServerConfig())
+		require.NoError(t, errors.Join(clientErr, serverErr))
+		assert.False(t, cs.DidResume, "a session would outlive the certificate")
+	}
 	old := config.Clone()
 	old.MaxVersion, old.MinVersion = tls.VersionTLS12, tls.VersionTLS12
 	_, _, clientErr, _ := shake(t, old, server.ServerConfig())
