@@ -185,6 +185,9 @@ func (m *Manager) adopt(s *spiffe.Snapshot) error {
 // sooner than the certificate that it replaces is a CA's decision to shorten lives if it does, and else a fault.
 func (m *Manager) outlastsRenewal(h *held) bool {
 	begin := renew.RenewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, 0, 0)
+	if m.cfg.RenewIn != nil {
+		begin = time.Now().Add(m.cfg.RenewIn(h.left(), 0))
+	}
 	return h.notAfter.Sub(begin) >= 2*renew.AttemptTime(m.cfg.Timeout, 1)
 }
 

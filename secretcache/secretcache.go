@@ -194,6 +194,13 @@ type Config struct {
 	// be less than 1.
 	Jitter float64
 
+	// RenewIn is for a protocol that says itself when a certificate is renewed. It takes the place of GraceRatio and Jitter, and
+	// of the waits after failures: it returns how long after an attempt the next one comes. left is how long the certificate that is
+	// held has to live, 0 if there is none or it has expired; failures counts the attempts that have failed since the last
+	// that did not. A longer wait that the CA asks for is respected, up to half of left. It must be safe for concurrent
+	// use. Nil means the rules above.
+	RenewIn func(left time.Duration, failures int) time.Duration
+
 	// Timeout bounds each attempt to get a certificate or bundles, retries within the CA included.
 	// While an identity with little life left is being renewed, an attempt gets less, down to a
 	// sixth, so that one that hangs leaves time for the next. 0 means 30 seconds. Where certificates live for
@@ -305,6 +312,9 @@ func (c *Config) check() error {
 		return fmt.Errorf("Config.Role is %d, want ServerRole, ClientRole or BothRoles", c.Role)
 	case c.Lifetime < 0 || c.Timeout < 0 || c.Concurrency < 0:
 		return fmt.Errorf("Config.Lifetime is %v, Timeout %v, Concurrency %d: none may be negative", c.Lifetime, c.Timeout, c.Concurrency)
+	}
+	if c.RenewIn != nil && (c.GraceRatio != 0 || c.Jitter != 0) {
+		return errors.New("Config.RenewIn is set, and GraceRatio or Jitter too: want one way to say when to renew")
 	}
 	grace, jitter := c.timing()
 	if !(grace > 0 && jitter > 0 && grace+jitter < 1) { // written so that NaN fails
