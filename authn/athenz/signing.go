@@ -197,7 +197,7 @@ func post(ctx context.Context, client *http.Client, url string, in, out any, sec
 	case len(data) > maxAnswer:
 		return fmt.Errorf("the answer has more than %d bytes", maxAnswer)
 	case answer.StatusCode != http.StatusOK:
-		return &statusError{answer.StatusCode, bearer.Redact(string(data), secrets...)}
+		return &statusError{answer.StatusCode, strings.TrimSpace(bearer.Redact(string(data), secrets...))}
 	}
 	if err := json.Unmarshal(data, out); err != nil {
 		return errors.New("the answer is not the JSON of this API")
