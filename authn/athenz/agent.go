@@ -298,10 +298,6 @@ func (a *Agent) exclusive(ctx context.Context, handle string, f func() (*givenId
 	case <-ctx.Done():
 		return nil, nil, context.Cause(ctx)
 	}
-	if err := a.limit.Acquire(ctx, handle); err != nil {
-		return nil, nil, err
-	}
-	defer a.limit.Release()
 	return f()
 }
 
@@ -318,6 +314,10 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, nil, failed(http.StatusInternalServerError, "what is known of the volume cannot be read", err)
 	}
+	if err := a.limit.Acquire(ctx, handle); err != nil {
+		return nil, nil, err
+	}
+	defer a.limit.Release()
 	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
 	switch {
 	case errors.Is(err, ErrNoPod):
@@ -397,6 +397,10 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 	if time.Now().After(leaf.NotAfter) {
 		return nil, nil, failed(http.StatusBadRequest, "the certificate has expired; restart the pod", nil)
 	}
+	if err := a.limit.Acquire(r.Context(), handle); err != nil {
+		return nil, nil, err
+	}
+	defer a.limit.Release()
 	given, err := a.issue(r.Context(), AgentRequest{Instance: instance, Certificate: current.TLSCertificate()}, known)
 	if err == nil {
 		err = a.cfg.Volumes.save(handle, known)

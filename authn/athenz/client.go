@@ -3,6 +3,7 @@ package athenz
 import (
 	"context"
 	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -80,7 +81,7 @@ func (c *AgentClient) Refresh(ctx context.Context, current *pki.Credential) (*Id
 	certs, key, err := current.MarshalPEM()
 	var i *Identity
 	if err == nil {
-		i, err = c.ask(ctx, "refresh", heldIdentity{Key: key, Cert: certs}, string(key))
+		i, err = c.ask(ctx, "refresh", heldIdentity{Key: key, Cert: certs}, string(key), base64.StdEncoding.EncodeToString(key))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("athenz: refresh: %w", err)

@@ -295,7 +295,9 @@ func TestDocumentVectors(t *testing.T) {
 		{"a line break", func(c *claims) { c.raw = newClaims().document(t) + "\n" }, false},
 		{"no signature", func(c *claims) { s := newClaims().document(t); c.raw = s[:strings.LastIndexByte(s, '.')+1] }, false},
 		{"half a signature", func(c *claims) { s := newClaims().document(t); c.raw = s[:len(s)-100] }, false},
-		{"payload is a list", func(c *claims) { c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`, `[]`) }, false},
+		{"payload is a list", func(c *claims) {
+			c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`, `[]`)
+		}, false},
 		{"a claim twice", func(c *claims) {
 			c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`,
 				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"pod:a/b?d=a&n=b&i=1.2.3.4","sub":%q}`, now+60, now, subject().String()))
@@ -483,4 +485,3 @@ func ExampleParsePodSubject() {
 	fmt.Println(s.Namespace, s.Pod, s.Service, s.IP)
 	// Output: media-sports web-0 media.sports.frontend 10.1.2.3
 }
-

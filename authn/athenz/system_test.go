@@ -372,47 +372,6 @@ func TestSystem(t *testing.T) {
 	}))
 }
 
-// TestRefused has ZTS and the provider see pods that are not what they say.
-func TestRefused(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "ATH-3.2-5", "ATH-12-1", "ATH-12-3", "ATH-12-4", "ATH-12-5", "ATH-12-6", "ATH-12-10")
-	c := newCluster(t)
-	kubelet := c.config.Pods
-	for name, edit := range map[string]func(*athenz.Pod){
-		"address": func(p *athenz.Pod) { p.IP = netip.MustParseAddr("10.1.2.4") },
-		"account": func(p *athenz.Pod) { p.ServiceAccount = "backend" },
-		"pod":     func(p *athenz.Pod) { p.Name = "web-9" },
-	} {
-		t.Run(name, func(t *testing.T) {
-			c.config.Pods = podFunc(func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
-				pod, err := kubelet.Pod(ctx, ns, name)
-				if err == nil {
-					edit(pod)
-				}
-				return pod, err
-			})
-			c.zts.Change(func(r *caclienttest.ZTSRules) { r.Services = append(r.Services, "media.sports.backend") })
-			c.start()
-			_, err := c.pod("web-0").Init(t.Context())
-			require.ErrorContains(t, err, "answers 500: the identity could not be obtained")
-			assert.Contains(t, c.log.String(), "instance refused")
-		})
-	}
-	c.config.Pods = kubelet
-	c.start()
-	for name, edit := range map[string]func(object){
-		"no address": func(o object) { o["status"].(object)["podIP"] = "" },
-		"failed":     func(o object) { o["status"].(object)["phase"] = "Failed" },
-		"deleted":    func(o object) { o["metadata"].(object)["deletionTimestamp"] = "2026-01-01T00:00:00Z" },
-	} {
-		t.Run(name, func(t *testing.T) {
-			c.put("bad-0", edit)
-			_, err := c.pod("bad-0").Init(t.Context())
-			require.ErrorContains(t, err, "the pod")
-		})
-	}
-}
-
 type podFunc func(ctx context.Context, namespace, name string) (*athenz.Pod, error)
 
 func (f podFunc) Pod(ctx context.Context, namespace, name string) (*athenz.Pod, error) {
@@ -500,7 +459,11 @@ func TestProvider(t *testing.T) {
 		assert.Equal(t, want, code, "%q: %s", cn, text)
 	}
 	stranger := spiffetest.NewCA(t, "athenz.example")
-	chain, key := stranger.Certificate("/zts", func(x *x509.Certificate) { x.URIs = nil; x.Subject.CommonName = caclienttest.ZTSName; x.DNSNames = []string{"zts"} })
+	chain, key := stranger.Certificate("/zts", func(x *x509.Certificate) {
+		x.URIs = nil
+		x.Subject.CommonName = caclienttest.ZTSName
+		x.DNSNames = []string{"zts"}
+	})
 	forged, err := pki.NewCredential(chain, key)
 	require.NoError(t, err)
 	tr := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: c.ca.Bundle().CertPool(), Certificates: []tls.Certificate{*forged.TLSCertificate()}}}
@@ -652,4 +615,9 @@ func TestProviderSharesUses(t *testing.T) {
 	code, text := c.confirm(c.mutualTLS(caclienttest.ZTSName), "/instance", confirmation(c.sign(nil)))
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.NotContains(t, text, "database")
+}
+
+func newTestCA(t testing.TB) *spiffetest.CA {
+	t.Helper()
+	return spiffetest.NewCA(t, "athenz.example")
 }

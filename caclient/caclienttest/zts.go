@@ -4,8 +4,9 @@ import (
 	"bytes"
 	"context"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -54,8 +55,8 @@ type ZTSRules struct {
 // one of its last two. It was built from the public documentation.
 type ZTS struct {
 	*Fake
-	token string // attestation data
-	key   *rsa.PrivateKey
+	token string            // attestation data
+	key   *ecdsa.PrivateKey // signs service tokens
 	own   *pki.Credential
 
 	mu      sync.Mutex
@@ -78,7 +79,7 @@ func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 	if z.want, err = instance.Expectation(ca.TrustDomain()); err != nil {
 		t.Fatalf("caclienttest: the path %q of the workload: %v", path, err)
 	}
-	if z.key, err = rsa.GenerateKey(rand.Reader, 2048); err != nil {
+	if z.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		t.Fatalf("caclienttest: %v", err)
 	}
 	z.own = z.Credential(ZTSName)
