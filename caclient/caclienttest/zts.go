@@ -52,7 +52,8 @@ type ZTSRules struct {
 
 // ZTS is a Fake of Athenz's certificate authority: it registers instances and refreshes their certificates, after the
 // provider has confirmed them over mutual TLS, and revokes an instance for good when a certificate is presented that is not
-// one of its last two. It was built from the public documentation.
+// one of its last two. Certificates have the names of the CSR, but for URIs that begin with athenz://. It was built from the
+// public documentation.
 type ZTS struct {
 	*Fake
 	token string            // attestation data
@@ -275,7 +276,8 @@ func (z *ZTS) identity(r *http.Request, in *ztsRequest, id string, presented *x5
 			lifetime = d
 		}
 	}
-	chain, failure := z.sign(r.Context(), csr, csr.SANs(), min(lifetime, rules.MaxTTL))
+	names := slices.DeleteFunc(csr.SANs(), func(n pki.SAN) bool { return n.Type == pki.URI && strings.HasPrefix(n.Value, "athenz://") })
+	chain, failure := z.sign(r.Context(), csr, names, min(lifetime, rules.MaxTTL))
 	if failure != nil {
 		return nil, 0, failure
 	}
