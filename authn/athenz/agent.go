@@ -55,12 +55,24 @@ type InstanceCA interface {
 	ServiceToken() string
 }
 
-// AgentRequest says for which instance an agent needs ZTS, and how that is proven: by a Document, to register it, or by the
-// Certificate that it has.
+// AgentRequest says for which instance an agent needs ZTS, and how that is proven: by a document, to register it, or by the
+// certificate that it has. Both are what package caclient/athenz takes.
 type AgentRequest struct {
-	Instance    athenzname.Instance
-	Document    string
-	Certificate *tls.Certificate
+	Instance athenzname.Instance
+
+	// Token returns the document, which is the attestation data; empty for a refresh.
+	Token func(context.Context) (string, error)
+
+	// Certificate returns the present certificate with its key; nil for a registration.
+	Certificate func() *tls.Certificate
+}
+
+func agentRequest(i athenzname.Instance, document string, certificate *tls.Certificate) AgentRequest {
+	return AgentRequest{
+		Instance:    i,
+		Token:       func(context.Context) (string, error) { return document, nil },
+		Certificate: func() *tls.Certificate { return certificate },
+	}
 }
 
 // String names the instance, and no secret.
@@ -338,7 +350,7 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 	known, err := newContext(instance)
 	var given *givenIdentity
 	if err == nil {
-		given, err = a.issue(ctx, AgentRequest{Instance: instance, Document: document}, known)
+		given, err = a.issue(ctx, agentRequest(instance, document, nil), known)
 	}
 	if err == nil {
 		err = a.cfg.Volumes.save(handle, known)
@@ -401,7 +413,7 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 		return nil, nil, err
 	}
 	defer a.limit.Release()
-	given, err := a.issue(r.Context(), AgentRequest{Instance: instance, Certificate: current.TLSCertificate()}, known)
+	given, err := a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
 	if err == nil {
 		err = a.cfg.Volumes.save(handle, known)
 	}
@@ -448,8 +460,8 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 		return nil, err
 	}
 	known.Serials = []string{chain[0].SerialNumber.Text(16)}
-	if request.Certificate != nil {
-		known.Serials = append(known.Serials, request.Certificate.Leaf.SerialNumber.Text(16))
+	if before := request.Certificate(); before != nil {
+		known.Serials = append(known.Serials, before.Leaf.SerialNumber.Text(16))
 	}
 	return &givenIdentity{
 		Token: ca.ServiceToken(),

@@ -25,8 +25,15 @@ type Identity struct {
 	// Roots are those of the certificates that ZTS issues.
 	Roots []*x509.Certificate
 
-	// ServiceToken is a service token, which others can use that see it; empty if there is none.
-	ServiceToken string
+	token func() string // a func, because no printer shows what it holds; nil for none
+}
+
+// ServiceToken returns the service token that came with the certificate; empty if none did. It is a secret.
+func (i *Identity) ServiceToken() string {
+	if i.token == nil {
+		return ""
+	}
+	return i.token()
 }
 
 // String names the certificate, and no secret.
@@ -111,7 +118,7 @@ func (c *AgentClient) ask(ctx context.Context, what string, in any, secrets ...s
 		}
 		return nil, err
 	}
-	i := &Identity{ServiceToken: given.Token}
+	i := &Identity{token: func() string { return given.Token }}
 	if i.Credential, err = pki.ParseCredentialPEM(given.Cert, given.Key); err != nil {
 		return nil, fmt.Errorf("the answer of the agent: %w", err)
 	}

@@ -19,7 +19,7 @@ const (
 	audience        = "k8s-athenz-identity"
 	defaultLifetime = 5 * time.Minute
 	maxLifetime     = 15 * time.Minute
-	defaultSecret   = "athenz-init-secret"
+	defaultKeyName   = "athenz-init-secret"
 )
 
 // DocumentSigner signs identity documents: a [Signer], which has the keys, or a [SigningClient], which asks the program
@@ -31,12 +31,12 @@ type DocumentSigner interface {
 
 // SignerOptions are the choices of [NewSigner]. Dir is required.
 type SignerOptions struct {
-	// Dir is the folder of the private keys in PEM, one file for each version: Secret with .v1, .v2 and so on. Other users
+	// Dir is the folder of the private keys in PEM, one file for each version: KeyName with .v1, .v2 and so on. Other users
 	// must not be able to read them.
 	Dir string
 
-	// Secret is the name of the key; empty means "athenz-init-secret".
-	Secret string
+	// KeyName is the name of the key; empty means "athenz-init-secret".
+	KeyName string
 
 	// Lifetime is that of a document, at most 15 minutes; 0 means 5.
 	Lifetime time.Duration
@@ -54,7 +54,7 @@ type Signer struct {
 // NewSigner returns a Signer. It reads nothing: keys are read for each document, so that a new version is used as soon as
 // it is there. Give it to the verifiers first.
 func NewSigner(o SignerOptions) (*Signer, error) {
-	s := &Signer{keyDir{o.Dir, cmp.Or(o.Secret, defaultSecret), true, discard(o.Logger)}, cmp.Or(o.Lifetime, defaultLifetime)}
+	s := &Signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true, discard(o.Logger)}, cmp.Or(o.Lifetime, defaultLifetime)}
 	err := s.keys.check()
 	if err == nil && (s.lifetime < time.Second || s.lifetime > maxLifetime) {
 		err = fmt.Errorf("the Lifetime is %v, want at least a second and at most %v", o.Lifetime, maxLifetime)
@@ -118,8 +118,8 @@ type VerifierOptions struct {
 	// Dir is the folder of the public keys in PEM (PKIX), one file for each version, as for a [Signer].
 	Dir string
 
-	// Secret is the name of the key; empty means "athenz-init-secret". Issuers with another name are refused.
-	Secret string
+	// KeyName is the name of the key; empty means "athenz-init-secret". Issuers with another name are refused.
+	KeyName string
 
 	// Leeway is how far clocks may be apart, at most a minute; 0 means not at all.
 	Leeway time.Duration
@@ -134,7 +134,7 @@ type Verifier struct {
 // NewVerifier returns a Verifier. It reads nothing: keys are read for each document, so that a version that is removed
 // counts no more.
 func NewVerifier(o VerifierOptions) (*Verifier, error) {
-	v := &Verifier{keyDir{o.Dir, cmp.Or(o.Secret, defaultSecret), false, discard(nil)}, o.Leeway}
+	v := &Verifier{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), false, discard(nil)}, o.Leeway}
 	err := v.keys.check()
 	if err == nil && (o.Leeway < 0 || o.Leeway > time.Minute) {
 		err = fmt.Errorf("the Leeway is %v, want at most a minute", o.Leeway)

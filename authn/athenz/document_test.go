@@ -377,8 +377,8 @@ func TestSignerRefuses(t *testing.T) {
 	conformance.Covers(t, "ATH-5-4", "ATH-5-7", "ATH-5-8")
 	for name, o := range map[string]athenz.SignerOptions{
 		"no folder":      {},
-		"a secret name":  {Dir: "/keys", Secret: "../x"},
-		"a hidden one":   {Dir: "/keys", Secret: ".x"},
+		"a secret name":  {Dir: "/keys", KeyName: "../x"},
+		"a hidden one":   {Dir: "/keys", KeyName: ".x"},
 		"a long life":    {Dir: "/keys", Lifetime: 16 * time.Minute},
 		"a short life":   {Dir: "/keys", Lifetime: time.Millisecond},
 		"no life at all": {Dir: "/keys", Lifetime: -time.Minute},
@@ -386,7 +386,7 @@ func TestSignerRefuses(t *testing.T) {
 		_, err := athenz.NewSigner(o)
 		require.ErrorContains(t, err, "athenz: new signer: ", name)
 	}
-	for _, o := range []athenz.VerifierOptions{{}, {Dir: "/keys", Secret: "a b"}, {Dir: "/keys", Leeway: 2 * time.Minute}, {Dir: "/keys", Leeway: -1}} {
+	for _, o := range []athenz.VerifierOptions{{}, {Dir: "/keys", KeyName: "a b"}, {Dir: "/keys", Leeway: 2 * time.Minute}, {Dir: "/keys", Leeway: -1}} {
 		_, err := athenz.NewVerifier(o)
 		require.ErrorContains(t, err, "athenz: new verifier: ")
 	}

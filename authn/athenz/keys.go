@@ -39,7 +39,7 @@ func (k *keyDir) check() error {
 	if k.name == "" || len(k.name) > 200 || strings.ContainsFunc(k.name, func(r rune) bool {
 		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
 	}) || k.name[0] == '.' {
-		return fmt.Errorf("the Secret %.64q has to be a name of letters, digits, hyphens, periods and underscores", k.name)
+		return fmt.Errorf("the KeyName %.64q has to be a name of letters, digits, hyphens, periods and underscores", k.name)
 	}
 	return nil
 }

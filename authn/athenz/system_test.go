@@ -193,11 +193,8 @@ func newCluster(t testing.TB) *cluster {
 		Mapping: athenzname.Mapping{AdminDomain: "k8s.admin"}, Logger: logger,
 		CA: func(r athenz.AgentRequest) (athenz.InstanceCA, error) {
 			e := c.zts.Endpoint()
-			e.Token = func(context.Context) (string, error) { return r.Document, nil }
-			ca, err := zts.New(zts.Options{
-				Endpoint: e, Instance: r.Instance, WithServiceToken: true,
-				Certificate: func() *tls.Certificate { return r.Certificate },
-			})
+			e.Token = r.Token
+			ca, err := zts.New(zts.Options{Endpoint: e, Instance: r.Instance, Certificate: r.Certificate, WithServiceToken: true})
 			if err != nil {
 				return nil, err
 			}
@@ -295,7 +292,7 @@ func TestSystem(t *testing.T) {
 	assert.Equal(t, 2048, key.N.BitLen())
 	require.Len(t, first.Roots, 1)
 	assert.True(t, first.Roots[0].Equal(c.ca.Root()))
-	ntoken, err := athenz.VerifyServiceToken(t.Context(), first.ServiceToken, func(_ context.Context, owner athenzname.Service, id string) (crypto.PublicKey, error) {
+	ntoken, err := athenz.VerifyServiceToken(t.Context(), first.ServiceToken(), func(_ context.Context, owner athenzname.Service, id string) (crypto.PublicKey, error) {
 		assert.Equal(t, "sys.auth.zts", owner.String())
 		assert.Equal(t, "0", id)
 		return c.zts.PublicKey(), nil

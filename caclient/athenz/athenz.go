@@ -101,9 +101,9 @@ type CA struct {
 	refreshes *caconn.Conn // presents the certificate
 
 	mu        sync.Mutex
-	token     string // a service token
-	presented string // the serial number of the certificate that was presented last
-	received  string // that of the one that came last
+	token     func() string // a service token, which no printer shows there; nil for none
+	presented string        // the serial number of the certificate that was presented last
+	received  string        // that of the one that came last
 }
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
@@ -230,7 +230,10 @@ func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
 func (c *CA) ServiceToken() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.token
+	if c.token == nil {
+		return ""
+	}
+	return c.token()
 }
 
 // request is the body of a registration or, without the first four fields, of a refresh.
@@ -319,7 +322,7 @@ func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path 
 	if c.received = chain[0].SerialNumber.Text(16); path == "" {
 		c.presented = "" // the instance is a new one for ZTS
 	}
-	c.token = a.ServiceToken
+	c.token = func() string { return a.ServiceToken }
 	return chain, nil
 }
 

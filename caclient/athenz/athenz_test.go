@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -109,6 +110,11 @@ func TestRefresh(t *testing.T) {
 	c.use()
 	assert.Equal(t, 1, tokens)
 	assert.True(t, strings.HasPrefix(c.ServiceToken(), "v=S1;d=media.sports;n=frontend;k=0;z=zts;"))
+	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
+		for _, v := range []any{c.CA, struct{ v any }{c.CA}, []any{c.CA}} {
+			assert.NotContains(t, fmt.Sprintf(format, v), ";s=")
+		}
+	}
 	for range 3 {
 		c.use()
 	}

@@ -27,11 +27,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/caclient"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
@@ -164,7 +167,18 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		URL: "https://vault.example.org", TrustDomain: td, HTTPClient: httpClient(t, leaf, key),
 	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"})
 	require.NoError(t, err)
+	instance := athenzname.Instance{
+		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
+	}
+	ztsCA, err := ztsclient.New(ztsclient.Options{
+		Endpoint: caclient.Endpoint{URL: "https://zts.example.org", TrustDomain: td, RootsFile: "roots.pem"}, Instance: instance,
+		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
+	})
+	require.NoError(t, err)
 	return map[string]holder{
+		"authn/athenz.AgentRequest":                 {athenz.AgentRequest{Instance: instance, Certificate: func() *tls.Certificate { return svid.TLSCertificate() }}, keys},
+		"authn/athenz.Identity":                     {&athenz.Identity{Credential: credential}, keys},
+		"caclient/athenz.CA":                        {ztsCA, keys},
 		"caclient.NewHTTPClient":                    {httpClient(t, leaf, key), keys},
 		"caclient/stepca.CA":                        {step, keys},
 		"caclient/vault.CA":                         {vaultCA, keys},
