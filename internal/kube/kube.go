@@ -13,6 +13,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -51,6 +52,9 @@ type Options struct {
 	// process, whose files are read again as they rotate: the token for each request, ca.crt for each
 	// connection. Such a client uses no proxy.
 	Client *http.Client
+
+	// MaxAnswer is the most bytes of an answer that is no event; 0 means 4 MiB. A kubelet answers with all pods of its node.
+	MaxAnswer int
 }
 
 // Client is a client of one API server, made by [New]. It is safe for concurrent use.
@@ -59,6 +63,7 @@ type Client struct {
 	http    *http.Client
 	watch   *http.Client    // the same without a Timeout
 	account *serviceAccount // nil if the caller's http.Client authenticates itself
+	limit   int             // of an answer
 }
 
 // New checks the options. It opens no file and sends nothing. In a process that is not in a cluster,
@@ -77,7 +82,7 @@ func newClient(o Options, env environment) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kube: API server %q: %w", display(raw), err)
 	}
-	c := &Client{base: base}
+	c := &Client{base: base, limit: cmp.Or(o.MaxAnswer, maxAnswer)}
 	hc := http.Client{}
 	if o.Client != nil {
 		hc = *o.Client
@@ -262,7 +267,7 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 		return err
 	}
 	defer response.Body.Close() // the answer is read or given up
-	data, err := x.read(response)
+	data, err := x.read(response, c.limit)
 	if err != nil {
 		return err
 	}
@@ -336,13 +341,13 @@ func (c *Client) target(path string, query url.Values) (string, error) {
 }
 
 // read returns the whole body of an answer.
-func (x *exchange) read(response *http.Response) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+func (x *exchange) read(response *http.Response, limit int) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(response.Body, int64(limit)+1))
 	switch {
 	case err != nil:
 		return nil, x.fail(true, fmt.Errorf("read the answer: %w", x.transportError(response.Request.Context(), err)))
-	case len(data) > maxAnswer:
-		return nil, x.fail(true, fmt.Errorf("%w than %d MiB", ErrTooLarge, maxAnswer>>20))
+	case len(data) > limit:
+		return nil, x.fail(true, fmt.Errorf("%w than %d MiB", ErrTooLarge, limit>>20))
 	}
 	return data, nil
 }

@@ -27,13 +27,16 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/authn/linkerdproxy"
 	"github.com/svidkit/svidkit/caclient"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/kubetest"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
@@ -193,10 +196,27 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	forward := linkerdproxy.ProxyConfig{Identity: member, Application: "127.0.0.1:1"}
 	proxy, err := linkerdproxy.NewProxy(forward)
 	require.NoError(t, err)
+	instance := athenzname.Instance{
+		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
+	}
+	ztsCA, err := ztsclient.New(ztsclient.Options{
+		Endpoint: caclient.Endpoint{URL: "https://zts.example.org", TrustDomain: td, RootsFile: "roots.pem"}, Instance: instance,
+		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
+	})
+	require.NoError(t, err)
+	podIdentity := &athenz.Identity{Credential: credential}
+	sidecarConfig := athenz.SidecarConfig{Agent: new(athenz.AgentClient), Identity: podIdentity}
+	sidecar, err := athenz.NewSidecar(sidecarConfig)
+	require.NoError(t, err)
 	return map[string]holder{
 		"authn/linkerdproxy.Identity":               {member, memberKey},
 		"authn/linkerdproxy.Proxy":                  {proxy, memberKey},
 		"authn/linkerdproxy.ProxyConfig":            {&forward, memberKey},
+		"authn/athenz.AgentRequest":                 {athenz.AgentRequest{Instance: instance, Certificate: func() *tls.Certificate { return svid.TLSCertificate() }}, keys},
+		"authn/athenz.Identity":                     {podIdentity, keys},
+		"authn/athenz.Sidecar":                      {sidecar, keys},
+		"authn/athenz.SidecarConfig":                {&sidecarConfig, keys},
+		"caclient/athenz.CA":                        {ztsCA, keys},
 		"caclient.NewHTTPClient":                    {httpClient(t, leaf, key), keys},
 		"caclient/stepca.CA":                        {step, keys},
 		"caclient/vault.CA":                         {vaultCA, keys},

@@ -153,6 +153,8 @@ var open = map[string]string{
 	"caclient/caclienttest.GoogleCAS":           fixture,
 	"caclient/caclienttest.Signer":              fixture,
 	"caclient/caclienttest.Vault":               fixture,
+	"caclient/caclienttest.ZTS":                 fixture,
+	"caclient/athenz.Options":                   callers,
 	"caclient/stepca.Options":                   callers,
 	"spiffe/spiffetest.Source":                  fixture,
 	"spiffe/spiffetest/federationtest.Endpoint": "the tls.Config of its dialer takes certificates from functions",

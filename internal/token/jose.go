@@ -118,9 +118,12 @@ type Signer struct {
 	raw   func(data []byte) ([]byte, error)
 }
 
-// NewSigner returns a Signer of tokens with this "typ" and, if it is not empty, this "kid". The key may
-// live in hardware. The name of the algorithm is empty for the usual one for the key.
-func NewSigner(key crypto.Signer, algorithm, keyID, typ string) (*Signer, error) {
+// Member is a further member of a header.
+type Member struct{ Name, Value string }
+
+// NewSigner returns a Signer of tokens with this "typ" and, if it is not empty, this "kid", and with what else there is
+// in the header. The key may live in hardware. The name of the algorithm is empty for the usual one for the key.
+func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) (*Signer, error) {
 	if key == nil {
 		return nil, errors.New("no key")
 	}
@@ -140,6 +143,9 @@ func NewSigner(key crypto.Signer, algorithm, keyID, typ string) (*Signer, error)
 	opts := (&jose.SignerOptions{}).WithType(jose.ContentType(typ))
 	if keyID != "" {
 		opts.WithHeader("kid", keyID)
+	}
+	for _, m := range more {
+		opts.WithHeader(jose.HeaderKey(m.Name), m.Value)
 	}
 	opaque := cryptosigner.Opaque(strictSigner{key})
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: joseName(alg), Key: opaque}, opts)

@@ -95,7 +95,8 @@ func (ca *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([
 }
 
 // Certify is [CA.Sign] for a server that decides by itself what its caller is called: the certificate has names, and not
-// those in csr. Without a URI name among them it is no X.509-SVID but has a DNS name, as Linkerd's certificates do.
+// those in csr. Without a URI name among them it is no X.509-SVID but has a DNS name, as Linkerd's certificates do. Beside a
+// DNS name the URI may be a SPIFFE ID of another trust domain, as ZTS of Athenz signs those of all its domains.
 func (ca *CA) Certify(ctx context.Context, csr *pki.CSR, names []pki.SAN, lifetime time.Duration) ([]*x509.Certificate, error) {
 	return ca.certify(ctx, csr, names, 0, lifetime)
 }
@@ -195,7 +196,7 @@ func (ca *CA) template(csr *pki.CSR, names []pki.SAN, ids int, lifetime time.Dur
 		if id, err = spiffe.ParseID(uris[0]); err != nil {
 			return nil, err
 		}
-		if !id.MemberOf(ca.trust.td) || id.Path() == "" {
+		if own := id.MemberOf(ca.trust.td); !own && (ids == 1 || len(dnsNames) == 0) || id.Path() == "" {
 			return nil, fmt.Errorf("%s is not a workload of %s", id, ca.trust.td)
 		}
 	}

@@ -306,6 +306,8 @@ func TestCertify(t *testing.T) {
 		_, err := ca.Certify(t.Context(), r, names, 0)
 		assert.Error(t, err, name)
 	}
+	_, err = ca.Certify(t.Context(), r, []pki.SAN{pki.DNSSAN("api.test"), pki.IDSAN(spiffe.MustParseID("spiffe://other.test/api"))}, 0)
+	require.NoError(t, err, "beside a DNS name")
 	ca.FailNext(1, io.EOF)
 	_, err = ca.Certify(t.Context(), r, []pki.SAN{id}, 0)
 	assert.ErrorIs(t, err, io.EOF)

@@ -1,0 +1,483 @@
+package athenz
+
+import (
+	"cmp"
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const (
+	keyBits        = 2048
+	defaultTimeout = 30 * time.Second
+
+	// Each identity costs an RSA key, a handshake and ZTS's work.
+	issuesAtOnce   = 8
+	issuesWaiting  = 1024
+	perHandle      = 0.2 // in a second
+	perHandleBurst = 10
+
+	perHandleWaiting = 8 // requests, with the one that is answered
+)
+
+// InstanceCA is ZTS for one instance: a *CA of package caclient/athenz.
+type InstanceCA interface {
+	// Sign registers the instance or refreshes its certificate, as the [AgentRequest] says.
+	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
+
+	// FetchBundles returns the bundle whose roots are those of the certificates.
+	FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
+
+	// ServiceToken returns the service token that came with the certificate; empty if none did.
+	ServiceToken() string
+}
+
+// AgentRequest says for which instance an agent needs ZTS, and how that is proven: by a document, to register it, or by the
+// certificate that it has. Both are what package caclient/athenz takes.
+type AgentRequest struct {
+	Instance athenzname.Instance
+
+	// Token returns the document, which is the attestation data; empty for a refresh.
+	Token func(context.Context) (string, error)
+
+	// Certificate returns the present certificate with its key; nil for a registration.
+	Certificate func() *tls.Certificate
+}
+
+func agentRequest(i athenzname.Instance, document string, certificate *tls.Certificate) AgentRequest {
+	return AgentRequest{
+		Instance:    i,
+		Token:       func(context.Context) (string, error) { return document, nil },
+		Certificate: func() *tls.Certificate { return certificate },
+	}
+}
+
+// String names the instance, and no secret.
+func (r AgentRequest) String() string {
+	return "athenz.AgentRequest(" + r.Instance.Service.String() + " " + r.Instance.ID + ")"
+}
+
+// GoString is String: the verb %#v must not walk to the key.
+func (r AgentRequest) GoString() string { return r.String() }
+
+// LogValue is String as a log value.
+func (r AgentRequest) LogValue() slog.Value { return slog.StringValue(r.String()) }
+
+// AgentConfig configures an [Agent]. All fields up to TrustDomain are required.
+type AgentConfig struct {
+	// Volumes says which pod has which handle.
+	Volumes *Volumes
+
+	// Pods says what a pod of this node is: see [NewKubelet].
+	Pods PodSource
+
+	// Signer signs the documents: see [NewSigningClient].
+	Signer DocumentSigner
+
+	// CA returns ZTS for an instance. It is called for each request and connects to nothing.
+	CA func(AgentRequest) (InstanceCA, error)
+
+	// Provider is the name of the provider's service, which ZTS asks about the instances.
+	Provider athenzname.Service
+
+	// Suffix is that of the provider's DNS names, such as svc.cluster.local.
+	Suffix string
+
+	// TrustDomain is that of the bundle with the roots of the certificates.
+	TrustDomain spiffe.TrustDomain
+
+	// Mapping says which domain a namespace is, as for the provider.
+	Mapping athenzname.Mapping
+
+	// SPIFFE returns the SPIFFE ID in the certificate of a pod, such as Service.ID or Service.IDIn of its service; the zero ID
+	// means none. A nil func means Service.ID.
+	SPIFFE func(s athenzname.Service, pod *Pod) (spiffe.ID, error)
+
+	// Timeout bounds what a request waits for; 0 means 30 seconds.
+	Timeout time.Duration
+
+	// Logger gets each identity (Info) and each failure (Warn). Nil means no logs.
+	Logger *slog.Logger
+}
+
+// Agent is the identity agent of a node: the handler that pods ask for their identity, over a Unix socket that is mounted
+// into them. POST /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE, whose body has the present one, each
+// further; the package comment of this package says how. GET /healthz is for anyone.
+//
+// A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when it has
+// reached the pod, a second init is refused with 403. A refresh takes the certificate that was given last, or the one
+// before, if the last was lost on the way; an older one is refused here, as ZTS would revoke the instance for good.
+type Agent struct {
+	cfg   AgentConfig
+	mux   *http.ServeMux
+	limit *limit.Limiter
+
+	mu   sync.Mutex
+	busy map[string]*turn // by handle
+}
+
+// turn lets one request for a handle go on at a time.
+type turn struct {
+	token chan struct{}
+	users int
+}
+
+// NewAgent returns an Agent. The error says which field is wrong.
+func NewAgent(cfg AgentConfig) (*Agent, error) {
+	cfg.Logger = discard(cfg.Logger)
+	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
+	if cfg.SPIFFE == nil {
+		cfg.SPIFFE = func(s athenzname.Service, _ *Pod) (spiffe.ID, error) { return s.ID() }
+	}
+	err := cfg.Provider.Check()
+	switch {
+	case err != nil:
+		err = fmt.Errorf("provider: %w", err)
+	case cfg.Volumes == nil || cfg.Pods == nil || cfg.Signer == nil || cfg.CA == nil:
+		err = errors.New("one of Volumes, Pods, Signer and CA is missing")
+	case !kube.ValidName(cfg.Suffix):
+		err = fmt.Errorf("the Suffix %.100q is not a DNS name, such as svc.cluster.local", cfg.Suffix)
+	case cfg.TrustDomain.IsZero():
+		err = errors.New("the TrustDomain is missing")
+	case cfg.Timeout < 0:
+		err = fmt.Errorf("the Timeout is %v", cfg.Timeout)
+	default:
+		_, err = cfg.Mapping.Domain("default") // which says what is wrong with the AdminDomain
+	}
+	if err != nil {
+		return nil, fmt.Errorf("athenz: new agent: %w", err)
+	}
+	a := &Agent{cfg: cfg, mux: http.NewServeMux(), busy: map[string]*turn{}, limit: limit.New(limit.Options{
+		Concurrent: issuesAtOnce, Queue: issuesWaiting, CallerRate: perHandle, CallerBurst: perHandleBurst,
+	})}
+	a.mux.HandleFunc("GET /healthz", healthy)
+	a.mux.HandleFunc("POST /v1/init/{handle}", func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, a.first) })
+	a.mux.HandleFunc("POST /v1/refresh/{handle}", func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, a.next) })
+	return a, nil
+}
+
+// ServeHTTP implements [http.Handler].
+func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
+
+// agentError is an answer of the agent that is no identity.
+type agentError struct {
+	code int
+	text string // for the pod
+	err  error  // for the log
+}
+
+func (e *agentError) Error() string {
+	if e.err == nil {
+		return e.text
+	}
+	return e.text + ": " + e.err.Error()
+}
+
+func (e *agentError) Unwrap() error { return e.err }
+
+func failed(code int, text string, err error) error { return &agentError{code, text, err} }
+
+// heldIdentity is the body of a refresh: an identity that the caller has.
+type heldIdentity struct {
+	Key  pemText `json:"keyPEM"`
+	Cert pemText `json:"certPEM"`
+}
+
+// givenIdentity is an answer.
+type givenIdentity struct {
+	Token string  `json:"ntoken"`
+	Key   pemText `json:"keyPEM"`
+	Cert  pemText `json:"certPEM"`
+	CA    pemText `json:"caCertPEM"`
+}
+
+// pemText is PEM that is base64 in JSON. On input, PEM itself is taken, too, which the original's documentation shows.
+type pemText []byte
+
+func (p *pemText) UnmarshalJSON(data []byte) error {
+	var s string
+	if err := json.Unmarshal(data, &s); err != nil {
+		return errors.New("not a string")
+	}
+	if len(s) > 5 && s[:5] == "-----" {
+		*p = pemText(s)
+		return nil
+	}
+	var b []byte
+	if json.Unmarshal(data, &b) != nil {
+		return errors.New("not base64") // the text may be a key
+	}
+	*p = b
+	return nil
+}
+
+// serve answers a request. The result of work is what the pod is given, and what is written down of it.
+func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.ResponseWriter, *http.Request, string) (*givenIdentity, *volumeContext, error)) {
+	handle := r.PathValue("handle")
+	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.Timeout)
+	defer cancel()
+	given, known, err := a.exclusive(ctx, handle, func() (*givenIdentity, *volumeContext, error) {
+		given, known, err := work(w, r.WithContext(ctx), handle)
+		if err != nil {
+			return nil, nil, err
+		}
+		// A pod whose identity was lost on the way may ask again.
+		if ctx.Err() == nil {
+			writeJSON(w, http.StatusOK, given)
+			if http.NewResponseController(w).Flush() == nil && r.Context().Err() == nil && !known.Delivered {
+				known.Delivered = true
+				err = a.cfg.Volumes.save(handle, known)
+			}
+		}
+		return given, known, err
+	})
+	switch {
+	case err == nil:
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "identity given", slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String("instance", known.InstanceID))
+	case given != nil:
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down", slog.Any("err", err))
+	default:
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity not given", slog.String("path", r.Pattern), slog.Any("err", err))
+		answerError(w, err)
+	}
+}
+
+func answerError(w http.ResponseWriter, err error) {
+	if over, ok := errors.AsType[*limit.Error](err); ok {
+		w.Header().Set("Retry-After", strconv.Itoa(int(over.RetryAfter/time.Second)+1))
+		http.Error(w, "too many requests", http.StatusTooManyRequests)
+		return
+	}
+	if e, ok := errors.AsType[*agentError](err); ok {
+		http.Error(w, e.text, e.code)
+		return
+	}
+	http.Error(w, "the identity could not be obtained", http.StatusInternalServerError)
+}
+
+// exclusive calls f while no other call for the handle does.
+func (a *Agent) exclusive(ctx context.Context, handle string, f func() (*givenIdentity, *volumeContext, error)) (*givenIdentity, *volumeContext, error) {
+	if !isHandle(handle) || !a.cfg.Volumes.there(handle) {
+		return nil, nil, failed(http.StatusBadRequest, "there is no volume with this handle", nil)
+	}
+	a.mu.Lock()
+	t := a.busy[handle]
+	if t == nil {
+		t = &turn{token: make(chan struct{}, 1)}
+		a.busy[handle] = t
+	}
+	crowd := t.users >= perHandleWaiting
+	if !crowd {
+		t.users++
+	}
+	a.mu.Unlock()
+	if crowd {
+		return nil, nil, &limit.Error{Reason: limit.QueueFull, RetryAfter: time.Second}
+	}
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if t.users--; t.users == 0 {
+			delete(a.busy, handle)
+		}
+	}()
+	select {
+	case t.token <- struct{}{}:
+		defer func() { <-t.token }()
+	case <-ctx.Done():
+		return nil, nil, context.Cause(ctx)
+	}
+	return f()
+}
+
+// first gives the first identity.
+func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*givenIdentity, *volumeContext, error) {
+	ctx := r.Context()
+	data, err := a.cfg.Volumes.data(handle)
+	if err != nil {
+		return nil, nil, failed(http.StatusBadRequest, "the data of the volume cannot be read", err)
+	}
+	switch old, err := a.cfg.Volumes.context(handle); {
+	case err == nil && old.Delivered:
+		return nil, nil, failed(http.StatusForbidden, "the identity of this volume was given already; it is refreshed with itself", nil)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, nil, failed(http.StatusInternalServerError, "what is known of the volume cannot be read", err)
+	}
+	if err := a.limit.Acquire(ctx, handle); err != nil {
+		return nil, nil, err
+	}
+	defer a.limit.Release()
+	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
+	switch {
+	case errors.Is(err, ErrNoPod):
+		return nil, nil, failed(http.StatusBadRequest, "the kubelet does not know the pod of the volume", err)
+	case err != nil:
+		return nil, nil, failed(http.StatusInternalServerError, "the kubelet cannot be asked", err)
+	case pod.ended() != "":
+		return nil, nil, failed(http.StatusForbidden, "the pod is to have no identity: "+pod.ended(), nil)
+	}
+	instance, err := a.instance(pod)
+	if err != nil {
+		return nil, nil, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet", err)
+	}
+	document, err := a.cfg.Signer.SignDocument(ctx, PodSubject{Namespace: pod.Namespace, Pod: pod.Name, Service: instance.Service, IP: pod.IP})
+	if err != nil {
+		return nil, nil, failed(http.StatusInternalServerError, "the identity document could not be signed", err)
+	}
+	known, err := newContext(instance)
+	var given *givenIdentity
+	if err == nil {
+		given, err = a.issue(ctx, agentRequest(instance, document, nil), known)
+	}
+	if err == nil {
+		err = a.cfg.Volumes.save(handle, known)
+	}
+	if err != nil {
+		// The next document of this pod has to be another one: one that is signed in the same second is not.
+		_ = renew.Sleep(context.WithoutCancel(ctx), time.Second)
+		return nil, nil, failed(http.StatusInternalServerError, "the identity could not be obtained", err)
+	}
+	return given, known, nil
+}
+
+// instance returns what a pod is for Athenz.
+func (a *Agent) instance(pod *Pod) (athenzname.Instance, error) {
+	service, err := a.cfg.Mapping.Service(pod.Namespace, pod.ServiceAccount)
+	if err != nil {
+		return athenzname.Instance{}, err
+	}
+	if !pod.IP.IsValid() {
+		return athenzname.Instance{}, errors.New("the pod has no address yet")
+	}
+	id, err := a.cfg.SPIFFE(service, pod)
+	if err != nil {
+		return athenzname.Instance{}, err
+	}
+	i := athenzname.Instance{Provider: a.cfg.Provider, Service: service, ID: pod.Name, Suffix: a.cfg.Suffix, IPs: []netip.Addr{pod.IP}, SPIFFE: id}
+	return i, i.Check()
+}
+
+// next gives the identity that follows one.
+func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*givenIdentity, *volumeContext, error) {
+	known, err := a.cfg.Volumes.context(handle)
+	if err != nil {
+		return nil, nil, failed(http.StatusBadRequest, "this volume has no identity yet: begin with init", err)
+	}
+	instance, err := known.instance(a.cfg.Suffix)
+	if err != nil {
+		return nil, nil, failed(http.StatusBadRequest, "what is known of the volume is not valid", err)
+	}
+	var held heldIdentity
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAnswer))
+	if err != nil || json.Unmarshal(body, &held) != nil {
+		return nil, nil, failed(http.StatusBadRequest, "the body is not the JSON of an identity", nil)
+	}
+	current, err := pki.ParseCredentialPEM(held.Cert, held.Key)
+	if err != nil {
+		return nil, nil, failed(http.StatusBadRequest, "the body has no certificate with its key", err)
+	}
+	leaf := current.Leaf()
+	if s, err := athenzname.ServiceOfCertificate(leaf); leaf.Subject.CommonName != "" && (err != nil || s != instance.Service) {
+		return nil, nil, failed(http.StatusBadRequest, "the certificate is that of another service", err)
+	}
+	if !slices.Contains(known.Serials, leaf.SerialNumber.Text(16)) {
+		return nil, nil, failed(http.StatusBadRequest, "the certificate was superseded by one that this volume was given later; use that", nil)
+	}
+	if time.Now().After(leaf.NotAfter) {
+		return nil, nil, failed(http.StatusBadRequest, "the certificate has expired; restart the pod", nil)
+	}
+	if err := a.limit.Acquire(r.Context(), handle); err != nil {
+		return nil, nil, err
+	}
+	defer a.limit.Release()
+	given, err := a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
+	if err == nil {
+		err = a.cfg.Volumes.save(handle, known)
+	}
+	if err != nil {
+		return nil, nil, failed(http.StatusInternalServerError, "the identity could not be refreshed", err)
+	}
+	return given, known, nil
+}
+
+// issue obtains a certificate for a new key, and notes in known which it is.
+func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeContext) (*givenIdentity, error) {
+	want, err := request.Instance.Expectation(a.cfg.TrustDomain)
+	if err != nil {
+		return nil, err
+	}
+	key, err := rsa.GenerateKey(rand.Reader, keyBits)
+	if err != nil {
+		return nil, err
+	}
+	csr, err := newCSR(key, request.Instance, want)
+	if err != nil {
+		return nil, err
+	}
+	ca, err := a.cfg.CA(request)
+	if err != nil {
+		return nil, err
+	}
+	chain, err := ca.Sign(ctx, csr, 0)
+	if err != nil {
+		return nil, err
+	}
+	bundles, err := ca.FetchBundles(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("roots of the certificate: %w", err)
+	}
+	if len(chain) > 0 && chain[0] != nil && !pki.PublicKeysEqual(chain[0].PublicKey, key.Public()) {
+		return nil, fmt.Errorf("the answer of ZTS: %w", pki.ErrKeyMismatch)
+	}
+	if _, err := want.Verify(chain, bundles, spiffe.ClientRole, time.Now()); err != nil {
+		return nil, fmt.Errorf("the answer of ZTS: %w", err)
+	}
+	b, err := bundles.Bundle(a.cfg.TrustDomain)
+	if err != nil {
+		return nil, err
+	}
+	known.Serials = []string{chain[0].SerialNumber.Text(16)}
+	if before := request.Certificate(); before != nil {
+		known.Serials = append(known.Serials, before.Leaf.SerialNumber.Text(16))
+	}
+	return &givenIdentity{
+		Token: ca.ServiceToken(),
+		Key:   pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}),
+		Cert:  pki.MarshalCertificatesPEM(chain...),
+		CA:    pki.MarshalCertificatesPEM(slices.Collect(b.X509Authorities())...),
+	}, nil
+}
+
+// newCSR returns the request of an instance. A principal that is too long for a common name is in the SPIFFE ID alone.
+func newCSR(key crypto.Signer, i athenzname.Instance, want pki.Expectation) (*pki.CSR, error) {
+	cn := i.Service.String()
+	if len(cn) > maxCommonName && !i.SPIFFE.IsZero() {
+		cn = ""
+	}
+	return pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: want.Names()})
+}
+
+const maxCommonName = 64 // bytes, by RFC 5280

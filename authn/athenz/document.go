@@ -1,0 +1,280 @@
+package athenz
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/token"
+)
+
+const (
+	audience        = "k8s-athenz-identity"
+	defaultLifetime = 5 * time.Minute
+	maxLifetime     = 15 * time.Minute
+	defaultKeyName  = "athenz-init-secret"
+)
+
+// DocumentSigner signs identity documents: a [Signer], which has the keys, or a [SigningClient], which asks the program
+// that has them.
+type DocumentSigner interface {
+	// SignDocument returns an identity document for the pod, to be used once and soon. It is a secret.
+	SignDocument(ctx context.Context, subject PodSubject) (string, error)
+}
+
+// SignerOptions are the choices of [NewSigner]. Dir is required.
+type SignerOptions struct {
+	// Dir is the folder of the private keys in PEM, one file for each version: KeyName with .v1, .v2 and so on. Other users
+	// must not be able to read them.
+	Dir string
+
+	// KeyName is the name of the key; empty means "athenz-init-secret".
+	KeyName string
+
+	// Lifetime is that of a document, at most 15 minutes; 0 means 5.
+	Lifetime time.Duration
+
+	// Logger gets the names of files that are not versions of the key, at level Debug. Nil means no logs.
+	Logger *slog.Logger
+}
+
+// Signer signs identity documents with the newest version of a key in a folder. It is safe for concurrent use.
+type Signer struct {
+	keys     keyDir
+	lifetime time.Duration
+}
+
+// NewSigner returns a Signer. It reads nothing: keys are read for each document, so that a new version is used as soon as
+// it is there. Give it to the verifiers first.
+func NewSigner(o SignerOptions) (*Signer, error) {
+	s := &Signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true, discard(o.Logger)}, cmp.Or(o.Lifetime, defaultLifetime)}
+	err := s.keys.check()
+	if err == nil && (s.lifetime < time.Second || s.lifetime > maxLifetime) {
+		err = fmt.Errorf("the Lifetime is %v, want at least a second and at most %v", o.Lifetime, maxLifetime)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("athenz: new signer: %w", err)
+	}
+	return s, nil
+}
+
+func discard(l *slog.Logger) *slog.Logger {
+	if l == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return l
+}
+
+// SignDocument implements [DocumentSigner]. The error wraps [ErrDocument] if the subject cannot be signed for.
+func (s *Signer) SignDocument(_ context.Context, subject PodSubject) (string, error) {
+	if err := subject.Check(); err != nil {
+		return "", err
+	}
+	text, err := s.sign(subject)
+	if err != nil {
+		return "", fmt.Errorf("athenz: sign identity document: %w", err)
+	}
+	return text, nil
+}
+
+func (s *Signer) sign(subject PodSubject) (string, error) {
+	key, version, err := s.keys.signer()
+	if err != nil {
+		return "", err
+	}
+	issuer := s.keys.uri(version)
+	signer, err := token.NewSigner(key, "", "", "JWT", token.Member{Name: "iss", Value: issuer})
+	if err != nil {
+		return "", err
+	}
+	if !allowed(signer.Algorithm) {
+		return "", fmt.Errorf("version v%d of the key %q is for %v; use an RSA key or an ECDSA key on P-256", version, s.keys.name, signer.Algorithm)
+	}
+	now := time.Now().Unix()
+	payload, err := json.Marshal(struct {
+		Audience string `json:"aud"`
+		Expires  int64  `json:"exp"`
+		Issued   int64  `json:"iat"`
+		Issuer   string `json:"iss"`
+		Subject  string `json:"sub"`
+	}{audience, now + int64(s.lifetime/time.Second), now, issuer, subject.String()})
+	if err != nil {
+		return "", err
+	}
+	return signer.Token(payload)
+}
+
+func allowed(a jws.Algorithm) bool { return a == jws.RS256 || a == jws.ES256 }
+
+// VerifierOptions are the choices of [NewVerifier]. Dir is required.
+type VerifierOptions struct {
+	// Dir is the folder of the public keys in PEM (PKIX), one file for each version, as for a [Signer].
+	Dir string
+
+	// KeyName is the name of the key; empty means "athenz-init-secret". Issuers with another name are refused.
+	KeyName string
+
+	// Leeway is how far clocks may be apart, at most a minute; 0 means not at all.
+	Leeway time.Duration
+}
+
+// Verifier verifies identity documents with the public keys in a folder. It is safe for concurrent use.
+type Verifier struct {
+	keys   keyDir
+	leeway time.Duration
+}
+
+// NewVerifier returns a Verifier. It reads nothing: keys are read for each document, so that a version that is removed
+// counts no more.
+func NewVerifier(o VerifierOptions) (*Verifier, error) {
+	v := &Verifier{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), false, discard(nil)}, o.Leeway}
+	err := v.keys.check()
+	if err == nil && (o.Leeway < 0 || o.Leeway > time.Minute) {
+		err = fmt.Errorf("the Leeway is %v, want at most a minute", o.Leeway)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("athenz: new verifier: %w", err)
+	}
+	return v, nil
+}
+
+// Document is what an identity document says, which was verified.
+type Document struct {
+	Subject         PodSubject
+	KeyVersion      int
+	Issued, Expires time.Time
+
+	use [32]byte // the same for each document with this header and payload
+}
+
+// Verify verifies an identity document: its form, the signature by the version of the key that it names, the audience,
+// the times, and that header and claims name the same issuer. That the pod is what the document says is for a [Provider]
+// to find out. The error wraps [ErrDocument], or says that the key could not be read.
+func (v *Verifier) Verify(text string) (*Document, error) {
+	d, err := v.verify(text)
+	if err != nil {
+		return nil, fmt.Errorf("athenz: verify identity document: %w", err)
+	}
+	return d, nil
+}
+
+func kind() *token.Kind {
+	return &token.Kind{Package: "athenz", What: "identity document"}
+}
+
+func bad(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrDocument}, args...)...)
+}
+
+func (v *Verifier) verify(text string) (*Document, error) {
+	signed, refused := kind().Parse(text)
+	if refused != nil {
+		return nil, bad("%w", refused.Err)
+	}
+	issuer, err := headerIssuer(text)
+	switch {
+	case err != nil:
+		return nil, err
+	case !allowed(signed.Algorithm):
+		return nil, bad("its algorithm is %v, want RS256 or ES256", signed.Algorithm)
+	case signed.Type != "JWT":
+		return nil, bad("its type is not JWT")
+	case signed.HasKeyID:
+		return nil, bad("its header has a key ID")
+	}
+	version, err := v.keys.version(issuer)
+	if err != nil {
+		return nil, bad("%w", err)
+	}
+	key, err := v.keys.public(version)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, bad("there is no version v%d of the key %q here; give the public key to the verifier before the signer has the private one", version, v.keys.name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := signed.Verify(key); err != nil {
+		return nil, bad("%w", err)
+	}
+	return v.claims(text, signed.Payload, issuer, version)
+}
+
+// headerIssuer returns the "iss" of the header, which was parsed strictly before, and refuses any other member that a
+// document does not have.
+func headerIssuer(text string) (string, error) {
+	parts, err := jws.Parse(text)
+	if err != nil {
+		return "", bad("%w", err)
+	}
+	var issuer []byte
+	there, other := false, false
+	r := strictjson.NewReader(parts.Header)
+	for name := range r.Members() {
+		switch string(name) {
+		case "iss":
+			issuer, there = r.Text()
+		case "alg", "typ":
+		default:
+			other = true
+		}
+	}
+	if err := r.End(); err != nil || !there || other {
+		return "", bad(`its header has no "iss" that is a string, or a member that is none of alg, iss and typ`)
+	}
+	return string(issuer), nil
+}
+
+func (v *Verifier) claims(text string, payload []byte, headIssuer string, version int) (*Document, error) {
+	var aud, iss, sub []byte
+	var hasAud, hasIss, hasSub bool
+	var exp, iat, nbf token.Date
+	refused := kind().ReadObject(payload, func(name string, r *strictjson.Reader) {
+		switch name {
+		case "aud":
+			aud, hasAud = r.Text()
+		case "iss":
+			iss, hasIss = r.Text()
+		case "sub":
+			sub, hasSub = r.Text()
+		case "exp":
+			exp = token.ReadDate(r)
+		case "iat":
+			iat = token.ReadDate(r)
+		case "nbf":
+			nbf = token.ReadDate(r)
+		}
+	})
+	now := time.Now()
+	switch {
+	case refused != nil:
+		return nil, bad("%w", refused.Err)
+	case !hasAud || string(aud) != audience:
+		return nil, bad("its audience is not the string %q", audience)
+	case !hasIss || string(iss) != headIssuer:
+		return nil, bad("its issuer is %q in the claims and %q in the header", token.Clip(string(iss), token.MaxQuoted), token.Clip(headIssuer, token.MaxQuoted))
+	case !exp.Number || !iat.Number || nbf.Present && !nbf.Number:
+		return nil, bad(`its "exp" or "iat" is missing or not a number, or its "nbf" is not one`)
+	case iat.At.After(now.Add(v.leeway)):
+		return nil, bad("it was issued at %s, which is in the future", token.Stamp(iat.At))
+	case nbf.Present && nbf.At.After(now.Add(v.leeway)):
+		return nil, bad("it is not valid before %s", token.Stamp(nbf.At))
+	case !now.Before(exp.At.Add(v.leeway)):
+		return nil, bad("it expired at %s", token.Stamp(exp.At))
+	case exp.At.Sub(iat.At) > maxLifetime:
+		return nil, bad("it is valid for %v, the limit is %v", exp.At.Sub(iat.At), maxLifetime)
+	case !hasSub:
+		return nil, bad(`its "sub" is not a string`)
+	}
+	subject, err := ParsePodSubject(string(sub))
+	if err != nil {
+		return nil, err
+	}
+	return &Document{Subject: subject, KeyVersion: version, Issued: iat.At, Expires: exp.At, use: useOf(text)}, nil
+}

@@ -1,0 +1,164 @@
+package athenz
+
+import (
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/pki"
+)
+
+const (
+	maxKeyFile  = 64 << 10 // bytes
+	maxVersions = 1024     // files in the folder of a key; a rotation needs two
+)
+
+// keyDir is a folder with the versions of a key: files NAME.v1, NAME.v2 and so on. It is read for each use, as versions
+// come and go while the program runs.
+type keyDir struct {
+	dir, name string
+	private   bool
+	logger    *slog.Logger
+}
+
+func (k *keyDir) check() error {
+	if k.dir == "" {
+		return errors.New("the Dir is empty: it has to be the folder with the keys")
+	}
+	if k.name == "" || len(k.name) > 200 || strings.ContainsFunc(k.name, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
+	}) || k.name[0] == '.' {
+		return fmt.Errorf("the KeyName %.64q has to be a name of letters, digits, hyphens, periods and underscores", k.name)
+	}
+	return nil
+}
+
+// uri returns the issuer that a version of the key is.
+func (k *keyDir) uri(version int) string {
+	return "secret:" + k.name + "?version=v" + strconv.Itoa(version)
+}
+
+// version returns that of an issuer of this key.
+func (k *keyDir) version(uri string) (int, error) {
+	text, ok := strings.CutPrefix(uri, "secret:"+k.name+"?version=")
+	if !ok {
+		return 0, fmt.Errorf("the issuer %q is not secret:%s?version=vN", token.Clip(uri, token.MaxQuoted), k.name)
+	}
+	n, ok := parseVersion(text)
+	if !ok {
+		return 0, fmt.Errorf("the version %q is not v and a number", token.Clip(text, token.MaxQuoted))
+	}
+	return n, nil
+}
+
+// parseVersion reads v1, v2 and so on, each number in one way.
+func parseVersion(text string) (int, bool) {
+	digits, ok := strings.CutPrefix(text, "v")
+	n, err := strconv.Atoi(digits)
+	return n, ok && err == nil && n >= 0 && strconv.Itoa(n) == digits
+}
+
+// newest returns the largest version that is there.
+func (k *keyDir) newest() (int, error) {
+	d, err := os.Open(k.dir)
+	if err != nil {
+		return 0, err
+	}
+	defer d.Close() // only read
+	names, err := d.Readdirnames(maxVersions)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	if len(names) == maxVersions {
+		return 0, fmt.Errorf("the folder %q has %d files or more: give the keys one of their own", k.dir, maxVersions)
+	}
+	best := -1
+	for _, name := range names {
+		text, ok := strings.CutPrefix(name, k.name+".")
+		n, valid := parseVersion(text)
+		switch {
+		case ok && valid:
+			best = max(best, n)
+		case !strings.HasPrefix(name, ".."): // which are the kubelet's own
+			k.logger.Debug("a file is not a version of the key", "folder", k.dir, "file", name, "key", k.name)
+		}
+	}
+	if best < 0 {
+		return 0, fmt.Errorf("the folder %q has no file %s.v1 or of a later version: %w", k.dir, k.name, fs.ErrNotExist)
+	}
+	return best, nil
+}
+
+// read returns the file of a version.
+func (k *keyDir) read(version int) ([]byte, error) {
+	path := filepath.Join(k.dir, k.name+".v"+strconv.Itoa(version))
+	f, err := private.OpenGiven(path, k.private, nil, private.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read
+	data, err := io.ReadAll(io.LimitReader(f, maxKeyFile+1))
+	if err == nil && len(data) > maxKeyFile {
+		err = fmt.Errorf("the file %q has more than %d bytes", path, maxKeyFile)
+	}
+	return data, err
+}
+
+// signer returns the newest key and its version.
+func (k *keyDir) signer() (crypto.Signer, int, error) {
+	version, err := k.newest()
+	if err != nil {
+		return nil, 0, err
+	}
+	data, err := k.read(version)
+	if err != nil {
+		return nil, 0, err
+	}
+	// Early tools wrote this label, which is not a standard one, before keys in the form of SEC 1.
+	if block, _ := pem.Decode(data); block != nil && block.Type == "ECDSA PRIVATE KEY" {
+		block.Type = "EC PRIVATE KEY"
+		data = pem.EncodeToMemory(block)
+	}
+	key, err := pki.ParsePrivateKeyPEM(data)
+	if err != nil {
+		return nil, 0, fmt.Errorf("version v%d of the key %q: %w", version, k.name, err)
+	}
+	return key, version, nil
+}
+
+// public returns the public key of a version.
+func (k *keyDir) public(version int) (crypto.PublicKey, error) {
+	data, err := k.read(version)
+	if err != nil {
+		return nil, err
+	}
+	key, err := parsePublicKey(data)
+	if err != nil {
+		return nil, fmt.Errorf("version v%d of the key %q: %w", version, k.name, err)
+	}
+	return key, nil
+}
+
+// parsePublicKey reads one public key in PEM.
+func parsePublicKey(data []byte) (crypto.PublicKey, error) {
+	block, rest := pem.Decode(data)
+	if block == nil || block.Type != "PUBLIC KEY" || len(strings.TrimSpace(string(rest))) > 0 {
+		return nil, errors.New("it is not one PUBLIC KEY block of PEM")
+	}
+	key, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil {
+		return nil, errors.New("the PUBLIC KEY block has no key that can be read")
+	}
+	return key, pki.CheckPublicKey(key)
+}

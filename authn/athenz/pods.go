@@ -1,0 +1,141 @@
+package athenz
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/svidkit/svidkit/internal/kube"
+)
+
+// Pod is what Kubernetes says of a pod.
+type Pod struct {
+	Namespace, Name, UID string
+	ServiceAccount       string
+	IP                   netip.Addr   // the primary address; zero if there is none yet
+	IPs                  []netip.Addr // all addresses, IP among them
+	Phase                string       // such as "Running"
+	Deleting             bool         // its end was asked for
+}
+
+// ended returns why the pod is not to have an identity, or "".
+func (p *Pod) ended() string {
+	switch {
+	case p.Phase == "Succeeded" || p.Phase == "Failed":
+		return "it has ended: its phase is " + p.Phase
+	case p.Deleting:
+		return "it is being deleted"
+	}
+	return ""
+}
+
+// PodSource looks up pods. [NewKubelet] and [NewAPIServer] make one each. It has to be safe for concurrent use.
+type PodSource interface {
+	// Pod returns the pod as it is now. The error wraps [ErrNoPod] if there is none.
+	Pod(ctx context.Context, namespace, name string) (*Pod, error)
+}
+
+// maxPods is the most bytes of what a kubelet says of the pods of its node.
+const maxPods = 32 << 20
+
+// object is the part of a pod that is read.
+type object struct {
+	Metadata kube.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		ServiceAccountName string `json:"serviceAccountName"`
+	} `json:"spec"`
+	Status struct {
+		Phase  string `json:"phase"`
+		PodIP  string `json:"podIP"`
+		PodIPs []struct {
+			IP string `json:"ip"`
+		} `json:"podIPs"`
+	} `json:"status"`
+}
+
+func (o *object) pod() *Pod {
+	p := &Pod{
+		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, UID: o.Metadata.UID,
+		ServiceAccount: cmp.Or(o.Spec.ServiceAccountName, "default"), // a static pod has none, and the kubelet does not fill it in
+		Phase:          o.Status.Phase, Deleting: o.Metadata.DeletionTimestamp != nil,
+	}
+	p.IP, _ = netip.ParseAddr(o.Status.PodIP)
+	if p.IP.IsValid() {
+		p.IPs = append(p.IPs, p.IP)
+	}
+	for _, text := range o.Status.PodIPs {
+		if ip, err := netip.ParseAddr(text.IP); err == nil && !slices.Contains(p.IPs, ip) {
+			p.IPs = append(p.IPs, ip)
+		}
+	}
+	return p
+}
+
+type kubelet struct{ api *kube.Client }
+
+// NewKubelet returns a PodSource that asks the kubelet of a node about the pods of that node. The address is that of its
+// API, such as https://127.0.0.1:10250; the one without authentication, http://127.0.0.1:10255, is asked only if the
+// address says so, and only on this machine. A nil client presents the token of the service account of this process and
+// trusts the CA of its cluster.
+func NewKubelet(address string, client *http.Client) (PodSource, error) {
+	if address == "" {
+		return nil, errors.New("athenz: new kubelet: the address is empty: give that of the kubelet, such as https://127.0.0.1:10250")
+	}
+	if client == nil && strings.HasPrefix(address, "http://") {
+		client = new(http.Client) // no token
+	}
+	api, err := kube.New(kube.Options{URL: address, Client: client, MaxAnswer: maxPods})
+	if err != nil {
+		return nil, fmt.Errorf("athenz: new kubelet: %w", err)
+	}
+	return kubelet{api}, nil
+}
+
+func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
+	var list struct {
+		Items []object `json:"items"`
+	}
+	if err := k.api.Get(ctx, "/pods", nil, &list); err != nil {
+		return nil, fmt.Errorf("athenz: ask the kubelet about its pods: %w", err)
+	}
+	for i := range list.Items {
+		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name {
+			return o.pod(), nil
+		}
+	}
+	return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q on this node: %w", name, namespace, ErrNoPod)
+}
+
+type apiServer struct{ api *kube.Client }
+
+// NewAPIServer returns a PodSource that asks an API server, at each call. This program needs the right to get pods. An
+// empty address is that of the cluster that it runs in; a nil client presents the token of its service account.
+func NewAPIServer(address string, client *http.Client) (PodSource, error) {
+	api, err := kube.New(kube.Options{URL: address, Client: client})
+	if err != nil {
+		return nil, fmt.Errorf("athenz: new API server: %w", err)
+	}
+	return apiServer{api}, nil
+}
+
+func (a apiServer) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
+	if !kube.ValidLabel(namespace) || !kube.ValidName(name) {
+		return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q: they are not names of Kubernetes: %w", name, namespace, ErrNoPod)
+	}
+	var o object
+	err := a.api.Get(ctx, kube.Path("api", "v1", "namespaces", namespace, "pods", name), nil, &o)
+	switch {
+	case kube.NotFound(err):
+		return nil, fmt.Errorf("athenz: pod %q in namespace %q: %w", name, namespace, ErrNoPod)
+	case err != nil:
+		return nil, fmt.Errorf("athenz: pod %q in namespace %q: %w", name, namespace, err)
+	case o.Metadata.Name != name || o.Metadata.Namespace != namespace:
+		return nil, fmt.Errorf("athenz: pod %q in namespace %q: the API server answered with another object", name, namespace)
+	}
+	return o.pod(), nil
+}

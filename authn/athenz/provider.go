@@ -1,0 +1,397 @@
+package athenz
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/pki/athenzname"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// ProviderConfig configures a [Provider]. All fields up to Suffix are required.
+type ProviderConfig struct {
+	// Service is the provider's own name, such as k8s.admin.athenz-callback. Confirmations for another one are refused.
+	Service athenzname.Service
+
+	// ZTS proves that a caller is ZTS, and must prove no other one: see [ClientCertificate].
+	ZTS authn.Authenticator
+
+	// Verifier verifies the documents.
+	Verifier *Verifier
+
+	// Pods says what a pod is now: see [NewAPIServer].
+	Pods PodSource
+
+	// Suffix is that of the DNS names, such as svc.cluster.local.
+	Suffix string
+
+	// Mapping says which domain a namespace is.
+	Mapping athenzname.Mapping
+
+	// TrustDomain is that of SPIFFE IDs of the form spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME, whose namespace has to be
+	// that of the pod. Zero means that only spiffe://DOMAIN/sa/NAME is let through.
+	TrustDomain spiffe.TrustDomain
+
+	// DoubledHyphens lets DNS names through in which each hyphen of the domain is two, beside the usual ones.
+	DoubledHyphens bool
+
+	// Lifetime bounds that of the certificates, in whole minutes. 0 means that ZTS decides.
+	Lifetime time.Duration
+
+	// FirstUse reports whether a document, which is known by a hash of it, is used for the first time, and remembers it until
+	// it has expired. An error refuses it for now. Nil means the memory of this process: several replicas of a provider need
+	// one that they share, or each lets a document through once.
+	FirstUse func(ctx context.Context, document [32]byte, expires time.Time) (bool, error)
+
+	// Logger gets what was confirmed (Info) and what was refused, with the reason (Warn). Nil means no logs.
+	Logger *slog.Logger
+}
+
+// Provider answers ZTS whether an instance is what it says: it is the handler of the provider's callback. POST /instance, with
+// /identity as its old name, is for a new instance, which comes with a document; POST /refresh is for one that has a
+// certificate. GET /healthz is for anyone. It has to be served with TLS that asks for client certificates.
+//
+// An instance is confirmed if all of this holds:
+//
+//  1. the caller is ZTS, and asks for this provider;
+//  2. the document is valid and was not used before;
+//  3. the pod exists, has not ended, and is not being deleted;
+//  4. its service account, by the Mapping, is the service of the request and of the document;
+//  5. its address is that of the document, and the addresses of the request are its own;
+//  6. the instance ID is the name or the UID of the pod;
+//  7. each DNS name and URI of the request is one of the service or of the instance.
+//
+// A refresh has no document: the pod is the one with the instance ID as its name in the namespace of the domain, and 3 to 7
+// hold for it all the same. If a refresh has a document, that has to be good too.
+type Provider struct {
+	cfg  ProviderConfig
+	mux  *http.ServeMux
+	used firstUses
+}
+
+// NewProvider returns a Provider. The error says which field is wrong.
+func NewProvider(cfg ProviderConfig) (*Provider, error) {
+	cfg.Logger = discard(cfg.Logger)
+	p := &Provider{cfg: cfg, mux: http.NewServeMux()}
+	err := cfg.Service.Check()
+	switch {
+	case err != nil:
+	case cfg.ZTS == nil || cfg.Verifier == nil || cfg.Pods == nil:
+		err = errors.New("one of ZTS, Verifier and Pods is missing")
+	case !kube.ValidName(cfg.Suffix):
+		err = fmt.Errorf("the Suffix %.100q is not a DNS name, such as svc.cluster.local", cfg.Suffix)
+	case cfg.Lifetime < 0 || cfg.Lifetime%time.Minute != 0:
+		err = fmt.Errorf("the Lifetime %v is not in whole minutes", cfg.Lifetime)
+	default:
+		_, err = cfg.Mapping.Domain("default") // which says what is wrong with the AdminDomain
+	}
+	if err != nil {
+		return nil, fmt.Errorf("athenz: new provider: %w", err)
+	}
+	if cfg.FirstUse == nil {
+		p.cfg.FirstUse = p.used.first
+	}
+	p.mux.HandleFunc("GET /healthz", healthy)
+	for pattern, refresh := range map[string]bool{"POST /instance": false, "POST /identity": false, "POST /refresh": true} {
+		p.mux.Handle(pattern, authn.Require(cfg.ZTS, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			p.confirm(w, r, refresh)
+		}), cfg.Logger))
+	}
+	return p, nil
+}
+
+// ServeHTTP implements [http.Handler].
+func (p *Provider) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.mux.ServeHTTP(w, r) }
+
+// confirmation is what ZTS asks and is answered. It does not print: the attestation data is a secret.
+type confirmation struct {
+	Provider        string            `json:"provider"`
+	Domain          string            `json:"domain"`
+	Service         string            `json:"service"`
+	AttestationData string            `json:"attestationData"`
+	Attributes      map[string]string `json:"attributes,omitempty"`
+}
+
+// parseConfirmation reads the JSON of a request strictly: a member that is there twice would be another one for ZTS.
+func parseConfirmation(data []byte) (*confirmation, error) {
+	c := new(confirmation)
+	good := true
+	text := func(r *strictjson.Reader) string {
+		t, ok := r.Text()
+		good = good && ok
+		return string(t)
+	}
+	r := strictjson.NewReader(data)
+	good = r.Kind() == strictjson.Object
+	for name := range r.Members() {
+		switch string(name) {
+		case "provider":
+			c.Provider = text(r)
+		case "domain":
+			c.Domain = text(r)
+		case "service":
+			c.Service = text(r)
+		case "attestationData":
+			c.AttestationData = text(r)
+		case "attributes":
+			good = good && r.Kind() == strictjson.Object
+			c.Attributes = map[string]string{}
+			for key := range r.Members() {
+				c.Attributes[string(key)] = text(r)
+			}
+		}
+	}
+	switch err := r.End(); {
+	case err != nil:
+		return nil, err
+	case !good:
+		return nil, errors.New("it is not an object with members that are strings")
+	case c.Provider == "" || c.Domain == "" || c.Service == "":
+		return nil, errors.New("one of provider, domain and service is missing or empty")
+	}
+	return c, nil
+}
+
+// refusal is why an instance is not confirmed, told to ZTS and so to the instance.
+type refusal struct {
+	code int
+	err  error
+}
+
+func (e *refusal) Error() string { return e.err.Error() }
+func (e *refusal) Unwrap() error { return e.err }
+
+func refused(format string, args ...any) error {
+	return &refusal{http.StatusForbidden, fmt.Errorf(format, args...)}
+}
+
+func malformed(format string, args ...any) error {
+	return &refusal{http.StatusBadRequest, fmt.Errorf(format, args...)}
+}
+
+func (p *Provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool) {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		http.Error(w, "the body cannot be read, or has more than 64 KiB", http.StatusBadRequest)
+		return
+	}
+	c, err := parseConfirmation(data)
+	if err != nil {
+		err = malformed("the body is not the JSON of a confirmation: %w", err)
+	} else {
+		err = p.check(r.Context(), c, refresh)
+	}
+	log := func(level slog.Level, message string, more ...slog.Attr) {
+		attrs := []slog.Attr{slog.Bool("refresh", refresh), slog.String("caller", callerName(r))}
+		if c != nil {
+			attrs = append(attrs, slog.String("service", kube.OneLine(c.Domain+"."+c.Service, 300)), slog.String("instance", kube.OneLine(c.Attributes["instanceId"], 300)))
+		}
+		p.cfg.Logger.LogAttrs(r.Context(), level, message, append(attrs, more...)...)
+	}
+	if err != nil {
+		log(slog.LevelWarn, "instance refused", slog.Any("err", err))
+		if e, ok := errors.AsType[*refusal](err); ok {
+			http.Error(w, kube.OneLine(e.Error(), 512), e.code)
+			return
+		}
+		http.Error(w, "the instance could not be verified now; ask again", http.StatusServiceUnavailable)
+		return
+	}
+	log(slog.LevelInfo, "instance confirmed")
+	if p.cfg.Lifetime > 0 {
+		if c.Attributes == nil {
+			c.Attributes = map[string]string{}
+		}
+		c.Attributes["certExpiryTime"] = strconv.Itoa(int(p.cfg.Lifetime / time.Minute))
+	}
+	writeJSON(w, http.StatusOK, c)
+}
+
+// check returns nil if the instance is what it says, a refusal if it is not, and another error if that could not be found
+// out.
+func (p *Provider) check(ctx context.Context, c *confirmation, refresh bool) error {
+	service := athenzname.Service{Domain: strings.ToLower(c.Domain), Name: strings.ToLower(c.Service)}
+	if !strings.EqualFold(c.Provider, p.cfg.Service.String()) {
+		return refused("the confirmation is for another provider")
+	}
+	if err := service.Check(); err != nil {
+		return malformed("%w", err)
+	}
+	namespace, err := p.cfg.Mapping.Namespace(service.Domain)
+	if err != nil {
+		return refused("%w", err)
+	}
+	id := c.Attributes["instanceId"]
+	name := id
+	var doc *Document
+	if c.AttestationData != "" {
+		if doc, err = p.document(c.AttestationData, service, namespace); err != nil {
+			return err
+		}
+		name = doc.Subject.Pod
+	} else if !refresh {
+		return malformed("the attestation data is missing or empty")
+	}
+	if name == "" {
+		return malformed("the attribute instanceId is missing: it is the name of the pod")
+	}
+	pod, err := p.pod(ctx, namespace, name, service)
+	if err != nil {
+		return err
+	}
+	if doc != nil && pod.IP != doc.Subject.IP {
+		return refused("the address of the pod is not that of its document")
+	}
+	if id != "" && id != pod.Name && id != pod.UID {
+		return refused("the instance ID is neither the name nor the UID of the pod")
+	}
+	if err := p.names(c, service, pod); err != nil {
+		return err
+	}
+	if doc == nil {
+		return nil
+	}
+	first, err := p.cfg.FirstUse(ctx, doc.use, doc.Expires.Add(p.cfg.Verifier.leeway))
+	if err == nil && !first {
+		err = refused("the document was used before")
+	}
+	return err
+}
+
+func (p *Provider) document(text string, service athenzname.Service, namespace string) (*Document, error) {
+	doc, err := p.cfg.Verifier.Verify(text)
+	switch {
+	case errors.Is(err, ErrDocument):
+		return nil, refused("%w", err)
+	case err != nil:
+		return nil, err
+	case doc.Subject.Service != service:
+		return nil, refused("the document is for another service")
+	case doc.Subject.Namespace != namespace:
+		return nil, refused("the namespace of the document is not that of its domain")
+	}
+	return doc, nil
+}
+
+// pod returns the live pod, if it is to have an identity as this service.
+func (p *Provider) pod(ctx context.Context, namespace, name string, service athenzname.Service) (*Pod, error) {
+	pod, err := p.cfg.Pods.Pod(ctx, namespace, name)
+	if errors.Is(err, ErrNoPod) {
+		return nil, refused("%w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	is, err := p.cfg.Mapping.Service(pod.Namespace, pod.ServiceAccount)
+	switch {
+	case err != nil:
+		return nil, refused("%w", err)
+	case pod.Namespace != namespace || pod.Name != name:
+		return nil, errors.New("the source of pods answered with another pod")
+	case is != service:
+		return nil, refused("the service account of the pod is not the service")
+	case pod.ended() != "":
+		return nil, refused("the pod is to have no identity: %s", pod.ended())
+	case !pod.IP.IsValid():
+		return nil, refused("the pod has no address")
+	}
+	return pod, nil
+}
+
+// names returns a refusal if the signing request asks for a name that is not one of the pod.
+func (p *Provider) names(c *confirmation, service athenzname.Service, pod *Pod) error {
+	for _, text := range parts(c.Attributes["sanIP"]) {
+		if ip, err := netip.ParseAddr(text); err != nil || !slices.Contains(pod.IPs, ip) {
+			return refused("the request has the address %.64q, which is not the pod's", text)
+		}
+	}
+	own := []string{service.DNSName(p.cfg.Suffix, false)}
+	if p.cfg.DoubledHyphens {
+		own = append(own, service.DNSName(p.cfg.Suffix, true))
+	}
+	for _, name := range slices.Clone(own) {
+		own = append(own, "*."+name)
+	}
+	ids := []string{pod.Name, cmp.Or(pod.UID, pod.Name)}
+	for _, id := range ids {
+		own = append(own, athenzname.Instance{ID: id, Suffix: p.cfg.Suffix}.InstanceName())
+	}
+	for _, name := range parts(c.Attributes["sanDNS"]) {
+		if !slices.Contains(own, strings.ToLower(name)) {
+			return refused("the request has the DNS name %.253q, which is neither the service's nor the instance's", name)
+		}
+	}
+	for _, uri := range parts(c.Attributes["sanURI"]) {
+		if rest, ok := strings.CutPrefix(uri, "athenz://instanceid/"+p.cfg.Service.String()+"/"); ok && slices.Contains(ids, rest) {
+			continue
+		}
+		id, err := spiffe.ParseID(uri)
+		if err == nil {
+			var s athenzname.Service
+			var namespace string
+			s, namespace, err = athenzname.ServiceOfID(id)
+			if err == nil && s == service && (namespace == "" || namespace == pod.Namespace && id.TrustDomain() == p.cfg.TrustDomain) {
+				continue
+			}
+		}
+		return refused("the request has the URI %.300q, which is neither the service's nor the instance's", uri)
+	}
+	return nil
+}
+
+// parts returns the parts of a text with commas.
+func parts(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, ",")
+}
+
+// firstUses remembers documents until they have expired.
+type firstUses struct {
+	mu    sync.Mutex
+	until map[[32]byte]time.Time
+	sweep time.Time // when what has expired is forgotten
+}
+
+// maxUsed is more documents than a cluster uses in a quarter of an hour.
+const maxUsed = 1 << 16
+
+func (f *firstUses) first(_ context.Context, document [32]byte, expires time.Time) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	if f.until == nil {
+		f.until = map[[32]byte]time.Time{}
+	}
+	if len(f.until) >= maxUsed || now.After(f.sweep) {
+		for d, end := range f.until {
+			if !now.Before(end) {
+				delete(f.until, d)
+			}
+		}
+		f.sweep = now.Add(time.Minute)
+	}
+	if _, used := f.until[document]; used {
+		return false, nil
+	}
+	if len(f.until) >= maxUsed {
+		return false, fmt.Errorf("%d documents were used lately, and no more can be remembered", maxUsed)
+	}
+	f.until[document] = expires
+	return true, nil
+}

@@ -1,0 +1,247 @@
+package athenz
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
+)
+
+const (
+	maxServiceToken  = 16 << 10            // bytes
+	tokenLeeway      = 5 * time.Minute     // of the time of issue
+	maxTokenLife     = 30 * 24 * time.Hour // from now
+	serviceTokenHead = "Athenz-Principal-Auth"
+)
+
+// ServiceToken is what a service token, an "ntoken", says. The token itself is text that [SignServiceToken] makes.
+type ServiceToken struct {
+	Version string             // "S1" for a service, "U1" for a user
+	Service athenzname.Service // that it is for: the domain of a user is "user"
+	KeyID   string             // of the key that signed it; "0" if it does not say
+
+	// KeyService is "zms" or "zts" for a token that one of these servers has signed; empty for one that the service has
+	// signed.
+	KeyService string
+
+	Host, IP        string // of the instance, as it says; may be empty
+	Issued, Expires time.Time
+}
+
+// KeyOwner returns the service whose public key, by KeyID, verifies the token.
+func (t *ServiceToken) KeyOwner() athenzname.Service {
+	switch {
+	case t.KeyService == "zts":
+		return athenzname.Service{Domain: "sys.auth", Name: "zts"}
+	case t.KeyService == "zms", strings.HasPrefix(t.Version, "U"):
+		return athenzname.Service{Domain: "sys.auth", Name: "zms"}
+	}
+	return t.Service
+}
+
+func badToken(format string, args ...any) error {
+	return fmt.Errorf("athenz: service token: %w: "+format, append([]any{ErrServiceToken}, args...)...)
+}
+
+// check reports what is wrong with the token at a time.
+func (t *ServiceToken) check(now time.Time) error {
+	if err := t.Service.Check(); err != nil {
+		return badToken("%w", err)
+	}
+	switch {
+	case t.Version != "S1" && t.Version != "U1":
+		return badToken("the version %q is neither S1 nor U1", token.Clip(t.Version, token.MaxQuoted))
+	case t.KeyService != "" && t.KeyService != "zms" && t.KeyService != "zts":
+		return badToken("the key service %q is neither zms nor zts", token.Clip(t.KeyService, token.MaxQuoted))
+	case t.Issued.After(now.Add(tokenLeeway)):
+		return badToken("it was issued at %s, which is in the future", token.Stamp(t.Issued))
+	case !now.Before(t.Expires):
+		return badToken("it expired at %s", token.Stamp(t.Expires))
+	case t.Expires.After(now.Add(maxTokenLife + tokenLeeway)):
+		return badToken("it expires at %s, and may be valid for 30 days", token.Stamp(t.Expires))
+	}
+	return nil
+}
+
+// SignServiceToken returns a token with a signature by key, which is the one with t.KeyID of t.KeyOwner. An Issued that is
+// zero means now, and an Expires that is zero an hour later. The token is a secret.
+func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
+	now := time.Now()
+	if t.Version == "" {
+		t.Version = "S1"
+	}
+	if t.Issued.IsZero() {
+		t.Issued = now
+	}
+	if t.Expires.IsZero() {
+		t.Expires = t.Issued.Add(time.Hour)
+	}
+	if err := t.check(now); err != nil {
+		return "", err
+	}
+	salt := make([]byte, 8)
+	_, _ = rand.Read(salt) // it never fails
+	text := "v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID
+	for _, tag := range []struct{ name, value string }{
+		{"z", t.KeyService}, {"h", t.Host}, {"i", t.IP}, {"a", hex.EncodeToString(salt)},
+		{"t", strconv.FormatInt(t.Issued.Unix(), 10)}, {"e", strconv.FormatInt(t.Expires.Unix(), 10)},
+	} {
+		if tag.value != "" {
+			text += ";" + tag.name + "=" + tag.value
+		}
+	}
+	if !isTokenText(t.KeyID) || t.KeyID == "" || !isTokenText(t.Host) || strings.ContainsFunc(t.IP, func(r rune) bool { return r != ':' && !isTokenText(string(r)) }) {
+		return "", badToken("the KeyID is missing, or it, the Host or the IP has a character that a token cannot have")
+	}
+	if err := pki.CheckPublicKey(key.Public()); err != nil {
+		return "", badToken("%w", err)
+	}
+	switch key.Public().(type) {
+	case *rsa.PublicKey, *ecdsa.PublicKey:
+	default:
+		return "", badToken("the key is neither for RSA nor for ECDSA")
+	}
+	sum := sha256.Sum256([]byte(text))
+	sig, err := key.Sign(rand.Reader, sum[:], crypto.SHA256)
+	if err != nil {
+		return "", fmt.Errorf("athenz: service token: sign: %w", err)
+	}
+	return text + ";s=" + encodeY64(sig), nil
+}
+
+// isTokenText reports whether a value has only characters that are no part of the form of a token.
+func isTokenText(s string) bool {
+	return len(s) <= 255 && !strings.ContainsFunc(s, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("._-%", r))
+	})
+}
+
+// VerifyServiceToken verifies a token by the public key of its owner, which key returns, and by the time: issued five
+// minutes ahead at most, not expired, and valid for 30 days at most. The error wraps [ErrServiceToken], or is that of key.
+func VerifyServiceToken(ctx context.Context, text string, key func(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error)) (*ServiceToken, error) {
+	t, signed, sig, err := parseServiceToken(text)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.check(time.Now()); err != nil {
+		return nil, err
+	}
+	pub, err := key(ctx, t.KeyOwner(), t.KeyID)
+	if err != nil {
+		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.KeyOwner(), err)
+	}
+	if err := pki.CheckPublicKey(pub); err != nil {
+		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.KeyOwner(), err)
+	}
+	sum, good := sha256.Sum256([]byte(signed)), false
+	switch k := pub.(type) {
+	case *rsa.PublicKey:
+		good = rsa.VerifyPKCS1v15(k, crypto.SHA256, sum[:], sig) == nil
+	case *ecdsa.PublicKey:
+		good = ecdsa.VerifyASN1(k, sum[:], sig)
+	}
+	if !good {
+		return nil, badToken("the signature does not match the key")
+	}
+	return t, nil
+}
+
+// parseServiceToken reads a token, and returns the bytes that are signed, and the signature. Tags may be in any order, and
+// others than those of the form are ignored; one that is there twice is refused.
+func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte, err error) {
+	if len(text) > maxServiceToken {
+		return nil, "", nil, badToken("it has %d bytes, the limit is %d", len(text), maxServiceToken)
+	}
+	signed, tail, ok := strings.Cut(text, ";s=")
+	if !ok {
+		return nil, "", nil, badToken("it has no signature")
+	}
+	tail, _, _ = strings.Cut(tail, ";") // what an authorized service adds is not looked at
+	if sig, ok = decodeY64(tail); !ok || len(sig) == 0 {
+		return nil, "", nil, badToken("its signature is not in the base64 of Athenz")
+	}
+	tags := map[string]string{}
+	for part := range strings.SplitSeq(signed, ";") {
+		name, value, ok := strings.Cut(part, "=")
+		if _, twice := tags[name]; !ok || twice {
+			return nil, "", nil, badToken("a part of it is not NAME=VALUE, or is there twice")
+		}
+		tags[name] = value
+	}
+	seconds := func(tag string) time.Time {
+		n, err := strconv.ParseInt(tags[tag], 10, 64)
+		if ok = ok && err == nil && n >= 0 && n <= 1<<40; !ok {
+			return time.Time{}
+		}
+		return time.Unix(n, 0)
+	}
+	t = &ServiceToken{
+		Version: tags["v"], Service: athenzname.Service{Domain: strings.ToLower(tags["d"]), Name: strings.ToLower(tags["n"])},
+		KeyID: tags["k"], KeyService: tags["z"], Host: tags["h"], IP: tags["i"], Issued: seconds("t"), Expires: seconds("e"),
+	}
+	if !ok {
+		return nil, "", nil, badToken(`its "t" or "e" is missing or not a time in seconds`)
+	}
+	if t.KeyID == "" {
+		t.KeyID = "0"
+	}
+	if !isTokenText(t.KeyID) {
+		return nil, "", nil, badToken(`its "k" is not the ID of a key`)
+	}
+	return t, signed, sig, nil
+}
+
+// ServiceTokenAuthenticator proves a caller by the service token in the header Athenz-Principal-Auth, which comes over TLS or
+// a Unix socket. The Name of the Caller is the principal, and the method "athenz-service-token". Key is that of
+// [VerifyServiceToken]; an error of it that wraps [ErrServiceToken] refuses the token, and any other says that it cannot
+// be judged now.
+func ServiceTokenAuthenticator(key func(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error)) authn.Authenticator {
+	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		fields := r.Header.Values(serviceTokenHead)
+		switch {
+		case len(fields) == 0:
+			return nil, fmt.Errorf("athenz: service token: %w", authn.ErrNoCredential)
+		case len(fields) > 1:
+			return nil, fmt.Errorf("athenz: service token: %w: the header is there %d times", authn.ErrRefused, len(fields))
+		case !bearer.Confidential(r):
+			return nil, fmt.Errorf("athenz: service token: %w: the connection is neither TLS nor a Unix socket", authn.ErrRefused)
+		}
+		t, err := VerifyServiceToken(r.Context(), fields[0], key)
+		if errors.Is(err, ErrServiceToken) {
+			return nil, fmt.Errorf("%w: %w", authn.ErrRefused, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return &authn.Caller{Name: t.Service.String(), Method: "athenz-service-token", NotAfter: t.Expires}, nil
+	})
+}
+
+// The base64 of Athenz has other characters in the place of +, / and =.
+const y64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._"
+
+func y64Encoding() *base64.Encoding { return base64.NewEncoding(y64).WithPadding('-') }
+
+func encodeY64(data []byte) string { return y64Encoding().EncodeToString(data) }
+
+// decodeY64 decodes what encodeY64 returns, and no other text.
+func decodeY64(text string) ([]byte, bool) {
+	data, err := y64Encoding().Strict().DecodeString(text)
+	return data, err == nil && !strings.ContainsAny(text, "\r\n")
+}

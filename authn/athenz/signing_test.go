@@ -1,0 +1,226 @@
+package athenz_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+func anyCaller(*http.Request) (*authn.Caller, error) {
+	return &authn.Caller{Name: node, Method: "test"}, nil
+}
+
+func TestSigningHandler(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-1-3", "ATH-6-1", "ATH-6-2", "ATH-6-3", "ATH-6-4", "ATH-6-5")
+	k := newKeys(t)
+	h, err := athenz.NewSigningHandler(k.signer(t), authn.Func(anyCaller), nil)
+	require.NoError(t, err)
+	const good = `{"subject":{"ID":"media-sports/web-0","Domain":"media.sports","Service":"frontend","IP":"10.1.2.3"}}`
+	code, text := call(t, h, http.MethodPost, "/v1/jwt", good)
+	require.Equal(t, http.StatusOK, code, text)
+	var answer map[string]string
+	require.NoError(t, json.Unmarshal([]byte(text), &answer))
+	require.Len(t, answer, 1)
+	d, err := k.verifier(t).Verify(answer["jwt"])
+	require.NoError(t, err)
+	assert.Equal(t, subject(), d.Subject)
+
+	for body, want := range map[string]int{
+		"": 400, "x": 400, "[]": 400, `{"subject":7}`: 400, strings.Repeat(" ", 1<<17): 400, "null": 500, "{}": 500,
+		strings.Replace(good, "10.1.2.3", "", 1):     500,
+		strings.Replace(good, "10.1.2.3", "x", 1):    500,
+		strings.Replace(good, "/web-0", "", 1):       500,
+		strings.Replace(good, "frontend", "", 1):     500,
+		strings.Replace(good, "media.sports", "", 1): 500,
+	} {
+		code, text := call(t, h, http.MethodPost, "/v1/jwt", body)
+		assert.Equal(t, want, code, "%.50s: %s", body, text)
+		assert.NotContains(t, text, "{")
+	}
+	code, text = call(t, h, http.MethodGet, "/healthz", nil)
+	assert.Equal(t, "200 ok", fmt.Sprint(code, " ", text))
+	code, _ = call(t, h, http.MethodGet, "/v1/jwt", nil)
+	assert.Equal(t, http.StatusMethodNotAllowed, code)
+
+	nobody := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential })
+	h, err = athenz.NewSigningHandler(k.signer(t), nobody, nil)
+	require.NoError(t, err)
+	code, _ = call(t, h, http.MethodPost, "/v1/jwt", good)
+	assert.Equal(t, http.StatusUnauthorized, code)
+	code, _ = call(t, h, http.MethodGet, "/healthz", nil)
+	assert.Equal(t, http.StatusOK, code)
+	_, err = athenz.NewSigningHandler(nil, nobody, nil)
+	require.Error(t, err)
+	_, err = athenz.NewSigningHandler(k.signer(t), nil, nil)
+	require.Error(t, err)
+}
+
+// TestSigningCallers has callers of all kinds over TLS.
+func TestSigningCallers(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-6-2", "ATH-2-10")
+	c := newCluster(t)
+	for cn, good := range map[string]bool{node: true, "K8s.Admin.K8s-Node": true, "": false, "media.sports.frontend": false, "k8s.admin.k8s-nodes": false, "k8s.admin:role.k8s-node": false} {
+		a, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), node)
+		require.NoError(t, err)
+		h, err := athenz.NewSigningHandler(c.keys.signer(t), a, nil)
+		require.NoError(t, err)
+		s, err := athenz.NewSigningClient(serveTLS(t, h, c.zts.Credential("x.y")), c.mutualTLS(cn))
+		require.NoError(t, err)
+		_, err = s.SignDocument(t.Context(), subject())
+		if good {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, "answers 401", cn)
+	}
+	for _, names := range [][]string{nil, {""}, {"A.b"}, {"a:role.b"}} {
+		_, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), names...)
+		require.ErrorContains(t, err, "athenz: client certificate: ")
+	}
+	_, err := athenz.ClientCertificate(spiffe.TrustDomain{}, c.ca.Bundle(), "a.b")
+	require.Error(t, err)
+
+	// A SPIFFE ID is no principal.
+	a, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), node)
+	require.NoError(t, err)
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	chain, _ := c.ca.Certificate("/"+node, func(*x509.Certificate) {})
+	r.TLS = &tls.ConnectionState{PeerCertificates: chain}
+	_, err = a.Authenticate(r)
+	require.ErrorIs(t, err, authn.ErrRefused)
+}
+
+func TestSigningClient(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-6-3", "ATH-6-4", "ATH-6-6")
+	for _, address := range []string{"", "http://127.0.0.1", "https://", "https://u@h", "https://h?x=1", "unix:///x"} {
+		_, err := athenz.NewSigningClient(address, new(http.Client))
+		require.ErrorContains(t, err, "athenz: new signing client: ", address)
+	}
+	_, err := athenz.NewSigningClient("https://h", nil)
+	require.Error(t, err)
+
+	var answer string
+	code := http.StatusOK
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		assert.JSONEq(t, `{"subject":{"ID":"media-sports/web-0","Domain":"media.sports","Service":"frontend","IP":"10.1.2.3"}}`, string(body))
+		assert.Equal(t, "/base/v1/jwt", r.URL.Path)
+		if code == http.StatusFound {
+			http.Redirect(w, r, "/elsewhere", code)
+			return
+		}
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, answer)
+	}))
+	t.Cleanup(s.Close)
+	c, err := athenz.NewSigningClient(s.URL+"/base/", s.Client())
+	require.NoError(t, err)
+	good := newClaims().document(t)
+	answer = `{"jwt":"` + good + `"}`
+	text, err := c.SignDocument(t.Context(), subject())
+	require.NoError(t, err)
+	assert.Equal(t, good, text)
+	for _, answer = range []string{"", "x", "{}", `{"jwt":7}`, `{"jwt":""}`, `{"jwt":"a.b"}`, `{"jwt":"` + strings.Repeat("a", 2<<20) + `"}`} {
+		_, err = c.SignDocument(t.Context(), subject())
+		require.ErrorContains(t, err, "athenz: ask the signing service: ", "%.30s", answer)
+	}
+	answer = "a reason"
+	for _, code = range []int{201, 302, 400, 401, 500} {
+		_, err = c.SignDocument(t.Context(), subject())
+		require.ErrorContains(t, err, fmt.Sprint("answers ", code))
+	}
+	bad := subject()
+	bad.Pod = ""
+	_, err = c.SignDocument(t.Context(), bad)
+	require.ErrorIs(t, err, athenz.ErrDocument)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = c.SignDocument(ctx, subject())
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestPods(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-1-1", "ATH-7.2-2", "ATH-12-2", "ATH-18-12")
+	api := kubetest.Start(t)
+	pods, err := athenz.NewAPIServer(api.URL(), api.Client())
+	require.NoError(t, err)
+	api.Put("/api/v1/namespaces/media-sports/pods/web-0", object{
+		"metadata": object{"uid": "u"}, "spec": object{"serviceAccountName": "frontend"},
+		"status": object{"phase": "Running", "podIP": "10.1.2.3", "podIPs": array{object{"ip": "10.1.2.3"}, object{"ip": "fd00::3"}, object{"ip": "noise"}}},
+	})
+	p, err := pods.Pod(t.Context(), namespace, "web-0")
+	require.NoError(t, err)
+	assert.Equal(t, subject().IP, p.IP)
+	assert.Len(t, p.IPs, 2)
+	assert.Equal(t, []string{"media-sports", "web-0", "u", "frontend", "Running"}, []string{p.Namespace, p.Name, p.UID, p.ServiceAccount, p.Phase})
+	for _, name := range []string{"web-1", "", "..", "A", "a/b"} {
+		_, err = pods.Pod(t.Context(), namespace, name)
+		require.ErrorIs(t, err, athenz.ErrNoPod, name)
+	}
+	api.FailNext(1, kubetest.Fault{Code: 403, Reason: "Forbidden", Message: "no"}, nil)
+	_, err = pods.Pod(t.Context(), namespace, "web-0")
+	require.ErrorContains(t, err, "athenz: pod")
+	require.NotErrorIs(t, err, athenz.ErrNoPod)
+
+	// A kubelet has all pods of its node, however many.
+	body := `{"kind":"PodList","items":[{"metadata":{"name":"other","namespace":"media-sports"},"x":"` + strings.Repeat("x", 6<<20) + `"},
+		{"metadata":{"name":"web-0","namespace":"media-sports","deletionTimestamp":"2026-01-01T00:00:00Z"},"status":{"podIP":"10.1.2.3"}},
+		{"metadata":{"name":"web-0","namespace":"other"},"status":{"podIP":"10.1.2.4"}}]}`
+	kubelet := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.Empty(t, r.Header.Get("Authorization"))
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(kubelet.Close)
+	pods, err = athenz.NewKubelet(kubelet.URL, nil)
+	require.NoError(t, err)
+	p, err = pods.Pod(t.Context(), namespace, "web-0")
+	require.NoError(t, err)
+	assert.Equal(t, subject().IP, p.IP)
+	assert.True(t, p.Deleting)
+	assert.Equal(t, "default", p.ServiceAccount)
+	_, err = pods.Pod(t.Context(), namespace, "web-1")
+	require.ErrorIs(t, err, athenz.ErrNoPod)
+	body = "x"
+	_, err = pods.Pod(t.Context(), namespace, "web-0")
+	require.ErrorContains(t, err, "ask the kubelet")
+	body = strings.Repeat(" ", 33<<20)
+	_, err = pods.Pod(t.Context(), namespace, "web-0")
+	require.ErrorContains(t, err, "larger than 32 MiB")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Nanosecond, errors.New("late"))
+	defer cancel()
+	_, err = pods.Pod(ctx, namespace, "web-0")
+	require.Error(t, err)
+
+	// Without TLS and a token only on this machine, and only where the address says so.
+	for _, address := range []string{"", "http://10.1.2.3:10255", "http://node:10255", "127.0.0.1:10255", "ftp://127.0.0.1"} {
+		_, err = athenz.NewKubelet(address, nil)
+		require.ErrorContains(t, err, "athenz: new kubelet: ", address)
+	}
+	_, err = athenz.NewKubelet("http://10.1.2.3:10255", new(http.Client))
+	require.Error(t, err)
+	_, err = athenz.NewAPIServer("http://10.1.2.3", new(http.Client))
+	require.ErrorContains(t, err, "athenz: new API server: ")
+}

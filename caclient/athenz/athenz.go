@@ -1,0 +1,404 @@
+// Package athenz is a client of ZTS, the certificate authority of Athenz, for one instance of a service.
+//
+// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache, with what a certificate of the instance
+// has to be, as its common name is the principal:
+//
+//	var m *secretcache.Manager
+//	ca, err := athenz.New(athenz.Options{
+//		Endpoint: caclient.Endpoint{
+//			URL:         "https://zts.athenz.svc:4443",
+//			TrustDomain: td,
+//			RootsFile:   "/var/run/athenz/service-ca.pem",
+//			TokenFile:   "/var/run/secrets/kubernetes.io/bound-serviceaccount/token",
+//		},
+//		Instance:    instance, // its service, its provider, its ID
+//		Certificate: func() *tls.Certificate { … }, // the manager's present credential
+//	})
+//	…
+//	want, err := instance.Expectation(td)
+//	…
+//	m, err = secretcache.New(secretcache.Config{Expect: want, CommonName: instance.Service.String(), CA: ca})
+//
+// # Proof of identity
+//
+// The first certificate takes attestation data, which the provider of the instance understands: an identity document of
+// package authn/athenz, or a token of the pod's service account. It is the token of the Endpoint.
+//
+// After that the certificate itself is the proof, if Options.Certificate has it: [CA.Sign] presents it in TLS, and ZTS
+// refreshes the instance. If ZTS refuses that, or the certificate has expired, Sign registers the instance anew, if there is
+// a token.
+//
+// ZTS remembers the serial numbers of the last two certificates of an instance, and revokes the instance for good if an older
+// one is presented. So a CA presents the certificate that it has got last, or the one that it has presented last if that
+// answer was lost, and never an older one; and no two programs may refresh one instance. A program that keeps its
+// certificate in a file replaces it there before it uses the new one.
+//
+// # Trust
+//
+// The server is trusted by the roots in Options.ServerRootsFile, or else by those in Endpoint.RootsFile, or else by those of
+// the host. The bundle of the trust domain is that in Endpoint.Roots or Endpoint.RootsFile, one of which is required, with
+// the roots that ZTS sends with certificates.
+//
+// # What it does not do
+//
+// It makes no attestation data, and deletes no instance. It asks for no SSH certificates and no tokens but service tokens.
+//
+// No ZTS could be had for the tests: they run against caclienttest.ZTS, which was built from the public documentation.
+package athenz
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/caconn"
+	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Options are the choices of [New]. URL, TrustDomain, and Roots or RootsFile of the Endpoint, and Instance, are required.
+type Options struct {
+	// Endpoint says where ZTS is. The URL is that of the server, without the path /zts/v1. Its token is the attestation
+	// data. An HTTPClient decides by itself which server is trusted; if its transport is a *http.Transport, refreshes use a
+	// copy that presents the certificate, and else it has to present it.
+	caclient.Endpoint
+
+	// Instance is the instance that the certificates are for.
+	Instance athenzname.Instance
+
+	// Certificate returns the present certificate of the instance, or nil if there is none: the method TLSCertificate of a
+	// [pki.Credential] makes one. It is called for each Sign. Nil means that each certificate takes attestation data.
+	Certificate func() *tls.Certificate
+
+	// ServerRootsFile has the CA certificates that vouch for ZTS itself, in PEM. It is read for each connection.
+	ServerRootsFile string
+
+	// WithServiceToken asks for a service token with each certificate, which [CA.ServiceToken] returns.
+	WithServiceToken bool
+}
+
+// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+type CA struct {
+	opts      Options
+	namespace string // of the SPIFFE ID
+	conn      *caconn.Conn
+	refreshes *caconn.Conn // presents the certificate
+
+	mu        sync.Mutex
+	token     func() string // a service token, which no printer shows there; nil for none
+	presented string        // the serial number of the certificate that was presented last
+	received  string        // that of the one that came last
+}
+
+// New returns a CA. It does not connect and reads no file. The error says which option is wrong.
+func New(o Options) (*CA, error) {
+	c := &CA{opts: o}
+	err := o.check()
+	if err == nil {
+		if !o.Instance.SPIFFE.IsZero() {
+			_, c.namespace, err = athenzname.ServiceOfID(o.Instance.SPIFFE)
+		}
+		err = errors.Join(err, c.connect())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("athenz: invalid Options: %w", err)
+	}
+	return c, nil
+}
+
+func (o *Options) check() error {
+	switch {
+	case o.Roots == nil && o.RootsFile == "":
+		return errors.New("neither Roots nor RootsFile is set: they have the roots of the certificates that ZTS issues")
+	case o.ServerRootsFile != "" && o.HTTPClient != nil:
+		return errors.New("both ServerRootsFile and HTTPClient are set, which has roots already")
+	}
+	return o.Instance.Check()
+}
+
+// connect makes the connections. An instance is seldom refreshed, so none is kept.
+func (c *CA) connect() error {
+	config := func(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) func(context.Context) (*tls.Config, error) {
+		return func(context.Context) (*tls.Config, error) {
+			cfg := &tls.Config{MinVersion: tls.VersionTLS12, GetClientCertificate: client}
+			if file := cmp.Or(c.opts.ServerRootsFile, c.opts.RootsFile); file != "" {
+				b, err := caconn.ReadBundle(c.opts.TrustDomain, file)
+				if err != nil {
+					return nil, err
+				}
+				cfg.RootCAs = b.CertPool()
+			}
+			return cfg, nil
+		}
+	}
+	dial := func(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) (*caconn.Conn, error) {
+		cfg := caconn.Config{Name: "athenz", Endpoint: c.opts.Endpoint, TLS: config(client)}
+		switch given := c.opts.HTTPClient; {
+		case given == nil:
+			t := caconn.NewTransport(cfg)
+			t.DisableKeepAlives = true
+			t.Protocols.SetHTTP2(false)
+			cfg.Endpoint.HTTPClient = &http.Client{Transport: t}
+		case client != nil:
+			base, ok := given.Transport.(*http.Transport)
+			if !ok {
+				break
+			}
+			t := base.Clone()
+			t.DisableKeepAlives = true
+			if t.TLSClientConfig == nil {
+				t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+			}
+			t.TLSClientConfig.GetClientCertificate = client
+			cfg.Endpoint.HTTPClient = &http.Client{Transport: t, Timeout: given.Timeout}
+		}
+		return caconn.New(cfg)
+	}
+	var err error
+	if c.conn, err = dial(nil); err == nil {
+		c.refreshes, err = dial(c.clientCertificate)
+	}
+	return err
+}
+
+// current returns the present certificate, if it may be presented.
+func (c *CA) current() *tls.Certificate {
+	if c.opts.Certificate == nil {
+		return nil
+	}
+	cert := c.opts.Certificate()
+	if cert == nil || len(cert.Certificate) == 0 {
+		return nil
+	}
+	if cert.Leaf == nil {
+		leaf, err := x509.ParseCertificate(cert.Certificate[0])
+		if err != nil {
+			return nil
+		}
+		whole := *cert
+		whole.Leaf = leaf
+		cert = &whole
+	}
+	if now := time.Now(); now.Before(cert.Leaf.NotBefore) || !now.Before(cert.Leaf.NotAfter) {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if serial := cert.Leaf.SerialNumber.Text(16); c.received != "" && serial != c.received && serial != c.presented {
+		return nil // superseded
+	}
+	return cert
+}
+
+type certificateKey struct{}
+
+// clientCertificate is for [tls.Config].GetClientCertificate. The certificate of a refresh is in its context, so that it is
+// the one that was judged.
+func (c *CA) clientCertificate(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	if cert, ok := asked.Context().Value(certificateKey{}).(*tls.Certificate); ok {
+		return cert, nil
+	}
+	return new(tls.Certificate), nil
+}
+
+// String names the CA and no secret.
+func (c *CA) String() string { return c.conn.String() }
+
+// GoString is String: the verb %#v must not walk to a key or a token.
+func (c *CA) GoString() string { return c.String() }
+
+// LogValue is String as a log value.
+func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+// ServiceToken returns the service token that came with the last certificate; empty if none did. It is a secret.
+func (c *CA) ServiceToken() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.token == nil {
+		return ""
+	}
+	return c.token()
+}
+
+// request is the body of a registration or, without the first four fields, of a refresh.
+type request struct {
+	Provider        string `json:"provider,omitempty"`
+	Domain          string `json:"domain,omitempty"`
+	Service         string `json:"service,omitempty"`
+	AttestationData string `json:"attestationData,omitempty"`
+	CSR             string `json:"csr"` // PEM
+	Token           bool   `json:"token,omitempty"`
+	Minutes         int64  `json:"expiryTime,omitempty"`
+	Namespace       string `json:"namespace,omitempty"`
+}
+
+// answer is an InstanceIdentity.
+type answer struct {
+	Name         string `json:"name"`
+	InstanceID   string `json:"instanceId"`
+	Certificate  string `json:"x509Certificate"`
+	Signer       string `json:"x509CertificateSigner"`
+	ServiceToken string `json:"serviceToken"`
+}
+
+// Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at least
+// one; 0 means that ZTS decides. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
+		return nil, err
+	}
+	r := request{CSR: string(csr.PEM()), Token: c.opts.WithServiceToken, Namespace: c.namespace}
+	if lifetime > 0 {
+		r.Minutes = int64(max(lifetime, time.Minute) / time.Minute)
+	}
+	i := c.opts.Instance
+	var refused error
+	if cert := c.current(); cert != nil {
+		c.note(&c.presented, cert.Leaf)
+		path := "/" + i.Provider.String() + "/" + i.Service.Domain + "/" + i.Service.Name + "/" + i.ID
+		c.refreshes.Reconnect() // a connection belongs to one certificate
+		chain, err := c.certify(context.WithValue(ctx, certificateKey{}, cert), c.refreshes, csr, path, r)
+		if err == nil || !isRefusal(err) {
+			return chain, err
+		}
+		refused = err
+	}
+	token, missing, err := c.conn.Token(ctx, "sign")
+	switch {
+	case err != nil:
+		return nil, err
+	case token == "" && refused != nil:
+		return nil, refused
+	case token == "":
+		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New("there is neither attestation data nor a certificate that ZTS would take; set Token or TokenFile"), missing))
+	}
+	r.Provider, r.Domain, r.Service, r.AttestationData = i.Provider.String(), i.Service.Domain, i.Service.Name, token
+	return c.certify(ctx, c.conn, csr, "", r)
+}
+
+// isRefusal reports whether attestation data may be better than the certificate.
+func isRefusal(err error) bool {
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // of TLS: ZTS knows no root of the certificate
+		return true
+	}
+	return errors.Is(err, caclient.ErrUnauthenticated) || errors.Is(err, caclient.ErrDenied) || errors.Is(err, caclient.ErrInvalid)
+}
+
+// note keeps the serial number of a certificate.
+func (c *CA) note(which *string, leaf *x509.Certificate) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*which = leaf.SerialNumber.Text(16)
+}
+
+func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request) ([]*x509.Certificate, error) {
+	var a answer
+	call := caconn.Request{Op: "sign", Method: http.MethodPost, Path: "/zts/v1/instance" + path, Body: r, Secrets: []string{r.AttestationData}, Message: message}
+	if err := conn.Do(ctx, call, &a); err != nil {
+		return nil, err
+	}
+	chain, err := c.read(csr, &a)
+	if err != nil {
+		return nil, conn.Error("sign", caclient.ErrBadAnswer, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.received = chain[0].SerialNumber.Text(16); path == "" {
+		c.presented = "" // the instance is a new one for ZTS
+	}
+	c.token = func() string { return a.ServiceToken }
+	return chain, nil
+}
+
+func (c *CA) read(csr *pki.CSR, a *answer) ([]*x509.Certificate, error) {
+	switch {
+	case a.Certificate == "":
+		return nil, errors.New("the answer has no certificate")
+	case a.Name != "" && !strings.EqualFold(a.Name, c.opts.Instance.Service.String()):
+		return nil, fmt.Errorf("the answer is for the service %.200q", a.Name)
+	case a.InstanceID != "" && a.InstanceID != c.opts.Instance.ID:
+		return nil, fmt.Errorf("the answer is for the instance %.200q", a.InstanceID)
+	case len(a.ServiceToken) > maxServiceToken || !caconn.IsText(a.ServiceToken):
+		return nil, errors.New("the service token is too long, or has characters that no token has")
+	}
+	chain, err := caconn.Chain(csr, a.Certificate)
+	if err != nil || a.Signer == "" { // then the roots that are known stay
+		return chain, err
+	}
+	above, err := pki.ParseCertificatesPEM([]byte(a.Signer))
+	if err != nil {
+		return nil, fmt.Errorf("CA certificates: %w", err)
+	}
+	if n := len(above); n > caconn.MaxRoots {
+		return nil, fmt.Errorf("the answer has %d CA certificates, the limit is %d", n, caconn.MaxRoots)
+	}
+	var roots []*x509.Certificate
+	for _, cert := range above {
+		if certchain.SelfSigned(cert) {
+			roots = append(roots, cert)
+		}
+	}
+	if len(roots) > 0 {
+		if err := c.conn.LearnRoots(roots, chain[0]); err != nil {
+			return nil, err
+		}
+	}
+	return complete(chain, above), nil
+}
+
+// complete adds the intermediate certificates above a chain that are among the certificates of CAs.
+func complete(chain, above []*x509.Certificate) []*x509.Certificate {
+	for range maxAbove {
+		last := chain[len(chain)-1]
+		i := slices.IndexFunc(above, func(c *x509.Certificate) bool {
+			return bytes.Equal(c.RawSubject, last.RawIssuer) && !certchain.SelfSigned(c) && !slices.ContainsFunc(chain, c.Equal)
+		})
+		if i < 0 {
+			break
+		}
+		chain = append(chain, above[i])
+	}
+	return chain
+}
+
+const maxAbove = 4 // intermediate certificates
+
+const maxServiceToken = 16 << 10 // bytes
+
+// message returns what ZTS says in a refusal.
+func message(body []byte) string {
+	var m struct {
+		Message string `json:"message"`
+	}
+	_ = json.Unmarshal(body, &m)
+	return m.Message
+}
+
+// FetchBundles implements [caclient.CA]: the bundle has the roots of the Endpoint, and those that came with certificates. The
+// error is a [*caclient.Error], unless ctx is done. If the source fails and roots are known from before, the failure is
+// logged.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when they have changed, and
+// reads the source every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}

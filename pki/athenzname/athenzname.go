@@ -1,0 +1,305 @@
+// Package athenzname has the names of services in Athenz: principals, the Kubernetes namespaces and service accounts that
+// stand for them, and the names in the certificates of their instances. The agent of a node, the provider, the clients of
+// ZTS and its servers share them:
+//
+//	mapping := athenzname.Mapping{AdminDomain: "k8s.admin"}
+//	web, err := mapping.Service("media-sports", "frontend") // media.sports.frontend
+//	…
+//	instance := athenzname.Instance{Provider: provider, Service: web, ID: "web-0", Suffix: "svc.cluster.local"}
+//	names, err := instance.Names()
+//
+// Names are lower case, as ZTS makes every name that it is sent, and are compared byte for byte.
+package athenzname
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// ErrName is wrapped by every error of this package.
+var ErrName = errors.New("invalid Athenz name")
+
+// maxName is the most bytes that a principal, and so a namespace in it, has here: those of a DNS name.
+const maxName = 253
+
+// Service is a service of Athenz, a principal. It is comparable. The zero Service is not valid.
+type Service struct {
+	Domain string // such as media.sports
+	Name   string // of the service in the domain, without dots, such as frontend
+}
+
+// ParseService reads the name of a principal, DOMAIN.NAME. The name is what follows the last dot. Letters have to be
+// lower case.
+func ParseService(s string) (Service, error) {
+	i := strings.LastIndexByte(s, '.')
+	if i < 0 {
+		return Service{}, fmt.Errorf("athenzname: service %.100q: it is not DOMAIN.NAME: %w", s, ErrName)
+	}
+	service := Service{s[:i], s[i+1:]}
+	return service, service.Check()
+}
+
+// Check reports whether the domain and the name are what they have to be.
+func (s Service) Check() error {
+	if !isDomain(s.Domain) || !isSimple(s.Name) || len(s.Domain)+len(s.Name) >= maxName {
+		return fmt.Errorf("athenzname: service %.200q in domain %.200q: names consist of a-z, 0-9, _ and inner hyphens, with dots between those of a domain, %d bytes in all at most: %w",
+			s.Name, s.Domain, maxName, ErrName)
+	}
+	return nil
+}
+
+// String returns the principal, DOMAIN.NAME.
+func (s Service) String() string { return s.Domain + "." + s.Name }
+
+// ID returns the SPIFFE ID of the service in the trust domain that its Athenz domain is: spiffe://DOMAIN/sa/NAME.
+func (s Service) ID() (spiffe.ID, error) {
+	return s.id("spiffe://" + s.Domain + "/sa/" + s.Name)
+}
+
+// IDIn returns the SPIFFE ID of the service in a trust domain of several Athenz domains:
+// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME. Without Kubernetes the namespace is "default".
+func (s Service) IDIn(td spiffe.TrustDomain, namespace string) (spiffe.ID, error) {
+	if !isSimple(namespace) || td.IsZero() {
+		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: the trust domain is empty or the namespace %.100q is not a name: %w", s, namespace, ErrName)
+	}
+	return s.id("spiffe://" + td.String() + "/ns/" + namespace + "/sa/" + s.String())
+}
+
+func (s Service) id(text string) (spiffe.ID, error) {
+	if err := s.Check(); err != nil {
+		return spiffe.ID{}, err
+	}
+	id, err := spiffe.ParseID(text)
+	if err != nil {
+		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: %w: %w", s, ErrName, err)
+	}
+	return id, nil
+}
+
+// ServiceOfID returns the service that a SPIFFE ID of either form names, and the namespace of the form of [Service.IDIn],
+// which is empty for the form of [Service.ID].
+func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
+	parts := strings.Split(id.Path(), "/") // the first is empty
+	switch {
+	case len(parts) == 3 && parts[1] == "sa":
+		s = Service{id.TrustDomain().String(), parts[2]}
+		err = s.Check()
+	case len(parts) == 5 && parts[1] == "ns" && isSimple(parts[2]) && parts[3] == "sa":
+		namespace = parts[2]
+		s, err = ParseService(parts[4])
+	default:
+		err = fmt.Errorf("athenzname: SPIFFE ID %.300q: it is neither spiffe://DOMAIN/sa/NAME nor spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME: %w", id, ErrName)
+	}
+	if err != nil {
+		return Service{}, "", err
+	}
+	return s, namespace, nil
+}
+
+// DNSName returns the DNS name of the service below a suffix: NAME.DASHED-DOMAIN.SUFFIX, in which hyphens stand for the
+// dots of the domain. With doubled, as some clients write it, the domain's own hyphens are two each, so that the names
+// of two domains differ.
+func (s Service) DNSName(suffix string, doubled bool) string {
+	domain := s.Domain
+	if doubled {
+		domain = strings.ReplaceAll(domain, "-", "--")
+	}
+	return s.Name + "." + strings.ReplaceAll(domain, ".", "-") + "." + suffix
+}
+
+// ServiceOfCertificate returns the service in the common name of a certificate, which the caller has verified. Letters
+// may be upper case there. The certificate of a role, such as media.sports:role.reader, names no service.
+func ServiceOfCertificate(leaf *x509.Certificate) (Service, error) {
+	return ParseService(strings.ToLower(leaf.Subject.CommonName))
+}
+
+// Mapping says which Athenz domain a namespace of Kubernetes is: media-sports is media.sports, and foo-bar--baz is
+// foo.bar-baz. Two Mappings are the same if their fields are.
+type Mapping struct {
+	// AdminDomain is the domain of the cluster's own namespaces: kube-system is ADMIN-DOMAIN.kube-system. Empty means that
+	// they are namespaces like others.
+	AdminDomain string
+
+	// SystemNamespaces are the cluster's own beside those that begin with "kube-".
+	SystemNamespaces []string
+}
+
+func (m Mapping) isSystem(namespace string) bool {
+	return m.AdminDomain != "" && (strings.HasPrefix(namespace, "kube-") || slices.Contains(m.SystemNamespaces, namespace))
+}
+
+// Domain returns the domain of a namespace, which is an RFC 1123 label. The namespace of an ordinary workload that would
+// get the domain of one of the cluster's own is refused.
+func (m Mapping) Domain(namespace string) (string, error) {
+	if !isNamespace(namespace) || m.AdminDomain != "" && !isDomain(m.AdminDomain) {
+		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, or the AdminDomain %.100q not a domain: %w", namespace, m.AdminDomain, ErrName)
+	}
+	if m.isSystem(namespace) {
+		return m.AdminDomain + "." + namespace, nil
+	}
+	domain := strings.ReplaceAll(strings.ReplaceAll(namespace, "-", "."), "..", "-")
+	switch {
+	case !isDomain(domain):
+		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is not a domain: %w", namespace, domain, ErrName)
+	case m.AdminDomain != "" && strings.HasPrefix(domain, m.AdminDomain+"."):
+		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is below the AdminDomain, and the namespace is not listed as a system namespace: %w", namespace, domain, ErrName)
+	}
+	return domain, nil
+}
+
+// Namespace returns the namespace whose domain it is.
+func (m Mapping) Namespace(domain string) (string, error) {
+	namespace, system := domain, false
+	if m.AdminDomain != "" {
+		namespace, system = strings.CutPrefix(domain, m.AdminDomain+".")
+	}
+	if !system {
+		namespace = strings.ReplaceAll(strings.ReplaceAll(domain, "-", "--"), ".", "-")
+	}
+	if back, err := m.Domain(namespace); err != nil || back != domain {
+		return "", fmt.Errorf("athenzname: namespace of domain %.200q: no namespace has this domain: %w", domain, ErrName)
+	}
+	return namespace, nil
+}
+
+// Service returns the service that a service account of a namespace is: its name is that of the account.
+func (m Mapping) Service(namespace, account string) (Service, error) {
+	domain, err := m.Domain(namespace)
+	if err != nil {
+		return Service{}, err
+	}
+	s := Service{domain, account}
+	if err := s.Check(); err != nil {
+		return Service{}, err
+	}
+	return s, nil
+}
+
+// Instance is one running instance of a service, such as a pod, and what its certificate says of it.
+type Instance struct {
+	Provider Service // that vouches for it, such as k8s.admin.athenz-callback
+	Service  Service
+	ID       string // unique among the instances of the service at the provider: the name or the UID of the pod
+	Suffix   string // of the provider's DNS names, such as svc.cluster.local
+
+	IPs []netip.Addr // of the instance; may be empty
+
+	// SPIFFE is the SPIFFE ID in the certificate, of either form; zero means none.
+	SPIFFE spiffe.ID
+}
+
+// Check reports whether the names are what they have to be.
+func (i Instance) Check() error {
+	if err := i.Provider.Check(); err != nil {
+		return fmt.Errorf("provider: %w", err)
+	}
+	if err := i.Service.Check(); err != nil {
+		return err
+	}
+	if !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
+		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower case, %d bytes with what is between them: %w", i.ID, i.Suffix, maxName, ErrName)
+	}
+	for _, ip := range i.IPs {
+		if !ip.IsValid() || ip.Zone() != "" {
+			return fmt.Errorf("athenzname: instance %q: an address is not valid or has a zone: %w", i.ID, ErrName)
+		}
+	}
+	if i.SPIFFE.IsZero() {
+		return nil
+	}
+	if s, _, err := ServiceOfID(i.SPIFFE); err != nil || s != i.Service {
+		return fmt.Errorf("athenzname: instance %q: the SPIFFE ID %.300q is not one of %q: %w", i.ID, i.SPIFFE, i.Service, ErrName)
+	}
+	return nil
+}
+
+// InstanceName returns the DNS name that carries the ID: ID.instanceid.athenz.SUFFIX.
+func (i Instance) InstanceName() string { return i.ID + ".instanceid.athenz." + i.Suffix }
+
+// Names returns the names of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The
+// common name of such a request is the principal.
+func (i Instance) Names() ([]pki.SAN, error) {
+	if err := i.Check(); err != nil {
+		return nil, err
+	}
+	names := []pki.SAN{pki.DNSSAN(i.Service.DNSName(i.Suffix, false)), pki.DNSSAN(i.InstanceName())}
+	for _, ip := range i.IPs {
+		names = append(names, pki.IPSAN(ip.Unmap().AsSlice()))
+	}
+	if !i.SPIFFE.IsZero() {
+		names = append(names, pki.IDSAN(i.SPIFFE))
+	}
+	return names, nil
+}
+
+// Expectation returns what a certificate of the instance has to be: its common name is the principal, or it is empty and
+// the SPIFFE ID of the instance is there, and it has no name that is not the instance's. The roots are those of td.
+func (i Instance) Expectation(td spiffe.TrustDomain) (pki.Expectation, error) {
+	names, err := i.Names()
+	if err != nil {
+		return pki.Expectation{}, err
+	}
+	return pki.ExpectLeaf(td, fmt.Sprintf("the Athenz service %s", i.Service), names, func(leaf *x509.Certificate) error {
+		has, err := pki.CertificateSANs(leaf)
+		if err != nil {
+			return err
+		}
+		for k, name := range has {
+			switch {
+			case !slices.Contains(names, name):
+				return fmt.Errorf("the leaf has a name that was not asked for: %.300v", name)
+			case slices.Contains(has[:k], name):
+				return fmt.Errorf("the leaf has a name twice: %.300v", name)
+			}
+		}
+		switch cn := leaf.Subject.CommonName; {
+		case strings.EqualFold(cn, i.Service.String()):
+		case cn == "" && !i.SPIFFE.IsZero() && slices.Contains(has, pki.IDSAN(i.SPIFFE)):
+		default:
+			return fmt.Errorf("the common name of the leaf is %.300q, want the principal %q", cn, i.Service)
+		}
+		return nil
+	}), nil
+}
+
+// isSimple reports whether s is one name, in lower case.
+func isSimple(s string) bool {
+	for k := range len(s) {
+		c := s[k]
+		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '_' || c == '-' && k > 0) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+func isDomain(s string) bool {
+	for part := range strings.SplitSeq(s, ".") {
+		if !isSimple(part) {
+			return false
+		}
+	}
+	return len(s) < maxName
+}
+
+// isNamespace reports whether s is an RFC 1123 label in lower case, as the name of a namespace is.
+func isNamespace(s string) bool {
+	return isSimple(s) && len(s) <= 63 && !strings.Contains(s, "_") && s[len(s)-1] != '-'
+}
+
+// isHost reports whether s consists of RFC 1123 labels.
+func isHost(s string) bool {
+	for part := range strings.SplitSeq(s, ".") {
+		if !isNamespace(part) {
+			return false
+		}
+	}
+	return len(s) <= maxName
+}
