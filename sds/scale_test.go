@@ -185,7 +185,7 @@ func TestScaleEvents(t *testing.T) {
 // and in quiet again. One does not read, one sends garbage and comes back at once, one rejects all that it gets and asks
 // again.
 func TestScaleBadClient(t *testing.T) { // not parallel: it measures
-	streams, rounds := scaled(999, 99), scaled(60, 25)
+	streams, rounds := scaled(999, 99), scaled(60, 20)
 	const conns = 9
 	m, src := newMint(t), newFakeSource()
 	pairs := []*pki.Secret{m.pair("default"), m.pair("default")}
@@ -238,8 +238,8 @@ func TestScaleBadClient(t *testing.T) { // not parallel: it measures
 		slices.Sort(each)
 		return each[len(each)/2]
 	}
-	good := false
-	for range 3 {
+	good, delayed := 0, 0
+	for good < 2 && delayed < 2 { // two of three
 		before := p99()
 		end := misbehave(t, socket)
 		during := p99()
@@ -248,11 +248,13 @@ func TestScaleBadClient(t *testing.T) { // not parallel: it measures
 		after := p99()
 		t.Logf("%d streams: p99 of a push %v and %v in quiet, %v beside bad clients, of which one has rejected %d", streams, before, after, during, rejections)
 		assert.Positive(t, rejections)
-		if good = during <= 2*max(before, after)+10*time.Millisecond; good {
-			break
+		if during <= 2*max(before, after)+10*time.Millisecond {
+			good++
+		} else {
+			delayed++
 		}
 	}
-	assert.True(t, good, "bad clients delay the others, three times of three")
+	assert.Less(t, delayed, 2, "bad clients delay the others")
 }
 
 // misbehave has three bad clients until end is called, which returns how many responses one of them has rejected.
