@@ -151,32 +151,20 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 
 // adopt publishes what an earlier run has obtained, before anything else runs.
 func (m *Manager) adopt(s *spiffe.Snapshot) error {
-	svid, err := s.SVID()
+	svid, _ := s.SVID() // of a snapshot: never an error
+	path, err := m.verify(&trust{set: s.Bundles()}, m.cfg.Expect, svid)
 	if err != nil {
-		return err
-	}
-	if svid.ID() != m.cfg.ID {
-		return fmt.Errorf("it is for %q", svid.ID())
-	}
-	if _, err := s.Bundle(m.domain()); err != nil {
-		return err
-	}
-	if err := certchain.CheckSize(svid.Chain()); err != nil {
 		return err
 	}
 	t := newTrust(s.Bundles(), nil, m.domain(), nil)
 	t.previous = true
-	path, err := m.verify(t, m.cfg.Expect, svid)
-	if err != nil {
-		return err
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h := m.hold(m.first, svid, svid.Leaf().NotBefore, path)
 	m.trust.Store(t)
-	m.first.held.Store(h)
-	m.snap.Store(spiffe.NewSnapshot(svid, t.set))
 	m.identities.Hold = false
+	if err := m.publish(m.first, m.hold(m.first, svid, svid.Leaf().NotBefore, path), t); err != nil {
+		return err
+	}
 	m.identities.Put(m.first, m.renewIn(m.first))
 	return nil
 }

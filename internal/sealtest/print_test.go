@@ -125,6 +125,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	cacheConfig := secretcache.Config{ID: id, CA: client, NewKey: func() (crypto.Signer, error) { return key, nil }}
 	manager, err := secretcache.New(cacheConfig)
 	require.NoError(t, err)
+	cacheConfig.Previous = snapshot
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = manager.Run(ctx) }()
@@ -231,7 +232,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"pki/caserver.Server":                       {server, owns},
 		"pki/caserver/caconfig.Authority":           {&caconfig.Authority{Signer: authority, Own: authority}, owns},
 		"pki/caserver/caconfig.Config":              {config, []crypto.Signer{root}},
-		"secretcache.Config":                        {&cacheConfig, append(owns, key)},
+		"secretcache.Config":                        {&cacheConfig, append(append(owns, key), keys...)},
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
 		"spiffe/filesource.Source":                  {files, keys},
