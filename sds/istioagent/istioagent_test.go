@@ -363,6 +363,24 @@ func TestHalfPair(t *testing.T) {
 	assert.Zero(t, c.tokens.Load()+c.rejected.Load())
 }
 
+// TestOutputByLink has credentials that are links to the agent's own output, by which it would never renew its identity.
+func TestOutputByLink(t *testing.T) {
+	t.Parallel()
+	root := folder(t)
+	authority := spiffetest.NewCA(t, "example.org")
+	writeSVID(t, root, "out", authority, authority.SVID("/ns/shop/sa/web"))
+	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
+		link := filepath.Join(root, credentials, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(link), 0o755))
+		require.NoError(t, os.Symlink(filepath.Join(root, "out", name), link))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := istioagent.Start(ctx, config(t, root, pod+"OUTPUT_CERTS=out"))
+	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	assert.Contains(t, err.Error(), filepath.Join(root, "out"))
+}
+
 // TestMounted has FILE_MOUNTED_CERTS.
 func TestMounted(t *testing.T) {
 	t.Parallel()
