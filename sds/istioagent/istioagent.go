@@ -29,7 +29,8 @@
 // The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
 // workload and of the trust domain, and those of files (file-cert:, file-root:). The socket XDS in the folder of the
 // proxy's configuration has ADS, which is forwarded to the control plane, and the same secrets. [Agent.Bootstrap]
-// writes a configuration with which an Envoy uses both.
+// writes a configuration with which an Envoy uses both. If another program serves the workload socket, secrets that an
+// Envoy asks for over ADS are the control plane's to answer.
 //
 // # What it does not do
 //

@@ -165,7 +165,7 @@ func serial(t *testing.T, s *pki.Secret) string {
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
 func TestFromCA(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6", "IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1", "IST-9.7-2")
+	conformance.Covers(t, "IST-7.5-2", "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6", "IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1", "IST-9.7-2")
 	c := newControl(t)
 	root := c.root(t)
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
@@ -220,13 +220,13 @@ func TestFromCA(t *testing.T) {
 // without the token.
 func TestMachine(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
+	conformance.Covers(t, "IST-9.2-18", "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
 	c := newControl(t)
 	root := folder(t)
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte("good-token"))
 	write(t, root, "certs/root-cert.pem", c.authority.Bundle().MarshalPEM())
 	require.NoError(t, os.Chmod(filepath.Join(root, "certs"), 0o700))
-	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" PROV_CERT=./certs OUTPUT_CERTS={root}/certs SECRET_TTL=1h")
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" PROV_CERT=./certs OUTPUT_CERTS={root}/certs SECRET_TTL=1h PKCS8_KEY=true")
 	a := start(t, cfg)
 	assert.Positive(t, c.tokens.Load(), "proven by the token")
 	output := func(name string) []byte {
@@ -242,6 +242,7 @@ func TestMachine(t *testing.T) {
 	}, wait, 5*time.Millisecond)
 	_, err = pki.ParsePrivateKeyPEM(output("key.pem"))
 	require.NoError(t, err)
+	assert.True(t, bytes.HasPrefix(output("key.pem"), []byte("-----BEGIN PRIVATE KEY-----")), "PKCS #8")
 	assert.Equal(t, c.authority.Bundle().MarshalPEM(), output("root-cert.pem"))
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
 		info, err := os.Stat(filepath.Join(root, "certs", name))

@@ -149,7 +149,7 @@ func TestControlPlane(t *testing.T) {
 // TestFakeCA has the CA for tests, which is found by the address of the control plane and its name in ISTIOD_SAN.
 func TestFakeCA(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-6.3-2", "IST-9.2-1", "IST-9.2-3", "IST-9.2-7")
+	conformance.Covers(t, "IST-6.2-1", "IST-6.3-2", "IST-9.2-1", "IST-9.2-3", "IST-9.2-7")
 	authority := spiffetest.NewCA(t, "example.org")
 	fake := caclienttest.NewIstio(t, authority, "/ns/shop/sa/web")
 	root := folder(t)
