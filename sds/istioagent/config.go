@@ -211,7 +211,7 @@ func (c *Config) check() error {
 	case c.DebugAddress != "" && !loopbackAddress(c.DebugAddress):
 		return fmt.Errorf("DebugAddress is %q, and has to be a loopback address with a port, such as 127.0.0.1:15004", c.DebugAddress)
 	case c.Fetcher != "" && c.Fetcher != "JWT" && c.Fetcher != "GoogleComputeEngine":
-		return fmt.Errorf("Fetcher (CREDENTIAL_FETCHER_TYPE) is %q, and has to be JWT or GoogleComputeEngine", c.Fetcher)
+		return fmt.Errorf("the field Fetcher (CREDENTIAL_FETCHER_TYPE) is %q, and has to be JWT or GoogleComputeEngine", c.Fetcher)
 	}
 	return nil
 }
