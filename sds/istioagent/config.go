@@ -170,6 +170,7 @@ const (
 	tokenFile   = "./var/run/secrets/tokens/istio-token"
 	podRoots    = "./var/run/secrets/istio/root-cert.pem"
 	proxyDir    = "./etc/istio/proxy"
+	meshFile    = "./etc/istio/config/mesh"
 
 	pingInterval, pingTimeout = 30 * time.Second, 10 * time.Second // as Istio's agent
 

@@ -150,6 +150,9 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 	default:
 		return nil, fmt.Errorf("the choice has the origin %q; it has to be from Choose", choice.Origin)
 	}
+	if a.cfg.isFile(meshFile) {
+		a.cfg.Notes = append(a.cfg.Notes, "the file "+a.cfg.path(meshFile)+" is not read: what it says about the proxy belongs into PROXY_CONFIG, as JSON")
+	}
 	if a.cfg.XDS {
 		var secrets http.Handler
 		if a.secrets != nil {

@@ -408,6 +408,7 @@ func TestLiveSocket(t *testing.T) {
 	root := folder(t)
 	socket := filepath.Join(root, workloadSocket)
 	serve(t, socket)
+	write(t, root, "etc/istio/config/mesh", []byte("defaultConfig: {}"))
 	var log lines
 	cfg := config(t, root, pod+"OUTPUT_CERTS=./out")
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
@@ -415,6 +416,7 @@ func TestLiveSocket(t *testing.T) {
 	assert.Equal(t, istioagent.Socket, a.Choice().Origin)
 	assert.Nil(t, a.Source())
 	assert.Contains(t, log.String(), "OUTPUT_CERTS has no effect")
+	assert.Contains(t, log.String(), "etc/istio/config/mesh is not read")
 	code, _ := get(t, a, "/healthz/ready")
 	assert.Equal(t, http.StatusOK, code)
 	var bootstrap bytes.Buffer
