@@ -163,6 +163,15 @@ func TestRun(t *testing.T) {
 	}, 20*time.Second, 5*time.Millisecond)
 	_, page := get(t, at+"/")
 	assert.Contains(t, page, "a server answers")
+	for _, path := range []string{"/", "/metrics", "/healthz/ready"} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil)
+		require.NoError(t, err)
+		r.Host = "rebound.example"
+		resp, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		assert.Equal(t, http.StatusMisdirectedRequest, resp.StatusCode, path)
+	}
 	end()
 	require.Eventually(t, func() bool {
 		code, text := get(t, at+"/healthz/ready")
