@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -585,6 +586,7 @@ func TestDeadline(t *testing.T) {
 // 1,100 streams on one connection, as an Envoy with as many secrets opens, get each version; the
 // source is asked once for each. When the client goes, nothing stays.
 func TestManyStreams(t *testing.T) {
+	conformance.Covers(t, "IST-8.7-2", "IST-8.5-1", "IST-8.5-4")
 	const n = 1100
 	m, src := newMint(t), newFakeSource()
 	src.put("default", m.pair("default"))

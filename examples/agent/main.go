@@ -1,6 +1,6 @@
 // Agent is Istio's agent for the identity of a workload: it has the same environment variables, finds the identity in
-// the same places, serves it to an Envoy by SDS, forwards the Envoy's configuration, and writes certificates to files. It does not
-// start Envoy: that runs beside it, with the configuration that -bootstrap writes.
+// the same places, serves it to an Envoy by SDS, forwards the Envoy's configuration, and writes certificates to files.
+// It does not start Envoy: that runs beside it, with the configuration that -bootstrap writes.
 //
 //	go run ./examples/agent -demo
 //

@@ -31,10 +31,10 @@ where it depends on them: **S-era** published beside the design; **I** only in t
 **N** defined nowhere.
 `
 
-const istioIntro = `# Istio's agent: conformance
+const istioIntro = `# Istio's agent and CA: conformance
 
-What the Istio agent does for identity, and which test of ours proves that we do it. ` + made + `
-The rules are those of the agent's founding design and of Istio's master branch of 22 August 2026, restated in our words. Numbers
+What Istio's agent and its CA do for identity, and which test of ours proves that we do it. ` + made + `
+The rules are those of their founding designs and of Istio's master branch of 22 August 2026, restated in our words. Numbers
 are those of the sections of our description.
 ` + marksIntro
 

@@ -63,6 +63,8 @@ func (b *book) has(id string) bool {
 }
 
 var istioSections = []document{
+	{"IST-4", "CA server"},
+	{"IST-5", "Authenticators of the CA server"},
 	{"IST-6", "CA client"},
 	{"IST-7", "Secret cache"},
 	{"IST-8", "SDS server"},

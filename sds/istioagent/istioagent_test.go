@@ -165,7 +165,7 @@ func serial(t *testing.T, s *pki.Secret) string {
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
 func TestFromCA(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6", "IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1")
+	conformance.Covers(t, "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6", "IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1", "IST-9.7-2")
 	c := newControl(t)
 	root := c.root(t)
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
@@ -197,6 +197,9 @@ func TestFromCA(t *testing.T) {
 		assert.Contains(t, text, `istio_agent_cert_expiry_seconds{part="agent",resource_name="default"}`)
 		assert.Contains(t, text, "istio_agent_startup_duration_seconds")
 		assert.Contains(t, text, "svidkit_sds_streams")
+		assert.Regexp(t, `istio_agent_num_outgoing_requests\{part="agent",request_type="csr"\} [1-9]`, text)
+		assert.Contains(t, text, `istio_agent_num_failed_outgoing_requests{part="agent",request_type="csr"} 0`)
+		assert.Regexp(t, `istio_agent_outgoing_latency\{part="agent",request_type="csr"\} [0-9.]+`, text)
 	}
 	var names []string
 	for name := range a.Parts() {
@@ -213,8 +216,8 @@ func TestFromCA(t *testing.T) {
 	require.ErrorIs(t, a.Ready(t.Context()), istioagent.ErrNotReady)
 }
 
-// TestMachine is a virtual machine: it begins with a token, and goes on with what it has written, over a restart and without
-// the token.
+// TestMachine is a virtual machine: it begins with a token, and goes on with what it has written, over a restart and
+// without the token.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
@@ -363,6 +366,24 @@ func TestHalfPair(t *testing.T) {
 	assert.Zero(t, c.tokens.Load()+c.rejected.Load())
 }
 
+// TestOutputByLink has credentials that are links to the agent's own output, by which it would never renew its identity.
+func TestOutputByLink(t *testing.T) {
+	t.Parallel()
+	root := folder(t)
+	authority := spiffetest.NewCA(t, "example.org")
+	writeSVID(t, root, "out", authority, authority.SVID("/ns/shop/sa/web"))
+	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
+		link := filepath.Join(root, credentials, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(link), 0o755))
+		require.NoError(t, os.Symlink(filepath.Join(root, "out", name), link))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := istioagent.Start(ctx, config(t, root, pod+"OUTPUT_CERTS=out"))
+	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	assert.Contains(t, err.Error(), filepath.Join(root, "out"))
+}
+
 // TestMounted has FILE_MOUNTED_CERTS.
 func TestMounted(t *testing.T) {
 	t.Parallel()
@@ -419,8 +440,8 @@ func TestSocketInUse(t *testing.T) {
 	require.ErrorIs(t, a.Ready(t.Context()), unixsocket.ErrInUse)
 }
 
-// TestOutage has a CA that is away: the identity is served until it ends, then liveness fails, and when the CA is back the
-// agent has a new one.
+// TestOutage has a CA that is away: the identity is served until it ends, then liveness fails, and when the CA is back
+// the agent has a new one.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -444,6 +465,9 @@ func TestOutage(t *testing.T) {
 		assert.Equal(t, http.StatusServiceUnavailable, code, path)
 		assert.Contains(t, text, "expired")
 	}
+	_, text := get(t, a, "/metrics")
+	assert.Regexp(t, `istio_agent_num_failed_outgoing_requests\{part="agent",request_type="csr"\} [1-9]`, text)
+	assert.Regexp(t, `istio_agent_cert_expiry_seconds\{part="agent",resource_name="default"\} -`, text)
 	c.start(t)
 	require.Eventually(t, func() bool {
 		code, _ := get(t, a, "/healthz/live")

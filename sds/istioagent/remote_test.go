@@ -94,7 +94,8 @@ func ask(t *testing.T, socket string, enough func() bool) {
 	require.Eventually(t, enough, wait, 5*time.Millisecond)
 }
 
-// TestControlPlane forwards ADS with the token, the metadata and the certificate of the agent, and serves secrets at the same socket.
+// TestControlPlane forwards ADS with the token, the metadata and the certificate of the agent, and serves secrets at
+// the same socket.
 func TestControlPlane(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.6-1", "IST-9.2-4", "IST-9.2-6", "IST-9.2-9", "IST-9.2-26", "IST-9.2-43", "IST-9.2-44", "IST-9.1-9", "IST-9.2-32", "IST-9.4-1", "IST-9.4-4", "IST-9.5-1", "IST-9.8-1")

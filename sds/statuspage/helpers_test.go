@@ -1,6 +1,7 @@
 package statuspage_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -40,7 +42,9 @@ func of(t testing.TB, r statuspage.Report) *statuspage.Handler {
 // ask returns the answer to a request as of a client on the same machine.
 func ask(t testing.TB, h http.Handler, method, path string, edit ...func(*http.Request)) *http.Response {
 	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), method, "http://localhost"+path, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // for events that should not have begun
+	defer cancel()
+	r := httptest.NewRequestWithContext(ctx, method, "http://localhost"+path, nil)
 	for _, e := range edit {
 		e(r)
 	}
@@ -67,13 +71,8 @@ func page(t testing.TB, h http.Handler) string {
 type status struct {
 	Title      string
 	Problems   list[struct{ Part, What, Error string }]
-	Identities list[struct {
-		Part, Name, State, Error, Renewal string
-		NotBefore                         string `json:"not_before"`
-		NotAfter                          string `json:"not_after"`
-		Failures                          int
-	}]
-	Roots list[struct {
+	Identities list[identity]
+	Roots      list[struct {
 		TrustDomain               string `json:"trust_domain"`
 		Kind, Name, SHA256, State string
 		From                      []string
@@ -94,6 +93,13 @@ type status struct {
 		Names                                []string
 		Streams                              int
 	}]
+}
+
+type identity struct {
+	Part, Name, State, Error, Renewal string
+	NotBefore                         string `json:"not_before"`
+	NotAfter                          string `json:"not_after"`
+	Failures                          int
 }
 
 type list[T any] struct {

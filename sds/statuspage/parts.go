@@ -204,7 +204,7 @@ func ofLastGood(l *source.LastGood) Report {
 
 func ofNamedFiles(f *sdssource.Files) (r Report) {
 	for _, st := range f.Status() {
-		r.Upstreams = append(r.Upstreams, Upstream{Name: st.Name, Err: st.Err})
+		r.Upstreams = append(r.Upstreams, Upstream{Name: st.Name, OK: st.Have, Err: st.Err})
 		if !st.NotAfter.IsZero() {
 			r.Identities = append(r.Identities, Identity{Name: st.Name, NotAfter: st.NotAfter})
 		}

@@ -17,8 +17,8 @@
 // error and the next attempt; open streams and the names that clients ask for; the last pushes and the responses that
 // clients rejected; and, above all that, what is wrong now.
 //
-// Times that lie ahead come first: of more than 200 identities, roots, names or problems those with the next event are
-// shown, and the number of the others.
+// Of more than 200 identities or roots those with the next event are shown, and of other lists the first; the number of
+// the others is below.
 //
 // # Live
 //
@@ -109,7 +109,8 @@ type Roots struct {
 // Upstream is what a part depends on: a CA, an agent, files, a control plane.
 type Upstream struct {
 	Name        string
-	LastSuccess time.Time // zero if there was none, or unknown
+	OK          bool      // it is in order, where LastSuccess is not known
+	LastSuccess time.Time // zero if there was none yet, or it is not known
 	NextAttempt time.Time // zero if unknown, under way, or not needed
 	Failures    int       // attempts since the last success
 	Err         error     // why the last attempt failed, or nil

@@ -194,7 +194,9 @@ func TestRequests(t *testing.T) {
 	t.Parallel()
 	h := of(t, sample(time.Now()))
 	at := func(a net.Addr) func(*http.Request) {
-		return func(r *http.Request) { *r = *r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, a)) }
+		return func(r *http.Request) {
+			*r = *r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, a))
+		}
 	}
 	host := func(s string) func(*http.Request) { return func(r *http.Request) { r.Host = s } }
 	site := func(s, mode string) func(*http.Request) {
@@ -271,7 +273,7 @@ func TestStates(t *testing.T) {
 				{Name: "e-renewing", NotAfter: in(time.Hour), Renewal: in(-time.Second)},
 				{Name: "f-valid", NotAfter: in(0), Renewal: in(time.Second)},
 			},
-			Upstreams: []statuspage.Upstream{{Name: "waiting"}, {Name: "ok", LastSuccess: now}, {Name: "failing", LastSuccess: now, Err: errCA}},
+			Upstreams: []statuspage.Upstream{{Name: "waiting"}, {Name: "ok", LastSuccess: now}, {Name: "ok", OK: true}, {Name: "failing", OK: true, LastSuccess: now, Err: errCA}},
 		})
 		s := read(t, h)
 		var states []string
@@ -333,6 +335,20 @@ func TestBounds(t *testing.T) {
 	assert.Less(t, len(html), 1<<20)
 	assert.Contains(t, section(t, html, "identities"), "and 9800 more")
 	assert.Contains(t, html, "10001 problems")
+}
+
+// A program with 10,000 identities.
+func BenchmarkPage(b *testing.B) {
+	now := time.Now()
+	var r statuspage.Report
+	for i := range 10_000 {
+		r.Identities = append(r.Identities, statuspage.Identity{
+			Name: fmt.Sprintf("spiffe://example.org/%d", i), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), Renewal: now.Add(time.Duration(i%999) * time.Second),
+		})
+	}
+	for b.Loop() {
+		page(b, of(b, r)) // a new one, as pages are kept for a moment
+	}
 }
 
 // The parts are asked once for what many clients load at the same moment, and no more than a part of the time.
@@ -441,8 +457,9 @@ func events(t testing.TB, h http.Handler, n int) (all []sse) {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	var failing atomic.Bool
+	end := time.Now().Add(100*time.Hour + time.Minute)
 	h := newPage(t, statuspage.Part{Name: "part", Source: reporter(func() (r statuspage.Report) {
-		r.Identities = []statuspage.Identity{{Name: "spiffe://example.org/web", NotAfter: time.Now().Add(100 * time.Hour)}}
+		r.Identities = []statuspage.Identity{{Name: "spiffe://example.org/web", NotAfter: end}}
 		if failing.Load() {
 			r.Upstreams = []statuspage.Upstream{{Name: "CA", Err: errCA}}
 		}
@@ -484,6 +501,7 @@ func TestEvents(t *testing.T) {
 
 	// Close ends it, so that the server can shut down.
 	require.NoError(t, h.Close())
+	defer time.AfterFunc(3*time.Second, server.CloseClientConnections).Stop()
 	for {
 		if _, err := next(); err != nil {
 			require.ErrorIs(t, err, io.EOF)

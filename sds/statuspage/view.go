@@ -323,7 +323,7 @@ func (u *Upstream) state() string {
 	switch {
 	case u.Err != nil:
 		return failing
-	case u.LastSuccess.IsZero():
+	case u.LastSuccess.IsZero() && !u.OK:
 		return waiting
 	}
 	return good

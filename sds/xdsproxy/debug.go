@@ -27,6 +27,7 @@ const (
 	debugTime     = 5 * time.Second
 	debugSendTime = 30 * time.Second // in which the client has to take the answer
 	maxDebugName  = 4 << 10          // bytes of what is asked for
+	shuttingDown  = "the server is shutting down"
 )
 
 // envoys is what is known of the Envoys whose streams the control plane has answered.
@@ -96,11 +97,17 @@ func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 	case h.debugging <- struct{}{}: // until the client has the answer, so that there is one in memory
 		defer func() { <-h.debugging }()
 	case <-ctx.Done():
-		http.Error(w, "another debug request is not done; try again later", http.StatusGatewayTimeout)
-		return
+		if h.ctx.Err() == nil {
+			http.Error(w, "another debug request is not done; try again later", http.StatusGatewayTimeout)
+			return
+		}
 	}
 	node, ok := h.envoys.last()
-	if !ok {
+	switch {
+	case h.ctx.Err() != nil:
+		http.Error(w, shuttingDown, http.StatusServiceUnavailable)
+		return
+	case !ok:
 		http.Error(w, "no Envoy is connected to the control plane", http.StatusServiceUnavailable)
 		return
 	}
@@ -109,8 +116,8 @@ func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 		status, text := http.StatusBadGateway, bearer.Redact(err.Error())
 		switch {
 		case h.ctx.Err() != nil:
-			status, text = http.StatusServiceUnavailable, "the server is shutting down"
-		case context.Cause(ctx) == errDebugTime:
+			status, text = http.StatusServiceUnavailable, shuttingDown
+		case err == errDebugTime || context.Cause(ctx) == errDebugTime:
 			status, text = http.StatusGatewayTimeout, errDebugTime.Error()
 		}
 		h.log.Warn("xdsproxy: a debug request has failed", typeURL[:min(len(typeURL), 60)], slog.Int("status", status), slog.String("err", text))
@@ -133,7 +140,7 @@ type refusal struct {
 // debugRequest returns what a request asks for.
 func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal) {
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // a Unix socket has none
-		if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
+		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
 			return "", nil, &refusal{http.StatusForbidden, "this is for clients on the same host"}
 		}
 	}
@@ -191,6 +198,9 @@ func (h *Handler) debug(ctx context.Context, node []byte, typeURL string, names 
 		msg, err := s.Receive()
 		if err != nil {
 			if e, ok := errors.AsType[*grpchttp.Error](err); ok {
+				if e.Code == grpchttp.DeadlineExceeded { // the control plane was told of ours
+					return nil, errDebugTime
+				}
 				return nil, fmt.Errorf("the control plane has refused: %v: %s", e.Code, bearer.Redact(e.Message, token))
 			}
 			return nil, errors.New("the control plane has ended the stream without an answer")

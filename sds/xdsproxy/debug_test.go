@@ -1,6 +1,7 @@
 package xdsproxy_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -58,8 +59,8 @@ func withToken(c *xdsproxy.Config) {
 	c.Token = func(context.Context) (string, error) { return "sesame-sesame-sesame", nil }
 }
 
-// get makes a debug request in this process.
-func get(h *xdsproxy.Handler, target string, edit ...func(*http.Request)) *httptest.ResponseRecorder {
+// getDebug makes a debug request in this process.
+func getDebug(h *xdsproxy.Handler, target string, edit ...func(*http.Request)) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodGet, "http://localhost:15004/", nil)
 	r.RemoteAddr = "127.0.0.1:1234"
 	u, err := url.Parse(target)
@@ -194,7 +195,7 @@ func TestDebugRefused(t *testing.T) {
 		if test.edit == nil {
 			test.edit = func(*http.Request) {}
 		}
-		w := get(h, test.target, test.edit)
+		w := getDebug(h, test.target, test.edit)
 		assert.Equal(t, test.status, w.Code, "%s: %s", name, w.Body)
 		assert.NotEmpty(t, w.Body.String(), name)
 		assert.Equal(t, test.status == 405, w.Header().Get("Allow") == "GET", name)
@@ -235,7 +236,7 @@ func TestDebugFails(t *testing.T) {
 		h := newProxy(t, n, withToken)
 		n.serve(t, "proxy", h)
 		c := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
-		assert.Equal(t, 503, get(h, "/debug").Code)
+		assert.Equal(t, 503, getDebug(h, "/debug").Code)
 		s := c.Open(t.Context(), stream, nil)
 		require.NoError(t, s.Send(ask(t, clusters)))
 		synctest.Wait()
@@ -245,7 +246,7 @@ func TestDebugFails(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				w := get(h, "/debug")
+				w := getDebug(h, "/debug")
 				assert.Equal(t, 504, w.Code, "%s", w.Body)
 				assert.Contains(t, []string{"the control plane has not answered within 5s\n", "another debug request is not done; try again later\n"}, w.Body.String())
 			})
@@ -275,16 +276,22 @@ func TestDebugFails(t *testing.T) {
 			mu.Lock()
 			end = test.end
 			mu.Unlock()
-			w := get(h, "/debug")
+			w := getDebug(h, "/debug")
 			assert.Equal(t, 502, w.Code, name)
 			assert.Contains(t, w.Body.String(), test.text, name)
 			assert.NotContains(t, w.Body.String(), "sesame-sesame", name)
 		}
+		mu.Lock()
+		end = func(context.Context, *grpchttp.Call, string) error {
+			return grpchttp.Errorf(grpchttp.DeadlineExceeded, "its clock is faster")
+		}
+		mu.Unlock()
+		assert.Equal(t, 504, getDebug(h, "/debug").Code)
 		streams, _ := h.Held()
 		assert.Equal(t, 1, streams, "the stream of Envoy goes on")
 		require.NoError(t, s.Close())
 		synctest.Wait()
-		assert.Equal(t, 503, get(h, "/debug").Code, "Envoy has gone")
+		assert.Equal(t, 503, getDebug(h, "/debug").Code, "Envoy has gone")
 
 		s = c.Open(t.Context(), stream, nil) // and returns
 		require.NoError(t, s.Send(ask(t, clusters)))
@@ -293,9 +300,62 @@ func TestDebugFails(t *testing.T) {
 		end = func(ctx context.Context, c *grpchttp.Call, _ string) error { <-ctx.Done(); return nil }
 		mu.Unlock()
 		go func() { time.Sleep(time.Second); _ = h.Close() }()
-		w := get(h, "/debug")
-		assert.Equal(t, 503, w.Code, "%s", w.Body)
+		for range 2 { // one of which waits for the other
+			wg.Go(func() {
+				w := getDebug(h, "/debug")
+				assert.Equal(t, 503, w.Code, "%s", w.Body)
+				assert.Equal(t, "the server is shutting down\n", w.Body.String())
+			})
+		}
+		wg.Wait()
 		_ = s.Close()
+	})
+}
+
+// A client that does not take its answer is cut off; one that does can go on with its connection.
+func TestDebugClients(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := memory()
+		n.serve(t, "control", debugPlane(t, make(chan *envoysds.DiscoveryRequest, 10), &anypb.Any{TypeUrl: "istio.io/debug", Value: bytes.Repeat([]byte("x"), 4<<20)}))
+		h := newProxy(t, n, withToken)
+		n.serve(t, "proxy", h)
+		s := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage).Open(t.Context(), stream, nil)
+		defer s.Close()
+		require.NoError(t, s.Send(ask(t, clusters)))
+		receive(t, s)
+
+		l := n.listen("debug")
+		server := &http.Server{Handler: http.HandlerFunc(h.ServeDebug)}
+		done := make(chan error, 1)
+		go func() { done <- server.Serve(l) }()
+		tr := &http.Transport{DialContext: n.dial("debug")}
+		client := &http.Client{Transport: tr}
+		get := func(path string) *http.Response {
+			resp, err := client.Get("http://localhost" + path)
+			require.NoError(t, err)
+			return resp
+		}
+		slow := get("/debug")
+		time.Sleep(31 * time.Second)
+		_, err := io.Copy(io.Discard, slow.Body)
+		require.Error(t, err)
+		_ = slow.Body.Close()
+
+		for range 2 {
+			resp := get("/debug")
+			size, err := io.Copy(io.Discard, resp.Body)
+			require.NoError(t, err)
+			assert.Greater(t, size, int64(4<<20))
+			_ = resp.Body.Close()
+			time.Sleep(time.Minute)
+			resp = get("/debug?bad=1")
+			assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
+			_ = resp.Body.Close()
+		}
+		tr.CloseIdleConnections()
+		require.NoError(t, server.Close())
+		<-done
 	})
 }
 

@@ -27,7 +27,7 @@ const (
 // Envoy knows nothing of it.
 func TestReportHealth(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-9.4-6", "IST-9.4-12")
+	conformance.Covers(t, "IST-9.4-12")
 	for _, method := range []string{stream, delta} {
 		for _, local := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
