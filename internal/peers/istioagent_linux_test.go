@@ -58,8 +58,8 @@ const (
 	secretType     = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 )
 
-// facts are what was seen of an agent: what a value is, by what it is of. Values say nothing that is different by chance,
-// such as a serial number.
+// facts are what was seen of an agent: what a value is, by what it is of. Values say nothing that is different by
+// chance, such as a serial number.
 type facts map[string]string
 
 // meshCA is a CA of ours with Istio's API for agents with one token.
@@ -307,8 +307,8 @@ func outcome(ctx context.Context, err error) string {
 	return err.Error()
 }
 
-// ask opens a stream for names, acknowledges what comes, and notes it. A server may answer for several names at once or one
-// after the other.
+// ask opens a stream for names, acknowledges what comes, and notes it. A server may answer for several names at once
+// or one after the other.
 func (m *meshCA) ask(t *testing.T, client *grpchttp.Client, what string, node *envoysds.Node, names []string) facts {
 	f := facts{}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -467,8 +467,8 @@ var differences = []difference{
 	{"7.9-1", "mounted files", "file certs/.*", "", "*", "and are written to OUTPUT_CERTS"},
 }
 
-// TestIstioEnvironment moves environments of Istio's agent over to ours, unchanged, and compares all that both make, ask and
-// answer. What is different is in differences, with the reason, and nothing else is.
+// TestIstioEnvironment moves environments of Istio's agent over to ours, unchanged, and compares all that both make,
+// ask and answer. What is different is in differences, with the reason, and nothing else is.
 func TestIstioEnvironment(t *testing.T) {
 	conformance.Covers(t, "IST-7.2-1", "IST-7.2-2", "IST-7.2-3", "IST-7.2-4", "IST-7.2-5", "IST-7.4-1", "IST-7.4-2", "IST-7.5-2", "IST-7.5-3", "IST-7.5-4", "IST-7.5-8",
 		"IST-7.8-1", "IST-7.8-2", "IST-7.8-4", "IST-7.9-1", "IST-7.9-2", "IST-8.1-1", "IST-8.2-1", "IST-8.2-2", "IST-8.2-4", "IST-8.2-5", "IST-8.3-1", "IST-8.3-2", "IST-8.3-4", "IST-8.3-9",
@@ -661,9 +661,9 @@ func inbound(t *testing.T) []byte {
 	return b
 }
 
-// TestIstioBootstrap gives the bootstrap that Istio's agent has written to a real Envoy, which it starts as Istio's agent
-// does, in a folder where our agent has taken the place of Istio's. Envoy has its listener through our agent, and the
-// certificates in it.
+// TestIstioBootstrap gives the bootstrap that Istio's agent has written to a real Envoy, which it starts as Istio's
+// agent does, in a folder where our agent has taken the place of Istio's. Envoy has its listener through our agent,
+// and the certificates in it.
 func TestIstioBootstrap(t *testing.T) {
 	conformance.Covers(t, "IST-8.2-2", "IST-8.6-7", "IST-9.4-1", "IST-9.4-4")
 	t.Parallel()
@@ -792,8 +792,8 @@ func TestIstioBootstrap(t *testing.T) {
 	})
 }
 
-// TestOurAgentOfIstioCA has our agent take its identity from Istio's CA server, as on a virtual machine: with a token at
-// first, and then with the certificate that it has written itself.
+// TestOurAgentOfIstioCA has our agent take its identity from Istio's CA server, as on a virtual machine: with a token
+// at first, and then with the certificate that it has written itself.
 func TestOurAgentOfIstioCA(t *testing.T) {
 	conformance.Covers(t, "IST-6.6-1", "IST-6.6-2", "IST-7.9-1", "IST-9.2-1", "IST-9.2-9", "IST-9.2-10")
 	t.Parallel()
