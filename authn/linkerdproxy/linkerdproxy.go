@@ -271,10 +271,10 @@ func (id *Identity) readAnchors() error {
 	}
 	anchors, err := parseAnchors(data)
 	if err != nil {
-		return fmt.Errorf("Config.%s: %w", field, err)
+		return fmt.Errorf("the trust anchors, Config.%s: %w", field, err)
 	}
 	if id.anchors, err = spiffe.NewBundle(id.td, spiffe.BundleContents{X509Authorities: anchors}); err != nil {
-		return fmt.Errorf("Config.%s: %w", field, err)
+		return fmt.Errorf("the trust anchors, Config.%s: %w", field, err)
 	}
 	id.cfg.Anchors = data
 	id.bundles, err = spiffe.NewBundleSet(id.anchors)
@@ -285,11 +285,11 @@ func (id *Identity) readAnchors() error {
 func parseAnchors(data []byte) ([]*x509.Certificate, error) {
 	all, err := pki.ParseCertificatesPEM(data)
 	if err != nil {
-		return nil, fmt.Errorf("the trust anchors: %w", err)
+		return nil, err
 	}
 	for _, c := range all {
 		if !c.IsCA {
-			return nil, fmt.Errorf("the trust anchors: %.300q is not the certificate of a CA", c.Subject)
+			return nil, fmt.Errorf("%.300q is not the certificate of a CA", c.Subject)
 		}
 	}
 	return all, nil
