@@ -106,8 +106,10 @@ func checkBlob(value string) error {
 }
 
 func checkAnchors(value string) error {
-	_, err := parseAnchors([]byte(value))
-	return err
+	if _, err := parseAnchors([]byte(value)); err != nil {
+		return fmt.Errorf("the trust anchors: %w", err)
+	}
+	return nil
 }
 
 // parsePeriod reads a time as Linkerd's proxies do: digits and a unit, or a bare 0.

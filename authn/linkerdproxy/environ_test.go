@@ -216,7 +216,8 @@ func FuzzFromEnviron(f *testing.F) {
 		}
 	}
 	require.Greater(f, len(names), 25)
-	for i, seed := range []string{"", "0", "10s", "1d", "-", "localhost", "127.0.0.1:1", "[::1]", "a:b:c", web, certifier, "8080-9090,1", "%", "99999999999999999999999d"} {
+	f.Add(uint8(6), "%")
+	for i, seed := range []string{"", "0", "10s", "1d", "-", "localhost", "127.0.0.1:1", "[::1]", "a:b:c", web, certifier, "8080-9090,1", "%", "fe80::1%eth0", "a b", "[", "]:1", "a%zz", "xn--a.test:1", "99999999999999999999999d"} {
 		f.Add(uint8(i), seed)
 	}
 	f.Fuzz(func(t *testing.T, i uint8, value string) {

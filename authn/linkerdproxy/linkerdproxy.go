@@ -271,10 +271,10 @@ func (id *Identity) readAnchors() error {
 	}
 	anchors, err := parseAnchors(data)
 	if err != nil {
-		return fmt.Errorf("Config.%s: %w", field, err)
+		return fmt.Errorf("the trust anchors, Config.%s: %w", field, err)
 	}
 	if id.anchors, err = spiffe.NewBundle(id.td, spiffe.BundleContents{X509Authorities: anchors}); err != nil {
-		return fmt.Errorf("Config.%s: %w", field, err)
+		return fmt.Errorf("the trust anchors, Config.%s: %w", field, err)
 	}
 	id.cfg.Anchors = data
 	id.bundles, err = spiffe.NewBundleSet(id.anchors)
@@ -285,11 +285,11 @@ func (id *Identity) readAnchors() error {
 func parseAnchors(data []byte) ([]*x509.Certificate, error) {
 	all, err := pki.ParseCertificatesPEM(data)
 	if err != nil {
-		return nil, fmt.Errorf("the trust anchors: %w", err)
+		return nil, err
 	}
 	for _, c := range all {
 		if !c.IsCA {
-			return nil, fmt.Errorf("the trust anchors: %.300q is not the certificate of a CA", c.Subject)
+			return nil, fmt.Errorf("%.300q is not the certificate of a CA", c.Subject)
 		}
 	}
 	return all, nil
@@ -319,14 +319,13 @@ func (s Service) parse(port string) (place, error) {
 	if h, p, err := net.SplitHostPort(s.Addr); err == nil {
 		host, port = h, p
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" || strings.ContainsAny(host, "/@?# ") {
+	host = strings.Trim(host, "[]")
+	ip, err := netip.ParseAddr(host)
+	isName := host != "" && strings.Trim(strings.ToLower(host), "abcdefghijklmnopqrstuvwxyz0123456789-._") == ""
+	if n, bad := strconv.ParseUint(port, 10, 16); bad != nil || n == 0 || (err != nil || ip.Zone() != "") && !isName {
 		return place{}, fmt.Errorf("the address %.300q is not a host or host:port", s.Addr)
 	}
-	ip, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	if err != nil && strings.Contains(host, ":") {
-		return place{}, fmt.Errorf("the address %.300q is not a host or host:port", s.Addr)
-	}
-	at := place{addr: net.JoinHostPort(strings.Trim(host, "[]"), port), loopback: err == nil && ip.Unmap().IsLoopback() || strings.EqualFold(strings.TrimSuffix(host, "."), "localhost")}
+	at := place{addr: net.JoinHostPort(host, port), loopback: err == nil && ip.Unmap().IsLoopback() || strings.EqualFold(strings.TrimSuffix(host, "."), "localhost")}
 	switch {
 	case at.loopback && s.Name != "":
 		return place{}, fmt.Errorf("the name %.300q is set, and the address %q is on this host, where no name is proven: leave the name empty", s.Name, s.Addr)

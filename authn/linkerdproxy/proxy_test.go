@@ -415,6 +415,7 @@ func TestNotCertified(t *testing.T) {
 	at, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application = l.Addr().String() })
 	_, err = tls.Dial("tcp", at, &tls.Config{ServerName: web, InsecureSkipVerify: true})
 	require.Error(t, err)
+	require.NotContains(t, err.Error(), "remote error", "not even TLS has answered")
 	assert.Zero(t, reached.Load())
 	resp, err := browser(t, at, false, nil).Get("http://app.test/")
 	require.NoError(t, err)

@@ -1,6 +1,7 @@
 package linkerdproxy_test
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -109,7 +110,9 @@ func TestBeforeTheKey(t *testing.T) {
 			c.edit(t, &cfg)
 			id, err := linkerdproxy.NewWith(cfg, s)
 			require.NoError(t, err)
-			require.ErrorContains(t, id.Run(t.Context()), c.want)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			require.ErrorContains(t, id.Run(ctx), c.want)
 			for _, file := range []string{"key.der", "csr.p8", "trust-anchors.pem"} {
 				assert.NoFileExists(t, filepath.Join(dir, file))
 			}

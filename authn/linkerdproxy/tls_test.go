@@ -89,8 +89,9 @@ func TestMutual(t *testing.T) {
 	}
 	resuming := config.Clone()
 	resuming.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+	once := server.ServerConfig()
 	for range 2 {
-		cs, _, clientErr, serverErr := shake(t, resuming, server.ServerConfig())
+		cs, _, clientErr, serverErr := shake(t, resuming, once)
 		require.NoError(t, errors.Join(clientErr, serverErr))
 		assert.False(t, cs.DidResume, "a session would outlive the certificate")
 	}
