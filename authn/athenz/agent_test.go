@@ -168,6 +168,13 @@ func TestAgentWire(t *testing.T) {
 			assert.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound, http.StatusTemporaryRedirect}, code, "%s: %s", bad, text)
 		}
 	}
+	for _, name := range []string{"short", strings.Repeat("x", 43) + "=", "a.b"} { // a folder that is no volume
+		dir := filepath.Join(filepath.Dir(folder), name)
+		require.NoError(t, os.Mkdir(dir, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "data.json"), []byte(`{"namespace":"media-sports","name":"web-0"}`), 0o600))
+		code, text := call(t, agent, http.MethodPost, "/v1/init/"+name, nil)
+		assert.Equal(t, http.StatusBadRequest, code, "%s: %s", name, text)
+	}
 	assert.Equal(t, before, c.zts.Requests(), "ZTS sees nothing of it")
 	for path, want := range map[string]int{"/v1/init/": 404, "/v1/other/" + handle: 404, "/init/" + handle: 404} {
 		code, _ := call(t, agent, http.MethodPost, path, nil)
