@@ -55,10 +55,10 @@ func TestWeight(t *testing.T) {
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.5},
-		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 9.9},
+		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 10},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
-		{"pki/athenzname", "athenzname.ParseService, athenzname.ParseInstance", 4},
+		{"pki/athenzname", "athenzname.ParseService, athenzname.ServiceOfCertificate", 4},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
 		{"caclient", "caclient.New, caclient.Check, caclient.Retryable", 5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
@@ -74,7 +74,7 @@ func TestWeight(t *testing.T) {
 		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
 		{"sds/istioagent", "istioagent.New, (*istioagent.Agent).Run", 10},
-		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 7.2},
+		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 10.5},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
@@ -129,7 +129,7 @@ func TestWeightOfPrograms(t *testing.T) {
 		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.6},
 		{"identity from an agent and from a CA", workload, 7.5},
 		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.8},
-		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.4},
+		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
