@@ -678,6 +678,65 @@ func TestAnchorsReplaced(t *testing.T) {
 	assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
 }
 
+// The end of a server waits for no client that sends nothing, or half a handshake, and for no tunnel.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	id := certified(t, s, web)
+	app, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer app.Close()
+	go func() {
+		for {
+			c, err := app.Accept() // and says nothing
+			if err != nil {
+				return
+			}
+			defer c.Close()
+		}
+	}()
+	for _, opaque := range []bool{false, true} {
+		p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: app.Addr().String(), Opaque: opaque})
+		require.NoError(t, err)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- p.ServeInbound(ctx, l) }()
+		hello, clean := tlsHello(t)
+		for _, first := range [][]byte{nil, hello[:20], hello, clean} {
+			c, err := net.Dial("tcp", l.Addr().String())
+			require.NoError(t, err)
+			defer c.Close()
+			_, err = c.Write(first)
+			require.NoError(t, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		begun := time.Now()
+		cancel()
+		require.NoError(t, <-done)
+		assert.Less(t, time.Since(begun), 4*time.Second)
+		_, err = net.Dial("tcp", l.Addr().String())
+		require.Error(t, err)
+	}
+}
+
+// tlsHello returns what a client of the proxy begins with, and the same for another name.
+func tlsHello(t testing.TB) (own, other []byte) {
+	t.Helper()
+	var hellos [2][]byte
+	for i, name := range []string{web, "example.com"} {
+		a, b := memconn.Pipe()
+		go func() { _ = tls.Client(a, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake() }()
+		buf := make([]byte, 8192)
+		n, err := b.Read(buf)
+		require.NoError(t, err)
+		_ = b.Close()
+		hellos[i] = buf[:n]
+	}
+	return hellos[0], hellos[1]
+}
+
 // NewProxy refuses what cannot forward.
 func TestNewProxyRefuses(t *testing.T) {
 	t.Parallel()
@@ -704,13 +763,7 @@ func TestNewProxyRefuses(t *testing.T) {
 
 // FuzzServerName: whatever a client begins with, all of it is kept for the application, and nothing is answered.
 func FuzzServerName(f *testing.F) {
-	a, b := memconn.Pipe()
-	go func() { _ = tls.Client(a, &tls.Config{ServerName: web, InsecureSkipVerify: true}).Handshake() }()
-	hello := make([]byte, 4096)
-	n, err := b.Read(hello)
-	require.NoError(f, err)
-	_ = b.Close()
-	hello = hello[:n]
+	hello, _ := tlsHello(f)
 	f.Add(hello)
 	f.Add(hello[:len(hello)/2])
 	f.Add([]byte{22, 3, 1, 0, 0})
