@@ -548,7 +548,7 @@ func TestRotationAndOutage(t *testing.T) {
 // connections in both directions; and with the cause gone all is well again, in the same process and with the same key.
 func TestRecovery(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-1-8", "LNK-10-9", "LNK-10-10", "LNK-10-11", "LNK-10-12")
+	conformance.Covers(t, "LNK-10-9", "LNK-10-10", "LNK-10-11", "LNK-10-12")
 	tests := map[string]func(*testing.T){}
 	for name, fault := range map[string]struct {
 		begin, end func(t *testing.T, c *controller, cfg *linkerdproxy.Config)
