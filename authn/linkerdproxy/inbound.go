@@ -191,4 +191,3 @@ func (r *recorder) Read(p []byte) (int, error) {
 }
 
 func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
-func (r *recorder) Close() error                { return nil }

@@ -678,6 +678,39 @@ func TestAnchorsReplaced(t *testing.T) {
 	assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
 }
 
+// While the application is away, its proxy says so to clients, without its address, and to the log with all there is to know.
+func TestApplicationDown(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	id := certified(t, s, web)
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	var log bytes.Buffer
+	at, p := inbound(t, id, func(c *linkerdproxy.ProxyConfig) {
+		c.Application, c.Logger = gone.Addr().String(), slog.New(slog.NewTextHandler(&log, nil))
+	})
+	status, body := ask(t, browser(t, at, false, nil), "http://app.test/")
+	assert.Equal(t, http.StatusBadGateway, status)
+	assert.Contains(t, body, "the application does not answer")
+	assert.NotContains(t, body, gone.Addr().String())
+	assert.Contains(t, log.String(), gone.Addr().String())
+
+	opaque, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application, c.Opaque = gone.Addr().String(), true })
+	c, err := net.Dial("tcp", opaque)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+	_, err = io.WriteString(c, "hello")
+	require.NoError(t, err)
+	_, err = c.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+	var metrics strings.Builder
+	require.NoError(t, p.WriteMetrics(&metrics))
+	assert.Contains(t, metrics.String(), `svidkit_linkerdproxy_failed_requests_total{direction="inbound"} 1`)
+}
+
 // The end of a server waits for no client that sends nothing, or half a handshake, and for no tunnel.
 func TestStop(t *testing.T) {
 	t.Parallel()
