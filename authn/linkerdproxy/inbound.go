@@ -24,7 +24,7 @@ func (s *stream) CloseWrite() error { return closeWrite(s.Conn) }
 
 // accept decides what becomes of an inbound connection.
 func (p *Proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
-	defer context.AfterFunc(ready.ctx, func() { _ = c.SetReadDeadline(time.Now()) })() // the end does not wait for who is detected
+	defer context.AfterFunc(ready.ctx, func() { _ = c.SetReadDeadline(time.Now()) })() // the end does not wait for first bytes
 	_ = c.SetReadDeadline(time.Now().Add(detectTime))
 	first := make([]byte, 1)
 	n, err := c.Read(first)
@@ -48,7 +48,7 @@ func (p *Proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 		p.passThrough(ctx, seen)
 		return
 	}
-	s, err := p.terminate(seen)
+	s, err := p.terminate(ready.ctx, seen)
 	if err != nil {
 		p.refuse(c, "the TLS handshake has failed", err)
 		return
@@ -83,13 +83,13 @@ func (p *Proxy) passThrough(ctx context.Context, c *replayed) {
 }
 
 // terminate does the handshake of a connection.
-func (p *Proxy) terminate(c net.Conn) (*stream, error) {
+func (p *Proxy) terminate(ctx context.Context, c net.Conn) (*stream, error) {
 	if err := p.cfg.Identity.state(); err != nil { // before anything is decoded
 		return nil, err
 	}
 	tc := tls.Server(c, p.cfg.Identity.ServerConfig())
 	_ = tc.SetDeadline(time.Now().Add(detectTime))
-	if err := tc.Handshake(); err != nil {
+	if err := tc.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
 	_ = tc.SetDeadline(time.Time{})
@@ -191,4 +191,3 @@ func (r *recorder) Read(p []byte) (int, error) {
 }
 
 func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
-func (r *recorder) Close() error                { return nil }

@@ -139,7 +139,7 @@ func TestRefreshIn(t *testing.T) {
 // The whole life of a certificate of a day, in virtual time: renewal, an outage, expiry, and recovery.
 func TestLife(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-1-8", "LNK-8-6", "LNK-10-6", "LNK-10-10", "LNK-10-11", "LNK-16-4", "LNK-16-7", "LNK-16-10")
+	conformance.Covers(t, "LNK-8-6", "LNK-10-6", "LNK-10-10", "LNK-10-11", "LNK-16-4", "LNK-16-7", "LNK-16-10")
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t, 24*time.Hour)
 		s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, MayPass: true, Err: errors.New("invalid argument")})

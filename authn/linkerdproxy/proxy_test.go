@@ -548,7 +548,7 @@ func TestRotationAndOutage(t *testing.T) {
 // connections in both directions; and with the cause gone all is well again, in the same process and with the same key.
 func TestRecovery(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-1-8", "LNK-10-9", "LNK-10-10", "LNK-10-11", "LNK-10-12")
+	conformance.Covers(t, "LNK-10-9", "LNK-10-10", "LNK-10-11", "LNK-10-12")
 	tests := map[string]func(*testing.T){}
 	for name, fault := range map[string]struct {
 		begin, end func(t *testing.T, c *controller, cfg *linkerdproxy.Config)
@@ -678,6 +678,98 @@ func TestAnchorsReplaced(t *testing.T) {
 	assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
 }
 
+// While the application is away, its proxy says so to clients, without its address, and to the log with all there is to know.
+func TestApplicationDown(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	id := certified(t, s, web)
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	var log bytes.Buffer
+	at, p := inbound(t, id, func(c *linkerdproxy.ProxyConfig) {
+		c.Application, c.Logger = gone.Addr().String(), slog.New(slog.NewTextHandler(&log, nil))
+	})
+	status, body := ask(t, browser(t, at, false, nil), "http://app.test/")
+	assert.Equal(t, http.StatusBadGateway, status)
+	assert.Contains(t, body, "the application does not answer")
+	assert.NotContains(t, body, gone.Addr().String())
+	assert.Contains(t, log.String(), gone.Addr().String())
+
+	opaque, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application, c.Opaque = gone.Addr().String(), true })
+	c, err := net.Dial("tcp", opaque)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+	_, err = io.WriteString(c, "hello")
+	require.NoError(t, err)
+	_, err = c.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+	var metrics strings.Builder
+	require.NoError(t, p.WriteMetrics(&metrics))
+	assert.Contains(t, metrics.String(), `svidkit_linkerdproxy_failed_requests_total{direction="inbound"} 1`)
+}
+
+// The end of a server waits for no client that sends nothing, or half a handshake, and for no tunnel.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	id := certified(t, s, web)
+	app, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer app.Close()
+	go func() {
+		for {
+			c, err := app.Accept() // and says nothing
+			if err != nil {
+				return
+			}
+			defer c.Close()
+		}
+	}()
+	for _, opaque := range []bool{false, true} {
+		p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: app.Addr().String(), Opaque: opaque})
+		require.NoError(t, err)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- p.ServeInbound(ctx, l) }()
+		hello, clean := tlsHello(t)
+		for _, first := range [][]byte{nil, hello[:20], hello, clean} {
+			c, err := net.Dial("tcp", l.Addr().String())
+			require.NoError(t, err)
+			defer c.Close()
+			_, err = c.Write(first)
+			require.NoError(t, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		begun := time.Now()
+		cancel()
+		require.NoError(t, <-done)
+		assert.Less(t, time.Since(begun), 4*time.Second)
+		_, err = net.Dial("tcp", l.Addr().String())
+		require.Error(t, err)
+	}
+}
+
+// tlsHello returns what a client of the proxy begins with, and the same for another name.
+func tlsHello(t testing.TB) (own, other []byte) {
+	t.Helper()
+	var hellos [2][]byte
+	for i, name := range []string{web, "example.com"} {
+		a, b := memconn.Pipe()
+		go func() { _ = tls.Client(a, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake() }()
+		buf := make([]byte, 8192)
+		n, err := b.Read(buf)
+		require.NoError(t, err)
+		_ = b.Close()
+		hellos[i] = buf[:n]
+	}
+	return hellos[0], hellos[1]
+}
+
 // NewProxy refuses what cannot forward.
 func TestNewProxyRefuses(t *testing.T) {
 	t.Parallel()
@@ -704,13 +796,7 @@ func TestNewProxyRefuses(t *testing.T) {
 
 // FuzzServerName: whatever a client begins with, all of it is kept for the application, and nothing is answered.
 func FuzzServerName(f *testing.F) {
-	a, b := memconn.Pipe()
-	go func() { _ = tls.Client(a, &tls.Config{ServerName: web, InsecureSkipVerify: true}).Handshake() }()
-	hello := make([]byte, 4096)
-	n, err := b.Read(hello)
-	require.NoError(f, err)
-	_ = b.Close()
-	hello = hello[:n]
+	hello, _ := tlsHello(f)
 	f.Add(hello)
 	f.Add(hello[:len(hello)/2])
 	f.Add([]byte{22, 3, 1, 0, 0})
