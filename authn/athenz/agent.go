@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -258,9 +259,9 @@ func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 	case err == nil:
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "identity given", slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String("instance", known.InstanceID))
 	case given != nil:
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down", slog.Any("err", err))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down", slog.String("err", bearer.Redact(err.Error(), handle)))
 	default:
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity not given", slog.String("path", r.Pattern), slog.Any("err", err))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity not given", slog.String("path", r.Pattern), slog.String("err", bearer.Redact(err.Error(), handle))) // paths of files have it
 		answerError(w, err)
 	}
 }

@@ -185,6 +185,17 @@ func TestAgentWire(t *testing.T) {
 	code, text = call(t, agent, http.MethodGet, "/healthz", nil)
 	assert.Equal(t, "200 ok", fmt.Sprint(code, " ", text))
 
+	// What is known of a volume is damaged: no file's path, with the handle in it, is told or logged.
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "context.json"), []byte("x"), 0o666)) //nolint:gosec // a wrong mode
+	require.NoError(t, os.Chmod(filepath.Join(folder, "context.json"), 0o666))                  //nolint:gosec // a wrong mode
+	for _, op := range []string{"init", "refresh"} {
+		code, text = call(t, agent, http.MethodPost, "/v1/"+op+"/"+handle, own)
+		assert.GreaterOrEqual(t, code, 400)
+		assert.NotContains(t, text, handle)
+	}
+	assert.Contains(t, c.log.String(), "not safe from other users")
+	assert.NotContains(t, c.log.String(), handle)
+
 	// A volume that is mounted again begins anew; one that is gone is gone.
 	_, err = c.volumes.Add(mount, namespace, "web-0")
 	require.NoError(t, err)
@@ -406,6 +417,7 @@ func TestAgentClient(t *testing.T) {
 	require.NoError(t, os.WriteFile(id, []byte(handle+"\n"), 0o600))
 	_, err = c.Init(t.Context())
 	require.ErrorContains(t, err, "connect:")
+	assert.NotContains(t, err.Error(), handle)
 	_, err = c.Refresh(t.Context(), nil)
 	require.ErrorContains(t, err, "use Init")
 
