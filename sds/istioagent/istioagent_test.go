@@ -536,7 +536,11 @@ func TestBadConfig(t *testing.T) {
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM CA_HEADER_authorization=secret", "uthorization"},
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM XDS_ROOT_CA=SYSTEM XDS_HEADER_authorization=secret", "uthorization"},
 	} {
-		_, err := istioagent.Start(t.Context(), config(t, folder(t), c.environ))
+		root := folder(t)
+		_, err := istioagent.Start(t.Context(), config(t, root, c.environ))
+		if c.want == "CA_ROOT_CA" {
+			assert.ErrorContains(t, err, root)
+		}
 		if assert.ErrorContains(t, err, c.want, c.environ) {
 			assert.NotContains(t, err.Error(), "=secret")
 		}
