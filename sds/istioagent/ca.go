@@ -209,8 +209,11 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 // roots returns the file that vouches for a server, or nothing for the roots of the host.
 func (c *Config) roots(rule func(func(string) string, func(string) bool) (string, error)) (string, error) {
 	file, err := rule(c.variable, c.isFile)
-	if err != nil || file == "" {
-		return "", err
+	if err != nil {
+		return "", fmt.Errorf("%w; relative paths are below %s", err, c.path(""))
+	}
+	if file == "" {
+		return "", nil
 	}
 	return c.path(file), nil
 }

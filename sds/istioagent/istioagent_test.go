@@ -169,14 +169,14 @@ func TestFromCA(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
-	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=4s ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
 	a := start(t, cfg)
 	assert.Equal(t, istioagent.CA, a.Choice().Origin)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
 	assert.Equal(t, web, svid.ID())
-	assert.InDelta(t, 4*time.Second, time.Until(svid.NotAfter()), float64(3*time.Second))
+	assert.InDelta(t, 3*time.Second, time.Until(svid.NotAfter()), float64(2*time.Second))
 
 	next := watch(t, a.Choice().Socket, "default")
 	first := serial(t, next())
@@ -269,7 +269,7 @@ func TestOutputInPod(t *testing.T) {
 	conformance.Covers(t, "IST-7.9-1", "IST-7.9-2", "IST-9.2-42")
 	c := newControl(t)
 	root := c.root(t)
-	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=./out KUBERNETES_SERVICE_HOST=10.96.0.1 SECRET_TTL=4s"))
+	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=./out KUBERNETES_SERVICE_HOST=10.96.0.1 SECRET_TTL=3s"))
 	next := func(before []byte) (chain []byte) {
 		require.Eventually(t, func() bool {
 			chain, _ = os.ReadFile(filepath.Join(root, "out/cert-chain.pem"))
@@ -449,7 +449,7 @@ func TestOutage(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
 	root := c.root(t)
-	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s"))
+	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=2s"))
 	c.stop()
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
@@ -485,7 +485,7 @@ func TestDrain(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	cfg.Drain = 500 * time.Millisecond
+	cfg.Drain = 300 * time.Millisecond
 	choice, err := istioagent.Choose(t.Context(), cfg)
 	require.NoError(t, err)
 	a, err := istioagent.New(cfg, choice)
@@ -507,7 +507,7 @@ func TestDrain(t *testing.T) {
 	assert.GreaterOrEqual(t, time.Since(begun), cfg.Drain)
 }
 
-// TestRefused has a CA that refuses for good: Start says so, and Run goes on.
+// TestRefused has a CA that refuses for good, which Start says at once.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -536,7 +536,11 @@ func TestBadConfig(t *testing.T) {
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM CA_HEADER_authorization=secret", "uthorization"},
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM XDS_ROOT_CA=SYSTEM XDS_HEADER_authorization=secret", "uthorization"},
 	} {
-		_, err := istioagent.Start(t.Context(), config(t, folder(t), c.environ))
+		root := folder(t)
+		_, err := istioagent.Start(t.Context(), config(t, root, c.environ))
+		if c.want == "CA_ROOT_CA" {
+			assert.ErrorContains(t, err, root)
+		}
 		if assert.ErrorContains(t, err, c.want, c.environ) {
 			assert.NotContains(t, err.Error(), "=secret")
 		}
