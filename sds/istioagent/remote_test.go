@@ -68,6 +68,10 @@ func (p *plane) asked() bool {
 // ask opens a stream of ADS at a socket, asks for clusters, and keeps it open until enough is true.
 func ask(t *testing.T, socket string, enough func() bool) {
 	t.Helper()
+	require.Eventually(t, func() bool { // of an agent that is not ready
+		_, err := os.Stat(socket)
+		return err == nil
+	}, wait, time.Millisecond)
 	message, err := protofield.Write(func(w *protofield.Writer) { w.AddText(4, "type.googleapis.com/envoy.config.cluster.v3.Cluster") })
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
