@@ -125,12 +125,16 @@ type AgentConfig struct {
 }
 
 // Agent is the identity agent of a node: the handler that pods ask for their identity, over a Unix socket that is mounted
-// into them. POST /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE, whose body has the present one, each
-// further; the package comment of this package says how. GET /healthz is for anyone.
+// into them. POST /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz is for anyone.
+//
+// An answer is a JSON object with the members ntoken, which is a service token, and keyPEM, certPEM and caCertPEM, which are
+// base64 of PEM: an RSA key of 2048 bits in PKCS#1, the chain, and the roots. The body of a refresh has keyPEM and certPEM of
+// the present identity, in base64 or as they are. [AgentClient] speaks this.
 //
 // A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when it has
-// reached the pod, a second init is refused with 403. A refresh takes the certificate that was given last, or the one
-// before, if the last was lost on the way; an older one is refused here, as ZTS would revoke the instance for good.
+// reached the pod, and until it has expired, a second init is refused with 403. A refresh takes the certificate that was
+// given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS would revoke the
+// instance for good.
 type Agent struct {
 	cfg   AgentConfig
 	mux   *http.ServeMux
@@ -322,7 +326,7 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 		return nil, nil, failed(http.StatusBadRequest, "the data of the volume cannot be read", err)
 	}
 	switch old, err := a.cfg.Volumes.context(handle); {
-	case err == nil && old.Delivered:
+	case err == nil && old.Delivered && time.Now().Before(old.Expires):
 		return nil, nil, failed(http.StatusForbidden, "the identity of this volume was given already; it is refreshed with itself", nil)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, nil, failed(http.StatusInternalServerError, "what is known of the volume cannot be read", err)
@@ -408,7 +412,7 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 		return nil, nil, failed(http.StatusBadRequest, "the certificate was superseded by one that this volume was given later; use that", nil)
 	}
 	if time.Now().After(leaf.NotAfter) {
-		return nil, nil, failed(http.StatusBadRequest, "the certificate has expired; restart the pod", nil)
+		return nil, nil, failed(http.StatusBadRequest, "the certificate has expired: begin with init", nil)
 	}
 	if err := a.limit.Acquire(r.Context(), handle); err != nil {
 		return nil, nil, err
@@ -460,7 +464,7 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if err != nil {
 		return nil, err
 	}
-	known.Serials = []string{chain[0].SerialNumber.Text(16)}
+	known.Serials, known.Expires = []string{chain[0].SerialNumber.Text(16)}, chain[0].NotAfter
 	if before := request.Certificate(); before != nil {
 		known.Serials = append(known.Serials, before.Leaf.SerialNumber.Text(16))
 	}
