@@ -3,7 +3,6 @@ package athenz
 import (
 	"cmp"
 	"context"
-	"crypto"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/tls"
@@ -42,6 +41,8 @@ const (
 	perHandleBurst = 10
 
 	perHandleWaiting = 8 // requests, with the one that is answered
+
+	maxCommonName = 64 // bytes, by RFC 5280
 )
 
 // InstanceCA is ZTS for one instance: a *CA of package caclient/athenz.
@@ -377,6 +378,9 @@ func (a *Agent) instance(pod *Pod) (athenzname.Instance, error) {
 	if !pod.IP.IsValid() {
 		return athenzname.Instance{}, errors.New("the pod has no address yet")
 	}
+	if n := len(service.String()); n > maxCommonName { // by which ZTS knows a service that refreshes
+		return athenzname.Instance{}, fmt.Errorf("the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of the service account", service, n, maxCommonName)
+	}
 	id, err := a.cfg.SPIFFE(service, pod)
 	if err != nil {
 		return athenzname.Instance{}, err
@@ -438,7 +442,7 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if err != nil {
 		return nil, err
 	}
-	csr, err := newCSR(key, request.Instance, want)
+	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: request.Instance.Service.String(), SANs: want.Names()})
 	if err != nil {
 		return nil, err
 	}
@@ -475,14 +479,3 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 		CA:    pki.MarshalCertificatesPEM(slices.Collect(b.X509Authorities())...),
 	}, nil
 }
-
-// newCSR returns the request of an instance. A principal that is too long for a common name is in the SPIFFE ID alone.
-func newCSR(key crypto.Signer, i athenzname.Instance, want pki.Expectation) (*pki.CSR, error) {
-	cn := i.Service.String()
-	if len(cn) > maxCommonName && !i.SPIFFE.IsZero() {
-		cn = ""
-	}
-	return pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: want.Names()})
-}
-
-const maxCommonName = 64 // bytes, by RFC 5280
