@@ -58,7 +58,7 @@ func TestWeight(t *testing.T) {
 		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 10},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
-		{"pki/athenzname", "athenzname.ParseService, athenzname.ServiceOfCertificate", 4},
+		{"pki/athenzname", "athenzname.Mapping.Service, athenzname.Instance.Expectation", 4},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
 		{"caclient", "caclient.New, caclient.Check, caclient.Retryable", 5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
@@ -73,16 +73,16 @@ func TestWeight(t *testing.T) {
 		{"sds/sdssource", "sdssource.Mux, sdssource.NewFiles", 7.2},
 		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
-		{"sds/istioagent", "istioagent.New, (*istioagent.Agent).Run", 10},
+		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 9.5},
 		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 10.5},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
 		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
 		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
-		{"authn/linkerdproxy", "linkerdproxy.New, (*linkerdproxy.Identity).Run", 8},
+		{"authn/linkerdproxy", "linkerdproxy.Start, linkerdproxy.NewProxy, (*linkerdproxy.Proxy).ServeInbound", 8.5},
 		{"authn/linkerdproxy/inject", "inject.New, (*inject.Injector).ServeHTTP", 7.2},
-		{"authn/athenz", "athenz.NewAgent, athenz.NewSigningHandler", 9},
+		{"authn/athenz", "athenz.NewAgent, athenz.NewProvider, athenz.NewSigner, athenz.StartSidecar", 7.5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
