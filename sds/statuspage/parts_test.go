@@ -150,9 +150,9 @@ func TestManager(t *testing.T) {
 	require.NoError(t, proto.Unmarshal(b, &r))
 	send(&envoysds.DiscoveryRequest{ResponseNonce: r.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &envoysds.Status{Message: "KEY_VALUES_MISMATCH"}})
 	require.Eventually(t, func() bool { return handler.Status().NACKs == 1 }, 10*time.Second, time.Millisecond)
-	time.Sleep(150 * time.Millisecond) // for which a page is kept
 
-	s = read(t, h)
+	// A page is kept for twenty times as long as it took to make.
+	require.Eventually(t, func() bool { s = read(t, h); return len(s.Events.Rows) == 2 }, 10*time.Second, 10*time.Millisecond)
 	require.Len(t, s.Identities.Rows, 2)
 	for i, name := range []string{"spiffe://example.org/db", "spiffe://example.org/web"} {
 		row := s.Identities.Rows[i]
@@ -181,9 +181,7 @@ func TestManager(t *testing.T) {
 	ca.FailNext(-1, errCA)
 	require.NoError(t, m.Add(spiffe.MustParseID("spiffe://example.org/late")))
 	require.Eventually(t, func() bool { return m.Status()[3].Err != nil }, 10*time.Second, time.Millisecond)
-	time.Sleep(150 * time.Millisecond)
-	s = read(t, h)
-	assert.Equal(t, "failing", s.Upstreams.Rows[0].State)
+	require.Eventually(t, func() bool { s = read(t, h); return s.Upstreams.Rows[0].State == "failing" }, 10*time.Second, 10*time.Millisecond)
 	assert.Contains(t, s.Upstreams.Rows[0].Error, "the CA is down")
 	assert.NotEmpty(t, s.Upstreams.Rows[0].NextAttempt)
 	assert.NotZero(t, s.Upstreams.Rows[0].Failures)
