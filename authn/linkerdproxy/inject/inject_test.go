@@ -214,12 +214,13 @@ func TestDocument(t *testing.T) {
 // The identity service's own proxy reaches it at localhost, whose name must not be set.
 func TestCertifier(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-1-9", "LNK-12.2-6", "LNK-12.2-14", "LNK-13-6")
+	conformance.Covers(t, "LNK-1-1", "LNK-1-9", "LNK-12.2-6", "LNK-12.2-14", "LNK-13-6")
 	pod := bytes.ReplaceAll(bytes.ReplaceAll(read(t, "pod.json"), []byte(`"emojivoto"`), []byte(`"linkerd"`)), []byte(`"serviceAccountName": "web"`), []byte(`"serviceAccountName": "linkerd-identity"`))
 	pod = bytes.Replace(pod, []byte(`{"name": "LINKERD2_PROXY_LOG", "value": "info"}`), []byte(`{"name": "LINKERD2_PROXY_IDENTITY_IDENTITY", "value": "x"}, {"name": "LINKERD2_PROXY_IDENTITY_SVC_NAME", "value": "x"}`), 1)
 	for _, edit := range []func(*inject.Config){seed, audience} {
 		got, err := injector(t, edit).Inject(pod, "")
 		require.NoError(t, err)
+		assert.True(t, strings.HasPrefix(got.Identity, "linkerd-identity.linkerd."), "its own account: %s", got.Identity)
 		vars := env(t, apply(t, pod, got.Patch))
 		if vars["LINKERD2_PROXY_LOCAL_IDENTITY_NAME"] != "" {
 			assert.Equal(t, "localhost:8080", vars["LINKERD2_PROXY_IDENTITY_ADDR"])
