@@ -292,6 +292,61 @@ func TestStates(t *testing.T) {
 	})
 }
 
+// Each thing that is not as it should be is told, also if others of the part are so, too.
+func TestEachProblem(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	var r statuspage.Report
+	for _, name := range []string{"one", "two"} {
+		empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(name+".test"), spiffe.BundleContents{})
+		require.NoError(t, err)
+		r.Identities = append(r.Identities, statuspage.Identity{Name: name, NotAfter: now.Add(-time.Hour)})
+		r.Roots = append(r.Roots, statuspage.Roots{Bundle: empty, Origin: "CA"})
+	}
+	var told []string
+	for _, p := range read(t, of(t, r)).Problems.Rows {
+		told = append(told, p.What+": "+p.Error)
+	}
+	assert.ElementsMatch(t, []string{
+		"one: expired", "two: expired", "one.test: the trust bundle is empty", "two.test: the trust bundle is empty",
+	}, told)
+}
+
+// Origins are texts of others, too: a line in one must not begin an event.
+func TestOrigin(t *testing.T) {
+	t.Parallel()
+	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
+	require.NoError(t, err)
+	h := of(t, statuspage.Report{Roots: []statuspage.Roots{{Bundle: empty, Origin: "a\r\revent: summary\rdata: No problems" + strings.Repeat("x", 3000)}}})
+	assert.NotContains(t, page(t, h), "\r")
+	s := read(t, h)
+	require.Len(t, s.Problems.Rows, 1)
+	assert.NotContains(t, s.Problems.Rows[0].Part, "\r")
+	assert.Less(t, len(s.Problems.Rows[0].Part), 600)
+}
+
+// Certificates that never end (RFC 5280, 4.1.2.5) end later than a time.Duration can say, and a Reporter may say anything.
+func TestFarTimes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		never := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+		h := of(t, statuspage.Report{
+			Identities: []statuspage.Identity{
+				{Name: "a", NotBefore: now.AddDate(-100, 0, 0), NotAfter: never},
+				{Name: "b", NotBefore: now, NotAfter: time.Date(30_000, 1, 1, 0, 0, 0, 0, time.UTC), Renewal: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)},
+			},
+			Upstreams: []statuspage.Upstream{{Name: "c", LastSuccess: time.Date(2, 1, 1, 0, 0, 0, 0, time.UTC)}},
+		})
+		html := page(t, h)
+		identities := section(t, html, "identities")
+		assert.Contains(t, identities, "in 8005 y", "of 365 days, from the year 2000 on, where the bubble begins")
+		assert.Contains(t, identities, "1 % of the life")
+		assert.Contains(t, section(t, html, "upstreams"), "1999 y ago")
+		assert.Len(t, read(t, h).Identities.Rows, 2)
+	})
+}
+
 // Of many rows the page has those with the next event, and the number of the others.
 func TestBounds(t *testing.T) {
 	t.Parallel()
