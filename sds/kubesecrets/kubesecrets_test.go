@@ -674,11 +674,12 @@ func TestConfig(t *testing.T) {
 	}
 	good := kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"}
 	for text, edit := range map[string]func(*kubesecrets.Config){
-		"Namespace":      func(c *kubesecrets.Config) { c.Namespace = "a/b" },
-		"MaxBytes":       func(c *kubesecrets.Config) { c.MaxBytes = -1 },
-		"ReviewInterval": func(c *kubesecrets.Config) { c.ReviewInterval = time.Millisecond },
-		"one type":       func(c *kubesecrets.Config) { c.Type = "a,b" },
-		"https":          func(c *kubesecrets.Config) { c.APIServer = "http://example.org" },
+		"Namespace":                func(c *kubesecrets.Config) { c.Namespace = "a/b" },
+		"MaxBytes":                 func(c *kubesecrets.Config) { c.MaxBytes = -1 },
+		"ReviewInterval":           func(c *kubesecrets.Config) { c.ReviewInterval = time.Millisecond },
+		"ReviewInterval is 2h0m0s": func(c *kubesecrets.Config) { c.ReviewInterval = 2 * time.Hour }, // an answer counts for one
+		"one type":                 func(c *kubesecrets.Config) { c.Type = "a,b" },
+		"https":                    func(c *kubesecrets.Config) { c.APIServer = "http://example.org" },
 	} {
 		cfg := good
 		edit(&cfg)
