@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -344,6 +345,14 @@ func TestSetTrustAnchors(t *testing.T) {
 	require.NoError(t, err)
 	for _, bad := range []string{"", "x", "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"} {
 		require.Error(t, in.SetTrustAnchors([]byte(bad)))
+	}
+	one := pki.MarshalCertificatesPEM(spiffetest.NewCA(t, "cluster.local").Root())
+	most := bytes.Repeat(one, 90<<10/len(one))
+	require.ErrorIs(t, in.SetTrustAnchors(append(most, one...)), spiffe.ErrTooLarge)
+	full, err := injector(t, seed, func(c *inject.Config) { c.TrustAnchors = most }).Inject(pod, "")
+	require.NoError(t, err)
+	for name, value := range env(t, apply(t, pod, full.Patch)) {
+		require.Less(t, len(name)+len("=")+len(value), 128<<10, "of more Linux makes no variable")
 	}
 	same, err := in.Inject(pod, "")
 	require.NoError(t, err)
