@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -412,6 +413,28 @@ func TestTimes(t *testing.T) {
 		w.is("kubernetes://s", pair(fresh))
 		time.Sleep(90 * time.Minute)
 		w.is("kubernetes://s", pair(fresh))
+	})
+}
+
+// TestOneCallAtATime has a certificate become valid while another one arrives.
+func TestOneCallAtATime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		w := newWorld(t, kubesecrets.Config{})
+		put(w.api, "gw/later", tls(t, ca.SVID("/a", valid(time.Hour, 4*time.Hour))))
+		w.heard()
+		var calls, active atomic.Int32
+		defer w.src.Subscribe(func(string) {
+			calls.Add(1)
+			assert.EqualValues(t, 1, active.Add(1))
+			time.Sleep(time.Minute) // longer than a function should take
+			active.Add(-1)
+		})()
+		time.Sleep(time.Hour + time.Second)
+		put(w.api, "gw/now", tls(t, ca.SVID("/b", valid(-time.Minute, 4*time.Hour))))
+		time.Sleep(time.Hour)
+		assert.EqualValues(t, 4, calls.Load(), "two names of each")
 	})
 }
 
