@@ -247,7 +247,7 @@ func refuse(r *http.Request) (code int, why string) {
 		return http.StatusForbidden, "this page is served over loopback only; listen at 127.0.0.1"
 	case !loopback.Host(r.Host) && (network || r.Context().Value(http.LocalAddrContextKey) == nil):
 		return http.StatusMisdirectedRequest, "this server is localhost; it has no other name"
-	case loopback.OtherSite(r) && r.Header.Get("Sec-Fetch-Mode") != "navigate":
+	case loopback.OtherSite(r) && r.Header.Get("Sec-Fetch-Dest") != "document": // which is a link
 		return http.StatusForbidden, "this page is not for other sites"
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return http.StatusMethodNotAllowed, "method not allowed"

@@ -199,10 +199,11 @@ func TestRequests(t *testing.T) {
 		}
 	}
 	host := func(s string) func(*http.Request) { return func(r *http.Request) { r.Host = s } }
-	site := func(s, mode string) func(*http.Request) {
+	site := func(s, mode, dest string) func(*http.Request) {
 		return func(r *http.Request) {
 			r.Header.Set("Sec-Fetch-Site", s)
 			r.Header.Set("Sec-Fetch-Mode", mode)
+			r.Header.Set("Sec-Fetch-Dest", dest)
 		}
 	}
 	loopback, lan := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, &net.TCPAddr{IP: net.IPv4(192, 168, 1, 2)}
@@ -235,11 +236,12 @@ func TestRequests(t *testing.T) {
 		{"rebinding without an address", "GET", "/", []func(*http.Request){host("evil.test")}, 421},
 		{"no host", "GET", "/", []func(*http.Request){at(loopback), host("")}, 421},
 		{"Unix socket", "GET", "/", []func(*http.Request){at(socket), host("agent")}, 200},
-		{"its own script", "GET", "/status.json", []func(*http.Request){site("same-origin", "cors")}, 200},
-		{"typed", "GET", "/", []func(*http.Request){site("none", "navigate")}, 200},
-		{"a link", "GET", "/", []func(*http.Request){site("cross-site", "navigate")}, 200},
-		{"fetch of another site", "GET", "/status.json", []func(*http.Request){site("cross-site", "no-cors")}, 403},
-		{"another port of this host", "GET", "/events", []func(*http.Request){site("same-site", "cors")}, 403},
+		{"its own script", "GET", "/status.json", []func(*http.Request){site("same-origin", "cors", "empty")}, 200},
+		{"typed", "GET", "/", []func(*http.Request){site("none", "navigate", "document")}, 200},
+		{"a link", "GET", "/", []func(*http.Request){site("cross-site", "navigate", "document")}, 200},
+		{"a frame", "GET", "/events", []func(*http.Request){site("cross-site", "navigate", "iframe")}, 403}, // or 16 of them would be all that is live
+		{"fetch of another site", "GET", "/status.json", []func(*http.Request){site("cross-site", "no-cors", "image")}, 403},
+		{"another port of this host", "GET", "/events", []func(*http.Request){site("same-site", "cors", "empty")}, 403},
 	} {
 		r := ask(t, h, c.method, c.path, c.edit...)
 		assert.Equal(t, c.code, r.StatusCode, c.name)
