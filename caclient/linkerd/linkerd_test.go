@@ -225,6 +225,32 @@ func TestWire(t *testing.T) {
 	}
 }
 
+// Each request has the token of now, which the kubelet rotates.
+func TestTokenRotates(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-5-11")
+	file := filepath.Join(t.TempDir(), "token")
+	s := serve(t, nil, good)
+	c := s.client(t, func(o *linkerd.Options) {
+		o.Token = func(context.Context) (string, error) {
+			b, err := os.ReadFile(file)
+			return string(b), err
+		}
+	})
+	var sent []string
+	for _, token := range []string{secret, secret + "-next"} {
+		require.NoError(t, os.WriteFile(file, []byte(token), 0o600))
+		_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
+		require.NoError(t, err)
+		sent = append(sent, token)
+	}
+	var got []string
+	for _, r := range s.seen() {
+		got = append(got, r.token)
+	}
+	assert.Equal(t, sent, got)
+}
+
 // Each server is right but for one thing, and gets no token.
 func TestCertifierIsVerified(t *testing.T) {
 	t.Parallel()

@@ -23,6 +23,14 @@ func Host(host string) bool {
 	return err == nil || strings.EqualFold(name, "localhost")
 }
 
+// OtherSite reports whether the browser that sends a request says that it is because of a page of another site, or of
+// another port: such a page can make requests for localhost, too, and does not get the answers. Clients that are no
+// browsers say nothing.
+func OtherSite(r *http.Request) bool {
+	site := r.Header.Get("Sec-Fetch-Site")
+	return site != "" && site != "same-origin" && site != "none"
+}
+
 // Name returns a host without its port.
 func Name(host string) string {
 	if name, _, err := net.SplitHostPort(host); err == nil {

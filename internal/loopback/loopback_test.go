@@ -44,3 +44,14 @@ func TestReached(t *testing.T) {
 		assert.Equal(t, c.want, loopback.Reached(r), "%v", c.at)
 	}
 }
+
+func TestOtherSite(t *testing.T) {
+	t.Parallel()
+	for site, want := range map[string]bool{"": false, "none": false, "same-origin": false, "same-site": true, "cross-site": true, "None": true} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		if site != "" {
+			r.Header.Set("Sec-Fetch-Site", site)
+		}
+		assert.Equal(t, want, loopback.OtherSite(r), "%q", site)
+	}
+}

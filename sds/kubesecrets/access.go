@@ -1,6 +1,7 @@
 package kubesecrets
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,12 +149,14 @@ func (a *access) decide(who key) error {
 	case r.reviewed.IsZero():
 		return errors.New("its rights are not known yet")
 	case renew.Elapsed(r.reviewed, now) > reviewGood:
-		return fmt.Errorf("its rights have not been known for %v: %w", reviewGood, r.err)
+		return fmt.Errorf("its rights have not been known for %v: %w", reviewGood, cmp.Or(r.err, errNotAsked))
 	case !r.allowed:
 		return errors.New("it may neither list nor get secrets: bind it to a Role in its namespace with the verbs get, list and watch for secrets")
 	}
 	return nil
 }
+
+var errNotAsked = errors.New("the Source is not running, or this machine was suspended")
 
 // run reviews callers until ctx is done.
 func (a *access) run(ctx context.Context) {
@@ -198,7 +201,8 @@ func (a *access) review(running context.Context, r *rights) {
 	}
 	first := err != nil && r.err == nil && running.Err() == nil
 	r.err = err
-	if renew.Elapsed(r.asked, now) > idleIntervals*a.every {
+	outage := err != nil && !r.reviewed.IsZero() && renew.Elapsed(r.reviewed, now) <= reviewGood
+	if renew.Elapsed(r.asked, now) > idleIntervals*a.every && !outage { // in which the last answer counts
 		delete(a.callers, r.who)
 		a.loop.Remove(r)
 	}

@@ -216,7 +216,11 @@ func TestReviews(t *testing.T) {
 			return &kubetest.Fault{Code: 503, Reason: "ServiceUnavailable", Message: "down"}
 		})
 		asked := w.api.Count("POST", reviews)
-		time.Sleep(59 * time.Minute)
+		open.Store(false)
+		time.Sleep(29 * time.Minute)
+		require.NoError(t, resolve(), "also of a gateway that had no stream meanwhile")
+		open.Store(true)
+		time.Sleep(30 * time.Minute)
 		require.NoError(t, resolve())
 		time.Sleep(2 * time.Minute)
 		require.ErrorContains(t, resolve(), "have not been known for 1h0m0s")
@@ -244,6 +248,26 @@ func TestReviews(t *testing.T) {
 		synctest.Wait()
 		require.ErrorContains(t, resolve(), "system:auth-delegator")
 		assert.Contains(t, w.log.String(), "the rights of a caller cannot be reviewed")
+	})
+}
+
+// TestReviewsStopped has a handler that goes on after its Source was closed.
+func TestReviewsStopped(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+		newRBAC(w).set(gateway, "list")
+		caller := byID(t, "spiffe://example.org/ns/gw/sa/gateway")
+		_, err := w.src.Resolve(caller, "kubernetes://s")
+		require.Error(t, err)
+		synctest.Wait()
+		_, err = w.src.Resolve(caller, "kubernetes://s")
+		require.NoError(t, err)
+		require.NoError(t, w.src.Close())
+		time.Sleep(2 * time.Hour)
+		_, err = w.src.Resolve(caller, "kubernetes://s")
+		require.ErrorContains(t, err, "is not running")
+		assert.NotContains(t, err.Error(), "%!")
 	})
 }
 

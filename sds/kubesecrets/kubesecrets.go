@@ -119,7 +119,8 @@ type Config struct {
 	// TrustDomain is that of the callers that [Source.Resolve] lets in. The zero TrustDomain means that it refuses all.
 	TrustDomain spiffe.TrustDomain
 
-	// ReviewInterval is how often it is asked again what a caller may have; 0 means 30 seconds.
+	// ReviewInterval is how often it is asked again what a caller may have, from a second to half an hour; 0 means 30
+	// seconds.
 	ReviewInterval time.Duration
 
 	// Others decides for [Source.Resolve] about names that do not begin with "kubernetes://", as Resolve of
@@ -153,6 +154,7 @@ type Source struct {
 	life  life.Life
 	news  renew.Signal
 	subs  secretset.Subscribers
+	calls chan struct{} // has one while the subscribers are told something
 
 	pending renew.Signal // for promote
 	access  access
@@ -191,8 +193,8 @@ func New(cfg Config) (*Source, error) {
 		return bad("Namespace %.300q cannot be that of a Secret", cfg.Namespace)
 	case cfg.MaxBytes < 0 || cfg.ReviewInterval < 0:
 		return bad("MaxBytes or ReviewInterval is negative; 0 means the default")
-	case cfg.ReviewInterval > 0 && cfg.ReviewInterval < time.Second:
-		return bad("ReviewInterval is %v, want a second at least", cfg.ReviewInterval)
+	case cfg.ReviewInterval > 0 && (cfg.ReviewInterval < time.Second || cfg.ReviewInterval > reviewGood/2):
+		return bad("ReviewInterval is %v, want a second at least, and %v at most", cfg.ReviewInterval, reviewGood/2)
 	case strings.ContainsAny(cfg.Type, ",=!"):
 		return bad("Type %.300q is not one type of Secrets", cfg.Type)
 	}
@@ -202,7 +204,7 @@ func New(cfg Config) (*Source, error) {
 	}
 	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, maxBytes)
 	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
-	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api, objects: map[key]*object{}, crowded: map[key]int{}}
+	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api, objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1)}
 	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {
 		s.path = kube.Path("api", "v1", "secrets")

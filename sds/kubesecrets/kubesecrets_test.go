@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -415,6 +416,28 @@ func TestTimes(t *testing.T) {
 	})
 }
 
+// TestOneCallAtATime has a certificate become valid while another one arrives.
+func TestOneCallAtATime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		w := newWorld(t, kubesecrets.Config{})
+		put(w.api, "gw/later", tls(t, ca.SVID("/a", valid(time.Hour, 4*time.Hour))))
+		w.heard()
+		var calls, active atomic.Int32
+		defer w.src.Subscribe(func(string) {
+			calls.Add(1)
+			assert.EqualValues(t, 1, active.Add(1))
+			time.Sleep(time.Minute) // longer than a function should take
+			active.Add(-1)
+		})()
+		time.Sleep(time.Hour + time.Second)
+		put(w.api, "gw/now", tls(t, ca.SVID("/b", valid(-time.Minute, 4*time.Hour))))
+		time.Sleep(time.Hour)
+		assert.EqualValues(t, 4, calls.Load(), "two names of each")
+	})
+}
+
 // TestWithdrawn deletes Secrets, and has them leave the selection, while they are watched and while nothing is.
 func TestWithdrawn(t *testing.T) {
 	t.Parallel()
@@ -674,11 +697,12 @@ func TestConfig(t *testing.T) {
 	}
 	good := kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"}
 	for text, edit := range map[string]func(*kubesecrets.Config){
-		"Namespace":      func(c *kubesecrets.Config) { c.Namespace = "a/b" },
-		"MaxBytes":       func(c *kubesecrets.Config) { c.MaxBytes = -1 },
-		"ReviewInterval": func(c *kubesecrets.Config) { c.ReviewInterval = time.Millisecond },
-		"one type":       func(c *kubesecrets.Config) { c.Type = "a,b" },
-		"https":          func(c *kubesecrets.Config) { c.APIServer = "http://example.org" },
+		"Namespace":                func(c *kubesecrets.Config) { c.Namespace = "a/b" },
+		"MaxBytes":                 func(c *kubesecrets.Config) { c.MaxBytes = -1 },
+		"ReviewInterval":           func(c *kubesecrets.Config) { c.ReviewInterval = time.Millisecond },
+		"ReviewInterval is 2h0m0s": func(c *kubesecrets.Config) { c.ReviewInterval = 2 * time.Hour }, // an answer counts for one
+		"one type":                 func(c *kubesecrets.Config) { c.Type = "a,b" },
+		"https":                    func(c *kubesecrets.Config) { c.APIServer = "http://example.org" },
 	} {
 		cfg := good
 		edit(&cfg)

@@ -105,7 +105,7 @@ func newBar(row any, now time.Time) bar {
 		return b
 	}
 	passed := func(t time.Time) int {
-		return int(math.Round(100 * min(max(float64(t.Sub(begin))/float64(end.Sub(begin)), 0), 1)))
+		return int(math.Round(100 * min(max(seconds(begin, t)/seconds(begin, end), 0), 1)))
 	}
 	b.Drawn, b.Now = true, passed(now)
 	b.Text = fmt.Sprintf("%d %% of the life from %s to %s has passed", b.Now, stamp(begin), stamp(end))
@@ -164,6 +164,7 @@ func (h *Handler) serveEvents(w http.ResponseWriter, r *http.Request) {
 			if err := control.Flush(); err != nil {
 				return
 			}
+			_ = control.SetWriteDeadline(time.Time{}) // HTTP/2 would end the stream then, whether it is written to or not
 			last = time.Now()
 		}
 		select {

@@ -241,14 +241,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // refuse says why a request is not answered, if it is not.
 func refuse(r *http.Request) (code int, why string) {
-	site := r.Header.Get("Sec-Fetch-Site") // of a browser
 	_, network := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	switch {
 	case network && !loopback.Reached(r):
 		return http.StatusForbidden, "this page is served over loopback only; listen at 127.0.0.1"
 	case !loopback.Host(r.Host) && (network || r.Context().Value(http.LocalAddrContextKey) == nil):
 		return http.StatusMisdirectedRequest, "this server is localhost; it has no other name"
-	case site != "" && site != "same-origin" && site != "none" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
+	case loopback.OtherSite(r) && r.Header.Get("Sec-Fetch-Dest") != "document": // which is a link
 		return http.StatusForbidden, "this page is not for other sites"
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return http.StatusMethodNotAllowed, "method not allowed"

@@ -199,10 +199,11 @@ func TestRequests(t *testing.T) {
 		}
 	}
 	host := func(s string) func(*http.Request) { return func(r *http.Request) { r.Host = s } }
-	site := func(s, mode string) func(*http.Request) {
+	site := func(s, mode, dest string) func(*http.Request) {
 		return func(r *http.Request) {
 			r.Header.Set("Sec-Fetch-Site", s)
 			r.Header.Set("Sec-Fetch-Mode", mode)
+			r.Header.Set("Sec-Fetch-Dest", dest)
 		}
 	}
 	loopback, lan := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, &net.TCPAddr{IP: net.IPv4(192, 168, 1, 2)}
@@ -235,11 +236,12 @@ func TestRequests(t *testing.T) {
 		{"rebinding without an address", "GET", "/", []func(*http.Request){host("evil.test")}, 421},
 		{"no host", "GET", "/", []func(*http.Request){at(loopback), host("")}, 421},
 		{"Unix socket", "GET", "/", []func(*http.Request){at(socket), host("agent")}, 200},
-		{"its own script", "GET", "/status.json", []func(*http.Request){site("same-origin", "cors")}, 200},
-		{"typed", "GET", "/", []func(*http.Request){site("none", "navigate")}, 200},
-		{"a link", "GET", "/", []func(*http.Request){site("cross-site", "navigate")}, 200},
-		{"fetch of another site", "GET", "/status.json", []func(*http.Request){site("cross-site", "no-cors")}, 403},
-		{"another port of this host", "GET", "/events", []func(*http.Request){site("same-site", "cors")}, 403},
+		{"its own script", "GET", "/status.json", []func(*http.Request){site("same-origin", "cors", "empty")}, 200},
+		{"typed", "GET", "/", []func(*http.Request){site("none", "navigate", "document")}, 200},
+		{"a link", "GET", "/", []func(*http.Request){site("cross-site", "navigate", "document")}, 200},
+		{"a frame", "GET", "/events", []func(*http.Request){site("cross-site", "navigate", "iframe")}, 403}, // or 16 of them would be all that is live
+		{"fetch of another site", "GET", "/status.json", []func(*http.Request){site("cross-site", "no-cors", "image")}, 403},
+		{"another port of this host", "GET", "/events", []func(*http.Request){site("same-site", "cors", "empty")}, 403},
 	} {
 		r := ask(t, h, c.method, c.path, c.edit...)
 		assert.Equal(t, c.code, r.StatusCode, c.name)
@@ -289,6 +291,61 @@ func TestStates(t *testing.T) {
 			problems = append(problems, p.What+" "+p.Error)
 		}
 		assert.Equal(t, []string{"b-expired the CA is down", "c-early not yet valid"}, problems, "the same error comes once")
+	})
+}
+
+// Each thing that is not as it should be is told, also if others of the part are so, too.
+func TestEachProblem(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	var r statuspage.Report
+	for _, name := range []string{"one", "two"} {
+		empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(name+".test"), spiffe.BundleContents{})
+		require.NoError(t, err)
+		r.Identities = append(r.Identities, statuspage.Identity{Name: name, NotAfter: now.Add(-time.Hour)})
+		r.Roots = append(r.Roots, statuspage.Roots{Bundle: empty, Origin: "CA"})
+	}
+	var told []string
+	for _, p := range read(t, of(t, r)).Problems.Rows {
+		told = append(told, p.What+": "+p.Error)
+	}
+	assert.ElementsMatch(t, []string{
+		"one: expired", "two: expired", "one.test: the trust bundle is empty", "two.test: the trust bundle is empty",
+	}, told)
+}
+
+// Origins are texts of others, too: a line in one must not begin an event.
+func TestOrigin(t *testing.T) {
+	t.Parallel()
+	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
+	require.NoError(t, err)
+	h := of(t, statuspage.Report{Roots: []statuspage.Roots{{Bundle: empty, Origin: "a\r\revent: summary\rdata: No problems" + strings.Repeat("x", 3000)}}})
+	assert.NotContains(t, page(t, h), "\r")
+	s := read(t, h)
+	require.Len(t, s.Problems.Rows, 1)
+	assert.NotContains(t, s.Problems.Rows[0].Part, "\r")
+	assert.Less(t, len(s.Problems.Rows[0].Part), 600)
+}
+
+// Certificates that never end (RFC 5280, 4.1.2.5) end later than a time.Duration can say, and a Reporter may say anything.
+func TestFarTimes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		never := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+		h := of(t, statuspage.Report{
+			Identities: []statuspage.Identity{
+				{Name: "a", NotBefore: now.AddDate(-100, 0, 0), NotAfter: never},
+				{Name: "b", NotBefore: now, NotAfter: time.Date(30_000, 1, 1, 0, 0, 0, 0, time.UTC), Renewal: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)},
+			},
+			Upstreams: []statuspage.Upstream{{Name: "c", LastSuccess: time.Date(2, 1, 1, 0, 0, 0, 0, time.UTC)}},
+		})
+		html := page(t, h)
+		identities := section(t, html, "identities")
+		assert.Contains(t, identities, "in 8005 y", "of 365 days, from the year 2000 on, where the bubble begins")
+		assert.Contains(t, identities, "1 % of the life")
+		assert.Contains(t, section(t, html, "upstreams"), "1999 y ago")
+		assert.Len(t, read(t, h).Identities.Rows, 2)
 	})
 }
 

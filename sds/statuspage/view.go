@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -50,6 +49,8 @@ type problem struct {
 	Part  string `json:"part"`
 	What  string `json:"what,omitempty"`
 	Error string `json:"error"`
+
+	state bool // the error says how What is, and not why
 }
 
 type identity struct {
@@ -135,14 +136,14 @@ func (h *Handler) view(now time.Time) *view {
 		r := p.report()
 		wrong := func(what string, err error) {
 			if err != nil {
-				problems = append(problems, problem{p.name, what, err.Error()})
+				problems = append(problems, problem{Part: p.name, What: what, Error: err.Error()})
 			}
 		}
 		for _, i := range r.Identities {
-			row := identity{p.name, i.Name, i.state(now), i.NotBefore.UTC(), i.NotAfter.UTC(), i.Renewal.UTC(), i.Failures, errorText(i.Err)}
+			row := identity{p.name, i.Name, i.state(now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal), i.Failures, errorText(i.Err)}
 			identities = append(identities, row)
 			if i.Err == nil && (row.State == expired || row.State == notYet) {
-				i.Err = errors.New(row.State)
+				problems = append(problems, problem{p.name, row.Name, row.State, true})
 			}
 			wrong(row.Name, i.Err)
 		}
@@ -152,7 +153,7 @@ func (h *Handler) view(now time.Time) *view {
 			}
 		}
 		for _, u := range r.Upstreams {
-			v.Upstreams.Rows = append(v.Upstreams.Rows, upstream{p.name, u.Name, u.state(), u.LastSuccess.UTC(), u.NextAttempt.UTC(), u.Failures, errorText(u.Err)})
+			v.Upstreams.Rows = append(v.Upstreams.Rows, upstream{p.name, u.Name, u.state(), utc(u.LastSuccess), utc(u.NextAttempt), u.Failures, errorText(u.Err)})
 			wrong(u.Name, u.Err)
 		}
 		for _, s := range r.Servers {
@@ -171,7 +172,7 @@ func (h *Handler) view(now time.Time) *view {
 				if e.NACK {
 					kind = "NACK"
 				}
-				v.Events.Rows = append(v.Events.Rows, event{e.Time.UTC(), p.name, kind, e.Names, e.Version, e.Streams, e.Client, e.Message})
+				v.Events.Rows = append(v.Events.Rows, event{utc(e.Time), p.name, kind, e.Names, e.Version, e.Streams, e.Client, e.Message})
 			}
 		}
 		for _, err := range r.Problems {
@@ -180,7 +181,7 @@ func (h *Handler) view(now time.Time) *view {
 	}
 	for _, r := range roots {
 		if r.State == empty || r.State == expired {
-			problems = append(problems, problem{strings.Join(r.From, ", "), r.TrustDomain, strings.TrimSpace("the trust bundle is " + r.State + " " + r.Name)})
+			problems = append(problems, problem{strings.Join(r.From, ", "), r.TrustDomain, strings.TrimSpace("the trust bundle is " + r.State + " " + r.Name), true})
 		}
 		v.Roots.Rows = append(v.Roots.Rows, *r)
 	}
@@ -229,7 +230,10 @@ func first[T any](n int, all []T, orders ...func(a, b T) int) list[T] {
 func unique(all []problem) (some []problem) {
 	seen := map[problem]bool{}
 	for _, p := range all {
-		key := problem{Part: p.Part, Error: p.Error} // of an identity and of the CA that did not renew it
+		key := p
+		if !p.state { // an identity and the CA that did not renew it have the same reason
+			key.What = ""
+		}
 		if !seen[key] {
 			seen[key] = true
 			some = append(some, p)
@@ -248,7 +252,7 @@ func (v *view) clean() {
 	text(&v.Title)
 	for i := range v.Problems.Rows {
 		p := &v.Problems.Rows[i]
-		text(&p.What, &p.Error)
+		text(&p.Part, &p.What, &p.Error)
 	}
 	for i := range v.Identities.Rows {
 		r := &v.Identities.Rows[i]
@@ -351,7 +355,7 @@ func addRoots(all map[string]*root, origin, part string, b Roots, now time.Time)
 	for c := range b.Bundle.X509Authorities() {
 		n++
 		sum := sha256.Sum256(c.Raw)
-		r := root{Kind: "X.509", Name: subject(c), SHA256: hex.EncodeToString(sum[:]), State: valid, Begin: c.NotBefore, End: c.NotAfter}
+		r := root{Kind: "X.509", Name: subject(c), SHA256: hex.EncodeToString(sum[:]), State: valid, Begin: utc(c.NotBefore), End: utc(c.NotAfter)}
 		switch {
 		case now.After(c.NotAfter):
 			r.State = expired
@@ -385,32 +389,49 @@ func subject(c *x509.Certificate) string {
 	return "serial number " + c.SerialNumber.Text(16)
 }
 
+// utc returns t, or the time next to it of a year that has four digits, which is all that JSON has.
+func utc(t time.Time) time.Time {
+	t = t.UTC()
+	switch y := t.Year(); {
+	case y < 0:
+		return time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)
+	case y > 9999:
+		return time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+	}
+	return t
+}
+
 // stamp is how a time is written.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
-// span is a duration in the coarsest unit that says enough, so that a page does not change each second.
-func span(d time.Duration) string {
+// seconds returns how many there are from one time to another, which may be more than a [time.Duration] has.
+func seconds(from, to time.Time) float64 {
+	return float64(to.Unix()-from.Unix()) + float64(to.Nanosecond()-from.Nanosecond())/1e9
+}
+
+// span is a number of seconds in the coarsest unit that says enough, so that a page does not change each second.
+func span(s float64) string {
 	for _, u := range []struct {
-		unit time.Duration
-		name string
-	}{{365 * 24 * time.Hour, "y"}, {24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "min"}} {
-		if d >= 2*u.unit {
-			return strconv.FormatInt(int64(d/u.unit), 10) + " " + u.name
+		seconds float64
+		name    string
+	}{{365 * 24 * 3600, "y"}, {24 * 3600, "d"}, {3600, "h"}, {60, "min"}} {
+		if s >= 2*u.seconds {
+			return strconv.FormatInt(int64(s/u.seconds), 10) + " " + u.name
 		}
 	}
-	return strconv.FormatInt(int64(d/time.Second), 10) + " s"
+	return strconv.FormatInt(int64(s), 10) + " s"
 }
 
 // when says how far a time is from now.
 func when(t, now time.Time) string {
-	switch d := t.Sub(now); {
+	switch s := seconds(now, t); {
 	case t.IsZero():
 		return "–"
-	case d < -time.Second:
-		return span(-d) + " ago"
-	case d < time.Second:
+	case s < -1:
+		return span(-s) + " ago"
+	case s < 1:
 		return "now"
 	default:
-		return "in " + span(d)
+		return "in " + span(s)
 	}
 }

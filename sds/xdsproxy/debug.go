@@ -75,8 +75,9 @@ func (e *envoys) last() (node []byte, ok bool) {
 // reverse, and it works beside incremental streams, which have other messages. There is one such request at a time; the
 // next one waits.
 //
-// Requests that do not come from this host, and those with the name of another host, which a page in a browser could
-// make, are refused with 403. Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502
+// Requests that do not come from this host, or came to another address than loopback, are refused with 403, and so are
+// those that a page of another site makes in a browser: they have the name of another host, or the browser says so.
+// Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502
 // if the control plane refuses, 503 while no Envoy is connected to it, 504 if it does not answer within 5 seconds.
 func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
@@ -144,8 +145,13 @@ func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal)
 			return "", nil, &refusal{http.StatusForbidden, "this is for clients on the same host"}
 		}
 	}
-	if !loopback.Host(r.Host) {
+	switch _, network := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); {
+	case network && !loopback.Reached(r): // a proxy of the pod may pass on what comes from outside
+		return "", nil, &refusal{http.StatusForbidden, "this is served over loopback only; listen at 127.0.0.1"}
+	case !loopback.Host(r.Host):
 		return "", nil, &refusal{http.StatusForbidden, "the Host of the request is not an address or localhost"}
+	case loopback.OtherSite(r):
+		return "", nil, &refusal{http.StatusForbidden, "this is not for other sites"}
 	}
 	name, ok := strings.CutPrefix(r.URL.Path, "/debug")
 	if !ok || name != "" && name[0] != '/' {
@@ -160,7 +166,7 @@ func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal)
 	case err != nil:
 		return "", nil, &refusal{http.StatusBadRequest, "the query is malformed"}
 	case len(names) > 1, len(names) != len(query):
-		return "", nil, &refusal{http.StatusBadRequest, "the query has more than one resourceName"}
+		return "", nil, &refusal{http.StatusBadRequest, "the query has more than one resourceName, or another parameter"}
 	case len(r.URL.Path)+len(r.URL.RawQuery) > maxDebugName:
 		return "", nil, &refusal{http.StatusBadRequest, fmt.Sprintf("path and query are longer than %d bytes", maxDebugName)}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -164,6 +165,17 @@ func TestDebugRefused(t *testing.T) {
 	h := newProxy(t, n)
 	host := func(host string) func(*http.Request) { return func(r *http.Request) { r.Host = host } }
 	from := func(addr string) func(*http.Request) { return func(r *http.Request) { r.RemoteAddr = addr } }
+	at := func(ip net.IP) func(*http.Request) { // the address of the server
+		return func(r *http.Request) {
+			*r = *r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: ip, Port: 15004}))
+		}
+	}
+	site := func(site, mode string) func(*http.Request) { // as browsers say
+		return func(r *http.Request) {
+			r.Header.Set("Sec-Fetch-Site", site)
+			r.Header.Set("Sec-Fetch-Mode", mode)
+		}
+	}
 	for name, test := range map[string]struct {
 		target string
 		edit   func(*http.Request)
@@ -178,6 +190,13 @@ func TestDebugRefused(t *testing.T) {
 		"no name":              {"/debug", host(""), 403},
 		"from another host":    {"/debug", from("10.0.0.9:1234"), 403},
 		"from nowhere":         {"/debug", from("somewhere:1234"), 403},
+		"on loopback":          {"/debug", at(net.IPv4(127, 0, 0, 1)), 503},
+		"on another address":   {"/debug", at(net.IPv4(10, 0, 0, 1)), 403}, // where a proxy of the pod passes on what comes from outside
+		"typed into a browser": {"/debug", site("none", "navigate"), 503},
+		"of the same page":     {"/debug", site("same-origin", "cors"), 503},
+		"by another site":      {"/debug", site("cross-site", "no-cors"), 403},
+		"by another port":      {"/debug", site("same-site", "no-cors"), 403},
+		"by a link":            {"/debug", site("cross-site", "navigate"), 403},
 		"other path":           {"/metrics", nil, 404},
 		"longer word":          {"/debugger", nil, 404},
 		"POST":                 {"/debug/syncz", func(r *http.Request) { r.Method = http.MethodPost }, 405},

@@ -72,7 +72,8 @@ func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (*Merge
 //
 // Sources keep what was good last. What one of them takes away is taken away: a root is trusted while any of them has it,
 // and a bundle without authorities adds nothing. More than [spiffe.MaxBundleKeys] authorities of a trust domain replace
-// nothing.
+// nothing; if there is nothing to keep, Bundle returns the error, which wraps [spiffe.ErrTooLarge], and so does Snapshot
+// for the own trust domain, while it leaves out another one.
 func NewUnion(td spiffe.TrustDomain, own Source, sources ...Federated) (*Merge, error) {
 	m, err := NewMerge(td, own, sources...)
 	if err == nil {
@@ -122,15 +123,18 @@ func (m *Merge) Snapshot() (*spiffe.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c := m.cur.Load(); c != nil && c.own == own && m.unchanged(c.sets) {
+		return c.snap, nil
+	}
+	m.mu.Lock() // or else two readers would make two of it, or one that was held up would bring back what was before
+	defer m.mu.Unlock()
+	if own, err = m.own.Snapshot(); err != nil {
+		return nil, err
+	}
 	svid, _ := own.SVID() // of a snapshot: never an error
 	if err := m.check(svid); err != nil {
 		return nil, err
 	}
-	if c := m.cur.Load(); c != nil && c.own == own && m.unchanged(c.sets) {
-		return c.snap, nil
-	}
-	m.mu.Lock() // or else two readers would make two of it
-	defer m.mu.Unlock()
 	if c := m.cur.Load(); c != nil && c.own == own && m.unchanged(c.sets) {
 		return c.snap, nil
 	}
@@ -178,7 +182,7 @@ func (c *merged) merged(td spiffe.TrustDomain, _ *spiffe.BundleSet) (*spiffe.Bun
 }
 
 // united returns the bundles of NewUnion.
-func (c *merged) united(_ spiffe.TrustDomain, before *spiffe.BundleSet) (*spiffe.BundleSet, error) {
+func (c *merged) united(own spiffe.TrustDomain, before *spiffe.BundleSet) (*spiffe.BundleSet, error) {
 	parts := map[spiffe.TrustDomain][]*spiffe.Bundle{}
 	for _, set := range append([]*spiffe.BundleSet{c.own.Bundles()}, c.sets...) {
 		for b := range set.All() {
@@ -190,10 +194,12 @@ func (c *merged) united(_ spiffe.TrustDomain, before *spiffe.BundleSet) (*spiffe
 		b, err := unite(bundles)
 		if err == nil {
 			b = known(before, b)
-		} else if b, _ = before.Bundle(td); b == nil {
+		} else if b, _ = before.Bundle(td); b == nil && td == own {
 			return nil, err
 		}
-		all = append(all, b)
+		if b != nil { // without another trust domain there is an identity all the same
+			all = append(all, b)
+		}
 	}
 	return spiffe.NewBundleSet(all...)
 }
@@ -208,10 +214,12 @@ func unite(bundles []*spiffe.Bundle) (*spiffe.Bundle, error) {
 	return spiffe.NewBundle(bundles[0].TrustDomain(), c)
 }
 
-// unionOf is Bundle of a NewUnion, which has bundles while there is no identity, too.
+// unionOf is Bundle of a NewUnion, which has bundles while there is no identity, too, and says why there is none.
 func (m *Merge) unionOf(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if snap, err := m.Snapshot(); err == nil {
-		return snap.Bundle(td)
+		if b, err := snap.Bundle(td); err == nil {
+			return b, nil
+		}
 	}
 	first, err := m.own.Bundle(td)
 	var parts []*spiffe.Bundle

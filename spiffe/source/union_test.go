@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -125,6 +126,81 @@ func TestUnion(t *testing.T) {
 	})
 }
 
+// TestUnionOfTooManyAbroad has a partner with more roots than a bundle has: this is no reason to have no identity.
+func TestUnionOfTooManyAbroad(t *testing.T) {
+	t.Parallel()
+	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
+	var crowd []*x509.Certificate
+	for i := range spiffe.MaxBundleKeys {
+		c := *partner.Root()
+		c.Raw = append([]byte{byte(i), byte(i >> 8)}, c.Raw...)
+		crowd = append(crowd, &c)
+	}
+	many, err := spiffe.NewBundle(partner.TrustDomain(), spiffe.BundleContents{X509Authorities: crowd})
+	require.NoError(t, err)
+	set, err := spiffe.NewBundleSet(ca.Bundle(), many)
+	require.NoError(t, err)
+	own := &static{flip{Source: ca.Source("/web")}, spiffe.NewSnapshot(ca.SVID("/web"), set)}
+	mesh := configured(t, of(partner.TrustDomain(), partner))
+	m, err := source.NewUnion(ca.TrustDomain(), own, mesh)
+	require.NoError(t, err)
+	defer m.Close()
+	hasRoots(t, m, ca.TrustDomain(), ca)
+	snap, err := m.Snapshot()
+	require.NoError(t, err)
+	_, err = snap.Bundle(partner.TrustDomain())
+	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain, "none rather than some of them")
+	_, err = m.Bundle(partner.TrustDomain())
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+	_, err = m.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
+	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	own.snap = spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())
+	hasRoots(t, m, partner.TrustDomain(), partner)
+}
+
+// slow is a source whose first reader is held up with what it has read.
+type slow struct {
+	static
+	next       *spiffe.Snapshot
+	calls      atomic.Int32
+	read, goOn chan struct{}
+}
+
+func (s *slow) Snapshot() (*spiffe.Snapshot, error) {
+	if s.calls.Add(1) == 1 {
+		close(s.read)
+		<-s.goOn
+		return s.snap, nil
+	}
+	return s.next, nil
+}
+
+// TestMergeSlowReader has a reader that was overtaken by a rotation: it must not bring the identity before it back.
+func TestMergeSlowReader(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	own := &slow{
+		static: static{flip{Source: ca.Source("/web")}, spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())},
+		next:   spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles()), read: make(chan struct{}), goOn: make(chan struct{}),
+	}
+	m, err := source.NewMerge(ca.TrustDomain(), own)
+	require.NoError(t, err)
+	defer m.Close()
+	late := make(chan *spiffe.Snapshot)
+	go func() {
+		snap, _ := m.Snapshot()
+		late <- snap
+	}()
+	<-own.read
+	now, err := m.Snapshot()
+	require.NoError(t, err)
+	close(own.goOn)
+	assert.Same(t, now, <-late)
+	again, err := m.Snapshot()
+	require.NoError(t, err)
+	assert.Same(t, now, again, "it is the same until something changes")
+}
+
 // TestUnionKeepsTheRest has the keys for tokens and the sequence of the own source.
 func TestUnionKeepsTheRest(t *testing.T) {
 	t.Parallel()
@@ -152,7 +228,8 @@ type static struct {
 	snap *spiffe.Snapshot
 }
 
-func (s *static) Snapshot() (*spiffe.Snapshot, error) { return s.snap, nil }
+func (s *static) Snapshot() (*spiffe.Snapshot, error)                  { return s.snap, nil }
+func (s *static) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return s.snap.Bundle(td) }
 
 // TestUnionWithoutAnIdentity verifies peers before there is an identity.
 func TestUnionWithoutAnIdentity(t *testing.T) {

@@ -72,6 +72,7 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // ErrRefused is wrapped by the errors of objects that must not get what they ask for. Their texts say what to change, and
@@ -94,6 +95,7 @@ const (
 	tokenFolder  = "/var/run/secrets/tokens"
 	tokenVolume  = "linkerd-identity-token"
 
+	maxAnchors   = 90 << 10  // bytes of PEM: Linux starts no process with a variable of 128 KiB, and one form is base64
 	minTokenLife = 10 * 60   // seconds, the least that Kubernetes grants
 	tokenLife    = 24 * 3600 // seconds
 )
@@ -173,11 +175,14 @@ func New(cfg Config) (*Injector, error) {
 	return in, nil
 }
 
-// SetTrustAnchors replaces the trust anchors, in PEM, which it copies. Pods that are admitted from now on get them. With an
-// error, the ones before stay.
+// SetTrustAnchors replaces the trust anchors, in PEM of at most 90 KiB, which it copies. Pods that are admitted from now on
+// get them. With an error, which wraps [spiffe.ErrTooLarge] for more, the ones before stay.
 func (in *Injector) SetTrustAnchors(anchors []byte) error {
 	if _, err := pki.ParseCertificatesPEM(anchors); err != nil {
 		return fmt.Errorf("inject: trust anchors: %w", err)
+	}
+	if len(anchors) > maxAnchors {
+		return fmt.Errorf("inject: trust anchors: %d bytes, and the variable of a proxy has room for %d: leave out roots that issue for no proxy: %w", len(anchors), maxAnchors, spiffe.ErrTooLarge)
 	}
 	anchors = bytes.Clone(anchors)
 	in.anchors.Store(&anchors)

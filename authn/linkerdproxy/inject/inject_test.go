@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -214,12 +215,13 @@ func TestDocument(t *testing.T) {
 // The identity service's own proxy reaches it at localhost, whose name must not be set.
 func TestCertifier(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-1-9", "LNK-12.2-6", "LNK-12.2-14", "LNK-13-6")
+	conformance.Covers(t, "LNK-1-1", "LNK-1-9", "LNK-12.2-6", "LNK-12.2-14", "LNK-13-6")
 	pod := bytes.ReplaceAll(bytes.ReplaceAll(read(t, "pod.json"), []byte(`"emojivoto"`), []byte(`"linkerd"`)), []byte(`"serviceAccountName": "web"`), []byte(`"serviceAccountName": "linkerd-identity"`))
 	pod = bytes.Replace(pod, []byte(`{"name": "LINKERD2_PROXY_LOG", "value": "info"}`), []byte(`{"name": "LINKERD2_PROXY_IDENTITY_IDENTITY", "value": "x"}, {"name": "LINKERD2_PROXY_IDENTITY_SVC_NAME", "value": "x"}`), 1)
 	for _, edit := range []func(*inject.Config){seed, audience} {
 		got, err := injector(t, edit).Inject(pod, "")
 		require.NoError(t, err)
+		assert.True(t, strings.HasPrefix(got.Identity, "linkerd-identity.linkerd."), "its own account: %s", got.Identity)
 		vars := env(t, apply(t, pod, got.Patch))
 		if vars["LINKERD2_PROXY_LOCAL_IDENTITY_NAME"] != "" {
 			assert.Equal(t, "localhost:8080", vars["LINKERD2_PROXY_IDENTITY_ADDR"])
@@ -343,6 +345,14 @@ func TestSetTrustAnchors(t *testing.T) {
 	require.NoError(t, err)
 	for _, bad := range []string{"", "x", "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"} {
 		require.Error(t, in.SetTrustAnchors([]byte(bad)))
+	}
+	one := pki.MarshalCertificatesPEM(spiffetest.NewCA(t, "cluster.local").Root())
+	most := bytes.Repeat(one, 90<<10/len(one))
+	require.ErrorIs(t, in.SetTrustAnchors(append(most, one...)), spiffe.ErrTooLarge)
+	full, err := injector(t, seed, func(c *inject.Config) { c.TrustAnchors = most }).Inject(pod, "")
+	require.NoError(t, err)
+	for name, value := range env(t, apply(t, pod, full.Patch)) {
+		require.Less(t, len(name)+len("=")+len(value), 128<<10, "of more Linux makes no variable")
 	}
 	same, err := in.Inject(pod, "")
 	require.NoError(t, err)

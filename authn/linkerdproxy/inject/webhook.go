@@ -70,7 +70,7 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			if !errors.Is(err, ErrRefused) {
 				answer.Status.Code = http.StatusBadRequest
 			}
-			in.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "object refused", slog.String("why", answer.Status.Message))
+			in.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "inject: object refused", slog.String("why", answer.Status.Message))
 		case got.Patch != nil:
 			answer.Patch, answer.PatchType = got.Patch, "JSONPatch"
 		}

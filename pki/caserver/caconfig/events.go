@@ -24,8 +24,8 @@ const (
 )
 
 // recorder reports what happens at Linkerd's API as events of Kubernetes, as Linkerd's certifier does: those of a certificate
-// belong to the service account that it is for, others to the Deployment linkerd-identity. Of one object it reports 25 at
-// once and then one in 5 minutes, and of all 20 in a second, so that proxies that renew do not fill the store of the
+// belong to the service account that it is for, others to the Deployment linkerd-identity. Of one reason for one object it
+// reports 25 at once and then one in 5 minutes, and of all 20 in a second, so that proxies that renew do not fill the store of the
 // cluster; the rest is counted in the log.
 type recorder struct {
 	api       *kube.Client
@@ -51,6 +51,7 @@ func newRecorder(api *kube.Client, namespace string, log *slog.Logger) *recorder
 
 // record takes an event, for linkerd.Options.Events. It does not block.
 func (r *recorder) record(ctx context.Context, e linkerd.Event) {
+	ctx = context.WithoutCancel(ctx) // what a client is not there any more for has happened all the same
 	if err := r.limits.Acquire(ctx, e.Reason+" "+e.Namespace+"/"+e.ServiceAccount); err != nil {
 		r.log.Log(slog.LevelInfo, "caconfig: event not reported", "there are too many", slog.String("event", e.Reason))
 		return

@@ -1,12 +1,16 @@
 package linkerd_test
 
 import (
+	"context"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -100,6 +104,80 @@ func TestCluster(t *testing.T) {
 	require.NoError(t, s.WriteMetrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 1\n")
 	assert.NotContains(t, m.String(), "issuer_cert_ttl_seconds 0\n")
+}
+
+// TestTokenAudience has an API server that knows tokens for one audience each, as those that the kubelet rotates.
+func TestTokenAudience(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-5-11")
+	var expired atomic.Bool // the first token
+	api := kubetest.Start(t)
+	api.TokenReviews(func(r kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		assert.Equal(t, []string{"identity.l5d.io"}, r.Audiences)
+		audience, known := map[string]string{
+			"first": "identity.l5d.io", "second": "identity.l5d.io", "api": "https://kubernetes.default.svc", "istio": "istio-ca",
+		}[r.Token]
+		switch {
+		case r.Token == "first" && expired.Load():
+			return kubetest.TokenReviewStatus{Error: "token has expired"}
+		case !known || !slices.Contains(r.Audiences, audience):
+			return kubetest.TokenReviewStatus{Error: "token audiences are not those of the request"}
+		}
+		user := kubetest.UserInfo{Username: "system:serviceaccount:emojivoto:web", Groups: []string{"system:serviceaccounts"}}
+		return kubetest.TokenReviewStatus{Authenticated: true, User: user, Audiences: []string{audience}}
+	})
+	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()})
+	require.NoError(t, err)
+	s := serve(t, linkerd.Options{Review: reviewer.Review})
+	certify := func(token string) error {
+		r := goodRequest(t)
+		r.Token = []byte(token)
+		_, err := s.certify(t, r)
+		return err
+	}
+	require.NoError(t, certify("first"))
+	for _, other := range []string{"api", "istio"} {
+		assert.Equal(t, grpchttp.InvalidArgument, codeOf(certify(other)), "a token for others than this service: %s", other)
+	}
+	expired.Store(true)
+	assert.Equal(t, grpchttp.InvalidArgument, codeOf(certify("first")))
+	assert.NoError(t, certify("second"), "the next token of the same pod")
+}
+
+// TestSAN has certificates of a real authority: the extension is critical only when the subject is empty (RFC 5280, 4.2.1.6).
+func TestSAN(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-7-7")
+	long := strings.Repeat("a", 63) // its name has no room in a common name
+	longName, err := mesh.Name("emojivoto", long)
+	require.NoError(t, err)
+	authority := realAuthority(t)
+	s := serve(t, linkerd.Options{Signer: authority, Review: func(_ context.Context, token string, _ []string) (*kube.Account, error) {
+		return &kube.Account{Namespace: "emojivoto", ServiceAccount: token}, nil
+	}})
+	for account, c := range map[string]struct {
+		name, common string
+		critical     bool
+	}{
+		"web": {web, web, false},
+		long:  {longName, "", true},
+	} {
+		resp, err := s.certify(t, &wire.CertifyRequest{Identity: c.name, Token: []byte(account), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+			r.Subject.CommonName, r.DNSNames = c.name, []string{c.name}
+		})})
+		require.NoError(t, err)
+		leaf := accept(t, resp, anchorsOf(authority), c.name, time.Now())
+		assert.Equal(t, c.common, leaf.Subject.CommonName)
+		assert.Equal(t, c.common == "", len(leaf.Subject.Names) == 0)
+		var sans []pkix.Extension
+		for _, e := range leaf.Extensions {
+			if e.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) {
+				sans = append(sans, e)
+			}
+		}
+		require.Len(t, sans, 1)
+		assert.Equal(t, c.critical, sans[0].Critical, c.name)
+	}
 }
 
 // TestTokenFlood has a client that sends bad tokens as fast as it can: the reviewer learns from the context whose they

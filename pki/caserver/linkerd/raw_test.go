@@ -113,6 +113,7 @@ func TestBytes(t *testing.T) {
 
 func TestHostileBodies(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-1-1")
 	s := serve(t, linkerd.Options{})
 	good := marshal(t, goodRequest(t))
 	header := func(k, v string) func(*http.Request) { return func(r *http.Request) { r.Header.Set(k, v) } }
