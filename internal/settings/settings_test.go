@@ -1,0 +1,154 @@
+package settings_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/settings"
+)
+
+var table = settings.Table{
+	Prefixes: []string{"SECRET_", "CA_"},
+	Variables: []settings.Variable{
+		{Name: "NAME", Default: "web", Doc: "name", Origin: "document"},
+		{Name: "KIND", Choices: []string{"one", "two"}, Doc: "kind", Origin: "implied"},
+		{Name: "FILE", Form: settings.Path, Doc: "a | b"},
+		{Name: "SECRET_TTL", Form: settings.Duration, Default: "24h", Doc: "lifetime"},
+		{Name: "SIZE", Form: settings.Integer, Default: "2048", Doc: "bits", Check: func(value string) error {
+			if value == "1" {
+				return errors.New("1 is too small; set it to 2048")
+			}
+			return nil
+		}},
+		{Name: "SECRET_RATIO", Form: settings.Ratio, Default: "0.5", Doc: "part"},
+		{Name: "ON", Form: settings.Bool, Default: "true", Doc: "switch"},
+		{Name: "ITEMS", Form: settings.List, Doc: "items"},
+		{Name: "PASSWORD", Form: settings.Integer, Secret: true, Doc: "password"},
+		{Name: "CA_HEADER_*", Doc: "metadata"},
+		{Name: "CA_HEADER_OF", Doc: "one with a row of its own"},
+		{Name: "GONE", Form: settings.Bool, Unused: true, Doc: "it is always on"},
+	},
+}
+
+func TestRead(t *testing.T) {
+	t.Parallel()
+	v, err := table.Read(nil)
+	require.NoError(t, err)
+	assert.Equal(t, "web", v.Text("NAME"))
+	assert.Equal(t, 24*time.Hour, v.Duration("SECRET_TTL"))
+	assert.Equal(t, 2048, v.Int("SIZE"))
+	assert.InDelta(t, 0.5, v.Ratio("SECRET_RATIO"), 0)
+	assert.True(t, v.Bool("ON"))
+	assert.Empty(t, v.List("ITEMS"))
+	assert.Empty(t, v.Prefixed("CA_HEADER_*"))
+	assert.Empty(t, v.Unknown())
+	assert.Empty(t, v.Unused())
+	assert.False(t, v.Set("NAME"))
+
+	v, err = table.Read([]string{
+		"NAME=db=2", "KIND=two", "FILE=/etc/x", "SECRET_TTL=90s", "SIZE=0", "SECRET_RATIO=1", "ON=F", "ITEMS= a,,b ,", "PASSWORD=7",
+		"CA_HEADER_x-Key=1", "CA_HEADER_OF=2", "CA_HEADER_=3", "SECRET_TLL=1s", "CA_X=y", "GONE=what", "OTHER=1", "NO", "EMPTY=",
+	})
+	require.NoError(t, err)
+	assert.Equal(t, "db=2", v.Text("NAME"))
+	assert.Equal(t, "/etc/x", v.Text("FILE"))
+	assert.Equal(t, 90*time.Second, v.Duration("SECRET_TTL"))
+	assert.Zero(t, v.Int("SIZE"))
+	assert.InDelta(t, 1, v.Ratio("SECRET_RATIO"), 0)
+	assert.False(t, v.Bool("ON"))
+	assert.Equal(t, []string{"a", "b"}, v.List("ITEMS"))
+	assert.Equal(t, map[string]string{"x-Key": "1"}, v.Prefixed("CA_HEADER_*"))
+	assert.Equal(t, "2", v.Text("CA_HEADER_OF"))
+	assert.Equal(t, []string{"CA_HEADER_", "CA_X", "SECRET_TLL"}, v.Unknown())
+	require.Len(t, v.Unused(), 1)
+	assert.Equal(t, "GONE", v.Unused()[0].Name)
+	assert.True(t, v.Set("NAME"))
+
+	v, err = table.Read([]string{"NAME=", "SECRET_TTL="})
+	require.NoError(t, err)
+	assert.Equal(t, "web", v.Text("NAME"), "an empty text is like none")
+	assert.Equal(t, 24*time.Hour, v.Duration("SECRET_TTL"))
+}
+
+func TestBad(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{
+		"KIND=three", "FILE=a\x00b", "SECRET_TTL=1 day", "SECRET_TTL=24", "SECRET_TTL=-1s", "SIZE=-1", "SIZE=2k", "SIZE=99999999999", "SIZE=1",
+		"SECRET_RATIO=1.1", "SECRET_RATIO=-0.1", "SECRET_RATIO=NaN", "SECRET_RATIO=50%", "ON=yes", "ON=2",
+	} {
+		_, err := table.Read([]string{line})
+		var bad *settings.Error
+		require.ErrorAs(t, err, &bad, line)
+		name, value, _ := strings.Cut(line, "=")
+		assert.Equal(t, name, bad.Name)
+		assert.Equal(t, value, bad.Got)
+		assert.Contains(t, err.Error(), "set it to ", "the remedy")
+	}
+
+	_, err := table.Read([]string{"ON=yes", "PASSWORD=hunter2", "KIND=" + strings.Repeat("x", 1000)})
+	require.Error(t, err)
+	lines := strings.Split(err.Error(), "\n")
+	require.Len(t, lines, 3, "all that is bad, in the order of the table")
+	assert.Contains(t, lines[0], "KIND=")
+	assert.Less(t, len(lines[0]), 200)
+	assert.Contains(t, lines[1], "ON=")
+	assert.Contains(t, lines[2], "PASSWORD: ")
+	assert.NotContains(t, err.Error(), "hunter2")
+}
+
+func TestValuesPrintNothing(t *testing.T) {
+	t.Parallel()
+	v, err := table.Read([]string{"PASSWORD=4711"})
+	require.NoError(t, err)
+	assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s", v, v, v, v), "4711")
+}
+
+func TestPanics(t *testing.T) {
+	t.Parallel()
+	v, err := table.Read(nil)
+	require.NoError(t, err)
+	assert.Panics(t, func() { v.Text("NAMES") })
+	assert.Panics(t, func() { v.Text("SIZE") })
+	assert.Panics(t, func() { v.Bool("GONE") })
+}
+
+func TestDocumentation(t *testing.T) {
+	t.Parallel()
+	var help, page strings.Builder
+	require.NoError(t, table.WriteHelp(&help))
+	require.NoError(t, table.WriteMarkdown(&page))
+	assert.Contains(t, help.String(), "  NAME  (text, default web)\n        name\n")
+	assert.Contains(t, page.String(), "| `NAME` | text | `web` | name | document |\n")
+	assert.Contains(t, page.String(), "| `KIND` | text |  | kind: one, two | implied |\n")
+	assert.Contains(t, page.String(), `a \| b`)
+	assert.Contains(t, page.String(), "| `GONE` | bool |  | not used: it is always on |  |\n")
+	for _, row := range table.Variables {
+		assert.Contains(t, help.String(), row.Name)
+		assert.Contains(t, page.String(), row.Name)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add("SECRET_TTL=1h", "SECRET_RATIO=1e-3")
+	f.Add("ON=yes", "CA_HEADER_=x")
+	f.Add("=", "ITEMS=,,")
+	f.Add("SIZE=0x10", "GONE")
+	f.Fuzz(func(t *testing.T, one, two string) {
+		v, err := table.Read([]string{one, two})
+		if err != nil {
+			require.Nil(t, v)
+			var bad *settings.Error
+			require.ErrorAs(t, err, &bad)
+			return
+		}
+		require.GreaterOrEqual(t, v.Duration("SECRET_TTL"), time.Duration(0))
+		require.GreaterOrEqual(t, v.Int("SIZE"), 0)
+		require.True(t, v.Ratio("SECRET_RATIO") >= 0 && v.Ratio("SECRET_RATIO") <= 1)
+	})
+}
