@@ -19,7 +19,7 @@ const (
 	audience        = "k8s-athenz-identity"
 	defaultLifetime = 5 * time.Minute
 	maxLifetime     = 15 * time.Minute
-	defaultKeyName   = "athenz-init-secret"
+	defaultKeyName  = "athenz-init-secret"
 )
 
 // DocumentSigner signs identity documents: a [Signer], which has the keys, or a [SigningClient], which asks the program

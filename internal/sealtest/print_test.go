@@ -175,9 +175,15 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
 	})
 	require.NoError(t, err)
+	podIdentity := &athenz.Identity{Credential: credential}
+	sidecarConfig := athenz.SidecarConfig{Agent: new(athenz.AgentClient), Identity: podIdentity}
+	sidecar, err := athenz.NewSidecar(sidecarConfig)
+	require.NoError(t, err)
 	return map[string]holder{
 		"authn/athenz.AgentRequest":                 {athenz.AgentRequest{Instance: instance, Certificate: func() *tls.Certificate { return svid.TLSCertificate() }}, keys},
-		"authn/athenz.Identity":                     {&athenz.Identity{Credential: credential}, keys},
+		"authn/athenz.Identity":                     {podIdentity, keys},
+		"authn/athenz.Sidecar":                      {sidecar, keys},
+		"authn/athenz.SidecarConfig":                {&sidecarConfig, keys},
 		"caclient/athenz.CA":                        {ztsCA, keys},
 		"caclient.NewHTTPClient":                    {httpClient(t, leaf, key), keys},
 		"caclient/stepca.CA":                        {step, keys},
