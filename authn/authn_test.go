@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -104,6 +105,7 @@ func TestCallerString(t *testing.T) {
 // A workload that renews with its certificate can have the same names again, if they are names.
 func TestClientCertificateDNSNames(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.2-3")
 	ca := spiffetest.NewCA(t, "example.org")
 	a := clientCertificate(t, ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()))
 	long := strings.Repeat("a", 63)
@@ -152,6 +154,7 @@ func TestClientCertificateDNSNames(t *testing.T) {
 
 func TestClientCertificateAbsent(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.2-1")
 	a := clientCertificate(t, spiffetest.NewCA(t, "example.org").Bundle(), spiffe.AllowAnyPeer())
 	plain := httptest.NewRequest(http.MethodGet, "/", nil)
 	plain.Header.Set("X-Forwarded-Client-Cert", "URI=spiffe://example.org/web") // is not looked at
@@ -164,6 +167,7 @@ func TestClientCertificateAbsent(t *testing.T) {
 
 func TestClientCertificateRefused(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.2-2", "IST-5.2-4")
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowMembersOf(ca.TrustDomain())
 	a := clientCertificate(t, ca.Bundle(), allow)
@@ -208,6 +212,7 @@ func (f bundleFunc) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { retu
 
 func TestFirstOf(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.1-2")
 	none := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, fmt.Errorf("none: %w", authn.ErrNoCredential) })
 	bad := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, fmt.Errorf("bad: %w", authn.ErrRefused) })
 	good := authn.Func(func(*http.Request) (*authn.Caller, error) {
@@ -252,6 +257,7 @@ func TestFirstOf(t *testing.T) {
 // A real server and client: the handler learns the caller.
 func TestOverTLS(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.1-1", "IST-5.2-1")
 	ca := spiffetest.NewCA(t, "example.org")
 	server, web := ca.SVID("/server"), ca.SVID("/web")
 	who := clientCertificate(t, ca.Bundle(), spiffe.AllowIDs(web.ID()))

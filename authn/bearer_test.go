@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/conformance"
 )
 
 func withHeader(fields ...string) *http.Request {
@@ -29,6 +30,7 @@ func withHeader(fields ...string) *http.Request {
 
 func TestBearer(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.1-15")
 	longest := strings.Repeat("a", 16<<10)
 	for _, c := range []struct {
 		name   string

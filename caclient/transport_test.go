@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -165,6 +166,7 @@ func (b *lockedBuffer) logger() *slog.Logger {
 
 func TestHTTPClientRoots(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.2-3")
 	host, other := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "other.test")
 	s, dir, out := startTLS(t, host, nil), folder(t, host), new(lockedBuffer)
 	file := filepath.Join(dir, "root-cert.pem")
@@ -215,6 +217,7 @@ func TestHTTPClientRoots(t *testing.T) {
 
 func TestHTTPClientCertificate(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.2-5")
 	host, td := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "example.org")
 	s, dir, out := startTLS(t, host, nil), folder(t, host), new(lockedBuffer)
 	o := in(dir)
@@ -342,6 +345,7 @@ func TestHTTPClientUnderRotation(t *testing.T) {
 
 func TestHTTPClientVersions(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.2-3")
 	host := spiffetest.NewCA(t, "server.test")
 	dir := folder(t, host)
 	old := startTLS(t, host, func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })
@@ -356,6 +360,7 @@ func TestHTTPClientVersions(t *testing.T) {
 
 func TestHTTPClientRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.2-3")
 	host := spiffetest.NewCA(t, "server.test")
 	dir, s := folder(t, host), startTLS(t, host, nil)
 	for name, contents := range map[string][]byte{

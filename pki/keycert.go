@@ -84,7 +84,7 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	key := p.Signer
 	switch {
 	case key == nil:
-		if key, err = parsePrivateKey(p.Key); err != nil {
+		if key, err = parseKeyFile(p.Key); err != nil {
 			return nil, fmt.Errorf("key: %w", err)
 		}
 	case !blank(p.Key):
@@ -107,6 +107,18 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 		}
 	}
 	return b, nil
+}
+
+// parseKeyFile parses a private key in PEM or DER, whose first byte is that of a SEQUENCE.
+func parseKeyFile(data []byte) (crypto.Signer, error) {
+	if len(data) == 0 || data[0] != 0x30 {
+		return parsePrivateKey(data)
+	}
+	key, err := certpem.PrivateKeyDER(data)
+	if err != nil {
+		return nil, err
+	}
+	return key, checkKey(key.Public())
 }
 
 func blank(b []byte) bool { return len(bytes.TrimSpace(b)) == 0 }
@@ -288,7 +300,7 @@ var (
 //     every root is a CA;
 //   - the CA certificate leads to one of the roots by way of
 //     the chain and for any extended key usage, with room for what it signs;
-//   - the key is valid PEM and belongs to the CA certificate ([ErrKeyMismatch]), which is fit to sign
+//   - the key is valid PEM, or DER, and belongs to the CA certificate ([ErrKeyMismatch]), which is fit to sign
 //     with by the rules of [NewIssuer];
 //   - if there are CRLs, each CA between the CA certificate and the root, both included, has one that
 //     it signed, because Envoy refuses whole chains in which one CA has none, and none of them lists a

@@ -29,16 +29,16 @@ type pushed struct {
 }
 
 // ours is the server of this package.
-func ours(b *testing.B) pushed {
+func ours(b testing.TB) pushed {
 	m, src := newMint(b), newFakeSource()
 	pairs := []*pki.Secret{m.pair("default"), m.pair("default")}
 	src.put("default", pairs[0])
-	return pushed{handler(b, src, nil), func(n int) { src.put("default", pairs[n%2]) }}
+	return pushed{handler(b, src, &sds.Options{MaxPeerStreams: 20_000}), func(n int) { src.put("default", pairs[n%2]) }}
 }
 
 // bare is as little as a server with net/http can do: it answers each stream with a ready frame, waits, and
 // writes another one.
-func bare(b *testing.B) pushed {
+func bare(b testing.TB) pushed {
 	m := newMint(b)
 	var frames [2][]byte
 	for i := range frames {
@@ -92,7 +92,7 @@ func bare(b *testing.B) pushed {
 }
 
 // servers are compared in one run.
-var servers = map[string]func(*testing.B) pushed{"ours": ours, "bare": bare}
+var servers = map[string]func(testing.TB) pushed{"ours": ours, "bare": bare}
 
 // BenchmarkPush is the time from a rotation until all streams have the new secret; the clients run
 // on the same cores, and acknowledge.
@@ -168,48 +168,61 @@ func acknowledge(s *raw, received chan<- struct{}) {
 
 // BenchmarkIdleStream is what one more stream costs that has its secret and waits: memory of both
 // ends, and goroutines. Its first request is as large as that of a real Envoy with a few or with very many
-// extensions.
+// extensions. TestScaleIdleStreams has the limits.
 func BenchmarkIdleStream(b *testing.B) {
 	for _, size := range []int{60_000, 870_000} {
 		for name, newServer := range servers {
 			b.Run(fmt.Sprintf("request=%dkB/%s", size/1000, name), func(b *testing.B) {
-				h := newServer(b)
-				socket, _ := serve(b, h)
-				c := dial(b, socket)
-				node := protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), make([]byte, size)) // metadata
-				node = protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), node)
-				request := frame(0, append(node, mustMarshal(b, &envoysds.DiscoveryRequest{ResourceNames: []string{"default"}, TypeUrl: typeURL})...))
-				start := func() {
-					s := openSotW(b, c)
-					_, err := s.in.Write(request)
-					require.NoError(b, err)
-					s.ack(s.recv(), "default")
-				}
-				start()
-				measure := func() (memory uint64) {
-					var m runtime.MemStats
-					for range 3 { // sync.Pool and finalizers need more than one round
-						runtime.GC()
-						time.Sleep(10 * time.Millisecond)
-					}
-					runtime.ReadMemStats(&m)
-					return m.HeapAlloc + m.StackInuse
-				}
-				goroutines, before := runtime.NumGoroutine(), measure()
-				const n = 1000
-				for range n {
-					start()
-				}
-				after := measure()
+				memory, goroutines := idleStreams(b, newServer, 1000, size)
 				for b.Loop() { // nothing happens to an idle stream
 					continue
 				}
-				b.ReportMetric(float64(after-before)/n, "B/stream")
-				b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/n, "goroutines/stream")
-				runtime.KeepAlive(h)
+				b.ReportMetric(memory, "B/stream")
+				b.ReportMetric(goroutines, "goroutines/stream")
 			})
 		}
 	}
+}
+
+// idleStreams opens n streams, 1,000 on a connection, with a first request of that size, and returns what each costs.
+func idleStreams(tb testing.TB, newServer func(testing.TB) pushed, n, size int) (memory, goroutines float64) {
+	h := newServer(tb)
+	socket, _ := serve(tb, h)
+	clients := make([]*http.Client, (n+999)/1000)
+	node := protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), make([]byte, size)) // metadata
+	node = protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), node)
+	request := frame(0, append(node, mustMarshal(tb, &envoysds.DiscoveryRequest{ResourceNames: []string{"default"}, TypeUrl: typeURL})...))
+	var streams []sotw
+	start := func(c *http.Client) {
+		s := openSotW(tb, c)
+		_, err := s.in.Write(request)
+		require.NoError(tb, err)
+		s.ack(s.recv(), "default")
+		streams = append(streams, s)
+	}
+	for i := range clients {
+		clients[i] = dial(tb, socket)
+		start(clients[i])
+	}
+	measure := func() uint64 {
+		var m runtime.MemStats
+		for range 3 { // sync.Pool and finalizers need more than one round
+			runtime.GC()
+			time.Sleep(10 * time.Millisecond)
+		}
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc + m.StackInuse
+	}
+	before, beforeGoroutines := measure(), runtime.NumGoroutine()
+	for i := range n {
+		start(clients[i%len(clients)])
+	}
+	after, afterGoroutines := measure(), runtime.NumGoroutine()
+	for _, s := range streams {
+		s.cancel()
+	}
+	runtime.KeepAlive(h)
+	return (float64(after) - float64(before)) / float64(n), float64(afterGoroutines-beforeGoroutines) / float64(n)
 }
 
 // BenchmarkFetch is one secret by REST, as a poller takes it.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
@@ -42,6 +43,7 @@ func roots(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
 // What is put together by hand is what the generated code makes of the same messages.
 func TestResponseBytes(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-8.6-1", "IST-8.6-2")
 	ca := spiffetest.NewCA(t, "example.org")
 	web, trust := pair(t, ca, "default"), roots(t, ca, "ROOTCA")
 	chain, key, _ := web.KeyPair()

@@ -210,9 +210,10 @@ type Handler struct {
 
 	counts counts
 
-	mu    sync.Mutex
-	nacks uint64
-	last  *NACK
+	mu     sync.Mutex
+	nacks  uint64
+	last   *NACK
+	pushes pushes
 }
 
 // NewHandler returns a handler that serves the secrets of src. It subscribes to src until
@@ -312,6 +313,7 @@ type Status struct {
 	Names    map[string]string // what clients ask for and may have: name to version, which is "" while there is nothing to serve; "NAME (SOURCE NAME)" if Resolve returned another
 	NACKs    uint64            // responses that clients rejected
 	LastNACK *NACK             // the last of them, or nil
+	Pushes   []Push            // the last 16 that differ, newest first
 }
 
 // NACK is a client's refusal of a response.
@@ -327,13 +329,14 @@ type NACK struct {
 func (h *Handler) Status() Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return Status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last}
+	return Status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last, Pushes: h.pushes.list()}
 }
 
 func (h *Handler) nacked(ctx context.Context, p peer.Holder, n *NACK) {
 	h.mu.Lock()
 	h.nacks++
 	h.last = n
+	h.pushes.rejected(n)
 	h.mu.Unlock()
 	h.log.Warn("sds: client rejected a response", "NACK", append(attrs(ctx, p), slog.String("node", n.Node),
 		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("message", n.Message))...)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -151,8 +153,62 @@ func TestNACK(t *testing.T) {
 	st.LastNACK.Time = time.Time{}
 	assert.Equal(t, &sds.NACK{Node: "raw", Names: []string{"default"}, Version: r.GetVersionInfo(), Message: "KEY_VALUES_MISMATCH"}, st.LastNACK)
 	assert.Equal(t, 1, strings.Count(log.String(), "KEY_VALUES_MISMATCH"))
+
+	require.Len(t, st.Pushes, 3)
+	newest, oldest := st.Pushes[0], st.Pushes[2]
+	assert.Equal(t, []string{"default"}, newest.Names)
+	assert.Equal(t, []string{"other"}, st.Pushes[1].Names)
+	assert.Zero(t, newest.NACKs)
+	assert.Nil(t, newest.LastNACK)
+	assert.Equal(t, sds.Push{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1, NACKs: 1, LastNACK: st.LastNACK}, oldest)
 	_, key, _ := web.KeyPair()
 	assert.NotContains(t, log.String(), string(key[30:60]))
+}
+
+// The same response on several streams is one push, and the last 16 are kept.
+func TestPushes(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	h := handler(t, src, nil)
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	src.put("default", m.pair("default"))
+	for range 3 {
+		s := openSotW(t, c)
+		s.ask("default")
+		s.recv()
+	}
+	st := h.Status()
+	require.Len(t, st.Pushes, 1)
+	assert.Equal(t, 3, st.Pushes[0].Streams)
+	first := st.Pushes[0].Version
+
+	s := openSotW(t, c)
+	s.ask("other")
+	for i := range 20 {
+		src.put("other", m.pair("other"))
+		r := s.recv()
+		s.ack(r, "other")
+		st := h.Status()
+		require.Len(t, st.Pushes, min(i+2, 16))
+		assert.Equal(t, r.GetVersionInfo(), st.Pushes[0].Version)
+		assert.Equal(t, i < 15, slices.ContainsFunc(st.Pushes, func(p sds.Push) bool { return p.Version == first }))
+		assert.True(t, slices.IsSortedFunc(st.Pushes, func(a, b sds.Push) int { return b.Time.Compare(a.Time) }))
+	}
+
+	// A push of very many names has some of them.
+	var names []string
+	for i := range 40 {
+		name := fmt.Sprintf("name-%d", i)
+		names = append(names, name)
+		src.put(name, m.pair(name))
+	}
+	many := openSotW(t, c)
+	many.ask(names...)
+	many.recv()
+	for _, p := range h.Status().Pushes {
+		assert.LessOrEqual(t, len(p.Names), 16)
+	}
 }
 
 func TestStrict(t *testing.T) {
@@ -530,6 +586,7 @@ func TestDeadline(t *testing.T) {
 // 1,100 streams on one connection, as an Envoy with as many secrets opens, get each version; the
 // source is asked once for each. When the client goes, nothing stays.
 func TestManyStreams(t *testing.T) {
+	conformance.Covers(t, "IST-8.7-2", "IST-8.5-1", "IST-8.5-4")
 	const n = 1100
 	m, src := newMint(t), newFakeSource()
 	src.put("default", m.pair("default"))

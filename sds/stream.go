@@ -214,6 +214,7 @@ func (s *stream) send() error {
 		return s.session.refused
 	}
 	s.h.counts.responses.Inc()
+	s.h.pushed(&r.frame.label)
 	return s.call.SendFrame(r.frame.wire)
 }
 

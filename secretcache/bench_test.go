@@ -65,12 +65,16 @@ func TestReadsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// TestMemory holds what one more identity costs, the PEM of its key and certificate included.
+// TestMemory holds what one more identity costs, the PEM of its key and certificate included, and that it costs no
+// goroutine.
 func TestMemory(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector needs memory of its own")
 	}
-	const many = 1000
+	many := 1000
+	if *long {
+		many = 100_000
+	}
 	heap := func() uint64 {
 		runtime.GC()
 		runtime.GC()
@@ -81,10 +85,14 @@ func TestMemory(t *testing.T) {
 	filled(t, 100) // what is made once
 	before := heap()
 	m := filled(t, many)
-	each := float64(heap()-before) / many
-	runtime.KeepAlive(m)
-	t.Logf("%.0f bytes for each identity", each)
+	each := float64(heap()-before) / float64(many)
+	t.Logf("%.0f bytes for each of %d identities", each, many)
 	assert.Less(t, each, 4096.0)
+
+	goroutines := runtime.NumGoroutine()
+	start(t, m)
+	time.Sleep(50 * time.Millisecond)
+	assert.LessOrEqual(t, runtime.NumGoroutine()-goroutines, 8, "goroutines of a Manager that runs")
 }
 
 // BenchmarkSVID is what a TLS handshake reads.

@@ -30,6 +30,8 @@ type trust struct {
 	set     *spiffe.BundleSet     // with those of Config.Federated
 	own     *spiffe.Bundle        // that of the Manager's trust domain
 	secrets map[string]rootSecret // by resource name
+
+	previous bool // ca is of Config.Previous, and gives way to the first that the CA gives
 }
 
 // rootSecret is a secret, or why there is none: the bundle is empty.
@@ -161,7 +163,7 @@ func (m *Manager) fetch(ctx context.Context, _ *entry) error {
 
 // fromCA returns the bundles as the CA gave them; nil before the first.
 func (t *trust) fromCA() *spiffe.BundleSet {
-	if t == nil {
+	if t == nil || t.previous {
 		return nil
 	}
 	return t.ca
@@ -192,7 +194,8 @@ func (m *Manager) publishTrust(ctx context.Context, ca *spiffe.BundleSet) {
 	}
 	old := m.trust.Load()
 	t := newTrust(ca, federated, m.domain(), old)
-	if old != nil && t.set.Equal(old.set) && t.ca.Equal(old.ca) {
+	t.previous = old != nil && old.previous && ca == old.ca
+	if old != nil && old.previous == t.previous && t.set.Equal(old.set) && t.ca.Equal(old.ca) {
 		m.mu.Unlock()
 		return
 	}

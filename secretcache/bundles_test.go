@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -44,6 +45,7 @@ func set(t *testing.T, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 // although the subscriber is slow.
 func TestBundleFirst(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.3-7")
 	for name, c := range map[string]struct {
 		wrap   func(*spiffetest.CA) secretcache.CA
 		change func(*spiffetest.CA)

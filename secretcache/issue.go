@@ -149,6 +149,38 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 	return nil
 }
 
+// adopt publishes what an earlier run has obtained, before anything else runs.
+func (m *Manager) adopt(s *spiffe.Snapshot) error {
+	svid, err := s.SVID()
+	if err != nil {
+		return err
+	}
+	if svid.ID() != m.cfg.ID {
+		return fmt.Errorf("it is for %q", svid.ID())
+	}
+	if _, err := s.Bundle(m.domain()); err != nil {
+		return err
+	}
+	if err := certchain.CheckSize(svid.Chain()); err != nil {
+		return err
+	}
+	t := newTrust(s.Bundles(), nil, m.domain(), nil)
+	t.previous = true
+	path, err := m.verify(t, m.cfg.Expect, svid)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := m.hold(m.first, svid, svid.Leaf().NotBefore, path)
+	m.trust.Store(t)
+	m.first.held.Store(h)
+	m.snap.Store(spiffe.NewSnapshot(svid, t.set))
+	m.identities.Hold = false
+	m.identities.Put(m.first, m.renewIn(m.first))
+	return nil
+}
+
 // outlastsRenewal reports whether h leaves time for two attempts after its own renewal has begun. One that ends
 // sooner than the certificate that it replaces is a CA's decision to shorten lives if it does, and else a fault.
 func (m *Manager) outlastsRenewal(h *held) bool {

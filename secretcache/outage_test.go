@@ -23,7 +23,8 @@ type outage struct {
 }
 
 // TestOutage starts the outage at any moment. Every reader is served all the time, and when the CA
-// is back, the identity is renewed before another 5 % of its remaining life are gone.
+// is back, the identity is renewed before another 5 % of its remaining life are gone. TestOutageSweep has all starts and
+// lengths.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]outage{
@@ -32,16 +33,22 @@ func TestOutage(t *testing.T) {
 		"hangs for a day":     {24 * time.Hour, func(ca *spiffetest.CA) { ca.Delay(1000 * time.Hour) }, func(ca *spiffetest.CA) { ca.Delay(0) }},
 		"twenty seconds":      {20 * time.Second, func(ca *spiffetest.CA) { ca.FailNext(1<<30, errDown) }, func(ca *spiffetest.CA) { ca.FailNext(0, nil) }},
 	} {
-		for percent := 0; percent <= 100; percent += 7 {
-			t.Run(fmt.Sprintf("%s from %d%%", name, percent), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) { o.test(t, o.life*time.Duration(percent)/100) })
-			})
+		step, lengths := 7, []int{45}
+		if *long {
+			step, lengths = 1, []int{1, 5, 10, 15, 20, 25, 30, 35, 40, 45}
+		}
+		for percent := 0; percent <= 100; percent += step {
+			for _, length := range lengths {
+				t.Run(fmt.Sprintf("%s from %d%% for %d%%", name, percent, length), func(t *testing.T) {
+					t.Parallel()
+					synctest.Test(t, func(t *testing.T) { o.test(t, o.life*time.Duration(percent)/100, o.life*time.Duration(length)/100) })
+				})
+			}
 		}
 	}
 }
 
-func (o outage) test(t *testing.T, after time.Duration) {
+func (o outage) test(t *testing.T, after, length time.Duration) {
 	ca := spiffetest.NewCA(t, "example.org")
 	m := newManager(t, secretcache.Config{CA: poll(ca), Lifetime: o.life})
 	ready(t, m)
@@ -68,7 +75,7 @@ func (o outage) test(t *testing.T, after time.Duration) {
 
 	watch(after, never)
 	o.down(ca)
-	watch(o.life*45/100, never)
+	watch(length, never)
 	o.up(ca)
 	svid := current(t, m)
 	left := time.Until(svid.NotAfter())

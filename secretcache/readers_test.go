@@ -21,8 +21,8 @@ import (
 var long = flag.Bool("long", false, "run the soaks")
 
 // TestReadersNeverMiss has eight readers look without a pause, in real time, while certificates, roots and federated
-// bundles are replaced hundreds of times: in virtual time readers and the writer never meet. Each reader finds
-// everything at every moment, without waiting.
+// bundles are replaced hundreds of times, by a CA that answers garbage now and then: in virtual time readers and
+// the writer never meet. Each reader finds everything at every moment, without waiting, and nothing that has expired.
 func TestReadersNeverMiss(t *testing.T) {
 	duration := 2 * time.Second
 	if *long {
@@ -35,6 +35,16 @@ func TestReadersNeverMiss(t *testing.T) {
 	}
 	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
 	ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) })
+	var answers atomic.Int64
+	ca.EditAnswers(func(chain []*x509.Certificate) []*x509.Certificate {
+		switch answers.Add(1) % 60 {
+		case 20:
+			return nil
+		case 40:
+			return []*x509.Certificate{ca.Root()}
+		}
+		return chain
+	})
 	var federated bundles
 	federated.set.Store(set(t, partner.Bundle()))
 	// Renewed after a tenth of a second.
@@ -57,7 +67,7 @@ func TestReadersNeverMiss(t *testing.T) {
 	readers := [4]func() bool{
 		func() bool {
 			s, err := m.SVID()
-			return err == nil && s != nil
+			return err == nil && s != nil && time.Now().Before(s.NotAfter())
 		},
 		func() bool {
 			s, err := m.Snapshot()

@@ -165,9 +165,18 @@ func (m *Manager) renewIn(e *entry) time.Duration {
 	case e.orphan: // the bundles have changed since
 		return 0
 	default:
-		at := renew.RenewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, m.cfg.Jitter, rand.Float64())
-		return time.Until(at)
+		return time.Until(m.cfg.renewAt(h, rand.Float64()))
 	}
+}
+
+// renewAt returns when to renew h. u is in [0,1).
+func (c *Config) renewAt(h *held, u float64) time.Time {
+	return renew.RenewAt(h.received, h.notBefore, h.notAfter, c.GraceRatio, c.Jitter, u)
+}
+
+// retryAfter returns how long to wait after f while h has left to live. u is in [0,1).
+func (h *held) retryAfter(f renew.Failure, left time.Duration, u float64) time.Duration {
+	return patience.Wait(f, h.notAfter.Sub(h.received), left, u)
 }
 
 // retryIn returns how long to wait after a failure.
@@ -185,7 +194,7 @@ func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 	if e.orphan { // peers with the new bundle do not accept it any more
 		left = 0
 	}
-	return patience.Wait(f, h.notAfter.Sub(h.received), left, rand.Float64())
+	return h.retryAfter(f, left, rand.Float64())
 }
 
 // poll returns when to ask for the bundles again. The caller holds mu.

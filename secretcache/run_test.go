@@ -214,9 +214,12 @@ func TestStatus(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: ca, ID: worker, Jitter: 1e-9})
 		require.NoError(t, m.Add(web))
 		for _, s := range m.Status() {
+			assert.Zero(t, s.NotBefore)
 			assert.Zero(t, s.NotAfter)
+			assert.Zero(t, s.LastSuccess)
 			assert.Equal(t, time.Now().UTC(), s.NextAttempt.UTC())
 		}
+		began := time.Now()
 		start(t, m)
 		synctest.Wait()
 		all := m.Status()
@@ -224,9 +227,14 @@ func TestStatus(t *testing.T) {
 		assert.Equal(t, []spiffe.ID{worker, domain.ID(), web}, []spiffe.ID{all[0].ID, all[1].ID, all[2].ID})
 		for _, i := range []int{0, 2} {
 			assert.Equal(t, time.Hour, time.Until(all[i].NotAfter))
+			assert.Equal(t, time.Hour, all[i].NotAfter.Sub(all[i].NotBefore))
 			assert.InDelta(t, 30*time.Minute, time.Until(all[i].NextAttempt), float64(time.Minute))
 		}
+		assert.Zero(t, all[1].NotBefore)
 		assert.Zero(t, all[1].NotAfter)
+		for _, s := range all {
+			assert.True(t, began.Equal(s.LastSuccess), "%v", s.LastSuccess)
+		}
 
 		ca.FailNext(1<<30, errDown)
 		ca.Delay(10 * time.Second)
@@ -237,6 +245,14 @@ func TestStatus(t *testing.T) {
 		s := status(t, m, worker)
 		assert.ErrorIs(t, s.Err, errDown)
 		assert.Greater(t, s.Failures, 5)
+		assert.True(t, began.Equal(s.LastSuccess), "%v", s.LastSuccess)
+		ca.FailNext(0, nil)
+		time.Sleep(10 * time.Minute)
+		assert.True(t, status(t, m, worker).LastSuccess.After(began))
+		assert.True(t, began.Equal(m.Status()[1].LastSuccess), "the CA tells of new bundles by itself")
+		ca.Rotate()
+		time.Sleep(time.Minute)
+		assert.True(t, m.Status()[1].LastSuccess.After(began))
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -23,6 +24,7 @@ import (
 
 func TestNames(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.1-1", "IST-7.2-1", "IST-7.2-2", "IST-7.3-2")
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		other := spiffetest.NewCA(t, "other.test")
@@ -80,6 +82,7 @@ func TestNames(t *testing.T) {
 // TestOneRequestForAll has a hundred callers ask at the same time, with Run and without.
 func TestOneRequestForAll(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.3-3")
 	for _, running := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			ca := spiffetest.NewCA(t, "example.org")
@@ -177,6 +180,7 @@ func TestWithoutRun(t *testing.T) {
 // waits for a request, and here it does not.
 func TestSequences(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.3-2", "IST-7.3-5", "IST-7.3-7", "IST-7.3-10", "IST-7.3-12")
 	trust := []string{"ROOTCA", "spiffe://example.org", "ALL"}
 	leaf := []string{"default", "spiffe://example.org/web"}
 	synctest.Test(t, func(t *testing.T) {

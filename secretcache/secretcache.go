@@ -165,6 +165,14 @@ type Config struct {
 		Changed() <-chan struct{}
 	}
 
+	// Previous is the default identity with its trust bundles from an earlier run of the program, such as the Snapshot
+	// of a *filesource.Source that reads what a *filesink.Sink has written. [New] publishes it, so that a program that
+	// restarts serves at once, and asks the CA for a certificate when the renewal of this one is due; its life counts from
+	// its NotBefore. Run fetches the bundles at its start as always, and takes what the CA has as the first ones. What
+	// has expired or is for another ID, or what the bundles beside it do not vouch for, is not used, with a warning in the
+	// log. Nil means none; with an Expect that is not for a SPIFFE ID it must be nil.
+	Previous *spiffe.Snapshot
+
 	// NewKey makes the private key of each certificate; no key is used for two. It must be safe for
 	// concurrent use. Nil means ECDSA P-256. Keys that cannot be exported work for
 	// [Manager.SVID], not for [Manager.GenerateSecret].
@@ -188,7 +196,9 @@ type Config struct {
 
 	// Timeout bounds each attempt to get a certificate or bundles, retries within the CA included.
 	// While an identity with little life left is being renewed, an attempt gets less, down to a
-	// sixth, so that one that hangs leaves time for the next. 0 means 30 seconds.
+	// sixth, so that one that hangs leaves time for the next. 0 means 30 seconds. Where certificates live for
+	// less than ten minutes and the CA may hang, a twentieth of their life is better: each attempt that hangs takes its
+	// time from the life that remains.
 	Timeout time.Duration
 
 	// Concurrency is how many certificates are asked for at the same time; 0 means 16.
@@ -266,6 +276,11 @@ func New(cfg Config) (*Manager, error) {
 	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true}
 	m.bundles.Put(m.roots, 0)
 	m.identities.Put(m.first, 0)
+	if cfg.Previous != nil {
+		if err := m.adopt(cfg.Previous); err != nil {
+			cfg.Logger.Warn("secretcache: the identity of the previous run is not used", slog.String("id", m.label(m.first)), slog.Any("err", err))
+		}
+	}
 	return m, nil
 }
 
@@ -278,6 +293,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("Config.ID is %q and Config.Expect %q: want one of them", c.ID, c.Expect)
 	case c.ID.IsZero() && c.Expect.TrustDomain().IsZero():
 		return fmt.Errorf("Config.Expect, %q, names no trust domain, whose roots it needs: %w", c.Expect, spiffe.ErrZero)
+	case c.Previous != nil && id.IsZero():
+		return fmt.Errorf("Config.Previous is an X.509-SVID, and Config.Expect wants %q", c.Expect)
 	case !id.IsZero() && id.Path() == "":
 		return fmt.Errorf("Config.ID is %q, which names a trust domain and not a workload", id)
 	case len(c.CommonName) > 64:

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -186,6 +187,7 @@ func TestNewDoesNothing(t *testing.T) {
 // TestTiming shows when renewal starts by default, and where there is less room.
 func TestTiming(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.6-1", "IST-7.6-8")
 	for name, c := range map[string]struct {
 		grace            float64
 		earliest, latest time.Duration
@@ -222,6 +224,7 @@ func TestTiming(t *testing.T) {
 // TestRenewsForDays follows one identity through ten days, and looks at each moment of renewal.
 func TestRenewsForDays(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.3-5", "IST-7.5-7", "IST-7.6-1", "IST-7.6-2")
 	synctest.Test(t, func(t *testing.T) {
 		const life = 24 * time.Hour
 		ca := spiffetest.NewCA(t, "example.org")

@@ -13,9 +13,13 @@ type Status struct {
 	// default identity if that is a credential.
 	ID spiffe.ID
 
-	// NotAfter is when the current certificate or something in its verified chain ends. It is zero
-	// before the first, and for the bundles.
-	NotAfter time.Time
+	// NotBefore is when the current certificate begins to be valid, and NotAfter when it or something in its verified
+	// chain ends. They are zero before the first, and for the bundles.
+	NotBefore, NotAfter time.Time
+
+	// LastSuccess is when the current certificate was received, or the CA last said what the bundles are; zero before
+	// the first.
+	LastSuccess time.Time
 
 	// NextAttempt is when Run will try to renew. It is zero while an attempt is under way, and for
 	// bundles while the CA tells of new ones by itself.
@@ -50,7 +54,10 @@ func (m *Manager) Status() []Status {
 func (m *Manager) status(e *entry) Status {
 	s := Status{ID: e.id, Failures: e.Failures(), Err: e.err()}
 	if h := e.held.Load(); h != nil {
-		s.NotAfter = h.notAfter
+		s.NotBefore, s.NotAfter, s.LastSuccess = h.notBefore, h.notAfter, h.received
+	}
+	if at := m.counts.confirmed.Load(); at != 0 && e == m.roots {
+		s.LastSuccess = time.Unix(0, at)
 	}
 	if e != m.roots || !m.watching {
 		s.NextAttempt = m.loopOf(e).Next(e)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -74,6 +75,7 @@ func TestNotMade(t *testing.T) {
 
 func TestAuthenticate(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.4-1")
 	all := newIssuer("p256", "p384", "p521", "rsa")
 	a := newAuthenticator(t, all)
 	for name, text := range map[string]string{
@@ -124,6 +126,7 @@ func mustJSON(v any) string {
 // With JWKSURL there is no discovery.
 func TestJWKSURL(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.4-1")
 	i := newIssuer("p256")
 	a := newAuthenticator(t, i, func(o *jwt.Options) {
 		o.Issuer, o.JWKSURL = "kubernetes/serviceaccount", "https://keys.example.org/jwks"
@@ -135,6 +138,7 @@ func TestJWKSURL(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.4-2", "IST-5.4-3", "IST-5.4-4")
 	now := time.Now().Unix()
 	part := func(text string, n int, change func(string) string) string {
 		parts := strings.Split(text, ".")
@@ -356,6 +360,7 @@ func TestPrint(t *testing.T) {
 
 func TestUnverifiedIssuer(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.4-6")
 	dir := t.TempDir()
 	write := func(text string) string {
 		name := filepath.Join(dir, "token")

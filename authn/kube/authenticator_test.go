@@ -12,6 +12,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/kubetest"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -32,6 +33,7 @@ func request(tok string, clusters ...string) *http.Request {
 
 func TestTokenReview(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.3-1", "IST-5.3-3", "IST-5.3-7")
 	s := kubetest.Start(t)
 	var asked kubetest.TokenReviewSpec
 	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
@@ -112,6 +114,7 @@ func TestTokenReviewErrors(t *testing.T) {
 // Which API server judges.
 func TestTokenReviewClusters(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.1-16", "IST-5.3-2")
 	// The account says which server was asked.
 	cluster := func(name string) *kube.Reviewer {
 		status := good("istio-ca")

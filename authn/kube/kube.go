@@ -335,7 +335,7 @@ const reviewRemedy = "bind the ClusterRole system:auth-delegator, or one that ma
 // starts and not from its first caller. If not, the error says which role to bind to which account.
 func (r *Reviewer) Check(ctx context.Context) error {
 	err := checkAccess(ctx, r.api, r.timeout, reviewRemedy,
-		access{Group: "authentication.k8s.io", Version: "v1", Resource: "tokenreviews", Verb: "create"})
+		k8s.Access{Group: "authentication.k8s.io", Version: "v1", Resource: "tokenreviews", Verb: "create"})
 	if err != nil {
 		return fmt.Errorf("authn/kube: %w", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/kubetest"
 	"github.com/svidkit/svidkit/internal/memconn"
 )
@@ -91,6 +92,7 @@ func TestReview(t *testing.T) {
 // What a token need not say: pod, node, UIDs, its end.
 func TestReviewLess(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.3-5")
 	for name, extra := range map[string]map[string][]string{
 		"no extra":     nil,
 		"empty values": {"authentication.kubernetes.io/pod-name": {}, "authentication.kubernetes.io/pod-uid": {""}},
@@ -109,6 +111,7 @@ func TestReviewLess(t *testing.T) {
 // Each answer has one thing wrong.
 func TestReviewRefused(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.3-4", "IST-5.3-6")
 	type answer = kubetest.TokenReviewStatus
 	user := func(name string) func(*answer) { return func(a *answer) { a.User.Username = name } }
 	extra := func(name, value string) func(*answer) {

@@ -342,5 +342,5 @@ func (n *NodeAuthorizer) Check(ctx context.Context) error {
 
 func (n *NodeAuthorizer) check(ctx context.Context) error {
 	return checkAccess(ctx, n.api, n.timeout, podsRemedy,
-		access{Version: "v1", Resource: "pods", Verb: "get"}, access{Version: "v1", Resource: "pods", Verb: "list"})
+		k8s.Access{Version: "v1", Resource: "pods", Verb: "get"}, k8s.Access{Version: "v1", Resource: "pods", Verb: "list"})
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/kubetest"
 	"github.com/svidkit/svidkit/internal/memconn"
 	"github.com/svidkit/svidkit/spiffe"
@@ -88,6 +89,7 @@ func TestNodeAuthorizer(t *testing.T) {
 // Each vector breaks one of the conditions.
 func TestNodeAuthorizerDenied(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.5-1", "IST-4.5-2", "IST-4.5-3", "IST-4.5-4", "IST-4.5-5", "IST-4.5-6", "IST-4.5-7")
 	id := spiffe.MustParseID
 	pod := func(f func(*authn.Pod)) func(*authn.Caller) { return func(c *authn.Caller) { f(c.Pod) } }
 	keep := func(*authn.Caller) {}

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/internal/conformance"
 )
 
 func TestStaticAndFile(t *testing.T) {
@@ -124,6 +125,7 @@ func gce(x *exchanged, l *logs) *tokensource.Source {
 // A token is fetched again at half of its life, and not before it is asked for.
 func TestRenewal(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.5-2")
 	synctest.Test(t, func(t *testing.T) {
 		x, l := issuer(time.Hour), new(logs)
 		s := gce(x, l)

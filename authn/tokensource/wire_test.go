@@ -22,10 +22,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/internal/conformance"
 )
 
 func TestGCE(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.5-2")
 	good := jwt(inAnHour(), "https://ca.example/?a=b&c", "other")
 	x, server := serve(t, text(200, good+"\n"))
 	for account, path := range map[string]string{"": "default", "web@project.iam.gserviceaccount.com": "web@project.iam.gserviceaccount.com", "../x": "..%2Fx"} {
@@ -165,6 +167,7 @@ func TestKubernetes(t *testing.T) {
 
 func TestExchange(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.3-1", "IST-9.3-2", "IST-9.3-3")
 	x, server := serve(t, text(200, `{"access_token":"ya29.`+secret+`","issued_token_type":"urn:ietf:params:oauth:token-type:access_token",
 		"token_type":"Bearer","expires_in":3600,"scope":"s","more":{"nested":[1,null]}}`))
 	subject := tokensource.Static("subject-" + secret)
@@ -225,6 +228,7 @@ func TestExchange(t *testing.T) {
 // Each exchange takes the token that there is then, and says what is missing.
 func TestExchangeSubject(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.3-1")
 	synctest.Test(t, func(t *testing.T) {
 		x := &exchanged{answer: func(w http.ResponseWriter, r *http.Request) {
 			text(200, `{"access_token":"for-`+r.FormValue("subject_token")+`","token_type":"N_A","expires_in":60}`)(w, r)

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/flock"
 	"github.com/svidkit/svidkit/internal/memconn"
 )
@@ -102,6 +103,7 @@ func mode(t testing.TB, path string) fs.FileMode {
 
 func TestServer(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-8.1-4", "IST-8.1-5", "IST-8.2-2")
 	path := filepath.Join(socketDir(t), "new", "er", "s")
 	s := &unixsocket.Server{Path: path, Handler: says("one")}
 	stop := serve(t, s)

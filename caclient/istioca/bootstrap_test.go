@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	server "github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -75,6 +76,7 @@ func (m *machine) renew(t testing.TB, c *istioca.CA, lifetime time.Duration) ([]
 // CA replaces its root. When its certificate has expired, a token counts again.
 func TestBootstrap(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.6-2", "IST-6.6-3", "IST-6.6-5")
 	// The CA, and the certificate that it serves with, which is of another hierarchy.
 	authority, host := newAuthority(t, ca.Config{}), spiffetest.NewCA(t, "server.test")
 	v, err := spiffe.NewVerifier(authority.Bundle(), spiffe.AllowMembersOf(domain), nil)

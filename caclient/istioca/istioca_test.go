@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -74,6 +75,7 @@ func TestNew(t *testing.T) {
 // What is sent, as the API has it.
 func TestRequest(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.1-1", "IST-6.2-9", "IST-6.2-10", "IST-6.2-11", "IST-7.5-4")
 	var got *call
 	var mu sync.Mutex
 	url, client := listen(t, fake(func(r call) (*wire.IstioCertificateResponse, error) {
@@ -128,6 +130,7 @@ func requireKind(t testing.TB, err, kind error) *caclient.Error {
 
 func TestToken(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.5-1")
 	srv := newServer(t, server.Options{Signer: newAuthority(t, ca.Config{})})
 	url, client := listen(t, srv)
 	csr := freshCSR(t)
@@ -281,6 +284,7 @@ func TestCodes(t *testing.T) {
 // Failures of the way to the CA.
 func TestNetwork(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.2-8")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	gone := "https://" + l.Addr().String()
@@ -325,6 +329,7 @@ func TestNetwork(t *testing.T) {
 // A certificate that was not there when the connection was made counts after one failure.
 func TestNewConnectionAfterFailure(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.4-4")
 	a := newAuthority(t, ca.Config{})
 	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(domain), nil)
 	require.NoError(t, err)
@@ -389,6 +394,7 @@ func TestContext(t *testing.T) {
 // The forms in which CAs have sent chains, and those that none should.
 func TestChainForms(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.1-1", "IST-6.4-5", "IST-7.5-8", "IST-4.4-6")
 	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	lower := root.Intermediate().Intermediate()
 	key, err := pki.NewKey(pki.ECDSAP256)

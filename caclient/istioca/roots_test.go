@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/memconn"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
@@ -64,6 +65,7 @@ func follow(t testing.TB, from *spiffetest.CA, lifetime time.Duration, roots fun
 // The bundle before the first certificate, by where the roots come from.
 func TestFirstBundle(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.5-8", "IST-6.1-2")
 	a := newAuthority(t, ca.Config{})
 	srv := newServer(t, server.Options{Signer: a})
 	url, client := listen(t, srv)

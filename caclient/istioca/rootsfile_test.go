@@ -11,12 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/conformance"
 )
 
 // The order of the files with roots, for the connection to the CA and that for xDS. "-" is the host's roots, and "!" an error
 // that has the text.
 func TestRootsFile(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-6.3-1", "IST-6.3-2", "IST-6.3-3", "IST-6.3-4", "IST-6.3-5", "IST-6.3-6", "IST-6.3-7", "IST-6.3-8", "IST-9.2-3", "IST-9.2-4", "IST-9.2-8")
 	const etc, pod = "./etc/certs/root-cert.pem", "./var/run/secrets/istio/root-cert.pem"
 	for _, c := range []struct{ env, files, ca, xds string }{
 		// The last rule.

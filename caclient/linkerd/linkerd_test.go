@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/linkerd"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
@@ -203,6 +204,7 @@ func requireKind(t testing.TB, err, kind error) *caclient.Error {
 // The request on the wire, and the connection that it comes on.
 func TestWire(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-1-2", "LNK-3-1", "LNK-3-2", "LNK-3.1-1", "LNK-3.1-2", "LNK-3.1-3", "LNK-10-5", "LNK-11-1", "LNK-11-11")
 	s := serve(t, nil, good)
 	c := s.client(t)
 	csr := newCSR(t, pki.DNSSAN(web))
@@ -226,6 +228,7 @@ func TestWire(t *testing.T) {
 // Each server is right but for one thing, and gets no token.
 func TestCertifierIsVerified(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-1-4", "LNK-11-7", "LNK-11-9", "LNK-11-16")
 	stranger := spiffetest.NewCA(t, "cluster.local")
 	named := func(names ...string) func(*x509.Certificate) {
 		return func(c *x509.Certificate) { c.DNSNames = names }
@@ -389,6 +392,7 @@ func TestResponses(t *testing.T) {
 // What the codes mean in this API.
 func TestStatuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-16-4", "LNK-16-10")
 	var code grpchttp.Code
 	s := serve(t, nil, func([]*x509.Certificate) ([]byte, error) {
 		return nil, &grpchttp.Error{Code: code, Message: "about " + secret}
@@ -422,6 +426,7 @@ func TestStatuses(t *testing.T) {
 // A token that the cluster does not know yet is asked with again.
 func TestInvalidArgumentIsRepeated(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-10-3", "LNK-16-10")
 	var mu sync.Mutex
 	refusals := 2
 	s := serve(t, nil, func(chain []*x509.Certificate) ([]byte, error) {

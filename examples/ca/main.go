@@ -37,6 +37,7 @@
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
 //	ca -verify-audit audit.jsonl           see that no line of the audit log was changed or taken out
+//	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
 //
 // The commands work on the store: they need its rights, and the flags that say where it is, but no server.
 // A server on the same store follows, usually within 30 seconds. From -taint on, what the key signed proves nothing
@@ -55,6 +56,18 @@
 // Everything that is signed, by the server or by a command, has a line in the audit log before it
 // leaves, and so has every change of keys: see package auditlog for the form. A disk that is full or slow holds the
 // CA up, and /ready says so.
+//
+// # For Linkerd
+//
+// -install makes a trust anchor in the folder -anchor-dir, or takes the one that is there, and an issuer of -issuer-ttl below it,
+// and prints a ConfigMap and a Secret for kubectl apply. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms of the
+// credentials of Linkerd's identity service, or design, with the names of the first design and a key in DER. The key of the
+// anchor stays in the folder, which belongs off the cluster. A CA whose -root-ca-dir is the volume of that Secret signs
+// with the issuer, and takes over the next one without a restart.
+//
+// With -kubernetes, what happens at Linkerd's API is an event of the service account, or of the Deployment
+// linkerd-identity, in the cluster: issued certificates, a new issuer, and files that were refused. The service
+// account of the CA needs the verb create for events; -linkerd-events=false turns this off.
 //
 // -demo shows all of it in a few seconds.
 package main
@@ -77,6 +90,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -105,6 +119,9 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 	if o.command == "demo" {
 		return demo(ctx, o.CA.TrustDomain, out)
 	}
+	if o.command == "install" {
+		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)
+	}
 	if o.command != "" {
 		return o.do(ctx, in, out)
 	}
@@ -125,6 +142,11 @@ type options struct {
 	ttl      time.Duration
 	now      bool // of -revoke
 	verbose  bool
+
+	// of -install
+	anchorDir string
+	issuerTTL time.Duration
+	mesh      linkerdname.Mesh
 }
 
 // parse reads the environment, then the flags.
@@ -147,11 +169,14 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
 	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
+	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh and a Secret with an issuer, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design")
+	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
+	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	if o.Config, err = caconfig.Parse(fs, args, getenv); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover", "verify-audit"} {
+	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover", "verify-audit", "install"} {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
 			if o.command != "" {
 				return nil, fmt.Errorf("-%s and -%s: only one command at a time", o.command, name)
@@ -159,6 +184,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 			o.command, o.argument = name, f.Value.String()
 		}
 	}
+	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(), TrustDomain: o.CA.TrustDomain.String()}
 	switch sign := o.command == "once" || o.command == "jwt"; {
 	case sign == o.id.IsZero():
 		return nil, errors.New("-id: -once and -jwt need a SPIFFE ID, and nothing else does")
@@ -168,6 +194,10 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 		return nil, errors.New("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
 	case o.now && o.command != "revoke":
 		return nil, errors.New("-now: it is for -revoke")
+	case o.anchorDir != "" && o.command != "install":
+		return nil, errors.New("-anchor-dir: it is for -install")
+	case o.issuerTTL < time.Hour:
+		return nil, errors.New("-issuer-ttl: it is less than an hour")
 	}
 	return o, nil
 }

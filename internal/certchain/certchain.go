@@ -91,3 +91,10 @@ func signed(parent, child *x509.Certificate) bool {
 	return bytes.Equal(parent.RawSubject, child.RawIssuer) &&
 		(len(child.AuthorityKeyId) == 0 || len(parent.SubjectKeyId) == 0 || bytes.Equal(child.AuthorityKeyId, parent.SubjectKeyId))
 }
+
+// Set sorts certificates by their bytes, so that it does not matter where they come from, and drops those that are there
+// twice. It works in place.
+func Set(certs []*x509.Certificate) []*x509.Certificate {
+	slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
+	return slices.CompactFunc(certs, func(a, b *x509.Certificate) bool { return bytes.Equal(a.Raw, b.Raw) })
+}

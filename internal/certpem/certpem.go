@@ -195,6 +195,21 @@ var keyParsers = map[string]func(der []byte) (any, error){
 	"EC PRIVATE KEY":  func(der []byte) (any, error) { return x509.ParseECPrivateKey(der) },
 }
 
+// PrivateKeyDER parses a private key in DER, in any of the forms that a block of PEM may have.
+func PrivateKeyDER(der []byte) (crypto.Signer, error) {
+	var first error
+	for _, typ := range []string{"PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY"} {
+		key, err := readKey(der, keyParsers[typ])
+		if err == nil {
+			return key, nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, first
+}
+
 // PKCS8 parses a PKCS#8 private key in DER.
 func PKCS8(der []byte) (crypto.Signer, error) { return readKey(der, x509.ParsePKCS8PrivateKey) }
 

@@ -3,14 +3,17 @@ package conformance
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-const intro = `# Conformance
-
-Which test proves which rule. This page is made from the tests by ` + "`go test ./internal/conformance -update`" + `
+const made = `This page is made from the tests by ` + "`go test ./internal/conformance -update`" + `
 and a test fails when it is stale, or when a rule has neither a test nor a reason for having none.
+`
 
+const spiffeIntro = `# Conformance
+
+Which test proves which rule. ` + made + `
 The rules are those of the SPIFFE standards at commit 665a28f3253ecdce59f26f3ef29c0d6408b37c3d (1 July 2026), restated in
 our words: SPIFFE-ID, X509-SVID, JWT-SVID, Trust Domain and Bundle, Federation, Workload Endpoint and Workload API, which are Stable,
 and WIT-SVID, Broker API and Broker Endpoint, which are Incubating. Whatever is built on an Incubating document is off unless asked for.
@@ -20,19 +23,51 @@ recommendation without such a word, REC our reading where the standard leaves ro
 The letters say whose rule it is: **P** producer, issuer or publisher; **V** validator or consumer; **C** client; **S** server; **O** operator.
 `
 
+const marksIntro = `
+The mark says where a rule comes from. Those that the design states have a test, or a reason for having none: **S** the design, and
+the current program agrees (also S=I); **S≠**, **S≠I** the design, and the current program does something else; **S/I**, **S/H** the
+thing is in the design, its name or details in the current or an older program. The others are for interoperation, and have tests
+where it depends on them: **S-era** published beside the design; **I** only in the current program; **H** only in older ones;
+**N** defined nowhere.
+`
+
+const istioIntro = `# Istio's agent and CA: conformance
+
+What Istio's agent and its CA do for identity, and which test of ours proves that we do it. ` + made + `
+The rules are those of their founding designs and of Istio's master branch of 22 August 2026, restated in our words. Numbers
+are those of the sections of our description.
+` + marksIntro
+
+const linkerdIntro = `# Linkerd's identity: conformance
+
+What Linkerd's certifier and its workloads do, and which test of ours proves that we do it. ` + made + `
+The rules are those of Linkerd's proposal for transparent mutual identity and of its current control plane and proxy, restated in
+our words. Numbers are those of the sections of our description.
+` + marksIntro
+
+const athenzIntro = `# Athenz on Kubernetes: conformance
+
+What Athenz does to give pods an identity, and which test of ours proves that we do it. ` + made + `
+The rules are those of the design for bootstrapping service identities on Kubernetes, and of the programs since, restated in our
+words. Numbers are those of the sections of our description.
+` + marksIntro
+
 // markdown returns the page.
 func (t *table) markdown() string {
 	var b strings.Builder
-	b.WriteString(intro)
+	b.WriteString(t.intro)
 	tests := t.tests()
 	b.WriteString("\n" + t.summary(tests))
-	for _, d := range documents {
-		fmt.Fprintf(&b, "\n## %s\n\n| row | level | requirement | tests |\n|---|---|---|---|\n", d.title)
+	for _, d := range t.documents {
+		fmt.Fprintf(&b, "\n## %s\n\n| row | %s | requirement | tests |\n|---|---|---|---|\n", d.title, t.columns[0])
 		for _, r := range t.rows {
 			if d.has(r.id) {
 				fmt.Fprintf(&b, "| %s | %s | %s |%s |\n", r.id, r.level, r.requirement, t.proof(r.id, tests))
 			}
 		}
+	}
+	if len(t.vectors) == 0 {
+		return b.String()
 	}
 	b.WriteString("\n## Test vectors\n\n| vectors | what | tests |\n|---|---|---|\n")
 	for _, s := range t.vectors {
@@ -55,9 +90,14 @@ func (t *table) markdown() string {
 // summary counts the rows that a test proves, by document.
 func (t *table) summary(tests map[string][]string) string {
 	var b strings.Builder
-	b.WriteString("| document | rows | with tests | with a reason for none | facts without |\n|---|---|---|---|---|\n")
-	for _, d := range documents {
-		var all, tested, reasoned int
+	notYet := func(string) string { return "" }
+	if len(t.pending) > 0 {
+		notYet = func(cell string) string { return " " + cell + " |" }
+	}
+	fmt.Fprintf(&b, "| document | rows | with tests | with a reason for none |%s %s |\n|---|---|---|---|%s---|\n",
+		notYet("not yet"), t.columns[1], strings.ReplaceAll(notYet("---"), " ", ""))
+	for _, d := range t.documents {
+		var all, tested, reasoned, pending int
 		for _, r := range t.rows {
 			if !d.has(r.id) {
 				continue
@@ -68,9 +108,12 @@ func (t *table) summary(tests map[string][]string) string {
 				tested++
 			case t.reasons[r.id] != "":
 				reasoned++
+			case slices.Contains(t.pending, r.id):
+				pending++
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d |\n", d.title, all, tested, reasoned, all-tested-reasoned)
+		fmt.Fprintf(&b, "| %s | %d | %d | %d |%s %d |\n",
+			d.title, all, tested, reasoned, notYet(strconv.Itoa(pending)), all-tested-reasoned-pending)
 	}
 	return b.String()
 }
@@ -79,6 +122,9 @@ func (t *table) summary(tests map[string][]string) string {
 func (t *table) proof(id string, tests map[string][]string) string {
 	if reason := t.reasons[id]; reason != "" {
 		return " *" + reason + "*"
+	}
+	if slices.Contains(t.pending, id) {
+		return " **not yet**"
 	}
 	var b strings.Builder
 	last := ""

@@ -1,4 +1,4 @@
-// Package envoytest runs a real Envoy in tests. See [Binary] for where it is found.
+// Package envoytest runs a real Envoy in tests. See [Binary] and [Old] for where it is found.
 package envoytest
 
 import (
@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -22,6 +23,7 @@ type Envoy struct {
 	t     testing.TB
 	admin string // host:port
 	log   string // path of its log
+	stop  func()
 }
 
 // Binary returns the path of the Envoy to run: the ENVOY_PATH variable, else "envoy" in PATH. It
@@ -41,13 +43,45 @@ func Binary(t testing.TB) string {
 	return p
 }
 
-// Start runs Envoy with a bootstrap in YAML, without its admin section, in dir, so that paths of
+// Old returns the paths of the older Envoys to run, besides the one of [Binary]: those in the variable ENVOY_OLD_PATHS,
+// which is a list like PATH. There are none if it is not set.
+func Old(t testing.TB) []string {
+	t.Helper()
+	paths := filepath.SplitList(os.Getenv("ENVOY_OLD_PATHS"))
+	for _, p := range paths {
+		if _, err := os.Stat(p); err != nil {
+			t.Fatalf("ENVOY_OLD_PATHS: %v", err)
+		}
+	}
+	return paths
+}
+
+// Version returns the version of an Envoy, such as "1.40.0".
+func Version(t testing.TB, bin string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), bin, "--version").Output()
+	if err != nil {
+		t.Fatalf("%s --version: %v", bin, err)
+	}
+	parts := strings.Split(string(out), "/") // PATH version: COMMIT/VERSION/…
+	if len(parts) < 5 {
+		t.Fatalf("%s --version: %q", bin, out)
+	}
+	return parts[len(parts)-4]
+}
+
+// Start runs the Envoy of [Binary] with a bootstrap in YAML, without its admin section, in dir, so that paths of
 // sockets in the bootstrap may be relative and short. It returns when the admin interface answers.
 func Start(t testing.TB, dir, name, bootstrap string) *Envoy {
 	t.Helper()
-	bin := Binary(t)
 	bootstrap += "\nadmin:\n  address: {socket_address: {address: 127.0.0.1, port_value: 0}}\n"
-	config := filepath.Join(dir, name+".yaml")
+	return StartConfig(t, Binary(t), dir, name, bootstrap)
+}
+
+// StartConfig is [Start] for the Envoy at the path bin, with a whole bootstrap in YAML or JSON.
+func StartConfig(t testing.TB, bin, dir, name, bootstrap string) *Envoy {
+	t.Helper()
+	config := filepath.Join(dir, name+".yaml") // JSON is YAML
 	if err := os.WriteFile(config, []byte(bootstrap), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -65,10 +99,13 @@ func Start(t testing.TB, dir, name, bootstrap string) *Envoy {
 	}
 	exited := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(exited) }()
-	t.Cleanup(func() {
+	e.stop = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		<-exited
 		_ = log.Close()
+	})
+	t.Cleanup(func() {
+		e.stop()
 		if t.Failed() {
 			t.Logf("the log of Envoy %s ends:\n%s", name, tail(e.log, 60))
 		}
@@ -89,6 +126,9 @@ func Start(t testing.TB, dir, name, bootstrap string) *Envoy {
 	t.Fatalf("Envoy %s has no admin interface after 30 s:\n%s", name, tail(e.log, 60))
 	return nil
 }
+
+// Stop kills Envoy and waits for its end.
+func (e *Envoy) Stop() { e.stop() }
 
 // Admin returns the body of an admin page.
 func (e *Envoy) Admin(path string) string {

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/follow"
 )
 
@@ -346,6 +347,7 @@ func TestOtherFileSystem(t *testing.T) {
 // Files that are written one after the other are read when that has come to its end.
 func TestWaitsForTheLastFile(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.10-9")
 	synctest.Test(t, func(t *testing.T) {
 		m := new(memory)
 		m.put(map[string]string{"a": "old", "b": "old", "c": "old"})

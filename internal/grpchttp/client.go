@@ -73,8 +73,11 @@ func (c *Client) Open(ctx context.Context, method string, metadata http.Header) 
 	ctx, cancel := context.WithCancel(ctx)
 	body, requests := io.Pipe()
 	s := &Stream{ctx: ctx, cancel: cancel, requests: requests, max: c.max, begun: make(chan struct{})}
-	// net/http does not notice the end of ctx while it waits for more of the body.
-	context.AfterFunc(ctx, func() { _ = requests.CloseWithError(context.Cause(ctx)) })
+	// net/http does not notice the end of ctx while it waits for more of the body, or for the server to take it.
+	context.AfterFunc(ctx, func() {
+		_ = requests.CloseWithError(context.Cause(ctx))
+		_ = s.Close()
+	})
 	req, err := c.request(ctx, method, metadata, body)
 	if err != nil {
 		s.err = err

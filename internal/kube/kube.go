@@ -36,6 +36,9 @@ const (
 	requestTimeout = 10 * time.Second // unless the context has a deadline
 )
 
+// ErrTooLarge says that an answer was larger than 4 MiB. A list can be asked for in pages, with limit.
+var ErrTooLarge = errors.New("the answer is larger")
+
 // Options say which API server to use, and how. The zero value is for a process in a pod: the API server
 // of its cluster, with the token of its service account.
 type Options struct {
@@ -344,7 +347,7 @@ func (x *exchange) read(response *http.Response, limit int) ([]byte, error) {
 	case err != nil:
 		return nil, x.fail(true, fmt.Errorf("read the answer: %w", x.transportError(response.Request.Context(), err)))
 	case len(data) > limit:
-		return nil, x.fail(true, fmt.Errorf("the answer is larger than %d MiB", limit>>20))
+		return nil, x.fail(true, fmt.Errorf("%w than %d MiB", ErrTooLarge, limit>>20))
 	}
 	return data, nil
 }

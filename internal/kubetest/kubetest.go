@@ -3,12 +3,12 @@
 //
 // It has resource versions that grow with each change; 409 AlreadyExists and 409 Conflict; updates
 // without a version, of which the last wins; preconditions of deletions; uid and creationTimestamp;
-// lists, and watches from a version, with bookmarks, with a timeout, and with 410 Gone after
+// lists, in pages too, and watches from a version, with bookmarks, with a timeout, and with 410 Gone after
 // [Server.Compact]; secrets in base64 whose type does not change; the approval and status subresources of
 // certificate signing requests; and reviews of tokens and of access, which functions of the test answer.
 //
 // Tests inject faults with [Server.Latency], [Server.FailNext] and [Server.Faults]. Resources are secrets,
-// configmaps, pods and certificatesigningrequests. There is no PATCH, no paging, no admission and no RBAC,
+// configmaps, pods and certificatesigningrequests. There is no PATCH, no admission and no RBAC,
 // and namespaces need not exist.
 package kubetest
 

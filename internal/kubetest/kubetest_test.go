@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -281,7 +282,19 @@ func TestReviews(t *testing.T) {
 	assert.Equal(t, "u", got.Status.User.Username)
 	require.NoError(t, c.Create(ctx, self, object{"spec": object{"user": "x", "resourceAttributes": may}}, &got))
 	assert.True(t, got.Status.Allowed)
-	for _, path := range []string{tokens, self} {
+	const subject = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+	asked := make(chan kubetest.AccessReviewSpec, 1)
+	s.AccessReviews(func(in kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
+		asked <- in
+		return kubetest.AccessReviewStatus{Allowed: true}
+	})
+	require.NoError(t, c.Create(ctx, subject, object{"spec": object{"user": "x", "groups": []string{"g"}, "resourceAttributes": may}}, &got))
+	in := <-asked
+	assert.Equal(t, []string{"x", "g"}, append([]string{in.User}, in.Groups...))
+	require.NoError(t, c.Create(ctx, self, object{"spec": object{"user": "x", "resourceAttributes": may}}, &got))
+	assert.Empty(t, (<-asked).User)
+	assert.Equal(t, "422 Invalid", result(c.Create(ctx, subject, object{"spec": object{"resourceAttributes": may}}, nil)))
+	for _, path := range []string{tokens, self, subject} {
 		assert.Error(t, c.Create(ctx, path, object{"spec": object{}}, nil))
 		assert.Equal(t, "405 MethodNotAllowed", result(c.Get(ctx, path, nil, nil)))
 	}
@@ -358,4 +371,53 @@ func TestFaults(t *testing.T) {
 		}
 		assert.Len(t, outcomes, 2)
 	})
+}
+
+// TestPages reads a collection in pages, of which all are of the version of the first.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	c := clientOf(t, s)
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		s.Put(secrets+"/"+name, named(name))
+	}
+	type list struct {
+		Metadata struct{ ResourceVersion, Continue string }
+		Items    []struct{ Metadata kube.ObjectMeta }
+	}
+	page := func(query ...string) (names string, l list, err error) {
+		q := url.Values{}
+		for i := 0; i < len(query); i += 2 {
+			q.Set(query[i], query[i+1])
+		}
+		err = c.Get(t.Context(), secrets, q, &l)
+		for _, item := range l.Items {
+			names += item.Metadata.Name
+		}
+		return names, l, err
+	}
+	names, first, err := page("limit", "2")
+	require.NoError(t, err)
+	assert.Equal(t, "ab", names)
+	s.Remove(secrets + "/a")
+	s.Remove(secrets + "/c")
+	s.Put(secrets+"/f", named("f"))
+	names, second, err := page("limit", "2", "continue", first.Metadata.Continue)
+	require.NoError(t, err)
+	assert.Equal(t, "cd", names)
+	assert.Equal(t, first.Metadata.ResourceVersion, second.Metadata.ResourceVersion)
+	names, third, err := page("limit", "2", "continue", second.Metadata.Continue)
+	require.NoError(t, err)
+	assert.Equal(t, "e", names)
+	assert.Empty(t, third.Metadata.Continue)
+	names, _, err = page()
+	require.NoError(t, err)
+	assert.Equal(t, "bdef", names)
+	s.Compact()
+	_, _, err = page("limit", "2", "continue", second.Metadata.Continue)
+	assert.True(t, kube.Gone(err), err)
+	for _, bad := range [][]string{{"limit", "x"}, {"limit", "-1"}, {"continue", "x"}, {"continue", "99999999,1"}} {
+		_, _, err = page(bad...)
+		assert.Equal(t, "400 BadRequest", result(err), bad)
+	}
 }

@@ -28,8 +28,10 @@ type UserInfo struct {
 	Extra    map[string][]string `json:"extra,omitempty"`
 }
 
-// AccessReviewSpec is what a client asks about a permission of its own.
+// AccessReviewSpec is what a client asks about a permission: of a user, or of its own without one.
 type AccessReviewSpec struct {
+	User               string              `json:"user"`
+	Groups             []string            `json:"groups"`
 	ResourceAttributes *ResourceAttributes `json:"resourceAttributes"`
 }
 
@@ -60,8 +62,8 @@ func (s *Server) TokenReviews(f func(TokenReviewSpec) TokenReviewStatus) {
 	s.tokenReview = f
 }
 
-// AccessReviews sets the function that answers SelfSubjectAccessReviews.
-// Without one, nothing is allowed. It may be called at the same time.
+// AccessReviews sets the function that answers SelfSubjectAccessReviews and SubjectAccessReviews. Without one,
+// nothing is allowed. It may be called at the same time.
 func (s *Server) AccessReviews(f func(AccessReviewSpec) AccessReviewStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,6 +73,7 @@ func (s *Server) AccessReviews(f func(AccessReviewSpec) AccessReviewStatus) {
 var reviews = map[string]string{
 	"/apis/authentication.k8s.io/v1/tokenreviews":            "TokenReview",
 	"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": "SelfSubjectAccessReview",
+	"/apis/authorization.k8s.io/v1/subjectaccessreviews":     "SubjectAccessReview",
 }
 
 // review answers a request for a review, and reports whether it is one.
@@ -114,6 +117,11 @@ func (s *Server) review(r *http.Request, body []byte) (object, bool, error) {
 		}
 		if in.ResourceAttributes == nil {
 			return nil, true, invalid(t.resource, "", "spec.resourceAttributes: Required value")
+		}
+		if kind != "SubjectAccessReview" {
+			in.User, in.Groups = "", nil // members that this kind does not have
+		} else if in.User == "" && len(in.Groups) == 0 {
+			return nil, true, invalid(t.resource, "", "spec.user: Invalid value: \"\": at least one of user or group must be specified")
 		}
 		var st AccessReviewStatus
 		if access != nil {

@@ -7,7 +7,6 @@ import (
 	"mime"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -40,6 +39,7 @@ func (r *resource) qualified() string {
 var resources = []*resource{
 	{version: "v1", plural: "secrets", kind: "Secret", namespaced: true, fields: []string{"type"}, check: checkSecret},
 	{version: "v1", plural: "configmaps", kind: "ConfigMap", namespaced: true},
+	{version: "v1", plural: "events", kind: "Event", namespaced: true, fields: []string{"reason", "type"}},
 	{version: "v1", plural: "pods", kind: "Pod", namespaced: true, fields: []string{"spec.nodeName", "spec.serviceAccountName", "status.phase"}},
 	{
 		group: "certificates.k8s.io", version: "v1", plural: "certificatesigningrequests", kind: "CertificateSigningRequest",
@@ -120,11 +120,8 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 		if isWatch(r) {
 			return 0, nil, s.store.watch(w, r, t, sel)
 		}
-		list := s.store.list(t, sel)
-		if limit, err := strconv.Atoi(q.Get("limit")); err == nil && limit < len(list["items"].([]object)) || q.Get("continue") != "" {
-			return 0, nil, failure(http.StatusNotImplemented, "", "kubetest has no paging")
-		}
-		return http.StatusOK, list, nil
+		list, err := s.store.list(t, sel, q.Get("limit"), q.Get("continue"))
+		return http.StatusOK, list, err
 	case r.Method == http.MethodGet && t.subresource == "":
 		o, err := s.store.get(t)
 		return http.StatusOK, o, err

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -66,7 +67,8 @@ type key struct {
 type change struct {
 	version  uint64
 	key      key
-	old, new object // nil if there was none, or is none
+	old, new object // nil if there was none, or is none; of a deletion, old has its version
+	before   object // old as it was
 }
 
 type store struct {
@@ -113,28 +115,59 @@ func (s *store) get(t target) (object, error) {
 	return o, nil
 }
 
-func (s *store) list(t target, sel selection) object {
+// list returns a collection, or a page of it. All pages are of the version of the first one, which is what the token in
+// continue says, with the number of the next item.
+func (s *store) list(t target, sel selection, limit, token string) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	size, version, from := math.MaxInt, s.version, 0
+	if limit != "" && limit != "0" {
+		var err error
+		if size, err = strconv.Atoi(limit); err != nil || size < 0 {
+			return nil, failure(http.StatusBadRequest, "BadRequest", "limit is not a number")
+		}
+	}
+	if token != "" {
+		if _, err := fmt.Sscanf(token, "%d,%d", &version, &from); err != nil || version > s.version {
+			return nil, failure(http.StatusBadRequest, "BadRequest", "continue key is not valid")
+		}
+		if version < s.first {
+			return nil, failure(http.StatusGone, "Expired", "The provided continue parameter is too old to display a consistent list result.")
+		}
+	}
+	then := maps.Clone(s.objects)
+	for _, c := range slices.Backward(s.log) {
+		if c.version <= version {
+			break
+		}
+		if c.before == nil {
+			delete(then, c.key)
+		} else {
+			then[c.key] = c.before
+		}
+	}
 	items := []object{}
-	for _, k := range s.sorted(t) {
-		if o := s.objects[k]; sel.matches(o) {
+	for _, k := range sorted(then, t) {
+		if o := then[k]; sel.matches(o) {
 			o = maps.Clone(o)
 			delete(o, "kind") // items of a list have neither
 			delete(o, "apiVersion")
 			items = append(items, o)
 		}
 	}
-	return object{
-		"kind": t.kind + "List", "apiVersion": t.apiVersion(),
-		"metadata": map[string]any{"resourceVersion": format(s.version)}, "items": items,
+	meta := map[string]any{"resourceVersion": format(version)}
+	items = items[min(from, len(items)):]
+	if len(items) > size {
+		items = items[:size]
+		meta["continue"] = fmt.Sprintf("%d,%d", version, from+size)
 	}
+	return object{"kind": t.kind + "List", "apiVersion": t.apiVersion(), "metadata": meta, "items": items}, nil
 }
 
-// sorted returns the keys of a collection; mu is held.
-func (s *store) sorted(t target) []key {
+// sorted returns the keys of a collection.
+func sorted(objects map[key]object, t target) []key {
 	var keys []key
-	for k := range s.objects {
+	for k := range objects {
 		if k.resource == t.resource && (t.everywhere || k.namespace == t.namespace) {
 			keys = append(keys, k)
 		}
@@ -240,6 +273,7 @@ func (s *store) delete(t target, uid, version string) error {
 // commit makes a change and gives it a version; mu is held.
 func (s *store) commit(k key, old, o object) object {
 	s.version += 1 + s.random.Uint64N(3)
+	before := old
 	if o != nil {
 		o.meta()["resourceVersion"] = format(s.version)
 		s.objects[k] = o
@@ -248,7 +282,7 @@ func (s *store) commit(k key, old, o object) object {
 		old = old.clone()
 		old.meta()["resourceVersion"] = format(s.version) // watchers get the version of the deletion
 	}
-	s.log = append(s.log, change{s.version, k, old, o})
+	s.log = append(s.log, change{s.version, k, old, o, before})
 	s.wake()
 	return o
 }

@@ -71,7 +71,7 @@ func (s *store) watch(w http.ResponseWriter, r *http.Request, t target, sel sele
 	tooOld := from < s.first
 	asStatus := tooOld && s.random.IntN(2) == 0
 	if anew {
-		for _, k := range s.sorted(t) {
+		for _, k := range sorted(s.objects, t) {
 			if o := s.objects[k]; sel.matches(o) {
 				initial = append(initial, o)
 			}

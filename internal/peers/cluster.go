@@ -141,6 +141,11 @@ func (c *Cluster) Status(t testing.TB, method, path string) int {
 	return code
 }
 
+// Send sends a request as an administrator, with a body as for Do, and returns the status and the answer.
+func (c *Cluster) Send(method, path string, body any) (int, []byte, error) {
+	return c.request(c.admin, method, path, body)
+}
+
 func (c *Cluster) request(token, method, path string, body any) (int, []byte, error) {
 	var data []byte
 	kind := "application/json"

@@ -50,6 +50,8 @@ func TestKubernetes(t *testing.T) {
 		"node authorizer":        testNodeAuthorizer,
 		"registration authority": testRegistrationAuthority,
 		"rights":                 testRights,
+		"Linkerd mesh":           testLinkerdMesh,
+		"gateway secrets":        testGatewaySecrets,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -11,9 +11,11 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // StartIsolated is [Start] in a network namespace of its own, which has a loopback device and nothing else: for
@@ -36,6 +38,31 @@ func StartIsolated(t testing.TB, log string, cmd *exec.Cmd, port int) (*Process,
 	})
 	t.Cleanup(func() { _ = l.Close() }) // its server may have closed it
 	return p, l
+}
+
+// Dial connects to an address in the network namespace of the program.
+func (p *Process) Dial(network, address string) (net.Conn, error) {
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", p.cmd.Process.Pid))
+	if err != nil {
+		return nil, err
+	}
+	defer namespace.Close() // only read
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	dialed := make(chan result)
+	go func() { // in a thread that ends with the goroutine
+		runtime.LockOSThread()
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			dialed <- result{nil, fmt.Errorf("enter the namespace: %w", err)}
+			return
+		}
+		conn, err := net.DialTimeout(network, address, 10*time.Second)
+		dialed <- result{conn, err}
+	}()
+	r := <-dialed
+	return r.conn, r.err
 }
 
 // StartInPod is [Start] with what a pod has to call the API server of c: the two variables, and the files of the account

@@ -43,7 +43,14 @@ type agent struct {
 // startAgent starts Istio's agent with a token. Its Envoy is a program that does nothing.
 func startAgent(t *testing.T, dir, token string, roots []byte) *agent {
 	t.Helper()
-	program := peers.Program(t, "pilot-agent")
+	peers.Program(t, "pilot-agent")
+	podFolder(t, dir, token, roots)
+	return startPilotAgent(t, dir, podEnvironment(t, dir, "SECRET_TTL=4s"))
+}
+
+// podFolder puts into a folder what the files of a pod are to Istio's agent.
+func podFolder(t *testing.T, dir, token string, roots []byte) {
+	t.Helper()
 	for name, data := range map[string]string{
 		"var/run/secrets/tokens/istio-token":   token,
 		"var/run/secrets/istio/root-cert.pem":  string(roots),
@@ -52,29 +59,51 @@ func startAgent(t *testing.T, dir, token string, roots []byte) *agent {
 		"certs/":                               "",
 		"envoy":                                "#!/bin/sh\nexec sleep 60\n",
 	} {
-		name := filepath.Join(dir, name) + strings.Repeat("/", strings.Count(name[len(name)-1:], "/"))
-		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
-		if data != "" {
-			require.NoError(t, os.WriteFile(name, []byte(data), 0o755))
-		}
+		write(t, filepath.Join(dir, name)+strings.Repeat("/", strings.Count(name[len(name)-1:], "/")), data)
 	}
+}
+
+// write writes a file, or makes a folder if its name ends with a slash, and the folders above it.
+func write(t *testing.T, name, data string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	if data != "" {
+		require.NoError(t, os.WriteFile(name, []byte(data), 0o755))
+	}
+}
+
+// podEnvironment is the environment of Istio's agent in a folder that podFolder has filled, with more variables.
+func podEnvironment(t *testing.T, dir string, more ...string) []string {
+	t.Helper()
 	module := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "istio.io/istio")
 	module.Dir = filepath.Join("programs", "istio")
 	module.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
 	source, err := module.Output()
 	require.NoError(t, err)
+	metadata := map[string]string{} // which the injector makes variables of, too
+	for _, e := range more {
+		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "ISTIO_META_") {
+			metadata[name] = value
+		}
+	}
 	config, err := json.Marshal(map[string]any{
-		"binaryPath": filepath.Join(dir, "envoy"), "configPath": filepath.Join(dir, "etc/istio/proxy"), "discoveryAddress": "127.0.0.1:15012", "terminationDrainDuration": "1s",
+		"proxyMetadata": metadata,
+		"binaryPath":    filepath.Join(dir, "envoy"), "configPath": filepath.Join(dir, "etc/istio/proxy"), "discoveryAddress": "127.0.0.1:15012", "terminationDrainDuration": "1s",
 		"proxyBootstrapTemplatePath": filepath.Join(strings.TrimSpace(string(source)), "tools/packaging/common/envoy_bootstrap.json"),
 	})
 	require.NoError(t, err)
-	cmd := exec.Command(program, "proxy", "sidecar", "--domain", "prod.svc.cluster.local", "--proxyLogLevel=warning")
-	cmd.Dir = dir
-	cmd.Env = []string{
+	return append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "CA_ADDR=127.0.0.1:15012", "TRUST_DOMAIN=" + domain.String(), "POD_NAMESPACE=prod", "SERVICE_ACCOUNT=web",
-		"POD_NAME=web-1", "INSTANCE_IP=127.0.0.1", "OUTPUT_CERTS=" + filepath.Join(dir, "certs"), "SECRET_TTL=4s", "SECRET_GRACE_PERIOD_RATIO=0.5",
+		"POD_NAME=web-1", "INSTANCE_IP=127.0.0.1", "OUTPUT_CERTS=" + filepath.Join(dir, "certs"), "SECRET_GRACE_PERIOD_RATIO=0.5",
 		"ISTIO_META_CLUSTER_ID=Kubernetes", "JWT_POLICY=third-party-jwt", "PILOT_CERT_PROVIDER=istiod", "TOKEN_AUDIENCES=istio-ca", "PROXY_CONFIG=" + string(config),
-	}
+	}, more...)
+}
+
+// startPilotAgent starts Istio's agent with an environment.
+func startPilotAgent(t *testing.T, dir string, environment []string) *agent {
+	t.Helper()
+	cmd := exec.Command(peers.Program(t, "pilot-agent"), "proxy", "sidecar", "--domain", "prod.svc.cluster.local", "--proxyLogLevel=warning")
+	cmd.Dir, cmd.Env = dir, environment
 	a := &agent{dir: dir}
 	a.Process, a.ca = peers.StartIsolated(t, filepath.Join(dir, "log"), cmd, 15012)
 	return a

@@ -143,6 +143,7 @@ func testRights(t *testing.T, c *cluster) {
 		{"pki/ca/kubesecret", "Role", useStore},
 		{"authn/kube", "ClusterRole", useTokens},
 		{"pki/ra", "ClusterRole", useSigner},
+		{"sds/kubesecrets", "ClusterRole", useSecrets},
 	} {
 		rules := documented(t, p.pkg)
 		base := "rights-" + strings.ReplaceAll(p.pkg, "/", "-")

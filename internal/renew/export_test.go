@@ -23,13 +23,6 @@ func (l *Loop[T]) Queued() int {
 	return len(l.lanes[0]) + len(l.lanes[1])
 }
 
-// SetClock has l read other clocks than those of the machine.
-func (l *Loop[T]) SetClock(read func() (mono, wall time.Time)) {
-	l.Mu.Lock()
-	defer l.Mu.Unlock()
-	l.clock = clock{read: read}
-}
-
 // WaitBy is Wait with other clocks than those of the machine.
 func WaitBy(ctx context.Context, read func() (mono, wall time.Time), d time.Duration, wake <-chan struct{}) {
 	(&clock{read: read}).wait(ctx, d, wake)

@@ -162,6 +162,14 @@ func (l *Loop[T]) Close() {
 	}
 }
 
+// SetClock has l read other clocks than those of the machine, for tests: in a bubble of testing/synctest both clocks
+// agree, while a suspension is when they do not. It is called before the first use, without the lock.
+func (l *Loop[T]) SetClock(read func() (mono, wall time.Time)) {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.clock = clock{read: read}
+}
+
 // startDue starts what is due, as far as there are slots, and returns how long there is nothing to do
 // unless the Loop is woken. Without Run, only what is urgent is due.
 func (l *Loop[T]) startDue() time.Duration {

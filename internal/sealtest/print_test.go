@@ -33,11 +33,14 @@ import (
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/kubetest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
+	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -142,10 +145,31 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	_, err = byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted)
 	require.NoError(t, err)
 
+	// What an API server has.
+	api := kubetest.Start(t)
+	api.Put("/api/v1/namespaces/gw/secrets/web", map[string]any{"data": map[string][]byte{"tls.crt": certsPEM, "tls.key": keyPEM}})
+	gateway, err := kubesecrets.Start(t.Context(), kubesecrets.Config{Namespace: "gw", APIServer: api.URL(), HTTPClient: api.Client()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, gateway.Close()) })
+	_, err = gateway.GenerateSecret(t.Context(), "kubernetes://web")
+	require.NoError(t, err)
+
 	written, err := filesink.New(filesink.Config{Source: manager, Dir: t.TempDir()})
 	require.NoError(t, err)
 	_, err = written.Write()
 	require.NoError(t, err)
+
+	// An agent, over files that another program has written.
+	folder, err := os.MkdirTemp("", "seal") // t.TempDir is too long for a Unix socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	require.NoError(t, os.WriteFile(roots, bundle.MarshalPEM(), 0o600))
+	agent, err := istioagent.Start(t.Context(), istioagent.Config{
+		Root: folder, TrustDomain: td, FileMounted: true, MountedCert: mounted, MountedKey: mounted, MountedRoots: roots,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, agent.Close()) })
 
 	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
 	require.NoError(t, err)
@@ -203,7 +227,9 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
 		"spiffe/filesource.Source":                  {files, keys},
+		"sds/istioagent.Agent":                      {agent, keys},
 		"sds/sdssource.Files":                       {byName, keys},
+		"sds/kubesecrets.Source":                    {gateway, keys},
 		"spiffe/filesink.Sink":                      {written, append(owns, key)},
 		"spiffe/filesink.Config":                    {filesink.Config{Source: manager}, append(owns, key)},
 		"spiffe.Snapshot":                           {snapshot, keys},

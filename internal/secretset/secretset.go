@@ -9,6 +9,7 @@
 package secretset
 
 import (
+	"crypto/x509"
 	"fmt"
 	"io/fs"
 	"iter"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -49,25 +51,48 @@ type Set struct {
 	TrustDomain spiffe.TrustDomain     // the own one; zero means that of Own
 	Identities  iter.Seq[*spiffe.SVID] // those that can be asked for by ID; not nil
 	Bundles     *spiffe.BundleSet
+
+	// Joined says that ROOTCA has the authorities of all trust domains, each once, and not those of the own one.
+	Joined bool
 }
 
-// Material is what a secret is made of: one of the three. Materials of which two secrets with equal content are made
+// Material is what a secret is made of: one of the first three. Materials of which two secrets with equal content are made
 // are equal if sources keep what does not change.
 type Material struct {
 	SVID    *spiffe.SVID
 	Bundle  *spiffe.Bundle
 	Bundles *spiffe.BundleSet
+	Joined  bool // of Bundles: all in one
 }
 
 // Secret returns the secret that m makes.
 func (m Material) Secret(name string) (*pki.Secret, error) {
 	switch {
+	case m.Joined:
+		return join(name, m.Bundles)
 	case m.Bundles != nil:
 		return pki.NewTrustDomainsSecret(name, m.Bundles)
 	case m.Bundle != nil:
 		return pki.NewTrustSecret(name, m.Bundle)
 	}
 	return pki.NewKeyPairSecret(name, m.SVID)
+}
+
+// join returns the secret of the authorities of all trust domains, in an order that does not depend on whose they are.
+func join(name string, set *spiffe.BundleSet) (*pki.Secret, error) {
+	var td spiffe.TrustDomain
+	var certs []*x509.Certificate
+	for b := range set.All() {
+		td, certs = b.TrustDomain(), slices.AppendSeq(certs, b.X509Authorities())
+	}
+	if len(certs) == 0 {
+		return nil, fmt.Errorf("no secret %q: no trust domain has X.509 authorities: %w", name, spiffe.ErrNoAuthority)
+	}
+	all, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certchain.Set(certs)})
+	if err != nil {
+		return nil, err
+	}
+	return pki.NewTrustSecret(name, all)
 }
 
 // Lookup returns what the secret with a name is made of, and whether there is one.
@@ -81,6 +106,8 @@ func (s *Set) Lookup(name string) (m Material, ok bool) {
 		return Material{SVID: s.Own}, s.Own != nil
 	case name == allName:
 		return Material{Bundles: s.Bundles}, true
+	case name == rootName && s.Joined:
+		return Material{Bundles: s.Bundles, Joined: true}, true
 	case name == rootName && td.IsZero() && s.Own != nil:
 		td = s.Own.ID().TrustDomain()
 	case name == rootName && !td.IsZero():

@@ -26,7 +26,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,6 +36,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/fileset"
+	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -279,8 +279,7 @@ func (s *Server) tlsConfig(least uint16, clients tls.ClientAuthType) *tls.Config
 // page in a browser on this machine, whose own name leads to loopback meanwhile (DNS rebinding).
 func (s *Server) localHosts(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-		if ok && at.IP.IsLoopback() && !s.isHost(r.Host) {
+		if loopback.Reached(r) && !s.isHost(r.Host) {
 			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
 			return
 		}
@@ -290,12 +289,8 @@ func (s *Server) localHosts(h http.Handler) http.Handler {
 
 // isHost reports whether a host, with or without a port, is an address, localhost, or one of the server's own names.
 func (s *Server) isHost(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return err == nil || strings.EqualFold(host, "localhost") || slices.ContainsFunc(s.opts.Names, func(n pki.SAN) bool {
-		return n.Type == pki.DNS && strings.EqualFold(n.Value, host)
+	return loopback.Host(host) || slices.ContainsFunc(s.opts.Names, func(n pki.SAN) bool {
+		return n.Type == pki.DNS && strings.EqualFold(n.Value, loopback.Name(host))
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
@@ -43,6 +44,7 @@ func Example() {
 
 func TestNames(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-2-1", "LNK-2-2", "LNK-17-1", "LNK-17-2")
 	for m, want := range map[linkerdname.Mesh]string{mesh: web, seed: "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"} {
 		name, err := m.Name("emojivoto", "web")
 		require.NoError(t, err)
@@ -55,6 +57,7 @@ func TestNames(t *testing.T) {
 
 func TestWellKnownNames(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-2-5", "LNK-2-14", "LNK-2-15")
 	for _, test := range []struct {
 		get  func() (string, error)
 		want string
@@ -73,6 +76,7 @@ func TestWellKnownNames(t *testing.T) {
 
 func TestMesh(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-2-9")
 	label63, label64 := strings.Repeat("a", 63), strings.Repeat("a", 64)
 	long := strings.Repeat("a.", 126) + "b" // 253 bytes
 	for _, good := range [][2]string{
@@ -111,6 +115,7 @@ func TestMesh(t *testing.T) {
 
 func TestBadNames(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-2-8", "LNK-2-10")
 	for _, bad := range [][2]string{
 		{"", "web"}, {"emojivoto", ""}, {"emoji.voto", "web"}, {"emojivoto", "web.v1"}, {"Emojivoto", "web"}, {"emojivoto", "Web"},
 		{"-", "web"}, {"emojivoto", "-web"}, {"emojivoto", "web-"}, {"emojivoto", "w_b"}, {"emojivoto", "web\x00"}, {"emojivoto", "wéb"},
@@ -136,6 +141,7 @@ func TestBadNames(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-2-11", "LNK-2-12", "LNK-2-13")
 	deep := linkerdname.Mesh{ControlNamespace: "identity", TrustDomain: "serviceaccount.identity.identity.a.b"}
 	namespace, account, err := deep.Parse("a.b.serviceaccount.identity.identity.serviceaccount.identity.identity.a.b")
 	require.NoError(t, err, "read from the left")
@@ -163,6 +169,7 @@ func TestParse(t *testing.T) {
 
 func TestMatch(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-15-4", "LNK-17-12", "LNK-17-13", "LNK-17-14")
 	for _, test := range []struct {
 		pattern, identity string
 		want              bool

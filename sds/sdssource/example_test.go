@@ -5,12 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -53,3 +58,60 @@ func Example() {
 	// false true
 	// false true
 }
+
+// The roots of two trust domains, from the source of the identity and from the configuration of a mesh, in both forms
+// that Envoy has for them.
+func ExampleFromIdentityWithAllRoots() {
+	ctx := context.Background()
+	ca, partner := spiffetest.NewCA(new(testing.T), "example.org"), spiffetest.NewCA(new(testing.T), "partner.test")
+	own := manager{ca.Source("/ns/demo/sa/web")} // a *secretcache.Manager
+
+	var mesh source.Configured
+	all, err := source.NewUnion(ca.TrustDomain(), own, &mesh)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer all.Close()
+	src := sdssource.FromIdentityWithAllRoots(all)
+	show := func() {
+		roots, err := src.GenerateSecret(ctx, "ROOTCA") // Istio's form
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		pem, _ := roots.Roots()
+		fmt.Println("ROOTCA has", strings.Count(string(pem), "BEGIN CERTIFICATE"))
+		domains, err := src.GenerateSecret(ctx, "ALL") // for Envoy's SPIFFE validator
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		each, _ := domains.TrustDomains()
+		for _, td := range slices.SortedFunc(maps.Keys(each), spiffe.TrustDomain.Compare) {
+			fmt.Println("ALL has", strings.Count(string(each[td]), "BEGIN CERTIFICATE"), "of", td)
+		}
+	}
+	show()
+	err = mesh.Set([]source.Roots{
+		{PEM: partner.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{partner.TrustDomain()}},
+		{PEM: ca.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain()}}, // it is there already
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	show()
+	// Output:
+	// ROOTCA has 1
+	// ALL has 1 of example.org
+	// ROOTCA has 2
+	// ALL has 1 of example.org
+	// ALL has 1 of partner.test
+}
+
+// manager has what a source needs beside what spiffetest has.
+type manager struct{ *spiffetest.Source }
+
+func (manager) Ready(context.Context) error { return nil }
+func (manager) Close() error                { return nil }

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -243,7 +241,7 @@ func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.S
 		return e.read
 	})
 	switch {
-	case secret != nil && expired(secret):
+	case secret != nil && secretset.Expired(secret):
 		return nil, fmt.Errorf("sdssource: %.256q: the certificate has expired at %s, and there is no newer one: %w", resourceName, stamp(secret.NotAfter()), cmp.Or(err, errSame))
 	case secret != nil:
 		return secret, nil
@@ -259,8 +257,6 @@ func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.S
 var errSame = errors.New("the files are as they were")
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-
-func expired(s *pki.Secret) bool { return !s.NotAfter().IsZero() && !time.Now().Before(s.NotAfter()) }
 
 // entry returns the entry of a name, which is followed from now on.
 func (f *Files) entry(name string) (*entry, error) {
@@ -380,12 +376,11 @@ func (e *entry) load(read follow.Files) (next entry, err error) {
 		return *e, nil
 	}
 	if e.key == "" {
-		var roots []byte
-		if roots, next.note, err = usable(certs.Data); err == nil {
-			next.secret, err = pki.NewSecretPEM(e.name, nil, nil, roots, time.Time{})
-		}
-		if err != nil {
+		if next.secret, next.note, err = secretset.Roots(e.name, certs.Data); err != nil {
 			return next, fmt.Errorf("sdssource: %s: %w", e.cert, err)
+		}
+		if next.note != nil {
+			next.note = fmt.Errorf("sdssource: %w", next.note)
 		}
 		return next, nil
 	}
@@ -411,54 +406,14 @@ func (e *entry) pair(certsPEM, keyPEM []byte) (*pki.Secret, error) {
 			return nil, err
 		}
 	}
-	secret, err := pki.NewSecretPEM(e.name, certsPEM, keyPEM, nil, time.Time{})
+	secret, from, err := secretset.KeyPair(e.name, certsPEM, keyPEM)
+	if err == nil && time.Now().Before(from) {
+		err = secretset.NotYet(from)
+	}
 	if err != nil {
 		return nil, err
-	}
-	if expired(secret) {
-		return nil, fmt.Errorf("the certificate has expired at %s", stamp(secret.NotAfter()))
-	}
-	block, _ := pem.Decode(certsPEM) // as NewSecretPEM has read it
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return nil, err
-	}
-	if time.Now().Before(leaf.NotBefore) {
-		return nil, fmt.Errorf("the certificate is valid from %s on; compare the clocks", stamp(leaf.NotBefore))
 	}
 	return secret, nil
-}
-
-// usable returns the roots in data that can be used, and what is wrong with the others. Damaged PEM is an error: it may
-// be half of a file.
-func usable(data []byte) (roots []byte, note, err error) {
-	if err := certpem.Check(data, certpem.MaxInput, certpem.MaxCertificates); err != nil {
-		return nil, nil, err
-	}
-	var skipped error
-	blocks, bad := 0, 0
-	for rest := data; ; blocks++ {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
-		one := pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})
-		if _, err := pki.NewSecretPEM("root", nil, nil, one, time.Time{}); err != nil {
-			bad++
-			skipped = cmp.Or(skipped, fmt.Errorf("certificate %d: %w", blocks+1, errors.Unwrap(err)))
-			continue
-		}
-		roots = append(roots, one...)
-	}
-	switch {
-	case certpem.Blocks(data) != blocks:
-		return nil, nil, errors.New("a PEM block is damaged")
-	case len(roots) == 0:
-		return nil, nil, cmp.Or(skipped, errors.New("there is no certificate in PEM"))
-	case bad > 0:
-		note = fmt.Errorf("sdssource: %d of %d certificates are left out: %w", bad, blocks, skipped)
-	}
-	return roots, note, nil
 }
 
 // FilesStatus is the state of one name of [Files] at one moment. It has no secrets.

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
@@ -149,6 +150,7 @@ func volume(t testing.TB, svid *spiffe.SVID, bundle *spiffe.Bundle) map[string][
 // in the status and in the log, and subscribers hear of what changes and of nothing else.
 func TestFiles(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.2-3", "IST-7.2-4", "IST-7.4-4", "IST-7.10-5")
 	onlyUnix(t)
 	ca := spiffetest.NewCA(t, td.String())
 	dir := t.TempDir()
@@ -248,6 +250,7 @@ func TestFiles(t *testing.T) {
 // Files that are not there yet are followed, and told of when they appear, roots before pairs.
 func TestFilesAppear(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.10-3", "IST-7.10-6")
 	onlyUnix(t)
 	ca := spiffetest.NewCA(t, td.String())
 	dir := t.TempDir()
@@ -393,6 +396,7 @@ func TestFilesBound(t *testing.T) {
 // An expired certificate is not handed out.
 func TestFilesExpire(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.4-9")
 	onlyUnix(t)
 	ca := spiffetest.NewCA(t, td.String())
 	dir := t.TempDir()
@@ -410,6 +414,7 @@ func TestFilesExpire(t *testing.T) {
 
 func TestSystemRoots(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.2-5", "IST-7.4-3")
 	onlyUnix(t)
 	ca := spiffetest.NewCA(t, td.String())
 	dir := t.TempDir()

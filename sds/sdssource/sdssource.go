@@ -28,6 +28,28 @@
 // With FILE_MOUNTED_CERTS the proxy asks for its files by the names file-cert: and file-root:. These
 // files go into FilesConfig.Allow, one by one. This package reads no environment variables.
 //
+// # Several trust domains
+//
+// The roots of a mesh come from several places: the answer of the CA, files, the configuration of the mesh, which
+// changes, and the bundle endpoints of others. Package source joins them, and FromIdentity serves what it has joined:
+//
+//	var mesh source.Configured // mesh.Set has the PEM of the configuration, with its trust domains, whenever that changes
+//	all, err := source.NewUnion(td, manager, files, &mesh, federated)
+//	if err != nil { … }
+//	defer all.Close()
+//	handler, err := sds.NewHandler(sdssource.FromIdentity(all), nil)
+//
+// Here manager is a *secretcache.Manager, files a *filesource.Source of roots, and federated a *federation.Manager. Each
+// root is served once, in an order that does not depend on where it came from. Each place keeps what was good last, and a
+// place that says that a trust domain has no roots takes its own away. Roots are told of before the certificate that
+// needs them, as both are one snapshot of the manager.
+//
+// Envoy trusts several trust domains in one of two forms. With its SPIFFE validator it asks for ALL, in which each root
+// vouches for peers of its own trust domain. In Istio's form it asks for ROOTCA and expects all roots in it: that takes
+// [FromIdentityWithAllRoots]. Without that, ROOTCA has the roots of the own trust domain.
+//
+// # Folders of its own
+//
 // A program that writes its identity to a folder (OUTPUT_CERTS) lists that in Config.Refuse of filesource and in
 // FilesConfig.Refuse, so that it never takes its own output for its input.
 package sdssource
@@ -67,6 +89,25 @@ func FromIdentity(src interface {
 	Snapshot() (*spiffe.Snapshot, error)
 	Changed() <-chan struct{}
 }) sds.Source {
+	return fromIdentity(src, false)
+}
+
+// FromIdentityWithAllRoots is FromIdentity with a ROOTCA that has the X.509 authorities of all trust domains with a
+// bundle, each once: Istio's form of several trust domains. With it an authority of any trust domain vouches for any
+// peer, and only the names that Envoy is configured to match (match_typed_subject_alt_names) say which. Envoy's SPIFFE
+// validator with the name ALL has each vouch for its own trust domain; prefer it where Envoy's configuration can be
+// changed. The package comment has both.
+func FromIdentityWithAllRoots(src interface {
+	Snapshot() (*spiffe.Snapshot, error)
+	Changed() <-chan struct{}
+}) sds.Source {
+	return fromIdentity(src, true)
+}
+
+func fromIdentity(src interface {
+	Snapshot() (*spiffe.Snapshot, error)
+	Changed() <-chan struct{}
+}, joined bool) sds.Source {
 	if src == nil {
 		panic("sdssource: FromIdentity needs a source")
 	}
@@ -76,7 +117,7 @@ func FromIdentity(src interface {
 			return nil, err
 		}
 		svid, _ := snap.SVID() // of a snapshot: never an error
-		return &secretset.Set{Own: svid, Bundles: snap.Bundles(), Identities: func(yield func(*spiffe.SVID) bool) { yield(svid) }}, nil
+		return &secretset.Set{Own: svid, Bundles: snap.Bundles(), Joined: joined, Identities: func(yield func(*spiffe.SVID) bool) { yield(svid) }}, nil
 	}}
 }
 

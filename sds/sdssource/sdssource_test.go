@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -331,6 +332,7 @@ func TestMux(t *testing.T) {
 // source, and what comes back is taken over.
 func TestMountedIdentity(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.3-1", "IST-7.4-1", "IST-7.4-2", "IST-7.10-7")
 	onlyUnix(t)
 	ca := spiffetest.NewCA(t, td.String())
 	dir := t.TempDir()

@@ -15,6 +15,16 @@ func Read(message []byte, delta bool) (secret bool, node []byte, err error) {
 	if delta {
 		f = deltaRequest
 	}
-	secret, parts, err := f.read(message)
-	return secret, f.encode(parts), err
+	k, node, err := f.read(message)
+	return k == secrets, f.encode(node), err
 }
+
+// Reported returns how many streams have the reports of health.
+func (h *Handler) Reported() int {
+	h.health.mu.Lock()
+	defer h.health.mu.Unlock()
+	return len(h.health.legs)
+}
+
+// DebugAnswer returns the JSON of a response to a debug request.
+var DebugAnswer = debugAnswer

@@ -95,6 +95,7 @@ func memory() network {
 func (n network) serve(t testing.TB, name string, h http.Handler) (stop func()) {
 	srv := &http.Server{Handler: h, Protocols: new(http.Protocols), ErrorLog: log.New(io.Discard, "", 0)}
 	srv.Protocols.SetUnencryptedHTTP2(true)
+	srv.HTTP2 = &http.HTTP2Config{MaxReadFrameSize: 16 << 10} // as grpc-go and Envoy have; a client has a buffer of this size
 	l := n.listen(name)
 	done := make(chan struct{})
 	go func() {

@@ -18,7 +18,8 @@ type queue struct {
 
 	mu      sync.Mutex
 	waiting [][]byte
-	bytes   int // of those, and of the one that is being sent
+	bytes   int    // of those, and of the one that is being sent
+	report  []byte // a request to send when none waits; nil for none
 	state   int
 	more    chan struct{} // has one when next is to look again
 	room    chan struct{} // has one when put is to look again
@@ -78,8 +79,19 @@ func (q *queue) tryPut(msg []byte) (ok bool, err error) {
 	return true, nil
 }
 
-// next returns the next request, or false if there is none and will be none. It waits for one.
-func (q *queue) next(ctx context.Context) (msg []byte, ok bool) {
+// setReport makes msg a request to send, after those that wait and instead of the last report that was not sent. It is
+// not counted, as there is one.
+func (q *queue) setReport(msg []byte) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.state == filling {
+		q.report = msg
+		wake(q.more)
+	}
+}
+
+// next returns the next request and its size for sent, or false if there is none and will be none. It waits for one.
+func (q *queue) next(ctx context.Context) (msg []byte, size int, ok bool) {
 	for {
 		q.mu.Lock()
 		if len(q.waiting) > 0 {
@@ -87,27 +99,30 @@ func (q *queue) next(ctx context.Context) (msg []byte, ok bool) {
 			q.waiting[0] = nil
 			q.waiting = q.waiting[1:]
 			q.mu.Unlock()
-			return msg, true
+			return msg, len(msg) + besideMessage, true
 		}
 		state := q.state
+		msg, q.report = q.report, nil
 		q.waiting = nil // so that an idle stream keeps no array
 		q.mu.Unlock()
 		if state != filling {
-			return nil, false
+			return nil, 0, false
+		}
+		if msg != nil {
+			return msg, 0, true
 		}
 		select {
 		case <-q.more:
 		case <-ctx.Done():
-			return nil, false
+			return nil, 0, false
 		}
 	}
 }
 
-// sent says that a request of n bytes, which next has returned, is not kept any more.
+// sent says that a request whose size was n, which next has returned, is not kept any more.
 func (q *queue) sent(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n += besideMessage
 	q.bytes -= n
 	q.shares.Give(q.peer, n)
 	wake(q.room)
@@ -139,7 +154,7 @@ func (q *queue) discard() {
 		q.bytes -= n
 		q.shares.Give(q.peer, n)
 	}
-	q.waiting = nil
+	q.waiting, q.report = nil, nil
 	q.state = discarded
 	wake(q.more)
 	wake(q.room)

@@ -1,6 +1,7 @@
 package xdsproxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -31,7 +32,7 @@ type stream struct {
 	wg     sync.WaitGroup
 
 	up, local *leg   // nil before their first request
-	node      []byte // the field, as the first message had it; nil once both legs have it
+	node      []byte // of the first message; nil once both legs have it
 	half      chan struct{}
 
 	sending sync.Mutex
@@ -126,33 +127,39 @@ func (s *stream) finish() error {
 // request forwards a message of Envoy. It blocks while the queue is full.
 func (s *stream) request(msg []byte) error {
 	to := &s.up
-	if s.h.cfg.Secrets != nil {
-		secret, node, err := s.fields.read(msg)
-		if err != nil {
-			return grpchttp.Errorf(grpchttp.InvalidArgument, "xdsproxy: malformed request")
-		}
-		if secret {
-			to = &s.local
-		}
-		switch {
-		case s.up == nil && s.local == nil:
-			s.node = s.fields.encode(node)
-		case *to == nil:
-			if node == nil {
-				msg = append(s.node[:len(s.node):len(s.node)], msg...) // a new message with the fields of both
-			}
-			s.node = nil
-		}
+	k, node, err := s.fields.read(msg)
+	switch {
+	case s.h.cfg.Secrets == nil: // the control plane says what is malformed
+	case err != nil:
+		return grpchttp.Errorf(grpchttp.InvalidArgument, "xdsproxy: malformed request")
+	case k == secrets:
+		to = &s.local
 	}
 	if *to == nil {
-		*to = s.begin(to == &s.local)
+		node = bytes.Clone(node)
+		first := s.up == nil && s.local == nil
+		if !first && node == nil {
+			node = s.node
+			msg = append(s.fields.encode(node), msg...) // a message with the fields of both
+		}
+		if s.node = nil; first && s.h.cfg.Secrets != nil {
+			s.node = node
+		}
+		*to = s.begin(to == &s.local, node)
 	}
-	return (*to).queue.put(s.ctx, msg)
+	err = (*to).queue.put(s.ctx, msg)
+	if err == nil && k == listeners {
+		s.h.health.join(*to)
+	}
+	return err
 }
 
 // begin starts a leg.
-func (s *stream) begin(local bool) *leg {
+func (s *stream) begin(local bool, node []byte) *leg {
 	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer)}
+	if !local {
+		l.node = node
+	}
 	s.mu.Lock()
 	s.open++
 	s.mu.Unlock()
@@ -172,19 +179,21 @@ type leg struct {
 	s     *stream
 	local bool
 	queue *queue
+	node  []byte // of Envoy, until the control plane has answered; nil if it has none
 	token string // that was sent
+
+	left bool // the reports, whose lock guards it
 }
 
 // run lasts as long as the leg.
 func (l *leg) run() {
 	remote, err := l.dial()
 	if err == nil {
-		// net/http does not notice the end of a context while a request waits for its server to read.
-		defer context.AfterFunc(l.s.ctx, func() { _ = remote.Close() })()
 		l.s.wg.Go(func() { l.forward(remote) })
 		err = l.receive(remote)
 		_ = remote.Close()
 	}
+	l.s.h.health.leave(l)
 	l.queue.discard()
 	l.ended(err, err != nil && remote != nil && remote.Header() != nil)
 }
@@ -197,37 +206,48 @@ func (l *leg) dial() (*grpchttp.Stream, error) {
 		c := grpchttp.NewClient(&http.Client{Transport: t}, "http://localhost", maxResponse)
 		return c.Open(s.ctx, secretService+s.method+"Secrets", nil), nil
 	}
-	metadata := h.cfg.Header.Clone()
-	if h.cfg.Token != nil {
-		token, err := h.cfg.Token(s.ctx)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			h.log.Warn("xdsproxy: no token to send to the control plane", "no token", slog.Any("err", err))
-		case err != nil:
-			return nil, grpchttp.Errorf(grpchttp.Unavailable, "xdsproxy: get a token for the control plane: %w", err)
-		case len(token) > maxToken || strings.ContainsFunc(token, func(r rune) bool { return !bearer.TokenRune(r) }):
-			return nil, grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the token is too long, or has characters that no token has")
-		case token != "":
-			if metadata == nil {
-				metadata = make(http.Header)
-			}
-			metadata.Set("Authorization", "Bearer "+token)
-			l.token = token
-		}
+	metadata, token, err := h.metadata(s.ctx)
+	if err != nil {
+		return nil, err
 	}
+	l.token = token
 	return h.client.Open(s.ctx, service+s.method+"AggregatedResources", metadata), nil
+}
+
+// metadata returns what a stream to the control plane begins with, and the token in it; empty for none.
+func (h *Handler) metadata(ctx context.Context) (metadata http.Header, token string, err error) {
+	metadata = h.cfg.Header.Clone()
+	if h.cfg.Token == nil {
+		return metadata, "", nil
+	}
+	token, err = h.cfg.Token(ctx)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		h.log.Warn("xdsproxy: no token to send to the control plane", "no token", slog.Any("err", err))
+		return metadata, "", nil
+	case err != nil:
+		return nil, "", grpchttp.Errorf(grpchttp.Unavailable, "xdsproxy: get a token for the control plane: %w", err)
+	case len(token) > maxToken || strings.ContainsFunc(token, func(r rune) bool { return !bearer.TokenRune(r) }):
+		return nil, "", grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the token is too long, or has characters that no token has")
+	case token != "":
+		if metadata == nil {
+			metadata = make(http.Header)
+		}
+		metadata.Set("Authorization", "Bearer "+token)
+	}
+	return metadata, token, nil
 }
 
 // forward sends what is in the queue.
 func (l *leg) forward(remote *grpchttp.Stream) {
 	for {
-		msg, ok := l.queue.next(l.s.ctx)
+		msg, size, ok := l.queue.next(l.s.ctx)
 		if !ok {
 			break
 		}
 		start := time.Now()
 		err := remote.Send(msg)
-		l.queue.sent(len(msg))
+		l.queue.sent(size)
 		if took := time.Since(start); took > slow && !l.local {
 			l.s.h.log.Warn("xdsproxy: the control plane was slow to take a request", "slow", slog.Duration("after", took))
 		}
@@ -244,7 +264,7 @@ func (l *leg) forward(remote *grpchttp.Stream) {
 // receive sends the server's responses to Envoy until one of them has ended. The error is what has ended it, io.EOF
 // for the status OK.
 func (l *leg) receive(remote *grpchttp.Stream) error {
-	h := l.s.h
+	h, connected := l.s.h, false
 	for {
 		msg, err := remote.Receive()
 		if err != nil {
@@ -252,15 +272,23 @@ func (l *leg) receive(remote *grpchttp.Stream) error {
 		}
 		if !l.local {
 			h.metrics.responses.Inc()
-			if h.cfg.Secrets != nil {
-				switch secret, _, err := response.read(msg); {
-				case err != nil:
-					return grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the control plane has sent a malformed response")
-				case secret:
-					h.metrics.dropped.Inc()
-					h.log.Warn("xdsproxy: a response of the control plane was dropped", "it has secrets", slog.Int("bytes", len(msg)))
-					continue
-				}
+			h.plane.answered()
+			if !connected {
+				connected = true
+				h.envoys.join(l.node)
+				l.node = nil
+				defer h.envoys.leave()
+			}
+			switch k, _, err := response.read(msg); {
+			case k == health: // Envoy has not asked
+				continue
+			case h.cfg.Secrets == nil:
+			case err != nil:
+				return grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the control plane has sent a malformed response")
+			case k == secrets:
+				h.metrics.dropped.Inc()
+				h.log.Warn("xdsproxy: a response of the control plane was dropped", "it has secrets", slog.Int("bytes", len(msg)))
+				continue
 			}
 		}
 		if err := l.s.send(msg); err != nil {
@@ -326,10 +354,12 @@ func (l *leg) count(status error, answered bool) {
 		return
 	case !answered:
 		h.metrics.failures.Inc()
+		h.plane.failed(e)
 	case e.Code == grpchttp.Canceled || e.Code == grpchttp.DeadlineExceeded:
 		h.metrics.upstreamEnds[cancelled].Inc()
 	default:
 		h.metrics.upstreamEnds[failed].Inc()
+		h.plane.failed(e)
 	}
 	h.log.Warn("xdsproxy: a stream to the control plane has failed", e.Code.String(), slog.Bool("answered", answered),
 		slog.String("err", bearer.Redact(e.Message)))

@@ -18,9 +18,15 @@
 // stream of an Envoy is one stream to the control plane, which begins with the first request that is not for secrets.
 //
 // Messages pass as they are, byte by byte, whatever fields and types they have: a Handler reads no more of them than
-// the type URL and the node, and nothing at all without Secrets. There is one exception: an Envoy may introduce itself
+// the type URL and the node. There is one exception: an Envoy may introduce itself
 // (its node) in the first message of a stream only. If that one is for the other server, the node is put in front of
 // the first message to this one. Header fields and other metadata of Envoy are not forwarded.
+//
+// A program that probes its workload tells the control plane of it with [Handler.ReportHealth]. What the control plane
+// answers to that is not for Envoy, and is dropped.
+//
+// Operators ask the control plane for debug information with [Handler.ServeDebug], on a port of its own, or by ADS on
+// the socket of Envoy, where types such as istio.io/debug pass like all others.
 //
 // # Secrets
 //
@@ -64,8 +70,15 @@
 // A Handler does not authenticate its callers: the permissions of the socket do. A process that can connect speaks to
 // the control plane with the credentials of [Config]. It has no DNS proxy and no generator of
 // configuration of its own: types such as istio.networking.nds.v1.NameTable pass like all others, if Envoy asks for
-// them, and it asks for nothing itself: it reports no health (istio.v1.HealthInformation) and has no debug endpoint
-// (port 15004). It does not rewrite extension configurations that name WebAssembly modules.
+// them, and it asks for none of them itself. It does not rewrite extension configurations that name WebAssembly modules.
+//
+// # What it costs
+//
+// With 1,000 streams open, each of which began with a request of 50 kB, a stream takes 48 KiB and 4 goroutines, where
+// the least that net/http can do for it takes 45 KiB and 2; a request of 500 bytes and its response take 0.2 ms at most
+// in 99 of 100 cases, where those take 0.15 ms and 0.09 ms without a proxy (BenchmarkStreams, two cores). net/http has a
+// buffer of the largest frame that the control plane takes, up to 512 KiB, for each stream; that of grpc-go, which
+// istiod has, is 16 KiB.
 //
 // # In a server of your own
 //
@@ -201,15 +214,19 @@ func (c *Config) check() error {
 // Handler serves the Aggregated Discovery Service. It is safe for concurrent use, and starts no goroutine but those of
 // streams.
 type Handler struct {
-	cfg      Config
-	client   *grpchttp.Client
-	grpc     *grpchttp.Handler
-	log      *summary.Log
-	metrics  proxyMetrics
-	open     *limit.Shares[peer.Holder] // streams
-	waiting  *limit.Shares[peer.Holder] // bytes of requests
-	ctx      context.Context            // done when the handler is closed
-	closeAll context.CancelFunc
+	cfg       Config
+	client    *grpchttp.Client
+	grpc      *grpchttp.Handler
+	log       *summary.Log
+	metrics   proxyMetrics
+	plane     plane
+	health    reports
+	envoys    envoys
+	open      *limit.Shares[peer.Holder] // streams
+	waiting   *limit.Shares[peer.Holder] // bytes of requests
+	debugging chan struct{}              // has one while there is a debug request
+	ctx       context.Context            // done when the handler is closed
+	closeAll  context.CancelFunc
 }
 
 // NewHandler returns a handler that forwards streams to the control plane of cfg. It connects when the first stream
@@ -228,6 +245,8 @@ func NewHandler(cfg Config) (*Handler, error) {
 		log:     summary.New(cfg.Logger, 0),
 		open:    limit.NewShares[peer.Holder](cmp.Or(cfg.MaxStreams, maxStreams), cmp.Or(cfg.MaxPeerStreams, maxPeerStreams)),
 		waiting: limit.NewShares[peer.Holder](maxWaiting, maxPeerWaiting),
+
+		debugging: make(chan struct{}, 1),
 	}
 	h.ctx, h.closeAll = context.WithCancel(context.Background())
 	h.grpc = &grpchttp.Handler{

@@ -3,6 +3,8 @@ package xdsproxy_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +12,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -24,6 +28,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
@@ -64,6 +70,7 @@ func odd(r *rand.Rand, number protowire.Number, typeURL string) []byte {
 // Every message arrives as it was sent, in both directions and both variants.
 func TestTransparent(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.4-1", "IST-9.4-4", "IST-9.4-9")
 	for _, method := range []string{stream, delta} {
 		for _, local := range []bool{false, true} {
 			t.Run(fmt.Sprint(method, " ", local), func(t *testing.T) {
@@ -224,6 +231,9 @@ func TestSecrets(t *testing.T) {
 				require.NoError(t, h.WriteMetrics(&m))
 				assert.Regexp(t, `istio_agent_xds_proxy_dropped_responses [12]\n`, m.String())
 				assert.Contains(t, m.String(), "istio_agent_xds_proxy_streams 1\n")
+				assert.Equal(t, 1, h.Status().Streams)
+				assert.NotZero(t, h.Status().LastResponse)
+				assert.NoError(t, h.Status().Err)
 			})
 		}
 	}
@@ -264,6 +274,7 @@ func TestWithoutControlPlane(t *testing.T) {
 // it waits for, and secrets are served meanwhile.
 func TestMutualDeadlock(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.4-5")
 	const each, count = 1 << 20, 16
 	for _, method := range []string{stream, delta} {
 		t.Run(method, func(t *testing.T) {
@@ -385,6 +396,7 @@ func TestStalled(t *testing.T) {
 // What Envoy sees when the control plane goes: its status, and before that two seconds in which secrets are served.
 func TestControlPlaneGone(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.4-3", "IST-9.7-5")
 	ca := spiffetest.NewCA(t, "example.org")
 	for name, test := range map[string]struct {
 		end  func(ctx context.Context, c *grpchttp.Call) error
@@ -455,6 +467,20 @@ func TestControlPlaneGone(t *testing.T) {
 				require.NoError(t, h.WriteMetrics(&m))
 				assert.Contains(t, m.String(), test.kind+"\n")
 				time.Sleep(time.Hour)
+				synctest.Wait()
+				st := h.Status()
+				assert.Zero(t, st.Streams)
+				assert.Equal(t, "http://localhost", st.URL)
+				if test.code == grpchttp.OK {
+					assert.NoError(t, st.Err)
+					assert.Zero(t, st.Failures)
+					assert.Zero(t, st.LastFailure)
+				} else {
+					assert.ErrorContains(t, st.Err, test.code.String())
+					assert.NotContains(t, st.Err.Error(), "sesame-sesame")
+					assert.Equal(t, 1, st.Failures)
+					assert.WithinRange(t, st.LastFailure, start, start.Add(time.Second))
+				}
 			})
 		})
 	}
@@ -463,6 +489,7 @@ func TestControlPlaneGone(t *testing.T) {
 // Tokens are asked for once per stream, and not while secrets wait.
 func TestToken(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.4-4")
 	for name, test := range map[string]struct {
 		token string
 		err   error
@@ -679,4 +706,61 @@ func TestLeak(t *testing.T) { // not in parallel, as goroutines are counted
 	require.Eventually(t, idle, patient, time.Millisecond)
 	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+5 }, patient, 10*time.Millisecond,
 		"2,000 streams leave no goroutines")
+}
+
+// The control plane is reached by TLS, verified by a file of roots, and with the certificate that the files have when the
+// connection is made.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-9.4-4")
+	host, td := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "example.org")
+	chain, key := host.Certificate("/istiod", func(c *x509.Certificate) { c.DNSNames = []string{"istiod.test"} })
+	clients := make(chan string, 10)
+	plane := httptest.NewUnstartedServer(control(func(_ context.Context, c *grpchttp.Call, _ bool) error {
+		clients <- fmt.Sprint(len(c.Request().TLS.PeerCertificates), " ", c.Header().Get("Authorization"), c.Header().Get("X-Own"))
+		msg, err := c.Receive()
+		return errors.Join(err, c.Send(msg))
+	}))
+	plane.EnableHTTP2 = true
+	plane.TLS = &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}}, NextProtos: []string{"h2"},
+		ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: td.Bundle().CertPool(),
+	}
+	plane.StartTLS()
+	defer plane.Close()
+
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	write := func(name string, data []byte) { require.NoError(t, os.WriteFile(file(name), data, 0o600)) }
+	write("root-cert.pem", td.Bundle().MarshalPEM()) // not that of the server
+	client, err := caclient.NewHTTPClient(caclient.TLSOptions{
+		RootsFile: file("root-cert.pem"), CertificateFile: file("cert-chain.pem"), KeyFile: file("key.pem"), ServerName: "istiod.test",
+	})
+	require.NoError(t, err)
+	h, err := xdsproxy.NewHandler(xdsproxy.Config{
+		URL: plane.URL, HTTPClient: client, Header: http.Header{"X-Own": {" own"}},
+		Token: func(context.Context) (string, error) { return "sesame-sesame-sesame", nil },
+	})
+	require.NoError(t, err)
+	defer h.Close()
+	c := onSocket(t, h)
+	pass := func() error {
+		s := c.Open(t.Context(), stream, nil)
+		defer s.Close()
+		require.NoError(t, s.Send(ask(t, clusters)))
+		_, err := s.Receive()
+		return err
+	}
+	assert.Equal(t, grpchttp.Unavailable, asError(t, pass()).Code, "the server is not to be trusted")
+	assert.Empty(t, clients, "and is told nothing")
+	write("root-cert.pem", host.Bundle().MarshalPEM())
+	require.NoError(t, pass())
+	assert.Equal(t, "0 Bearer sesame-sesame-sesame own", <-clients)
+	certs, pem, err := td.SVID("/web").MarshalPEM()
+	require.NoError(t, err)
+	write("cert-chain.pem", certs)
+	write("key.pem", pem)
+	client.CloseIdleConnections()
+	require.NoError(t, pass())
+	assert.Equal(t, "1 Bearer sesame-sesame-sesame own", <-clients)
 }

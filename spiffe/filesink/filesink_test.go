@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
@@ -171,6 +172,7 @@ func TestRotation(t *testing.T) {
 // The names and modes are those of OUTPUT_CERTS.
 func TestOutputCerts(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.3-8", "IST-7.9-1", "IST-7.9-2")
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/ns/default/sa/web")
 	for _, mode := range []fs.FileMode{0, 0o600, 0o644} {
@@ -205,6 +207,7 @@ func TestOutputCerts(t *testing.T) {
 // After a restart what is there is not written again, and what another program has damaged is, within a minute.
 func TestRestart(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.9-1")
 	for _, layout := range layouts {
 		synctest.Test(t, func(t *testing.T) {
 			dir := t.TempDir()
@@ -277,6 +280,7 @@ func TestExpired(t *testing.T) {
 // A folder that cannot be written leaves the last good set, is retried at a share of what is left, and ends nothing.
 func TestRetry(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.3-8")
 	for _, layout := range layouts {
 		synctest.Test(t, func(t *testing.T) {
 			ca := spiffetest.NewCA(t, "example.org")

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/source"
@@ -679,6 +680,7 @@ func TestSources(t *testing.T) {
 // A file in a folder to which the program itself writes is not read, whether it is named there or a link leads there.
 func TestRefuse(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-7.4-1", "IST-7.4-2")
 	onlyUnix(t)
 	ca := newCA(t)
 	out, in := t.TempDir(), t.TempDir()

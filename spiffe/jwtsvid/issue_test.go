@@ -326,8 +326,6 @@ func TestNothingPrints(t *testing.T) {
 	require.NoError(t, err)
 	transport, err := jwtsvid.NewTransport(cache, map[string]string{"b.test": "db", "a.test": "db"}, nil)
 	require.NoError(t, err)
-	rpc, err := jwtsvid.NewRPCCredentials(cache, "db")
-	require.NoError(t, err)
 	_, refusal := v.Validate(token[:len(token)-8] + "AAAAAAAA")
 	require.Error(t, refusal)
 
@@ -352,7 +350,7 @@ func TestNothingPrints(t *testing.T) {
 		t *jwtsvid.Transport
 	}
 	for _, x := range []any{
-		i, *i, v, *v, proof, *proof, u, *u, cache, transport, *transport, rpc, *rpc, refusal,
+		i, *i, v, *v, proof, *proof, u, *u, cache, transport, *transport, refusal,
 		inside{proof}, inside{*proof}, inside{i}, inside{cache}, inside{v}, typed{i, proof, cache, v, transport},
 		[]any{proof}, map[string]any{"x": i}, (*jwtsvid.Issuer)(nil), (*jwtsvid.Cache)(nil),
 	} {

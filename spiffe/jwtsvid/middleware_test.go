@@ -260,18 +260,9 @@ func TestGRPC(t *testing.T) {
 	source := &mint{issuer: longIssuer(t)}
 	cache, err := jwtsvid.NewCache(source, nil)
 	require.NoError(t, err)
-	creds, err := jwtsvid.NewRPCCredentials(cache, "db")
+	token, err := cache.Fetch(t.Context(), "db")
 	require.NoError(t, err)
-	var shape interface { // google.golang.org/grpc/credentials.PerRPCCredentials
-		GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error)
-		RequireTransportSecurity() bool
-	} = creds
-	assert.True(t, shape.RequireTransportSecurity(), "JWT-34")
-	md, err := shape.GetRequestMetadata(t.Context(), "https://db.example.org/svc")
-	require.NoError(t, err)
-	require.Len(t, md, 1)
-	scheme, token, _ := strings.Cut(md["authorization"], " ")
-	assert.Equal(t, "Bearer", scheme)
+	md := map[string]string{"authorization": "Bearer " + token}
 
 	// An interceptor of a server has the values of the metadata.
 	p, err := v.ValidateHeader([]string{md["authorization"]})
@@ -301,16 +292,6 @@ func TestGRPC(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		assert.Equal(t, want, string(body))
 	}
-
-	source.set(func(m *mint) { m.err = errors.New("down") })
-	other, err := jwtsvid.NewRPCCredentials(cache, "cache")
-	require.NoError(t, err)
-	_, err = other.GetRequestMetadata(t.Context())
-	assert.ErrorContains(t, err, `jwtsvid: fetch a token for "cache": down`)
-	_, err = jwtsvid.NewRPCCredentials(nil, "db")
-	assert.ErrorContains(t, err, "no cache")
-	_, err = jwtsvid.NewRPCCredentials(cache, "")
-	assert.ErrorContains(t, err, "an audience is empty")
 }
 
 // serveH2C serves unencrypted HTTP/2 until the test ends and returns the base URL.

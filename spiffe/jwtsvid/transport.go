@@ -2,7 +2,6 @@ package jwtsvid
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -184,34 +183,3 @@ func bodyAgain(r *http.Request) (io.ReadCloser, bool) {
 func (t *Transport) CloseIdleConnections() {
 	(&http.Client{Transport: t.opts.Base}).CloseIdleConnections()
 }
-
-// RPCCredentials present tokens in gRPC calls: metadata "authorization" with the value "Bearer TOKEN". It
-// has the methods of credentials.PerRPCCredentials of google.golang.org/grpc, which this library does not
-// import. Calls over net/http, those of connectrpc.com included, need a [Transport] instead.
-type RPCCredentials struct {
-	cache    *Cache
-	audience string
-}
-
-// NewRPCCredentials returns credentials for a service that expects this audience.
-func NewRPCCredentials(cache *Cache, audience string) (*RPCCredentials, error) {
-	if cache == nil {
-		return nil, errors.New("jwtsvid: new RPC credentials: no cache")
-	}
-	if err := checkAudience([]string{audience}); err != nil {
-		return nil, fmt.Errorf("jwtsvid: new RPC credentials: %w", err)
-	}
-	return &RPCCredentials{cache: cache, audience: audience}, nil
-}
-
-// GetRequestMetadata returns the metadata for one call. The URIs that gRPC gives do not matter.
-func (c *RPCCredentials) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
-	token, err := c.cache.Fetch(ctx, c.audience)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]string{"authorization": "Bearer " + token}, nil
-}
-
-// RequireTransportSecurity returns true: gRPC refuses to send a token in the clear (JWT-34).
-func (c *RPCCredentials) RequireTransportSecurity() bool { return true }

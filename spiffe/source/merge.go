@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/svidkit/svidkit/internal/certchain"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -25,15 +26,14 @@ type Federated interface {
 	Changed() <-chan struct{}
 }
 
-// Merge is a [Source] with the identity of one source and the bundles of several. The bundle of the own trust domain
-// is always the one of the own source. That of another trust domain comes from the first of the federated sources
-// that has it, and from the own source if none has.
+// Merge is a [Source] with the identity of one source and the bundles of several; see [NewMerge] and [NewUnion].
 //
 // It runs nothing: its sources are started and closed by the program. Its methods are safe for concurrent use.
 type Merge struct {
 	td        spiffe.TrustDomain
 	own       Source
 	federated []Federated
+	union     bool // see NewUnion
 
 	cur atomic.Pointer[merged]
 
@@ -50,7 +50,9 @@ type merged struct {
 	snap *spiffe.Snapshot
 }
 
-// NewMerge returns the Merge of own, which has an identity of td, and of the federated sources.
+// NewMerge returns the Merge of own, which has an identity of td, and of the federated sources. The bundle of the own
+// trust domain is always the one of the own source. That of another trust domain comes from the first of the federated
+// sources that has it, and from the own source if none has.
 func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (*Merge, error) {
 	switch {
 	case td.IsZero():
@@ -59,6 +61,24 @@ func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (*Merge
 		return nil, errors.New("source: merge: a source is nil")
 	}
 	return &Merge{td: td, own: own, federated: slices.Clone(federated)}, nil
+}
+
+// NewUnion is NewMerge for sources that add to each other: a trust domain, the own one included, has the X.509
+// authorities of all sources that have a bundle of it, each once and in an order that does not depend on the source. All
+// else in the bundle, such as the keys for tokens, is that of the own source, or else of the first that has it.
+//
+// So each of the sources can make the own trust domain trust a root. Files and configuration of the operator can be
+// that; a *federation.Manager speaks for the trust domains that the program has listed for it only.
+//
+// Sources keep what was good last. What one of them takes away is taken away: a root is trusted while any of them has it,
+// and a bundle without authorities adds nothing. More than [spiffe.MaxBundleKeys] authorities of a trust domain replace
+// nothing.
+func NewUnion(td spiffe.TrustDomain, own Source, sources ...Federated) (*Merge, error) {
+	m, err := NewMerge(td, own, sources...)
+	if err == nil {
+		m.union = true
+	}
+	return m, err
 }
 
 // SVID returns the identity of the own source. One of another trust domain is an error.
@@ -80,8 +100,11 @@ func (m *Merge) check(svid *spiffe.SVID) error {
 	return nil
 }
 
-// Bundle returns the bundle of td; see [Merge]. The error for an unknown one wraps [spiffe.ErrUnknownTrustDomain].
+// Bundle returns the bundle of td. The error for an unknown one wraps [spiffe.ErrUnknownTrustDomain].
 func (m *Merge) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if m.union {
+		return m.unionOf(td)
+	}
 	if td != m.td {
 		for _, f := range m.federated {
 			if b, err := f.Bundle(td); err == nil && b.TrustDomain() == td {
@@ -112,25 +135,98 @@ func (m *Merge) Snapshot() (*spiffe.Snapshot, error) {
 		return c.snap, nil
 	}
 	c := &merged{own: own, sets: make([]*spiffe.BundleSet, len(m.federated))}
+	for i, f := range m.federated {
+		c.sets[i] = f.Bundles()
+	}
+	bundles := c.merged
+	if m.union {
+		bundles = c.united
+	}
+	before, _ := spiffe.NewBundleSet()
+	if last := m.cur.Load(); last != nil {
+		before = last.snap.Bundles()
+	}
+	set, err := bundles(m.td, before)
+	if err != nil {
+		return nil, fmt.Errorf("source: merge: %w", err)
+	}
+	if set.Equal(before) { // so that readers see that nothing has changed
+		set = before
+	}
+	c.snap = spiffe.NewSnapshot(svid, set)
+	m.cur.Store(c)
+	return c.snap, nil
+}
+
+// merged returns the bundles of NewMerge.
+func (c *merged) merged(td spiffe.TrustDomain, _ *spiffe.BundleSet) (*spiffe.BundleSet, error) {
 	all := map[spiffe.TrustDomain]*spiffe.Bundle{}
 	add := func(set *spiffe.BundleSet) {
 		for b := range set.All() {
 			all[b.TrustDomain()] = b
 		}
 	}
-	add(own.Bundles())
-	for i, f := range slices.Backward(m.federated) { // the first one last, which replaces the others
-		c.sets[i] = f.Bundles()
-		add(c.sets[i])
+	add(c.own.Bundles())
+	for _, set := range slices.Backward(c.sets) { // the first one last, which replaces the others
+		add(set)
 	}
-	delete(all, m.td)
-	if b, err := own.Bundle(m.td); err == nil {
-		all[m.td] = b
+	delete(all, td)
+	if b, err := c.own.Bundle(td); err == nil {
+		all[td] = b
 	}
-	set, _ := spiffe.NewBundleSet(slices.Collect(maps.Values(all))...) // fails for a nil or a second bundle only
-	c.snap = spiffe.NewSnapshot(svid, set)
-	m.cur.Store(c)
-	return c.snap, nil
+	return spiffe.NewBundleSet(slices.Collect(maps.Values(all))...) // fails for a nil or a second bundle only
+}
+
+// united returns the bundles of NewUnion.
+func (c *merged) united(_ spiffe.TrustDomain, before *spiffe.BundleSet) (*spiffe.BundleSet, error) {
+	parts := map[spiffe.TrustDomain][]*spiffe.Bundle{}
+	for _, set := range append([]*spiffe.BundleSet{c.own.Bundles()}, c.sets...) {
+		for b := range set.All() {
+			parts[b.TrustDomain()] = append(parts[b.TrustDomain()], b)
+		}
+	}
+	var all []*spiffe.Bundle
+	for td, bundles := range parts {
+		b, err := unite(bundles)
+		if err == nil {
+			b = known(before, b)
+		} else if b, _ = before.Bundle(td); b == nil {
+			return nil, err
+		}
+		all = append(all, b)
+	}
+	return spiffe.NewBundleSet(all...)
+}
+
+// unite returns the first of the bundles of a trust domain with the X.509 authorities of all of them.
+func unite(bundles []*spiffe.Bundle) (*spiffe.Bundle, error) {
+	c := bundles[0].Contents()
+	for _, b := range bundles[1:] {
+		c.X509Authorities = slices.AppendSeq(c.X509Authorities, b.X509Authorities())
+	}
+	c.X509Authorities = certchain.Set(c.X509Authorities)
+	return spiffe.NewBundle(bundles[0].TrustDomain(), c)
+}
+
+// unionOf is Bundle of a NewUnion, which has bundles while there is no identity, too.
+func (m *Merge) unionOf(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if snap, err := m.Snapshot(); err == nil {
+		return snap.Bundle(td)
+	}
+	first, err := m.own.Bundle(td)
+	var parts []*spiffe.Bundle
+	if err == nil {
+		parts = append(parts, first)
+	}
+	for _, f := range m.federated {
+		if b, err := f.Bundle(td); err == nil {
+			parts = append(parts, b)
+		}
+	}
+	if len(parts) == 0 {
+		return nil, err
+	}
+	return unite(parts)
 }
 
 func (m *Merge) unchanged(sets []*spiffe.BundleSet) bool {

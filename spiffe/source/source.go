@@ -18,6 +18,9 @@
 // [Merge] adds the bundles of other trust domains:
 //
 //	src, err := source.NewMerge(td, own, federated) // a *workloadapi.Source and a *federation.Manager
+//
+// [NewUnion] joins the roots that several sources have of one trust domain, and [Configured] is a source of those that the
+// program takes from its configuration.
 package source
 
 import (

@@ -13,8 +13,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -22,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/kubesecret"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -446,6 +449,13 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	if err := c.setAPIs(ctx, &o); err != nil {
 		return err
 	}
+	if o.Linkerd != nil && c.Kubernetes && c.linkerdEvents {
+		stop, err := c.reportEvents(ctx, a, o.Linkerd, log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	server, err := caserver.New(o)
 	if err != nil {
 		return err
@@ -454,6 +464,28 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		log.Info("caconfig: -renew-by-certificate: callers of Istio's API may renew with the certificate that they have", "since_other_proof", c.renew, "longest_lifetime", c.CA.DefaultTTL)
 	}
 	return server.Run(ctx, at)
+}
+
+// reportEvents has what happens at Linkerd's API reported as events of Kubernetes until stop is called.
+func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Options, log *slog.Logger) (stop func(), err error) {
+	api, err := kube.New(kube.Options{URL: c.cluster.API.APIServer, Client: c.cluster.API.HTTPClient})
+	if err != nil {
+		return nil, err
+	}
+	pluggedIn, err := c.pluggedInFiles()
+	if err != nil {
+		return nil, err
+	}
+	refused := func() error { return nil }
+	if pluggedIn && a.Own != nil {
+		refused = func() error { return a.Own.Status().SyncError }
+	}
+	r := newRecorder(api, o.Mesh.ControlNamespace, log)
+	o.Events = r.record
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { r.run(ctx, refused) })
+	return func() { cancel(); running.Wait() }, nil
 }
 
 // setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,

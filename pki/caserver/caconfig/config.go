@@ -67,6 +67,7 @@ type Config struct {
 	rootsOfRA             string
 	linkerd               linkerd.Options
 	linkerdPlaintext      bool
+	linkerdEvents         bool
 	dnsNames              []string
 	callers               callers
 	renew                 renewal
@@ -137,6 +138,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 	c.duration(fs, &c.linkerd.Lifetime, "linkerd-ttl", day, "`lifetime` of certificates for Linkerd, or what -max-ttl leaves if that is less")
 	c.duration(fs, &c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "`duration`: how far certificates for Linkerd are dated back, and forward")
 	fs.BoolVar(&c.cluster.LinkerdAnyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
+	fs.BoolVar(&c.linkerdEvents, "linkerd-events", true, "report what happens at Linkerd's API as events of the cluster, with -kubernetes")
 	fs.StringVar(&c.ExternalCA, "external-ca", "", "CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
 	fs.StringVar(&c.external.Signer, "k8s-signer", "", "`name` of the signer with -external-ca [K8S_SIGNER]")
 	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -23,6 +24,7 @@ import (
 // TestChain has the forms in which a signer can return a chain, and what becomes of them.
 func TestChain(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.2-6", "IST-4.4-1", "IST-4.4-2", "IST-4.4-3", "IST-4.4-5")
 	td := spiffe.MustParseTrustDomain("example.org")
 	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	upper := root.Intermediate()
@@ -159,6 +161,7 @@ func TestIntermediatesChange(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.6-1")
 	a := authority(t)
 	s := serve(t, istioca.Options{Signer: a})
 	var b bytes.Buffer

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/hostilecsr"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
@@ -41,6 +42,7 @@ func marshal(t testing.TB, m proto.Message) []byte {
 // TestBytes speaks to the server with bytes made by hand, both ways.
 func TestBytes(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.1-2", "IST-4.1-3", "IST-4.1-4", "IST-4.1-5", "IST-4.1-7", "IST-4.1-9", "IST-4.1-10")
 	a := authority(t)
 	s := serve(t, istioca.Options{Signer: a})
 	csr := newCSR(t, pki.CSROptions{})

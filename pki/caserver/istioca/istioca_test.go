@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	wire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -59,6 +60,7 @@ func TestNew(t *testing.T) {
 // What a stock client looks at: leaf first, roots last, the profile of the leaf.
 func TestIssue(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.2-3", "IST-4.4-1", "IST-4.4-5")
 	a := authority(t)
 	s := serve(t, istioca.Options{Signer: a})
 	before := time.Now().Truncate(time.Second)
@@ -115,6 +117,7 @@ func TestCommonName(t *testing.T) {
 
 func TestUnauthenticated(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.2-1", "IST-4.2-2", "IST-4.2-7", "IST-4.3-2", "IST-4.3-3", "IST-5.1-3")
 	s := serve(t, istioca.Options{Authenticator: tokens{
 		"web":         caller(webID),
 		"refused":     fmt.Errorf("tokens: secret reason: %w", authn.ErrRefused),
@@ -201,6 +204,7 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 
 func TestPlaintext(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.1-11", "IST-4.3-4", "IST-5.1-4")
 	for allow, code := range map[bool]grpchttp.Code{false: grpchttp.Unauthenticated, true: 0} {
 		l := &logs{}
 		s := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: allow, Logger: l.logger()})
@@ -273,6 +277,7 @@ func TestLimitKeys(t *testing.T) {
 // A workload renews with the certificate that it has.
 func TestClientCertificate(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.1-5")
 	a := authority(t)
 	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.TrustDomain()), nil)
 	require.NoError(t, err)
@@ -312,6 +317,7 @@ func TestClientCertificate(t *testing.T) {
 
 func TestPolicy(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.2-3")
 	named := caller(webID)
 	named.DNSNames = []string{"web.test", "www.web.test"}
 	known := tokens{"web": named}
@@ -380,6 +386,7 @@ func impersonate(t testing.TB, v *structpb.Value) *wire.IstioCertificateRequest 
 
 func TestImpersonation(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.1-13", "IST-4.2-4", "IST-4.3-9")
 	a := wrap(authority(t))
 	policy := func(_ context.Context, c *authn.Caller) (istioca.Grant, error) {
 		return istioca.Grant{ID: c.ID, DNSNames: []string{"own.test"}}, nil
@@ -436,6 +443,7 @@ func TestImpersonation(t *testing.T) {
 // What the signer is asked for.
 func TestRequest(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.1-12", "IST-4.1-14", "IST-4.2-5")
 	a := wrap(authority(t))
 	s := serve(t, istioca.Options{Signer: a})
 	m := goodRequest(t)
@@ -452,6 +460,7 @@ func TestRequest(t *testing.T) {
 
 func TestValidity(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.1-7", "IST-4.2-5", "IST-4.3-7")
 	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), DefaultTTL: time.Hour, MaxTTL: 2 * time.Hour})
 	require.NoError(t, err)
 	s := serve(t, istioca.Options{Signer: a})
@@ -478,6 +487,7 @@ func TestValidity(t *testing.T) {
 
 func TestBadCSR(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.2-5", "IST-4.3-6")
 	good := newCSR(t, pki.CSROptions{})
 	lines := strings.Split(good, "\n")
 	broken := strings.Replace(good, lines[2], strings.Repeat("A", len(lines[2])), 1)
@@ -496,6 +506,7 @@ func TestBadCSR(t *testing.T) {
 
 func TestSignerErrors(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-4.2-5")
 	kind := func(k error, after time.Duration) error {
 		return &ca.SignError{Kind: k, ID: spiffe.MustParseID(webID), Err: errors.New("secret reason"), RetryAfter: after}
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/hostilecsr"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
@@ -63,6 +64,7 @@ func TestNew(t *testing.T) {
 
 func TestCertify(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-1-4", "LNK-1-5", "LNK-3.2-2", "LNK-3.3-13", "LNK-6.2-5", "LNK-7-3", "LNK-7-4")
 	s := serve(t, linkerd.Options{})
 	key := newKey(t)
 	before := time.Now().Truncate(time.Second)
@@ -88,6 +90,7 @@ func TestCertify(t *testing.T) {
 
 func TestLifetime(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-3.2-3", "LNK-6.2-5", "LNK-7-4", "LNK-17-10")
 	s := serve(t, linkerd.Options{Lifetime: 24 * time.Hour, ClockSkew: 20 * time.Second})
 	resp, err := s.certify(t, goodRequest(t))
 	require.NoError(t, err)
@@ -115,6 +118,7 @@ func chained(t testing.TB) *signer {
 
 func TestChain(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-1-5", "LNK-3.2-2", "LNK-7-13", "LNK-17-11")
 	s := serve(t, linkerd.Options{Signer: chained(t)})
 	resp, err := s.certify(t, goodRequest(t))
 	require.NoError(t, err)
@@ -133,6 +137,7 @@ func TestChain(t *testing.T) {
 
 func TestAccepted(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-4-3", "LNK-16-2", "LNK-17-7")
 	s := serve(t, linkerd.Options{})
 	for name, test := range map[string]struct {
 		der []byte
@@ -161,6 +166,7 @@ func p384(t testing.TB) *ecdsa.PrivateKey {
 
 func TestSeedForm(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-2-2", "LNK-17-2")
 	const name = "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"
 	s := serve(t, linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}})
 	r := &wire.CertifyRequest{Identity: name, Token: []byte(webToken), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
@@ -294,6 +300,7 @@ func faults(t testing.TB) []fault {
 // TestCodes has each fault alone.
 func TestCodes(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-3.3-1", "LNK-3.3-2", "LNK-3.3-3", "LNK-3.3-4", "LNK-3.3-5", "LNK-3.3-7", "LNK-3.3-8", "LNK-3.3-9", "LNK-3.3-10", "LNK-3.3-11", "LNK-3.3-12", "LNK-4-1", "LNK-4-2", "LNK-4-4", "LNK-4-6", "LNK-4-10", "LNK-16-1", "LNK-17-6", "LNK-17-8")
 	for _, f := range faults(t) {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
@@ -430,6 +437,7 @@ func TestIssuerOption(t *testing.T) {
 
 func TestEventsAndMetrics(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-13.1-1", "LNK-13.1-2", "LNK-13.1-4")
 	var mu sync.Mutex
 	var events []linkerd.Event
 	taken := func() []linkerd.Event {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/hostilecsr"
 	"github.com/svidkit/svidkit/internal/kubetest"
@@ -50,6 +51,7 @@ func issuerOf(a *ca.Authority) func() []*x509.Certificate {
 // TestCluster has an authority of ours and an API server behind the service.
 func TestCluster(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-5-5", "LNK-5-6", "LNK-5-10", "LNK-16-3", "LNK-17-3", "LNK-17-4", "LNK-17-5")
 	api := kubetest.Start(t)
 	api.TokenReviews(func(r kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
 		user, ok := map[string]string{

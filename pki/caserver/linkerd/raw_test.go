@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/conformance"
 	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -93,6 +94,7 @@ func (r recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 // TestBytes speaks to the server with bytes made by hand, both ways.
 func TestBytes(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "LNK-3.1-1", "LNK-3.1-2", "LNK-3.1-3", "LNK-3.2-1")
 	s := serve(t, linkerd.Options{})
 	der := csr(t, newKey(t), nil)
 	require.Less(t, len(der), 1<<14)

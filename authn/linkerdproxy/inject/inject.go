@@ -1,0 +1,637 @@
+// Package inject decides what a pod of a Linkerd mesh gets for its identity: the environment variables of the proxy, the
+// memory volume for its key, and a token. It also decides which pods are refused. An [Injector] does so as a function,
+// and as the handler of a mutating admission webhook.
+//
+//	injector, err := inject.New(inject.Config{
+//		Mesh:         linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
+//		TrustAnchors: anchorsPEM,
+//	})
+//	if err != nil { … }
+//	mux.Handle("POST /inject", injector) // HTTPS, in a MutatingWebhookConfiguration for pods
+//
+// [Injector.Inject] does the same for one object, such as what an operator pipes through a command.
+//
+// # Which objects
+//
+// A Pod, and what has a pod template: Deployment, ReplicaSet, ReplicationController, DaemonSet, StatefulSet, Job and
+// CronJob. There must be a container with the name of the proxy, linkerd-proxy unless Config says otherwise, among the
+// containers or the init containers; an object without one gets nothing, as putting the proxy in is another step.
+//
+// The annotation linkerd.io/identity of the pod, or of the pod template, is enabled or disabled; without it,
+// [Config.Disabled] decides. The effective value is written back. With disabled nothing else is added. These are refused:
+// another value; enabled when [Config.Unsupported] says that the control plane has no identity service; and enabled
+// on an object that is not a pod, such as a Service, or on a Deployment beside its template.
+//
+// # What a pod gets
+//
+// With [linkerdname.Mesh.Seed] the names of the first design of the protocol, and otherwise those that Linkerd's proxies
+// read:
+//
+//	first design                                  Linkerd's proxies
+//	LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB    LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS (PEM, not base64)
+//	LINKERD2_PROXY_IDENTITY_STORE_DIR             LINKERD2_PROXY_IDENTITY_DIR
+//	LINKERD2_PROXY_IDENTITY_TOKEN_FILE            LINKERD2_PROXY_IDENTITY_TOKEN_FILE
+//	LINKERD2_PROXY_LOCAL_IDENTITY_NAME            LINKERD2_PROXY_IDENTITY_LOCAL_NAME
+//	LINKERD2_PROXY_IDENTITY_ADDR, _IDENTITY       LINKERD2_PROXY_IDENTITY_SVC_ADDR, _NAME
+//	LINKERD2_PROXY_DESTINATION_ADDR, _IDENTITY    LINKERD2_PROXY_DESTINATION_SVC_ADDR, _NAME
+//	                                              LINKERD2_PROXY_POLICY_SVC_ADDR, _NAME
+//	volume linkerd-identity-store                 volume linkerd-identity-end-entity
+//
+// The volume is in memory and mounted into the proxy alone. The pod of the identity service itself reaches the service at
+// localhost, and no name of it is set. LINKERD2_PROXY_POD_NAMESPACE and the variables that begin with LINKERD2_PROXY_TLS_
+// are removed. The annotation linkerd.io/trust-root-sha256 has the digest of the trust anchors, and the label
+// linkerd.io/control-plane-ns the namespace of the control plane, by which [Injector.Identity] knows its pods.
+//
+// The token is a projected one for [Config.TokenAudience]. With an empty audience it is that of the service account as
+// Kubernetes mounts it, which is good for the API server, too, so that an identity service could use it there. A pod
+// that turns off automountServiceAccountToken is then refused.
+//
+// # What it does not do
+//
+// It puts no proxy container and no rules for iptables into a pod. Names have no UID of the service account in them: the
+// first design had it as an idea, and no proxy reads such names. After an account was deleted because its token
+// was stolen, one of the same name has the same identity.
+package inject
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/linkerdname"
+)
+
+// ErrRefused is wrapped by the errors of objects that must not get what they ask for. Their texts say what to change, and
+// are what a user of the cluster reads.
+var ErrRefused = errors.New("injection refused")
+
+// Annotations and labels of pods.
+const (
+	annotation = "linkerd.io/identity"
+	rootDigest = "linkerd.io/trust-root-sha256"
+	owner      = "linkerd.io/control-plane-ns"
+	skipPorts  = "config.linkerd.io/skip-inbound-ports"
+)
+
+const (
+	enabled  = "enabled"
+	disabled = "disabled"
+
+	accountToken = "/var/run/secrets/kubernetes.io/serviceaccount"
+	tokenFolder  = "/var/run/secrets/tokens"
+	tokenVolume  = "linkerd-identity-token"
+
+	minTokenLife = 10 * 60   // seconds, the least that Kubernetes grants
+	tokenLife    = 24 * 3600 // seconds
+)
+
+// Config is the choices of [New]. Mesh and TrustAnchors are required.
+type Config struct {
+	Mesh linkerdname.Mesh
+
+	// TrustAnchors are the root certificates that the proxies trust, in PEM. See [Injector.SetTrustAnchors].
+	TrustAnchors []byte
+
+	// ClusterDomain is the suffix of the DNS names of services. Empty means cluster.local.
+	ClusterDomain string
+
+	// Disabled leaves pods without the annotation linkerd.io/identity without an identity.
+	Disabled bool
+
+	// Unsupported says that the control plane has no identity service: pods with the annotation enabled are refused, and
+	// others get no identity.
+	Unsupported bool
+
+	// TokenAudience is the audience of the token that the proxy sends to the identity service, such as identity.l5d.io.
+	// Empty means the token of the service account; see the package comment.
+	TokenAudience string
+
+	// TokenSeconds is how long such a token is valid, in seconds; the kubelet renews it. 0 means a day; at least 600.
+	TokenSeconds int
+
+	// Container is the name of the proxy's container. Empty means linkerd-proxy.
+	Container string
+
+	// Logger gets what the webhook refused (Info). Nil discards it.
+	Logger *slog.Logger
+}
+
+// Injector decides what pods get. [New] makes one. It is safe for concurrent use.
+type Injector struct {
+	cfg                    Config
+	certifier, destination string // names
+	anchors                atomic.Pointer[[]byte]
+}
+
+// New returns an Injector. The error says which choice is missing or wrong.
+func New(cfg Config) (*Injector, error) {
+	fail := func(err error) (*Injector, error) { return nil, fmt.Errorf("inject: %w", err) }
+	in := &Injector{cfg: cfg}
+	if in.cfg.ClusterDomain == "" {
+		in.cfg.ClusterDomain = "cluster.local"
+	}
+	if in.cfg.Container == "" {
+		in.cfg.Container = "linkerd-proxy"
+	}
+	if in.cfg.TokenSeconds == 0 {
+		in.cfg.TokenSeconds = tokenLife
+	}
+	if in.cfg.Logger == nil {
+		in.cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case !kube.ValidName(in.cfg.ClusterDomain):
+		return fail(fmt.Errorf("the cluster domain %.300q is not an RFC 1123 subdomain", cfg.ClusterDomain))
+	case !kube.ValidLabel(in.cfg.Container):
+		return fail(fmt.Errorf("the name of a container, %.300q, is not an RFC 1123 label", cfg.Container))
+	case in.cfg.TokenSeconds < minTokenLife:
+		return fail(fmt.Errorf("a token of %d seconds: Kubernetes grants at least %d", cfg.TokenSeconds, minTokenLife))
+	}
+	var err error
+	if in.certifier, err = cfg.Mesh.Certifier(); err != nil {
+		return fail(err)
+	}
+	if in.destination, err = cfg.Mesh.Destination(); err != nil {
+		return fail(err)
+	}
+	if err := in.SetTrustAnchors(cfg.TrustAnchors); err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// SetTrustAnchors replaces the trust anchors, in PEM, which it copies. Pods that are admitted from now on get them. With an
+// error, the ones before stay.
+func (in *Injector) SetTrustAnchors(anchors []byte) error {
+	if _, err := pki.ParseCertificatesPEM(anchors); err != nil {
+		return fmt.Errorf("inject: trust anchors: %w", err)
+	}
+	anchors = bytes.Clone(anchors)
+	in.anchors.Store(&anchors)
+	return nil
+}
+
+// Injection is what an object gets.
+type Injection struct {
+	// Enabled says that the pods have an identity, and Identity which one.
+	Enabled  bool
+	Identity string
+
+	// Patch is a JSON Patch (RFC 6902) that makes the object what it has to be. It is nil if there is nothing to change.
+	Patch []byte
+}
+
+// Inject returns what an object of Kubernetes gets, which is JSON. The namespace is that of the request, for an object that
+// names none. Errors wrap [ErrRefused], or say what of the object cannot be read.
+func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) {
+	o, err := in.read(object, namespace)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case o.pod == nil && o.own[annotation] == enabled:
+		return nil, refuse("%s is %s on the %s, which is not a pod: set it on pods or in their template", annotation, enabled, o)
+	case o.template && o.own[annotation] == enabled:
+		return nil, refuse("%s is %s on the %s itself, which is not a pod: set it in the annotations of its pod template", annotation, enabled, o)
+	case o.pod == nil, o.proxy == nil:
+		return &Injection{}, nil
+	}
+	value := o.annotations[annotation]
+	switch value {
+	case "":
+		if value = enabled; in.cfg.Disabled || in.cfg.Unsupported {
+			value = disabled
+		}
+	case enabled:
+		if in.cfg.Unsupported {
+			return nil, refuse("%s is %s on the %s, and the control plane has no identity service: set it to %s", annotation, enabled, o, disabled)
+		}
+	case disabled:
+	default:
+		return nil, refuse("%s is %.100q on the %s: it is %s or %s", annotation, value, o, enabled, disabled)
+	}
+	out := &Injection{Enabled: value == enabled}
+	p := &patch{}
+	notes := maps.Clone(o.annotations)
+	if notes == nil {
+		notes = map[string]string{}
+	}
+	notes[annotation] = value
+	if out.Enabled {
+		if out.Identity, err = in.cfg.Mesh.Name(o.namespace, o.account); err != nil {
+			return nil, refuse("the service account %.300q of the %s has no identity: %v", o.account, o, err)
+		}
+		anchors := *in.anchors.Load()
+		sum := sha256.Sum256(anchors)
+		notes[rootDigest] = hex.EncodeToString(sum[:])
+		if err := in.enable(p, o, out.Identity, anchors); err != nil {
+			return nil, err
+		}
+		labels := maps.Clone(o.labels)
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		if labels[owner] != in.cfg.Mesh.ControlNamespace {
+			labels[owner] = in.cfg.Mesh.ControlNamespace
+			p.add(o.path+"/metadata/labels", labels)
+		}
+	}
+	if !maps.Equal(notes, o.annotations) {
+		p.add(o.path+"/metadata/annotations", notes)
+	}
+	if len(p.ops) > 0 {
+		if o.noMetadata {
+			p.ops = slices.Insert(p.ops, 0, operation{"add", o.path + "/metadata", json.RawMessage("{}")})
+		}
+		if out.Patch, err = json.Marshal(p.ops); err != nil {
+			return nil, fmt.Errorf("inject: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// enable adds what a pod with an identity gets.
+func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte) error {
+	mesh, seed := in.cfg.Mesh, in.cfg.Mesh.Seed
+	volume, dir := "linkerd-identity-end-entity", "/var/run/linkerd/identity/end-entity"
+	if seed {
+		volume, dir = "linkerd-identity-store", "/var/run/linkerd/identity"
+	}
+	env := o.proxy.env()
+	env.remove(func(name string) bool {
+		return name == "LINKERD2_PROXY_POD_NAMESPACE" || strings.HasPrefix(name, "LINKERD2_PROXY_TLS_")
+	})
+	token := accountToken + "/token"
+	if in.cfg.TokenAudience != "" {
+		token = tokenFolder + "/" + tokenVolume
+	} else if o.noToken {
+		return refuse("the %s turns off automountServiceAccountToken, so that the proxy has no token: turn it on, or configure the injector with an audience for a token of its own", o)
+	}
+	certifier := o.namespace == mesh.ControlNamespace && o.account == "linkerd-identity"
+	host := func(service string) string {
+		return service + "." + mesh.ControlNamespace + ".svc." + in.cfg.ClusterDomain
+	}
+	if seed {
+		env.set("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB", base64.StdEncoding.EncodeToString(anchors))
+		env.set("LINKERD2_PROXY_IDENTITY_STORE_DIR", dir)
+		env.set("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", token)
+		env.set("LINKERD2_PROXY_LOCAL_IDENTITY_NAME", identity)
+		env.service("LINKERD2_PROXY_DESTINATION_ADDR", host("linkerd-destination")+":8086", "LINKERD2_PROXY_DESTINATION_IDENTITY", in.destination)
+		if certifier {
+			env.service("LINKERD2_PROXY_IDENTITY_ADDR", "localhost:8080", "LINKERD2_PROXY_IDENTITY_IDENTITY", "")
+		} else {
+			env.service("LINKERD2_PROXY_IDENTITY_ADDR", host("linkerd-identity")+":8080", "LINKERD2_PROXY_IDENTITY_IDENTITY", in.certifier)
+		}
+	} else {
+		env.set("LINKERD2_PROXY_IDENTITY_DIR", dir)
+		env.set("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", string(anchors))
+		env.set("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", token)
+		env.set("LINKERD2_PROXY_IDENTITY_LOCAL_NAME", identity)
+		env.service("LINKERD2_PROXY_DESTINATION_SVC_ADDR", host("linkerd-dst-headless")+".:8086", "LINKERD2_PROXY_DESTINATION_SVC_NAME", in.destination)
+		env.service("LINKERD2_PROXY_POLICY_SVC_ADDR", host("linkerd-policy")+".:8090", "LINKERD2_PROXY_POLICY_SVC_NAME", in.destination)
+		if certifier {
+			env.service("LINKERD2_PROXY_IDENTITY_SVC_ADDR", "localhost.:8080", "LINKERD2_PROXY_IDENTITY_SVC_NAME", "")
+			env.set("LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS", "8080") // its clients have no identity yet
+		} else {
+			env.service("LINKERD2_PROXY_IDENTITY_SVC_ADDR", host("linkerd-identity-headless")+".:8080", "LINKERD2_PROXY_IDENTITY_SVC_NAME", in.certifier)
+		}
+	}
+	if env.changed {
+		p.add(o.proxy.path+"/env", env.list)
+	}
+
+	mounts, volumes := o.proxy.mounts(), o.volumes()
+	for _, c := range o.containers {
+		if c != o.proxy && slices.ContainsFunc(c.mounts().list, func(m entry) bool {
+			return m.name == volume || m.name == tokenVolume && in.cfg.TokenAudience != ""
+		}) {
+			return refuse("the container %.300q of the %s mounts the proxy's volume, which has its key or its token: remove the mount", c.name, o)
+		}
+	}
+	mounts.set(volume, map[string]any{"name": volume, "mountPath": dir})
+	volumes.set(volume, map[string]any{"name": volume, "emptyDir": map[string]string{"medium": "Memory"}})
+	switch {
+	case in.cfg.TokenAudience != "":
+		mounts.set(tokenVolume, map[string]any{"name": tokenVolume, "mountPath": tokenFolder, "readOnly": true})
+		volumes.set(tokenVolume, map[string]any{"name": tokenVolume, "projected": map[string]any{"sources": []any{
+			map[string]any{"serviceAccountToken": map[string]any{"audience": in.cfg.TokenAudience, "expirationSeconds": in.cfg.TokenSeconds, "path": tokenVolume}},
+		}}})
+	case !o.template && mounts.at(accountToken) == nil:
+		// Kubernetes has mounted it into the containers that were there before the proxy.
+		for _, c := range o.containers {
+			if m := c.mounts().at(accountToken); m != nil {
+				mounts.list, mounts.changed = append(mounts.list, *m), true
+				break
+			}
+		}
+	}
+	if mounts.changed {
+		p.add(o.proxy.path+"/volumeMounts", mounts.list)
+	}
+	if volumes.changed {
+		p.add(o.path+"/spec/volumes", volumes.list)
+	}
+	return nil
+}
+
+// Identity returns the name that a client must expect of a pod at a port, as the destination service tells the proxies of
+// clients, which is also the name in SNI. It is empty for a pod without one: a pod that is not of this control plane, that
+// has its identity disabled, or whose proxy is skipped at the port (config.linkerd.io/skip-inbound-ports). The pod is
+// JSON, as the API server has it. The error says what of it cannot be read.
+func (in *Injector) Identity(pod []byte, port uint16) (string, error) {
+	o, err := in.read(pod, "")
+	if err != nil {
+		return "", err
+	}
+	if o.pod == nil || o.template {
+		return "", fmt.Errorf("inject: the %s is not a pod", o)
+	}
+	if o.proxy == nil || o.labels[owner] != in.cfg.Mesh.ControlNamespace || o.annotations[annotation] == disabled {
+		return "", nil
+	}
+	for s := range strings.SplitSeq(o.annotations[skipPorts], ",") {
+		s = strings.TrimSpace(s)
+		if s == "" {
+			continue
+		}
+		low, high, isRange := strings.Cut(s, "-")
+		if !isRange {
+			high = low
+		}
+		a, err1 := strconv.ParseUint(low, 10, 16)
+		b, err2 := strconv.ParseUint(high, 10, 16)
+		if err1 != nil || err2 != nil || a > b {
+			return "", fmt.Errorf("inject: %.100q in %s of the %s is not a port or a range of ports", s, skipPorts, o)
+		}
+		if uint64(port) >= a && uint64(port) <= b {
+			return "", nil
+		}
+	}
+	name, err := in.cfg.Mesh.Name(o.namespace, o.account)
+	if err != nil {
+		return "", fmt.Errorf("inject: the %s: %w", o, err)
+	}
+	return name, nil
+}
+
+func refuse(format string, args ...any) error {
+	return fmt.Errorf("inject: %w: %s", ErrRefused, fmt.Sprintf(format, args...))
+}
+
+// tree is a JSON object, with its members as they were written.
+type tree map[string]json.RawMessage
+
+// object is what matters of an object of Kubernetes.
+type object struct {
+	kind, name, namespace, account string
+	own                            map[string]string // annotations of the object
+	path                           string            // to the pod template; empty for a pod
+	template                       bool
+	pod                            tree // the spec; nil if there are no pods
+	labels, annotations            map[string]string
+	noMetadata, noToken            bool
+	containers                     []*container
+	proxy                          *container
+}
+
+func (o *object) String() string {
+	if o.name == "" {
+		return fmt.Sprintf("%.100s in the namespace %.100q", o.kind, o.namespace)
+	}
+	return fmt.Sprintf("%.100s %.300q in the namespace %.100q", o.kind, o.name, o.namespace)
+}
+
+// templates are the API groups and kinds with pods, and the way to their template.
+var templates = map[[2]string][]string{
+	{"", "Pod"}:                   nil,
+	{"", "ReplicationController"}: {"spec", "template"},
+	{"apps", "Deployment"}:        {"spec", "template"},
+	{"apps", "ReplicaSet"}:        {"spec", "template"},
+	{"apps", "DaemonSet"}:         {"spec", "template"},
+	{"apps", "StatefulSet"}:       {"spec", "template"},
+	{"batch", "Job"}:              {"spec", "template"},
+	{"batch", "CronJob"}:          {"spec", "jobTemplate", "spec", "template"},
+}
+
+// read reads an object. Members are compared with their case, and none may be there twice: another reader could take the
+// other one.
+func (in *Injector) read(data []byte, namespace string) (*object, error) {
+	r := strictjson.NewReader(data)
+	r.Skip()
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("inject: the object: %w", err)
+	}
+	o, d := &object{namespace: namespace}, &decoder{}
+	top := d.tree("", data)
+	o.kind = d.text(top, "kind")
+	meta := d.member(top, "metadata")
+	o.name = d.text(meta, "name")
+	if o.name == "" {
+		o.name = d.text(meta, "generateName")
+	}
+	if ns := d.text(meta, "namespace"); ns != "" {
+		o.namespace = ns
+	}
+	o.own = d.texts(meta, "annotations")
+	group, _, ok := strings.Cut(d.text(top, "apiVersion"), "/")
+	if !ok {
+		group = "" // as in v1
+	}
+	way, pods := templates[[2]string{group, o.kind}]
+	if pods {
+		at := top
+		for _, step := range way {
+			at = d.member(at, step)
+			o.path += "/" + step
+		}
+		o.template = len(way) > 0
+		if o.template {
+			meta = d.member(at, "metadata")
+		}
+		o.noMetadata = meta == nil
+		o.labels, o.annotations = d.texts(meta, "labels"), d.texts(meta, "annotations")
+		if o.pod = d.member(at, "spec"); o.pod == nil && d.err == nil {
+			d.err = errors.New("it has no spec for pods")
+		}
+		if o.account = d.text(o.pod, "serviceAccountName"); o.account == "" {
+			o.account = "default"
+		}
+		o.noToken = string(bytes.TrimSpace(o.pod["automountServiceAccountToken"])) == "false"
+		for _, member := range []string{"containers", "initContainers"} {
+			for i, raw := range d.list(o.pod, member) {
+				c := &container{path: fmt.Sprintf("%s/spec/%s/%d", o.path, member, i), tree: d.tree(member, raw)}
+				c.name = d.text(c.tree, "name")
+				for _, list := range []string{"env", "volumeMounts"} {
+					d.entries(c.tree, list)
+				}
+				o.containers = append(o.containers, c)
+				if c.name == in.cfg.Container && o.proxy == nil {
+					o.proxy = c
+				}
+			}
+		}
+		d.entries(o.pod, "volumes")
+	}
+	if o.kind == "" && d.err == nil {
+		d.err = errors.New("it has no kind")
+	}
+	if d.err != nil {
+		return nil, fmt.Errorf("inject: the %s: %w", o, d.err)
+	}
+	return o, nil
+}
+
+type container struct {
+	name, path string
+	tree       tree
+}
+
+func (c *container) env() *entries    { return new(decoder).entries(c.tree, "env") }
+func (c *container) mounts() *entries { return new(decoder).entries(c.tree, "volumeMounts") }
+func (o *object) volumes() *entries   { return new(decoder).entries(o.pod, "volumes") }
+
+// decoder reads members and keeps the first error.
+type decoder struct{ err error }
+
+func (d *decoder) decode(name string, raw json.RawMessage, into any) {
+	if len(raw) == 0 || d.err != nil {
+		return
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		d.err = fmt.Errorf("its %q is not what Kubernetes has there", name)
+	}
+}
+
+func (d *decoder) tree(name string, raw json.RawMessage) (t tree) {
+	d.decode(name, raw, &t)
+	return t
+}
+
+func (d *decoder) member(t tree, name string) tree { return d.tree(name, t[name]) }
+
+func (d *decoder) text(t tree, name string) (s string) {
+	d.decode(name, t[name], &s)
+	return s
+}
+
+func (d *decoder) texts(t tree, name string) (m map[string]string) {
+	d.decode(name, t[name], &m)
+	return m
+}
+
+func (d *decoder) list(t tree, name string) (l []json.RawMessage) {
+	d.decode(name, t[name], &l)
+	return l
+}
+
+func (d *decoder) entries(t tree, name string) *entries {
+	out := &entries{list: []entry{}}
+	for _, raw := range d.list(t, name) {
+		e := entry{raw: raw}
+		of := d.tree(name, raw)
+		e.name, e.path = d.text(of, "name"), d.text(of, "mountPath")
+		out.list = append(out.list, e)
+	}
+	return out
+}
+
+// entries is a list of objects with names, such as variables and volumes.
+type entries struct {
+	list    []entry
+	changed bool
+}
+
+type entry struct {
+	name, path string
+	raw        json.RawMessage
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (e entry) MarshalJSON() ([]byte, error) { return e.raw, nil }
+
+// at returns the entry that is mounted at path.
+func (l *entries) at(path string) *entry {
+	if i := slices.IndexFunc(l.list, func(e entry) bool { return e.path == path }); i >= 0 {
+		return &l.list[i]
+	}
+	return nil
+}
+
+func (l *entries) remove(f func(name string) bool) {
+	n := len(l.list)
+	l.list = slices.DeleteFunc(l.list, func(e entry) bool { return f(e.name) })
+	l.changed = l.changed || len(l.list) != n
+}
+
+// put puts value in the place of the entry with the name, or at the end.
+func (l *entries) put(name string, value any) {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		panic(err) // maps and strings
+	}
+	i := slices.IndexFunc(l.list, func(e entry) bool { return e.name == name })
+	if i < 0 {
+		l.list, l.changed = append(l.list, entry{name: name, raw: raw}), true
+		return
+	}
+	if !sameJSON(l.list[i].raw, raw) {
+		l.list[i], l.changed = entry{name: name, raw: raw}, true
+	}
+	n := len(l.list) // one name twice: the last would count
+	l.list = slices.Concat(l.list[:i+1], slices.DeleteFunc(slices.Clone(l.list[i+1:]), func(e entry) bool { return e.name == name }))
+	l.changed = l.changed || len(l.list) != n
+}
+
+// set puts the variable, volume or mount.
+func (l *entries) set(name string, value any) {
+	if s, ok := value.(string); ok {
+		value = map[string]string{"name": name, "value": s}
+	}
+	l.put(name, value)
+}
+
+// service sets the variables for the address and the name of a service, or removes the second, if there is no name.
+func (l *entries) service(addrVar, addr, nameVar, name string) {
+	l.set(addrVar, addr)
+	if name != "" {
+		l.set(nameVar, name)
+		return
+	}
+	l.remove(func(n string) bool { return n == nameVar })
+}
+
+// sameJSON reports whether two objects are the same, whatever the order of their members.
+func sameJSON(a, b json.RawMessage) bool {
+	var x, y any
+	if json.Unmarshal(a, &x) != nil || json.Unmarshal(b, &y) != nil {
+		return false
+	}
+	ax, err1 := json.Marshal(x)
+	by, err2 := json.Marshal(y)
+	return err1 == nil && err2 == nil && bytes.Equal(ax, by)
+}
+
+// patch is a JSON Patch.
+type patch struct{ ops []operation }
+
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+// add puts a value, also in the place of another.
+func (p *patch) add(path string, value any) { p.ops = append(p.ops, operation{"add", path, value}) }

@@ -1,0 +1,94 @@
+package inject
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"mime"
+	"net/http"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/strictjson"
+)
+
+// maxReview bounds a request of the API server, which takes objects of up to 3 MiB.
+const maxReview = 8 << 20
+
+// ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. An update
+// of a pod changes nothing, as Kubernetes allows no other variables and volumes then. What is refused has the reason as its
+// message, for the user whose request it is. The server around it has TLS, with a certificate
+// that the webhook configuration trusts; to accept the API server alone, it verifies the client's certificate.
+//
+// The configuration should have failurePolicy Fail: a pod that slips by has no identity and cannot be reached over TLS. It
+// should exempt the namespace of this webhook, or a cluster that has lost the webhook cannot start it again.
+func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "an AdmissionReview is sent with POST", http.StatusMethodNotAllowed)
+		return
+	}
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		http.Error(w, "an AdmissionReview is application/json", http.StatusUnsupportedMediaType)
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReview))
+	if err != nil {
+		code := http.StatusBadRequest
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			code = http.StatusRequestEntityTooLarge
+		}
+		http.Error(w, "the request cannot be read", code)
+		return
+	}
+	strict, d := strictjson.NewReader(body), &decoder{}
+	strict.Skip()
+	if err := strict.End(); err != nil {
+		http.Error(w, "the AdmissionReview: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	review := d.tree("review", body)
+	request := d.member(review, "request")
+	version, kind := d.text(review, "apiVersion"), d.text(review, "kind")
+	uid, namespace, operation := d.text(request, "uid"), d.text(request, "namespace"), d.text(request, "operation")
+	pod := d.text(d.member(request, "kind"), "kind") == "Pod"
+	switch {
+	case d.err != nil:
+		http.Error(w, "the AdmissionReview: "+d.err.Error(), http.StatusBadRequest)
+		return
+	case version != "admission.k8s.io/v1" || kind != "AdmissionReview" || uid == "":
+		http.Error(w, "this is no AdmissionReview of admission.k8s.io/v1 with a request", http.StatusBadRequest)
+		return
+	}
+	answer := response{UID: uid, Allowed: true}
+	if operation == "CREATE" || operation == "UPDATE" && !pod {
+		got, err := in.Inject(request["object"], namespace)
+		switch {
+		case err != nil:
+			answer.Allowed = false
+			answer.Status = &status{Code: http.StatusForbidden, Message: kube.OneLine(err.Error(), 1000)}
+			if !errors.Is(err, ErrRefused) {
+				answer.Status.Code = http.StatusBadRequest
+			}
+			in.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "object refused", slog.String("why", answer.Status.Message))
+		case got.Patch != nil:
+			answer.Patch, answer.PatchType = got.Patch, "JSONPatch"
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind, "response": answer}) // the client has gone
+}
+
+// response is the answer of an AdmissionReview.
+type response struct {
+	UID       string  `json:"uid"`
+	Allowed   bool    `json:"allowed"`
+	Status    *status `json:"status,omitempty"`
+	Patch     []byte  `json:"patch,omitempty"` // base64
+	PatchType string  `json:"patchType,omitempty"`
+}
+
+type status struct {
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+}

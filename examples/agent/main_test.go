@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/sds/istioagent"
+)
+
+var update = flag.Bool("update", false, "write the table in README.md again")
+
+// TestReadme compares the table with the variables.
+func TestReadme(t *testing.T) {
+	t.Parallel()
+	var table strings.Builder
+	require.NoError(t, istioagent.WriteHelp(&table, true))
+	page, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	const begin, end = "<!-- environment -->\n", "<!-- end of environment -->"
+	before, rest, ok := strings.Cut(string(page), begin)
+	require.True(t, ok)
+	_, after, ok := strings.Cut(rest, end)
+	require.True(t, ok)
+	want := before + begin + "\n" + table.String() + "\n" + end + after
+	if *update {
+		require.NoError(t, os.WriteFile("README.md", []byte(want), 0o644))
+	}
+	assert.Equal(t, want, string(page), "if the change is meant, run the test with -update")
+}
+
+// output is what the program has written.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// get returns what is at a URL.
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	resp, err := http.Get(url)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, string(body)
+}
+
+var pageLine = regexp.MustCompile(`status page: (http://[^/]+)/`)
+
+// address waits until the program has printed the address of its page.
+func address(t *testing.T, out *output) string {
+	t.Helper()
+	var at string
+	require.Eventually(t, func() bool {
+		m := pageLine.FindStringSubmatch(out.String())
+		if m != nil {
+			at = m[1]
+		}
+		return m != nil
+	}, 20*time.Second, 5*time.Millisecond)
+	return at
+}
+
+// TestDemo runs the demonstration, with certificates that live for seconds.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	var out output
+	done := make(chan error, 1)
+	go func() { done <- demo(ctx, options{admin: "127.0.0.1:0"}, 2*time.Second, &out) }()
+	at := address(t, &out)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, 20*time.Second, 5*time.Millisecond)
+	code, page := get(t, at+"/")
+	assert.Equal(t, http.StatusOK, code)
+	assert.Contains(t, page, "spiffe://demo.test/ns/demo/sa/web")
+	assert.Contains(t, page, "no files in", "why the CA was chosen")
+	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
+		code, text := get(t, at+path)
+		assert.Equal(t, http.StatusOK, code, text)
+	}
+	_, metrics := get(t, at+"/metrics")
+	assert.Contains(t, metrics, "istio_agent_cert_expiry_seconds")
+	bootstrap := regexp.MustCompile(`envoy -c (\S+)`).FindStringSubmatch(out.String())
+	require.NotNil(t, bootstrap)
+	data, err := os.ReadFile(bootstrap[1])
+	require.NoError(t, err)
+	assert.True(t, json.Valid(data))
+
+	require.NoError(t, <-done)
+	result := regexp.MustCompile(`(\d+) certificates rotated, (\d+) pushes by SDS, (\d+) requests with a handshake each, 0 failed`).FindStringSubmatch(out.String())
+	require.NotNil(t, result, out.String())
+	for i, what := range []string{"certificates", "pushes", "requests"} {
+		assert.NotEqual(t, "0", result[i+1], what)
+	}
+	_, err = os.Stat(filepath.Dir(bootstrap[1]))
+	require.ErrorIs(t, err, os.ErrNotExist, "nothing is left")
+}
+
+// TestRun is the program beside the server of another one.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	root, err := os.MkdirTemp("", "agent") // t.TempDir is too long for a Unix socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	socket := filepath.Join(root, "var/run/secrets/workload-spiffe-uds/socket")
+	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o700))
+	other := &unixsocket.Server{Path: socket, Handler: http.NotFoundHandler()}
+	require.NoError(t, other.Listen())
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- other.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		assert.NoError(t, <-ended)
+	})
+	environ := []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", "ISTIO_CPU_LIMIT=2", "OUTPUT_CERT=x"}
+
+	var bootstrap output
+	require.NoError(t, run(t.Context(), []string{"-root", root, "-bootstrap"}, environ, &bootstrap, io.Discard))
+	assert.True(t, json.Valid([]byte(bootstrap.String())))
+	assert.Contains(t, bootstrap.String(), socket)
+
+	inner, end := context.WithCancel(t.Context())
+	defer end()
+	var out, log output
+	done := make(chan error, 1)
+	go func() {
+		done <- run(inner, []string{"-root", root, "-admin", "127.0.0.1:0", "-log-format", "json"}, environ, &out, &log)
+	}()
+	at := address(t, &out)
+	require.Eventually(t, func() bool {
+		code, _ := get(t, at+"/healthz/ready")
+		return code == http.StatusOK
+	}, 20*time.Second, 5*time.Millisecond)
+	_, page := get(t, at+"/")
+	assert.Contains(t, page, "a server answers")
+	end()
+	require.Eventually(t, func() bool {
+		code, text := get(t, at+"/healthz/ready")
+		return code == http.StatusServiceUnavailable && strings.Contains(text, "ending")
+	}, 20*time.Second, time.Millisecond, "it drains")
+	require.NoError(t, <-done)
+	for line := range strings.Lines(log.String()) {
+		assert.True(t, json.Valid([]byte(line)), line)
+	}
+	for _, text := range []string{"ISTIO_CPU_LIMIT is not used", "OUTPUT_CERT:", "a server answers"} {
+		assert.Contains(t, log.String(), text)
+	}
+	_, err = net.DialTimeout("tcp", strings.TrimPrefix(at, "http://"), time.Second)
+	require.Error(t, err, "the port is closed")
+}
+
+func TestBadFlags(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args    string
+		environ string
+		want    string
+	}{
+		{"-log-format xml", "", "text or json"},
+		{"-for -1s", "", "-for"},
+		{"serve", "", "hyphen"},
+		{"", "SECRET_TTL=1d", "SECRET_TTL"},
+		{"", "PROXY_XDS_VIA_AGENT=false", "POD_NAMESPACE"},
+		{"-admin nowhere -for 1s", "PROXY_XDS_VIA_AGENT=false POD_NAMESPACE=a SERVICE_ACCOUNT=b CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1", "-admin"},
+	} {
+		args := append([]string{"-root", t.TempDir()}, strings.Fields(c.args)...)
+		err := run(t.Context(), args, strings.Fields(c.environ), io.Discard, io.Discard)
+		require.ErrorContains(t, err, c.want, "%s %s", c.args, c.environ)
+	}
+	var help output
+	require.ErrorIs(t, run(t.Context(), []string{"-h"}, nil, io.Discard, &help), flag.ErrHelp)
+	assert.Contains(t, help.String(), "-bootstrap")
+	assert.Contains(t, help.String(), "CA_ADDR")
+}

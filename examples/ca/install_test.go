@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/base64"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/pki"
+)
+
+// installed runs -install and writes the data of the Secret to files, as a volume has them. It returns the trust anchors.
+func installed(t testing.TB, scheme, anchors, dir string) []byte {
+	t.Helper()
+	out, err := shell(t, "", "-install", scheme, "-anchor-dir", anchors, "-issuer-ttl", "720h")
+	require.NoError(t, err)
+	configMap, secret, ok := strings.Cut(out, "\n---\n")
+	require.True(t, ok)
+	require.NotContains(t, configMap, "PRIVATE KEY")
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	for _, m := range regexp.MustCompile(`(?m)^  ([a-z.]+): ([A-Za-z0-9+/=]{20,})$`).FindAllStringSubmatch(secret, -1) {
+		data, err := base64.StdEncoding.DecodeString(m[2])
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, m[1]), data, 0o600))
+	}
+	_, block, ok := strings.Cut(configMap, ": |\n")
+	require.True(t, ok)
+	return []byte(regexp.MustCompile(`(?m)^    `).ReplaceAllString(block+"\n", ""))
+}
+
+// What -install prints is what a CA signs with for proxies, in each scheme, and the next issuer is under the same anchor.
+func TestInstall(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2", "LNK-6.2-3", "LNK-6.2-4", "LNK-1-4", "LNK-1-5")
+	for scheme, names := range map[string][]string{
+		"kubernetes.io/tls": {"tls.crt", "tls.key"}, "linkerd.io/tls": {"crt.pem", "key.pem"}, "design": {"crt.pem", "key.pem"},
+	} {
+		t.Run(scheme, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			anchors, folder := filepath.Join(dir, "anchors"), filepath.Join(dir, "plugged-in")
+			pem := installed(t, scheme, anchors, folder)
+			roots, err := pki.ParseCertificatesPEM(pem)
+			require.NoError(t, err)
+			require.Len(t, roots, 1)
+			files, err := os.ReadDir(folder)
+			require.NoError(t, err)
+			var found []string
+			for _, f := range files {
+				found = append(found, f.Name())
+			}
+			assert.ElementsMatch(t, append(names, "ca.crt"), found)
+			key, err := os.ReadFile(filepath.Join(folder, names[1]))
+			require.NoError(t, err)
+			assert.Equal(t, scheme != "design", bytes.HasPrefix(key, []byte("-----BEGIN")))
+			info, err := os.Stat(filepath.Join(anchors, anchorKey))
+			require.NoError(t, err)
+			assert.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+
+			_, args := cluster(t)
+			s, _ := start(t, newConfig(t, dir, append(args, "-linkerd-ttl", "10m", "-create=false")...))
+			require.Equal(t, pem, rootsOf(s))
+			client := newClient(s.ca.Bundle(), nil)
+			defer client.CloseIdleConnections()
+			const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
+			issue := func() []*x509.Certificate {
+				chain, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
+				require.NoError(t, err)
+				require.NoError(t, checkLinkerd(chain, name, s.ca.Bundle()))
+				return chain
+			}
+			first := issue()
+			assert.Equal(t, "identity.linkerd.cluster.local", first[1].Subject.CommonName)
+
+			// The next issuer takes over without a restart, and no client has to learn of a root.
+			require.Equal(t, pem, installed(t, scheme, anchors, folder))
+			require.Eventually(t, func() bool { return !issue()[1].Equal(first[1]) }, 30*time.Second, 100*time.Millisecond)
+		})
+	}
+}
+
+func TestInstallRefuses(t *testing.T) {
+	t.Parallel()
+	half, foreign, broken, open := t.TempDir(), filepath.Join(t.TempDir(), "a"), t.TempDir(), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(half, anchorKey), []byte("x"), 0o600))
+	for _, dir := range []string{half, broken} {
+		require.NoError(t, os.Chmod(dir, 0o700))
+	}
+	_, err := shell(t, "", "-install", "design", "-anchor-dir", foreign, "-trust-domain", "example.org")
+	require.NoError(t, err)
+	for _, name := range []string{anchorKey, anchorCert} {
+		require.NoError(t, os.WriteFile(filepath.Join(broken, name), []byte("x"), 0o600))
+	}
+	require.NoError(t, os.Chmod(open, 0o777))
+	for _, v := range [][]string{
+		{"none of kubernetes.io/tls", "-install", "tls", "-anchor-dir", filepath.Join(half, "x")},
+		{"-anchor-dir names", "-install", "design"},
+		{"one of root-cert.pem and root-key.pem", "-install", "design", "-anchor-dir", half},
+		{"not for the trust domain cluster.local", "-install", "design", "-anchor-dir", foreign},
+		{"-anchor-dir", "-install", "design", "-anchor-dir", broken},
+		{"chmod", "-install", "design", "-anchor-dir", open},
+		{"-issuer-ttl: the trust anchor", "-install", "design", "-trust-domain", "example.org", "-anchor-dir", foreign, "-issuer-ttl", "100000h"},
+		{"less than an hour", "-install", "design", "-anchor-dir", foreign, "-issuer-ttl", "1m"},
+		{"-linkerd-namespace", "-install", "design", "-anchor-dir", foreign, "-linkerd-namespace", "a.b"},
+		{"it is for -install", "-status", "-anchor-dir", foreign},
+		{"one command", "-install", "design", "-status"},
+	} {
+		out, err := shell(t, "", v[1:]...)
+		if v[0] == "-linkerd-namespace" { // checked with all that has a mesh
+			require.Error(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, v[0], "%v", v)
+		assert.NotContains(t, out, "BEGIN")
+	}
+}
+
+// What happens at Linkerd's API is an event in the cluster, of the service account or of the Deployment.
+func TestLinkerdEvents(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-13.1-1", "LNK-13.1-2", "LNK-13.1-3", "LNK-13-4")
+	dir := t.TempDir()
+	anchors, folder := filepath.Join(dir, "anchors"), filepath.Join(dir, "plugged-in")
+	installed(t, "linkerd.io/tls", anchors, folder)
+	k, args := cluster(t)
+	s, _ := start(t, newConfig(t, dir, append(args, "-linkerd-ttl", "10m", "-create=false")...))
+	client := newClient(s.ca.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
+	ask := func() {
+		_, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
+		require.NoError(t, err)
+	}
+	ask()
+	e := await(t, k, "IssuedLeafCertificate")
+	assert.Equal(t, "demo", e.Metadata.Namespace)
+	assert.Equal(t, object{"v1", "ServiceAccount", "demo", "web"}, e.InvolvedObject)
+	assert.Equal(t, "Normal", e.Type)
+	assert.Equal(t, "linkerd-identity", e.Source.Component)
+	assert.Regexp(t, regexp.QuoteMeta(name)+`.*20\d\d-.*[0-9a-f]{64}`, e.Message)
+
+	// Files that are refused, and then good ones.
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "crt.pem"), []byte("x"), 0o600))
+	e = await(t, k, "IssuerUpdateSkipped")
+	assert.Equal(t, "Warning", e.Type)
+	assert.Equal(t, object{"apps/v1", "Deployment", "linkerd", "linkerd-identity"}, e.InvolvedObject)
+	installed(t, "linkerd.io/tls", anchors, folder)
+	require.Eventually(t, func() bool { ask(); return events(t, k, "IssuerUpdated") != nil }, 30*time.Second, 200*time.Millisecond)
+	assert.Equal(t, "linkerd-identity", events(t, k, "IssuerUpdated").InvolvedObject.Name)
+
+	// An API server that refuses events costs no certificate.
+	k.Faults(func(r *http.Request) *kubetest.Fault {
+		if strings.HasSuffix(r.URL.Path, "/events") {
+			return &kubetest.Fault{Code: http.StatusForbidden, Reason: "Forbidden"}
+		}
+		return nil
+	})
+	ask()
+}
+
+// With -linkerd-events=false there are none.
+func TestNoLinkerdEvents(t *testing.T) {
+	t.Parallel()
+	k, args := cluster(t)
+	s, stop := start(t, newConfig(t, t.TempDir(), append(args, "-linkerd-events=false")...))
+	client := newClient(s.ca.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
+	_, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
+	require.NoError(t, err)
+	stop()
+	require.Zero(t, k.Count("POST", "/api/v1/namespaces/demo/events"))
+}
+
+type object struct{ APIVersion, Kind, Namespace, Name string }
+
+type kubeEvent struct {
+	Metadata       struct{ Namespace, Name string }
+	InvolvedObject object
+	Reason, Type   string
+	Message        string
+	Source         struct{ Component string }
+}
+
+// events returns the first event with the reason.
+func events(t testing.TB, k *kubetest.Server, reason string) *kubeEvent {
+	api, err := kube.New(kube.Options{URL: k.URL(), Client: k.Client()})
+	require.NoError(t, err)
+	var list struct{ Items []*kubeEvent }
+	require.NoError(t, api.Get(t.Context(), kube.Path("api", "v1", "events"), nil, &list))
+	for _, e := range list.Items {
+		if e.Reason == reason {
+			return e
+		}
+	}
+	return nil
+}
+
+func await(t testing.TB, k *kubetest.Server, reason string) (e *kubeEvent) {
+	t.Helper()
+	require.Eventually(t, func() bool { e = events(t, k, reason); return e != nil }, 30*time.Second, 50*time.Millisecond, reason)
+	return e
+}

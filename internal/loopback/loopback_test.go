@@ -1,0 +1,46 @@
+package loopback_test
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/svidkit/svidkit/internal/loopback"
+)
+
+func TestHost(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]bool{
+		"localhost": true, "LOCALHOST:80": true, "127.0.0.1": true, "127.0.0.1:15021": true, "[::1]": true, "[::1]:80": true, "10.0.0.7:1": true, "::1": true,
+		"": false, "localhost.": false, "localhost.evil.test": false, "evil.test": false, "evil.test:80": false, "127.0.0.1.evil.test": false,
+		"127.0.0.1:80:90": false, "0x7f000001": false, "2130706433": false, "127.1": false, "[::1": true, "user@localhost": false, "localhost/": false,
+	} {
+		assert.Equal(t, want, loopback.Host(host), "%q", host)
+	}
+}
+
+func TestReached(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		at   net.Addr
+		want bool
+	}{
+		{&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, true},
+		{&net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)}, true},
+		{&net.TCPAddr{IP: net.IPv6loopback}, true},
+		{&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1)}, false},
+		{&net.TCPAddr{}, false},
+		{&net.UnixAddr{Name: "/run/s", Net: "unix"}, false},
+		{nil, false},
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		if c.at != nil {
+			r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, c.at))
+		}
+		assert.Equal(t, c.want, loopback.Reached(r), "%v", c.at)
+	}
+}

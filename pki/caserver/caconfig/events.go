@@ -1,0 +1,122 @@
+package caconfig
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+)
+
+// component is the reporter of the events, and the name of the Deployment that those of the certifier belong to.
+const component = "linkerd-identity"
+
+const (
+	maxWaiting   = 256 // events; more are counted in the log
+	eventTimeout = 10 * time.Second
+	checkIssuer  = 5 * time.Second
+)
+
+// recorder reports what happens at Linkerd's API as events of Kubernetes, as Linkerd's certifier does: those of a certificate
+// belong to the service account that it is for, others to the Deployment linkerd-identity. Of one object it reports 25 at
+// once and then one in 5 minutes, and of all 20 in a second, so that proxies that renew do not fill the store of the
+// cluster; the rest is counted in the log.
+type recorder struct {
+	api       *kube.Client
+	namespace string // of the control plane
+	instance  string // this process
+	queue     chan event
+	limits    *limit.Limiter
+	log       *summary.Log
+}
+
+type event struct {
+	linkerd.Event
+	at time.Time
+}
+
+func newRecorder(api *kube.Client, namespace string, log *slog.Logger) *recorder {
+	host, _ := os.Hostname()
+	return &recorder{
+		api: api, namespace: namespace, instance: cmp.Or(host, component), queue: make(chan event, maxWaiting),
+		limits: limit.New(limit.Options{Rate: 20, Burst: 200, CallerRate: 1.0 / 300, CallerBurst: 25}), log: summary.New(log, 0),
+	}
+}
+
+// record takes an event, for linkerd.Options.Events. It does not block.
+func (r *recorder) record(ctx context.Context, e linkerd.Event) {
+	if err := r.limits.Acquire(ctx, e.Reason+" "+e.Namespace+"/"+e.ServiceAccount); err != nil {
+		r.log.Log(slog.LevelInfo, "caconfig: event not reported", "there are too many", slog.String("event", e.Reason))
+		return
+	}
+	r.limits.Release()
+	select {
+	case r.queue <- event{e, time.Now()}:
+	default:
+		r.log.Warn("caconfig: event not reported", "the API server is too slow", slog.String("event", e.Reason))
+	}
+}
+
+// run sends the events until ctx is done. Refused is why new files of the issuer are not in use, or nil; each new reason
+// is an event.
+func (r *recorder) run(ctx context.Context, refused func() error) {
+	ticker := time.NewTicker(checkIssuer)
+	defer ticker.Stop()
+	told := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e := <-r.queue:
+			r.send(ctx, e)
+		case now := <-ticker.C:
+			why := ""
+			if err := refused(); err != nil {
+				why = kube.OneLine(err.Error(), 500)
+			}
+			if why != told && why != "" {
+				r.send(ctx, event{linkerd.Event{Reason: "IssuerUpdateSkipped", Warning: true, Message: "the issuer before stays in use: " + why}, now})
+			}
+			told = why
+		}
+	}
+}
+
+// send creates the event. What fails is not repeated: an event is news, and the log has it.
+func (r *recorder) send(ctx context.Context, e event) {
+	type reference struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+		Namespace  string `json:"namespace"`
+		Name       string `json:"name"`
+	}
+	object := reference{"apps/v1", "Deployment", r.namespace, component}
+	if e.ServiceAccount != "" {
+		object = reference{"v1", "ServiceAccount", e.Namespace, e.ServiceAccount}
+	}
+	kind := "Normal"
+	if e.Warning {
+		kind = "Warning"
+	}
+	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
+	defer cancel()
+	at := e.at.UTC().Truncate(time.Second)
+	err := r.api.Create(ctx, kube.Path("api", "v1", "namespaces", object.Namespace, "events"), map[string]any{
+		"apiVersion": "v1", "kind": "Event",
+		"metadata":       map[string]string{"name": fmt.Sprintf("%s.%x", object.Name, e.at.UnixNano()), "namespace": object.Namespace},
+		"involvedObject": object,
+		"reason":         e.Reason, "message": kube.OneLine(e.Message, 1000), "type": kind, // the API server allows 1 kB
+		"source":         map[string]string{"component": component},
+		"firstTimestamp": at, "lastTimestamp": at, "count": 1,
+		"reportingComponent": component, "reportingInstance": r.instance,
+	}, nil)
+	if err != nil && ctx.Err() == nil {
+		r.log.Warn("caconfig: event not reported", "the API server has refused it; the service account needs the verb create for events", slog.String("event", e.Reason), slog.Any("err", err))
+	}
+}

@@ -1,0 +1,56 @@
+package pki_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/x509"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// The key of a CA may be DER, in the forms that a block of PEM may have.
+func TestReadKeyCertBundleDER(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	ec, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	other, err := pki.NewKey(pki.RSA2048)
+	require.NoError(t, err)
+	sec1, err := x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey))
+	require.NoError(t, err)
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(ec)
+	require.NoError(t, err)
+	pkcs1 := x509.MarshalPKCS1PrivateKey(other.(*rsa.PrivateKey))
+	o := pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
+	read := func(cert *x509.Certificate, key []byte) error {
+		text := pki.MarshalCertificatesPEM(cert)
+		_, err := pki.ReadKeyCertBundle(fstest.MapFS{"crt.pem": {Data: text}, "key.pem": {Data: key}, "ca.crt": {Data: text}}, nil, now)
+		return err
+	}
+	root, err := pki.NewRoot(ec, o)
+	require.NoError(t, err)
+	rsaRoot, err := pki.NewRoot(other, o)
+	require.NoError(t, err)
+	require.NoError(t, read(root.Certificate(), sec1))
+	require.NoError(t, read(root.Certificate(), pkcs8))
+	require.NoError(t, read(rsaRoot.Certificate(), pkcs1))
+	for name, key := range map[string][]byte{
+		"the key of another":    pkcs1,
+		"a byte less":           pkcs8[:len(pkcs8)-1],
+		"a byte more":           append(append([]byte(nil), pkcs8...), 0),
+		"a certificate":         root.Certificate().Raw,
+		"a SEQUENCE":            {0x30, 0},
+		"base64 of DER":         []byte("MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg"),
+		"the first byte":        {0x30},
+		"nothing":               {},
+		"a line before the DER": append([]byte("\n"), pkcs8...),
+	} {
+		require.Error(t, read(root.Certificate(), key), name)
+	}
+}

@@ -1,0 +1,122 @@
+package istioagent
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/svidkit/svidkit/internal/fileset"
+)
+
+// object and list are JSON.
+type (
+	object = map[string]any
+	list   = []any
+)
+
+// node is how an Envoy, or a program with gRPC, introduces itself to the control plane.
+func (c *Config) node() object {
+	metadata := object{"NAMESPACE": c.Namespace, "SERVICE_ACCOUNT": c.ServiceAccount, "CLUSTER_ID": c.ClusterID}
+	for name, value := range c.Metadata {
+		metadata[name] = value
+	}
+	namespace := cmp.Or(c.Namespace, "default")
+	return object{
+		"id":      fmt.Sprintf("sidecar~%s~%s.%s~%s.svc.cluster.local", cmp.Or(c.Address, "127.0.0.1"), cmp.Or(c.Pod, "pod"), namespace, namespace),
+		"cluster": cmp.Or(c.ServiceAccount, "proxy") + "." + namespace, "metadata": metadata,
+	}
+}
+
+// writeGRPC writes the bootstrap for programs with gRPC and without a proxy.
+func (c *Config) writeGRPC() error {
+	bootstrap := object{
+		"xds_servers": list{object{
+			"server_uri": "unix://" + c.xdsSocket(), "channel_creds": list{object{"type": "insecure"}}, "server_features": list{"xds_v3"},
+		}},
+		"node":                                   c.node(),
+		"server_listener_resource_name_template": "xds.istio.io/grpc/lds/inbound/%s",
+	}
+	if dir := c.path(c.OutputCerts); c.OutputCerts != "" {
+		bootstrap["certificate_providers"] = object{"default": object{"plugin_name": "file_watcher", "config": object{
+			"certificate_file": filepath.Join(dir, certName), "private_key_file": filepath.Join(dir, keyName),
+			"ca_certificate_file": filepath.Join(dir, rootsName), "refresh_interval": "900s",
+		}}}
+	}
+	data, err := json.MarshalIndent(bootstrap, "", "  ")
+	if err != nil {
+		return err
+	}
+	name := c.path(c.GRPCBootstrap)
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		return err
+	}
+	dir, err := os.OpenRoot(filepath.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return fileset.Replace(dir, filepath.Base(name), fileset.File{Data: data, Mode: 0o644})
+}
+
+// Bootstrap writes a configuration for an Envoy, in JSON, which Envoy takes as --config-path FILE.json. It has the cluster
+// sds-grpc at the workload socket, by whose name control planes refer to it. With Config.XDS, listeners and clusters come from the
+// control plane by ADS, through the socket XDS. Without, there is a listener at 127.0.0.1:15443 that requires client certificates
+// of the trust domain, takes its secrets by SDS in its incremental form, with which an Envoy starts although a secret is missing, and says hello.
+// The admin interface of Envoy is at 127.0.0.1:15000.
+func (a *Agent) Bootstrap(w io.Writer) error {
+	c := &a.cfg
+	address := func(port int) object {
+		return object{"socket_address": object{"address": "127.0.0.1", "port_value": port}}
+	}
+	cluster := func(name, socket string) object {
+		return object{
+			"name": name, "type": "STATIC", "connect_timeout": "1s",
+			"typed_extension_protocol_options": object{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": object{
+				"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+				"explicit_http_config": object{"http2_protocol_options": object{}},
+			}},
+			"load_assignment": object{"cluster_name": name, "endpoints": list{object{"lb_endpoints": list{
+				object{"endpoint": object{"address": object{"pipe": object{"path": socket}}}},
+			}}}},
+		}
+	}
+	api := func(kind, cluster string) object {
+		return object{
+			"api_type": kind, "transport_api_version": "V3", "set_node_on_first_message_only": true,
+			"grpc_services": list{object{"envoy_grpc": object{"cluster_name": cluster}}},
+		}
+	}
+	static := object{"clusters": list{cluster("sds-grpc", a.choice.Socket)}}
+	bootstrap := object{"node": c.node(), "admin": object{"address": address(15000)}, "static_resources": static}
+	if c.XDS {
+		static["clusters"] = list{cluster("sds-grpc", a.choice.Socket), cluster("xds-grpc", c.xdsSocket())}
+		ads := object{"ads": object{}, "resource_api_version": "V3"}
+		bootstrap["dynamic_resources"] = object{"ads_config": api("GRPC", "xds-grpc"), "lds_config": ads, "cds_config": ads}
+	} else {
+		secret := func(name string) object {
+			return object{"name": name, "sds_config": object{"resource_api_version": "V3", "api_config_source": api("DELTA_GRPC", "sds-grpc")}}
+		}
+		static["listeners"] = list{object{
+			"name": "mtls", "address": address(15443), "filter_chains": list{object{
+				"transport_socket": object{"name": "envoy.transport_sockets.tls", "typed_config": object{
+					"@type":                      "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+					"require_client_certificate": true,
+					"common_tls_context": object{
+						"tls_certificate_sds_secret_configs":   list{secret("default")},
+						"validation_context_sds_secret_config": secret("ROOTCA"),
+					},
+				}},
+				"filters": list{object{"name": "envoy.filters.network.direct_response", "typed_config": object{
+					"@type":    "type.googleapis.com/envoy.extensions.filters.network.direct_response.v3.Config",
+					"response": object{"inline_string": "hello from Envoy\n"},
+				}}},
+			}},
+		}}
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(bootstrap)
+}

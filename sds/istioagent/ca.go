@@ -1,0 +1,205 @@
+package istioagent
+
+import (
+	"cmp"
+	"context"
+	"crypto"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+
+	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds/xdsproxy"
+	"github.com/svidkit/svidkit/secretcache"
+)
+
+// newManager returns the identity from the CA.
+func (c *Config) newManager() (*secretcache.Manager, error) {
+	if c.Namespace == "" || c.ServiceAccount == "" {
+		return nil, errors.New("the identity needs Namespace (POD_NAMESPACE) and ServiceAccount (SERVICE_ACCOUNT); set both")
+	}
+	id, err := c.TrustDomain.KubernetesID(c.Namespace, c.ServiceAccount)
+	if err != nil {
+		return nil, fmt.Errorf("TrustDomain (TRUST_DOMAIN), Namespace (POD_NAMESPACE) or ServiceAccount (SERVICE_ACCOUNT): %w", err)
+	}
+	var ca secretcache.CA
+	if c.google() {
+		ca, err = c.newGoogleCA()
+	} else {
+		ca, err = c.newIstioCA()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("CA: %w", err)
+	}
+	grace, jitter := c.timing()
+	key := cmp.Or(c.Key, pki.ECDSAP256)
+	return secretcache.New(secretcache.Config{
+		ID: id, CA: ca, Lifetime: c.TTL, GraceRatio: grace, Jitter: jitter,
+		NewKey: func() (crypto.Signer, error) { return pki.NewKey(key) }, Logger: c.Logger,
+	})
+}
+
+// newIstioCA returns the client of a CA with Istio's API.
+func (c *Config) newIstioCA() (*istioca.CA, error) {
+	address := cmp.Or(c.CAAddress, c.Discovery)
+	o := istioca.Options{
+		Endpoint:  caclient.Endpoint{URL: "https://" + address, TrustDomain: c.TrustDomain, Logger: c.Logger},
+		ClusterID: c.ClusterID, CertSigner: c.CertSigner, Header: c.CAHeader,
+	}
+	if plaintext(address) {
+		c.Logger.Warn("istioagent: the connection to the CA has no TLS, by its port 15010: the token is readable on it", slog.String("address", address))
+		o.URL, o.AllowPlaintext = "http://"+address, true
+	} else {
+		roots, err := c.roots(istioca.RootsFile)
+		if err != nil {
+			return nil, err
+		}
+		if roots == c.path(podRoots) { // which are those of workloads, too; others vouch for the server alone
+			o.RootsFile = roots
+		}
+		if o.HTTPClient, err = c.client(address, roots, c.CAAddress == ""); err != nil {
+			return nil, err
+		}
+	}
+	if machine, err := c.machineToken(); err != nil {
+		return nil, err
+	} else if machine != nil {
+		o.Token = machine.Token
+	} else {
+		o.TokenFile = c.path(tokenFile)
+	}
+	return istioca.New(o)
+}
+
+// newGoogleCA returns the client of Google's service, with an exchanged token.
+func (c *Config) newGoogleCA() (*googlecas.CA, error) {
+	if err := checkPool(c.CAAddress); err != nil {
+		return nil, fmt.Errorf("CAAddress (CA_ADDR) is %q: %w", c.CAAddress, err)
+	}
+	subject, err := c.machineToken()
+	if err != nil {
+		return nil, err
+	}
+	if subject == nil {
+		subject = tokensource.File(c.path(tokenFile))
+	}
+	token, err := tokensource.Exchange(subject, tokensource.ExchangeOptions{
+		URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"), CamelCaseJSON: true,
+		Audience: "identitynamespace:" + c.TrustDomain.String() + ":" + c.IdentityProvider,
+		Scope:    "https://www.googleapis.com/auth/cloud-platform",
+		Logger:   c.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	o := googlecas.Options{Endpoint: caclient.Endpoint{URL: c.urls.service, TrustDomain: c.TrustDomain, Token: token.Token, Logger: c.Logger}, Pool: c.CAAddress}
+	if c.CARoots != "" {
+		roots, err := c.roots(istioca.RootsFile)
+		if err != nil {
+			return nil, err
+		}
+		if o.HTTPClient, err = c.newClient(caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}); err != nil {
+			return nil, err
+		}
+	}
+	return googlecas.New(o)
+}
+
+// machineToken returns the source of tokens of the machine, or nil if they are in a file.
+func (c *Config) machineToken() (*tokensource.Source, error) {
+	if c.Fetcher != "GoogleComputeEngine" {
+		return nil, nil
+	}
+	return tokensource.GCE(c.TrustDomain.String(), &tokensource.MetadataOptions{URL: c.urls.metadata, Logger: c.Logger})
+}
+
+// newXDS returns what forwards ADS to the control plane.
+func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
+	x := xdsproxy.Config{URL: "https://" + c.Discovery, Header: c.XDSHeader.Clone(), Secrets: secrets, Logger: c.Logger}
+	if x.Header == nil {
+		x.Header = make(http.Header)
+	}
+	x.Header.Set("ClusterID", c.ClusterID)
+	if c.XDSPlaintext || plaintext(c.Discovery) {
+		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it", slog.String("address", c.Discovery))
+		t := &http.Transport{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout}}
+		t.Protocols.SetUnencryptedHTTP2(true)
+		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.Discovery, true, &http.Client{Transport: t}
+		c.clients = append(c.clients, x.HTTPClient)
+	} else {
+		roots, err := c.roots(istioca.XDSRootsFile)
+		if err != nil {
+			return nil, err
+		}
+		if x.HTTPClient, err = c.client(c.Discovery, roots, true); err != nil {
+			return nil, err
+		}
+	}
+	machine, err := c.machineToken()
+	if err != nil {
+		return nil, err
+	}
+	x.Token = cmp.Or(machine, tokensource.File(c.path(tokenFile))).Token
+	if c.ProvCert != "" || c.FileMounted {
+		token := x.Token
+		x.Token = func(ctx context.Context) (string, error) {
+			text, err := token(ctx)
+			if errors.Is(err, tokensource.ErrExpired) { // the certificate has taken the place of the token that the machine began with
+				err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+			}
+			return text, err
+		}
+	}
+	return xdsproxy.NewHandler(x)
+}
+
+// roots returns the file that vouches for a server, or nothing for the roots of the host.
+func (c *Config) roots(rule func(func(string) string, func(string) bool) (string, error)) (string, error) {
+	file, err := rule(c.variable, c.isFile)
+	if err != nil || file == "" {
+		return "", err
+	}
+	return c.path(file), nil
+}
+
+// client returns a client for the server at an address. It presents a certificate if there is one.
+func (c *Config) client(address, roots string, controlPlane bool) (*http.Client, error) {
+	o := caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}
+	if c.AllowTLS12 {
+		o.MinVersion = tls.VersionTLS12
+	}
+	switch host, _, err := net.SplitHostPort(address); {
+	case err != nil:
+		return nil, fmt.Errorf("the address %q is not HOST:PORT: %w", address, err)
+	case controlPlane && c.ServerName != "":
+		o.ServerName = c.ServerName
+	case strings.Contains(host, "localhost"): // a forwarded port of the control plane
+		o.ServerName = istiodName
+	}
+	switch {
+	case c.ProvCert != "":
+		o.CertificateFile, o.KeyFile = c.path(filepath.Join(c.ProvCert, certName)), c.path(filepath.Join(c.ProvCert, keyName))
+	case c.FileMounted:
+		o.CertificateFile, o.KeyFile = c.path(c.MountedCert), c.path(c.MountedKey)
+	}
+	return c.newClient(o)
+}
+
+// newClient returns a client whose connections end with the Agent.
+func (c *Config) newClient(o caclient.TLSOptions) (*http.Client, error) {
+	client, err := caclient.NewHTTPClient(o)
+	if err == nil {
+		c.clients = append(c.clients, client)
+	}
+	return client, err
+}

@@ -1,0 +1,210 @@
+package istioagent_test
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// folder returns a folder whose name is short enough for Unix sockets.
+func folder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ia")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// config returns the configuration of an environment, in a folder.
+func config(t *testing.T, root, environ string) istioagent.Config {
+	t.Helper()
+	cfg, err := istioagent.FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root)))
+	require.NoError(t, err)
+	cfg.Root = root
+	return cfg
+}
+
+// write writes a file below a folder.
+func write(t *testing.T, root, name string, data []byte) {
+	t.Helper()
+	name = filepath.Join(root, name)
+	require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	require.NoError(t, os.WriteFile(name+".new", data, 0o600))
+	require.NoError(t, os.Rename(name+".new", name))
+}
+
+// writeSVID writes an identity and its roots to a folder.
+func writeSVID(t *testing.T, root, dir string, ca *spiffetest.CA, svid *spiffe.SVID) {
+	t.Helper()
+	key, err := pki.MarshalPrivateKeyPEM(svid.Signer())
+	require.NoError(t, err)
+	write(t, root, dir+"/root-cert.pem", ca.Bundle().MarshalPEM())
+	write(t, root, dir+"/key.pem", key)
+	write(t, root, dir+"/cert-chain.pem", pki.MarshalCertificatesPEM(svid.Chain()...))
+}
+
+const (
+	workloadSocket = "var/run/secrets/workload-spiffe-uds/socket"
+	credentials    = "var/run/secrets/workload-spiffe-credentials"
+)
+
+// serve runs a server at a socket.
+func serve(t *testing.T, socket string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	s := &unixsocket.Server{Path: socket, Handler: http.NotFoundHandler()}
+	require.NoError(t, s.Listen())
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		assert.NoError(t, <-done)
+	})
+}
+
+// dead leaves a socket on which no process listens.
+func dead(t *testing.T, socket string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	require.NoError(t, err)
+	l.SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+}
+
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.4-1", "IST-7.4-2", "IST-7.8-1", "IST-7.8-2", "IST-7.8-3", "IST-8.2-1", "IST-8.2-2", "IST-8.2-3", "IST-8.2-4", "IST-8.2-5", "IST-9.1-6", "IST-9.2-11", "IST-9.2-24")
+	text := []byte("some text")
+	for _, c := range []struct {
+		name    string
+		environ string
+		prepare func(t *testing.T, root string)
+		want    istioagent.Origin // empty: an error
+		why     string            // or the error
+	}{
+		{"nothing", "", func(*testing.T, string) {}, istioagent.CA, "no socket at"},
+		{"live socket", "", func(t *testing.T, root string) { serve(t, filepath.Join(root, workloadSocket)) }, istioagent.Socket, "a server answers"},
+		{"live socket and files", "FILE_MOUNTED_CERTS=true", func(t *testing.T, root string) {
+			serve(t, filepath.Join(root, workloadSocket))
+			write(t, root, credentials+"/cert-chain.pem", text)
+		}, istioagent.Socket, "a server answers"},
+		{"live socket with a name", "WORKLOAD_IDENTITY_SOCKET_FILE=other", func(t *testing.T, root string) {
+			serve(t, filepath.Join(root, filepath.Dir(workloadSocket), "other"))
+		}, istioagent.Socket, "other"},
+		{"no socket with a name", "WORKLOAD_IDENTITY_SOCKET_FILE=other", func(*testing.T, string) {}, "", "WORKLOAD_IDENTITY_SOCKET_FILE"},
+		{"dead socket with a name", "WORKLOAD_IDENTITY_SOCKET_FILE=other", func(t *testing.T, root string) {
+			dead(t, filepath.Join(root, filepath.Dir(workloadSocket), "other"))
+		}, "", "requires a server"},
+		{"dead socket", "", func(t *testing.T, root string) { dead(t, filepath.Join(root, workloadSocket)) }, istioagent.CA, "no server answers at"},
+		{"dead socket and files", "", func(t *testing.T, root string) {
+			dead(t, filepath.Join(root, workloadSocket))
+			write(t, root, credentials+"/cert-chain.pem", text)
+			write(t, root, credentials+"/key.pem", text)
+		}, istioagent.Files, "no server answers at"},
+		{"file in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket, text) }, "", "is no socket: remove it"},
+		{"folder in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket+"/x", text) }, "", "is no socket: remove it"},
+		{"silent server", "", func(t *testing.T, root string) {
+			require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
+			l, err := net.Listen("unix", filepath.Join(root, workloadSocket)) // it never accepts
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = l.Close() })
+		}, "", "does not answer with HTTP/2"},
+		{"other server", "", func(t *testing.T, root string) {
+			require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
+			l, err := net.Listen("unix", filepath.Join(root, workloadSocket))
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = l.Close() })
+			go func() {
+				if conn, err := l.Accept(); err == nil {
+					_, _ = conn.Write([]byte("220 mail.example.org ESMTP\r\n"))
+				}
+			}()
+		}, "", "something else"},
+		{"credentials", "", func(t *testing.T, root string) {
+			for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
+				write(t, root, credentials+"/"+name, text)
+			}
+		}, istioagent.Files, "there are files in"},
+		{"certificates", "", func(t *testing.T, root string) {
+			write(t, root, "etc/certs/cert-chain.pem", text)
+			write(t, root, "etc/certs/key.pem", text)
+		}, istioagent.Files, "etc/certs"},
+		{"a certificate without its key", "", func(t *testing.T, root string) { write(t, root, credentials+"/cert-chain.pem", text) }, istioagent.Files, "without key.pem so far"},
+		{"a key without its certificate", "", func(t *testing.T, root string) { write(t, root, "etc/certs/key.pem", text) }, istioagent.Files, "without cert-chain.pem so far"},
+		{"roots alone", "", func(t *testing.T, root string) { write(t, root, "etc/certs/root-cert.pem", text) }, istioagent.CA, "no files in"},
+		{"empty files", "", func(t *testing.T, root string) {
+			write(t, root, "etc/certs/cert-chain.pem", nil)
+			write(t, root, "etc/certs/key.pem", nil)
+		}, istioagent.CA, "no files in"},
+		{"output", "OUTPUT_CERTS={root}/etc/certs", func(t *testing.T, root string) {
+			write(t, root, "etc/certs/cert-chain.pem", text)
+			write(t, root, "etc/certs/key.pem", text)
+		}, istioagent.CA, "for output"},
+		{"for the control plane", "PROV_CERT=etc/certs", func(t *testing.T, root string) {
+			write(t, root, "etc/certs/cert-chain.pem", text)
+			write(t, root, "etc/certs/key.pem", text)
+		}, istioagent.CA, "for the control plane"},
+		{"mounted, without files", "FILE_MOUNTED_CERTS=true", func(*testing.T, string) {}, istioagent.Files, "FILE_MOUNTED_CERTS"},
+		{"mounted output", "FILE_MOUNTED_CERTS=true OUTPUT_CERTS=./etc/certs", func(*testing.T, string) {}, "", "OUTPUT_CERTS"},
+		{"GKE", "CA_PROVIDER=GkeWorkloadCertificate", func(t *testing.T, root string) {
+			for _, name := range []string{"certificates.pem", "private_key.pem", "ca_certificates.pem"} {
+				write(t, root, credentials+"/"+name, text)
+			}
+		}, istioagent.Files, "GkeWorkloadCertificate"},
+		{"GKE without files", "CA_PROVIDER=GkeWorkloadCertificate", func(*testing.T, string) {}, "", "CA_PROVIDER"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			root := folder(t)
+			c.prepare(t, root)
+			cfg := config(t, root, c.environ)
+			choice, err := istioagent.Choose(t.Context(), cfg)
+			if c.want == "" {
+				require.ErrorContains(t, err, c.why)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, c.want, choice.Origin, choice.Why)
+			assert.Contains(t, choice.Why, c.why)
+			assert.Contains(t, choice.String(), string(c.want))
+			for _, path := range []string{choice.Socket, choice.Cert, choice.Key, choice.Roots} {
+				if path != "" {
+					assert.True(t, strings.HasPrefix(path, root), path)
+				}
+			}
+			assert.Equal(t, c.want == istioagent.Files, choice.Cert != "" && choice.Key != "" && choice.Roots != "")
+		})
+	}
+}
+
+// TestChooseEnds shows that the context bounds the look at a server that does not answer.
+func TestChooseEnds(t *testing.T) {
+	t.Parallel()
+	root := folder(t)
+	require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
+	l, err := net.Listen("unix", filepath.Join(root, workloadSocket))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	begun := time.Now()
+	_, err = istioagent.Choose(ctx, config(t, root, ""))
+	require.Error(t, err)
+	assert.Less(t, time.Since(begun), 500*time.Millisecond)
+}

@@ -1,0 +1,256 @@
+package istioagent
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/svidkit/svidkit/internal/settings"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// The origins of variables: the document of Istio's agent, or what the agent beside it reads.
+const (
+	document = "document"
+	implied  = "implied"
+)
+
+// variables are those of Istio's agent.
+var variables = settings.Table{
+	Prefixes: []string{"CA_", "XDS_", "PROXY_XDS_", "PILOT_CERT_", "PROV_CERT", "OUTPUT_CERT", "FILE_MOUNTED_", "CREDENTIAL_", "SECRET_GRACE_", "SECRET_TTL"},
+	Variables: []settings.Variable{
+		{Name: "CA_ADDR", Doc: "address of the CA, HOST:PORT, or the CA pool with GoogleCA; without it that of the control plane, discoveryAddress in PROXY_CONFIG. Port 15010 has no TLS", Origin: document},
+		{Name: "CA_PROVIDER", Default: "Citadel", Doc: "kind of CA: GoogleCA and GoogleCAS are Google's Certificate Authority Service, GkeWorkloadCertificate means files, and everything else a CA with Istio's API", Origin: document},
+		{Name: "CA_ROOT_CA", Form: settings.Path, Doc: "file with the roots that vouch for the CA, or SYSTEM for those of the host", Origin: document},
+		{Name: "XDS_ROOT_CA", Form: settings.Path, Doc: "the same for the control plane", Origin: document},
+		{Name: "PILOT_CERT_PROVIDER", Default: "istiod", Check: checkCertProvider, Doc: "which file has these roots, if the two above do not say: istiod, k8s.io/SIGNER, custom or none", Origin: document},
+		{Name: "PROV_CERT", Form: settings.Path, Doc: "folder with cert-chain.pem, key.pem and root-cert.pem for the connections to the CA and the control plane; never served to Envoy", Origin: document},
+		{Name: "OUTPUT_CERTS", Form: settings.Path, Doc: "folder to which the identity is written at each change, as key.pem, cert-chain.pem and root-cert.pem with mode 0600, or 0644 in a pod; never read as the workload's files", Origin: document},
+		{Name: "FILE_MOUNTED_CERTS", Form: settings.Bool, Default: "false", Doc: "no CA: the files in ISTIO_META_TLS_CLIENT_* are the identity", Origin: document},
+		{Name: "CREDENTIAL_FETCHER_TYPE", Default: "JWT", Choices: []string{"JWT", "GoogleComputeEngine"}, Doc: "where the token comes from: the file var/run/secrets/tokens/istio-token, or the metadata server", Origin: document},
+		{Name: "CREDENTIAL_IDENTITY_PROVIDER", Default: "GoogleComputeEngine", Doc: "provider in the audience identitynamespace:TRUST-DOMAIN:PROVIDER, for which the token is exchanged with GoogleCA", Origin: document},
+		{Name: "PROXY_XDS_VIA_AGENT", Form: settings.Bool, Default: "true", Doc: "forward Envoy's other configuration (ADS) from the control plane", Origin: document},
+		{Name: "PROXY_XDS_DEBUG_VIA_AGENT", Form: settings.Bool, Default: "true", Doc: "with PROXY_XDS_VIA_AGENT: forward debug requests (GET /debug/NAME) at 127.0.0.1, port 15004", Origin: document},
+		{Name: "SECRET_GRACE_PERIOD_RATIO", Form: settings.Ratio, Default: "0.5", Doc: "part of the lifetime that is left when renewal starts; 0 and 1 mean the last and the first hundredth", Origin: document},
+
+		{Name: "SECRET_GRACE_PERIOD_RATIO_JITTER", Form: settings.Ratio, Default: "0.01", Doc: "random part of the lifetime by which renewal starts earlier or later", Origin: implied},
+		{Name: "PROXY_XDS_DEBUG_VIA_AGENT_PORT", Form: settings.Integer, Default: "15004", Check: checkPort, Doc: "another port for debug requests", Origin: implied},
+		{Name: "SECRET_TTL", Form: settings.Duration, Default: "24h", Doc: "lifetime that the CA is asked for", Origin: implied},
+		{Name: "TRUST_DOMAIN", Default: "cluster.local", Check: checkTrustDomain, Doc: "trust domain of the identity", Origin: implied},
+		{Name: "POD_NAMESPACE", Doc: "namespace in the identity", Origin: implied},
+		{Name: "SERVICE_ACCOUNT", Doc: "service account in the identity", Origin: implied},
+		{Name: "POD_NAME", Doc: "name of the pod, for the node in the bootstrap", Origin: implied},
+		{Name: "INSTANCE_IP", Doc: "address of the pod, for the node in the bootstrap", Origin: implied},
+		{Name: "ISTIO_META_CLUSTER_ID", Doc: "name of the cluster, sent as ClusterID", Origin: implied},
+		{Name: "CLUSTER_ID", Doc: "the same, if ISTIO_META_CLUSTER_ID is not set", Origin: implied},
+		{Name: "ISTIO_META_CERT_SIGNER", Doc: "name of the signer behind the CA", Origin: implied},
+		{Name: "ISTIO_META_TLS_CLIENT_CERT_CHAIN", Form: settings.Path, Doc: "with FILE_MOUNTED_CERTS: file with the certificates, else etc/certs/cert-chain.pem", Origin: implied},
+		{Name: "ISTIO_META_TLS_CLIENT_KEY", Form: settings.Path, Doc: "with FILE_MOUNTED_CERTS: file with the key, else etc/certs/key.pem", Origin: implied},
+		{Name: "ISTIO_META_TLS_CLIENT_ROOT_CERT", Form: settings.Path, Doc: "with FILE_MOUNTED_CERTS: file with the roots, else etc/certs/root-cert.pem", Origin: implied},
+		{Name: "ISTIO_META_TLS_SERVER_CERT_CHAIN", Form: settings.Path, Doc: "with FILE_MOUNTED_CERTS: file that Envoy may ask for by name", Origin: implied},
+		{Name: "ISTIO_META_TLS_SERVER_KEY", Form: settings.Path, Doc: "with FILE_MOUNTED_CERTS: file that Envoy may ask for by name", Origin: implied},
+		{Name: "ISTIO_META_TLS_SERVER_ROOT_CERT", Form: settings.Path, Doc: "with FILE_MOUNTED_CERTS: file that Envoy may ask for by name", Origin: implied},
+		{Name: "ISTIO_META_*", Doc: "metadata of the node in the bootstrap", Origin: implied},
+		{Name: "CA_HEADER_*", Secret: true, Doc: "metadata for calls of the CA", Origin: implied},
+		{Name: "XDS_HEADER_*", Secret: true, Doc: "metadata for streams of the control plane", Origin: implied},
+		{Name: "ISTIOD_SAN", Doc: "name in the certificate of the control plane; for the CA only without CA_ADDR", Origin: implied},
+		{Name: "GKE_CLUSTER_URL", Doc: "provider in the audience of an exchanged token, if CREDENTIAL_IDENTITY_PROVIDER is not set", Origin: implied},
+		{Name: "WORKLOAD_RSA_KEY_SIZE", Form: settings.Integer, Default: "2048", Check: checkRSA, Doc: "bits of RSA keys: 2048, 3072 or 4096", Origin: implied},
+		{Name: "ECC_SIGNATURE_ALGORITHM", Choices: []string{"ECDSA"}, Doc: "keys for this algorithm, and not RSA", Origin: implied},
+		{Name: "ECC_CURVE", Default: "P256", Choices: []string{"P256", "P384"}, Doc: "curve of these keys", Origin: implied},
+		{Name: "COMPLIANCE_POLICY", Choices: []string{"fips-140-2", "fips-140-3"}, Doc: "with fips-140-2 connections may have TLS 1.2; the cryptography is that of the build (GOFIPS140)", Origin: implied},
+		{Name: "JWT_POLICY", Default: "third-party-jwt", Choices: []string{"third-party-jwt", "first-party-jwt"}, Doc: "kind of token; the second is treated as the first, as by Istio's agent", Origin: implied},
+		{Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Default: socketName, Check: checkSocketFile, Doc: "name of the workload socket; with another name a server has to be there", Origin: implied},
+		{Name: "PROXY_CONFIG", Check: checkProxyConfig, Doc: "JSON, of which discoveryAddress, configPath and controlPlaneAuthPolicy are read", Origin: implied},
+		{Name: "GRPC_XDS_BOOTSTRAP", Form: settings.Path, Doc: "file to write for programs with gRPC and without a proxy; without it none is written", Origin: implied},
+		{Name: "MINIMUM_DRAIN_DURATION", Form: settings.Duration, Default: "5s", Doc: "how long the agent goes on serving after it was told to stop", Origin: implied},
+		{Name: "KUBERNETES_SERVICE_HOST", Doc: "set in a pod, where files of OUTPUT_CERTS have mode 0644", Origin: implied},
+
+		{Name: "PKCS8_KEY", Unused: true, Form: settings.Bool, Doc: "keys are always written in PKCS #8", Origin: implied},
+		{Name: "FILE_DEBOUNCE_DURATION", Unused: true, Form: settings.Duration, Doc: "files are taken over as soon as they match, and are looked at every five seconds, too", Origin: implied},
+		{Name: "GRPC_KEEPALIVE_INTERVAL", Unused: true, Form: settings.Duration, Doc: "it is 30s", Origin: implied},
+		{Name: "GRPC_KEEPALIVE_TIMEOUT", Unused: true, Form: settings.Duration, Doc: "it is 10s", Origin: implied},
+		{Name: "ISTIO_GPRC_MAXSTREAMS", Unused: true, Form: settings.Integer, Doc: "the limits are those of packages sds and xdsproxy", Origin: implied},
+		{Name: "ISTIO_GPRC_MAXRECVMSGSIZE", Unused: true, Form: settings.Integer, Doc: "a request has 4 MiB at most", Origin: implied},
+		{Name: "USE_EXTERNAL_WORKLOAD_SDS", Unused: true, Form: settings.Bool, Doc: "a live socket is always used; WORKLOAD_IDENTITY_SOCKET_FILE requires one", Origin: implied},
+		{Name: "PROXY_CONFIG_XDS_AGENT", Unused: true, Form: settings.Bool, Doc: "trust bundles do not come by xDS", Origin: implied},
+		{Name: "XDS_AUTH_PROVIDER", Unused: true, Doc: "it has no effect in Istio's agent either", Origin: implied},
+		{Name: "DISABLE_ENVOY", Unused: true, Form: settings.Bool, Doc: "this agent starts no Envoy; OUTPUT_CERTS is kept current without one", Origin: implied},
+		{Name: "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", Unused: true, Form: settings.Bool, Doc: "connections are those of Envoy, which this agent does not run", Origin: implied},
+		{Name: "ENVOY_*", Unused: true, Doc: "ports of an Envoy that this agent does not run", Origin: implied},
+		{Name: "DNS_*", Unused: true, Doc: "there is no DNS proxy", Origin: implied},
+		{Name: "ISTIO_META_DNS_CAPTURE", Unused: true, Form: settings.Bool, Doc: "there is no DNS proxy", Origin: implied},
+		{Name: "ISTIO_META_ENABLE_DNS_SERVER", Unused: true, Form: settings.Bool, Doc: "there is no DNS proxy", Origin: implied},
+		{Name: "ISTIO_KUBE_APP_PROBERS", Unused: true, Doc: "the application is not probed", Origin: implied},
+		{Name: "ISTIO_PROMETHEUS_ANNOTATIONS", Unused: true, Doc: "metrics of the application are not merged", Origin: implied},
+		{Name: "ISTIO_CPU_LIMIT", Unused: true, Doc: "it is for an Envoy that this agent does not run", Origin: implied},
+	},
+}
+
+// WriteHelp writes what each environment variable is for, for the -h of a program; as a Markdown table it is for its
+// documentation.
+func WriteHelp(w io.Writer, markdown bool) error {
+	if markdown {
+		return variables.WriteMarkdown(w)
+	}
+	return variables.WriteHelp(w)
+}
+
+func checkCertProvider(value string) error {
+	switch value {
+	case "istiod", "custom", "none":
+		return nil
+	}
+	if signer, ok := strings.CutPrefix(value, "k8s.io/"); ok && signer != "" {
+		return nil
+	}
+	return errors.New("set it to istiod, k8s.io/SIGNER, custom or none")
+}
+
+func checkTrustDomain(value string) error {
+	if _, err := spiffe.ParseTrustDomain(value); err != nil {
+		return fmt.Errorf("set it to a trust domain such as cluster.local: %w", err)
+	}
+	return nil
+}
+
+func checkRSA(value string) error {
+	switch value {
+	case "2048", "3072", "4096":
+		return nil
+	}
+	return errors.New("set it to 2048, 3072 or 4096")
+}
+
+func checkPort(value string) error {
+	if port, err := strconv.Atoi(value); err != nil || port == 0 || port > math.MaxUint16 {
+		return errors.New("set it to a port, from 1 to 65535")
+	}
+	return nil
+}
+
+func checkSocketFile(value string) error {
+	if value != filepath.Base(value) || value == "." || value == ".." {
+		return errors.New("set it to the name of a file, without a folder")
+	}
+	return nil
+}
+
+// proxyConfig is what is read of PROXY_CONFIG.
+type proxyConfig struct {
+	DiscoveryAddress       string `json:"discoveryAddress"`
+	ConfigPath             string `json:"configPath"`
+	ControlPlaneAuthPolicy any    `json:"controlPlaneAuthPolicy"` // a name, or its number
+}
+
+func checkProxyConfig(value string) error {
+	var p proxyConfig
+	if err := json.Unmarshal([]byte(value), &p); err != nil {
+		return fmt.Errorf("set it to a JSON object, as the injected one is; YAML in another form is not read: %w", err)
+	}
+	return nil
+}
+
+// FromEnvironment returns the configuration in the environment, which is in the form of os.Environ. It opens no file. The
+// error has a line for each variable with a bad value. Names of variables that are probably misspelled are in Config.Notes.
+func FromEnvironment(environ []string) (Config, error) {
+	v, err := variables.Read(environ)
+	if err != nil {
+		return Config{}, err
+	}
+	var proxy proxyConfig
+	if text := v.Text("PROXY_CONFIG"); text != "" {
+		_ = json.Unmarshal([]byte(text), &proxy) // checked
+	}
+	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // checked
+	c := Config{
+		TrustDomain: td, Namespace: v.Text("POD_NAMESPACE"), ServiceAccount: v.Text("SERVICE_ACCOUNT"),
+		Pod: v.Text("POD_NAME"), Address: v.Text("INSTANCE_IP"), Metadata: v.Prefixed("ISTIO_META_*"),
+		InPod:    v.Set("KUBERNETES_SERVICE_HOST"),
+		Provider: v.Text("CA_PROVIDER"), CAAddress: v.Text("CA_ADDR"),
+		CARoots: v.Text("CA_ROOT_CA"), XDSRoots: v.Text("XDS_ROOT_CA"), CertProvider: v.Text("PILOT_CERT_PROVIDER"),
+		ServerName: v.Text("ISTIOD_SAN"),
+		CAHeader:   header(v.Prefixed("CA_HEADER_*")), XDSHeader: header(v.Prefixed("XDS_HEADER_*")),
+		ClusterID:  cmp.Or(v.Text("ISTIO_META_CLUSTER_ID"), v.Text("CLUSTER_ID")),
+		CertSigner: v.Text("ISTIO_META_CERT_SIGNER"),
+		ProvCert:   v.Text("PROV_CERT"), OutputCerts: v.Text("OUTPUT_CERTS"),
+		FileMounted: v.Bool("FILE_MOUNTED_CERTS"),
+		MountedCert: v.Text("ISTIO_META_TLS_CLIENT_CERT_CHAIN"), MountedKey: v.Text("ISTIO_META_TLS_CLIENT_KEY"), MountedRoots: v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"),
+		Fetcher: v.Text("CREDENTIAL_FETCHER_TYPE"), IdentityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
+		TTL: v.Duration("SECRET_TTL"), GraceRatio: v.Ratio("SECRET_GRACE_PERIOD_RATIO"), Jitter: v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"),
+		Key:        pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
+		AllowTLS12: v.Text("COMPLIANCE_POLICY") == "fips-140-2",
+		SocketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
+		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: cmp.Or(proxy.DiscoveryAddress, discovery), ConfigPath: cmp.Or(proxy.ConfigPath, proxyDir),
+		GRPCBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
+		Drain:         v.Duration("MINIMUM_DRAIN_DURATION"),
+	}
+	if c.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
+		c.DebugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
+	}
+	c.XDSPlaintext = proxy.ControlPlaneAuthPolicy == "NONE" || proxy.ControlPlaneAuthPolicy == 0.0
+	if v.Text("ECC_SIGNATURE_ALGORITHM") != "" {
+		c.Key = map[string]pki.KeyAlgorithm{"P256": pki.ECDSAP256, "P384": pki.ECDSAP384}[v.Text("ECC_CURVE")]
+	}
+	if v.Set("GKE_CLUSTER_URL") && !v.Set("CREDENTIAL_IDENTITY_PROVIDER") {
+		c.IdentityProvider = v.Text("GKE_CLUSTER_URL")
+	}
+	if c.FileMounted {
+		c.AllowFiles = append([]string{mounted}, gateways...)
+		for _, name := range []string{"CERT_CHAIN", "KEY", "ROOT_CERT"} {
+			if file := v.Text("ISTIO_META_TLS_SERVER_" + name); file != "" {
+				c.AllowFiles = append(c.AllowFiles, file)
+			}
+		}
+	}
+	for _, name := range v.Unknown() {
+		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
+	}
+	for _, row := range v.Unused() {
+		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
+	}
+	var bad []error
+	if c.FileMounted && c.ProvCert != "" {
+		bad = append(bad, v.Reject("PROV_CERT", errors.New("with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; leave one of them out")))
+	}
+	if c.google() {
+		if err := checkPool(c.CAAddress); err != nil {
+			bad = append(bad, v.Reject("CA_ADDR", err))
+		}
+	}
+	if bad != nil {
+		return Config{}, errors.Join(bad...)
+	}
+	return c, nil
+}
+
+// header returns metadata with these names.
+func header(values map[string]string) http.Header {
+	h := make(http.Header)
+	for name, value := range values {
+		h.Add(name, value)
+	}
+	return h
+}
+
+// google reports whether the CA is Google's service.
+func (c *Config) google() bool {
+	return c.Provider == googleCA || c.Provider == googleCAS || strings.Contains(c.CAAddress, "googleapis.com")
+}
+
+// checkPool refuses what is not the name of a CA pool.
+func checkPool(address string) error {
+	parts := strings.Split(address, "/")
+	if len(parts) == 6 && parts[0] == "projects" && parts[2] == "locations" && parts[4] == "caPools" {
+		return nil
+	}
+	return errors.New("the service is Google's Certificate Authority Service, as Mesh CA is no more: set it to a pool of the Certificate Authority Service, projects/PROJECT/locations/LOCATION/caPools/POOL")
+}

@@ -1,0 +1,172 @@
+package istioagent_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/settings"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds/istioagent"
+)
+
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-22")
+	c, err := istioagent.FromEnvironment(nil)
+	require.NoError(t, err)
+	assert.Equal(t, "cluster.local", c.TrustDomain.String())
+	assert.Equal(t, 24*time.Hour, c.TTL)
+	assert.InDelta(t, 0.5, c.GraceRatio, 0)
+	assert.InDelta(t, 0.01, c.Jitter, 0)
+	assert.Equal(t, pki.RSA2048, c.Key)
+	assert.Equal(t, "istiod.istio-system.svc:15012", c.Discovery)
+	assert.Equal(t, "socket", c.SocketFile)
+	assert.Equal(t, 5*time.Second, c.Drain)
+	assert.True(t, c.XDS)
+	assert.Equal(t, "127.0.0.1:15004", c.DebugAddress)
+	assert.False(t, c.FileMounted)
+	assert.False(t, c.InPod)
+	assert.Empty(t, c.Notes)
+}
+
+// TestEnvironment has what an injected sidecar, a machine and a pod with mounted files have, and each variable.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		environ string
+		check   func(*testing.T, istioagent.Config)
+	}{
+		{"sidecar", `JWT_POLICY=third-party-jwt PILOT_CERT_PROVIDER=istiod CA_ADDR=istiod.istio-system.svc:15012 POD_NAME=web-1 POD_NAMESPACE=shop
+			INSTANCE_IP=10.0.0.1 SERVICE_ACCOUNT=web PROXY_CONFIG={} ISTIO_META_CLUSTER_ID=Kubernetes TRUST_DOMAIN=example.org KUBERNETES_SERVICE_HOST=10.96.0.1
+			ISTIO_META_MESH_ID=m1 ISTIO_CPU_LIMIT=2`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, []string{"example.org", "shop", "web", "web-1", "10.0.0.1", "Kubernetes"},
+				[]string{c.TrustDomain.String(), c.Namespace, c.ServiceAccount, c.Pod, c.Address, c.ClusterID})
+			assert.True(t, c.InPod)
+			assert.Equal(t, map[string]string{"MESH_ID": "m1"}, c.Metadata)
+			require.Len(t, c.Notes, 1)
+			assert.Contains(t, c.Notes[0], "ISTIO_CPU_LIMIT is not used")
+		}},
+		{"machine", `CA_ADDR=istiod.example.org:15012 PROV_CERT=./etc/certs OUTPUT_CERTS=./etc/certs CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CLUSTER_ID=c2
+			PILOT_CERT_PROVIDER=custom SECRET_TTL=1h CA_HEADER_X-One=1 XDS_HEADER_two=2 ISTIOD_SAN=istiod.example.org`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, []string{"istiod.example.org:15012", "./etc/certs", "./etc/certs", "GoogleComputeEngine", "c2", "custom", "istiod.example.org"},
+				[]string{c.CAAddress, c.ProvCert, c.OutputCerts, c.Fetcher, c.ClusterID, c.CertProvider, c.ServerName})
+			assert.Equal(t, time.Hour, c.TTL)
+			assert.Equal(t, "1", c.CAHeader.Get("x-one"))
+			assert.Equal(t, "2", c.XDSHeader.Get("two"))
+		}},
+		{"mounted", `FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN=/a ISTIO_META_TLS_CLIENT_KEY=/b ISTIO_META_TLS_CLIENT_ROOT_CERT=/c
+			ISTIO_META_TLS_SERVER_KEY=/d`, func(t *testing.T, c istioagent.Config) {
+			assert.True(t, c.FileMounted)
+			assert.Equal(t, []string{"/a", "/b", "/c"}, []string{c.MountedCert, c.MountedKey, c.MountedRoots})
+			assert.Contains(t, c.AllowFiles, "/d")
+		}},
+		{"roots", `CA_ROOT_CA=SYSTEM XDS_ROOT_CA=/x.pem PILOT_CERT_PROVIDER=k8s.io/example.org`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, []string{"SYSTEM", "/x.pem", "k8s.io/example.org"}, []string{c.CARoots, c.XDSRoots, c.CertProvider})
+		}},
+		{"keys", `ECC_SIGNATURE_ALGORITHM=ECDSA`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, pki.ECDSAP256, c.Key) }},
+		{"larger keys", `ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, pki.ECDSAP384, c.Key) }},
+		{"RSA", `WORKLOAD_RSA_KEY_SIZE=4096`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, pki.RSA4096, c.Key) }},
+		{"at the end", `SECRET_GRACE_PERIOD_RATIO=0 SECRET_GRACE_PERIOD_RATIO_JITTER=0`, func(t *testing.T, c istioagent.Config) {
+			assert.Zero(t, c.GraceRatio)
+			assert.Zero(t, c.Jitter)
+		}},
+		{"at once", `SECRET_GRACE_PERIOD_RATIO=1`, func(t *testing.T, c istioagent.Config) { assert.InDelta(t, 1, c.GraceRatio, 0) }},
+		{"proxy config", `PROXY_CONFIG={"discoveryAddress":"cp.example.org:15010","configPath":"/x","controlPlaneAuthPolicy":"NONE","concurrency":2}`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, "cp.example.org:15010", c.Discovery)
+			assert.Equal(t, "/x", c.ConfigPath)
+			assert.True(t, c.XDSPlaintext)
+		}},
+		{"mutual", `PROXY_CONFIG={"controlPlaneAuthPolicy":"MUTUAL_TLS"}`, func(t *testing.T, c istioagent.Config) { assert.False(t, c.XDSPlaintext) }},
+		{"no proxy", `PROXY_XDS_VIA_AGENT=false`, func(t *testing.T, c istioagent.Config) {
+			assert.False(t, c.XDS)
+			assert.Empty(t, c.DebugAddress)
+		}},
+		{"no debugging", `PROXY_XDS_DEBUG_VIA_AGENT=false`, func(t *testing.T, c istioagent.Config) { assert.Empty(t, c.DebugAddress) }},
+		{"debugging elsewhere", `PROXY_XDS_DEBUG_VIA_AGENT_PORT=15099`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, "127.0.0.1:15099", c.DebugAddress)
+		}},
+		{"misspelled", `OUTPUT_CERT=/x SECRET_GRACE_RATIO=1 PATH=/bin`, func(t *testing.T, c istioagent.Config) {
+			require.Len(t, c.Notes, 2)
+			assert.Contains(t, c.Notes[0], "OUTPUT_CERT:")
+			assert.Contains(t, c.Notes[1], "SECRET_GRACE_RATIO:")
+		}},
+		{"any other provider", `CA_PROVIDER=Mine`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, "Mine", c.Provider) }},
+		{"Google", `CA_PROVIDER=GoogleCA CA_ADDR=projects/p/locations/l/caPools/c GKE_CLUSTER_URL=https://gke.example.org`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, "https://gke.example.org", c.IdentityProvider)
+		}},
+		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.AllowTLS12) }},
+		{"drain", `MINIMUM_DRAIN_DURATION=1m WORKLOAD_IDENTITY_SOCKET_FILE=other.sock`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, time.Minute, c.Drain)
+			assert.Equal(t, "other.sock", c.SocketFile)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cfg, err := istioagent.FromEnvironment(strings.Fields(c.environ))
+			require.NoError(t, err)
+			c.check(t, cfg)
+		})
+	}
+}
+
+func TestBadEnvironment(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.5-4", "IST-6.6-4")
+	for _, line := range []string{
+		"TRUST_DOMAIN=Example.org", "TRUST_DOMAIN=spiffe://", "SECRET_TTL=1d", "SECRET_TTL=-1h", "SECRET_GRACE_PERIOD_RATIO=1.5",
+		"SECRET_GRACE_PERIOD_RATIO=NaN", "SECRET_GRACE_PERIOD_RATIO_JITTER=-0.01", "FILE_MOUNTED_CERTS=yes", "PROXY_XDS_VIA_AGENT=on",
+		"CREDENTIAL_FETCHER_TYPE=Mock", "PILOT_CERT_PROVIDER=kubernetes", "PILOT_CERT_PROVIDER=k8s.io/", "WORKLOAD_RSA_KEY_SIZE=1024",
+		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pqc", "JWT_POLICY=none",
+		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=discoveryAddress: x", "PROXY_CONFIG=[]",
+		"MINIMUM_DRAIN_DURATION=5", "CA_ADDR=privateca.googleapis.com", "CA_ROOT_CA=a\x00b",
+		"PROXY_XDS_DEBUG_VIA_AGENT=maybe", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=0", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=65536",
+	} {
+		_, err := istioagent.FromEnvironment([]string{line})
+		var bad *settings.Error
+		if assert.ErrorAs(t, err, &bad, line) {
+			name, _, _ := strings.Cut(line, "=")
+			assert.Equal(t, name, bad.Name)
+			assert.Contains(t, err.Error(), "set it to", line)
+		}
+	}
+
+	_, err := istioagent.FromEnvironment([]string{"FILE_MOUNTED_CERTS=true", "PROV_CERT=/x"})
+	require.ErrorContains(t, err, "PROV_CERT")
+	_, err = istioagent.FromEnvironment([]string{"CA_PROVIDER=GoogleCA", "CA_ADDR=meshca.googleapis.com:443"})
+	require.ErrorContains(t, err, "caPools/POOL")
+
+	_, err = istioagent.FromEnvironment([]string{"SECRET_TTL=x", "ECC_CURVE=y", "TRUST_DOMAIN=Z"})
+	assert.Len(t, strings.Split(err.Error(), "\n"), 3, "all of them at once")
+}
+
+// TestDocumentTable holds that the variables of the document are all there.
+func TestDocumentTable(t *testing.T) {
+	t.Parallel()
+	var table strings.Builder
+	require.NoError(t, istioagent.WriteHelp(&table, true))
+	for _, name := range []string{
+		"CA_ADDR", "CA_PROVIDER", "PROV_CERT", "OUTPUT_CERTS", "FILE_MOUNTED_CERTS", "CREDENTIAL_FETCHER_TYPE", "CREDENTIAL_IDENTITY_PROVIDER",
+		"PROXY_XDS_VIA_AGENT", "PROXY_XDS_DEBUG_VIA_AGENT", "XDS_ROOT_CA", "CA_ROOT_CA", "PILOT_CERT_PROVIDER", "SECRET_GRACE_PERIOD_RATIO",
+	} {
+		assert.Regexp(t, "(?m)^\\| `"+name+"` .* document \\|$", table.String())
+	}
+}
+
+func FuzzFromEnvironment(f *testing.F) {
+	f.Add("PROXY_CONFIG={\"controlPlaneAuthPolicy\":0}", "CA_PROVIDER=GoogleCA")
+	f.Add("TRUST_DOMAIN=a", "CA_HEADER_x=1")
+	f.Add("ISTIO_META_=", "PROXY_CONFIG={\"discoveryAddress\":1}")
+	f.Fuzz(func(t *testing.T, one, two string) {
+		c, err := istioagent.FromEnvironment([]string{one, two})
+		if err == nil {
+			require.False(t, c.TrustDomain.IsZero())
+			require.True(t, c.GraceRatio >= 0 && c.GraceRatio <= 1)
+		}
+	})
+}

@@ -1,0 +1,10 @@
+package istioagent
+
+// WithGoogle returns a configuration in which Google's services are at these addresses.
+func (c Config) WithGoogle(service, exchange, metadata string) Config {
+	c.urls.service, c.urls.exchange, c.urls.metadata = service, exchange, metadata
+	return c
+}
+
+// Timing returns the grace ratio and the jitter for package secretcache.
+func (c Config) Timing() (grace, jitter float64) { return c.timing() }

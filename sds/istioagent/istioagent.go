@@ -1,0 +1,472 @@
+// Package istioagent is the part of Istio's agent that has to do with identity, as a library: it obtains the identity of a
+// workload, keeps it fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other configuration
+// from the control plane. It is configured by the environment variables of Istio's agent.
+//
+//	cfg, err := istioagent.FromEnvironment(os.Environ())
+//	if err != nil { … } // a line for each variable, with the remedy
+//	agent, err := istioagent.Start(ctx, cfg)
+//	if err != nil { … }
+//	defer agent.Close()
+//
+// The program examples/agent is made of it; its README has the variables.
+//
+// # Where the identity comes from
+//
+// [Choose] looks once, at the start, and takes the first that there is:
+//
+//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy is pointed there, and this
+//     agent has no server of secrets. A socket on which no server answers is replaced.
+//  2. Files: those of FILE_MOUNTED_CERTS, those in var/run/secrets/workload-spiffe-credentials, or those in etc/certs. They
+//     are followed. There is a server of secrets.
+//  3. The CA, with a token or with the certificate in PROV_CERT. There is a server of secrets.
+//
+// The choice stays until the program ends. Files that are removed later do not make the agent ask the CA: the last good
+// ones stay in use. A half pair of files counts as files, which the agent waits to see completed. The folders of
+// OUTPUT_CERTS and PROV_CERT never count: they are not what a workload is given.
+//
+// # What it serves
+//
+// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the workload and of
+// the trust domain, and those of files (file-cert:, file-root:). The socket XDS in the folder of the proxy's
+// configuration has ADS, which is forwarded to the control plane, and the same secrets. [Agent.Bootstrap] writes a
+// configuration with which an Envoy uses both.
+//
+// # What it does not do
+//
+// It does not start Envoy, does not probe the application, and has no DNS proxy and no gateway for requests of
+// Wasm. Variables of Istio's agent for those are accepted, and a note says that they are not used.
+package istioagent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
+	"github.com/svidkit/svidkit/sds/xdsproxy"
+	"github.com/svidkit/svidkit/spiffe/filesink"
+	"github.com/svidkit/svidkit/spiffe/filesource"
+	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/source"
+)
+
+// ErrNotReady says that the agent has no identity yet, or does not serve it yet. The error around it has the cause.
+var ErrNotReady error = notReady{}
+
+type notReady struct{}
+
+func (notReady) Error() string                                { return "not ready" }
+func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+
+// part is what has the identity: a *secretcache.Manager or a *filesource.Source.
+type part interface {
+	source.Source
+	Run(ctx context.Context) error
+	WriteMetrics(w io.Writer) error
+}
+
+// Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent use.
+type Agent struct {
+	cfg    Config
+	choice Choice
+
+	identity part              // nil with the origin Socket
+	files    *sdssource.Files  // nil with the origin Socket
+	secrets  *sds.Handler      // nil with the origin Socket
+	xds      *xdsproxy.Handler // nil without Config.XDS
+	sink     *filesink.Sink    // nil without Config.OutputCerts
+	servers  map[string]*unixsocket.Server
+	health   *health.Handler
+
+	life life.Life
+	news renew.Signal
+	made time.Time
+
+	mu       sync.Mutex // guards the rest
+	ran      bool
+	ready    time.Time // when it became ready; zero before
+	draining bool
+	refused  error // why it is not ready and will not be soon
+}
+
+// Start chooses where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. The
+// end of ctx ends the waiting and not the Agent, which runs until [Agent.Close]. On failure nothing is left running, and
+// the error is that of [Choose], [New] or [Agent.Ready].
+func Start(ctx context.Context, cfg Config) (*Agent, error) {
+	choice, err := Choose(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	a, err := New(cfg, choice)
+	if err != nil {
+		return nil, err
+	}
+	a.ran = true
+	if err := a.life.Start(ctx, a.work, a.Ready); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+// New returns an Agent for what [Choose] has chosen. It looks whether the files with the roots of the CA and the control
+// plane exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
+func New(cfg Config, choice Choice) (_ *Agent, err error) {
+	a := &Agent{cfg: cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now()}
+	defer func() {
+		if err != nil {
+			a.closeHandlers()
+			err = fmt.Errorf("istioagent: new: %w", err)
+		}
+	}()
+	if err := a.cfg.check(); err != nil {
+		return nil, err
+	}
+	parts := []health.Part{{Name: "agent", Check: a.check, Metrics: (*own)(a)}}
+	switch choice.Origin {
+	case Socket:
+		if a.cfg.OutputCerts != "" {
+			a.cfg.Notes = append(a.cfg.Notes, "OUTPUT_CERTS has no effect: the identity is served by another program, at "+choice.Socket)
+		}
+	case Files, CA:
+		if err := a.newIdentity(&parts); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("the choice has the origin %q; it has to be from Choose", choice.Origin)
+	}
+	if a.cfg.XDS {
+		var secrets http.Handler
+		if a.secrets != nil {
+			secrets = a.secrets
+		}
+		if a.xds, err = a.cfg.newXDS(secrets); err != nil {
+			return nil, fmt.Errorf("control plane: %w", err)
+		}
+		a.servers[a.cfg.xdsSocket()] = a.server(a.cfg.xdsSocket(), a.xds)
+		parts = append(parts, health.Part{Name: "xds", Metrics: a.xds})
+	}
+	a.health, err = health.New(parts...)
+	return a, err
+}
+
+// newIdentity makes what has the identity, and what serves and writes it.
+func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
+	var src sds.Source
+	if a.choice.Origin == CA {
+		m, err := a.cfg.newManager()
+		if err != nil {
+			return err
+		}
+		a.identity, src = m, m
+	} else {
+		f, err := filesource.New(filesource.Config{
+			CertFile: a.choice.Cert, KeyFile: a.choice.Key, Bundles: []filesource.BundleFile{{Path: a.choice.Roots}},
+			Refuse: a.cfg.own(), Logger: a.cfg.Logger,
+		})
+		if err != nil {
+			return err
+		}
+		a.identity, src = f, sdssource.FromIdentity(f)
+	}
+	allow := make([]string, 0, len(a.cfg.AllowFiles)+3)
+	for _, name := range append(a.cfg.AllowFiles, a.choice.Cert, a.choice.Key, a.choice.Roots) {
+		if name != "" {
+			allow = append(allow, a.cfg.path(name))
+		}
+	}
+	a.files, err = sdssource.NewFiles(sdssource.FilesConfig{
+		Allow: allow, Refuse: a.cfg.own(), SystemRoots: sdssource.FindSystemRoots(), Logger: a.cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	mux, err := sdssource.Mux(map[string]sds.Source{
+		"default": src, "ROOTCA": src, "ALL": src, "spiffe://*": src, "file-cert:*": a.files, "file-root:*": a.files,
+	})
+	if err != nil {
+		return err
+	}
+	if a.secrets, err = sds.NewHandler(mux, &sds.Options{Logger: a.cfg.Logger}); err != nil {
+		return err
+	}
+	a.servers[a.choice.Socket] = a.server(a.choice.Socket, a.secrets)
+	*parts = append(*parts,
+		health.Part{Name: "identity", Identity: a.identity, Bundles: a.identity, Metrics: a.identity},
+		health.Part{Name: "files", Metrics: a.files}, health.Part{Name: "sds", Metrics: a.secrets})
+	if a.cfg.OutputCerts == "" {
+		return nil
+	}
+	mode := fs.FileMode(0o600)
+	if a.cfg.InPod { // whose containers have users of their own
+		mode = 0o644
+	}
+	a.sink, err = filesink.New(filesink.Config{
+		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Layout: filesink.Plain,
+		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
+		AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
+	})
+	*parts = append(*parts, health.Part{Name: "outputs", Metrics: a.sink})
+	return err
+}
+
+// server returns a server for a socket.
+func (a *Agent) server(path string, h http.Handler) *unixsocket.Server {
+	return &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: a.cfg.SocketMode, Handler: h, Logger: a.cfg.Logger}
+}
+
+// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done or [Agent.Close] is called, or a part
+// fails, such as a socket that another program has. After the end of ctx and after Close it goes on serving for
+// Config.Drain, while it is not ready any more; then it ends all streams, removes its sockets, and returns nil. It is an
+// error to call it a second time.
+func (a *Agent) Run(ctx context.Context) error {
+	a.mu.Lock()
+	ran := a.ran
+	a.ran = true
+	a.mu.Unlock()
+	if ran {
+		return errors.New("istioagent: run: an Agent runs once; make another one")
+	}
+	if err := a.life.Run(ctx, a.work); err != nil {
+		return fmt.Errorf("istioagent: run: %w", err)
+	}
+	return nil
+}
+
+// work runs the parts until ctx is done or one of them fails, and drains.
+func (a *Agent) work(ctx context.Context) error {
+	defer a.closeHandlers()
+	log := a.cfg.Logger
+	log.Info("istioagent: the identity has an origin", slog.String("origin", string(a.choice.Origin)), slog.String("why", a.choice.Why))
+	for _, note := range a.cfg.Notes {
+		log.Warn("istioagent: " + note)
+	}
+	parts, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	start := func(name string, run func(context.Context) error) {
+		wg.Go(func() {
+			if err := run(parts); parts.Err() == nil {
+				cancel(fmt.Errorf("%s: %w", name, cmp.Or(err, errEnded)))
+			}
+		})
+	}
+	if a.identity != nil {
+		start("identity", a.identity.Run)
+		start("files", a.files.Run)
+	}
+	if a.xds != nil && a.cfg.GRPCBootstrap != "" {
+		if err := a.cfg.writeGRPC(); err != nil {
+			return fmt.Errorf("bootstrap for gRPC (GRPC_XDS_BOOTSTRAP): %w", err)
+		}
+	}
+	for path, s := range a.servers {
+		if err := s.Listen(); err != nil {
+			return fmt.Errorf("socket %s: %w", path, err)
+		}
+		start("socket "+path, s.Run)
+	}
+	if a.xds != nil && a.cfg.DebugAddress != "" {
+		l, err := net.Listen("tcp", a.cfg.DebugAddress)
+		if err != nil {
+			return fmt.Errorf("debug requests (PROXY_XDS_DEBUG_VIA_AGENT_PORT is for another port): %w", err)
+		}
+		start("debug requests", (&unixsocket.Server{Listener: l, Handler: http.HandlerFunc(a.xds.ServeDebug), Logger: log}).Run)
+	}
+	if a.sink != nil {
+		start("output", a.sink.Run)
+	}
+	wg.Go(func() { a.await(parts) })
+
+	select {
+	case <-parts.Done():
+		return context.Cause(parts)
+	case <-ctx.Done():
+	}
+	a.mu.Lock()
+	a.draining = true
+	a.mu.Unlock()
+	log.Info("istioagent: the agent ends", slog.Duration("drain", a.cfg.Drain))
+	select {
+	case <-parts.Done():
+	case <-time.After(a.cfg.Drain):
+	}
+	a.closeHandlers() // ends the streams, before their sockets go
+	return nil
+}
+
+// errEnded is why a part is not there any more.
+var errEnded = errors.New("it has ended by itself")
+
+// await notes when the agent becomes ready, and that it is refused an identity.
+func (a *Agent) await(ctx context.Context) {
+	for {
+		var err error
+		var changed <-chan struct{}
+		if a.identity != nil {
+			changed = a.identity.Changed()
+			err = a.identity.Ready(ctx)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		a.mu.Lock()
+		if a.refused = err; err == nil {
+			a.ready = time.Now()
+		}
+		a.mu.Unlock()
+		a.news.Notify()
+		if err == nil {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Ready waits until the agent serves its sockets and has an identity, unless another program serves that. The error wraps
+// [ErrNotReady], the cause of ctx, and why there is no identity; it comes before ctx is done if the CA refuses for good,
+// if a part has failed, and after [Agent.Close].
+func (a *Agent) Ready(ctx context.Context) error {
+	var refused error
+	err := a.life.Await(ctx, a.news.Changed, func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		refused = a.refused
+		return !a.draining && (!a.ready.IsZero() || refused != nil)
+	})
+	switch {
+	case err == nil && refused == nil:
+		return nil
+	case err == nil:
+		err = refused
+	case errors.Is(err, context.Cause(ctx)) && a.identity != nil: // which knows what it waits for
+		if why := a.identity.Ready(ctx); why != nil {
+			err = why
+		}
+	}
+	if idle := a.life.Idle(); idle != nil && !errors.Is(err, idle) {
+		err = fmt.Errorf("%w: %w", idle, err)
+	}
+	return fmt.Errorf("istioagent: %w: %w", ErrNotReady, err)
+}
+
+// Close ends [Agent.Run], or what [Start] has started, as the end of its context does, with the time for draining, and waits for
+// it. The error is always nil.
+func (a *Agent) Close() error {
+	err := a.life.Close()
+	a.closeHandlers()
+	for _, client := range a.cfg.clients {
+		client.CloseIdleConnections()
+	}
+	return err
+}
+
+// closeHandlers ends all streams.
+func (a *Agent) closeHandlers() {
+	if a.xds != nil {
+		_ = a.xds.Close()
+	}
+	if a.secrets != nil {
+		_ = a.secrets.Close()
+	}
+}
+
+// Choice returns where the identity comes from.
+func (a *Agent) Choice() Choice { return a.choice }
+
+// Source returns what has the identity and the trust bundles, or nil if another program serves them. The Agent runs and
+// closes it.
+func (a *Agent) Source() source.Source { return a.identity }
+
+// Parts returns the parts of the agent by their names, for a status page: the identity, the files by name, the handlers of the
+// sockets, and the output.
+func (a *Agent) Parts() iter.Seq2[string, any] {
+	return func(yield func(string, any) bool) {
+		_ = (a.identity == nil || yield("identity", a.identity) && yield("files", a.files) && yield("sds", a.secrets)) &&
+			(a.xds == nil || yield("xds", a.xds)) &&
+			(a.sink == nil || yield("outputs", a.sink))
+	}
+}
+
+// check is the readiness of the agent itself.
+func (a *Agent) check() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.draining:
+		return errors.New("the agent is ending")
+	case a.ready.IsZero():
+		return cmp.Or(a.refused, error(ErrNotReady))
+	case a.identity == nil:
+		info, err := os.Stat(a.choice.Socket)
+		if err == nil && info.Mode().Type() != fs.ModeSocket {
+			err = fmt.Errorf("%s is no socket", a.choice.Socket)
+		}
+		return err
+	}
+	return nil
+}
+
+// ServeHTTP answers for the agent, as package health does: 200 or 503 at /healthz/ready, where it has to have an identity that has not expired,
+// and at /healthz/live, where the identity must not have expired; and the metrics at /metrics and /stats/prometheus.
+// Like them, it is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach.
+func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/stats/prometheus" {
+		r = r.Clone(r.Context())
+		r.URL.Path = "/metrics"
+	}
+	a.health.ServeHTTP(w, r)
+}
+
+// WriteMetrics writes the metrics of all parts in the text format of Prometheus, with the label part. Those of the agent itself have
+// the names of Istio's agent. The error is that of w.
+func (a *Agent) WriteMetrics(w io.Writer) error { return a.health.WriteMetrics(w) }
+
+// own writes the metrics of the agent itself.
+type own Agent
+
+func (o *own) WriteMetrics(w io.Writer) error {
+	a := (*Agent)(o)
+	var set metrics.Set
+	set.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.", func() (float64, bool) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.ready.Sub(a.made).Seconds(), !a.ready.IsZero()
+	})
+	set.Gauges("istio_agent_cert_expiry_seconds", "The time until the certificate expires, which is negative after that.", func(add metrics.Add) {
+		if a.identity != nil {
+			if svid, err := a.identity.SVID(); err == nil {
+				add(time.Until(svid.NotAfter()).Seconds(), "resource_name", "default")
+			}
+		}
+	})
+	return set.Write(w)
+}
+
+// String says where the identity comes from.
+func (a *Agent) String() string { return "istioagent.Agent(" + a.choice.String() + ")" }
+
+// GoString returns the same as String.
+func (a *Agent) GoString() string { return a.String() }
+
+// LogValue returns the same as String.
+func (a *Agent) LogValue() slog.Value { return slog.StringValue(a.String()) }

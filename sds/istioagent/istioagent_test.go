@@ -1,0 +1,564 @@
+package istioagent_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+const wait = 20 * time.Second // for what happens in milliseconds
+
+var web = spiffe.MustParseID("spiffe://example.org/ns/shop/sa/web")
+
+// control is a control plane's CA: Istio's API over TLS, which takes one token, and the certificates that it has issued.
+type control struct {
+	authority *ca.Authority
+	addr      string
+	tokens    atomic.Int64 // calls that were proven by the token
+	rejected  atomic.Int64 // calls without a good one
+	cluster   atomic.Value // the header ClusterID of the last of them
+	stop      func()       // until start
+}
+
+func (c *control) Authenticate(r *http.Request) (*authn.Caller, error) {
+	c.cluster.Store(r.Header.Get("ClusterID") + " " + r.Header.Get("X-Mesh"))
+	token, err := authn.Bearer(r)
+	if err != nil || token != "good-token" {
+		c.rejected.Add(1)
+		return nil, fmt.Errorf("no good token: %w", authn.ErrRefused)
+	}
+	c.tokens.Add(1)
+	return &authn.Caller{ID: web, Method: "test"}, nil
+}
+
+func newControl(t *testing.T) *control {
+	t.Helper()
+	authority, err := ca.New(ca.Config{TrustDomain: web.TrustDomain()})
+	require.NoError(t, err)
+	c := &control{authority: authority, addr: "127.0.0.1:0"}
+	c.start(t)
+	t.Cleanup(func() { c.stop() })
+	return c
+}
+
+// start starts the server, at the same address as before.
+func (c *control) start(t *testing.T) {
+	t.Helper()
+	l, err := net.Listen("tcp", c.addr)
+	require.NoError(t, err)
+	c.addr = l.Addr().String()
+	ready := make(chan struct{})
+	server, err := caserver.New(caserver.Options{
+		CA: c.authority, ID: spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/istiod"), Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1)), pki.DNSSAN("istiod.example.org")},
+		Istio: &istioca.Options{Authenticator: c}, Ready: func() { close(ready) },
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: l}) }()
+	<-ready
+	c.stop = sync.OnceFunc(func() {
+		cancel()
+		assert.NoError(t, <-done)
+	})
+}
+
+// root is a folder with what a pod has mounted.
+func (c *control) root(t *testing.T) string {
+	t.Helper()
+	root := folder(t)
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte("good-token\n"))
+	write(t, root, "var/run/secrets/istio/root-cert.pem", c.authority.Bundle().MarshalPEM())
+	return root
+}
+
+const pod = "TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s PROXY_XDS_VIA_AGENT=false ECC_SIGNATURE_ALGORITHM=ECDSA "
+
+// start starts an agent, which ends with the test.
+func start(t *testing.T, cfg istioagent.Config) *istioagent.Agent {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	a, err := istioagent.Start(ctx, cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = a.Close() })
+	return a
+}
+
+// get asks the agent for a page.
+func get(t *testing.T, h http.Handler, path string) (int, string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w.Code, w.Body.String()
+}
+
+// watch returns the next secrets that a socket has, as long as the test wants them.
+func watch(t *testing.T, socket string, names ...string) func() *pki.Secret {
+	t.Helper()
+	client := sds.UnixClient(socket)
+	ctx, cancel := context.WithCancel(t.Context())
+	secrets := make(chan *pki.Secret)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for s, err := range sds.NewClient(client, "http://localhost").Watch(ctx, names...) {
+			if err != nil {
+				continue
+			}
+			select {
+			case secrets <- s:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done; client.CloseIdleConnections() })
+	return func() *pki.Secret {
+		t.Helper()
+		select {
+		case s := <-secrets:
+			return s
+		case <-time.After(wait):
+			require.FailNow(t, "no secret came")
+			return nil
+		}
+	}
+}
+
+func serial(t *testing.T, s *pki.Secret) string {
+	t.Helper()
+	chain, _, ok := s.KeyPair()
+	require.True(t, ok)
+	certs, err := pki.ParseCertificatesPEM(chain)
+	require.NoError(t, err)
+	return certs[0].SerialNumber.String()
+}
+
+// TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
+func TestFromCA(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6", "IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1")
+	c := newControl(t)
+	root := c.root(t)
+	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=4s ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
+	a := start(t, cfg)
+	assert.Equal(t, istioagent.CA, a.Choice().Origin)
+	assert.Equal(t, "c1 m1", c.cluster.Load())
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	assert.Equal(t, web, svid.ID())
+	assert.InDelta(t, 4*time.Second, time.Until(svid.NotAfter()), float64(3*time.Second))
+
+	next := watch(t, a.Choice().Socket, "default")
+	first := serial(t, next())
+	assert.NotEqual(t, first, serial(t, next()), "it is renewed")
+	chain := watch(t, a.Choice().Socket, "ROOTCA")()
+	roots, ok := chain.Roots()
+	require.True(t, ok)
+	assert.Equal(t, c.authority.Bundle().MarshalPEM(), roots)
+	assert.Positive(t, c.tokens.Load())
+
+	code, text := get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusOK, code, text)
+	code, text = get(t, a, "/healthz/live")
+	assert.Equal(t, http.StatusOK, code, text)
+	for _, path := range []string{"/metrics", "/stats/prometheus"} {
+		code, text = get(t, a, path)
+		assert.Equal(t, http.StatusOK, code)
+		assert.Contains(t, text, `istio_agent_cert_expiry_seconds{part="agent",resource_name="default"}`)
+		assert.Contains(t, text, "istio_agent_startup_duration_seconds")
+		assert.Contains(t, text, "svidkit_sds_streams")
+	}
+	var names []string
+	for name := range a.Parts() {
+		names = append(names, name)
+	}
+	assert.Equal(t, []string{"identity", "files", "sds"}, names)
+	info, err := os.Stat(a.Choice().Socket)
+	require.NoError(t, err)
+	assert.Equal(t, os.ModeSocket|0o600, info.Mode())
+	require.NoError(t, a.Close())
+	_, err = os.Stat(a.Choice().Socket)
+	require.ErrorIs(t, err, os.ErrNotExist, "the socket is gone")
+	require.Error(t, a.Run(t.Context()), "an agent runs once")
+	require.ErrorIs(t, a.Ready(t.Context()), istioagent.ErrNotReady)
+}
+
+// TestMachine is a virtual machine: it begins with a token, and goes on with what it has written, over a restart and without
+// the token.
+func TestMachine(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
+	c := newControl(t)
+	root := folder(t)
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte("good-token"))
+	write(t, root, "certs/root-cert.pem", c.authority.Bundle().MarshalPEM())
+	require.NoError(t, os.Chmod(filepath.Join(root, "certs"), 0o700))
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" PROV_CERT=./certs OUTPUT_CERTS={root}/certs SECRET_TTL=1h")
+	a := start(t, cfg)
+	assert.Positive(t, c.tokens.Load(), "proven by the token")
+	output := func(name string) []byte {
+		data, err := os.ReadFile(filepath.Join(root, "certs", name))
+		require.NoError(t, err)
+		return data
+	}
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		data, _ := os.ReadFile(filepath.Join(root, "certs/cert-chain.pem"))
+		return bytes.Equal(data, pki.MarshalCertificatesPEM(svid.Chain()...))
+	}, wait, 5*time.Millisecond)
+	_, err = pki.ParsePrivateKeyPEM(output("key.pem"))
+	require.NoError(t, err)
+	assert.Equal(t, c.authority.Bundle().MarshalPEM(), output("root-cert.pem"))
+	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
+		info, err := os.Stat(filepath.Join(root, "certs", name))
+		require.NoError(t, err)
+		assert.Equal(t, os.FileMode(0o600), info.Mode(), name)
+	}
+	require.NoError(t, a.Close())
+	before, rejected := c.tokens.Load(), c.rejected.Load()
+
+	require.NoError(t, os.Remove(filepath.Join(root, "var/run/secrets/tokens/istio-token")))
+	again := start(t, cfg)
+	assert.Equal(t, istioagent.CA, again.Choice().Origin, "its own output is no input: %s", again.Choice())
+	renewed, err := again.Source().SVID()
+	require.NoError(t, err)
+	assert.Equal(t, web, renewed.ID())
+	assert.NotEqual(t, svid.Leaf().SerialNumber, renewed.Leaf().SerialNumber, "it is new")
+	assert.Equal(t, before, c.tokens.Load(), "proven by the certificate")
+	assert.Equal(t, rejected, c.rejected.Load())
+}
+
+// TestOutputInPod has the modes of a pod.
+func TestOutputInPod(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.9-1", "IST-7.9-2", "IST-9.2-42")
+	c := newControl(t)
+	root := c.root(t)
+	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=./out KUBERNETES_SERVICE_HOST=10.96.0.1 SECRET_TTL=4s"))
+	next := func(before []byte) (chain []byte) {
+		require.Eventually(t, func() bool {
+			chain, _ = os.ReadFile(filepath.Join(root, "out/cert-chain.pem"))
+			return len(chain) > 0 && !bytes.Equal(chain, before)
+		}, wait, 5*time.Millisecond)
+		return chain
+	}
+	first := next(nil)
+	next(first) // without a subscriber
+	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
+		info, err := os.Stat(filepath.Join(root, "out", name))
+		require.NoError(t, err)
+		assert.Equal(t, os.FileMode(0o644), info.Mode(), name)
+	}
+	entries, err := os.ReadDir(filepath.Join(root, "out"))
+	require.NoError(t, err)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), "..") { // such as the files of the next version, for a moment
+			assert.True(t, e.Type().IsRegular(), e.Name())
+		}
+	}
+	_, text := get(t, a, "/metrics")
+	assert.Contains(t, text, `part="outputs"`)
+}
+
+// TestFiles has files, which are followed, and stay in use when they are gone.
+func TestFiles(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.4-1", "IST-7.4-2", "IST-7.4-4", "IST-7.8-2", "IST-8.2-4")
+	c := newControl(t)
+	root := c.root(t)
+	authority := spiffetest.NewCA(t, "example.org")
+	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
+	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr))
+	assert.Equal(t, istioagent.Files, a.Choice().Origin)
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
+	next := watch(t, a.Choice().Socket, "default")
+	first := serial(t, next())
+
+	byName := watch(t, a.Choice().Socket, "file-cert:"+a.Choice().Cert+"~"+a.Choice().Key)
+	assert.Equal(t, first, serial(t, byName()), "the same by the names of its files")
+
+	changed := a.Source().Changed()
+	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
+	second := serial(t, next())
+	assert.NotEqual(t, first, second)
+	<-changed
+
+	require.NoError(t, os.RemoveAll(filepath.Join(root, credentials)))
+	assert.Equal(t, second, serial(t, watch(t, a.Choice().Socket, "default")()), "to a new client, too")
+	time.Sleep(100 * time.Millisecond)
+	assert.Zero(t, c.tokens.Load()+c.rejected.Load(), "the CA is not asked")
+	code, _ := get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusOK, code)
+}
+
+// TestHalfPair waits for the other file of a pair, and does not ask the CA.
+func TestHalfPair(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	root := c.root(t)
+	authority := spiffetest.NewCA(t, "example.org")
+	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
+	key := filepath.Join(root, credentials, "key.pem")
+	require.NoError(t, os.Rename(key, key+".later"))
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
+	choice, err := istioagent.Choose(t.Context(), cfg)
+	require.NoError(t, err)
+	a, err := istioagent.New(cfg, choice)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	defer func() {
+		stop()
+		assert.NoError(t, <-done)
+	}()
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	err = a.Ready(short)
+	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	assert.Contains(t, err.Error(), "key.pem")
+	code, text := get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, "key.pem")
+	code, _ = get(t, a, "/healthz/live")
+	assert.Equal(t, http.StatusOK, code, "a restart would not help")
+	require.NoError(t, os.Rename(key+".later", key))
+	long, cancelLong := context.WithTimeout(t.Context(), wait)
+	defer cancelLong()
+	require.NoError(t, a.Ready(long))
+	assert.Zero(t, c.tokens.Load()+c.rejected.Load())
+}
+
+// TestMounted has FILE_MOUNTED_CERTS.
+func TestMounted(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.8-4", "IST-9.2-11")
+	root := folder(t)
+	authority := spiffetest.NewCA(t, "example.org")
+	writeSVID(t, root, "mnt", authority, authority.SVID("/ns/shop/sa/files"))
+	a := start(t, config(t, root, `MINIMUM_DRAIN_DURATION=0s PROXY_XDS_DEBUG_VIA_AGENT=false FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN={root}/mnt/cert-chain.pem
+		ISTIO_META_TLS_CLIENT_KEY=mnt/key.pem ISTIO_META_TLS_CLIENT_ROOT_CERT=mnt/root-cert.pem`))
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
+	name := fmt.Sprintf("file-cert:%s~%s", a.Choice().Cert, a.Choice().Key)
+	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, a.Choice().Socket, name)()))
+}
+
+// TestLiveSocket has the server of another program, which is left alone.
+func TestLiveSocket(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-8.2-1")
+	root := folder(t)
+	socket := filepath.Join(root, workloadSocket)
+	serve(t, socket)
+	var log lines
+	cfg := config(t, root, pod+"OUTPUT_CERTS=./out")
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	a := start(t, cfg)
+	assert.Equal(t, istioagent.Socket, a.Choice().Origin)
+	assert.Nil(t, a.Source())
+	assert.Contains(t, log.String(), "OUTPUT_CERTS has no effect")
+	code, _ := get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusOK, code)
+	var bootstrap bytes.Buffer
+	require.NoError(t, a.Bootstrap(&bootstrap))
+	assert.Contains(t, bootstrap.String(), socket)
+	require.NoError(t, a.Close())
+	_, err := os.Stat(socket)
+	require.NoError(t, err, "the socket is not this agent's")
+}
+
+// TestSocketInUse ends when another program takes the socket after the choice.
+func TestSocketInUse(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	root := c.root(t)
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
+	choice, err := istioagent.Choose(t.Context(), cfg)
+	require.NoError(t, err)
+	serve(t, choice.Socket)
+	a, err := istioagent.New(cfg, choice)
+	require.NoError(t, err)
+	err = a.Run(t.Context())
+	require.ErrorIs(t, err, unixsocket.ErrInUse)
+	require.ErrorIs(t, a.Ready(t.Context()), unixsocket.ErrInUse)
+}
+
+// TestOutage has a CA that is away: the identity is served until it ends, then liveness fails, and when the CA is back the
+// agent has a new one.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	root := c.root(t)
+	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s"))
+	c.stop()
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	for time.Until(svid.NotAfter()) > 200*time.Millisecond {
+		code, text := get(t, a, "/healthz/live")
+		require.Equal(t, http.StatusOK, code, text)
+		code, text = get(t, a, "/healthz/ready")
+		require.Equal(t, http.StatusOK, code, text)
+		time.Sleep(50 * time.Millisecond)
+		svid, err = a.Source().SVID()
+		require.NoError(t, err)
+	}
+	time.Sleep(time.Until(svid.NotAfter()) + 10*time.Millisecond)
+	for _, path := range []string{"/healthz/live", "/healthz/ready"} {
+		code, text := get(t, a, path)
+		assert.Equal(t, http.StatusServiceUnavailable, code, path)
+		assert.Contains(t, text, "expired")
+	}
+	c.start(t)
+	require.Eventually(t, func() bool {
+		code, _ := get(t, a, "/healthz/live")
+		return code == http.StatusOK
+	}, wait, 20*time.Millisecond)
+}
+
+// TestDrain serves on while it drains, and is not ready any more.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-9.2-38")
+	c := newControl(t)
+	root := c.root(t)
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
+	cfg.Drain = 500 * time.Millisecond
+	choice, err := istioagent.Choose(t.Context(), cfg)
+	require.NoError(t, err)
+	a, err := istioagent.New(cfg, choice)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	require.NoError(t, a.Ready(t.Context()))
+	begun := time.Now()
+	stop()
+	require.Eventually(t, func() bool {
+		code, text := get(t, a, "/healthz/ready")
+		return code == http.StatusServiceUnavailable && strings.Contains(text, "ending")
+	}, wait, time.Millisecond)
+	assert.NotEmpty(t, serial(t, watch(t, choice.Socket, "default")()), "a proxy that drains can still connect")
+	code, _ := get(t, a, "/healthz/live")
+	assert.Equal(t, http.StatusOK, code)
+	require.NoError(t, <-done)
+	assert.GreaterOrEqual(t, time.Since(begun), cfg.Drain)
+}
+
+// TestRefused has a CA that refuses for good: Start says so, and Run goes on.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	root := c.root(t)
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte("stolen-token"))
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
+	_, err := istioagent.Start(t.Context(), cfg)
+	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+	assert.NotContains(t, err.Error(), "stolen-token")
+}
+
+// TestBadConfig has what Start refuses before it does anything.
+func TestBadConfig(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ environ, want string }{
+		{"", "POD_NAMESPACE"},
+		{"POD_NAMESPACE=shop", "SERVICE_ACCOUNT"},
+		{"POD_NAMESPACE=a/b SERVICE_ACCOUNT=web", "POD_NAMESPACE"},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web", "CA_ROOT_CA"}, // there is no file with roots
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web PILOT_CERT_PROVIDER=none", "PILOT_CERT_PROVIDER is none"},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web PILOT_CERT_PROVIDER=custom", "etc/certs/root-cert.pem"},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=/nowhere", "/nowhere"},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM", "XDS_ROOT_CA"},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM CA_ADDR=ca", "HOST:PORT"},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM CA_HEADER_authorization=secret", "uthorization"},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM XDS_ROOT_CA=SYSTEM XDS_HEADER_authorization=secret", "uthorization"},
+	} {
+		_, err := istioagent.Start(t.Context(), config(t, folder(t), c.environ))
+		if assert.ErrorContains(t, err, c.want, c.environ) {
+			assert.NotContains(t, err.Error(), "=secret")
+		}
+	}
+	cfg := config(t, folder(t), pod)
+	for name, edit := range map[string]func(*istioagent.Config){
+		"GraceRatio": func(c *istioagent.Config) { c.GraceRatio = 2 }, "Drain": func(c *istioagent.Config) { c.Drain = -1 },
+		"Fetcher": func(c *istioagent.Config) { c.Fetcher = "Mock" }, "SocketFile": func(c *istioagent.Config) { c.SocketFile = "a/b" },
+		"DebugAddress": func(c *istioagent.Config) { c.DebugAddress = "0.0.0.0:15004" },
+		"ProvCert":     func(c *istioagent.Config) { c.FileMounted, c.ProvCert = true, "x" },
+	} {
+		bad := cfg
+		edit(&bad)
+		_, err := istioagent.Choose(t.Context(), bad)
+		require.ErrorContains(t, err, name)
+		_, err = istioagent.New(bad, istioagent.Choice{Origin: istioagent.Socket})
+		require.ErrorContains(t, err, name)
+	}
+	_, err := istioagent.New(cfg, istioagent.Choice{})
+	require.ErrorContains(t, err, "Choose")
+}
+
+func TestNothingPrints(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, folder(t), pod+"CA_HEADER_x-key=hunter2 CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
+	a, err := istioagent.New(cfg, istioagent.Choice{Origin: istioagent.CA, Socket: "/s"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = a.Close() })
+	var log bytes.Buffer
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "cfg", cfg, "agent", a)
+	assert.NotContains(t, log.String()+fmt.Sprintf("%v %+v %#v %s %v %+v %#v", cfg, cfg, cfg, cfg, a, a, a), "hunter2")
+}
+
+// lines is a log that may be read meanwhile.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+var _ io.Writer = (*lines)(nil)

@@ -1,0 +1,324 @@
+package istioagent_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// plane is a control plane that refuses each stream, and remembers how it was asked.
+type plane struct {
+	*httptest.Server
+	mu     sync.Mutex
+	header http.Header
+	peer   string // the ID of the client certificate
+}
+
+func newPlane(t *testing.T) *plane {
+	t.Helper()
+	p := new(plane)
+	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.header = r.Header.Clone()
+		if len(r.TLS.PeerCertificates) > 0 {
+			p.peer = r.TLS.PeerCertificates[0].URIs[0].String()
+		}
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", "7")
+	}))
+	p.EnableHTTP2 = true
+	p.TLS = &tls.Config{ClientAuth: tls.RequestClientCert}
+	p.StartTLS()
+	t.Cleanup(p.Close)
+	return p
+}
+
+// asked reports whether the control plane was asked.
+func (p *plane) asked() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.header != nil
+}
+
+// ask opens a stream of ADS at a socket, asks for clusters, and keeps it open until enough is true.
+func ask(t *testing.T, socket string, enough func() bool) {
+	t.Helper()
+	message, err := protofield.Write(func(w *protofield.Writer) { w.AddText(4, "type.googleapis.com/envoy.config.cluster.v3.Cluster") })
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	client := sds.UnixClient(socket)
+	defer client.CloseIdleConnections()
+	body, writer := io.Pipe()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", body)
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/grpc")
+	r.Header.Set("Te", "trailers")
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	context.AfterFunc(ctx, func() { _ = writer.Close() })
+	wg.Go(func() {
+		_, _ = writer.Write(append([]byte{0, 0, 0, 0, byte(len(message))}, message...))
+	})
+	wg.Go(func() {
+		if resp, err := client.Do(r); err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		}
+	})
+	require.Eventually(t, enough, wait, 5*time.Millisecond)
+}
+
+// TestControlPlane forwards ADS with the token, the metadata and the certificate of the agent, and serves secrets at the same socket.
+func TestControlPlane(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.6-1", "IST-9.2-4", "IST-9.2-6", "IST-9.2-9", "IST-9.2-26", "IST-9.2-43", "IST-9.2-44", "IST-9.1-9", "IST-9.2-32", "IST-9.4-1", "IST-9.4-4", "IST-9.5-1", "IST-9.8-1")
+	c := newControl(t)
+	root := c.root(t)
+	p := newPlane(t)
+	write(t, root, "xds-root.pem", pki.MarshalCertificatesPEM(p.Certificate()))
+	provisioned := spiffetest.NewCA(t, "example.org")
+	writeSVID(t, root, "prov", provisioned, provisioned.SVID("/ns/shop/sa/machine"))
+	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s ECC_SIGNATURE_ALGORITHM=ECDSA XDS_ROOT_CA={root}/xds-root.pem
+		PROV_CERT=prov CA_ROOT_CA=var/run/secrets/istio/root-cert.pem XDS_HEADER_X-One=1 ISTIO_META_CLUSTER_ID=c1 CA_ADDR=`+c.addr)
+	cfg.Discovery = p.Listener.Addr().String()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	cfg.DebugAddress = l.Addr().String()
+	require.NoError(t, l.Close())
+	cfg.GRPCBootstrap, cfg.OutputCerts = "etc/grpc/bootstrap.json", "out"
+	a := start(t, cfg)
+	data, err := os.ReadFile(filepath.Join(root, cfg.GRPCBootstrap))
+	require.NoError(t, err)
+	var grpc struct {
+		Servers []struct {
+			URI string `json:"server_uri"`
+		} `json:"xds_servers"`
+		Certificates map[string]struct {
+			Config map[string]string
+		} `json:"certificate_providers"`
+	}
+	require.NoError(t, json.Unmarshal(data, &grpc))
+	assert.Equal(t, "unix://"+filepath.Join(root, "etc/istio/proxy/XDS"), grpc.Servers[0].URI)
+	assert.Equal(t, filepath.Join(root, "out/key.pem"), grpc.Certificates["default"].Config["private_key_file"])
+
+	socket := filepath.Join(root, "etc/istio/proxy/XDS")
+	ask(t, socket, p.asked)
+	p.mu.Lock()
+	assert.Equal(t, []string{"Bearer good-token", "c1", "1", "spiffe://example.org/ns/shop/sa/machine"},
+		[]string{p.header.Get("Authorization"), p.header.Get("ClusterID"), p.header.Get("X-One"), p.peer})
+	p.mu.Unlock()
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, socket, "default")()))
+
+	resp, err := http.Get("http://" + cfg.DebugAddress + "/debug/syncz")
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "no Envoy is connected")
+	_, text := get(t, a, "/metrics")
+	assert.Contains(t, text, "istio_agent_xds_proxy_requests")
+}
+
+// TestFakeCA has the CA for tests, which is found by the address of the control plane and its name in ISTIOD_SAN.
+func TestFakeCA(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.3-2", "IST-9.2-1", "IST-9.2-3", "IST-9.2-7")
+	authority := spiffetest.NewCA(t, "example.org")
+	fake := caclienttest.NewIstio(t, authority, "/ns/shop/sa/web")
+	root := folder(t)
+	token, err := fake.Endpoint().Token(t.Context())
+	require.NoError(t, err)
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte(token))
+	public := spiffetest.NewCA(t, "example.net") // vouches for servers alone
+	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), public.Bundle().MarshalPEM()...))
+	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
+	cfg.Discovery = fake.Endpoint().URL[len("https://"):]
+	fake.Drop()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err = istioagent.Start(ctx, cfg)
+	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	fake.Mend()
+	a := start(t, cfg)
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	assert.Equal(t, web, svid.ID())
+	assert.InDelta(t, time.Hour, time.Until(svid.NotAfter()), float64(time.Minute))
+	b, err := a.Source().Bundle(web.TrustDomain())
+	require.NoError(t, err)
+	assert.Equal(t, authority.Bundle().MarshalPEM(), b.MarshalPEM(), "learned from the CA, as CA_ROOT_CA vouches for the server alone")
+}
+
+// TestGoogle has a token of the metadata server that is exchanged for one of Google's service.
+func TestGoogle(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.5-2", "IST-9.2-2", "IST-9.2-22", "IST-9.2-23", "IST-9.3-1")
+	authority := spiffetest.NewCA(t, "example.org")
+	fake := caclienttest.NewGoogleCAS(t, authority, "/ns/shop/sa/web")
+	token, err := fake.Endpoint().Token(t.Context())
+	require.NoError(t, err)
+	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.Equal(t, "example.org", r.URL.Query().Get("audience"))
+		w.Header().Set("Metadata-Flavor", "Google")
+		_, _ = io.WriteString(w, unsigned("example.org"))
+	}))
+	t.Cleanup(metadata.Close)
+	exchange := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var fields map[string]any
+		assert.NoError(t, json.NewDecoder(r.Body).Decode(&fields))
+		assert.Equal(t, "identitynamespace:example.org:provider", fields["audience"])
+		assert.Equal(t, unsigned("example.org"), fields["subjectToken"])
+		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": token, "issued_token_type": "urn:ietf:params:oauth:token-type:access_token", "token_type": "Bearer", "expires_in": 3600})
+	}))
+	t.Cleanup(exchange.Close)
+	root := folder(t)
+	write(t, root, "root.pem", authority.Bundle().MarshalPEM())
+	cfg := config(t, root, pod+"CA_PROVIDER=GoogleCA CA_ADDR="+caclienttest.GoogleCASPool+" CA_ROOT_CA={root}/root.pem CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CREDENTIAL_IDENTITY_PROVIDER=provider")
+	a := start(t, cfg.WithGoogle(fake.Endpoint().URL, exchange.URL, metadata.URL))
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	assert.Equal(t, web, svid.ID())
+}
+
+// TestTiming holds that ratios are those of Istio's agent, but for the first and the last hundredth.
+func TestTiming(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.6-1", "IST-7.6-2", "IST-7.6-6", "IST-9.2-14", "IST-9.2-15")
+	for _, c := range []struct{ ratio, jitter, least, most float64 }{
+		{0.5, 0.01, 0.49, 0.51}, {0.5, 0, 0.5, 0.5}, {0, 0.01, 0.01, 0.01}, {0, 0, 0.01, 0.01}, {1, 0.01, 0.99, 0.99}, {1, 0, 0.99, 0.99},
+		{0, 1, 0.01, 0.99}, {1, 1, 0.01, 0.99}, {0.02, 0.01, 0.01, 0.03}, {0.2, 0.05, 0.15, 0.25},
+	} {
+		grace, jitter := istioagent.Config{GraceRatio: c.ratio, Jitter: c.jitter}.Timing()
+		assert.InDelta(t, c.least, grace, 1e-6, "%+v", c)
+		assert.InDelta(t, c.most, grace+jitter, 1e-6, "%+v", c)
+		assert.Positive(t, jitter)
+		assert.Less(t, grace+jitter, 1.0)
+	}
+}
+
+// TestRoots has good roots in one place, and others in all other places.
+func TestRoots(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.3-1", "IST-6.3-2", "IST-6.3-3", "IST-6.3-4", "IST-6.3-6", "IST-6.3-7", "IST-9.2-3", "IST-9.2-4", "IST-9.2-8", "IST-9.2-9")
+	c := newControl(t)
+	wrong := spiffetest.NewCA(t, "example.org").Bundle().MarshalPEM()
+	const podRoots, mountedRoots = "var/run/secrets/istio/root-cert.pem", "etc/certs/root-cert.pem"
+	places := []string{podRoots, mountedRoots, "prov/root-cert.pem", "own.pem"}
+	for _, test := range []struct{ ca, xds, environ string }{ // where the good roots are; empty: nowhere
+		{podRoots, mountedRoots, ""},
+		{podRoots, "own.pem", "XDS_ROOT_CA=own.pem"},
+		{"own.pem", mountedRoots, "CA_ROOT_CA=own.pem PROV_CERT=prov"},
+		{mountedRoots, mountedRoots, "PILOT_CERT_PROVIDER=custom PROV_CERT=prov"},
+		{"prov/root-cert.pem", mountedRoots, "PROV_CERT=prov"},
+		{"prov/root-cert.pem", "prov/root-cert.pem", "PROV_CERT=prov WITHOUT=" + mountedRoots},
+		{podRoots, podRoots, "WITHOUT=" + mountedRoots},
+		{"", mountedRoots, "CA_ROOT_CA=SYSTEM"},
+		{podRoots, "", "XDS_ROOT_CA=SYSTEM"},
+	} {
+		t.Run(test.environ, func(t *testing.T) {
+			t.Parallel()
+			root, p := c.root(t), newPlane(t)
+			for _, place := range places {
+				write(t, root, place, wrong)
+				if place == test.ca {
+					write(t, root, place, c.authority.Bundle().MarshalPEM())
+				}
+				if place == test.xds && place == test.ca {
+					write(t, root, place, append(c.authority.Bundle().MarshalPEM(), pki.MarshalCertificatesPEM(p.Certificate())...))
+				} else if place == test.xds {
+					write(t, root, place, pki.MarshalCertificatesPEM(p.Certificate()))
+				}
+			}
+			if _, missing, ok := strings.Cut(test.environ, "WITHOUT="); ok {
+				require.NoError(t, os.Remove(filepath.Join(root, missing)))
+			}
+			cfg := config(t, root, strings.Replace(pod, "PROXY_XDS_VIA_AGENT=false", "", 1)+"CA_ADDR="+c.addr+" "+test.environ)
+			cfg.Discovery, cfg.DebugAddress = p.Listener.Addr().String(), ""
+			choice, err := istioagent.Choose(t.Context(), cfg)
+			require.NoError(t, err)
+			a, err := istioagent.New(cfg, choice)
+			require.NoError(t, err)
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- a.Run(ctx) }()
+			defer func() {
+				stop()
+				assert.NoError(t, <-done)
+			}()
+			if test.ca == "" {
+				require.Eventually(t, func() bool {
+					_, text := get(t, a, "/healthz/ready")
+					return strings.Contains(text, "unknown authority")
+				}, wait, 5*time.Millisecond)
+			} else {
+				starting, cancel := context.WithTimeout(t.Context(), wait)
+				defer cancel()
+				require.NoError(t, a.Ready(starting))
+			}
+			if socket := filepath.Join(root, "etc/istio/proxy/XDS"); test.xds != "" {
+				ask(t, socket, p.asked)
+			} else {
+				ask(t, socket, func() bool {
+					_, text := get(t, a, "/metrics")
+					return strings.Contains(text, `istio_agent_istiod_connection_failures{part="xds"} 1`)
+				})
+				assert.False(t, p.asked())
+			}
+		})
+	}
+}
+
+// TestKeys has the algorithms of keys.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21")
+	c := newControl(t)
+	for environ, bits := range map[string]int{
+		"": 2048, "JWT_POLICY=first-party-jwt WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
+	} {
+		a := start(t, config(t, c.root(t), strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA", "", 1)+"CA_ADDR="+c.addr+" "+environ))
+		svid, err := a.Source().SVID()
+		require.NoError(t, err)
+		switch key := svid.Leaf().PublicKey.(type) {
+		case *rsa.PublicKey:
+			assert.Equal(t, bits, key.N.BitLen(), environ)
+		case *ecdsa.PublicKey:
+			assert.Equal(t, bits, key.Params().BitSize, environ)
+		default:
+			assert.Fail(t, "another key", "%T", key)
+		}
+	}
+}
+
+// unsigned returns a token that lasts.
+func unsigned(audience string) string {
+	part := base64.RawURLEncoding.EncodeToString
+	return part([]byte(`{"alg":"RS256"}`)) + "." + part([]byte(`{"aud":"`+audience+`","exp":4102444800}`)) + "." + part([]byte("signature"))
+}

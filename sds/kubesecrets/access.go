@@ -1,0 +1,215 @@
+package kubesecrets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/secretset"
+)
+
+const (
+	reviewInterval = 30 * time.Second
+	reviewGood     = time.Hour        // how long an answer counts while there is no newer one
+	reviewTime     = 10 * time.Second // of one caller
+	reviewSlots    = 4
+	maxCallers     = 10_000
+	idleIntervals  = 3 // after which a caller that has no stream is forgotten
+)
+
+// Resolve is for the option Resolve of an sds.Handler behind [authn.Require]. It returns the name that the caller of the
+// request may have, with its namespace, if all of this holds:
+//
+//   - The caller has an ID of Config.TrustDomain, which names a service account, of this cluster.
+//   - The name has no namespace, or that of the caller.
+//   - The service account may list the Secrets of that namespace, or get them, as the API server says to a
+//     SubjectAccessReview.
+//
+// Config.Others decides about names that do not begin with "kubernetes://".
+//
+// Resolve does not block: a caller that is not known yet is refused, and asked about. The answer is asked for again at
+// each Config.ReviewInterval while a stream is open that needs it, and each change of it is told to the functions of
+// [Source.OnAccess], without which no stream learns of it. While the API server does not answer, the last answer counts for
+// an hour. What is known of 10,000 callers is kept; more at a time are refused.
+//
+// Errors never say whether there is a Secret.
+func (s *Source) Resolve(ctx context.Context, resourceName string) (sourceName string, err error) {
+	if !strings.HasPrefix(resourceName, scheme) {
+		if s.cfg.Others == nil {
+			return "", fmt.Errorf("kubesecrets: %.256q is not a name of a Secret, and Config.Others is not set", resourceName)
+		}
+		return s.cfg.Others(ctx, resourceName)
+	}
+	who, err := s.caller(ctx)
+	if err != nil {
+		return "", fmt.Errorf("kubesecrets: %w", err)
+	}
+	k, _, err := parse(resourceName)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("kubesecrets: %.256q: %w", resourceName, err)
+	case k.namespace == "":
+		k.namespace = who.namespace
+	case k.namespace != who.namespace:
+		return "", fmt.Errorf("kubesecrets: the caller is of namespace %q and may not have Secrets of %q", who.namespace, k.namespace)
+	}
+	if err := s.access.decide(who); err != nil {
+		return "", fmt.Errorf("kubesecrets: service account %s/%s: %w", who.namespace, who.name, err)
+	}
+	return k.String(), nil
+}
+
+// caller returns the service account that sends a request.
+func (s *Source) caller(ctx context.Context) (key, error) {
+	c, ok := authn.CallerFromContext(ctx)
+	if !ok {
+		return key{}, errors.New("the caller is not proven: serve through authn.Require")
+	}
+	namespace, account, ok := c.ID.Kubernetes()
+	switch {
+	case s.cfg.TrustDomain.IsZero():
+		return key{}, errors.New("no caller may have Secrets, as there is no Config.TrustDomain")
+	case c.ID.TrustDomain() != s.cfg.TrustDomain:
+		return key{}, fmt.Errorf("the caller %q is not of trust domain %q", c, s.cfg.TrustDomain)
+	case !ok || !kube.ValidLabel(namespace) || !kube.ValidName(account):
+		return key{}, fmt.Errorf("the ID of the caller %q does not name a service account", c)
+	case c.Pod != nil && c.Pod.Cluster != "":
+		return key{}, fmt.Errorf("the caller %q is of the cluster %.253q, and not of this one", c, c.Pod.Cluster)
+	}
+	return key{namespace, account}, nil
+}
+
+// OnAccess registers f, to be called whenever [Source.Resolve] may answer differently: give it the method Refresh of the
+// sds.Handler. f returns at once. cancel ends that.
+func (s *Source) OnAccess(f func()) (cancel func()) {
+	return s.access.subs.Add(func(string) { f() })
+}
+
+// access is what callers may have.
+type access struct {
+	api   *kube.Client
+	every time.Duration
+	log   *slog.Logger
+	subs  secretset.Subscribers
+
+	mu      sync.Mutex
+	loop    renew.Loop[*rights]
+	callers map[key]*rights // by service account
+}
+
+// rights are those of one service account. access.mu guards it.
+type rights struct {
+	renew.Entry
+	who      key
+	reviewed time.Time // zero if there is no answer yet
+	allowed  bool
+	err      error // of the last review
+	asked    time.Time
+}
+
+func (a *access) init(api *kube.Client, every time.Duration, log *slog.Logger) {
+	a.api, a.every, a.log, a.callers = api, every, log, map[key]*rights{}
+	a.loop.Mu, a.loop.Attempt, a.loop.Slots = &a.mu, a.review, reviewSlots
+}
+
+func (a *access) len() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.callers)
+}
+
+// decide returns nil if a service account may have the Secrets of its namespace.
+func (a *access) decide(who key) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	r := a.callers[who]
+	if r == nil {
+		if len(a.callers) >= maxCallers {
+			return fmt.Errorf("there are %d callers already, and no more may be", maxCallers)
+		}
+		r = &rights{who: who}
+		a.callers[who] = r
+		a.loop.Put(r, 0)
+	}
+	r.asked = now
+	switch {
+	case r.reviewed.IsZero() && r.err != nil:
+		return fmt.Errorf("its rights are not known: %w", r.err)
+	case r.reviewed.IsZero():
+		return errors.New("its rights are not known yet")
+	case renew.Elapsed(r.reviewed, now) > reviewGood:
+		return fmt.Errorf("its rights have not been known for %v: %w", reviewGood, r.err)
+	case !r.allowed:
+		return errors.New("it may neither list nor get secrets: bind it to a Role in its namespace with the verbs get, list and watch for secrets")
+	}
+	return nil
+}
+
+// run reviews callers until ctx is done.
+func (a *access) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { a.loop.Run(ctx) })
+	for renew.Sleep(ctx, a.every) == nil {
+		a.tell() // streams ask again, so that it is known which callers there are, and what is too old ends
+	}
+}
+
+func (a *access) tell() { a.subs.Tell(func() []string { return []string{""} }) }
+
+// review is one attempt of the loop.
+func (a *access) review(running context.Context, r *rights) {
+	ctx, cancel := context.WithTimeout(running, reviewTime)
+	defer cancel()
+	allowed, err := false, error(nil)
+	for _, verb := range []string{"list", "get"} {
+		if allowed, _, err = a.api.Review(ctx, r.who.namespace, r.who.name,
+			kube.Access{Namespace: r.who.namespace, Version: "v1", Resource: "secrets", Verb: verb}); allowed || err != nil {
+			break
+		}
+	}
+	if kube.Forbidden(err) {
+		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole system:auth-delegator, or one that may create subjectaccessreviews in the group authorization.k8s.io, to its service account: %w", err)
+	}
+	a.mu.Lock()
+	now := time.Now()
+	changed, wait := false, time.Duration(0)
+	if err != nil {
+		f := r.Failed(err)
+		if e, ok := errors.AsType[*kube.StatusError](err); ok {
+			f.Wish = e.RetryAfter
+		}
+		wait = min(patience.WaitEndless(f, rand.Float64()), a.every)
+	} else {
+		r.Succeeded()
+		changed = r.reviewed.IsZero() || r.allowed != allowed || renew.Elapsed(r.reviewed, now) > reviewGood
+		r.reviewed, r.allowed = now, allowed
+		wait = renew.Poll(a.every, a.every/2, a.every, rand.Float64())
+	}
+	first := err != nil && r.err == nil && running.Err() == nil
+	r.err = err
+	if renew.Elapsed(r.asked, now) > idleIntervals*a.every {
+		delete(a.callers, r.who)
+		a.loop.Remove(r)
+	}
+	a.loop.Done(r, wait)
+	a.mu.Unlock()
+	account := slog.String("account", r.who.namespace+"/"+r.who.name)
+	switch {
+	case first:
+		a.log.LogAttrs(ctx, slog.LevelWarn, "kubesecrets: the rights of a caller cannot be reviewed", account, slog.String("err", bearer.Redact(err.Error())))
+	case changed:
+		a.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: rights of a caller", account, slog.Bool("allowed", allowed))
+		a.tell()
+	}
+}

@@ -1,0 +1,40 @@
+package kubesecrets
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/svidkit/svidkit/pki"
+)
+
+// MaxCallers is how many callers are known at a time.
+const MaxCallers = maxCallers
+
+// Parse parses a name.
+func Parse(name string) (namespace, secret string, roots bool, err error) {
+	k, roots, err := parse(name)
+	return k.namespace, k.name, roots, err
+}
+
+// Taken returns a Source that was sent a Secret.
+func Taken(object []byte) *Source {
+	s, err := New(Config{Namespace: "gw", APIServer: "https://127.0.0.1"})
+	if err != nil {
+		panic(err)
+	}
+	var d document
+	if err := json.Unmarshal(object, &d); err != nil {
+		panic(err)
+	}
+	s.take(context.Background(), &d, &changes{})
+	return s
+}
+
+// Lookup returns what a name of a Secret has.
+func (s *Source) Lookup(name string) (*pki.Secret, error) {
+	k, roots, err := parse(name)
+	if err != nil {
+		return nil, err
+	}
+	return s.lookup(k, roots)
+}

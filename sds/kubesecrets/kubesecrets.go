@@ -1,0 +1,453 @@
+// Package kubesecrets serves the Secrets of a Kubernetes API server to Envoy gateways: a source for package sds, by the
+// names that Istio's gateways have for them.
+//
+//	kubernetes://NAMESPACE/NAME           the key pair in a Secret
+//	kubernetes://NAMESPACE/NAME-cacert    the roots in a Secret, with its revocation lists
+//	kubernetes://NAME, NAME-cacert        the same, of the gateway's own namespace
+//
+// An agent of one gateway serves the Secrets of the namespace that it runs in; the permissions of its socket decide:
+//
+//	src, err := kubesecrets.Start(ctx, kubesecrets.Config{})
+//	if err != nil { … }
+//	defer src.Close()
+//	handler, err := sds.NewHandler(src, nil)
+//
+// A server of many gateways takes callers that were proven, and asks the API server what each of them may read:
+//
+//	src, err := kubesecrets.Start(ctx, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+//	…
+//	handler, err := sds.NewHandler(src, &sds.Options{Resolve: src.Resolve})
+//	…
+//	defer src.OnAccess(handler.Refresh)()
+//	server.Handler = authn.Require(authn.ClientCertificate(verifier), handler, logger)
+//
+// To serve other names beside these, put the source into a sdssource.Mux with the key "kubernetes://*".
+//
+// # What is in a Secret
+//
+// A key pair is in cert and key, or in tls.crt and tls.key, as in Secrets of the type kubernetes.io/tls. The roots are in
+// cacert or ca.crt, and their revocation lists in crl or ca.crl. The first form counts if a Secret has both. The roots
+// are those of the Secret NAME-cacert, or, if there is no Secret with that name, those of the Secret NAME. With
+// revocation lists there must be one of each root, as Envoy refuses every certificate otherwise. An OCSP response is not
+// served.
+//
+// # What it promises
+//
+// A certificate and its key travel together. What is not good replaces nothing: half of a pair, a key of another
+// certificate, a certificate that has expired, PEM that cannot be parsed, and roots that are taken out of a Secret that
+// stays. The last good content stays in use, and the reason is in the log and in [Source.Status]. A certificate that is not
+// valid yet takes its place when it is. Roots are told of before certificates.
+//
+// While the API server does not answer, or refuses, all stays as it is, and the source comes back by itself.
+//
+// A Secret that was deleted is withdrawn, and so is one that has left the selection: the API server says that it is not
+// there, so its key is not kept. New streams do not get it, and delta streams are told; an Envoy that has it keeps it until
+// it restarts. When it returns, streams that ask for it get it.
+//
+// # Who may have what
+//
+// [Source.Resolve] lets a caller have the Secrets of its own namespace, if its service account may list or get the
+// Secrets there, which a SubjectAccessReview tells. See there.
+//
+// # Rights
+//
+// The service account of this program needs these rules, in a ClusterRole with AllNamespaces, or else in a Role. Without
+// [Source.Resolve] the second rule is not needed, which is for a ClusterRole in any case:
+//
+//	rules:
+//	- {apiGroups: [""], resources: [secrets], verbs: [list, watch]}
+//	- {apiGroups: [authorization.k8s.io], resources: [subjectaccessreviews], verbs: [create]}
+package kubesecrets
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/secretset"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const (
+	scheme   = "kubernetes://"
+	caSuffix = "-cacert"
+
+	maxBytes = 64 << 20
+	overhead = 1 << 10 // that a Secret counts beside its content
+)
+
+// ErrNotReady says that a [Source] has not read the Secrets yet. The error around it has the reason. It has the method
+// Retryable and reports that a later attempt may succeed.
+var ErrNotReady error = notReady{}
+
+type notReady struct{}
+
+func (notReady) Error() string                                { return "not ready" }
+func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+
+// Config configures a [Source]. The zero Config is for a gateway in a pod. [New] copies it.
+type Config struct {
+	// Namespace is the namespace of names without one and, without AllNamespaces, the only one that is served. Empty
+	// means that of the pod that this process runs in.
+	Namespace string
+
+	// AllNamespaces serves the Secrets of all namespaces. Set it together with a TrustDomain and [Source.Resolve], unless
+	// every client of the handler may read all of them.
+	AllNamespaces bool
+
+	// LabelSelector selects Secrets by their labels, in the syntax of Kubernetes; empty means all. Type selects Secrets
+	// by their type, such as "kubernetes.io/tls"; empty means all but those of service account tokens and of Helm. What
+	// is not selected is not received.
+	LabelSelector, Type string
+
+	// TrustDomain is that of the callers that [Source.Resolve] lets in. The zero TrustDomain means that it refuses all.
+	TrustDomain spiffe.TrustDomain
+
+	// ReviewInterval is how often it is asked again what a caller may have; 0 means 30 seconds.
+	ReviewInterval time.Duration
+
+	// Others decides for [Source.Resolve] about names that do not begin with "kubernetes://", as Resolve of
+	// sds.Options does. Nil refuses them.
+	Others func(ctx context.Context, resourceName string) (sourceName string, err error)
+
+	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and nil mean the cluster
+	// that this process runs in, and the service account of its pod, whose token is read anew for each request.
+	// Unencrypted http is for loopback addresses, and needs a client.
+	APIServer  string
+	HTTPClient *http.Client
+
+	// MaxBytes bounds what is kept of all Secrets together, in bytes of PEM, where each Secret counts 1 KiB more; 0
+	// means 64 MiB. Secrets without certificates are not kept. What is beyond is refused.
+	MaxBytes int
+
+	// Logger gets what was taken over and withdrawn (Info), and what was refused (Warn). Nil means no logs.
+	Logger *slog.Logger
+}
+
+// Source is an [sds.Source] of the Secrets of an API server, which it watches; see the package comment. [New] and [Start]
+// make one. Its methods are safe for concurrent use, and it never prints a key.
+//
+// [sds.Source]: https://pkg.go.dev/github.com/svidkit/svidkit/sds#Source
+type Source struct {
+	cfg   Config
+	log   *slog.Logger
+	api   *kube.Client
+	path  string     // of the collection
+	query url.Values // that selects
+	life  life.Life
+	news  renew.Signal
+	subs  secretset.Subscribers
+
+	pending renew.Signal // for promote
+	access  access
+
+	mu      sync.Mutex
+	objects map[key]*object
+	crowded map[key]int // Secrets without room for what they have, with the last list that had them
+	used    int         // bytes
+	listed  bool        // all were read, at some time
+	err     error       // why the API server is not followed now
+	round   int         // of lists
+}
+
+// key is the name of a Secret.
+type key struct{ namespace, name string }
+
+func (k key) String() string { return scheme + k.namespace + "/" + k.name }
+
+// New checks cfg and returns a Source. It does nothing else: no goroutine, no request.
+func New(cfg Config) (*Source, error) {
+	bad := func(format string, args ...any) (*Source, error) {
+		return nil, fmt.Errorf("kubesecrets: invalid Config: "+format, args...)
+	}
+	if cfg.Namespace == "" {
+		ns, err := kube.Namespace()
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && !cfg.AllNamespaces:
+			return bad("this process is not in a pod, so set Namespace, or AllNamespaces")
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("kubesecrets: %w", err)
+		}
+		cfg.Namespace = ns // empty: names without a namespace do not exist
+	}
+	switch {
+	case cfg.Namespace != "" && !kube.ValidLabel(cfg.Namespace):
+		return bad("Namespace %.300q cannot be that of a Secret", cfg.Namespace)
+	case cfg.MaxBytes < 0 || cfg.ReviewInterval < 0:
+		return bad("MaxBytes or ReviewInterval is negative; 0 means the default")
+	case cfg.ReviewInterval > 0 && cfg.ReviewInterval < time.Second:
+		return bad("ReviewInterval is %v, want a second at least", cfg.ReviewInterval)
+	case strings.ContainsAny(cfg.Type, ",=!"):
+		return bad("Type %.300q is not one type of Secrets", cfg.Type)
+	}
+	api, err := kube.New(kube.Options{URL: cfg.APIServer, Client: cfg.HTTPClient})
+	if err != nil {
+		return bad("%w", err)
+	}
+	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, maxBytes)
+	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
+	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api, objects: map[key]*object{}, crowded: map[key]int{}}
+	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
+	if cfg.AllNamespaces {
+		s.path = kube.Path("api", "v1", "secrets")
+	}
+	s.query = url.Values{"fieldSelector": {"type!=kubernetes.io/service-account-token,type!=helm.sh/release.v1"}}
+	if cfg.Type != "" {
+		s.query.Set("fieldSelector", "type="+cfg.Type)
+	}
+	if cfg.LabelSelector != "" {
+		s.query.Set("labelSelector", cfg.LabelSelector)
+	}
+	s.access.init(api, cfg.ReviewInterval, s.log)
+	return s, nil
+}
+
+// Start makes a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx
+// bounds that and not the work. If it fails, all is stopped, and the error is that of [Source.Ready].
+func Start(ctx context.Context, cfg Config) (*Source, error) {
+	s, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Run follows the Secrets, for programs that do not use [Start]. It blocks until ctx is done or [Source.Close] is
+// called, and then returns nil. It is an error to call it while it runs, or after Close.
+func (s *Source) Run(ctx context.Context) error {
+	if err := s.life.Run(ctx, s.work); err != nil {
+		return fmt.Errorf("kubesecrets: run: %w", err)
+	}
+	return nil
+}
+
+// Close stops it for good, waits for what it has started, and returns nil. The last secrets stay readable.
+func (s *Source) Close() error { return s.life.Close() }
+
+// Ready waits until the Secrets were read. The error wraps [ErrNotReady], the cause of ctx and why the API server was not
+// read.
+func (s *Source) Ready(ctx context.Context) error {
+	err := s.life.Await(ctx, s.news.Changed, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.listed
+	})
+	if err == nil {
+		return nil
+	}
+	why := s.notReady()
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w; waited for it: %w", why, err)
+}
+
+// notReady is the error while the Secrets were not read.
+func (s *Source) notReady() error {
+	s.mu.Lock()
+	cause := s.err
+	s.mu.Unlock()
+	switch idle := s.life.Idle(); {
+	case idle != nil && cause != nil:
+		cause = fmt.Errorf("%w; %w", idle, cause)
+	case idle != nil:
+		cause = idle
+	case cause == nil:
+		cause = errors.New("the API server has not answered yet")
+	}
+	return fmt.Errorf("kubesecrets: %w: %w", ErrNotReady, cause)
+}
+
+// GenerateSecret returns what a Secret has under a resource name; see the package comment. A name that is not of this
+// form, of a namespace that is not served, or of a Secret that is not there gives an error that wraps [fs.ErrNotExist].
+// One of a Secret whose content is not good gives another error, with the reason, and so does a certificate that has
+// expired. It waits for the first look at the Secrets, until ctx is done.
+func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
+	k, roots, err := parse(resourceName)
+	if err == nil && k.namespace == "" {
+		if k.namespace = s.cfg.Namespace; k.namespace == "" {
+			err = errors.New("it has no namespace, and there is no Config.Namespace")
+		}
+	}
+	if err == nil && k.namespace != s.cfg.Namespace && !s.cfg.AllNamespaces {
+		err = fmt.Errorf("only Secrets of the namespace %q are served; see Config.AllNamespaces", s.cfg.Namespace)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kubesecrets: no secret %.256q: %w: %w", resourceName, err, fs.ErrNotExist)
+	}
+	if err := s.Ready(ctx); err != nil {
+		return nil, err
+	}
+	found, err := s.lookup(k, roots)
+	if err != nil {
+		return nil, fmt.Errorf("kubesecrets: %.256q: %w", resourceName, err)
+	}
+	return renamed(resourceName, found)
+}
+
+// parse returns the Secret that a name is of, and whether its roots are meant. The namespace may be empty.
+func parse(resourceName string) (k key, roots bool, err error) {
+	rest, ok := strings.CutPrefix(resourceName, scheme)
+	if !ok {
+		return k, false, errors.New(`the names are "kubernetes://NAMESPACE/NAME" and "kubernetes://NAME", with "-cacert" behind them for roots`)
+	}
+	namespace, name, ok := strings.Cut(rest, "/")
+	if !ok {
+		namespace, name = "", rest
+	} else if !kube.ValidLabel(namespace) {
+		return k, false, errors.New("it has no valid namespace")
+	}
+	// The name of a Secret has 253 bytes at most, and so has NAME without the suffix.
+	roots = strings.HasSuffix(name, caSuffix)
+	if !kube.ValidName(strings.TrimSuffix(name, caSuffix)) {
+		return k, false, errors.New("it has no valid name of a Secret")
+	}
+	return key{namespace, name}, roots, nil
+}
+
+// lookup returns the last good content of a Secret.
+func (s *Source) lookup(k key, roots bool) (*pki.Secret, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.objects[k]
+	_, crowded := s.crowded[k]
+	if roots && o == nil && !crowded {
+		k.name = strings.TrimSuffix(k.name, caSuffix)
+		o = s.objects[k]
+		_, crowded = s.crowded[k]
+	}
+	switch {
+	case o == nil && crowded:
+		return nil, errRoom
+	case o == nil:
+		return nil, fmt.Errorf("there is no such Secret with a certificate, or it is not selected: %w", fs.ErrNotExist)
+	}
+	p := &o.pair
+	if roots {
+		p = &o.roots
+	}
+	switch {
+	case p.secret == nil:
+		return nil, cmp.Or(p.err, errNothing)
+	case secretset.Expired(p.secret):
+		return nil, fmt.Errorf("what the Secret had has expired at %s, and there is nothing newer: %w", p.secret.NotAfter().UTC().Format(time.RFC3339), cmp.Or(p.err, errSame))
+	}
+	return p.secret, nil
+}
+
+var (
+	errNothing = errors.New("the Secret has nothing of this kind: a key pair is in cert and key, or tls.crt and tls.key, and roots are in cacert or ca.crt")
+	errSame    = errors.New("the Secret is as it was")
+)
+
+// Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. cancel
+// ends that; it may be called from f, and more than once. The calls come one at a time, after the change; f must return at
+// once.
+func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return s.subs.Add(f) }
+
+// Status is the state of a [Source] at one moment. It has no keys.
+type Status struct {
+	// Err says why the API server is not followed now, or is nil.
+	Err error
+
+	Secrets []SecretStatus // sorted by namespace and name
+	Bytes   int            // that are kept of them; see Config.MaxBytes
+	Refused int            // Secrets for which there is no room, or none for what they have now
+	Callers int            // whose rights are known; see [Source.Resolve]
+}
+
+// SecretStatus is the state of one Secret.
+type SecretStatus struct {
+	Namespace, Name string
+
+	// Pair and Roots say what is in use; PairEnd is when the certificate expires, and RootsEnd the first next update of
+	// the revocation lists, zero without them.
+	Pair, Roots       bool
+	PairEnd, RootsEnd time.Time
+
+	// PairErr and RootsErr say why what the Secret has now is not in use, or are nil. Note is about roots that were
+	// left out.
+	PairErr, RootsErr, Note error
+}
+
+// Status returns the state.
+func (s *Source) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{Err: s.err, Bytes: s.used, Refused: len(s.crowded), Callers: s.access.len()}
+	for _, k := range slices.SortedFunc(maps.Keys(s.objects), func(a, b key) int {
+		return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
+	}) {
+		o := s.objects[k]
+		one := SecretStatus{Namespace: k.namespace, Name: k.name, PairErr: o.pair.err, RootsErr: o.roots.err, Note: o.roots.note}
+		if p := o.pair.secret; p != nil {
+			one.Pair, one.PairEnd = true, p.NotAfter()
+		}
+		if r := o.roots.secret; r != nil {
+			one.Roots, one.RootsEnd = true, r.NotAfter()
+		}
+		st.Secrets = append(st.Secrets, one)
+	}
+	return st
+}
+
+// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
+func (s *Source) WriteMetrics(w io.Writer) error {
+	st := s.Status()
+	var bad float64
+	var end time.Time
+	for _, o := range st.Secrets {
+		if o.PairErr != nil || o.RootsErr != nil {
+			bad++
+		}
+		if o.Pair && (end.IsZero() || o.PairEnd.Before(end)) {
+			end = o.PairEnd
+		}
+	}
+	var m metrics.Set
+	gauge := func(name, help string, value float64, ok bool) {
+		m.Gauge("svidkit_kubesecrets_"+name, help, func() (float64, bool) { return value, ok })
+	}
+	gauge("up", "Whether the API server is being followed.", metrics.Bool(st.Err == nil && s.life.Idle() == nil), true)
+	gauge("secrets", "The number of Secrets with certificates.", float64(len(st.Secrets)), true)
+	gauge("secrets_refused", "The number of Secrets whose content is not in use as it is now.", bad, true)
+	gauge("secrets_without_room", "The number of Secrets for which there was no room.", float64(st.Refused), true)
+	gauge("bytes", "What is kept of all Secrets, in bytes.", float64(st.Bytes), true)
+	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", float64(end.Unix()), !end.IsZero())
+	gauge("callers", "The number of callers whose rights are known.", float64(st.Callers), true)
+	return m.Write(w)
+}
+
+// String returns what is served, and no keys.
+func (s *Source) String() string {
+	what := s.cfg.Namespace
+	if s.cfg.AllNamespaces {
+		what = "all namespaces"
+	}
+	return "kubesecrets.Source(" + what + ")"
+}
+
+// GoString is [Source.String].
+func (s *Source) GoString() string { return s.String() }
+
+// LogValue is [Source.String].
+func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }

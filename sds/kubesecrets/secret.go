@@ -1,0 +1,325 @@
+package kubesecrets
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/secretset"
+	"github.com/svidkit/svidkit/pki"
+)
+
+// document is a Secret as the API server sends it.
+type document struct {
+	Metadata kube.ObjectMeta   `json:"metadata"`
+	Data     map[string][]byte `json:"data"`
+}
+
+// object is what is kept of a Secret.
+type object struct {
+	version     string // resourceVersion that was read
+	pair, roots content
+	size        int
+	round       int // the last list that had it
+}
+
+// content is a key pair, or roots. The zero content is none.
+type content struct {
+	secret *pki.Secret // the last good one
+	err    error       // why what the Secret has now is not in use
+	note   error       // about what is in use
+
+	next *pki.Secret // valid from a later time on
+	from time.Time
+}
+
+// bytes returns what c takes.
+func (c *content) bytes() (n int) {
+	for _, s := range []*pki.Secret{c.secret, c.next} {
+		if s != nil {
+			for _, b := range parts(s) {
+				n += len(b)
+			}
+		}
+	}
+	return n
+}
+
+// parts returns the PEM in s.
+func parts(s *pki.Secret) [][]byte {
+	chain, key, _ := s.KeyPair()
+	roots, _ := s.Roots()
+	crls, _ := s.CRLs()
+	return [][]byte{chain, key, roots, crls}
+}
+
+// renamed returns s under another name.
+func renamed(name string, s *pki.Secret) (*pki.Secret, error) {
+	if s.Name() == name {
+		return s, nil
+	}
+	chain, key, _ := s.KeyPair()
+	roots, _ := s.Roots()
+	other, err := pki.NewSecretPEM(name, chain, key, roots, time.Time{})
+	if crls, leafOnly := s.CRLs(); err == nil && crls != nil {
+		other, err = other.WithCRLs(crls, leafOnly)
+	}
+	return other, err
+}
+
+// with returns c after a look at the Secret that has found now, and whether its secret is another one.
+func (c content) with(now content) (content, bool) {
+	switch {
+	case now.secret != nil && c.secret != nil && slices.EqualFunc(parts(now.secret), parts(c.secret), bytes.Equal):
+		now.secret = c.secret
+		return now, false
+	case now.secret != nil:
+		return now, true
+	case now.err == nil && c.secret != nil:
+		now.err = errTakenOut
+	}
+	now.secret, now.note = c.secret, c.note
+	return now, false
+}
+
+var errTakenOut = errors.New("it was taken out of the Secret; to withdraw it, delete the Secret")
+
+// related reports whether there is something in a Secret that is served, or a part of it.
+func related(data map[string][]byte) bool {
+	return slices.ContainsFunc([]string{"cert", "tls.crt", "tls.key", "cacert", "ca.crt"}, func(name string) bool { return len(data[name]) > 0 })
+}
+
+// pairOf returns the key pair of a Secret.
+func pairOf(k key, data map[string][]byte) (c content) {
+	var half error
+	for _, form := range [][2]string{{"cert", "key"}, {"tls.crt", "tls.key"}} {
+		certs, keyPEM := data[form[0]], data[form[1]]
+		switch {
+		case len(certs) > 0 && len(keyPEM) > 0:
+			var secret *pki.Secret
+			if secret, c.from, c.err = secretset.KeyPair(k.String(), certs, keyPEM); c.err != nil {
+				c.err = fmt.Errorf("%s and %s: %w", form[0], form[1], c.err)
+			} else if time.Now().Before(c.from) {
+				c.next, c.err = secret, fmt.Errorf("%s: %w", form[0], secretset.NotYet(c.from))
+			} else {
+				c.secret = secret
+			}
+			return c
+		case len(certs) > 0:
+			half = fmt.Errorf("the Secret has %s without %s, and a key pair needs both", form[0], form[1])
+		case len(keyPEM) > 0 && half == nil:
+			half = fmt.Errorf("the Secret has %s without %s, and a key pair needs both", form[1], form[0])
+		}
+	}
+	c.err = half
+	return c
+}
+
+// rootsOf returns the roots of a Secret.
+func rootsOf(k key, data map[string][]byte) (c content) {
+	forms := [][2]string{{"cacert", "crl"}, {"ca.crt", "ca.crl"}}
+	if len(data["cacert"]) == 0 {
+		slices.Reverse(forms)
+	}
+	roots, crls := forms[0][0], forms[0][1]
+	if len(data[roots]) == 0 {
+		return c
+	}
+	if len(data[crls]) == 0 { // a list under the other name must not be passed over
+		crls = forms[1][1]
+	}
+	name := k.String()
+	if !strings.HasSuffix(name, caSuffix) {
+		name += caSuffix
+	}
+	secret, note, err := secretset.Roots(name, data[roots])
+	if err != nil {
+		c.err = fmt.Errorf("%s: %w", roots, err)
+		return c
+	}
+	if lists := data[crls]; len(lists) > 0 {
+		if secret, err = secret.WithCRLs(lists, false); err == nil && secretset.Expired(secret) {
+			err = fmt.Errorf("a revocation list has ended at %s", secret.NotAfter().UTC().Format(time.RFC3339))
+		}
+		if err != nil {
+			c.err = fmt.Errorf("%s: %w", crls, err)
+			return c
+		}
+	}
+	c.secret, c.note = secret, note
+	return c
+}
+
+// changes are the names whose secrets are others now.
+type changes struct{ roots, pairs []string }
+
+// tell tells the subscribers: roots first.
+func (s *Source) tell(c changes) {
+	s.news.Notify()
+	s.subs.Tell(func() []string { return append(c.roots, c.pairs...) })
+}
+
+// add adds the names of k.
+func (s *Source) add(c *changes, k key, roots, pair bool) {
+	names := func(name string) (all []string) {
+		if all = append(all, key{k.namespace, name}.String()); k.namespace == s.cfg.Namespace {
+			all = append(all, scheme+name)
+		}
+		return all
+	}
+	isCA := strings.HasSuffix(k.name, caSuffix)
+	if roots {
+		c.roots = append(c.roots, names(k.name+caSuffix)...)
+		if isCA {
+			c.roots = append(c.roots, names(k.name)...)
+		}
+	}
+	if pair && !isCA {
+		c.pairs = append(c.pairs, names(k.name)...)
+	}
+}
+
+// take takes over what is good in a Secret. Only the goroutine that follows the API server calls it.
+func (s *Source) take(ctx context.Context, d *document, c *changes) {
+	k := key{d.Metadata.Namespace, d.Metadata.Name}
+	s.mu.Lock()
+	old := s.objects[k]
+	if old != nil {
+		old.round = s.round
+	}
+	s.mu.Unlock()
+	if old != nil && old.version == d.Metadata.ResourceVersion || old == nil && !related(d.Data) {
+		return
+	}
+	now := object{version: d.Metadata.ResourceVersion, roots: rootsOf(k, d.Data)}
+	if !strings.HasSuffix(k.name, caSuffix) { // otherwise its name asks for roots
+		now.pair = pairOf(k, d.Data)
+	}
+	var before object
+	kept := new(object) // which changes under the lock
+	s.mu.Lock()
+	if old != nil {
+		before = *old
+	}
+	var pair, roots bool
+	now.pair, pair = before.pair.with(now.pair)
+	now.roots, roots = before.roots.with(now.roots)
+	now.size, now.round = overhead+now.pair.bytes()+now.roots.bytes(), s.round
+	switch {
+	case s.used-before.size+now.size <= s.cfg.MaxBytes:
+		s.used += now.size - before.size
+		*kept = now
+		s.objects[k] = kept
+		delete(s.crowded, k)
+	case old == nil:
+		s.crowded[k] = s.round
+		pair, roots = false, false
+		now = object{pair: content{err: errRoom}}
+	default: // it stays as it is, and is read again with the next list
+		now = before
+		s.crowded[k] = s.round
+		now.version, now.pair.err, now.roots.err = "", errRoom, errRoom
+		*kept = now
+		s.objects[k] = kept
+		pair, roots = false, false
+	}
+	s.mu.Unlock()
+	s.pending.Notify()
+	s.add(c, k, roots, pair)
+	s.report(ctx, k, before.pair, now.pair, pair)
+	s.report(ctx, k, before.roots, now.roots, roots)
+}
+
+var errRoom = errors.New("there is no room for it: select less by Config.LabelSelector or Config.Type, or raise Config.MaxBytes")
+
+// report logs what became of one content of a Secret.
+func (s *Source) report(ctx context.Context, k key, before, now content, changed bool) {
+	name := slog.String("name", k.String())
+	if changed {
+		attrs := []slog.Attr{name}
+		if end := now.secret.NotAfter(); !end.IsZero() {
+			attrs = append(attrs, slog.Time("not_after", end))
+		}
+		s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update", attrs...)
+		if now.note != nil {
+			s.log.LogAttrs(ctx, slog.LevelWarn, "kubesecrets: needs attention", name, slog.Any("err", now.note))
+		}
+	}
+	if now.err != nil && (before.err == nil || before.err.Error() != now.err.Error()) {
+		message := "kubesecrets: Secret refused"
+		if now.secret != nil {
+			message = "kubesecrets: Secret refused, the last good content stays in use"
+		}
+		s.log.LogAttrs(ctx, slog.LevelWarn, message, name, slog.Any("err", now.err))
+	}
+}
+
+// withdraw takes out a Secret that is not there any more.
+func (s *Source) withdraw(ctx context.Context, k key, c *changes) {
+	s.mu.Lock()
+	o := s.objects[k]
+	delete(s.crowded, k)
+	if o != nil {
+		s.used -= o.size
+		delete(s.objects, k)
+	}
+	s.mu.Unlock()
+	if o != nil {
+		s.add(c, k, true, o.pair.secret != nil)
+		s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: withdrawn, as there is no such Secret any more", slog.String("name", k.String()))
+	}
+}
+
+// sweep withdraws what the last list did not have.
+func (s *Source) sweep(ctx context.Context, c *changes) {
+	s.mu.Lock()
+	var gone []key
+	for k, o := range s.objects {
+		if o.round != s.round {
+			gone = append(gone, k)
+		}
+	}
+	maps.DeleteFunc(s.crowded, func(_ key, round int) bool { return round != s.round })
+	s.mu.Unlock()
+	for _, k := range gone {
+		s.withdraw(ctx, k, c)
+	}
+}
+
+// promote takes certificates into use when they become valid, until ctx is done.
+func (s *Source) promote(ctx context.Context) {
+	for ctx.Err() == nil {
+		wake := s.pending.Changed()
+		wait, now := renew.Longest, time.Now()
+		var c changes
+		var begun []slog.Attr
+		s.mu.Lock()
+		for k, o := range s.objects {
+			switch p := &o.pair; {
+			case p.next == nil:
+			case now.Before(p.from):
+				wait = min(wait, p.from.Sub(now))
+			default:
+				*p = content{secret: p.next}
+				s.add(&c, k, false, true)
+				begun = append(begun, slog.String("name", k.String()))
+			}
+		}
+		s.mu.Unlock()
+		for _, name := range begun {
+			s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now", name)
+		}
+		if len(c.pairs) > 0 {
+			s.tell(c)
+		}
+		renew.Wait(ctx, wait, wake)
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package sds_test
+
+const raceDetector = false

@@ -1,0 +1,479 @@
+package sds_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
+	"github.com/svidkit/svidkit/spiffe/filesource"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+var long = flag.Bool("long", false, "run at full scale")
+
+// scaled returns full with -long, and else short.
+func scaled(full, short int) int {
+	if *long {
+		return full
+	}
+	return short
+}
+
+// TestScaleIdleStreams holds the memory and the goroutines of a stream that waits after a first request of 60 kB, of both
+// ends, against a bare handler in the same run.
+func TestScaleIdleStreams(t *testing.T) { // not parallel: it measures
+	n := scaled(10_000, 300)
+	base, _ := idleStreams(t, bare, n, 60_000)
+	each, goroutines := idleStreams(t, ours, n, 60_000)
+	t.Logf("%d streams: %.0f bytes and %.2f goroutines each, a bare handler %.0f bytes", n, each, goroutines, base)
+	assert.LessOrEqual(t, goroutines, 2.05)
+	if !raceDetector {
+		assert.LessOrEqual(t, each, 1.15*base)
+	}
+}
+
+// client is a stream whose messages are handled as they come, on a goroutine of the test's.
+type client struct {
+	*raw
+}
+
+// receive returns the next response.
+func (c client) receive() (*envoysds.DiscoveryResponse, error) {
+	var head [5]byte
+	if _, err := io.ReadFull(c.resp.Body, head[:]); err != nil {
+		return nil, err
+	}
+	b := make([]byte, binary.BigEndian.Uint32(head[1:]))
+	if _, err := io.ReadFull(c.resp.Body, b); err != nil {
+		return nil, err
+	}
+	var r envoysds.DiscoveryResponse
+	return &r, proto.Unmarshal(b, &r)
+}
+
+// answer acknowledges r, or rejects it.
+func (c client) answer(r *envoysds.DiscoveryResponse, reject bool, names ...string) error {
+	q := &envoysds.DiscoveryRequest{VersionInfo: r.GetVersionInfo(), ResponseNonce: r.GetNonce(), ResourceNames: names, TypeUrl: typeURL}
+	if reject {
+		q.VersionInfo, q.ErrorDetail = "", &envoysds.Status{Code: 13, Message: "no"}
+	}
+	b, err := proto.Marshal(q)
+	if err != nil {
+		return err
+	}
+	_, err = c.in.Write(frame(0, b))
+	return err
+}
+
+// TestScaleEvents has streams receive 200 random events, of 20 names of which each wants some, and answer as they like:
+// at once, late, and with a rejection of what is not the newest. All end on the newest content of each name.
+func TestScaleEvents(t *testing.T) {
+	t.Parallel()
+	streams, events := scaled(1000, 200), 200
+	const names, conns = 20, 5
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 1))
+	m, src := newMint(t), newFakeSource()
+	type change struct {
+		name   string
+		secret *pki.Secret
+	}
+	var changes []change
+	newest := map[string][]byte{} // the chain
+	for i := range events + names {
+		name := fmt.Sprint("name-", i) // each once, first
+		if i >= names {
+			name = fmt.Sprint("name-", random.IntN(names))
+		}
+		s := m.pair(name)
+		changes = append(changes, change{name, s})
+		newest[name], _, _ = s.KeyPair()
+	}
+	for _, c := range changes[:names] {
+		src.put(c.name, c.secret)
+	}
+	socket, _ := serve(t, handler(t, src, nil))
+	clients := make([]*http.Client, conns)
+	for i := range clients {
+		clients[i] = dial(t, socket)
+	}
+	var pushes atomic.Int64
+	failed := make(chan error, streams)
+	for i := range streams {
+		s := client{open(t, clients[i%conns], "StreamSecrets")}
+		random := rand.New(rand.NewPCG(seed, uint64(i)+2))
+		var wanted []string
+		for _, j := range random.Perm(names)[:1+random.IntN(4)] {
+			wanted = append(wanted, fmt.Sprint("name-", j))
+		}
+		sotw(s).ask(wanted...)
+		go func() {
+			failed <- func() error {
+				for missing := slices.Clone(wanted); len(missing) > 0; {
+					r, err := s.receive()
+					if err != nil {
+						return fmt.Errorf("stream %d waits for %v: %w", i, missing, err)
+					}
+					pushes.Add(1)
+					last := false
+					for _, a := range r.GetResources() {
+						var secret envoysds.Secret
+						if err := proto.Unmarshal(a.GetValue(), &secret); err != nil {
+							return err
+						}
+						name := secret.GetName()
+						chain := secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes()
+						is := bytes.Equal(chain, newest[name])
+						if !is && slices.Contains(wanted, name) && !slices.Contains(missing, name) {
+							return fmt.Errorf("stream %d got old content of %s after the newest", i, name)
+						}
+						if is {
+							last = true
+							missing = slices.DeleteFunc(missing, func(m string) bool { return m == name })
+						}
+					}
+					if random.IntN(4) == 0 {
+						time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+					}
+					if err := s.answer(r, !last && random.IntN(5) == 0, wanted...); err != nil {
+						return err
+					}
+				}
+				return nil
+			}()
+		}()
+		time.AfterFunc(time.Minute, s.cancel)
+	}
+	for _, c := range changes[names:] {
+		src.put(c.name, c.secret)
+		if random.IntN(3) == 0 {
+			time.Sleep(time.Duration(random.IntN(5)) * time.Millisecond)
+		}
+	}
+	for range streams {
+		require.NoError(t, <-failed)
+	}
+	t.Logf("%d streams, %d events, %d responses", streams, events, pushes.Load())
+}
+
+// TestScaleBadClient has clients measure how long each push takes them, in quiet, beside one of each kind of bad client,
+// and in quiet again. One does not read, one sends garbage and comes back at once, one rejects all that it gets and asks
+// again.
+func TestScaleBadClient(t *testing.T) { // not parallel: it measures
+	streams, rounds := scaled(999, 99), scaled(60, 25)
+	const conns = 9
+	m, src := newMint(t), newFakeSource()
+	pairs := []*pki.Secret{m.pair("default"), m.pair("default")}
+	src.put("default", pairs[0])
+	socket, _ := serve(t, handler(t, src, nil))
+	var begun atomic.Int64
+	took := make(chan time.Duration, streams)
+	for range conns {
+		c := dial(t, socket)
+		for range streams / conns {
+			s := client{open(t, c, "StreamSecrets")}
+			sotw(s).ask("default")
+			go func() {
+				for {
+					r, err := s.receive()
+					if err != nil {
+						return
+					}
+					if s.answer(r, false, "default") != nil {
+						return
+					}
+					took <- time.Duration(time.Now().UnixNano() - begun.Load())
+				}
+			}()
+		}
+	}
+	streams = streams / conns * conns
+	for range streams {
+		<-took
+	}
+	version := 0
+	p99 := func() time.Duration {
+		var all []time.Duration
+		for range rounds {
+			version++
+			begun.Store(time.Now().UnixNano())
+			src.put("default", pairs[version%2])
+			for range streams {
+				select {
+				case d := <-took:
+					all = append(all, d)
+				case <-time.After(patient):
+					require.FailNow(t, "a stream got no push")
+				}
+			}
+		}
+		slices.Sort(all)
+		return all[len(all)*99/100]
+	}
+	before := p99()
+	ctx, cancel := context.WithCancel(t.Context())
+	var bad sync.WaitGroup
+	mute := openSotW(t, dial(t, socket))
+	mute.ask("default") // and reads nothing
+	bad.Go(func() {
+		c := dial(t, socket)
+		for ctx.Err() == nil {
+			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+"StreamSecrets", bytes.NewReader(frame(0, bytes.Repeat([]byte{0xff}, 64<<10))))
+			req.Header.Set("Content-Type", "application/grpc")
+			if resp, err := c.Do(req); err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				_ = resp.Body.Close()
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	grumpy := client{open(t, dial(t, socket), "StreamSecrets")}
+	sotw(grumpy).ask("default")
+	var rejections atomic.Int64
+	bad.Go(func() {
+		for n := 0; ctx.Err() == nil; n++ {
+			r, err := grumpy.receive()
+			if err != nil {
+				return
+			}
+			rejections.Add(1)
+			if grumpy.answer(r, true, "default", fmt.Sprint("other-", n)) != nil {
+				return
+			}
+		}
+	})
+	during := p99()
+	cancel()
+	grumpy.cancel()
+	mute.cancel()
+	bad.Wait()
+	time.Sleep(200 * time.Millisecond) // what they have caused is over
+	after := p99()
+	t.Logf("%d streams: p99 of a push %v and %v in quiet, %v beside bad clients, of which one has rejected %d", streams, before, after, during, rejections.Load())
+	assert.Positive(t, rejections.Load())
+	assert.LessOrEqual(t, during, 2*max(before, after)+10*time.Millisecond)
+}
+
+// TestScaleCycles opens and closes streams, of both kinds, with a client that leaves before, while and after it is
+// served: goroutines, descriptors and heap are then where they were.
+func TestScaleCycles(t *testing.T) { // not parallel: it measures
+	cycles := scaled(10_000, 3000)
+	m, src := newMint(t), newFakeSource()
+	src.put("default", m.pair("default"))
+	h := handler(t, src, nil)
+	socket, _ := serve(t, h)
+	usage := func() (goroutines, descriptors int, heap uint64) {
+		for range 3 {
+			runtime.GC()
+		}
+		var s runtime.MemStats
+		runtime.ReadMemStats(&s)
+		open, _ := os.ReadDir("/proc/self/fd") // none elsewhere than on Linux
+		return runtime.NumGoroutine(), len(open), s.HeapAlloc
+	}
+	cycle := func(i int, c *http.Client) {
+		ctx, cancel := context.WithTimeout(t.Context(), patient)
+		defer cancel()
+		r, w := io.Pipe()
+		defer r.Close()
+		defer w.Close()
+		method := []string{"StreamSecrets", "DeltaSecrets"}[i%2]
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r)
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/grpc")
+		resp, err := c.Do(req)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		names := []string{"default", fmt.Sprint("missing-", i)}
+		var ask proto.Message = &envoysds.DiscoveryRequest{ResourceNames: names, TypeUrl: typeURL}
+		if i%2 == 1 {
+			ask = &envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: names, TypeUrl: typeURL}
+		}
+		if i%3 == 0 {
+			return
+		}
+		_, err = w.Write(frame(0, mustMarshal(t, ask)))
+		require.NoError(t, err)
+		if i%3 == 1 {
+			return
+		}
+		var head [5]byte
+		_, err = io.ReadFull(resp.Body, head[:])
+		require.NoError(t, err)
+		if i%5 == 0 {
+			require.NoError(t, w.Close())
+			_, err = io.Copy(io.Discard, resp.Body)
+			require.NoError(t, err)
+		}
+	}
+	c := sds.UnixClient(socket)
+	run := func(n int) {
+		for i := range n {
+			if i%50 == 49 { // and a connection of its own now and then
+				c.CloseIdleConnections()
+				c = sds.UnixClient(socket)
+			}
+			cycle(i, c)
+		}
+		require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
+		c.CloseIdleConnections()
+	}
+	run(100) // what is made once
+	goroutines, descriptors, heap := usage()
+	run(cycles)
+	assert.EventuallyWithT(t, func(t *assert.CollectT) {
+		g, d, b := usage()
+		assert.LessOrEqual(t, g, goroutines+4, "goroutines")
+		assert.LessOrEqual(t, d, descriptors+2, "descriptors")
+		assert.LessOrEqual(t, b, heap+heap/10+512<<10, "heap")
+	}, patient, 50*time.Millisecond)
+	open, names := h.Held()
+	assert.Zero(t, open)
+	assert.Zero(t, names)
+	assert.Zero(t, h.Incoming())
+	assert.Empty(t, h.Status().Names)
+}
+
+// TestScaleRestart ends an agent that serves 5,000 streams, and starts it again while its CA is away: from the files that
+// the one before has written, it serves all of them within five seconds, and asks for no certificate.
+func TestScaleRestart(t *testing.T) { // not parallel: it measures
+	streams := scaled(5000, 500)
+	const conns = 5
+	authority := spiffetest.NewCA(t, "example.org")
+	id, dir := spiffe.MustParseID("spiffe://example.org/web"), t.TempDir()
+	path := filepath.Join(socketDir(t), "s")
+	// agent starts one that goes on where the one before it has ended.
+	agent := func() (manager *secretcache.Manager, end func()) {
+		var previous *spiffe.Snapshot
+		if _, err := os.Stat(filepath.Join(dir, "key.pem")); err == nil {
+			src, err := filesource.Start(t.Context(), filesource.Config{
+				CertFile: filepath.Join(dir, "cert-chain.pem"), KeyFile: filepath.Join(dir, "key.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "root-cert.pem")}},
+			})
+			require.NoError(t, err)
+			previous, err = src.Snapshot()
+			require.NoError(t, err)
+			require.NoError(t, src.Close())
+		}
+		m, err := secretcache.Start(t.Context(), secretcache.Config{ID: id, CA: authority, Previous: previous})
+		require.NoError(t, err)
+		sink, err := filesink.Start(t.Context(), filesink.Config{Source: m, Dir: dir})
+		require.NoError(t, err)
+		h, err := sds.NewHandler(m, nil)
+		require.NoError(t, err)
+		s := &unixsocket.Server{Path: path, Handler: h}
+		require.NoError(t, s.Listen())
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		return m, sync.OnceFunc(func() {
+			assert.NoError(t, h.Close())
+			cancel()
+			assert.NoError(t, <-done)
+			assert.NoError(t, sink.Close())
+			assert.NoError(t, m.Close())
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan []byte, streams) // the chain, once for each stream that is open
+	serve := func(c *http.Client) {
+		r, w := io.Pipe()
+		defer context.AfterFunc(ctx, func() { _ = r.CloseWithError(context.Canceled) })() // the transport does not look at ctx while it reads
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+"StreamSecrets", r)
+		req.Header.Set("Content-Type", "application/grpc")
+		resp, err := c.Do(req)
+		if err != nil {
+			return
+		}
+		defer resp.Body.Close()
+		defer r.CloseWithError(context.Canceled)
+		s := client{&raw{t: t, in: w, resp: resp}}
+		if s.answer(&envoysds.DiscoveryResponse{}, false, "default") != nil {
+			return
+		}
+		for {
+			response, err := s.receive()
+			if err != nil {
+				return
+			}
+			var secret envoysds.Secret
+			if proto.Unmarshal(response.GetResources()[0].GetValue(), &secret) == nil {
+				served <- secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes()
+			}
+			if s.answer(response, false, "default") != nil {
+				return
+			}
+		}
+	}
+	first, end := agent()
+	defer func() { end() }()
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer cancel()
+	for range conns {
+		c := sds.UnixClient(path)
+		defer c.CloseIdleConnections()
+		for range streams / conns {
+			clients.Go(func() {
+				for ctx.Err() == nil {
+					serve(c)
+					time.Sleep(20 * time.Millisecond)
+				}
+			})
+		}
+	}
+	svid, err := first.SVID()
+	require.NoError(t, err)
+	chain := pki.MarshalCertificatesPEM(svid.Chain()...)
+	all := func() {
+		for range streams {
+			select {
+			case got := <-served:
+				require.Equal(t, string(chain), string(got))
+			case <-time.After(patient):
+				require.FailNow(t, "a stream was not served")
+			}
+		}
+	}
+	all()
+	signed := authority.Signed()
+	require.Equal(t, 1, signed)
+	end()
+	authority.FailNext(-1, nil)
+	begun := time.Now()
+	second, endSecond := agent()
+	end = endSecond
+	all()
+	took := time.Since(begun)
+	t.Logf("%d streams are served %v after the start", streams, took)
+	assert.LessOrEqual(t, took, 5*time.Second)
+	assert.Equal(t, signed, authority.Signed())
+	again, err := second.SVID()
+	require.NoError(t, err)
+	assert.Equal(t, svid.Leaf().Raw, again.Leaf().Raw)
+	cancel()
+}

@@ -1,0 +1,174 @@
+package sdssource_test
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/source"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// What is joined fits, too.
+var _ = func(m *secretcache.Manager, f source.Federated) (*source.Merge, error) {
+	return source.NewUnion(td, m, f)
+}
+
+// rootsOf returns the roots of a secret, each once, by what they are.
+func rootsOf(t testing.TB, src sds.Source, name string) map[string]int {
+	t.Helper()
+	secret, err := src.GenerateSecret(t.Context(), name)
+	require.NoError(t, err)
+	rest, ok := secret.Roots()
+	require.True(t, ok)
+	all := map[string]int{}
+	for {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return all
+		}
+		all[string(block.Bytes)]++
+	}
+}
+
+func once(cas ...*x509.Certificate) map[string]int {
+	all := map[string]int{}
+	for _, c := range cas {
+		all[string(c.Raw)] = 1
+	}
+	return all
+}
+
+// TestAllRoots serves the roots of a CA, of the configuration of a mesh and of federation in one ROOTCA, while the CA
+// rotates: no certificate is told of before its root is in ROOTCA, and none of the places takes away what another has.
+func TestAllRoots(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.7-2", "IST-7.7-3", "IST-7.7-4")
+	synctest.Test(t, func(t *testing.T) {
+		ca, old := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+		abroad, third := spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "third.test")
+		manager, err := secretcache.Start(t.Context(), secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: ca})
+		require.NoError(t, err)
+		defer manager.Close()
+		var mesh, federated source.Configured
+		entry := func(cas ...*spiffetest.CA) (list []source.Roots) {
+			for _, ca := range cas {
+				list = append(list, source.Roots{PEM: ca.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain()}})
+			}
+			return list
+		}
+		require.NoError(t, mesh.Set(entry(old, abroad)))
+		require.NoError(t, federated.Set(entry(abroad)))
+		all, err := source.NewUnion(td, manager, &mesh, &federated)
+		require.NoError(t, err)
+		defer all.Close()
+		src, plain := sdssource.FromIdentityWithAllRoots(all), sdssource.FromIdentity(all)
+		first, err := src.GenerateSecret(t.Context(), "ROOTCA")
+		require.NoError(t, err)
+		assert.Equal(t, once(ca.Root(), old.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
+		assert.Equal(t, once(ca.Root(), old.Root()), rootsOf(t, plain, "ROOTCA"), "of the own trust domain")
+		for _, s := range []sds.Source{src, plain} {
+			assert.Equal(t, once(abroad.Root()), rootsOf(t, s, "spiffe://partner.test"))
+			secret, err := s.GenerateSecret(t.Context(), "ALL")
+			require.NoError(t, err)
+			domains, _ := secret.TrustDomains()
+			assert.Len(t, domains, 2)
+		}
+
+		// vouched checks a certificate at the moment in which it is told of.
+		leaves := 0
+		defer src.Subscribe(func(name string) {
+			if name != "default" {
+				return
+			}
+			leaves++
+			secret, err := src.GenerateSecret(t.Context(), "default")
+			if !assert.NoError(t, err) {
+				return
+			}
+			chain, _, _ := secret.KeyPair()
+			roots, err := src.GenerateSecret(t.Context(), "ROOTCA")
+			if !assert.NoError(t, err) {
+				return
+			}
+			pool := x509.NewCertPool()
+			rootsPEM, _ := roots.Roots()
+			pool.AppendCertsFromPEM(rootsPEM)
+			block, _ := pem.Decode(chain)
+			leaf, err := x509.ParseCertificate(block.Bytes)
+			if assert.NoError(t, err) {
+				_, err = leaf.Verify(x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+				assert.NoError(t, err, "the certificate comes before its root")
+			}
+		})()
+		for range 4 {
+			ca.Rotate()
+			time.Sleep(time.Hour)
+			ca.DropOldRoots()
+			time.Sleep(time.Hour)
+			assert.Equal(t, once(ca.Root(), old.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
+		}
+		assert.GreaterOrEqual(t, leaves, 4)
+
+		// A root that moves from one place to another makes no other secret.
+		before, err := src.GenerateSecret(t.Context(), "ROOTCA")
+		require.NoError(t, err)
+		require.NoError(t, mesh.Set(entry(old)))
+		synctest.Wait()
+		after, err := src.GenerateSecret(t.Context(), "ROOTCA")
+		require.NoError(t, err)
+		a, _ := before.Roots()
+		b, _ := after.Roots()
+		assert.Equal(t, string(a), string(b))
+		f, _ := first.Roots()
+		assert.NotEqual(t, string(f), string(a))
+
+		// What is bad replaces nothing, and what is empty is a statement.
+		require.Error(t, mesh.Set([]source.Roots{{PEM: []byte("x"), TrustDomains: []spiffe.TrustDomain{td}}}))
+		synctest.Wait()
+		assert.Equal(t, once(ca.Root(), old.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
+		require.NoError(t, mesh.Set(entry(third)))
+		synctest.Wait()
+		assert.Equal(t, once(ca.Root(), third.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
+		require.NoError(t, mesh.Set(nil))
+		require.NoError(t, federated.Set([]source.Roots{{TrustDomains: []spiffe.TrustDomain{partner}}}))
+		synctest.Wait()
+		assert.Equal(t, once(ca.Root()), rootsOf(t, src, "ROOTCA"))
+		_, err = src.GenerateSecret(t.Context(), "spiffe://partner.test")
+		require.ErrorIs(t, err, spiffe.ErrNoAuthority, "to Envoy, no roots would mean no verification")
+	})
+}
+
+// TestAllRootsFirst has a certificate and its root in one change.
+func TestAllRootsFirst(t *testing.T) {
+	t.Parallel()
+	one, two := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	l := &live{snap: spiffe.NewSnapshot(one.SVID("/web"), one.Bundles())}
+	var o told
+	defer sdssource.FromIdentityWithAllRoots(l).Subscribe(o.add)()
+	l.set(spiffe.NewSnapshot(two.SVID("/web"), two.Bundles()), nil)
+	o.await(t, "ALL", "ROOTCA", "spiffe://example.org", "default", "spiffe://example.org/web")
+	l.set(spiffe.NewSnapshot(two.SVID("/web"), two.Bundles()), nil)
+	o.await(t, "default", "spiffe://example.org/web")
+}
+
+// TestNoRoots has no trust domain with a root.
+func TestNoRoots(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	l := &live{snap: spiffe.NewSnapshot(ca.SVID("/web"), bundles(t))}
+	_, err := sdssource.FromIdentityWithAllRoots(l).GenerateSecret(t.Context(), "ROOTCA")
+	require.ErrorIs(t, err, spiffe.ErrNoAuthority)
+	require.ErrorContains(t, err, "ROOTCA")
+	assert.Panics(t, func() { sdssource.FromIdentityWithAllRoots(nil) })
+}

@@ -1,0 +1,289 @@
+package xdsproxy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/loopback"
+	"github.com/svidkit/svidkit/internal/protofield"
+)
+
+const (
+	debugType     = "istio.io/debug"
+	debugTime     = 5 * time.Second
+	debugSendTime = 30 * time.Second // in which the client has to take the answer
+	maxDebugName  = 4 << 10          // bytes of what is asked for
+	shuttingDown  = "the server is shutting down"
+)
+
+// envoys is what is known of the Envoys whose streams the control plane has answered.
+type envoys struct {
+	mu        sync.Mutex
+	connected int
+	node      []byte // the message of the last one; nil if none is connected
+}
+
+func (e *envoys) join(node []byte) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.connected++
+	e.node = node
+}
+
+func (e *envoys) leave() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connected--; e.connected == 0 {
+		e.node = nil
+	}
+}
+
+func (e *envoys) last() (node []byte, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.node, e.connected > 0
+}
+
+// ServeDebug asks the control plane for debug information, and answers with what it says, for operators on the same
+// host. It serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: the control plane is asked
+// for the type istio.io/debug or istio.io/debug/NAME, in the name (the node) of the Envoy that has connected last, with
+// the credentials of [Config]. Serve it on a loopback address of its own, which for Istio's agent is 127.0.0.1:15004:
+//
+//	server := &http.Server{
+//		Addr: "127.0.0.1:15004", Handler: http.HandlerFunc(handler.ServeDebug),
+//		ReadTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second,
+//	}
+//
+// The answer is the DiscoveryResponse as JSON. What a resource has is its member "json" if it is JSON of a debug type,
+// "text" if it is other text of such a type, and else "value", in base64.
+//
+// The request has a stream of its own to the control plane. So its answer cannot be mistaken for one to Envoy, nor the
+// reverse, and it works beside incremental streams, which have other messages. There is one such request at a time; the
+// next one waits.
+//
+// Requests that do not come from this host, and those with the name of another host, which a page in a browser could
+// make, are refused with 403. Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502
+// if the control plane refuses, 503 while no Envoy is connected to it, 504 if it does not answer within 5 seconds.
+func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Cache-Control", "no-store")
+	typeURL, names, refusal := debugRequest(r)
+	if refusal != nil {
+		if refusal.status == http.StatusMethodNotAllowed {
+			header.Set("Allow", http.MethodGet)
+		}
+		http.Error(w, refusal.text, refusal.status)
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(r.Context(), debugTime, errDebugTime)
+	defer cancel()
+	defer context.AfterFunc(h.ctx, cancel)()
+	select {
+	case h.debugging <- struct{}{}: // until the client has the answer, so that there is one in memory
+		defer func() { <-h.debugging }()
+	case <-ctx.Done():
+		if h.ctx.Err() == nil {
+			http.Error(w, "another debug request is not done; try again later", http.StatusGatewayTimeout)
+			return
+		}
+	}
+	node, ok := h.envoys.last()
+	switch {
+	case h.ctx.Err() != nil:
+		http.Error(w, shuttingDown, http.StatusServiceUnavailable)
+		return
+	case !ok:
+		http.Error(w, "no Envoy is connected to the control plane", http.StatusServiceUnavailable)
+		return
+	}
+	answer, err := h.debug(ctx, node, typeURL, names)
+	if err != nil {
+		status, text := http.StatusBadGateway, bearer.Redact(err.Error())
+		switch {
+		case h.ctx.Err() != nil:
+			status, text = http.StatusServiceUnavailable, shuttingDown
+		case err == errDebugTime || context.Cause(ctx) == errDebugTime:
+			status, text = http.StatusGatewayTimeout, errDebugTime.Error()
+		}
+		h.log.Warn("xdsproxy: a debug request has failed", typeURL[:min(len(typeURL), 60)], slog.Int("status", status), slog.String("err", text))
+		http.Error(w, text, status)
+		return
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(debugSendTime)) // some servers have none
+	header.Set("Content-Type", "application/json")
+	_, _ = w.Write(answer)
+}
+
+var errDebugTime = fmt.Errorf("the control plane has not answered within %v", debugTime)
+
+// refusal is an answer to a request that is not made.
+type refusal struct {
+	status int
+	text   string
+}
+
+// debugRequest returns what a request asks for.
+func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal) {
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // a Unix socket has none
+		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
+			return "", nil, &refusal{http.StatusForbidden, "this is for clients on the same host"}
+		}
+	}
+	if !loopback.Host(r.Host) {
+		return "", nil, &refusal{http.StatusForbidden, "the Host of the request is not an address or localhost"}
+	}
+	name, ok := strings.CutPrefix(r.URL.Path, "/debug")
+	if !ok || name != "" && name[0] != '/' {
+		return "", nil, &refusal{http.StatusNotFound, "the path is not /debug or /debug/NAME"}
+	}
+	if r.Method != http.MethodGet {
+		return "", nil, &refusal{http.StatusMethodNotAllowed, "the method is not GET"}
+	}
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	names = query["resourceName"]
+	switch {
+	case err != nil:
+		return "", nil, &refusal{http.StatusBadRequest, "the query is malformed"}
+	case len(names) > 1, len(names) != len(query):
+		return "", nil, &refusal{http.StatusBadRequest, "the query has more than one resourceName"}
+	case len(r.URL.Path)+len(r.URL.RawQuery) > maxDebugName:
+		return "", nil, &refusal{http.StatusBadRequest, fmt.Sprintf("path and query are longer than %d bytes", maxDebugName)}
+	}
+	name = strings.TrimSuffix(name, "/")
+	for _, s := range append([]string{name}, names...) {
+		if !utf8.ValidString(s) {
+			return "", nil, &refusal{http.StatusBadRequest, "the path or the resourceName is not UTF-8"}
+		}
+	}
+	return debugType + name, names, nil
+}
+
+// debug makes a request on a stream of its own, and returns the answer as JSON.
+func (h *Handler) debug(ctx context.Context, node []byte, typeURL string, names []string) ([]byte, error) {
+	metadata, token, err := h.metadata(ctx)
+	if err != nil {
+		return nil, err
+	}
+	request, err := protofield.Write(func(w *protofield.Writer) {
+		w.Bytes(sotwRequest.node, node)
+		for _, name := range names {
+			w.AddText(sotwRequest.resourceNames, name)
+		}
+		w.Text(sotwRequest.typeURL, typeURL)
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := h.client.Open(ctx, service+"StreamAggregatedResources", metadata)
+	defer s.Close()
+	if err := s.Send(request); err == nil { // else Receive says why
+		defer s.CloseSend()
+	}
+	for {
+		msg, err := s.Receive()
+		if err != nil {
+			if e, ok := errors.AsType[*grpchttp.Error](err); ok {
+				if e.Code == grpchttp.DeadlineExceeded { // the control plane was told of ours
+					return nil, errDebugTime
+				}
+				return nil, fmt.Errorf("the control plane has refused: %v: %s", e.Code, bearer.Redact(e.Message, token))
+			}
+			return nil, errors.New("the control plane has ended the stream without an answer")
+		}
+		if answer, err := debugAnswer(msg, typeURL); answer != nil || err != nil {
+			return answer, err
+		}
+	}
+}
+
+// discoveryResponse is the JSON of a DiscoveryResponse.
+type discoveryResponse struct {
+	VersionInfo  string          `json:"versionInfo,omitempty"`
+	Resources    []debugResource `json:"resources,omitempty"`
+	Canary       bool            `json:"canary,omitempty"`
+	TypeURL      string          `json:"typeUrl,omitempty"`
+	Nonce        string          `json:"nonce,omitempty"`
+	ControlPlane *controlPlane   `json:"controlPlane,omitempty"`
+}
+
+type controlPlane struct {
+	Identifier string `json:"identifier,omitempty"`
+}
+
+type debugResource struct {
+	Type  string          `json:"@type"`
+	JSON  json.RawMessage `json:"json,omitempty"`
+	Text  string          `json:"text,omitempty"`
+	Value []byte          `json:"value,omitempty"`
+}
+
+// debugAnswer returns the JSON of a response; nil if it is of another type.
+func debugAnswer(msg []byte, typeURL string) ([]byte, error) {
+	var r discoveryResponse
+	err := protofield.Read(msg, func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			f.Text(&r.VersionInfo)
+		case 2:
+			url, value := f.Any()
+			r.Resources = append(r.Resources, newDebugResource(url, value))
+		case 3:
+			r.Canary = f.Value != 0
+		case 4:
+			f.Text(&r.TypeURL)
+		case 5:
+			f.Text(&r.Nonce)
+		case 6:
+			r.ControlPlane = new(controlPlane)
+			f.Message(func(f *protofield.Field) {
+				if f.Number == 1 {
+					f.Text(&r.ControlPlane.Identifier)
+				}
+			})
+		}
+	})
+	if err != nil {
+		return nil, errors.New("the control plane has sent a malformed response")
+	}
+	if r.TypeURL != typeURL {
+		return nil, nil
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(r); err != nil {
+		return nil, fmt.Errorf("the answer has no form as JSON: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// newDebugResource returns the form of a resource. Types other than those of debug information are messages, and these
+// are not looked into, as their types are not known here.
+func newDebugResource(url string, value []byte) debugResource {
+	r := debugResource{Type: url}
+	switch text := strings.HasPrefix(url, debugType) && utf8.Valid(value); {
+	case text && json.Valid(value):
+		r.JSON = value
+	case text:
+		r.Text = string(value)
+	default:
+		r.Value = value
+	}
+	return r
+}

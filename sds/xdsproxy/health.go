@@ -1,0 +1,74 @@
+package xdsproxy
+
+import (
+	"log/slog"
+	"strings"
+	"sync"
+
+	"github.com/svidkit/svidkit/internal/bearer"
+)
+
+// reports has the last report of the workload's health, and the streams that it is for.
+type reports struct {
+	mu      sync.Mutex
+	any     bool // there is a report
+	healthy bool
+	text    string
+	legs    map[*leg]struct{} // whose Envoy has asked for listeners
+}
+
+// ReportHealth tells the control plane whether the workload is healthy, for programs that probe it: nil means that it
+// is, and an error says what is wrong. A report that does not change this, whatever its text is, is not sent. The last
+// report is sent on each stream when its Envoy has asked for listeners, and never before. Of the error, the control
+// plane gets the first 500 bytes of the text.
+//
+// The report is a request of the type istio.v1.HealthInformation. ReportHealth does not wait for it to be sent.
+func (h *Handler) ReportHealth(err error) {
+	r := &h.health
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if healthy := err == nil; r.any && r.healthy == healthy {
+		return
+	}
+	r.any, r.healthy, r.text = true, err == nil, ""
+	if err != nil {
+		r.text = bearer.Redact(strings.ToValidUTF8(err.Error(), ""))
+	}
+	for l := range r.legs {
+		r.send(l)
+	}
+}
+
+// join says that a stream may have reports.
+func (r *reports) join(l *leg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.legs[l]; ok || l.left {
+		return
+	}
+	if r.legs == nil {
+		r.legs = map[*leg]struct{}{}
+	}
+	r.legs[l] = struct{}{}
+	if r.any {
+		r.send(l)
+	}
+}
+
+// leave says that a stream has ended.
+func (r *reports) leave(l *leg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l.left = true
+	delete(r.legs, l)
+}
+
+// send sends the report on a stream. r.mu is held.
+func (r *reports) send(l *leg) {
+	msg, err := l.s.fields.report(r.healthy, r.text)
+	if err != nil {
+		l.s.h.log.Warn("xdsproxy: the health of the workload cannot be reported", "encode", slog.Any("err", err))
+		return
+	}
+	l.queue.setReport(msg)
+}
