@@ -3,14 +3,12 @@ package athenzprog
 import (
 	"context"
 	"errors"
-	"net/url"
 	"path/filepath"
 
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	zts "github.com/svidkit/svidkit/caclient/athenz"
-	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -26,19 +24,11 @@ func Agent() Program {
 		{Name: "SIGNING_ENDPOINT", Check: isHTTPS, Doc: "URL of the signing service, without a path; required", Origin: here},
 		{Name: "CERT_FILE", Form: settings.Path, Doc: "certificate of the node with its intermediates, in PEM; required", Origin: here},
 		{Name: "KEY_FILE", Form: settings.Path, Doc: "key of the node, in PEM; required", Origin: here},
-		{Name: "KUBELET_ENDPOINT", Default: "https://127.0.0.1:10250", Check: isKubelet, Doc: "URL of the kubelet's API", Origin: here},
+		{Name: "KUBELET_ENDPOINT", Default: "https://127.0.0.1:10250", Check: isAPI, Doc: "URL of the kubelet's API", Origin: here},
 		{Name: "VOLUMES_DIR", Form: settings.Path, Default: "/var/athenz/volumes", Doc: "folder with a folder for each volume", Origin: here},
 		{Name: "AGENT_SOCKET", Form: settings.Path, Default: "/var/athenz/agent/agent.sock", Check: isAbsolute, Doc: "Unix socket that is mounted into pods", Origin: here},
 		healthAddr, logLevel,
 	}}}
-}
-
-func isKubelet(s string) error {
-	u, err := url.Parse(s)
-	if err != nil || u.Host == "" || u.Scheme != "https" && (u.Scheme != "http" || !loopback.Host(u.Hostname())) {
-		return errors.New("set it to an https URL, or to an http URL of 127.0.0.1")
-	}
-	return nil
 }
 
 func isAbsolute(s string) error {
@@ -95,7 +85,7 @@ func runAgent(ctx context.Context, v *settings.Values, o Options) error {
 	if err != nil {
 		return err
 	}
-	counted := count("agent", agent)
+	counted := o.count("agent", agent)
 	g := newGroup(ctx, v, o)
 	g.health(v, health.Part{Name: "agent", Metrics: counted, Check: func() error { return readable(v, "CERT_FILE", "KEY_FILE", "SERVER_CA_CERT", "SERVICE_CA_CERT") }})
 	server := &unixsocket.Server{Path: v.Text("AGENT_SOCKET"), DirMode: 0o755, SocketMode: 0o666, Handler: counted, Logger: o.Logger}

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/signal"
@@ -47,6 +48,10 @@ type Options struct {
 
 	// Kubernetes asks the kubelet or the API server. Nil means a client with the service account of this pod.
 	Kubernetes *http.Client
+
+	// Trace, if set, is called when a request has come, with the code 0, and when it was answered. The part is "agent",
+	// "signing" or "provider".
+	Trace func(part string, r *http.Request, code int)
 
 	// Started, if set, is called when all ports are open: with their addresses, by the names of the variables.
 	Started func(map[string]net.Addr)
@@ -173,6 +178,19 @@ func isAddr(s string) error {
 	_, port, err := net.SplitHostPort(s)
 	if n, bad := strconv.ParseUint(port, 10, 16); s != off && (err != nil || bad != nil || n > 65535) {
 		return errors.New("set it to HOST:PORT with a number for the port, such as 127.0.0.1:9080, or to off")
+	}
+	return nil
+}
+
+// isAPI is isHTTPS that lets http through for an address of this machine.
+func isAPI(s string) error {
+	if u, err := url.Parse(s); err == nil && u.Scheme == "http" {
+		if ip, err := netip.ParseAddr(u.Hostname()); err == nil && ip.IsLoopback() {
+			return nil
+		}
+	}
+	if err := isHTTPS(s); err != nil {
+		return fmt.Errorf("%w; http is for addresses of this machine, such as 127.0.0.1", err)
 	}
 	return nil
 }
@@ -353,32 +371,54 @@ func (g *group) wait() error {
 type requests struct {
 	http.Handler
 	metric string
+	trace  func(r *http.Request, code int)
 
 	mu      sync.Mutex
 	answers map[int]float64 // by status
 }
 
-func count(name string, h http.Handler) *requests {
-	return &requests{Handler: h, metric: "svidkit_athenz_" + name + "_requests_total", answers: map[int]float64{}}
+func (o Options) count(part string, h http.Handler) *requests {
+	trace := func(*http.Request, int) {}
+	if o.Trace != nil {
+		trace = func(r *http.Request, code int) { o.Trace(part, r, code) }
+	}
+	return &requests{Handler: h, metric: "svidkit_athenz_" + part + "_requests_total", trace: trace, answers: map[int]float64{}}
 }
 
 // answer notes the status.
 type answer struct {
 	http.ResponseWriter
-	code int
+	code  int
+	trace func(code int) // nil when it was called
+}
+
+// begin notes the status of the answer, once.
+func (a *answer) begin(code int) {
+	if a.trace != nil {
+		a.code = code
+		a.trace(code)
+		a.trace = nil
+	}
 }
 
 func (a *answer) WriteHeader(code int) {
-	a.code = code
+	a.begin(code)
 	a.ResponseWriter.WriteHeader(code)
+}
+
+func (a *answer) Write(data []byte) (int, error) {
+	a.begin(http.StatusOK)
+	return a.ResponseWriter.Write(data)
 }
 
 // Unwrap is for [http.ResponseController].
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 func (c *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	a := &answer{w, http.StatusOK}
+	c.trace(r, 0)
+	a := &answer{w, http.StatusOK, func(code int) { c.trace(r, code) }}
 	defer func() {
+		a.begin(http.StatusOK)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.answers[a.code]++

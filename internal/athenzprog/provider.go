@@ -27,7 +27,7 @@ func Provider() Program {
 		roots,
 		{Name: "ZTS_NAME", Check: isCommonName, Doc: "common name of ZTS, such as zts.example.cloud; required with PROVIDER_ADDR", Origin: here},
 		{Name: "NODE_NAMES", Form: settings.List, Check: isCommonName, Doc: "common names of the nodes that may have documents signed, such as k8s.admin.k8s-node; required with SIGNING_ADDR", Origin: here},
-		{Name: "KUBERNETES_API", Check: isHTTPS, Doc: "URL of the API server; not set: that of the cluster that the program runs in", Origin: here},
+		{Name: "KUBERNETES_API", Check: isAPI, Doc: "URL of the API server; not set: that of the cluster that the program runs in", Origin: here},
 		{Name: "PRIVATE_KEY_DIR", Form: settings.Path, Default: "/var/keys/private", Doc: "folder of the private keys, in PEM, one file for each version: SECRET_NAME.v1 and so on", Origin: here},
 		{Name: "PUBLIC_KEY_DIR", Form: settings.Path, Default: "/var/keys/public", Doc: "folder of the public keys, likewise", Origin: here},
 		{Name: "SECRET_NAME", Default: "athenz-init-secret", Check: isDNSName, Doc: "name of the key", Origin: here},
@@ -144,7 +144,7 @@ func newCallback(v *settings.Values, o Options, service athenzname.Service, veri
 	if err != nil {
 		return nil, err
 	}
-	return count("provider", p), nil
+	return o.count("provider", p), nil
 }
 
 func newSigning(v *settings.Values, o Options, signer *athenz.Signer, td spiffe.TrustDomain) (*requests, error) {
@@ -156,7 +156,7 @@ func newSigning(v *settings.Values, o Options, signer *athenz.Signer, td spiffe.
 	if err != nil {
 		return nil, err
 	}
-	return count("signing", handler), nil
+	return o.count("signing", handler), nil
 }
 
 // checkKeys signs a document that is never used, and verifies it if there are both.
@@ -165,7 +165,7 @@ func checkKeys(v *settings.Values, signer *athenz.Signer, verifier *athenz.Verif
 		return nil // what the nodes present will show it
 	}
 	text, err := signer.SignDocument(context.Background(), athenz.PodSubject{
-		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default", Name: "none"}, IP: netip.IPv4Unspecified(),
+		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default", Name: "none"}, IP: netip.AddrFrom4([4]byte{192, 0, 2, 1}),
 	})
 	if err != nil {
 		return v.Reject("PRIVATE_KEY_DIR", fmt.Errorf("%w; put a key there, and give its public key to the verifiers before", err))
