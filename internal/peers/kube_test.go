@@ -50,6 +50,7 @@ func TestKubernetes(t *testing.T) {
 		"node authorizer":        testNodeAuthorizer,
 		"registration authority": testRegistrationAuthority,
 		"rights":                 testRights,
+		"Athenz":                 testAthenz,
 		"Linkerd mesh":           testLinkerdMesh,
 		"gateway secrets":        testGatewaySecrets,
 	} {

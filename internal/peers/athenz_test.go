@@ -1,0 +1,54 @@
+package peers_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/athenzdemo"
+	"github.com/svidkit/svidkit/internal/conformance"
+)
+
+// testAthenz takes pods of the cluster through their lives with the programs of Athenz. The kubelet is made up: it has
+// the pods of the API server. What happens is what happens with an API server that is made up.
+func testAthenz(t *testing.T, c *cluster) {
+	conformance.Covers(t, "ATH-1-1", "ATH-1-2", "ATH-1-3", "ATH-1-4", "ATH-1-5", "ATH-2-1", "ATH-7.1-1", "ATH-7.1-3", "ATH-7.1-4", "ATH-7.2-1", "ATH-7.2-2",
+		"ATH-7.2-3", "ATH-7.2-4", "ATH-7.2-5", "ATH-11.1-4", "ATH-12-2", "ATH-12-3", "ATH-12-4", "ATH-12-5", "ATH-12-6")
+	const namespace, pods = athenzdemo.Namespace, "/api/v1/namespaces/" + athenzdemo.Namespace + "/pods"
+	c.Account(t, "k8s-admin", "athenz-callback")
+	grant(t, c.Cluster, "k8s-admin", "athenz-callback", "ClusterRole", documented(t, "authn/athenz"))
+	c.Account(t, namespace, athenzdemo.Account)
+	phase := func(pod, ip, phase string) {
+		c.Do(t, "PATCH", pods+"/"+pod+"/status", map[string]any{"status": map[string]any{"phase": phase, "podIP": ip, "podIPs": []any{map[string]any{"ip": ip}}}}, nil)
+	}
+	trace := athenzdemo.Show(t, io.Discard, athenzdemo.Kubernetes{
+		URL: c.URL, Client: c.ClientOf(t, "k8s-admin", "athenz-callback"),
+		List: func() ([]byte, error) {
+			answer, err := c.Admin().Get(c.URL + pods)
+			if err != nil {
+				return nil, err
+			}
+			defer answer.Body.Close()
+			var list json.RawMessage
+			if answer.StatusCode != http.StatusOK {
+				return nil, errors.New(answer.Status)
+			}
+			err = json.NewDecoder(answer.Body).Decode(&list)
+			return list, err
+		},
+		Create: func(pod, ip string) {
+			c.Pod(t, namespace, athenzdemo.Account, pod, "node-a")
+			phase(pod, ip, "Running")
+		},
+		Phase:  phase,
+		Delete: func(pod string) { c.DeletePod(t, namespace, pod) },
+	})
+	readme, err := os.ReadFile("../../examples/athenz-sia/README.md")
+	require.NoError(t, err)
+	require.Contains(t, string(readme), trace.Diagram())
+}
