@@ -11,14 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/athenzdemo"
-	"github.com/svidkit/svidkit/internal/conformance"
 )
 
 // testAthenz takes pods of the cluster through their lives with the programs of Athenz. The kubelet is made up: it has
 // the pods of the API server. What happens is what happens with an API server that is made up.
 func testAthenz(t *testing.T, c *cluster) {
-	conformance.Covers(t, "ATH-1-1", "ATH-1-2", "ATH-1-3", "ATH-1-4", "ATH-1-5", "ATH-2-1", "ATH-7.1-1", "ATH-7.1-3", "ATH-7.1-4", "ATH-7.2-1", "ATH-7.2-2",
-		"ATH-7.2-3", "ATH-7.2-4", "ATH-7.2-5", "ATH-11.1-4", "ATH-12-2", "ATH-12-3", "ATH-12-4", "ATH-12-5", "ATH-12-6")
 	const namespace, pods = athenzdemo.Namespace, "/api/v1/namespaces/" + athenzdemo.Namespace + "/pods"
 	c.Account(t, "k8s-admin", "athenz-callback")
 	grant(t, c.Cluster, "k8s-admin", "athenz-callback", "ClusterRole", documented(t, "authn/athenz"))
