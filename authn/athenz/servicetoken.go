@@ -97,13 +97,14 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	}
 	salt := make([]byte, 8)
 	_, _ = rand.Read(salt) // it never fails
-	text := "v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID
+	var text strings.Builder
+	text.WriteString("v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID)
 	for _, tag := range []struct{ name, value string }{
 		{"z", t.KeyService}, {"h", t.Host}, {"i", t.IP}, {"a", hex.EncodeToString(salt)},
 		{"t", strconv.FormatInt(t.Issued.Unix(), 10)}, {"e", strconv.FormatInt(t.Expires.Unix(), 10)},
 	} {
 		if tag.value != "" {
-			text += ";" + tag.name + "=" + tag.value
+			text.WriteString(";" + tag.name + "=" + tag.value)
 		}
 	}
 	if !isTokenText(t.KeyID) || t.KeyID == "" || !isTokenText(t.Host) || strings.ContainsFunc(t.IP, func(r rune) bool { return r != ':' && !isTokenText(string(r)) }) {
@@ -117,12 +118,12 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	default:
 		return "", badToken("the key is neither for RSA nor for ECDSA")
 	}
-	sum := sha256.Sum256([]byte(text))
+	sum := sha256.Sum256([]byte(text.String()))
 	sig, err := key.Sign(rand.Reader, sum[:], crypto.SHA256)
 	if err != nil {
 		return "", fmt.Errorf("athenz: service token: sign: %w", err)
 	}
-	return text + ";s=" + encodeY64(sig), nil
+	return text.String() + ";s=" + encodeY64(sig), nil
 }
 
 // isTokenText reports whether a value has only characters that are no part of the form of a token.
