@@ -105,6 +105,16 @@ func TestIdentityFilesAfterACrash(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, got.Credential.Leaf().Equal(after.Credential.Leaf()))
 	assert.NoDirExists(t, next)
+
+	// It was the first one.
+	require.NoError(t, other.Write(t.Context(), before))
+	require.NoError(t, os.Remove(f.Certificate))
+	require.NoError(t, os.Mkdir(next, 0o700))
+	require.NoError(t, os.Rename(other.Certificate, filepath.Join(next, "service.cert")))
+	require.NoError(t, os.Rename(other.Key, f.Key))
+	got, err = f.Read()
+	require.NoError(t, err)
+	assert.True(t, got.Credential.Leaf().Equal(before.Credential.Leaf()))
 }
 
 func TestIdentityFilesThatAreBroken(t *testing.T) {

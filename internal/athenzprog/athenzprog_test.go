@@ -200,7 +200,9 @@ func TestRefuses(t *testing.T) {
 		{sia, []string{"REFRESH_INTERVAL=59s"}, []string{"REFRESH_INTERVAL", "a minute"}},
 		{sia, []string{"REFRESH_INTERVAL=hourly"}, []string{"REFRESH_INTERVAL"}},
 	} {
-		err := c.program.Run(t.Context(), athenzprog.Options{Environ: p.environ(c.program, c.changes...), Kubernetes: new(http.Client)})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // for a program that does not refuse it
+		err := c.program.Run(ctx, athenzprog.Options{Environ: p.environ(c.program, c.changes...), Kubernetes: new(http.Client)})
+		cancel()
 		require.Error(t, err, c.changes)
 		for _, want := range c.want {
 			require.ErrorContains(t, err, want, c.changes)
