@@ -6,7 +6,10 @@
 // [filesource], or from a CA with [caclient] and [secretcache], and gives it to [spiffetls] to serve
 // and to dial, or to grpc-go with spiffegrpc. An agent or a
 // certificate authority embeds [secretcache], [sds], [workloadserver] and [pki/ca]. A test takes
-// [spiffetest]. The types that all of them share are in [spiffe]. To see them at work:
+// [spiffetest]. The types that all of them share are in [spiffe].
+//
+// To read in this order: [spiffe] for the words, [workloadapi] and [spiffetls] for a service; then [secretcache],
+// [caclient] and [sds] for an agent, of which [istioagent] is one in whole; then [pki/ca] for a CA. To see them at work:
 //
 //	go run ./examples/quickstart
 //
@@ -34,20 +37,26 @@
 //	pki/caserver           a server for a CA; istioca and linkerd are its two certificate APIs
 //	pki/caserver/caconfig  the flags and variables of a CA program
 //	pki/linkerdname        the names of Linkerd's identities
-//	caclient               one interface to any CA; istioca, linkerd, stepca, vault, googlecas and local are CAs
+//	pki/athenzname         the names of Athenz
+//	caclient               one interface to any CA; istioca, linkerd, athenz, stepca, vault, googlecas and local are CAs
 //	caclient/caclienttest  those CAs for tests, with faults, and the suite that their clients pass
 //	secretcache            the SecretManager: obtain identities, keep them fresh, notify
 //	sds                    Envoy's Secret Discovery Service, v3
 //	sds/sdssource          what sds serves: from any source, from files, by name from several
 //	sds/xdsproxy           Envoy's Aggregated Discovery Service, forwarded to a control plane
+//	sds/kubesecrets        Secrets of a Kubernetes API server for gateways
+//	sds/istioagent         Istio's agent for identity, configured by its variables
+//	sds/statuspage         a status page for programs that hold identities
 //	sds/sdstest            a conformance suite and a model test for SDS servers
 //	authn                  callers and authenticators; kube for the tokens of Kubernetes, jwt for other tokens
 //	authn/tokensource      tokens by which a program proves itself
 //	authn/unixsocket       a server for Unix sockets that knows its peers
+//	authn/linkerdproxy     the identity of a Linkerd proxy; inject is what its pod gets
+//	authn/athenz           Athenz on Kubernetes: documents, agent, provider, service tokens
 //	examples               programs that put them together
 //
-// Packages are independent: siblings do not import each other, and each can be imported alone. They
-// meet in the types of spiffe and pki and in interfaces of one to three methods that the importing
+// Packages are independent: siblings do not import each other, and each can be imported alone, but for istioagent and
+// statuspage, which put others together. They meet in the types of spiffe and pki and in interfaces of one to three methods that the importing
 // package declares. A test (internal/deptest) holds what each package may import.
 //
 // # The security model
@@ -66,7 +75,7 @@
 // A CA signs what its caller may have. It takes the public key from a CSR, and nothing else.
 //
 // A trust domain is verified with its own authorities and no others. Roots of several domains are
-// never put into one pool.
+// never put into one pool, except where a program asks for it with sdssource.FromIdentityWithAllRoots.
 //
 // Keys do not print: every type that holds one has String, GoString and LogValue.
 //
@@ -84,7 +93,7 @@
 //
 // # Dependencies
 //
-//   - github.com/go-jose/go-jose/v4: parses, verifies and signs tokens, for jwtsvid and witsvid, and for
+//   - github.com/go-jose/go-jose/v4: parses, verifies and signs tokens, for jwtsvid, witsvid and authn/athenz, and for
 //     pki/ca, which issues JWT-SVIDs.
 //   - google.golang.org/protobuf: how fields are encoded (protowire), for sds, workloadapi, workloadserver,
 //     the certificate APIs and caclient/istioca. Tests have generated messages as judges.
@@ -103,6 +112,7 @@
 // [spiffetls]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetls
 // [spiffetest]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe/spiffetest
 // [sds]: https://pkg.go.dev/github.com/svidkit/svidkit/sds
+// [istioagent]: https://pkg.go.dev/github.com/svidkit/svidkit/sds/istioagent
 // [pki/ca]: https://pkg.go.dev/github.com/svidkit/svidkit/pki/ca
 // [spiffe]: https://pkg.go.dev/github.com/svidkit/svidkit/spiffe
 package svidkit

@@ -151,32 +151,20 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 
 // adopt publishes what an earlier run has obtained, before anything else runs.
 func (m *Manager) adopt(s *spiffe.Snapshot) error {
-	svid, err := s.SVID()
+	svid, _ := s.SVID() // of a snapshot: never an error
+	path, err := m.verify(&trust{set: s.Bundles()}, m.cfg.Expect, svid)
 	if err != nil {
-		return err
-	}
-	if svid.ID() != m.cfg.ID {
-		return fmt.Errorf("it is for %q", svid.ID())
-	}
-	if _, err := s.Bundle(m.domain()); err != nil {
-		return err
-	}
-	if err := certchain.CheckSize(svid.Chain()); err != nil {
 		return err
 	}
 	t := newTrust(s.Bundles(), nil, m.domain(), nil)
 	t.previous = true
-	path, err := m.verify(t, m.cfg.Expect, svid)
-	if err != nil {
-		return err
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h := m.hold(m.first, svid, svid.Leaf().NotBefore, path)
 	m.trust.Store(t)
-	m.first.held.Store(h)
-	m.snap.Store(spiffe.NewSnapshot(svid, t.set))
 	m.identities.Hold = false
+	if err := m.publish(m.first, m.hold(m.first, svid, svid.Leaf().NotBefore, path), t); err != nil {
+		return err
+	}
 	m.identities.Put(m.first, m.renewIn(m.first))
 	return nil
 }
@@ -185,6 +173,9 @@ func (m *Manager) adopt(s *spiffe.Snapshot) error {
 // sooner than the certificate that it replaces is a CA's decision to shorten lives if it does, and else a fault.
 func (m *Manager) outlastsRenewal(h *held) bool {
 	begin := renew.RenewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, 0, 0)
+	if m.cfg.RenewIn != nil {
+		begin = time.Now().Add(m.cfg.RenewIn(h.left(), 0))
+	}
 	return h.notAfter.Sub(begin) >= 2*renew.AttemptTime(m.cfg.Timeout, 1)
 }
 

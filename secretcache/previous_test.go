@@ -82,7 +82,7 @@ func TestPreviousRefused(t *testing.T) {
 		time.Sleep(time.Until(expired.NotAfter()))
 		for want, s := range map[string]*spiffe.Snapshot{
 			"now is":                      spiffe.NewSnapshot(expired, ca.Bundles()),
-			"it is for":                   spiffe.NewSnapshot(ca.SVID("/other"), ca.Bundles()),
+			"not allowed by policy":       spiffe.NewSnapshot(ca.SVID("/other"), ca.Bundles()),
 			"signed by unknown authority": spiffe.NewSnapshot(ca.SVID("/web"), stranger.Bundles()),
 			"no trust bundle for":         spiffe.NewSnapshot(ca.SVID("/web"), partner.Bundles()),
 		} {

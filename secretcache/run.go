@@ -164,6 +164,8 @@ func (m *Manager) renewIn(e *entry) time.Duration {
 		return m.poll()
 	case e.orphan: // the bundles have changed since
 		return 0
+	case m.cfg.RenewIn != nil:
+		return max(m.cfg.RenewIn(h.left(), 0), renew.Shortest)
 	default:
 		return time.Until(m.cfg.renewAt(h, rand.Float64()))
 	}
@@ -187,6 +189,16 @@ func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 		return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: m.poll(), Wish: longestWish}.Wait(f, rand.Float64())
 	case e == m.roots:
 		return patience.Wait(f, 0, 0, rand.Float64())
+	case m.cfg.RenewIn != nil:
+		left := h.left()
+		if e.orphan {
+			left = 0
+		}
+		wait, wish := max(m.cfg.RenewIn(left, f.Times), renew.Shortest), left/2
+		if left == 0 {
+			wish = longestWish
+		}
+		return renew.Backoff{Low: wait, First: wait, High: wait, Wish: wish}.Wait(f, rand.Float64())
 	case h == nil:
 		return patience.Wait(f, m.cfg.Lifetime, 0, rand.Float64())
 	}

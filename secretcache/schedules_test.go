@@ -183,6 +183,7 @@ type world struct {
 	ends    map[string]time.Time
 	best    time.Time // the latest end of all that was handed out, on the wall clock of the machine
 	asked   time.Time
+	last    *spiffe.BundleSet
 	ready   bool
 	failure string
 }
@@ -426,5 +427,11 @@ func (w *world) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	if mode.kind == "garbage" && mode.n%2 == 0 {
 		return nil, nil //nolint:nilnil // which is the garbage
 	}
-	return w.ca.FetchBundles(ctx)
+	set, err := w.ca.FetchBundles(ctx)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err == nil && set != w.last { // a root that has gone is a reason to ask at once
+		w.last, w.asked = set, time.Time{}
+	}
+	return set, err
 }

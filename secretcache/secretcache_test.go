@@ -63,7 +63,9 @@ func newManager(t *testing.T, cfg secretcache.Config) *secretcache.Manager {
 	if cfg.ID.IsZero() {
 		cfg.ID = web
 	}
-	cfg.Jitter = cmp.Or(cfg.Jitter, 0.01)
+	if cfg.RenewIn == nil {
+		cfg.Jitter = cmp.Or(cfg.Jitter, 0.01)
+	}
 	m, err := secretcache.New(cfg)
 	require.NoError(t, err)
 	secretcache.Unhurried(m)

@@ -3,7 +3,6 @@ package athenz
 import (
 	"cmp"
 	"context"
-	"crypto"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/tls"
@@ -22,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -41,6 +41,8 @@ const (
 	perHandleBurst = 10
 
 	perHandleWaiting = 8 // requests, with the one that is answered
+
+	maxCommonName = 64 // bytes, by RFC 5280
 )
 
 // InstanceCA is ZTS for one instance: a *CA of package caclient/athenz.
@@ -124,12 +126,16 @@ type AgentConfig struct {
 }
 
 // Agent is the identity agent of a node: the handler that pods ask for their identity, over a Unix socket that is mounted
-// into them. POST /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE, whose body has the present one, each
-// further; the package comment of this package says how. GET /healthz is for anyone.
+// into them. POST /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz is for anyone.
+//
+// An answer is a JSON object with the members ntoken, which is a service token, and keyPEM, certPEM and caCertPEM, which are
+// base64 of PEM: an RSA key of 2048 bits in PKCS#1, the chain, and the roots. The body of a refresh has keyPEM and certPEM of
+// the present identity, in base64 or as they are. [AgentClient] speaks this.
 //
 // A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when it has
-// reached the pod, a second init is refused with 403. A refresh takes the certificate that was given last, or the one
-// before, if the last was lost on the way; an older one is refused here, as ZTS would revoke the instance for good.
+// reached the pod, and until it has expired, a second init is refused with 403. A refresh takes the certificate that was
+// given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS would revoke the
+// instance for good.
 type Agent struct {
 	cfg   AgentConfig
 	mux   *http.ServeMux
@@ -258,9 +264,9 @@ func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 	case err == nil:
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "identity given", slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String("instance", known.InstanceID))
 	case given != nil:
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down", slog.Any("err", err))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down", slog.String("err", bearer.Redact(err.Error(), handle)))
 	default:
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity not given", slog.String("path", r.Pattern), slog.Any("err", err))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity not given", slog.String("path", r.Pattern), slog.String("err", bearer.Redact(err.Error(), handle))) // paths of files have it
 		answerError(w, err)
 	}
 }
@@ -321,7 +327,7 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 		return nil, nil, failed(http.StatusBadRequest, "the data of the volume cannot be read", err)
 	}
 	switch old, err := a.cfg.Volumes.context(handle); {
-	case err == nil && old.Delivered:
+	case err == nil && old.Delivered && time.Now().Before(old.Expires):
 		return nil, nil, failed(http.StatusForbidden, "the identity of this volume was given already; it is refreshed with itself", nil)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, nil, failed(http.StatusInternalServerError, "what is known of the volume cannot be read", err)
@@ -372,6 +378,9 @@ func (a *Agent) instance(pod *Pod) (athenzname.Instance, error) {
 	if !pod.IP.IsValid() {
 		return athenzname.Instance{}, errors.New("the pod has no address yet")
 	}
+	if n := len(service.String()); n > maxCommonName { // by which ZTS knows a service that refreshes
+		return athenzname.Instance{}, fmt.Errorf("the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of the service account", service, n, maxCommonName)
+	}
 	id, err := a.cfg.SPIFFE(service, pod)
 	if err != nil {
 		return athenzname.Instance{}, err
@@ -407,7 +416,7 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 		return nil, nil, failed(http.StatusBadRequest, "the certificate was superseded by one that this volume was given later; use that", nil)
 	}
 	if time.Now().After(leaf.NotAfter) {
-		return nil, nil, failed(http.StatusBadRequest, "the certificate has expired; restart the pod", nil)
+		return nil, nil, failed(http.StatusBadRequest, "the certificate has expired: begin with init", nil)
 	}
 	if err := a.limit.Acquire(r.Context(), handle); err != nil {
 		return nil, nil, err
@@ -433,7 +442,7 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if err != nil {
 		return nil, err
 	}
-	csr, err := newCSR(key, request.Instance, want)
+	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: request.Instance.Service.String(), SANs: want.Names()})
 	if err != nil {
 		return nil, err
 	}
@@ -459,7 +468,7 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if err != nil {
 		return nil, err
 	}
-	known.Serials = []string{chain[0].SerialNumber.Text(16)}
+	known.Serials, known.Expires = []string{chain[0].SerialNumber.Text(16)}, chain[0].NotAfter
 	if before := request.Certificate(); before != nil {
 		known.Serials = append(known.Serials, before.Leaf.SerialNumber.Text(16))
 	}
@@ -470,14 +479,3 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 		CA:    pki.MarshalCertificatesPEM(slices.Collect(b.X509Authorities())...),
 	}, nil
 }
-
-// newCSR returns the request of an instance. A principal that is too long for a common name is in the SPIFFE ID alone.
-func newCSR(key crypto.Signer, i athenzname.Instance, want pki.Expectation) (*pki.CSR, error) {
-	cn := i.Service.String()
-	if len(cn) > maxCommonName && !i.SPIFFE.IsZero() {
-		cn = ""
-	}
-	return pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: want.Names()})
-}
-
-const maxCommonName = 64 // bytes, by RFC 5280

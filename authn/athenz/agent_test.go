@@ -168,6 +168,13 @@ func TestAgentWire(t *testing.T) {
 			assert.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound, http.StatusTemporaryRedirect}, code, "%s: %s", bad, text)
 		}
 	}
+	for _, name := range []string{"short", strings.Repeat("x", 43) + "=", "a.b"} { // a folder that is no volume
+		dir := filepath.Join(filepath.Dir(folder), name)
+		require.NoError(t, os.Mkdir(dir, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "data.json"), []byte(`{"namespace":"media-sports","name":"web-0"}`), 0o600))
+		code, text := call(t, agent, http.MethodPost, "/v1/init/"+name, nil)
+		assert.Equal(t, http.StatusBadRequest, code, "%s: %s", name, text)
+	}
 	assert.Equal(t, before, c.zts.Requests(), "ZTS sees nothing of it")
 	for path, want := range map[string]int{"/v1/init/": 404, "/v1/other/" + handle: 404, "/init/" + handle: 404} {
 		code, _ := call(t, agent, http.MethodPost, path, nil)
@@ -178,12 +185,45 @@ func TestAgentWire(t *testing.T) {
 	code, text = call(t, agent, http.MethodGet, "/healthz", nil)
 	assert.Equal(t, "200 ok", fmt.Sprint(code, " ", text))
 
+	// An identity that has expired, as after a long outage, is none that a second init would take from the pod.
+	data, err = os.ReadFile(filepath.Join(folder, "context.json"))
+	require.NoError(t, err)
+	var stored object
+	require.NoError(t, json.Unmarshal(data, &stored))
+	assert.Equal(t, certs[0].NotAfter.Year(), must2(time.Parse(time.RFC3339, stored["Expires"].(string))).Year())
+	stored["Expires"] = time.Now().Add(-time.Second)
+	data, err = json.Marshal(stored)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "context.json"), data, 0o600))
+	c.keys.add(t, "v4", rsaKey()) // or the document of this second was used
+	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+	assert.Equal(t, http.StatusOK, code, text)
+	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+	assert.Equal(t, http.StatusForbidden, code)
+
+	// What is known of a volume is damaged: no file's path, with the handle in it, is told or logged.
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "context.json"), []byte("x"), 0o666)) //nolint:gosec // a wrong mode
+	require.NoError(t, os.Chmod(filepath.Join(folder, "context.json"), 0o666))                  //nolint:gosec // a wrong mode
+	for _, op := range []string{"init", "refresh"} {
+		code, text = call(t, agent, http.MethodPost, "/v1/"+op+"/"+handle, own)
+		assert.GreaterOrEqual(t, code, 400)
+		assert.NotContains(t, text, handle)
+	}
+	assert.Contains(t, c.log.String(), "not safe from other users")
+	assert.NotContains(t, c.log.String(), handle)
+
 	// A volume that is mounted again begins anew; one that is gone is gone.
 	_, err = c.volumes.Add(mount, namespace, "web-0")
 	require.NoError(t, err)
 	c.keys.add(t, "v5", rsaKey()) // or the document of this second was used
 	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusOK, code, text)
+	connect := filepath.Join(folder, "mount", "connect") // where the driver mounts the folder of the socket
+	require.NoError(t, os.MkdirAll(connect, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(connect, "agent.sock"), nil, 0o600))
+	require.Error(t, c.volumes.Remove(mount))
+	require.FileExists(t, filepath.Join(connect, "agent.sock"), "what is mounted is not deleted")
+	require.NoError(t, os.Remove(filepath.Join(connect, "agent.sock")))
 	require.NoError(t, c.volumes.Remove(mount))
 	require.NoError(t, c.volumes.Remove(mount))
 	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
@@ -399,6 +439,7 @@ func TestAgentClient(t *testing.T) {
 	require.NoError(t, os.WriteFile(id, []byte(handle+"\n"), 0o600))
 	_, err = c.Init(t.Context())
 	require.ErrorContains(t, err, "connect:")
+	assert.NotContains(t, err.Error(), handle)
 	_, err = c.Refresh(t.Context(), nil)
 	require.ErrorContains(t, err, "use Init")
 
@@ -453,6 +494,13 @@ func TestAgentClient(t *testing.T) {
 		assert.NotContains(t, err.Error(), base64.StdEncoding.EncodeToString(key)[40:80], name)
 		assert.NotContains(t, err.Error(), handle, name)
 	}
+}
+
+func must2[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 func mustKey(t testing.TB) string {

@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
+	"crypto/sha512"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -244,8 +245,24 @@ func TestDocumentVectors(t *testing.T) {
 			issuer(c, "secret:athenz-init-secret?version=v2")
 			c.head["alg"], c.key = "EC256", p256
 		}, false},
-		{"RS512", func(c *claims) { c.head["alg"] = "RS512" }, false},
-		{"PS256", func(c *claims) { c.head["alg"] = "PS256" }, false},
+		{"RS512", func(c *claims) {
+			c.head["alg"] = "RS512"
+			c.sign = func(data string) []byte {
+				sum := sha512.Sum512([]byte(data))
+				sig, err := rsaKey().Sign(rand.Reader, sum[:], crypto.SHA512)
+				require.NoError(t, err)
+				return sig
+			}
+		}, false},
+		{"PS256", func(c *claims) {
+			c.head["alg"] = "PS256"
+			c.sign = func(data string) []byte {
+				sum := sha256.Sum256([]byte(data))
+				sig, err := rsaKey().Sign(rand.Reader, sum[:], &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash, Hash: crypto.SHA256})
+				require.NoError(t, err)
+				return sig
+			}
+		}, false},
 		{"ES256 with the key of P-384", func(c *claims) {
 			issuer(c, "secret:athenz-init-secret?version=v3")
 			c.head["alg"], c.key = "ES256", p256

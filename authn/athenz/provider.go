@@ -173,7 +173,6 @@ type refusal struct {
 }
 
 func (e *refusal) Error() string { return e.err.Error() }
-func (e *refusal) Unwrap() error { return e.err }
 
 func refused(format string, args ...any) error {
 	return &refusal{http.StatusForbidden, fmt.Errorf(format, args...)}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -247,7 +248,8 @@ func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error)
 	return i, nil
 }
 
-// Retryable reports whether the agent or the signing service may answer otherwise later.
+// Retryable reports whether the agent or the signing service may answer otherwise later. The kubelet may not know a pod yet,
+// which is 400.
 func (e *statusError) Retryable() (after time.Duration, ok bool) {
-	return 0, e.code == 429 || e.code >= 500
+	return 0, e.code != http.StatusForbidden && e.code != http.StatusUnauthorized
 }

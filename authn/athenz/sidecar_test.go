@@ -6,7 +6,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,17 +29,16 @@ type fakeAgent struct {
 	ca   *spiffetest.CA
 	life time.Duration
 
-	mu              sync.Mutex
-	err             error
-	inits, refreshs int
-	begun           int // inits that gave something
-	shown           []*pki.Credential
-	given           []*athenz.Identity
-	at              []time.Time
+	inits, refreshs atomic.Int32
+	begun           atomic.Int32 // inits that gave something
+
+	mu    sync.Mutex
+	err   error
+	shown []*pki.Credential
+	given []*athenz.Identity
 }
 
 func (f *fakeAgent) give() (*athenz.Identity, error) {
-	f.at = append(f.at, time.Now())
 	if f.err != nil {
 		return nil, f.err
 	}
@@ -55,9 +56,9 @@ func (f *fakeAgent) give() (*athenz.Identity, error) {
 func (f *fakeAgent) Init(context.Context) (*athenz.Identity, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.inits++
+	f.inits.Add(1)
 	if f.err == nil {
-		f.begun++
+		f.begun.Add(1)
 	}
 	return f.give()
 }
@@ -65,7 +66,7 @@ func (f *fakeAgent) Init(context.Context) (*athenz.Identity, error) {
 func (f *fakeAgent) Refresh(_ context.Context, current *pki.Credential) (*athenz.Identity, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.refreshs++
+	f.refreshs.Add(1)
 	f.shown = append(f.shown, current)
 	return f.give()
 }
@@ -76,10 +77,23 @@ func (f *fakeAgent) fail(err error) {
 	f.err = err
 }
 
+// history returns what was given and what was shown, so far.
+func (f *fakeAgent) history() ([]*athenz.Identity, []*pki.Credential) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.given), slices.Clone(f.shown)
+}
+
 func (f *fakeAgent) last() *athenz.Identity {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.given[len(f.given)-1]
+}
+
+// sleep lets all that is due happen, too.
+func sleep(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 func TestSidecar(t *testing.T) {
@@ -88,10 +102,16 @@ func TestSidecar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 30 * 24 * time.Hour}
 		var log bytes.Buffer
+		var mu sync.Mutex
 		var kept []*athenz.Identity
 		s, err := athenz.StartSidecar(t.Context(), athenz.SidecarConfig{
-			Agent:  f,
-			Keep:   func(_ context.Context, i *athenz.Identity) error { kept = append(kept, i); return nil },
+			Agent: f,
+			Keep: func(_ context.Context, i *athenz.Identity) error {
+				mu.Lock()
+				defer mu.Unlock()
+				kept = append(kept, i)
+				return nil
+			},
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		require.NoError(t, err)
@@ -99,25 +119,28 @@ func TestSidecar(t *testing.T) {
 		i, err := s.Identity()
 		require.NoError(t, err)
 		assert.Same(t, f.last(), i)
-		time.Sleep(50 * time.Minute)
-		assert.Equal(t, 0, f.refreshs)
-		time.Sleep(20 * time.Minute)
+		sleep(50 * time.Minute)
+		assert.Zero(t, f.refreshs.Load())
+		sleep(20 * time.Minute)
 		<-changed
-		assert.Equal(t, []int{1, 1}, []int{f.inits, f.refreshs})
-		time.Sleep(48 * time.Hour)
-		assert.InDelta(t, 49, f.refreshs, 4)
-		assert.Equal(t, 1, f.inits)
-		for k, shown := range f.shown {
-			assert.Same(t, f.given[k].Credential, shown, "each refresh shows the one before")
+		assert.Equal(t, []int32{1, 1}, []int32{f.inits.Load(), f.refreshs.Load()})
+		sleep(48 * time.Hour)
+		assert.InDelta(t, 49, f.refreshs.Load(), 4)
+		assert.Equal(t, int32(1), f.inits.Load())
+		given, all := f.history()
+		for k, shown := range all {
+			assert.Same(t, given[k].Credential, shown, "each refresh shows the one before")
 		}
 		i, err = s.Identity()
 		require.NoError(t, err)
 		require.Len(t, i.Roots, 1, "those that are known stay")
-		assert.Len(t, kept, len(f.given))
+		mu.Lock()
+		assert.Len(t, kept, len(given))
+		mu.Unlock()
 
 		// An agent that is away: the identity stays, and Close still works.
 		f.fail(errors.New("away"))
-		time.Sleep(5 * 24 * time.Hour)
+		sleep(5 * 24 * time.Hour)
 		got, err := s.Identity()
 		require.NoError(t, err)
 		assert.Same(t, i, got)
@@ -132,7 +155,7 @@ func TestSidecar(t *testing.T) {
 		assert.Empty(t, parsed.Lint())
 		assert.Contains(t, text.String(), "svidkit_athenz_sidecar_ready 1\n")
 		f.fail(nil)
-		time.Sleep(10 * time.Minute)
+		sleep(10 * time.Minute)
 		_, err = s.Status()
 		require.NoError(t, err)
 		require.NoError(t, s.Close())
@@ -149,19 +172,19 @@ func TestSidecarShortLife(t *testing.T) {
 		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 20 * time.Minute}
 		s, err := athenz.StartSidecar(t.Context(), athenz.SidecarConfig{Agent: f})
 		require.NoError(t, err)
-		time.Sleep(11 * time.Minute)
-		assert.Equal(t, 1, f.refreshs, "half of the life is over before the interval")
+		sleep(11 * time.Minute)
+		assert.Equal(t, int32(1), f.refreshs.Load(), "half of the life is over before the interval")
 		// An outage of 45 % of a life, from any moment.
 		f.fail(errors.New("away"))
-		time.Sleep(9 * time.Minute)
+		sleep(9 * time.Minute)
 		_, err = s.Identity()
 		require.NoError(t, err)
 		f.fail(nil)
-		time.Sleep(time.Minute)
+		sleep(time.Minute)
 		assert.Same(t, f.last().Credential, must(t, s).Credential, "soon after it is back")
 		// One that lasts: the identity ends, and the next is asked for by init.
 		f.fail(errors.New("away"))
-		time.Sleep(21 * time.Minute)
+		sleep(21 * time.Minute)
 		_, err = s.Identity()
 		require.ErrorIs(t, err, athenz.ErrNotReady)
 		require.ErrorContains(t, err, "expired")
@@ -169,8 +192,8 @@ func TestSidecarShortLife(t *testing.T) {
 		require.NoError(t, s.WriteMetrics(&text))
 		assert.Contains(t, text.String(), "svidkit_athenz_sidecar_ready 0\n")
 		f.fail(nil)
-		time.Sleep(time.Minute)
-		assert.Equal(t, 2, f.begun)
+		sleep(time.Minute)
+		assert.Equal(t, int32(2), f.begun.Load())
 		must(t, s)
 		require.NoError(t, s.Close())
 	})
@@ -200,13 +223,14 @@ func TestSidecarKeeps(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx) }()
-		time.Sleep(4 * time.Hour)
+		sleep(4 * time.Hour)
 		assert.Same(t, first.Credential, must(t, s).Credential)
-		require.Greater(t, len(f.shown), 3)
-		for _, shown := range f.shown {
+		_, all := f.history()
+		require.Greater(t, len(all), 3)
+		for _, shown := range all {
 			assert.Same(t, first.Credential, shown, "it is the one that is kept")
 		}
-		assert.Equal(t, 1, f.inits)
+		assert.Equal(t, int32(1), f.inits.Load())
 		_, err = s.Status()
 		require.ErrorIs(t, err, full)
 		cancel()
@@ -241,13 +265,14 @@ func TestSidecarRefuses(t *testing.T) {
 		require.ErrorIs(t, err, athenz.ErrNotReady)
 		require.ErrorIs(t, err, away)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.Greater(t, f.inits, 5)
+		synctest.Wait()
+		assert.Greater(t, f.inits.Load(), int32(5))
 
 		// An identity that has expired is none to begin with.
 		f.fail(nil)
 		old, err := f.Init(t.Context())
 		require.NoError(t, err)
-		time.Sleep(time.Hour)
+		sleep(time.Hour)
 		s, err = athenz.NewSidecar(athenz.SidecarConfig{Agent: f, Identity: old})
 		require.NoError(t, err)
 		_, err = s.Identity()

@@ -614,6 +614,76 @@ func TestProviderSharesUses(t *testing.T) {
 	assert.NotContains(t, text, "database")
 }
 
+func TestNewProvider(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-2-12", "ATH-18-7")
+	c := newCluster(t)
+	ztsOnly, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), caclienttest.ZTSName)
+	require.NoError(t, err)
+	apiServer, err := athenz.NewAPIServer(c.api.URL(), c.api.Client())
+	require.NoError(t, err)
+	good := athenz.ProviderConfig{
+		Service: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}, ZTS: ztsOnly, Verifier: c.keys.verifier(t), Pods: apiServer, Suffix: suffix,
+		DoubledHyphens: true,
+	}
+	for name, edit := range map[string]func(*athenz.ProviderConfig){
+		"service":  func(cfg *athenz.ProviderConfig) { cfg.Service.Name = "" },
+		"ZTS":      func(cfg *athenz.ProviderConfig) { cfg.ZTS = nil },
+		"verifier": func(cfg *athenz.ProviderConfig) { cfg.Verifier = nil },
+		"pods":     func(cfg *athenz.ProviderConfig) { cfg.Pods = nil },
+		"suffix":   func(cfg *athenz.ProviderConfig) { cfg.Suffix = "" },
+		"lifetime": func(cfg *athenz.ProviderConfig) { cfg.Lifetime = 90 * time.Second },
+		"negative": func(cfg *athenz.ProviderConfig) { cfg.Lifetime = -time.Minute },
+		"mapping":  func(cfg *athenz.ProviderConfig) { cfg.Mapping.AdminDomain = "A" },
+	} {
+		cfg := good
+		edit(&cfg)
+		_, err := athenz.NewProvider(cfg)
+		require.ErrorContains(t, err, "athenz: new provider: ", name)
+	}
+	// A domain with a hyphen, and its DNS names in both forms.
+	p, err := athenz.NewProvider(good)
+	require.NoError(t, err)
+	c.provider = serveTLS(t, p, c.zts.Credential("k8s.admin.athenz-callback"))
+	c.api.Put("/api/v1/namespaces/foo-bar--baz/pods/web-0", object{
+		"metadata": object{"uid": "u"}, "spec": object{"serviceAccountName": account}, "status": object{"phase": "Running", "podIP": "10.1.2.3"},
+	})
+	for name, want := range map[string]int{
+		"frontend.foo-bar-baz.svc.cluster.local": 200, "frontend.foo-bar--baz.svc.cluster.local": 200, "*.frontend.foo-bar--baz.svc.cluster.local": 200,
+		"frontend.foo-bar---baz.svc.cluster.local": 403,
+	} {
+		body := confirmation("")
+		body["domain"] = "foo.bar-baz"
+		body["attributes"] = object{"instanceId": "web-0", "sanDNS": name}
+		code, text := c.confirm(c.mutualTLS(caclienttest.ZTSName), "/refresh", body)
+		assert.Equal(t, want, code, "%s: %s", name, text)
+	}
+}
+
+// TestLongPrincipal has one that is too long for a common name: ZTS would not refresh what has none.
+func TestLongPrincipal(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	long := strings.Repeat("a", 60)
+	c.zts.Change(func(r *caclienttest.ZTSRules) { r.Services = append(r.Services, "media.sports."+long) })
+	c.put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long })
+	_, err := c.pod("web-0").Init(t.Context())
+	require.ErrorContains(t, err, "the pod cannot have an identity")
+	assert.Contains(t, c.log.String(), "a common name 64 at most")
+	c.put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long[:51] })
+	c.zts.Change(func(r *caclienttest.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
+	i, err := c.pod("web-0").Init(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, i.Credential.Leaf().Subject.CommonName, 64)
+	_, err = c.pod("gone-0").Init(t.Context())
+	var told interface {
+		Retryable() (time.Duration, bool)
+	}
+	require.ErrorAs(t, err, &told)
+	_, retry := told.Retryable()
+	assert.True(t, retry, "the kubelet may not know it yet")
+}
+
 func newTestCA(t testing.TB) *spiffetest.CA {
 	t.Helper()
 	return spiffetest.NewCA(t, "athenz.example")

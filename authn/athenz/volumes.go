@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/private"
@@ -88,10 +89,14 @@ func (v *Volumes) writeID(handle string) error {
 }
 
 // Remove forgets the volume that was mounted at a path, with what the agent knows of the pod. One that is not there is
-// forgotten already.
+// forgotten already. What the driver has mounted into it, at mount/connect for example, has to be unmounted before.
 func (v *Volumes) Remove(mountPath string) error {
-	if err := os.RemoveAll(filepath.Join(v.dir, VolumeHandle(mountPath))); err != nil {
-		return fmt.Errorf("athenz: remove volume: %w", err)
+	// One by one: what is still mounted is an error, and not deleted through the mount.
+	for _, name := range []string{dataFile, contextFile, "mount/id", "mount/connect", "mount", ""} {
+		err := os.Remove(filepath.Join(v.dir, VolumeHandle(mountPath), name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("athenz: remove volume: %w", err)
+		}
 	}
 	return nil
 }
@@ -139,8 +144,9 @@ type volumeContext struct {
 	InstanceID      string
 
 	// What follows is not in the file of the original.
-	Delivered bool     // the identity has reached the pod
-	Serials   []string // in hexadecimal, of the newest certificate and of the one that it was made with
+	Delivered bool      // the identity has reached the pod
+	Serials   []string  // in hexadecimal, of the newest certificate and of the one that it was made with
+	Expires   time.Time // when the newest certificate does
 }
 
 func newContext(i athenzname.Instance) (*volumeContext, error) {

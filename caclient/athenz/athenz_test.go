@@ -132,8 +132,9 @@ func TestRefresh(t *testing.T) {
 	c.use()
 	c.use()
 	c.current = old
+	before := c.zts.Requests()
 	c.use()
-	assert.Equal(t, 2, tokens)
+	assert.Equal(t, []int{2, 1}, []int{tokens, c.zts.Requests() - before})
 	assert.False(t, c.revoked())
 	c.use()
 	assert.Equal(t, 2, tokens)
@@ -156,10 +157,38 @@ func TestRefresh(t *testing.T) {
 
 	// Neither: nothing is sent.
 	c.current = nil
-	before := c.zts.Requests()
+	before = c.zts.Requests()
 	_, err = c.get()
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
 	assert.Equal(t, before, c.zts.Requests())
+}
+
+// TestRegisteredAnew has ZTS forget the instance, and then the answer not be used: the certificate from before is that of
+// another record, which it would revoke.
+func TestRegisteredAnew(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-10.1-3", "ATH-18-11")
+	c := newClient(t, nil)
+	c.use()
+	tr := c.zts.Endpoint().HTTPClient.Transport.(*http.Transport).Clone()
+	tr.TLSClientConfig.Certificates = []tls.Certificate{*c.zts.Credential("k8s.admin.athenz-callback").TLSCertificate()}
+	defer tr.CloseIdleConnections()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", nil)
+	require.NoError(t, err)
+	answer, err := tr.RoundTrip(r)
+	require.NoError(t, err)
+	answer.Body.Close()
+	require.Equal(t, http.StatusNoContent, answer.StatusCode)
+	for _, want := range []int{2, 1, 1} { // the first is refused, and registered anew
+		before := c.zts.Requests()
+		_, err := c.get()
+		require.NoError(t, err)
+		assert.Equal(t, want, c.zts.Requests()-before)
+		assert.False(t, c.revoked())
+	}
+	c.use()
+	c.use()
+	assert.False(t, c.revoked())
 }
 
 func TestRefreshConcurrently(t *testing.T) {

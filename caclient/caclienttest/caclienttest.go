@@ -12,7 +12,8 @@
 // # Rules
 //
 // [NewIstio] and [NewLinkerd] are the servers of packages pki/caserver/istioca and pki/caserver/linkerd. The others are
-// handlers with the rules of their API: tokens and what they are good for, names that are not granted, lifetimes.
+// handlers with the rules of their API: tokens and what they are good for, names that are not granted, lifetimes. [NewZTS]
+// asks the provider of an instance, too, and revokes instances by serial numbers.
 //
 // # A suite for clients
 //

@@ -25,8 +25,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// demonstration is a CA, and two workloads, each with an agent. The agents are configured as in pods; the workloads read what
-// their agents write.
+// demonstration is a CA, and two workloads, each with an agent. The agents are configured as in pods; the workloads
+// read what their agents write.
 type demonstration struct {
 	options
 	lifetime time.Duration
@@ -103,7 +103,8 @@ func (d *demonstration) start() error {
 	return d.startTraffic(web, db)
 }
 
-// startCA serves a CA with Istio's API, whose tokens prove nothing but that their holder can read the folder of the demonstration, and rotates its root.
+// startCA serves a CA with Istio's API, whose tokens prove nothing but that their holder can read the folder of the
+// demonstration, and rotates its root.
 func (d *demonstration) startCA() (address, roots string, err error) {
 	authority, err := ca.New(ca.Config{
 		TrustDomain: demoDomain, DefaultTTL: d.lifetime, MaxTTL: d.lifetime, Backdate: time.Second, RefreshHint: time.Second,

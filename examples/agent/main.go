@@ -1,6 +1,6 @@
 // Agent is Istio's agent for the identity of a workload: it has the same environment variables, finds the identity in
-// the same places, serves it to an Envoy by SDS, forwards the Envoy's configuration, and writes certificates to files. It does not
-// start Envoy: that runs beside it, with the configuration that -bootstrap writes.
+// the same places, serves it to an Envoy by SDS, forwards the Envoy's configuration, and writes certificates to files.
+// It does not start Envoy: that runs beside it, with the configuration that -bootstrap writes.
 //
 //	go run ./examples/agent -demo
 //
@@ -25,6 +25,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/sds/statuspage"
 )
@@ -140,7 +141,7 @@ func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(),
 	for _, path := range []string{"/healthz/ready", "/healthz/live", "/metrics", "/stats/prometheus"} {
 		mux.Handle("GET "+path, agent)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	server := &http.Server{Handler: local(mux), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(l) })
 	fmt.Fprintf(out, "status page: http://%s/ (also /healthz/ready, /healthz/live and /metrics)\n", l.Addr())
@@ -149,6 +150,18 @@ func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(),
 		_ = server.Close()
 		wg.Wait()
 	}, nil
+}
+
+// local serves h, and refuses requests over loopback for another host: a page in a browser on this machine could make
+// them.
+func local(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if loopback.Reached(r) && !loopback.Host(r.Host) {
+			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // origin is where the identity comes from, for the status page.

@@ -92,11 +92,11 @@ func address(t *testing.T, out *output) string {
 // TestDemo runs the demonstration, with certificates that live for seconds.
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out output
 	done := make(chan error, 1)
-	go func() { done <- demo(ctx, options{admin: "127.0.0.1:0"}, 2*time.Second, &out) }()
+	go func() { done <- demo(ctx, options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
 	at := address(t, &out)
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, 20*time.Second, 5*time.Millisecond)
 	code, page := get(t, at+"/")
@@ -115,7 +115,11 @@ func TestDemo(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, json.Valid(data))
 
-	require.NoError(t, <-done)
+	require.Eventually(t, func() bool {
+		return strings.Count(out.String(), "web: has") > 1 && strings.Count(out.String(), "db: has") > 1
+	}, 20*time.Second, 20*time.Millisecond, "both are renewed")
+	cancel()
+	require.NoError(t, <-done, out.String())
 	result := regexp.MustCompile(`(\d+) certificates rotated, (\d+) pushes by SDS, (\d+) requests with a handshake each, 0 failed`).FindStringSubmatch(out.String())
 	require.NotNil(t, result, out.String())
 	for i, what := range []string{"certificates", "pushes", "requests"} {
@@ -163,6 +167,15 @@ func TestRun(t *testing.T) {
 	}, 20*time.Second, 5*time.Millisecond)
 	_, page := get(t, at+"/")
 	assert.Contains(t, page, "a server answers")
+	for _, path := range []string{"/", "/metrics", "/healthz/ready"} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil)
+		require.NoError(t, err)
+		r.Host = "rebound.example"
+		resp, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		assert.Equal(t, http.StatusMisdirectedRequest, resp.StatusCode, path)
+	}
 	end()
 	require.Eventually(t, func() bool {
 		code, text := get(t, at+"/healthz/ready")

@@ -43,7 +43,7 @@ func installed(t testing.TB, scheme, anchors, dir string) []byte {
 // What -install prints is what a CA signs with for proxies, in each scheme, and the next issuer is under the same anchor.
 func TestInstall(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2", "LNK-6.2-3", "LNK-6.2-4", "LNK-1-4", "LNK-1-5")
+	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2", "LNK-6.2-3", "LNK-6.2-6", "LNK-1-4", "LNK-1-5")
 	for scheme, names := range map[string][]string{
 		"kubernetes.io/tls": {"tls.crt", "tls.key"}, "linkerd.io/tls": {"crt.pem", "key.pem"}, "design": {"crt.pem", "key.pem"},
 	} {

@@ -115,7 +115,8 @@ func TestReach(t *testing.T) {
 	for _, c := range []struct{ packages, may []string }{
 		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/health", "spiffe/federation", "authn", "authn/kube", "authn/tokensource", "authn/unixsocket"}, nil},
 		{[]string{"spiffe/jwtsvid", "spiffe/witsvid", "authn/jwt"}, []string{jose}},
-		{[]string{"caclient/stepca"}, []string{cryptobyte}},
+		{[]string{"caclient/stepca", "caclient/athenz", "pki/athenzname"}, []string{cryptobyte}},
+		{[]string{"authn/athenz"}, []string{cryptobyte, jose}},
 		{[]string{"spiffe/workloadserver"}, []string{protowire, ofIt, ofItToo}},
 		{[]string{"sds", "sds/xdsproxy", "spiffe/workloadapi", "caclient/istioca", "caclient/linkerd"}, []string{protowire, ofIt, ofItToo, cryptobyte}},
 		{[]string{"pki/caserver/istioca", "pki/caserver/linkerd", "caclient/caclienttest"}, []string{protowire, ofIt, ofItToo, cryptobyte, jose, fsnotify, sys}},

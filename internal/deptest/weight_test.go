@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// short are the names of modules in the table of README.md.
+// short are the names of modules in the table of PACKAGES.md.
 var short = map[string]string{
 	"github.com/fsnotify/fsnotify":  "fsnotify",
 	"github.com/go-jose/go-jose/v4": "go-jose",
@@ -24,7 +24,7 @@ var short = map[string]string{
 	"google.golang.org/protobuf":    "protobuf",
 }
 
-// TestWeight compares the table of README.md with the modules that each package links, and with the size
+// TestWeight compares the table of PACKAGES.md with the modules that each package links, and with the size
 // of a stripped program that uses the package, which has a bound. "go test -v -run TestWeight$" prints the
 // cells.
 func TestWeight(t *testing.T) {
@@ -32,7 +32,7 @@ func TestWeight(t *testing.T) {
 	if testing.Short() {
 		t.Skip("links programs")
 	}
-	readme, err := os.ReadFile(filepath.Join(root(t), "README.md"))
+	page, err := os.ReadFile("PACKAGES.md")
 	require.NoError(t, err)
 	for _, c := range []struct {
 		name  string
@@ -55,9 +55,10 @@ func TestWeight(t *testing.T) {
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.5},
-		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 9.9},
+		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 10},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
+		{"pki/athenzname", "athenzname.Mapping.Service, athenzname.Instance.Expectation", 4},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
 		{"caclient", "caclient.New, caclient.Check, caclient.Retryable", 5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
@@ -66,15 +67,22 @@ func TestWeight(t *testing.T) {
 		{"caclient/stepca", "stepca.New, (*stepca.CA).Sign", 7.2},
 		{"caclient/vault", "vault.New, (*vault.CA).Sign", 7.2},
 		{"caclient/googlecas", "googlecas.New, (*googlecas.CA).Sign", 7.2},
+		{"caclient/athenz", "athenz.New, (*athenz.CA).Sign", 7.2},
 		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", 4.6},
 		{"sds", "sds.NewHandler, sds.NewClient, (*unixsocket.Server).Run", 7.2},
 		{"sds/sdssource", "sdssource.Mux, sdssource.NewFiles", 7.2},
 		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
+		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
+		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 9.5},
+		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 10.5},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
 		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
 		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
+		{"authn/linkerdproxy", "linkerdproxy.Start, linkerdproxy.NewProxy, (*linkerdproxy.Proxy).ServeInbound", 8.5},
+		{"authn/linkerdproxy/inject", "inject.New, (*inject.Injector).ServeHTTP", 7.2},
+		{"authn/athenz", "athenz.NewAgent, athenz.NewProvider, athenz.NewSigner, athenz.StartSidecar", 7.5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -98,8 +106,8 @@ func TestWeight(t *testing.T) {
 			}
 			cells := fmt.Sprintf("%s | %.1f MB |", strings.Join(links, ", "), mb)
 			t.Log(cells)
-			row := regexp.MustCompile(fmt.Sprintf("(?m)^\\| \\[`%s`\\]\\(%[1]s\\) \\| [^|]+ \\| %s \\| [0-9.]+ MB \\|$", c.name, strings.Join(links, ", ")))
-			assert.True(t, row.Match(readme), "README.md has no row for %s that ends in %s", c.name, cells)
+			row := regexp.MustCompile(fmt.Sprintf("(?m)^\\| \\[`%s`\\]\\(../../%[1]s\\) \\| [^|]+ \\| %s \\| [0-9.]+ MB \\|$", c.name, strings.Join(links, ", ")))
+			assert.True(t, row.Match(page), "PACKAGES.md has no row for %s that ends in %s", c.name, cells)
 		})
 	}
 }
@@ -121,7 +129,7 @@ func TestWeightOfPrograms(t *testing.T) {
 		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.6},
 		{"identity from an agent and from a CA", workload, 7.5},
 		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.8},
-		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.4},
+		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

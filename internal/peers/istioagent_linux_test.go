@@ -58,8 +58,8 @@ const (
 	secretType     = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 )
 
-// facts are what was seen of an agent: what a value is, by what it is of. Values say nothing that is different by chance,
-// such as a serial number.
+// facts are what was seen of an agent: what a value is, by what it is of. Values say nothing that is different by
+// chance, such as a serial number.
 type facts map[string]string
 
 // meshCA is a CA of ours with Istio's API for agents with one token.
@@ -307,8 +307,8 @@ func outcome(ctx context.Context, err error) string {
 	return err.Error()
 }
 
-// ask opens a stream for names, acknowledges what comes, and notes it. A server may answer for several names at once or one
-// after the other.
+// ask opens a stream for names, acknowledges what comes, and notes it. A server may answer for several names at once
+// or one after the other.
 func (m *meshCA) ask(t *testing.T, client *grpchttp.Client, what string, node *envoysds.Node, names []string) facts {
 	f := facts{}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -386,6 +386,19 @@ var moves = map[string]struct {
 	"files": {
 		files: func(t *testing.T, m *meshCA, dir string) { m.credentials(t, filepath.Join(dir, "etc/certs")) },
 	},
+	"files in a volume of Kubernetes": {
+		env: []string{"KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=6443"},
+		files: func(t *testing.T, m *meshCA, dir string) {
+			const version = "..2026_01_02_15_04_05.123456789"
+			at := filepath.Join(dir, "etc/certs")
+			m.credentials(t, filepath.Join(at, version))
+			require.NoError(t, os.Symlink(version, filepath.Join(at, "..data")))
+			for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
+				require.NoError(t, os.Chmod(filepath.Join(at, version, name), 0o644)) // the usual mode there
+				require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(at, name)))
+			}
+		},
+	},
 	"credentials of the platform": {
 		env: []string{"PROV_CERT=DIR/prov"},
 		files: func(t *testing.T, m *meshCA, dir string) {
@@ -439,7 +452,7 @@ var differences = []difference{
 	{"7.2-7", ".*", "unknown name", "*", "nothing", "a name that does not exist must not be a name for the workload's key"},
 	{"7.2-7", ".*", "file-cert, no key", "*", "nothing", "the same: the name is not whole"},
 	{"7.2-3", ".*", "file-cert, other folder", "answered", "nothing", "names come from clients: files are of the folders in the configuration"},
-	{"7.2-3, 7.2-4", withCA + "|files|credentials of the platform", "file-(cert|root), mounted", "answered", "nothing", "the same: these files are not configured"},
+	{"7.2-3, 7.2-4", withCA + "|files.*|credentials of the platform", "file-(cert|root), mounted", "answered", "nothing", "the same: these files are not configured"},
 	{"7.2-3", ".*", "file-cert, relative", "answered", "nothing", "the same: a name does not depend on where the agent was started"},
 	{"7.2-3", ".*", "file-cert, key for all", "answered", "nothing", "a key that other users can read, outside a volume of Kubernetes, is no secret"},
 	{"7.5-6", withCA, "(default|both) secret 0 chain PEM|file certs/cert-chain.pem PEM", "CERTIFICATE, CERTIFICATE", "CERTIFICATE", "a peer has the root, or does not trust it"},
@@ -448,14 +461,14 @@ var differences = []difference{
 	{"7.7-2", ".*", ".* ends with a newline", "false", "true", "a file of text ends with a newline, as what the CA sends does"},
 	{"8.1-4", ".*", "file (etc/istio/proxy/XDS|" + workloadSocket + ") mode", "Srw-rw-rw-", "Srw-------", "not every user of the machine may have the key"},
 	{"9.1-9, 9.1-11", ".*", "file etc/istio/proxy/(envoy-rev|grpc-bootstrap).json mode", "-rw-r--r--", "", "our agent starts no Envoy; it writes a bootstrap when it is asked to"},
-	{"7.2-7", "files", "call of the CA .*", "*", "", "with files the CA is never asked, not for the names above either"},
+	{"7.2-7", "files.*", "call of the CA .*", "*", "", "with files the CA is never asked, not for the names above either"},
 	{"8.1-2", "live socket", "file var/run/secrets/credential-uds(/files-socket)? mode", "*", "", "with a live socket our agent serves no secrets, by the names of files neither"},
 	{"7.5-1", "mounted files", "default|ROOTCA|both", "code unknown", "answered", "the mounted files are an identity under every name"},
 	{"7.9-1", "mounted files", "file certs/.*", "", "*", "and are written to OUTPUT_CERTS"},
 }
 
-// TestIstioEnvironment moves environments of Istio's agent over to ours, unchanged, and compares all that both make, ask and
-// answer. What is different is in differences, with the reason, and nothing else is.
+// TestIstioEnvironment moves environments of Istio's agent over to ours, unchanged, and compares all that both make,
+// ask and answer. What is different is in differences, with the reason, and nothing else is.
 func TestIstioEnvironment(t *testing.T) {
 	conformance.Covers(t, "IST-7.2-1", "IST-7.2-2", "IST-7.2-3", "IST-7.2-4", "IST-7.2-5", "IST-7.4-1", "IST-7.4-2", "IST-7.5-2", "IST-7.5-3", "IST-7.5-4", "IST-7.5-8",
 		"IST-7.8-1", "IST-7.8-2", "IST-7.8-4", "IST-7.9-1", "IST-7.9-2", "IST-8.1-1", "IST-8.2-1", "IST-8.2-2", "IST-8.2-4", "IST-8.2-5", "IST-8.3-1", "IST-8.3-2", "IST-8.3-4", "IST-8.3-9",
@@ -648,9 +661,9 @@ func inbound(t *testing.T) []byte {
 	return b
 }
 
-// TestIstioBootstrap gives the bootstrap that Istio's agent has written to a real Envoy, which it starts as Istio's agent
-// does, in a folder where our agent has taken the place of Istio's. Envoy has its listener through our agent, and the
-// certificates in it.
+// TestIstioBootstrap gives the bootstrap that Istio's agent has written to a real Envoy, which it starts as Istio's
+// agent does, in a folder where our agent has taken the place of Istio's. Envoy has its listener through our agent,
+// and the certificates in it.
 func TestIstioBootstrap(t *testing.T) {
 	conformance.Covers(t, "IST-8.2-2", "IST-8.6-7", "IST-9.4-1", "IST-9.4-4")
 	t.Parallel()
@@ -779,8 +792,8 @@ func TestIstioBootstrap(t *testing.T) {
 	})
 }
 
-// TestOurAgentOfIstioCA has our agent take its identity from Istio's CA server, as on a virtual machine: with a token at
-// first, and then with the certificate that it has written itself.
+// TestOurAgentOfIstioCA has our agent take its identity from Istio's CA server, as on a virtual machine: with a token
+// at first, and then with the certificate that it has written itself.
 func TestOurAgentOfIstioCA(t *testing.T) {
 	conformance.Covers(t, "IST-6.6-1", "IST-6.6-2", "IST-7.9-1", "IST-9.2-1", "IST-9.2-9", "IST-9.2-10")
 	t.Parallel()

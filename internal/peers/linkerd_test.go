@@ -16,14 +16,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/linkerdproxy/inject"
-	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
 // testLinkerdMesh has the API server take what examples/ca -install prints, in each scheme, and call the webhook of the
 // injector for the pods of a namespace.
 func testLinkerdMesh(t *testing.T, c *cluster) {
-	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2", "LNK-13-1")
 	program := filepath.Join(t.TempDir(), "ca")
 	out, err := exec.Command("go", "build", "-o", program, "github.com/svidkit/svidkit/examples/ca").CombinedOutput()
 	require.NoError(t, err, "%s", out)

@@ -65,9 +65,9 @@ func (p *Process) Dial(network, address string) (net.Conn, error) {
 	return r.conn, r.err
 }
 
-// StartInPod is [Start] with what a pod has to call the API server of c: the two variables, and the files of the account
-// in account, a folder of the caller's, where a pod has them. Where the system does not allow that, the test skips, as
-// with [StartIsolated].
+// StartInPod is [Start] with what a pod has to call the API server of c: the two variables, and the files of the
+// account in account, a folder of the caller's, where a pod has them. Where the system does not allow that, the test
+// skips, as with [StartIsolated].
 func StartInPod(t testing.TB, log string, cmd *exec.Cmd, c *Cluster, account string) *Process {
 	t.Helper()
 	allowed(t, syscall.CLONE_NEWNS)

@@ -28,6 +28,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/authn/linkerdproxy"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/caclient/local"
@@ -124,6 +125,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	cacheConfig := secretcache.Config{ID: id, CA: client, NewKey: func() (crypto.Signer, error) { return key, nil }}
 	manager, err := secretcache.New(cacheConfig)
 	require.NoError(t, err)
+	cacheConfig.Previous = snapshot
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = manager.Run(ctx) }()
@@ -191,6 +193,10 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		URL: "https://vault.example.org", TrustDomain: td, HTTPClient: httpClient(t, leaf, key),
 	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"})
 	require.NoError(t, err)
+	member, memberKey := linkerdProxy(t, issuer)
+	forward := linkerdproxy.ProxyConfig{Identity: member, Application: "127.0.0.1:1"}
+	proxy, err := linkerdproxy.NewProxy(forward)
+	require.NoError(t, err)
 	instance := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
 	}
@@ -204,6 +210,9 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	sidecar, err := athenz.NewSidecar(sidecarConfig)
 	require.NoError(t, err)
 	return map[string]holder{
+		"authn/linkerdproxy.Identity":               {member, memberKey},
+		"authn/linkerdproxy.Proxy":                  {proxy, memberKey},
+		"authn/linkerdproxy.ProxyConfig":            {&forward, memberKey},
 		"authn/athenz.AgentRequest":                 {athenz.AgentRequest{Instance: instance, Certificate: func() *tls.Certificate { return svid.TLSCertificate() }}, keys},
 		"authn/athenz.Identity":                     {podIdentity, keys},
 		"authn/athenz.Sidecar":                      {sidecar, keys},
@@ -223,7 +232,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"pki/caserver.Server":                       {server, owns},
 		"pki/caserver/caconfig.Authority":           {&caconfig.Authority{Signer: authority, Own: authority}, owns},
 		"pki/caserver/caconfig.Config":              {config, []crypto.Signer{root}},
-		"secretcache.Config":                        {&cacheConfig, append(owns, key)},
+		"secretcache.Config":                        {&cacheConfig, append(append(owns, key), keys...)},
 		"secretcache.Manager":                       {manager, append(owns, key)},
 		"spiffe.SVID":                               {svid, keys},
 		"spiffe/filesource.Source":                  {files, keys},
@@ -251,6 +260,35 @@ func newKey(t *testing.T, alg pki.KeyAlgorithm) crypto.Signer {
 	key, err := pki.NewKey(alg)
 	require.NoError(t, err)
 	return key
+}
+
+// linkerdProxy returns a proxy's identity that has read its key, of which it takes ECDSA only, and asks a certifier that is not there.
+func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []crypto.Signer) {
+	t.Helper()
+	const name = "web.emojivoto.serviceaccount.identity.linkerd.example.org"
+	key, dir := newKey(t, pki.ECDSAP256), t.TempDir()
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}})
+	require.NoError(t, err)
+	for file, b := range map[string][]byte{"key.der": der, "csr.p8": csr.DER(), "token": []byte("t")} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, file), b, 0o600))
+	}
+	id, err := linkerdproxy.New(linkerdproxy.Config{
+		Name: name, Anchors: pki.MarshalCertificatesPEM(issuer.Certificate()), Certifier: linkerdproxy.Service{Addr: "127.0.0.1:1"},
+		TokenFile: filepath.Join(dir, "token"), KeyFile: filepath.Join(dir, "key.der"), CSRFile: filepath.Join(dir, "csr.p8"),
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- id.Run(ctx) }()
+	for end := time.Now().Add(20 * time.Second); id.Status().Err == nil && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // until it has asked, with its key
+	}
+	cancel()
+	require.NoError(t, <-done)
+	require.ErrorContains(t, id.Status().Err, "refused")
+	return id, []crypto.Signer{key}
 }
 
 func wit(t *testing.T, by *witsvid.Issuer, key crypto.Signer) *witsvid.SVID {

@@ -206,8 +206,8 @@ func (f Form) holds(value string) (ok bool) {
 	return true
 }
 
-// Reject returns the [*Error] of a variable whose value the program cannot use, for a reason that has to do with more than
-// this value.
+// Reject returns the [*Error] of a variable whose value the program cannot use, for a reason that has to do with more
+// than this value.
 func (v *Values) Reject(name string, why error) error {
 	row := v.table.find(name)
 	if row == nil {

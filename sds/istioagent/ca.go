@@ -5,22 +5,28 @@ import (
 	"context"
 	"crypto"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
 	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // newManager returns the identity from the CA.
@@ -32,7 +38,7 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("TrustDomain (TRUST_DOMAIN), Namespace (POD_NAMESPACE) or ServiceAccount (SERVICE_ACCOUNT): %w", err)
 	}
-	var ca secretcache.CA
+	var ca remoteCA
 	if c.google() {
 		ca, err = c.newGoogleCA()
 	} else {
@@ -44,8 +50,45 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 	grace, jitter := c.timing()
 	key := cmp.Or(c.Key, pki.ECDSAP256)
 	return secretcache.New(secretcache.Config{
-		ID: id, CA: ca, Lifetime: c.TTL, GraceRatio: grace, Jitter: jitter,
+		ID: id, CA: counted{ca, c.requests}, Lifetime: c.TTL, GraceRatio: grace, Jitter: jitter,
 		NewKey: func() (crypto.Signer, error) { return pki.NewKey(key) }, Logger: c.Logger,
+	})
+}
+
+// remoteCA is a CA that tells of new bundles by itself.
+type remoteCA interface {
+	caclient.CA
+	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
+}
+
+// counted counts the requests to a CA, for metrics with the names of Istio's agent.
+type counted struct {
+	remoteCA
+	requests *requests
+}
+
+// requests are numbers of requests for certificates.
+type requests struct{ all, failed, nanoseconds atomic.Int64 }
+
+func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	begun := time.Now()
+	c.requests.all.Add(1)
+	chain, err := c.remoteCA.Sign(ctx, csr, lifetime)
+	if err != nil {
+		c.requests.failed.Add(1)
+	}
+	c.requests.nanoseconds.Add(int64(time.Since(begun)))
+	return chain, err
+}
+
+func (r *requests) addTo(set *metrics.Set) {
+	total := func(name, help string, read func() float64) {
+		set.Totals(name, help, func(add metrics.Add) { add(read(), "request_type", "csr") })
+	}
+	total("istio_agent_num_outgoing_requests", "The number of requests to the CA.", func() float64 { return float64(r.all.Load()) })
+	total("istio_agent_num_failed_outgoing_requests", "The number of requests to the CA that have failed.", func() float64 { return float64(r.failed.Load()) })
+	total("istio_agent_outgoing_latency", "The time that requests to the CA have taken, in milliseconds.", func() float64 {
+		return float64(r.nanoseconds.Load()) / float64(time.Millisecond)
 	})
 }
 
@@ -166,8 +209,11 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 // roots returns the file that vouches for a server, or nothing for the roots of the host.
 func (c *Config) roots(rule func(func(string) string, func(string) bool) (string, error)) (string, error) {
 	file, err := rule(c.variable, c.isFile)
-	if err != nil || file == "" {
-		return "", err
+	if err != nil {
+		return "", fmt.Errorf("%w; relative paths are below %s", err, c.path(""))
+	}
+	if file == "" {
+		return "", nil
 	}
 	return c.path(file), nil
 }

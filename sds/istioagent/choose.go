@@ -42,9 +42,9 @@ type Choice struct {
 // String returns the origin and why.
 func (c Choice) String() string { return string(c.Origin) + ": " + c.Why }
 
-// Choose looks where the identity comes from, once: see the package comment. It changes nothing. It fails if something is at the
-// path of the socket that is no socket, if the server there does not answer like one, and if the configuration requires
-// a server or files that are not there.
+// Choose looks where the identity comes from, once: see the package comment. It changes nothing. It fails if something
+// is at the path of the socket that is no socket, if the server there does not answer like one, and if the
+// configuration requires a server or files that are not there.
 func Choose(ctx context.Context, cfg Config) (Choice, error) {
 	c := cfg.withDefaults()
 	if err := c.check(); err != nil {
@@ -121,8 +121,8 @@ func (c *Config) chooseFiles(choice *Choice) error {
 // answerTime is how long a server at the workload socket has to answer.
 const answerTime = time.Second
 
-// probe reports whether a server of HTTP/2 answers at a socket, and what was found. Nothing there, and a socket on which no
-// process listens, are no errors.
+// probe reports whether a server of HTTP/2 answers at a socket, and what was found. Nothing there, and a socket on
+// which no process listens, are no errors.
 func probe(ctx context.Context, socket string) (live bool, found string, err error) {
 	info, err := os.Stat(socket)
 	switch {

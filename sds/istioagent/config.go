@@ -29,8 +29,8 @@ const (
 // Config configures an [Agent]. [FromEnvironment] makes one; a program that makes its own sets at least the identity and
 // the CA. [New] copies it. Comments have the variables of Istio's agent that the fields are for.
 type Config struct {
-	// Root is the folder to which relative paths are relative, those of the variables and those that have no variable, such
-	// as var/run/secrets/tokens/istio-token. Empty means the working directory, as with Istio's agent.
+	// Root is the folder to which relative paths are relative, those of the variables and those that have no variable,
+	// such as var/run/secrets/tokens/istio-token. Empty means the working directory, as with Istio's agent.
 	Root string
 
 	// TrustDomain, Namespace and ServiceAccount are the identity to ask the CA for: TRUST_DOMAIN, POD_NAMESPACE and
@@ -38,24 +38,25 @@ type Config struct {
 	TrustDomain               spiffe.TrustDomain
 	Namespace, ServiceAccount string
 
-	// Pod and Address are the name and the IP address of the pod, for the bootstrap: POD_NAME and INSTANCE_IP. Metadata is that of the node
-	// in the bootstrap: ISTIO_META_.
+	// Pod and Address are the name and the IP address of the pod, for the bootstrap: POD_NAME and INSTANCE_IP. Metadata is
+	// that of the node in the bootstrap: ISTIO_META_.
 	Pod, Address string
 	Metadata     map[string]string
 
 	// InPod says that the process runs in a pod: KUBERNETES_SERVICE_HOST is set.
 	InPod bool
 
-	// Provider is the kind of CA: CA_PROVIDER. GoogleCA and GoogleCAS are Google's Certificate Authority Service, GkeWorkloadCertificate means the
-	// files of GKE, and everything else a CA with Istio's API.
+	// Provider is the kind of CA: CA_PROVIDER. GoogleCA and GoogleCAS are Google's Certificate Authority Service,
+	// GkeWorkloadCertificate means the files of GKE, and everything else a CA with Istio's API.
 	Provider string
 
-	// CAAddress is HOST:PORT of the CA, or the CA pool of Google's service: CA_ADDR. Empty means Discovery. With port 15010
-	// the connection has no TLS.
+	// CAAddress is HOST:PORT of the CA, or the CA pool of Google's service: CA_ADDR. Empty means Discovery. With port
+	// 15010 the connection has no TLS.
 	CAAddress string
 
-	// CARoots and XDSRoots are files with the roots that vouch for the CA and for the control plane, or SYSTEM for those of
-	// the host: CA_ROOT_CA and XDS_ROOT_CA. Empty means what CertProvider and the others say, as in [istioca.RootsFile].
+	// CARoots and XDSRoots are files with the roots that vouch for the CA and for the control plane, or SYSTEM for those
+	// of the host: CA_ROOT_CA and XDS_ROOT_CA. Empty means what CertProvider and the others say, as in
+	// [istioca.RootsFile].
 	CARoots, XDSRoots string
 
 	// CertProvider is PILOT_CERT_PROVIDER.
@@ -75,8 +76,8 @@ type Config struct {
 	// plane: PROV_CERT. The certificate is presented while there is one that has not expired.
 	ProvCert string
 
-	// OutputCerts is a folder to which the identity and its roots are written at each change: OUTPUT_CERTS. The files have the
-	// names of ProvCert and the mode 0600, or 0644 in a pod.
+	// OutputCerts is a folder to which the identity and its roots are written at each change: OUTPUT_CERTS. The files have
+	// the names of ProvCert and the mode 0600, or 0644 in a pod.
 	OutputCerts string
 
 	// FileMounted says that the identity is in MountedCert, MountedKey and MountedRoots, and that there is no CA:
@@ -99,37 +100,38 @@ type Config struct {
 	// TTL is the lifetime to ask for: SECRET_TTL. 0 means the CA's default.
 	TTL time.Duration
 
-	// GraceRatio is the part of the lifetime that is left when renewal starts, and Jitter is added to it or taken from it at
-	// random: SECRET_GRACE_PERIOD_RATIO and SECRET_GRACE_PERIOD_RATIO_JITTER, from 0 to 1. A renewal never starts in the
-	// first or the last hundredth of the lifetime: so with 0 a certificate is renewed before it ends, and with 1
-	// the CA is not asked without end.
+	// GraceRatio is the part of the lifetime that is left when renewal starts, and Jitter is added to it or taken from it
+	// at random: SECRET_GRACE_PERIOD_RATIO and SECRET_GRACE_PERIOD_RATIO_JITTER, from 0 to 1. A renewal never starts in
+	// the first or the last hundredth of the lifetime: so with 0 a certificate is renewed before it ends, and with 1 the
+	// CA is not asked without end.
 	GraceRatio, Jitter float64
 
-	// Key is the algorithm of private keys: WORKLOAD_RSA_KEY_SIZE, ECC_SIGNATURE_ALGORITHM and ECC_CURVE. Empty means ECDSA
-	// P-256.
+	// Key is the algorithm of private keys: WORKLOAD_RSA_KEY_SIZE, ECC_SIGNATURE_ALGORITHM and ECC_CURVE. Empty means
+	// ECDSA P-256.
 	Key pki.KeyAlgorithm
 
 	// AllowTLS12 lets connections to the CA and the control plane use TLS 1.2: COMPLIANCE_POLICY.
 	AllowTLS12 bool
 
-	// SocketFile is the name of the workload socket: WORKLOAD_IDENTITY_SOCKET_FILE. Empty means "socket". With another name
-	// there has to be a live socket. SocketMode is the mode of the sockets of this agent; 0 means 0600, for an Envoy of the same user.
+	// SocketFile is the name of the workload socket: WORKLOAD_IDENTITY_SOCKET_FILE. Empty means "socket". With another
+	// name there has to be a live socket. SocketMode is the mode of the sockets of this agent; 0 means 0600, for an Envoy
+	// of the same user.
 	SocketFile string
 	SocketMode fs.FileMode
 
-	// XDS says that ADS is forwarded: PROXY_XDS_VIA_AGENT. Discovery is HOST:PORT of the control plane, ConfigPath the folder of
-	// the socket, and XDSPlaintext says that the connection has no TLS: discoveryAddress, configPath and
+	// XDS says that ADS is forwarded: PROXY_XDS_VIA_AGENT. Discovery is HOST:PORT of the control plane, ConfigPath the
+	// folder of the socket, and XDSPlaintext says that the connection has no TLS: discoveryAddress, configPath and
 	// controlPlaneAuthPolicy in PROXY_CONFIG. Empty means istiod.istio-system.svc:15012 and etc/istio/proxy.
 	XDS                   bool
 	Discovery, ConfigPath string
 	XDSPlaintext          bool
 
-	// DebugAddress is HOST:PORT on loopback at which debug requests are forwarded, with XDS, as in [xdsproxy.Handler.ServeDebug]:
-	// 127.0.0.1:15004 with PROXY_XDS_DEBUG_VIA_AGENT. Empty means none.
+	// DebugAddress is HOST:PORT on loopback at which debug requests are forwarded, with XDS, as in
+	// [xdsproxy.Handler.ServeDebug]: 127.0.0.1:15004 with PROXY_XDS_DEBUG_VIA_AGENT. Empty means none.
 	DebugAddress string
 
-	// GRPCBootstrap is a file that Run writes, with XDS, for programs with gRPC that take their configuration by xDS without a
-	// proxy: GRPC_XDS_BOOTSTRAP. It names the files of OutputCerts. Empty means none.
+	// GRPCBootstrap is a file that Run writes, with XDS, for programs with gRPC that take their configuration by xDS
+	// without a proxy: GRPC_XDS_BOOTSTRAP. It names the files of OutputCerts. Empty means none.
 	GRPCBootstrap string
 
 	// Drain is how long the agent goes on serving after it was told to stop, while it is not ready any more, so that an
@@ -142,8 +144,9 @@ type Config struct {
 	// Logger gets the choice (Info), and what the parts log. Nil means no logs.
 	Logger *slog.Logger
 
-	clients []*http.Client                               // of the Agent
-	urls    struct{ service, exchange, metadata string } // of Google, for tests; empty means the real ones
+	clients  []*http.Client                               // of the Agent
+	requests *requests                                    // of the Agent, to the CA
+	urls     struct{ service, exchange, metadata string } // of Google, for tests; empty means the real ones
 }
 
 // String names the identity and no header.
@@ -167,6 +170,7 @@ const (
 	tokenFile   = "./var/run/secrets/tokens/istio-token"
 	podRoots    = "./var/run/secrets/istio/root-cert.pem"
 	proxyDir    = "./etc/istio/proxy"
+	meshFile    = "./etc/istio/config/mesh"
 
 	pingInterval, pingTimeout = 30 * time.Second, 10 * time.Second // as Istio's agent
 
@@ -189,6 +193,7 @@ func (c Config) withDefaults() Config {
 	}
 	c.AllowFiles, c.Notes = slices.Clone(c.AllowFiles), slices.Clone(c.Notes)
 	c.CAHeader, c.XDSHeader = c.CAHeader.Clone(), c.XDSHeader.Clone()
+	c.requests = new(requests)
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return c
 }
@@ -207,7 +212,7 @@ func (c *Config) check() error {
 	case c.DebugAddress != "" && !loopbackAddress(c.DebugAddress):
 		return fmt.Errorf("DebugAddress is %q, and has to be a loopback address with a port, such as 127.0.0.1:15004", c.DebugAddress)
 	case c.Fetcher != "" && c.Fetcher != "JWT" && c.Fetcher != "GoogleComputeEngine":
-		return fmt.Errorf("Fetcher (CREDENTIAL_FETCHER_TYPE) is %q, and has to be JWT or GoogleComputeEngine", c.Fetcher)
+		return fmt.Errorf("the field Fetcher (CREDENTIAL_FETCHER_TYPE) is %q, and has to be JWT or GoogleComputeEngine", c.Fetcher)
 	}
 	return nil
 }
@@ -264,8 +269,8 @@ func (c *Config) variable(name string) string {
 	return ""
 }
 
-// timing returns the grace ratio and the jitter of package secretcache, whose renewals start earlier by a random part of the
-// jitter, never later.
+// timing returns the grace ratio and the jitter of package secretcache, whose renewals start earlier by a random part
+// of the jitter, never later.
 func (c *Config) timing() (grace, jitter float64) {
 	const margin, least = 0.01, 1e-9
 	clamp := func(r float64) float64 { return min(max(r, margin), 1-margin) }

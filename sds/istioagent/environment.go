@@ -159,8 +159,9 @@ func checkProxyConfig(value string) error {
 	return nil
 }
 
-// FromEnvironment returns the configuration in the environment, which is in the form of os.Environ. It opens no file. The
-// error has a line for each variable with a bad value. Names of variables that are probably misspelled are in Config.Notes.
+// FromEnvironment returns the configuration in the environment, which is in the form of os.Environ. It opens no file.
+// The error has a line for each variable with a bad value. Names of variables that are probably misspelled are in
+// Config.Notes.
 func FromEnvironment(environ []string) (Config, error) {
 	v, err := variables.Read(environ)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
-// bootstrap returns the configuration of an agent for package envoytest, which has an admin section of its own, and with any
-// port for the listener.
+// bootstrap returns the configuration of an agent for package envoytest, which has an admin section of its own, and
+// with any port for the listener.
 func bootstrap(t *testing.T, a *istioagent.Agent) string {
 	t.Helper()
 	var b bytes.Buffer

@@ -1,6 +1,6 @@
-// Package istioagent is the part of Istio's agent that has to do with identity, as a library: it obtains the identity of a
-// workload, keeps it fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other configuration
-// from the control plane. It is configured by the environment variables of Istio's agent.
+// Package istioagent is the part of Istio's agent that has to do with identity, as a library: it obtains the identity
+// of a workload, keeps it fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other
+// configuration from the control plane. It is configured by the environment variables of Istio's agent.
 //
 //	cfg, err := istioagent.FromEnvironment(os.Environ())
 //	if err != nil { … } // a line for each variable, with the remedy
@@ -26,15 +26,16 @@
 //
 // # What it serves
 //
-// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the workload and of
-// the trust domain, and those of files (file-cert:, file-root:). The socket XDS in the folder of the proxy's
-// configuration has ADS, which is forwarded to the control plane, and the same secrets. [Agent.Bootstrap] writes a
-// configuration with which an Envoy uses both.
+// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
+// workload and of the trust domain, and those of files (file-cert:, file-root:). The socket XDS in the folder of the
+// proxy's configuration has ADS, which is forwarded to the control plane, and the same secrets. [Agent.Bootstrap]
+// writes a configuration with which an Envoy uses both. If another program serves the workload socket, secrets that an
+// Envoy asks for over ADS are the control plane's to answer.
 //
 // # What it does not do
 //
-// It does not start Envoy, does not probe the application, and has no DNS proxy and no gateway for requests of
-// Wasm. Variables of Istio's agent for those are accepted, and a note says that they are not used.
+// It does not start Envoy, does not probe the application, has no DNS proxy, and fetches no WebAssembly modules.
+// Variables of Istio's agent for those are accepted, and a note says that they are not used.
 package istioagent
 
 import (
@@ -149,6 +150,9 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 	default:
 		return nil, fmt.Errorf("the choice has the origin %q; it has to be from Choose", choice.Origin)
 	}
+	if a.cfg.isFile(meshFile) {
+		a.cfg.Notes = append(a.cfg.Notes, "the file "+a.cfg.path(meshFile)+" is not read: what it says about the proxy belongs into PROXY_CONFIG, as JSON")
+	}
 	if a.cfg.XDS {
 		var secrets http.Handler
 		if a.secrets != nil {
@@ -229,10 +233,10 @@ func (a *Agent) server(path string, h http.Handler) *unixsocket.Server {
 	return &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: a.cfg.SocketMode, Handler: h, Logger: a.cfg.Logger}
 }
 
-// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done or [Agent.Close] is called, or a part
-// fails, such as a socket that another program has. After the end of ctx and after Close it goes on serving for
-// Config.Drain, while it is not ready any more; then it ends all streams, removes its sockets, and returns nil. It is an
-// error to call it a second time.
+// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done or [Agent.Close] is called, or
+// a part fails, such as a socket that another program has. After the end of ctx and after Close it goes on serving for
+// Config.Drain, while it is not ready any more; then it ends all streams, removes its sockets, and returns nil. It is
+// an error to call it a second time.
 func (a *Agent) Run(ctx context.Context) error {
 	a.mu.Lock()
 	ran := a.ran
@@ -369,8 +373,8 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return fmt.Errorf("istioagent: %w: %w", ErrNotReady, err)
 }
 
-// Close ends [Agent.Run], or what [Start] has started, as the end of its context does, with the time for draining, and waits for
-// it. The error is always nil.
+// Close ends [Agent.Run], or what [Start] has started, as the end of its context does, with the time for draining, and
+// waits for it. The error is always nil.
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
@@ -397,8 +401,8 @@ func (a *Agent) Choice() Choice { return a.choice }
 // closes it.
 func (a *Agent) Source() source.Source { return a.identity }
 
-// Parts returns the parts of the agent by their names, for a status page: the identity, the files by name, the handlers of the
-// sockets, and the output.
+// Parts returns the parts of the agent by their names, for a status page: the identity, the files by name, the handlers
+// of the sockets, and the output.
 func (a *Agent) Parts() iter.Seq2[string, any] {
 	return func(yield func(string, any) bool) {
 		_ = (a.identity == nil || yield("identity", a.identity) && yield("files", a.files) && yield("sds", a.secrets)) &&
@@ -426,9 +430,10 @@ func (a *Agent) check() error {
 	return nil
 }
 
-// ServeHTTP answers for the agent, as package health does: 200 or 503 at /healthz/ready, where it has to have an identity that has not expired,
-// and at /healthz/live, where the identity must not have expired; and the metrics at /metrics and /stats/prometheus.
-// Like them, it is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach.
+// ServeHTTP answers for the agent, as package health does: 200 or 503 at /healthz/ready, where it has to have an
+// identity that has not expired, and at /healthz/live, where the identity must not have expired; and the metrics at
+// /metrics and /stats/prometheus. Like them, it is for operators: serve it on loopback, or on a port that only the
+// kubelet and Prometheus reach.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/stats/prometheus" {
 		r = r.Clone(r.Context())
@@ -437,8 +442,8 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.health.ServeHTTP(w, r)
 }
 
-// WriteMetrics writes the metrics of all parts in the text format of Prometheus, with the label part. Those of the agent itself have
-// the names of Istio's agent. The error is that of w.
+// WriteMetrics writes the metrics of all parts in the text format of Prometheus, with the label part. Those of the
+// agent itself have the names of Istio's agent. The error is that of w.
 func (a *Agent) WriteMetrics(w io.Writer) error { return a.health.WriteMetrics(w) }
 
 // own writes the metrics of the agent itself.
@@ -459,6 +464,9 @@ func (o *own) WriteMetrics(w io.Writer) error {
 			}
 		}
 	})
+	if a.choice.Origin == CA {
+		a.cfg.requests.addTo(&set)
+	}
 	return set.Write(w)
 }
 

@@ -226,7 +226,7 @@ func (s *side) ingress(t testing.TB, revision int) []byte {
 		extension(3, "transport_sockets.tls.v3.DownstreamTlsContext", s.tls(text(2, "spiffe://example.org/ns/demo/sa/")), yes, noTickets, noSessions)))
 }
 
-// backend is the cluster of a cluster with mTLS, to which each request is a handshake.
+// backend is the cluster of the second Envoy, to which each request is a handshake.
 func (s *side) backend(t testing.TB, port, timeout uint64) []byte {
 	const options = "upstreams.http.v3.HttpProtocolOptions"
 	once := message(36, text(1, "envoy.extensions."+options), extension(2, options, message(1, message(6, number(1, 1))), message(3, message(1))))
@@ -249,7 +249,7 @@ type requests struct {
 	stop   func() // after which the other fields may be read
 	done   int
 	failed []string
-	so     atomic.Int64 // done so far
+	count  atomic.Int64 // done so far
 	latest atomic.Pointer[http.Header]
 }
 
@@ -284,7 +284,7 @@ func startRequests(t *testing.T, client *http.Client, target, want string) *requ
 				l.failed = append(l.failed, time.Now().Format("15:04:05.000 ")+err.Error())
 			} else {
 				l.done++
-				l.so.Add(1)
+				l.count.Add(1)
 			}
 		}
 	})
@@ -299,11 +299,11 @@ func (l *requests) has(name string, value int) func() bool {
 }
 
 // TestEnvoyRotation runs two Envoys between two applications. Each has an agent of its own, which is a process, and
-// everything else from there: listeners and clusters by ADS from a control plane, secrets by SDS or ADS from a CA by the
-// network. Requests go through both all the time, and from another workload to the second one, each with a handshake.
-// Leaves rotate, the root rotates, listeners and clusters change, the control planes are restarted, the agents are
-// killed, and the CA is away beyond half of the life of the certificates, while the first Envoy is restarted
-// without traffic of its own. No request fails.
+// everything else from there: listeners and clusters by ADS from a control plane, secrets by SDS or ADS from a CA by
+// the network. Requests go through both all the time, and from another workload to the second one, each with a
+// handshake. Leaves rotate, the root rotates, listeners and clusters change, the control planes are restarted, the
+// agents are killed, and the CA is away beyond half of the life of the certificates, while the first Envoy is
+// restarted without traffic of its own. No request fails.
 func TestEnvoyRotation(t *testing.T) {
 	conformance.Covers(t, "IST-8.5-3", "IST-8.6-1", "IST-8.6-2", "IST-9.4-1", "IST-9.4-3")
 	t.Parallel()
@@ -458,7 +458,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 		require.Eventually(t, direct.has("ingress-revision", revision), within, 20*time.Millisecond)
 	}
 	phase := func(what string) {
-		t.Logf("%s %s: %d and %d requests", time.Now().Format("05.000"), what, through.so.Load(), direct.so.Load())
+		t.Logf("%s %s: %d and %d requests", time.Now().Format("05.000"), what, through.count.Load(), direct.count.Load())
 	}
 	revised(1)
 	phase("begins")
@@ -516,6 +516,9 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	phase("half of the life has passed")
 	updates, rootUpdates := client.Stat("sds.default.update_success"), client.Stat("sds.ROOTCA.update_success")
 	through.stop()
+	assert.GreaterOrEqual(t, client.Stat("cluster.backend.ssl.handshake"), int64(through.done), "each request is a handshake")
+	assert.Zero(t, client.Stat("cluster.backend.ssl.session_reused"))
+	assert.Zero(t, client.Stat("cluster.backend.ssl.fail_verify_error"))
 	client.Stop()
 	client = envoytest.StartConfig(t, bin, dir, "again", front.bootstrap()+admin)
 	client.WaitLive(within)
@@ -523,7 +526,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	again := startRequests(t, plain, "http://"+client.ListenerAddr("egress", within), "URI=spiffe://example.org/ns/demo/sa/frontend")
 	phase("the first Envoy is restarted")
 	time.Sleep(left() - life*3/10)
-	require.Positive(t, again.so.Load(), "there are requests while the CA is down")
+	require.Positive(t, again.count.Load(), "there are requests while the CA is down")
 	startCA()
 	phase("CA is back")
 	renewed("after the outage")

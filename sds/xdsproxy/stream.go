@@ -176,11 +176,11 @@ func (s *stream) send(msg []byte) error {
 
 // leg is a stream to one of the servers: the control plane, or the one for secrets.
 type leg struct {
-	s     *stream
-	local bool
-	queue *queue
-	node  []byte // of Envoy, until the control plane has answered; nil if it has none
-	token string // that was sent
+	s      *stream
+	local  bool
+	queue  *queue
+	node   []byte                   // of Envoy, until the control plane has answered; nil if it has none
+	redact func(text string) string // takes out the token that was sent; nil for none
 
 	left bool // the reports, whose lock guards it
 }
@@ -210,7 +210,7 @@ func (l *leg) dial() (*grpchttp.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.token = token
+	l.redact = func(text string) string { return bearer.Redact(text, token) } // not the token itself, which would be printed
 	return h.client.Open(s.ctx, service+s.method+"AggregatedResources", metadata), nil
 }
 
@@ -304,7 +304,10 @@ func (l *leg) ended(err error, answered bool) {
 	status := err
 	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
 		told := *e
-		told.Message, told.Err = bearer.Redact(e.Message, l.token), nil // a server may repeat what it was sent
+		told.Message, told.Err = bearer.Redact(e.Message), nil
+		if l.redact != nil { // a server may repeat what it was sent
+			told.Message = l.redact(e.Message)
+		}
 		status = &told
 	}
 	if err == io.EOF {

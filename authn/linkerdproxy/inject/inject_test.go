@@ -130,7 +130,7 @@ func env(t testing.TB, pod []byte) map[string]string {
 
 func TestGolden(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-9-7", "LNK-12.1-1", "LNK-12.1-2", "LNK-12.1-3", "LNK-12.1-4", "LNK-12.1-5", "LNK-12.1-6", "LNK-12.1-8", "LNK-12.2-1", "LNK-12.2-2", "LNK-12.2-3", "LNK-12.2-4", "LNK-12.2-6", "LNK-12.2-7", "LNK-13-1", "LNK-13-3")
+	conformance.Covers(t, "LNK-9-7", "LNK-12.1-1", "LNK-12.1-2", "LNK-12.1-3", "LNK-12.1-4", "LNK-12.1-5", "LNK-12.1-6", "LNK-12.1-8", "LNK-12.2-1", "LNK-12.2-2", "LNK-12.2-3", "LNK-12.2-4", "LNK-12.2-6", "LNK-12.2-7", "LNK-12.2-12", "LNK-12.2-13", "LNK-13-1", "LNK-13-3")
 	for name, edit := range map[string]func(*inject.Config){
 		"seed":    seed,
 		"current": audience,
@@ -172,7 +172,7 @@ func TestGolden(t *testing.T) {
 // The parts of the first design's own text: the volume, and the variables that are gone.
 func TestDocument(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-9-7", "LNK-12.1-8")
+	conformance.Covers(t, "LNK-9-7", "LNK-12.1-8", "LNK-13-11")
 	pod := read(t, "pod.json")
 	got, err := injector(t, seed).Inject(pod, "")
 	require.NoError(t, err)
@@ -214,7 +214,7 @@ func TestDocument(t *testing.T) {
 // The identity service's own proxy reaches it at localhost, whose name must not be set.
 func TestCertifier(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-1-9", "LNK-12.2-6", "LNK-12.2-12")
+	conformance.Covers(t, "LNK-1-9", "LNK-12.2-6", "LNK-12.2-14", "LNK-13-6")
 	pod := bytes.ReplaceAll(bytes.ReplaceAll(read(t, "pod.json"), []byte(`"emojivoto"`), []byte(`"linkerd"`)), []byte(`"serviceAccountName": "web"`), []byte(`"serviceAccountName": "linkerd-identity"`))
 	pod = bytes.Replace(pod, []byte(`{"name": "LINKERD2_PROXY_LOG", "value": "info"}`), []byte(`{"name": "LINKERD2_PROXY_IDENTITY_IDENTITY", "value": "x"}, {"name": "LINKERD2_PROXY_IDENTITY_SVC_NAME", "value": "x"}`), 1)
 	for _, edit := range []func(*inject.Config){seed, audience} {
@@ -236,7 +236,7 @@ const spec = `"spec":{"serviceAccountName":"web","containers":[{"name":"linkerd-
 
 func TestObjects(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-13-1", "LNK-13-7")
+	conformance.Covers(t, "LNK-13-1", "LNK-13-8")
 	const off = `"metadata":{"name":"x","annotations":{"linkerd.io/identity":"disabled"}}`
 	const on = `"metadata":{"name":"x","annotations":{"linkerd.io/identity":"enabled"}}`
 	template := func(version, kind string) string {
@@ -359,7 +359,7 @@ func TestSetTrustAnchors(t *testing.T) {
 
 func TestIdentity(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-15-2", "LNK-15-3")
+	conformance.Covers(t, "LNK-1-7", "LNK-15-2", "LNK-15-3")
 	in, pod := injector(t), read(t, "pod.json")
 	got, err := in.Inject(pod, "")
 	require.NoError(t, err)
@@ -380,9 +380,17 @@ func TestIdentity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := in.Identity([]byte(v.pod), v.port)
+			name, err := in.Identity([]byte(v.pod), v.port)
 			require.NoError(t, err)
-			assert.Equal(t, v.want, got)
+			assert.Equal(t, v.want, name)
+			if name == "" {
+				return
+			}
+			// The injector has said the same, and so does the certifier, which has the mesh.
+			assert.Equal(t, got.Identity, name)
+			namespace, account, err := mesh.Parse(name)
+			require.NoError(t, err)
+			assert.Equal(t, "emojivoto web", namespace+" "+account)
 		})
 	}
 	for name, bad := range map[string]string{

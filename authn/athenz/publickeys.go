@@ -1,0 +1,150 @@
+package athenz
+
+import (
+	"context"
+	"crypto"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki/athenzname"
+)
+
+const (
+	keyFresh     = 10 * time.Minute
+	keyAbsent    = time.Minute // how long a key that is not there is not asked for again
+	keyStale     = time.Hour   // how long one counts while ZTS does not answer
+	fetchTimeout = 5 * time.Second
+	maxKeys      = 4096
+)
+
+// PublicKeys fetches the public keys of services from ZTS, for [VerifyServiceToken] and [ServiceTokenAuthenticator], and
+// remembers them for ten minutes, and for an hour while ZTS does not answer. It is safe for concurrent use.
+type PublicKeys struct {
+	url    string
+	client http.Client
+	limit  *limit.Limiter
+
+	mu   sync.Mutex
+	keys map[string]fetchedKey // by the path
+}
+
+// fetchedKey is what ZTS answered. The key is nil if there is none.
+type fetchedKey struct {
+	key crypto.PublicKey
+	at  time.Time
+}
+
+// NewPublicKeys returns PublicKeys of the ZTS at an https address without a path, such as https://zts.athenz.svc:4443. The
+// client decides which server is trusted; it is copied, and follows no redirects. Nothing is fetched yet.
+func NewPublicKeys(address string, client *http.Client) (*PublicKeys, error) {
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || client == nil {
+		return nil, errors.New("athenz: new public keys: the address has to be https://host:port, and there has to be a client")
+	}
+	p := &PublicKeys{
+		url: "https://" + u.Host, client: *client, keys: map[string]fetchedKey{},
+		limit: limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}), // anyone can name keys
+	}
+	p.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return p, nil
+}
+
+// Key returns the public key of a service with an ID. The error wraps [ErrServiceToken] if there is none, and else says that
+// it cannot be had now.
+func (p *PublicKeys) Key(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error) {
+	if err := owner.Check(); err != nil || !isTokenText(keyID) || keyID == "" || strings.Trim(keyID, ".") == "" {
+		return nil, badToken("there is no such public key")
+	}
+	path := "/zts/v1/domain/" + owner.Domain + "/service/" + owner.Name + "/publickey/" + url.PathEscape(keyID)
+	now := time.Now()
+	known, ok := p.known(path)
+	age := renew.Elapsed(known.at, now)
+	if !ok || known.key != nil && age >= keyFresh || known.key == nil && age >= keyAbsent {
+		key, err := p.fetch(ctx, path)
+		switch {
+		case err == nil:
+			known = fetchedKey{key, now}
+			p.remember(path, known)
+		case !ok || known.key == nil || age >= keyStale:
+			return nil, err
+		}
+	}
+	if known.key == nil {
+		return nil, badToken("there is no such public key")
+	}
+	return known.key, nil
+}
+
+func (p *PublicKeys) known(path string) (fetchedKey, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k, ok := p.keys[path]
+	return k, ok
+}
+
+func (p *PublicKeys) remember(path string, k fetchedKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, there := p.keys[path]; !there && len(p.keys) >= maxKeys {
+		for other := range p.keys { // any: it costs its users one call
+			delete(p.keys, other)
+			break
+		}
+	}
+	p.keys[path] = k
+}
+
+// fetch asks ZTS. A nil key without an error means that there is none.
+func (p *PublicKeys) fetch(ctx context.Context, path string) (crypto.PublicKey, error) {
+	if err := p.limit.Acquire(ctx, ""); err != nil {
+		return nil, err
+	}
+	defer p.limit.Release()
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := p.client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close() // the answer is read or given up
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxKeyFile+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case answer.StatusCode == http.StatusNotFound:
+		return nil, nil //nolint:nilnil // there is none
+	case answer.StatusCode != http.StatusOK:
+		return nil, &statusError{answer.StatusCode, strings.TrimSpace(bearer.Redact(string(data)))}
+	case len(data) > maxKeyFile:
+		return nil, fmt.Errorf("the answer of ZTS has more than %d bytes", maxKeyFile)
+	}
+	var body struct {
+		Key string `json:"key"`
+	}
+	if json.Unmarshal(data, &body) != nil {
+		return nil, errors.New("the answer of ZTS is not the JSON of a public key")
+	}
+	text, ok := decodeY64(body.Key)
+	if !ok {
+		return nil, errors.New("the answer of ZTS has a key that is not in the base64 of Athenz")
+	}
+	key, err := parsePublicKey(text)
+	if err != nil {
+		return nil, fmt.Errorf("the answer of ZTS: %w", err)
+	}
+	return key, nil
+}

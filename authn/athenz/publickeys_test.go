@@ -1,0 +1,139 @@
+package athenz_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/pki/athenzname"
+)
+
+type answerFunc func(r *http.Request) (int, string, error)
+
+func (f answerFunc) RoundTrip(r *http.Request) (*http.Response, error) {
+	code, text, err := f(r)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(text)), Request: r, Header: http.Header{}}, nil
+}
+
+func TestPublicKeys(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-10.1-7", "ATH-14-19", "ATH-14-20")
+	der, err := x509.MarshalPKIXPublicKey(rsaKey().Public())
+	require.NoError(t, err)
+	document := func(key string) string {
+		data, err := json.Marshal(object{"key": key, "id": "0"})
+		require.NoError(t, err)
+		return string(data)
+	}
+	good := document(y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))
+	synctest.Test(t, func(t *testing.T) {
+		calls, code, text := 0, 200, good
+		var failure error
+		p, err := athenz.NewPublicKeys("https://zts.example:4443", &http.Client{Transport: answerFunc(func(r *http.Request) (int, string, error) {
+			calls++
+			assert.Equal(t, "https://zts.example:4443/zts/v1/domain/media.sports/service/frontend/publickey/v1", r.URL.String())
+			return code, text, failure
+		})})
+		require.NoError(t, err)
+		owner := subject().Service
+		for range 3 {
+			key, err := p.Key(t.Context(), owner, "v1")
+			require.NoError(t, err)
+			assert.Equal(t, rsaKey().Public(), key)
+		}
+		assert.Equal(t, 1, calls)
+		time.Sleep(10 * time.Minute)
+		_, err = p.Key(t.Context(), owner, "v1")
+		require.NoError(t, err)
+		assert.Equal(t, 2, calls)
+
+		// While ZTS does not answer the key counts for an hour.
+		failure = errors.New("away")
+		time.Sleep(time.Hour - time.Second)
+		_, err = p.Key(t.Context(), owner, "v1")
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		_, err = p.Key(t.Context(), owner, "v1")
+		require.ErrorIs(t, err, failure)
+		require.NotErrorIs(t, err, athenz.ErrServiceToken)
+
+		// One that is gone does not, and is not asked for at once again.
+		failure, code = nil, 404
+		calls = 0
+		for range 3 {
+			_, err = p.Key(t.Context(), owner, "v1")
+			require.ErrorIs(t, err, athenz.ErrServiceToken)
+		}
+		assert.Equal(t, 1, calls)
+		time.Sleep(time.Minute)
+		code = 200
+		_, err = p.Key(t.Context(), owner, "v1")
+		require.NoError(t, err)
+
+		time.Sleep(2 * time.Hour)
+		for _, bad := range []string{"", "x", "[]", document("?"), document(""), document(y64([]byte("x"))), document(y64(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))), strings.Repeat(" ", 1<<17) + good} {
+			text = bad
+			_, err = p.Key(t.Context(), owner, "v1")
+			require.Error(t, err)
+			require.NotErrorIs(t, err, athenz.ErrServiceToken)
+		}
+		text = good
+		for _, code = range []int{302, 401, 500} {
+			_, err = p.Key(t.Context(), owner, "v1")
+			require.ErrorContains(t, err, "answers")
+		}
+		calls = 0
+		for _, id := range []string{"", ".", "..", "a/b", "a b", strings.Repeat("x", 300)} {
+			_, err = p.Key(t.Context(), owner, id)
+			require.ErrorIs(t, err, athenz.ErrServiceToken, id)
+		}
+		_, err = p.Key(t.Context(), athenzname.Service{Domain: "a/..", Name: "b"}, "v1")
+		require.ErrorIs(t, err, athenz.ErrServiceToken)
+		assert.Zero(t, calls)
+
+		// The two together.
+		code = 200
+		token, err := athenz.SignServiceToken(athenz.ServiceToken{Service: owner, KeyID: "v1"}, rsaKey())
+		require.NoError(t, err)
+		a := athenz.ServiceTokenAuthenticator(p.Key)
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.TLS = new(tls.ConnectionState)
+		r.Header.Set("Athenz-Principal-Auth", token)
+		caller, err := a.Authenticate(r)
+		require.NoError(t, err)
+		assert.Equal(t, "media.sports.frontend", caller.Name)
+		code = 404
+		time.Sleep(10 * time.Minute)
+		_, err = a.Authenticate(r)
+		require.ErrorIs(t, err, authn.ErrRefused)
+		code, failure = 200, context.DeadlineExceeded
+		time.Sleep(time.Minute)
+		_, err = a.Authenticate(r)
+		assert.True(t, authn.Unavailable(err))
+	})
+	for _, address := range []string{"", "http://h", "https://", "https://h/zts/v1", "https://u@h", "https://h?x"} {
+		_, err := athenz.NewPublicKeys(address, new(http.Client))
+		require.ErrorContains(t, err, "athenz: new public keys: ", address)
+	}
+	_, err = athenz.NewPublicKeys("https://h", nil)
+	require.Error(t, err)
+}

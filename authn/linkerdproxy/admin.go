@@ -1,0 +1,46 @@
+package linkerdproxy
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+)
+
+// Handler returns the handler for the admin port of a proxy:
+//
+//	GET /ready     200 "ready", or 503 "not ready" while there is no certificate that has not expired
+//	GET /live      200 "live", or 503 "expired" once the certificate has expired
+//	GET /metrics   those of the Identity and of more, such as a [*Proxy], in the text format of Prometheus
+//
+// A proxy that waits for its first certificate is alive. The answers have no secrets; the probes of the kubelet come without
+// TLS.
+func (id *Identity) Handler(more ...interface{ WriteMetrics(w io.Writer) error }) http.Handler {
+	mux := http.NewServeMux()
+	answer := func(path, good, bad string, failed func(error) bool) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			if failed(id.state()) {
+				http.Error(w, bad, http.StatusServiceUnavailable)
+				return
+			}
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = io.WriteString(w, good+"\n")
+		})
+	}
+	answer("/ready", "ready", "not ready", func(err error) bool { return err != nil })
+	answer("/live", "live", "expired", func(err error) bool { return errors.Is(err, ErrExpired) })
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		var b bytes.Buffer
+		err := id.WriteMetrics(&b)
+		for _, m := range more {
+			err = errors.Join(err, m.WriteMetrics(&b))
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		_, _ = w.Write(b.Bytes())
+	})
+	return mux
+}

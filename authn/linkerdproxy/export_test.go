@@ -1,0 +1,19 @@
+package linkerdproxy
+
+import (
+	"net"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+)
+
+// NewWith is New with another certifier.
+func NewWith(cfg Config, service caclient.CA) (*Identity, error) { return newIdentity(cfg, service) }
+
+// RefreshIn is refreshIn.
+func (id *Identity) RefreshIn(left time.Duration, failures int) time.Duration {
+	return id.refreshIn(left, failures)
+}
+
+// ServerName is serverName.
+func ServerName(c net.Conn) (name string, all []byte, ok bool) { return serverName(c) }

@@ -1,0 +1,169 @@
+package linkerdproxy
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"time"
+)
+
+// target is where a request goes.
+type target struct {
+	Endpoint
+	proven bool   // the connection has our certificate
+	client string // the identity that the application is told; "" for none
+}
+
+type targetKey struct{}
+
+// inboundHandler forwards requests to the application.
+func (p *Proxy) inboundHandler() http.Handler {
+	forward := p.reverse("inbound")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		to := target{Endpoint: Endpoint{Addr: p.cfg.Application}}
+		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.ClientID {
+			to.client = s.client
+		}
+		forward.ServeHTTP(w, stripped(r, to))
+	})
+}
+
+// outboundHandler forwards requests of the application by their routes.
+func (p *Proxy) outboundHandler() http.Handler {
+	forward := p.reverse("outbound")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e, err := p.cfg.Route(r.Context(), r.Host)
+		if required := r.Header.Values(requireID); err == nil && required != nil && (len(required) != 1 || required[0] != e.Identity) {
+			err = errors.New("the server there has another identity than the header l5d-require-id asks for")
+		}
+		if err != nil {
+			p.fail("outbound", w, fmt.Errorf("no route to %.300q: %w", r.Host, err))
+			return
+		}
+		to := target{Endpoint: e}
+		if e.Identity != "" {
+			// Once the certificate has expired, open connections that have it are used, and no new ones are made.
+			state := p.cfg.Identity.state()
+			to.proven = state == nil || errors.Is(state, ErrExpired) && !p.cfg.Identity.cfg.AnonymousAfterExpiry
+		}
+		forward.ServeHTTP(w, stripped(r, to))
+	})
+}
+
+// stripped returns r for a target, without what only proxies may say, and without what would end the reading of requests on the
+// connection: after an upgrade to another HTTP, or to TLS, further ones would pass unread.
+func stripped(r *http.Request, to target) *http.Request {
+	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
+	r.Header = r.Header.Clone()
+	r.Header.Del(clientID)
+	r.Header.Del(requireID)
+	for _, value := range r.Header.Values("Upgrade") {
+		for name := range strings.SplitSeq(strings.ToLower(value), ",") {
+			name, _, _ = strings.Cut(strings.TrimSpace(name), "/")
+			if name == "h2c" || name == "h2" || name == "http" || name == "tls" {
+				r.Header.Del("Upgrade")
+			}
+		}
+	}
+	return r
+}
+
+// reverse returns a handler that forwards requests to their target, as they are.
+func (p *Proxy) reverse(direction string) http.Handler {
+	return &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			to := r.In.Context().Value(targetKey{}).(target)
+			r.Out.URL.Scheme, r.Out.URL.Host = "http", to.pool()
+			if to.client != "" { // here, as the client says by its header Connection what is removed before
+				r.Out.Header.Set(clientID, to.client)
+			}
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // the application judges it
+			r.Out.Trailer = nil                    // it could have what strip takes out
+			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+				if v, ok := r.In.Header[name]; ok {
+					r.Out.Header[name] = v
+				}
+			}
+		},
+		Transport:     roundTripper{p},
+		FlushInterval: -1,
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if r.Context().Err() != nil { // the client has gone
+				w.WriteHeader(http.StatusBadGateway)
+				return
+			}
+			p.fail(direction, w, err)
+		},
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+	}
+}
+
+// fail answers a request that cannot be forwarded.
+func (p *Proxy) fail(direction string, w http.ResponseWriter, err error) {
+	p.failed[direction].Inc()
+	p.log.Warn("linkerdproxy: request not forwarded", direction, slog.Any("err", err))
+	if direction == "inbound" { // the client is another workload
+		err = errors.New("the application does not answer")
+	}
+	http.Error(w, "linkerdproxy: "+direction+" request not forwarded: "+err.Error(), http.StatusBadGateway)
+}
+
+// pool returns what net/http takes for a host: connections to one target are kept apart from those to others, and those that
+// prove our identity from those that do not.
+func (t target) pool() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %v", t.Addr, t.Identity, t.ServerName, t.proven))
+	return hex.EncodeToString(sum[:16]) + ".mesh:80"
+}
+
+// roundTripper sends a request by the version of HTTP that it came with.
+type roundTripper struct{ p *Proxy }
+
+func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	return r.p.transport[min(max(req.ProtoMajor, 1), 2)-1].RoundTrip(req)
+}
+
+// newTransport returns a transport for HTTP/1, or for HTTP/2 from the first byte. The address that it dials is that of the target.
+func (p *Proxy) newTransport(http2 bool) *http.Transport {
+	t := &http.Transport{
+		Protocols:              new(http.Protocols),
+		DisableCompression:     true,
+		MaxIdleConns:           1000,
+		MaxIdleConnsPerHost:    100,
+		IdleConnTimeout:        idleOut,
+		MaxResponseHeaderBytes: maxHeader,
+		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return p.cfg.Identity.Dial(ctx, ctx.Value(targetKey{}).(target).Endpoint)
+		},
+	}
+	t.Protocols.SetHTTP1(!http2)
+	t.Protocols.SetUnencryptedHTTP2(http2)
+	return t
+}
+
+// Dial connects to an endpoint, with the TLS of the mesh, as a *tls.Conn, if it has an Identity. It takes 10 seconds at most.
+func (id *Identity) Dial(ctx context.Context, e Endpoint) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	d := new(net.Dialer)
+	if e.Identity == "" {
+		return d.DialContext(ctx, "tcp", e.Addr)
+	}
+	config, err := id.ClientConfig(e)
+	if err != nil {
+		return nil, err
+	}
+	c, err := (&tls.Dialer{NetDialer: d, Config: config}).DialContext(ctx, "tcp", e.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("linkerdproxy: dial %q: %w", e.Addr, err)
+	}
+	return c, nil
+}

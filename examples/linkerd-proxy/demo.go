@@ -1,0 +1,523 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// traced is a header of requests that the trace has.
+const traced = "X-Traced"
+
+// life is that of a certificate in the demo, which ends with a whole second: it is up to a second more.
+const life = 2 * time.Second
+
+// mesh is that of the demo, with names in the form of the first design.
+var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
+
+// demo runs an identity service with an API server that is made up, two applications, and this program beside each of them,
+// through the life of their certificates. The first thing that is not as it must be is its error. It returns the trace.
+func demo(ctx context.Context, out io.Writer) (*trace, error) {
+	dir, err := os.MkdirTemp("", "svidkit-linkerd-proxy-demo")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	d := &meshDemo{trace: &trace{out: out, begun: time.Now()}, dir: dir, tokens: map[string]string{}}
+	err = d.show(ctx)
+	cancel()
+	d.wg.Wait()
+	if err == nil {
+		err = d.failure()
+	}
+	return d.trace, err
+}
+
+// meshDemo is what the demo runs.
+type meshDemo struct {
+	*trace
+	dir       string
+	authority *ca.Authority
+	addr      string // of the identity service
+	wg        sync.WaitGroup
+
+	mu     sync.Mutex
+	tokens map[string]string // accounts by their tokens
+	failed error             // of a part that runs in the background
+}
+
+// workload is an application with its proxy.
+type workload struct {
+	name  string // of the service account
+	token string // file
+	store string
+	at    addresses
+}
+
+func (d *meshDemo) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.failed = cmp.Or(d.failed, err)
+}
+
+func (d *meshDemo) failure() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
+func (d *meshDemo) show(ctx context.Context) (err error) {
+	if err := d.makeAuthority(); err != nil {
+		return err
+	}
+	reserved, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	d.addr = reserved.Addr().String()
+	_ = reserved.Close() // the service comes later, and the proxies know its address
+
+	d.phase("Before the identity service is there", injector, proxyOf("web"), "environment")
+	web, err := d.start(ctx, "web", d.application(ctx, "web"), nil)
+	if err != nil {
+		return err
+	}
+	d.event(proxyOf("web"), proxyOf("web"), "checks anchors, token and store, then makes key.der, csr.p8 and trust-anchors.pem, each 0400")
+	if err := d.checkStore(web); err != nil {
+		return err
+	}
+	if err := d.probe(web, "ready", http.StatusServiceUnavailable); err != nil {
+		return err
+	}
+
+	// Certificates end with whole seconds: two that are made in one second end together, and are renewed together.
+	wait(ctx, time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
+	d.phase("Certification", identity, identity, "begins to serve")
+	stop, err := d.identityService(ctx)
+	if err != nil {
+		return err
+	}
+	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
+		return err
+	}
+	d.event(identity, proxyOf("web"), "certificate for the name of web, alone")
+	if err := d.probe(web, "ready", http.StatusOK); err != nil {
+		return err
+	}
+	name, err := mesh.Name("emojivoto", "web")
+	if err != nil {
+		return err
+	}
+	voting, err := d.start(ctx, "voting", d.application(ctx, "voting"), []string{"-route", "web.emojivoto:80=" + web.at.inbound.String() + "=" + name})
+	if err != nil {
+		return err
+	}
+	if err := d.until(ctx, func() bool { return d.status(voting, "ready") == http.StatusOK }); err != nil {
+		return err
+	}
+	d.event(identity, proxyOf("voting"), "certificate for the name of voting, alone")
+
+	entry := voting.at.outbound.String()
+	d.phase("Requests", "voting", proxyOf("voting"), get(false))
+	for _, http2 := range []bool{false, true} {
+		if err := d.request(entry, http2, true); err != nil {
+			return err
+		}
+	}
+	var good, bad atomic.Int64
+	pause := d.traffic(ctx, entry, &good, &bad)
+
+	d.watch("web")
+	d.phase("Renewal, with a new token", kubelet, proxyOf("web"), "another token in the token file")
+	d.give("web-2", web)
+	if err := d.renewed(ctx, web, voting); err != nil {
+		return err
+	}
+	d.event(identity, proxyOf("web"), "certificate for the same key")
+
+	end, err := d.expiry(web)
+	if err != nil {
+		return err
+	}
+	left := time.Until(end)
+	wait(ctx, time.Until(end)-left/100*72)
+	d.phase("The identity service is down for 45 % of a life", operator, identity, "stops it")
+	stop()
+	wait(ctx, time.Until(end)-left/100*27)
+	d.event(operator, identity, "starts it")
+	if stop, err = d.identityService(ctx); err != nil {
+		return err
+	}
+	defer func() { stop() }()
+	if err := d.renewed(ctx, web, voting); err != nil {
+		return err
+	}
+	d.event(identity, proxyOf("web"), "certificate, before the one from before ends")
+	pause()
+	if bad.Load() > 0 || good.Load() == 0 {
+		return fmt.Errorf("%d requests have failed, and %d not", bad.Load(), good.Load())
+	}
+
+	d.phase("The account is deleted", operator, apiServer, "deletes the account web")
+	d.take(web)
+	if err := d.until(ctx, func() bool { return d.status(web, "live") == http.StatusServiceUnavailable }); err != nil {
+		return err
+	}
+	if err := d.probe(web, "live", http.StatusServiceUnavailable); err != nil {
+		return err
+	}
+	c, err := tls.Dial("tcp", web.at.inbound.String(), &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is to fail
+	if err == nil {
+		_ = c.Close()
+		return errors.New("a proxy with an expired certificate has accepted a new connection")
+	}
+	d.event(operator, proxyOf("web"), "TLS for the name of web: refused")
+
+	d.phase("The account is there again", operator, apiServer, "makes the account web anew, with another token")
+	d.give("web-3", web)
+	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
+		return err
+	}
+	if err := d.probe(web, "live", http.StatusOK); err != nil {
+		return err
+	}
+	if err := d.request(entry, true, true); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "requests through renewal and outage %d, failed %d\n", good.Load(), bad.Load())
+	return d.failure()
+}
+
+func (d *meshDemo) makeAuthority() (err error) {
+	d.authority, err = ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain(mesh.TrustDomain)})
+	return err
+}
+
+// identityService serves Linkerd's identity API until stop is called.
+func (d *meshDemo) identityService(ctx context.Context) (stop func(), err error) {
+	certifier, err := mesh.Certifier()
+	if err != nil {
+		return nil, err
+	}
+	server, err := caserver.New(caserver.Options{
+		CA: d.authority, ID: spiffe.MustParseID("spiffe://cluster.local/ns/linkerd/sa/linkerd-identity"), Names: []pki.SAN{pki.DNSSAN(certifier)},
+		Linkerd: &linkerd.Options{Mesh: mesh, Review: d.review, Lifetime: life, ClockSkew: time.Second},
+	})
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", d.addr)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	d.wg.Go(func() {
+		defer close(done)
+		if err := server.Run(ctx, caserver.Listeners{Linkerd: l}); err != nil {
+			d.fail(err)
+		}
+	})
+	return func() {
+		cancel()
+		<-done
+	}, nil
+}
+
+// review is the API server's review of tokens.
+func (d *meshDemo) review(_ context.Context, token string, _ []string) (*kube.Account, error) {
+	d.mu.Lock()
+	account, ok := d.tokens[token]
+	d.mu.Unlock()
+	name, _, _ := strings.Cut(token, "-")
+	d.eventOf(name, proxyOf(name), identity, "Certify: token, and the one signing request")
+	d.eventOf(name, identity, apiServer, "TokenReview of the token of "+name+", for identity.l5d.io")
+	if !ok {
+		return nil, fmt.Errorf("no such account: %w", kube.ErrInvalidToken)
+	}
+	return &kube.Account{Namespace: "emojivoto", ServiceAccount: account}, nil
+}
+
+// give makes the token good, and puts it into the file of a workload.
+func (d *meshDemo) give(token string, w *workload) {
+	d.mu.Lock()
+	for t, account := range d.tokens {
+		if account == w.name {
+			delete(d.tokens, t)
+		}
+	}
+	d.tokens[token] = w.name
+	d.mu.Unlock()
+	if err := os.WriteFile(w.token, []byte(token), 0o600); err != nil {
+		d.fail(err)
+	}
+}
+
+// take makes the tokens of a workload worthless.
+func (d *meshDemo) take(w *workload) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for t, account := range d.tokens {
+		if account == w.name {
+			delete(d.tokens, t)
+		}
+	}
+}
+
+// application serves a toy application, by HTTP/1, and HTTP/2 without TLS. It returns its address.
+func (d *meshDemo) application(ctx context.Context, name string) (addr string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		d.fail(err)
+		return ""
+	}
+	s := &http.Server{Protocols: new(http.Protocols), ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		client, _, _ := strings.Cut(r.Header.Get("l5d-client-id"), ".")
+		if r.Header.Get(traced) != "" {
+			d.event(proxyOf(client), proxyOf(name), r.Proto+" by mutual TLS") // or there was no name
+			d.event(proxyOf(name), name, fmt.Sprintf("GET by %s, with l5d-client-id of %s", r.Proto, client))
+		}
+		fmt.Fprintln(w, "hello", client)
+	})}
+	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetUnencryptedHTTP2(true)
+	d.wg.Go(func() { _ = s.Serve(l) })
+	context.AfterFunc(ctx, func() { _ = s.Close() })
+	return l.Addr().String()
+}
+
+// start runs this program beside an application, with the environment of an injector.
+func (d *meshDemo) start(ctx context.Context, name, app string, flags []string) (*workload, error) {
+	w := &workload{name: name, token: filepath.Join(d.dir, name+"-token"), store: filepath.Join(d.dir, name+"-store")}
+	if err := os.Mkdir(w.store, 0o700); err != nil {
+		return nil, err
+	}
+	d.give(name+"-1", w)
+	environ, err := d.environ(w)
+	if err != nil {
+		return nil, err
+	}
+	d.event(injector, proxyOf(name), "environment")
+	args := append([]string{"-app", app, "-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-client-id"}, flags...)
+	at, ended := make(chan addresses, 1), make(chan error, 1)
+	d.wg.Go(func() {
+		err := run(ctx, args, environ, io.Discard, io.Discard, func(a addresses) { at <- a })
+		if err != nil {
+			d.fail(err)
+		}
+		ended <- err
+	})
+	select {
+	case w.at = <-at:
+	case err := <-ended:
+		return nil, cmp.Or(err, errors.New("the proxy has ended"))
+	}
+	return w, nil
+}
+
+// environ returns what an injector tells the proxy of a workload.
+func (d *meshDemo) environ(w *workload) ([]string, error) {
+	own, err := mesh.Name("emojivoto", w.name)
+	if err != nil {
+		return nil, err
+	}
+	certifier, err := mesh.Certifier()
+	if err != nil {
+		return nil, err
+	}
+	_, port, err := net.SplitHostPort(d.addr)
+	if err != nil {
+		return nil, err
+	}
+	return []string{
+		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + own,
+		"LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(d.authority.Bundle().MarshalPEM()),
+		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + w.token,
+		"LINKERD2_PROXY_IDENTITY_STORE_DIR=" + w.store,
+		"LINKERD2_PROXY_IDENTITY_ADDR=0.0.0.0:" + port, // this host, and no loopback address: the service has to prove its name
+		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
+		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for two seconds here
+	}, nil
+}
+
+// checkStore waits for the three files, and looks at their modes.
+func (d *meshDemo) checkStore(w *workload) error {
+	for _, name := range []string{"trust-anchors.pem", "key.der", "csr.p8"} {
+		var info os.FileInfo
+		if err := d.until(context.Background(), func() (ok bool) {
+			var err error
+			info, err = os.Stat(filepath.Join(w.store, name))
+			return err == nil
+		}); err != nil {
+			return err
+		}
+		if info.Mode() != 0o400 {
+			return fmt.Errorf("%s has mode %v", name, info.Mode())
+		}
+	}
+	return nil
+}
+
+// status asks the admin port of a proxy.
+func (d *meshDemo) status(w *workload, path string) int {
+	resp, err := http.Get("http://" + w.at.admin.String() + "/" + path)
+	if err != nil {
+		return 0
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode
+}
+
+func (d *meshDemo) probe(w *workload, path string, want int) error {
+	got := d.status(w, path)
+	if got != want {
+		return fmt.Errorf("the proxy of %s answers /%s with %d, want %d", w.name, path, got, want)
+	}
+	d.event(kubelet, proxyOf(w.name), fmt.Sprintf("GET /%s: %d", path, got))
+	return nil
+}
+
+// expiry returns when the certificate of a proxy ends, by its metrics.
+func (d *meshDemo) expiry(w *workload) (time.Time, error) {
+	resp, err := http.Get("http://" + w.at.admin.String() + "/metrics")
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return time.Time{}, err
+	}
+	for line := range strings.Lines(string(text)) {
+		var seconds float64
+		if n, _ := fmt.Sscanf(line, "control_identity_cert_expiration_timestamp_seconds %g", &seconds); n == 1 {
+			return time.Unix(int64(seconds), 0), nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("the proxy of %s does not say when its certificate ends", w.name)
+}
+
+// renewed waits until the certificates of all have been renewed.
+func (d *meshDemo) renewed(ctx context.Context, all ...*workload) error {
+	for _, w := range all {
+		before, err := d.expiry(w)
+		if err != nil {
+			return err
+		}
+		if err := d.until(ctx, func() bool {
+			now, err := d.expiry(w)
+			return err == nil && now.After(before)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// get is how the trace calls a request.
+func get(http2 bool) string {
+	if http2 {
+		return "GET http://web.emojivoto/ by HTTP/2"
+	}
+	return "GET http://web.emojivoto/ by HTTP/1.1"
+}
+
+// request sends one to the web application, through both proxies.
+func (d *meshDemo) request(entry string, http2, trace bool) error {
+	req, err := http.NewRequest(http.MethodGet, "http://web.emojivoto/", nil)
+	if err != nil {
+		return err
+	}
+	if trace {
+		req.Header.Set(traced, "yes")
+		d.event("voting", proxyOf("voting"), get(http2))
+	}
+	resp, err := client(entry, http2).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK || string(body) != "hello voting\n" {
+		return fmt.Errorf("the request was answered with %s and %q: %w", resp.Status, body, err)
+	}
+	return nil
+}
+
+// traffic sends requests until pause is called.
+func (d *meshDemo) traffic(ctx context.Context, entry string, good, bad *atomic.Int64) (pause func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	for _, http2 := range []bool{false, true} {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if err := d.request(entry, http2, false); err != nil {
+					bad.Add(1)
+					d.fail(err)
+				} else {
+					good.Add(1)
+				}
+				wait(ctx, 10*time.Millisecond)
+			}
+		})
+	}
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// client returns a client whose requests all go to a proxy, by HTTP/1 or HTTP/2 without TLS, over a connection of their own.
+func client(proxy string, http2 bool) *http.Client {
+	t := &http.Transport{Protocols: new(http.Protocols), DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, proxy)
+	}}
+	t.Protocols.SetHTTP1(!http2)
+	t.Protocols.SetUnencryptedHTTP2(http2)
+	return &http.Client{Transport: t, Timeout: 20 * time.Second}
+}
+
+// until waits until f is true.
+func (d *meshDemo) until(ctx context.Context, f func() bool) error {
+	for end := time.Now().Add(20 * time.Second); !f(); {
+		switch err := d.failure(); {
+		case err != nil:
+			return err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case time.Now().After(end):
+			return errors.New("it took too long: " + d.current())
+		}
+		wait(ctx, 10*time.Millisecond)
+	}
+	return nil
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,94 @@
+package sds_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/envoytest"
+	"github.com/svidkit/svidkit/sds/sdssource"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/source"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// whole has what a source needs beside what spiffetest has.
+type whole struct{ *spiffetest.Source }
+
+func (whole) Ready(context.Context) error { return nil }
+func (whole) Close() error                { return nil }
+
+// TestEnvoyAllRoots has an Envoy of one trust domain call one of another, both with a ROOTCA of all roots: not before
+// the configuration of the mesh has the other's roots, and not after it has taken them away.
+func TestEnvoyAllRoots(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	dir, err := os.MkdirTemp("", "sds") // t.TempDir is too long for a Unix socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	run := background(t)
+	home, abroad := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
+	var mesh source.Configured
+	serve := func(name string, ca *spiffetest.CA) {
+		t.Helper()
+		all, err := source.NewUnion(ca.TrustDomain(), whole{ca.Source("/ns/demo/sa/" + name)}, &mesh)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = all.Close() })
+		s := &unixsocket.Server{Path: filepath.Join(dir, name+".sock"), Handler: handler(t, sdssource.FromIdentityWithAllRoots(all), nil)}
+		run(name, s.Run)
+	}
+	serve("backend", home)
+	serve("frontend", abroad)
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Client-Cert"))
+	}))
+	t.Cleanup(app.Close)
+	fill := func(bootstrap, socket, backend string) string {
+		_, port, err := net.SplitHostPort(backend)
+		require.NoError(t, err)
+		return strings.NewReplacer("SOCKET", socket, "API_TYPE", "GRPC", "BACKEND", port,
+			"spiffe://example.org/ns/demo/sa/frontend", "spiffe://partner.test/ns/demo/sa/frontend").Replace(bootstrap)
+	}
+	server := envoytest.Start(t, dir, "server", fill(serverBootstrap, "backend.sock", app.Listener.Addr().String()))
+	server.WaitLive(20 * time.Second)
+	client := envoytest.Start(t, dir, "client", fill(clientBootstrap, "frontend.sock", server.ListenerAddr("ingress", 20*time.Second)))
+	client.WaitLive(20 * time.Second)
+	address := "http://" + client.ListenerAddr("egress", 20*time.Second)
+	becomes := func(want bool) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			resp, err := http.Get(address)
+			if err != nil {
+				return false
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			good := resp.StatusCode == http.StatusOK && strings.Contains(string(body), "URI=spiffe://partner.test/ns/demo/sa/frontend")
+			return err == nil && good == want
+		}, 20*time.Second, 50*time.Millisecond)
+	}
+	roots := []source.Roots{
+		{PEM: home.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{home.TrustDomain()}},
+		{PEM: abroad.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{abroad.TrustDomain()}},
+	}
+	for range 2 {
+		becomes(false)
+		require.NoError(t, mesh.Set(roots))
+		becomes(true)
+		_, in := server.Serials()
+		require.Len(t, in, 2, "each root once")
+		require.NoError(t, mesh.Set(nil))
+	}
+	becomes(false)
+	require.Zero(t, server.Stat("sds.ROOTCA.update_rejected"))
+}
