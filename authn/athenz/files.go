@@ -25,12 +25,12 @@ const maxIdentityFile = 1 << 20
 // leaves the whole identity or the one before: what is missing is completed when the files are read or written again.
 // One process at a time writes.
 type IdentityFiles struct {
-	// Key, Certificate and Roots are the paths of the private key, of the certificate with its intermediates, and of the roots,
-	// in PEM and in one folder. An RSA key is in PKCS#1, and any other in PKCS#8.
-	Key, Certificate, Roots string
+	// KeyFile, CertificateFile and RootsFile are the paths of the private key, of the certificate with its intermediates, and
+	// of the roots, in PEM and in one folder. An RSA key is in PKCS#1, and any other in PKCS#8.
+	KeyFile, CertificateFile, RootsFile string
 
-	// Token is the path of the service token. Empty means that it is not written.
-	Token string
+	// TokenFile is the path of the service token. Empty means that it is not written.
+	TokenFile string
 
 	// Logger is warned if other users may replace the files, as in an emptyDir volume of Kubernetes. Nil means no logs.
 	Logger *slog.Logger
@@ -38,20 +38,22 @@ type IdentityFiles struct {
 
 // Check returns what is wrong with the paths.
 func (f IdentityFiles) Check() error {
-	dir := filepath.Dir(f.Key)
+	dir := filepath.Dir(f.KeyFile)
 	switch {
-	case f.Key == "" || f.Certificate == "" || f.Roots == "":
-		return errors.New("athenz: identity files: one of Key, Certificate and Roots is empty")
-	case filepath.Dir(f.Certificate) != dir || filepath.Dir(f.Roots) != dir:
-		return errors.New("athenz: identity files: Key, Certificate and Roots are not in one folder, in which they change together")
-	case f.Key == f.Certificate || f.Key == f.Roots || f.Certificate == f.Roots || f.Token == f.Key || f.Token == f.Certificate || f.Token == f.Roots:
+	case f.KeyFile == "" || f.CertificateFile == "" || f.RootsFile == "":
+		return errors.New("athenz: identity files: one of KeyFile, CertificateFile and RootsFile is empty")
+	case filepath.Dir(f.CertificateFile) != dir || filepath.Dir(f.RootsFile) != dir:
+		return errors.New("athenz: identity files: KeyFile, CertificateFile and RootsFile are not in one folder, in which they change together")
+	case f.KeyFile == f.CertificateFile || f.KeyFile == f.RootsFile || f.CertificateFile == f.RootsFile || f.TokenFile == f.KeyFile || f.TokenFile == f.CertificateFile || f.TokenFile == f.RootsFile:
 		return errors.New("athenz: identity files: two of them have the same path")
 	}
 	return nil
 }
 
 // String names the folder.
-func (f IdentityFiles) String() string { return "athenz.IdentityFiles(" + filepath.Dir(f.Key) + ")" }
+func (f IdentityFiles) String() string {
+	return "athenz.IdentityFiles(" + filepath.Dir(f.KeyFile) + ")"
+}
 
 // Write replaces the files. Their folders are made if they are missing. The key and the token have the mode 0440, the others
 // 0444. The roots are kept as they are if i has none.
@@ -69,18 +71,18 @@ func (f IdentityFiles) Write(ctx context.Context, i *Identity) error {
 	if rsaKey, ok := i.Credential.TLSCertificate().PrivateKey.(*rsa.PrivateKey); ok {
 		key = pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(rsaKey)})
 	}
-	keyName, certName := filepath.Base(f.Key), filepath.Base(f.Certificate)
+	keyName, certName := filepath.Base(f.KeyFile), filepath.Base(f.CertificateFile)
 	files := map[string]fileset.File{keyName: {Data: key, Mode: 0o440}, certName: {Data: certs, Mode: 0o444}}
 	if roots := i.Roots; len(roots) > 0 {
-		files[filepath.Base(f.Roots)] = fileset.File{Data: pki.MarshalCertificatesPEM(roots...), Mode: 0o444}
+		files[filepath.Base(f.RootsFile)] = fileset.File{Data: pki.MarshalCertificatesPEM(roots...), Mode: 0o444}
 	}
 	// The token is a file of its own; it is good with the certificate before, too.
-	if token := i.ServiceToken(); f.Token != "" && token != "" {
-		if err := f.write(ctx, filepath.Dir(f.Token), map[string]fileset.File{filepath.Base(f.Token): {Data: []byte(token), Mode: 0o440}}); err != nil {
+	if token := i.ServiceToken(); f.TokenFile != "" && token != "" {
+		if err := f.write(ctx, filepath.Dir(f.TokenFile), map[string]fileset.File{filepath.Base(f.TokenFile): {Data: []byte(token), Mode: 0o440}}); err != nil {
 			return fmt.Errorf("athenz: write service token: %w", err)
 		}
 	}
-	if err := f.write(ctx, filepath.Dir(f.Key), files, keyName, certName); err != nil {
+	if err := f.write(ctx, filepath.Dir(f.KeyFile), files, keyName, certName); err != nil {
 		return fmt.Errorf("athenz: write identity: %w", err)
 	}
 	return nil
@@ -106,16 +108,16 @@ func (f IdentityFiles) Read() (*Identity, error) {
 	if err := f.Check(); err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(filepath.Dir(f.Key)); err != nil {
+	if _, err := os.Stat(filepath.Dir(f.KeyFile)); err != nil {
 		return nil, fmt.Errorf("athenz: read identity: %w", err)
 	}
-	folder, err := f.open(context.Background(), filepath.Dir(f.Key), filepath.Base(f.Key), filepath.Base(f.Certificate))
+	folder, err := f.open(context.Background(), filepath.Dir(f.KeyFile), filepath.Base(f.KeyFile), filepath.Base(f.CertificateFile))
 	if err != nil {
 		return nil, fmt.Errorf("athenz: read identity: %w", err)
 	}
 	defer folder.Close() // it has completed what was not
 	var parts [4][]byte
-	for n, name := range []string{f.Certificate, f.Key, f.Roots, f.Token} {
+	for n, name := range []string{f.CertificateFile, f.KeyFile, f.RootsFile, f.TokenFile} {
 		if name == "" {
 			continue
 		}
@@ -129,7 +131,7 @@ func (f IdentityFiles) Read() (*Identity, error) {
 		i.Roots, err = pki.ParseCertificatesPEM(parts[2])
 	}
 	if err != nil {
-		return nil, fmt.Errorf("athenz: read identity from %s: %w", filepath.Dir(f.Key), err)
+		return nil, fmt.Errorf("athenz: read identity from %s: %w", filepath.Dir(f.KeyFile), err)
 	}
 	return i, nil
 }

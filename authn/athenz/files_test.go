@@ -21,8 +21,8 @@ import (
 
 func filesIn(dir string) athenz.IdentityFiles {
 	return athenz.IdentityFiles{
-		Key: filepath.Join(dir, "tls", "service.key"), Certificate: filepath.Join(dir, "tls", "service.cert"), Roots: filepath.Join(dir, "tls", "cacert.pem"),
-		Token: filepath.Join(dir, "tokens", "ntoken"),
+		KeyFile: filepath.Join(dir, "tls", "service.key"), CertificateFile: filepath.Join(dir, "tls", "service.cert"), RootsFile: filepath.Join(dir, "tls", "cacert.pem"),
+		TokenFile: filepath.Join(dir, "tokens", "ntoken"),
 	}
 }
 
@@ -57,7 +57,7 @@ func TestIdentityFiles(t *testing.T) {
 	}{{rsaKey(), "RSA PRIVATE KEY"}, {ec, "PRIVATE KEY"}} {
 		given := identityOf(t, ca, c.key)
 		require.NoError(t, f.Write(t.Context(), given))
-		text, err := os.ReadFile(f.Key)
+		text, err := os.ReadFile(f.KeyFile)
 		require.NoError(t, err)
 		assert.Contains(t, string(text), "-----BEGIN "+c.label+"-----")
 		got, err := f.Read()
@@ -67,7 +67,7 @@ func TestIdentityFiles(t *testing.T) {
 		assert.True(t, got.Roots[0].Equal(ca.Root()))
 		assert.Empty(t, got.ServiceToken())
 	}
-	for name, mode := range map[string]fs.FileMode{f.Key: 0o440, f.Certificate: 0o444, f.Roots: 0o444} {
+	for name, mode := range map[string]fs.FileMode{f.KeyFile: 0o440, f.CertificateFile: 0o444, f.RootsFile: 0o444} {
 		info, err := os.Stat(name)
 		require.NoError(t, err)
 		assert.Equal(t, mode, info.Mode(), name)
@@ -98,8 +98,8 @@ func TestIdentityFilesAfterACrash(t *testing.T) {
 
 	next := filepath.Join(dir, "tls", "..next")
 	require.NoError(t, os.Mkdir(next, 0o700))
-	require.NoError(t, os.Rename(other.Certificate, filepath.Join(next, "service.cert")))
-	require.NoError(t, os.Rename(other.Key, f.Key)) // which was in its place already
+	require.NoError(t, os.Rename(other.CertificateFile, filepath.Join(next, "service.cert")))
+	require.NoError(t, os.Rename(other.KeyFile, f.KeyFile)) // which was in its place already
 
 	got, err := f.Read()
 	require.NoError(t, err)
@@ -108,10 +108,10 @@ func TestIdentityFilesAfterACrash(t *testing.T) {
 
 	// It was the first one.
 	require.NoError(t, other.Write(t.Context(), before))
-	require.NoError(t, os.Remove(f.Certificate))
+	require.NoError(t, os.Remove(f.CertificateFile))
 	require.NoError(t, os.Mkdir(next, 0o700))
-	require.NoError(t, os.Rename(other.Certificate, filepath.Join(next, "service.cert")))
-	require.NoError(t, os.Rename(other.Key, f.Key))
+	require.NoError(t, os.Rename(other.CertificateFile, filepath.Join(next, "service.cert")))
+	require.NoError(t, os.Rename(other.KeyFile, f.KeyFile))
 	got, err = f.Read()
 	require.NoError(t, err)
 	assert.True(t, got.Credential.Leaf().Equal(before.Credential.Leaf()))
@@ -125,29 +125,29 @@ func TestIdentityFilesThatAreBroken(t *testing.T) {
 		require.NoError(t, os.Remove(name))
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 	}
-	key, err := os.ReadFile(f.Key)
+	key, err := os.ReadFile(f.KeyFile)
 	require.NoError(t, err)
 	other, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	otherKey, err := pki.MarshalPrivateKeyPEM(other)
 	require.NoError(t, err)
 
-	replace(f.Key, string(otherKey))
+	replace(f.KeyFile, string(otherKey))
 	_, err = f.Read()
 	require.ErrorIs(t, err, pki.ErrKeyMismatch)
-	replace(f.Key, "secret")
+	replace(f.KeyFile, "secret")
 	_, err = f.Read()
 	require.Error(t, err)
 	assert.NotContains(t, err.Error(), "secret")
-	replace(f.Key, string(key))
-	replace(f.Roots, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+	replace(f.KeyFile, string(key))
+	replace(f.RootsFile, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
 	_, err = f.Read()
 	require.Error(t, err)
-	require.NoError(t, os.Remove(f.Roots))
+	require.NoError(t, os.Remove(f.RootsFile))
 	i, err := f.Read()
 	require.NoError(t, err)
 	assert.Empty(t, i.Roots)
-	require.NoError(t, os.Remove(f.Certificate))
+	require.NoError(t, os.Remove(f.CertificateFile))
 	_, err = f.Read()
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
@@ -155,14 +155,14 @@ func TestIdentityFilesThatAreBroken(t *testing.T) {
 func TestIdentityFilesCheck(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(*athenz.IdentityFiles){
-		"no key":             func(f *athenz.IdentityFiles) { f.Key = "" },
-		"no certificate":     func(f *athenz.IdentityFiles) { f.Certificate = "" },
-		"no roots":           func(f *athenz.IdentityFiles) { f.Roots = "" },
-		"key elsewhere":      func(f *athenz.IdentityFiles) { f.Key = "/elsewhere/service.key" },
-		"roots elsewhere":    func(f *athenz.IdentityFiles) { f.Roots = "/elsewhere/cacert.pem" },
-		"one for two":        func(f *athenz.IdentityFiles) { f.Certificate = f.Key },
-		"roots as the key":   func(f *athenz.IdentityFiles) { f.Roots = f.Key },
-		"token as the roots": func(f *athenz.IdentityFiles) { f.Token = f.Roots },
+		"no key":             func(f *athenz.IdentityFiles) { f.KeyFile = "" },
+		"no certificate":     func(f *athenz.IdentityFiles) { f.CertificateFile = "" },
+		"no roots":           func(f *athenz.IdentityFiles) { f.RootsFile = "" },
+		"key elsewhere":      func(f *athenz.IdentityFiles) { f.KeyFile = "/elsewhere/service.key" },
+		"roots elsewhere":    func(f *athenz.IdentityFiles) { f.RootsFile = "/elsewhere/cacert.pem" },
+		"one for two":        func(f *athenz.IdentityFiles) { f.CertificateFile = f.KeyFile },
+		"roots as the key":   func(f *athenz.IdentityFiles) { f.RootsFile = f.KeyFile },
+		"token as the roots": func(f *athenz.IdentityFiles) { f.TokenFile = f.RootsFile },
 	} {
 		f := filesIn(t.TempDir())
 		require.NoError(t, f.Check())
@@ -180,8 +180,8 @@ func TestIdentityFilesOfAll(t *testing.T) {
 	log := new(record)
 	ca, f := spiffetest.NewCA(t, "athenz.example"), filesIn(t.TempDir())
 	f.Logger = slog.New(slog.NewTextHandler(log, nil))
-	require.NoError(t, os.Mkdir(filepath.Dir(f.Key), 0o777))
-	require.NoError(t, os.Chmod(filepath.Dir(f.Key), 0o777))
+	require.NoError(t, os.Mkdir(filepath.Dir(f.KeyFile), 0o777))
+	require.NoError(t, os.Chmod(filepath.Dir(f.KeyFile), 0o777))
 	require.NoError(t, f.Write(t.Context(), identityOf(t, ca, rsaKey())))
 	assert.Contains(t, log.String(), "other users may replace")
 }

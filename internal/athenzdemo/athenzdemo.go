@@ -367,7 +367,7 @@ func (d *demo) drain() {
 }
 
 func (d *demo) files(pod string) athenz.IdentityFiles {
-	return athenz.IdentityFiles{Key: d.path(pod, "tls", "service.key"), Certificate: d.path(pod, "tls", "service.cert"), Roots: d.path(pod, "tls", "cacert.pem"), Token: d.path(pod, "tokens", "ntoken")}
+	return athenz.IdentityFiles{KeyFile: d.path(pod, "tls", "service.key"), CertificateFile: d.path(pod, "tls", "service.cert"), RootsFile: d.path(pod, "tls", "cacert.pem"), TokenFile: d.path(pod, "tokens", "ntoken")}
 }
 
 // check looks at what a pod has, and returns it.

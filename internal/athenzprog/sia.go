@@ -3,6 +3,7 @@ package athenzprog
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"path/filepath"
@@ -45,9 +46,9 @@ func isInterval(s string) error {
 }
 
 func runSIA(ctx context.Context, v *settings.Values, o Options) error {
-	files := athenz.IdentityFiles{Key: v.Text("KEY_FILE"), Certificate: v.Text("CERT_FILE"), Roots: v.Text("CA_CERT_FILE"), Token: v.Text("TOKEN_FILE"), Logger: o.Logger}
+	files := athenz.IdentityFiles{KeyFile: v.Text("KEY_FILE"), CertificateFile: v.Text("CERT_FILE"), RootsFile: v.Text("CA_CERT_FILE"), TokenFile: v.Text("TOKEN_FILE"), Logger: o.Logger}
 	if err := files.Check(); err != nil {
-		return v.Reject("KEY_FILE", err)
+		return v.Reject("KEY_FILE", fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))
 	}
 	client, err := athenz.NewAgentClient(strings.TrimPrefix(v.Text("ENDPOINT"), "unix://"), v.Text("ID_FILE"))
 	if err != nil {
