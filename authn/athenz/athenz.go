@@ -12,7 +12,7 @@
 //	…
 //	server := &unixsocket.Server{Path: "/var/athenz/agent/agent.sock", SocketMode: 0o666, Handler: agent}
 //
-// A pod takes its identity with an [AgentClient].
+// A pod takes its identity with an [AgentClient]. A [Sidecar] keeps it fresh, and [IdentityFiles] keep it in files.
 //
 // # What it promises
 //
@@ -20,6 +20,13 @@
 // when the pod has ended, is about to be deleted, or has another account or address than it says.
 //
 // A certificate that was superseded is not shown to ZTS again, which would revoke the instance for good.
+//
+// # Rights in Kubernetes
+//
+// The Provider needs the right to get pods, in all namespaces:
+//
+//	rules:
+//	- {apiGroups: [""], resources: [pods], verbs: [get]}
 //
 // # What it does not do
 //

@@ -48,6 +48,9 @@ type ZTSRules struct {
 	TTL, MaxTTL  time.Duration // of certificates
 	ReadOnly     bool
 	WithoutRoots bool // answers have no x509CertificateSigner
+
+	// Observe, if set, is called with each registration and refresh that comes, and with the status of its answer: 0 before.
+	Observe func(r *http.Request, code int)
 }
 
 // ZTS is a Fake of Athenz's certificate authority: it registers instances and refreshes their certificates, after the
@@ -229,6 +232,12 @@ func (z *ZTS) refresh(w http.ResponseWriter, r *http.Request) {
 // issue answers a registration, or a refresh with a certificate.
 func (z *ZTS) issue(w http.ResponseWriter, r *http.Request, in *ztsRequest, id string, presented *x509.Certificate) {
 	rules := z.now()
+	if rules.Observe != nil {
+		rules.Observe(r, 0)
+		observed := &statusWriter{ResponseWriter: w}
+		defer func() { rules.Observe(r, observed.code) }()
+		w = observed
+	}
 	body, code, err := z.identity(r, in, id, presented, &rules)
 	if e, ok := errors.AsType[*ztsRefusal](err); ok {
 		ztsError(w, e.code, e.text)
@@ -246,6 +255,17 @@ func (z *ZTS) issue(w http.ResponseWriter, r *http.Request, in *ztsRequest, id s
 		w.Header().Set("Location", fmt.Sprintf("/zts/v1/instance/%s/%s/%s/%s", in.Provider, in.Domain, in.Service, body["instanceId"]))
 	}
 	answerJSON(w, code, body)
+}
+
+// statusWriter keeps the status of an answer.
+type statusWriter struct {
+	http.ResponseWriter
+	code int
+}
+
+func (w *statusWriter) WriteHeader(code int) {
+	w.code = code
+	w.ResponseWriter.WriteHeader(code)
 }
 
 func (z *ZTS) identity(r *http.Request, in *ztsRequest, id string, presented *x509.Certificate, rules *ZTSRules) (map[string]any, int, error) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -41,6 +42,9 @@ type cluster struct {
 // TestKubernetes has the proofs against a real API server, which they share. Each has namespaces of its own.
 func TestKubernetes(t *testing.T) {
 	t.Parallel()
+	// By Athenz.
+	conformance.Covers(t, "ATH-1-1", "ATH-1-2", "ATH-1-3", "ATH-1-4", "ATH-1-5", "ATH-2-1", "ATH-7.1-1", "ATH-7.1-3", "ATH-7.1-4", "ATH-7.2-1", "ATH-7.2-2",
+		"ATH-7.2-3", "ATH-7.2-4", "ATH-7.2-5", "ATH-11.1-4", "ATH-12-2", "ATH-12-3", "ATH-12-4", "ATH-12-5", "ATH-12-6")
 	c := &cluster{Cluster: peers.NewCluster(t)}
 	c.signer = startSigner(t, c.Cluster)
 	for name, test := range map[string]func(*testing.T, *cluster){
@@ -50,6 +54,7 @@ func TestKubernetes(t *testing.T) {
 		"node authorizer":        testNodeAuthorizer,
 		"registration authority": testRegistrationAuthority,
 		"rights":                 testRights,
+		"Athenz":                 testAthenz,
 		"Linkerd mesh":           testLinkerdMesh,
 		"gateway secrets":        testGatewaySecrets,
 	} {

@@ -1,0 +1,187 @@
+package athenz_test
+
+import (
+	"crypto"
+	"crypto/elliptic"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+func filesIn(dir string) athenz.IdentityFiles {
+	return athenz.IdentityFiles{
+		KeyFile: filepath.Join(dir, "tls", "service.key"), CertificateFile: filepath.Join(dir, "tls", "service.cert"), RootsFile: filepath.Join(dir, "tls", "cacert.pem"),
+		TokenFile: filepath.Join(dir, "tokens", "ntoken"),
+	}
+}
+
+// identityOf returns a new identity with a key.
+func identityOf(t *testing.T, ca *spiffetest.CA, key crypto.Signer) *athenz.Identity {
+	t.Helper()
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(ca.TrustDomain().ID().String() + "/web"))}})
+	require.NoError(t, err)
+	chain, err := ca.Sign(t.Context(), csr, 0)
+	require.NoError(t, err)
+	credential, err := pki.NewCredential(chain, key)
+	require.NoError(t, err)
+	i := &athenz.Identity{Credential: credential}
+	for root := range ca.Bundle().X509Authorities() {
+		i.Roots = append(i.Roots, root)
+	}
+	return i
+}
+
+func TestIdentityFiles(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-8-2", "ATH-8-3", "ATH-8-4", "ATH-18-6", "ATH-18-10", "ATH-18-11")
+	ca, f := spiffetest.NewCA(t, "athenz.example"), filesIn(t.TempDir())
+	_, err := f.Read()
+	require.ErrorIs(t, err, fs.ErrNotExist)
+
+	ec, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		key   crypto.Signer
+		label string
+	}{{rsaKey(), "RSA PRIVATE KEY"}, {ec, "PRIVATE KEY"}} {
+		given := identityOf(t, ca, c.key)
+		require.NoError(t, f.Write(t.Context(), given))
+		text, err := os.ReadFile(f.KeyFile)
+		require.NoError(t, err)
+		assert.Contains(t, string(text), "-----BEGIN "+c.label+"-----")
+		got, err := f.Read()
+		require.NoError(t, err)
+		assert.True(t, got.Credential.Leaf().Equal(given.Credential.Leaf()))
+		require.Len(t, got.Roots, 1)
+		assert.True(t, got.Roots[0].Equal(ca.Root()))
+		assert.Empty(t, got.ServiceToken())
+	}
+	for name, mode := range map[string]fs.FileMode{f.KeyFile: 0o440, f.CertificateFile: 0o444, f.RootsFile: 0o444} {
+		info, err := os.Stat(name)
+		require.NoError(t, err)
+		assert.Equal(t, mode, info.Mode(), name)
+	}
+
+	// What ZTS does not send stays.
+	next := identityOf(t, ca, ec)
+	next.Roots = nil
+	require.NoError(t, f.Write(t.Context(), next))
+	got, err := f.Read()
+	require.NoError(t, err)
+	assert.Len(t, got.Roots, 1)
+
+	require.Error(t, f.Write(t.Context(), nil))
+	require.Error(t, f.Write(t.Context(), new(athenz.Identity)))
+	assert.NotContains(t, f.String(), "service.key")
+}
+
+// A process was killed after it had committed an identity, and before all of the files were in their places.
+func TestIdentityFilesAfterACrash(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-8-7", "ATH-18-11")
+	ca, dir := spiffetest.NewCA(t, "athenz.example"), t.TempDir()
+	f, other := filesIn(dir), filesIn(filepath.Join(dir, "other"))
+	before, after := identityOf(t, ca, rsaKey()), identityOf(t, ca, ecKey(t, elliptic.P256()))
+	require.NoError(t, f.Write(t.Context(), before))
+	require.NoError(t, other.Write(t.Context(), after))
+
+	next := filepath.Join(dir, "tls", "..next")
+	require.NoError(t, os.Mkdir(next, 0o700))
+	require.NoError(t, os.Rename(other.CertificateFile, filepath.Join(next, "service.cert")))
+	require.NoError(t, os.Rename(other.KeyFile, f.KeyFile)) // which was in its place already
+
+	got, err := f.Read()
+	require.NoError(t, err)
+	assert.True(t, got.Credential.Leaf().Equal(after.Credential.Leaf()))
+	assert.NoDirExists(t, next)
+
+	// It was the first one.
+	require.NoError(t, other.Write(t.Context(), before))
+	require.NoError(t, os.Remove(f.CertificateFile))
+	require.NoError(t, os.Mkdir(next, 0o700))
+	require.NoError(t, os.Rename(other.CertificateFile, filepath.Join(next, "service.cert")))
+	require.NoError(t, os.Rename(other.KeyFile, f.KeyFile))
+	got, err = f.Read()
+	require.NoError(t, err)
+	assert.True(t, got.Credential.Leaf().Equal(before.Credential.Leaf()))
+}
+
+func TestIdentityFilesThatAreBroken(t *testing.T) {
+	t.Parallel()
+	ca, f := spiffetest.NewCA(t, "athenz.example"), filesIn(t.TempDir())
+	require.NoError(t, f.Write(t.Context(), identityOf(t, ca, rsaKey())))
+	replace := func(name, text string) {
+		require.NoError(t, os.Remove(name))
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+	}
+	key, err := os.ReadFile(f.KeyFile)
+	require.NoError(t, err)
+	other, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	otherKey, err := pki.MarshalPrivateKeyPEM(other)
+	require.NoError(t, err)
+
+	replace(f.KeyFile, string(otherKey))
+	_, err = f.Read()
+	require.ErrorIs(t, err, pki.ErrKeyMismatch)
+	replace(f.KeyFile, "secret")
+	_, err = f.Read()
+	require.Error(t, err)
+	assert.NotContains(t, err.Error(), "secret")
+	replace(f.KeyFile, string(key))
+	replace(f.RootsFile, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+	_, err = f.Read()
+	require.Error(t, err)
+	require.NoError(t, os.Remove(f.RootsFile))
+	i, err := f.Read()
+	require.NoError(t, err)
+	assert.Empty(t, i.Roots)
+	require.NoError(t, os.Remove(f.CertificateFile))
+	_, err = f.Read()
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+func TestIdentityFilesCheck(t *testing.T) {
+	t.Parallel()
+	for name, edit := range map[string]func(*athenz.IdentityFiles){
+		"no key":             func(f *athenz.IdentityFiles) { f.KeyFile = "" },
+		"no certificate":     func(f *athenz.IdentityFiles) { f.CertificateFile = "" },
+		"no roots":           func(f *athenz.IdentityFiles) { f.RootsFile = "" },
+		"key elsewhere":      func(f *athenz.IdentityFiles) { f.KeyFile = "/elsewhere/service.key" },
+		"roots elsewhere":    func(f *athenz.IdentityFiles) { f.RootsFile = "/elsewhere/cacert.pem" },
+		"one for two":        func(f *athenz.IdentityFiles) { f.CertificateFile = f.KeyFile },
+		"roots as the key":   func(f *athenz.IdentityFiles) { f.RootsFile = f.KeyFile },
+		"token as the roots": func(f *athenz.IdentityFiles) { f.TokenFile = f.RootsFile },
+	} {
+		f := filesIn(t.TempDir())
+		require.NoError(t, f.Check())
+		edit(&f)
+		require.Error(t, f.Check(), name)
+		_, err := f.Read()
+		require.Error(t, err, name)
+		require.Error(t, f.Write(t.Context(), nil), name)
+	}
+}
+
+// Where other users can write, as in an emptyDir volume, the program is warned.
+func TestIdentityFilesOfAll(t *testing.T) {
+	t.Parallel()
+	log := new(record)
+	ca, f := spiffetest.NewCA(t, "athenz.example"), filesIn(t.TempDir())
+	f.Logger = slog.New(slog.NewTextHandler(log, nil))
+	require.NoError(t, os.Mkdir(filepath.Dir(f.KeyFile), 0o777))
+	require.NoError(t, os.Chmod(filepath.Dir(f.KeyFile), 0o777))
+	require.NoError(t, f.Write(t.Context(), identityOf(t, ca, rsaKey())))
+	assert.Contains(t, log.String(), "other users may replace")
+}
