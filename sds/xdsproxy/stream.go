@@ -156,7 +156,7 @@ func (s *stream) request(msg []byte) error {
 
 // begin starts a leg.
 func (s *stream) begin(local bool, node []byte) *leg {
-	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer)}
+	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer), redact: func(text string) string { return bearer.Redact(text) }}
 	if !local {
 		l.node = node
 	}
@@ -180,7 +180,10 @@ type leg struct {
 	local bool
 	queue *queue
 	node  []byte // of Envoy, until the control plane has answered; nil if it has none
-	token string // that was sent
+
+	// redact makes a text of the server fit to be told on, without the token that was sent. A Handler reaches its legs,
+	// so the token is behind a function.
+	redact func(text string) string
 
 	left bool // the reports, whose lock guards it
 }
@@ -210,7 +213,7 @@ func (l *leg) dial() (*grpchttp.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.token = token
+	l.redact = func(text string) string { return bearer.Redact(text, token) }
 	return h.client.Open(s.ctx, service+s.method+"AggregatedResources", metadata), nil
 }
 
@@ -304,7 +307,7 @@ func (l *leg) ended(err error, answered bool) {
 	status := err
 	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
 		told := *e
-		told.Message, told.Err = bearer.Redact(e.Message, l.token), nil // a server may repeat what it was sent
+		told.Message, told.Err = l.redact(e.Message), nil // a server may repeat what it was sent
 		status = &told
 	}
 	if err == io.EOF {
