@@ -156,7 +156,7 @@ func (s *stream) request(msg []byte) error {
 
 // begin starts a leg.
 func (s *stream) begin(local bool, node []byte) *leg {
-	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer)}
+	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer), redact: func(text string) string { return bearer.Redact(text) }}
 	if !local {
 		l.node = node
 	}
