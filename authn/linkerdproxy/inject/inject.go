@@ -48,6 +48,9 @@
 //
 // # What it does not do
 //
+// An ephemeral container that mounts a volume of the proxy is refused if the webhook is asked about it: its rules name
+// pods/ephemeralcontainers, too.
+//
 // It puts no proxy container and no rules for iptables into a pod. Names have no UID of the service account in them: the
 // first design had it as an idea, and no proxy reads such names. After an account was deleted because its token
 // was stolen, one of the same name has the same identity.
@@ -69,6 +72,7 @@ import (
 	"sync/atomic"
 
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -94,6 +98,8 @@ const (
 	accountToken = "/var/run/secrets/kubernetes.io/serviceaccount"
 	tokenFolder  = "/var/run/secrets/tokens"
 	tokenVolume  = "linkerd-identity-token"
+	store        = "linkerd-identity-end-entity"
+	seedStore    = "linkerd-identity-store"
 
 	maxAnchors   = 90 << 10  // bytes of PEM: Linux starts no process with a variable of 128 KiB, and one form is base64
 	minTokenLife = 10 * 60   // seconds, the least that Kubernetes grants
@@ -136,12 +142,13 @@ type Injector struct {
 	cfg                    Config
 	certifier, destination string // names
 	anchors                atomic.Pointer[[]byte]
+	reviews                *limit.Limiter
 }
 
 // New returns an Injector. The error says which choice is missing or wrong.
 func New(cfg Config) (*Injector, error) {
 	fail := func(err error) (*Injector, error) { return nil, fmt.Errorf("inject: %w", err) }
-	in := &Injector{cfg: cfg}
+	in := &Injector{cfg: cfg, reviews: limit.New(limit.Options{Concurrent: maxReviews, Queue: maxWaiting})}
 	if in.cfg.ClusterDomain == "" {
 		in.cfg.ClusterDomain = "cluster.local"
 	}
@@ -271,9 +278,9 @@ func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) 
 // enable adds what a pod with an identity gets.
 func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte) error {
 	mesh, seed := in.cfg.Mesh, in.cfg.Mesh.Seed
-	volume, dir := "linkerd-identity-end-entity", "/var/run/linkerd/identity/end-entity"
+	volume, dir := store, "/var/run/linkerd/identity/end-entity"
 	if seed {
-		volume, dir = "linkerd-identity-store", "/var/run/linkerd/identity"
+		volume, dir = seedStore, "/var/run/linkerd/identity"
 	}
 	env := o.proxy.env()
 	env.remove(func(name string) bool {
@@ -319,12 +326,8 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 	}
 
 	mounts, volumes := o.proxy.mounts(), o.volumes()
-	for _, c := range o.containers {
-		if c != o.proxy && slices.ContainsFunc(c.mounts().list, func(m entry) bool {
-			return m.name == volume || m.name == tokenVolume && in.cfg.TokenAudience != ""
-		}) {
-			return refuse("the container %.300q of the %s mounts the proxy's volume, which has its key or its token: remove the mount", c.name, o)
-		}
+	if err := in.guard(o); err != nil {
+		return err
 	}
 	mounts.set(volume, map[string]any{"name": volume, "mountPath": dir})
 	volumes.set(volume, map[string]any{"name": volume, "emptyDir": map[string]string{"medium": "Memory"}})
@@ -348,6 +351,19 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 	}
 	if volumes.changed {
 		p.add(o.path+"/spec/volumes", volumes.list)
+	}
+	return nil
+}
+
+// guard refuses an object in which another container mounts a volume of the proxy.
+func (in *Injector) guard(o *object) error {
+	own := func(m entry) bool {
+		return m.name == store || m.name == seedStore || m.name == tokenVolume && in.cfg.TokenAudience != ""
+	}
+	for _, c := range o.containers {
+		if c != o.proxy && slices.ContainsFunc(c.mounts().list, own) {
+			return refuse("the container %.300q of the %s mounts the proxy's volume, which has its key or its token: remove the mount", c.name, o)
+		}
 	}
 	return nil
 }
@@ -475,7 +491,7 @@ func (in *Injector) read(data []byte, namespace string) (*object, error) {
 			o.account = "default"
 		}
 		o.noToken = string(bytes.TrimSpace(o.pod["automountServiceAccountToken"])) == "false"
-		for _, member := range []string{"containers", "initContainers"} {
+		for _, member := range []string{"containers", "initContainers", "ephemeralContainers"} {
 			for i, raw := range d.list(o.pod, member) {
 				c := &container{path: fmt.Sprintf("%s/spec/%s/%d", o.path, member, i), tree: d.tree(member, raw)}
 				c.name = d.text(c.tree, "name")
@@ -483,7 +499,7 @@ func (in *Injector) read(data []byte, namespace string) (*object, error) {
 					d.entries(c.tree, list)
 				}
 				o.containers = append(o.containers, c)
-				if c.name == in.cfg.Container && o.proxy == nil {
+				if c.name == in.cfg.Container && o.proxy == nil && member != "ephemeralContainers" {
 					o.proxy = c
 				}
 			}

@@ -12,8 +12,12 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// maxReview bounds a request of the API server, which takes objects of up to 3 MiB.
-const maxReview = 8 << 20
+// Limits on what API servers ask. They take objects of up to 3 MiB.
+const (
+	maxReview  = 8 << 20 // bytes
+	maxReviews = 16      // at the same time
+	maxWaiting = 256     // more, for their turn
+)
 
 // ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. An update
 // of a pod changes nothing, as Kubernetes allows no other variables and volumes then. What is refused has the reason as its
@@ -32,6 +36,11 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "an AdmissionReview is application/json", http.StatusUnsupportedMediaType)
 		return
 	}
+	if err := in.reviews.Acquire(r.Context(), ""); err != nil {
+		http.Error(w, "there are too many requests", http.StatusServiceUnavailable)
+		return
+	}
+	defer in.reviews.Release()
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReview))
 	if err != nil {
 		code := http.StatusBadRequest
@@ -61,8 +70,8 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer := response{UID: uid, Allowed: true}
-	if operation == "CREATE" || operation == "UPDATE" && !pod {
-		got, err := in.Inject(request["object"], namespace)
+	if operation == "CREATE" || operation == "UPDATE" {
+		got, err := in.judge(request["object"], namespace, operation == "UPDATE" && pod)
 		switch {
 		case err != nil:
 			answer.Allowed = false
@@ -77,6 +86,21 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind, "response": answer}) // the client has gone
+}
+
+// judge is Inject, but for an update of a pod, which is looked at and left as it is.
+func (in *Injector) judge(data []byte, namespace string, look bool) (*Injection, error) {
+	if !look {
+		return in.Inject(data, namespace)
+	}
+	o, err := in.read(data, namespace)
+	if err != nil {
+		return nil, err
+	}
+	if o.proxy == nil {
+		return &Injection{}, nil
+	}
+	return &Injection{}, in.guard(o)
 }
 
 // response is the answer of an AdmissionReview.
