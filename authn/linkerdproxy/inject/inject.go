@@ -46,10 +46,10 @@
 // Kubernetes mounts it, which is good for the API server, too, so that an identity service could use it there. A pod
 // that turns off automountServiceAccountToken is then refused.
 //
-// # What it does not do
-//
 // An ephemeral container that mounts a volume of the proxy is refused if the webhook is asked about it: its rules name
 // pods/ephemeralcontainers, too.
+//
+// # What it does not do
 //
 // It puts no proxy container and no rules for iptables into a pod. Names have no UID of the service account in them: the
 // first design had it as an idea, and no proxy reads such names. After an account was deleted because its token
