@@ -346,8 +346,6 @@ func TestTokensNeedTLS(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-var _ credentials.PerRPCCredentials = (*jwtsvid.RPCCredentials)(nil) // which has the same for one audience
-
 func TestTokenCredentials(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
