@@ -8,9 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,6 +98,35 @@ func TestCertifyLoopback(t *testing.T) {
 	id, err := linkerdproxy.Start(ctx, c.config(t, web))
 	require.NoError(t, err)
 	require.NoError(t, id.Close())
+}
+
+// What is on this host is reached without the proxy for HTTP that the environment may name, however its name is written.
+func TestLoopbackWithoutProxy(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("LINKERDPROXY_TEST_CHILD") == "" { // net/http reads the environment once in a process
+		var asked atomic.Int64
+		proxy := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		defer proxy.Close()
+		proxy.Config.ConnState = func(net.Conn, http.ConnState) { asked.Add(1) }
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestLoopbackWithoutProxy$")
+		cmd.Env = append(os.Environ(), "LINKERDPROXY_TEST_CHILD=1", "HTTP_PROXY="+proxy.URL, "http_proxy="+proxy.URL, "NO_PROXY=", "no_proxy=")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Zero(t, asked.Load())
+		return
+	}
+	c := newController(t, time.Minute, true)
+	for _, host := range []string{"localhost.", "LOCALHOST", "[::ffff:127.0.0.1]"} {
+		cfg := c.config(t, web)
+		_, port, err := net.SplitHostPort(c.addr)
+		require.NoError(t, err)
+		cfg.Certifier.Addr = host + ":" + port
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		id, err := linkerdproxy.Start(ctx, cfg)
+		cancel()
+		require.NoError(t, err, host)
+		require.NoError(t, id.Close())
+	}
 }
 
 // A server that does not prove to be the certifier gets no token.

@@ -572,13 +572,13 @@ func TestRotationAndOutage(t *testing.T) {
 		assert.Greater(t, good, int64(10))
 	}
 	outage := func(t *testing.T) {
-		c := newController(t, 4*time.Second, false)
+		c := newController(t, 3*time.Second, false)
 		server, client, stop := start(t, c)
 		end := server.Status().NotAfter
 		life := time.Until(end)
-		time.Sleep(time.Until(end.Add(-life / 100 * 60)))
+		time.Sleep(time.Until(end.Add(-life / 100 * 65)))
 		c.stop()
-		time.Sleep(time.Until(end.Add(-life / 100 * 15)))
+		time.Sleep(time.Until(end.Add(-life / 100 * 20)))
 		require.Equal(t, 1, renewals(server))
 		require.Error(t, server.Status().Err, "it has tried")
 		c.start(t)

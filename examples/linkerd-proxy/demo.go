@@ -29,8 +29,11 @@ import (
 // traced is a header of requests that the trace has.
 const traced = "X-Traced"
 
-// life is that of a certificate in the demo, which ends with a whole second: it is up to a second more.
-const life = 2 * time.Second
+// Lives of certificates in the demo, which end with a whole second: they are up to a second more.
+const (
+	life      = 2 * time.Second
+	shortLife = time.Second // of those that are to expire
+)
 
 // mesh is that of the demo, with names in the form of the first design.
 var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
@@ -115,7 +118,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	// Certificates end with whole seconds: two that are made in one second end together, and are renewed together.
 	wait(ctx, time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 	d.phase("Certification", identity, identity, "begins to serve")
-	stop, err := d.identityService(ctx)
+	stop, err := d.identityService(ctx, life)
 	if err != nil {
 		return err
 	}
@@ -151,8 +154,12 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 
 	d.watch("web")
 	d.phase("Renewal, with a new token", kubelet, proxyOf("web"), "another token in the token file")
+	first, err := d.expiries(web, voting)
+	if err != nil {
+		return err
+	}
 	d.give("web-2", web)
-	if err := d.renewed(ctx, web, voting); err != nil {
+	if err := d.renewed(ctx, first); err != nil {
 		return err
 	}
 	d.event(identity, proxyOf("web"), "certificate for the same key")
@@ -162,16 +169,23 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 		return err
 	}
 	left := time.Until(end)
-	wait(ctx, time.Until(end)-left/100*72)
+	wait(ctx, time.Until(end)-left/100*85)
 	d.phase("The identity service is down for 45 % of a life", operator, identity, "stops it")
 	stop()
-	wait(ctx, time.Until(end)-left/100*27)
+	wait(ctx, time.Until(end)-left/100*40)
+	before, err := d.expiries(web, voting)
+	if err != nil {
+		return err
+	}
+	if !before[web].Equal(end) {
+		return errors.New("the proxy of web has been certified by a service that is down")
+	}
 	d.event(operator, identity, "starts it")
-	if stop, err = d.identityService(ctx); err != nil {
+	if stop, err = d.identityService(ctx, shortLife); err != nil {
 		return err
 	}
 	defer func() { stop() }()
-	if err := d.renewed(ctx, web, voting); err != nil {
+	if err := d.renewed(ctx, before); err != nil {
 		return err
 	}
 	d.event(identity, proxyOf("web"), "certificate, before the one from before ends")
@@ -215,15 +229,15 @@ func (d *meshDemo) makeAuthority() (err error) {
 	return err
 }
 
-// identityService serves Linkerd's identity API until stop is called.
-func (d *meshDemo) identityService(ctx context.Context) (stop func(), err error) {
+// identityService serves Linkerd's identity API, with certificates of a lifetime, until stop is called.
+func (d *meshDemo) identityService(ctx context.Context, lifetime time.Duration) (stop func(), err error) {
 	certifier, err := mesh.Certifier()
 	if err != nil {
 		return nil, err
 	}
 	server, err := caserver.New(caserver.Options{
 		CA: d.authority, ID: spiffe.MustParseID("spiffe://cluster.local/ns/linkerd/sa/linkerd-identity"), Names: []pki.SAN{pki.DNSSAN(certifier)},
-		Linkerd: &linkerd.Options{Mesh: mesh, Review: d.review, Lifetime: life, ClockSkew: time.Second},
+		Linkerd: &linkerd.Options{Mesh: mesh, Review: d.review, Lifetime: lifetime, ClockSkew: time.Second},
 	})
 	if err != nil {
 		return nil, err
@@ -359,6 +373,7 @@ func (d *meshDemo) environ(w *workload) ([]string, error) {
 		"LINKERD2_PROXY_IDENTITY_ADDR=0.0.0.0:" + port, // this host, and no loopback address: the service has to prove its name
 		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
 		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for two seconds here
+		"LINKERD2_PROXY_IDENTITY_MAX_REFRESH=1s",
 	}, nil
 }
 
@@ -419,16 +434,23 @@ func (d *meshDemo) expiry(w *workload) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("the proxy of %s does not say when its certificate ends", w.name)
 }
 
-// renewed waits until the certificates of all have been renewed.
-func (d *meshDemo) renewed(ctx context.Context, all ...*workload) error {
+// expiries returns when the certificates of all end.
+func (d *meshDemo) expiries(all ...*workload) (ends map[*workload]time.Time, err error) {
+	ends = map[*workload]time.Time{}
 	for _, w := range all {
-		before, err := d.expiry(w)
-		if err != nil {
-			return err
+		if ends[w], err = d.expiry(w); err != nil {
+			return nil, err
 		}
+	}
+	return ends, nil
+}
+
+// renewed waits until the certificates of all end later than before.
+func (d *meshDemo) renewed(ctx context.Context, before map[*workload]time.Time) error {
+	for w, end := range before {
 		if err := d.until(ctx, func() bool {
 			now, err := d.expiry(w)
-			return err == nil && now.After(before)
+			return err == nil && now.After(end)
 		}); err != nil {
 			return err
 		}
