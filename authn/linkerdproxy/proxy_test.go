@@ -552,20 +552,22 @@ func fresh(t testing.TB, id *linkerdproxy.Identity, e linkerdproxy.Endpoint) str
 func TestRotationAndOutage(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-8-6", "LNK-10-8")
-	start := func(t *testing.T, c *controller) (server, client *linkerdproxy.Identity, stop func() (int64, []string)) {
+	start := func(t *testing.T, c *controller, longest time.Duration) (server, client *linkerdproxy.Identity, stop func() (int64, []string)) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		server, err := linkerdproxy.Start(ctx, c.config(t, web))
+		mine, theirs := c.config(t, web), c.config(t, voting)
+		mine.MaxRefresh, theirs.MaxRefresh = longest, longest
+		server, err := linkerdproxy.Start(ctx, mine)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = server.Close() })
-		client, err = linkerdproxy.Start(ctx, c.config(t, voting))
+		client, err = linkerdproxy.Start(ctx, theirs)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = client.Close() })
 		at, _ := inbound(t, server, func(c *linkerdproxy.ProxyConfig) { c.RequireIdentity = true })
 		return server, client, traffic(t, outbound(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}), fresh(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}))
 	}
 	rotation := func(t *testing.T) {
-		server, client, stop := start(t, newController(t, time.Second, false))
+		server, client, stop := start(t, newController(t, time.Second, false), 500*time.Millisecond)
 		eventually(t, func() bool { return renewals(server) >= 3 && renewals(client) >= 3 }, "two renewals")
 		good, failures := stop()
 		require.Empty(t, failures)
@@ -573,7 +575,7 @@ func TestRotationAndOutage(t *testing.T) {
 	}
 	outage := func(t *testing.T) {
 		c := newController(t, 3*time.Second, false)
-		server, client, stop := start(t, c)
+		server, client, stop := start(t, c, time.Hour)
 		end := server.Status().NotAfter
 		life := time.Until(end)
 		time.Sleep(time.Until(end.Add(-life / 100 * 65)))

@@ -287,7 +287,7 @@ func TestHandshakesOverALife(t *testing.T) {
 func TestExpiryInHandshake(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newService(t, time.Hour)
+		s := newService(t, time.Minute)
 		for _, anonymous := range []bool{false, true} {
 			s.fail(nil)
 			id := certified(t, s, web, func(c *linkerdproxy.Config) { c.AnonymousAfterExpiry = anonymous })
@@ -296,7 +296,7 @@ func TestExpiryInHandshake(t *testing.T) {
 			require.NoError(t, err)
 			require.NotEmpty(t, c.Certificate)
 			s.fail(errors.New("down"))
-			time.Sleep(2 * time.Hour)
+			time.Sleep(2 * time.Minute)
 			c, err = cfg.GetClientCertificate(nil)
 			if anonymous {
 				require.NoError(t, err)
