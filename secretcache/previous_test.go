@@ -105,5 +105,7 @@ func TestPreviousRefused(t *testing.T) {
 			Expect: pki.ExpectDNSName(domain, "web.test"), CA: ca, Previous: spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles()),
 		})
 		require.ErrorContains(t, err, "Config.Previous")
+		_, err = secretcache.New(secretcache.Config{ID: web, CA: ca, Previous: new(spiffe.Snapshot)})
+		require.ErrorContains(t, err, "Config.Previous")
 	})
 }

@@ -177,8 +177,8 @@ type Config struct {
 	// log. Nil means none; with an Expect that is not for a SPIFFE ID it must be nil.
 	Previous *spiffe.Snapshot
 
-	// NewKey makes the private key of each certificate; no key is used for two. It must be safe for
-	// concurrent use. Nil means ECDSA P-256. Keys that cannot be exported work for
+	// NewKey returns the private key of the next certificate, and should make a new one for each. It must be safe for
+	// concurrent use. Nil means a new key of ECDSA P-256. Keys that cannot be exported work for
 	// [Manager.SVID], not for [Manager.GenerateSecret].
 	NewKey func() (crypto.Signer, error)
 
@@ -201,8 +201,8 @@ type Config struct {
 	// RenewIn is for a protocol that says itself when a certificate is renewed. It takes the place of GraceRatio and Jitter, and
 	// of the waits after failures: it returns how long after an attempt the next one comes. left is how long the certificate that is
 	// held has to live, 0 if there is none or it has expired; failures counts the attempts that have failed since the last
-	// that did not. A longer wait that the CA asks for is respected, up to half of left. It must be safe for concurrent
-	// use. Nil means the rules above.
+	// that did not. A longer wait that the CA asks for is respected, up to half of left, or an hour if left is 0. It must be
+	// safe for concurrent use, return at once, and call no method of the Manager, which waits for it. Nil means the rules above.
 	RenewIn func(left time.Duration, failures int) time.Duration
 
 	// Timeout bounds each attempt to get a certificate or bundles, retries within the CA included.
@@ -304,6 +304,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("Config.ID is %q and Config.Expect %q: want one of them", c.ID, c.Expect)
 	case c.ID.IsZero() && c.Expect.TrustDomain().IsZero():
 		return fmt.Errorf("Config.Expect, %q, names no trust domain, whose roots it needs: %w", c.Expect, spiffe.ErrZero)
+	case c.Previous != nil && *c.Previous == (spiffe.Snapshot{}):
+		return errors.New("Config.Previous is a zero Snapshot: set it to nil if there is none")
 	case c.Previous != nil && id.IsZero():
 		return fmt.Errorf("Config.Previous is an X.509-SVID, and Config.Expect wants %q", c.Expect)
 	case !id.IsZero() && id.Path() == "":

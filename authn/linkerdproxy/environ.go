@@ -300,6 +300,7 @@ func (r *reader) store(c *Config) {
 
 // ports reads a list of ports and ranges.
 func (r *reader) ports(name string) (ports []int) {
+	var listed [1 << 16]bool // a list may have each port many times
 	for _, text := range r.List(name) {
 		low, high, ranged := strings.Cut(text, "-")
 		if !ranged {
@@ -311,12 +312,16 @@ func (r *reader) ports(name string) (ports []int) {
 			r.reject(name, "%.100q is not a port or a range of ports", text)
 			return nil
 		}
-		for p := int(a); p <= int(b); p++ { //nolint:gosec // 16 bits
+		for p := a; p <= b; p++ {
+			listed[p] = true
+		}
+	}
+	for p, ok := range listed {
+		if ok {
 			ports = append(ports, p)
 		}
 	}
-	slices.Sort(ports)
-	return slices.Compact(ports)
+	return ports
 }
 
 // tokenFile returns the file that a setting means: the first design names the folder.

@@ -235,3 +235,12 @@ func FuzzFromEnviron(f *testing.F) {
 		require.NoError(t, err)
 	})
 }
+
+// A list of ports that repeats itself takes the memory of one.
+func TestPorts(t *testing.T) {
+	t.Parallel()
+	e, err := linkerdproxy.FromEnviron(append(seed(t, newService(t, time.Hour)), "LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS="+strings.Repeat("1-65535,", 200)), nil)
+	require.NoError(t, err)
+	assert.Len(t, e.RequireTLS, 65535)
+	assert.Less(t, cap(e.RequireTLS), 100_000)
+}

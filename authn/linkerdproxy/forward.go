@@ -1,6 +1,7 @@
 package linkerdproxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -63,8 +64,12 @@ func (p *Proxy) outboundHandler() http.Handler {
 func stripped(r *http.Request, to target) *http.Request {
 	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
 	r.Header = r.Header.Clone()
-	r.Header.Del(clientID)
-	r.Header.Del(requireID)
+	for name := range r.Header {
+		switch http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-")) { // which some applications take for one character
+		case clientID, requireID:
+			delete(r.Header, name)
+		}
+	}
 	for _, value := range r.Header.Values("Upgrade") {
 		for name := range strings.SplitSeq(strings.ToLower(value), ",") {
 			name, _, _ = strings.Cut(strings.TrimSpace(name), "/")
@@ -82,7 +87,8 @@ func (p *Proxy) reverse(direction string) http.Handler {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			to := r.In.Context().Value(targetKey{}).(target)
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", to.pool()
-			if to.client != "" { // here, as the client says by its header Connection what is removed before
+			r.Out.Host = cmp.Or(r.In.Host, to.Addr) // a client of HTTP/1.0 may have sent none
+			if to.client != "" {                    // here, as the client says by its header Connection what is removed before
 				r.Out.Header.Set(clientID, to.client)
 			}
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // the application judges it

@@ -325,7 +325,11 @@ func (s Service) parse(port string) (place, error) {
 	if n, bad := strconv.ParseUint(port, 10, 16); bad != nil || n == 0 || (err != nil || ip.Zone() != "") && !isName {
 		return place{}, fmt.Errorf("the address %.300q is not a host or host:port", s.Addr)
 	}
-	at := place{addr: net.JoinHostPort(host, port), loopback: err == nil && ip.Unmap().IsLoopback() || strings.EqualFold(strings.TrimSuffix(host, "."), "localhost")}
+	local := strings.EqualFold(strings.TrimSuffix(host, "."), "localhost")
+	if local {
+		host = "localhost" // the name server would be asked for "localhost.", and could lead the token elsewhere
+	}
+	at := place{addr: net.JoinHostPort(host, port), loopback: local || err == nil && ip.Unmap().IsLoopback()}
 	switch {
 	case at.loopback && s.Name != "":
 		return place{}, fmt.Errorf("the name %.300q is set, and the address %q is on this host, where no name is proven: leave the name empty", s.Name, s.Addr)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,7 +32,7 @@ func TestCertify(t *testing.T) {
 	conformance.Covers(t, "LNK-1-2", "LNK-1-4", "LNK-4-10", "LNK-8-5", "LNK-8-7", "LNK-10-2", "LNK-10-3", "LNK-10-12", "LNK-11-15", "LNK-3.3-13")
 	c := newController(t, time.Second, false)
 	cfg := c.config(t, web)
-	cfg.Dir = t.TempDir()
+	cfg.Dir, cfg.MaxRefresh = t.TempDir(), 300*time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	id, err := linkerdproxy.Start(ctx, cfg)
@@ -93,6 +94,23 @@ func TestCertifyLoopback(t *testing.T) {
 	id, err := linkerdproxy.Start(ctx, c.config(t, web))
 	require.NoError(t, err)
 	require.NoError(t, id.Close())
+}
+
+// The names of this host, as Linkerd writes them, too, lead to it, and not to where a name server says.
+func TestLoopbackNames(t *testing.T) {
+	t.Parallel()
+	c := newController(t, time.Minute, true)
+	_, port, err := net.SplitHostPort(c.addr)
+	require.NoError(t, err)
+	for _, host := range []string{"localhost", "localhost.", "LOCALHOST", "[::ffff:127.0.0.1]"} {
+		cfg := c.config(t, web)
+		cfg.Certifier.Addr = host + ":" + port
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		id, err := linkerdproxy.Start(ctx, cfg)
+		cancel()
+		require.NoError(t, err, host)
+		require.NoError(t, id.Close())
+	}
 }
 
 // A server that does not prove to be the certifier gets no token.

@@ -104,7 +104,8 @@ func NewProxy(cfg ProxyConfig) (*Proxy, error) {
 func (p *Proxy) WriteMetrics(w io.Writer) error { return p.metrics.Write(w) }
 
 // ServeInbound accepts the connections of clients on l, and forwards them to the application, until ctx is done; then it
-// gives requests 5 seconds to end, and returns nil. It takes over l and closes it.
+// gives requests 5 seconds to end, and returns nil. It takes over l and closes it. What it forwards byte for byte ends at
+// once, and upgraded connections, such as WebSockets, do with the last requests.
 //
 // TLS with the server name of the workload is terminated. While there is no valid certificate such connections are closed,
 // with none of their bytes forwarded. TLS with another server name is forwarded as it is, and so is what is not TLS, unless
@@ -162,7 +163,7 @@ func (q *queue) Accept() (net.Conn, error) {
 func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, h http.Handler, begin func(context.Context, net.Conn)) error {
 	accepting, stop := context.WithCancel(ctx)
 	defer stop()
-	opaque, cut := context.WithCancel(context.WithoutCancel(ctx)) // of connections that net/http does not know
+	open, cut := context.WithCancel(context.WithoutCancel(ctx)) // of requests, and connections that net/http does not end
 	defer cut()
 	ready.ctx = accepting
 	total := conns.Max(maxConns)
@@ -177,11 +178,15 @@ func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, h http.
 		Handler:           h,
 		Protocols:         new(http.Protocols),
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		BaseContext:       func(net.Listener) context.Context { return open },
 		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ReadHeaderTimeout: detectTime,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(cmp.Or(p.cfg.Logger, slog.New(slog.DiscardHandler)).Handler(), slog.LevelDebug),
+
+		DisableGeneralOptionsHandler: true, // OPTIONS * is for the application
+
+		ErrorLog: slog.NewLogLogger(cmp.Or(p.cfg.Logger, slog.New(slog.DiscardHandler)).Handler(), slog.LevelDebug),
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
@@ -196,7 +201,7 @@ func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, h http.
 				return
 			}
 			c := &counted{Conn: raw, closed: sync.OnceFunc(func() { accepted.Closed(raw) })}
-			wg.Go(func() { begin(opaque, c) })
+			wg.Go(func() { begin(open, c) })
 		}
 	})
 	var err error

@@ -54,6 +54,7 @@ func application(t testing.TB) (addr string) {
 		}
 		w.Header().Set("X-Sum", "end")
 	}))
+	s.Config.DisableGeneralOptionsHandler = true
 	s.Config.Protocols = new(http.Protocols)
 	s.Config.Protocols.SetHTTP1(true)
 	s.Config.Protocols.SetUnencryptedHTTP2(true)
@@ -272,6 +273,52 @@ func TestClientID(t *testing.T) {
 		require.NotContains(t, strings.ToLower(string(answer)), "admin", raw)
 		require.NotContains(t, strings.ToLower(string(answer)), "trailer l5d", raw)
 		require.NotContains(t, string(answer), "upgrade to", raw)
+	}
+}
+
+// Applications that have headers as variables, as CGI does, take an underscore for the hyphen.
+func TestUnderscores(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	app := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "got ", r.Header) })}
+	go func() { _ = app.Serve(l) }()
+	defer app.Close()
+	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { c.ClientID, c.Application = true, l.Addr().String() })
+	for _, name := range []string{"l5d_client_id", "L5D-client_ID", "l5d_require-id"} {
+		req, err := http.NewRequest(http.MethodGet, "http://app.test/", nil)
+		require.NoError(t, err)
+		req.Header[name] = []string{"admin"}
+		resp, err := browser(t, at, false, nil).Do(req)
+		require.NoError(t, err)
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		_ = resp.Body.Close()
+		assert.Contains(t, string(body), "got ", name)
+		assert.NotContains(t, string(body), "admin", name)
+	}
+}
+
+// A request without a Host gets that of the application, and OPTIONS * is forwarded like the rest.
+func TestHost(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	var target string
+	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { target = c.Application })
+	for raw, want := range map[string]string{
+		"GET / HTTP/1.0\r\n\r\n":                                            target + "/ ",
+		"GET / HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n":              target + "/ ",
+		"OPTIONS * HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n": "app.test* ",
+	} {
+		c, err := net.Dial("tcp", at)
+		require.NoError(t, err)
+		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+		_, err = io.WriteString(c, raw)
+		require.NoError(t, err)
+		answer, _ := io.ReadAll(c)
+		require.NoError(t, c.Close())
+		assert.Contains(t, string(answer), "HTTP/1.1 "+want, raw)
 	}
 }
 
@@ -505,33 +552,35 @@ func fresh(t testing.TB, id *linkerdproxy.Identity, e linkerdproxy.Endpoint) str
 func TestRotationAndOutage(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-8-6", "LNK-10-8")
-	start := func(t *testing.T, c *controller) (server, client *linkerdproxy.Identity, stop func() (int64, []string)) {
+	start := func(t *testing.T, c *controller, longest time.Duration) (server, client *linkerdproxy.Identity, stop func() (int64, []string)) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		server, err := linkerdproxy.Start(ctx, c.config(t, web))
+		mine, theirs := c.config(t, web), c.config(t, voting)
+		mine.MaxRefresh, theirs.MaxRefresh = longest, longest
+		server, err := linkerdproxy.Start(ctx, mine)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = server.Close() })
-		client, err = linkerdproxy.Start(ctx, c.config(t, voting))
+		client, err = linkerdproxy.Start(ctx, theirs)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = client.Close() })
 		at, _ := inbound(t, server, func(c *linkerdproxy.ProxyConfig) { c.RequireIdentity = true })
 		return server, client, traffic(t, outbound(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}), fresh(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}))
 	}
 	rotation := func(t *testing.T) {
-		server, client, stop := start(t, newController(t, time.Second, false))
+		server, client, stop := start(t, newController(t, time.Second, false), 500*time.Millisecond)
 		eventually(t, func() bool { return renewals(server) >= 3 && renewals(client) >= 3 }, "two renewals")
 		good, failures := stop()
 		require.Empty(t, failures)
 		assert.Greater(t, good, int64(10))
 	}
 	outage := func(t *testing.T) {
-		c := newController(t, 4*time.Second, false)
-		server, client, stop := start(t, c)
+		c := newController(t, 3*time.Second, false)
+		server, client, stop := start(t, c, time.Hour)
 		end := server.Status().NotAfter
 		life := time.Until(end)
-		time.Sleep(time.Until(end.Add(-life / 100 * 60)))
+		time.Sleep(time.Until(end.Add(-life / 100 * 65)))
 		c.stop()
-		time.Sleep(time.Until(end.Add(-life / 100 * 15)))
+		time.Sleep(time.Until(end.Add(-life / 100 * 20)))
 		require.Equal(t, 1, renewals(server))
 		require.Error(t, server.Status().Err, "it has tried")
 		c.start(t)
@@ -751,6 +800,58 @@ func TestStop(t *testing.T) {
 		assert.Less(t, time.Since(begun), 4*time.Second)
 		_, err = net.Dial("tcp", l.Addr().String())
 		require.Error(t, err)
+	}
+}
+
+// The end of a server is that of upgraded connections, with theirs to the application.
+func TestStopUpgraded(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	id := certified(t, s, web)
+	appDone := make(chan struct{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	go func() {
+		defer close(appDone)
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		_, _ = io.Copy(io.Discard, c)
+	}()
+	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: l.Addr().String()})
+	require.NoError(t, err)
+	in, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- p.ServeInbound(ctx, in) }()
+	c, err := net.Dial("tcp", in.Addr().String())
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+	require.NoError(t, err)
+	r := bufio.NewReader(c)
+	resp, err := http.ReadResponse(r, nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+	cancel()
+	require.NoError(t, <-done)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(2*time.Second)))
+	_, err = r.ReadByte()
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the upgraded connection outlives the server")
+	select {
+	case <-appDone:
+	case <-time.After(2 * time.Second):
+		t.Fatal("the connection to the application outlives the server")
 	}
 }
 

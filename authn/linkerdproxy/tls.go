@@ -81,8 +81,12 @@ func (id *Identity) ClientConfig(e Endpoint) (*tls.Config, error) {
 		MinVersion: tls.VersionTLS13,
 		ServerName: name,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			if c, err := id.valid(); err == nil {
+			c, err := id.valid()
+			switch {
+			case err == nil:
 				return c.TLSCertificate(), nil
+			case errors.Is(err, ErrExpired) && !id.cfg.AnonymousAfterExpiry: // since VerifyConnection has looked
+				return nil, err
 			}
 			return new(tls.Certificate), nil // crypto/tls sends none
 		},

@@ -282,3 +282,28 @@ func TestHandshakesOverALife(t *testing.T) {
 		}
 	})
 }
+
+// A certificate that expires between the two looks at it in a handshake does not make it an anonymous one.
+func TestExpiryInHandshake(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t, time.Minute)
+		for _, anonymous := range []bool{false, true} {
+			s.fail(nil)
+			id := certified(t, s, web, func(c *linkerdproxy.Config) { c.AnonymousAfterExpiry = anonymous })
+			cfg := clientConfig(t, id, linkerdproxy.Endpoint{Identity: voting})
+			c, err := cfg.GetClientCertificate(nil)
+			require.NoError(t, err)
+			require.NotEmpty(t, c.Certificate)
+			s.fail(errors.New("down"))
+			time.Sleep(2 * time.Minute)
+			c, err = cfg.GetClientCertificate(nil)
+			if anonymous {
+				require.NoError(t, err)
+				require.Empty(t, c.Certificate)
+				continue
+			}
+			require.ErrorIs(t, err, linkerdproxy.ErrExpired)
+		}
+	})
+}

@@ -29,8 +29,11 @@ import (
 // traced is a header of requests that the trace has.
 const traced = "X-Traced"
 
-// life is that of a certificate in the demo, which ends with a whole second: it is up to a second more.
-const life = 2 * time.Second
+// Lives of certificates in the demo, which end with a whole second: they are up to a second more.
+const (
+	life      = 2 * time.Second
+	shortLife = time.Second // of those that are to expire
+)
 
 // mesh is that of the demo, with names in the form of the first design.
 var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
@@ -115,7 +118,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	// Certificates end with whole seconds: two that are made in one second end together, and are renewed together.
 	wait(ctx, time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 	d.phase("Certification", identity, identity, "begins to serve")
-	stop, err := d.identityService(ctx)
+	stop, err := d.identityService(ctx, life)
 	if err != nil {
 		return err
 	}
@@ -151,8 +154,12 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 
 	d.watch("web")
 	d.phase("Renewal, with a new token", kubelet, proxyOf("web"), "another token in the token file")
+	first, err := d.renewals(web, voting)
+	if err != nil {
+		return err
+	}
 	d.give("web-2", web)
-	if err := d.renewed(ctx, web, voting); err != nil {
+	if err := d.renewed(ctx, first); err != nil {
 		return err
 	}
 	d.event(identity, proxyOf("web"), "certificate for the same key")
@@ -162,17 +169,24 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 		return err
 	}
 	left := time.Until(end)
-	wait(ctx, time.Until(end)-left/100*72)
+	wait(ctx, time.Until(end)-left/100*85)
 	d.phase("The identity service is down for 45 % of a life", operator, identity, "stops it")
 	stop()
-	wait(ctx, time.Until(end)-left/100*27)
+	before, err := d.renewals(web, voting)
+	if err != nil {
+		return err
+	}
+	wait(ctx, time.Until(end)-left/100*40)
 	d.event(operator, identity, "starts it")
-	if stop, err = d.identityService(ctx); err != nil {
+	if stop, err = d.identityService(ctx, shortLife); err != nil {
 		return err
 	}
 	defer func() { stop() }()
-	if err := d.renewed(ctx, web, voting); err != nil {
+	if err := d.renewed(ctx, before); err != nil {
 		return err
+	}
+	if !time.Now().Before(end) {
+		return errors.New("the renewal has come after the end of the certificate")
 	}
 	d.event(identity, proxyOf("web"), "certificate, before the one from before ends")
 	pause()
@@ -215,15 +229,15 @@ func (d *meshDemo) makeAuthority() (err error) {
 	return err
 }
 
-// identityService serves Linkerd's identity API until stop is called.
-func (d *meshDemo) identityService(ctx context.Context) (stop func(), err error) {
+// identityService serves Linkerd's identity API, with certificates of a lifetime, until stop is called.
+func (d *meshDemo) identityService(ctx context.Context, lifetime time.Duration) (stop func(), err error) {
 	certifier, err := mesh.Certifier()
 	if err != nil {
 		return nil, err
 	}
 	server, err := caserver.New(caserver.Options{
 		CA: d.authority, ID: spiffe.MustParseID("spiffe://cluster.local/ns/linkerd/sa/linkerd-identity"), Names: []pki.SAN{pki.DNSSAN(certifier)},
-		Linkerd: &linkerd.Options{Mesh: mesh, Review: d.review, Lifetime: life, ClockSkew: time.Second},
+		Linkerd: &linkerd.Options{Mesh: mesh, Review: d.review, Lifetime: lifetime, ClockSkew: time.Second},
 	})
 	if err != nil {
 		return nil, err
@@ -359,6 +373,7 @@ func (d *meshDemo) environ(w *workload) ([]string, error) {
 		"LINKERD2_PROXY_IDENTITY_ADDR=0.0.0.0:" + port, // this host, and no loopback address: the service has to prove its name
 		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
 		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for two seconds here
+		"LINKERD2_PROXY_IDENTITY_MAX_REFRESH=1s",
 	}, nil
 }
 
@@ -399,36 +414,48 @@ func (d *meshDemo) probe(w *workload, path string, want int) error {
 	return nil
 }
 
-// expiry returns when the certificate of a proxy ends, by its metrics.
-func (d *meshDemo) expiry(w *workload) (time.Time, error) {
+// metric returns a metric of a proxy.
+func (d *meshDemo) metric(w *workload, name string) (value float64, err error) {
 	resp, err := http.Get("http://" + w.at.admin.String() + "/metrics")
 	if err != nil {
-		return time.Time{}, err
+		return 0, err
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return time.Time{}, err
+		return 0, err
 	}
 	for line := range strings.Lines(string(text)) {
-		var seconds float64
-		if n, _ := fmt.Sscanf(line, "control_identity_cert_expiration_timestamp_seconds %g", &seconds); n == 1 {
-			return time.Unix(int64(seconds), 0), nil
+		if n, _ := fmt.Sscanf(line, name+" %g", &value); n == 1 {
+			return value, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("the proxy of %s does not say when its certificate ends", w.name)
+	return 0, fmt.Errorf("the proxy of %s has no metric %s", w.name, name)
 }
 
-// renewed waits until the certificates of all have been renewed.
-func (d *meshDemo) renewed(ctx context.Context, all ...*workload) error {
+// expiry returns when the certificate of a proxy ends.
+func (d *meshDemo) expiry(w *workload) (time.Time, error) {
+	seconds, err := d.metric(w, "control_identity_cert_expiration_timestamp_seconds")
+	return time.Unix(int64(seconds), 0), err
+}
+
+// renewals returns how many certificates each proxy has got.
+func (d *meshDemo) renewals(all ...*workload) (counts map[*workload]float64, err error) {
+	counts = map[*workload]float64{}
 	for _, w := range all {
-		before, err := d.expiry(w)
-		if err != nil {
-			return err
+		if counts[w], err = d.metric(w, `control_identity_cert_refreshes_total{result="ok"}`); err != nil {
+			return nil, err
 		}
+	}
+	return counts, nil
+}
+
+// renewed waits until all proxies have got more certificates than before.
+func (d *meshDemo) renewed(ctx context.Context, before map[*workload]float64) error {
+	for w, count := range before {
 		if err := d.until(ctx, func() bool {
-			now, err := d.expiry(w)
-			return err == nil && now.After(before)
+			now, err := d.renewals(w)
+			return err == nil && now[w] > count
 		}); err != nil {
 			return err
 		}
