@@ -14,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/secretset"
 )
@@ -24,7 +25,8 @@ const (
 	reviewTime     = 10 * time.Second // of one caller
 	reviewSlots    = 4
 	maxCallers     = 10_000
-	idleIntervals  = 3 // after which a caller that has no stream is forgotten
+	maxCallersEach = 1000 // of one namespace
+	idleIntervals  = 3    // after which a caller that has no stream is forgotten
 )
 
 // Resolve is for the option Resolve of an sds.Handler behind [authn.Require]. It returns the name that the caller of the
@@ -40,7 +42,7 @@ const (
 // Resolve does not block: a caller that is not known yet is refused, and asked about. The answer is asked for again at
 // each Config.ReviewInterval while a stream is open that needs it, and each change of it is told to the functions of
 // [Source.OnAccess], without which no stream learns of it. While the API server does not answer, the last answer counts for
-// an hour. What is known of 10,000 callers is kept; more at a time are refused.
+// an hour. What is known of 10,000 callers is kept, and of 1,000 of one namespace; more at a time are refused.
 //
 // Errors never say whether there is a Secret.
 func (s *Source) Resolve(ctx context.Context, resourceName string) (sourceName string, err error) {
@@ -104,7 +106,8 @@ type access struct {
 
 	mu      sync.Mutex
 	loop    renew.Loop[*rights]
-	callers map[key]*rights // by service account
+	callers map[key]*rights       // by service account
+	places  *limit.Shares[string] // of callers, by namespace
 }
 
 // rights are those of one service account. access.mu guards it.
@@ -119,6 +122,7 @@ type rights struct {
 
 func (a *access) init(api *kube.Client, every time.Duration, log *slog.Logger) {
 	a.api, a.every, a.log, a.callers = api, every, log, map[key]*rights{}
+	a.places = limit.NewShares[string](maxCallers, maxCallersEach)
 	a.loop.Mu, a.loop.Attempt, a.loop.Slots = &a.mu, a.review, reviewSlots
 }
 
@@ -135,8 +139,8 @@ func (a *access) decide(who key) error {
 	now := time.Now()
 	r := a.callers[who]
 	if r == nil {
-		if len(a.callers) >= maxCallers {
-			return fmt.Errorf("there are %d callers already, and no more may be", maxCallers)
+		if err := a.places.Take(who.namespace, 1); err != nil {
+			return fmt.Errorf("the rights of %d service accounts can be known at a time, and of %d of one namespace: %w", maxCallers, maxCallersEach, err)
 		}
 		r = &rights{who: who}
 		a.callers[who] = r
@@ -204,6 +208,7 @@ func (a *access) review(running context.Context, r *rights) {
 	outage := err != nil && !r.reviewed.IsZero() && renew.Elapsed(r.reviewed, now) <= reviewGood
 	if renew.Elapsed(r.asked, now) > idleIntervals*a.every && !outage { // in which the last answer counts
 		delete(a.callers, r.who)
+		a.places.Give(r.who.namespace, 1)
 		a.loop.Remove(r)
 	}
 	a.loop.Done(r, wait)

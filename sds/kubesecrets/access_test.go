@@ -155,19 +155,27 @@ func TestResolveWithoutConfig(t *testing.T) {
 	require.ErrorContains(t, err, "Config.Others")
 }
 
-// TestManyCallers bounds the callers that are known.
+// TestManyCallers bounds the callers that are known, in all and of one namespace.
 func TestManyCallers(t *testing.T) {
 	t.Parallel()
 	src, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1", TrustDomain: td})
 	require.NoError(t, err)
-	for i := range kubesecrets.MaxCallers {
-		_, err := src.Resolve(byID(t, fmt.Sprint("spiffe://example.org/ns/gw/sa/a", i)), "kubernetes://s")
-		require.ErrorContains(t, err, "not known yet")
+	refused := func(namespace, account, text string) {
+		t.Helper()
+		_, err := src.Resolve(byID(t, fmt.Sprintf("spiffe://example.org/ns/%s/sa/%s", namespace, account)), "kubernetes://s")
+		require.ErrorContains(t, err, text)
 	}
-	_, err = src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/more"), "kubernetes://s")
-	require.ErrorContains(t, err, "no more may be")
-	_, err = src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/a7"), "kubernetes://s")
-	require.ErrorContains(t, err, "not known yet")
+	for n := range kubesecrets.MaxCallers / kubesecrets.MaxCallersEach {
+		namespace := fmt.Sprint("n", n)
+		for i := range kubesecrets.MaxCallersEach {
+			refused(namespace, fmt.Sprint("a", i), "not known yet")
+		}
+		refused(namespace, "more", "1000 of one namespace")
+		refused(namespace, "a7", "not known yet")
+	}
+	refused("gw", "gateway", "the rights of 10000 service accounts")
+	assert.Equal(t, kubesecrets.MaxCallers, src.Status().Callers)
+	assert.Equal(t, kubesecrets.MaxCallers, src.Places())
 }
 
 // TestReviews follows what an account may have over time: given, taken, in an outage, and forgotten.
@@ -233,6 +241,7 @@ func TestReviews(t *testing.T) {
 		open.Store(false)
 		time.Sleep(3 * time.Minute)
 		assert.Zero(t, w.src.Status().Callers)
+		assert.Zero(t, w.src.Places())
 		asked = w.api.Count("POST", reviews)
 		time.Sleep(time.Hour)
 		assert.Equal(t, asked, w.api.Count("POST", reviews))

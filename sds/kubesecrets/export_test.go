@@ -7,8 +7,14 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// MaxCallers is how many callers are known at a time.
-const MaxCallers = maxCallers
+// MaxCallers is how many callers are known at a time, and MaxCallersEach how many of one namespace.
+const (
+	MaxCallers     = maxCallers
+	MaxCallersEach = maxCallersEach
+)
+
+// Places returns how many of them are taken.
+func (s *Source) Places() int { return s.access.places.Held() }
 
 // Parse parses a name.
 func Parse(name string) (namespace, secret string, roots bool, err error) {

@@ -26,17 +26,23 @@
 // # What is in a Secret
 //
 // A key pair is in cert and key, or in tls.crt and tls.key, as in Secrets of the type kubernetes.io/tls. The roots are in
-// cacert or ca.crt, and their revocation lists in crl or ca.crl. The first form counts if a Secret has both. The roots
-// are those of the Secret NAME-cacert, or, if there is no Secret with that name, those of the Secret NAME. With
+// cacert or ca.crt, and their revocation lists in crl or ca.crl. The first form counts if a Secret has both. With
 // revocation lists there must be one of each root, as Envoy refuses every certificate otherwise. An OCSP response is not
 // served.
+//
+// The roots are those of the Secret NAME-cacert, or, if there is no Secret with that name, those of the Secret NAME. A
+// Secret NAME-cacert that is there counts alone, whatever it has: the roots of NAME are not a substitute for it, as they
+// may trust a CA that NAME-cacert is to leave out.
 //
 // # What it promises
 //
 // A certificate and its key travel together. What is not good replaces nothing: half of a pair, a key of another
 // certificate, a certificate that has expired, PEM that cannot be parsed, and roots that are taken out of a Secret that
 // stays. The last good content stays in use, and the reason is in the log and in [Source.Status]. A certificate that is not
-// valid yet takes its place when it is. Roots are told of before certificates.
+// valid yet takes its place when it is, unless it has expired by then. Roots are told of before certificates.
+//
+// The last good content is that of the same Secret. A new Secret NAME-cacert whose content is not good has none: streams
+// that have the roots of NAME keep them, and new ones get an error until NAME-cacert is good or deleted.
 //
 // While the API server does not answer, or refuses, all stays as it is, and the source comes back by itself.
 //
@@ -134,7 +140,8 @@ type Config struct {
 	HTTPClient *http.Client
 
 	// MaxBytes bounds what is kept of all Secrets together, in bytes of PEM, where each Secret counts 1 KiB more; 0
-	// means 64 MiB. Secrets without certificates are not kept. What is beyond is refused.
+	// means 64 MiB. Secrets without certificates are not kept, beyond that there is one named NAME-cacert. What is
+	// beyond MaxBytes is refused.
 	MaxBytes int
 
 	// Logger gets what was taken over and withdrawn (Info), and what was refused (Warn). Nil means no logs.

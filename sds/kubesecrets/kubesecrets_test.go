@@ -239,6 +239,10 @@ func TestNames(t *testing.T) {
 		put(w.api, "gw/alone-cacert", data{"ca.crt": others})
 		put(w.api, "gw/empty-cacert", data{"password": []byte("x"), "tls.key": a["tls.key"]})
 		put(w.api, "gw/empty", with(a, data{"ca.crt": roots}))
+		put(w.api, "gw/misnamed-cacert", data{"ca.pem": others})
+		put(w.api, "gw/misnamed", with(a, data{"ca.crt": roots}))
+		put(w.api, "gw/damaged-cacert", data{"cacert": others[:100]})
+		put(w.api, "gw/damaged", with(a, data{"ca.crt": roots}))
 		put(w.api, "gw/crl", data{"cacert": root.pem, "crl": crl})
 		put(w.api, "gw/crl-tls", data{"ca.crt": root.pem, "ca.crl": crl})
 		put(w.api, "gw/crl-crossed", data{"ca.crt": root.pem, "crl": crl})
@@ -274,6 +278,8 @@ func TestNames(t *testing.T) {
 			"kubernetes://crl":                   "the Secret has nothing of this kind",
 			"kubernetes://tls-cacert":            "the Secret has nothing of this kind",
 			"kubernetes://empty-cacert":          "the Secret has nothing of this kind", // and not those of the Secret "empty"
+			"kubernetes://misnamed-cacert":       "the Secret has nothing of this kind",
+			"kubernetes://damaged-cacert":        "damaged",
 			"kubernetes://crl-ended-cacert":      "a revocation list has ended",
 			"kubernetes://crl-of-another-cacert": "every certificate under it would be refused",
 			"kubernetes://crl-damaged-cacert":    "ca.crl",
@@ -366,6 +372,45 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 	})
 }
 
+// TestRootsOfTheirOwn has a Secret NAME-cacert that is not good from the beginning: it counts alone, as it may be there to
+// trust less than NAME does.
+func TestRootsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+		roots, others := ca.Bundle().MarshalPEM(), other.Bundle().MarshalPEM()
+		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": roots})
+		w := newWorld(t, kubesecrets.Config{})
+		for text, bad := range map[string]data{
+			"damaged":                             {"cacert": others[:100]},
+			"the Secret has nothing of this kind": {"ca.pem": others},
+		} {
+			put(w.api, "gw/s", d)
+			w.is("kubernetes://s-cacert", string(roots))
+			w.heard()
+			put(w.api, "gw/s-cacert", bad)
+			w.fails("kubernetes://s-cacert", text)
+			assert.Empty(t, w.heard(), "streams that have roots keep them")
+			assert.ErrorContains(t, w.status("gw", "s-cacert").RootsErr, text)
+			assert.Contains(t, w.log.String(), text)
+			w.is("kubernetes://s", pair(d))
+			put(w.api, "gw/s-cacert", data{"cacert": others})
+			w.is("kubernetes://s-cacert", string(others))
+			assert.Equal(t, []string{"kubernetes://gw/s-cacert-cacert", "kubernetes://s-cacert-cacert", "kubernetes://gw/s-cacert", "kubernetes://s-cacert"}, w.heard())
+			put(w.api, "gw/s-cacert", bad)
+			w.is("kubernetes://s-cacert", string(others))
+			w.api.Remove(path("gw/s-cacert"))
+			w.is("kubernetes://s-cacert", string(roots))
+			w.heard()
+			put(w.api, "gw/s-cacert", bad)
+			w.fails("kubernetes://s-cacert", text)
+			w.api.Remove(path("gw/s-cacert"))
+			w.is("kubernetes://s-cacert", string(roots))
+			assert.Contains(t, w.heard(), "kubernetes://s-cacert", "also if it never was good")
+		}
+	})
+}
+
 // TestSomeRoots leaves out what is no root.
 func TestSomeRoots(t *testing.T) {
 	t.Parallel()
@@ -413,6 +458,44 @@ func TestTimes(t *testing.T) {
 		w.is("kubernetes://s", pair(fresh))
 		time.Sleep(90 * time.Minute)
 		w.is("kubernetes://s", pair(fresh))
+	})
+}
+
+// TestPassedOver has a certificate begin and end while nothing runs, as in a suspension: it does not replace one that is
+// still valid.
+func TestPassedOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		w := newWorld(t, kubesecrets.Config{})
+		var hang atomic.Bool
+		defer w.src.Subscribe(func(string) {
+			if hang.Swap(false) {
+				time.Sleep(4 * time.Hour)
+			}
+		})()
+		long := tls(t, ca.SVID("/long", valid(-time.Minute, 9*time.Hour)))
+		first, short := tls(t, ca.SVID("/first", valid(time.Hour, 9*time.Hour))), tls(t, ca.SVID("/short", valid(2*time.Hour, 3*time.Hour)))
+		put(w.api, "gw/s", long)
+		w.is("kubernetes://s", pair(long))
+		put(w.api, "gw/s", short)
+		put(w.api, "gw/new", short)
+		put(w.api, "gw/first", first)
+		synctest.Wait()
+		hang.Store(true)
+		w.heard()
+		time.Sleep(6 * time.Hour)
+		require.False(t, hang.Load())
+		w.is("kubernetes://first", pair(first))
+		w.is("kubernetes://s", pair(long))
+		w.fails("kubernetes://new", "before it came into use")
+		assert.Equal(t, []string{"kubernetes://gw/first", "kubernetes://first"}, w.heard())
+		assert.ErrorContains(t, w.status("gw", "s").PairErr, "has expired at")
+		assert.Contains(t, w.log.String(), "the last good content stays in use\" name=kubernetes://gw/s err=\"the certificate has expired")
+		fresh := tls(t, ca.SVID("/fresh"))
+		put(w.api, "gw/s", fresh)
+		w.is("kubernetes://s", pair(fresh))
+		assert.NoError(t, w.status("gw", "s").PairErr)
 	})
 }
 
@@ -571,6 +654,56 @@ func TestFollow(t *testing.T) {
 		time.Sleep(time.Minute)
 		renew()
 	})
+}
+
+// TestOneEvent has a server that ends each watch after one event. It is not asked in a loop without a wait.
+func TestOneEvent(t *testing.T) {
+	t.Parallel()
+	for name, crowded := range map[string]bool{"gone": false, "ended": false, "crowded": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				d := tls(t, ca.SVID("/a"))
+				w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
+				var cfg kubesecrets.Config
+				put(w.api, "gw/s", d)
+				if crowded {
+					put(w.api, "gw/t", d)
+					cfg.MaxBytes = 4 << 10
+				}
+				w.start(cfg)
+				end := w.api.EndWatches
+				if name == "gone" {
+					end = w.api.ExpireWatches
+				}
+				var events atomic.Int32
+				w.api.Faults(func(r *http.Request) *kubetest.Fault {
+					if r.URL.Query().Get("watch") != "" {
+						go func() {
+							time.Sleep(10 * time.Millisecond)
+							put(w.api, "gw/other", data{"n": fmt.Append(nil, events.Add(1))})
+							end()
+						}()
+					}
+					return nil
+				})
+				w.api.EndWatches()
+				before := w.api.Count("GET", "/api/v1")
+				time.Sleep(3 * time.Minute)
+				assert.Greater(t, events.Load(), int32(3))
+				assert.Less(t, w.api.Count("GET", "/api/v1")-before, 60)
+				assert.Contains(t, w.log.String(), "the API server cannot be followed")
+				fresh := tls(t, ca.SVID("/b"))
+				put(w.api, "gw/s", fresh)
+				time.Sleep(time.Minute)
+				w.is("kubernetes://s", pair(fresh))
+				w.api.Faults(nil)
+				time.Sleep(time.Minute)
+				assert.NoError(t, w.src.Status().Err)
+			})
+		})
+	}
 }
 
 // TestPages has more Secrets than fit into one answer.

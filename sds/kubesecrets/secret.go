@@ -2,6 +2,7 @@ package kubesecrets
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,9 +93,10 @@ func (c content) with(now content) (content, bool) {
 
 var errTakenOut = errors.New("it was taken out of the Secret; to withdraw it, delete the Secret")
 
-// related reports whether there is something in a Secret that is served, or a part of it.
-func related(data map[string][]byte) bool {
-	return slices.ContainsFunc([]string{"cert", "tls.crt", "tls.key", "cacert", "ca.crt"}, func(name string) bool { return len(data[name]) > 0 })
+// related reports whether a Secret has something that is served, or a part of it, or has a name by which it counts
+// whatever it has.
+func related(k key, data map[string][]byte) bool {
+	return strings.HasSuffix(k.name, caSuffix) || slices.ContainsFunc([]string{"cert", "tls.crt", "tls.key", "cacert", "ca.crt"}, func(name string) bool { return len(data[name]) > 0 })
 }
 
 // pairOf returns the key pair of a Secret.
@@ -198,11 +200,12 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 		old.round = s.round
 	}
 	s.mu.Unlock()
-	if old != nil && old.version == d.Metadata.ResourceVersion || old == nil && !related(d.Data) {
+	if old != nil && old.version == d.Metadata.ResourceVersion || old == nil && !related(k, d.Data) {
 		return
 	}
 	now := object{version: d.Metadata.ResourceVersion, roots: rootsOf(k, d.Data)}
-	if !strings.HasSuffix(k.name, caSuffix) { // otherwise its name asks for roots
+	isCA := strings.HasSuffix(k.name, caSuffix)
+	if !isCA { // otherwise its name asks for roots
 		now.pair = pairOf(k, d.Data)
 	}
 	var before object
@@ -214,6 +217,9 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	var pair, roots bool
 	now.pair, pair = before.pair.with(now.pair)
 	now.roots, roots = before.roots.with(now.roots)
+	if isCA && now.roots.secret == nil {
+		now.roots.err = cmp.Or(now.roots.err, errNothing)
+	}
 	now.size, now.round = overhead+now.pair.bytes()+now.roots.bytes(), s.round
 	switch {
 	case s.used-before.size+now.size <= s.cfg.MaxBytes:
@@ -302,22 +308,30 @@ func (s *Source) promote(ctx context.Context) {
 		wake := s.pending.Changed()
 		wait, now := renew.Longest, time.Now()
 		var c changes
-		var begun []slog.Attr
+		var logs []func()
 		s.mu.Lock()
 		for k, o := range s.objects {
 			switch p := &o.pair; {
 			case p.next == nil:
 			case now.Before(p.from):
 				wait = min(wait, p.from.Sub(now))
+			case secretset.Expired(p.next): // while this machine was suspended
+				before := *p
+				p.err = fmt.Errorf("the certificate has expired at %s, before it came into use", p.next.NotAfter().UTC().Format(time.RFC3339))
+				p.next = nil
+				now := *p
+				logs = append(logs, func() { s.report(ctx, k, before, now, false) })
 			default:
 				*p = content{secret: p.next}
 				s.add(&c, k, false, true)
-				begun = append(begun, slog.String("name", k.String()))
+				logs = append(logs, func() {
+					s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now", slog.String("name", k.String()))
+				})
 			}
 		}
 		s.mu.Unlock()
-		for _, name := range begun {
-			s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now", name)
+		for _, log := range logs {
+			log()
 		}
 		if len(c.pairs) > 0 {
 			s.tell(c)

@@ -20,7 +20,7 @@ import (
 const (
 	pageSize = 100
 	maxPages = 100_000
-	brief    = 5 * time.Second // a watch that ends sooner, without an event, counts as failed
+	brief    = 5 * time.Second // a watch that ends sooner counts as failed
 )
 
 // patience is for lists and watches that fail.
@@ -152,26 +152,27 @@ func (s *Source) list(ctx context.Context) (version string, err error) {
 	return "", fmt.Errorf("the list of Secrets has more than %d pages", maxPages)
 }
 
-// watch follows the Secrets from a version on, and returns the last one that it has seen, and whether it has seen
-// anything, or has lasted.
+// watch follows the Secrets from a version on, and returns the last one that it has seen, and whether it has lasted. An
+// event is no sign of that: a server that sends one and ends each watch would be asked in a loop without a wait.
 func (s *Source) watch(ctx context.Context, from string) (version string, steady bool, err error) {
 	query := url.Values{"resourceVersion": {from}, "allowWatchBookmarks": {"true"}}
 	maps.Copy(query, s.query)
-	start := time.Now()
+	start, seen := time.Now(), false
+	lasted := func() bool { return time.Since(start) >= brief }
 	version = from
 	for event, err := range s.api.Watch(ctx, s.path, query) {
 		if err != nil {
-			return version, steady || time.Since(start) >= brief, err
+			return version, lasted(), err
 		}
-		if !steady {
-			steady = true
+		if !seen {
+			seen = true
 			s.state(nil)
 		}
 		var c changes
 		if event.Type != kube.Bookmark {
 			var d document
 			if json.Unmarshal(event.Object, &d) != nil || d.Metadata.Name == "" || d.Metadata.Namespace == "" {
-				return "", steady, errors.New("the API server has sent an event that is not of a Secret")
+				return "", lasted(), errors.New("the API server has sent an event that is not of a Secret")
 			}
 			if event.Type == kube.Deleted {
 				s.withdraw(ctx, key{d.Metadata.Namespace, d.Metadata.Name}, &c)
@@ -184,9 +185,8 @@ func (s *Source) watch(ctx context.Context, from string) (version string, steady
 			s.tell(c)
 		}
 	}
-	if ended := time.Since(start) >= brief; ended && !steady {
+	if steady = lasted(); steady && !seen {
 		s.state(nil)
-		steady = true
 	}
 	return version, steady, nil
 }

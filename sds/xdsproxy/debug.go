@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -27,41 +28,53 @@ const (
 	debugTime     = 5 * time.Second
 	debugSendTime = 30 * time.Second // in which the client has to take the answer
 	maxDebugName  = 4 << 10          // bytes of what is asked for
+	maxNodes      = 8 << 20          // bytes of the nodes of all Envoys
 	shuttingDown  = "the server is shutting down"
 )
 
 // envoys is what is known of the Envoys whose streams the control plane has answered.
 type envoys struct {
-	mu        sync.Mutex
-	connected int
-	node      []byte // the message of the last one; nil if none is connected
+	mu    sync.Mutex
+	all   []*envoy // those that are connected, the last one behind
+	bytes int      // of their nodes
 }
 
-func (e *envoys) join(node []byte) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.connected++
-	e.node = node
-}
+type envoy struct{ node []byte } // the message; nil if there is none, or if newer ones have taken its room
 
-func (e *envoys) leave() {
+func (e *envoys) join(node []byte) (leave func()) {
+	one := &envoy{node}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.connected--; e.connected == 0 {
-		e.node = nil
+	e.bytes += len(node)
+	for _, old := range e.all {
+		if e.bytes <= maxNodes {
+			break
+		}
+		e.bytes -= len(old.node)
+		old.node = nil
+	}
+	e.all = append(e.all, one)
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.bytes -= len(one.node)
+		e.all = slices.DeleteFunc(e.all, func(o *envoy) bool { return o == one })
 	}
 }
 
 func (e *envoys) last() (node []byte, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.node, e.connected > 0
+	if len(e.all) == 0 {
+		return nil, false
+	}
+	return e.all[len(e.all)-1].node, true
 }
 
 // ServeDebug asks the control plane for debug information, and answers with what it says, for operators on the same
 // host. It serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: the control plane is asked
-// for the type istio.io/debug or istio.io/debug/NAME, in the name (the node) of the Envoy that has connected last, with
-// the credentials of [Config]. Serve it on a loopback address of its own, which for Istio's agent is 127.0.0.1:15004:
+// for the type istio.io/debug or istio.io/debug/NAME, in the name (the node) of the Envoy that has connected last, of
+// those that are connected, with the credentials of [Config]. Serve it on a loopback address of its own, which for Istio's agent is 127.0.0.1:15004:
 //
 //	server := &http.Server{
 //		Addr: "127.0.0.1:15004", Handler: http.HandlerFunc(handler.ServeDebug),

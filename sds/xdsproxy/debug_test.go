@@ -141,6 +141,58 @@ func TestDebug(t *testing.T) {
 	}
 }
 
+// Debug requests have the node of an Envoy that is connected, and the newest of these.
+func TestDebugNode(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := memory()
+		asked := make(chan *envoysds.DiscoveryRequest, 1)
+		n.serve(t, "control", debugPlane(t, asked))
+		h := newProxy(t, n, withToken)
+		n.serve(t, "proxy", h)
+		c := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
+		open := func(id string, size int) *grpchttp.Stream {
+			s := c.Open(t.Context(), stream, nil)
+			require.NoError(t, s.Send(encode(t, &envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: id, Cluster: strings.Repeat("c", size)}, TypeUrl: clusters})))
+			receive(t, s)
+			return s
+		}
+		asks := func(id string) {
+			t.Helper()
+			synctest.Wait()
+			w := getDebug(h, "/debug")
+			require.Equal(t, 200, w.Code, "%s", w.Body)
+			assert.Equal(t, id, (<-asked).GetNode().GetId())
+		}
+		first := open("first", 1)
+		asks("first")
+		second, third := open("second", 1), open("third", 1)
+		asks("third")
+		require.NoError(t, third.Close())
+		asks("second")
+		require.NoError(t, first.Close())
+		asks("second")
+		require.NoError(t, second.Close())
+		synctest.Wait()
+		assert.Equal(t, 503, getDebug(h, "/debug").Code)
+		assert.Zero(t, h.NodeBytes())
+
+		// The oldest nodes are not kept if all together are large.
+		var all []*grpchttp.Stream
+		for _, id := range []string{"a", "b", "c", "d"} {
+			all = append(all, open(id, 3<<20))
+			asks(id)
+			assert.LessOrEqual(t, h.NodeBytes(), xdsproxy.MaxNodes)
+		}
+		for i := 3; i >= 0; i-- {
+			asks([]string{"", "", "c", "d"}[i])
+			require.NoError(t, all[i].Close())
+		}
+		synctest.Wait()
+		assert.Zero(t, h.NodeBytes())
+	})
+}
+
 // Clients that speak ADS ask for debug information on the socket of Envoy.
 func TestDebugByADS(t *testing.T) {
 	t.Parallel()

@@ -2,9 +2,17 @@ package xdsproxy
 
 // For tests.
 const (
-	Linger  = linger
-	Stalled = stalled
+	Linger   = linger
+	Stalled  = stalled
+	MaxNodes = maxNodes
 )
+
+// NodeBytes returns how many bytes the nodes of Envoys have that are kept for debug requests.
+func (h *Handler) NodeBytes() int {
+	h.envoys.mu.Lock()
+	defer h.envoys.mu.Unlock()
+	return h.envoys.bytes
+}
 
 // Held returns how many streams are open, and how many bytes of requests wait.
 func (h *Handler) Held() (streams, bytes int) { return h.open.Held(), h.waiting.Held() }

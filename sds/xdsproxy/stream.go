@@ -275,9 +275,8 @@ func (l *leg) receive(remote *grpchttp.Stream) error {
 			h.plane.answered()
 			if !connected {
 				connected = true
-				h.envoys.join(l.node)
+				defer h.envoys.join(l.node)()
 				l.node = nil
-				defer h.envoys.leave()
 			}
 			switch k, _, err := response.read(msg); {
 			case k == health: // Envoy has not asked
