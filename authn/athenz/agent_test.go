@@ -524,6 +524,12 @@ func TestAgentClient(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(l) })
 	t.Cleanup(func() { _ = server.Close(); wg.Wait() })
+	if os.Geteuid() != 0 { // whom no mode stops
+		require.NoError(t, os.Chmod(socket, 0))
+		_, err = c.Init(t.Context())
+		require.ErrorContains(t, err, "this user may not connect to the agent")
+		require.NoError(t, os.Chmod(socket, 0o700))
+	}
 	cluster := caclienttest.NewZTS(t, newTestCA(t), "/ns/a/sa/b")
 	good := cluster.Credential("a.b")
 	certs, key, err := good.MarshalPEM()
