@@ -251,12 +251,13 @@ func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 			return nil, nil, err
 		}
 		// A pod whose identity was lost on the way may ask again.
-		if ctx.Err() == nil {
-			writeJSON(w, http.StatusOK, given)
-			if http.NewResponseController(w).Flush() == nil && r.Context().Err() == nil && !known.Delivered {
-				known.Delivered = true
-				err = a.cfg.Volumes.save(handle, known)
-			}
+		if ctx.Err() != nil {
+			return nil, nil, failed(http.StatusInternalServerError, "the identity came too late", context.Cause(ctx))
+		}
+		writeJSON(w, http.StatusOK, given)
+		if http.NewResponseController(w).Flush() == nil && r.Context().Err() == nil && !known.Delivered {
+			known.Delivered = true
+			err = a.cfg.Volumes.save(handle, known)
 		}
 		return given, known, err
 	})
@@ -422,7 +423,13 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 		return nil, nil, err
 	}
 	defer a.limit.Release()
-	given, err := a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
+	// Whether or not the answer of ZTS arrives, the one before is superseded when this one has been presented.
+	known.Serials = []string{leaf.SerialNumber.Text(16)}
+	err = a.cfg.Volumes.save(handle, known)
+	var given *givenIdentity
+	if err == nil {
+		given, err = a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
+	}
 	if err == nil {
 		err = a.cfg.Volumes.save(handle, known)
 	}

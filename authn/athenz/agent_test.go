@@ -275,6 +275,7 @@ func TestAgentFailures(t *testing.T) {
 			})
 		}
 	}
+	var wg sync.WaitGroup
 	for name, v := range map[string]struct {
 		edit func(*athenz.AgentConfig)
 		code int
@@ -310,16 +311,17 @@ func TestAgentFailures(t *testing.T) {
 		"another account": {pods(func(p *athenz.Pod) { p.ServiceAccount = "backend" }), 500},
 		"another pod":     {pods(func(p *athenz.Pod) { p.Name = "web-9" }), 500},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			handle, err := c.volumes.Add("/"+name, namespace, "web-0")
-			require.NoError(t, err)
-			code, text := call(t, newAgent(t, c, v.edit), http.MethodPost, "/v1/init/"+handle, nil)
-			assert.Equal(t, v.code, code, text)
-			assert.NotContains(t, text, "secret")
-			assert.NotContains(t, text, "{")
+		handle, err := c.volumes.Add("/"+name, namespace, "web-0")
+		require.NoError(t, err)
+		agent := newAgent(t, c, v.edit)
+		wg.Go(func() { // all at once, as a refusal takes a second
+			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+			assert.Equal(t, v.code, code, "%s: %s", name, text)
+			assert.NotContains(t, text, "secret", name)
+			assert.NotContains(t, text, "{", name)
 		})
 	}
+	wg.Wait()
 	for name, pod := range map[string]func(object){
 		"no address": func(o object) { o["status"].(object)["podIP"] = "" },
 		"failed":     func(o object) { o["status"].(object)["phase"] = "Failed" },
@@ -332,6 +334,69 @@ func TestAgentFailures(t *testing.T) {
 		assert.GreaterOrEqual(t, code, 400, name)
 		assert.Contains(t, text, "the pod", name)
 	}
+}
+
+// slowCA is a ZTS whose answers come, if they are to be lost, when the agent waits no more.
+type slowCA struct {
+	athenz.InstanceCA
+	lose *atomic.Bool
+}
+
+func (s slowCA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	set, err := s.InstanceCA.FetchBundles(context.WithoutCancel(ctx))
+	if s.lose.Load() {
+		<-ctx.Done()
+	}
+	return set, err
+}
+
+// TestAgentLateAnswer has ZTS be slow. An answer that comes too late is a failure and not an empty success, and the
+// certificate before the one that ZTS was shown is shown no more.
+func TestAgentLateAnswer(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-18-11")
+	c := newCluster(t)
+	var lose atomic.Bool
+	agent := newAgent(t, c, func(cfg *athenz.AgentConfig) {
+		ca := cfg.CA
+		cfg.CA = func(r athenz.AgentRequest) (athenz.InstanceCA, error) {
+			next, err := ca(r)
+			return slowCA{next, &lose}, err
+		}
+	})
+	late := newAgent(t, c, func(cfg *athenz.AgentConfig) {
+		ca := cfg.CA
+		cfg.Timeout = time.Second
+		cfg.CA = func(r athenz.AgentRequest) (athenz.InstanceCA, error) {
+			next, err := ca(r)
+			return slowCA{next, &lose}, err
+		}
+	})
+	handle, err := c.volumes.Add("/late", namespace, "web-0")
+	require.NoError(t, err)
+	var held []object
+	ask := func(agent http.Handler, op string, body any, want int) string {
+		t.Helper()
+		code, text := call(t, agent, http.MethodPost, "/v1/"+op+"/"+handle, body)
+		require.Equal(t, want, code, text)
+		if code == http.StatusOK {
+			var g given
+			require.NoError(t, json.Unmarshal([]byte(text), &g))
+			held = append(held, object{"keyPEM": g.Key, "certPEM": g.Cert})
+		}
+		return text
+	}
+	ask(agent, "init", nil, http.StatusOK)
+	ask(agent, "refresh", held[0], http.StatusOK)
+	lose.Store(true)
+	ask(late, "refresh", held[1], http.StatusInternalServerError)
+	lose.Store(false)
+	assert.Contains(t, ask(agent, "refresh", held[0], http.StatusBadRequest), "superseded")
+	ask(agent, "refresh", held[1], http.StatusOK)
+	ask(agent, "refresh", held[2], http.StatusOK)
+	instance := caclienttest.AthenzInstance(c.zts.Fake)
+	instance.ID = "web-0"
+	assert.False(t, c.zts.Revoked(instance))
 }
 
 type signFunc func(context.Context, athenz.PodSubject) (string, error)
@@ -459,6 +524,12 @@ func TestAgentClient(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(l) })
 	t.Cleanup(func() { _ = server.Close(); wg.Wait() })
+	if os.Geteuid() != 0 { // whom no mode stops
+		require.NoError(t, os.Chmod(socket, 0))
+		_, err = c.Init(t.Context())
+		require.ErrorContains(t, err, "this user may not connect to the agent")
+		require.NoError(t, os.Chmod(socket, 0o700))
+	}
 	cluster := caclienttest.NewZTS(t, newTestCA(t), "/ns/a/sa/b")
 	good := cluster.Credential("a.b")
 	certs, key, err := good.MarshalPEM()

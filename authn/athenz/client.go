@@ -6,9 +6,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
-	"os"
 	"strings"
 	"time"
 
@@ -113,7 +113,7 @@ func (c *AgentClient) ask(ctx context.Context, what string, in any, secrets ...s
 	}
 	var given givenIdentity
 	if err := post(ctx, &c.client, "http://agent/v1/"+what+"/"+handle, in, &given, append(secrets, handle)...); err != nil {
-		if os.IsPermission(err) {
+		if errors.Is(err, fs.ErrPermission) {
 			err = fmt.Errorf("%w: this user may not connect to the agent", err)
 		}
 		return nil, err

@@ -103,10 +103,15 @@ func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) 
 	if err := k.api.Get(ctx, "/pods", nil, &list); err != nil {
 		return nil, fmt.Errorf("athenz: ask the kubelet about its pods: %w", err)
 	}
+	var found *Pod
 	for i := range list.Items {
-		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name {
-			return o.pod(), nil
+		// One that has ended may be there still beside the one that has its name now.
+		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name && (found == nil || found.ended() != "") {
+			found = o.pod()
 		}
+	}
+	if found != nil {
+		return found, nil
 	}
 	return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q on this node: %w", name, namespace, ErrNoPod)
 }

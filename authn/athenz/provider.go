@@ -72,7 +72,7 @@ type ProviderConfig struct {
 //  3. the pod exists, has not ended, and is not being deleted;
 //  4. its service account, by the Mapping, is the service of the request and of the document;
 //  5. its address is that of the document, and the addresses of the request are its own;
-//  6. the instance ID is the name or the UID of the pod;
+//  6. the instance ID is the name or the UID of the pod; only an old ZTS, which sends a document, may send none;
 //  7. each DNS name and URI of the request is one of the service or of the instance.
 //
 // A refresh has no document: the pod is the one with the instance ID as its name in the namespace of the domain, and 3 to 7

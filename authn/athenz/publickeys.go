@@ -28,7 +28,8 @@ const (
 )
 
 // PublicKeys fetches the public keys of services from ZTS, for [VerifyServiceToken] and [ServiceTokenAuthenticator], and
-// remembers them for ten minutes, and for an hour while ZTS does not answer. It is safe for concurrent use.
+// remembers them for ten minutes, and for an hour while ZTS does not answer, which is asked again each minute then. It is
+// safe for concurrent use.
 type PublicKeys struct {
 	url    string
 	client http.Client
@@ -40,8 +41,9 @@ type PublicKeys struct {
 
 // fetchedKey is what ZTS answered. The key is nil if there is none.
 type fetchedKey struct {
-	key crypto.PublicKey
-	at  time.Time
+	key   crypto.PublicKey
+	at    time.Time
+	tried time.Time // when a newer answer was asked for
 }
 
 // NewPublicKeys returns PublicKeys of the ZTS at an https address without a path, such as https://zts.athenz.svc:4443. The
@@ -67,15 +69,14 @@ func (p *PublicKeys) Key(ctx context.Context, owner athenzname.Service, keyID st
 	}
 	path := "/zts/v1/domain/" + owner.Domain + "/service/" + owner.Name + "/publickey/" + url.PathEscape(keyID)
 	now := time.Now()
-	known, ok := p.known(path)
-	age := renew.Elapsed(known.at, now)
-	if !ok || known.key != nil && age >= keyFresh || known.key == nil && age >= keyAbsent {
+	known, usable, ask := p.known(path, now)
+	if ask {
 		key, err := p.fetch(ctx, path)
 		switch {
 		case err == nil:
-			known = fetchedKey{key, now}
+			known = fetchedKey{key: key, at: now}
 			p.remember(path, known)
-		case !ok || known.key == nil || age >= keyStale:
+		case !usable:
 			return nil, err
 		}
 	}
@@ -85,33 +86,51 @@ func (p *PublicKeys) Key(ctx context.Context, owner athenzname.Service, keyID st
 	return known.key, nil
 }
 
-func (p *PublicKeys) known(path string) (fetchedKey, bool) {
+// known returns what ZTS has answered, whether that may be used if ZTS does not answer now, and whether it is to be asked. Of
+// the callers that could use a key, one asks in a minute: the others do not wait for a server that is away.
+func (p *PublicKeys) known(path string, now time.Time) (k fetchedKey, usable, ask bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k, ok := p.keys[path]
-	return k, ok
+	age := renew.Elapsed(k.at, now)
+	switch {
+	case !ok:
+		return k, false, true
+	case k.key == nil:
+		return k, false, age >= keyAbsent
+	}
+	usable = age < keyStale
+	if ask = age >= keyFresh && (!usable || renew.Elapsed(k.tried, now) >= keyAbsent); ask {
+		k.tried = now
+		p.keys[path] = k
+	}
+	return k, usable, ask
 }
 
 func (p *PublicKeys) remember(path string, k fetchedKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, there := p.keys[path]; !there && len(p.keys) >= maxKeys {
-		for other := range p.keys { // any: it costs its users one call
-			delete(p.keys, other)
-			break
+		// One that is not there, as anyone can name those; else any, which costs its users one call.
+		drop := ""
+		for other, old := range p.keys {
+			if drop = other; old.key == nil {
+				break
+			}
 		}
+		delete(p.keys, drop)
 	}
 	p.keys[path] = k
 }
 
 // fetch asks ZTS. A nil key without an error means that there is none.
 func (p *PublicKeys) fetch(ctx context.Context, path string) (crypto.PublicKey, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
 	if err := p.limit.Acquire(ctx, ""); err != nil {
 		return nil, err
 	}
 	defer p.limit.Release()
-	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
-	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path, nil)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -136,4 +137,72 @@ func TestPublicKeys(t *testing.T) {
 	}
 	_, err = athenz.NewPublicKeys("https://h", nil)
 	require.Error(t, err)
+}
+
+// TestPublicKeysAway has ZTS not answer at all, and callers that name keys that do not exist.
+func TestPublicKeysAway(t *testing.T) {
+	t.Parallel()
+	der, err := x509.MarshalPKIXPublicKey(rsaKey().Public())
+	require.NoError(t, err)
+	good, err := json.Marshal(object{"key": y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))})
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		away, calls := false, 0
+		p, err := athenz.NewPublicKeys("https://zts.example:4443", &http.Client{Transport: answerFunc(func(r *http.Request) (int, string, error) {
+			calls++
+			switch {
+			case away:
+				<-r.Context().Done()
+				return 0, "", r.Context().Err()
+			case strings.HasSuffix(r.URL.Path, "/good"):
+				return 200, string(good), nil
+			}
+			return 404, "", nil
+		})})
+		require.NoError(t, err)
+		owner := subject().Service
+		key := func(id string) (time.Duration, error) {
+			begin := time.Now()
+			_, err := p.Key(t.Context(), owner, id)
+			return time.Since(begin), err
+		}
+		_, err = key("good")
+		require.NoError(t, err)
+
+		// Names of no key do not push out one that is used.
+		for i := range 5000 {
+			time.Sleep(20 * time.Millisecond) // not faster than ZTS is asked
+			_, err = key("x" + strconv.Itoa(i))
+			require.ErrorIs(t, err, athenz.ErrServiceToken)
+		}
+		calls = 0
+		_, err = key("good")
+		require.NoError(t, err)
+		assert.Zero(t, calls)
+
+		// A server that is away costs one caller in a minute its patience, and the others nothing.
+		away = true
+		time.Sleep(11 * time.Minute)
+		var waited time.Duration
+		for range 100 {
+			d, err := key("good")
+			require.NoError(t, err)
+			waited += d
+		}
+		assert.Equal(t, 5*time.Second, waited)
+		assert.Equal(t, 1, calls)
+		time.Sleep(time.Minute)
+		_, err = key("good")
+		require.NoError(t, err)
+		assert.Equal(t, 2, calls)
+		away = false
+		time.Sleep(time.Minute)
+		_, err = key("good")
+		require.NoError(t, err)
+		away = true
+		time.Sleep(9 * time.Minute)
+		d, err := key("good")
+		require.NoError(t, err)
+		assert.Zero(t, d, "it is fresh again")
+	})
 }

@@ -110,6 +110,9 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	if !isTokenText(t.KeyID) || t.KeyID == "" || !isTokenText(t.Host) || strings.ContainsFunc(t.IP, func(r rune) bool { return r != ':' && !isTokenText(string(r)) }) {
 		return "", badToken("the KeyID is missing, or it, the Host or the IP has a character that a token cannot have")
 	}
+	if key == nil {
+		return "", badToken("the key is missing")
+	}
 	if err := pki.CheckPublicKey(key.Public()); err != nil {
 		return "", badToken("%w", err)
 	}

@@ -39,8 +39,8 @@ type SidecarConfig struct {
 	Identity *Identity
 
 	// Keep is called with each new identity before it is published, such as to write it to files. If it fails, the identity
-	// before stays the present one, and is refreshed again soon. Nil keeps it in memory alone: then a restart takes another
-	// init, which the agent refuses.
+	// before stays the present one, and Keep is called again soon with the same new one, as the agent gives the first but
+	// once. Nil keeps it in memory alone: then a restart takes another init, which the agent refuses.
 	Keep func(ctx context.Context, i *Identity) error
 
 	// Interval is how often the identity is refreshed, give or take a tenth; 0 means an hour. It is refreshed when half of
@@ -61,6 +61,8 @@ type Sidecar struct {
 	life life.Life
 	cur  atomic.Pointer[sidecarState]
 	news renew.Signal
+
+	unkept *Identity // was given, and could not be kept so far; only for what runs
 }
 
 // sidecarState was published together. It never changes.
@@ -196,7 +198,7 @@ func (s *Sidecar) work(ctx context.Context) error {
 func (s *Sidecar) attempt(ctx context.Context) time.Duration {
 	st := *s.cur.Load()
 	i, err := s.get(ctx, st.identity)
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil { // what was kept is published even then
 		return 0
 	}
 	now := time.Now()
@@ -225,13 +227,15 @@ func (s *Sidecar) attempt(ctx context.Context) time.Duration {
 func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	var i *Identity
-	var err error
-	if current != nil && time.Now().Before(current.Credential.NotAfter()) {
+	i, err := s.unkept, error(nil)
+	switch {
+	case i != nil && time.Now().Before(i.Credential.NotAfter()):
+	case current != nil && time.Now().Before(current.Credential.NotAfter()):
 		i, err = s.cfg.Agent.Refresh(ctx, current.Credential)
-	} else {
+	default:
 		i, err = s.cfg.Agent.Init(ctx)
 	}
+	s.unkept = nil
 	switch {
 	case err != nil:
 		return nil, err
@@ -242,6 +246,7 @@ func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error)
 	}
 	if s.cfg.Keep != nil {
 		if err := s.cfg.Keep(ctx, i); err != nil {
+			s.unkept = i
 			return nil, fmt.Errorf("keep the identity: %w", err)
 		}
 	}

@@ -203,6 +203,13 @@ func TestPods(t *testing.T) {
 	assert.Equal(t, "default", p.ServiceAccount)
 	_, err = pods.Pod(t.Context(), namespace, "web-1")
 	require.ErrorIs(t, err, athenz.ErrNoPod)
+	// One that is deleted may be listed beside the one that has its name now.
+	body = strings.Replace(body, `]}`, `,{"metadata":{"name":"web-0","namespace":"media-sports"},"status":{"podIP":"10.1.2.5","phase":"Running"}},
+		{"metadata":{"name":"web-0","namespace":"media-sports"},"status":{"podIP":"10.1.2.6","phase":"Failed"}}]}`, 1)
+	p, err = pods.Pod(t.Context(), namespace, "web-0")
+	require.NoError(t, err)
+	assert.Equal(t, "10.1.2.5", p.IP.String())
+	assert.False(t, p.Deleting)
 	body = "x"
 	_, err = pods.Pod(t.Context(), namespace, "web-0")
 	require.ErrorContains(t, err, "ask the kubelet")

@@ -100,6 +100,8 @@ type CA struct {
 	conn      *caconn.Conn
 	refreshes *caconn.Conn // presents the certificate
 
+	turn chan struct{} // one request at a time: of answers that cross, the later one would not be known
+
 	mu        sync.Mutex
 	token     func() string // a service token, which no printer shows there; nil for none
 	presented string        // the serial number of the certificate that was presented last
@@ -108,7 +110,7 @@ type CA struct {
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
-	c := &CA{opts: o}
+	c := &CA{opts: o, turn: make(chan struct{}, 1)}
 	err := o.check()
 	if err == nil {
 		if !o.Instance.SPIFFE.IsZero() {
@@ -166,6 +168,7 @@ func (c *CA) connect() error {
 				t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 			}
 			t.TLSClientConfig.GetClientCertificate = client
+			t.TLSClientConfig.ClientSessionCache = nil // a resumed session has the certificate of the first
 			cfg.Endpoint.HTTPClient = &http.Client{Transport: t, Timeout: given.Timeout}
 		}
 		return caconn.New(cfg)
@@ -258,7 +261,7 @@ type answer struct {
 }
 
 // Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at least
-// one; 0 means that ZTS decides. The error is a [*caclient.Error], unless ctx is done.
+// one; 0 means that ZTS decides. Calls wait for each other. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -266,6 +269,12 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	r := request{CSR: string(csr.PEM()), Token: c.opts.WithServiceToken, Namespace: c.namespace}
 	if lifetime > 0 {
 		r.Minutes = int64(max(lifetime, time.Minute) / time.Minute)
+	}
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
 	i := c.opts.Instance
 	var refused error

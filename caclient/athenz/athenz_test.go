@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -205,6 +206,86 @@ func TestRefreshConcurrently(t *testing.T) {
 	wg.Wait()
 	c.use()
 	c.use()
+	assert.False(t, c.revoked())
+}
+
+// heldConn gives what it has read when it is let.
+type heldConn struct {
+	net.Conn
+	hold func()
+}
+
+func (h heldConn) Read(p []byte) (int, error) {
+	n, err := h.Conn.Read(p)
+	h.hold()
+	return n, err
+}
+
+// TestAnswersCross has the answer to one request come after that to a later one: ZTS would revoke the instance for the
+// certificate in it.
+func TestAnswersCross(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-18-11")
+	c := newClient(t, nil)
+	c.use()
+	before, second := c.zts.Requests(), make(chan struct{})
+	var dials atomic.Int32
+	base := c.zts.Endpoint().HTTPClient.Transport.(*http.Transport).Clone()
+	base.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err != nil || dials.Add(1) > 1 {
+			return conn, err
+		}
+		return heldConn{conn, func() {
+			if c.zts.Requests() == before {
+				return // the handshake
+			}
+			select {
+			case <-second:
+			case <-time.After(300 * time.Millisecond): // it waits for this one
+			}
+		}}, nil
+	}
+	c.opts.HTTPClient, c.opts.Token = &http.Client{Transport: base}, nil
+	c.restart()
+	var first *pki.Credential
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		got, err := c.get()
+		assert.NoError(t, err)
+		first = got
+	})
+	require.Eventually(t, func() bool { return c.zts.Requests() > before }, 10*time.Second, time.Millisecond)
+	_, err := c.get()
+	require.NoError(t, err)
+	close(second)
+	wg.Wait()
+	c.current = first
+	_, _ = c.get()
+	assert.False(t, c.revoked())
+}
+
+// TestSessionNotResumed has a client that resumes TLS sessions, in which ZTS would see the certificate of the first.
+func TestSessionNotResumed(t *testing.T) {
+	t.Parallel()
+	c := newClient(t, nil)
+	base := c.zts.Endpoint().HTTPClient.Transport.(*http.Transport).Clone()
+	base.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(8)
+	var resumed atomic.Bool
+	base.TLSClientConfig.VerifyConnection = func(s tls.ConnectionState) error {
+		if s.DidResume {
+			resumed.Store(true)
+		}
+		return nil
+	}
+	c.opts.HTTPClient = &http.Client{Transport: base}
+	c.use()
+	c.opts.Token = nil
+	c.restart()
+	for range 4 {
+		c.use()
+	}
+	assert.False(t, resumed.Load())
 	assert.False(t, c.revoked())
 }
 
