@@ -3,6 +3,7 @@ package istioagent_test
 import (
 	"bytes"
 	"context"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,11 +20,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -220,13 +225,13 @@ func TestFromCA(t *testing.T) {
 // without the token.
 func TestMachine(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-9.2-18", "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
+	conformance.Covers(t, "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
 	c := newControl(t)
 	root := folder(t)
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte("good-token"))
 	write(t, root, "certs/root-cert.pem", c.authority.Bundle().MarshalPEM())
 	require.NoError(t, os.Chmod(filepath.Join(root, "certs"), 0o700))
-	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" PROV_CERT=./certs OUTPUT_CERTS={root}/certs SECRET_TTL=1h PKCS8_KEY=true")
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" PROV_CERT=./certs OUTPUT_CERTS={root}/certs SECRET_TTL=1h")
 	a := start(t, cfg)
 	assert.Positive(t, c.tokens.Load(), "proven by the token")
 	output := func(name string) []byte {
@@ -242,7 +247,6 @@ func TestMachine(t *testing.T) {
 	}, wait, 5*time.Millisecond)
 	_, err = pki.ParsePrivateKeyPEM(output("key.pem"))
 	require.NoError(t, err)
-	assert.True(t, bytes.HasPrefix(output("key.pem"), []byte("-----BEGIN PRIVATE KEY-----")), "PKCS #8")
 	assert.Equal(t, c.authority.Bundle().MarshalPEM(), output("root-cert.pem"))
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
 		info, err := os.Stat(filepath.Join(root, "certs", name))
@@ -261,6 +265,175 @@ func TestMachine(t *testing.T) {
 	assert.NotEqual(t, svid.Leaf().SerialNumber, renewed.Leaf().SerialNumber, "it is new")
 	assert.Equal(t, before, c.tokens.Load(), "proven by the certificate")
 	assert.Equal(t, rejected, c.rejected.Load())
+}
+
+// TestKeyForms has the forms of keys, for Envoy and in files.
+func TestKeyForms(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-9.2-18", "IST-9.2-19", "IST-7.5-3")
+	c := newControl(t)
+	files := spiffetest.NewCA(t, "example.org")
+	rsa := strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA ", "", 1)
+	for _, test := range []struct{ environ, want string }{
+		{rsa, "RSA PRIVATE KEY"},
+		{rsa + "PKCS8_KEY=false", "RSA PRIVATE KEY"},
+		{rsa + "PKCS8_KEY=true", "PRIVATE KEY"},
+		{pod, "EC PRIVATE KEY"},
+		{pod + "ECC_CURVE=P384", "EC PRIVATE KEY"},
+		{pod + "PKCS8_KEY=true", "PRIVATE KEY"},
+		{pod + "FILES", "PRIVATE KEY"}, // of files
+	} {
+		t.Run(test.environ, func(t *testing.T) {
+			t.Parallel()
+			root := c.root(t)
+			environ, withFiles := strings.CutSuffix(test.environ, "FILES")
+			if withFiles {
+				writeSVID(t, root, credentials, files, files.SVID("/ns/shop/sa/web"))
+			}
+			a := start(t, config(t, root, environ+" CA_ADDR="+c.addr+" OUTPUT_CERTS=out"))
+			svid, err := a.Source().SVID()
+			require.NoError(t, err)
+			matches := func(keyPEM []byte) {
+				block, rest := pem.Decode(keyPEM)
+				require.NotNil(t, block)
+				assert.Empty(t, rest)
+				assert.Equal(t, test.want, block.Type)
+				key, err := pki.ParsePrivateKeyPEM(keyPEM)
+				require.NoError(t, err)
+				assert.True(t, pki.PublicKeysEqual(svid.Leaf().PublicKey, key.Public()))
+			}
+			for _, name := range []string{"default", web.String()} {
+				s, err := fetch(t, a.Choice().Socket, name) // as it is on the wire
+				require.NoError(t, err)
+				assert.Equal(t, name, s.GetName())
+				assert.Equal(t, pki.MarshalCertificatesPEM(svid.Chain()...), s.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
+				matches(s.GetTlsCertificate().GetPrivateKey().GetInlineBytes())
+			}
+			var key []byte
+			require.Eventually(t, func() bool {
+				key, _ = os.ReadFile(filepath.Join(root, "out/key.pem"))
+				return len(key) > 0
+			}, wait, 5*time.Millisecond)
+			matches(key)
+			roots, ok := watch(t, a.Choice().Socket, "ROOTCA")().Roots()
+			assert.True(t, ok)
+			assert.NotEmpty(t, roots)
+		})
+	}
+}
+
+// TestGateway has the Secrets of a gateway's namespace, at the workload socket, which nothing is read of before one is
+// asked for.
+func TestGateway(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.2-6")
+	c := newControl(t)
+	api := kubetest.Start(t)
+	shop := spiffetest.NewCA(t, "shop.example")
+	put := func(namespace, name string) *spiffe.SVID {
+		svid := shop.SVID("/" + name)
+		certs, key, err := svid.MarshalPEM()
+		require.NoError(t, err)
+		api.Put("/api/v1/namespaces/"+namespace+"/secrets/"+name, map[string]any{"data": map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": shop.Bundle().MarshalPEM()}})
+		return svid
+	}
+	first := put("shop", "site")
+	put("other", "site")
+	var log lines
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr).WithKubernetes(api.URL(), api.Client())
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	a := start(t, cfg)
+	for _, name := range []string{"default", "ROOTCA"} { // of a sidecar
+		watch(t, a.Choice().Socket, name)()
+	}
+	_, text := get(t, a, "/metrics")
+	assert.Empty(t, api.Requests(), "a sidecar does not ask")
+	assert.NotContains(t, text, "kubesecrets")
+
+	next := watch(t, a.Choice().Socket, "kubernetes://site")
+	assert.Equal(t, first.Leaf().SerialNumber.String(), serial(t, next()))
+	second := put("shop", "site")
+	assert.Equal(t, second.Leaf().SerialNumber.String(), serial(t, next()))
+	assert.Equal(t, second.Leaf().SerialNumber.String(), serial(t, watch(t, a.Choice().Socket, "kubernetes://shop/site")()))
+	roots, ok := watch(t, a.Choice().Socket, "kubernetes://shop/site-cacert")().Roots()
+	require.True(t, ok)
+	assert.Equal(t, shop.Bundle().MarshalPEM(), roots)
+	_, text = get(t, a, "/metrics")
+	assert.Contains(t, text, `svidkit_kubesecrets_up{part="kubernetes"} 1`)
+
+	absent(t, a.Choice().Socket, "kubernetes://other/site")
+	for _, r := range api.Requests() {
+		assert.Equal(t, "/api/v1/namespaces/shop/secrets", r.Path, "no other namespace is read")
+	}
+	assert.NotContains(t, log.String(), "level=WARN")
+	require.NoError(t, a.Close())
+}
+
+// fetch asks a socket for a secret, once.
+func fetch(t *testing.T, socket, name string) (*envoysds.Secret, error) {
+	t.Helper()
+	client := sds.UnixClient(socket)
+	defer client.CloseIdleConnections()
+	request, err := proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{name}})
+	require.NoError(t, err)
+	answer, err := grpchttp.NewClient(client, "http://localhost", 1<<20).Unary(t.Context(), "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets", nil, request)
+	if err != nil {
+		return nil, err
+	}
+	var response envoysds.DiscoveryResponse
+	require.NoError(t, proto.Unmarshal(answer, &response))
+	require.Len(t, response.GetResources(), 1)
+	var s envoysds.Secret
+	require.NoError(t, proto.Unmarshal(response.GetResources()[0].GetValue(), &s))
+	return &s, nil
+}
+
+// absent checks that a socket has no secret of a name.
+func absent(t *testing.T, socket, name string) {
+	t.Helper()
+	_, err := fetch(t, socket, name)
+	require.ErrorContains(t, err, name)
+}
+
+// TestGatewayRefused has a service account without rights: the identity is served, and the Secrets come with the rights.
+func TestGatewayRefused(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	api := kubetest.Start(t)
+	var may atomic.Bool
+	api.Faults(func(*http.Request) *kubetest.Fault {
+		if may.Load() {
+			return nil
+		}
+		return &kubetest.Fault{Code: http.StatusForbidden, Reason: "Forbidden", Message: "secrets is forbidden"}
+	})
+	shop := spiffetest.NewCA(t, "shop.example")
+	svid := shop.SVID("/site")
+	certs, key, err := svid.MarshalPEM()
+	require.NoError(t, err)
+	api.Put("/api/v1/namespaces/shop/secrets/site", map[string]any{"data": map[string][]byte{"tls.crt": certs, "tls.key": key}})
+	var log lines
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr).WithKubernetes(api.URL(), api.Client())
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	a := start(t, cfg)
+	next := watch(t, a.Choice().Socket, "kubernetes://site")
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "list and watch") }, wait, 5*time.Millisecond)
+	assert.NotEmpty(t, serial(t, watch(t, a.Choice().Socket, "default")()))
+	code, text := get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusOK, code, text)
+	may.Store(true)
+	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, next()))
+}
+
+// TestNoGateway has no Secrets outside of a pod, and in one that does not say where its API server is.
+func TestNoGateway(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	for _, environ := range []string{"", "KUBERNETES_SERVICE_HOST=10.96.0.1"} {
+		a := start(t, config(t, c.root(t), pod+"CA_ADDR="+c.addr+" "+environ))
+		absent(t, a.Choice().Socket, "kubernetes://site")
+		require.NoError(t, a.Close())
+	}
 }
 
 // TestOutputInPod has the modes of a pod.
