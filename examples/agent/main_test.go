@@ -202,6 +202,8 @@ func TestBadFlags(t *testing.T) {
 		{"-log-format xml", "", "text or json"},
 		{"-for -1s", "", "-for"},
 		{"serve", "", "hyphen"},
+		{"-allow-files=", "", "allow-files"},
+		{"-allow-files / -for 1s", "PROXY_XDS_VIA_AGENT=false POD_NAMESPACE=a SERVICE_ACCOUNT=b CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1", "root of the file system"},
 		{"", "SECRET_TTL=1d", "SECRET_TTL"},
 		{"", "PROXY_XDS_VIA_AGENT=false", "POD_NAMESPACE"},
 		{"-admin nowhere -for 1s", "PROXY_XDS_VIA_AGENT=false POD_NAMESPACE=a SERVICE_ACCOUNT=b CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1", "-admin"},

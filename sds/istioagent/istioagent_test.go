@@ -174,7 +174,7 @@ func TestFromCA(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
-	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s SECRET_GRACE_PERIOD_RATIO=0.9 ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
 	a := start(t, cfg)
 	assert.Equal(t, istioagent.CA, a.Choice().Origin)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
@@ -442,7 +442,7 @@ func TestOutputInPod(t *testing.T) {
 	conformance.Covers(t, "IST-7.9-1", "IST-7.9-2", "IST-9.2-42")
 	c := newControl(t)
 	root := c.root(t)
-	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=./out KUBERNETES_SERVICE_HOST=10.96.0.1 SECRET_TTL=3s"))
+	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=./out KUBERNETES_SERVICE_HOST=10.96.0.1 SECRET_TTL=3s SECRET_GRACE_PERIOD_RATIO=0.9"))
 	next := func(before []byte) (chain []byte) {
 		require.Eventually(t, func() bool {
 			chain, _ = os.ReadFile(filepath.Join(root, "out/cert-chain.pem"))
