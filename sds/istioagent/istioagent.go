@@ -265,6 +265,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // work runs the parts until ctx is done or one of them fails, and drains.
 func (a *Agent) work(ctx context.Context) error {
+	defer a.closeClients()
 	defer a.closeHandlers()
 	log := a.cfg.Logger
 	log.Info("istioagent: the identity has an origin", slog.String("origin", string(a.choice.Origin)), slog.String("why", a.choice.Why))
@@ -393,10 +394,15 @@ func (a *Agent) Ready(ctx context.Context) error {
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
+	a.closeClients()
+	return err
+}
+
+// closeClients ends the connections to the CA and the control plane, which have no requests any more.
+func (a *Agent) closeClients() {
 	for _, client := range a.cfg.clients {
 		client.CloseIdleConnections()
 	}
-	return err
 }
 
 // closeHandlers ends all streams.

@@ -50,7 +50,33 @@ type control struct {
 	tokens    atomic.Int64 // calls that were proven by the token
 	rejected  atomic.Int64 // calls without a good one
 	cluster   atomic.Value // the header ClusterID of the last of them
+	open      atomic.Int64 // connections
 	stop      func()       // until start
+}
+
+// counted is a listener that counts the connections that are open.
+type counted struct {
+	net.Listener
+	open *atomic.Int64
+}
+
+func (l counted) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.open.Add(1)
+	return &countedConn{Conn: conn, once: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
+}
+
+type countedConn struct {
+	net.Conn
+	once func()
+}
+
+func (c *countedConn) Close() error {
+	c.once()
+	return c.Conn.Close()
 }
 
 func (c *control) Authenticate(r *http.Request) (*authn.Caller, error) {
@@ -88,7 +114,7 @@ func (c *control) start(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: l}) }()
+	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: counted{l, &c.open}}) }()
 	<-ready
 	c.stop = sync.OnceFunc(func() {
 		cancel()
@@ -366,7 +392,6 @@ func TestGateway(t *testing.T) {
 		assert.Equal(t, "/api/v1/namespaces/shop/secrets", r.Path, "no other namespace is read")
 	}
 	assert.NotContains(t, log.String(), "level=WARN")
-	require.NoError(t, a.Close())
 }
 
 // fetch asks a socket for a secret, once.
@@ -673,11 +698,13 @@ func TestDrain(t *testing.T) {
 		code, text := get(t, a, "/healthz/ready")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, "ending")
 	}, wait, time.Millisecond)
-	assert.NotEmpty(t, serial(t, watch(t, choice.Socket, "default")()), "a proxy that drains can still connect")
+	_, err = fetch(t, choice.Socket, "default")
+	require.NoError(t, err, "a proxy that drains can still connect")
 	code, _ := get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code)
 	require.NoError(t, <-done)
 	assert.GreaterOrEqual(t, time.Since(begun), cfg.Drain)
+	require.Eventually(t, func() bool { return c.open.Load() == 0 }, wait, 5*time.Millisecond, "it leaves no connection to the CA")
 }
 
 // TestRefused has a CA that refuses for good, which Start says at once.
