@@ -260,7 +260,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.life.Run(ctx, a.work); err != nil {
 		return fmt.Errorf("istioagent: run: %w", err)
 	}
-	return nil
+	return a.life.Close() // as it runs once, Ready does not wait for another time
 }
 
 // work runs the parts until ctx is done or one of them fails, and drains.
@@ -364,7 +364,7 @@ func (a *Agent) await(ctx context.Context) {
 
 // Ready waits until the agent serves its sockets and has an identity, unless another program serves that. The error wraps
 // [ErrNotReady], the cause of ctx, and why there is no identity; it comes before ctx is done if the CA refuses for good,
-// if a part has failed, and after [Agent.Close].
+// if a part has failed, and after the end of [Agent.Run] or [Agent.Close].
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
 	err := a.life.Await(ctx, a.news.Changed, func() bool {

@@ -705,6 +705,14 @@ func TestDrain(t *testing.T) {
 	require.NoError(t, <-done)
 	assert.GreaterOrEqual(t, time.Since(begun), cfg.Drain)
 	require.Eventually(t, func() bool { return c.open.Load() == 0 }, wait, 5*time.Millisecond, "it leaves no connection to the CA")
+	ended := make(chan error, 1)
+	go func() { ended <- a.Ready(context.Background()) }()
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, istioagent.ErrNotReady)
+	case <-time.After(wait):
+		require.Fail(t, "Ready waits for an agent that has ended")
+	}
 }
 
 // TestRefused has a CA that refuses for good, which Start says at once.
