@@ -175,7 +175,7 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 	}
 	environ := []string{
 		"TRUST_DOMAIN=" + demoDomain.String(), "POD_NAMESPACE=demo", "SERVICE_ACCOUNT=" + name, "CA_ADDR=" + address, "CA_ROOT_CA=" + roots,
-		"OUTPUT_CERTS=output", "SECRET_TTL=" + d.lifetime.String(), "SECRET_GRACE_PERIOD_RATIO_JITTER=0.1", "ECC_SIGNATURE_ALGORITHM=ECDSA",
+		"OUTPUT_CERTS=output", "SECRET_TTL=" + d.lifetime.String(), "SECRET_GRACE_PERIOD_RATIO=0.75", "SECRET_GRACE_PERIOD_RATIO_JITTER=0.1", "ECC_SIGNATURE_ALGORITHM=ECDSA",
 		"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=0s",
 	}
 	d.say("%s: its agent has %s", name, strings.Join(environ, " "))

@@ -43,6 +43,7 @@ func main() {
 // options are the flags: what is not in the environment of Istio's agent.
 type options struct {
 	admin, logFormat, root string
+	allowFiles             []string
 	bootstrap, demo        bool
 	duration               time.Duration
 }
@@ -55,6 +56,13 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:15020", "`address` of the status page, health and metrics; empty: none")
 	flags.StringVar(&o.logFormat, "log-format", "text", "`text` or json")
 	flags.StringVar(&o.root, "root", "", "`folder` to which relative paths are relative, those of the variables too (default: the working folder)")
+	flags.Func("allow-files", "`file or folder` that Envoy may name as file-cert: and file-root:, beside those that it may anyway; may be repeated", func(name string) error {
+		if name == "" {
+			return errors.New("a file or a folder is needed")
+		}
+		o.allowFiles = append(o.allowFiles, name)
+		return nil
+	})
 	flags.BoolVar(&o.bootstrap, "bootstrap", false, "write a configuration for an Envoy to standard output, and end")
 	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without the environment")
 	flags.DurationVar(&o.duration, "for", 0, "end after this `time`; 0: when a signal comes")
@@ -94,6 +102,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		return err
 	}
 	cfg.Root, cfg.Logger = o.root, slog.New(handler)
+	cfg.AllowFiles = append(cfg.AllowFiles, o.allowFiles...)
 	return serve(ctx, cfg, o, out)
 }
 

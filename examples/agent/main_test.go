@@ -20,7 +20,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 var update = flag.Bool("update", false, "write the table in README.md again")
@@ -192,6 +194,58 @@ func TestRun(t *testing.T) {
 	require.Error(t, err, "the port is closed")
 }
 
+// TestAllowFiles has a pair of files elsewhere, which Envoy gets with the flag and not without.
+func TestAllowFiles(t *testing.T) {
+	t.Parallel()
+	root, err := os.MkdirTemp("", "agent")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	ca := spiffetest.NewCA(t, "example.org")
+	certs, key, err := ca.SVID("/ns/shop/sa/web").MarshalPEM()
+	require.NoError(t, err)
+	for _, dir := range []string{"etc/certs", "elsewhere"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o700))
+		for name, data := range map[string][]byte{"cert-chain.pem": certs, "key.pem": key, "root-cert.pem": ca.Bundle().MarshalPEM()} {
+			require.NoError(t, os.WriteFile(filepath.Join(root, dir, name), data, 0o600))
+		}
+	}
+	name := "file-cert:" + filepath.Join(root, "elsewhere/cert-chain.pem") + "~" + filepath.Join(root, "elsewhere/key.pem")
+	for _, flags := range [][]string{nil, {"-allow-files", "nowhere", "-allow-files", "elsewhere"}} {
+		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		done := make(chan error, 1)
+		var log output
+		go func() {
+			done <- run(ctx, append([]string{"-root", root, "-admin", ""}, flags...), []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=0s"}, io.Discard, &log)
+		}()
+		socket := filepath.Join(root, "var/run/secrets/workload-spiffe-uds/socket")
+		require.Eventually(t, func() bool {
+			_, err := os.Stat(socket)
+			return err == nil
+		}, 20*time.Second, time.Millisecond)
+		client := sds.UnixClient(socket)
+		var got string
+		for s, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default", name) {
+			if err == nil && s.Name() == name {
+				got = name
+			}
+			if err == nil && (got == name || flags == nil && strings.Contains(log.String(), "elsewhere")) {
+				break
+			}
+		}
+		assert.Equal(t, flags != nil, got == name, log.String())
+		stop()
+		for ended := false; !ended; {
+			client.CloseIdleConnections() // so that the server does not wait for them
+			select {
+			case err := <-done:
+				require.NoError(t, err)
+				ended = true
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	}
+}
+
 func TestBadFlags(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -202,6 +256,8 @@ func TestBadFlags(t *testing.T) {
 		{"-log-format xml", "", "text or json"},
 		{"-for -1s", "", "-for"},
 		{"serve", "", "hyphen"},
+		{"-allow-files=", "", "allow-files"},
+		{"-allow-files / -for 1s", "PROXY_XDS_VIA_AGENT=false POD_NAMESPACE=a SERVICE_ACCOUNT=b CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1", "root of the file system"},
 		{"", "SECRET_TTL=1d", "SECRET_TTL"},
 		{"", "PROXY_XDS_VIA_AGENT=false", "POD_NAMESPACE"},
 		{"-admin nowhere -for 1s", "PROXY_XDS_VIA_AGENT=false POD_NAMESPACE=a SERVICE_ACCOUNT=b CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1", "-admin"},

@@ -5,6 +5,8 @@ package certpem
 import (
 	"bytes"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/pem"
@@ -261,6 +263,29 @@ func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
 		return nil, fmt.Errorf("a key of type %T cannot be exported", key)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+// TraditionalKey returns the form from before PKCS#8 of a block that [EncodePrivateKey] has made: PKCS#1 for an RSA key
+// (RSA PRIVATE KEY) and SEC 1 for an ECDSA key (EC PRIVATE KEY). Other keys have none, and stay as they are.
+func TraditionalKey(block []byte) ([]byte, error) {
+	key, err := PrivateKey(block)
+	if err != nil {
+		return nil, err
+	}
+	typ, der := "", []byte(nil)
+	switch k := key.(type) {
+	case *rsa.PrivateKey:
+		typ, der = "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(k)
+	case *ecdsa.PrivateKey:
+		typ = "EC PRIVATE KEY"
+		der, err = x509.MarshalECPrivateKey(k)
+	default:
+		return block, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("a key of type %T cannot be exported", key)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}), nil
 }
 
 // label returns the label of a block for an error. It is quoted only if it may be a usual one: a server that was sent a

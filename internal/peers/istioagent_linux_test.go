@@ -369,7 +369,7 @@ var moves = map[string]struct {
 	"sidecar":  {env: []string{"SECRET_TTL=1h"}},
 	"in a pod": {env: []string{"SECRET_TTL=1h", "KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=6443"}},
 	"P-256":    {env: []string{"SECRET_TTL=2h", "ECC_SIGNATURE_ALGORITHM=ECDSA", "PKCS8_KEY=true", "CA_HEADER_X_TENANT=blue"}},
-	"P-384":    {env: []string{"SECRET_TTL=2h", "ECC_SIGNATURE_ALGORITHM=ECDSA", "ECC_CURVE=P384", "PKCS8_KEY=true", "CREDENTIAL_FETCHER_TYPE=JWT"}},
+	"P-384":    {env: []string{"SECRET_TTL=2h", "ECC_SIGNATURE_ALGORITHM=ECDSA", "ECC_CURVE=P384", "CREDENTIAL_FETCHER_TYPE=JWT"}},
 	"roots of the CA elsewhere": {
 		env: []string{"SECRET_TTL=1h", "PKCS8_KEY=true", "CA_ROOT_CA=DIR/other/roots.pem", "XDS_ROOT_CA=DIR/other/roots.pem", "CA_PROVIDER=Citadel"},
 		files: func(t *testing.T, m *meshCA, dir string) {
@@ -457,7 +457,6 @@ var differences = []difference{
 	{"7.2-3", ".*", "file-cert, key for all", "answered", "nothing", "a key that other users can read, outside a volume of Kubernetes, is no secret"},
 	{"7.5-6", withCA, "(default|both) secret 0 chain PEM|file certs/cert-chain.pem PEM", "CERTIFICATE, CERTIFICATE", "CERTIFICATE", "a peer has the root, or does not trust it"},
 	{"7.5-6", withCA, "(default|both) secret 0 chain roots of the mesh|file certs/cert-chain.pem roots of the mesh", "1", "0", "the same"},
-	{"9.2-18", "sidecar|in a pod", "(default|both) secret 0 private key PEM|file certs/key.pem PEM", "RSA PRIVATE KEY", "PRIVATE KEY", "keys are always in PKCS #8, as with PKCS8_KEY=true"},
 	{"7.7-2", ".*", ".* ends with a newline", "false", "true", "a file of text ends with a newline, as what the CA sends does"},
 	{"8.1-4", ".*", "file (etc/istio/proxy/XDS|" + workloadSocket + ") mode", "Srw-rw-rw-", "Srw-------", "not every user of the machine may have the key"},
 	{"9.1-9, 9.1-11", ".*", "file etc/istio/proxy/(envoy-rev|grpc-bootstrap).json mode", "-rw-r--r--", "", "our agent starts no Envoy; it writes a bootstrap when it is asked to"},
@@ -473,7 +472,7 @@ func TestIstioEnvironment(t *testing.T) {
 	conformance.Covers(t, "IST-7.2-1", "IST-7.2-2", "IST-7.2-3", "IST-7.2-4", "IST-7.2-5", "IST-7.4-1", "IST-7.4-2", "IST-7.5-2", "IST-7.5-3", "IST-7.5-4", "IST-7.5-8",
 		"IST-7.8-1", "IST-7.8-2", "IST-7.8-4", "IST-7.9-1", "IST-7.9-2", "IST-8.1-1", "IST-8.2-1", "IST-8.2-2", "IST-8.2-4", "IST-8.2-5", "IST-8.3-1", "IST-8.3-2", "IST-8.3-4", "IST-8.3-9",
 		"IST-8.4-2", "IST-8.6-1", "IST-8.6-2", "IST-9.1-6", "IST-9.2-1", "IST-9.2-2", "IST-9.2-3", "IST-9.2-4", "IST-9.2-5", "IST-9.2-8", "IST-9.2-9", "IST-9.2-10", "IST-9.2-11", "IST-9.2-12",
-		"IST-9.2-13", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21", "IST-9.2-22", "IST-9.2-26", "IST-9.2-27", "IST-9.2-42")
+		"IST-9.2-13", "IST-9.2-17", "IST-9.2-18", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21", "IST-9.2-22", "IST-9.2-26", "IST-9.2-27", "IST-9.2-42")
 	t.Parallel()
 	peers.Program(t, "pilot-agent")
 	startOurs, m := ourAgent(t), newMeshCA(t)

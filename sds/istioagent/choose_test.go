@@ -174,7 +174,9 @@ func TestChoose(t *testing.T) {
 			root := folder(t)
 			c.prepare(t, root)
 			cfg := config(t, root, c.environ)
-			choice, err := istioagent.Choose(t.Context(), cfg)
+			ctx, cancel := context.WithTimeout(t.Context(), map[bool]time.Duration{true: 100 * time.Millisecond, false: wait}[c.name == "silent server"])
+			defer cancel()
+			choice, err := istioagent.Choose(ctx, cfg)
 			if c.want == "" {
 				require.ErrorContains(t, err, c.why)
 				return

@@ -43,7 +43,8 @@ type Config struct {
 	Pod, Address string
 	Metadata     map[string]string
 
-	// InPod says that the process runs in a pod: KUBERNETES_SERVICE_HOST is set.
+	// InPod says that the process runs in a pod: KUBERNETES_SERVICE_HOST is set. It decides about the modes of OutputCerts,
+	// and about Secrets of Kubernetes, which every client of the sockets can have: see SocketMode.
 	InPod bool
 
 	// Provider is the kind of CA: CA_PROVIDER. GoogleCA and GoogleCAS are Google's Certificate Authority Service,
@@ -86,7 +87,7 @@ type Config struct {
 	MountedCert, MountedKey, MountedRoots string
 
 	// AllowFiles are the files and folders that names of secrets such as file-cert:CERT~KEY may be of, beside those of the
-	// identity. Nil means etc/certs and the folders of Istio's gateways in etc/istio.
+	// identity. Nil means those of [FromEnvironment]: etc/certs and the folders of Istio's gateways in etc/istio.
 	AllowFiles []string
 
 	// Fetcher is where the token comes from: CREDENTIAL_FETCHER_TYPE. JWT, or nothing, is the file
@@ -109,6 +110,10 @@ type Config struct {
 	// Key is the algorithm of private keys: WORKLOAD_RSA_KEY_SIZE, ECC_SIGNATURE_ALGORITHM and ECC_CURVE. Empty means
 	// ECDSA P-256.
 	Key pki.KeyAlgorithm
+
+	// PKCS8Key says that Envoy and the files of OutputCerts get the key from the CA in PKCS#8, and not in PKCS#1 if it is
+	// an RSA key and SEC 1 if it is an ECDSA key: PKCS8_KEY. With files as the origin it is always in PKCS#8.
+	PKCS8Key bool
 
 	// AllowTLS12 lets connections to the CA and the control plane use TLS 1.2: COMPLIANCE_POLICY.
 	AllowTLS12 bool
@@ -147,6 +152,10 @@ type Config struct {
 	clients  []*http.Client                               // of the Agent
 	requests *requests                                    // of the Agent, to the CA
 	urls     struct{ service, exchange, metadata string } // of Google, for tests; empty means the real ones
+	kube     struct {                                     // the API server, for tests; empty means that of the pod
+		server string
+		client *http.Client
+	}
 }
 
 // String names the identity and no header.

@@ -66,15 +66,15 @@ var variables = settings.Table{
 		{Name: "WORKLOAD_RSA_KEY_SIZE", Form: settings.Integer, Default: "2048", Check: checkRSA, Doc: "bits of RSA keys: 2048, 3072 or 4096", Origin: implied},
 		{Name: "ECC_SIGNATURE_ALGORITHM", Choices: []string{"ECDSA"}, Doc: "keys for this algorithm, and not RSA", Origin: implied},
 		{Name: "ECC_CURVE", Default: "P256", Choices: []string{"P256", "P384"}, Doc: "curve of these keys", Origin: implied},
+		{Name: "PKCS8_KEY", Form: settings.Bool, Default: "false", Doc: "give Envoy and OUTPUT_CERTS keys in PKCS #8, and not in PKCS #1 (RSA) or SEC 1 (ECDSA); keys from files are always in PKCS #8", Origin: implied},
 		{Name: "COMPLIANCE_POLICY", Choices: []string{"fips-140-2", "fips-140-3"}, Doc: "with fips-140-2 connections may have TLS 1.2; the cryptography is that of the build (GOFIPS140)", Origin: implied},
 		{Name: "JWT_POLICY", Default: "third-party-jwt", Choices: []string{"third-party-jwt", "first-party-jwt"}, Doc: "kind of token; the second is treated as the first, as by Istio's agent", Origin: implied},
 		{Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Default: socketName, Check: checkSocketFile, Doc: "name of the workload socket; with another name a server has to be there", Origin: implied},
 		{Name: "PROXY_CONFIG", Check: checkProxyConfig, Doc: "JSON, of which discoveryAddress, configPath and controlPlaneAuthPolicy are read", Origin: implied},
 		{Name: "GRPC_XDS_BOOTSTRAP", Form: settings.Path, Doc: "file to write for programs with gRPC and without a proxy; without it none is written", Origin: implied},
 		{Name: "MINIMUM_DRAIN_DURATION", Form: settings.Duration, Default: "5s", Doc: "how long the agent goes on serving after it was told to stop", Origin: implied},
-		{Name: "KUBERNETES_SERVICE_HOST", Doc: "set in a pod, where files of OUTPUT_CERTS have mode 0644", Origin: implied},
+		{Name: "KUBERNETES_SERVICE_HOST", Doc: "set in a pod, where files of OUTPUT_CERTS have mode 0644, and Envoy may ask for Secrets of the pod's namespace by names such as kubernetes://NAME; with KUBERNETES_SERVICE_PORT the API server that has them", Origin: implied},
 
-		{Name: "PKCS8_KEY", Unused: true, Form: settings.Bool, Doc: "keys are always written in PKCS #8", Origin: implied},
 		{Name: "FILE_DEBOUNCE_DURATION", Unused: true, Form: settings.Duration, Doc: "files are taken over as soon as they match, and are looked at every five seconds, too", Origin: implied},
 		{Name: "GRPC_KEEPALIVE_INTERVAL", Unused: true, Form: settings.Duration, Doc: "it is 30s", Origin: implied},
 		{Name: "GRPC_KEEPALIVE_TIMEOUT", Unused: true, Form: settings.Duration, Doc: "it is 10s", Origin: implied},
@@ -188,6 +188,8 @@ func FromEnvironment(environ []string) (Config, error) {
 		Fetcher: v.Text("CREDENTIAL_FETCHER_TYPE"), IdentityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
 		TTL: v.Duration("SECRET_TTL"), GraceRatio: v.Ratio("SECRET_GRACE_PERIOD_RATIO"), Jitter: v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"),
 		Key:        pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
+		PKCS8Key:   v.Bool("PKCS8_KEY"),
+		AllowFiles: append([]string{mounted}, gateways...),
 		AllowTLS12: v.Text("COMPLIANCE_POLICY") == "fips-140-2",
 		SocketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: cmp.Or(proxy.DiscoveryAddress, discovery), ConfigPath: cmp.Or(proxy.ConfigPath, proxyDir),
@@ -205,7 +207,6 @@ func FromEnvironment(environ []string) (Config, error) {
 		c.IdentityProvider = v.Text("GKE_CLUSTER_URL")
 	}
 	if c.FileMounted {
-		c.AllowFiles = append([]string{mounted}, gateways...)
 		for _, name := range []string{"CERT_CHAIN", "KEY", "ROOT_CERT"} {
 			if file := v.Text("ISTIO_META_TLS_SERVER_" + name); file != "" {
 				c.AllowFiles = append(c.AllowFiles, file)

@@ -31,6 +31,8 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, "127.0.0.1:15004", c.DebugAddress)
 	assert.False(t, c.FileMounted)
 	assert.False(t, c.InPod)
+	assert.False(t, c.PKCS8Key)
+	assert.Contains(t, c.AllowFiles, "./etc/certs")
 	assert.Empty(t, c.Notes)
 }
 
@@ -100,6 +102,10 @@ func TestEnvironment(t *testing.T) {
 		{"Google", `CA_PROVIDER=GoogleCA CA_ADDR=projects/p/locations/l/caPools/c GKE_CLUSTER_URL=https://gke.example.org`, func(t *testing.T, c istioagent.Config) {
 			assert.Equal(t, "https://gke.example.org", c.IdentityProvider)
 		}},
+		{"PKCS #8", `PKCS8_KEY=true`, func(t *testing.T, c istioagent.Config) {
+			assert.True(t, c.PKCS8Key)
+			assert.Empty(t, c.Notes)
+		}},
 		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.AllowTLS12) }},
 		{"drain", `MINIMUM_DRAIN_DURATION=1m WORKLOAD_IDENTITY_SOCKET_FILE=other.sock`, func(t *testing.T, c istioagent.Config) {
 			assert.Equal(t, time.Minute, c.Drain)
@@ -122,7 +128,7 @@ func TestBadEnvironment(t *testing.T) {
 		"TRUST_DOMAIN=Example.org", "TRUST_DOMAIN=spiffe://", "SECRET_TTL=1d", "SECRET_TTL=-1h", "SECRET_GRACE_PERIOD_RATIO=1.5",
 		"SECRET_GRACE_PERIOD_RATIO=NaN", "SECRET_GRACE_PERIOD_RATIO_JITTER=-0.01", "FILE_MOUNTED_CERTS=yes", "PROXY_XDS_VIA_AGENT=on",
 		"CREDENTIAL_FETCHER_TYPE=Mock", "PILOT_CERT_PROVIDER=kubernetes", "PILOT_CERT_PROVIDER=k8s.io/", "WORKLOAD_RSA_KEY_SIZE=1024",
-		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pqc", "JWT_POLICY=none",
+		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pqc", "PKCS8_KEY=yes", "JWT_POLICY=none",
 		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=discoveryAddress: x", "PROXY_CONFIG=[]",
 		"MINIMUM_DRAIN_DURATION=5", "CA_ADDR=privateca.googleapis.com", "CA_ROOT_CA=a\x00b",
 		"PROXY_XDS_DEBUG_VIA_AGENT=maybe", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=0", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=65536",

@@ -1,8 +1,16 @@
 package istioagent
 
+import "net/http"
+
 // WithGoogle returns a configuration in which Google's services are at these addresses.
 func (c Config) WithGoogle(service, exchange, metadata string) Config {
 	c.urls.service, c.urls.exchange, c.urls.metadata = service, exchange, metadata
+	return c
+}
+
+// WithKubernetes returns a configuration in a pod with this API server.
+func (c Config) WithKubernetes(server string, client *http.Client) Config {
+	c.InPod, c.kube.server, c.kube.client = true, server, client
 	return c
 }
 

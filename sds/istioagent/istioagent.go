@@ -27,7 +27,10 @@
 // # What it serves
 //
 // The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
-// workload and of the trust domain, and those of files (file-cert:, file-root:). The socket XDS in the folder of the
+// workload and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of the
+// pod's namespace, for gateways (kubernetes://NAME, kubernetes://NAMESPACE/NAME, and with -cacert behind them), as
+// package kubesecrets does: they are read with the pod's service account, which may list and watch them, once the
+// first of these names is asked for. The socket XDS in the folder of the
 // proxy's configuration has ADS, which is forwarded to the control plane, and the same secrets. [Agent.Bootstrap]
 // writes a configuration with which an Envoy uses both. If another program serves the workload socket, secrets that an
 // Envoy asks for over ADS are the control plane's to answer.
@@ -90,6 +93,7 @@ type Agent struct {
 	files    *sdssource.Files  // nil with the origin Socket
 	secrets  *sds.Handler      // nil with the origin Socket
 	xds      *xdsproxy.Handler // nil without Config.XDS
+	gateway  *gateway          // nil outside of pods, and with the origin Socket
 	sink     *filesink.Sink    // nil without Config.OutputCerts
 	servers  map[string]*unixsocket.Server
 	health   *health.Handler
@@ -177,6 +181,9 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 			return err
 		}
 		a.identity, src = m, m
+		if !a.cfg.PKCS8Key {
+			src = traditional{m}
+		}
 	} else {
 		f, err := filesource.New(filesource.Config{
 			CertFile: a.choice.Cert, KeyFile: a.choice.Key, Bundles: []filesource.BundleFile{{Path: a.choice.Roots}},
@@ -199,9 +206,14 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	if err != nil {
 		return err
 	}
-	mux, err := sdssource.Mux(map[string]sds.Source{
+	routes := map[string]sds.Source{
 		"default": src, "ROOTCA": src, "ALL": src, "spiffe://*": src, "file-cert:*": a.files, "file-root:*": a.files,
-	})
+	}
+	if a.gateway = a.cfg.newGateway(); a.gateway != nil {
+		routes["kubernetes://*"] = a.gateway
+		*parts = append(*parts, health.Part{Name: "kubernetes", Metrics: a.gateway})
+	}
+	mux, err := sdssource.Mux(routes)
 	if err != nil {
 		return err
 	}
@@ -222,7 +234,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	a.sink, err = filesink.New(filesink.Config{
 		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Layout: filesink.Plain,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
-		AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
+		TraditionalKey: a.choice.Origin == CA && !a.cfg.PKCS8Key, AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
 	})
 	*parts = append(*parts, health.Part{Name: "outputs", Metrics: a.sink})
 	return err
@@ -248,11 +260,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.life.Run(ctx, a.work); err != nil {
 		return fmt.Errorf("istioagent: run: %w", err)
 	}
-	return nil
+	return a.life.Close() // as it runs once, Ready does not wait for another time
 }
 
 // work runs the parts until ctx is done or one of them fails, and drains.
 func (a *Agent) work(ctx context.Context) error {
+	defer a.closeClients()
 	defer a.closeHandlers()
 	log := a.cfg.Logger
 	log.Info("istioagent: the identity has an origin", slog.String("origin", string(a.choice.Origin)), slog.String("why", a.choice.Why))
@@ -273,6 +286,9 @@ func (a *Agent) work(ctx context.Context) error {
 	if a.identity != nil {
 		start("identity", a.identity.Run)
 		start("files", a.files.Run)
+	}
+	if a.gateway != nil {
+		start("Secrets of Kubernetes", a.gateway.Run)
 	}
 	if a.xds != nil && a.cfg.GRPCBootstrap != "" {
 		if err := a.cfg.writeGRPC(); err != nil {
@@ -348,7 +364,7 @@ func (a *Agent) await(ctx context.Context) {
 
 // Ready waits until the agent serves its sockets and has an identity, unless another program serves that. The error wraps
 // [ErrNotReady], the cause of ctx, and why there is no identity; it comes before ctx is done if the CA refuses for good,
-// if a part has failed, and after [Agent.Close].
+// if a part has failed, and after the end of [Agent.Run] or [Agent.Close].
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
 	err := a.life.Await(ctx, a.news.Changed, func() bool {
@@ -378,10 +394,15 @@ func (a *Agent) Ready(ctx context.Context) error {
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
+	a.closeClients()
+	return err
+}
+
+// closeClients ends the connections to the CA and the control plane, which have no requests any more.
+func (a *Agent) closeClients() {
 	for _, client := range a.cfg.clients {
 		client.CloseIdleConnections()
 	}
-	return err
 }
 
 // closeHandlers ends all streams.

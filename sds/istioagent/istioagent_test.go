@@ -3,6 +3,7 @@ package istioagent_test
 import (
 	"bytes"
 	"context"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,11 +20,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -45,7 +50,33 @@ type control struct {
 	tokens    atomic.Int64 // calls that were proven by the token
 	rejected  atomic.Int64 // calls without a good one
 	cluster   atomic.Value // the header ClusterID of the last of them
+	open      atomic.Int64 // connections
 	stop      func()       // until start
+}
+
+// counted is a listener that counts the connections that are open.
+type counted struct {
+	net.Listener
+	open *atomic.Int64
+}
+
+func (l counted) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.open.Add(1)
+	return &countedConn{Conn: conn, once: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
+}
+
+type countedConn struct {
+	net.Conn
+	once func()
+}
+
+func (c *countedConn) Close() error {
+	c.once()
+	return c.Conn.Close()
 }
 
 func (c *control) Authenticate(r *http.Request) (*authn.Caller, error) {
@@ -83,7 +114,7 @@ func (c *control) start(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: l}) }()
+	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: counted{l, &c.open}}) }()
 	<-ready
 	c.stop = sync.OnceFunc(func() {
 		cancel()
@@ -169,7 +200,7 @@ func TestFromCA(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
-	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s SECRET_GRACE_PERIOD_RATIO=0.9 ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
 	a := start(t, cfg)
 	assert.Equal(t, istioagent.CA, a.Choice().Origin)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
@@ -220,13 +251,13 @@ func TestFromCA(t *testing.T) {
 // without the token.
 func TestMachine(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-9.2-18", "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
+	conformance.Covers(t, "IST-6.3-4", "IST-6.6-1", "IST-6.6-2", "IST-7.4-1", "IST-7.4-2", "IST-7.9-1", "IST-7.9-2", "IST-9.2-9", "IST-9.2-10")
 	c := newControl(t)
 	root := folder(t)
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte("good-token"))
 	write(t, root, "certs/root-cert.pem", c.authority.Bundle().MarshalPEM())
 	require.NoError(t, os.Chmod(filepath.Join(root, "certs"), 0o700))
-	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" PROV_CERT=./certs OUTPUT_CERTS={root}/certs SECRET_TTL=1h PKCS8_KEY=true")
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" PROV_CERT=./certs OUTPUT_CERTS={root}/certs SECRET_TTL=1h")
 	a := start(t, cfg)
 	assert.Positive(t, c.tokens.Load(), "proven by the token")
 	output := func(name string) []byte {
@@ -242,7 +273,6 @@ func TestMachine(t *testing.T) {
 	}, wait, 5*time.Millisecond)
 	_, err = pki.ParsePrivateKeyPEM(output("key.pem"))
 	require.NoError(t, err)
-	assert.True(t, bytes.HasPrefix(output("key.pem"), []byte("-----BEGIN PRIVATE KEY-----")), "PKCS #8")
 	assert.Equal(t, c.authority.Bundle().MarshalPEM(), output("root-cert.pem"))
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
 		info, err := os.Stat(filepath.Join(root, "certs", name))
@@ -263,13 +293,181 @@ func TestMachine(t *testing.T) {
 	assert.Equal(t, rejected, c.rejected.Load())
 }
 
+// TestKeyForms has the forms of keys, for Envoy and in files.
+func TestKeyForms(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-9.2-18", "IST-9.2-19", "IST-7.5-3")
+	c := newControl(t)
+	files := spiffetest.NewCA(t, "example.org")
+	rsa := strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA ", "", 1)
+	for _, test := range []struct{ environ, want string }{
+		{rsa, "RSA PRIVATE KEY"},
+		{rsa + "PKCS8_KEY=false", "RSA PRIVATE KEY"},
+		{rsa + "PKCS8_KEY=true", "PRIVATE KEY"},
+		{pod, "EC PRIVATE KEY"},
+		{pod + "ECC_CURVE=P384", "EC PRIVATE KEY"},
+		{pod + "PKCS8_KEY=true", "PRIVATE KEY"},
+		{pod + "FILES", "PRIVATE KEY"}, // of files
+	} {
+		t.Run(test.environ, func(t *testing.T) {
+			t.Parallel()
+			root := c.root(t)
+			environ, withFiles := strings.CutSuffix(test.environ, "FILES")
+			if withFiles {
+				writeSVID(t, root, credentials, files, files.SVID("/ns/shop/sa/web"))
+			}
+			a := start(t, config(t, root, environ+" CA_ADDR="+c.addr+" OUTPUT_CERTS=out"))
+			svid, err := a.Source().SVID()
+			require.NoError(t, err)
+			matches := func(keyPEM []byte) {
+				block, rest := pem.Decode(keyPEM)
+				require.NotNil(t, block)
+				assert.Empty(t, rest)
+				assert.Equal(t, test.want, block.Type)
+				key, err := pki.ParsePrivateKeyPEM(keyPEM)
+				require.NoError(t, err)
+				assert.True(t, pki.PublicKeysEqual(svid.Leaf().PublicKey, key.Public()))
+			}
+			for _, name := range []string{"default", web.String()} {
+				s, err := fetch(t, a.Choice().Socket, name) // as it is on the wire
+				require.NoError(t, err)
+				assert.Equal(t, name, s.GetName())
+				assert.Equal(t, pki.MarshalCertificatesPEM(svid.Chain()...), s.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
+				matches(s.GetTlsCertificate().GetPrivateKey().GetInlineBytes())
+			}
+			var key []byte
+			require.Eventually(t, func() bool {
+				key, _ = os.ReadFile(filepath.Join(root, "out/key.pem"))
+				return len(key) > 0
+			}, wait, 5*time.Millisecond)
+			matches(key)
+			roots, ok := watch(t, a.Choice().Socket, "ROOTCA")().Roots()
+			assert.True(t, ok)
+			assert.NotEmpty(t, roots)
+		})
+	}
+}
+
+// TestGateway has the Secrets of a gateway's namespace, at the workload socket, which nothing is read of before one is
+// asked for.
+func TestGateway(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-7.2-6")
+	c := newControl(t)
+	api := kubetest.Start(t)
+	shop := spiffetest.NewCA(t, "shop.example")
+	put := func(namespace, name string) *spiffe.SVID {
+		svid := shop.SVID("/" + name)
+		certs, key, err := svid.MarshalPEM()
+		require.NoError(t, err)
+		api.Put("/api/v1/namespaces/"+namespace+"/secrets/"+name, map[string]any{"data": map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": shop.Bundle().MarshalPEM()}})
+		return svid
+	}
+	first := put("shop", "site")
+	put("other", "site")
+	var log lines
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr).WithKubernetes(api.URL(), api.Client())
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	a := start(t, cfg)
+	for _, name := range []string{"default", "ROOTCA"} { // of a sidecar
+		watch(t, a.Choice().Socket, name)()
+	}
+	_, text := get(t, a, "/metrics")
+	assert.Empty(t, api.Requests(), "a sidecar does not ask")
+	assert.NotContains(t, text, "kubesecrets")
+
+	next := watch(t, a.Choice().Socket, "kubernetes://site")
+	assert.Equal(t, first.Leaf().SerialNumber.String(), serial(t, next()))
+	second := put("shop", "site")
+	assert.Equal(t, second.Leaf().SerialNumber.String(), serial(t, next()))
+	assert.Equal(t, second.Leaf().SerialNumber.String(), serial(t, watch(t, a.Choice().Socket, "kubernetes://shop/site")()))
+	roots, ok := watch(t, a.Choice().Socket, "kubernetes://shop/site-cacert")().Roots()
+	require.True(t, ok)
+	assert.Equal(t, shop.Bundle().MarshalPEM(), roots)
+	_, text = get(t, a, "/metrics")
+	assert.Contains(t, text, `svidkit_kubesecrets_up{part="kubernetes"} 1`)
+
+	absent(t, a.Choice().Socket, "kubernetes://other/site")
+	for _, r := range api.Requests() {
+		assert.Equal(t, "/api/v1/namespaces/shop/secrets", r.Path, "no other namespace is read")
+	}
+	assert.NotContains(t, log.String(), "level=WARN")
+}
+
+// fetch asks a socket for a secret, once.
+func fetch(t *testing.T, socket, name string) (*envoysds.Secret, error) {
+	t.Helper()
+	client := sds.UnixClient(socket)
+	defer client.CloseIdleConnections()
+	request, err := proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{name}})
+	require.NoError(t, err)
+	answer, err := grpchttp.NewClient(client, "http://localhost", 1<<20).Unary(t.Context(), "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets", nil, request)
+	if err != nil {
+		return nil, err
+	}
+	var response envoysds.DiscoveryResponse
+	require.NoError(t, proto.Unmarshal(answer, &response))
+	require.Len(t, response.GetResources(), 1)
+	var s envoysds.Secret
+	require.NoError(t, proto.Unmarshal(response.GetResources()[0].GetValue(), &s))
+	return &s, nil
+}
+
+// absent checks that a socket has no secret of a name.
+func absent(t *testing.T, socket, name string) {
+	t.Helper()
+	_, err := fetch(t, socket, name)
+	require.ErrorContains(t, err, name)
+}
+
+// TestGatewayRefused has a service account without rights: the identity is served, and the Secrets come with the rights.
+func TestGatewayRefused(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	api := kubetest.Start(t)
+	var may atomic.Bool
+	api.Faults(func(*http.Request) *kubetest.Fault {
+		if may.Load() {
+			return nil
+		}
+		return &kubetest.Fault{Code: http.StatusForbidden, Reason: "Forbidden", Message: "secrets is forbidden"}
+	})
+	shop := spiffetest.NewCA(t, "shop.example")
+	svid := shop.SVID("/site")
+	certs, key, err := svid.MarshalPEM()
+	require.NoError(t, err)
+	api.Put("/api/v1/namespaces/shop/secrets/site", map[string]any{"data": map[string][]byte{"tls.crt": certs, "tls.key": key}})
+	var log lines
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr).WithKubernetes(api.URL(), api.Client())
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	a := start(t, cfg)
+	next := watch(t, a.Choice().Socket, "kubernetes://site")
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "list and watch") }, wait, 5*time.Millisecond)
+	assert.NotEmpty(t, serial(t, watch(t, a.Choice().Socket, "default")()))
+	code, text := get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusOK, code, text)
+	may.Store(true)
+	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, next()))
+}
+
+// TestNoGateway has no Secrets outside of a pod, and in one that does not say where its API server is.
+func TestNoGateway(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	for _, environ := range []string{"", "KUBERNETES_SERVICE_HOST=10.96.0.1"} {
+		a := start(t, config(t, c.root(t), pod+"CA_ADDR="+c.addr+" "+environ))
+		absent(t, a.Choice().Socket, "kubernetes://site")
+		require.NoError(t, a.Close())
+	}
+}
+
 // TestOutputInPod has the modes of a pod.
 func TestOutputInPod(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.9-1", "IST-7.9-2", "IST-9.2-42")
 	c := newControl(t)
 	root := c.root(t)
-	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=./out KUBERNETES_SERVICE_HOST=10.96.0.1 SECRET_TTL=3s"))
+	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=./out KUBERNETES_SERVICE_HOST=10.96.0.1 SECRET_TTL=3s SECRET_GRACE_PERIOD_RATIO=0.9"))
 	next := func(before []byte) (chain []byte) {
 		require.Eventually(t, func() bool {
 			chain, _ = os.ReadFile(filepath.Join(root, "out/cert-chain.pem"))
@@ -500,11 +698,21 @@ func TestDrain(t *testing.T) {
 		code, text := get(t, a, "/healthz/ready")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, "ending")
 	}, wait, time.Millisecond)
-	assert.NotEmpty(t, serial(t, watch(t, choice.Socket, "default")()), "a proxy that drains can still connect")
+	_, err = fetch(t, choice.Socket, "default")
+	require.NoError(t, err, "a proxy that drains can still connect")
 	code, _ := get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code)
 	require.NoError(t, <-done)
 	assert.GreaterOrEqual(t, time.Since(begun), cfg.Drain)
+	require.Eventually(t, func() bool { return c.open.Load() == 0 }, wait, 5*time.Millisecond, "it leaves no connection to the CA")
+	ended := make(chan error, 1)
+	go func() { ended <- a.Ready(context.Background()) }()
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, istioagent.ErrNotReady)
+	case <-time.After(wait):
+		require.Fail(t, "Ready waits for an agent that has ended")
+	}
 }
 
 // TestRefused has a CA that refuses for good, which Start says at once.

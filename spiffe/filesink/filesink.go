@@ -12,12 +12,12 @@
 // # Which files
 //
 //	cert-chain.pem    the certificates of the identity, leaf first
-//	key.pem           the private key, in PKCS#8
+//	key.pem           the private key, in PKCS#8; see Config.TraditionalKey
 //	root-cert.pem     the authorities of its trust domain
 //
 // Config has other names for them, and one for a file with the bundles of all trust domains. The folder is made, with
-// mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent the layout is [Plain] and both modes are 0600, or
-// 0644 in a pod.
+// mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent the layout is [Plain], both modes are 0600, or 0644
+// in a pod, and the key is traditional unless PKCS8_KEY is set.
 //
 // # What readers see
 //
@@ -63,6 +63,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certpem"
 	"github.com/svidkit/svidkit/internal/fileset"
 	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/metrics"
@@ -130,6 +131,10 @@ type Config struct {
 	// that can enter the folder can read the key, which is for a pod in which each container has its own user; New
 	// logs a warning.
 	KeyMode fs.FileMode
+
+	// TraditionalKey writes an RSA key in PKCS#1 and an ECDSA key in SEC 1, for programs that do not read PKCS#8. Other
+	// keys have no such form and stay in PKCS#8.
+	TraditionalKey bool
 
 	// AllowWritable accepts a folder that other users can write to, with a warning, as an emptyDir of Kubernetes is
 	// one: they can replace the files.
@@ -371,6 +376,11 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 		return nil, err
 	}
 	cfg := &s.cfg
+	if cfg.TraditionalKey {
+		if key, err = certpem.TraditionalKey(key); err != nil {
+			return nil, err
+		}
+	}
 	files := map[string]fileset.File{
 		cfg.CertName: {Data: certs, Mode: cfg.Mode}, cfg.RootsName: {Data: bundle.MarshalPEM(), Mode: cfg.Mode},
 	}

@@ -3,7 +3,9 @@ package filesink_test
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -22,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -93,6 +96,63 @@ func (d *diary) count(text string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return strings.Count(d.b.String(), text)
+}
+
+// keyed is a source with a key of any algorithm.
+type keyed struct{ snap *spiffe.Snapshot }
+
+func (k keyed) Snapshot() (*spiffe.Snapshot, error) { return k.snap, nil }
+func (k keyed) Changed() <-chan struct{}            { return nil }
+
+func newKeyed(t *testing.T, ca *spiffetest.CA, key crypto.Signer) keyed {
+	t.Helper()
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})
+	require.NoError(t, err)
+	chain, err := ca.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+	svid, err := spiffe.NewSVID(chain, key)
+	require.NoError(t, err)
+	return keyed{spiffe.NewSnapshot(svid, ca.Bundles())}
+}
+
+// The key is in the form that the configuration says, in a file of its own and in front of the certificates.
+func TestTraditionalKey(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-9.2-18")
+	ca := spiffetest.NewCA(t, "example.org")
+	for algorithm, name := range map[pki.KeyAlgorithm]string{pki.ECDSAP384: "EC PRIVATE KEY", pki.RSA2048: "RSA PRIVATE KEY", pki.Ed25519: "PRIVATE KEY"} {
+		key, err := pki.NewKey(algorithm)
+		require.NoError(t, err)
+		src := newKeyed(t, ca, key)
+		for _, traditional := range []bool{false, true} {
+			want := "PRIVATE KEY"
+			if traditional {
+				want = name
+			}
+			for _, keyName := range []string{"key.pem", "cert-chain.pem"} {
+				dir := t.TempDir()
+				cfg := filesink.Config{Source: src, Dir: dir, KeyName: keyName, TraditionalKey: traditional}
+				_, err := writeOnce(t, cfg)
+				require.NoError(t, err)
+				data, err := os.ReadFile(filepath.Join(dir, keyName))
+				require.NoError(t, err)
+				block, rest := pem.Decode(data)
+				require.NotNil(t, block)
+				assert.Equal(t, want, block.Type)
+				assert.Equal(t, keyName == "key.pem", len(rest) == 0)
+				read, err := pki.ParsePrivateKeyPEM(pem.EncodeToMemory(block))
+				require.NoError(t, err)
+				assert.Equal(t, key, read)
+				changed, err := writeOnce(t, cfg)
+				require.NoError(t, err)
+				assert.False(t, changed, "the same again")
+				cfg.TraditionalKey = !traditional
+				changed, err = writeOnce(t, cfg)
+				require.NoError(t, err)
+				assert.Equal(t, name != "PRIVATE KEY", changed, "the other form takes its place")
+			}
+		}
+	}
 }
 
 // The identity and the root change while a file source follows the folder and a reader spins. The source takes each

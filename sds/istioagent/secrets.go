@@ -1,0 +1,86 @@
+package istioagent
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/kubesecrets"
+)
+
+// traditional is a source whose keys are in PKCS#1 and SEC 1.
+type traditional struct{ sds.Source }
+
+func (t traditional) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
+	s, err := t.Source.GenerateSecret(ctx, resourceName)
+	if err != nil {
+		return nil, err
+	}
+	chain, key, ok := s.KeyPair()
+	if !ok {
+		return s, nil
+	}
+	if key, err = certpem.TraditionalKey(key); err != nil {
+		return nil, err
+	}
+	return pki.NewKeyPairSecret(resourceName, written{func() ([]byte, []byte, error) { return chain, key, nil }, s.NotAfter()})
+}
+
+// written is a key pair in PEM. It cannot print the key.
+type written struct {
+	marshal func() (certs, key []byte, err error)
+	end     time.Time
+}
+
+func (w written) MarshalPEM() (certs, key []byte, err error) { return w.marshal() }
+func (w written) NotAfter() time.Time                        { return w.end }
+
+// gateway is the Secrets of the pod's namespace. It asks the API server for nothing before the first name is asked for:
+// sidecars ask for none, and have no right to Secrets.
+type gateway struct {
+	*kubesecrets.Source
+	once  sync.Once
+	asked chan struct{} // closed once a name was asked for
+}
+
+// newGateway returns nil outside of pods.
+func (c *Config) newGateway() *gateway {
+	if !c.InPod {
+		return nil
+	}
+	src, err := kubesecrets.New(kubesecrets.Config{Namespace: c.Namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, Logger: c.Logger})
+	if err != nil { // which is of no interest to a sidecar
+		c.Logger.Info("istioagent: names of secrets such as kubernetes://NAME do not exist", slog.Any("err", err))
+		return nil
+	}
+	return &gateway{Source: src, asked: make(chan struct{})}
+}
+
+func (g *gateway) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
+	g.once.Do(func() { close(g.asked) })
+	return g.Source.GenerateSecret(ctx, resourceName)
+}
+
+func (g *gateway) Run(ctx context.Context) error {
+	select {
+	case <-g.asked:
+		return g.Source.Run(ctx)
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// WriteMetrics writes nothing before the first name is asked for, as the source would be reported to be down.
+func (g *gateway) WriteMetrics(w io.Writer) error {
+	select {
+	case <-g.asked:
+		return g.Source.WriteMetrics(w)
+	default:
+		return nil
+	}
+}
