@@ -177,5 +177,5 @@ func local(h http.Handler) http.Handler {
 type origin struct{ *istioagent.Agent }
 
 func (o origin) Report() statuspage.Report {
-	return statuspage.Report{Upstreams: []statuspage.Upstream{{Name: o.Choice().String()}}}
+	return statuspage.Report{Upstreams: []statuspage.Upstream{{Name: o.Choice().String(), OK: true}}}
 }
