@@ -65,7 +65,8 @@ func (c *Config) writeGRPC() error {
 // cluster sds-grpc at the workload socket, by whose name control planes refer to it. With Config.XDS, listeners and
 // clusters come from the control plane by ADS, through the socket XDS. Without, there is a listener at 127.0.0.1:15443
 // that requires client certificates of the trust domain, takes its secrets by SDS in its incremental form, with which
-// an Envoy starts although a secret is missing, and says hello. The admin interface of Envoy is at 127.0.0.1:15000.
+// an Envoy starts although a secret is missing, and says hello. The admin interface of Envoy is at 127.0.0.1:15000. The
+// node is a sidecar.
 func (a *Agent) Bootstrap(w io.Writer) error {
 	c := &a.cfg
 	address := func(port int) object {

@@ -120,7 +120,7 @@ type Config struct {
 
 	// SocketFile is the name of the workload socket: WORKLOAD_IDENTITY_SOCKET_FILE. Empty means "socket". With another
 	// name there has to be a live socket. SocketMode is the mode of the sockets of this agent; 0 means 0600, for an Envoy
-	// of the same user.
+	// of the same user. A process that can connect can have all secrets.
 	SocketFile string
 	SocketMode fs.FileMode
 
