@@ -160,6 +160,8 @@ func TestServiceTokenVectors(t *testing.T) {
 		_, err := athenz.SignServiceToken(s, rsaKey())
 		require.ErrorIs(t, err, athenz.ErrServiceToken, name)
 	}
+	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: subject().Service, KeyID: "v1"}, nil)
+	require.ErrorIs(t, err, athenz.ErrServiceToken)
 	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: subject().Service, KeyID: "v1"}, ed)
 	require.ErrorIs(t, err, athenz.ErrServiceToken)
 }
