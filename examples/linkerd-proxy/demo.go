@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/sequence"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -25,6 +26,21 @@ import (
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
+
+// Participants, beside the two applications and their proxies.
+const (
+	injector  = "injector"
+	kubelet   = "kubelet"
+	identity  = "identity service"
+	apiServer = "API server"
+	operator  = "operator"
+)
+
+func proxyOf(name string) string { return name + " proxy" }
+
+func newTrace(out io.Writer) *sequence.Trace {
+	return sequence.New(out, true, operator, injector, kubelet, "voting", proxyOf("voting"), proxyOf("web"), "web", identity, apiServer)
+}
 
 // traced is a header of requests that the trace has.
 const traced = "X-Traced"
@@ -40,7 +56,7 @@ var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.l
 
 // demo runs an identity service with an API server that is made up, two applications, and this program beside each of them,
 // through the life of their certificates. The first thing that is not as it must be is its error. It returns the trace.
-func demo(ctx context.Context, out io.Writer) (*trace, error) {
+func demo(ctx context.Context, out io.Writer) (*sequence.Trace, error) {
 	dir, err := os.MkdirTemp("", "svidkit-linkerd-proxy-demo")
 	if err != nil {
 		return nil, err
@@ -48,19 +64,21 @@ func demo(ctx context.Context, out io.Writer) (*trace, error) {
 	defer os.RemoveAll(dir)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	d := &meshDemo{trace: &trace{out: out, begun: time.Now()}, dir: dir, tokens: map[string]string{}}
+	d := &meshDemo{Trace: newTrace(out), dir: dir, tokens: map[string]string{}}
 	err = d.show(ctx)
 	cancel()
 	d.wg.Wait()
 	if err == nil {
 		err = d.failure()
 	}
-	return d.trace, err
+	return d.Trace, err
 }
 
 // meshDemo is what the demo runs.
 type meshDemo struct {
-	*trace
+	*sequence.Trace
+	renewing atomic.Pointer[string] // the workload whose requests to the identity service the trace has from now on; nil for all
+
 	dir       string
 	authority *ca.Authority
 	addr      string // of the identity service
@@ -102,12 +120,12 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	d.addr = reserved.Addr().String()
 	_ = reserved.Close() // the service comes later, and the proxies know its address
 
-	d.phase("Before the identity service is there", injector, proxyOf("web"), "environment")
+	d.PhaseWith("Before the identity service is there", injector, proxyOf("web"), "environment")
 	web, err := d.start(ctx, "web", d.application(ctx, "web"), nil)
 	if err != nil {
 		return err
 	}
-	d.event(proxyOf("web"), proxyOf("web"), "checks anchors, token and store, then makes key.der, csr.p8 and trust-anchors.pem, each 0400")
+	d.Event(proxyOf("web"), proxyOf("web"), "checks anchors, token and store, then makes key.der, csr.p8 and trust-anchors.pem, each 0400")
 	if err := d.checkStore(web); err != nil {
 		return err
 	}
@@ -117,7 +135,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 
 	// Certificates end with whole seconds: two that are made in one second end together, and are renewed together.
 	wait(ctx, time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
-	d.phase("Certification", identity, identity, "begins to serve")
+	d.PhaseWith("Certification", identity, identity, "begins to serve")
 	stop, err := d.identityService(ctx, life)
 	if err != nil {
 		return err
@@ -125,7 +143,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
 		return err
 	}
-	d.event(identity, proxyOf("web"), "certificate for the name of web, alone")
+	d.Event(identity, proxyOf("web"), "certificate for the name of web, alone")
 	if err := d.probe(web, "ready", http.StatusOK); err != nil {
 		return err
 	}
@@ -140,10 +158,10 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	if err := d.until(ctx, func() bool { return d.status(voting, "ready") == http.StatusOK }); err != nil {
 		return err
 	}
-	d.event(identity, proxyOf("voting"), "certificate for the name of voting, alone")
+	d.Event(identity, proxyOf("voting"), "certificate for the name of voting, alone")
 
 	entry := voting.at.outbound.String()
-	d.phase("Requests", "voting", proxyOf("voting"), get(false))
+	d.PhaseWith("Requests", "voting", proxyOf("voting"), get(false))
 	for _, http2 := range []bool{false, true} {
 		if err := d.request(entry, http2, true); err != nil {
 			return err
@@ -152,8 +170,8 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	var good, bad atomic.Int64
 	pause := d.traffic(ctx, entry, &good, &bad)
 
-	d.watch("web")
-	d.phase("Renewal, with a new token", kubelet, proxyOf("web"), "another token in the token file")
+	d.renewing.Store(new("web"))
+	d.PhaseWith("Renewal, with a new token", kubelet, proxyOf("web"), "another token in the token file")
 	first, err := d.renewals(web, voting)
 	if err != nil {
 		return err
@@ -162,7 +180,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	if err := d.renewed(ctx, first); err != nil {
 		return err
 	}
-	d.event(identity, proxyOf("web"), "certificate for the same key")
+	d.Event(identity, proxyOf("web"), "certificate for the same key")
 
 	end, err := d.expiry(web)
 	if err != nil {
@@ -170,14 +188,14 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	}
 	left := time.Until(end)
 	wait(ctx, time.Until(end)-left/100*85)
-	d.phase("The identity service is down for 45 % of a life", operator, identity, "stops it")
+	d.PhaseWith("The identity service is down for 45 % of a life", operator, identity, "stops it")
 	stop()
 	before, err := d.renewals(web, voting)
 	if err != nil {
 		return err
 	}
 	wait(ctx, time.Until(end)-left/100*40)
-	d.event(operator, identity, "starts it")
+	d.Event(operator, identity, "starts it")
 	if stop, err = d.identityService(ctx, shortLife); err != nil {
 		return err
 	}
@@ -188,13 +206,13 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	if !time.Now().Before(end) {
 		return errors.New("the renewal has come after the end of the certificate")
 	}
-	d.event(identity, proxyOf("web"), "certificate, before the one from before ends")
+	d.Event(identity, proxyOf("web"), "certificate, before the one from before ends")
 	pause()
 	if bad.Load() > 0 || good.Load() == 0 {
 		return fmt.Errorf("%d requests have failed, and %d not", bad.Load(), good.Load())
 	}
 
-	d.phase("The account is deleted", operator, apiServer, "deletes the account web")
+	d.PhaseWith("The account is deleted", operator, apiServer, "deletes the account web")
 	d.take(web)
 	if err := d.until(ctx, func() bool { return d.status(web, "live") == http.StatusServiceUnavailable }); err != nil {
 		return err
@@ -207,9 +225,9 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 		_ = c.Close()
 		return errors.New("a proxy with an expired certificate has accepted a new connection")
 	}
-	d.event(operator, proxyOf("web"), "TLS for the name of web: refused")
+	d.Event(operator, proxyOf("web"), "TLS for the name of web: refused")
 
-	d.phase("The account is there again", operator, apiServer, "makes the account web anew, with another token")
+	d.PhaseWith("The account is there again", operator, apiServer, "makes the account web anew, with another token")
 	d.give("web-3", web)
 	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
 		return err
@@ -220,7 +238,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	if err := d.request(entry, true, true); err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "requests through renewal and outage %d, failed %d\n", good.Load(), bad.Load())
+	d.Say(fmt.Sprintf("requests through renewal and outage %d, failed %d", good.Load(), bad.Load()))
 	return d.failure()
 }
 
@@ -266,8 +284,10 @@ func (d *meshDemo) review(_ context.Context, token string, _ []string) (*kube.Ac
 	account, ok := d.tokens[token]
 	d.mu.Unlock()
 	name, _, _ := strings.Cut(token, "-")
-	d.eventOf(name, proxyOf(name), identity, "Certify: token, and the one signing request")
-	d.eventOf(name, identity, apiServer, "TokenReview of the token of "+name+", for identity.l5d.io")
+	if only := d.renewing.Load(); only == nil || *only == name { // those of several workloads come in any order
+		d.Event(proxyOf(name), identity, "Certify: token, and the one signing request")
+		d.Event(identity, apiServer, "TokenReview of the token of "+name+", for identity.l5d.io")
+	}
 	if !ok {
 		return nil, fmt.Errorf("no such account: %w", kube.ErrInvalidToken)
 	}
@@ -310,8 +330,8 @@ func (d *meshDemo) application(ctx context.Context, name string) (addr string) {
 	s := &http.Server{Protocols: new(http.Protocols), ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		client, _, _ := strings.Cut(r.Header.Get("l5d-client-id"), ".")
 		if r.Header.Get(traced) != "" {
-			d.event(proxyOf(client), proxyOf(name), r.Proto+" by mutual TLS") // or there was no name
-			d.event(proxyOf(name), name, fmt.Sprintf("GET by %s, with l5d-client-id of %s", r.Proto, client))
+			d.Event(proxyOf(client), proxyOf(name), r.Proto+" by mutual TLS") // or there was no name
+			d.Event(proxyOf(name), name, fmt.Sprintf("GET by %s, with l5d-client-id of %s", r.Proto, client))
 		}
 		fmt.Fprintln(w, "hello", client)
 	})}
@@ -333,7 +353,7 @@ func (d *meshDemo) start(ctx context.Context, name, app string, flags []string) 
 	if err != nil {
 		return nil, err
 	}
-	d.event(injector, proxyOf(name), "environment")
+	d.Event(injector, proxyOf(name), "environment")
 	args := append([]string{"-app", app, "-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-client-id"}, flags...)
 	at, ended := make(chan addresses, 1), make(chan error, 1)
 	d.wg.Go(func() {
@@ -410,7 +430,7 @@ func (d *meshDemo) probe(w *workload, path string, want int) error {
 	if got != want {
 		return fmt.Errorf("the proxy of %s answers /%s with %d, want %d", w.name, path, got, want)
 	}
-	d.event(kubelet, proxyOf(w.name), fmt.Sprintf("GET /%s: %d", path, got))
+	d.Event(kubelet, proxyOf(w.name), fmt.Sprintf("GET /%s: %d", path, got))
 	return nil
 }
 
@@ -479,7 +499,7 @@ func (d *meshDemo) request(entry string, http2, trace bool) error {
 	}
 	if trace {
 		req.Header.Set(traced, "yes")
-		d.event("voting", proxyOf("voting"), get(http2))
+		d.Event("voting", proxyOf("voting"), get(http2))
 	}
 	resp, err := client(entry, http2).Do(req)
 	if err != nil {
@@ -535,7 +555,7 @@ func (d *meshDemo) until(ctx context.Context, f func() bool) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case time.Now().After(end):
-			return errors.New("it took too long: " + d.current())
+			return errors.New("it took too long: " + d.Current())
 		}
 		wait(ctx, 10*time.Millisecond)
 	}

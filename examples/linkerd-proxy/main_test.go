@@ -31,7 +31,7 @@ func TestDemo(t *testing.T) {
 	require.NoError(t, err)
 	var table bytes.Buffer
 	require.NoError(t, linkerdproxy.WriteEnviron(&table))
-	want := between(t, string(page), "```mermaid\n", "```\n", trace.diagram())
+	want := between(t, string(page), "```mermaid\n", "```\n", trace.Diagram())
 	want = between(t, want, "<!-- environment -->\n", "<!-- /environment -->\n", "\n"+table.String()+"\n")
 	if *update {
 		require.NoError(t, os.WriteFile("README.md", []byte(want), 0o644))
@@ -76,8 +76,8 @@ func TestRefuses(t *testing.T) {
 // A port that is taken, and a store that is missing, end the program with their reason.
 func TestEnds(t *testing.T) {
 	t.Parallel()
-	d := &meshDemo{trace: &trace{out: io.Discard}, dir: t.TempDir(), tokens: map[string]string{}}
-	d.phase("test", operator, operator, "begins")
+	d := &meshDemo{Trace: newTrace(io.Discard), dir: t.TempDir(), tokens: map[string]string{}}
+	d.PhaseWith("test", operator, operator, "begins")
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer busy.Close()

@@ -34,9 +34,25 @@ import (
 	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/athenzprog"
 	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/sequence"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// participants are in the order of the diagram.
+var participants = []string{operator, apiServer, kubelet, sia, agent, signing, zts, provider, intruder}
+
+const (
+	operator  = "operator"
+	apiServer = "API server"
+	kubelet   = "kubelet"
+	sia       = "athenz-sia"
+	agent     = "athenz-agent"
+	signing   = "signing service"
+	zts       = "ZTS"
+	provider  = "athenz-provider"
+	intruder  = "intruder"
 )
 
 // The names of the demo.
@@ -67,7 +83,7 @@ func Run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-func run(ctx context.Context, out io.Writer) (trace *Trace, err error) {
+func run(ctx context.Context, out io.Writer) (trace *sequence.Trace, err error) {
 	err = outside(ctx, func(t testing.TB) {
 		api := kubetest.Start(t)
 		pods := "/api/v1/namespaces/" + Namespace + "/pods"
@@ -104,7 +120,7 @@ func get(client *http.Client, url string) ([]byte, error) {
 
 // demo is what is shown.
 type demo struct {
-	*Trace
+	*sequence.Trace
 	t    testing.TB
 	ca   *spiffetest.CA
 	zts  *caclienttest.ZTS
@@ -124,9 +140,9 @@ type demo struct {
 }
 
 // Show shows a pod's life. What is not as it has to be ends t.
-func Show(t testing.TB, out io.Writer, k Kubernetes) *Trace {
+func Show(t testing.TB, out io.Writer, k Kubernetes) *sequence.Trace {
 	d := &demo{
-		Trace: &Trace{out: out, begun: time.Now()}, t: t, ca: spiffetest.NewCA(t, "athenz.io"), kube: k,
+		Trace: sequence.New(out, false, participants...), t: t, ca: spiffetest.NewCA(t, "athenz.io"), kube: k,
 		caller: agent, answered: make(chan int, 100), provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"},
 	}
 	dir, err := os.MkdirTemp("", "athenz") // a path that a Unix socket may have
@@ -178,9 +194,9 @@ func (d *demo) begin() {
 		r.Services = append(r.Services, "media.sports.backend")
 		r.Observe = func(q *http.Request, code int) {
 			if code == 0 {
-				d.event(d.from(), zts, "POST "+strings.ReplaceAll(q.URL.Path, "/"+d.provider.String()+"/", "/PROVIDER/"))
+				d.Event(d.from(), zts, "POST "+strings.ReplaceAll(q.URL.Path, "/"+d.provider.String()+"/", "/PROVIDER/"))
 			} else {
-				d.event(zts, d.from(), fmt.Sprintf("answers %d", code))
+				d.Event(zts, d.from(), fmt.Sprintf("answers %d", code))
 			}
 		}
 	})
@@ -210,7 +226,7 @@ func (d *demo) setCaller(name string) {
 
 // serveKubelet is a kubelet: it has the pods of the API server.
 func (d *demo) serveKubelet(w http.ResponseWriter, r *http.Request) {
-	d.event(agent, kubelet, r.Method+" "+r.URL.Path)
+	d.Event(agent, kubelet, r.Method+" "+r.URL.Path)
 	data, err := d.kube.List()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -227,14 +243,14 @@ type tracing struct {
 }
 
 func (tr tracing) RoundTrip(r *http.Request) (*http.Response, error) {
-	tr.event(provider, apiServer, r.Method+" "+r.URL.Path)
+	tr.Event(provider, apiServer, r.Method+" "+r.URL.Path)
 	next := tr.client.Transport
 	if next == nil {
 		next = http.DefaultTransport
 	}
 	answer, err := next.RoundTrip(r)
 	if err == nil && answer.StatusCode != http.StatusOK {
-		tr.event(apiServer, provider, fmt.Sprintf("answers %d", answer.StatusCode))
+		tr.Event(apiServer, provider, fmt.Sprintf("answers %d", answer.StatusCode))
 	}
 	return answer, err
 }
@@ -255,9 +271,9 @@ func (d *demo) traced(part string, r *http.Request, code int) {
 		from, to, path = zts, provider, r.URL.Path
 	}
 	if code == 0 {
-		d.event(from, to, r.Method+" "+path)
+		d.Event(from, to, r.Method+" "+path)
 	} else {
-		d.event(to, from, fmt.Sprintf("answers %d", code))
+		d.Event(to, from, fmt.Sprintf("answers %d", code))
 	}
 }
 
@@ -338,7 +354,7 @@ func (d *demo) publish(version string) {
 func (d *demo) mount(pod string) []string {
 	handle, err := d.volumes.Add("/var/lib/kubelet/pods/"+pod+"/volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity", Namespace, pod)
 	d.must(err)
-	d.event(kubelet, sia, "mounts a volume with its handle and the agent's socket")
+	d.Event(kubelet, sia, "mounts a volume with its handle and the agent's socket")
 	return []string{
 		"ENDPOINT=unix://" + d.path("agent", "agent.sock"), "ID_FILE=" + d.path("volumes", handle, "mount", "id"), "KEY_FILE=" + d.path(pod, "tls", "service.key"),
 		"CERT_FILE=" + d.path(pod, "tls", "service.cert"), "CA_CERT_FILE=" + d.path(pod, "tls", "cacert.pem"), "TOKEN_FILE=" + d.path(pod, "tokens", "ntoken"),
@@ -347,7 +363,7 @@ func (d *demo) mount(pod string) []string {
 
 // launch creates a pod, whose init container gets the first identity.
 func (d *demo) launch(pod, ip string) (environ []string) {
-	d.event(operator, apiServer, "creates the pod "+pod)
+	d.Event(operator, apiServer, "creates the pod "+pod)
 	d.kube.Create(pod, ip)
 	d.must(os.MkdirAll(d.path(pod, "tokens"), 0o755))
 	environ = d.mount(pod)
@@ -395,7 +411,7 @@ func (d *demo) check(pod, ip string) *athenz.Identity {
 			d.t.Fatalf("%s has the mode %v", name, info.Mode())
 		}
 	}
-	d.event(sia, sia, "writes key, certificate, CA certificates and token of "+pod)
+	d.Event(sia, sia, "writes key, certificate, CA certificates and token of "+pod)
 	return i
 }
 
@@ -425,7 +441,7 @@ func (d *demo) refresh(pod, ip string, environ []string, status int) {
 		}
 		d.check(pod, ip)
 	}
-	d.pause()
+	d.Pause()
 	r.stop()
 	if status != http.StatusOK && changed() {
 		d.t.Fatalf("the identity of %s has changed, though the agent has refused it", pod)
@@ -434,33 +450,33 @@ func (d *demo) refresh(pod, ip string, environ []string, status int) {
 
 // life is that of two pods.
 func (d *demo) life() {
-	d.phase("A pod is launched")
+	d.Phase("A pod is launched")
 	first := d.launch("web-0", "10.1.2.3")
 
-	d.phase("Its sidecar refreshes the identity")
+	d.Phase("Its sidecar refreshes the identity")
 	d.refresh("web-0", "10.1.2.3", first, http.StatusOK)
 
-	d.phase("The signing key is rotated")
-	d.event(operator, provider, "public key v2")
+	d.Phase("The signing key is rotated")
+	d.Event(operator, provider, "public key v2")
 	d.newKey("v2")
-	d.event(operator, signing, "private key v2")
+	d.Event(operator, signing, "private key v2")
 	d.publish("v2")
-	d.event(operator, provider, "takes the public key v1 away")
+	d.Event(operator, provider, "takes the public key v1 away")
 	d.must(os.Remove(d.path("public", keyName+".v1")))
 	d.launch("web-1", "10.1.2.4")
 
-	d.phase("The sidecar is restarted")
+	d.Phase("The sidecar is restarted")
 	d.refresh("web-0", "10.1.2.3", first, http.StatusOK)
 
-	d.phase("The agent is restarted")
-	d.event(operator, agent, "stops it")
+	d.Phase("The agent is restarted")
+	d.Event(operator, agent, "stops it")
 	d.stopAgent()
-	d.event(operator, agent, "starts it")
+	d.Event(operator, agent, "starts it")
 	d.startAgent()
 	d.refresh("web-0", "10.1.2.3", first, http.StatusOK)
 
-	d.phase("The pod is deleted")
-	d.event(operator, apiServer, "deletes the pod web-0")
+	d.Phase("The pod is deleted")
+	d.Event(operator, apiServer, "deletes the pod web-0")
 	d.kube.Delete("web-0")
 	d.refresh("web-0", "10.1.2.3", first, http.StatusInternalServerError)
 	d.logged("there is no such pod")
@@ -478,30 +494,30 @@ func (d *demo) logged(text string) {
 // intrusions are by a node whose certificate was stolen: it has documents signed for what it likes.
 func (d *demo) intrusions() {
 	d.setCaller(intruder)
-	d.phase("A document is replayed")
-	d.event(operator, apiServer, "creates the pod web-2")
+	d.Phase("A document is replayed")
+	d.Event(operator, apiServer, "creates the pod web-2")
 	d.kube.Create("web-2", "10.1.2.5")
 	honest := athenz.PodSubject{Namespace: Namespace, Pod: "web-2", Service: athenzname.Service{Domain: "media.sports", Name: Account}, IP: netip.MustParseAddr("10.1.2.5")}
 	document, begun := d.document(honest), time.Now()
 	d.must(d.register(honest, document))
 	d.refused(d.register(honest, document), "used before")
 
-	d.phase("A document has another address than the pod")
+	d.Phase("A document has another address than the pod")
 	other := honest
 	other.IP = netip.MustParseAddr("10.9.9.9")
 	d.refused(d.register(other, d.document(other)), "the address of the pod is not that of its document")
 
-	d.phase("A document has another account than the pod")
+	d.Phase("A document has another account than the pod")
 	other = honest
 	other.Service.Name = "backend"
 	d.refused(d.register(other, d.document(other)), "service account")
 
-	d.phase("The pod has ended")
-	d.event(kubelet, apiServer, "sets the phase of web-2 to Succeeded")
+	d.Phase("The pod has ended")
+	d.Event(kubelet, apiServer, "sets the phase of web-2 to Succeeded")
 	d.kube.Phase("web-2", "10.1.2.5", "Succeeded")
 	time.Sleep(time.Until(begun.Add(time.Second))) // two documents of one second are the same
 	d.refused(d.register(honest, d.document(honest)), "its phase is Succeeded")
-	d.pause()
+	d.Pause()
 }
 
 // refused requires that ZTS has refused a registration for a reason.
@@ -510,7 +526,7 @@ func (d *demo) refused(err error, reason string) {
 	if !errors.Is(err, caclient.ErrDenied) || !strings.Contains(err.Error(), reason) {
 		d.t.Fatalf("the registration is to be refused with %q: %v", reason, err)
 	}
-	d.event(intruder, intruder, "is refused: "+reason)
+	d.Event(intruder, intruder, "is refused: "+reason)
 }
 
 // document has the signing service sign for a subject.
@@ -565,5 +581,5 @@ func (d *demo) noSecrets() {
 		look(path, data)
 		return err
 	}))
-	fmt.Fprintf(d.out, "%5.1fs  no key, document or token is in a log, or in a file of the agent\n", time.Since(d.begun).Seconds())
+	d.Say("no key, document or token is in a log, or in a file of the agent")
 }
