@@ -53,7 +53,7 @@ type ProviderConfig struct {
 	Lifetime time.Duration
 
 	// FirstUse reports whether a document, which is known by a hash of it, is used for the first time, and remembers it until
-	// it has expired. An error refuses it for now. Nil means the memory of this process: several replicas of a provider need
+	// it has expired. An error refuses it this time. Nil means the memory of this process: several replicas of a provider need
 	// one that they share, or each lets a document through once.
 	FirstUse func(ctx context.Context, document [32]byte, expires time.Time) (bool, error)
 
