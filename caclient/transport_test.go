@@ -175,7 +175,8 @@ func TestHTTPClientRoots(t *testing.T) {
 	for range 3 {
 		requirePage(t, "HTTP/2.0 none", c, s.url)
 	}
-	require.EqualValues(t, 1, s.conns.Load(), "the connection is kept")
+	kept := s.conns.Load()
+	require.Less(t, kept, int64(3), "a connection is kept, though net/http may dial for the second request, too")
 
 	// The CA has a new root. A file that is damaged or gone changes nothing.
 	for name, spoil := range map[string]func(){
@@ -185,7 +186,7 @@ func TestHTTPClientRoots(t *testing.T) {
 	} {
 		spoil()
 		requirePage(t, "HTTP/2.0 none", c, s.url)
-		require.EqualValues(t, 1, s.conns.Load(), name)
+		require.Equal(t, kept, s.conns.Load(), name)
 	}
 	assert.Equal(t, 1, strings.Count(out.String(), `reason="not usable"`), "one line for each reason and minute: %s", out)
 	assert.Equal(t, 1, strings.Count(out.String(), `reason="not readable"`), "%s", out)
@@ -226,6 +227,7 @@ func TestHTTPClientCertificate(t *testing.T) {
 	for range 2 {
 		requirePage(t, "HTTP/2.0 none", c, s.url)
 	}
+	without := s.conns.Load()
 	assert.Equal(t, 1, strings.Count(out.String(), `reason="there is none"`))
 	assert.NotContains(t, out.String(), "level=WARN")
 
@@ -235,8 +237,9 @@ func TestHTTPClientCertificate(t *testing.T) {
 	for range 2 {
 		requirePage(t, "HTTP/2.0 /one", c, s.url)
 	}
-	require.EqualValues(t, 2, s.conns.Load())
-	assert.Eventually(t, func() bool { return s.open.Load() == 1 }, 5*time.Second, 5*time.Millisecond)
+	with := s.conns.Load() - without
+	require.Positive(t, with)
+	assert.Eventually(t, func() bool { return s.open.Load() == with }, 5*time.Second, 5*time.Millisecond, "those without a certificate are closed")
 
 	// What cannot be used changes nothing.
 	second, secondKey := td.Certificate("/two")
@@ -255,7 +258,7 @@ func TestHTTPClientCertificate(t *testing.T) {
 		spoil()
 		requirePage(t, "HTTP/2.0 /one", c, s.url)
 	}
-	require.EqualValues(t, 2, s.conns.Load())
+	require.Equal(t, without+with, s.conns.Load())
 	assert.Equal(t, 1, strings.Count(out.String(), `the last good one stays until it expires" reason="not usable"`), "%s", out)
 	assert.NotContains(t, out.String(), "BEGIN")
 	writePair(t, dir, second, secondKey)

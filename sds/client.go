@@ -32,7 +32,7 @@ func NewClient(c *http.Client, baseURL string) *Client {
 }
 
 // UnixClient returns an HTTP client that reaches the Unix socket at path whatever the URL says, with
-// HTTP/2 and no TLS. All requests share one connection, which CloseIdleConnections ends.
+// HTTP/2 and no TLS. Requests share a connection, which CloseIdleConnections ends.
 func UnixClient(path string) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)

@@ -598,6 +598,7 @@ func TestManyStreams(t *testing.T) {
 		s.ConnContext = func(ctx context.Context, _ net.Conn) context.Context { conns++; return ctx }
 	})
 	c := sds.UnixClient(socket)
+	c.Transport.(*http.Transport).MaxConnsPerHost = 1 // net/http dials again for a request just after the first
 	streams := make([]sotw, n)
 	for i := range streams {
 		streams[i] = openSotW(t, c)

@@ -431,6 +431,7 @@ func TestManyStreams(t *testing.T) {
 	protocols.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{
 		Protocols: &protocols, HTTP2: &http.HTTP2Config{StrictMaxConcurrentRequests: true},
+		MaxConnsPerHost: 1, // a request just after the first may dial, too
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		},

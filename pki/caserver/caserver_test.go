@@ -153,7 +153,7 @@ type client struct {
 	t     testing.TB
 	http  *http.Client
 	url   string
-	conns atomic.Int64
+	conns atomic.Int64 // never two at a time
 }
 
 // newClient returns a client with a leaf that the root of a signs, by whom does not matter: the thief of the key can do so.
@@ -167,7 +167,7 @@ func newClient(t testing.TB, a *ca.Authority, at net.Listener, id string, r ca.R
 	chain, err := a.Sign(t.Context(), r)
 	require.NoError(t, err)
 	c := &client{t: t, url: "https://" + at.Addr().String()}
-	tr := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{
+	tr := &http.Transport{ForceAttemptHTTP2: true, MaxConnsPerHost: 1, TLSClientConfig: &tls.Config{
 		MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool(), ServerName: "localhost",
 		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}},
 	}, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
