@@ -621,12 +621,12 @@ func TestOperator(t *testing.T) {
 func TestRevokeNow(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	c := newConfig(t, dir)
-	s, _ := start(t, c)
+	args := []string{"-refresh-hint", "1s", "-propagation", "8s"}
+	s, _ := start(t, newConfig(t, dir, args...))
 	first := s.ca.Own.Roots()[0]
-	_, err := shell(t, "", arguments(dir, "-revoke", first.ID)...)
+	_, err := shell(t, "", arguments(dir, append(args, "-revoke", first.ID)...)...)
 	require.ErrorContains(t, err, "signs")
-	out, err := shell(t, "", arguments(dir, "-revoke", first.ID, "-now")...)
+	out, err := shell(t, "", arguments(dir, append(args, "-revoke", first.ID, "-now")...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "root "+first.ID+" is revoked")
 	require.Contains(t, out, "signs in its place, and verifiers that have not read the bundle refuse what it signs, until ")
@@ -636,7 +636,7 @@ func TestRevokeNow(t *testing.T) {
 		roots := s.ca.Own.Roots()
 		return len(roots) == 1 && roots[0].ID != first.ID
 	}, 40*time.Second, 50*time.Millisecond)
-	_, err = shell(t, "", arguments(dir, "-taint", first.ID, "-now")...)
+	_, err = shell(t, "", arguments(dir, append(args, "-taint", first.ID, "-now")...)...)
 	require.ErrorContains(t, err, "-now: it is for -revoke")
 }
 
