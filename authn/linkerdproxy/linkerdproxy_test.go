@@ -30,7 +30,7 @@ import (
 func TestCertify(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-1-2", "LNK-1-4", "LNK-4-10", "LNK-8-5", "LNK-8-7", "LNK-10-2", "LNK-10-3", "LNK-10-12", "LNK-11-15", "LNK-3.3-13")
-	c := newController(t, time.Second, false)
+	c := newController(t, 10*time.Second, false)
 	cfg := c.config(t, web)
 	cfg.Dir, cfg.MaxRefresh = t.TempDir(), 300*time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

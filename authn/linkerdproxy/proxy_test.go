@@ -567,14 +567,14 @@ func TestRotationAndOutage(t *testing.T) {
 		return server, client, traffic(t, outbound(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}), fresh(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}))
 	}
 	rotation := func(t *testing.T) {
-		server, client, stop := start(t, newController(t, time.Second, false), 500*time.Millisecond)
+		server, client, stop := start(t, newController(t, 10*time.Second, false), 500*time.Millisecond)
 		eventually(t, func() bool { return renewals(server) >= 3 && renewals(client) >= 3 }, "two renewals")
 		good, failures := stop()
 		require.Empty(t, failures)
 		assert.Greater(t, good, int64(10))
 	}
 	outage := func(t *testing.T) {
-		c := newController(t, 3*time.Second, false)
+		c := newController(t, 6*time.Second, false)
 		server, client, stop := start(t, c, time.Hour)
 		end := server.Status().NotAfter
 		life := time.Until(end)
@@ -623,7 +623,7 @@ func TestRecovery(t *testing.T) {
 		},
 	} {
 		tests[name] = func(t *testing.T) {
-			c := newController(t, time.Second, false)
+			c := newController(t, 3*time.Second, false)
 			cfg := c.config(t, web)
 			id, err := linkerdproxy.Start(t.Context(), cfg)
 			require.NoError(t, err)

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/testtree"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -32,18 +33,7 @@ func TestReadme(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
 	require.NoError(t, istioagent.WriteHelp(&table, true))
-	page, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	const begin, end = "<!-- environment -->\n", "<!-- end of environment -->"
-	before, rest, ok := strings.Cut(string(page), begin)
-	require.True(t, ok)
-	_, after, ok := strings.Cut(rest, end)
-	require.True(t, ok)
-	want := before + begin + "\n" + table.String() + "\n" + end + after
-	if *update {
-		require.NoError(t, os.WriteFile("README.md", []byte(want), 0o644))
-	}
-	assert.Equal(t, want, string(page), "if the change is meant, run the test with -update")
+	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->", "\n"+table.String()+"\n")
 }
 
 // output is what the program has written.

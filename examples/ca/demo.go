@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/sequence"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
@@ -26,13 +27,22 @@ import (
 	"github.com/svidkit/svidkit/spiffe/federation"
 )
 
+// Participants of the demo.
+const (
+	operator = "operator"
+	agent    = "agent of web" // of Istio
+	proxy    = "proxy of db"  // of Linkerd
+	peer     = "another trust domain"
+	service  = "CA"
+)
+
 // demo starts a server on ports that are free, takes certificates over both APIs, replaces the root with
 // the operator's command, and goes on taking certificates and checking old ones until the new root signs.
-// The first failure is its error.
-func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) error {
+// The first failure is its error. It returns the trace.
+func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) (*sequence.Trace, error) {
 	dir, err := os.MkdirTemp("", "svidkit-ca-demo")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer os.RemoveAll(dir)
 	o, err := parse([]string{
@@ -42,9 +52,12 @@ func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) error {
 		"-refresh-hint", "1s", "-propagation", "5s", "-caller-rate", "0",
 	}, func(string) string { return "" }, io.Discard)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	v := &visitor{options: o, out: out, start: time.Now(), signed: make(map[string]bool)}
+	v := &visitor{
+		options: o, out: out, signed: make(map[string]bool),
+		Trace: sequence.New(out, false, operator, agent, proxy, peer, service),
+	}
 	inner, stop := context.WithCancel(ctx)
 	var failed error
 	err = o.Serve(inner, nil, func(a *caconfig.Authority, at caserver.Listeners) {
@@ -54,30 +67,28 @@ func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) error {
 	})
 	stop()
 	if ctx.Err() != nil { // an early end is no failure
-		return nil
+		return v.Trace, nil
 	}
 	if err = cmp.Or(err, failed); err != nil {
-		return err
+		return nil, err
 	}
-	return v.audit()
+	return v.Trace, v.audit()
 }
 
 // visitor is the workloads, the proxies and the operator of the demo.
 type visitor struct {
 	*options
+	*sequence.Trace
 	ca     *caconfig.Authority
 	at     caserver.Listeners
 	out    io.Writer
-	start  time.Time
 	secret string         // which tokens begin with
 	bundle *spiffe.Bundle // as the endpoint gave it last
 	leaves []*x509.Certificate
 	signed map[string]bool // by the serial numbers of roots
 }
 
-func (v *visitor) say(format string, args ...any) {
-	fmt.Fprintf(v.out, "%5.1fs  %s\n", time.Since(v.start).Seconds(), fmt.Sprintf(format, args...))
-}
+func (v *visitor) say(format string, args ...any) { v.Say(fmt.Sprintf(format, args...)) }
 
 // visit is the demo while the server runs.
 func (v *visitor) visit(ctx context.Context) error {
@@ -88,27 +99,42 @@ func (v *visitor) visit(ctx context.Context) error {
 		return err
 	}
 	v.secret = string(secret) + ":"
+	v.Phase("Certificates")
 	web, db, err := v.round(ctx)
 	if err != nil {
 		return err
 	}
+	v.Event(peer, service, "GET the bundle, from a server that the bundle of before proves")
+	v.Event(agent, service, "CreateCertificate: token and signing request")
+	v.Event(service, service, "writes a record to the audit log, before each certificate leaves")
+	v.Event(service, agent, "answers with a certificate for the SPIFFE ID of the token, and the roots")
 	v.say("Istio's API: demo/web is %s, until %s", web.ID(), web.NotAfter().Local().Format(time.TimeOnly))
 	if web, err = v.istio(ctx, "", web); err != nil {
 		return err
 	}
+	v.Event(agent, service, "CreateCertificate: signing request, by mutual TLS without a token")
+	v.Event(service, agent, "answers with a certificate for the same SPIFFE ID")
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
+	v.Event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
+	v.Event(service, proxy, "answers with a certificate for that DNS name alone")
 	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.Local().Format(time.TimeOnly))
+	v.Phase("Refusals")
 	if _, err = v.istio(ctx, v.secret+"spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller of another trust domain was not refused: %w", err)
 	}
+	v.Event(agent, service, "CreateCertificate: token of another trust domain")
+	v.Event(service, agent, "answers Unauthenticated")
 	if _, err = v.istio(ctx, "demo/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller without the secret was not refused: %w", err)
 	}
+	v.Event(agent, service, "CreateCertificate: token without the secret")
+	v.Event(service, agent, "answers Unauthenticated")
 	v.say("Istio's API: spiffe://elsewhere.test/web is refused, and so is demo/web without the secret")
-	v.say("an operator: ca -rotate")
-	operator := *v.options
-	operator.command = "rotate"
-	if err := operator.do(ctx, nil, io.Discard); err != nil {
+	v.Phase("The root is replaced")
+	v.Event(operator, service, "ca -rotate: a new root, in the store")
+	rotate := *v.options
+	rotate.command = "rotate"
+	if err := rotate.do(ctx, nil, io.Discard); err != nil {
 		return err
 	}
 	for len(v.signed) < 2 { // until the new root signs
@@ -117,6 +143,11 @@ func (v *visitor) visit(ctx context.Context) error {
 			return err
 		}
 	}
+	v.Event(service, service, "signs with the new root")
+	v.Event(agent, service, "CreateCertificate: token and signing request")
+	v.Event(service, agent, "answers with a certificate under the new root, and both roots")
+	v.Event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
+	v.Event(service, proxy, "answers with a certificate under the new root")
 	for _, root := range v.ca.Own.Roots() {
 		v.say("%s", root)
 	}
@@ -165,6 +196,7 @@ func (v *visitor) fetch(ctx context.Context) error {
 	before, _ := v.bundle.Sequence()
 	if sequence, _ := b.Sequence(); sequence != before {
 		v.say("bundle endpoint: bundle %d", sequence)
+		v.Event(peer, service, "GET the bundle: it has both roots, before the new one signs")
 		for root := range b.X509Authorities() {
 			v.say("    with root %.8s…", root.SerialNumber.Text(16))
 		}

@@ -117,7 +117,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		return err
 	}
 	if o.command == "demo" {
-		return demo(ctx, o.CA.TrustDomain, out)
+		_, err := demo(ctx, o.CA.TrustDomain, out)
+		return err
 	}
 	if o.command == "install" {
 		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -31,6 +32,7 @@ import (
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/testtree"
 	istiowire "github.com/svidkit/svidkit/internal/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -239,11 +241,15 @@ func audited(t testing.TB, c *caconfig.Config) map[string]ca.Issuance {
 	return records
 }
 
-// The demo ends by itself and says what it did.
+var update = flag.Bool("update", false, "write the diagram in README.md")
+
+// The demo ends by itself and says what it did, and README.md has its trace.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	require.NoError(t, run(t.Context(), []string{"-demo"}, env{}.get, nil, &out, io.Discard))
+	trace, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), &out)
+	require.NoError(t, err, out.String())
+	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", trace.Diagram())
 	for _, want := range []string{
 		"DEVELOPMENT ONLY",
 		"demo/web is spiffe://cluster.local/ns/demo/sa/web",

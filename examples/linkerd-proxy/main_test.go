@@ -6,15 +6,14 @@ import (
 	"flag"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/testtree"
 )
 
 var update = flag.Bool("update", false, "write the diagram and the table in README.md")
@@ -27,27 +26,10 @@ func TestDemo(t *testing.T) {
 	require.NoError(t, err, out.String())
 	assert.Contains(t, out.String(), ", failed 0\n")
 
-	page, err := os.ReadFile("README.md")
-	require.NoError(t, err)
 	var table bytes.Buffer
 	require.NoError(t, linkerdproxy.WriteEnviron(&table))
-	want := between(t, string(page), "```mermaid\n", "```\n", trace.Diagram())
-	want = between(t, want, "<!-- environment -->\n", "<!-- /environment -->\n", "\n"+table.String()+"\n")
-	if *update {
-		require.NoError(t, os.WriteFile("README.md", []byte(want), 0o644))
-		return
-	}
-	assert.Equal(t, want, string(page), "README.md is stale: go test ./examples/linkerd-proxy -update")
-}
-
-// between returns the text with what is between two marks replaced.
-func between(t *testing.T, text, begin, end, inside string) string {
-	t.Helper()
-	head, rest, ok := strings.Cut(text, begin)
-	require.True(t, ok, begin)
-	_, tail, ok := strings.Cut(rest, end)
-	require.True(t, ok, end)
-	return head + begin + inside + end + tail
+	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- /environment -->\n", "\n"+table.String()+"\n")
+	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", trace.Diagram())
 }
 
 // What is wrong with the flags or the environment is told before anything listens or is written.

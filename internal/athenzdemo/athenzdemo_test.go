@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/athenzprog"
 	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/testtree"
 )
 
 var update = flag.Bool("update", false, "write the diagram and the tables in the READMEs of the examples")
@@ -44,19 +44,7 @@ func TestTables(t *testing.T) {
 // inside compares what is between two marks in the README of an example, or writes it.
 func inside(t *testing.T, example, begin, end, text string) {
 	t.Helper()
-	file := filepath.Join("..", "..", "examples", example, "README.md")
-	page, err := os.ReadFile(file)
-	require.NoError(t, err)
-	head, rest, ok := strings.Cut(string(page), begin)
-	require.True(t, ok, "%s has no %q", file, begin)
-	_, tail, ok := strings.Cut(rest, end)
-	require.True(t, ok, "%s has no %q", file, end)
-	want := head + begin + text + end + tail
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
-		return
-	}
-	assert.Equal(t, want, string(page), "stale: go test ./internal/athenzdemo -update")
+	testtree.Section(t, *update, filepath.Join("..", "..", "examples", example, "README.md"), begin, end, text)
 }
 
 // What fails outside of a test is an error, after everything was put in order.

@@ -279,7 +279,7 @@ func plugIn(t testing.TB, dir string) {
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
-	c := newConfig(t, dir, "-refresh-hint", "1s", "-propagation", "1s", "-istio-addr", "")
+	c := newConfig(t, dir, "-refresh-hint", "1s", "-propagation", "1m", "-istio-addr", "")
 	for _, o := range []caconfig.OpenOptions{{Existing: true}, {ReadOnly: true}} {
 		_, err := c.Open(t.Context(), o)
 		require.ErrorIs(t, err, ca.ErrNoRecord)
