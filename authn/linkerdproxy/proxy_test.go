@@ -571,7 +571,7 @@ func TestRotationAndOutage(t *testing.T) {
 		eventually(t, func() bool { return renewals(server) >= 3 && renewals(client) >= 3 }, "two renewals")
 		good, failures := stop()
 		require.Empty(t, failures)
-		assert.Greater(t, good, int64(10))
+		assert.Positive(t, good)
 	}
 	outage := func(t *testing.T) {
 		c := newController(t, 6*time.Second, false)
@@ -587,7 +587,7 @@ func TestRotationAndOutage(t *testing.T) {
 		eventually(t, func() bool { return renewals(server) > 1 && renewals(client) > 1 }, "a renewal after the outage")
 		good, failures := stop()
 		require.Empty(t, failures)
-		assert.Greater(t, good, int64(10))
+		assert.Positive(t, good)
 	}
 	together(t, map[string]func(*testing.T){"rotation": rotation, "outage": outage})
 }
