@@ -333,29 +333,40 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, nil, failed(http.StatusInternalServerError, "what is known of the volume cannot be read", err)
 	}
+	given, known, signed, err := a.register(ctx, handle, data)
+	if err != nil && signed {
+		// The next document of this pod has to be another one: one that is signed in the same second is not. Only the
+		// requests of this pod wait for that.
+		_ = renew.Sleep(context.WithoutCancel(ctx), time.Second)
+	}
+	return given, known, err
+}
+
+// register registers the pod of a volume, in one of the slots. It reports whether there was a document, too, which may be used
+// up now.
+func (a *Agent) register(ctx context.Context, handle string, data volumeData) (given *givenIdentity, known *volumeContext, signed bool, err error) {
 	if err := a.limit.Acquire(ctx, handle); err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	defer a.limit.Release()
 	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
 	switch {
 	case errors.Is(err, ErrNoPod):
-		return nil, nil, failed(http.StatusBadRequest, "the kubelet does not know the pod of the volume", err)
+		return nil, nil, false, failed(http.StatusBadRequest, "the kubelet does not know the pod of the volume", err)
 	case err != nil:
-		return nil, nil, failed(http.StatusInternalServerError, "the kubelet cannot be asked", err)
+		return nil, nil, false, failed(http.StatusInternalServerError, "the kubelet cannot be asked", err)
 	case pod.ended() != "":
-		return nil, nil, failed(http.StatusForbidden, "the pod is to have no identity: "+pod.ended(), nil)
+		return nil, nil, false, failed(http.StatusForbidden, "the pod is to have no identity: "+pod.ended(), nil)
 	}
 	instance, err := a.instance(pod)
 	if err != nil {
-		return nil, nil, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet", err)
+		return nil, nil, false, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet", err)
 	}
 	document, err := a.cfg.Signer.SignDocument(ctx, PodSubject{Namespace: pod.Namespace, Pod: pod.Name, Service: instance.Service, IP: pod.IP})
 	if err != nil {
-		return nil, nil, failed(http.StatusInternalServerError, "the identity document could not be signed", err)
+		return nil, nil, false, failed(http.StatusInternalServerError, "the identity document could not be signed", err)
 	}
-	known, err := newContext(instance)
-	var given *givenIdentity
+	known, err = newContext(instance)
 	if err == nil {
 		given, err = a.issue(ctx, agentRequest(instance, document, nil), known)
 	}
@@ -363,11 +374,9 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 		err = a.cfg.Volumes.save(handle, known)
 	}
 	if err != nil {
-		// The next document of this pod has to be another one: one that is signed in the same second is not.
-		_ = renew.Sleep(context.WithoutCancel(ctx), time.Second)
-		return nil, nil, failed(http.StatusInternalServerError, "the identity could not be obtained", err)
+		return nil, nil, true, failed(http.StatusInternalServerError, "the identity could not be obtained", err)
 	}
-	return given, known, nil
+	return given, known, true, nil
 }
 
 // instance returns what a pod is for Athenz.

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -456,6 +458,50 @@ func TestAgentAnswerLost(t *testing.T) {
 		}
 	}
 	assert.Equal(t, map[int]int{500: 11, 429: 10}, codes)
+}
+
+// TestAgentFailuresHoldNothing has as many pods fail at ZTS as the agent serves at once. Their waits for the next second, in
+// which they get another document, are theirs alone.
+func TestAgentFailuresHoldNothing(t *testing.T) {
+	t.Parallel()
+	volumes := athenz.NewVolumes(filepath.Join(t.TempDir(), "volumes"))
+	td := spiffe.MustParseTrustDomain("athenz.example")
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		var mu sync.Mutex
+		waited := map[string]time.Duration{}
+		agent, err := athenz.NewAgent(athenz.AgentConfig{
+			Volumes: volumes, Provider: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Suffix: suffix, TrustDomain: td,
+			Pods: podFunc(func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
+				ip := netip.MustParseAddr("10.1.2.3")
+				return &athenz.Pod{Namespace: namespace, Name: name, ServiceAccount: account, IP: ip, IPs: []netip.Addr{ip}, Phase: "Running"}, nil
+			}),
+			Signer: signFunc(func(_ context.Context, s athenz.PodSubject) (string, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				waited[s.Pod] = time.Since(begun)
+				return "x.y.z", nil
+			}),
+			CA: func(athenz.AgentRequest) (athenz.InstanceCA, error) { return &fixedCA{err: errors.New("no consent")}, nil },
+		})
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for n := range 10 {
+			pod := fmt.Sprintf("web-%d", n)
+			handle, err := volumes.Add("/"+pod, namespace, pod)
+			require.NoError(t, err)
+			wg.Go(func() {
+				code, _ := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+				assert.Equal(t, http.StatusInternalServerError, code)
+				assert.GreaterOrEqual(t, time.Since(begun), time.Second, "the second for another document")
+			})
+		}
+		wg.Wait()
+		assert.Len(t, waited, 10)
+		for pod, d := range waited {
+			assert.Zero(t, d, pod)
+		}
+	})
 }
 
 func TestNewAgentRefuses(t *testing.T) {
