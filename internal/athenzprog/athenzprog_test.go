@@ -136,6 +136,15 @@ func (p *place) start(program athenzprog.Program, log io.Writer, changes ...stri
 	return nil
 }
 
+// mutual returns a client with a certificate of a common name; an empty one means none.
+func (p *place) mutual(cn string) *http.Client {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.ca.Bundle().CertPool()}
+	if cn != "" {
+		cfg.Certificates = []tls.Certificate{*p.zts.Credential(cn).TLSCertificate()}
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
+}
+
 // TestRefuses shows that each bad value is told by its variable, before anything is made.
 func TestRefuses(t *testing.T) {
 	t.Parallel()
@@ -192,6 +201,9 @@ func TestRefuses(t *testing.T) {
 		{provider, []string{"PUBLIC_KEY_DIR=" + p.path("empty")}, []string{"PUBLIC_KEY_DIR", "public key"}},
 		{provider, []string{"SECRET_NAME=other-secret", "PUBLIC_KEY_DIR=" + p.path("mixed")}, []string{"PUBLIC_KEY_DIR"}},
 		{provider, []string{"KUBERNETES_API=http://10.0.0.1"}, []string{"KUBERNETES_API"}},
+		{provider, []string{"USED_DOCUMENTS=used-documents"}, []string{"USED_DOCUMENTS", "namespace and the name"}},
+		{provider, []string{"USED_DOCUMENTS=athenz/a/b"}, []string{"USED_DOCUMENTS"}},
+		{provider, []string{"USED_DOCUMENTS=/used"}, []string{"USED_DOCUMENTS"}},
 		{provider, []string{"SIGNING_ADDR=" + busy.Addr().String()}, []string{"SIGNING_ADDR", "in use"}},
 		{sia, []string{"MODE=loop"}, []string{"MODE", "init, refresh"}},
 		{sia, []string{"ENDPOINT=/agent.sock"}, []string{"ENDPOINT", "unix:///"}},
@@ -222,13 +234,6 @@ func TestProvider(t *testing.T) {
 	code, text := get(t, at, "/ready")
 	assert.Equal(t, http.StatusOK, code, text)
 
-	client := func(cn string) *http.Client {
-		cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.ca.Bundle().CertPool()}
-		if cn != "" {
-			cfg.Certificates = []tls.Certificate{*p.zts.Credential(cn).TLSCertificate()}
-		}
-		return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
-	}
 	post := func(client *http.Client, variable, path string) int {
 		answer, err := client.Post("https://"+at[variable].String()+path, "application/json", strings.NewReader("{}"))
 		require.NoError(t, err)
@@ -247,7 +252,7 @@ func TestProvider(t *testing.T) {
 		{caclienttest.ZTSName, "SIGNING_ADDR", "/v1/jwt", 401},
 		{"k8s.admin.k8s-node", "SIGNING_ADDR", "/instance", 404},
 	} {
-		assert.Equal(t, c.code, post(client(c.cn), c.variable, c.path), c)
+		assert.Equal(t, c.code, post(p.mutual(c.cn), c.variable, c.path), c)
 	}
 	_, text = get(t, at, "/metrics")
 	assert.Contains(t, text, `svidkit_athenz_provider_requests_total{part="provider",code="401"} 2`)
