@@ -43,6 +43,9 @@ const (
 	perHandleWaiting = 8 // requests, with the one that is answered
 
 	maxCommonName = 64 // bytes, by RFC 5280
+
+	clockWait   = 5 * time.Second // for a clock that is behind that of ZTS
+	kubeletWait = 5 * time.Second // of a refresh, which has to end without the kubelet, too
 )
 
 // InstanceCA is ZTS for one instance: a *CA of package caclient/athenz.
@@ -133,9 +136,9 @@ type AgentConfig struct {
 // the present identity, in base64 or as they are. [AgentClient] speaks this.
 //
 // A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when it has
-// reached the pod, and until it has expired, a second init is refused with 403. A refresh takes the certificate that was
-// given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS would revoke the
-// instance for good.
+// reached the pod, and until the last that has reached it has expired, a second init is refused with 403. A refresh takes the
+// certificate that was given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS
+// would revoke the instance for good. A pod that has another address than before gets a certificate for that.
 type Agent struct {
 	cfg   AgentConfig
 	mux   *http.ServeMux
@@ -255,8 +258,8 @@ func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 			return nil, nil, failed(http.StatusInternalServerError, "the identity came too late", context.Cause(ctx))
 		}
 		writeJSON(w, http.StatusOK, given)
-		if http.NewResponseController(w).Flush() == nil && r.Context().Err() == nil && !known.Delivered {
-			known.Delivered = true
+		if http.NewResponseController(w).Flush() == nil && r.Context().Err() == nil {
+			known.Delivered, known.Expires = true, known.ends
 			err = a.cfg.Volumes.save(handle, known)
 		}
 		return given, known, err
@@ -439,6 +442,9 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 	if err == nil {
 		given, err = a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
 	}
+	if err != nil && a.moved(r.Context(), handle, &instance) {
+		given, err = a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
+	}
 	if err == nil {
 		err = a.cfg.Volumes.save(handle, known)
 	}
@@ -446,6 +452,23 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 		return nil, nil, failed(http.StatusInternalServerError, "the identity could not be refreshed", err)
 	}
 	return given, known, nil
+}
+
+// moved reports whether the pod of an instance has another address by now, as when its sandbox was made anew, and notes it. The
+// provider refuses the one before.
+func (a *Agent) moved(ctx context.Context, handle string, i *athenzname.Instance) bool {
+	ctx, cancel := context.WithTimeout(ctx, kubeletWait)
+	defer cancel()
+	data, err := a.cfg.Volumes.data(handle)
+	if err != nil {
+		return false
+	}
+	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
+	if err != nil || !pod.IP.IsValid() || slices.Contains(i.IPs, pod.IP) {
+		return false
+	}
+	i.IPs = []netip.Addr{pod.IP}
+	return true
 }
 
 // issue obtains a certificate for a new key, and notes in known which it is.
@@ -477,6 +500,12 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if len(chain) > 0 && chain[0] != nil && !pki.PublicKeysEqual(chain[0].PublicKey, key.Public()) {
 		return nil, fmt.Errorf("the answer of ZTS: %w", pki.ErrKeyMismatch)
 	}
+	if len(chain) > 0 && chain[0] != nil {
+		// ZTS does not date back. The pod gets what it can use at once.
+		if ahead := time.Until(chain[0].NotBefore); ahead > 0 && ahead <= clockWait && renew.Sleep(ctx, ahead) != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
 	if _, err := want.Verify(chain, bundles, spiffe.ClientRole, time.Now()); err != nil {
 		return nil, fmt.Errorf("the answer of ZTS: %w", err)
 	}
@@ -484,7 +513,8 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if err != nil {
 		return nil, err
 	}
-	known.Serials, known.Expires = []string{chain[0].SerialNumber.Text(16)}, chain[0].NotAfter
+	known.Serials, known.ends = []string{chain[0].SerialNumber.Text(16)}, chain[0].NotAfter
+	known.setIPs(request.Instance)
 	if before := request.Certificate(); before != nil {
 		known.Serials = append(known.Serials, before.Leaf.SerialNumber.Text(16))
 	}

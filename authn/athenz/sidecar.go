@@ -232,6 +232,13 @@ func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error)
 	case i != nil && time.Now().Before(i.Credential.NotAfter()):
 	case current != nil && time.Now().Before(current.Credential.NotAfter()):
 		i, err = s.cfg.Agent.Refresh(ctx, current.Credential)
+		// An agent that cannot refresh it says so by 400, as after a reboot of the node, which mounts the volumes anew. It gives a
+		// first one if no other was given, and there is none to wait for.
+		if e, ok := errors.AsType[*statusError](err); ok && e.code == http.StatusBadRequest {
+			if first, failed := s.cfg.Agent.Init(ctx); failed == nil {
+				i, err = first, nil
+			}
+		}
 	default:
 		i, err = s.cfg.Agent.Init(ctx)
 	}
