@@ -276,15 +276,22 @@ func (r rootsFile) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return caconn.ReadBundle(td, r.path)
 }
 
-// serverTLS asks for client certificates, which the handler judges, and reads its own from the files for each handshake.
+// serverTLS asks for client certificates, which the handler judges, and reads its own from the files for each handshake. While
+// they cannot be used, as when they are being replaced, the last pair stays until it expires.
 func serverTLS(v *settings.Values) *tls.Config {
 	certFile, keyFile := v.Text("CERT_FILE"), v.Text("KEY_FILE")
+	var mu sync.Mutex
+	last, _ := readPair(certFile, keyFile) // an error comes again below
 	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		c, err := readPair(certFile, keyFile)
-		if err != nil {
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil {
+			last = c
+		} else if last == nil || !time.Now().Before(last.NotAfter()) {
 			return nil, err
 		}
-		return c.TLSCertificate(), nil
+		return last.TLSCertificate(), nil
 	}}
 }
 

@@ -262,12 +262,22 @@ func TestProvider(t *testing.T) {
 	p.certify("provider", providerName)
 	want, err := os.ReadFile(p.path("provider.pem"))
 	require.NoError(t, err)
-	conn, err := tls.Dial("tcp", at["PROVIDER_ADDR"].String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.ca.Bundle().CertPool()})
-	require.NoError(t, err)
-	defer conn.Close()
 	block, _ := pem.Decode(want)
 	require.NotNil(t, block)
-	assert.Equal(t, block.Bytes, conn.ConnectionState().PeerCertificates[0].Raw)
+	served := func() []byte {
+		conn, err := tls.Dial("tcp", at["PROVIDER_ADDR"].String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.ca.Bundle().CertPool()})
+		require.NoError(t, err)
+		defer conn.Close()
+		return conn.ConnectionState().PeerCertificates[0].Raw
+	}
+	assert.Equal(t, block.Bytes, served())
+	p.write("provider.key", []byte("half of a key")) // while the files are replaced
+	assert.Equal(t, block.Bytes, served())
+	code, text = get(t, at, "/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, "CERT_FILE")
+	p.certify("provider", providerName)
+	assert.NotEqual(t, block.Bytes, served())
 	require.NoError(t, os.Remove(p.path("public/athenz-init-secret.v1")))
 	code, text = get(t, at, "/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
