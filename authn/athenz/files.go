@@ -38,13 +38,14 @@ type IdentityFiles struct {
 
 // Check returns what is wrong with the paths.
 func (f IdentityFiles) Check() error {
-	dir := filepath.Dir(f.KeyFile)
+	dir, key, cert := filepath.Dir(f.KeyFile), filepath.Clean(f.KeyFile), filepath.Clean(f.CertificateFile)
+	roots, token := filepath.Clean(f.RootsFile), filepath.Clean(f.TokenFile)
 	switch {
 	case f.KeyFile == "" || f.CertificateFile == "" || f.RootsFile == "":
 		return errors.New("athenz: identity files: one of KeyFile, CertificateFile and RootsFile is empty")
 	case filepath.Dir(f.CertificateFile) != dir || filepath.Dir(f.RootsFile) != dir:
 		return errors.New("athenz: identity files: KeyFile, CertificateFile and RootsFile are not in one folder, in which they change together")
-	case f.KeyFile == f.CertificateFile || f.KeyFile == f.RootsFile || f.CertificateFile == f.RootsFile || f.TokenFile == f.KeyFile || f.TokenFile == f.CertificateFile || f.TokenFile == f.RootsFile:
+	case key == cert || key == roots || cert == roots || token == key || token == cert || token == roots:
 		return errors.New("athenz: identity files: two of them have the same path")
 	}
 	return nil
