@@ -320,7 +320,7 @@ func (g *group) part(f func(context.Context) error) {
 	g.serves = append(g.serves, func() {
 		g.wg.Go(func() {
 			if err := f(g.ctx); err != nil {
-				g.cancel(err)
+				g.cancel(failure{err})
 			}
 		})
 	})
@@ -368,11 +368,14 @@ func (g *group) wait() error {
 		g.Started(g.at)
 	}
 	<-g.ctx.Done()
-	if err := context.Cause(g.ctx); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		return err
+	if f, ok := context.Cause(g.ctx).(failure); ok {
+		return f.error
 	}
-	return nil
+	return nil // it was told to stop
 }
+
+// failure is that of a part, which ends the others.
+type failure struct{ error }
 
 // requests counts the answers of a handler.
 type requests struct {

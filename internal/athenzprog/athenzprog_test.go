@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"flag"
 	"io"
 	"log/slog"
@@ -378,6 +379,10 @@ func TestCommand(t *testing.T) {
 	}
 	require.NoError(t, athenzprog.SIA().Command(ctx, nil, p.environ(athenzprog.SIA()), out, io.Discard, nil))
 	require.Error(t, ctx.Err())
+
+	// Whatever the reason is: a program that is told to stop and does has not failed.
+	stopped, cancelled := context.WithCancelCause(t.Context())
+	require.NoError(t, athenzprog.SIA().Run(stopped, athenzprog.Options{Environ: p.environ(athenzprog.SIA()), Started: func(map[string]net.Addr) { cancelled(errors.New("enough")) }}))
 }
 
 type writer func(string)
