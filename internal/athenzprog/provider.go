@@ -16,6 +16,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe/health"
 )
 
+// clockLeeway is how far the clocks of a signing service and of a provider may be apart, which are on different nodes if there
+// are replicas.
+const clockLeeway = 5 * time.Second
+
 // Provider is the provider's callback with the signing service.
 func Provider() Program {
 	return Program{Name: "athenz-provider", run: runProvider, Table: settings.Table{Variables: []settings.Variable{
@@ -92,7 +96,7 @@ func runProvider(ctx context.Context, v *settings.Values, o Options) error {
 	if err != nil {
 		return v.Reject("PRIVATE_KEY_DIR", err)
 	}
-	verifier, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: v.Text("PUBLIC_KEY_DIR"), KeyName: v.Text("SECRET_NAME")})
+	verifier, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: v.Text("PUBLIC_KEY_DIR"), KeyName: v.Text("SECRET_NAME"), Leeway: clockLeeway})
 	if err != nil {
 		return v.Reject("PUBLIC_KEY_DIR", err)
 	}

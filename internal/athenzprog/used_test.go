@@ -153,6 +153,23 @@ func TestUsedDocuments(t *testing.T) {
 	assert.NotContains(t, object.Data["documents"], "eyJ")
 }
 
+// TestClocksApart has the clock of the provider be ahead of that of the signing service: a document is good for some seconds
+// more, and even then once.
+func TestClocksApart(t *testing.T) {
+	t.Parallel()
+	r := newReplicas(t)
+	r.api.Put(usedObject, map[string]any{})
+	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: r.path("private"), Lifetime: time.Second})
+	require.NoError(t, err)
+	document, err := signer.SignDocument(t.Context(), athenz.PodSubject{
+		Namespace: "media-sports", Pod: "web-0", Service: athenzname.Service{Domain: "media.sports", Name: "frontend"}, IP: netip.MustParseAddr("10.1.2.3"),
+	})
+	require.NoError(t, err)
+	time.Sleep(1100 * time.Millisecond)
+	assert.Equal(t, 200, r.confirm(0, document))
+	assert.Equal(t, 403, r.confirm(1, document))
+}
+
 // TestUsedDocumentsFail has the ConfigMap be missing, wrong, full and away. None of that lets a document through, or refuses
 // another one for good.
 func TestUsedDocumentsFail(t *testing.T) {
