@@ -155,13 +155,15 @@ func TestIdentityFilesThatAreBroken(t *testing.T) {
 func TestIdentityFilesCheck(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(*athenz.IdentityFiles){
-		"no key":             func(f *athenz.IdentityFiles) { f.KeyFile = "" },
-		"no certificate":     func(f *athenz.IdentityFiles) { f.CertificateFile = "" },
-		"no roots":           func(f *athenz.IdentityFiles) { f.RootsFile = "" },
-		"key elsewhere":      func(f *athenz.IdentityFiles) { f.KeyFile = "/elsewhere/service.key" },
-		"roots elsewhere":    func(f *athenz.IdentityFiles) { f.RootsFile = "/elsewhere/cacert.pem" },
-		"one for two":        func(f *athenz.IdentityFiles) { f.CertificateFile = f.KeyFile },
-		"spelled otherwise":  func(f *athenz.IdentityFiles) { f.CertificateFile = filepath.Dir(f.KeyFile) + "/./" + filepath.Base(f.KeyFile) },
+		"no key":          func(f *athenz.IdentityFiles) { f.KeyFile = "" },
+		"no certificate":  func(f *athenz.IdentityFiles) { f.CertificateFile = "" },
+		"no roots":        func(f *athenz.IdentityFiles) { f.RootsFile = "" },
+		"key elsewhere":   func(f *athenz.IdentityFiles) { f.KeyFile = "/elsewhere/service.key" },
+		"roots elsewhere": func(f *athenz.IdentityFiles) { f.RootsFile = "/elsewhere/cacert.pem" },
+		"one for two":     func(f *athenz.IdentityFiles) { f.CertificateFile = f.KeyFile },
+		"spelled otherwise": func(f *athenz.IdentityFiles) {
+			f.CertificateFile = filepath.Dir(f.KeyFile) + "/./" + filepath.Base(f.KeyFile)
+		},
 		"token otherwise":    func(f *athenz.IdentityFiles) { f.TokenFile = filepath.Dir(f.KeyFile) + "//" + filepath.Base(f.KeyFile) },
 		"roots as the key":   func(f *athenz.IdentityFiles) { f.RootsFile = f.KeyFile },
 		"token as the roots": func(f *athenz.IdentityFiles) { f.TokenFile = f.RootsFile },
