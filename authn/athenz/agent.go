@@ -44,7 +44,6 @@ const (
 
 	maxCommonName = 64 // bytes, by RFC 5280
 
-	clockWait   = 5 * time.Second // for a clock that is behind that of ZTS
 	kubeletWait = 5 * time.Second // of a refresh, which has to end without the kubelet, too
 )
 
@@ -499,12 +498,6 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	}
 	if len(chain) > 0 && chain[0] != nil && !pki.PublicKeysEqual(chain[0].PublicKey, key.Public()) {
 		return nil, fmt.Errorf("the answer of ZTS: %w", pki.ErrKeyMismatch)
-	}
-	if len(chain) > 0 && chain[0] != nil {
-		// ZTS does not date back. The pod gets what it can use at once.
-		if ahead := time.Until(chain[0].NotBefore); ahead > 0 && ahead <= clockWait && renew.Sleep(ctx, ahead) != nil {
-			return nil, context.Cause(ctx)
-		}
 	}
 	if _, err := want.Verify(chain, bundles, spiffe.ClientRole, time.Now()); err != nil {
 		return nil, fmt.Errorf("the answer of ZTS: %w", err)

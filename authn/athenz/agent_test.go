@@ -522,37 +522,6 @@ func (c certifier) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*
 
 func (certifier) ServiceToken() string { return "" }
 
-// TestAgentClockBehind has a clock of the node that is behind that of ZTS, which does not date back.
-func TestAgentClockBehind(t *testing.T) {
-	t.Parallel()
-	cfg := virtualConfig(t, nil)
-	synctest.Test(t, func(t *testing.T) {
-		ca := newTestCA(t)
-		cfg.CA = func(athenz.AgentRequest) (athenz.InstanceCA, error) { return certifier{ca}, nil }
-		agent, err := athenz.NewAgent(cfg)
-		require.NoError(t, err)
-		for ahead, want := range map[time.Duration]int{3 * time.Second: http.StatusOK, time.Hour: http.StatusInternalServerError} {
-			handle, err := cfg.Volumes.Add("/"+ahead.String(), namespace, "web-0")
-			require.NoError(t, err)
-			ca.EditTemplates(func(c *x509.Certificate) {
-				c.NotBefore, c.NotAfter = time.Now().Add(ahead), time.Now().Add(ahead+time.Hour)
-			})
-			begun := time.Now()
-			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
-			require.Equal(t, want, code, "%v: %s", ahead, text)
-			assert.Less(t, time.Since(begun), 5*time.Second, "no long wait")
-			if code != http.StatusOK {
-				continue
-			}
-			var g given
-			require.NoError(t, json.Unmarshal([]byte(text), &g))
-			certs, err := pki.ParseCertificatesPEM(decode(t, g.Cert))
-			require.NoError(t, err)
-			assert.False(t, time.Now().Before(certs[0].NotBefore), "the pod can use it at once")
-		}
-	})
-}
-
 // TestAgentLostRefresh has the answer to a refresh be lost, and the certificate before expire in the outage that follows: the
 // pod has nothing, and may ask for a first identity again. One that has the new certificate may not.
 func TestAgentLostRefresh(t *testing.T) {

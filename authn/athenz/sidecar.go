@@ -28,7 +28,8 @@ var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 5 * time.Min
 
 // SidecarConfig configures a [Sidecar]. Agent is required.
 type SidecarConfig struct {
-	// Agent gives the identities: an [AgentClient].
+	// Agent gives the identities: an [AgentClient]. If that says that the agent cannot refresh the present one, the Sidecar asks
+	// for a first one.
 	Agent interface {
 		Init(ctx context.Context) (*Identity, error)
 		Refresh(ctx context.Context, current *pki.Credential) (*Identity, error)
