@@ -346,7 +346,9 @@ func TestClockBehind(t *testing.T) {
 	c := newClient(t, nil)
 	c.ca.EditTemplates(func(x *x509.Certificate) { x.NotBefore = time.Now().Add(2 * time.Second) })
 	c.use() // requires that it is valid
-	c.ca.EditTemplates(func(x *x509.Certificate) { x.NotBefore, x.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour) })
+	c.ca.EditTemplates(func(x *x509.Certificate) {
+		x.NotBefore, x.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
+	})
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
