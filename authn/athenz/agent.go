@@ -43,6 +43,8 @@ const (
 	perHandleWaiting = 8 // requests, with the one that is answered
 
 	maxCommonName = 64 // bytes, by RFC 5280
+
+	kubeletWait = 5 * time.Second // of a refresh, which has to end without the kubelet, too
 )
 
 // InstanceCA is ZTS for one instance: a *CA of package caclient/athenz.
@@ -133,9 +135,9 @@ type AgentConfig struct {
 // the present identity, in base64 or as they are. [AgentClient] speaks this.
 //
 // A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when it has
-// reached the pod, and until it has expired, a second init is refused with 403. A refresh takes the certificate that was
-// given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS would revoke the
-// instance for good.
+// reached the pod, and until the last that has reached it has expired, a second init is refused with 403. A refresh takes the
+// certificate that was given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS
+// would revoke the instance for good. A pod that has another address than before gets a certificate for that.
 type Agent struct {
 	cfg   AgentConfig
 	mux   *http.ServeMux
@@ -255,8 +257,8 @@ func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 			return nil, nil, failed(http.StatusInternalServerError, "the identity came too late", context.Cause(ctx))
 		}
 		writeJSON(w, http.StatusOK, given)
-		if http.NewResponseController(w).Flush() == nil && r.Context().Err() == nil && !known.Delivered {
-			known.Delivered = true
+		if http.NewResponseController(w).Flush() == nil && r.Context().Err() == nil {
+			known.Delivered, known.Expires = true, known.ends
 			err = a.cfg.Volumes.save(handle, known)
 		}
 		return given, known, err
@@ -333,29 +335,40 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, nil, failed(http.StatusInternalServerError, "what is known of the volume cannot be read", err)
 	}
+	given, known, signed, err := a.register(ctx, handle, data)
+	if err != nil && signed {
+		// The next document of this pod has to be another one: one that is signed in the same second is not. Only the
+		// requests of this pod wait for that.
+		_ = renew.Sleep(context.WithoutCancel(ctx), time.Second)
+	}
+	return given, known, err
+}
+
+// register registers the pod of a volume, in one of the slots. It reports whether there was a document, too, which may be used
+// up now.
+func (a *Agent) register(ctx context.Context, handle string, data volumeData) (given *givenIdentity, known *volumeContext, signed bool, err error) {
 	if err := a.limit.Acquire(ctx, handle); err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	defer a.limit.Release()
 	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
 	switch {
 	case errors.Is(err, ErrNoPod):
-		return nil, nil, failed(http.StatusBadRequest, "the kubelet does not know the pod of the volume", err)
+		return nil, nil, false, failed(http.StatusBadRequest, "the kubelet does not know the pod of the volume", err)
 	case err != nil:
-		return nil, nil, failed(http.StatusInternalServerError, "the kubelet cannot be asked", err)
+		return nil, nil, false, failed(http.StatusInternalServerError, "the kubelet cannot be asked", err)
 	case pod.ended() != "":
-		return nil, nil, failed(http.StatusForbidden, "the pod is to have no identity: "+pod.ended(), nil)
+		return nil, nil, false, failed(http.StatusForbidden, "the pod is to have no identity: "+pod.ended(), nil)
 	}
 	instance, err := a.instance(pod)
 	if err != nil {
-		return nil, nil, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet", err)
+		return nil, nil, false, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet", err)
 	}
 	document, err := a.cfg.Signer.SignDocument(ctx, PodSubject{Namespace: pod.Namespace, Pod: pod.Name, Service: instance.Service, IP: pod.IP})
 	if err != nil {
-		return nil, nil, failed(http.StatusInternalServerError, "the identity document could not be signed", err)
+		return nil, nil, false, failed(http.StatusInternalServerError, "the identity document could not be signed", err)
 	}
-	known, err := newContext(instance)
-	var given *givenIdentity
+	known, err = newContext(instance)
 	if err == nil {
 		given, err = a.issue(ctx, agentRequest(instance, document, nil), known)
 	}
@@ -363,11 +376,9 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 		err = a.cfg.Volumes.save(handle, known)
 	}
 	if err != nil {
-		// The next document of this pod has to be another one: one that is signed in the same second is not.
-		_ = renew.Sleep(context.WithoutCancel(ctx), time.Second)
-		return nil, nil, failed(http.StatusInternalServerError, "the identity could not be obtained", err)
+		return nil, nil, true, failed(http.StatusInternalServerError, "the identity could not be obtained", err)
 	}
-	return given, known, nil
+	return given, known, true, nil
 }
 
 // instance returns what a pod is for Athenz.
@@ -430,6 +441,9 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 	if err == nil {
 		given, err = a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
 	}
+	if err != nil && a.moved(r.Context(), handle, &instance) {
+		given, err = a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
+	}
 	if err == nil {
 		err = a.cfg.Volumes.save(handle, known)
 	}
@@ -437,6 +451,23 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 		return nil, nil, failed(http.StatusInternalServerError, "the identity could not be refreshed", err)
 	}
 	return given, known, nil
+}
+
+// moved reports whether the pod of an instance has another address by now, as when its sandbox was made anew, and notes it. The
+// provider refuses the one before.
+func (a *Agent) moved(ctx context.Context, handle string, i *athenzname.Instance) bool {
+	ctx, cancel := context.WithTimeout(ctx, kubeletWait)
+	defer cancel()
+	data, err := a.cfg.Volumes.data(handle)
+	if err != nil {
+		return false
+	}
+	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
+	if err != nil || !pod.IP.IsValid() || slices.Contains(i.IPs, pod.IP) {
+		return false
+	}
+	i.IPs = []netip.Addr{pod.IP}
+	return true
 }
 
 // issue obtains a certificate for a new key, and notes in known which it is.
@@ -475,7 +506,8 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if err != nil {
 		return nil, err
 	}
-	known.Serials, known.Expires = []string{chain[0].SerialNumber.Text(16)}, chain[0].NotAfter
+	known.Serials, known.ends = []string{chain[0].SerialNumber.Text(16)}, chain[0].NotAfter
+	known.setIPs(request.Instance)
 	if before := request.Certificate(); before != nil {
 		known.Serials = append(known.Serials, before.Leaf.SerialNumber.Text(16))
 	}

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -31,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // call asks an agent without a socket.
@@ -456,6 +459,202 @@ func TestAgentAnswerLost(t *testing.T) {
 		}
 	}
 	assert.Equal(t, map[int]int{500: 11, 429: 10}, codes)
+}
+
+// virtualConfig is that of an agent without sockets, for tests in virtual time: all of its pods run, and have the address
+// 10.1.2.3.
+func virtualConfig(t testing.TB, ca athenz.InstanceCA) athenz.AgentConfig {
+	t.Helper()
+	return athenz.AgentConfig{
+		Volumes: athenz.NewVolumes(filepath.Join(t.TempDir(), "volumes")), Provider: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Suffix: suffix,
+		TrustDomain: spiffe.MustParseTrustDomain("athenz.example"),
+		Pods: podFunc(func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
+			ip := netip.MustParseAddr("10.1.2.3")
+			return &athenz.Pod{Namespace: namespace, Name: name, ServiceAccount: account, IP: ip, IPs: []netip.Addr{ip}, Phase: "Running"}, nil
+		}),
+		Signer: signFunc(func(context.Context, athenz.PodSubject) (string, error) { return "x.y.z", nil }),
+		CA:     func(athenz.AgentRequest) (athenz.InstanceCA, error) { return ca, nil },
+	}
+}
+
+// TestAgentFailuresHoldNothing has more pods fail at ZTS than the agent serves at once. Their waits for the next second, in
+// which they get another document, are theirs alone.
+func TestAgentFailuresHoldNothing(t *testing.T) {
+	t.Parallel()
+	cfg := virtualConfig(t, &fixedCA{err: errors.New("no consent")})
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		var mu sync.Mutex
+		waited := map[string]time.Duration{}
+		cfg.Signer = signFunc(func(_ context.Context, s athenz.PodSubject) (string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			waited[s.Pod] = time.Since(begun)
+			return "x.y.z", nil
+		})
+		agent, err := athenz.NewAgent(cfg)
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for n := range 10 {
+			pod := fmt.Sprintf("web-%d", n)
+			handle, err := cfg.Volumes.Add("/"+pod, namespace, pod)
+			require.NoError(t, err)
+			wg.Go(func() {
+				code, _ := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+				assert.Equal(t, http.StatusInternalServerError, code)
+				assert.GreaterOrEqual(t, time.Since(begun), time.Second, "the second for another document")
+			})
+		}
+		wg.Wait()
+		assert.Len(t, waited, 10)
+		for pod, d := range waited {
+			assert.Zero(t, d, pod)
+		}
+	})
+}
+
+// certifier is ZTS that signs what it is asked to.
+type certifier struct{ *spiffetest.CA }
+
+func (c certifier) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
+	return c.Certify(ctx, csr, csr.SANs(), time.Hour)
+}
+
+func (certifier) ServiceToken() string { return "" }
+
+// TestAgentLostRefresh has the answer to a refresh be lost, and the certificate before expire in the outage that follows: the
+// pod has nothing, and may ask for a first identity again. One that has the new certificate may not.
+func TestAgentLostRefresh(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-7.1-11")
+	cfg := virtualConfig(t, nil)
+	synctest.Test(t, func(t *testing.T) {
+		ca := newTestCA(t)
+		ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(time.Hour) })
+		cfg.CA = func(athenz.AgentRequest) (athenz.InstanceCA, error) { return certifier{ca}, nil }
+		agent, err := athenz.NewAgent(cfg)
+		require.NoError(t, err)
+		for _, arrives := range []bool{false, true} {
+			handle, err := cfg.Volumes.Add(fmt.Sprintf("/%v", arrives), namespace, "web-0")
+			require.NoError(t, err)
+			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+			require.Equal(t, http.StatusOK, code, text)
+			var g given
+			require.NoError(t, json.Unmarshal([]byte(text), &g))
+			body, err := json.Marshal(object{"keyPEM": g.Key, "certPEM": g.Cert})
+			require.NoError(t, err)
+			time.Sleep(50 * time.Minute)
+			code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+			require.Equal(t, http.StatusForbidden, code)
+			w := httptest.NewRecorder()
+			if arrives {
+				agent.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/refresh/"+handle, bytes.NewReader(body)))
+			} else {
+				agent.ServeHTTP(lost{w}, httptest.NewRequest(http.MethodPost, "/v1/refresh/"+handle, bytes.NewReader(body)))
+			}
+			require.Equal(t, http.StatusOK, w.Code, w.Body)
+			code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+			assert.Equal(t, http.StatusForbidden, code, "the first is good still")
+			time.Sleep(15 * time.Minute)
+			code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+			if arrives {
+				assert.Equal(t, http.StatusForbidden, code)
+			} else {
+				assert.Equal(t, http.StatusOK, code, text)
+			}
+		}
+	})
+}
+
+// TestAgentNewAddress has the sandbox of a pod be made anew, and with it the address. The next certificate has it.
+func TestAgentNewAddress(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	pod := c.pod("web-0")
+	first, err := pod.Init(t.Context())
+	require.NoError(t, err)
+	c.put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.99"} })
+	second, err := pod.Refresh(t.Context(), first.Credential)
+	require.NoError(t, err)
+	require.Len(t, second.Credential.Leaf().IPAddresses, 1)
+	assert.Equal(t, "10.1.2.99", second.Credential.Leaf().IPAddresses[0].String())
+
+	// A kubelet that is away, or does not know the address yet: the next refresh has it.
+	c.put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.100"} })
+	kubelet := c.config.Pods
+	for _, pods := range []podFunc{
+		func(context.Context, string, string) (*athenz.Pod, error) { return nil, errors.New("away") },
+		func(context.Context, string, string) (*athenz.Pod, error) { return new(athenz.Pod), nil },
+		kubelet.Pod,
+	} {
+		c.config.Pods = pods
+		c.start()
+		if first, err = pod.Refresh(t.Context(), second.Credential); err != nil {
+			require.ErrorContains(t, err, "answers 500")
+		}
+	}
+	require.NoError(t, err)
+	assert.Equal(t, "10.1.2.100", first.Credential.Leaf().IPAddresses[0].String())
+	assert.False(t, c.zts.Revoked(caclienttest.AthenzInstance(c.zts.Fake)))
+}
+
+// TestSidecarAfterReboot has a node be rebooted: its volumes are mounted again, and the files of the pod are still there. The
+// sidecar does not wait for the end of a certificate that the agent refreshes no more.
+func TestSidecarAfterReboot(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-18-11")
+	c := newCluster(t)
+	first, err := c.pod("web-0").Init(t.Context())
+	require.NoError(t, err)
+	c.keys.add(t, "v2", rsaKey()) // or the document of this second was used
+	again := c.pod("web-0")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	s, err := athenz.StartSidecar(ctx, athenz.SidecarConfig{Agent: again, Identity: first})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	for {
+		changed := s.Changed()
+		i := must(t, s)
+		if !i.Credential.Leaf().Equal(first.Credential.Leaf()) {
+			break
+		}
+		_, err := s.Status()
+		require.NoError(t, err, "the attempt is to succeed")
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			require.FailNow(t, "no new identity")
+		}
+	}
+
+	// An agent that knows of a newer certificate than the pod has gives no first one, and the present one stays.
+	require.NoError(t, s.Close())
+	s, err = athenz.StartSidecar(ctx, athenz.SidecarConfig{Agent: again, Identity: first})
+	require.NoError(t, err)
+	for failures := 0; failures == 0; {
+		changed := s.Changed()
+		if failures, err = s.Status(); failures == 0 {
+			<-changed
+		}
+	}
+	require.ErrorContains(t, err, "superseded")
+	assert.Same(t, first, must(t, s))
+	require.NoError(t, s.Close())
+}
+
+// TestVolumesAfterCrash has the agent be killed while it writes: the driver can still forget the volume.
+func TestVolumesAfterCrash(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	v := athenz.NewVolumes(dir)
+	for _, draft := range []string{"context.json.new", "data.json.new"} {
+		handle, err := v.Add("/crash", namespace, "web-0")
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, handle, draft), []byte("{"), 0o600))
+		require.NoError(t, v.Remove("/crash"), draft)
+		require.NoDirExists(t, filepath.Join(dir, handle))
+	}
 }
 
 func TestNewAgentRefuses(t *testing.T) {

@@ -38,13 +38,14 @@ type IdentityFiles struct {
 
 // Check returns what is wrong with the paths.
 func (f IdentityFiles) Check() error {
-	dir := filepath.Dir(f.KeyFile)
+	dir, key, cert := filepath.Dir(f.KeyFile), filepath.Clean(f.KeyFile), filepath.Clean(f.CertificateFile)
+	roots, token := filepath.Clean(f.RootsFile), filepath.Clean(f.TokenFile)
 	switch {
 	case f.KeyFile == "" || f.CertificateFile == "" || f.RootsFile == "":
 		return errors.New("athenz: identity files: one of KeyFile, CertificateFile and RootsFile is empty")
 	case filepath.Dir(f.CertificateFile) != dir || filepath.Dir(f.RootsFile) != dir:
 		return errors.New("athenz: identity files: KeyFile, CertificateFile and RootsFile are not in one folder, in which they change together")
-	case f.KeyFile == f.CertificateFile || f.KeyFile == f.RootsFile || f.CertificateFile == f.RootsFile || f.TokenFile == f.KeyFile || f.TokenFile == f.CertificateFile || f.TokenFile == f.RootsFile:
+	case key == cert || key == roots || cert == roots || token == key || token == cert || token == roots:
 		return errors.New("athenz: identity files: two of them have the same path")
 	}
 	return nil
@@ -103,7 +104,8 @@ func (f IdentityFiles) open(ctx context.Context, dir string, last ...string) (*f
 	}})
 }
 
-// Read returns the identity that Write has written. The error wraps [fs.ErrNotExist] if there is none.
+// Read returns the identity that Write has written. The error wraps [fs.ErrNotExist] if there is none. Roots or a service token
+// that cannot be read are none, and the Logger is warned: the next refresh writes them anew.
 func (f IdentityFiles) Read() (*Identity, error) {
 	if err := f.Check(); err != nil {
 		return nil, err
@@ -111,27 +113,46 @@ func (f IdentityFiles) Read() (*Identity, error) {
 	if _, err := os.Stat(filepath.Dir(f.KeyFile)); err != nil {
 		return nil, fmt.Errorf("athenz: read identity: %w", err)
 	}
-	folder, err := f.open(context.Background(), filepath.Dir(f.KeyFile), filepath.Base(f.KeyFile), filepath.Base(f.CertificateFile))
+	ctx := context.Background()
+	folder, err := f.open(ctx, filepath.Dir(f.KeyFile), filepath.Base(f.KeyFile), filepath.Base(f.CertificateFile))
 	if err != nil {
 		return nil, fmt.Errorf("athenz: read identity: %w", err)
 	}
 	defer folder.Close() // it has completed what was not
-	var parts [4][]byte
-	for n, name := range []string{f.CertificateFile, f.KeyFile, f.RootsFile, f.TokenFile} {
-		if name == "" {
-			continue
-		}
-		if parts[n], err = smallfile.Read(name, maxIdentityFile); err != nil && (n < 2 || !errors.Is(err, fs.ErrNotExist)) {
-			return nil, fmt.Errorf("athenz: read identity: %w", err)
-		}
-	}
-	token := string(parts[3])
-	i := &Identity{token: func() string { return token }}
-	if i.Credential, err = pki.ParseCredentialPEM(parts[0], parts[1]); err == nil && len(parts[2]) > 0 {
-		i.Roots, err = pki.ParseCertificatesPEM(parts[2])
+	certs, err := smallfile.Read(f.CertificateFile, maxIdentityFile)
+	var key []byte
+	if err == nil {
+		key, err = smallfile.Read(f.KeyFile, maxIdentityFile)
 	}
 	if err != nil {
+		return nil, fmt.Errorf("athenz: read identity: %w", err)
+	}
+	i := new(Identity)
+	if i.Credential, err = pki.ParseCredentialPEM(certs, key); err != nil {
 		return nil, fmt.Errorf("athenz: read identity from %s: %w", filepath.Dir(f.KeyFile), err)
 	}
+	f.optional(ctx, f.RootsFile, func(data []byte) (err error) {
+		i.Roots, err = pki.ParseCertificatesPEM(data)
+		return err
+	})
+	f.optional(ctx, f.TokenFile, func(data []byte) error {
+		token := string(data)
+		i.token = func() string { return token }
+		return nil
+	})
 	return i, nil
+}
+
+// optional reads a file without which an identity is one, too.
+func (f IdentityFiles) optional(ctx context.Context, name string, use func([]byte) error) {
+	if name == "" {
+		return
+	}
+	data, err := smallfile.Read(name, maxIdentityFile)
+	if err == nil && len(data) > 0 {
+		err = use(data)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		discard(f.Logger).LogAttrs(ctx, slog.LevelWarn, "athenz: a file of the identity cannot be read", slog.String("file", name), slog.Any("err", err))
+	}
 }

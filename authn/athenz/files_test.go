@@ -141,10 +141,17 @@ func TestIdentityFilesThatAreBroken(t *testing.T) {
 	assert.NotContains(t, err.Error(), "secret")
 	replace(f.KeyFile, string(key))
 	replace(f.RootsFile, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-	_, err = f.Read()
-	require.Error(t, err)
-	require.NoError(t, os.Remove(f.RootsFile))
+	require.NoError(t, os.MkdirAll(f.TokenFile, 0o700))
+	log := new(record)
+	f.Logger = slog.New(slog.NewTextHandler(log, nil))
 	i, err := f.Read()
+	require.NoError(t, err, "a certificate with its key is worth something without the others")
+	assert.Empty(t, i.Roots)
+	assert.Empty(t, i.ServiceToken())
+	assert.Contains(t, log.String(), f.RootsFile)
+	assert.Contains(t, log.String(), f.TokenFile)
+	require.NoError(t, os.Remove(f.RootsFile))
+	i, err = f.Read()
 	require.NoError(t, err)
 	assert.Empty(t, i.Roots)
 	require.NoError(t, os.Remove(f.CertificateFile))
@@ -155,12 +162,16 @@ func TestIdentityFilesThatAreBroken(t *testing.T) {
 func TestIdentityFilesCheck(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(*athenz.IdentityFiles){
-		"no key":             func(f *athenz.IdentityFiles) { f.KeyFile = "" },
-		"no certificate":     func(f *athenz.IdentityFiles) { f.CertificateFile = "" },
-		"no roots":           func(f *athenz.IdentityFiles) { f.RootsFile = "" },
-		"key elsewhere":      func(f *athenz.IdentityFiles) { f.KeyFile = "/elsewhere/service.key" },
-		"roots elsewhere":    func(f *athenz.IdentityFiles) { f.RootsFile = "/elsewhere/cacert.pem" },
-		"one for two":        func(f *athenz.IdentityFiles) { f.CertificateFile = f.KeyFile },
+		"no key":          func(f *athenz.IdentityFiles) { f.KeyFile = "" },
+		"no certificate":  func(f *athenz.IdentityFiles) { f.CertificateFile = "" },
+		"no roots":        func(f *athenz.IdentityFiles) { f.RootsFile = "" },
+		"key elsewhere":   func(f *athenz.IdentityFiles) { f.KeyFile = "/elsewhere/service.key" },
+		"roots elsewhere": func(f *athenz.IdentityFiles) { f.RootsFile = "/elsewhere/cacert.pem" },
+		"one for two":     func(f *athenz.IdentityFiles) { f.CertificateFile = f.KeyFile },
+		"spelled otherwise": func(f *athenz.IdentityFiles) {
+			f.CertificateFile = filepath.Dir(f.KeyFile) + "/./" + filepath.Base(f.KeyFile)
+		},
+		"token otherwise":    func(f *athenz.IdentityFiles) { f.TokenFile = filepath.Dir(f.KeyFile) + "//" + filepath.Base(f.KeyFile) },
 		"roots as the key":   func(f *athenz.IdentityFiles) { f.RootsFile = f.KeyFile },
 		"token as the roots": func(f *athenz.IdentityFiles) { f.TokenFile = f.RootsFile },
 	} {

@@ -54,7 +54,8 @@ type ProviderConfig struct {
 
 	// FirstUse reports whether a document, which is known by a hash of it, is used for the first time, and remembers it until
 	// it has expired. An error refuses it this time. Nil means the memory of this process: several replicas of a provider need
-	// one that they share, or each lets a document through once.
+	// one that they share, such as the ConfigMap of the program in examples/athenz-provider, or each lets a document through
+	// once.
 	FirstUse func(ctx context.Context, document [32]byte, expires time.Time) (bool, error)
 
 	// Logger gets what was confirmed (Info) and what was refused, with the reason (Warn). Nil means no logs.

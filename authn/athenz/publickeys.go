@@ -31,9 +31,10 @@ const (
 // remembers them for ten minutes, and for an hour while ZTS does not answer, which is asked again each minute then. It is
 // safe for concurrent use.
 type PublicKeys struct {
-	url    string
-	client http.Client
-	limit  *limit.Limiter
+	url     string
+	client  http.Client
+	anyone  *limit.Limiter // of keys that are not known: anyone can name them
+	renewal *limit.Limiter // of those that are, each of which is asked for once in a minute
 
 	mu   sync.Mutex
 	keys map[string]fetchedKey // by the path
@@ -55,7 +56,8 @@ func NewPublicKeys(address string, client *http.Client) (*PublicKeys, error) {
 	}
 	p := &PublicKeys{
 		url: "https://" + u.Host, client: *client, keys: map[string]fetchedKey{},
-		limit: limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}), // anyone can name keys
+		anyone:  limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}),
+		renewal: limit.New(limit.Options{Concurrent: 8, Queue: maxKeys}),
 	}
 	p.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return p, nil
@@ -71,7 +73,11 @@ func (p *PublicKeys) Key(ctx context.Context, owner athenzname.Service, keyID st
 	now := time.Now()
 	known, usable, ask := p.known(path, now)
 	if ask {
-		key, err := p.fetch(ctx, path)
+		from, l := ctx, p.anyone
+		if usable { // the others rely on this caller, which may be gone before there is an answer
+			from, l = context.WithoutCancel(ctx), p.renewal
+		}
+		key, err := p.fetch(from, path, l)
 		switch {
 		case err == nil:
 			known = fetchedKey{key: key, at: now}
@@ -124,13 +130,13 @@ func (p *PublicKeys) remember(path string, k fetchedKey) {
 }
 
 // fetch asks ZTS. A nil key without an error means that there is none.
-func (p *PublicKeys) fetch(ctx context.Context, path string) (crypto.PublicKey, error) {
+func (p *PublicKeys) fetch(ctx context.Context, path string, l *limit.Limiter) (crypto.PublicKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	if err := p.limit.Acquire(ctx, ""); err != nil {
+	if err := l.Acquire(ctx, ""); err != nil {
 		return nil, err
 	}
-	defer p.limit.Release()
+	defer l.Release()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path, nil)
 	if err != nil {
 		return nil, err

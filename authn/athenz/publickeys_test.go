@@ -206,3 +206,49 @@ func TestPublicKeysAway(t *testing.T) {
 		assert.Zero(t, d, "it is fresh again")
 	})
 }
+
+// TestPublicKeysFlood has callers name more keys than ZTS is asked for, and callers that are gone before ZTS has answered. That
+// keeps no key alive which ZTS has withdrawn.
+func TestPublicKeysFlood(t *testing.T) {
+	t.Parallel()
+	der, err := x509.MarshalPKIXPublicKey(rsaKey().Public())
+	require.NoError(t, err)
+	good, err := json.Marshal(object{"key": y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))})
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		withdrawn := false
+		p, err := athenz.NewPublicKeys("https://zts.example:4443", &http.Client{Transport: answerFunc(func(r *http.Request) (int, string, error) {
+			if strings.HasSuffix(r.URL.Path, "/good") && !withdrawn {
+				return 200, string(good), nil
+			}
+			return 404, "", r.Context().Err()
+		})})
+		require.NoError(t, err)
+		owner := subject().Service
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		_, err = p.Key(t.Context(), owner, "good")
+		require.NoError(t, err)
+		withdrawn = true
+		time.Sleep(10 * time.Minute)
+		_, _ = p.Key(gone, owner, "good")
+		_, err = p.Key(t.Context(), owner, "good")
+		require.ErrorIs(t, err, athenz.ErrServiceToken)
+
+		withdrawn = false
+		time.Sleep(time.Minute)
+		_, err = p.Key(t.Context(), owner, "good")
+		require.NoError(t, err)
+		withdrawn = true
+		time.Sleep(10 * time.Minute)
+		refused := 0
+		for i := range 1000 {
+			if _, err := p.Key(t.Context(), owner, "x"+strconv.Itoa(i)); !errors.Is(err, athenz.ErrServiceToken) {
+				refused++
+			}
+		}
+		assert.Greater(t, refused, 500, "they are limited")
+		_, err = p.Key(t.Context(), owner, "good")
+		require.ErrorIs(t, err, athenz.ErrServiceToken)
+	})
+}

@@ -28,7 +28,8 @@ var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 5 * time.Min
 
 // SidecarConfig configures a [Sidecar]. Agent is required.
 type SidecarConfig struct {
-	// Agent gives the identities: an [AgentClient].
+	// Agent gives the identities: an [AgentClient]. If that says that the agent cannot refresh the present one, the Sidecar asks
+	// for a first one.
 	Agent interface {
 		Init(ctx context.Context) (*Identity, error)
 		Refresh(ctx context.Context, current *pki.Credential) (*Identity, error)
@@ -232,6 +233,13 @@ func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error)
 	case i != nil && time.Now().Before(i.Credential.NotAfter()):
 	case current != nil && time.Now().Before(current.Credential.NotAfter()):
 		i, err = s.cfg.Agent.Refresh(ctx, current.Credential)
+		// An agent that cannot refresh it says so by 400, as after a reboot of the node, which mounts the volumes anew. It gives a
+		// first one if no other was given, and there is none to wait for.
+		if e, ok := errors.AsType[*statusError](err); ok && e.code == http.StatusBadRequest {
+			if first, failed := s.cfg.Agent.Init(ctx); failed == nil {
+				i, err = first, nil
+			}
+		}
 	default:
 		i, err = s.cfg.Agent.Init(ctx)
 	}

@@ -9,11 +9,13 @@ import (
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"io"
 	"log/slog"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -574,6 +576,44 @@ func TestProvider(t *testing.T) {
 	require.NoError(t, err)
 	defer answer.Body.Close()
 	assert.Equal(t, http.StatusOK, answer.StatusCode)
+}
+
+// TestReplayedInAnotherForm has a document be replayed in forms that say the same, of which the second signature of ECDSA is a
+// good one.
+func TestReplayedInAnotherForm(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-12-12")
+	c := newCluster(t)
+	client := c.mutualTLS(caclienttest.ZTSName)
+	key := ecKey(t, elliptic.P256())
+	c.keys.add(t, "v2", key)
+	document := c.sign(nil)
+	code, text := c.confirm(client, "/instance", confirmation(document))
+	require.Equal(t, http.StatusOK, code, text)
+
+	parts := strings.Split(document, ".")
+	signature, err := base64.RawURLEncoding.DecodeString(parts[2])
+	require.NoError(t, err)
+	other := new(big.Int).Sub(key.Params().N, new(big.Int).SetBytes(signature[32:]))
+	malleated := parts[0] + "." + parts[1] + "." + base64.RawURLEncoding.EncodeToString(append(signature[:32:32], other.FillBytes(make([]byte, 32))...))
+	_, err = c.keys.verifier(t).Verify(malleated)
+	require.NoError(t, err, "it is a good signature, too")
+	code, text = c.confirm(client, "/instance", confirmation(malleated))
+	assert.Equal(t, http.StatusForbidden, code)
+	assert.Contains(t, text, "used before")
+
+	last := strings.IndexByte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", parts[2][len(parts[2])-1])
+	trailing := parts[2][:len(parts[2])-1] + string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[last|1])
+	for name, form := range map[string]string{
+		"as it was": document, "padding": document + "==", "padding of the payload": parts[0] + "." + parts[1] + "=." + parts[2], "bits at the end": parts[0] + "." + parts[1] + "." + trailing,
+		"a space": document + " ", "a line break": parts[0] + ".\n" + parts[1] + "." + parts[2], "a fourth part": document + ".", "Bearer": "Bearer " + document,
+		"base64 with + and /": strings.NewReplacer("-", "+", "_", "/").Replace(document + "="),
+	} {
+		code, _ := c.confirm(client, "/instance", confirmation(form))
+		assert.Equal(t, http.StatusForbidden, code, name)
+		code, _ = c.confirm(client, "/refresh", confirmation(form))
+		assert.Equal(t, http.StatusForbidden, code, name)
+	}
 }
 
 // TestProviderSharesUses has two replicas of a provider with one memory.

@@ -91,8 +91,8 @@ func (v *Volumes) writeID(handle string) error {
 // Remove forgets the volume that was mounted at a path, with what the agent knows of the pod. One that is not there is
 // forgotten already. What the driver has mounted into it, at mount/connect for example, has to be unmounted before.
 func (v *Volumes) Remove(mountPath string) error {
-	// One by one: what is still mounted is an error, and not deleted through the mount.
-	for _, name := range []string{dataFile, contextFile, "mount/id", "mount/connect", "mount", ""} {
+	// One by one: what is still mounted is an error, and not deleted through the mount. A crash leaves drafts of the files.
+	for _, name := range []string{dataFile, dataFile + ".new", contextFile, contextFile + ".new", "mount/id", "mount/connect", "mount", ""} {
 		err := os.Remove(filepath.Join(v.dir, VolumeHandle(mountPath), name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("athenz: remove volume: %w", err)
@@ -144,9 +144,11 @@ type volumeContext struct {
 	InstanceID      string
 
 	// What follows is not in the file of the original.
-	Delivered bool      // the identity has reached the pod
+	Delivered bool      // an identity has reached the pod
 	Serials   []string  // in hexadecimal, of the newest certificate and of the one that it was made with
-	Expires   time.Time // when the newest certificate does
+	Expires   time.Time // when the newest certificate does that has reached the pod
+
+	ends time.Time // when the one does that is to be given now
 }
 
 func newContext(i athenzname.Instance) (*volumeContext, error) {
@@ -154,13 +156,18 @@ func newContext(i athenzname.Instance) (*volumeContext, error) {
 		Domain: i.Service.Domain, Service: i.Service.Name, ProviderService: i.Provider.String(), InstanceID: i.ID,
 		SANNames: []string{i.Service.DNSName(i.Suffix, false), i.InstanceName()},
 	}
-	for _, ip := range i.IPs {
-		c.SANIPs = append(c.SANIPs, ip.AsSlice())
-	}
+	c.setIPs(i)
 	if !i.SPIFFE.IsZero() {
 		c.SANURIs = []*url.URL{i.SPIFFE.URL()}
 	}
 	return c, i.Check()
+}
+
+func (c *volumeContext) setIPs(i athenzname.Instance) {
+	c.SANIPs = nil
+	for _, ip := range i.IPs {
+		c.SANIPs = append(c.SANIPs, ip.AsSlice())
+	}
 }
 
 // instance returns the instance, which the agent with this suffix has written down.

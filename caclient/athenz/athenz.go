@@ -67,6 +67,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -261,7 +262,8 @@ type answer struct {
 }
 
 // Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at least
-// one; 0 means that ZTS decides. Calls wait for each other. The error is a [*caclient.Error], unless ctx is done.
+// one; 0 means that ZTS decides. Calls wait for each other, and for the clock of this machine if it is up to five seconds
+// behind that of ZTS, which does not date certificates back. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -326,14 +328,27 @@ func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path 
 	if err != nil {
 		return nil, conn.Error("sign", caclient.ErrBadAnswer, err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.received = chain[0].SerialNumber.Text(16); path == "" {
-		c.presented = "" // the instance is a new one for ZTS
+	c.got(chain[0], path == "", func() string { return a.ServiceToken })
+	if ahead := time.Until(chain[0].NotBefore); ahead > 0 && ahead <= clockWait {
+		if err := renew.Sleep(ctx, ahead); err != nil {
+			return nil, err
+		}
 	}
-	c.token = func() string { return a.ServiceToken }
 	return chain, nil
 }
+
+// got notes what came: a certificate, of an instance that is a new one for ZTS or not, and a service token.
+func (c *CA) got(leaf *x509.Certificate, registered bool, token func() string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.received = leaf.SerialNumber.Text(16); registered {
+		c.presented = ""
+	}
+	c.token = token
+}
+
+// clockWait is how far the clock of this machine may be behind that of ZTS, which does not date certificates back.
+const clockWait = 5 * time.Second
 
 func (c *CA) read(csr *pki.CSR, a *answer) ([]*x509.Certificate, error) {
 	switch {

@@ -340,6 +340,35 @@ func TestCertificateOfTheMoment(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// TestClockBehind has a clock that is behind that of ZTS, which does not date back: the certificate is good when it is returned.
+func TestClockBehind(t *testing.T) {
+	t.Parallel()
+	c := newClient(t, nil)
+	c.ca.EditTemplates(func(x *x509.Certificate) { x.NotBefore = time.Now().Add(2 * time.Second) })
+	c.use() // requires that it is valid
+	c.ca.EditTemplates(func(x *x509.Certificate) {
+		x.NotBefore, x.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
+	})
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
+	require.NoError(t, err)
+	begun := time.Now()
+	_, err = c.Sign(t.Context(), csr, 0)
+	require.NoError(t, err, "the caller says what is wrong with it")
+	assert.Less(t, time.Since(begun), time.Minute, "there is no end to wait for")
+
+	// The certificate is that of the instance whether or not the caller waits for it.
+	c.ca.EditTemplates(func(x *x509.Certificate) { x.NotBefore = time.Now().Add(4 * time.Second) })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = c.Sign(ctx, csr, 0)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	c.ca.EditTemplates(nil)
+	c.use()
+	assert.False(t, c.revoked())
+}
+
 func TestWire(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-10.1-1", "ATH-10.1-2", "ATH-10.2-1", "ATH-10.2-2", "ATH-10.2-3", "ATH-10.2-4", "ATH-10.2-5", "ATH-10.2-8", "ATH-10.2-9", "ATH-10.2-13", "ATH-10.3-2",

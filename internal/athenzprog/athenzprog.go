@@ -276,15 +276,22 @@ func (r rootsFile) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return caconn.ReadBundle(td, r.path)
 }
 
-// serverTLS asks for client certificates, which the handler judges, and reads its own from the files for each handshake.
+// serverTLS asks for client certificates, which the handler judges, and reads its own from the files for each handshake. While
+// they cannot be used, as when they are being replaced, the last pair stays until it expires.
 func serverTLS(v *settings.Values) *tls.Config {
 	certFile, keyFile := v.Text("CERT_FILE"), v.Text("KEY_FILE")
+	var mu sync.Mutex
+	last, _ := readPair(certFile, keyFile) // an error comes again below
 	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		c, err := readPair(certFile, keyFile)
-		if err != nil {
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil {
+			last = c
+		} else if last == nil || !time.Now().Before(last.NotAfter()) {
 			return nil, err
 		}
-		return c.TLSCertificate(), nil
+		return last.TLSCertificate(), nil
 	}}
 }
 
@@ -313,7 +320,7 @@ func (g *group) part(f func(context.Context) error) {
 	g.serves = append(g.serves, func() {
 		g.wg.Go(func() {
 			if err := f(g.ctx); err != nil {
-				g.cancel(err)
+				g.cancel(failure{err})
 			}
 		})
 	})
@@ -361,11 +368,14 @@ func (g *group) wait() error {
 		g.Started(g.at)
 	}
 	<-g.ctx.Done()
-	if err := context.Cause(g.ctx); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		return err
+	if f, ok := context.Cause(g.ctx).(failure); ok {
+		return f.error
 	}
-	return nil
+	return nil // it was told to stop
 }
+
+// failure is that of a part, which ends the others.
+type failure struct{ error }
 
 // requests counts the answers of a handler.
 type requests struct {

@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"flag"
 	"io"
 	"log/slog"
@@ -136,6 +137,15 @@ func (p *place) start(program athenzprog.Program, log io.Writer, changes ...stri
 	return nil
 }
 
+// mutual returns a client with a certificate of a common name; an empty one means none.
+func (p *place) mutual(cn string) *http.Client {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.ca.Bundle().CertPool()}
+	if cn != "" {
+		cfg.Certificates = []tls.Certificate{*p.zts.Credential(cn).TLSCertificate()}
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
+}
+
 // TestRefuses shows that each bad value is told by its variable, before anything is made.
 func TestRefuses(t *testing.T) {
 	t.Parallel()
@@ -192,6 +202,9 @@ func TestRefuses(t *testing.T) {
 		{provider, []string{"PUBLIC_KEY_DIR=" + p.path("empty")}, []string{"PUBLIC_KEY_DIR", "public key"}},
 		{provider, []string{"SECRET_NAME=other-secret", "PUBLIC_KEY_DIR=" + p.path("mixed")}, []string{"PUBLIC_KEY_DIR"}},
 		{provider, []string{"KUBERNETES_API=http://10.0.0.1"}, []string{"KUBERNETES_API"}},
+		{provider, []string{"USED_DOCUMENTS=used-documents"}, []string{"USED_DOCUMENTS", "namespace and the name"}},
+		{provider, []string{"USED_DOCUMENTS=athenz/a/b"}, []string{"USED_DOCUMENTS"}},
+		{provider, []string{"USED_DOCUMENTS=/used"}, []string{"USED_DOCUMENTS"}},
 		{provider, []string{"SIGNING_ADDR=" + busy.Addr().String()}, []string{"SIGNING_ADDR", "in use"}},
 		{sia, []string{"MODE=loop"}, []string{"MODE", "init, refresh"}},
 		{sia, []string{"ENDPOINT=/agent.sock"}, []string{"ENDPOINT", "unix:///"}},
@@ -222,13 +235,6 @@ func TestProvider(t *testing.T) {
 	code, text := get(t, at, "/ready")
 	assert.Equal(t, http.StatusOK, code, text)
 
-	client := func(cn string) *http.Client {
-		cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.ca.Bundle().CertPool()}
-		if cn != "" {
-			cfg.Certificates = []tls.Certificate{*p.zts.Credential(cn).TLSCertificate()}
-		}
-		return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
-	}
 	post := func(client *http.Client, variable, path string) int {
 		answer, err := client.Post("https://"+at[variable].String()+path, "application/json", strings.NewReader("{}"))
 		require.NoError(t, err)
@@ -247,7 +253,7 @@ func TestProvider(t *testing.T) {
 		{caclienttest.ZTSName, "SIGNING_ADDR", "/v1/jwt", 401},
 		{"k8s.admin.k8s-node", "SIGNING_ADDR", "/instance", 404},
 	} {
-		assert.Equal(t, c.code, post(client(c.cn), c.variable, c.path), c)
+		assert.Equal(t, c.code, post(p.mutual(c.cn), c.variable, c.path), c)
 	}
 	_, text = get(t, at, "/metrics")
 	assert.Contains(t, text, `svidkit_athenz_provider_requests_total{part="provider",code="401"} 2`)
@@ -257,12 +263,22 @@ func TestProvider(t *testing.T) {
 	p.certify("provider", providerName)
 	want, err := os.ReadFile(p.path("provider.pem"))
 	require.NoError(t, err)
-	conn, err := tls.Dial("tcp", at["PROVIDER_ADDR"].String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.ca.Bundle().CertPool()})
-	require.NoError(t, err)
-	defer conn.Close()
 	block, _ := pem.Decode(want)
 	require.NotNil(t, block)
-	assert.Equal(t, block.Bytes, conn.ConnectionState().PeerCertificates[0].Raw)
+	served := func() []byte {
+		conn, err := tls.Dial("tcp", at["PROVIDER_ADDR"].String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.ca.Bundle().CertPool()})
+		require.NoError(t, err)
+		defer conn.Close()
+		return conn.ConnectionState().PeerCertificates[0].Raw
+	}
+	assert.Equal(t, block.Bytes, served())
+	p.write("provider.key", []byte("half of a key")) // while the files are replaced
+	assert.Equal(t, block.Bytes, served())
+	code, text = get(t, at, "/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, "CERT_FILE")
+	p.certify("provider", providerName)
+	assert.NotEqual(t, block.Bytes, served())
 	require.NoError(t, os.Remove(p.path("public/athenz-init-secret.v1")))
 	code, text = get(t, at, "/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
@@ -363,6 +379,10 @@ func TestCommand(t *testing.T) {
 	}
 	require.NoError(t, athenzprog.SIA().Command(ctx, nil, p.environ(athenzprog.SIA()), out, io.Discard, nil))
 	require.Error(t, ctx.Err())
+
+	// Whatever the reason is: a program that is told to stop and does has not failed.
+	stopped, cancelled := context.WithCancelCause(t.Context())
+	require.NoError(t, athenzprog.SIA().Run(stopped, athenzprog.Options{Environ: p.environ(athenzprog.SIA()), Started: func(map[string]net.Addr) { cancelled(errors.New("enough")) }}))
 }
 
 type writer func(string)

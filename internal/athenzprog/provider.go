@@ -9,11 +9,16 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 )
+
+// clockLeeway is how far the clocks of a signing service and of a provider may be apart, which are on different nodes if there
+// are replicas.
+const clockLeeway = 5 * time.Second
 
 // Provider is the provider's callback with the signing service.
 func Provider() Program {
@@ -28,6 +33,7 @@ func Provider() Program {
 		{Name: "ZTS_NAME", Check: isCommonName, Doc: "common name of ZTS, such as zts.example.cloud; required with PROVIDER_ADDR", Origin: here},
 		{Name: "NODE_NAMES", Form: settings.List, Check: isCommonName, Doc: "common names of the nodes that may have documents signed, such as k8s.admin.k8s-node; required with SIGNING_ADDR", Origin: here},
 		{Name: "KUBERNETES_API", Check: isAPI, Doc: "URL of the API server; not set: that of the cluster that the program runs in", Origin: here},
+		{Name: "USED_DOCUMENTS", Check: isObject, Doc: "ConfigMap, as NAMESPACE/NAME, in which the replicas of the provider note which documents were used; not set: each replica remembers that by itself", Origin: here},
 		{Name: "PRIVATE_KEY_DIR", Form: settings.Path, Default: "/var/keys/private", Doc: "folder of the private keys, in PEM, one file for each version: SECRET_NAME.v1 and so on", Origin: here},
 		{Name: "PUBLIC_KEY_DIR", Form: settings.Path, Default: "/var/keys/public", Doc: "folder of the public keys, likewise", Origin: here},
 		{Name: "SECRET_NAME", Default: "athenz-init-secret", Check: isDNSName, Doc: "name of the key", Origin: here},
@@ -90,7 +96,7 @@ func runProvider(ctx context.Context, v *settings.Values, o Options) error {
 	if err != nil {
 		return v.Reject("PRIVATE_KEY_DIR", err)
 	}
-	verifier, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: v.Text("PUBLIC_KEY_DIR"), KeyName: v.Text("SECRET_NAME")})
+	verifier, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: v.Text("PUBLIC_KEY_DIR"), KeyName: v.Text("SECRET_NAME"), Leeway: clockLeeway})
 	if err != nil {
 		return v.Reject("PUBLIC_KEY_DIR", err)
 	}
@@ -139,6 +145,13 @@ func newCallback(v *settings.Values, o Options, service athenzname.Service, veri
 	}
 	if named {
 		cfg.TrustDomain = td
+	}
+	if object := v.Text("USED_DOCUMENTS"); object != "" {
+		used, err := newUsedDocuments(object, kube.Options{URL: v.Text("KUBERNETES_API"), Client: o.Kubernetes})
+		if err != nil {
+			return nil, v.Reject("KUBERNETES_API", err)
+		}
+		cfg.FirstUse = used.first
 	}
 	p, err := athenz.NewProvider(cfg)
 	if err != nil {
