@@ -251,6 +251,18 @@ func (c *Config) own() (dirs []string) {
 	return dirs
 }
 
+// isOwn reports whether a folder is one of those, by whatever path.
+func (c *Config) isOwn(dir string) bool {
+	info, err := os.Stat(dir)
+	return slices.ContainsFunc(c.own(), func(own string) bool {
+		if err != nil || own == dir {
+			return own == dir
+		}
+		other, err := os.Stat(own)
+		return err == nil && os.SameFile(info, other)
+	})
+}
+
 // isFile reports whether there is a regular file that is not empty, by the rules of relative paths.
 func (c *Config) isFile(name string) bool {
 	info, err := os.Stat(c.path(name))
