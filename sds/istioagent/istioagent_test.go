@@ -727,6 +727,7 @@ func order(t *testing.T, h http.Handler, path string, edit func(*http.Request)) 
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	assert.NotEmpty(t, w.Body.String())
+	assert.Equal(t, w.Code == http.StatusOK, w.Flushed, "it is sent before the program ends")
 	return w.Code, w.Header()
 }
 
