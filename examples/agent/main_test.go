@@ -131,6 +131,26 @@ func TestDemo(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "nothing is left")
 }
 
+// TestQuitDemo ends the demonstration by a request to the agent that the page is of.
+func TestQuitDemo(t *testing.T) {
+	t.Parallel()
+	var out output
+	done := make(chan error, 1)
+	go func() { done <- demo(t.Context(), options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
+	at := address(t, &out)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, 20*time.Second, 5*time.Millisecond)
+	resp, err := http.Post(at+"/quitquitquit", "", nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusOK, resp.StatusCode)
+	select {
+	case err := <-done:
+		require.NoError(t, err, out.String())
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "the demonstration goes on without its agent")
+	}
+}
+
 // beside returns a folder with the workload socket of another program, which serves until the end of the test.
 func beside(t *testing.T) (root, socket string) {
 	t.Helper()

@@ -181,7 +181,7 @@ const (
 	proxyDir    = "./etc/istio/proxy"
 	meshFile    = "./etc/istio/config/mesh"
 
-	pingInterval, pingTimeout = 30 * time.Second, 10 * time.Second // as Istio's agent
+	dialTimeout, pingInterval, pingTimeout = 5 * time.Second, 30 * time.Second, 10 * time.Second // as Istio's agent
 
 	certName, keyName, rootsName = "cert-chain.pem", "key.pem", "root-cert.pem"
 )
