@@ -738,7 +738,9 @@ func TestOrders(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	cfg.Drain = time.Second
+	cfg.Drain = 300 * time.Millisecond
+	var log lines
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	choice, err := istioagent.Choose(t.Context(), cfg)
 	require.NoError(t, err)
 	a, err := istioagent.New(cfg, choice)
@@ -798,11 +800,11 @@ func TestOrders(t *testing.T) {
 	default:
 	}
 
-	begun := time.Now()
 	code, _ = order(t, a, "/quitquitquit", func(r *http.Request) { r.RemoteAddr, r.Host = "[::1]:1", "127.0.0.1" })
 	assert.Equal(t, http.StatusOK, code)
 	require.NoError(t, <-done)
-	assert.Less(t, time.Since(begun), cfg.Drain, "it has had its time for draining")
+	assert.Contains(t, log.String(), `"istioagent: the agent ends" drain=0s`, "it has had its time for draining")
+	assert.Equal(t, 3, strings.Count(log.String(), "a program on this host has asked for"), "two times /drain, and /quitquitquit")
 	assert.NoFileExists(t, choice.Socket)
 	require.ErrorIs(t, a.Ready(t.Context()), istioagent.ErrNotReady)
 	code, _ = order(t, a, "/quitquitquit", nil)
