@@ -65,6 +65,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
@@ -470,7 +471,21 @@ func (a *Agent) check() error {
 			return err
 		}
 	}
-	return nil
+	return a.expired()
+}
+
+// expired returns an error once the certificate of the CA is not served any more, also if it is one above it that has
+// ended.
+func (a *Agent) expired() error {
+	m, ok := a.identity.(*secretcache.Manager)
+	if !ok {
+		return nil
+	}
+	st := m.Status()[0]
+	if st.NotAfter.IsZero() || time.Now().Before(st.NotAfter) {
+		return nil
+	}
+	return fmt.Errorf("the certificate of %q, or one above it, has expired at %s and was not renewed", st.ID, st.NotAfter.UTC().Format(time.RFC3339))
 }
 
 // answers returns why clients cannot connect to a socket.
@@ -502,6 +517,12 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/drain":
 		a.order(w, r, func() { a.drain() })
 		return
+	case "/healthz/live":
+		if err := a.expired(); err != nil {
+			w.Header().Set("Cache-Control", "no-store")
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
 	case "/stats/prometheus":
 		r = r.Clone(r.Context())
 		r.URL.Path = "/metrics"
