@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -108,4 +110,20 @@ func TestPreviousRefused(t *testing.T) {
 		_, err = secretcache.New(secretcache.Config{ID: web, CA: ca, Previous: new(spiffe.Snapshot)})
 		require.ErrorContains(t, err, "Config.Previous")
 	})
+}
+
+// The key of an earlier run is not kept once there is a newer one.
+func TestPreviousIsNotKept(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	m, earlier := func() (*secretcache.Manager, weak.Pointer[spiffe.Snapshot]) {
+		s := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())
+		return newManager(t, secretcache.Config{CA: poll(ca), Previous: s}), weak.Make(s)
+	}()
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return earlier.Value() == nil
+	}, 10*time.Second, time.Millisecond)
+	_, err := m.SVID()
+	require.NoError(t, err)
 }

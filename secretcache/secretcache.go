@@ -291,6 +291,7 @@ func New(cfg Config) (*Manager, error) {
 		if err := m.adopt(cfg.Previous); err != nil {
 			cfg.Logger.Warn("secretcache: the identity of the previous run is not used", slog.String("id", m.label(m.first)), slog.Any("err", err))
 		}
+		m.cfg.Previous = nil // the key is renewed
 	}
 	return m, nil
 }

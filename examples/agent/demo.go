@@ -56,7 +56,9 @@ func demo(ctx context.Context, o options, lifetime time.Duration, out io.Writer)
 	err = d.start()
 	if err == nil {
 		<-d.parts.Done()
-		err = context.Cause(d.parts)
+		if err = context.Cause(d.parts); err == context.Canceled { // without an error
+			err = nil
+		}
 	}
 	d.fail(nil)
 	d.wg.Wait()
@@ -210,7 +212,13 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 		done = func() { d.say("for an Envoy with the identity of web: envoy -c %s", bootstrap) }
 		d.watch(choice.Socket)
 	}
-	d.run("agent of "+name, agent.Run)
+	d.run("agent of "+name, func(ctx context.Context) error {
+		err := agent.Run(ctx)
+		if err == nil { // also by /quitquitquit
+			d.fail(nil)
+		}
+		return err
+	})
 	src, err = filesource.New(filesource.Config{
 		CertFile: filepath.Join(root, "output/cert-chain.pem"), KeyFile: filepath.Join(root, "output/key.pem"),
 		Bundles: []filesource.BundleFile{{Path: filepath.Join(root, "output/root-cert.pem")}},

@@ -150,6 +150,8 @@ func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(),
 	for _, path := range []string{"/healthz/ready", "/healthz/live", "/metrics", "/stats/prometheus"} {
 		mux.Handle("GET "+path, agent)
 	}
+	mux.Handle("/drain", agent)
+	mux.Handle("/quitquitquit", agent)
 	server := &http.Server{Handler: local(mux), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(l) })

@@ -121,13 +121,33 @@ func TestDemo(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "nothing is left")
 }
 
-// TestRun is the program beside the server of another one.
-func TestRun(t *testing.T) {
+// TestQuitDemo ends the demonstration by a request to the agent that the page is of.
+func TestQuitDemo(t *testing.T) {
 	t.Parallel()
+	var out output
+	done := make(chan error, 1)
+	go func() { done <- demo(t.Context(), options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
+	at := address(t, &out)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, 20*time.Second, 5*time.Millisecond)
+	resp, err := http.Post(at+"/quitquitquit", "", nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusOK, resp.StatusCode)
+	select {
+	case err := <-done:
+		require.NoError(t, err, out.String())
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "the demonstration goes on without its agent")
+	}
+}
+
+// beside returns a folder with the workload socket of another program, which serves until the end of the test.
+func beside(t *testing.T) (root, socket string) {
+	t.Helper()
 	root, err := os.MkdirTemp("", "agent") // t.TempDir is too long for a Unix socket
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	socket := filepath.Join(root, "var/run/secrets/workload-spiffe-uds/socket")
+	socket = filepath.Join(root, "var/run/secrets/workload-spiffe-uds/socket")
 	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o700))
 	other := &unixsocket.Server{Path: socket, Handler: http.NotFoundHandler()}
 	require.NoError(t, other.Listen())
@@ -138,6 +158,62 @@ func TestRun(t *testing.T) {
 		stop()
 		assert.NoError(t, <-ended)
 	})
+	return root, socket
+}
+
+// TestQuit ends the program by a request, whose answer arrives although there is no time for draining.
+func TestQuit(t *testing.T) {
+	t.Parallel()
+	root, _ := beside(t)
+	var out, log output
+	done := make(chan error, 1)
+	go func() {
+		done <- run(t.Context(), []string{"-root", root, "-admin", "127.0.0.1:0"}, []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=0s"}, &out, &log)
+	}()
+	at := address(t, &out)
+	require.Eventually(t, func() bool {
+		code, _ := get(t, at+"/healthz/ready")
+		return code == http.StatusOK
+	}, 20*time.Second, 5*time.Millisecond)
+	post := func(path, name, value string) int {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, nil)
+		require.NoError(t, err)
+		switch name {
+		case "":
+		case "Host":
+			r.Host = value
+		default:
+			r.Header.Set(name, value)
+		}
+		resp, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		assert.NotEmpty(t, body)
+		return resp.StatusCode
+	}
+	for _, path := range []string{"/drain", "/quitquitquit"} {
+		code, _ := get(t, at+path)
+		assert.Equal(t, http.StatusMethodNotAllowed, code)
+		assert.Equal(t, http.StatusMisdirectedRequest, post(path, "Host", "rebound.example"))
+		assert.Equal(t, http.StatusForbidden, post(path, "Origin", "http://evil.test"))
+		assert.Equal(t, http.StatusForbidden, post(path, "Sec-Fetch-Site", "cross-site"))
+	}
+	code, text := get(t, at+"/healthz/ready")
+	require.Equal(t, http.StatusOK, code, text)
+	assert.Equal(t, http.StatusOK, post("/drain", "", ""))
+	code, _ = get(t, at+"/healthz/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Equal(t, http.StatusOK, post("/quitquitquit", "", ""))
+	require.NoError(t, <-done)
+	assert.Contains(t, log.String(), "/quitquitquit")
+}
+
+// TestRun is the program beside the server of another one.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	root, socket := beside(t)
 	environ := []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", "ISTIO_CPU_LIMIT=2", "OUTPUT_CERT=x"}
 
 	var bootstrap output
@@ -171,7 +247,7 @@ func TestRun(t *testing.T) {
 	end()
 	require.Eventually(t, func() bool {
 		code, text := get(t, at+"/healthz/ready")
-		return code == http.StatusServiceUnavailable && strings.Contains(text, "ending")
+		return code == http.StatusServiceUnavailable && strings.Contains(text, "draining or ending")
 	}, 20*time.Second, time.Millisecond, "it drains")
 	require.NoError(t, <-done)
 	for line := range strings.Lines(log.String()) {
@@ -180,7 +256,7 @@ func TestRun(t *testing.T) {
 	for _, text := range []string{"ISTIO_CPU_LIMIT is not used", "OUTPUT_CERT:", "a server answers"} {
 		assert.Contains(t, log.String(), text)
 	}
-	_, err = net.DialTimeout("tcp", strings.TrimPrefix(at, "http://"), time.Second)
+	_, err := net.DialTimeout("tcp", strings.TrimPrefix(at, "http://"), time.Second)
 	require.Error(t, err, "the port is closed")
 }
 

@@ -195,7 +195,8 @@ func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	version := versionMark + rand.Text()
 	f.unsure = true
 	if err := f.writeVersion(version, files); err != nil {
-		return false, errors.Join(err, f.root.RemoveAll(version))
+		_ = f.root.RemoveAll(version) // else the next write does it
+		return false, err
 	}
 	if f.o.Plain {
 		err = f.rename(version, nextFolder)
@@ -203,7 +204,8 @@ func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 		err = f.link(version, currentLink)
 	}
 	if err != nil {
-		return false, errors.Join(err, f.root.RemoveAll(version))
+		_ = f.root.RemoveAll(version)
+		return false, err
 	}
 	// From here on the new version counts.
 	if f.o.Plain {
@@ -280,14 +282,14 @@ func has(in *os.Root, name string, want File) bool {
 // writeVersion writes the files of a version, and makes them durable.
 func (f *Folder) writeVersion(version string, files map[string]File) error {
 	if err := f.root.Mkdir(version, 0o700); err != nil {
-		return err
+		return f.named("", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if err := f.before("write " + name); err != nil {
 			return err
 		}
 		if err := create(f.root, filepath.Join(version, name), files[name]); err != nil {
-			return err
+			return f.named(name, err)
 		}
 	}
 	if !f.o.Plain {
@@ -320,7 +322,7 @@ func (f *Folder) linkNames(files map[string]File) error {
 func (f *Folder) link(target, name string) error {
 	draft := draftMark + rand.Text()
 	if err := f.root.Symlink(target, draft); err != nil {
-		return err
+		return f.named(name, err)
 	}
 	if err := f.rename(draft, name); err != nil {
 		return errors.Join(err, f.root.Remove(draft))
@@ -368,6 +370,17 @@ func (f *Folder) rename(from, to string) error {
 		return err
 	}
 	return f.root.Rename(from, to)
+}
+
+// named returns err with what could not be written, in the place of a name that is another one at each attempt: programs
+// log a failure that stays once, by its text.
+func (f *Folder) named(name string, err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err
+	} else if e, ok := errors.AsType[*os.LinkError](err); ok {
+		err = e.Err
+	}
+	return fmt.Errorf("write %s: %w", filepath.Join(f.path, name), err)
 }
 
 // before tells a test which step is next.

@@ -54,4 +54,17 @@ func TestOtherSite(t *testing.T) {
 		}
 		assert.Equal(t, want, loopback.OtherSite(r), "%q", site)
 	}
+	for origin, want := range map[string]bool{
+		"": false, "http://localhost:15020": false, "http://localhost": true, "http://localhost:8080": true, "https://evil.test": true,
+		"http://evil.test:15020": true, "null": true, "localhost:15020": true, "http://%zz": true,
+	} {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.Host = "localhost:15020"
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		assert.Equal(t, want, loopback.OtherSite(r), "%q", origin)
+		r.Header.Set("Sec-Fetch-Site", "same-origin") // behind a proxy with another name
+		assert.False(t, loopback.OtherSite(r), "%q", origin)
+	}
 }

@@ -175,7 +175,10 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 	x.Header.Set("ClusterID", c.ClusterID)
 	if c.XDSPlaintext || plaintext(c.Discovery) {
 		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it", slog.String("address", c.Discovery))
-		t := &http.Transport{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout}}
+		t := &http.Transport{
+			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, // without it an Envoy waits for minutes to hear that a host is gone
+			Protocols:   new(http.Protocols), HTTP2: &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
+		}
 		t.Protocols.SetUnencryptedHTTP2(true)
 		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.Discovery, true, &http.Client{Transport: t}
 		c.clients = append(c.clients, x.HTTPClient)

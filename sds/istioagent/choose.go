@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -79,7 +78,7 @@ func (c *Config) chooseFiles(choice *Choice) error {
 	if c.FileMounted {
 		set("", c.MountedCert, c.MountedKey, c.MountedRoots, "FILE_MOUNTED_CERTS is set")
 		for _, file := range []string{choice.Cert, choice.Key, choice.Roots} {
-			if slices.Contains(c.own(), filepath.Dir(file)) {
+			if c.isOwn(filepath.Dir(file)) {
 				return fmt.Errorf("%s is in the folder to which this agent writes (OUTPUT_CERTS): mount the files in another one", file)
 			}
 		}
@@ -98,7 +97,7 @@ func (c *Config) chooseFiles(choice *Choice) error {
 	for _, dir := range []string{credentials, mounted} {
 		cert, key := c.isFile(filepath.Join(dir, certName)), c.isFile(filepath.Join(dir, keyName))
 		switch at := c.path(dir); {
-		case slices.Contains(c.own(), at):
+		case c.isOwn(at):
 			passed = append(passed, at+" is for the control plane or for output")
 		case cert && key:
 			set(dir, certName, keyName, rootsName, "there are files in "+at)

@@ -181,7 +181,7 @@ const (
 	proxyDir    = "./etc/istio/proxy"
 	meshFile    = "./etc/istio/config/mesh"
 
-	pingInterval, pingTimeout = 30 * time.Second, 10 * time.Second // as Istio's agent
+	dialTimeout, pingInterval, pingTimeout = 5 * time.Second, 30 * time.Second, 10 * time.Second // as Istio's agent
 
 	certName, keyName, rootsName = "cert-chain.pem", "key.pem", "root-cert.pem"
 )
@@ -249,6 +249,18 @@ func (c *Config) own() (dirs []string) {
 		}
 	}
 	return dirs
+}
+
+// isOwn reports whether a folder is one of those, by whatever path.
+func (c *Config) isOwn(dir string) bool {
+	info, err := os.Stat(dir)
+	return slices.ContainsFunc(c.own(), func(own string) bool {
+		if err != nil || own == dir {
+			return own == dir
+		}
+		other, err := os.Stat(own)
+		return err == nil && os.SameFile(info, other)
+	})
 }
 
 // isFile reports whether there is a regular file that is not empty, by the rules of relative paths.

@@ -52,17 +52,20 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
+	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
@@ -102,11 +105,11 @@ type Agent struct {
 	news renew.Signal
 	made time.Time
 
-	mu       sync.Mutex // guards the rest
-	ran      bool
-	ready    time.Time // when it became ready; zero before
-	draining bool
-	refused  error // why it is not ready and will not be soon
+	mu      sync.Mutex // guards the rest
+	ran     bool
+	ready   time.Time // when it became ready; zero before
+	drained time.Time // when draining is over; zero before it begins
+	refused error     // why it is not ready and will not be soon
 }
 
 // Start chooses where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. The
@@ -318,17 +321,28 @@ func (a *Agent) work(ctx context.Context) error {
 		return context.Cause(parts)
 	case <-ctx.Done():
 	}
-	a.mu.Lock()
-	a.draining = true
-	a.mu.Unlock()
-	log.Info("istioagent: the agent ends", slog.Duration("drain", a.cfg.Drain))
+	left := time.Until(a.drain())
+	log.Info("istioagent: the agent ends", slog.Duration("drain", max(left, 0)))
 	select {
 	case <-parts.Done():
-	case <-time.After(a.cfg.Drain):
+	case <-time.After(left):
 	}
 	a.closeHandlers() // ends the streams, before their sockets go
 	return nil
 }
+
+// drain makes the agent not ready for good, and returns when an Envoy has had its time for draining.
+func (a *Agent) drain() (end time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.drained.IsZero() {
+		a.drained = time.Now().Add(a.cfg.Drain)
+		a.news.Notify()
+	}
+	return a.drained
+}
+
+var errDraining = errors.New("the agent is draining or ending")
 
 // errEnded is why a part is not there any more.
 var errEnded = errors.New("it has ended by itself")
@@ -344,6 +358,9 @@ func (a *Agent) await(ctx context.Context) {
 		}
 		if ctx.Err() != nil {
 			return
+		}
+		if err == nil && a.sink != nil {
+			_, _ = a.sink.Write() // so that a program that waits for the agent finds the files; it logs, and tries again
 		}
 		a.mu.Lock()
 		if a.refused = err; err == nil {
@@ -362,16 +379,18 @@ func (a *Agent) await(ctx context.Context) {
 	}
 }
 
-// Ready waits until the agent serves its sockets and has an identity, unless another program serves that. The error wraps
-// [ErrNotReady], the cause of ctx, and why there is no identity; it comes before ctx is done if the CA refuses for good,
-// if a part has failed, and after the end of [Agent.Run] or [Agent.Close].
+// Ready waits until the agent serves its sockets and has an identity, unless another program serves that, and has tried to
+// write it to Config.OutputCerts. The error wraps [ErrNotReady], the cause of ctx, and why there is no identity; it comes
+// before ctx is done if the CA refuses for good, if a part has failed, and once the agent drains or ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
 	err := a.life.Await(ctx, a.news.Changed, func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		refused = a.refused
-		return !a.draining && (!a.ready.IsZero() || refused != nil)
+		if refused = a.refused; !a.drained.IsZero() {
+			refused = errDraining
+		}
+		return !a.ready.IsZero() || refused != nil
 	})
 	switch {
 	case err == nil && refused == nil:
@@ -435,32 +454,104 @@ func (a *Agent) Parts() iter.Seq2[string, any] {
 // check is the readiness of the agent itself.
 func (a *Agent) check() error {
 	a.mu.Lock()
-	defer a.mu.Unlock()
+	drains, ready, refused := !a.drained.IsZero(), !a.ready.IsZero(), a.refused
+	a.mu.Unlock()
 	switch {
-	case a.draining:
-		return errors.New("the agent is ending")
-	case a.ready.IsZero():
-		return cmp.Or(a.refused, error(ErrNotReady))
+	case drains:
+		return errDraining
+	case !ready:
+		return cmp.Or(refused, error(ErrNotReady))
 	case a.identity == nil:
-		info, err := os.Stat(a.choice.Socket)
-		if err == nil && info.Mode().Type() != fs.ModeSocket {
-			err = fmt.Errorf("%s is no socket", a.choice.Socket)
+		if err := answers(a.choice.Socket); err != nil {
+			return err
 		}
-		return err
 	}
-	return nil
+	for path := range a.servers { // which another program may have removed
+		if err := answers(path); err != nil {
+			return err
+		}
+	}
+	return a.expired()
+}
+
+// expired returns an error once the certificate of the CA is not served any more, also if it is one above it that has
+// ended.
+func (a *Agent) expired() error {
+	m, ok := a.identity.(*secretcache.Manager)
+	if !ok {
+		return nil
+	}
+	st := m.Status()[0]
+	if st.NotAfter.IsZero() || time.Now().Before(st.NotAfter) {
+		return nil
+	}
+	return fmt.Errorf("the certificate of %q, or one above it, has expired at %s and was not renewed", st.ID, st.NotAfter.UTC().Format(time.RFC3339))
+}
+
+// answers returns why clients cannot connect to a socket.
+func answers(socket string) error {
+	conn, err := net.DialTimeout("unix", socket, answerTime)
+	switch {
+	case errors.Is(err, syscall.EAGAIN): // there is a server, and many clients
+		return nil
+	case err != nil:
+		return fmt.Errorf("the socket has no server: %w", err)
+	}
+	return conn.Close()
 }
 
 // ServeHTTP answers for the agent, as package health does: 200 or 503 at /healthz/ready, where it has to have an
-// identity that has not expired, and at /healthz/live, where the identity must not have expired; and the metrics at
-// /metrics and /stats/prometheus. Like them, it is for operators: serve it on loopback, or on a port that only the
-// kubelet and Prometheus reach.
+// identity that has not expired and sockets that answer, and at /healthz/live, where the identity must not have expired;
+// and the metrics at /metrics and /stats/prometheus. Like them, it is for operators: serve it on loopback, or on a port
+// that only the kubelet and Prometheus reach.
+//
+// POST /drain makes the agent not ready for good, while it goes on serving, and POST /quitquitquit ends it as
+// [Agent.Close] does, so that Run returns nil. The time for draining begins with the first of them. They answer 200 at
+// once, and 503 before Run. They are for programs on the same host, over loopback: requests of others, and those of pages
+// of other sites in a browser, are refused with 403, whatever the port is reached by.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path == "/stats/prometheus" {
+	switch r.URL.Path {
+	case "/quitquitquit":
+		a.order(w, r, func() { go func() { _ = a.Close() }() }) // it waits for the end
+		return
+	case "/drain":
+		a.order(w, r, func() { a.drain() })
+		return
+	case "/healthz/live":
+		if err := a.expired(); err != nil {
+			w.Header().Set("Cache-Control", "no-store")
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+	case "/stats/prometheus":
 		r = r.Clone(r.Context())
 		r.URL.Path = "/metrics"
 	}
 	a.health.ServeHTTP(w, r)
+}
+
+// order has do called if a program on this host wants it.
+func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	switch err := loopback.Local(r); {
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusForbidden)
+		return
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "the method is not POST", http.StatusMethodNotAllowed)
+		return
+	case errors.Is(a.life.Idle(), life.ErrNotStarted):
+		http.Error(w, "the agent does not run yet", http.StatusServiceUnavailable)
+		return
+	}
+	a.cfg.Logger.Info("istioagent: a program on this host has asked for "+r.URL.Path, slog.String("remote", r.RemoteAddr))
+	const answer = "ok\n"
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+	_, _ = io.WriteString(w, answer)
+	_ = http.NewResponseController(w).Flush() // before the end of the program, with which the connection ends
+	do()
 }
 
 // WriteMetrics writes the metrics of all parts in the text format of Prometheus, with the label part. Those of the

@@ -696,7 +696,7 @@ func TestDrain(t *testing.T) {
 	stop()
 	require.Eventually(t, func() bool {
 		code, text := get(t, a, "/healthz/ready")
-		return code == http.StatusServiceUnavailable && strings.Contains(text, "ending")
+		return code == http.StatusServiceUnavailable && strings.Contains(text, "draining or ending")
 	}, wait, time.Millisecond)
 	_, err = fetch(t, choice.Socket, "default")
 	require.NoError(t, err, "a proxy that drains can still connect")
@@ -712,6 +712,183 @@ func TestDrain(t *testing.T) {
 		require.ErrorIs(t, err, istioagent.ErrNotReady)
 	case <-time.After(wait):
 		require.Fail(t, "Ready waits for an agent that has ended")
+	}
+}
+
+// order posts to the agent as a program on this host does, but for what edit changes.
+func order(t *testing.T, h http.Handler, path string, edit func(*http.Request)) (int, http.Header) {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodPost, path, nil)
+	r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 15020}))
+	r.RemoteAddr, r.Host = "127.0.0.1:1234", "localhost:15020"
+	if edit != nil {
+		edit(r)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	assert.NotEmpty(t, w.Body.String())
+	assert.Equal(t, w.Code == http.StatusOK, w.Flushed, "it is sent before the program ends")
+	return w.Code, w.Header()
+}
+
+// TestOrders has /drain, after which the agent serves and is not ready, and /quitquitquit, which ends it.
+func TestOrders(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-9.6-3")
+	c := newControl(t)
+	root := c.root(t)
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
+	cfg.Drain = 300 * time.Millisecond
+	var log lines
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	choice, err := istioagent.Choose(t.Context(), cfg)
+	require.NoError(t, err)
+	a, err := istioagent.New(cfg, choice)
+	require.NoError(t, err)
+	paths := []string{"/drain", "/quitquitquit"}
+	for _, path := range paths {
+		code, _ := order(t, a, path, nil)
+		assert.Equal(t, http.StatusServiceUnavailable, code, "%s before Run", path)
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.Run(t.Context()) }()
+	require.NoError(t, a.Ready(t.Context()))
+	for name, test := range map[string]struct {
+		edit func(*http.Request)
+		code int
+	}{
+		"GET":                 {func(r *http.Request) { r.Method = http.MethodGet }, 405},
+		"HEAD":                {func(r *http.Request) { r.Method = http.MethodHead }, 405},
+		"PUT":                 {func(r *http.Request) { r.Method = http.MethodPut }, 405},
+		"another host":        {func(r *http.Request) { r.RemoteAddr = "10.0.0.9:1234" }, 403},
+		"another host's name": {func(r *http.Request) { r.Host = "evil.test:15020" }, 403},
+		"no name":             {func(r *http.Request) { r.Host = "" }, 403},
+		"on another address": {func(r *http.Request) {
+			*r = *r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 15020}))
+		}, 403},
+		"a page of another site":  {func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }, 403},
+		"a page of another port":  {func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-site") }, 403},
+		"Origin":                  {func(r *http.Request) { r.Header.Set("Origin", "http://evil.test") }, 403},
+		"Origin null":             {func(r *http.Request) { r.Header.Set("Origin", "null") }, 403},
+		"Origin of another port":  {func(r *http.Request) { r.Header.Set("Origin", "http://localhost:8080") }, 403},
+		"GET and another host":    {func(r *http.Request) { r.Method, r.RemoteAddr = http.MethodGet, "10.0.0.9:1" }, 403},
+		"another host by address": {func(r *http.Request) { r.RemoteAddr, r.Host = "[2001:db8::1]:1", "[::1]:15020" }, 403},
+	} {
+		for _, path := range paths {
+			code, header := order(t, a, path, test.edit)
+			assert.Equal(t, test.code, code, "%s: %s", path, name)
+			assert.Equal(t, test.code == 405, header.Get("Allow") == "POST", "%s: %s", path, name)
+		}
+	}
+	code, text := get(t, a, "/healthz/ready")
+	require.Equal(t, http.StatusOK, code, text)
+
+	for range 2 {
+		code, _ = order(t, a, "/drain", func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-origin") })
+		assert.Equal(t, http.StatusOK, code)
+	}
+	code, text = get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, "draining")
+	require.ErrorIs(t, a.Ready(t.Context()), istioagent.ErrNotReady)
+	time.Sleep(cfg.Drain)
+	_, err = fetch(t, choice.Socket, "default")
+	require.NoError(t, err, "it has not ended")
+	select {
+	case err := <-done:
+		require.Fail(t, "it has ended", "%v", err)
+	default:
+	}
+
+	code, _ = order(t, a, "/quitquitquit", func(r *http.Request) { r.RemoteAddr, r.Host = "[::1]:1", "127.0.0.1" })
+	assert.Equal(t, http.StatusOK, code)
+	require.NoError(t, <-done)
+	assert.Contains(t, log.String(), `"istioagent: the agent ends" drain=0s`, "it has had its time for draining")
+	assert.Equal(t, 3, strings.Count(log.String(), "a program on this host has asked for"), "two times /drain, and /quitquitquit")
+	assert.NoFileExists(t, choice.Socket)
+	require.ErrorIs(t, a.Ready(t.Context()), istioagent.ErrNotReady)
+	code, _ = order(t, a, "/quitquitquit", nil)
+	assert.Equal(t, http.StatusOK, code, "it has ended already")
+}
+
+// TestQuit has /quitquitquit without /drain before it: an Envoy gets its time for draining.
+func TestQuit(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
+	cfg.Drain = 300 * time.Millisecond
+	a := start(t, cfg)
+	begun := time.Now()
+	code, _ := order(t, a, "/quitquitquit", nil)
+	assert.Equal(t, http.StatusOK, code)
+	require.Eventually(t, func() bool {
+		code, _ := get(t, a, "/healthz/ready")
+		return code == http.StatusServiceUnavailable
+	}, wait, time.Millisecond)
+	_, err := fetch(t, a.Choice().Socket, "default")
+	require.NoError(t, err, "a proxy that drains can still connect")
+	require.NoError(t, a.Close())
+	assert.GreaterOrEqual(t, time.Since(begun), cfg.Drain)
+	assert.NoFileExists(t, a.Choice().Socket)
+}
+
+// TestSocketGone has sockets to which no Envoy can connect, which is not ready: one of this agent that was removed, and
+// one of another program that has died.
+func TestSocketGone(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	a := start(t, config(t, c.root(t), pod+"CA_ADDR="+c.addr))
+	code, text := get(t, a, "/healthz/ready")
+	require.Equal(t, http.StatusOK, code, text)
+	require.NoError(t, os.Remove(a.Choice().Socket))
+	code, text = get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, a.Choice().Socket)
+
+	root := folder(t)
+	socket := filepath.Join(root, workloadSocket)
+	serve(t, socket)
+	a = start(t, config(t, root, pod))
+	code, text = get(t, a, "/healthz/ready")
+	require.Equal(t, http.StatusOK, code, text)
+	require.NoError(t, os.Remove(socket))
+	dead(t, socket)
+	code, text = get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, socket)
+}
+
+// TestOutputBeforeReady has files for a program that waits until the agent is ready, and reads them then.
+func TestOutputBeforeReady(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	root := c.root(t)
+	start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=out"))
+	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
+		assert.FileExists(t, filepath.Join(root, "out", name))
+	}
+
+	// What cannot be written does not hold up an Envoy.
+	root = c.root(t)
+	write(t, root, "file", []byte("no folder"))
+	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=file"))
+	code, text := get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusOK, code, text)
+}
+
+// TestOutputFolderByLink has OUTPUT_CERTS at a link to a folder in which files count as the workload's: what the agent has
+// written there is not its input after a restart.
+func TestOutputFolderByLink(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	root := c.root(t)
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "etc/certs"), 0o755))
+	require.NoError(t, os.Symlink("etc/certs", filepath.Join(root, "out")))
+	for range 2 {
+		a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=out"))
+		assert.Equal(t, istioagent.CA, a.Choice().Origin, "%s", a.Choice())
+		assert.FileExists(t, filepath.Join(root, "etc/certs/cert-chain.pem"))
+		require.NoError(t, a.Close())
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/rsa"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"io"
@@ -179,6 +180,36 @@ func TestFakeCA(t *testing.T) {
 	b, err := a.Source().Bundle(web.TrustDomain())
 	require.NoError(t, err)
 	assert.Equal(t, authority.Bundle().MarshalPEM(), b.MarshalPEM(), "learned from the CA, as CA_ROOT_CA vouches for the server alone")
+}
+
+// TestIntermediateEnds has a CA whose own certificate ends before those that it has issued. No peer accepts them then, and
+// no Envoy gets them, so the agent is neither ready nor alive.
+func TestIntermediateEnds(t *testing.T) {
+	t.Parallel()
+	authority := spiffetest.NewCA(t, "example.org")
+	end := time.Now().Add(3 * time.Second)
+	fake := caclienttest.NewIstio(t, authority.Intermediate(func(c *x509.Certificate) { c.NotAfter = end }), "/ns/shop/sa/web")
+	root := folder(t)
+	token, err := fake.Endpoint().Token(t.Context())
+	require.NoError(t, err)
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte(token))
+	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), spiffetest.NewCA(t, "example.net").Bundle().MarshalPEM()...))
+	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
+	cfg.Discovery = fake.Endpoint().URL[len("https://"):]
+	a := start(t, cfg)
+	fake.Drop()
+	svid, err := a.Source().SVID()
+	require.NoError(t, err)
+	require.Greater(t, time.Until(svid.NotAfter()), 30*time.Minute)
+	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
+		code, text := get(t, a, path)
+		require.Equal(t, http.StatusOK, code, text)
+	}
+	time.Sleep(time.Until(end) + 1100*time.Millisecond) // as certificates have whole seconds
+	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
+		code, text := get(t, a, path)
+		assert.Equal(t, http.StatusServiceUnavailable, code, "%s: %s", path, text)
+	}
 }
 
 // TestGoogle has a token of the metadata server that is exchanged for one of Google's service.

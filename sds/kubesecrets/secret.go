@@ -26,6 +26,7 @@ type document struct {
 
 // object is what is kept of a Secret.
 type object struct {
+	uid         string // of the Secret; another one of the same name has another
 	version     string // resourceVersion that was read
 	pair, roots content
 	size        int
@@ -200,10 +201,15 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 		old.round = s.round
 	}
 	s.mu.Unlock()
-	if old != nil && old.version == d.Metadata.ResourceVersion || old == nil && !related(k, d.Data) {
+	replaced := old != nil && old.uid != d.Metadata.UID // in an outage of the watch
+	switch isRelated := related(k, d.Data); {
+	case replaced && !isRelated:
+		s.withdraw(ctx, k, c)
+		return
+	case old == nil && !isRelated, old != nil && old.version == d.Metadata.ResourceVersion:
 		return
 	}
-	now := object{version: d.Metadata.ResourceVersion, roots: rootsOf(k, d.Data)}
+	now := object{uid: d.Metadata.UID, version: d.Metadata.ResourceVersion, roots: rootsOf(k, d.Data)}
 	isCA := strings.HasSuffix(k.name, caSuffix)
 	if !isCA { // otherwise its name asks for roots
 		now.pair = pairOf(k, d.Data)
@@ -211,7 +217,14 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	var before object
 	kept := new(object) // which changes under the lock
 	s.mu.Lock()
-	if old != nil {
+	hadPair := false
+	switch {
+	case replaced: // what the other one had is not the last good content of this one
+		hadPair = old.pair.secret != nil
+		s.used -= old.size
+		delete(s.objects, k)
+		old = nil
+	case old != nil:
 		before = *old
 	}
 	var pair, roots bool
@@ -241,7 +254,7 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	}
 	s.mu.Unlock()
 	s.pending.Notify()
-	s.add(c, k, roots, pair)
+	s.add(c, k, roots || replaced, pair || hadPair)
 	s.report(ctx, k, before.pair, now.pair, pair)
 	s.report(ctx, k, before.roots, now.roots, roots)
 }

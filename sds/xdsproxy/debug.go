@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -153,18 +151,8 @@ type refusal struct {
 
 // debugRequest returns what a request asks for.
 func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal) {
-	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // a Unix socket has none
-		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
-			return "", nil, &refusal{http.StatusForbidden, "this is for clients on the same host"}
-		}
-	}
-	switch _, network := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); {
-	case network && !loopback.Reached(r): // a proxy of the pod may pass on what comes from outside
-		return "", nil, &refusal{http.StatusForbidden, "this is served over loopback only; listen at 127.0.0.1"}
-	case !loopback.Host(r.Host):
-		return "", nil, &refusal{http.StatusForbidden, "the Host of the request is not an address or localhost"}
-	case loopback.OtherSite(r):
-		return "", nil, &refusal{http.StatusForbidden, "this is not for other sites"}
+	if err := loopback.Local(r); err != nil {
+		return "", nil, &refusal{http.StatusForbidden, err.Error()}
 	}
 	name, ok := strings.CutPrefix(r.URL.Path, "/debug")
 	if !ok || name != "" && name[0] != '/' {

@@ -249,6 +249,7 @@ func TestDebugRefused(t *testing.T) {
 		"by another site":      {"/debug", site("cross-site", "no-cors"), 403},
 		"by another port":      {"/debug", site("same-site", "no-cors"), 403},
 		"by a link":            {"/debug", site("cross-site", "navigate"), 403},
+		"by an old browser":    {"/debug", func(r *http.Request) { r.Header.Set("Origin", "http://evil.test") }, 403},
 		"other path":           {"/metrics", nil, 404},
 		"longer word":          {"/debugger", nil, 404},
 		"POST":                 {"/debug/syncz", func(r *http.Request) { r.Method = http.MethodPost }, 405},

@@ -37,8 +37,9 @@ type stream struct {
 
 	sending sync.Mutex
 
-	mu   sync.Mutex
-	open int // legs that have not ended
+	mu     sync.Mutex
+	open   int   // legs that have not ended
+	failed error // the status of the first leg that has ended with one, which is that of the stream
 }
 
 // over is the cause of the end of a stream's context: its status.
@@ -115,10 +116,7 @@ func (s *stream) finish() error {
 			l.queue.end()
 		}
 	}
-	s.mu.Lock()
-	open := s.open
-	s.mu.Unlock()
-	if open > 0 {
+	if s.up != nil || s.local != nil { // the last of them that ends ends the stream
 		<-s.ctx.Done()
 	}
 	return nil
@@ -314,6 +312,9 @@ func (l *leg) ended(err error, answered bool) {
 	}
 	s.mu.Lock()
 	s.open--
+	if s.failed == nil {
+		s.failed = status
+	}
 	s.mu.Unlock()
 	if !l.local && s.ctx.Err() == nil {
 		l.count(status, answered)
@@ -327,14 +328,12 @@ func (l *leg) ended(err error, answered bool) {
 			}
 		}
 	}
-	if status == nil && s.halfClosed() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.open > 0 {
-			return // the other has not said everything
-		}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed == nil && s.open > 0 && s.halfClosed() {
+		return // the other has not said everything
 	}
-	s.end(&over{status: status})
+	s.end(&over{status: s.failed})
 }
 
 func (s *stream) halfClosed() bool {

@@ -486,6 +486,41 @@ func TestControlPlaneGone(t *testing.T) {
 	}
 }
 
+// A client that says that it has no more requests gets the status of the control plane, also if that has gone before.
+func TestHalfClosedAfterEnd(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	for name, asks := range map[string][]string{"no secrets": nil, "secrets": {"default"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := memory()
+				n.serve(t, "control", control(func(_ context.Context, c *grpchttp.Call, _ bool) error {
+					if _, err := c.Receive(); err != nil {
+						return err
+					}
+					return &grpchttp.Error{Code: grpchttp.PermissionDenied, Message: "no such node"}
+				}))
+				src := new(secretSource)
+				src.put(t, ca, "default")
+				n.serve(t, "proxy", newProxy(t, n, secrets(t, src, nil)))
+				s := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage).Open(t.Context(), stream, nil)
+				start := time.Now()
+				require.NoError(t, s.Send(ask(t, clusters)))
+				if asks != nil {
+					require.NoError(t, s.Send(ask(t, secretType, asks...)))
+					receive(t, s)
+				}
+				time.Sleep(time.Second)
+				s.CloseSend()
+				_, err := s.Receive()
+				assert.Equal(t, grpchttp.PermissionDenied, asError(t, err).Code, "%v", err)
+				assert.Equal(t, time.Second, time.Since(start), "there is nothing to wait for")
+			})
+		})
+	}
+}
+
 // Tokens are asked for once per stream, and not while secrets wait.
 func TestToken(t *testing.T) {
 	t.Parallel()
