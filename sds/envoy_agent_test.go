@@ -93,8 +93,9 @@ func TestEnvoyOfAgent(t *testing.T) {
 	agent.Drop() // it keeps crashing
 	time.Sleep(time.Second)
 	agent.Mend()
-	changed := src.Changed()
 	authority.Rotate()
+	arrived() // the new root is with both before the first identity under it
+	changed := src.Changed()
 	agent.Rotate()
 	<-changed
 	arrived()
