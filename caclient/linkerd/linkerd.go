@@ -147,6 +147,13 @@ func (o *Options) tls(certifier string) func(context.Context) (*tls.Config, erro
 	}
 }
 
+// Close closes the connections to the certifier that the CA has made, and so ends the calls that are under way. Those of an
+// HTTPClient are up to its owner. The next call makes a new connection. The error is always nil.
+func (c *CA) Close() error {
+	c.conn.Close()
+	return nil
+}
+
 // String names the CA and no secret.
 func (c *CA) String() string { return c.conn.String() }
 
