@@ -6,14 +6,15 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
-
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -582,6 +583,72 @@ func TestPlaintext(t *testing.T) {
 		requireKind(t, err, caclient.ErrUnavailable)
 		assert.Equal(t, "HTTP/2.0", <-asked)
 	}
+}
+
+// Close ends the connections that are kept, and calls that are under way; a later call makes a new one.
+func TestClose(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "cluster.local")
+	through := caclienttest.NewLinkerd(t, ca, "/ns/emojivoto/sa/web").Endpoint()
+	asked, hang := make(chan struct{}, 10), make(chan struct{})
+	var open atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		select {
+		case <-hang:
+		case <-r.Context().Done():
+		}
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", "14")
+	}))
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			open.Add(1)
+		case http.StateClosed:
+			open.Add(-1)
+		}
+	}
+	s.Start()
+	defer s.Close()
+	c, err := linkerd.New(linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
+		URL: s.URL, TrustDomain: td, Roots: through.Roots, Token: through.Token, AllowPlaintext: true,
+	}})
+	require.NoError(t, err)
+	require.NoError(t, c.Close(), "before any")
+	none := func() bool { return open.Load() == 0 }
+	failed := make(chan error, 1)
+	short, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	defer stop()
+	go func() {
+		_, err := c.Sign(short, newCSR(t, pki.DNSSAN(web)), 0)
+		failed <- err
+	}()
+	<-asked
+	require.NoError(t, c.Close())
+	requireKind(t, <-failed, caclient.ErrUnavailable)
+	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
+
+	// One whose caller has gone.
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := c.Sign(ctx, newCSR(t, pki.DNSSAN(web)), 0)
+		failed <- err
+	}()
+	<-asked
+	cancel()
+	require.ErrorIs(t, <-failed, context.Canceled)
+	require.NoError(t, c.Close())
+	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
+
+	close(hang)
+	_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
+	requireKind(t, err, caclient.ErrUnavailable)
+	require.EqualValues(t, 1, open.Load(), "it is kept")
+	require.NoError(t, c.Close())
+	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
 }
 
 func TestNewRefuses(t *testing.T) {
