@@ -210,7 +210,9 @@ func (c *controller) start(t testing.TB) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx, caserver.Listeners{Linkerd: counting{l, &c.open}, LinkerdPlaintext: c.plaintext}) }()
+	go func() {
+		done <- server.Run(ctx, caserver.Listeners{Linkerd: counting{l, &c.open}, LinkerdPlaintext: c.plaintext})
+	}()
 	c.stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(t, <-done)

@@ -567,7 +567,7 @@ func TestRotationAndOutage(t *testing.T) {
 		return server, client, traffic(t, outbound(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}), fresh(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}))
 	}
 	rotation := func(t *testing.T) {
-		server, client, stop := start(t, newController(t, time.Second, false), 500*time.Millisecond)
+		server, client, stop := start(t, newController(t, 3*time.Second, false), 500*time.Millisecond)
 		eventually(t, func() bool { return renewals(server) >= 3 && renewals(client) >= 3 }, "two renewals")
 		good, failures := stop()
 		require.Empty(t, failures)
