@@ -104,7 +104,7 @@ func (p *Proxy) reverse(direction string, conns *conns.Dialed) http.Handler {
 			}
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // the application judges it
 			r.Out.URL.Opaque = written(r.In)
-			r.Out.Trailer = nil                    // it could have what strip takes out
+			r.Out.Trailer = nil // it could have what strip takes out
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 				if v, ok := r.In.Header[name]; ok {
 					r.Out.Header[name] = v

@@ -3,12 +3,13 @@ package linkerdproxy_test
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -197,45 +198,59 @@ func TestUnsentBody(t *testing.T) {
 	})
 }
 
-// A connection that is made for a request whose client has gone does not outlive the server.
-func TestStopDialing(t *testing.T) {
+// The end of a server is that of its connections to others, also of those whose requests it has cut after 5 seconds.
+func TestStopConnections(t *testing.T) {
 	t.Parallel()
 	s := newService(t, time.Hour)
-	cert, err := certified(t, s, web).Credential()
-	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	accepted := make(chan net.Conn, 1)
-	go func() {
-		if c, err := l.Accept(); err == nil {
-			accepted <- c
+	id := certified(t, s, web)
+	var open atomic.Int64
+	started := make(chan struct{}, 100)
+	var addrs []string
+	for range 50 {
+		app := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).Flush()
+			started <- struct{}{}
+			<-r.Context().Done()
+		}))
+		app.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				open.Add(1)
+			case http.StateClosed:
+				open.Add(-1)
+			}
 		}
-	}()
-	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: certified(t, s, voting), Route: func(context.Context, string) (linkerdproxy.Endpoint, error) {
-		return linkerdproxy.Endpoint{Addr: l.Addr().String(), Identity: web}, nil
+		app.Config.Protocols = new(http.Protocols)
+		app.Config.Protocols.SetUnencryptedHTTP2(true)
+		app.Start()
+		defer app.Close()
+		addrs = append(addrs, app.Listener.Addr().String())
+	}
+	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Route: func(_ context.Context, authority string) (linkerdproxy.Endpoint, error) {
+		_, port, _ := net.SplitHostPort(authority)
+		i, err := strconv.Atoi(port)
+		return linkerdproxy.Endpoint{Addr: addrs[i-1]}, err
 	}})
 	require.NoError(t, err)
-	in, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- p.ServeOutbound(ctx, in) }()
-	asking, gone := context.WithCancel(t.Context())
-	defer gone()
-	go func() {
-		req, _ := http.NewRequestWithContext(asking, http.MethodGet, "http://app.test/", nil)
-		_, _ = browser(t, in.Addr().String(), true, nil).Do(req)
-	}()
-	c := <-accepted
-	defer c.Close()
-	gone()
+	go func() { done <- p.ServeOutbound(ctx, l) }()
+	for i := range addrs {
+		go func() {
+			if resp, err := browser(t, l.Addr().String(), true, nil).Get("http://app.test:" + strconv.Itoa(i+1) + "/"); err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				_ = resp.Body.Close()
+			}
+		}()
+	}
+	for range addrs {
+		<-started
+	}
+	require.EqualValues(t, len(addrs), open.Load())
 	cancel()
 	require.NoError(t, <-done)
-	require.NoError(t, c.SetDeadline(time.Now().Add(5*time.Second)))
-	tc := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{*cert.TLSCertificate()}})
-	_, err = io.Copy(io.Discard, tc)
-	ended, _ := errors.AsType[net.Error](err)
-	assert.False(t, ended != nil && ended.Timeout(), "the connection is still there: %v", err)
+	assert.Eventually(t, func() bool { return open.Load() == 0 }, 2*time.Second, 10*time.Millisecond)
 }

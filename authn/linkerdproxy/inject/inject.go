@@ -143,12 +143,13 @@ type Injector struct {
 	certifier, destination string // names
 	anchors                atomic.Pointer[[]byte]
 	reviews                *limit.Limiter
+	reading                *limit.Shares[string] // bytes, by peer
 }
 
 // New returns an Injector. The error says which choice is missing or wrong.
 func New(cfg Config) (*Injector, error) {
 	fail := func(err error) (*Injector, error) { return nil, fmt.Errorf("inject: %w", err) }
-	in := &Injector{cfg: cfg, reviews: limit.New(limit.Options{Concurrent: maxReviews, Queue: maxWaiting})}
+	in := &Injector{cfg: cfg, reviews: limit.New(limit.Options{Concurrent: maxReviews, Queue: maxWaiting}), reading: limit.NewShares[string](maxReading, maxPeer)}
 	if in.cfg.ClusterDomain == "" {
 		in.cfg.ClusterDomain = "cluster.local"
 	}
