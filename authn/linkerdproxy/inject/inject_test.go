@@ -619,6 +619,34 @@ func TestWebhookSlowClients(t *testing.T) {
 	})
 }
 
+// An object of many tiny values, of which the memory is many times that of its text, is refused before it is taken apart.
+func TestManyValues(t *testing.T) {
+	t.Parallel()
+	in := injector(t)
+	const n = 1_000_000
+	pod := func(note, containers, env string) []byte {
+		return []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x","annotations":{"a":"` + note + `"}},"spec":{"containers":[` + containers + `{"name":"linkerd-proxy","env":[` + env + `{"name":"a"}]}]}}`)
+	}
+	var members strings.Builder
+	for i := range n / 10 {
+		fmt.Fprintf(&members, `"%x":0,`, i)
+	}
+	for name, object := range map[string][]byte{
+		"containers":      pod("", strings.Repeat("{},", n), ""),
+		"variables":       pod("", "", strings.Repeat("{},", n)),
+		"of many":         pod("", strings.Repeat(`{"env":[`+strings.Repeat("{},", 1000)+`{}]},`, n/1000), ""),
+		"members":         []byte("{" + members.String() + `"kind":"Pod"}`),
+		"of a member":     []byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"annotations":{` + members.String() + `"x":""}}}`),
+		"behind a string": pod(`\\\"`, strings.Repeat("{},", n), ""),
+	} {
+		_, err := in.Inject(object, "emojivoto")
+		require.ErrorContains(t, err, "too many values", name)
+	}
+	got, err := in.Inject(pod(strings.Repeat(`{,[\",`, n/10), "", strings.Repeat(`{"name":"b","value":"1,2"},`, 10_000)), "emojivoto")
+	require.NoError(t, err)
+	assert.True(t, got.Enabled)
+}
+
 func FuzzInject(f *testing.F) {
 	in, err := inject.New(inject.Config{Mesh: mesh, TrustAnchors: anchors(f), TokenAudience: "identity.l5d.io"})
 	require.NoError(f, err)
