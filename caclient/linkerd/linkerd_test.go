@@ -585,6 +585,52 @@ func TestPlaintext(t *testing.T) {
 	}
 }
 
+// A connection that is kept gets no token once its server would not be accepted any more: with its root gone from the trust
+// anchors, or its certificate expired.
+func TestDistrust(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil, good)
+	file := filepath.Join(t.TempDir(), "roots.pem")
+	require.NoError(t, os.WriteFile(file, s.ca.Bundle().MarshalPEM(), 0o600))
+	for _, c := range []*linkerd.CA{s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file }), s.client(t)} {
+		for range 2 {
+			_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
+			require.NoError(t, err)
+		}
+	}
+	c := s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file })
+	sign := func() error {
+		_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
+		return err
+	}
+	require.NoError(t, sign())
+	require.NoError(t, os.Remove(file))
+	require.NoError(t, sign(), "the connection was good, and nothing else is known")
+	require.NoError(t, os.WriteFile(file, spiffetest.NewCA(t, "cluster.local").Bundle().MarshalPEM(), 0o600))
+	n := len(s.seen())
+	err := sign()
+	requireKind(t, err, caclient.ErrUnavailable)
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	assert.True(t, untrusted, "%v", err)
+	assert.Len(t, s.seen(), n)
+	require.NoError(t, os.WriteFile(file, s.ca.Bundle().MarshalPEM(), 0o600))
+	require.NoError(t, sign())
+
+	var end time.Time
+	s = serve(t, nil, good)
+	old := serve(t, func(cfg *tls.Config) {
+		cfg.Certificates = []tls.Certificate{certificate(s.ca, func(c *x509.Certificate) {
+			c.DNSNames, c.NotAfter = []string{certifier}, time.Now().Add(2500*time.Millisecond).Truncate(time.Second)
+			end = c.NotAfter
+		})}
+	}, good)
+	c = s.client(t, func(o *linkerd.Options) { o.URL = old.url })
+	require.NoError(t, sign())
+	time.Sleep(time.Until(end.Add(time.Millisecond)))
+	requireKind(t, sign(), caclient.ErrUnavailable)
+	assert.Len(t, old.seen(), 1)
+}
+
 // Close ends the connections that are kept, and calls that are under way; a later call makes a new one.
 func TestClose(t *testing.T) {
 	t.Parallel()
