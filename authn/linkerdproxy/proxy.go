@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
@@ -193,7 +194,7 @@ func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	wg.Go(func() {
 		for wait := time.Duration(0); ; {
 			raw, err := accepted.Accept()
-			if temporary, ok := errors.AsType[net.Error](err); ok && temporary.Temporary() { //nolint:staticcheck // as net/http does
+			if passes(err) {
 				p.log.Warn("linkerdproxy: connections cannot be accepted", "for now", slog.Any("err", err))
 				wait = min(max(2*wait, 5*time.Millisecond), time.Second)
 				select {
@@ -228,6 +229,11 @@ func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	dialed.Close()
 	wg.Wait()
 	return err
+}
+
+// passes reports whether connections can be accepted again after err, which says that the system has no room for one now.
+func passes(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 }
 
 type connKey struct{}
