@@ -44,10 +44,11 @@
 //
 // # What it does not do
 //
-// It makes no tunnels: CONNECT by HTTP/1 is answered with 501. It does not call Linkerd's destination and policy services: a route is what [ProxyConfig].Route returns. It does not
-// redirect connections, and does not read the original destination of those that the kernel has redirected. It does not
-// follow the trust anchors, which last as long as the process: a new set needs a restart, after which the proxy has a
-// new key. It does not limit what an identity may do: see linkerdname.Match for the patterns of policies.
+// It does not call Linkerd's destination and policy services: a route is what [ProxyConfig].Route returns. It does not
+// redirect connections, and does not read the original destination of those that the kernel has redirected. It makes no
+// tunnels: CONNECT by HTTP/1 is answered with 501. It does not follow the trust anchors, which last as long as the
+// process: a new set needs a restart, after which the proxy has a new key. It does not limit what an identity may do: see
+// linkerdname.Match for the patterns of policies.
 package linkerdproxy
 
 import (
