@@ -254,3 +254,35 @@ func TestStopConnections(t *testing.T) {
 	require.NoError(t, <-done)
 	assert.Eventually(t, func() bool { return open.Load() == 0 }, 2*time.Second, 10*time.Millisecond)
 }
+
+// The end of one direction of an upgraded connection is passed on, and the other goes on.
+func TestUpgradeHalfClosed(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	app := plainApp(t, func(c net.Conn, r *bufio.Reader, _ string) bool {
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		all, _ := io.ReadAll(r)
+		_, _ = fmt.Fprintf(c, "all of it: %s", all)
+		return false
+	})
+	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { c.Application = app })
+	entry := outbound(t, certified(t, s, voting), linkerdproxy.Endpoint{Addr: at, Identity: web})
+	for name, addr := range map[string]string{"to the application": at, "by both proxies": entry} {
+		c, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		defer c.Close()
+		require.NoError(t, c.SetDeadline(time.Now().Add(5*time.Second)))
+		_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		require.NoError(t, err)
+		r := bufio.NewReader(c)
+		resp, err := http.ReadResponse(r, nil)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+		_, err = io.WriteString(c, "hello")
+		require.NoError(t, err)
+		require.NoError(t, c.(*net.TCPConn).CloseWrite())
+		got, err := io.ReadAll(r)
+		require.NoError(t, err, name)
+		assert.Equal(t, "all of it: hello", string(got), name)
+	}
+}

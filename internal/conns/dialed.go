@@ -2,6 +2,7 @@ package conns
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 )
@@ -62,4 +63,12 @@ func (c *dialed) Close() error {
 	delete(c.of.open, c)
 	c.of.mu.Unlock()
 	return c.Conn.Close()
+}
+
+// CloseWrite says that nothing more follows, if the connection can.
+func (c *dialed) CloseWrite() error {
+	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
