@@ -1,6 +1,7 @@
 package linkerdproxy
 
 import (
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -70,7 +71,7 @@ var variables = settings.Table{
 		{Name: envDir, Form: settings.Path, Doc: "folder in memory that gets key.p8 and csr.der", Origin: today},
 		{Name: envSvcAddr, Doc: "certifier: host:port", Origin: today},
 		{Name: envSvcName, Doc: "name of the certifier; ignored if it is on this host", Origin: today},
-		{Name: envMinRefresh, Default: "10s", Check: checkPeriod, Doc: "shortest time between requests to the certifier: digits and ms, s, m, h or d", Origin: today},
+		{Name: envMinRefresh, Default: "10s", Check: checkMinRefresh, Doc: "shortest time between requests to the certifier: digits and ms, s, m, h or d, at least 100ms; 0 means 1s", Origin: today},
 		{Name: envMaxRefresh, Default: "24h", Check: checkPeriod, Doc: "longest time", Origin: today},
 		{Name: envDstSvcAddr, Doc: "destination service, for the program's routes", Origin: today},
 		{Name: envDstSvcName, Doc: "its name; ignored if it is on this host", Origin: today},
@@ -128,6 +129,14 @@ func parsePeriod(value string) (time.Duration, error) {
 
 func checkPeriod(value string) error {
 	_, err := parsePeriod(value)
+	return err
+}
+
+func checkMinRefresh(value string) error {
+	d, err := parsePeriod(value)
+	if err == nil && d > 0 && d < leastRefresh {
+		err = fmt.Errorf("the certifier would be asked every %v while there is no certificate; set it to %v or more", d, leastRefresh)
+	}
 	return err
 }
 
@@ -217,9 +226,9 @@ func (r *reader) environment() *Environment {
 	r.store(&e.Config)
 	e.MinRefresh, _ = parsePeriod(r.Text(envMinRefresh))
 	e.MaxRefresh, _ = parsePeriod(r.Text(envMaxRefresh))
-	e.MinRefresh = max(e.MinRefresh, 1) // a bare 0 means no bound, and in Config the default
+	e.MinRefresh = cmp.Or(e.MinRefresh, noMinRefresh) // in Config, 0 means the default
 	if e.MaxRefresh < e.MinRefresh {
-		r.reject(envMaxRefresh, "it is less than %s", envMinRefresh)
+		r.reject(envMaxRefresh, "it is less than %s, %v", envMinRefresh, e.MinRefresh)
 	}
 	e.RequireTLS, e.RequireIdentity = r.ports(envRequireTLS), r.ports(envRequireIdentity)
 	return e

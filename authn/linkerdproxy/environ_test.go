@@ -174,6 +174,8 @@ func TestEnvironRefuses(t *testing.T) {
 		{p + "MIN_REFRESH=10", p + "MIN_REFRESH", "digits"},
 		{p + "MIN_REFRESH=-1s", p + "MIN_REFRESH", "digits"},
 		{p + "MIN_REFRESH=99999999999999999999d", p + "MIN_REFRESH", "digits"},
+		{p + "MIN_REFRESH=99ms", p + "MIN_REFRESH", "100ms"},
+		{p + "MAX_REFRESH=9s", p + "MAX_REFRESH", "MIN_REFRESH, 10s"},
 		{p + "MIN_REFRESH=25h", p + "MAX_REFRESH", "less"},
 		{p + "DISABLED=false", p + "DISABLED", "cannot be disabled"},
 		{p + "SPIRE_WORKLOAD_API_ADDRESS=/s.sock", p + "SPIRE_WORKLOAD_API_ADDRESS", "SPIFFE"},
@@ -200,7 +202,7 @@ func TestEnvironRefuses(t *testing.T) {
 	e, err := linkerdproxy.FromEnviron(append(good, p+"TOKENFILE=/x", p+"MIN_REFRESH=0"), slog.New(slog.NewTextHandler(&log, nil)))
 	require.NoError(t, err)
 	assert.Contains(t, log.String(), p+"TOKENFILE")
-	assert.Positive(t, e.MinRefresh, "no bound, and not the default")
+	assert.Equal(t, time.Second, e.MinRefresh, "no bound is not the default, and no tight loop")
 }
 
 // FuzzFromEnviron: any value of any variable is refused or is one that New takes.

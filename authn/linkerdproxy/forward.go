@@ -14,6 +14,8 @@ import (
 	"net/http/httputil"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/conns"
 )
 
 // target is where a request goes.
@@ -26,8 +28,8 @@ type target struct {
 type targetKey struct{}
 
 // inboundHandler forwards requests to the application.
-func (p *Proxy) inboundHandler() http.Handler {
-	forward := p.reverse("inbound")
+func (p *Proxy) inboundHandler(conns *conns.Dialed) http.Handler {
+	forward := p.reverse("inbound", conns)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		to := target{Endpoint: Endpoint{Addr: p.cfg.Application}}
 		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.ClientID {
@@ -38,8 +40,8 @@ func (p *Proxy) inboundHandler() http.Handler {
 }
 
 // outboundHandler forwards requests of the application by their routes.
-func (p *Proxy) outboundHandler() http.Handler {
-	forward := p.reverse("outbound")
+func (p *Proxy) outboundHandler(conns *conns.Dialed) http.Handler {
+	forward := p.reverse("outbound", conns)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e, err := p.cfg.Route(r.Context(), r.Host)
 		if required := r.Header.Values(requireID); err == nil && required != nil && (len(required) != 1 || required[0] != e.Identity) {
@@ -65,7 +67,7 @@ func stripped(r *http.Request, to target) *http.Request {
 	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
 	r.Header = r.Header.Clone()
 	for name := range r.Header {
-		switch http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-")) { // which some applications take for one character
+		switch http.CanonicalHeaderKey(strings.Map(hyphen, name)) {
 		case clientID, requireID:
 			delete(r.Header, name)
 		}
@@ -81,9 +83,18 @@ func stripped(r *http.Request, to target) *http.Request {
 	return r
 }
 
-// reverse returns a handler that forwards requests to their target, as they are.
-func (p *Proxy) reverse(direction string) http.Handler {
-	return &httputil.ReverseProxy{
+// hyphen returns the hyphen for what applications may take for it: with variables in the place of headers, as in CGI, servers
+// have an underscore for it, and some of them for each character that is not a letter or a digit.
+func hyphen(r rune) rune {
+	if '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' {
+		return r
+	}
+	return '-'
+}
+
+// reverse returns a handler that forwards requests to their target, as they are. Its connections are in conns.
+func (p *Proxy) reverse(direction string, conns *conns.Dialed) http.Handler {
+	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			to := r.In.Context().Value(targetKey{}).(target)
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", to.pool()
@@ -92,14 +103,15 @@ func (p *Proxy) reverse(direction string) http.Handler {
 				r.Out.Header.Set(clientID, to.client)
 			}
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // the application judges it
-			r.Out.Trailer = nil                    // it could have what strip takes out
+			r.Out.URL.Opaque = written(r.In)
+			r.Out.Trailer = nil // it could have what strip takes out
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 				if v, ok := r.In.Header[name]; ok {
 					r.Out.Header[name] = v
 				}
 			}
 		},
-		Transport:     roundTripper{p},
+		Transport:     roundTripper{p.newTransport(false, conns), p.newTransport(true, conns)},
 		FlushInterval: -1,
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			if r.Context().Err() != nil { // the client has gone
@@ -110,6 +122,27 @@ func (p *Proxy) reverse(direction string) http.Handler {
 		},
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodConnect && r.ProtoMajor == 1 {
+			// The application would take what follows on its connection for that of the tunnel, and there other requests follow.
+			w.Header().Set("Connection", "close")
+			http.Error(w, "linkerdproxy: "+direction+" request not forwarded: CONNECT makes no tunnel here", http.StatusNotImplemented)
+			return
+		}
+		forward.ServeHTTP(w, r)
+	})
+}
+
+// written returns the path of a request as the client has written it, where net/url would write it in another way; else "".
+func written(r *http.Request) string {
+	path, _, _ := strings.Cut(r.RequestURI, "?")
+	if path == r.URL.EscapedPath() || !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") {
+		return ""
+	}
+	if strings.ContainsFunc(path, func(c rune) bool { return c <= ' ' || c == '#' || c == 0x7f }) { // HTTP/2 can have them
+		return ""
+	}
+	return path
 }
 
 // fail answers a request that cannot be forwarded.
@@ -129,15 +162,16 @@ func (t target) pool() string {
 	return hex.EncodeToString(sum[:16]) + ".mesh:80"
 }
 
-// roundTripper sends a request by the version of HTTP that it came with.
-type roundTripper struct{ p *Proxy }
+// roundTripper sends a request by the version of HTTP that it came with, 1 or 2.
+type roundTripper [2]*http.Transport
 
 func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	return r.p.transport[min(max(req.ProtoMajor, 1), 2)-1].RoundTrip(req)
+	return r[min(max(req.ProtoMajor, 1), 2)-1].RoundTrip(req)
 }
 
 // newTransport returns a transport for HTTP/1, or for HTTP/2 from the first byte. The address that it dials is that of the target.
-func (p *Proxy) newTransport(http2 bool) *http.Transport {
+func (p *Proxy) newTransport(http2 bool, conns *conns.Dialed) *http.Transport {
+	dial := conns.Dial(new(net.Dialer).DialContext)
 	t := &http.Transport{
 		Protocols:              new(http.Protocols),
 		DisableCompression:     true,
@@ -147,7 +181,7 @@ func (p *Proxy) newTransport(http2 bool) *http.Transport {
 		MaxResponseHeaderBytes: maxHeader,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return p.cfg.Identity.Dial(ctx, ctx.Value(targetKey{}).(target).Endpoint)
+			return p.cfg.Identity.dial(ctx, ctx.Value(targetKey{}).(target).Endpoint, dial)
 		},
 	}
 	t.Protocols.SetHTTP1(!http2)
@@ -157,18 +191,26 @@ func (p *Proxy) newTransport(http2 bool) *http.Transport {
 
 // Dial connects to an endpoint, with the TLS of the mesh, as a *tls.Conn, if it has an Identity. It takes 10 seconds at most.
 func (id *Identity) Dial(ctx context.Context, e Endpoint) (net.Conn, error) {
+	return id.dial(ctx, e, new(net.Dialer).DialContext)
+}
+
+func (id *Identity) dial(ctx context.Context, e Endpoint, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	d := new(net.Dialer)
 	if e.Identity == "" {
-		return d.DialContext(ctx, "tcp", e.Addr)
+		return dial(ctx, "tcp", e.Addr)
 	}
 	config, err := id.ClientConfig(e)
 	if err != nil {
 		return nil, err
 	}
-	c, err := (&tls.Dialer{NetDialer: d, Config: config}).DialContext(ctx, "tcp", e.Addr)
+	raw, err := dial(ctx, "tcp", e.Addr)
 	if err != nil {
+		return nil, fmt.Errorf("linkerdproxy: dial %q: %w", e.Addr, err)
+	}
+	c := tls.Client(raw, config)
+	if err := c.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
 		return nil, fmt.Errorf("linkerdproxy: dial %q: %w", e.Addr, err)
 	}
 	return c, nil

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,6 +137,7 @@ type controller struct {
 	addr      string        // of its API by TLS; not a loopback address by its text
 	life      time.Duration // of certificates, which is up to a second more
 	plaintext bool
+	open      atomic.Int64 // connections
 
 	mu     sync.Mutex
 	tokens map[string]kube.Account
@@ -208,11 +210,38 @@ func (c *controller) start(t testing.TB) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx, caserver.Listeners{Linkerd: l, LinkerdPlaintext: c.plaintext}) }()
+	go func() {
+		done <- server.Run(ctx, caserver.Listeners{Linkerd: counting{l, &c.open}, LinkerdPlaintext: c.plaintext})
+	}()
 	c.stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(t, <-done)
 	})
+}
+
+// counting counts the connections of a listener that are open.
+type counting struct {
+	net.Listener
+	open *atomic.Int64
+}
+
+func (l counting) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.open.Add(1)
+	return &counted{Conn: c, closed: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
+}
+
+type counted struct {
+	net.Conn
+	closed func()
+}
+
+func (c *counted) Close() error {
+	c.closed()
+	return c.Conn.Close()
 }
 
 // config is a good configuration for the controller.

@@ -45,9 +45,10 @@
 // # What it does not do
 //
 // It does not call Linkerd's destination and policy services: a route is what [ProxyConfig].Route returns. It does not
-// redirect connections, and does not read the original destination of those that the kernel has redirected. It does not
-// follow the trust anchors, which last as long as the process: a new set needs a restart, after which the proxy has a
-// new key. It does not limit what an identity may do: see linkerdname.Match for the patterns of policies.
+// redirect connections, and does not read the original destination of those that the kernel has redirected. It makes no
+// tunnels: CONNECT by HTTP/1 is answered with 501. It does not follow the trust anchors, which last as long as the
+// process: a new set needs a restart, after which the proxy has a new key. It does not limit what an identity may do: see
+// linkerdname.Match for the patterns of policies.
 package linkerdproxy
 
 import (
@@ -131,7 +132,8 @@ type Config struct {
 	// one; see [Identity.Environ]. Both are set, or neither, and Dir is empty then.
 	KeyFile, CSRFile string
 
-	// MinRefresh and MaxRefresh bound the time until the next request to the certifier. 0 means 10 seconds and 24 hours.
+	// MinRefresh and MaxRefresh bound the time until the next request to the certifier. 0 means 10 seconds and 24 hours. A
+	// MinRefresh of less than 100 milliseconds is refused: while a proxy has no valid certificate, it asks that often.
 	MinRefresh, MaxRefresh time.Duration
 
 	// AnonymousAfterExpiry has clients connect without a certificate once that of the proxy has expired, as the first design
@@ -150,6 +152,7 @@ type Identity struct {
 	anchors *spiffe.Bundle
 	bundles *spiffe.BundleSet // the anchors alone
 	manager *secretcache.Manager
+	conns   io.Closer // of the client of the certifier; nil for none
 	life    life.Life
 
 	mu    sync.Mutex
@@ -194,8 +197,8 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	switch {
 	case cfg.TokenFile == "":
 		return nil, errors.New("Config.TokenFile is required; it has the token of the service account")
-	case cfg.MinRefresh < 0 || cfg.MaxRefresh < cfg.MinRefresh:
-		return nil, fmt.Errorf("Config.MinRefresh is %v and MaxRefresh %v: want 0 < MinRefresh <= MaxRefresh", cfg.MinRefresh, cfg.MaxRefresh)
+	case cfg.MinRefresh < leastRefresh || cfg.MaxRefresh < cfg.MinRefresh:
+		return nil, fmt.Errorf("Config.MinRefresh is %v and MaxRefresh %v: want %v <= MinRefresh <= MaxRefresh", cfg.MinRefresh, cfg.MaxRefresh, leastRefresh)
 	case (cfg.KeyFile == "") != (cfg.CSRFile == ""):
 		return nil, errors.New("Config.KeyFile and CSRFile belong together: set both, or neither to make a new key")
 	case cfg.KeyFile != "" && cfg.Dir != "":
@@ -226,9 +229,11 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		return nil, fmt.Errorf("Config.Certifier.Name is %.300q, want %q, the certifier of the mesh that %q belongs to", cfg.Certifier.Name, certifier, cfg.Name)
 	}
 	if service == nil {
-		if service, err = linkerd.New(linkerd.Options{Endpoint: endpoint, Mesh: mesh}); err != nil {
+		client, err := linkerd.New(linkerd.Options{Endpoint: endpoint, Mesh: mesh})
+		if err != nil {
 			return nil, err
 		}
+		service, id.conns = client, client
 	}
 	want := pki.ExpectDNSName(td, cfg.Name)
 	// One attempt, as the next is up to RenewIn.
@@ -253,8 +258,11 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	return id, nil
 }
 
-// callTimeout bounds a request to the certifier.
-const callTimeout = 10 * time.Second
+const (
+	callTimeout  = 10 * time.Second       // of a request to the certifier
+	leastRefresh = 100 * time.Millisecond // that MinRefresh may be
+	noMinRefresh = time.Second            // what a bare 0 in the environment means
+)
 
 // readAnchors reads the trust anchors.
 func (id *Identity) readAnchors() error {
@@ -387,6 +395,9 @@ func (id *Identity) Run(ctx context.Context) error {
 func (id *Identity) run(ctx context.Context) error {
 	if err := id.prepare(); err != nil {
 		return err
+	}
+	if id.conns != nil {
+		defer id.conns.Close()
 	}
 	return id.manager.Run(ctx)
 }

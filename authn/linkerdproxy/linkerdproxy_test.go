@@ -158,6 +158,67 @@ func TestRefreshIn(t *testing.T) {
 	}
 }
 
+// A MIN_REFRESH of 0, which Linkerd's proxies take, is no flood for a certifier that answers no request, nor for one whose issuer
+// is about to end.
+func TestNoMinRefresh(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-10-6", "LNK-12.2-8")
+	for name, life := range map[string]time.Duration{"certified for long": time.Hour, "for a few seconds": 3 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newService(t, life)
+				e, err := linkerdproxy.FromEnviron(change(seed(t, s), "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=0"), nil)
+				require.NoError(t, err)
+				cfg := config(t, e.Name, s.ca.Bundle().MarshalPEM())
+				cfg.MinRefresh, cfg.MaxRefresh = e.MinRefresh, e.MaxRefresh
+				id, err := linkerdproxy.NewWith(cfg, s)
+				require.NoError(t, err)
+				run(t, id)
+				time.Sleep(time.Second)
+				s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
+				time.Sleep(life)
+				synctest.Wait()
+				require.ErrorIs(t, id.Status().Err, caclient.ErrUnavailable)
+				n := len(s.asked())
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				asked := s.asked()
+				assert.InDelta(t, 60, len(asked)-n, 1)
+				for i := range asked[1:] {
+					assert.GreaterOrEqual(t, asked[i+1].Sub(asked[i]), time.Second)
+				}
+			})
+		})
+	}
+}
+
+// Nothing is left of the connection to the certifier once the identity is closed, or has ended.
+func TestCloseConnections(t *testing.T) {
+	t.Parallel()
+	for _, plaintext := range []bool{false, true} {
+		c := newController(t, time.Hour, plaintext)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		id, err := linkerdproxy.Start(ctx, c.config(t, web))
+		cancel()
+		require.NoError(t, err)
+		assert.Positive(t, c.open.Load(), "a connection is kept")
+		require.NoError(t, id.Close())
+		eventually(t, func() bool { return c.open.Load() == 0 }, "the end of the connections to the certifier")
+
+		id, err = linkerdproxy.New(c.config(t, web))
+		require.NoError(t, err)
+		ctx, cancel = context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- id.Run(ctx) }()
+		require.NoError(t, id.Ready(t.Context()))
+		assert.Positive(t, c.open.Load())
+		cancel()
+		require.NoError(t, <-done)
+		eventually(t, func() bool { return c.open.Load() == 0 }, "the end of the connections to the certifier")
+	}
+}
+
 // The whole life of a certificate of a day, in virtual time: renewal, an outage, expiry, and recovery.
 func TestLife(t *testing.T) {
 	t.Parallel()
@@ -336,6 +397,7 @@ func TestNewRefuses(t *testing.T) {
 		"another certifier":      {func(c *linkerdproxy.Config) { c.Certifier.Name = voting }, "want \"" + certifier},
 		"refresh":                {func(c *linkerdproxy.Config) { c.MinRefresh = 48 * time.Hour }, "MinRefresh"},
 		"negative refresh":       {func(c *linkerdproxy.Config) { c.MinRefresh = -1 }, "MinRefresh"},
+		"tiny refresh":           {func(c *linkerdproxy.Config) { c.MinRefresh = 99 * time.Millisecond }, "100ms"},
 		"key without request":    {func(c *linkerdproxy.Config) { c.KeyFile = "/key.der" }, "CSRFile"},
 		"key and store":          {func(c *linkerdproxy.Config) { c.KeyFile, c.CSRFile, c.Dir = "/key.der", "/csr.p8", "/store" }, "one of them"},
 	} {

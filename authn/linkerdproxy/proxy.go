@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
@@ -52,12 +53,11 @@ type ProxyConfig struct {
 
 // Proxy forwards connections. [NewProxy] makes one. It is safe for concurrent use.
 type Proxy struct {
-	cfg       ProxyConfig
-	log       *summary.Log
-	transport [2]*http.Transport // HTTP/1 and HTTP/2
-	metrics   metrics.Set
-	inbound   map[string]*metrics.Counter // connections, by their kind
-	failed    map[string]*metrics.Counter // requests, by their direction
+	cfg     ProxyConfig
+	log     *summary.Log
+	metrics metrics.Set
+	inbound map[string]*metrics.Counter // connections, by their kind
+	failed  map[string]*metrics.Counter // requests, by their direction
 }
 
 const (
@@ -91,9 +91,6 @@ func NewProxy(cfg ProxyConfig) (*Proxy, error) {
 	p := &Proxy{cfg: cfg, log: summary.New(cfg.Logger, 0)}
 	p.inbound = p.metrics.Counters("svidkit_linkerdproxy_inbound_connections_total", "The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with TLS for another name, or refused.", "kind", "tls", "plaintext", "passthrough", "refused")
 	p.failed = p.metrics.Counters("svidkit_linkerdproxy_failed_requests_total", "The number of HTTP requests that could not be forwarded.", "direction", "inbound", "outbound")
-	for i := range p.transport {
-		p.transport[i] = p.newTransport(i == 1)
-	}
 	return p, nil
 }
 
@@ -117,7 +114,7 @@ func (p *Proxy) ServeInbound(ctx context.Context, l net.Listener) error {
 		return errors.New("linkerdproxy: serve inbound: ProxyConfig.Application is empty")
 	}
 	ready := &queue{Listener: l, conns: make(chan net.Conn)}
-	return p.serve(ctx, l, ready, p.inboundHandler(), func(ctx context.Context, c net.Conn) { p.accept(ctx, c, ready) })
+	return p.serve(ctx, l, ready, p.inboundHandler, func(ctx context.Context, c net.Conn) { p.accept(ctx, c, ready) })
 }
 
 // ServeOutbound accepts HTTP/1 and HTTP/2 requests of the application on l, without TLS, and forwards them by Route, until
@@ -130,7 +127,7 @@ func (p *Proxy) ServeOutbound(ctx context.Context, l net.Listener) error {
 		return errors.New("linkerdproxy: serve outbound: ProxyConfig.Route is nil")
 	}
 	ready := &queue{Listener: l, conns: make(chan net.Conn)}
-	return p.serve(ctx, l, ready, p.outboundHandler(), func(_ context.Context, c net.Conn) { ready.put(c) })
+	return p.serve(ctx, l, ready, p.outboundHandler, func(_ context.Context, c net.Conn) { ready.put(c) })
 }
 
 // queue is a listener of connections that are ready for net/http. They are not *tls.Conn, so that it looks for the preface of
@@ -160,7 +157,7 @@ func (q *queue) Accept() (net.Conn, error) {
 }
 
 // serve accepts connections on l until ctx is done. Each is for begin, which puts those for net/http into ready.
-func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, h http.Handler, begin func(context.Context, net.Conn)) error {
+func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler func(*conns.Dialed) http.Handler, begin func(context.Context, net.Conn)) error {
 	accepting, stop := context.WithCancel(ctx)
 	defer stop()
 	open, cut := context.WithCancel(context.WithoutCancel(ctx)) // of requests, and connections that net/http does not end
@@ -174,8 +171,9 @@ func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, h http.
 			p.log.Warn("linkerdproxy: connection closed at once", err.Reason, slog.String("peer", c.RemoteAddr().String()))
 		},
 	})
+	var dialed conns.Dialed
 	srv := &http.Server{
-		Handler:           h,
+		Handler:           conns.Body(handler(&dialed), detectTime),
 		Protocols:         new(http.Protocols),
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		BaseContext:       func(net.Listener) context.Context { return open },
@@ -194,12 +192,23 @@ func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, h http.
 	failed := make(chan error, 1)
 	wg.Go(func() { _ = srv.Serve(ready) })
 	wg.Go(func() {
-		for {
+		for wait := time.Duration(0); ; {
 			raw, err := accepted.Accept()
+			if passes(err) {
+				p.log.Warn("linkerdproxy: connections cannot be accepted", "for now", slog.Any("err", err))
+				wait = min(max(2*wait, 5*time.Millisecond), time.Second)
+				select {
+				case <-accepting.Done():
+					return
+				case <-time.After(wait):
+				}
+				continue
+			}
 			if err != nil {
 				failed <- err
 				return
 			}
+			wait = 0
 			c := &counted{Conn: raw, closed: sync.OnceFunc(func() { accepted.Closed(raw) })}
 			wg.Go(func() { begin(open, c) })
 		}
@@ -217,11 +226,14 @@ func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, h http.
 	_ = srv.Shutdown(drain) // connections that are left are closed next
 	_ = srv.Close()
 	cut()
-	for _, t := range p.transport {
-		t.CloseIdleConnections()
-	}
+	dialed.Close()
 	wg.Wait()
 	return err
+}
+
+// passes reports whether connections can be accepted again after err, which says that the system has no room for one now.
+func passes(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 }
 
 type connKey struct{}

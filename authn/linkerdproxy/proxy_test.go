@@ -186,11 +186,11 @@ func TestKeptConnections(t *testing.T) {
 	mine.ca, mine.anchors = s.ca, s.anchors
 	mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
 	cfg := config(t, voting, s.ca.Bundle().MarshalPEM())
-	cfg.MinRefresh = 50 * time.Millisecond
+	cfg.MinRefresh = 100 * time.Millisecond
 	client, err := linkerdproxy.NewWith(cfg, mine)
 	require.NoError(t, err)
 	run(t, client)
-	at, _ := inbound(t, certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 50 * time.Millisecond }), func(c *linkerdproxy.ProxyConfig) { c.ClientID = true })
+	at, _ := inbound(t, certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond }), func(c *linkerdproxy.ProxyConfig) { c.ClientID = true })
 	e := linkerdproxy.Endpoint{Addr: at, Identity: web}
 	kept, anew := browser(t, outbound(t, client, e), false, nil), browser(t, fresh(t, client, e), false, nil)
 	_, body := ask(t, kept, "http://app.test/")
@@ -716,7 +716,7 @@ func TestAnchorsReplaced(t *testing.T) {
 
 	// A certifier that changes its issuer before the anchors are there replaces nothing.
 	stubborn := newService(t, 2*time.Second)
-	id := certified(t, stubborn, web, func(c *linkerdproxy.Config) { c.MinRefresh = 50 * time.Millisecond })
+	id := certified(t, stubborn, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond })
 	first, err := id.Credential()
 	require.NoError(t, err)
 	stubborn.sign(next.ca)

@@ -22,7 +22,8 @@
 // # What it promises
 //
 // The token goes to the certifier of the mesh and nowhere else: before it is sent, the server has proven in a TLS handshake
-// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors of that moment. Names in the URL
+// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors; on a connection that is kept, the
+// chain has to be valid under the trust anchors of that moment, too. Names in the URL
 // count for nothing, and wildcards in certificates neither. The connection is TLS 1.3 without ALPN, as Linkerd's.
 //
 // The token is read again for each call. It is in the body of the request, as the API has it. No error and no log record
@@ -53,6 +54,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
@@ -89,15 +91,21 @@ type CA struct {
 	mesh linkerdname.Mesh
 	conn *caconn.Conn
 	rpc  *grpchttp.Client
+
+	endpoint caclient.Endpoint
+	want     pki.Expectation // of the certifier
+
+	mu    sync.Mutex
+	shown []*x509.Certificate // by the certifier in the last handshake; nil before one
 }
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
-	c := &CA{mesh: o.Mesh}
+	c := &CA{mesh: o.Mesh, endpoint: o.Endpoint}
 	certifier, err := o.Mesh.Certifier()
 	if err == nil {
 		c.conn, err = caconn.New(caconn.Config{
-			Name: "linkerd", Endpoint: o.Endpoint, PriorKnowledge: true, TLS: o.tls(certifier),
+			Name: "linkerd", Endpoint: o.Endpoint, PriorKnowledge: true, TLS: c.tls(certifier),
 		})
 	}
 	switch {
@@ -115,36 +123,70 @@ func New(o Options) (*CA, error) {
 }
 
 // tls returns the configuration for connections to the certifier.
-func (o *Options) tls(certifier string) func(context.Context) (*tls.Config, error) {
-	e := o.Endpoint
-	want := pki.ExpectLeaf(e.TrustDomain, "the certifier "+certifier, nil, func(leaf *x509.Certificate) error {
+func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
+	c.want = pki.ExpectLeaf(c.endpoint.TrustDomain, "the certifier "+certifier, nil, func(leaf *x509.Certificate) error {
 		if !slices.Contains(leaf.DNSNames, certifier) {
 			return fmt.Errorf("it is for %.300q, and not the certifier %q", leaf.DNSNames, certifier)
 		}
 		return nil
 	})
-	return func(ctx context.Context) (*tls.Config, error) {
-		anchors := e.Roots
-		if e.RootsFile != "" {
-			b, err := caconn.ReadBundle(e.TrustDomain, e.RootsFile)
-			if err != nil {
-				return nil, err
-			}
-			anchors = b
+	return func(context.Context) (*tls.Config, error) {
+		anchors, err := c.anchors()
+		if err != nil {
+			return nil, err
 		}
 		return &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			ServerName:         certifier,
 			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies: a name that need not be valid for hosts
 			VerifyConnection: func(state tls.ConnectionState) error {
-				_, err := want.Verify(state.PeerCertificates, anchors, spiffe.ServerRole, time.Now())
+				_, err := c.want.Verify(state.PeerCertificates, anchors, spiffe.ServerRole, time.Now())
 				if err != nil {
 					return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: fmt.Errorf("the server's certificate: %w", err)}
 				}
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.shown = state.PeerCertificates
 				return nil
 			},
 		}, nil
 	}
+}
+
+// anchors returns the trust anchors of this moment.
+func (c *CA) anchors() (spiffe.BundleSource, error) {
+	if c.endpoint.RootsFile == "" {
+		return c.endpoint.Roots, nil
+	}
+	return caconn.ReadBundle(c.endpoint.TrustDomain, c.endpoint.RootsFile)
+}
+
+// distrust closes the connection that there is if its certifier would not be accepted now: its certificate has expired, or is
+// no longer under the trust anchors. While those cannot be read, it stays.
+func (c *CA) distrust() {
+	c.mu.Lock()
+	shown := c.shown
+	c.mu.Unlock()
+	if shown == nil {
+		return
+	}
+	anchors, err := c.anchors()
+	if err == nil {
+		_, err = anchors.Bundle(c.endpoint.TrustDomain)
+	}
+	if err != nil {
+		return
+	}
+	if _, err := c.want.Verify(shown, anchors, spiffe.ServerRole, time.Now()); err != nil {
+		c.conn.Close()
+	}
+}
+
+// Close closes the connections to the certifier that the CA has made, and so ends the calls that are under way. Those of an
+// HTTPClient are up to its owner. The next call makes a new connection. The error is always nil.
+func (c *CA) Close() error {
+	c.conn.Close()
+	return nil
 }
 
 // String names the CA and no secret.
@@ -182,6 +224,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
 	}
+	c.distrust()
 	c.conn.Begin()
 	response, err := c.rpc.Unary(ctx, method, nil, request)
 	if err != nil {

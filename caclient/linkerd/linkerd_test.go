@@ -6,14 +6,15 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
-
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -582,6 +583,118 @@ func TestPlaintext(t *testing.T) {
 		requireKind(t, err, caclient.ErrUnavailable)
 		assert.Equal(t, "HTTP/2.0", <-asked)
 	}
+}
+
+// A connection that is kept gets no token once its server would not be accepted any more: with its root gone from the trust
+// anchors, or its certificate expired.
+func TestDistrust(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil, good)
+	file := filepath.Join(t.TempDir(), "roots.pem")
+	require.NoError(t, os.WriteFile(file, s.ca.Bundle().MarshalPEM(), 0o600))
+	for _, c := range []*linkerd.CA{s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file }), s.client(t)} {
+		for range 2 {
+			_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
+			require.NoError(t, err)
+		}
+	}
+	c := s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file })
+	sign := func() error {
+		_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
+		return err
+	}
+	require.NoError(t, sign())
+	require.NoError(t, os.Remove(file))
+	require.NoError(t, sign(), "the connection was good, and nothing else is known")
+	require.NoError(t, os.WriteFile(file, spiffetest.NewCA(t, "cluster.local").Bundle().MarshalPEM(), 0o600))
+	n := len(s.seen())
+	err := sign()
+	requireKind(t, err, caclient.ErrUnavailable)
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	assert.True(t, untrusted, "%v", err)
+	assert.Len(t, s.seen(), n)
+	require.NoError(t, os.WriteFile(file, s.ca.Bundle().MarshalPEM(), 0o600))
+	require.NoError(t, sign())
+
+	var end time.Time
+	s = serve(t, nil, good)
+	old := serve(t, func(cfg *tls.Config) {
+		cfg.Certificates = []tls.Certificate{certificate(s.ca, func(c *x509.Certificate) {
+			c.DNSNames, c.NotAfter = []string{certifier}, time.Now().Add(2500*time.Millisecond).Truncate(time.Second)
+			end = c.NotAfter
+		})}
+	}, good)
+	c = s.client(t, func(o *linkerd.Options) { o.URL = old.url })
+	require.NoError(t, sign())
+	time.Sleep(time.Until(end.Add(time.Millisecond)))
+	requireKind(t, sign(), caclient.ErrUnavailable)
+	assert.Len(t, old.seen(), 1)
+}
+
+// Close ends the connections that are kept, and calls that are under way; a later call makes a new one.
+func TestClose(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "cluster.local")
+	through := caclienttest.NewLinkerd(t, ca, "/ns/emojivoto/sa/web").Endpoint()
+	asked, hang := make(chan struct{}, 10), make(chan struct{})
+	var open atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		select {
+		case <-hang:
+		case <-r.Context().Done():
+		}
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", "14")
+	}))
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			open.Add(1)
+		case http.StateClosed:
+			open.Add(-1)
+		}
+	}
+	s.Start()
+	defer s.Close()
+	c, err := linkerd.New(linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
+		URL: s.URL, TrustDomain: td, Roots: through.Roots, Token: through.Token, AllowPlaintext: true,
+	}})
+	require.NoError(t, err)
+	require.NoError(t, c.Close(), "before any")
+	none := func() bool { return open.Load() == 0 }
+	failed := make(chan error, 1)
+	short, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	defer stop()
+	go func() {
+		_, err := c.Sign(short, newCSR(t, pki.DNSSAN(web)), 0)
+		failed <- err
+	}()
+	<-asked
+	require.NoError(t, c.Close())
+	requireKind(t, <-failed, caclient.ErrUnavailable)
+	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
+
+	// One whose caller has gone.
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := c.Sign(ctx, newCSR(t, pki.DNSSAN(web)), 0)
+		failed <- err
+	}()
+	<-asked
+	cancel()
+	require.ErrorIs(t, <-failed, context.Canceled)
+	require.NoError(t, c.Close())
+	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
+
+	close(hang)
+	_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
+	requireKind(t, err, caclient.ErrUnavailable)
+	require.EqualValues(t, 1, open.Load(), "it is kept")
+	require.NoError(t, c.Close())
+	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
 }
 
 func TestNewRefuses(t *testing.T) {

@@ -161,7 +161,7 @@ func (o *options) serve(ctx context.Context, environ []string, log *slog.Logger,
 		start(func(ctx context.Context) error { return serve(ctx, l) })
 		return nil
 	}
-	admin := &http.Server{Handler: id.Handler(proxy), ReadHeaderTimeout: 10 * time.Second}
+	admin := &http.Server{Handler: id.Handler(proxy), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	err = listen(o.admin, &at.admin, func(ctx context.Context, l net.Listener) error {
 		defer context.AfterFunc(ctx, func() { _ = admin.Close() })()
 		if err := admin.Serve(l); !errors.Is(err, http.ErrServerClosed) {

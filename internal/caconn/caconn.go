@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/smallfile"
 	"github.com/svidkit/svidkit/pki"
@@ -61,6 +62,8 @@ type Config struct {
 	// another source.
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
 	Learn func(ctx context.Context) error
+
+	conns *conns.Dialed // of the transport
 }
 
 // Conn is the way to one CA. It is safe for concurrent use.
@@ -96,6 +99,7 @@ func New(cfg Config) (*Conn, error) {
 		return nil, errors.New("both Token and TokenFile are set")
 	}
 	e.Logger = cmp.Or(e.Logger, slog.New(slog.DiscardHandler))
+	cfg.conns = new(conns.Dialed)
 	hc, err := httpClient(e, cfg, u.Scheme)
 	if err != nil {
 		return nil, err
@@ -138,6 +142,8 @@ func NewTransport(cfg Config) *http.Transport {
 	t.Protocols.SetHTTP1(!cfg.PriorKnowledge)
 	t.Protocols.SetHTTP2(!cfg.PriorKnowledge)
 	t.Protocols.SetUnencryptedHTTP2(cfg.PriorKnowledge)
+	dial := cmp.Or(cfg.conns, new(conns.Dialed)).Dial(new(net.Dialer).DialContext)
+	t.DialContext = dial
 	if cfg.TLS == nil {
 		return t
 	}
@@ -155,9 +161,22 @@ func NewTransport(cfg Config) *http.Transport {
 		if t.Protocols.HTTP1() {
 			config.NextProtos = append(config.NextProtos, "http/1.1")
 		}
-		c, err := (&tls.Dialer{Config: config}).DialContext(ctx, network, addr)
-		if err != nil || !cfg.PriorKnowledge {
-			return c, err
+		if config.ServerName == "" {
+			if config.ServerName, _, err = net.SplitHostPort(addr); err != nil {
+				return nil, err
+			}
+		}
+		raw, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		c := tls.Client(raw, config)
+		if err := c.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		if !cfg.PriorKnowledge {
+			return c, nil
 		}
 		return struct{ net.Conn }{c}, nil // net/http asks a *tls.Conn for the protocol, and begins with HTTP/2 on any other
 	}
@@ -256,6 +275,10 @@ func (c *Conn) Begin() {
 		c.HTTP.CloseIdleConnections()
 	}
 }
+
+// Close closes the connections to the CA that were made here, and so ends the calls that are under way on them. The next call
+// makes a new one.
+func (c *Conn) Close() { c.cfg.conns.Close() }
 
 // Untrusted reports whether the CA's own certificate did not verify: the roots may be older than it, and are read again.
 func Untrusted(err error) bool {

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -158,6 +159,63 @@ func TestServiceAccount(t *testing.T) {
 	mount(t, root, map[string]string{"token": "third", "ca.crt": string(old) + string(next)})
 	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
 	assert.Equal(t, "Bearer third", s.tokens[len(s.tokens)-1])
+}
+
+// TestClose has a client whose server keeps each connection, after a request and in the midst of one.
+func TestClose(t *testing.T) {
+	t.Parallel()
+	s := newCluster(t)
+	m := s.machine("10.96.0.1", "443", account("token", string(s.renew(t)), "default"))
+	var open atomic.Int64
+	dial := m.Dial
+	m.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		open.Add(1)
+		return &counted{Conn: c, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
+	}
+	c, err := m.New(kube.Options{})
+	require.NoError(t, err)
+	require.NoError(t, c.Close(), "before any")
+	for range 2 {
+		require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+		require.Positive(t, open.Load(), "it is kept")
+		require.NoError(t, c.Close())
+		require.Eventually(t, func() bool { return open.Load() == 0 }, 5*time.Second, 5*time.Millisecond)
+	}
+
+	// One that is made for a request whose caller has gone.
+	begun, end := make(chan struct{}), make(chan struct{})
+	before := m.Dial
+	m.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		close(begun)
+		<-end
+		return before(ctx, network, addr)
+	}
+	c, err = m.New(kube.Options{})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() { failed <- c.Get(ctx, "/x", nil, nil) }()
+	<-begun
+	cancel()
+	require.ErrorIs(t, <-failed, context.Canceled)
+	require.NoError(t, c.Close())
+	close(end)
+	time.Sleep(50 * time.Millisecond) // for the handshake
+	require.Eventually(t, func() bool { return open.Load() == 0 }, 5*time.Second, 5*time.Millisecond)
+}
+
+type counted struct {
+	net.Conn
+	closed func()
+}
+
+func (c *counted) Close() error {
+	c.closed()
+	return c.Conn.Close()
 }
 
 // TestServiceAddresses has clusters with addresses of different kinds.

@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/conns"
 )
 
 const (
@@ -63,6 +64,7 @@ type Client struct {
 	http    *http.Client
 	watch   *http.Client    // the same without a Timeout
 	account *serviceAccount // nil if the caller's http.Client authenticates itself
+	conns   conns.Dialed    // of the account
 	limit   int             // of an answer
 }
 
@@ -88,7 +90,7 @@ func newClient(o Options, env environment) (*Client, error) {
 		hc = *o.Client
 	} else {
 		c.account = &serviceAccount{files: env.files}
-		hc.Transport = c.account.transport(env.dial)
+		hc.Transport = c.account.transport(c.conns.Dial(env.dial))
 	}
 	// A redirect would take the request, and the credentials that a transport adds, to another host.
 	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -230,6 +232,13 @@ type ObjectMeta struct {
 	DeletionTimestamp *time.Time        `json:"deletionTimestamp,omitempty"`
 	Labels            map[string]string `json:"labels,omitempty"`
 	Annotations       map[string]string `json:"annotations,omitempty"`
+}
+
+// Close closes the connections that the Client has made, and so ends what is under way on them. Those of an http.Client in
+// the Options are up to its owner. The next request makes a new connection. The error is always nil.
+func (c *Client) Close() error {
+	c.conns.Close()
+	return nil
 }
 
 // String names the API server and nothing secret.

@@ -30,6 +30,7 @@ var errBrief = errors.New("the API server has ended the watch at once")
 
 // work follows the API server until ctx is done.
 func (s *Source) work(ctx context.Context) error {
+	defer s.api.Close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.promote(ctx) })

@@ -102,6 +102,7 @@ const (
 	seedStore    = "linkerd-identity-store"
 
 	maxAnchors   = 90 << 10  // bytes of PEM: Linux starts no process with a variable of 128 KiB, and one form is base64
+	maxValues    = 50_000    // of an object, that are looked at: a value of 3 bytes takes a hundred times that in memory
 	minTokenLife = 10 * 60   // seconds, the least that Kubernetes grants
 	tokenLife    = 24 * 3600 // seconds
 )
@@ -143,12 +144,13 @@ type Injector struct {
 	certifier, destination string // names
 	anchors                atomic.Pointer[[]byte]
 	reviews                *limit.Limiter
+	reading                *limit.Shares[string] // bytes, by peer
 }
 
 // New returns an Injector. The error says which choice is missing or wrong.
 func New(cfg Config) (*Injector, error) {
 	fail := func(err error) (*Injector, error) { return nil, fmt.Errorf("inject: %w", err) }
-	in := &Injector{cfg: cfg, reviews: limit.New(limit.Options{Concurrent: maxReviews, Queue: maxWaiting})}
+	in := &Injector{cfg: cfg, reviews: limit.New(limit.Options{Concurrent: maxReviews, Queue: maxWaiting}), reading: limit.NewShares[string](maxReading, maxPeer)}
 	if in.cfg.ClusterDomain == "" {
 		in.cfg.ClusterDomain = "cluster.local"
 	}
@@ -525,15 +527,46 @@ func (c *container) mounts() *entries { return new(decoder).entries(c.tree, "vol
 func (o *object) volumes() *entries   { return new(decoder).entries(o.pod, "volumes") }
 
 // decoder reads members and keeps the first error.
-type decoder struct{ err error }
+type decoder struct {
+	err    error
+	values int // that were read
+}
 
 func (d *decoder) decode(name string, raw json.RawMessage, into any) {
 	if len(raw) == 0 || d.err != nil {
 		return
 	}
+	if d.values += values(raw); d.values > maxValues {
+		d.err = fmt.Errorf("its %q has too many values: there are more than %d", name, maxValues)
+		return
+	}
 	if err := json.Unmarshal(raw, into); err != nil {
 		d.err = fmt.Errorf("its %q is not what Kubernetes has there", name)
 	}
+}
+
+// values returns how many values are directly in a JSON object or array, or 1. The JSON is valid.
+func values(raw []byte) int {
+	n, depth := 1, 0
+	for i := 0; i < len(raw); i++ {
+		switch raw[i] {
+		case '"':
+			for i++; i < len(raw) && raw[i] != '"'; i++ {
+				if raw[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			depth++
+		case '}', ']':
+			depth--
+		case ',':
+			if depth == 1 {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 func (d *decoder) tree(name string, raw json.RawMessage) (t tree) {

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,12 +16,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/linkerdproxy/inject"
 	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/memconn"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -503,9 +508,41 @@ func TestWebhook(t *testing.T) {
 	assert.Equal(t, http.StatusForbidden, a.Response.Status.Code)
 	assert.Contains(t, a.Response.Status.Message, "not a pod")
 	assert.Contains(t, log.String(), "not a pod")
-	a = ask(review("UPDATE", "Pod", strings.Replace(pod, `"volumes":`, `"ephemeralContainers": [{"name": "debug", "volumeMounts": [{"name": "linkerd-identity-end-entity", "mountPath": "/x"}]}], "volumes":`, 1)))
+	part := func(name, body string) string {
+		return strings.Replace(body, `"newField":1`, fmt.Sprintf(`"subResource":%q`, name), 1)
+	}
+	debugged := strings.Replace(pod, `"volumes":`, `"ephemeralContainers": [{"name": "debug", "volumeMounts": [{"name": "linkerd-identity-end-entity", "mountPath": "/x"}]}], "volumes":`, 1)
+	a = ask(part("ephemeralcontainers", review("UPDATE", "Pod", debugged)))
 	assert.False(t, a.Response.Allowed)
 	assert.Contains(t, a.Response.Status.Message, `"debug"`)
+
+	// What cannot be refused, as the object would keep its finalizers or its old status for ever.
+	const odd = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"x"},"spec":{"template":{"metadata":{"annotations":{"linkerd.io/identity":"yes"}},"spec":{"containers":[{"name":"linkerd-proxy"}]}}}}`
+	deleted := func(body string) string {
+		return strings.Replace(body, `"oldObject":null`, `"oldObject":{"metadata":{"deletionTimestamp":"2026-01-01T00:00:00Z"}}`, 1)
+	}
+	for name, body := range map[string]string{
+		"a finalizer of a pod":      review("UPDATE", "Pod", debugged),
+		"the status of a pod":       part("status", review("UPDATE", "Pod", debugged)),
+		"a deleted deployment":      deleted(review("UPDATE", "Deployment", odd)),
+		"a status":                  part("status", review("UPDATE", "Deployment", odd)),
+		"the binding of a new pod":  part("binding", review("CREATE", "Pod", `{"apiVersion":"v1","kind":"Binding","metadata":{"annotations":{"linkerd.io/identity":"enabled"}}}`)),
+		"a connection, with object": review("CONNECT", "Pod", odd),
+	} {
+		a := ask(body)
+		assert.True(t, a.Response.Allowed, "%s: %s", name, a.Response.Status.Message)
+		assert.Nil(t, a.Response.Patch, name)
+	}
+	mine := strings.Replace(odd, `"name":"x"`, `"name":"x","deletionTimestamp":"2026-01-01T00:00:00Z"`, 1)
+	for name, body := range map[string]string{
+		"an update":                     review("UPDATE", "Deployment", odd),
+		"one that says that it is over": review("UPDATE", "Deployment", mine),
+		"a new one that says so":        deleted(review("CREATE", "Deployment", odd)),
+		"a container in a deleted pod":  deleted(part("ephemeralcontainers", review("UPDATE", "Pod", debugged))),
+	} {
+		a := ask(body)
+		assert.False(t, a.Response.Allowed, name)
+	}
 	a = ask(review("CREATE", "Pod", `{"kind":"Pod"}`))
 	assert.False(t, a.Response.Allowed)
 	assert.Equal(t, http.StatusBadRequest, a.Response.Status.Code)
@@ -528,6 +565,86 @@ func TestWebhook(t *testing.T) {
 		code, text := send(v.method, v.media, v.body)
 		assert.Equal(t, v.code, code, "%s: %s", name, text)
 	}
+}
+
+// Clients that send slowly, or nothing, do not keep the API server waiting, and do not stay.
+func TestWebhookSlowClients(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := memconn.Listen()
+		server := &http.Server{Handler: injector(t)}
+		go func() { _ = server.Serve(l) }()
+		defer time.Sleep(time.Second) // net/http lingers after an answer that ends a connection
+		defer server.Close()
+		send := func(length int, body, more string) net.Conn {
+			c, err := l.DialContext(t.Context(), "tcp", "")
+			require.NoError(t, err)
+			_, err = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s", length, more, body)
+			require.NoError(t, err)
+			return c
+		}
+		var slow []net.Conn
+		for range 40 {
+			slow = append(slow, send(100, "{", ""))
+		}
+		synctest.Wait()
+		begun := time.Now()
+		body := `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"DELETE"}}`
+		c := send(len(body), body, "Connection: close\r\n")
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
+		answer, err := io.ReadAll(c)
+		require.NoError(t, err)
+		assert.Contains(t, string(answer), "HTTP/1.1 200 OK")
+		assert.Zero(t, time.Since(begun))
+		for _, c := range slow {
+			require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
+			answer, err := io.ReadAll(c)
+			require.NoError(t, err)
+			assert.Contains(t, string(answer), "HTTP/1.1 400 Bad Request")
+		}
+		assert.LessOrEqual(t, time.Since(begun), 15*time.Second)
+
+		// Nor does one that says that it has much to send.
+		for i := range 5 {
+			c := send(8<<20, "{", "")
+			synctest.Wait()
+			if i < 4 {
+				defer c.Close()
+				continue
+			}
+			answer, err := io.ReadAll(c)
+			require.NoError(t, err)
+			assert.Contains(t, string(answer), "HTTP/1.1 503 Service Unavailable", "of this peer, more than its share")
+		}
+	})
+}
+
+// An object of many tiny values, of which the memory is many times that of its text, is refused before it is taken apart.
+func TestManyValues(t *testing.T) {
+	t.Parallel()
+	in := injector(t)
+	const n = 1_000_000
+	pod := func(note, containers, env string) []byte {
+		return []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x","annotations":{"a":"` + note + `"}},"spec":{"containers":[` + containers + `{"name":"linkerd-proxy","env":[` + env + `{"name":"a"}]}]}}`)
+	}
+	var members strings.Builder
+	for i := range n / 10 {
+		fmt.Fprintf(&members, `"%x":0,`, i)
+	}
+	for name, object := range map[string][]byte{
+		"containers":      pod("", strings.Repeat("{},", n), ""),
+		"variables":       pod("", "", strings.Repeat("{},", n)),
+		"of many":         pod("", strings.Repeat(`{"env":[`+strings.Repeat("{},", 1000)+`{}]},`, n/1000), ""),
+		"members":         []byte("{" + members.String() + `"kind":"Pod"}`),
+		"of a member":     []byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"annotations":{` + members.String() + `"x":""}}}`),
+		"behind a string": pod(`\\\"`, strings.Repeat("{},", n), ""),
+	} {
+		_, err := in.Inject(object, "emojivoto")
+		require.ErrorContains(t, err, "too many values", name)
+	}
+	got, err := in.Inject(pod(strings.Repeat(`{,[\",`, n/10), "", strings.Repeat(`{"name":"b","value":"1,2"},`, 10_000)), "emojivoto")
+	require.NoError(t, err)
+	assert.True(t, got.Enabled)
 }
 
 func FuzzInject(f *testing.F) {

@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/peer"
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
@@ -17,10 +19,15 @@ const (
 	maxReview  = 8 << 20 // bytes
 	maxReviews = 16      // at the same time
 	maxWaiting = 256     // more, for their turn
+
+	maxReading = 256 << 20        // bytes of reviews that are being read
+	maxPeer    = 32 << 20         // of one peer
+	readTime   = 10 * time.Second // for one, which is the time that API servers wait for the answer
 )
 
 // ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. An update
-// of a pod changes nothing, as Kubernetes allows no other variables and volumes then. What is refused has the reason as its
+// of a pod changes nothing, as Kubernetes allows no other variables and volumes then. Neither does one of a subresource, such as
+// the status, or of an object that is being deleted, which would stay for ever. What is refused has the reason as its
 // message, for the user whose request it is. The server around it has TLS, with a certificate
 // that the webhook configuration trusts; to accept the API server alone, it verifies the client's certificate.
 //
@@ -36,20 +43,17 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "an AdmissionReview is application/json", http.StatusUnsupportedMediaType)
 		return
 	}
+	body, code := in.body(w, r)
+	if code != 0 {
+		w.Header().Set("Connection", "close")
+		http.Error(w, "the request cannot be read", code)
+		return
+	}
 	if err := in.reviews.Acquire(r.Context(), ""); err != nil {
 		http.Error(w, "there are too many requests", http.StatusServiceUnavailable)
 		return
 	}
 	defer in.reviews.Release()
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReview))
-	if err != nil {
-		code := http.StatusBadRequest
-		if _, large := errors.AsType[*http.MaxBytesError](err); large {
-			code = http.StatusRequestEntityTooLarge
-		}
-		http.Error(w, "the request cannot be read", code)
-		return
-	}
 	strict, d := strictjson.NewReader(body), &decoder{}
 	strict.Skip()
 	if err := strict.End(); err != nil {
@@ -59,8 +63,12 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	review := d.tree("review", body)
 	request := d.member(review, "request")
 	version, kind := d.text(review, "apiVersion"), d.text(review, "kind")
-	uid, namespace, operation := d.text(request, "uid"), d.text(request, "namespace"), d.text(request, "operation")
-	pod := d.text(d.member(request, "kind"), "kind") == "Pod"
+	uid, namespace := d.text(request, "uid"), d.text(request, "namespace")
+	about := subject{
+		operation: d.text(request, "operation"), pod: d.text(d.member(request, "kind"), "kind") == "Pod", part: d.text(request, "subResource"),
+		// Of the old object, as callers can set it in the new one.
+		ends: d.text(d.member(d.member(request, "oldObject"), "metadata"), "deletionTimestamp") != "",
+	}
 	switch {
 	case d.err != nil:
 		http.Error(w, "the AdmissionReview: "+d.err.Error(), http.StatusBadRequest)
@@ -70,27 +78,66 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer := response{UID: uid, Allowed: true}
-	if operation == "CREATE" || operation == "UPDATE" {
-		got, err := in.judge(request["object"], namespace, operation == "UPDATE" && pod)
-		switch {
-		case err != nil:
-			answer.Allowed = false
-			answer.Status = &status{Code: http.StatusForbidden, Message: kube.OneLine(err.Error(), 1000)}
-			if !errors.Is(err, ErrRefused) {
-				answer.Status.Code = http.StatusBadRequest
-			}
-			in.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "inject: object refused", slog.String("why", answer.Status.Message))
-		case got.Patch != nil:
-			answer.Patch, answer.PatchType = got.Patch, "JSONPatch"
+	got, err := in.judge(request["object"], namespace, about)
+	switch {
+	case err != nil:
+		answer.Allowed = false
+		answer.Status = &status{Code: http.StatusForbidden, Message: kube.OneLine(err.Error(), 1000)}
+		if !errors.Is(err, ErrRefused) {
+			answer.Status.Code = http.StatusBadRequest
 		}
+		in.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "inject: object refused", slog.String("why", answer.Status.Message))
+	case got.Patch != nil:
+		answer.Patch, answer.PatchType = got.Patch, "JSONPatch"
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind, "response": answer}) // the client has gone
 }
 
-// judge is Inject, but for an update of a pod, which is looked at and left as it is.
-func (in *Injector) judge(data []byte, namespace string, look bool) (*Injection, error) {
-	if !look {
+// body reads a review. It takes none of the slots meanwhile, so that peers that send slowly do not keep the API server waiting.
+// The code is 0 if all went well.
+func (in *Injector) body(w http.ResponseWriter, r *http.Request) (data []byte, code int) {
+	size := r.ContentLength
+	switch {
+	case size > maxReview:
+		return nil, http.StatusRequestEntityTooLarge
+	case size < 0:
+		size = maxReview
+	}
+	from := peer.FromContext(peer.WithRequest(r.Context(), r))
+	if err := in.reading.Take(from, int(size)); err != nil {
+		return nil, http.StatusServiceUnavailable
+	}
+	defer in.reading.Give(from, int(size))
+	wire := http.NewResponseController(w)
+	_ = wire.SetReadDeadline(time.Now().Add(readTime)) // a test's recorder has none
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReview))
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return nil, http.StatusRequestEntityTooLarge
+	}
+	if err != nil {
+		return nil, http.StatusBadRequest
+	}
+	_ = wire.SetReadDeadline(time.Time{})
+	return data, 0
+}
+
+// subject is what is done, and to what.
+type subject struct {
+	operation string
+	pod, ends bool   // ends: the object is being deleted
+	part      string // subresource
+}
+
+// judge is Inject for objects that can change. The containers of a pod only do by its ephemeralcontainers, which are looked at
+// and left as they are.
+func (in *Injector) judge(data []byte, namespace string, s subject) (*Injection, error) {
+	update := s.operation == "UPDATE"
+	switch {
+	case update && s.pod && s.part == "ephemeralcontainers":
+	case s.operation != "CREATE" && !update, s.part != "", update && (s.pod || s.ends):
+		return &Injection{}, nil
+	default:
 		return in.Inject(data, namespace)
 	}
 	o, err := in.read(data, namespace)

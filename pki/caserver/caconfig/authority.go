@@ -485,7 +485,7 @@ func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Opti
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { r.run(ctx, refused) })
-	return func() { cancel(); running.Wait() }, nil
+	return func() { cancel(); running.Wait(); _ = api.Close() }, nil
 }
 
 // setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,

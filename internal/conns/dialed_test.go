@@ -1,0 +1,53 @@
+package conns_test
+
+import (
+	"context"
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/conns"
+)
+
+// Close ends the connections that there are, also those that are made meanwhile, and no later ones.
+func TestDialed(t *testing.T) {
+	t.Parallel()
+	var d conns.Dialed
+	d.Close()
+	var ends []net.Conn
+	waits := func() {}
+	dial := d.Dial(func(context.Context, string, string) (net.Conn, error) {
+		waits()
+		a, b := net.Pipe()
+		ends = append(ends, b)
+		return a, nil
+	})
+	gone := func(i int) bool {
+		_, err := ends[i].Write([]byte("x")) // of a pipe, which waits for a reader
+		return err != nil
+	}
+	a, err := dial(t.Context(), "tcp", "a:1")
+	require.NoError(t, err)
+	b, err := dial(t.Context(), "tcp", "b:1")
+	require.NoError(t, err)
+	require.NoError(t, a.Close())
+	assert.True(t, gone(0))
+	d.Close()
+	assert.True(t, gone(1))
+	require.NoError(t, b.Close(), "again")
+
+	waits = d.Close
+	_, err = dial(t.Context(), "tcp", "a:1")
+	require.ErrorIs(t, err, net.ErrClosed)
+	assert.True(t, gone(2))
+
+	waits = func() {}
+	c, err := dial(t.Context(), "tcp", "a:1")
+	require.NoError(t, err)
+	go func() { _, _ = c.Read(make([]byte, 1)) }()
+	assert.False(t, gone(3))
+	d.Close()
+	assert.True(t, gone(3))
+}
