@@ -184,7 +184,7 @@ func (s *stream) resolve(it *item) bool {
 	case ok:
 		s.unwatch(it)
 		it.cur = nil
-		it.watch = s.h.table.watch(source, it.name, &s.inbox, it)
+		it.watch = s.h.table.watch(source, it.name, &s.inbox, it, turn)
 	default:
 		s.unwatch(it)
 		it.watch = s.h.table.wait(it.name, &s.inbox, it, turn)
