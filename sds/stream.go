@@ -62,7 +62,10 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 	if h.opts.Resolve != nil {
 		s.session.allow = s.resolve
 	}
-	s.inbox.wake = func() { s.pushes.Go(s.push) }
+	s.inbox.wake = func() {
+		s.pushes.Add(1)
+		go s.push()
+	}
 	return s, nil
 }
 
@@ -194,6 +197,7 @@ func (s *stream) resolve(it *item) bool {
 
 // push sends the news of the table.
 func (s *stream) push() {
+	defer s.pushes.Done()
 	defer func() {
 		if v := recover(); v != nil {
 			s.end(&panicked{v, debug.Stack()})
