@@ -25,7 +25,9 @@ type stream struct {
 	inbox  inbox
 	pushes sync.WaitGroup
 
-	mu      sync.Mutex // held while a response is sent
+	out sync.Mutex // held while a response is sent; locked with mu locked, for their order
+
+	mu      sync.Mutex
 	session *session
 	held    holdings
 	closed  bool     // nothing is watched any more
@@ -62,10 +64,7 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 	if h.opts.Resolve != nil {
 		s.session.allow = s.resolve
 	}
-	s.inbox.wake = func() {
-		s.pushes.Add(1)
-		go s.push()
-	}
+	s.inbox.wake = func() { s.pushes.Go(s.push) }
 	return s, nil
 }
 
@@ -129,14 +128,40 @@ func (s *stream) close() {
 	s.h.open.Give(s.held.peer, 1)
 }
 
-// request takes a message and answers it.
+// request takes a message, unless it is nil, and sends what there is to send then.
 func (s *stream) request(msg []byte) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.take(msg); err != nil { // its frames are off the stack before the send, so that an idle stream has a small one
+	f, err := s.next(msg) // its frames are off the stack before the send, so that an idle stream has a small one
+	if f == nil {
 		return err
 	}
-	return s.send()
+	return s.send(f)
+}
+
+// next takes a message, unless it is nil, and what is in the inbox. It returns what there is to send then, with out
+// locked, or nil. The answer to it often comes before the send has returned, and does not wait for that.
+func (s *stream) next(msg []byte) (*frame, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if msg != nil {
+		if err := s.take(msg); err != nil {
+			return nil, err
+		}
+	}
+	s.collect()
+	r := s.session.next()
+	if s.session.refused != nil || r == nil {
+		return nil, s.session.refused
+	}
+	s.out.Lock()
+	return r.frame, nil
+}
+
+// send sends what next has returned.
+func (s *stream) send(f *frame) error {
+	defer s.out.Unlock()
+	s.h.counts.responses.Inc()
+	s.h.pushed(&f.label)
+	return s.call.SendFrame(f.wire)
 }
 
 // take takes a message.
@@ -197,29 +222,14 @@ func (s *stream) resolve(it *item) bool {
 
 // push sends the news of the table.
 func (s *stream) push() {
-	defer s.pushes.Done()
 	defer func() {
 		if v := recover(); v != nil {
 			s.end(&panicked{v, debug.Stack()})
 		}
 	}()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.send(); err != nil {
+	if err := s.request(nil); err != nil {
 		s.end(err)
 	}
-}
-
-// send hands what is in the inbox to the session, and sends the response that it has.
-func (s *stream) send() error {
-	s.collect()
-	r := s.session.next()
-	if s.session.refused != nil || r == nil {
-		return s.session.refused
-	}
-	s.h.counts.responses.Inc()
-	s.h.pushed(&r.frame.label)
-	return s.call.SendFrame(r.frame.wire)
 }
 
 // collect hands what is in the inbox to the session.
