@@ -42,21 +42,19 @@ func (h *Handler) fetch(ctx context.Context, p peer.Holder, r *request) (*respon
 		default:
 		}
 	}}
+	turn := h.table.turn.Load()
 	for _, it := range out.added {
 		if source, ok := h.resolve(ctx, p, s.node, it); ok {
-			it.watch = h.table.watch(source, it.name, in, nil)
+			it.watch = h.table.watch(source, it.name, in, nil, turn)
 			defer h.table.unwatch(it.watch)
 		}
 	}
-	var resp response
-	var failed bool
+	waited := false
 	for _, it := range out.added {
 		if it.watch == nil {
 			continue
 		}
-		waited := false
-		st := it.watch.res.cur.Load()
-		for ; st == nil; st = it.watch.res.cur.Load() {
+		for it.cur = it.watch.res.cur.Load(); it.cur == nil; it.cur = it.watch.res.cur.Load() {
 			waited = true
 			select {
 			case <-news:
@@ -67,7 +65,14 @@ func (h *Handler) fetch(ctx context.Context, p peer.Holder, r *request) (*respon
 				return nil, errClosing()
 			}
 		}
-		if waited {
+	}
+	var resp response
+	var failed bool
+	for _, it := range out.added {
+		if it.watch == nil {
+			continue
+		}
+		if waited { // what was permitted, and the newest, may have changed since
 			source, ok := h.resolve(ctx, p, s.node, it)
 			if !ok {
 				continue
@@ -76,12 +81,15 @@ func (h *Handler) fetch(ctx context.Context, p peer.Holder, r *request) (*respon
 				failed = true
 				continue
 			}
+			if st := it.watch.res.cur.Load(); st != nil {
+				it.cur = st
+			}
 		}
 		switch {
-		case st.entry != nil:
-			resp.entries = append(resp.entries, st.entry)
-			resp.version = resp.version.xor(st.entry.version)
-		case st.err != nil:
+		case it.cur.entry != nil:
+			resp.entries = append(resp.entries, it.cur.entry)
+			resp.version = resp.version.xor(it.cur.entry.version)
+		case it.cur.err != nil:
 			failed = true
 		}
 	}

@@ -179,6 +179,58 @@ func TestRefreshDuringRefusal(t *testing.T) {
 	}
 }
 
+// A move to another secret that comes while the hook is about to name one is not missed, though the look-up of that one
+// does not end.
+func TestRefreshDuringMove(t *testing.T) {
+	t.Parallel()
+	for _, before := range []string{"", "old"} {
+		t.Run("from "+before, func(t *testing.T) {
+			t.Parallel()
+			m := newMint(t)
+			src := &slowSource{fakeSource: newFakeSource(), name: "hangs", entered: make(chan struct{}), release: make(chan struct{})}
+			old, next := m.pair("old"), m.pair("next")
+			src.put("old", old)
+			src.put("next", next)
+			var mu sync.Mutex
+			source := before
+			entered, goOn := make(chan struct{}), make(chan struct{})
+			h := handler(t, src, &sds.Options{Resolve: func(context.Context, string) (string, error) {
+				mu.Lock()
+				now := source
+				if now == "hangs" {
+					source = "next" // while the answer is on its way
+				}
+				mu.Unlock()
+				if now == "hangs" {
+					close(entered)
+					<-goOn
+				}
+				return now, nil
+			}})
+			defer close(src.release)
+			socket, _ := serve(t, h)
+			s := openSotW(t, dial(t, socket))
+			if before == "" {
+				source = "hangs"
+				s.ask("default")
+			} else {
+				s.ask("default")
+				r := s.recv()
+				want(t, r, named(t, old, "default"))
+				s.ack(r, "default")
+				mu.Lock()
+				source = "hangs"
+				mu.Unlock()
+				h.Refresh()
+			}
+			<-entered
+			h.Refresh()
+			close(goOn)
+			want(t, s.recv(), named(t, next, "default"))
+		})
+	}
+}
+
 // A delta stream that asks once more for what it was refused has the question asked once more.
 func TestSubscribeAgain(t *testing.T) {
 	t.Parallel()
@@ -235,18 +287,49 @@ func TestFetchAsksAgain(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, <-code)
 }
 
-// slowSource waits at its first look-up.
+// A fetch that has waited for one of its secrets asks again about the others, too, which were there from the start.
+func TestFetchAsksAgainAboutAll(t *testing.T) {
+	t.Parallel()
+	for _, names := range []string{`["slow","db"]`, `["db","slow"]`} {
+		t.Run(names, func(t *testing.T) {
+			t.Parallel()
+			m, r := newMint(t), newRights()
+			src := &slowSource{fakeSource: newFakeSource(), name: "slow", entered: make(chan struct{}), release: make(chan struct{})}
+			src.put("slow", m.pair("slow"))
+			src.put("db", m.pair("db"))
+			r.set("slow", true)
+			r.set("db", true)
+			h := handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
+			socket, _ := serve(t, h)
+			got := make(chan answer, 1)
+			go func() { got <- post(t, dial(t, socket), `{"resource_names":`+names+`}`, nil) }()
+			<-src.entered
+			require.Eventually(t, func() bool { return h.Status().Names["db"] != "" }, patient, time.Millisecond)
+			r.set("db", false)
+			close(src.release)
+			a := <-got
+			assert.Equal(t, http.StatusOK, a.StatusCode)
+			assert.Contains(t, string(a.body), `"name":"slow"`)
+			assert.NotContains(t, string(a.body), `"name":"db"`)
+		})
+	}
+}
+
+// slowSource waits at its first look-up, or at the first of one name.
 type slowSource struct {
 	*fakeSource
+	name             string // "": of any
 	once             sync.Once
 	entered, release chan struct{}
 }
 
 func (s *slowSource) GenerateSecret(ctx context.Context, name string) (*pki.Secret, error) {
-	s.once.Do(func() {
-		close(s.entered)
-		<-s.release
-	})
+	if s.name == "" || s.name == name {
+		s.once.Do(func() {
+			close(s.entered)
+			<-s.release
+		})
+	}
 	return s.fakeSource.GenerateSecret(ctx, name)
 }
 

@@ -252,7 +252,7 @@ func (s *session) enqueue(it *item) {
 
 // next returns the response to send now, or nil. The caller sends it or ends the stream.
 func (s *session) next() *response {
-	if s.awaiting {
+	if s.awaiting || len(s.queue) == 0 {
 		return nil
 	}
 	r := s.collect()

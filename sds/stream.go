@@ -25,7 +25,9 @@ type stream struct {
 	inbox  inbox
 	pushes sync.WaitGroup
 
-	mu      sync.Mutex // held while a response is sent
+	out sync.Mutex // held while a response is sent; locked with mu locked, for their order
+
+	mu      sync.Mutex
 	session *session
 	held    holdings
 	closed  bool     // nothing is watched any more
@@ -126,14 +128,40 @@ func (s *stream) close() {
 	s.h.open.Give(s.held.peer, 1)
 }
 
-// request takes a message and answers it.
+// request takes a message, unless it is nil, and sends what there is to send then.
 func (s *stream) request(msg []byte) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.take(msg); err != nil { // its frames are off the stack before the send, so that an idle stream has a small one
+	f, err := s.next(msg) // its frames are off the stack before the send, so that an idle stream has a small one
+	if f == nil {
 		return err
 	}
-	return s.send()
+	return s.send(f)
+}
+
+// next takes a message, unless it is nil, and what is in the inbox. It returns what there is to send then, with out
+// locked, or nil. The answer to it often comes before the send has returned, and does not wait for that.
+func (s *stream) next(msg []byte) (*frame, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if msg != nil {
+		if err := s.take(msg); err != nil {
+			return nil, err
+		}
+	}
+	s.collect()
+	r := s.session.next()
+	if s.session.refused != nil || r == nil {
+		return nil, s.session.refused
+	}
+	s.out.Lock()
+	return r.frame, nil
+}
+
+// send sends what next has returned.
+func (s *stream) send(f *frame) error {
+	defer s.out.Unlock()
+	s.h.counts.responses.Inc()
+	s.h.pushed(&f.label)
+	return s.call.SendFrame(f.wire)
 }
 
 // take takes a message.
@@ -184,7 +212,7 @@ func (s *stream) resolve(it *item) bool {
 	case ok:
 		s.unwatch(it)
 		it.cur = nil
-		it.watch = s.h.table.watch(source, it.name, &s.inbox, it)
+		it.watch = s.h.table.watch(source, it.name, &s.inbox, it, turn)
 	default:
 		s.unwatch(it)
 		it.watch = s.h.table.wait(it.name, &s.inbox, it, turn)
@@ -199,23 +227,9 @@ func (s *stream) push() {
 			s.end(&panicked{v, debug.Stack()})
 		}
 	}()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.send(); err != nil {
+	if err := s.request(nil); err != nil {
 		s.end(err)
 	}
-}
-
-// send hands what is in the inbox to the session, and sends the response that it has.
-func (s *stream) send() error {
-	s.collect()
-	r := s.session.next()
-	if s.session.refused != nil || r == nil {
-		return s.session.refused
-	}
-	s.h.counts.responses.Inc()
-	s.h.pushed(&r.frame.label)
-	return s.call.SendFrame(r.frame.wire)
 }
 
 // collect hands what is in the inbox to the session.

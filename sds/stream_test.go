@@ -52,7 +52,7 @@ func TestStreamEndWaitsForPush(t *testing.T) {
 			return err
 		}
 		it = out.added[0]
-		it.watch = h.table.watch(it.name, it.name, &s.inbox, it)
+		it.watch = h.table.watch(it.name, it.name, &s.inbox, it, h.table.turn.Load())
 		s.session.news(it, &state{entry: e})
 		s.mu.Lock()
 		go func() {

@@ -135,8 +135,9 @@ func newTable(src Source, log *slog.Logger) *table {
 }
 
 // watch tells in about the source's secret, as clients ask for it by name, from now on: at once if something is
-// known.
-func (t *table) watch(source, name string, in *inbox, it *item) *watch {
+// known. The decision for this secret is as old as turn: if there was an occasion to ask again since, it tells at once,
+// too, as a look-up may take its time.
+func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.names[source][name]
@@ -150,12 +151,13 @@ func (t *table) watch(source, name string, in *inbox, it *item) *watch {
 	}
 	w := &watch{res: r, inbox: in, item: it}
 	r.watches[w] = struct{}{}
-	switch st := r.cur.Load(); {
-	case st == nil: // the look-up that is out will tell
-	case st.entry != nil && st.entry.expired(time.Now()):
+	st := r.cur.Load() // nil: the look-up that is out will tell
+	if st != nil && st.entry != nil && st.entry.expired(time.Now()) {
+		st = nil
 		r.cur.Store(nil) // existing streams keep it; a new stream gets what the source returns
 		t.loop.Put(r, 0)
-	default:
+	}
+	if st != nil || t.turn.Load() != turn {
 		in.put(w)
 	}
 	return w

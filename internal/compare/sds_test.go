@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"maps"
 	"math/big"
+	mathrand "math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -442,7 +443,7 @@ var sdsServers = map[string]func(b *testing.B) pushed{
 		ca, src := spiffetest.NewCA(b, "example.org"), &secretSource{}
 		pairs := []*pki.Secret{keyPair(b, ca, "default"), keyPair(b, ca, "default")}
 		src.put(pairs[0])
-		h, err := sds.NewHandler(src, nil)
+		h, err := sds.NewHandler(src, &sds.Options{MaxPeerStreams: 20_000})
 		require.NoError(b, err)
 		b.Cleanup(func() { _ = h.Close() })
 		return pushed{sdsSocket(b, h), func(n int) { src.put(pairs[n%2]) }}
@@ -538,8 +539,8 @@ func openRaw(b *testing.B, c *http.Client, first []byte) *rawStream {
 	return &rawStream{in: w, body: resp.Body, r: bufio.NewReaderSize(resp.Body, 16)}
 }
 
-// exchange receives a response and acknowledges it.
-func (s *rawStream) exchange() error {
+// receive receives a response.
+func (s *rawStream) receive() error {
 	var head [5]byte
 	if _, err := io.ReadFull(s.r, head[:]); err != nil {
 		return err
@@ -548,10 +549,14 @@ func (s *rawStream) exchange() error {
 	if cap(s.buf) < n {
 		s.buf = make([]byte, n)
 	}
-	if _, err := io.ReadFull(s.r, s.buf[:n]); err != nil {
-		return err
-	}
-	if err := proto.Unmarshal(s.buf[:n], &s.resp); err != nil {
+	_, err := io.ReadFull(s.r, s.buf[:n])
+	s.buf = s.buf[:n]
+	return err
+}
+
+// acknowledge answers the response that was received.
+func (s *rawStream) acknowledge() error {
+	if err := proto.Unmarshal(s.buf, &s.resp); err != nil {
 		return err
 	}
 	ack, err := proto.Marshal(&discovery.DiscoveryRequest{
@@ -572,39 +577,81 @@ func firstRequest(b *testing.B, size int) []byte {
 	})
 }
 
-// BenchmarkSDSPush is the time from a change until 1,000 streams on one connection have it; the clients run
-// on the same cores, and acknowledge.
+// BenchmarkSDSPush is the time from a change until a stream has it, over all streams: the median, the 99th percentile and the
+// last. The servers take turns, and what is reported is the median of their turns. The clients run on the same cores, and
+// acknowledge.
 func BenchmarkSDSPush(b *testing.B) {
-	const streams = 1000
-	for name, newServer := range sdsServers {
-		b.Run(name, func(b *testing.B) {
-			s := newServer(b)
-			c := sds.UnixClient(s.path)
-			b.Cleanup(c.CloseIdleConnections)
-			received := make(chan struct{}, streams)
-			first := firstRequest(b, 1000)
-			for range streams {
-				s := openRaw(b, c, first)
-				go func() {
-					for s.exchange() == nil {
-						received <- struct{}{}
-					}
-				}()
+	for _, bench := range []struct{ streams, conns, request int }{{1000, 1, 1000}, {10_000, 10, 60_000}} {
+		b.Run(fmt.Sprintf("streams=%d/conns=%d/request=%dkB", bench.streams, bench.conns, bench.request/1000), func(b *testing.B) {
+			names := slices.Sorted(maps.Keys(sdsServers))
+			turns := make(map[string]func() []time.Duration)
+			for _, name := range names {
+				turns[name] = audience(b, sdsServers[name](b), bench.streams, bench.conns, firstRequest(b, bench.request))
 			}
-			wait := func() {
-				for range streams {
-					<-received
+			quantiles := []struct {
+				name string
+				per  int // mille
+			}{{"p50", 500}, {"p99", 990}, {"last", 1000}}
+			took := make(map[string][]time.Duration)
+			for b.Loop() {
+				runtime.GC() // is nothing of a server's, and takes longer than a push
+				mathrand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+				for _, name := range names {
+					time.Sleep(100 * time.Millisecond) // the acknowledgements of the turn before
+					all := turns[name]()
+					for _, q := range quantiles {
+						took[name+"-"+q.name] = append(took[name+"-"+q.name], all[len(all)*q.per/1000-1])
+					}
 				}
 			}
-			wait()
-			n := 0
-			b.ReportAllocs()
-			for b.Loop() {
-				n++
-				s.push(n)
-				wait()
+			b.ReportMetric(0, "ns/op") // of all of them, and the garbage collection
+			var ratios []float64
+			for i, d := range took["svidkit-p99"] {
+				ratios = append(ratios, float64(d)/float64(took["go-control-plane-p99"][i]))
+			}
+			slices.Sort(ratios)
+			b.ReportMetric(ratios[len(ratios)/2], "svidkit-p99/go-control-plane-p99")
+			for what, each := range took {
+				slices.Sort(each)
+				b.ReportMetric(float64(each[len(each)/2].Microseconds())/1000, "ms-"+what)
 			}
 		})
+	}
+}
+
+// audience opens streams that have what the server has. The function that it returns makes a change, and returns how long
+// that took to each stream, in ascending order.
+func audience(b *testing.B, server pushed, streams, conns int, first []byte) (push func() []time.Duration) {
+	arrived := make(chan time.Time, streams)
+	wait := func(begun time.Time) (took []time.Duration) {
+		for range streams {
+			took = append(took, (<-arrived).Sub(begun))
+		}
+		slices.Sort(took)
+		return took
+	}
+	for range conns {
+		c := sds.UnixClient(server.path)
+		b.Cleanup(c.CloseIdleConnections)
+		for range streams / conns {
+			s := openRaw(b, c, first)
+			go func() {
+				for s.receive() == nil {
+					arrived <- time.Now()
+					if s.acknowledge() != nil {
+						return
+					}
+				}
+			}()
+		}
+	}
+	wait(time.Now())
+	n := 0
+	return func() []time.Duration {
+		n++
+		begun := time.Now()
+		server.push(n)
+		return wait(begun)
 	}
 }
 
@@ -617,7 +664,11 @@ func BenchmarkSDSIdleStream(b *testing.B) {
 				c := sds.UnixClient(s.path)
 				b.Cleanup(c.CloseIdleConnections)
 				first := firstRequest(b, size)
-				start := func() { require.NoError(b, openRaw(b, c, first).exchange()) }
+				start := func() {
+					s := openRaw(b, c, first)
+					require.NoError(b, s.receive())
+					require.NoError(b, s.acknowledge())
+				}
 				start()
 				measure := func() uint64 {
 					var m runtime.MemStats
