@@ -195,7 +195,7 @@ func (p *Proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 		for wait := time.Duration(0); ; {
 			raw, err := accepted.Accept()
 			if passes(err) {
-				p.log.Warn("linkerdproxy: connections cannot be accepted", "for now", slog.Any("err", err))
+				p.log.Warn("linkerdproxy: connections cannot be accepted", "the system refuses them", slog.Any("err", err))
 				wait = min(max(2*wait, 5*time.Millisecond), time.Second)
 				select {
 				case <-accepting.Done():

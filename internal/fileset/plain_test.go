@@ -278,9 +278,10 @@ func TestPlainReaders(t *testing.T) {
 		for range rand.IntN(20) {
 			version++
 			write(t, f, version)
-			if at := began.Swap(nil); time.Since(*at) > still {
+			if at := began.Load(); time.Since(*at) > still {
 				stalled.Store(true)
 			}
+			began.Store(nil) // after that, for a follower that looks at both
 		}
 		time.Sleep(rand.N(250 * time.Millisecond))
 	}
