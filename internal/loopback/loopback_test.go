@@ -68,3 +68,43 @@ func TestOtherSite(t *testing.T) {
 		assert.False(t, loopback.OtherSite(r), "%q", origin)
 	}
 }
+
+func TestLocal(t *testing.T) {
+	t.Parallel()
+	here, outside := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 15020}, &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 15020}
+	for name, c := range map[string]struct {
+		remote, host, origin, site string
+		at                         net.Addr
+		says                       string // nothing: it is let through
+	}{
+		"program":                   {remote: "127.0.0.1:999", host: "localhost:15020", at: here},
+		"program by the address":    {remote: "127.0.0.1:999", host: "127.0.0.1:15020", at: here},
+		"program, IPv6":             {remote: "[::1]:999", host: "[::1]:15020", at: &net.TCPAddr{IP: net.IPv6loopback}},
+		"Unix socket":               {remote: "@", host: "localhost", at: &net.UnixAddr{Name: "/run/s", Net: "unix"}},
+		"page of this port":         {remote: "127.0.0.1:999", host: "localhost:15020", origin: "http://localhost:15020", at: here},
+		"another host":              {remote: "10.0.0.9:999", host: "10.0.0.7:15020", at: outside, says: "clients on the same host"},
+		"another host, as loopback": {remote: "10.0.0.9:999", host: "localhost", at: here, says: "clients on the same host"},
+		"no address":                {remote: "web.test:999", host: "localhost", at: here, says: "clients on the same host"},
+		"not over loopback":         {remote: "127.0.0.1:999", host: "localhost", at: outside, says: "over loopback only"},
+		"name that leads here":      {remote: "127.0.0.1:999", host: "evil.test", at: here, says: "Host"},
+		"the same, Unix socket":     {remote: "@", host: "evil.test", says: "Host"},
+		"page of another site":      {remote: "127.0.0.1:999", host: "localhost:15020", site: "cross-site", at: here, says: "other sites"},
+		"the same, older browser":   {remote: "127.0.0.1:999", host: "localhost:15020", origin: "https://evil.test", at: here, says: "other sites"},
+	} {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.RemoteAddr, r.Host = c.remote, c.host
+		for header, value := range map[string]string{"Origin": c.origin, "Sec-Fetch-Site": c.site} {
+			if value != "" {
+				r.Header.Set(header, value)
+			}
+		}
+		if c.at != nil {
+			r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, c.at))
+		}
+		if err := loopback.Local(r); c.says == "" {
+			assert.NoError(t, err, name)
+		} else {
+			assert.ErrorContains(t, err, c.says, name)
+		}
+	}
+}
