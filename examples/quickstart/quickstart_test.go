@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,12 @@ import (
 
 	"github.com/svidkit/svidkit/pki/ca"
 )
+
+// TestMain has more tests run at once than there are processors, as they mostly wait.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "4") // -parallel, if it is given, is parsed after this
+	os.Exit(m.Run())
+}
 
 // A whole show: everything happens that the summary counts, in order. Lifetimes are long enough for a
 // machine with more to do.
