@@ -139,13 +139,20 @@ func TestPublicKeys(t *testing.T) {
 	require.Error(t, err)
 }
 
+// publicKeyAnswer is what ZTS answers about the public key of rsaKey.
+func publicKeyAnswer(t *testing.T) []byte {
+	t.Helper()
+	der, err := x509.MarshalPKIXPublicKey(rsaKey().Public())
+	require.NoError(t, err)
+	answer, err := json.Marshal(object{"key": y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))})
+	require.NoError(t, err)
+	return answer
+}
+
 // TestPublicKeysAway has ZTS not answer at all, and callers that name keys that do not exist.
 func TestPublicKeysAway(t *testing.T) {
 	t.Parallel()
-	der, err := x509.MarshalPKIXPublicKey(rsaKey().Public())
-	require.NoError(t, err)
-	good, err := json.Marshal(object{"key": y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))})
-	require.NoError(t, err)
+	good := publicKeyAnswer(t)
 	synctest.Test(t, func(t *testing.T) {
 		away, calls := false, 0
 		p, err := athenz.NewPublicKeys("https://zts.example:4443", &http.Client{Transport: answerFunc(func(r *http.Request) (int, string, error) {
@@ -211,10 +218,7 @@ func TestPublicKeysAway(t *testing.T) {
 // keeps no key alive which ZTS has withdrawn.
 func TestPublicKeysFlood(t *testing.T) {
 	t.Parallel()
-	der, err := x509.MarshalPKIXPublicKey(rsaKey().Public())
-	require.NoError(t, err)
-	good, err := json.Marshal(object{"key": y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))})
-	require.NoError(t, err)
+	good := publicKeyAnswer(t)
 	synctest.Test(t, func(t *testing.T) {
 		withdrawn := false
 		p, err := athenz.NewPublicKeys("https://zts.example:4443", &http.Client{Transport: answerFunc(func(r *http.Request) (int, string, error) {

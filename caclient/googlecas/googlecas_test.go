@@ -286,7 +286,7 @@ func TestErrors(t *testing.T) {
 		{"a wait that is not asked for", 403, refusal(403, "PERMISSION_DENIED", "x", retry), caclient.ErrDenied, false, 0, ""},
 		{"cancelled", 499, refusal(499, "CANCELLED", "x"), caclient.ErrUnavailable, true, 0, ""},
 		{"internal", 500, refusal(500, "INTERNAL", "x"), caclient.ErrUnavailable, true, 0, ""},
-		{"not implemented", 501, refusal(501, "UNIMPLEMENTED", "x"), caclient.ErrInvalid, false, 0, ""},
+		{"unimplemented", 501, refusal(501, "UNIMPLEMENTED", "x"), caclient.ErrInvalid, false, 0, ""},
 		{"away", 503, refusal(503, "UNAVAILABLE", "x", retry), caclient.ErrUnavailable, true, 3500 * time.Millisecond, ""},
 		{"late", 504, refusal(504, "DEADLINE_EXCEEDED", "x"), caclient.ErrUnavailable, true, 0, ""},
 		{"front end", 502, "<html>", caclient.ErrUnavailable, true, 0, "502"},

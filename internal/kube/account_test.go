@@ -137,15 +137,20 @@ func TestServiceAccount(t *testing.T) {
 	ns, err := m.Namespace()
 	require.NoError(t, err)
 	assert.Equal(t, "istio-system", ns)
-	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+	for range 3 {
+		require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+	}
+	kept := slices.Clone(s.dialed)
+	assert.Equal(t, []string{"10.96.0.1:443"}, slices.Compact(slices.Clone(kept)))
+	assert.Less(t, len(kept), 3, "a connection is kept, though net/http may dial for the second request, too")
 
 	mount(t, root, map[string]string{"token": "second", "ca.crt": string(old)})
 	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
 	require.NoError(t, c.Create(t.Context(), "/x", object{}, nil))
-	assert.Equal(t, []string{"Bearer first", "Bearer second", "Bearer second"}, s.tokens)
-	assert.Equal(t, []string{"10.96.0.1:443"}, slices.Compact(s.dialed))
-	assert.Less(t, len(s.dialed), 3, "a connection is kept, though net/http may dial for the second request, too")
-	assert.Equal(t, []string{"HTTP/2.0", "HTTP/2.0", "HTTP/2.0"}, s.protos)
+	assert.Equal(t, []string{"Bearer first", "Bearer first", "Bearer first", "Bearer second", "Bearer second"}, s.tokens)
+	assert.Equal(t, kept, s.dialed, "another token needs no other connection")
+	assert.Equal(t, []string{"HTTP/2.0"}, slices.Compact(slices.Clone(s.protos)))
+	assert.Len(t, s.protos, 5)
 
 	next := s.renew(t)
 	for range 100 { // until the client has noticed that its connection is gone

@@ -129,11 +129,13 @@ func TestFaulty(t *testing.T) {
 				}
 				short, err := shrink(lines, err, fails, time.Now().Add(time.Minute))
 				require.Error(t, err)
-				assert.Less(t, len(short), len(lines), "%q", short)
 				assert.Equal(t, "finish", short[len(short)-1])
-				return
+				if len(short) < len(lines)/2 {
+					return
+				}
+				t.Logf("%q", short) // answers that are late on a busy machine fail a script now and then, and are not the fault
 			}
-			assert.Fail(t, "no seed fails")
+			assert.Fail(t, "no seed fails and shrinks to less than half")
 		})
 	}
 }
