@@ -137,20 +137,30 @@ func TestServiceAccount(t *testing.T) {
 	ns, err := m.Namespace()
 	require.NoError(t, err)
 	assert.Equal(t, "istio-system", ns)
-	for range 3 {
-		require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+	dialed := func() []string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return slices.Clone(s.dialed)
 	}
-	kept := slices.Clone(s.dialed)
+	var kept []string
+	for before := -1; before != len(kept); { // net/http may dial for a request, too, that comes at once
+		require.Less(t, len(kept), 20, "connections are not kept")
+		before = len(kept)
+		for range 3 {
+			require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+			time.Sleep(2 * time.Millisecond)
+		}
+		kept = dialed()
+	}
 	assert.Equal(t, []string{"10.96.0.1:443"}, slices.Compact(slices.Clone(kept)))
-	assert.Less(t, len(kept), 3, "a connection is kept, though net/http may dial for the second request, too")
 
 	mount(t, root, map[string]string{"token": "second", "ca.crt": string(old)})
 	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
 	require.NoError(t, c.Create(t.Context(), "/x", object{}, nil))
-	assert.Equal(t, []string{"Bearer first", "Bearer first", "Bearer first", "Bearer second", "Bearer second"}, s.tokens)
-	assert.Equal(t, kept, s.dialed, "another token needs no other connection")
+	assert.Equal(t, []string{"Bearer first", "Bearer second"}, slices.Compact(slices.Clone(s.tokens)))
+	assert.Equal(t, "Bearer second", s.tokens[len(s.tokens)-2])
+	assert.Equal(t, kept, dialed(), "another token needs no other connection")
 	assert.Equal(t, []string{"HTTP/2.0"}, slices.Compact(slices.Clone(s.protos)))
-	assert.Len(t, s.protos, 5)
 
 	next := s.renew(t)
 	for range 100 { // until the client has noticed that its connection is gone
