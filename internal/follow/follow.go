@@ -83,12 +83,13 @@ type Follower struct {
 	o    Options
 	wake chan struct{} // has room for one
 
-	reading sync.Mutex // held while files are read and taken; guards the next five
+	reading sync.Mutex // held while files are read and taken; guards the next six
 	taken   digest     // of what take accepted last
 	refused digest     // of what could not be taken since
 	retry   time.Time  // when to give take the same again
 	pending digest     // of what was read last, and not given to take yet
 	since   time.Time  // when pending was first not what was taken
+	seen    time.Time  // when pending was read first
 
 	mu      sync.Mutex // guards what follows
 	paths   []string   // replaced, never changed
@@ -217,9 +218,13 @@ func (f *Follower) look(ctx context.Context) time.Duration {
 	if f.since.IsZero() {
 		f.since = now
 	}
-	if sum != f.pending && sum != f.refused && now.Sub(f.since) < maxSettle {
-		f.pending = sum // a writer may still be at work
-		return settle
+	if sum != f.refused && now.Sub(f.since) < maxSettle { // a writer may still be at work
+		if sum != f.pending {
+			f.pending, f.seen = sum, now
+		}
+		if left := settle - now.Sub(f.seen); left > 0 { // also if a notification of what was read comes late
+			return left
+		}
 	}
 	f.pending, f.since = digest{}, time.Time{}
 	known := sum == f.refused
