@@ -738,6 +738,7 @@ func TestOneEvent(t *testing.T) {
 					cfg.MaxBytes = 4 << 10
 				}
 				w.start(cfg)
+				synctest.Wait() // so that there is a watch to end
 				end := w.api.EndWatches
 				if name == "gone" {
 					end = w.api.ExpireWatches
