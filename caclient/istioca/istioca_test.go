@@ -376,6 +376,7 @@ func TestContext(t *testing.T) {
 	url, client := listen(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		arrived <- struct{}{}
 		<-r.Context().Done()
+		panic(http.ErrAbortHandler) // an empty answer might come first
 	}))
 	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}})
 	cause := errors.New("enough")

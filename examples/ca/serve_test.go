@@ -722,7 +722,7 @@ func TestKeyEvents(t *testing.T) {
 			seen[k.Event] = k.Serial
 			assert.Equal(t, host, k.Host)
 			assert.Equal(t, fmt.Sprint(os.Getuid()), k.UID)
-			assert.Contains(t, k.Command, "ca.test")
+			assert.Contains(t, k.Command, filepath.Base(os.Args[0]))
 		}
 	}
 	for _, event := range []string{"created", "tainted", "revoked"} {

@@ -235,7 +235,8 @@ type ObjectMeta struct {
 }
 
 // Close closes the connections that the Client has made, and so ends what is under way on them. Those of an http.Client in
-// the Options are up to its owner. The next request makes a new connection. The error is always nil.
+// the Options are up to its owner. Later requests make a new connection; one that follows at once may still find the old
+// one, and fail. The error is always nil.
 func (c *Client) Close() error {
 	c.conns.Close()
 	return nil

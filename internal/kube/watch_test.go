@@ -129,6 +129,7 @@ func TestWatchEnds(t *testing.T) {
 				assert.NoError(t, http.NewResponseController(w).Flush())
 			}
 			<-r.Context().Done()
+			panic(http.ErrAbortHandler) // or else the watch would have an end, which the client may see first
 		})}
 		go srv.Serve(l)
 		t.Cleanup(func() { _ = srv.Close() })

@@ -238,6 +238,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer := httptest.NewRecorder()
 	s.serve(answer, r, body)
 	pause(r.Context(), after)
+	if r.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // net/http may hand an answer to a caller whose time is over
+	}
 	maps.Copy(w.Header(), answer.Header())
 	w.WriteHeader(answer.Code)
 	_, _ = w.Write(answer.Body.Bytes()) // an error means that the client is gone

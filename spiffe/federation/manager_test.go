@@ -116,7 +116,7 @@ func TestLife(t *testing.T) {
 		assert.True(t, statusOf(t, m, partner).Fresh)
 
 		// The end of Run in the middle of a fetch is not a failure.
-		w.site.serve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		w.site.serve(mute)
 		m = newManager(t, w.cfg)
 		stop = running(t, m)
 		synctest.Wait()
