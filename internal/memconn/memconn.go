@@ -65,8 +65,8 @@ func (c *Conn) CloseWrite() error {
 // Close implements [net.Conn]. What was written before can still be read by the other end. Closing
 // again does nothing.
 func (c *Conn) Close() error {
+	c.in.closeReader() // first, so that what the other end says when it sees the end is not read, as on a socket
 	c.out.closeWriter()
-	c.in.closeReader()
 	return nil
 }
 

@@ -146,8 +146,12 @@ func TestRunOnTime(t *testing.T) {
 		waits := []time.Duration{90 * time.Minute, 0, time.Nanosecond, time.Second, 3 * time.Hour, time.Second}
 		var all []*thing
 		for i, wait := range waits {
-			all = append(all, k.add(fmt.Sprint(i), wait))
-			assert.Equal(t, start.Add(wait).UTC(), k.next(all[i]).UTC())
+			e := &thing{name: fmt.Sprint(i)}
+			all = append(all, e)
+			k.do(func() { // before the first attempt
+				k.loop.Put(e, wait)
+				assert.Equal(t, start.Add(wait).UTC(), k.loop.Next(e).UTC())
+			})
 		}
 		sleep(4 * time.Hour)
 		for i, e := range all {

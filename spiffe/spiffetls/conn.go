@@ -46,6 +46,7 @@ type rawConn struct {
 	entry    atomic.Pointer[governed]
 	peer     atomic.Pointer[spiffe.Peer] // proven if the handshake succeeds
 	holds    func() error                // whether the server is still allowed where it was dialled; may be nil
+	refused  atomic.Pointer[error]       // of holds, for the reader, which sees only that the connection has ended
 	closed   atomic.Bool
 
 	tls   *tls.Conn // above it, if a listener of this package does the handshake
@@ -58,6 +59,11 @@ func (c *rawConn) Read(p []byte) (int, error) {
 	if n > 0 && c.client {
 		c.moved.Store(int64(time.Since(c.born)))
 	}
+	if err != nil {
+		if reason := c.refused.Load(); reason != nil {
+			err = *reason
+		}
+	}
 	return n, err
 }
 
@@ -65,6 +71,7 @@ func (c *rawConn) Read(p []byte) (int, error) {
 func (c *rawConn) Write(p []byte) (int, error) {
 	if c.holds != nil {
 		if err := c.holds(); err != nil {
+			c.refused.Store(&err)
 			c.cut()
 			return 0, err
 		}

@@ -219,23 +219,25 @@ func TestMaxHandshakes(t *testing.T) {
 // TestHandshakesCountUntilTheyEnd: more clients than MaxHandshakes are served and refused one after the other,
 // and open connections do not count.
 func TestHandshakesCountUntilTheyEnd(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	inner := memconn.Listen()
-	echoes(t, listenerOf(t, ca, inner, &spiffetls.Options{MaxHandshakes: 2}))
-	for i := range 6 {
-		below, err := inner.Dial(t.Context())
-		require.NoError(t, err)
-		if i%2 == 0 {
-			_, err = tls.Client(below, spiffetest.TLSConfig(ca.Broken("Expired"))).Read(make([]byte, 1))
-			require.ErrorContains(t, err, "bad certificate")
-			continue
+	bubble(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		inner := memconn.Listen()
+		echoes(t, listenerOf(t, ca, inner, &spiffetls.Options{MaxHandshakes: 2}))
+		for i := range 6 {
+			synctest.Wait() // a client hears of the end before the server is done with it
+			below, err := inner.Dial(t.Context())
+			require.NoError(t, err)
+			if i%2 == 0 {
+				_, err = tls.Client(below, spiffetest.TLSConfig(ca.Broken("Expired"))).Read(make([]byte, 1))
+				require.ErrorContains(t, err, "bad certificate")
+				continue
+			}
+			conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Handshake(t.Context(), below, "db")
+			require.NoError(t, err)
+			defer conn.Close()
+			assert.Equal(t, "spiffe://example.org/web", line(t, conn))
 		}
-		conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Handshake(t.Context(), below, "db")
-		require.NoError(t, err)
-		defer conn.Close()
-		assert.Equal(t, "spiffe://example.org/web", line(t, conn))
-	}
+	})
 }
 
 // TestOneAddressCannotTakeAllHandshakes: a third is left for the others, here for one from another address.

@@ -431,7 +431,7 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 		peer := end.peer.Load()
 		switch {
 		case end.known.Load():
-		case !end.judged.Load() && errors.Is(hello.Context().Err(), context.DeadlineExceeded):
+		case !end.judged.Load() && overdue(hello.Context()):
 			_ = e.failed(true, from, errSlow)
 		case !end.judged.Load():
 			_ = e.failed(true, from, errNotJudged)
@@ -448,6 +448,13 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 		}
 	})
 	return c
+}
+
+// overdue reports whether ctx has a deadline that has passed. Its error does not say so for certain: crypto/tls closes the
+// connection when the deadline passes, and cancels the context of the hello when the handshake fails because of that.
+func overdue(ctx context.Context) bool {
+	end, ok := ctx.Deadline()
+	return ok && !time.Now().Before(end)
 }
 
 var (
