@@ -7,31 +7,41 @@ import (
 	"sync"
 )
 
-// Dialed are the connections of a client, so that its end can be theirs: net/http keeps those of a Transport that are idle, and
-// what it has begun to dial for a request that was given up. The zero value has none. It is safe for concurrent use.
+// Dialed are the connections of a client, so that its end can be theirs: net/http keeps those of a Transport that are idle,
+// cannot close those whose last request is just ending, and goes on with a dial whose request has given up. The zero value
+// has none. It is safe for concurrent use.
 type Dialed struct {
-	mu     sync.Mutex
-	closes int
-	open   map[*dialed]struct{}
+	mu   sync.Mutex
+	open map[*dialed]struct{}
+	over context.Context // done with the next Close, and from End on; nil if there was no dial since the last Close
+	end  context.CancelCauseFunc
 }
 
 // Dial returns dial with its connections in d.
 func (d *Dialed) Dial(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		d.mu.Lock()
-		closes := d.closes
+		over := d.now()
 		d.mu.Unlock()
+		if over.Err() != nil {
+			return nil, context.Cause(over)
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(over, cancel)()
 		raw, err := dial(ctx, network, addr)
-		if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		switch {
+		case over.Err() != nil:
+			if err == nil {
+				_ = raw.Close()
+			}
+			return nil, &net.OpError{Op: "dial", Net: network, Err: context.Cause(over)}
+		case err != nil:
 			return nil, err
 		}
 		c := &dialed{Conn: raw, of: d}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.closes != closes {
-			_ = raw.Close()
-			return nil, &net.OpError{Op: "dial", Net: network, Addr: raw.RemoteAddr(), Err: net.ErrClosed}
-		}
 		if d.open == nil {
 			d.open = map[*dialed]struct{}{}
 		}
@@ -40,12 +50,30 @@ func (d *Dialed) Dial(dial func(ctx context.Context, network, addr string) (net.
 	}
 }
 
-// Close closes the connections that there are, and those that are being made now. Later ones are not affected.
-func (d *Dialed) Close() {
+// now returns what is done when d is closed next; d.mu is held.
+func (d *Dialed) now() context.Context {
+	if d.over == nil {
+		d.over, d.end = context.WithCancelCause(context.Background())
+	}
+	return d.over
+}
+
+// Close closes the connections that there are, and ends the dials that are under way, with net.ErrClosed. Later ones are not
+// affected.
+func (d *Dialed) Close() { d.close(net.ErrClosed) }
+
+// End is Close, for good: what is dialed later fails with err.
+func (d *Dialed) End(err error) { d.close(err) }
+
+func (d *Dialed) close(err error) {
 	d.mu.Lock()
+	over := d.now()
+	d.end(err)
+	if context.Cause(over) == net.ErrClosed { // and not that of End
+		d.over, d.end = nil, nil
+	}
 	open := d.open
 	d.open = nil
-	d.closes++
 	d.mu.Unlock()
 	for c := range open {
 		_ = c.Conn.Close() // below TLS, which would wait to say that it ends

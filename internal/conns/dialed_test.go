@@ -2,6 +2,7 @@ package conns_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"testing"
 
@@ -50,4 +51,28 @@ func TestDialed(t *testing.T) {
 	assert.False(t, gone(3))
 	d.Close()
 	assert.True(t, gone(3))
+
+	// A dial that hangs ends, and after End there is no other.
+	done := errors.New("done")
+	for _, end := range []func(){d.Close, func() { d.End(done) }} {
+		begun, failed := make(chan struct{}), make(chan error, 1)
+		hang := d.Dial(func(ctx context.Context, _, _ string) (net.Conn, error) {
+			close(begun)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		go func() {
+			_, err := hang(context.Background(), "tcp", "a:1")
+			failed <- err
+		}()
+		<-begun
+		end()
+		err = <-failed
+		require.Error(t, err)
+	}
+	require.ErrorIs(t, err, done)
+	d.Close()
+	_, err = dial(t.Context(), "tcp", "a:1")
+	require.ErrorIs(t, err, done)
+	assert.Len(t, ends, 4, "it is not dialed")
 }

@@ -6,16 +6,13 @@ import (
 	"errors"
 	"io"
 	"iter"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"slices"
-	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
@@ -40,7 +37,7 @@ type Client struct {
 	http       *http.Client
 	maxMessage int
 	patience   renew.Patience
-	open       *openConns   // nil with an HTTPClient of the caller
+	conns      conns.Dialed // none with an HTTPClient of the caller
 	answered   renew.Signal // of a stream whose first message is good: the server is there
 }
 
@@ -67,18 +64,17 @@ func NewClient(address string, opts *ClientOptions) (*Client, error) {
 		c.patience.Longest = c.patience.Impatient // an attempt costs next to nothing where the server is away
 	}
 	if c.http == nil {
-		c.open = newOpenConns()
-		c.http = httpClient(a, c.open)
+		c.http = httpClient(a, &c.conns)
 	}
 	return c, nil
 }
 
 // httpClient returns a client that reaches a whatever the URL says, with HTTP/2 and no TLS, by connections in open.
 // Proxies are not used.
-func httpClient(a address, open *openConns) *http.Client {
+func httpClient(a address, open *conns.Dialed) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
-	dialer := &net.Dialer{Timeout: 30 * time.Second}
+	dial := open.Dial((&net.Dialer{Timeout: 30 * time.Second}).DialContext)
 	return &http.Client{Transport: &http.Transport{
 		Protocols: &protocols,
 		HTTP2: &http.HTTP2Config{
@@ -91,70 +87,9 @@ func httpClient(a address, open *openConns) *http.Client {
 		MaxResponseHeaderBytes: 64 << 10,
 		IdleConnTimeout:        90 * time.Second,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return open.dial(ctx, func(ctx context.Context) (net.Conn, error) { return dialer.DialContext(ctx, a.network, a.target) })
+			return dial(ctx, a.network, a.target)
 		},
 	}}
-}
-
-// openConns are the connections of a Client. A transport alone cannot close those whose last stream is being ended, and
-// goes on with a dial whose request has given up.
-type openConns struct {
-	over context.Context // done when they are closed
-	end  context.CancelFunc
-
-	mu  sync.Mutex
-	all map[*openConn]bool
-}
-
-func newOpenConns() *openConns {
-	o := &openConns{all: make(map[*openConn]bool)}
-	o.over, o.end = context.WithCancel(context.Background())
-	return o
-}
-
-// openConn leaves its openConns when it is closed.
-type openConn struct {
-	net.Conn
-	in *openConns
-}
-
-func (o *openConns) dial(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(o.over, cancel)()
-	conn, err := dial(ctx)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	switch {
-	case o.over.Err() != nil:
-		if err == nil {
-			_ = conn.Close()
-		}
-		return nil, life.ErrClosed
-	case err != nil:
-		return nil, err
-	}
-	c := &openConn{conn, o}
-	o.all[c] = true
-	return c, nil
-}
-
-func (c *openConn) Close() error {
-	c.in.mu.Lock()
-	delete(c.in.all, c)
-	c.in.mu.Unlock()
-	return c.Conn.Close()
-}
-
-// close closes all connections. No other follows.
-func (o *openConns) close() {
-	o.mu.Lock()
-	o.end()
-	all := slices.Collect(maps.Keys(o.all))
-	o.mu.Unlock()
-	for _, c := range all {
-		_ = c.Close()
-	}
 }
 
 // CloseIdleConnections closes connections that are not in use, such as those of watches that have ended, which would

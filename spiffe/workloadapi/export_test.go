@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -41,16 +42,14 @@ func Corrected(err error) (address string, ok bool) {
 
 // HTTPClient returns the http.Client that is made for an address, with another way to dial.
 func HTTPClient(dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Client {
-	c := httpClient(address{}, newOpenConns())
+	c := httpClient(address{}, new(conns.Dialed))
 	c.Transport.(*http.Transport).DialContext = dial
 	return c
 }
 
 // SetDial has the connections of a source without a Config.Client dialed by dial.
 func SetDial(s *Source, dial func(ctx context.Context) (net.Conn, error)) {
-	s.client.http.Transport.(*http.Transport).DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return s.client.open.dial(ctx, dial)
-	}
+	s.client.http.Transport.(*http.Transport).DialContext = s.client.conns.Dial(func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) })
 }
 
 // Reader reads responses as a watch does.

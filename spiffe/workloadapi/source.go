@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/life"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -319,7 +320,7 @@ func (s *Source) Run(ctx context.Context) error {
 func (s *Source) Close() error {
 	err := s.life.Close()
 	if s.cfg.Client == nil {
-		s.client.open.close()
+		s.client.conns.End(life.ErrClosed)
 	}
 	return err
 }
@@ -344,6 +345,7 @@ func (s *Source) run(ctx context.Context) error {
 	wg.Wait()
 	if s.cfg.Client == nil {
 		s.client.CloseIdleConnections()
+		time.AfterFunc(time.Second, s.client.CloseIdleConnections) // net/http may not have noticed yet that a stream has ended
 	}
 	s.mu.Lock()
 	s.x509.end()
