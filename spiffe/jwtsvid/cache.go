@@ -134,6 +134,8 @@ func (c *Cache) Fetch(ctx context.Context, audience ...string) (token string, er
 	firstLately := e.touch(now)
 	st := e.state.Load()
 	if !st.valid(now) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
 		return c.wait(ctx, e, "")
 	}
 	if firstLately && st.due(now) {
@@ -231,10 +233,8 @@ func (e *entry) touch(now time.Time) bool {
 	return true
 }
 
-// wait returns a token other than rejected for a caller that has none.
+// wait returns a token other than rejected for a caller that has none. The caller holds mu, and has it again after the wait.
 func (c *Cache) wait(ctx context.Context, e *entry, rejected string) (string, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for {
 		st, now := e.state.Load(), time.Now()
 		switch {
@@ -273,10 +273,8 @@ func (c *Cache) renew(ctx context.Context, rejected, audience string) (string, e
 		return "", err
 	}
 	c.mu.Lock()
-	st, now := e.state.Load(), time.Now()
-	pointless := st.token == rejected && !e.Busy() && !e.force(now)
-	c.mu.Unlock()
-	if pointless {
+	defer c.mu.Unlock() // from the look at what is under way until it is under way, or another request would give up between
+	if e.state.Load().token == rejected && !e.Busy() && !e.force(time.Now()) {
 		return "", e.failed(fmt.Errorf("a server has refused another one in the last %v: it is not the token's fault", forcedInterval))
 	}
 	return c.wait(ctx, e, rejected)
