@@ -28,7 +28,8 @@ const bufferSize = 64 << 10
 // error that wraps syscall.EPIPE; deadlines apply to reads and writes that already wait; errors are
 // [*net.OpError].
 func Pipe() (a, b *Conn) {
-	ab, ba := newStream(), newStream()
+	mu := new(sync.Mutex)
+	ab, ba := newStream(mu), newStream(mu)
 	return &Conn{in: ba, out: ab}, &Conn{in: ab, out: ba}
 }
 
@@ -58,6 +59,8 @@ func (c *Conn) Write(p []byte) (int, error) {
 // CloseWrite ends this end's writing: the other end reads what is left and then io.EOF, and can
 // still write.
 func (c *Conn) CloseWrite() error {
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
 	c.out.closeWriter()
 	return nil
 }
@@ -65,8 +68,10 @@ func (c *Conn) CloseWrite() error {
 // Close implements [net.Conn]. What was written before can still be read by the other end. Closing
 // again does nothing.
 func (c *Conn) Close() error {
-	c.in.closeReader() // first, so that what the other end says when it sees the end is not read, as on a socket
+	c.in.mu.Lock() // which is that of both: neither end acts on the end of one direction while the other is still open
+	defer c.in.mu.Unlock()
 	c.out.closeWriter()
+	c.in.closeReader()
 	return nil
 }
 
@@ -97,8 +102,8 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 
 // stream is one direction of a connection.
 type stream struct {
-	mu      sync.Mutex
-	changed sync.Cond // of anything below
+	mu      *sync.Mutex // of both directions
+	changed sync.Cond   // of anything below
 	buf     bytes.Buffer
 	writing bool // one write at a time
 	ended   bool // by the writer
@@ -112,9 +117,9 @@ type deadline struct {
 	passed bool
 }
 
-func newStream() *stream {
-	s := &stream{}
-	s.changed.L = &s.mu
+func newStream(mu *sync.Mutex) *stream {
+	s := &stream{mu: mu}
+	s.changed.L = mu
 	return s
 }
 
@@ -174,17 +179,15 @@ func (s *stream) write(p []byte) (n int, err error) {
 	}
 }
 
+// closeWriter ends the writing; mu is held.
 func (s *stream) closeWriter() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.ended = true
 	s.writeBy.stop()
 	s.changed.Broadcast()
 }
 
+// closeReader ends the reading; mu is held.
 func (s *stream) closeReader() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.gone = true
 	s.buf = bytes.Buffer{} // no reader is left
 	s.readBy.stop()
