@@ -91,8 +91,9 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	}
 	if o.duration > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.duration)
+		ctx, cancel = context.WithCancel(ctx) // and no deadline, which a dial may see before ctx.Err has it
 		defer cancel()
+		defer time.AfterFunc(o.duration, cancel).Stop()
 	}
 	if o.demo {
 		return demo(ctx, o, 20*time.Second, out)
