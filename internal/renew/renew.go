@@ -86,7 +86,7 @@ func Wait(ctx context.Context, d time.Duration, wake <-chan struct{}) { new(cloc
 
 func (c *clock) wait(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	start, tick := c.advance(), cmp.Or(c.tick, usualTick)
-	if d <= 0 { // a timer that has expired when it is asked has crashed the runtime of Go 1.26 in a bubble of synctest, with -race
+	if d <= 0 { // with -race, Go 1.26 crashes when two goroutines of a synctest bubble ask expired timers at once
 		return
 	}
 	t := time.NewTimer(min(d, tick))
