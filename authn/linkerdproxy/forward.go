@@ -129,6 +129,11 @@ func (p *Proxy) reverse(direction string, conns *conns.Dialed) http.Handler {
 			http.Error(w, "linkerdproxy: "+direction+" request not forwarded: CONNECT makes no tunnel here", http.StatusNotImplemented)
 			return
 		}
+		if r.ProtoMajor == 1 {
+			// Else the server reads the rest of the request when the answer begins, and what still reads it to forward it gives
+			// up the connection that the answer comes from.
+			_ = http.NewResponseController(w).EnableFullDuplex()
+		}
 		forward.ServeHTTP(w, r)
 	})
 }

@@ -137,6 +137,76 @@ func ask(t testing.TB, c *http.Client, url string, headers ...string) (status in
 	return resp.StatusCode, string(b)
 }
 
+// An application may answer before it has read all of a request, by HTTP/1 and HTTP/2: the answer arrives whole, and the rest of
+// the request reaches it.
+func TestEarlyAnswer(t *testing.T) {
+	t.Parallel()
+	app := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rc := http.NewResponseController(w)
+		if r.URL.Path == "/large" { // not for this one
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+			fmt.Fprint(w, "no")
+			return
+		}
+		assert.NoError(t, rc.EnableFullDuplex())
+		b := make([]byte, 5)
+		for {
+			n, err := io.ReadFull(r.Body, b)
+			fmt.Fprintf(w, "<%s>", b[:n])
+			if err != nil {
+				return
+			}
+			assert.NoError(t, rc.Flush())
+		}
+	}))
+	app.Config.Protocols = new(http.Protocols)
+	app.Config.Protocols.SetHTTP1(true)
+	app.Config.Protocols.SetUnencryptedHTTP2(true)
+	app.Start()
+	t.Cleanup(app.Close)
+	s := newService(t, time.Hour)
+	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { c.Application = app.Listener.Addr().String() })
+	entry := outbound(t, certified(t, s, voting), linkerdproxy.Endpoint{Addr: at, Identity: web})
+	for _, http2 := range []bool{false, true} {
+		c := browser(t, entry, http2, nil)
+		for _, length := range []int64{-1, 14} { // unknown, or not
+			for range 3 {
+				rest, w := io.Pipe()
+				late := time.AfterFunc(20*time.Second, func() { _ = w.CloseWithError(errors.New("no answer has begun")) })
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://app.test/", io.MultiReader(strings.NewReader("12345"), rest))
+				require.NoError(t, err)
+				req.ContentLength = length
+				resp, err := c.Do(req)
+				require.NoError(t, err)
+				b := make([]byte, 7)
+				_, err = io.ReadFull(resp.Body, b)
+				require.NoError(t, err)
+				late.Stop()
+				require.Equal(t, "<12345>", string(b))
+				for _, more := range []string{"67890", "abcd"} {
+					_, err = io.WriteString(w, more)
+					require.NoError(t, err)
+				}
+				require.NoError(t, w.Close())
+				b, err = io.ReadAll(resp.Body)
+				require.NoError(t, err)
+				require.Equal(t, "<67890><abcd>", string(b))
+				require.NoError(t, resp.Body.Close())
+			}
+		}
+		for range 3 { // on connections that are in order
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://app.test/large", strings.NewReader(strings.Repeat("x", 100_000)))
+			require.NoError(t, err)
+			resp, err := c.Do(req)
+			require.NoError(t, err)
+			b, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.Equal(t, "413 no", fmt.Sprint(resp.StatusCode, " ", string(b)))
+			require.NoError(t, resp.Body.Close())
+		}
+	}
+}
+
 // Requests go from application to application by HTTP/1 and HTTP/2 as they are, with the proven client beside them.
 func TestPair(t *testing.T) {
 	t.Parallel()
