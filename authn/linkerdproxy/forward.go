@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -23,6 +24,7 @@ type target struct {
 	Endpoint
 	proven bool   // the connection has our certificate
 	client string // the identity that the application is told; "" for none
+	body   io.Closer
 }
 
 type targetKey struct{}
@@ -64,6 +66,7 @@ func (p *Proxy) outboundHandler(conns *conns.Dialed) http.Handler {
 // stripped returns r for a target, without what only proxies may say, and without what would end the reading of requests on the
 // connection: after an upgrade to another HTTP, or to TLS, further ones would pass unread.
 func stripped(r *http.Request, to target) *http.Request {
+	to.body = r.Body
 	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
 	r.Header = r.Header.Clone()
 	for name := range r.Header {
@@ -129,12 +132,20 @@ func (p *Proxy) reverse(direction string, conns *conns.Dialed) http.Handler {
 			http.Error(w, "linkerdproxy: "+direction+" request not forwarded: CONNECT makes no tunnel here", http.StatusNotImplemented)
 			return
 		}
-		if r.ProtoMajor == 1 {
-			// Else the server reads the rest of the request when the answer begins, and what still reads it to forward it gives
-			// up the connection that the answer comes from.
-			_ = http.NewResponseController(w).EnableFullDuplex()
+		// With "Expect: 100-continue" the server leaves the body alone, and after an upgrade there is none.
+		if r.ProtoMajor > 1 || r.ContentLength == 0 || r.Header.Get("Expect") != "" || r.Header.Get("Upgrade") != "" {
+			forward.ServeHTTP(w, r)
+			return
 		}
+		// Else the server reads and closes the body when the answer begins, and the transport, which still reads it, gives up
+		// the connection that the answer comes from.
+		rc := http.NewResponseController(w)
+		_ = rc.EnableFullDuplex()
 		forward.ServeHTTP(w, r)
+		_ = rc.Flush()
+		if r.Body.Close() != nil { // nothing that follows is a request (golang/go#68560 is why it is closed here)
+			panic(http.ErrAbortHandler)
+		}
 	})
 }
 
@@ -171,7 +182,19 @@ func (t target) pool() string {
 type roundTripper [2]*http.Transport
 
 func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	return r[min(max(req.ProtoMajor, 1), 2)-1].RoundTrip(req)
+	if req.ProtoMajor < 2 {
+		return r[0].RoundTrip(req)
+	}
+	if req.Body != nil {
+		// An answer of 300 and above, or one that ends early, stops the transport, which waits for its last Read of the body. The
+		// body that ReverseProxy gives it has a Close that does not end one.
+		req = req.WithContext(req.Context())
+		req.Body = struct {
+			io.Reader
+			io.Closer
+		}{req.Body, req.Context().Value(targetKey{}).(target).body}
+	}
+	return r[1].RoundTrip(req)
 }
 
 // newTransport returns a transport for HTTP/1, or for HTTP/2 from the first byte. The address that it dials is that of the target.

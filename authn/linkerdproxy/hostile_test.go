@@ -3,6 +3,7 @@ package linkerdproxy_test
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -97,6 +99,48 @@ func TestConnect(t *testing.T) {
 		}
 	}
 	assert.EqualValues(t, 6, heads.Load())
+}
+
+// A request whose body was not read before its answer, or has no end, leaves nothing behind that is taken for a request; and
+// after one that has an end the connection goes on.
+func TestUnreadBodies(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	var paths sync.Map
+	hasty := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		paths.Store(r.URL.Path, true)
+		assert.NoError(t, http.NewResponseController(w).EnableFullDuplex())
+		fmt.Fprint(w, "done")
+	}))
+	t.Cleanup(hasty.Close)
+	id := certified(t, s, web)
+	for name, addr := range map[string]string{"hasty": hasty.Listener.Addr().String(), "down": "127.0.0.1:1"} {
+		at, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application = addr })
+		for body, answers := range map[string]int{
+			"Content-Length: 5\r\n\r\nhello":                                2,
+			"Content-Length: 100000\r\n\r\n" + strings.Repeat("x", 100_000): 2,
+			"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n":     2,
+			"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n":        1,
+			"Transfer-Encoding: chunked\r\n\r\n5\r\nhelloo\r\n":             1,
+			"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n":      1,
+		} {
+			c, err := net.Dial("tcp", at)
+			require.NoError(t, err)
+			require.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+			next := fmt.Sprintf("/%s/%x", name, sha256.Sum256([]byte(body)))
+			_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\n"+body+"GET "+next+" HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
+			require.NoError(t, err)
+			got, err := io.ReadAll(c)
+			require.NoError(t, c.Close())
+			assert.LessOrEqual(t, strings.Count(string(got), "HTTP/1.1 "), answers, "%s %.60q: %s", name, body, got)
+			_, reached := paths.Load(next)
+			assert.Equal(t, name == "hasty" && answers == 2, reached, "%s %.60q: %s", name, body, got)
+			if answers == 2 {
+				require.NoError(t, err, body)
+				assert.Equal(t, 2, strings.Count(string(got), "HTTP/1.1 "), "%s %.60q: %s", name, body, got)
+			}
+		}
+	}
 }
 
 // No spelling of the header names of the proxy arrives that an application could have as the same variable; and the

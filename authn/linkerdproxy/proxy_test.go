@@ -143,9 +143,13 @@ func TestEarlyAnswer(t *testing.T) {
 	t.Parallel()
 	app := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
-		if r.URL.Path == "/large" { // not for this one
+		switch r.URL.Path {
+		case "/large":
 			w.WriteHeader(http.StatusRequestEntityTooLarge)
 			fmt.Fprint(w, "no")
+			return
+		case "/enough":
+			fmt.Fprint(w, "yes")
 			return
 		}
 		assert.NoError(t, rc.EnableFullDuplex())
@@ -193,6 +197,23 @@ func TestEarlyAnswer(t *testing.T) {
 				require.Equal(t, "<67890><abcd>", string(b))
 				require.NoError(t, resp.Body.Close())
 			}
+		}
+		for path, want := range map[string]string{"/large": "413 no", "/enough": "200 yes"} {
+			if !http2 { // the server of the application reads the body itself before it answers
+				break
+			}
+			rest, _ := io.Pipe() // which does not end before the answer
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://app.test"+path, struct {
+				io.Reader
+				io.Closer
+			}{io.MultiReader(strings.NewReader("12345"), rest), rest})
+			require.NoError(t, err)
+			resp, err := c.Do(req)
+			require.NoError(t, err, path)
+			b, err := io.ReadAll(resp.Body)
+			require.NoError(t, err, path)
+			require.Equal(t, want, fmt.Sprint(resp.StatusCode, " ", string(b)))
+			require.NoError(t, resp.Body.Close())
 		}
 		for range 3 { // on connections that are in order
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://app.test/large", strings.NewReader(strings.Repeat("x", 100_000)))
