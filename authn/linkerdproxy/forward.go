@@ -24,7 +24,8 @@ type target struct {
 	Endpoint
 	proven bool   // the connection has our certificate
 	client string // the identity that the application is told; "" for none
-	body   io.Closer
+
+	body io.Closer // of the request, as the server has it
 }
 
 type targetKey struct{}
@@ -132,21 +133,27 @@ func (p *Proxy) reverse(direction string, conns *conns.Dialed) http.Handler {
 			http.Error(w, "linkerdproxy: "+direction+" request not forwarded: CONNECT makes no tunnel here", http.StatusNotImplemented)
 			return
 		}
-		// With "Expect: 100-continue" the server leaves the body alone, and after an upgrade there is none.
-		if r.ProtoMajor > 1 || r.ContentLength == 0 || r.Header.Get("Expect") != "" || r.Header.Get("Upgrade") != "" {
-			forward.ServeHTTP(w, r)
+		if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Header.Get("Expect") == "" && r.Header.Get("Upgrade") == "" {
+			fullDuplex(forward, w, r)
 			return
 		}
-		// Else the server reads and closes the body when the answer begins, and the transport, which still reads it, gives up
-		// the connection that the answer comes from.
-		rc := http.NewResponseController(w)
-		_ = rc.EnableFullDuplex()
 		forward.ServeHTTP(w, r)
-		_ = rc.Flush()
-		if r.Body.Close() != nil { // nothing that follows is a request (golang/go#68560 is why it is closed here)
-			panic(http.ErrAbortHandler)
-		}
 	})
+}
+
+// fullDuplex forwards a request of HTTP/1 whose body may go on while it is answered. Without that the server reads and closes the
+// body when the answer begins, and the transport, which still reads it, gives up the connection that the answer comes from. It is
+// not for "Expect: 100-continue", where the server leaves the body alone and a client may wait for the end of the answer before it
+// sends one, and not for upgrades, after which there is no body.
+func fullDuplex(forward http.Handler, w http.ResponseWriter, r *http.Request) {
+	rc := http.NewResponseController(w)
+	_ = rc.EnableFullDuplex()
+	forward.ServeHTTP(w, r)
+	_ = rc.Flush()
+	// A server that finds the body open may panic (golang/go#68560), and takes what follows a broken one for a request.
+	if r.Body.Close() != nil {
+		panic(http.ErrAbortHandler)
+	}
 }
 
 // written returns the path of a request as the client has written it, where net/url would write it in another way; else "".

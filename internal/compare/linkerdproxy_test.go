@@ -132,13 +132,13 @@ func TestLinkerdProxy(t *testing.T) {
 			defer id.Close()
 			first, err := id.Credential()
 			require.NoError(t, err)
-			for now, changed := first, id.Changed(); now.Leaf().Equal(first.Leaf()); changed = id.Changed() {
+			for held, changed := first, id.Changed(); held.Leaf().Equal(first.Leaf()); changed = id.Changed() {
 				select {
 				case <-changed:
 				case <-ctx.Done():
 					t.Fatal(id.Status().Err)
 				}
-				now, err = id.Credential()
+				held, err = id.Credential()
 				require.NoError(t, err)
 			}
 			c.mu.Lock()

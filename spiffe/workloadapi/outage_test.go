@@ -44,7 +44,8 @@ func (s *schedule) run(next pace) {
 	at := func(d time.Duration) time.Time { return zero.Add(d) }
 	away := func(d time.Duration) bool { return d >= s.down && d < s.up }
 	var received, end time.Time
-	for now := time.Duration(0); ; {
+	now := time.Duration(0)
+	for {
 		if away(now) {
 			now += next(false, received, end, at(now), s.random.Float64())
 			continue
@@ -153,12 +154,12 @@ func TestOutage(t *testing.T) {
 						first, err := s.SVID()
 						require.NoError(t, err)
 						left := first.NotAfter().Sub(start.Add(begin + outage))
-						for now := first; now == first; {
+						for svid := first; svid == first; {
 							time.Sleep(life / 1000)
 							synctest.Wait()
-							now, err = s.SVID()
+							svid, err = s.SVID()
 							require.NoError(t, err)
-							require.True(t, time.Now().Before(now.NotAfter()), "expired")
+							require.True(t, time.Now().Before(svid.NotAfter()), "expired")
 							require.LessOrEqual(t, time.Since(start), begin+outage+left/20+life/1000, "not renewed, with %v left", left)
 						}
 						require.GreaterOrEqual(t, time.Since(start), begin+outage)
@@ -288,11 +289,11 @@ func TestOutageOnSocket(t *testing.T) {
 
 	var once sync.Once
 	outage, back := time.Now().Add(life/3), time.Time{}
-	for now := first; now == first; {
+	for svid := first; svid == first; {
 		time.Sleep(5 * time.Millisecond)
-		now, err = s.SVID()
+		svid, err = s.SVID()
 		require.NoError(t, err)
-		require.True(t, time.Now().Before(now.NotAfter()), "expired")
+		require.True(t, time.Now().Before(svid.NotAfter()), "expired")
 		if time.Now().After(outage) {
 			once.Do(kill)
 		}
