@@ -261,7 +261,7 @@ func (m *secret) readPair(f *protofield.Field) {
 }
 
 func (m *secret) readKeys(f *protofield.Field) {
-	if f.Number == 1 {
+	if f.Number == 1 && f.Data != nil {
 		var key []byte
 		readInline(f, &key)
 		m.keys = append(m.keys, key)
@@ -269,6 +269,12 @@ func (m *secret) readKeys(f *protofield.Field) {
 }
 
 func (m *secret) readContext(f *protofield.Field) {
+	if f.Number == 14 {
+		f.Bool(&m.leafOnly)
+	}
+	if f.Data == nil {
+		return // the rest are messages
+	}
 	switch f.Number {
 	case 1:
 		readInline(f, &m.roots)
@@ -282,12 +288,13 @@ func (m *secret) readContext(f *protofield.Field) {
 				m.url, m.config = f.Any()
 			}
 		})
-	case 14:
-		m.leafOnly = f.Value != 0
 	}
 }
 
 func (m *secret) readValues(f *protofield.Field) {
+	if f.Data == nil {
+		return
+	}
 	var key string
 	var value []byte
 	switch f.Number {

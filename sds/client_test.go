@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -173,6 +174,8 @@ func TestClientRejects(t *testing.T) {
 	good, other := m.pair("default"), m.pair("default")
 	chain, key, _ := good.KeyPair()
 	_, wrongKey, _ := other.KeyPair()
+	trusted := m.roots("default")
+	roots, _ := trusted.Roots()
 	inline := func(b []byte) *envoysds.DataSource {
 		return &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineBytes{InlineBytes: b}}
 	}
@@ -194,6 +197,16 @@ func TestClientRejects(t *testing.T) {
 			ValidationContext: &envoysds.CertificateValidationContext{TrustedCa: roots},
 		}})
 	}
+	wrongWire := &envoysds.CertificateValidationContext{TrustedCa: inline(roots)}
+	for n, kind := range map[protowire.Number]protowire.Type{7: protowire.VarintType, 12: protowire.VarintType, 14: protowire.Fixed64Type} {
+		b := protowire.AppendTag(wrongWire.ProtoReflect().GetUnknown(), n, kind)
+		if kind == protowire.VarintType {
+			b = protowire.AppendVarint(b, 1)
+		} else {
+			b = protowire.AppendFixed64(b, 1)
+		}
+		wrongWire.ProtoReflect().SetUnknown(b)
+	}
 	file := &envoysds.DataSource{Specifier: &envoysds.DataSource_Filename{Filename: "/etc/passwd"}}
 	for name, test := range map[string]struct {
 		response *envoysds.DiscoveryResponse
@@ -210,6 +223,7 @@ func TestClientRejects(t *testing.T) {
 		"another type":    {pack("type.googleapis.com/x", &envoysds.Secret{Name: "default"}), "type"},
 		"not a secret":    {&envoysds.DiscoveryResponse{Nonce: "1", Resources: []*anypb.Any{{TypeUrl: typeURL, Value: []byte{0xff}}}}, "not a Secret"},
 		"wrapped badly":   {keyPair("default", inline(append([]byte("\n"), chain[:len(chain)-40]...)), inline(key)), "default"},
+		"wire types":      {pack(typeURL, &envoysds.Secret{Name: "default", Type: &envoysds.Secret_ValidationContext{ValidationContext: wrongWire}}), ""},
 		"empty, harmless": {&envoysds.DiscoveryResponse{Nonce: "1"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -251,6 +265,8 @@ func TestClientRejects(t *testing.T) {
 				assert.Nil(t, w.secret)
 				assert.ErrorContains(t, w.err, "rejected")
 				assert.ErrorContains(t, w.err, test.want)
+			} else if name == "wire types" { // fields of another type than theirs are skipped
+				equal(t, trusted, receive(t, ch).secret)
 			} else if name == "as text" {
 				equal(t, good, receive(t, ch).secret)
 			}

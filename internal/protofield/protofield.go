@@ -120,6 +120,13 @@ func (f *Field) Int32(to *int32) {
 	}
 }
 
+// Bool sets to to the value of a bool.
+func (f *Field) Bool(to *bool) {
+	if f.Type == protowire.VarintType {
+		*to = f.Value != 0
+	}
+}
+
 // Message reads an embedded message.
 func (f *Field) Message(read func(*Field)) {
 	if f.Type == protowire.BytesType {

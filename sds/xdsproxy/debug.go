@@ -243,14 +243,18 @@ type debugResource struct {
 func debugAnswer(msg []byte, typeURL string) ([]byte, error) {
 	var r discoveryResponse
 	err := protofield.Read(msg, func(f *protofield.Field) {
+		if f.Number == 3 {
+			f.Bool(&r.Canary)
+		}
+		if f.Data == nil {
+			return // the rest are texts and messages
+		}
 		switch f.Number {
 		case 1:
 			f.Text(&r.VersionInfo)
 		case 2:
 			url, value := f.Any()
 			r.Resources = append(r.Resources, newDebugResource(url, value))
-		case 3:
-			r.Canary = f.Value != 0
 		case 4:
 			f.Text(&r.TypeURL)
 		case 5:
